@@ -116,7 +116,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "ruin and recreate": _mechanism(_of_table("ruin and recreate"), "ruin and recreate"),
     "chunks as one": _mechanism(_of_table("chunks as one"), "single-chunk reduction"),
     "exchanged sums": _mechanism(_of_table("exchange"), "exchange"),
-    "contributions apart": _mechanism(_by_parameters(portfolio={"apart_hops": 0}), "apart"),
+    "unreduced contributions": _mechanism(_by_parameters(portfolio={"apart_hops": 0}), "unreduced"),
 }
 PROBLEMS: dict[str, Callable[[], Problem]] = {
     **{case.name: case.problem for case in CASES},

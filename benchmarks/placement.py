@@ -52,7 +52,7 @@ def cloud(racks: tuple[int, ...], pods: int, seed: int) -> tuple[ProbedHosts, ta
     rack = rng.permutation(np.repeat(np.arange(len(racks)), racks))
     pod = rack * pods // len(racks)
     levels = [rack[:, None] != rack, pod[:, None] != pod]
-    latency = LATENCIES[0] + sum((b - a) * apart for a, b, apart in zip(LATENCIES, LATENCIES[1:], levels))
+    latency = LATENCIES[0] + sum((b - a) * differs for a, b, differs in zip(LATENCIES, LATENCIES[1:], levels))
     groups = [(rack, 4.0)] + [(pod, 8.0)] * (pods > 1)
     uplinks = tuple(
         (tuple(np.flatnonzero(of == each).tolist()), RATE * float(np.sum(of == each)) / over)
@@ -80,7 +80,7 @@ def recovered(name: str, algorithm: str) -> Row:
         case = Case(truth, "allreduce", algorithm, SIZE)
         placed = reorder(probe, algorithm=algorithm, size=SIZE, seed=seed)
         # A lower bound for the random order, so that inaccuracy of the simulation cannot inflate the gain.
-        before.append(case.us(case.ticks(range(len(probe.hosts)), apart=True)))
+        before.append(case.us(case.ticks(range(len(probe.hosts)), is_relaxed=True)))
         found.append(case.us(case.ticks(placed.order)))
         if seed < LONG:
             # Searches on the true fabric, each of which starts from the result of the one before.
@@ -109,7 +109,7 @@ def large() -> Iterator[Row]:
         seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu_s
         case = Case(truth, "allreduce", algorithm, SIZE)
         ranks = range(num_hosts)
-        before, found = case.us(case.ticks(ranks, apart=True)), case.us(case.ticks(placed.order))
+        before, found = case.us(case.ticks(ranks, is_relaxed=True)), case.us(case.ticks(placed.order))
         yield {
             "hosts": num_hosts, "algorithm": algorithm, "random_us": before, "found_us": found,
             "verdict": placed.judgement.verdict if placed.judgement else "", "seconds": seconds,

@@ -13,7 +13,7 @@ class _Keeps(Protocol):
 
 
 #: Key under which a reversed topology keeps its original, whose columns it shares.
-TURNED = "turned round from"
+REVERSED_FROM = "reversed from"
 #: Key under which a topology with other costs keeps its original, whose links and holds join the same.
 ALIKE = "other costs than"
 

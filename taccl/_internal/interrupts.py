@@ -25,12 +25,12 @@ _MOST_LOOKS = 1000
 #: Seconds between two interrupts of a thread that does not end.
 _AGAIN_S = 1.0
 #: Interval in seconds at which a thread that must not be interrupted is checked again.
-_APART_S = 0.01
+_NO_INTERRUPT_S = 0.01
 #: Prefixes of modules in which a thread must not be interrupted: imports, compilations and processes would be
 #: left half done.
-_APART = ("importlib.", "numba.", "llvmlite.", "subprocess")
+_NO_INTERRUPT = ("importlib.", "numba.", "llvmlite.", "subprocess")
 #: {module: functions} that must not be interrupted.
-_APART_IN = {
+_NO_INTERRUPT_IN = {
     "taccl._internal.interrupts": frozenset({"begin", "end", "start"}),
     "taccl._internal.kernels": frozenset({"_prepare"}),
     "taccl.solvers.process": frozenset({"__init__", "acquire", "release", "begin", "end", "kill"}),
@@ -60,7 +60,7 @@ class Interrupt:
     def __init__(self, at_s: float, ready: Callable[[], bool] | None) -> None:
         self._at_s, self._ready, self._thread = at_s, ready, threading.get_ident()
         self._left, self._lock = threading.Event(), threading.Lock()
-        self._apart = _frames_apart(self._thread)  # above 0 in a script being imported
+        self._apart = _frames_without_interrupt(self._thread)  # above 0 in a script being imported
         self._is_sent = False  # an exception was sent and has not arrived
         self.was_sent = False  # any exception was sent
 
@@ -102,7 +102,7 @@ class Interrupt:
                     self._is_sent = self.was_sent = True
                     self.kind.is_lost, sent_s = False, now_s
                     _raise_in(self._thread, self.kind)
-            self._at_s = now_s + _APART_S
+            self._at_s = now_s + _NO_INTERRUPT_S
 
     def _may_raise(self) -> bool:
         """True unless the thread is in code that must not be interrupted.
@@ -113,7 +113,7 @@ class Interrupt:
         frame = sys._current_frames().get(self._thread)
         if frame is not None and frame.f_globals.get("__name__") == "contextlib":
             return False
-        return _frames_apart(self._thread) <= self._apart
+        return _frames_without_interrupt(self._thread) <= self._apart
 
 
 def _note_lost_interrupts() -> None:
@@ -142,13 +142,15 @@ def start(thread: threading.Thread) -> None:
         thread.start()
 
 
-def _frames_apart(thread: int) -> int:
+def _frames_without_interrupt(thread: int) -> int:
     """Number of calls on a thread's stack that must not be interrupted."""
     count, frame = 0, sys._current_frames().get(thread)
     while frame is not None:
         module = frame.f_globals.get("__name__") or ""
-        is_apart = module.startswith(_APART) or frame.f_code.co_name in _APART_IN.get(module, ())
-        count, frame = count + is_apart, frame.f_back
+        must_finish = module.startswith(_NO_INTERRUPT) or frame.f_code.co_name in _NO_INTERRUPT_IN.get(
+            module, ()
+        )
+        count, frame = count + must_finish, frame.f_back
     return count
 
 

@@ -9,7 +9,7 @@ from decimal import Decimal
 from difflib import get_close_matches
 
 #: Minimum number of letters with which a part of a name is recognised: ``h100`` for ``dgx-h100``.
-_TELLING_LETTERS = 4
+_LEAST_LETTERS = 4
 
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = _repr.maxlong = 60
@@ -24,7 +24,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Suggestion such as ``"; did you mean 'allgather'?"``; empty if no name is similar."""
     by_plain = {_plain(name): name for name in known}
     part = _plain(word)
-    holding = [name for name in by_plain if part in name] if len(part) >= _TELLING_LETTERS else []
+    holding = [name for name in by_plain if part in name] if len(part) >= _LEAST_LETTERS else []
     near = holding or get_close_matches(part, by_plain, n=1, cutoff=0.5)
     return f"; did you mean {by_plain[near[0]]!r}?" if near else ""
 

@@ -156,7 +156,7 @@ def reads(*wanted: str) -> Callable[[Reader], Reader]:
 
     def decorate(read: Reader) -> Reader:
         @wraps(read)
-        def told(*args: Any, **named: Any) -> Any:
+        def checked(*args: Any, **named: Any) -> Any:
             try:
                 return read(*args, **named)
             except InputError as error:
@@ -169,7 +169,7 @@ def reads(*wanted: str) -> Callable[[Reader], Reader]:
                 where = os.fspath(path)
                 raise type(error)(wrong_kind(found[0], where, a(wanted[0])), where=where) from None
 
-        return cast("Reader", told)
+        return cast("Reader", checked)
 
     return decorate
 

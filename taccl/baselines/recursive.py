@@ -117,10 +117,10 @@ def swing(problem: Problem, *, cut: bool = True) -> Schedule:
     _require_power_of_two(problem, baseline="swing")
     parts = _parts(_grid(problem.topology), *_SIDES)
 
-    def swung(problem: Problem) -> Schedule:
+    def swing_schedule(problem: Problem) -> Schedule:
         return exchange(problem, [steps[::-1] for steps in parts]).schedule(problem, producer="swing")
 
-    found = cut_while_it_pays(problem, swung, name="swing", cut=cut, parts=len(parts), merges=True)
+    found = cut_while_it_pays(problem, swing_schedule, name="swing", cut=cut, parts=len(parts), merges=True)
     return _or_doubling(found, problem, {"swing doubling": parts}, cut=cut)
 
 

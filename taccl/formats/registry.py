@@ -17,7 +17,7 @@ from taccl._internal.reading import kinds_of, parse_json, read_text
 from taccl.errors import FormatError, InputError, LossyConversionWarning, TopologyError, warn
 from taccl.formats.files import check_writable, write_all
 from taccl.formats.program_kind import note_of_multiples
-from taccl.formats.table import FORMATS, KINDS, WAYS, FileFormat
+from taccl.formats.table import CONVERSIONS, FORMATS, KINDS, FileFormat
 from taccl.program.program import Program
 from taccl.program.runtimes import USUALLY_IN_PLACE
 from taccl.sketch.upstream import load_upstream_topology
@@ -323,7 +323,7 @@ def _route(kind: str, target: FileFormat) -> tuple[Callable[..., Any], ...]:
     """Functions that convert, in sequence, a kind of object into one that a format's writer accepts."""
     steps = _steps(kind, target.holds)
     if steps is not None:
-        return tuple(resolve_name(WAYS[step]) for step in steps)
+        return tuple(resolve_name(CONVERSIONS[step]) for step in steps)
     others = [each.name for each in FORMATS if each.dump and _steps(kind, each.holds) is not None]
     remedy = f"expected one of {', '.join(others)}" if others else f"no format is written from a {kind}"
     raise InputError(f"found {target.name}, which cannot hold a {kind}; {remedy}", where="format")
@@ -335,7 +335,7 @@ def _steps(kind: str, wanted: str) -> list[tuple[str, str]] | None:
         return []
     # Without a direct conversion, the object becomes a schedule first.
     for steps in ([(kind, wanted)], [(kind, "schedule"), ("schedule", wanted)]):
-        if all(step in WAYS for step in steps):
+        if all(step in CONVERSIONS for step in steps):
             return steps
     return None
 

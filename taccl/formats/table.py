@@ -4,7 +4,7 @@ Functions are named as ``"module:function"``, and imported at their first call. 
 ``load(path, **options)`` and returns the object in the file. A writer is called as ``dump(thing, **options)``
 and returns the content of the file. A writer of several files is called as ``dump(thing, path, **options)``
 and returns {path: content}. Keyword-only parameters are the options of the format. A writer warns of losses.
-The object of a format is of one of `KINDS`; `WAYS` converts one kind into another.
+The object of a format is of one of `KINDS`; `CONVERSIONS` converts one kind into another.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ KINDS = {
 }
 
 #: {(kind, other kind): function that converts an object of one into the other, with options}.
-WAYS = {
+CONVERSIONS = {
     ("implicit schedule", "schedule"): "taccl.schedule.implicit_schedule:ImplicitSchedule.expand",
     ("simulation", "schedule"): "taccl.analysis.simulation.simulation:Simulation.as_schedule",
     ("schedule", "program"): "taccl.program.lower:lower",

@@ -15,7 +15,7 @@ HEALTHY, USUAL = 0.93, 1.5
 WITHIN_ERROR = 0.85
 #: Max relative difference between a measured share and that of a cause, and between measured causes that
 #: cannot be told apart.
-_MATCHES, _ALIKE = 0.05, 0.03
+_MATCHES, _INDISTINCT = 0.05, 0.03
 #: Max share of a node's bandwidth that suggests that GPUs cannot reach each other directly (P2P).
 _HOST_MEMORY = 0.2
 #: Max share of the network's bandwidth, and min ratio of small times to usual ones, without GPUDirect RDMA.
@@ -111,7 +111,7 @@ def causes_of(facts: Facts) -> tuple[Cause, ...]:
     matches = sorted(distance for rule, _, distance, _ in found if rule.of == "rate" and distance <= _MATCHES)
     is_unsure = facts.slow_network is not None and not facts.nics_gb_per_s
     is_unsure |= facts.share is not None and facts.share >= WITHIN_ERROR
-    is_unsure |= len(matches) > 1 and matches[1] <= matches[0] + _ALIKE
+    is_unsure |= len(matches) > 1 and matches[1] <= matches[0] + _INDISTINCT
     causes = []
     for rule, grade, distance, evidence in found:
         grade = "possible" if rule.of == "rate" and is_unsure else grade

@@ -47,19 +47,19 @@ def kinks(series: Series) -> tuple[Kink, ...]:
     """Irregular sizes of a series, in increasing order."""
     rows = list(zip(series.size_bytes, series.times_us, strict=True))
     found = [
-        Kink("outlier", this[0], _told(*([before] if before else []), this, after))
+        Kink("outlier", this[0], _rows_text(*([before] if before else []), this, after))
         for before, this, after in zip([None, *rows], rows, rows[1:], strict=False)
         if this[1] > (_OUTLIER * max(before[1], after[1]) if before else _REVERSED * after[1])
     ]
     slow = {each.size_bytes for each in found}
     rows = [row for row in rows if row[0] not in slow]
     found += [
-        Kink("wrong switch", this[0] if this[1] > after[1] else after[0], _told(this, after))
+        Kink("wrong switch", this[0] if this[1] > after[1] else after[0], _rows_text(this, after))
         for this, after in pairwise(rows)
         if this[1] > _REVERSED * after[1] or _growth(this, after) > _FALL
     ]
     found += [
-        Kink("late switch", this[0], _told(before, this, after))
+        Kink("late switch", this[0], _rows_text(before, this, after))
         for before, this, after in zip(rows, rows[1:], rows[2:], strict=False)
         if _growth(before, this) >= _BOUND
         and after[1] / this[1] >= 1 / _REVERSED
@@ -74,7 +74,7 @@ def slow_middle(series: Series, expected_us: Sequence[float]) -> Iterator[Kink]:
     ends = max(1.0, *(median(some) for some in (ratios[:_END], ratios[-_END:])))
     for size, time_us, ratio in zip(series.size_bytes, series.times_us, ratios, strict=True):
         if ratio > _SLOW * ends:
-            yield Kink("slow", size, f"{_told((size, time_us))}, {ratio:.2g} times the expected time")
+            yield Kink("slow", size, f"{_rows_text((size, time_us))}, {ratio:.2g} times the expected time")
 
 
 def _growth(before: _Row, after: _Row) -> float:
@@ -82,5 +82,5 @@ def _growth(before: _Row, after: _Row) -> float:
     return (after[1] / before[1]) / (after[0] / before[0])
 
 
-def _told(*rows: _Row) -> str:
+def _rows_text(*rows: _Row) -> str:
     return ", ".join(f"{format_size(size)} in {format_us(time_us)}" for size, time_us in rows)

@@ -109,14 +109,16 @@ class Case:
         """Convert ticks to microseconds."""
         return float(Fraction(int(ticks), self.ticks_per_us))
 
-    def ticks(self, order: Sequence[int], *, compiled: bool = True, apart: bool = False) -> int:
+    def ticks(self, order: Sequence[int], *, compiled: bool = True, is_relaxed: bool = False) -> int:
         """Makespan of an order in ticks; a lower bound over all orders if every rank is open (-1).
 
         - `compiled`: False to run the kernel as plain Python.
-        - `apart`: True for a lower bound on the makespan: each message holds its resources one by one.
+        - `is_relaxed`: True for a lower bound on the makespan: each message holds its resources one by one.
         """
         function = timed if compiled else getattr(timed, "py_func", timed)
-        return int(function(*self.arrays, np.array(order, dtype=np.int64), TOO_LONG, *self.room(), apart))
+        return int(
+            function(*self.arrays, np.array(order, dtype=np.int64), TOO_LONG, *self.room(), is_relaxed)
+        )
 
     def ends(self, order: Sequence[int]) -> NDArray[np.int64]:
         """(num_messages,) ticks at which each message of an order ends."""

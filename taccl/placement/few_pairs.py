@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _MOST = 2
 #: Minimum ratio of the means of two classes of latencies; minimum distance of the means of their logarithms,
 #: in standard deviations.
-_APART, _DEVIATIONS = 1.2, 4.0
+_LEAST_RATIO, _DEVIATIONS = 1.2, 4.0
 #: Maximum number of classes of latencies: pairs in a rack, in a pod, in a zone, and others.
 _MOST_CLASSES = 4
 #: Rounds of held-out pairs: at random, and inside clusters.
@@ -94,14 +94,14 @@ class FewPairs:
         count = int(label.max()) + 1
         if not 1 < count < self.num_hosts:
             return ()
-        apart = np.full((count, count), np.nan)
+        separation = np.full((count, count), np.nan)
         for a in range(count):
             rows = self.latency_us[label == a]
             for b in range(count):
                 known = rows[:, label == b]
                 if a != b and not np.isnan(known).all():
-                    apart[a, b] = np.nanmedian(known)
-        outer = levels(completed(apart)) if count > 2 else []
+                    separation[a, b] = np.nanmedian(known)
+        outer = levels(completed(separation)) if count > 2 else []
         return tuple(map(tuple, [label.tolist(), *(each[label].tolist() for each in outer)]))
 
     def held_out(self, clusters: Sequence[Sequence[int]]) -> list[Pairs]:
@@ -193,7 +193,7 @@ def _cuts(ordered: NDArray[np.float64], most: int) -> list[float]:
     within = squares[-1] - number * low**2 - (count - number) * high**2
     deviation = np.sqrt(np.maximum(within, 0) / count) + 1e-9
     best = int(np.argmax((high - low) / deviation))
-    if high[best] - low[best] < max(_DEVIATIONS * deviation[best], np.log(_APART)):
+    if high[best] - low[best] < max(_DEVIATIONS * deviation[best], np.log(_LEAST_RATIO)):
         return []
     at = int(number[best])
     cut = float(ordered[at - 1] + ordered[at]) / 2

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: Key in a topology's cache of the `ProbedHosts` from which the topology was made.
 MEASURED = "measured"
 #: Ratio of rates above which links of a GPU are of different kinds, such as NVLink and PCIe.
-_KINDS_APART = 1.5
+_RATIO_OF_KINDS = 1.5
 #: GB/s of a PCIe 5 x16 slot: slower links of a GPU may share one slot, within a socket and across sockets.
 _SLOT_GB_PER_S = 64.0
 #: Factor by which the oversubscription grows with each level of clusters; our choice.
@@ -222,8 +222,8 @@ def _kinds_of_links(slowness: NDArray[np.float64]) -> NDArray[np.int64]:
     """
     off = ~np.eye(len(slowness), dtype=bool)
     ordered = np.sort(slowness[off])
-    are_apart = ordered[1:] > _KINDS_APART * ordered[:-1]
-    starts = ordered[1:][are_apart & (ordered[:-1] < 1 / _SLOT_GB_PER_S)]
+    differ = ordered[1:] > _RATIO_OF_KINDS * ordered[:-1]
+    starts = ordered[1:][differ & (ordered[:-1] < 1 / _SLOT_GB_PER_S)]
     return np.where(off, np.searchsorted(starts, slowness, side="right"), 0)
 
 

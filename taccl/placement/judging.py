@@ -93,7 +93,7 @@ class Judgement:
         }  # fmt: skip
 
 
-def are_apart(probe: Probe) -> bool:
+def has_clear_clusters(probe: Probe) -> bool:
     """True if hosts share uplinks that were measured, or form clusters that are clearly apart.
 
     Clusters are clearly apart if the 90 % quantile of distances inside them is below the 10 % quantile
@@ -130,7 +130,7 @@ def judge(
     from scipy.special import stdtrit
 
     probe = hosts.probe
-    has_clusters = are_apart(probe)
+    has_clusters = has_clear_clusters(probe)
     stacks, basis, reason = _repetitions(probe)
     if not basis:
         return Judgement(reason=reason, has_clusters=has_clusters)
@@ -144,7 +144,7 @@ def judge(
     def logs(figures: _Figures, orders: Sequence[Sequence[int]]) -> list[float]:
         """Logarithm of the gain of each order, by figures with reduced noise."""
         judging = case(_shrunk(probe, figures, noise))
-        before = judging.us(judging.ticks(ranks, apart=True))
+        before = judging.us(judging.ticks(ranks, is_relaxed=True))
         return [float(np.log(before / judging.us(judging.ticks(order)))) for order in orders]
 
     orders: list[tuple[int, ...]] = []

@@ -35,7 +35,7 @@ def timed(
     cutoff: int,
     end: NDArray[np.int64],
     free: NDArray[np.int64],
-    apart: bool = False,
+    is_relaxed: bool = False,
 ) -> int:
     """Makespan of the algorithm on its hosts: serial schedule generation in the order of messages.
 
@@ -48,8 +48,8 @@ def timed(
     - `cutoff`: Return `TOO_LONG` once the makespan must exceed it.
     - `end`, `free`: Work arrays. End of each message; release time of each resource, then of the send and
       the receive port of each rank.
-    - `apart`: Relax the model: a message holds each of its resources as soon as that one is free, so that the
-      result is a lower bound on the makespan.
+    - `is_relaxed`: Relax the model: a message holds each of its resources as soon as that one is free. The
+      result is then a lower bound on the makespan.
     """
     hosts = order.size
     ports = free.size - 2 * hosts
@@ -69,12 +69,12 @@ def timed(
                 until = start + paths.takes[kind, link]
                 for h in range(paths.hold_of[link], paths.hold_of[link + 1]):
                     r = paths.resource[h]
-                    if apart:
+                    if is_relaxed:
                         free[r] = max(free[r], start) + paths.held[kind, h]
                         until = max(until, free[r])
                     else:
                         until = max(until, free[r] + paths.before[kind, h])
-                if not apart:
+                if not is_relaxed:
                     for h in range(paths.hold_of[link], paths.hold_of[link + 1]):
                         free[paths.resource[h]] = until - paths.after[kind, h]
                 start = until

@@ -19,7 +19,7 @@ from taccl.placement.files import LIBRARY_NAMES
 from taccl.placement.tuning import LIBRARIES, WARM_UP, collective_call, forced
 from taccl.runtime.environment import joined, launched_by
 from taccl.runtime.launch import launched
-from taccl.runtime.rank_execution import agreed, gathered, told
+from taccl.runtime.rank_execution import agreed, broadcast, gathered
 from taccl.runtime.worker import serve
 
 if TYPE_CHECKING:
@@ -205,7 +205,9 @@ def _measured(comm: Any, request: dict[str, Any]) -> dict[str, Any]:
     before, after = (1e6 * slowest).T.tolist()
     values = {name: request[name] for name in ("collective", "algorithm", "size_bytes")}
     library = next((name for name in LIBRARIES if name in said), said.split("\n")[0][:60])
-    found: dict[str, Any] = told(comm, values | {"library": library, "before_us": before, "after_us": after})
+    found: dict[str, Any] = broadcast(
+        comm, values | {"library": library, "before_us": before, "after_us": after}
+    )
     return found
 
 

@@ -17,11 +17,11 @@ from taccl.errors import InputError, TacclError
 from taccl.formats.files import check_writable
 from taccl.placement.few_pairs import FewPairs, found_by, verdict
 from taccl.placement.matrices import load_probe
-from taccl.placement.probe import APART, Probe
+from taccl.placement.probe import MAX_ASYMMETRY, Probe
 from taccl.placement.probe_work import FEWER, FEWEST, PASSES, WARM_UP, is_few, probe_work
 from taccl.runtime.environment import joined, launched_by
 from taccl.runtime.launch import launched
-from taccl.runtime.rank_execution import agreed, gathered, patiently, placing, told
+from taccl.runtime.rank_execution import agreed, broadcast, gathered, patiently, placing
 from taccl.runtime.worker import serve
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class _ProbeRank:
         """
 
         def measure(pairs: Pairs) -> list[float]:
-            told(self.comm, pairs)
+            broadcast(self.comm, pairs)
             self._measure(pairs)
             self.rounds.append(pairs)
             self.note(f"round {len(self.rounds)}")
@@ -204,9 +204,9 @@ class _ProbeRank:
             plan = FewPairs(self.comm.size)
             self.clusters, held = found_by(plan, measure)
             found = plan, held
-            told(self.comm, [])
+            broadcast(self.comm, [])
         else:
-            while pairs := [(a, b) for a, b in told(self.comm, None)]:
+            while pairs := [(a, b) for a, b in broadcast(self.comm, None)]:
                 self._measure(pairs)
                 self.rounds.append(pairs)
         self.missing = [[], *([self.rounds] * (len(self.latency_us) - 1))]
@@ -217,7 +217,7 @@ class _ProbeRank:
         from mpi4py import MPI
 
         self.expect("agreeing on the job", _ROUND_S)
-        self.hosts: list[str] = told(self.comm, gathered(self.comm, MPI.Get_processor_name()))
+        self.hosts: list[str] = broadcast(self.comm, gathered(self.comm, MPI.Get_processor_name()))
         _, self.is_crowded = placing(self.comm)
         if self.comm.size < 2:
             raise InputError("found 1 MPI rank; expected two or more", where="mpiexec")
@@ -269,7 +269,7 @@ class _ProbeRank:
             self.expect("a round", _ROUND_S + self.repetitions)
             patiently(self.comm.Ibarrier())
             pair = next((pair for pair in batch if self.comm.rank in pair), None)
-            everyone = gathered(self.comm, None if pair is None else self._both_ways(pair))
+            everyone = gathered(self.comm, None if pair is None else self._both_directions(pair))
             for a, b in (each for pair in batch for each in (pair, pair[::-1])):
                 if everyone is not None:
                     at = turn, a, b
@@ -280,7 +280,7 @@ class _ProbeRank:
             with contextlib.suppress(TacclError):  # failure to save a partial result is not an error
                 self._found(()).save(self.part, overwrite=True)
 
-    def _both_ways(self, pair: tuple[int, int]) -> list[float]:
+    def _both_directions(self, pair: tuple[int, int]) -> list[float]:
         """Latency in us, bandwidth in GB/s and relative interquartile range from this rank to its partner."""
         partner, mine = sum(pair) - self.comm.rank, []
         for begins in pair:
@@ -299,9 +299,9 @@ class _ProbeRank:
         """Measure pairs again whose directions differ much; keep the better figure for both directions."""
         # Only rank 0 has figures; it tells the others which pairs to measure.
         figures = np.stack([_median(self.latency_us), _median(self.gb_per_s)])
-        turned = figures.transpose(0, 2, 1)
-        apart = (np.maximum(figures / turned, turned / figures) > APART).any(axis=0)
-        for a, b in told(self.comm, np.argwhere(np.triu(apart)).tolist()):
+        transposed = figures.transpose(0, 2, 1)
+        differ = (np.maximum(figures / transposed, transposed / figures) > MAX_ASYMMETRY).any(axis=0)
+        for a, b in broadcast(self.comm, np.argwhere(np.triu(differ)).tolist()):
             self.note(f"measuring ranks {a} and {b} again")
             both = ([a, b], [b, a])
             for turn, (latency_us, gb_per_s) in enumerate(zip(self.latency_us, self.gb_per_s, strict=True)):
@@ -330,7 +330,7 @@ class _ProbeRank:
         labels = [0] * self.comm.size
         if self.comm.rank == 0 and (found := self._found(()).levels):
             labels = found[0].tolist()
-        labels, shared = told(self.comm, labels), []
+        labels, shared = broadcast(self.comm, labels), []
         for cluster in range(max(labels) + 1):
             inside = [rank for rank, label in enumerate(labels) if label == cluster]
             outside = [rank for rank, label in enumerate(labels) if label != cluster]
@@ -350,7 +350,7 @@ class _ProbeRank:
             if self.comm.rank in (src, dst):
                 took = self._there_and_back(src + dst - self.comm.rank, src, self.large, 2 * FEWEST)
                 rate = len(self.large) / float(np.median(took)) / 1e9 if self.comm.rank == src else 0.0
-        found: float = told(self.comm, sum(gathered(self.comm, rate) or ()))
+        found: float = broadcast(self.comm, sum(gathered(self.comm, rate) or ()))
         return found
 
     def _found(self, uplinks: Sequence[tuple[tuple[int, ...], float]]) -> Probe:

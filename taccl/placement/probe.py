@@ -30,7 +30,7 @@ PortUse = Literal["shared", "none"]
 #: The fields that hold a matrix for each pass.
 REPEATS = ("latency_repeats_us", "bandwidth_repeats_gb_per_s")
 #: Ratio of the two directions of a pair above which a figure is rejected as a mistake.
-APART = 3.0
+MAX_ASYMMETRY = 3.0
 _GPU = re.compile(r"(GPU|CUDA|Device)[ :_-]?\d+", re.IGNORECASE)
 
 
@@ -131,7 +131,10 @@ class Probe:
             (hole, "expected a number for every pair; measure it, or give a probe that is sampled"),
             (off & (matrix <= 0), "expected a number above 0"),
             (np.isinf(matrix), "expected a finite number"),
-            (matrix > APART * matrix.T, f"expected a factor of at most {APART:g}; measure the pair again"),
+            (
+                matrix > MAX_ASYMMETRY * matrix.T,
+                f"expected a factor of at most {MAX_ASYMMETRY:g}; measure the pair again",
+            ),
         ):
             if wrong.any():
                 row, column = np.argwhere(wrong)[0].tolist()

@@ -9,7 +9,7 @@ from taccl._internal.arguments import checked
 from taccl._internal.deadline import Deadline, OutOfTime
 from taccl.placement.case import Case
 from taccl.placement.hosts import ProbedHosts
-from taccl.placement.judging import Judgement, are_apart, judge
+from taccl.placement.judging import Judgement, has_clear_clusters, judge
 from taccl.placement.placement import Placement
 
 if TYPE_CHECKING:
@@ -110,13 +110,13 @@ def reorder(
         best, after = given, before
     if best != given and measured is not None:
         reason = "the time limit was reached; give more time"
-        judgement = Judgement(reason=reason, has_clusters=are_apart(measured.probe))
+        judgement = Judgement(reason=reason, has_clusters=has_clear_clusters(measured.probe))
         with suppress(OutOfTime):
             judgement = deadline.run(lambda: judge(measured, case, seed, deadline), tell=tell)
         if not (within_noise or judgement.is_trusted):
             best, after, proven = given, before, False
     bound = max(bound, after) if proven else min(bound, after)
-    least = case.ticks(given, compiled=not case.is_small, apart=True)
+    least = case.ticks(given, compiled=not case.is_small, is_relaxed=True)
     return Placement(
         hosts, case.algorithm, case.size_bytes, best, case.us(before), case.us(after), case.us(bound), proven,
         (case.limits(given, before), case.limits(best, after)),

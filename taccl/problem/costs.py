@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from taccl._internal.caching import ALIKE, TURNED, cached
+from taccl._internal.caching import ALIKE, REVERSED_FROM, cached
 from taccl._internal.units import BYTES_PER_MB, format_size
 from taccl.errors import NumericsWarning, TopologyError, warn
 from taccl.topology.links import columns_of
@@ -78,7 +78,7 @@ class HoldColumns:
 @cached
 def hold_columns(topology: Topology) -> HoldColumns:
     """Holds of a topology as columns; cached with the topology."""
-    if (other := topology.cache.get(TURNED)) is not None:
+    if (other := topology.cache.get(REVERSED_FROM)) is not None:
         same = hold_columns(other)
         return replace(same, receives=_frozen(~same.receives))
     if (other := topology.cache.get(ALIKE)) is not None:
@@ -94,7 +94,7 @@ def hold_columns(topology: Topology) -> HoldColumns:
 @cached
 def link_ends(topology: Topology) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(source, destination) of every link, the first if there are several; cached with the topology."""
-    if (other := topology.cache.get(TURNED)) is not None:
+    if (other := topology.cache.get(REVERSED_FROM)) is not None:
         src, dst = link_ends(other)
         return dst, src
     if (other := topology.cache.get(ALIKE)) is not None:
@@ -106,7 +106,7 @@ def link_ends(topology: Topology) -> tuple[NDArray[np.int64], NDArray[np.int64]]
 @cached
 def wide_links(topology: Topology) -> tuple[int, ...]:
     """Indices of links with several sources or destinations (reduction, multicast); cached per topology."""
-    if (other := topology.cache.get(TURNED)) is not None:
+    if (other := topology.cache.get(REVERSED_FROM)) is not None:
         return wide_links(other)
     if (other := topology.cache.get(ALIKE)) is not None:
         return wide_links(other)
@@ -121,7 +121,7 @@ def read_columns(topology: Topology) -> None:
 @cached
 def cost_columns(topology: Topology) -> list[tuple[list[Fraction], NDArray[np.int64]]]:
     """(distinct values, index of each one's value) for alpha and beta of links, then of holds."""
-    if (other := topology.cache.get(TURNED)) is not None:
+    if (other := topology.cache.get(REVERSED_FROM)) is not None:
         return cost_columns(other)
     columns = []
     for things in (topology.links, topology.holds):

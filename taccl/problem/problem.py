@@ -94,7 +94,7 @@ class Problem:
                 where="chunk_bytes",
             )
         for name in ("release_us", "due_us"):
-            object.__setattr__(self, name, self._checked_moments(name))
+            object.__setattr__(self, name, self._checked_dates(name))
         clauses, ranks = self.clauses, self.topology.num_ranks
         for name, noun, named in clauses.indices():
             count = ranks if noun == "rank" else len(self.topology.links)
@@ -110,13 +110,13 @@ class Problem:
                     where="clauses.symmetry",
                 )
 
-    def _checked_moments(self, name: str) -> tuple[tuple[int, int, Fraction], ...]:
+    def _checked_dates(self, name: str) -> tuple[tuple[int, int, Fraction], ...]:
         """Release or due dates, exact and sorted; raises `CollectiveError` for an invalid one."""
         found: dict[tuple[int, int], Fraction] = {}
         for chunk, rank, us in getattr(self, name):
             where = f"{name}: chunk {chunk}, rank {rank}"
             try:
-                chunk, moment = known_index(chunk, self.collective.num_chunks, "chunk"), exact(us)
+                chunk, date = known_index(chunk, self.collective.num_chunks, "chunk"), exact(us)
             except InputError as error:
                 raise CollectiveError(error.message, where=where) from None
             ends = self.collective.chunks[chunk]
@@ -124,10 +124,10 @@ class Problem:
             if rank not in getattr(ends, role):
                 said = f"the rank is none of the chunk's {role}; name one of those"
                 raise CollectiveError(said, where=where)
-            if moment < 0 or (chunk, rank) in found:
-                said = "found it twice" if (chunk, rank) in found else f"found {float(moment):g} us"
+            if date < 0 or (chunk, rank) in found:
+                said = "found it twice" if (chunk, rank) in found else f"found {float(date):g} us"
                 raise CollectiveError(f"{said}; give one time of 0 or more", where=where)
-            found[chunk, rank] = moment
+            found[chunk, rank] = date
         return tuple((chunk, rank, us) for (chunk, rank), us in sorted(found.items()))
 
     @cached_property

@@ -185,7 +185,7 @@ class Allocator:
         homeless = []
         for value in values:
             slot = self.home.get(value.chunk)
-            if slot is not None and self._may_go_home(value, slot):
+            if slot is not None and self._may_take_output_slot(value, slot):
                 value.slot = slot
                 self.user[slot] = value
             else:
@@ -215,7 +215,7 @@ class Allocator:
             self.scratch.append(value)
         self.scratch[index] = value
 
-    def _may_go_home(self, value: Value, slot: Slot) -> bool:
+    def _may_take_output_slot(self, value: Value, slot: Slot) -> bool:
         """True if the output slot of a value's chunk is free now, and again when the output arrives."""
         occupant = self.user.get(slot)
         if occupant is not None and not occupant.makes_room(value):

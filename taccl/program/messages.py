@@ -289,7 +289,7 @@ class _SumPlan:
 def _kept(here: list[_Piece], arrival: int, later: Sequence[_Reader], chunk: int, time: int) -> Value:
     """The value of an arrival: a new one, or one that the same later readers read, with the arrival added."""
     piece = _Piece({arrival}, Value(chunk, time))
-    beside = next((each for each in here if _read_alike([each, piece], later)), None)
+    beside = next((each for each in here if _have_same_readers([each, piece], later)), None)
     if beside is not None:
         here.remove(beside)
         beside.value.added_at = time
@@ -308,7 +308,7 @@ def _reader(arrivals: Sequence[Arrival], bits: int, since: int, chunk: int, rank
     return _Reader(since, {each.send for each in parts})
 
 
-def _read_alike(pieces: Sequence[_Piece], readers: Sequence[_Reader]) -> bool:
+def _have_same_readers(pieces: Sequence[_Piece], readers: Sequence[_Reader]) -> bool:
     """True if each reader reads either all of the pieces or none."""
     return all(len({piece.arrivals <= reader.arrivals for piece in pieces}) == 1 for reader in readers)
 
@@ -327,7 +327,7 @@ def _taken(
     total = Value(part.chunk, message.start)
     for value in part.summed:
         value.read_until = max(value.read_until, message.start)
-    if _read_alike(read, later):
+    if _have_same_readers(read, later):
         here[:] = [piece for piece in here if piece not in read]
         here.append(_Piece(set().union(*(piece.arrivals for piece in read)), total))
     return total

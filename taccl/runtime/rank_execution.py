@@ -60,7 +60,7 @@ def execute_on_rank(
         watchdog.expect("getting buffers ready", job.timeout_s)
         mine = communicator.Dup()
         rank = _JobRank(mine, job, watchdog, note if communicator.rank == 0 else lambda _: None)
-        report = told(mine, rank.run())
+        report = broadcast(mine, rank.run())
         mine.Free()
     except BaseException:
         # A rank that fails alone would leave the others waiting, and MPICH leaves its shared memory behind.
@@ -241,7 +241,7 @@ def placing(communicator: Any) -> tuple[int, bool]:
     return int(found[0]), bool(found[1])
 
 
-def told(communicator: Any, value: Any) -> Any:
+def broadcast(communicator: Any, value: Any) -> Any:
     """Broadcast rank 0's plain values to all ranks."""
     content = json.dumps(value).encode() if communicator.rank == 0 else b""
     length = np.array([len(content)], dtype=np.int64)
@@ -261,7 +261,7 @@ def agreed(communicator: Any, make: Callable[[], Any]) -> Any:
         except BaseException as error:  # sent to the others, which would wait forever
             raised = error
             message = {"error": type(error).__name__, "message": str(error)}
-    message = told(communicator, message)
+    message = broadcast(communicator, message)
     if raised is not None:
         raise raised
     if "error" in message:

@@ -21,7 +21,7 @@ from taccl.runtime.rank_execution import gathered, patiently
 from taccl.runtime.worker import serve
 from taccl.workload.files import from_dict, to_dict
 from taccl.workload.meaning import Piece, given_parts, places, taken
-from taccl.workload.replay import StepRank, moments
+from taccl.workload.replay import StepRank, events_in_order
 from taccl.workload.step import Step
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _execute_on_rank(
     watchdog.expect("the step", asked["timeout_s"])
     mine = StepRank(step, rank, given_parts(workload, None, seed=asked["seed"]))
     pending = []
-    for number, starts, transfer in moments(step):
+    for number, starts, transfer in events_in_order(step):
         link = step.topology.links[transfer.link]
         if starts and link.src == rank:
             data = mine.held(transfer.chunk).copy()

@@ -46,7 +46,7 @@ def _as_costly(half: Problem, problem: Problem) -> Problem:
     return half
 
 
-def contributions_apart(problem: Problem) -> Problem:
+def separate_contributions(problem: Problem) -> Problem:
     """Return the problem of a summing collective with unreduced contributions as separate chunks.
 
     Each contribution goes to all destinations of its sum. `summed_at_destinations` converts a schedule of
@@ -61,18 +61,18 @@ def contributions_apart(problem: Problem) -> Problem:
             chunks += [Chunk(alone[rank], chunk.destinations) for rank in chunk.origins]
             sizes += [problem.chunk_bytes[c]] * len(chunk.origins)
         counts.append(replace(group, num_chunks=sum(len(collective.chunks[c].origins) for c in members)))
-    apart = Collective(
+    separate = Collective(
         f"{collective.name} (contributions)",
         collective.num_ranks,
         tuple(chunks),
         chunks_per_rank=collective.chunks_per_rank,
         groups=tuple(counts),
     )
-    return replace(problem, collective=apart, chunk_bytes=tuple(sizes))
+    return replace(problem, collective=separate, chunk_bytes=tuple(sizes))
 
 
 def summed_at_destinations(schedule: Schedule, problem: Problem) -> Schedule:
-    """Convert a schedule of ``contributions_apart(problem)`` to one of `problem`; ranks add up arrivals."""
+    """Convert a schedule of ``separate_contributions(problem)`` to `problem`: ranks add up arrivals."""
     owner = [(c, rank) for c, chunk in enumerate(problem.collective.chunks) for rank in chunk.origins]
     sums: dict[tuple[int, int, int, int], set[int]] = {}  # (start, group, link, chunk) -> contributions
     for t in schedule:
@@ -86,7 +86,7 @@ def summed_at_destinations(schedule: Schedule, problem: Problem) -> Schedule:
             link=[link for (_, _, link, _), _ in sends],
             starts=[start for (start, _, _, _), _ in sends],
             group=[group for (_, group, _, _), _ in sends] if merged else None,
-            producer=f"{schedule.producer}, contributions apart",
+            producer=f"{schedule.producer}, contributions unreduced",
             contributions=[ranks for _, ranks in sends],
         )
 

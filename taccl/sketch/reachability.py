@@ -118,9 +118,9 @@ def rooted_anew(problem: Problem) -> Problem | None:
             for c, data in enumerate(collective.chunks)
         )
         trial = replace(problem, collective=replace(collective, chunks=chunks))
-        failed = {_alike(trial, demand.chunk) for demand in unmet(trial)}
+        failed = {_demand_key(trial, demand.chunk) for demand in unmet(trial)}
         for c, data in enumerate(chunks):
-            if data.root == rank and _alike(trial, c) not in failed:
+            if data.root == rank and _demand_key(trial, c) not in failed:
                 serving[c].append(rank)
     roots = []
     for c, data in enumerate(collective.chunks):
@@ -132,7 +132,7 @@ def rooted_anew(problem: Problem) -> Problem | None:
     return replace(problem, collective=replace(collective, chunks=rooted))
 
 
-def _alike(problem: Problem, chunk: int) -> Hashable:
+def _demand_key(problem: Problem, chunk: int) -> Hashable:
     """Key shared by chunks with the same demands."""
     return problem.collective.chunks[chunk], problem.holders(chunk)
 

@@ -41,7 +41,7 @@ def _kept(check: Callable[[Any], Any]) -> BeforeValidator:
     return BeforeValidator(checked_value)
 
 
-def _told(default: Any, description: str) -> Any:
+def _optional(default: Any, description: str) -> Any:
     """An optional field."""
     return Field(default=default, description=description)
 
@@ -91,23 +91,27 @@ Connections = Annotated[
 class Chunks(Table):
     """Size and partitioning of chunks."""
 
-    size: SketchSize = _told(None, "Bytes of one chunk: a number, or text such as '1MB'.")
-    per_rank: Positive = _told(1, "Number of pieces of each rank's own data. Left out: synthesis chooses.")
+    size: SketchSize = _optional(None, "Bytes of one chunk: a number, or text such as '1MB'.")
+    per_rank: Positive = _optional(
+        1, "Number of pieces of each rank's own data. Left out: synthesis chooses."
+    )
 
 
 class Internode(Table):
     """Connections between nodes, for every ordered pair of nodes."""
 
-    connections: Connections | None = _told(
+    connections: Connections | None = _optional(
         None,
         "Receivers in other nodes of every sending local rank; 'direct-map' is i to i. Left out: "
         "every link that the topology has.",
     )
-    relays: PerLocalRank | None = _told(
+    relays: PerLocalRank | None = _optional(
         None, "Local ranks whose chunks a sender carries off the node; a sender without an entry carries any."
     )
-    own_before_relayed: StrictBool = _told(False, "A sender's own chunks take priority over relayed ones.")
-    crossing: Literal["direct", "any"] = _told(
+    own_before_relayed: StrictBool = _optional(
+        False, "A sender's own chunks take priority over relayed ones."
+    )
+    crossing: Literal["direct", "any"] = _optional(
         "direct",
         "'direct': a chunk crosses only straight from a node where it starts to one that needs "
         "it; 'any': through any node.",
@@ -131,18 +135,18 @@ class Intranode(Table):
     links: Annotated[
         Annotated[tuple[Pair, ...], Tag("as-pairs")] | Annotated[Literal["all"], Tag("as-word")],
         Discriminator(_shape),
-    ] = _told("all", "'all', or the [src, dst] pairs of local ranks that may be used.")
+    ] = _optional("all", "'all', or the [src, dst] pairs of local ranks that may be used.")
 
 
 class SwitchSketch(Table):
     """Number of a switch's connections that a routing should use."""
 
-    name: str = _told("", "Name of the switch in messages.")
+    name: str = _optional("", "Name of the switch in messages.")
     ranks: LocalRanks = Field(description="Local ranks that the switch joins.")
-    policy: Literal["min-connections", "max-connections", "free"] = _told(
+    policy: Literal["min-connections", "max-connections", "free"] = _optional(
         "free", "Minimise or maximise the number of the switch's connections in use."
     )
-    planes: Positive | None = _told(
+    planes: Positive | None = _optional(
         None, "Number of parallel links between two ranks that may be used; left out: all."
     )
 
@@ -152,7 +156,9 @@ class Symmetry(Table):
 
     offset: Positive = Field(description="Shift of every rank inside its block.")
     group: int = Field(strict=True, ge=2, description="Number of consecutive ranks in a block.")
-    strict: StrictBool = _told(False, "Refuse a collective that lacks the symmetry, rather than narrow it.")
+    strict: StrictBool = _optional(
+        False, "Refuse a collective that lacks the symmetry, rather than narrow it."
+    )
 
     @model_validator(mode="after")
     def _moves(self) -> Self:
@@ -182,17 +188,17 @@ class ProcessGroup(Table):
 class Objective(Table):
     """Secondary terms of the routing objective, added to the finish."""
 
-    link_use: Literal["free", "min-max", "max-min"] = _told(
+    link_use: Literal["free", "min-max", "max-min"] = _optional(
         "free", "Minimise the busiest link's load, or maximise the idlest link's."
     )
-    weight: Number = _told(0.01, "Weight of the secondary terms relative to the finish.")
+    weight: Number = _optional(0.01, "Weight of the secondary terms relative to the finish.")
 
 
 class Routing(Table):
     """Limits on detours of paths."""
 
-    slack: Number = _told(0.1, "Allowed relative excess of a chunk's path over its shortest path.")
-    max_hops: Positive | None = _told(
+    slack: Number = _optional(0.1, "Allowed relative excess of a chunk's path over its shortest path.")
+    max_hops: Positive | None = _optional(
         None,
         "Max links on a chunk's path from its origin, and on a contribution's path to the root of its sum.",
     )
@@ -201,8 +207,8 @@ class Routing(Table):
 class Merging(Table):
     """Sends that may carry more than one chunk."""
 
-    max: Positive = _told(6, "Max chunks per send.")
-    links: Literal["internode", "all", "none"] = _told(
+    max: Positive = _optional(6, "Max chunks per send.")
+    links: Literal["internode", "all", "none"] = _optional(
         "internode", "Links whose sends may carry more than one chunk."
     )
 
@@ -213,13 +219,13 @@ class Sketch(Table):
     model_config = ConfigDict(populate_by_name=True)
 
     schema_version: Literal[1] = Field(default=1, alias="schema", description="Version of this schema.")
-    name: str = _told("", "Name of the sketch in results and messages.")
-    description: str = _told("", "Purpose of the sketch.")
-    machine: str = _told("", "Machine model that the sketch is for; empty for any.")
-    profile: str = _told("", "Profile of the machine's constants, e.g. 'taccl'.")
-    nodes: Positive | None = _told(None, "Number of nodes that the sketch is for.")
+    name: str = _optional("", "Name of the sketch in results and messages.")
+    description: str = _optional("", "Purpose of the sketch.")
+    machine: str = _optional("", "Machine model that the sketch is for; empty for any.")
+    profile: str = _optional("", "Profile of the machine's constants, e.g. 'taccl'.")
+    nodes: Positive | None = _optional(None, "Number of nodes that the sketch is for.")
     chunks: Chunks = Field(default_factory=Chunks)
-    internode: Internode | None = _told(None, "Left out: any link may carry anything.")
+    internode: Internode | None = _optional(None, "Left out: any link may carry anything.")
     intranode: Intranode = Field(default_factory=Intranode)
     switch: tuple[SwitchSketch, ...] = ()
     symmetry: tuple[Symmetry, ...] = ()

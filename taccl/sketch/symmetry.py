@@ -113,7 +113,7 @@ def resource_permutation(topology: Topology, links: Permutation) -> Permutation 
     return _taken(looks.alike, looks.held_by(np.asarray(links, dtype=np.int64)))
 
 
-def _alike(names: Iterable[Hashable]) -> dict[Hashable, list[int]]:
+def _indices_by_name(names: Iterable[Hashable]) -> dict[Hashable, list[int]]:
     """{name: indices at which it occurs}."""
     alike: dict[Hashable, list[int]] = defaultdict(list)
     for index, name in enumerate(names):
@@ -146,7 +146,7 @@ def chunk_permutation(problem: Problem, ranks: Sequence[int]) -> Permutation | N
         here.append((origins, ends, chunk.root, size))
         root = None if chunk.root is None else ranks[chunk.root]
         wanted.append((mapped_origins, mapped_ends, root, size))
-    result = _taken(_alike(here), wanted)
+    result = _taken(_indices_by_name(here), wanted)
     if result is None:
         return None
     derivations = {(d.source, d.rank, d.chunk) for d in problem.collective.derivations}
@@ -236,7 +236,7 @@ class _Looks:
         self.order = np.argsort(ends, kind="stable")
         self.sorted = ends[self.order]
         self.tells_links = self.has_single_ends and bool((np.diff(self.sorted) > 0).all())
-        self.alike = _alike(self.held_by(np.arange(len(ends))))
+        self.alike = _indices_by_name(self.held_by(np.arange(len(ends))))
 
     def ends(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
         """(num_links,) key of each link after its ranks are permuted: image of its ends, and its cost."""

@@ -44,9 +44,9 @@ def feasible(problem: Problem, time_limit_s: float) -> tuple[OtherRoots | None, 
         check_reachable(problem)
     except (SketchError, TopologyError) as error:
         rooted = OtherRoots.apply(problem)
-        apart = obeying("one-shot", problem) if rooted is None and is_possible(problem) else None
-        if rooted is not None or apart is not None:
-            return rooted, apart
+        one_shot = obeying("one-shot", problem) if rooted is None and is_possible(problem) else None
+        if rooted is not None or one_shot is not None:
+            return rooted, one_shot
         if isinstance(error, TopologyError):
             raise
         raise infeasible(problem, time_limit_s=time_limit_s) or InfeasibleError(str(error)) from None

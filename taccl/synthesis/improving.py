@@ -15,7 +15,7 @@ from taccl.synthesis.improve.improvement import suits_improvement
 from taccl.synthesis.options import Observer, Options
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.table import IMPROVERS, exchanged_count
-from taccl.synthesis.result import Result, told_of_gap
+from taccl.synthesis.result import Result, with_note_on_gap
 from taccl.synthesis.search import Search
 from taccl.synthesis.synthesize import synthesize
 from taccl.synthesis.transforms.switches import PlainLinks
@@ -85,4 +85,4 @@ def improve(
             search.options = replace(search.options, seed=search.options.seed + 1)
     search.options = options
     found = search.result("ruin and recreate, from the schedule that was given")
-    return found if until_gap is None else told_of_gap(found, until_gap, is_judged=True)
+    return found if until_gap is None else with_note_on_gap(found, until_gap, is_judged=True)

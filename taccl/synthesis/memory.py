@@ -94,7 +94,7 @@ def memory_need(
     if combining:
         # Peaks of a reduction: search of the first phase, reversal of its schedule, search of the second
         # phase beside it, and concatenation of both.
-        searches = [searches[0], 2 * kept[0] + halves[0].turned, *(kept[0] + each for each in searches[1:])]
+        searches = [searches[0], 2 * kept[0] + halves[0].reversal, *(kept[0] + each for each in searches[1:])]
         searches += [2 * columns] if len(halves) > 1 else []
     file = 0
     if not summary and not spilled:
@@ -233,7 +233,7 @@ class _Half:
         return (self._small + 8) * self.num_sends
 
     @property
-    def turned(self) -> int:
+    def reversal(self) -> int:
         """Bytes to reverse the phase's schedule in time: an order, unless all sends take equally long."""
         return (4 if self._even else 22) * self.num_sends
 

@@ -30,7 +30,7 @@ STOPPING_RULE, GAP_MET = "stopping rule", "gap met"
 STAGE_COLUMNS = ("stage", "solver", "status", "seconds", "finish", "its bound", "")
 
 #: Finish in us below which a profile without latencies causes a warning: there latencies dominate.
-_TOLD_BELOW_US = 20.0
+_WARN_BELOW_US = 20.0
 
 
 @cache
@@ -189,7 +189,7 @@ class Result:
 
     def __post_init__(self) -> None:
         topology = self.schedule.problem.topology
-        is_short = topology.profile == "nominal" and 0 < self.finish_us < _TOLD_BELOW_US
+        is_short = topology.profile == "nominal" and 0 < self.finish_us < _WARN_BELOW_US
         if is_short and not any(link.alpha_us for link in topology.links):
             _tell_no_latency()
 
@@ -354,7 +354,7 @@ def schedule_figures(schedule: Schedule) -> dict[str, Any]:
     }
 
 
-def told_of_gap(result: Result, until_gap: float, *, is_judged: bool) -> Result:
+def with_note_on_gap(result: Result, until_gap: float, *, is_judged: bool) -> Result:
     """The result with a note on `until_gap`, the gap at which its search was to end.
 
     - `is_judged`: False if the search could not check the gap.

@@ -96,7 +96,7 @@ class Search:
     asked: Problem | None = None  # the problem as asked, its chunks open if they were
     made_by: Transform[Problem, Schedule] | None = None  # transform that made the problem
     others: list[Search] = field(default_factory=list)  # the same data in other chunks, or by servers
-    is_apart: bool = False  # its schedule is made by servers or switches
+    is_aggregated: bool = False  # its schedule is made by servers or switches
     choice: str = ""  # what searched it, and why; empty for baselines
     stopped: str = ""  # why it ended, once that is settled
     _is_strengthened: bool = False  # its bound was compared with the bound over all chunkings
@@ -118,7 +118,7 @@ class Search:
         group, timing = symmetry_group(self.problem), timing_group(self.problem)
         give_up = self.deadline if self.gives_up else NEVER
         (quotient,) = Symmetry.apply(self.problem, give_up=give_up).parts
-        times = f"symmetry of {group}, {timing} in time; " if group.generators else ""
+        times = f"{group} symmetries, {timing} valid for times; " if group.generators else ""
         self.record("quotient", "taccl", "done", since, message=f"{times}{len(quotient.hops)} hops")
         return quotient
 
@@ -431,8 +431,8 @@ class Search:
             every = self.look_over_all_chunkings(self.bound)
             known = self.bound
             if known is None and every is None:
-                has_moments = self.problem.release_us or self.problem.due_us
-                known = no_bound(self.problem) if has_moments else latency_bound(self.problem)
+                has_dates = self.problem.release_us or self.problem.due_us
+                known = no_bound(self.problem) if has_dates else latency_bound(self.problem)
             self.bound = stronger(known or no_bound(self.problem), every)
         if self.bound is None:
             fault = "stopped before a lower bound was proven; give more time, or call lower_bound"

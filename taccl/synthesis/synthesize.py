@@ -33,8 +33,8 @@ from taccl.synthesis.proposers.competing import reserve_s, share_baselines
 from taccl.synthesis.proposers.compiling import begin_compiling
 from taccl.synthesis.proposers.large import effort
 from taccl.synthesis.proposers.stages import choose
-from taccl.synthesis.proposers.table import APART, FIRST, LAST, propose_all
-from taccl.synthesis.result import GAP_MET, Result, Stage, told_of_gap
+from taccl.synthesis.proposers.table import AGGREGATING, FIRST, LAST, propose_all
+from taccl.synthesis.result import GAP_MET, Result, Stage, with_note_on_gap
 from taccl.synthesis.search import Search, bound_within
 from taccl.synthesis.suggesting.chunks import with_chunks
 from taccl.synthesis.suggesting.proposals import SketchProposal
@@ -182,7 +182,7 @@ def synthesize(
 
     whole, transforms = _transformed(problem, options, limit)
     with going_on(whole):  # if an error ends the proposers, the best so far counts
-        run(whole, APART)  # servers, and switches that add
+        run(whole, AGGREGATING)  # servers, and switches that add
         is_settled = _is_settled(whole)
         if whole.options.start is not None:
             begin_with(whole, whole.options.start)
@@ -197,7 +197,7 @@ def synthesize(
             run(whole, LAST)  # other baselines
     found = _inverted(whole.earliest_search, whole, transforms, options)
     found = found.over_all_chunkings() if is_open else found
-    return found if until_gap is None else told_of_gap(found, until_gap, is_judged=not transforms)
+    return found if until_gap is None else with_note_on_gap(found, until_gap, is_judged=not transforms)
 
 
 def _transformed(
@@ -274,10 +274,10 @@ def _search_in_best_chunks(whole: Search) -> Search:
     at_last = limit.later(budget.late_s * busy_factor())
     with limit.enforced(lambda: whole.has_found or at_last.has_passed):
         search = _prepared(whole)
-    is_apart = search.best is not None
+    is_complete = search.best is not None
     whole.others.append(search)
     try:
-        if not is_apart:
+        if not is_complete:
             continue_from(search, whole)
             with limit.enforced(lambda: whole.has_found or at_last.has_passed):
                 propose_all(search)
@@ -289,7 +289,7 @@ def _search_in_best_chunks(whole: Search) -> Search:
             raise
     if search.best is None:  # all proposers ended without a schedule and without raising an error
         said = "the search found no schedule; give more time (--time-limit), or loosen the sketch"
-        raise NoSolutionError(f"{search.problem!r}: {said}", bound_us=search.bound_us)
+        raise NoSolutionError(f"{search.problem.title}: {said}", bound_us=search.bound_us)
     return search
 
 
@@ -318,13 +318,13 @@ def _prepared(whole: Search) -> Search:
     if limit.cancellation.why:  # after Ctrl-C, a quick schedule in the chosen chunks suffices
         quick = quick_schedule(asked, options, NEVER)
         return Search(asked, options, limit, best=quick, stages=whole.stages, choice=choice)
-    rooted, apart = feasible(asked, left_s)
+    rooted, one_shot = feasible(asked, left_s)
     problem = asked if rooted is None else rooted.parts[0]
-    if apart is not None:
-        choice = f"{apart.producer}: no rank can make a sum for all"
+    if one_shot is not None:
+        choice = f"{one_shot.producer}: no rank can make a sum for all"
     kept_s = reserve_s(problem, limit.left_s, budget)
     search = Search(
-        problem, options, limit.later(-kept_s).at_least(_LEAST_SEARCH_S), best=apart, stages=whole.stages,
+        problem, options, limit.later(-kept_s).at_least(_LEAST_SEARCH_S), best=one_shot, stages=whole.stages,
         choice=choice, limit_s=left_s, is_large=is_large, proposals=proposals, solve=_solve, made_by=rooted,
     )  # fmt: skip
     chosen = f"{format_count(asked.collective.chunks_per_rank, 'chunk')} per rank"
@@ -344,7 +344,7 @@ def _inverted(
         best.notes = [*whole.notes, *(note for each in whole.others if each.choice for note in each.notes)]
     roots = [] if best is whole or best.made_by is None else [best.made_by]
     applied = [*roots, *reversed(transforms)]
-    if not (best.made_by or best.is_apart):  # same data, in a chunking of its own
+    if not (best.made_by or best.is_aggregated):  # same data, in a chunking of its own
         share_bound_of_every_cut(best.problem, whole.problem)
     last = best
     if applied:
@@ -380,9 +380,9 @@ def _choice(best: Search, whole: Search) -> str:
     """Text for `Result.choice`: what found the schedule and why that ran."""
     made = [each.choice for each in whole.others if each.choice]
     if whole.made_by is not None:
-        ranks = [each for each in (*whole.others, whole) if each.best is not None and not each.is_apart]
+        ranks = [each for each in (*whole.others, whole) if each.best is not None and not each.is_aggregated]
         if ranks:
-            made = [each.choice for each in whole.others if each.is_apart]
+            made = [each.choice for each in whole.others if each.is_aggregated]
             made.append(f"ranks alone: {format_us(min(each.finish for each in ranks))}")
         return "; ".join(made)
     if best.choice:

@@ -219,7 +219,7 @@ def _none(topology: Topology, why: str) -> TopologyError:
 
 
 #: Minimum ratio of the distance between clusters to the distance inside them; our choice.
-_APART = 1.2
+_LEAST_RATIO = 1.2
 #: Maximum number of levels of clusters: racks, pods, and one more.
 _MOST_LEVELS = 3
 #: Permutation test for clusters: significance level; number of permutations; number of hosts from which only
@@ -248,7 +248,7 @@ def levels(distance: NDArray[np.float64]) -> list[NDArray[np.int64]]:
     merges = _merges(distance)
     heights = np.maximum.accumulate(merges[:, 2])
     gaps = heights[1:] / np.maximum(heights[:-1], 1e-300)
-    least = _APART if len(distance) >= _FEW else max(_APART, 1 + _NOISES * asymmetry(distance))
+    least = _LEAST_RATIO if len(distance) >= _FEW else max(_LEAST_RATIO, 1 + _NOISES * asymmetry(distance))
     apart = [k for k in np.argsort(-gaps, kind="stable")[:_MOST_LEVELS] if gaps[k] >= least]
     if not apart or (len(distance) >= _FEW and _are_by_chance(distance)):
         return []

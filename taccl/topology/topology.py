@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from taccl._internal.arguments import checked_as, known_index
-from taccl._internal.caching import TURNED, cached
+from taccl._internal.caching import REVERSED_FROM, cached
 from taccl._internal.names import shown
 from taccl._internal.units import exact, format_count
 from taccl.errors import FormatError, TopologyError
@@ -181,7 +181,7 @@ class Topology:
                 Hold, *columns_of(self.holds, 0, 1, 2, 3), map(OTHER_SIDE.get, *columns_of(self.holds, 4))
             ),
         )
-        turned.cache[TURNED] = self
+        turned.cache[REVERSED_FROM] = self
         return turned
 
     @property

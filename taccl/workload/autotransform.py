@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from taccl.workload.workload import Workload
 
 #: Max allreduces for which every subset is split; with more, either all or none are.
-_MOST_APART = 3
+_MOST_SUBSETS = 3
 
 
 @checked_as(WorkloadError)
@@ -121,7 +121,7 @@ def _variants(workload: Workload) -> Iterator[Workload]:
     choices: Iterator[Sequence[str]] = itertools.chain.from_iterable(
         itertools.combinations(sums, count) for count in range(len(sums), -1, -1)
     )
-    for chosen in choices if len(sums) <= _MOST_APART else (sums, ()):
+    for chosen in choices if len(sums) <= _MOST_SUBSETS else (sums, ()):
         yield fused(sharded(workload, chosen) if chosen else workload)
 
 

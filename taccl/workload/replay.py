@@ -55,7 +55,7 @@ def replay_step(
     given = given_parts(step.workload, inputs, seed=seed)
     ranks = [StepRank(step, rank, given) for rank in range(step.workload.num_ranks)]
     under_way: dict[int, Array] = {}
-    for number, starts, transfer in moments(step):
+    for number, starts, transfer in events_in_order(step):
         link = step.topology.links[transfer.link]
         if starts:
             every = [ranks[rank].held(transfer.chunk) for rank in link.srcs]
@@ -67,7 +67,7 @@ def replay_step(
     return {name: [each.tensor(name).array for each in ranks] for name in step.workload.outputs}
 
 
-def moments(step: Step) -> Iterator[tuple[int, bool, Transfer]]:
+def events_in_order(step: Step) -> Iterator[tuple[int, bool, Transfer]]:
     """Yield (index, True for a start, transfer) for the start and end of every transfer, in time order.
 
     At equal times, ends come before starts.

@@ -107,7 +107,7 @@ def reorder(workload: Workload, collective: str, *operations: str) -> Workload:
 
 def _reordered(workload: Workload, collective: str, operation: str) -> Workload:
     moved, after = _free(workload, collective), _free(workload, operation)
-    is_send, apart = moved.kind == "send", _are_apart(workload, moved, after)
+    is_send, apart = moved.kind == "send", _are_disjoint(workload, moved, after)
     by_place = len(set(after.inputs)) > 1 or after.kind not in POINTWISE or after.kind == "dropout"
     by_place &= not apart
     is_fixed = after.kind == "compute" or (after.is_collective and not apart)
@@ -310,7 +310,7 @@ def _is_legal(workload: Workload, operation: Operation) -> bool:
     return True
 
 
-def _are_apart(workload: Workload, one: Operation, two: Operation) -> bool:
+def _are_disjoint(workload: Workload, one: Operation, two: Operation) -> bool:
     """True if two collectives, the second a send, are over groups without a common dimension.
 
     Such a send commutes with the other collective, as it passes on any data.

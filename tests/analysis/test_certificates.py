@@ -56,7 +56,7 @@ KINDS = {
 }
 
 #: Options of a bound besides the defaults; in capitals, limits above which families are skipped.
-WAYS = (
+OPTIONS = (
     {"divisible": True},
     {"in_network": True},
     {"in_network": False},
@@ -91,7 +91,7 @@ def every_claim(problem, **way):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("way", OPTIONS, ids=str)
 def test_a_sketch_may_leave_no_links_where_nothing_moves(way):
     """With no allowed links and nothing to move the bound is 0, with all options."""
     nothing = custom(2, [((0,), (0,))])
@@ -106,7 +106,7 @@ def test_no_claim_of_any_family_is_above_the_optimum():
     compared = 0
     for seed in cases("claims of bounds against the optimum", few=20, many=800):
         problem = random_group_problem(seed)
-        way = WAYS[seed % len(WAYS)]
+        way = OPTIONS[seed % len(OPTIONS)]
         claims, others = every_claim(problem), every_claim(problem, **way)
         if way.get("divisible") or way.get("in_network"):  # granting more only lowers a bound
             assert max(each.bound for each in others) <= max(each.bound for each in claims), seed

@@ -20,7 +20,7 @@ from taccl.formats.registry import (
     read,
     write,
 )
-from taccl.formats.table import FORMATS, KINDS, WAYS, FileFormat
+from taccl.formats.table import FORMATS, KINDS, CONVERSIONS, FileFormat
 from taccl.problem.problem import make_problem
 from tests.effort import brief_synthesis, cpu_s
 from tests.foreign import OURS, foreign_files
@@ -77,8 +77,8 @@ def test_functions_of_the_table_are_there(each):
 def test_kinds_and_ways_of_the_table_are_there():
     """Kinds of formats and conversions name existing classes."""
     assert {each.holds for each in FORMATS if each.dump} <= set(KINDS)
-    assert {kind for way in WAYS for kind in way} <= set(KINDS)
-    assert all(callable(resolve_name(name)) for name in (*KINDS.values(), *WAYS.values()))
+    assert {kind for way in CONVERSIONS for kind in way} <= set(KINDS)
+    assert all(callable(resolve_name(name)) for name in (*KINDS.values(), *CONVERSIONS.values()))
 
 
 ODD_OPTIONS = [
@@ -260,7 +260,10 @@ def test_unknown_options_are_refused(tmp_path, schedule):
 
 
 def test_options_reach_the_writer(tmp_path, schedule, quiet):
-    """In units of 1/100 us, the start at 0.52 us is 520 tenths."""
+    """Options of `write` reach the format's writer: here the unit of times, 1/100 us.
+
+    The file states starts in tenths of this unit, so 0.52 us are 520.
+    """
     write(schedule, tmp_path / "x", format="upstream-algorithm", time_unit_us="1/100")
     document = json.loads((tmp_path / "x").read_text())
     assert document["steps"][1]["sends"][0][3] == 520
@@ -351,7 +354,7 @@ def test_format_more_is_an_entry_more(tmp_path, saved, monkeypatch):
     monkeypatch.setattr(module, "FORMATS", (*FORMATS, entry))
     with pytest.raises(InputError, match="found finish, which cannot hold a schedule"):
         convert(saved, tmp_path / "x.finish")
-    monkeypatch.setitem(module.WAYS, ("schedule", "number"), f"{__name__}:_number_of")
+    monkeypatch.setitem(module.CONVERSIONS, ("schedule", "number"), f"{__name__}:_number_of")
     convert(saved, tmp_path / "x.finish", digits=1, unit="microseconds")
     assert (tmp_path / "x.finish").read_text() == "1.0 microseconds"
 

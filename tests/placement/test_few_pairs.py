@@ -91,7 +91,7 @@ def test_rank_0_chooses_the_rounds_of_a_probe(monkeypatch):
             rank.latency_us[turn, a, b] = rank.latency_us[turn, b, a] = latency[a, b]
 
     rank._measure = measure
-    monkeypatch.setattr(measuring, "told", lambda comm, value: told.append(value))
+    monkeypatch.setattr(measuring, "broadcast", lambda comm, value: told.append(value))
     rank._find_clusters()
     assert told == [*rank.rounds, []]
     assert rank.missing == [[], *[rank.rounds] * 3]

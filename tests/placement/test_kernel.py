@@ -97,7 +97,7 @@ def test_the_simulated_time_is_the_finish_of_a_verified_schedule():
         schedule, ticks = placed(case, order).schedule(), case.ticks(order, compiled=False)
         assert verify(schedule).ok
         assert schedule.finish_us == case.us(ticks)
-        assert case.ticks(order, compiled=False, apart=True) <= ticks
+        assert case.ticks(order, compiled=False, is_relaxed=True) <= ticks
 
 
 def test_steps_of_a_pairwise_exchange_are_in_its_schedule():

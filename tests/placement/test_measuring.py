@@ -56,7 +56,7 @@ def test_small_messages_that_were_held_up_make_no_link_infinitely_fast():
     rank.repetitions = 20
     took_s = {1: 300e-6, 10**6: 100e-6}
     rank._there_and_back = lambda partner, begins, message, count: np.full(count, took_s[len(message)])
-    latency_us, gb_per_s, _ = rank._both_ways((0, 1))
+    latency_us, gb_per_s, _ = rank._both_directions((0, 1))
     assert latency_us == pytest.approx(150)
     assert gb_per_s == pytest.approx(20)  # 1 MB in half of 100 us
 

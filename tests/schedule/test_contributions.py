@@ -12,7 +12,7 @@ from taccl.baselines import one_shot
 from taccl.errors import InputError
 from taccl.problem.collective import Chunk, Collective
 from taccl.problem.problem import make_problem
-from taccl.schedule.combine import contributions_apart, summed_at_destinations
+from taccl.schedule.combine import separate_contributions, summed_at_destinations
 from taccl.schedule.contributions import Arrival, make_up
 from taccl.schedule.precedence import Precedence
 from taccl.schedule.schedule import make_schedule
@@ -202,7 +202,7 @@ def test_a_ring_of_five_in_two_steps():
     """On a ring of five contributions travel two links each way; a rooted sum takes four steps."""
     topology = taccl.topologies.ring(5)
     problem = make_problem(topology, one_sum(5), chunk_bytes=1000)
-    apart = taccl.synthesize(contributions_apart(problem), backend="greedy", sketch="none")
+    apart = taccl.synthesize(separate_contributions(problem), backend="greedy", sketch="none")
     schedule = summed_at_destinations(apart.schedule, problem)
     assert taccl.verify(schedule).ok
     assert schedule.finish == taccl.lower_bound(problem).bound

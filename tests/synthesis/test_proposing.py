@@ -11,7 +11,7 @@ from taccl.synthesis import register, unregister
 from taccl.synthesis.budget import Turn, run
 from taccl.synthesis.options import Options
 from taccl.synthesis.proposers.stages import STAGES
-from taccl.synthesis.proposers.table import APART, FIRST, LAST, PROPOSERS
+from taccl.synthesis.proposers.table import AGGREGATING, FIRST, LAST, PROPOSERS
 from taccl.synthesis.proposing import PLUGINS, OwnProposer, Proposer, registered
 from taccl.synthesis.search import Search
 from tests.effort import brief_synthesis
@@ -131,7 +131,7 @@ def test_what_raises_inside_a_proposer_reaches_the_caller(allgather, added):
 
 @pytest.mark.parametrize(
     "turn",
-    [*APART, *FIRST, *PROPOSERS, *LAST, *STAGES["auto"], *STAGES["greedy"]],
+    [*AGGREGATING, *FIRST, *PROPOSERS, *LAST, *STAGES["auto"], *STAGES["greedy"]],
     ids=lambda turn: turn.proposer.name,
 )
 def test_the_librarys_own_have_the_protocol_of_users(turn, problem):

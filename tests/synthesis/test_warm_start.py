@@ -9,7 +9,7 @@ import taccl
 from taccl.cli import main
 from taccl.errors import InputError
 from taccl.synthesis.options import Observer
-from taccl.synthesis.result import GAP_MET, STOPPING_RULE, told_of_gap
+from taccl.synthesis.result import GAP_MET, STOPPING_RULE, with_note_on_gap
 from tests.effort import AMPLE_S, BRIEF, brief_synthesis
 
 
@@ -137,10 +137,12 @@ class TestUntilGap:
         """If the result itself does not meet the gap, the result does not claim it."""
         bound = taccl.lower_bound(ring.problem)
         made = brief_synthesis(ring.problem, backend="greedy")
-        found = told_of_gap(replace(made, schedule=ring, bound=bound, stopped=GAP_MET), 0.0, is_judged=True)
+        found = with_note_on_gap(
+            replace(made, schedule=ring, bound=bound, stopped=GAP_MET), 0.0, is_judged=True
+        )
         late = replace(made, bound=replace(bound, bound=bound.bound / 2), stopped=GAP_MET)
         assert found.gap == 0 and found.stopped == GAP_MET
-        assert told_of_gap(late, 0.5, is_judged=True).stopped == STOPPING_RULE
+        assert with_note_on_gap(late, 0.5, is_judged=True).stopped == STOPPING_RULE
 
     def test_the_command_line_takes_percent(self, tmp_path, capsys):
         """``--until-gap 20000%`` ends with the first schedule; ``--start`` takes a file."""

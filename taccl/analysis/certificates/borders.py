@@ -234,14 +234,14 @@ def _queues(jobs: Sequence[BorderJob]) -> list[list[int]]:
     """
     queues: list[tuple[set[int], list[int]]] = []
     for job in jobs:
-        links, releases, apart = set(job.links), [job.release], []
+        links, releases, disjoint = set(job.links), [job.release], []
         for other in queues:
             if other[0] & links:
                 links |= other[0]
                 releases += other[1]
             else:
-                apart.append(other)
-        queues = [*apart, (links, releases)]
+                disjoint.append(other)
+        queues = [*disjoint, (links, releases)]
     return [sorted(releases) for _, releases in sorted(queues, key=lambda queue: min(queue[0]))]
 
 
@@ -328,10 +328,10 @@ def _last_ends(
     """
     releases: dict[frozenset[int], list[int]] = {}
     for job in jobs:
-        apart = [links for links in releases if links.isdisjoint(job.links)]
+        disjoint = [links for links in releases if links.isdisjoint(job.links)]
         joined = [links for links in releases if not links.isdisjoint(job.links)]
         queue = [job.release, *(release for links in joined for release in releases[links])]
-        releases = {links: releases[links] for links in apart} | {job.links.union(*joined): queue}
+        releases = {links: releases[links] for links in disjoint} | {job.links.union(*joined): queue}
     queues = [sorted(releases[links]) for links in sorted(releases, key=min)]
     if len(labels) == len(jobs) + 1:
         queues = [sorted(job.release for job in jobs)]

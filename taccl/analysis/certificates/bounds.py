@@ -36,7 +36,7 @@ from taccl.analysis.certificates.readings import (
     check_switches_add,
     late_part,
     merging_freely,
-    moments,
+    release_dates,
 )
 from taccl.analysis.certificates.spread_tail import spread_tail_bounds
 from taccl.analysis.certificates.sum_flow import sum_flow_bounds
@@ -210,18 +210,18 @@ def _of_late_parts(
     """Best bound over release dates: the date, plus the bound of the data released on that date or later."""
     found = bound_of(problem.without_moments(), budget_s=budget_s, finish=finish)
     best, until = replace(found, problem=problem), time.monotonic() + budget_s
-    for moment in moments(problem):
+    for date in release_dates(problem):
         if finish is not None and best.bound >= finish:
             break
-        part = late_part(problem, moment)
+        part = late_part(problem, date)
         if part is None or time.monotonic() > until:
             continue
-        left_us = None if finish is None else finish - moment
+        left_us = None if finish is None else finish - date
         found = bound_of(part, budget_s=max(until - time.monotonic(), _LEAST_S), finish=left_us)
-        if moment + found.bound > best.bound:
-            limits = f"data released from {float(moment):.6g} us on: {found.limits}"
-            late = Late(moment, found.witness)
-            best = replace(found, problem=problem, bound=moment + found.bound, limits=limits, witness=late)
+        if date + found.bound > best.bound:
+            limits = f"data released from {float(date):.6g} us on: {found.limits}"
+            late = Late(date, found.witness)
+            best = replace(found, problem=problem, bound=date + found.bound, limits=limits, witness=late)
     return best
 
 
@@ -330,9 +330,9 @@ def _of_border(volume: Volume, found: tuple[Fraction, CutDual] | None) -> Iterat
     """Yield the throughput claim of (bound in ticks, witness) from `node_cut`; nothing for None."""
     if found is not None:
         bound, cut = found
-        dearest = max(cut.charges, key=lambda each: (each.charge, len(each.parts)))
+        largest = max(cut.charges, key=lambda each: (each.charge, len(each.parts)))
         ticks = math.ceil(bound) if volume.by_chunk else bound
-        yield Claim(ticks, _what_crosses(volume, dearest.parts), cut)
+        yield Claim(ticks, _what_crosses(volume, largest.parts), cut)
 
 
 def _prices(
@@ -402,6 +402,8 @@ def _what_crosses(volume: Volume, parts: tuple[frozenset[int], ...]) -> str:
     """Text that names the traffic into a set of ranks, or between the parts of a partition."""
     topology = volume.problem.topology
     if len(parts) > 1:
+        if all(len(part) == 1 for part in parts):
+            return f"traffic among {len(parts)} ranks that share each sum"
         return f"traffic between {len(parts)} groups of ranks that share each sum"
     ranks = parts[0]
     rest = set(range(topology.num_ranks)) - ranks

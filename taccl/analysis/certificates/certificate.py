@@ -20,7 +20,7 @@ from taccl.analysis.certificates.readings import (
     as_spreading,
     by_switches_alone,
     late_part,
-    turned_round,
+    time_reversed,
 )
 from taccl.problem.collectives import COLLECTIVES
 from taccl.problem.problem import Problem
@@ -320,7 +320,7 @@ def is_proven(
         problem = by_switches_alone(problem)
     reading: Problem | None = as_spreading(problem)
     if reading is not None and getattr(witness, "backwards", False):
-        reading = turned_round(reading)
+        reading = time_reversed(reading)
     if reading is None:
         return False
     return witness.holds(Facts(reading, divisible=divisible, in_network=in_network), ticks)

@@ -64,7 +64,7 @@ def dynamic_cut_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Cla
     """
     if demand.sums_for_all or not demand.spreads_alike(in_network=in_network):
         return
-    for needed, backwards in demand.both_ways():
+    for needed, backwards in demand.both_directions():
         yield from _bounds(needed, backwards=backwards)
 
 
@@ -72,12 +72,12 @@ def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
     node, verb = demand.topology.node_of_rank, "come from" if backwards else "get to"
     sets = [frozenset((r,)) for r in range(demand.topology.num_ranks)]
     for (target,) in demand.different(sets)[:_MOST_TARGETS]:
-        together: dict[int, list[ChunkKind]] = defaultdict(list)
+        of_node: dict[int, list[ChunkKind]] = defaultdict(list)
         for kind in demand.outside(frozenset((target,))):
             if target in kind.data.destinations:
-                together[node[kind.data.origins[0]]].append(kind)
-        nodes = sorted(together, key=lambda each: (each != node[target], -len(together[each])))  # noqa: B023
-        for kinds in map(together.__getitem__, nodes[:_MOST_NODES]):
+                of_node[node[kind.data.origins[0]]].append(kind)
+        nodes = sorted(of_node, key=lambda each: (each != node[target], -len(of_node[each])))  # noqa: B023
+        for kinds in map(of_node.__getitem__, nodes[:_MOST_NODES]):
             number = sum(demand.classes[kind] for kind in kinds)
             if number == 1:  # covered by the shortest path
                 continue
@@ -136,15 +136,15 @@ def _labels(costs: GateCosts, links: Ints, starts: Sequence[int], target: int) -
         if label[target] == FOREVER:
             return
         yield np.where(label < FOREVER, label // costs.num_ranks, FOREVER)
-        rank, way = target, []
+        rank, path = target, []
         while rank not in starts:
-            way.append(
+            path.append(
                 int(np.flatnonzero((head == rank) & (room > 0) & (label[tail] + length == label[rank]))[0])
             )
-            rank = int(tail[way[-1]])
-        most_now = room[way].min()
-        room[way] -= most_now
-        room[(np.array(way) + len(links)) % len(tail)] += most_now
+            rank = int(tail[path[-1]])
+        most_now = room[path].min()
+        room[path] -= most_now
+        room[(np.array(path) + len(links)) % len(tail)] += most_now
 
 
 def _crosses(facts: Facts, cut: DynamicCut, ticks: Fraction) -> bool:
@@ -164,7 +164,11 @@ def _crosses(facts: Facts, cut: DynamicCut, ticks: Fraction) -> bool:
     ]
     links = {e for c in some for e in facts.carried(c)}
     release = {e: since[facts.src[e]] for e in links if since[facts.src[e]] <= until[facts.dst[e]]}
-    ways = [
-        (way, until[r]) for r, each in passages_of(facts, release, facts.dst, release).items() for way in each
+    gates = [
+        (gate, until[r])
+        for r, each in passages_of(facts, release, facts.dst, release).items()
+        for gate in each
     ]
-    return all(way.hold for way, _ in ways) and sum(way.between(0, end) for way, end in ways) < len(some)
+    return all(gate.hold for gate, _ in gates) and sum(gate.between(0, end) for gate, end in gates) < len(
+        some
+    )

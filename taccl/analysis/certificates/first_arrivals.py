@@ -142,7 +142,7 @@ def dissemination_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
         return fastest(gates_of(costs, over, costs.dst))
 
     #: Earliest times at which some rank can hold data of 0, 1, ... ranks, its own included.
-    anywhere = _learnt(num, [0, 0], (entered(links), None))
+    anywhere = _earliest_ticks(num, [0, 0], (entered(links), None))
 
     def lacking(ranks: frozenset[int]) -> int:
         return max(len(wanted.get(rank, set()) - ranks) for rank in ranks)
@@ -157,25 +157,25 @@ def dissemination_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
                 what = f"data of {format_count(number, 'rank')} missing at {where}, from when senders hold it"
                 leaves, enters = (np.isin(ends[links], list(ranks)) for ends in (costs.src, costs.dst))
                 border, inside = entered(links[enters & ~leaves]), entered(links[enters & leaves])
-                times = tuple(_learnt(number, [0], (border, anywhere), (inside, None)))
+                times = tuple(_earliest_ticks(number, [0], (border, anywhere), (inside, None)))
                 yield Claim(times[-1], what, Dissemination(ranks, tuple(anywhere[: number + 1]), times))
 
 
-def _learnt(num: int, had: list[int], *ways: tuple[Gates, list[int] | None]) -> list[int]:
+def _earliest_ticks(num: int, had: list[int], *sources: tuple[Gates, list[int] | None]) -> list[int]:
     """Earliest ticks at which a rank can hold data of 0, 1, ..., `num` other ranks.
 
     - `had`: First entries of the result, which are known.
-    - `ways`: (bottleneck resources of some links into the rank, the senders' earliest ticks); None in place
-      of the senders' times if senders are like this rank.
+    - `sources`: (bottleneck resources of some links into the rank, the senders' earliest ticks); None in
+      place of the senders' times if senders are like this rank.
     """
     when = list(had)
-    came = [np.full((len(gates.most), num), FOREVER) for gates, _ in ways]
+    arrived = [np.full((len(gates.most), num), FOREVER) for gates, _ in sources]
     # Earliest ticks at which each resource is free after 0, 1, ... ranks' data.
-    free = [np.full((len(gates.most), num + 1), FOREVER) for gates, _ in ways]
+    free = [np.full((len(gates.most), num + 1), FOREVER) for gates, _ in sources]
     for passed in free:
         passed[:, 0] = 0
 
-    def bring(number: int, gates: Gates, known: list[int] | None, came: Ints, free: Ints) -> None:
+    def bring(number: int, gates: Gates, known: list[int] | None, arrived: Ints, free: Ints) -> None:
         senders = when if known is None else known
         most = min(len(gates.rest), number, len(senders) - 1)
         if most < 1:  # no sender can hold any data yet
@@ -186,16 +186,16 @@ def _learnt(num: int, had: list[int], *ways: tuple[Gates, list[int] | None]) -> 
         )
         begin = np.where(m <= gates.most[:, None], begin, FOREVER)
         free[:, number] = (begin + gates.alpha[:, None] + m * gates.beta[:, None]).min(axis=1)
-        came[:, number - 1] = (begin + gates.rest[:most].T).min(axis=1)
+        arrived[:, number - 1] = (begin + gates.rest[:most].T).min(axis=1)
 
     for number in range(1, num + 1):
-        for way, *times in zip(ways, came, free, strict=True):
-            bring(number, *way, *times)
-        arrivals = np.concatenate([each[:, :number].ravel() for each in came])
+        for source, *times in zip(sources, arrived, free, strict=True):
+            bring(number, *source, *times)
+        arrivals = np.concatenate([each[:, :number].ravel() for each in arrived])
         when.append(int(np.partition(arrivals, number - 1)[number - 1]))
-        for way, *times in zip(ways, came, free, strict=True):
-            if way[1] is None:  # senders like this rank hold that much from now on, and may send it
-                bring(number, *way, *times)
+        for source, *times in zip(sources, arrived, free, strict=True):
+            if source[1] is None:  # senders like this rank hold that much from now on, and may send it
+                bring(number, *source, *times)
     return when
 
 
@@ -220,30 +220,32 @@ def _disseminated(facts: Facts, witness: Dissemination) -> int:
             facts.allowed,
         )
     )
-    known = [(way, witness.anywhere) for way in every]
-    ways = [(way, witness.anywhere) for way in border] + [(way, witness.inside) for way in inside]
-    is_proven = _are_earliest(witness.anywhere, known, own=1) and _are_earliest(witness.inside, ways, own=0)
+    known = [(gate, witness.anywhere) for gate in every]
+    sources = [(gate, witness.anywhere) for gate in border] + [(gate, witness.inside) for gate in inside]
+    is_proven = _are_earliest(witness.anywhere, known, own=1) and _are_earliest(
+        witness.inside, sources, own=0
+    )
     return witness.inside[number] if is_proven else 0
 
 
 def _are_earliest(
-    times: tuple[int, ...], ways: list[tuple[GatePassage, tuple[int, ...]]], *, own: int
+    times: tuple[int, ...], sources: list[tuple[GatePassage, tuple[int, ...]]], *, own: int
 ) -> bool:
     """True if a rank cannot hold data of 0, 1, ... ranks before `times`, by induction over arrivals.
 
     Each time must be no later than the corresponding arrival, if senders hold data of m ranks from the m-th
     label on. A first violation would need senders whose labels hold, so there is none.
 
-    - `ways`: Bottleneck resources of links into the rank, and labels of the senders.
+    - `sources`: Bottleneck resources of links into the rank, and labels of the senders.
     - `own`: Number of ranks whose data the rank holds initially.
     """
-    came: list[int] = []
-    for way, senders in ways:
+    arrived: list[int] = []
+    for gate, senders in sources:
         passed = [0]  # earliest ticks at which the resource is free after data of 0, 1, ... ranks
         for i in range(1, len(times) - own):
             begins = [
-                (max(senders[m] + way.before, passed[i - m]), m) for m in range(1, min(way.most, i) + 1)
+                (max(senders[m] + gate.before, passed[i - m]), m) for m in range(1, min(gate.most, i) + 1)
             ]
-            passed.append(min(begin + way.alpha + m * way.beta for begin, m in begins))
-            came.append(min(begin + way.after[m - 1] for begin, m in begins))
-    return bool(ways) and all(map(le, times, [0] * (own + 1) + sorted(came)))
+            passed.append(min(begin + gate.alpha + m * gate.beta for begin, m in begins))
+            arrived.append(min(begin + gate.after[m - 1] for begin, m in begins))
+    return bool(sources) and all(map(le, times, [0] * (own + 1) + sorted(arrived)))

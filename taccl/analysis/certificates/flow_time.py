@@ -93,15 +93,15 @@ def flow_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim
     }
 
     @cache
-    def mean(ways: tuple[Lane, ...], count: int) -> tuple[Fraction, Fraction]:
-        return _mean_ticks(ways, count)
+    def mean(some: tuple[Lane, ...], count: int) -> tuple[Fraction, Fraction]:
+        return _mean_ticks(some, count)
 
     best, of_best = Fraction(0), None
     for source, target in pairs.tolist():
-        count, ways = int(units[source, target]), (lanes[source, False], lanes[target, True])
-        if not all(ways):
+        count, at_ends = int(units[source, target]), (lanes[source, False], lanes[target, True])
+        if not all(at_ends):
             continue
-        (before, price), (after, other) = (mean(way, count) for way in ways)
+        (before, price), (after, other) = (mean(some, count) for some in at_ends)
         ticks = before + after + int(between[source, target])
         if ticks > best:
             best, of_best = ticks, (source, target, (price, other))

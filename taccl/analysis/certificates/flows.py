@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from taccl._internal.graph_algorithms import paths_from_nearest
 from taccl.analysis.certificates.certificate import Witness
-from taccl.analysis.certificates.evaluation.facts import Facts, merged, pays, shortest_ways, soonest
+from taccl.analysis.certificates.evaluation.facts import Facts, merged, pays, shortest_lengths, soonest
 from taccl.analysis.certificates.finding.distances import Arcs, idle_at_most, least_time, proven_in_rounds
 from taccl.analysis.certificates.finding.volume import Volume
 from taccl.problem.problem import Problem
@@ -267,8 +267,8 @@ def _priced(facts: Facts, witness: FlowDual) -> Fraction:
         links = facts.carried(c)
         key = (data.origins, id(links))
         if key not in known:
-            ways = facts.arcs({e: whole[e] for e in links})
-            known[key] = shortest_ways(ways, dict.fromkeys(data.origins, 0))
+            out = facts.arcs({e: whole[e] for e in links})
+            known[key] = shortest_lengths(out, dict.fromkeys(data.origins, 0))
         weight = 1 if facts.by_chunk else facts.units[c]
         total += weight * max(known[key].get(r, 0) for r in targets)
     return soonest(facts, witness.prices, facts.allowed, Fraction(total, scale))

@@ -31,7 +31,7 @@ from taccl.analysis.certificates.finding.gates import (
     gates_of,
     labels_of,
     passed_by,
-    waking,
+    spread_times,
 )
 from taccl.problem.collective import Chunk
 from taccl.problem.costs import link_ends
@@ -101,9 +101,11 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
             if witness.between_nodes and demand.spreads_alike(in_network=False):
                 costs, crossing = demand.costs, np.array(sorted(links), dtype=np.int64)
                 inside = np.array(sorted(demand.allowed.difference(links)), dtype=np.int64)
-                turned = GateCosts(reduction_half(demand.problem), int(demand.problem.costs.chunk_units[0]))
+                reduction = GateCosts(
+                    reduction_half(demand.problem), int(demand.problem.costs.chunk_units[0])
+                )
                 # Ticks to gather all contributions of a node at one rank, and to spread a copy in a node.
-                times = _doubling(turned, inside, adding), _doubling(costs, inside, wanting)
+                times = _doubling(reduction, inside, adding), _doubling(costs, inside, wanting)
                 later = _passed(costs, crossing, times, sends.total())
                 if later > ticks:
                     more = f"{what}, after the first sums there and before the last copies"
@@ -178,7 +180,7 @@ def _hold_no_longer(costs: GateCosts, links: Ints) -> bool:
 def _doubling(costs: GateCosts, links: Ints, num: int) -> list[int]:
     """Min ticks for a chunk to spread from one rank to 1, 2, ..., `num` ranks, all of which send it on."""
     out = gates_of(costs, links, costs.src)
-    return waking(fastest_senders(out), [0], num)
+    return spread_times(fastest_senders(out), [0], num)
 
 
 def _between_nodes(facts: Facts, witness: Gossip, ticks: Fraction) -> bool:
@@ -239,9 +241,9 @@ def _fills_between_ends(
         if len(parts) > 1:
             adding = min([adding, *(starts[part] for part in parts)])
             wanting = min([wanting, *(ends[part] for part in parts)])
-    turned = Facts(reduction_half(facts.problem), divisible=False, in_network=False)
+    reduction = Facts(reduction_half(facts.problem), divisible=False, in_network=False)
     within = [e for e in facts.allowed if not facts.topology.is_internode(e)]
-    collected = reached(turned, witness.collected, within, adding)
+    collected = reached(reduction, witness.collected, within, adding)
     spread = reached(facts, witness.spread, within, wanting)
     if collected is None or spread is None:
         return False
@@ -254,18 +256,18 @@ def _fills_between_ends(
     room = min(head + tail, max(0, last - 2 * max(took)))
     first = room * head // max(head + tail, 1)
     since = last - room * tail // max(head + tail, 1)
-    ways = passages(single, links)
+    found = passages(single, links)
     number = sum(2 * max(0, n - 1) for n in sharing)
     rules = (collected, spread), ([0, head], [0, tail])
-    return all(way.hold for way in ways) and any(
-        sum(_most_work(way, early, late, first, since, last) for way in ways)
+    return all(gate.hold for gate in found) and any(
+        sum(_most_work(gate, early, late, first, since, last) for gate in found)
         < len(early) * len(late) * number
         for early, late in rules
     )
 
 
 def _most_work(
-    way: GatePassage, early: Sequence[int], late: Sequence[int], first: int, since: int, last: int
+    gate: GatePassage, early: Sequence[int], late: Sequence[int], first: int, since: int, last: int
 ) -> int:
     """Max total weight of sends over a resource until `last`; a full send weighs ``len(early) * len(late)``.
 
@@ -277,7 +279,7 @@ def _most_work(
     starts = [min(start, first) for start in early for _ in late]
     ends = [max(last - end, since) for end in late for _ in early]
     return min(
-        sum(number * way.between(*pair) for pair, number in Counter(zip(starts, some, strict=True)).items())
+        sum(number * gate.between(*pair) for pair, number in Counter(zip(starts, some, strict=True)).items())
         for some in (ends, ends[::-1])
     )
 

@@ -30,7 +30,7 @@ from taccl.analysis.certificates.finding.gates import (
     gates_of,
     labels_of,
     nearest,
-    waking,
+    spread_times,
 )
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import crossing_links
@@ -122,10 +122,10 @@ def times_of(
     inner[list(among)], links[list(allowed)] = True, True
     links &= inner[costs.src] & inner[costs.dst]
     out = gates_of(costs, np.flatnonzero(links), costs.src, np.zeros_like(costs.src))
-    woken = waking(fastest_senders(out), [0], num)
+    received = spread_times(fastest_senders(out), [0], num)
     if len(starts) <= _MOST_RANKS:
-        woken = np.maximum(woken, nearest(costs, links, np.array(sorted(starts)), inner)[:num]).tolist()
-    return woken
+        received = np.maximum(received, nearest(costs, links, np.array(sorted(starts)), inner)[:num]).tolist()
+    return received
 
 
 def steps_of(times: Sequence[int]) -> list[tuple[int, int]]:
@@ -178,12 +178,12 @@ def _pairs_left(facts: Facts, witness: PairCounting, ticks: Fraction) -> bool:
         number += added * wanted
         most_added, most_wanted = max(most_added, added), max(most_wanted, wanted)
     border = [e for e in facts.allowed if links[e].src not in inside and links[e].dst in inside]
-    ways = passages(facts, border)
-    if not number or not all(way.hold for way in ways):
+    found = passages(facts, border)
+    if not number or not all(gate.hold for gate in found):
         return False
-    turned = Facts(reduction_half(facts.problem), divisible=False, in_network=False)
+    reduction = Facts(reduction_half(facts.problem), divisible=False, in_network=False)
     outside = set(range(facts.topology.num_ranks)) - inside
-    collected = reached(turned, witness.collected, facts.allowed, most_added, starts=outside)
+    collected = reached(reduction, witness.collected, facts.allowed, most_added, starts=outside)
     within = [e for e in facts.allowed if {links[e].src, links[e].dst} <= inside]
     spread = reached(facts, witness.spread, within, most_wanted, starts=inside)
     if collected is None or spread is None:
@@ -193,7 +193,7 @@ def _pairs_left(facts: Facts, witness: PairCounting, ticks: Fraction) -> bool:
 
     def passing(start: int, end: int) -> int:
         if (start, end) not in passed:
-            passed[start, end] = sum(way.between(start, end) for way in ways)
+            passed[start, end] = sum(gate.between(start, end) for gate in found)
         return passed[start, end]
 
     # n: contributions that a send can carry if it starts late enough; k: ranks that it can serve.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 #: Max release dates to bound from: the first, the last, and those with the most data still to release.
-_MOST_MOMENTS = 6
+_MOST_DATES = 6
 
 
 def as_spreading(problem: Problem) -> Problem:
@@ -101,7 +101,7 @@ def by_switches_alone(problem: Problem) -> Problem:
     return problem.with_clauses(links_allowed=adding)
 
 
-def turned_round(problem: Problem) -> Problem | None:
+def time_reversed(problem: Problem) -> Problem | None:
     """Return the time-reversed problem; None unless every chunk goes unreduced from one rank to one rank.
 
     The clause `carries_from` (allowed origins of the chunks on a link) is dropped, as it would apply to
@@ -111,11 +111,11 @@ def turned_round(problem: Problem) -> Problem | None:
     single = all(len(chunk.origins) == len(chunk.destinations) == 1 for chunk in collective.chunks)
     if collective.combining or collective.derivations or not single:
         return None
-    turned = tuple(Chunk(chunk.destinations, chunk.origins) for chunk in collective.chunks)
+    exchanged = tuple(Chunk(chunk.destinations, chunk.origins) for chunk in collective.chunks)
     return replace(
         problem.without_clauses("carries_from"),
         topology=problem.topology.reversed(),
-        collective=replace(collective, name=f"{collective.name}, backwards", chunks=turned),
+        collective=replace(collective, name=f"{collective.name}, backwards", chunks=exchanged),
     )
 
 
@@ -135,15 +135,15 @@ def merging_freely(problem: Problem) -> Problem:
     return problem.with_clauses(merging=everywhere, max_merge=most)
 
 
-def late_part(problem: Problem, moment: Fraction) -> Problem | None:
-    """Problem of the data released at `moment` (in us) or later; None if there is none.
+def late_part(problem: Problem, date: Fraction) -> Problem | None:
+    """Problem of the data released at `date` (in us) or later; None if there is none.
 
-    Time 0 of this problem is `moment`.
+    Time 0 of this problem is `date`.
     """
     release = {(chunk, rank): us for chunk, rank, us in problem.release_us}
     collective, chunks, sizes = problem.collective, [], []
     for index, chunk in enumerate(collective.chunks):
-        late = tuple(rank for rank in chunk.origins if release.get((index, rank), 0) >= moment)
+        late = tuple(rank for rank in chunk.origins if release.get((index, rank), 0) >= date)
         if chunk.is_met(is_sum=collective.sums_up):  # needs no send
             continue
         if late and (collective.sums_up or late == chunk.origins):
@@ -158,7 +158,7 @@ def late_part(problem: Problem, moment: Fraction) -> Problem | None:
     )
 
 
-def moments(problem: Problem) -> list[Fraction]:
+def release_dates(problem: Problem) -> list[Fraction]:
     """Release dates to bound from, ascending: if there are many, those that are late or precede much data."""
     release = {(chunk, rank): us for chunk, rank, us in problem.release_us}
     when = [
@@ -167,11 +167,11 @@ def moments(problem: Problem) -> list[Fraction]:
         if chunk.origins
     ]
     found = sorted({us for _, _, us in problem.release_us if us})
-    if len(found) <= _MOST_MOMENTS:
+    if len(found) <= _MOST_DATES:
         return found
     last, total = float(found[-1]), sum(size for _, size in when)
 
-    def promise(moment: Fraction) -> float:
-        return float(moment) / last + sum(size for us, size in when if us >= moment) / total
+    def promise(date: Fraction) -> float:
+        return float(date) / last + sum(size for us, size in when if us >= date) / total
 
-    return sorted({found[0], found[-1], *sorted(found, key=promise)[2 - _MOST_MOMENTS :]})
+    return sorted({found[0], found[-1], *sorted(found, key=promise)[2 - _MOST_DATES :]})

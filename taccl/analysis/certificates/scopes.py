@@ -31,7 +31,7 @@ _LARGER = 1.5
 #: Max chunk-link pairs for which the bound over all chunkings is computed.
 _MOST_MOVES = 100_000_000
 #: Relative difference above which both bounds are reported.
-_WORTH_TELLING = Fraction(1, 100)
+_LEAST_DIFFERENCE = Fraction(1, 100)
 #: Key of bounds over all chunkings in a problem's cache; the value maps `in_network` to a bound.
 _CACHE = f"{__name__}.bound_of_every_cut"
 
@@ -121,7 +121,7 @@ def bound_rows(
     if every is None:
         return [("bound", f"{bound.text}, limited by {bound.limits}")]
     asked, other = (every, bound) if is_open else (bound, every)
-    if bound.bound <= every.bound * (1 + _WORTH_TELLING):
+    if bound.bound <= every.bound * (1 + _LEAST_DIFFERENCE):
         return [("bound", f"{format_us(asked.bound)}, limited by {asked.limits}")]
     head = f"for {other.scope}" if is_open else f"over {other.scope}"
     return [

@@ -36,7 +36,7 @@ from taccl.analysis.certificates.finding.gates import (
     labels_of,
     nearest,
     sends_of,
-    waking,
+    spread_times,
 )
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import set_of_rank
@@ -97,7 +97,7 @@ def spread_tail_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Cla
     For sums, contributions of outside ranks count as chunks.
     """
     if demand.spreads_alike(in_network=in_network):
-        for needed, backwards in demand.both_ways():
+        for needed, backwards in demand.both_directions():
             yield from _bounds(needed, backwards=backwards)
 
 
@@ -203,7 +203,7 @@ class TailSpread:
         outside, every = int(np.count_nonzero(label < 0)), int(np.count_nonzero(label >= 0))
         if first is not None and (len(sets) > 1 or len(first) < outside):
             took = costs.link_alpha + costs.link_beta
-            awake = waking(
+            awake = spread_times(
                 fastest_senders(gates((src < 0) & (dst < 0), costs.src)), [0] * len(first), outside
             )
             # Once an entered chunk can have left a set again, all outside ranks count as holding data.
@@ -216,8 +216,8 @@ class TailSpread:
                 (gates(border, none, release), [0]),
             ]
             wakes = fastest_senders(gates((src >= 0) & (dst >= 0), costs.src))
-            late = waking(wakes, _entries(early, 1), every)
-            entered = waking(fastest_senders(gates(onward, src)), _entries(early, 1), len(sets))
+            late = spread_times(wakes, _entries(early, 1), every)
+            entered = spread_times(fastest_senders(gates(onward, src)), _entries(early, 1), len(sets))
             self._fed = [early, [(gates(onward, costs.src), late), (gates(onward, src), entered)]]
             self.labels = labels_of(awake), labels_of(late), labels_of(entered)
 
@@ -276,15 +276,17 @@ class TailSpread:
         """Earliest ticks of 1, 2, ... pairs, made by entries and by ranks that hold a chunk."""
         senders = self._senders(last if self._merges else 1)
         soonest = np.maximum(into[:pairs], self._reached(entries, pairs)[: len(into)])
-        return waking(senders, entries.tolist(), pairs, soonest=soonest.tolist(), num_senders=len(self.near))
+        return spread_times(
+            senders, entries.tolist(), pairs, soonest=soonest.tolist(), num_senders=len(self.near)
+        )
 
     def _reached(self, entries: Ints, pairs: int) -> Ints:
         """(pairs,) earliest ticks of 1, 2, ... pairs, from the distances between entry points and ranks."""
         some = entries[:pairs]
         if not self.near.any() or len(some) * len(self.near) > _MOST_WAYS:
             return np.repeat(entries[:1], pairs)
-        ways: Ints = np.sort((some[:, None] + self.near).ravel())[:pairs]
-        return ways
+        times: Ints = np.sort((some[:, None] + self.near).ravel())[:pairs]
+        return times
 
 
 def _entries(fed: Fed, most: int) -> Iterator[int]:

@@ -17,7 +17,7 @@ from taccl.topology.topology import Side
 
 _SIDES: tuple[Side, ...] = ("send", "receive")
 #: Relative difference of two capacities up to which they count as equal.
-_APART = 1e-9
+_SAME_CAPACITY = 1e-9
 
 
 class Nics:
@@ -41,7 +41,7 @@ class Nics:
         if divided != near:
             carried = self.gb_per_s()
             self._assign(near)
-            if self.gb_per_s() <= carried * (1 + _APART):
+            if self.gb_per_s() <= carried * (1 + _SAME_CAPACITY):
                 self._assign(divided)
 
     def _assign(self, of_rank: list[tuple[int, ...]]) -> None:
@@ -168,7 +168,7 @@ class Nics:
                 "(nics= chooses)"
             )
         carried, capacity = self.gb_per_s(), self.capacity_gb_per_s()
-        if carried < capacity * (1 - _APART):
+        if carried < capacity * (1 - _SAME_CAPACITY):
             assumed.append(
                 f"a node sends {carried:.4g} GB/s, through the NICs that its ranks use; "
                 f"{capacity:.4g} GB/s are possible if every rank uses every NIC"

@@ -221,8 +221,8 @@ def build_topology(
                 joined, fields.copies, fields.ngpus_per_node, alpha_us * time_unit_us, beta * per_mb
             )
         if reducing:
-            inside += _turned_round(inside)
-            across += _turned_round(across)
+            inside += _reversed_edges(inside)
+            across += _reversed_edges(across)
         return wired(
             name, MACHINES.get(kind, ""), nodes=fields.copies, size=fields.ngpus_per_node, inside=inside,
             across=across,
@@ -231,7 +231,7 @@ def build_topology(
         raise FormatError(f"{error}; {REMEDY}", where=f"{file.where}: topology") from None
 
 
-def _turned_round(edges: list[Edge]) -> list[Edge]:
+def _reversed_edges(edges: list[Edge]) -> list[Edge]:
     """Reversed links to add, where the opposite direction has fewer links."""
     there: Counter[tuple[int, int]] = Counter((edge.src, edge.dst) for edge in edges)
     seen: Counter[tuple[int, int]] = Counter()

@@ -190,7 +190,7 @@ class Collective:
         def call() -> None:
             average = op == dist.ReduceOp.AVG
             own = _blocks(input, NUM_RANKS)[self.rank]
-            source = self._apart(input, output, own)
+            source = self._without_overlap(input, output, own)
             self._in_blocks(source, output, own=own, combine=combine, average=average)
 
         return self._start(call, (output, input), async_op)
@@ -202,7 +202,7 @@ class Collective:
         self._check(input, output, NUM_RANKS, NUM_RANKS)
 
         def call() -> None:
-            source = self._apart(input, output, None)
+            source = self._without_overlap(input, output, None)
             own = _blocks(source, NUM_RANKS)[self.rank]
             self._in_blocks(source, output, own=own, own_block=self.rank, blocks=NUM_RANKS)
 
@@ -377,7 +377,7 @@ class Collective:
             raise ValueError(f"found an invalid {name}; expected {NUM_RANKS} tensors of the root's shape")
         return list(tensors or ()) if self.rank == ROOT else []
 
-    def _apart(self, source: Any, target: Any, own: Any) -> Any:
+    def _without_overlap(self, source: Any, target: Any, own: Any) -> Any:
         """Return the source, or a copy if the target overlaps it outside this rank's own block."""
         begin, end = source.data_ptr(), source.data_ptr() + source.numel() * source.element_size()
         last = target.data_ptr() + target.numel() * target.element_size()

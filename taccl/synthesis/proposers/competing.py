@@ -114,11 +114,11 @@ def offer_rest(search: Search, found: Schedule | None) -> None:
     until = search.deadline.later(-reserve_s(search.problem, search.deadline.left_s, budget))
     until = until.sooner(search.idle_s)
     if search.best is not None and not until.has_passed:
-        _offer_quickest(search, until, until, apart=(_COMPILED,))
+        _offer_quickest(search, until, until, excluded=(_COMPILED,))
 
 
 def _offer_quickest(
-    search: Search, until: Deadline, until_best: Deadline, *, apart: tuple[str, ...] = ()
+    search: Search, until: Deadline, until_best: Deadline, *, excluded: tuple[str, ...] = ()
 ) -> None:
     """Propose baselines that were not built yet, in order of preference.
 
@@ -126,7 +126,7 @@ def _offer_quickest(
     one that is about as quick to build as the quickest.
 
     - `until`, `until_best`: Deadlines for each baseline, and for the usually best one.
-    - `apart`: Baselines to leave out; given when these run after the search.
+    - `excluded`: Baselines to leave out; given when these run after the search.
     """
     problem, parameters, since = search.problem, search.parameters, time.monotonic()
     portfolio, best = parameters.portfolio, ""
@@ -134,8 +134,8 @@ def _offer_quickest(
         return
     builds_s = _build_times(problem, portfolio.first_transfers, parameters.choice.few_hops)
     preferred = _preferred(problem)
-    left = sorted(builds_s.keys() - {*made_of(problem), *apart}, key=[*preferred, _COMPILED].index)
-    if not apart and BY_ESTIMATE in tried_finer(problem):  # its remaining forms run after the search
+    left = sorted(builds_s.keys() - {*made_of(problem), *excluded}, key=[*preferred, _COMPILED].index)
+    if not excluded and BY_ESTIMATE in tried_finer(problem):  # its remaining forms run after the search
         left = [name for name in left if name != "multiplying"]
     late_s = parameters.budget.late_s * busy_factor()
     late = search.deadline.later(late_s)
@@ -161,7 +161,7 @@ def _offer_quickest(
             if found is not None and is_better and verify(found).ok:
                 search.offer_whole(found, producer=found.producer, verified=True)
                 best = name
-    message = f"{'last' if apart else 'first'}: {best or 'none better'}{left_out(skipped)}"
+    message = f"{'last' if excluded else 'first'}: {best or 'none better'}{left_out(skipped)}"
     search.record("baselines", "taccl", "done", since, finish_us=search.best_us, message=message)
 
 

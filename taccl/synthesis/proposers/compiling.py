@@ -124,13 +124,13 @@ class Compilation:
     """Compilation of kernels in a worker process, which starts immediately.
 
     - `outcome`: Outcome of the worker's task; None until it has ended.
-    - `is_told`: True once its CPU seconds are recorded in a stage.
+    - `is_counted`: True once its CPU seconds are recorded in a stage.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names, self.began_s = names, time.monotonic()
         self.outcome: Outcome | None = None
-        self.is_told = False
+        self.is_counted = False
         start(threading.Thread(target=self._run, name="taccl-kernels", daemon=True))
 
     def wait(self, deadline: Deadline) -> None:
@@ -213,17 +213,17 @@ def have_compiled(search: Search) -> bool:
 def compile_in_a_row(search: Search, problem: Problem, deadline: Deadline) -> bool:
     """Compile a problem's kernels if necessary, as a stage of the search; true if they are compiled."""
     since, was_kept = time.monotonic(), are_kept(problem)
-    found = compile_telling(problem, search.options, deadline)
+    found = compile_with_progress(problem, search.options, deadline)
     if not found:
         if all(each.message != COLD for each in search.stages):  # only once for all parts of the search
             search.record("kernels", "compiled", "skipped", since, message=COLD)
     elif time.monotonic() - since >= _NOTABLE_S:  # otherwise they were in memory already
-        said = "loaded" if was_kept else _told(problem)
+        said = "loaded" if was_kept else _stage_message(problem)
         search.record("kernels", "compiled", "done", since, message=said)
     return found
 
 
-def compile_telling(problem: Problem, options: Options, deadline: Deadline) -> bool:
+def compile_with_progress(problem: Problem, options: Options, deadline: Deadline) -> bool:
     """Compile a problem's kernels if necessary, with progress; false if time does not suffice.
 
     Kernels compiled by then stay on disk, which shortens the next run.
@@ -269,12 +269,12 @@ def _begun(problem: Problem) -> list[Compilation]:
     return list(dict.fromkeys(_BEGUN[name] for name in needed(problem) if name in _BEGUN))
 
 
-def _told(problem: Problem) -> str:
+def _stage_message(problem: Problem) -> str:
     """Message of the stage, with the CPU seconds of workers that no other stage has counted."""
     cpu_s = 0.0
     for each in _begun(problem):
-        if each.outcome is not None and each.outcome.result is not None and not each.is_told:
-            each.is_told, cpu_s = True, cpu_s + float(each.outcome.result["cpu_s"])
+        if each.outcome is not None and each.outcome.result is not None and not each.is_counted:
+            each.is_counted, cpu_s = True, cpu_s + float(each.outcome.result["cpu_s"])
     return f"compiled once: {cpu_s:.1f} s of CPU besides the search" if cpu_s else "compiled once"
 
 

@@ -46,8 +46,8 @@ def latest_starts(fabric: Fabric, units: Ints, routes: Routes, jitter: Floats) -
         # Latest end of each occupation: the minimum over it and the later ones of its resource.
         slack = start[on] + held - ends
         place = np.cumsum(np.append(0, np.diff(resource[order]) != 0))
-        apart = place * (np.ptp(slack) + 1.0)
-        least = np.minimum.accumulate((slack + apart)[::-1])[::-1] - apart
+        offset = place * (np.ptp(slack) + 1.0)
+        least = np.minimum.accumulate((slack + offset)[::-1])[::-1] - offset
         np.minimum.at(start, on, least + ends - held)
     return start + jitter
 

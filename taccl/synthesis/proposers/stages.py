@@ -37,7 +37,11 @@ from taccl.synthesis.proposers.solver_stages import (
 from taccl.synthesis.proposing import OwnProposer
 from taccl.synthesis.search import Search
 from taccl.synthesis.symmetry.timing_group import timing_group
-from taccl.synthesis.transforms.halves import may_keep_apart, search_apart, search_halves
+from taccl.synthesis.transforms.halves import (
+    may_separate_contributions,
+    search_halves,
+    search_separate_contributions,
+)
 
 #: Max hops per second of the time limit for the models, between `few_hops` and `most_hops`.
 _HOPS_PER_S = 50_000
@@ -48,6 +52,8 @@ _RUN_S_PER_HOP, _PATIENCE = 6e-6, 4.0
 _FIRST_TURN_S, _REPEATED = 4.0, 2
 #: Share of the time reserved for ruin and recreate after a named solver.
 _IMPROVED_SHARE = 0.25
+#: {name of a phase, as `Search.half` has it: words for messages}.
+_IN_PHASE = {"": "", "reduce": " in the reduce phase", "spread": " in the broadcast phase"}
 #: Min seconds for restarts of the list scheduler before a named solver; below, it runs once.
 _LEAST_RESTARTS_S = 0.2
 #: Relative noise on the list scheduler's priorities, one value per run in rotation.
@@ -141,7 +147,7 @@ def _solve_alone(search: Search) -> None:
     search.trace[:] = [each for each in search.trace if each.finish_us is None or each.half != search.half]
     own = search.part(search.problem, "", search.deadline, bound=search.bound, rival=search)
     own.quotient = search.quotient
-    first_us, half = format_us(search.best.finish_us), f" in the {search.half} half" if search.half else ""
+    first_us, phase = format_us(search.best.finish_us), _IN_PHASE[search.half]
     first = "the given start" if search.best is search.options.start else "the list scheduler's schedule"
     try:
         alone(own, solver)
@@ -166,12 +172,12 @@ def _solve_alone(search: Search) -> None:
         last = own.stages[-1]
         why = f"{last.status}, {last.message}" if last.message else last.status
         search.fallbacks.append(
-            f"{solver} found no schedule{half} ({last.name}: {why}); {first} is returned, which takes "
+            f"{solver} found no schedule{phase} ({last.name}: {why}); {first} is returned, which takes "
             f"{first_us}"
         )
     elif own.best is not None and own.best is not search.best:
         search.notes.append(
-            f"{solver} alone reached {format_us(own.best.finish_us)}{half}; {first}, from which it "
+            f"{solver} alone reached {format_us(own.best.finish_us)}{phase}; {first}, from which it "
             f"started, takes {first_us} and is returned"
         )
 
@@ -307,11 +313,11 @@ def choose(
     most = int(round(min(limits.most_hops, max(limits.few_hops, _HOPS_PER_S * time_limit_s)), -3))
     hops = effort(problem)
     if hops <= most:
-        return False, f"{own}: {hops} hops, at most {most}"
+        return False, f"{own} (up to {most} hops; here {hops})"
     counted = hops // timing_group(problem).counted
-    size = f"about {hops:.2g} hops, {counted:.2g} of them once reduced by symmetry"
+    size = f"about {hops:.2g} hops, {counted:.2g} once reduced by symmetry"
     if counted <= most:
-        return False, f"{own}: {size}, at most {most}"
+        return False, f"{own} (up to {most} hops; here {size})"
     unknown = why_not(problem)
     if unknown:
         return False, f"{own}, slow: {size}; not supported by the compiled list scheduler: {unknown}"
@@ -333,11 +339,11 @@ def search_plain(search: Search) -> None:
         warm_up("ortools")
     search.look_for_bound()
     portfolio = search.parameters.portfolio
-    keeps_apart = may_keep_apart(search.problem, most_hops=portfolio.apart_hops)
+    keeps_apart = may_separate_contributions(search.problem, most_hops=portfolio.apart_hops)
     with search.keeping(keeps_apart * portfolio.apart_share * search.deadline.left_s):
         search_halves(search, _search_spreading)
     if keeps_apart:
-        search_apart(search, _search_spreading)
+        search_separate_contributions(search, _search_spreading)
 
 
 def _in_turns(search: Search) -> None:
@@ -378,7 +384,7 @@ def _search_spreading(search: Search) -> None:
         if search.interrupted:
             raise KeyboardInterrupt
         raise infeasible(search.problem) or NoSolutionError(
-            f"{search.problem!r}: no schedule found; give more time or loosen the sketch",
+            f"{search.problem.title}: no schedule found; give more time or loosen the sketch",
             bound_us=search.bound_us,
         )
     search.ran_out = search.deadline.has_passed and not search.is_met

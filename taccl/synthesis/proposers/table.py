@@ -27,7 +27,7 @@ from taccl.synthesis.proposers.stages import ruin_and_recreate, search_plain, to
 from taccl.synthesis.proposers.trees import is_worthwhile, may_fill, no_time, offer_trees
 from taccl.synthesis.proposing import OwnProposer, registered
 from taccl.synthesis.search import Search, bound_within
-from taccl.synthesis.suggesting.chunks import cut, told
+from taccl.synthesis.suggesting.chunks import cut, with_note_on_chunks
 from taccl.synthesis.suggesting.sketched_search import is_unguided, search_guided
 from taccl.synthesis.transforms.exchange import exchange_s, offer_exchanged
 from taccl.synthesis.transforms.fused import offer_fused
@@ -51,18 +51,18 @@ def _by_servers(search: Search) -> None:
     bounded = time.monotonic()
     found = servers(asked, cut=asked.chunks_open)
     found = found.under(replace(found.problem, clauses=asked.clauses))
-    said = "servers that update sums, in the levels that finish first"
-    other = _offer_apart(search, found, said)
+    said = "servers that update sums, in one or two levels, whichever finishes first"
+    other = _offer_aggregated(search, found, said)
     if bound is not None and bound.kind != "none":
         other.prove(bound, since)
         since = bounded
     search.record("servers", "taccl", "done", since, finish_us=found.finish_us)
 
 
-def _offer_apart(search: Search, found: Schedule, choice: str) -> Search:
+def _offer_aggregated(search: Search, found: Schedule, choice: str) -> Search:
     """Add a schedule of the same data by servers or switches to ``search.others``."""
     other = Search(found.problem, search.options, search.deadline, stages=search.stages, choice=choice)
-    other.is_apart = True
+    other.is_aggregated = True
     other.offer_whole(found, producer=found.producer)
     search.others.append(other)
     return other
@@ -81,7 +81,7 @@ def _by_switches(search: Search) -> None:
         search.record("in-network", "taccl", "no-solution", since)
         return
     said = f"switches that add, {found.producer}: {format_us(found.finish)}"
-    _offer_apart(search, found, said)
+    _offer_aggregated(search, found, said)
     search.record("in-network", "taccl", "done", since, finish_us=found.finish_us, message=found.producer)
 
 
@@ -100,13 +100,13 @@ def _first_baselines(search: Search) -> None:
 
 
 def _estimated_first(search: Search) -> None:
-    found = offer_estimated(search, _cut_and_told)
+    found = offer_estimated(search, _cut_with_note)
     if found is not None:
         search.others.append(found)
 
 
 def _groups_first(search: Search) -> None:
-    found = offer_balanced_groups(search, _cut_and_told)
+    found = offer_balanced_groups(search, _cut_with_note)
     if found is not None:
         search.others.append(found)
 
@@ -139,14 +139,14 @@ def _finer_last(search: Search) -> None:
 
 def _offer_finer(search: Search, limit_s: float) -> None:
     """Propose baselines in finer chunks, for `limit_s` seconds, as a search in ``search.others``."""
-    found = offer_cut(search, _cut_and_told, search.deadline.sooner(limit_s))
+    found = offer_cut(search, _cut_with_note, search.deadline.sooner(limit_s))
     if found is not search:
         search.others.append(found)
 
 
-def _cut_and_told(problem: Problem, parts: int) -> Problem:
+def _cut_with_note(problem: Problem, parts: int) -> Problem:
     """The problem in finer chunks, with a note on their number."""
-    return told(cut(problem, parts))
+    return with_note_on_chunks(cut(problem, parts))
 
 
 def _may_be_finer(search: Search) -> bool:
@@ -259,7 +259,7 @@ _EXCHANGE = Turn(
     runs_late=True,
 )
 #: Proposers for sums that servers or switches make; these support what no other proposer does.
-APART: tuple[Turn, ...] = (
+AGGREGATING: tuple[Turn, ...] = (
     Turn(OwnProposer("servers", _by_servers, _updates), lambda search: not _may_use_switches(search)),
     Turn(OwnProposer("switches that add", _by_switches), _may_use_switches),
 )

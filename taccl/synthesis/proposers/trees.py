@@ -36,7 +36,7 @@ from taccl.synthesis.kernels.queue_kernel import send_along
 from taccl.synthesis.proposers.large import effort
 from taccl.synthesis.proposers.queues import send_in_turn, send_without_gaps
 from taccl.synthesis.search import Search
-from taccl.synthesis.suggesting.chunks import cut, told
+from taccl.synthesis.suggesting.chunks import cut, with_note_on_chunks
 from taccl.synthesis.transforms.halves import join, split
 from taccl.synthesis.trees.network import least_time, network_of, trees_per_chunk
 from taccl.synthesis.trees.packing import tree_counts, tree_routes
@@ -121,7 +121,7 @@ def offer_trees(search: Search) -> None:
             limits = Limits(until, seed=search.options.seed)
             steady = along_trees(best.problem, limits, gapless=True)
             if steady is not None and steady.finish <= _STEADY * best.finish and verify(steady).ok:
-                best, said = steady, f"{said}; the steady interval is that of the busiest resource"
+                best, said = steady, f"{said}; in steady state the busiest resource is never idle"
     if best is None:
         said = "no schedule in time" if until.has_passed else "none found that may finish sooner"
         search.record("trees", "compiled", "no-solution", since, message=said)
@@ -167,7 +167,7 @@ def _in_chunks(search: Search) -> Iterator[tuple[Problem, str]]:
             if busy + filling <= most_us and busy < search.finish:
                 described = _described(problem, busy, optimum, parts * whole.collective.chunks_per_rank)
                 described += ", for equal shares of what ranks share" * is_shared
-                yield told(problem) if problem is not whole else whole, described
+                yield with_note_on_chunks(problem) if problem is not whole else whole, described
 
 
 def _busy_and_filling(problem: Problem) -> tuple[Fraction, Fraction]:

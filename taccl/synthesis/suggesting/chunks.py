@@ -121,7 +121,7 @@ def choose_with_sketches(
             sketches = [each for each in found if each.problem.collective == best.collective]
     if all(best is not each for each in problems.values()):  # it merges chunks, unlike these sketches
         sketches = []
-    chosen = _cut_short(told(best), untried)
+    chosen = _cut_short(with_note_on_chunks(best), untried)
     if chosen is not best:
         improved_schedules(chosen).extend(improved_schedules(best))
     return chosen, sketches
@@ -293,7 +293,7 @@ def _cut_short(problem: Problem, untried: Sequence[int]) -> Problem:
     return replace(problem, notes=(*problem.notes, note))
 
 
-def told(problem: Problem) -> Problem:
+def with_note_on_chunks(problem: Problem) -> Problem:
     """The problem, with a note on its number of chunks per rank if that is not one."""
     if problem.collective.chunks_per_rank == 1:
         return problem

@@ -30,7 +30,7 @@ from taccl.synthesis.options import Observer, Options
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.proposers import stages
 from taccl.synthesis.proposers.balanced import balanced_schedule
-from taccl.synthesis.proposers.compiling import are_kept, compile_telling
+from taccl.synthesis.proposers.compiling import are_kept, compile_with_progress
 from taccl.synthesis.proposers.large import effort, schedule_large, suits
 from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.proposals import (
@@ -284,7 +284,7 @@ def compiled_schedule(problem: Problem, options: Options, give_up: Deadline) -> 
 
 def has_kernels(problem: Problem, options: Options, give_up: Deadline) -> bool:
     """True if the compiled list scheduler is compiled, or compiled here within the time."""
-    return are_kept(problem) or compile_telling(problem, options, give_up)
+    return are_kept(problem) or compile_with_progress(problem, options, give_up)
 
 
 def quick_schedule(problem: Problem, options: Options, give_up: Deadline) -> Schedule | None:

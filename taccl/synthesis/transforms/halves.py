@@ -23,9 +23,9 @@ from taccl.problem.costs import wide_links
 from taccl.problem.problem import Problem
 from taccl.schedule.combine import (
     concatenate,
-    contributions_apart,
     reduction_half,
     reverse,
+    separate_contributions,
     spreading_half,
     summed_at_destinations,
 )
@@ -70,15 +70,15 @@ class Phases(Transform[Problem, Schedule]):
 
 
 @dataclass(frozen=True)
-class ContributionsApart(Transform[Problem, Schedule]):
+class SeparateContributions(Transform[Problem, Schedule]):
     """A problem with sums as one without: each contribution travels unreduced to all that want the sum."""
 
-    name: ClassVar[str] = "contributions apart"
+    name: ClassVar[str] = "unreduced contributions"
 
     @classmethod
     def apply(cls, problem: Problem) -> Self | None:
         """Make each contribution a chunk of its own; None if there are no sums."""
-        return cls(problem, (contributions_apart(problem),)) if problem.collective.sums_up else None
+        return cls(problem, (separate_contributions(problem),)) if problem.collective.sums_up else None
 
     def invert(self, found: Sequence[Schedule]) -> Schedule:
         """The same sends, with contributions added up where they arrive."""
@@ -165,7 +165,7 @@ def search_halves(search: Search, search_half: Callable[[Search], None]) -> None
                 return
             said = "no schedule found that adds each contribution once over links of several sources"
             raise NoSolutionError(
-                f"{search.problem!r}: {said}; allow links of one source", bound_us=search.bound_us
+                f"{search.problem.title}: {said}; allow links of one source", bound_us=search.bound_us
             ) from None
         if part.best is None:
             return
@@ -179,7 +179,7 @@ def search_halves(search: Search, search_half: Callable[[Search], None]) -> None
     search.record("phases", "taccl", "done", begun, finish_us=finish_us)
 
 
-def may_keep_apart(problem: Problem, *, most_hops: int) -> bool:
+def may_separate_contributions(problem: Problem, *, most_hops: int) -> bool:
     """True if a problem has few enough contributions to search them as unreduced chunks."""
     if not problem.collective.sums_up:
         return False
@@ -187,7 +187,7 @@ def may_keep_apart(problem: Problem, *, most_hops: int) -> bool:
     return contributions * len(problem.links_allowed) <= most_hops
 
 
-def search_apart(search: Search, search_half: Callable[[Search], None]) -> None:
+def search_separate_contributions(search: Search, search_half: Callable[[Search], None]) -> None:
     """Search for a schedule with unreduced contributions, and propose it if it finishes sooner.
 
     Every contribution is copied to all ranks that want the sum. This helps for small messages, since a sum
@@ -195,24 +195,24 @@ def search_apart(search: Search, search_half: Callable[[Search], None]) -> None:
     """
     if search.best is None or search.done:
         return
-    apart = ContributionsApart.apply(search.problem)
-    if apart is None:
+    separate = SeparateContributions.apply(search.problem)
+    if separate is None:
         return
-    since, (problem,), finish = time.monotonic(), apart.parts, search.best.finish
+    since, (problem,), finish = time.monotonic(), separate.parts, search.best.finish
     left_s = search.deadline.left_s
     budget_s = search.parameters.budget.bound_share * left_s
     try:
         bound = lower_bound(problem, budget_s=budget_s, limit_s=left_s, finish=finish)
     except (SketchError, TopologyError) as error:  # clauses allow the sums, but not each contribution
-        search.record("apart: bound", "taccl", "infeasible", since, message=str(error))
+        search.record("unreduced: bound", "taccl", "infeasible", since, message=str(error))
         return
     if bound.bound >= finish:
-        search.record("apart: bound", "taccl", "done", since, bound_us=bound.bound_us, message=bound.kind)
+        search.record("unreduced: bound", "taccl", "done", since, bound_us=bound.bound_us, message=bound.kind)
         return
-    part = search.part(problem, "apart: ", search.deadline, bound=bound)
+    part = search.part(problem, "unreduced: ", search.deadline, bound=bound)
     search_half(part)
     if part.best is not None:
-        whole = apart.invert([part.best])
+        whole = separate.invert([part.best])
         if whole.finish < finish and verify(whole).ok:
             search.offer_whole(whole, producer=whole.producer, verified=True)
 

@@ -87,7 +87,7 @@ def _shared(problem: Problem, limit: Deadline) -> Iterator[Schedule]:
         # The maximum load falls and then rises with the share; steps of 1/256 are finer than the chunks.
         share = min(np.linspace(0, 1, 257), key=lambda x: (x * loads[0] + (1 - x) * loads[1]).max())
         if 0 < share < 1:
-            yield _together(cut, float(share))
+            yield _combined(cut, float(share))
 
 
 def _loads(schedule: Schedule) -> NDArray[np.float64]:
@@ -101,7 +101,7 @@ def _loads(schedule: Schedule) -> NDArray[np.float64]:
     return np.bincount(holds.resource, held, minlength=len(problem.topology.resources)).astype(float)
 
 
-def _together(problem: Problem, share: float) -> Schedule:
+def _combined(problem: Problem, share: float) -> Schedule:
     """Schedule in which switches add the first `share` of every root's chunks, and ranks the rest."""
     of_root: dict[int | None, list[int]] = defaultdict(list)
     for c, chunk in enumerate(problem.collective.chunks):

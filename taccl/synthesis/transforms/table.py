@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from taccl.synthesis.transforms.fused import SingleChunk
-from taccl.synthesis.transforms.halves import ContributionsApart, Phases
+from taccl.synthesis.transforms.halves import Phases, SeparateContributions
 from taccl.synthesis.transforms.requirements import OtherRoots, ReleaseDates
 from taccl.synthesis.transforms.switches import PlainLinks
 from taccl.synthesis.transforms.symmetry import Symmetry
@@ -14,5 +14,5 @@ from taccl.synthesis.transforms.transform import Transform
 #: Transforms of the whole problem, applied and inverted by `taccl.synthesize`; and those that proposers
 #: apply.
 OUTER: tuple[type[Transform[Any, Any]], ...] = (ReleaseDates, PlainLinks, OtherRoots)
-INNER: tuple[type[Transform[Any, Any]], ...] = (SingleChunk, Phases, ContributionsApart, Symmetry)
+INNER: tuple[type[Transform[Any, Any]], ...] = (SingleChunk, Phases, SeparateContributions, Symmetry)
 TRANSFORMS = OUTER + INNER

@@ -97,13 +97,13 @@ def test_time_since_the_start_of_a_worker_counts(cold, monkeypatch):
     """With half of the time left a search waits for workers that started long ago, and starts none."""
     monkeypatch.setattr(compiling, "busy_factor", lambda: 1.0)
     brief = Deadline.after(COLD_S / 2)
-    assert not compiling.compile_telling(MESH, Options(), brief)
+    assert not compiling.compile_with_progress(MESH, Options(), brief)
     compiling.begin_compiling(searching())
     for each in compiling._BEGUN.values():
         each.wait(Deadline())
         each.began_s -= COLD_S
     cold.clear()
-    assert compiling.compile_telling(MESH, Options(), brief)
+    assert compiling.compile_with_progress(MESH, Options(), brief)
     assert cold == []
 
 
@@ -131,7 +131,7 @@ def test_compiling_is_told(monkeypatch):
         parameters=SearchParameters.from_dict({"large": {"told_after_s": 0}}),
     )
     monkeypatch.setattr(compiling, "are_kept", lambda _: True)
-    assert compiling.compile_telling(MESH, options, Deadline())
+    assert compiling.compile_with_progress(MESH, options, Deadline())
     assert heard.is_set()
 
 

@@ -11,7 +11,7 @@ from taccl.problem.collective import Chunk, Collective
 from taccl.synthesis.proposers import stages
 from taccl.synthesis.proposers.large import schedule_large
 from taccl.synthesis.search import Options, Search
-from taccl.synthesis.transforms.halves import search_apart
+from taccl.synthesis.transforms.halves import search_separate_contributions
 from taccl.topology.builder import TopologyBuilder
 from tests.effort import HASTY, brief_synthesis
 from tests.fuzzing import by_turns, some
@@ -225,6 +225,6 @@ def test_sums_are_kept_where_contributions_cannot_go_apart():
     problem = problem_of(builder.build(), sums, carries_from={1: frozenset({1})})
     found = brief_synthesis(problem, backend="greedy").schedule
     search = Search(problem, Options(), Deadline.after(2), best=found)
-    search_apart(search, lambda _: pytest.fail("there is nothing to search"))
+    search_separate_contributions(search, lambda _: pytest.fail("there is nothing to search"))
     assert search.best is found
     assert [stage.status for stage in search.stages] == ["infeasible"]

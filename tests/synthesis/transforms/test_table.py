@@ -11,7 +11,7 @@ from taccl.problem.collective import Chunk, Collective
 from taccl.problem.problem import Problem
 from taccl.synthesis.proposers.greedy import critical_priorities, list_schedule
 from taccl.synthesis.transforms.fused import SingleChunk
-from taccl.synthesis.transforms.halves import ContributionsApart, Phases
+from taccl.synthesis.transforms.halves import Phases, SeparateContributions
 from taccl.synthesis.transforms.requirements import OtherRoots, ReleaseDates
 from taccl.synthesis.transforms.switches import PlainLinks
 from taccl.synthesis.transforms.symmetry import Symmetry
@@ -40,7 +40,7 @@ PROBLEMS = {
     ),
     SingleChunk: merging_sums,
     Phases: lambda: of_ring("allreduce"),
-    ContributionsApart: lambda: of_ring("allreduce"),
+    SeparateContributions: lambda: of_ring("allreduce"),
     Symmetry: lambda: of_ring("allgather"),
 }
 

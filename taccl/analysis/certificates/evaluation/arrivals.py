@@ -33,12 +33,16 @@ class Fastest:
     """
 
     def __init__(self, senders: Iterable[list[GatePassage]], most: int = 1) -> None:
-        limited = [[way.of_most(most) for way in mine] for mine in senders]
-        full = max((way.most for mine in limited for way in mine), default=1)
+        limited = [[gate.of_most(most) for gate in mine] for mine in senders]
+        full = max((gate.most for mine in limited for gate in mine), default=1)
 
-        def pace(way: GatePassage) -> tuple[object, ...]:
+        def pace(gate: GatePassage) -> tuple[object, ...]:
             """Sort key: ticks per full send, in units common to all passages; then the first arrival."""
-            return full // way.most * (way.alpha + way.most * way.beta), way.before + way.after[0], way.after
+            return (
+                full // gate.most * (gate.alpha + gate.most * gate.beta),
+                gate.before + gate.after[0],
+                gate.after,
+            )
 
         self._places = by_place(limited, pace)
         self._known: dict[int, int] = {}
@@ -46,7 +50,7 @@ class Fastest:
     def within(self, ticks: int) -> int:
         """Max chunks that arrive in the `ticks` ticks after one sender gets data."""
         if ticks not in self._known:
-            self._known[ticks] = sum(max(way.between(0, ticks) for way in some) for some in self._places)
+            self._known[ticks] = sum(max(gate.between(0, ticks) for gate in some) for some in self._places)
         return self._known[ticks]
 
     def by(self, ticks: int, awake: Steps) -> int:
@@ -166,7 +170,7 @@ class Entries:
 
     def _by(self, ticks: int) -> int:
         """Max number of entries by `ticks`."""
-        let_in = sum(number * way.between(0, ticks) for way, number in self._let_in.items())
+        let_in = sum(number * gate.between(0, ticks) for gate, number in self._let_in.items())
         if not self._is_fed:
             return let_in
         by_ranks = self._ranks().by(ticks, self._inside)
@@ -175,7 +179,7 @@ class Entries:
 
     def _early(self, ticks: int, most: int) -> int:
         """Max number of entries from ranks outside all sets by `ticks`; a send has at most `most` chunks."""
-        through = sum(n * way.of_most(most).between(0, ticks) for way, n in self._through.items())
+        through = sum(n * gate.of_most(most).between(0, ticks) for gate, n in self._through.items())
         return min(through, self._outside(most).by(ticks, self._awake))
 
     def links(self, belongs: Callable[[int | None, int | None], bool]) -> list[int]:
@@ -209,12 +213,12 @@ class Pairs:
         self._entries, self._since, self._last, self._before = entries, since, last, entries.num - last
         inside = entries.links(lambda a, b: a == b is not None)
         into = passages_of(facts, border, [set_of.get(rank, -1) for rank in facts.dst]).values()
-        self._into = {_together(way.of_most(last) for way in ways) for ways in into}
+        self._into = {_counted(gate.of_most(last) for gate in gates) for gates in into}
         self._num_entered = min(last, len(into))
         near, direct = (
             passages_of(facts, inside, facts.dst), passages_of(facts, border, facts.dst, entries.release)
         )  # fmt: skip
-        to_rank = {r: (_together(near.get(r, ())), _together(direct.get(r, ()))) for r in set_of}
+        to_rank = {r: (_counted(near.get(r, ())), _counted(direct.get(r, ()))) for r in set_of}
         self._alike = cache(lambda ranks: Counter(to_rank[rank] for rank in ranks).items())
         self._sender = entries.fastest(inside, last)
         self._distances = Counter[int]()
@@ -229,7 +233,7 @@ class Pairs:
 
         def arrived(ticks: int) -> int:
             sent = self._entered(ticks) + self._sender.by(ticks, made)
-            near = sum(number * self._entered(ticks - way) for way, number in self._distances.items())
+            near = sum(number * self._entered(ticks - gate) for gate, number in self._distances.items())
             return min(sent, near if self._distances else sent, self.room(ticks, ranks))
 
         return self._entries.by(self._since - 1) <= self._before and are_true(labels, arrived)
@@ -238,7 +242,7 @@ class Pairs:
         """Max number of last entries by `ticks`; each chunk enters a set once."""
         if ticks < self._since:
             return 0
-        into = max(sum(n * way.ending(self._since, ticks) for way, n in ways) for ways in self._into)
+        into = max(sum(n * gate.ending(self._since, ticks) for gate, n in gates) for gates in self._into)
         return min(max(0, self._entries.by(ticks) - self._before), self._num_entered * into)
 
     def room(self, ticks: int, ranks: frozenset[int]) -> int:
@@ -248,12 +252,12 @@ class Pairs:
         """
         since, taken = self._since, 0
         for (near, direct), number in self._alike(ranks):
-            some = sum(n * way.between(since, ticks) for way, n in near)
-            some += sum(n * min(way.ending(since, ticks), way.between(0, ticks)) for way, n in direct)
+            some = sum(n * gate.between(since, ticks) for gate, n in near)
+            some += sum(n * min(gate.ending(since, ticks), gate.between(0, ticks)) for gate, n in direct)
             taken += number * min(self._last, some)
         return taken
 
 
-def _together(ways: Iterable[GatePassage]) -> Passages:
+def _counted(gates: Iterable[GatePassage]) -> Passages:
     """Set of (passage, number of equal passages)."""
-    return frozenset(Counter(ways).items())
+    return frozenset(Counter(gates).items())

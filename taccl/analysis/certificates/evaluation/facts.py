@@ -112,14 +112,14 @@ class Facts:
     def nearest(self, links: Iterable[int], starts: Collection[int], *, backwards: bool = False) -> list[int]:
         """Min ticks for a chunk to reach 1, 2, ... ranks along shortest paths, from the best of `starts`."""
         out = self.arcs({e: self.took(e, self.units[0]) for e in links}, backwards=backwards)
-        ways = [sorted(shortest_ways(out, {rank: 0}).values()) for rank in starts]
-        return list(map(min, zip_longest(*ways, fillvalue=NEVER)))
+        times = [sorted(shortest_lengths(out, {rank: 0}).values()) for rank in starts]
+        return list(map(min, zip_longest(*times, fillvalue=NEVER)))
 
     def _shortest(self, out: Arcs, starts: dict[int, int]) -> dict[int, int]:
         limit = self.clauses.path_limit
         if limit is not None:  # the limit holds twice for sums: to the root, and from it
             return self._over_few_links(out, starts, 2 * limit if self.sums else limit)
-        return shortest_ways(out, starts)
+        return shortest_lengths(out, starts)
 
     @staticmethod
     def _over_few_links(out: Arcs, starts: dict[int, int], most: int) -> dict[int, int]:
@@ -210,7 +210,9 @@ class Facts:
         return [(c, count) for c, count in kinds.values()]
 
 
-def shortest_ways(out: Mapping[int, Iterable[tuple[int, int]]], starts: Mapping[int, int]) -> dict[int, int]:
+def shortest_lengths(
+    out: Mapping[int, Iterable[tuple[int, int]]], starts: Mapping[int, int]
+) -> dict[int, int]:
     """{rank: length of the shortest path} for all reachable ranks, by Dijkstra's algorithm.
 
     - `out`: {rank: (other end, length) of each arc out of it}.
@@ -254,7 +256,7 @@ def _idle(facts: Facts, links: Sequence[int]) -> dict[int, int]:
     before: dict[int, int] = {}
     after: dict[int, int] = {}
     chosen = set(links)
-    for some, units, first, last in _ways(facts):
+    for some, units, first, last in _heads_and_tails(facts):
         for e in chosen.intersection(some):
             begins = [first[r] for r in facts.topology.links[e].srcs if r in first]
             ends = [last[r] for r in facts.topology.links[e].dsts if r in last]
@@ -294,7 +296,7 @@ def lanes(
     return found, not left
 
 
-def _ways(facts: Facts) -> Iterator[tuple[Sequence[int], int, dict[int, int], dict[int, int]]]:
+def _heads_and_tails(facts: Facts) -> Iterator[tuple[Sequence[int], int, dict[int, int], dict[int, int]]]:
     """Yield (links, units, {rank: earliest tick}, {rank: min ticks from there to a destination}).
 
     There is one item for all chunks with the same links and size. A chunk is also wanted by the rank that

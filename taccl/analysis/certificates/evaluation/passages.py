@@ -126,10 +126,10 @@ def passages_of(
     facts: Facts, links: Iterable[int], label: Sequence[int], release: Mapping[int, int] | None = None
 ) -> dict[int, list[GatePassage]]:
     """{label: passages that cover the links with that label}; `label` is given for every link."""
-    together: dict[int, list[int]] = defaultdict(list)
+    links_of: dict[int, list[int]] = defaultdict(list)
     for e in links:
-        together[label[e]].append(e)
-    return {each: passages(facts, some, release) for each, some in together.items()}
+        links_of[label[e]].append(e)
+    return {each: passages(facts, some, release) for each, some in links_of.items()}
 
 
 def by_place(
@@ -137,9 +137,9 @@ def by_place(
 ) -> list[set[GatePassage]]:
     """The first passages of all sets, then all second ones, and so on, with each set sorted by `key`."""
     places: dict[int, set[GatePassage]] = defaultdict(set)
-    for ways in sets:
-        for place, way in enumerate(sorted(ways, key=key)):
-            places[place].add(way)
+    for gates in sets:
+        for place, gate in enumerate(sorted(gates, key=key)):
+            places[place].add(gate)
     return list(places.values())
 
 
@@ -149,17 +149,17 @@ def strongest(sets: Iterable[list[GatePassage]]) -> list[GatePassage]:
     The order is by hold, alpha, `most` and `before`.
     """
     found = []
-    for some in by_place(sets, lambda way: (way.hold, way.alpha, way.most, way.before)):
-        most, before = max(way.most for way in some), min(way.before for way in some)
+    for some in by_place(sets, lambda gate: (gate.hold, gate.alpha, gate.most, gate.before)):
+        most, before = max(gate.most for gate in some), min(gate.before for gate in some)
         found.append(
             GatePassage(
-                alpha=min(way.alpha for way in some),
-                beta=min(way.beta for way in some),
+                alpha=min(gate.alpha for gate in some),
+                beta=min(gate.beta for gate in some),
                 most=most,
                 release=0,
                 before=before,
-                after=tuple(min(after for way in some for after in way.after[m:]) for m in range(most)),
-                after_most=max(way.after_most for way in some),
+                after=tuple(min(after for gate in some for after in gate.after[m:]) for m in range(most)),
+                after_most=max(gate.after_most for gate in some),
             )
         )
     return found
@@ -186,9 +186,10 @@ def fills(
     if not number or ticks <= since:
         return ticks <= since
     size = min(units for units, some in sends.items() if some)
-    ways = passages(facts, links, dict.fromkeys(links, since), size=size)
+    gates = passages(facts, links, dict.fromkeys(links, since), size=size)
     return (
-        all(way.hold for way in ways) and sum(way.between(0, math.ceil(ticks) - 1) for way in ways) < number
+        all(gate.hold for gate in gates)
+        and sum(gate.between(0, math.ceil(ticks) - 1) for gate in gates) < number
     )
 
 
@@ -213,8 +214,8 @@ def jobs(facts: Facts, ranks: frozenset[int], *, entering: bool) -> Iterator[Bor
                 theirs = {r for r in sources if node[r] == n}
                 parts.append((over, theirs, {r for r in ends if node[r] != n}))
         for over, some, wanted in parts:
-            ways = ((e, links[e].srcs, links[e].dsts) for e in over)
-            ends_of = ((e, a, b) if entering else (e, b, a) for e, a, b in ways)
+            both_ends = ((e, links[e].srcs, links[e].dsts) for e in over)
+            ends_of = ((e, a, b) if entering else (e, b, a) for e, a, b in both_ends)
             crossing = [
                 e for e, far, near in ends_of if not ranks.isdisjoint(near) and not ranks.issuperset(far)
             ]
@@ -245,9 +246,9 @@ def _job(
 
 
 def _onward(facts: Facts, every: Sequence[int], units: int, ranks: set[int]) -> frozenset[tuple[int, int]]:
-    ways = [e for e in every if not ranks.isdisjoint(facts.topology.links[e].srcs)]
+    out = [e for e in every if not ranks.isdisjoint(facts.topology.links[e].srcs)]
     shared: dict[int, int] = {}
-    for i, e in enumerate(ways):
+    for i, e in enumerate(out):
         merges = facts.clauses.max_merge > 1 and e in facts.clauses.merging
         mine = {
             r: (0 if merges else alpha) + units * beta

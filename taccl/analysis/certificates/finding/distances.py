@@ -234,8 +234,8 @@ def heads_and_tails(distances: Distances, *, divisible: bool) -> HeadsTails:
             found = np.isfinite(first[link]) & np.isfinite(left[link])
             ticks = np.where(found, of_link[link], 0).astype(np.int64) + np.where(late, rest, 0)
             np.minimum(all_ticks, ticks, out=all_ticks, where=found)
-    lasts = costs.hold_beta + costs.hold_alpha > 0
-    return HeadsTails(link[lasts], resource[lasts], head[lasts], tail[lasts])
+    takes_time = costs.hold_beta + costs.hold_alpha > 0
+    return HeadsTails(link[takes_time], resource[takes_time], head[takes_time], tail[takes_time])
 
 
 def _groups(distances: Distances, *, divisible: bool) -> Iterator[tuple[int, int, set[int], set[int]]]:

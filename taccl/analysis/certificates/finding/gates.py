@@ -245,9 +245,9 @@ class Sender(NamedTuple):
     first: tuple[int, ...]
     period: int
 
-    def since(self, moment: int) -> Iterator[int]:
-        """Arrivals of successive chunks if the rank starts to send at tick `moment`."""
-        return (start + after for start in count(moment, self.period) for after in self.first)
+    def since(self, begin: int) -> Iterator[int]:
+        """Arrivals of successive chunks if the rank starts to send at tick `begin`."""
+        return (start + after for start in count(begin, self.period) for after in self.first)
 
 
 def fastest_senders(out: Gates, most: int = 1) -> list[Sender]:
@@ -296,9 +296,9 @@ def _by_place(gates: Gates, *keys: Ints) -> list[Ints]:
     return [order[place == each] for each in range(sizes.max(initial=0))]
 
 
-def waking(
+def spread_times(
     senders: list[Sender],
-    woken: Iterable[int],
+    from_outside: Iterable[int],
     num: int,
     *,
     soonest: Iterable[int] = repeat(0),
@@ -306,11 +306,11 @@ def waking(
 ) -> list[int]:
     """Earliest ticks by which 1, 2, ..., `num` ranks can hold data, if each rank then sends data on.
 
-    - `woken`: Ticks at which ranks get data from outside, ascending; `FOREVER` stands for never.
+    - `from_outside`: Ticks at which ranks get data from outside, ascending; `FOREVER` stands for never.
     - `soonest`: Lower bounds of the result: for the first rank, the second, and so on.
     - `num_senders`: Max ranks that send to others.
     """
-    sources: list[Iterator[int]] = [chain(woken, repeat(FOREVER))]
+    sources: list[Iterator[int]] = [chain(from_outside, repeat(FOREVER))]
     queue = [(next(sources[0]), 0)]
     when: list[int] = []
     for least in islice(soonest, num):
@@ -332,12 +332,12 @@ def labels_of(times: Iterable[int]) -> Labels:
     return tuple(found)
 
 
-def sends_of(senders: list[Sender], awake: Iterable[int]) -> Iterator[int]:
+def sends_of(senders: list[Sender], received: Iterable[int]) -> Iterator[int]:
     """Arrivals of the chunks of all ranks in one ascending sequence; each rank sends once it holds data.
 
-    - `awake`: Ticks at which ranks get data.
+    - `received`: Ticks at which ranks get data.
     """
-    return heapq.merge(*(each.since(moment) for moment in awake if moment < FOREVER for each in senders))
+    return heapq.merge(*(each.since(begin) for begin in received if begin < FOREVER for each in senders))
 
 
 #: Number of ticks, whole or fractional.

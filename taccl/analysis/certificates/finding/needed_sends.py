@@ -19,7 +19,7 @@ from taccl.analysis.certificates.certificate import BorderJob
 from taccl.analysis.certificates.finding.distances import Distances
 from taccl.analysis.certificates.finding.gates import FOREVER, GateCosts
 from taccl.analysis.certificates.finding.volume import crossing_links
-from taccl.analysis.certificates.readings import turned_round
+from taccl.analysis.certificates.readings import time_reversed
 from taccl.problem.costs import link_ends, wide_links
 from taccl.sketch.group import find_symmetries
 
@@ -114,14 +114,14 @@ class NeededSends:
         alike = len({kind.units for kind in self.classes}) == 1
         return alike and self.single_ended and not self.problem.collective.derivations and not in_network
 
-    def both_ways(self) -> Iterator[tuple[NeededSends, bool]]:
+    def both_directions(self) -> Iterator[tuple[NeededSends, bool]]:
         """Yield (self, False); if chunks start at fewer ranks than want some, also (time-reversed, True)."""
         yield self, False
         chunks = self.problem.collective.chunks
         starts, ends = ({r for c in chunks for r in getattr(c, side)} for side in ("origins", "destinations"))
         if self._backwards is None and len(starts) < len(ends):
-            turned = turned_round(self.problem)
-            self._backwards = None if turned is None else NeededSends(turned)
+            reverse = time_reversed(self.problem)
+            self._backwards = None if reverse is None else NeededSends(reverse)
         if self._backwards is not None:
             self._backwards.deadline = self.deadline
             yield self._backwards, True
@@ -273,18 +273,18 @@ class NeededSends:
         If the chunk may be merged with others, only the ticks for its bytes (beta) count.
         """
         clauses, some = self.problem.clauses, self.distances.link_set(links)
-        ways = [e for r in sorted(ranks) for e in self.topology.links_from[r] if e in some]
+        out = [e for r in sorted(ranks) for e in self.topology.links_from[r] if e in some]
         common: set[int] | None = None
-        for e in ways:
+        for e in out:
             # A hold at the receiving end may begin late, so it does not limit when a chunk leaves.
             leaving = {r for r, (_, _, receives) in self.held[e].items() if not receives}
             common = leaving if common is None else common & leaving
             if not common:
                 break
-        merges = {e for e in ways if clauses.max_merge > 1 and e in clauses.merging}
+        merges = {e for e in out if clauses.max_merge > 1 and e in clauses.merging}
 
         def ticks(e: int, resource: int) -> int:
             alpha, beta, _ = self.held[e][resource]
             return (0 if e in merges else alpha) + units * beta
 
-        return frozenset((r, min(ticks(e, r) for e in ways)) for r in common or ())
+        return frozenset((r, min(ticks(e, r) for e in out)) for r in common or ())
