@@ -20,7 +20,7 @@ from taccl.formats.registry import (
     read,
     write,
 )
-from taccl.formats.table import FORMATS, KINDS, CONVERSIONS, FileFormat
+from taccl.formats.table import CONVERSIONS, FORMATS, KINDS, FileFormat
 from taccl.problem.problem import make_problem
 from tests.effort import brief_synthesis, cpu_s
 from tests.foreign import OURS, foreign_files

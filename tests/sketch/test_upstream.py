@@ -503,5 +503,7 @@ def test_wrong_argument(edited, options, message):
 def test_several_nodes_need_a_sketch():
     """A topology file alone has no links between nodes; asked for two nodes, the error says to give a sketch."""
     path = next((OURS / "upstream-taccl" / "topo").glob("*.json"))
-    with pytest.raises(TopologyError, match="found 2 nodes; expected one, as only a sketch connects the nodes"):
+    with pytest.raises(
+        TopologyError, match="found 2 nodes; expected one, as only a sketch connects the nodes"
+    ):
         load_upstream_topology(path, nodes=2)
