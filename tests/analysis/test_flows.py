@@ -111,7 +111,7 @@ def test_a_single_program_is_within_reach():
 
 
 def test_whole_chunks_pay_alpha_and_end_in_whole_ticks():
-    """Ring of 4, links of 1 us + 1 us/MB: 16 hops of 2 us over 8 links take 4 us."""
+    """Whole chunks pay alpha on every hop: on a ring of four, 16 hops of 2 us over 8 links take 4 us."""
     assert flowed(problem_of(ring(4), collectives.alltoall(4)), divisible=False)[0] == 4
 
 

@@ -560,7 +560,10 @@ def test_a_link_may_hold_a_resource_by_several_rows(start, verdict):
 
 
 def test_an_implicit_sum_may_spread_while_another_is_gathered():
-    """Ring of two, two items, L ticks per send: item 0 is complete at L and copied then, item 1 only at 3 L."""
+    """An implicit schedule may copy a complete sum while another one is still being reduced.
+
+    On a ring of two, with L ticks per send, item 0 is complete at L and copied then, item 1 only at 3 L.
+    """
     schedule = synthesize_implicit("ring:2", "allreduce", chunks_per_rank=2).schedule
     took = int(schedule.ticks.latency[0])
     rows = [(0, 1, 0, 0, True), (0, 0, 1, took, False), (1, 1, 0, 2 * took, True), (1, 0, 1, 3 * took, False)]

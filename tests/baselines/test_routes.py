@@ -38,7 +38,7 @@ def test_distances_of_all_pairs_are_one_search(monkeypatch):
 
 
 def test_direct_links_between_nodes_need_no_search(monkeypatch):
-    """A link between nodes as fast as any other is its ends' shortest route without a search."""
+    """A link between nodes that is as fast as any other is the shortest route, without a search."""
     monkeypatch.setattr(routes, "shortest_paths", lambda *_: pytest.fail("searched"))
     problem = make_problem(topologies.dgx2(2), "alltoall", chunk_bytes=10**5)
     src, dst = np.nonzero(~np.eye(32, dtype=bool))

@@ -26,7 +26,7 @@ def test_the_busy_factor_is_of_the_last_work(run_times):
 
 
 def test_the_busy_factor_stays_until_more_work_is_done(run_times):
-    """Waiting right after the last reading counts only once more work is measured."""
+    """The busy factor changes only once enough further work is measured, here not after 0.05 s."""
     run_times(1.0, 3.0)
     deadline.busy_factor()
     run_times(1.05, 9.0)

@@ -146,7 +146,7 @@ def test_tiles_keep_up_with_what_they_wait_for():
 
 
 def test_a_rank_computes_one_kernel_at_a_time():
-    """Three independent kernels of 10, 20 and 30 us take 60 us on one rank."""
+    """A rank computes one kernel at a time: three independent ones of 10, 20 and 30 us take 60 us."""
     step = Workload("w", 4)
     for number in (1, 2, 3):
         step = step.then(f"k{number}", "compute", shape=(4,), cost_us=10 * number)

@@ -165,7 +165,7 @@ def _of_first(lines: list[str], prefix: str, others: list[int]) -> list[str]:
     """
     lines = [line.strip() for line in lines]
     if others and prefix and not lines[others[0]].startswith(prefix):
-        # Launchers mix the lines of several hosts.
+        # A launcher may mix the lines of several hosts: keep those of the header's host.
         own = [line.removeprefix(prefix) if line.startswith(prefix) else "" for line in lines]
         gpus = re.findall(r"\bGPU\d+", next(filter(None, own)))
         if set(gpus) <= {line.split()[0] for line in own if line.strip()}:

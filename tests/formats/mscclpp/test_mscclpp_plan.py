@@ -143,7 +143,7 @@ def test_nodes_come_from_the_topology():
 
 @pytest.mark.parametrize(("members", "name"), [((0, 1, 2), "allgather"), ((2, 0, 1), "custom")])
 def test_ranks_in_another_order_are_no_collective_of_theirs(members, name):
-    """With ranks in another order, the plan would pass for an allgather of other parts, and is refused."""
+    """With ranks in another order, a plan is named "custom", as its outputs are not those of an allgather."""
     collective = taccl.collectives.allgather(3).among(members, num_ranks=3)
     problem = taccl.make_problem(taccl.topologies.ring(3), collective, chunk_bytes=1000)
     plan = build_mscclpp_plan(lower(taccl.synthesize(problem, backend="greedy").schedule))

@@ -149,7 +149,7 @@ def test_a_dump_has_ranks_nvlinks_and_nics():
 
 
 def test_bare_ids_need_to_be_told():
-    """The error counts the devices and names arguments; with these, one GPU is at each CPU."""
+    """Devices without a class are an error, which counts them and names arguments that give their class."""
     path = OURS / "nccl-topo" / "bare-ids-topo.xml"
     with pytest.raises(
         FormatError, match=r"line 4: <system .*3 devices without a class.*gpus=.*nics="
