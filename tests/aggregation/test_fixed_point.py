@@ -133,7 +133,7 @@ def test_shorter_numbers_are_taken_as_they_are(dtype):
 
 
 def test_bits_of_bfloat16_are_numbers():
-    """1, -2 and 3.140625 are 0x3F80, 0xC000 and 0x4049."""
+    """Bits of bfloat16 are converted: 0x3F80, 0xC000 and 0x4049 are 1, -2 and 3.140625."""
     values = from_bfloat16(np.array([0x3F80, 0xC000, 0x4049], np.uint16))
     assert values.tolist() == [1, -2, 3.140625]
     assert quantise(values, 64.0, ranks=1).tolist() == [64, -128, 201]

@@ -33,8 +33,10 @@ def test_layers_come_to_what_is_published(model):
 
 
 def test_some_layers_by_hand():
-    """First convolutions have 7 x 7 x 3 x 64 and 11 x 11 x 3 x 64 weights, VGG-19's first full layer 25,088 x
-    4,096."""
+    """Layers have the numbers of weights that follow from their published shapes.
+
+    First convolutions have 7 x 7 x 3 x 64 and 11 x 11 x 3 x 64, VGG-19's first full layer 25,088 x 4,096.
+    """
     assert layer_bytes("ResNet_50")["conv1"] == 4 * 9408
     assert layer_bytes("vgg-19")["fc1.weight"] == 4 * 25_088 * 4096
     assert layer_bytes("alexnet")["conv1.weight"] == 4 * 11 * 11 * 3 * 64
@@ -76,7 +78,10 @@ def test_slow_cards_get_less():
 
 
 def test_a_chunk_goes_where_it_is_done_soonest():
-    """Two chunks of 1 MB at 1 and 100 us/MB both go to the fast card, 2 us."""
+    """Chunks go to the card that is done soonest, even if another one is idle.
+
+    Two chunks of 1 MB, at 1 and 100 us/MB, both go to the fast card, 2 us.
+    """
     for betas in ((1, 100), (100, 1)):
         shards = place_shards([2_000_000], servers_of(*betas), [2, 3], chunk=1_000_000)
         assert set(shards.servers) == {2 + betas.index(1)}

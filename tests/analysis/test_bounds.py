@@ -44,13 +44,19 @@ def test_nothing_to_send_takes_no_time():
 
 @pytest.mark.slow
 def test_latency_is_the_longest_shortest_way():
-    """On a ring of 5 with 2 us a hop rank 2 is two hops from rank 0: 4 us."""
+    """The latency bound is the longest of the shortest paths to destinations.
+
+    On a ring of 5 with 2 us a hop, rank 2 is two hops from rank 0: 4 us.
+    """
     bound = lower_bound(problem_of(ring(5), collectives.broadcast(5)))
     assert (bound.bound, bound.kind) == (4, "latency")
 
 
 def test_latency_starts_at_the_nearest_origin():
-    """Ranks 0 and 2 of a ring of 5 hold the chunk: rank 4 gets it from rank 0, its neighbour, in 2 us."""
+    """The latency bound counts from the nearest origin of a chunk.
+
+    Ranks 0 and 2 of a ring of 5 hold the chunk, so rank 4 gets it from its neighbour 0 in 2 us.
+    """
     bound = lower_bound(problem_of(ring(5), custom(5, [([0, 2], [4])])))
     assert bound.bound == 2
 
@@ -71,7 +77,7 @@ def test_counting_passes_whole_chunks():
 
 
 def test_chunks_of_unequal_size_count_by_size():
-    """Chunks of 1, 2 and 3 MB over one link of 1 us/MB take 6 us."""
+    """Chunks of unequal size count by their bytes: 1, 2 and 3 MB over one link of 1 us/MB take 6 us."""
     problem = problem_of(pair((0, 1)), custom(2, [([0], [1])] * 3), chunk_bytes=[MB, 2 * MB, 3 * MB])
     assert lower_bound(problem).bound == 6
 
@@ -128,9 +134,9 @@ def test_a_receiving_hold_serialises_too():
 
 
 def test_an_allreduce_needs_twice_n_minus_one_sends():
-    """On a one-way ring of four, 4 chunks need 2 * 3 sends each: 24 sends over 4 links of 1 us take 6.
+    """Each sum of an allreduce needs 2 (n - 1) sends.
 
-    Only 4 chunks must enter each rank, and the longest path has 3 hops.
+    On a one-way ring of four, 4 chunks need 24 sends, which take 6 us over 4 links of 1 us.
     """
     builder = TopologyBuilder("one-way ring", [0] * 4)
     for rank in range(4):
@@ -146,7 +152,10 @@ def test_an_allreduce_may_beat_its_two_halves():
 
 
 def test_a_sketch_raises_the_bound():
-    """Without link 0 -> 1 the chunk goes the long way round a ring of 3: 4 us instead of 2."""
+    """A sketch that forbids a link raises the bound.
+
+    Without link 0 -> 1 of a ring of 3 the chunk takes two hops, 4 us instead of 2.
+    """
     topology = ring(3)
     problem = problem_of(topology, custom(3, [([0], [1])]))
     allowed = frozenset(e for e, link in enumerate(topology.links) if (link.src, link.dst) != (0, 1))
@@ -275,7 +284,10 @@ def test_greedy_never_beats_the_bound(name, num_ranks, costs, extra, two, pipeli
 
 @pytest.mark.slow
 def test_with_no_time_something_crosses_a_border_all_the_same():
-    """Even with a budget of 0 s: 100 sums enter a corner of a mesh over two links of 20.5 us in 50 rounds."""
+    """With a budget of 0 s there still is a bound from a border.
+
+    100 sums enter a corner of a mesh over two links of 20.5 us, which takes 50 rounds.
+    """
     topology = mesh(10, 10)
     problem = make_problem(topology, collectives.allreduce(100), chunk_bytes=MB)
     bound = lower_bound(problem, budget_s=0.0)

@@ -155,8 +155,11 @@ def sent(problem, *sends):
 
 
 def test_chunks_that_differ_in_who_may_hold_them():
-    """Two groups send from 0 to 1; only the group of three ranks may route through rank 2, in 2 us instead of
-    10."""
+    """Chunks of two groups differ in the ranks that may relay them.
+
+    Both groups send from 0 to 1. Only the group of three ranks may route through rank 2, in 2 us instead of
+    10.
+    """
     pair = collectives.custom(2, precondition={0: [0]}, postcondition={0: [1]}).among((0, 1), num_ranks=3)
     three = collectives.custom(3, precondition={0: [0]}, postcondition={0: [1]}).among((0, 1, 2), num_ranks=3)
     problem = problem_of(
@@ -181,8 +184,11 @@ def test_chunks_that_are_made_of_others_at_different_ranks():
 
 
 def test_chunks_that_only_a_symmetry_without_relays_joins():
-    """A ring of four with diagonals of 10 us whose only relay is rank 3: 2 -> 0 can avoid its diagonal, 0 ->
-    2 cannot."""
+    """A symmetry of the links is none of the problem if it moves the only relay.
+
+    In a ring of four with diagonals of 10 us only rank 3 relays: 2 -> 0 can avoid its diagonal, 0 -> 2
+    cannot.
+    """
     topology = links(
         (0, 1, 1), (1, 2, 1), (2, 3, 1), (3, 0, 1), (0, 2, 10), (2, 0, 10), buses=[("diagonals", (4, 5))]
     )
@@ -193,7 +199,10 @@ def test_chunks_that_only_a_symmetry_without_relays_joins():
 
 
 def test_sums_of_two_sizes_are_counted_with_alpha():
-    """Three ranks share a sum of 2 MB and one of 1 MB over one bus: at least 8 sends of 101 us each."""
+    """Sums of two sizes are counted with the alpha of each of their sends.
+
+    Three ranks share a sum of 2 MB and one of 1 MB over one bus: at least 8 sends of 101 us each.
+    """
     builder = TopologyBuilder("bus", [0] * 3)
     bus = builder.add_resource("bus")
     for rank in range(3):
@@ -370,7 +379,10 @@ def test_bounds_without_times_hold(seed, combining):
 
 
 def test_divisible_data_takes_fractions():
-    """Three chunks of divisible data over links of 2 and 3 us take 3 / (1/2 + 1/3) = 18/5 us."""
+    """Divisible data divides over links in proportion to their rates.
+
+    Three chunks over links of 2 and 3 us take 3 / (1/2 + 1/3) = 18/5 us.
+    """
     topology = linked("pair", [0, 0], [(0, 1, 0, 2), (0, 1, 0, 3)])
     problem = problem_of(topology, collectives.broadcast(2, chunks_per_rank=3))
     bound = lower_bound(problem, divisible=True)

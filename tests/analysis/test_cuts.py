@@ -129,7 +129,10 @@ def test_prices_of_several_resources_add_up():
 
 
 def test_sums_are_exchanged_twice():
-    """Between n ranks a sum takes 2 (n - 1) sends: on 4 ranks fully joined by 12 links of 1 us, 4 * 6 / 12."""
+    """Between n ranks a sum takes 2 (n - 1) sends.
+
+    Four sums of 4 ranks that are fully joined by 12 links of 1 us take 4 * 6 / 12 us.
+    """
     problem = problem_of(full(4), collectives.allreduce(4))
     bound, witness = priced(problem)
     assert bound == 2
@@ -143,7 +146,10 @@ def test_sums_that_switches_make_enter_once():
 
 
 def test_sums_between_nodes():
-    """Three nodes of one rank and one NIC of 6 us each: 4 sums need 3 * 4 sends over 3 NICs, 24 us."""
+    """Sums between nodes take 2 (n - 1) sends between n nodes, and NICs limit these.
+
+    Three nodes have one rank and one NIC of 6 us each: 4 sums need 3 * 4 sends over 3 NICs, 24 us.
+    """
     builder = TopologyBuilder("NICs", [0, 1, 2])
     nics = [builder.add_resource(f"NIC of node {n}") for n in range(3)]
     for src in range(3):
@@ -156,7 +162,10 @@ def test_sums_between_nodes():
 
 
 def test_whole_chunks_pay_alpha():
-    """Three chunks over a link of 2 + 1 us take 9 us; as divisible data 5 us, one alpha for 3 MB."""
+    """Each whole chunk pays alpha, while divisible data pays it once.
+
+    Three chunks over a link of 2 + 1 us take 9 us; as divisible data 5 us.
+    """
     topology = linked("pair", [0, 0], [(0, 1)], alpha_us=2, beta_us_per_mb=1)
     problem = problem_of(topology, custom(2, [([0], [1])] * 3))
     assert priced(problem, divisible=False)[0] == 9
@@ -164,14 +173,17 @@ def test_whole_chunks_pay_alpha():
 
 
 def test_merged_chunks_pay_their_share_of_alpha():
-    """Six chunks, merged three to a send, take 6 * (2/3 + 1) = 10 us."""
+    """A merged chunk pays its share of alpha: six chunks, three to a send, take 6 * (2/3 + 1) = 10 us."""
     topology = linked("pair", [0, 0], [(0, 1)], alpha_us=2, beta_us_per_mb=1)
     problem = problem_of(topology, custom(2, [([0], [1])] * 6), merging=frozenset({0}), max_merge=3)
     assert priced(problem, divisible=False)[0] == 10
 
 
 def test_chunks_of_unequal_size_count_by_size():
-    """Chunks of 1, 2 and 3 MB over one link of 2 us/MB take 12 us, plus two alphas of 5 us (6 MB / 3 MB)."""
+    """Chunks of unequal size count by their bytes, and by their share of alpha.
+
+    1, 2 and 3 MB over one link of 2 us/MB take 12 us, plus two alphas of 5 us (6 MB / 3 MB).
+    """
     topology = linked("pair", [0, 0], [(0, 1)], alpha_us=5, beta_us_per_mb=2)
     problem = problem_of(topology, custom(2, [([0], [1])] * 3), chunk_bytes=[MB, 2 * MB, 3 * MB])
     assert priced(problem, divisible=False)[0] == 22
@@ -194,9 +206,9 @@ def test_nothing_that_crosses_has_no_price():
 
 @pytest.mark.parametrize("fold", [False, True])
 def test_the_witness_proves_the_bound_to_the_last_digit(fold):
-    """Prices with thirds and sevenths stay exact: 7 chunks into each of 8 ranks over links of 3 and 7 us.
+    """Prices stay exact fractions, so the witness proves the bound to the last digit.
 
-    The rate into a rank is 1/3 + 1/7 = 10/21: 7 / (10/21) = 147/10 us.
+    7 chunks enter each of 8 ranks over links of 3 and 7 us, which gives prices with thirds and sevenths.
     """
     builder = TopologyBuilder("thirds", [0] * 8)
     for r in range(8):

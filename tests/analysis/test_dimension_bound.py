@@ -26,7 +26,10 @@ def test_loads_by_hand():
 
 
 def test_an_exchange_loads_by_hops():
-    """On a ring of 5 the five parts travel 0, 1, 2, 2 and 1 hops, in any order of dimensions."""
+    """An alltoall along a ring loads its links by hops, in any order of dimensions.
+
+    On a ring of 5 the five parts travel 0, 1, 2, 2 and 1 hops.
+    """
     dims = taccl.dimensions("multidim:ring5@100,switch4@100")
     for order in ((0, 1), (1, 0)):
         assert dims.loads_us_per_mb(order, exchange=True) == (Fraction(60, 5), Fraction(30, 4))
@@ -99,8 +102,11 @@ def test_the_optimum_is_that_over_every_order():
 
 
 def test_many_dimensions_need_no_list_of_orders():
-    """A hypercube of 12 dimensions (479 million orders) is solved: by symmetry each dimension goes first for
-    1/12."""
+    """The bound of many dimensions is found without a list of their orders.
+
+    A hypercube of 12 dimensions has 479 million orders; by symmetry each dimension goes first for 1/12 of the
+    data.
+    """
     bound = dimension_bound(taccl.dimensions("hypercube:12"), "allgather", 4096 * 10**6)
     # 4095 MB must enter each rank through 12 links of 50 GB/s.
     assert bound.check() and bound.bound_us == pytest.approx(4095 * 20 / 12, rel=1e-4)

@@ -53,7 +53,10 @@ def test_chunks_come_one_after_another_on_both_ways(number, finish_us):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", thinned(["scatter", "gather"]))
 def test_what_a_port_passes_does_not_go_round_by_another_node(name):
-    """15 chunks leave rank 0 by its port in 0.3 us each; a detour out and back through NICs takes 2 * 2.6 us."""
+    """Chunks that wait for a port cannot arrive earlier by a detour through another node.
+
+    15 chunks leave rank 0 by its port in 0.3 us each; a detour out and back through NICs takes 2 * 2.6 us.
+    """
     problem = make_problem(dgx2(2), name, size_bytes=32, chunks_per_rank=1)
     (port,) = {
         problem.costs.duration(e, 1)

@@ -95,7 +95,10 @@ def test_other_chunks_of_the_same_data_share_their_bound():
 
 
 def test_every_chunking_pays_an_alpha_for_what_starts_or_ends_apart():
-    """16 KB on the 16 ranks of a DGX-2, unmerged: each rank receives 15 sends of 0.3 us and 15 KB at 8 us/MB."""
+    """Over all chunkings, data of different origins or destinations pay an alpha each.
+
+    16 KB on the 16 ranks of a DGX-2, unmerged: each rank receives 15 sends of 0.3 us, and 15 KB at 8 us/MB.
+    """
     problem = taccl.make_problem(
         taccl.topologies.dgx2(), "allgather", size_bytes=16_000, clauses=taccl.problem.problem.Clauses()
     )
@@ -117,7 +120,10 @@ def test_a_bound_over_all_chunkings_lets_any_sends_merge():
 
 
 def test_a_finish_that_merged_sends_beat_is_not_proven_best():
-    """1 MB takes 12 us on a DGX-2 without merging and 8.7 us with it: 12 us are not proven best."""
+    """A finish without merging is not proven best if merged sends finish earlier.
+
+    1 MB takes 12 us on a DGX-2 without merging and 8.7 us with it.
+    """
     problem = taccl.make_problem(taccl.topologies.dgx2(), "allgather", size_bytes="1MB", chunks_per_rank=1)
     bound = taccl.lower_bound(problem)
     assert bound.bound == 12
@@ -132,7 +138,10 @@ def test_a_best_finish_without_merging_is_of_a_sketch():
 
 
 def test_merged_sends_share_an_alpha_in_every_chunking():
-    """Two chunks from rank 0 to ranks 1 and 2 over one link of 6 us that merges two: 3 us of alpha each."""
+    """Over all chunkings, chunks that may merge share an alpha.
+
+    Two chunks from rank 0 to ranks 1 and 2 over one link of 6 us that merges two pay 3 us of alpha each.
+    """
     builder = taccl.topologies.TopologyBuilder("chain", [0, 0, 0])
     for src in (0, 1):
         builder.add_link(src, src + 1, alpha_us=6, beta_us_per_mb=1)
@@ -245,7 +254,7 @@ def test_what_a_sketch_keeps_from_merging_is_said():
 
 
 def test_padding_is_no_part_of_the_bound_of_every_cut():
-    """11 B in 5 chunks are padded to 15 B; the bound over all chunkings counts 11 B."""
+    """The bound over all chunkings counts the data without padding: 11 B, not 5 chunks of 3 B."""
     bound = _bound(RING, "allgather", 11, chunks_per_rank=1)
     every = bound_of_every_cut(bound)
     exact = _bound(RING, "allgather", 11_000_000, chunks_per_rank=1)

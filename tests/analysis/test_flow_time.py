@@ -42,7 +42,10 @@ def line(num_ranks, *, alpha=2, beta=1):
 
 
 def test_a_message_that_is_stored_and_forwarded_meets_the_bound():
-    """Store and forward over two links of 2 us + 1 us/MB takes 6 us for 1 MB; two half sends end later."""
+    """Store and forward in one send over two links meets the bound.
+
+    It takes 6 us for 1 MB over links of 2 us + 1 us/MB; two half sends end later.
+    """
     problem = merging_freely(taccl.make_problem(line(3), "broadcast", size_bytes=MB, chunks_per_rank=1))
     (bound,) = certificates(problem)
     assert bound.bound == 6 == taccl.baselines.tree(problem, cut=False).finish

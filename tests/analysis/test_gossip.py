@@ -43,7 +43,10 @@ def test_one_send_more_may_begin_and_end_outside():
 
 
 def test_more_ranks_double_for_longer():
-    """Four ranks add, and copy, in 2 * 1 us each; 8 sends each way take 40 us."""
+    """More ranks in a node take more rounds to add and to copy.
+
+    Four ranks add, and copy, in 2 * 1 us each; 8 sends each way take 40 us.
+    """
     problem = problem_of(two_levels(4, local=1, nic=5), collectives.allreduce(8))
     assert claims(problem)[1:] == [40, 44]
 
@@ -105,7 +108,10 @@ def gated(per_node, gates, **costs):
 
 
 def test_ranks_of_a_node_that_others_cannot_reach_share_sums_through_those_that_can():
-    """Two of 3 ranks reach other nodes only through the third: 6 sums take 24 sends over 3 ports, 8 us."""
+    """Ranks that reach other nodes only through one rank share its port.
+
+    Two of 3 ranks do so: 6 sums take 24 sends over 3 ports, 8 us.
+    """
     topology, clauses = gated(3, 1, local=1, nic=1)
     problem = problem_of(topology, collectives.allreduce(6), **clauses)
     found = {claim.witness: claim.ticks for claim in gossip(NeededSends(problem))}

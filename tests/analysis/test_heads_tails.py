@@ -142,8 +142,11 @@ def test_a_counted_chunk_arrives_after_its_hold():
     ("size_bytes", "nodes", "finish"), [(64_000, 2, "9.32"), (10**6, 2, "107.6"), (64_000, 4, "12.68")]
 )
 def test_alltoall_of_dgx2_ends_a_latency_after_its_nics(size_bytes, nodes, finish):
-    """The NICs are busy for 6.72, 105 or 10.08 us (105 us/MB over 8 NICs), plus 2.6 us until the last chunk
-    arrives."""
+    """An alltoall ends a latency after its NICs are done.
+
+    On DGX-2 these are busy for 6.72, 105 or 10.08 us (105 us/MB over 8 NICs), plus 2.6 us until the last
+    chunk arrives.
+    """
     topology = topologies.dgx2(nodes)
     problem = make_problem(topology, collectives.alltoall(topology.num_ranks), size_bytes=size_bytes)
     bound = lower_bound(problem)

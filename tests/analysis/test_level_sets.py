@@ -54,7 +54,10 @@ def test_the_numbers_of_ranks_do_not_matter():
 
 @pytest.mark.slow
 def test_the_bisection_of_a_large_mesh():
-    """On a 12 x 12 mesh 72 x 72 chunks cross 12 links, 432 each at 20.5 us."""
+    """The bisection of a large mesh is found.
+
+    On a 12 x 12 mesh 72 x 72 chunks cross 12 links, 432 each at 20.5 us.
+    """
     topology = taccl.topologies.mesh(12, 12)
     problem = make_problem(topology, taccl.collectives.alltoall(144), chunk_bytes=MB)
     bound = taccl.lower_bound(problem)

@@ -141,8 +141,11 @@ def test_derived_chunks_enter_from_where_they_are_made():
 
 
 def test_a_sum_enters_and_leaves_every_rank():
-    """Sum on a ring of 4, 2 us per hop: contributions into rank 0 come from 2 hops away, one hop before the
-    cut."""
+    """A sum enters and leaves every rank, with the times before and after the border.
+
+    On a ring of 4 with 2 us per hop, contributions into rank 0 come from 2 hops away, one hop before the
+    border.
+    """
     problem = problem_of(ring(4), custom(4, [([0, 1, 2, 3], [0, 1, 2, 3])], combining=True))
     links = problem.topology
     (into,), (out,) = jobs_at(problem, 0), jobs_at(problem, 0, entering=False)
@@ -322,10 +325,9 @@ def test_no_schedule_beats_the_bound(seed):
 
 
 def test_sums_may_meet_at_a_rank_that_needs_none():
-    """Ranks 0, 1, 2 share six sums and add them at rank 3, over links of 1 us to it and from it.
+    """Sums may be added at a rank that neither contributes nor needs them.
 
-    Each sum is reduced to rank 3 over three links at once, and copied over the other three 1 us later: 7 us
-    in total. Sends into rank 3 do not use the links into ranks 0, 1, 2.
+    Ranks 0, 1 and 2 share six sums and add them at rank 3, over links of 1 us to it and from it.
     """
     builder = TopologyBuilder("meeting", [0] * 4)
     for rank in range(3):

@@ -54,7 +54,10 @@ def three_buses(starts):
 
 
 def test_busiest_resource_limits_a_relay():
-    """Hops of 3 and 2.5 us: a tile of 1 MB every 3 us, though each takes 5.5."""
+    """Tiles follow each other at the interval of the busiest resource.
+
+    Over hops of 3 and 2.5 us there is a tile of 1 MB every 3 us, though each takes 5.5.
+    """
     steady = initiation_interval(relay())
     assert (steady.interval, steady.busiest_load, steady.busiest_resource) == (3, 3, "link 0->1")
     assert steady.limits == "link 0->1 is never idle"

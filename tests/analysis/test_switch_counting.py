@@ -18,7 +18,10 @@ from tests.fuzzing import cases
 
 @pytest.mark.slow
 def test_a_pool_of_few_slots_bounds_sums_by_switches_alone():
-    """16 slots of 1,024 B for 10 us: 100 MB hold the pool for 61,035.15625 us, plus half a round trip."""
+    """The pool of a switch's slots bounds the sums that it makes.
+
+    With 16 slots of 1,024 B for 10 us, 100 MB hold the pool for 61,035.15625 us, plus half a round trip.
+    """
     problem = make_problem(in_network(8, slots=16), "allreduce", size_bytes=100_000_000)
     bound = lower_bound(problem, in_network="only")
     assert bound.bound == Fraction(10 * 100_000_000, 16 * 1024) + 5

@@ -122,7 +122,10 @@ def test_two_different_copies_at_one_moment_race():
 
 
 def test_coarse_grid_rounds_up_and_no_further():
-    """1/3 us is 333333.3 ticks: ends of 333334 plus beta are accepted, one tick more or less is refused."""
+    """Costs that fit no tick are rounded up to the next one, and no further.
+
+    1/3 us is 333333.3 ticks: ends of 333334 plus beta are accepted, one tick more or less is refused.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumericsWarning)
         schedule = coarse_grid()
@@ -188,7 +191,10 @@ def test_send_does_not_contend_with_itself():
 
 
 def test_long_hold_contends_beyond_its_neighbour():
-    """A NIC held in [0, 10) is not free at 6, even after an invalid hold [2, 4)."""
+    """A long hold contends with later ones, even after a shorter hold that has ended.
+
+    A NIC held in [0, 10) is not free at 6, even after an invalid hold [2, 4).
+    """
     topology = TopologyBuilder("NIC", [0, 0, 0, 1])
     nic = topology.add_resource("NIC")
     for src, cost in ((0, 10), (1, 2), (2, 2)):
