@@ -136,7 +136,8 @@ def test_a_receiving_hold_serialises_too():
 def test_an_allreduce_needs_twice_n_minus_one_sends():
     """Each sum of an allreduce needs 2 (n - 1) sends.
 
-    On a one-way ring of four, 4 chunks need 24 sends, which take 6 us over 4 links of 1 us.
+    On a one-way ring of four, 4 chunks need 24 sends, which take 6 us over 4 links of 1 us. Only 4 chunks
+    must enter each rank, and the longest path has 3 hops.
     """
     builder = TopologyBuilder("one-way ring", [0] * 4)
     for rank in range(4):

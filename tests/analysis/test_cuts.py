@@ -208,7 +208,8 @@ def test_nothing_that_crosses_has_no_price():
 def test_the_witness_proves_the_bound_to_the_last_digit(fold):
     """Prices stay exact fractions, so the witness proves the bound to the last digit.
 
-    7 chunks enter each of 8 ranks over links of 3 and 7 us, which gives prices with thirds and sevenths.
+    7 chunks enter each of 8 ranks over links of 3 and 7 us, which gives prices with thirds and sevenths. The
+    rate into a rank is 1/3 + 1/7 = 10/21: 7 / (10/21) = 147/10 us.
     """
     builder = TopologyBuilder("thirds", [0] * 8)
     for r in range(8):

@@ -327,7 +327,9 @@ def test_no_schedule_beats_the_bound(seed):
 def test_sums_may_meet_at_a_rank_that_needs_none():
     """Sums may be added at a rank that neither contributes nor needs them.
 
-    Ranks 0, 1 and 2 share six sums and add them at rank 3, over links of 1 us to it and from it.
+    Ranks 0, 1 and 2 share six sums and add them at rank 3, over links of 1 us to it and from it. Each sum is
+    reduced to rank 3 over three links at once, and copied over the other three 1 us later: 7 us in total.
+    Sends into rank 3 do not use the links into ranks 0, 1, 2.
     """
     builder = TopologyBuilder("meeting", [0] * 4)
     for rank in range(3):

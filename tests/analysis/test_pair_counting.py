@@ -38,7 +38,8 @@ def test_what_is_sent_at_once_is_of_one_rank_only():
 def test_between_nodes_early_and_late_sends_serve_fewer():
     """Between nodes, early and late sends serve fewer pairs of contribution and rank.
 
-    A send of 11 us serves four of 16 pairs if it starts after 1 us and ends 1 us before the finish.
+    A send of 11 us serves four of 16 pairs if it starts after 1 us and ends 1 us before the finish. In 15 us
+    five sends fit in sequence, two of which serve only two pairs; in 14 us four, two of them serving two.
     """
     problem = problem_of(
         two_levels(2, local=1, nic=1, alpha=10, meaning="pipelined"), collectives.allreduce(4)

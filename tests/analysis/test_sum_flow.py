@@ -63,7 +63,8 @@ def test_sums_on_a_dgx_h100_need_more_than_their_bytes():
 def test_gains_of_two_sends_by_hand():
     """Gains of one and of two sends equal those computed by hand.
 
-    With latency 2 and 1 tick per unit before tick 10, one send gains 16, and two gain 52/3.
+    With latency 2 and 1 tick per unit before tick 10, one send gains 16, and two gain 52/3. One of u units
+    gains u (8 - u). A second one of v units gains v (6 - u - v). The most is at u = 10/3 and v = 4/3.
     """
     lane = Lane(2, 1, 0)
     one, two = Fraction(16), Fraction(52, 3)

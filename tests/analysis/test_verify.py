@@ -280,8 +280,11 @@ def _ring(num_ranks, *, combining=False):
 @pytest.mark.slow
 @pytest.mark.parametrize("combining", [False, True])
 def test_transfers_are_gone_through_once(combining):
-    """Rings of 40 and 160 ranks have 1,560 and 25,440 transfers: 16 times as many take less than 80 times the
-    CPU."""
+    """Verification takes time in proportion to the number of transfers.
+
+    Rings of 40 and 160 ranks have 1,560 and 25,440 transfers: 16 times as many take less than 80 times the
+    CPU.
+    """
     small, large = (_ring(num_ranks, combining=combining) for num_ranks in (40, 160))
     assert verify(large).ok
     assert cpu_s(lambda: verify(large)) < 80 * cpu_s(lambda: verify(small))

@@ -217,8 +217,10 @@ def test_both_forms_of_a_loop_name_contributions(is_large, monkeypatch):
 
 @pytest.mark.slow
 def test_a_loop_accepts_many_sums_that_are_no_trees(monkeypatch):
-    """The compiled loop accepts sums that are not trees: 0 and 1, and 2 and 3 exchange, then 0 and 2, and 1
-    and 3."""
+    """The compiled loop accepts sums whose contributions do not travel along trees.
+
+    Ranks 0 and 1, and 2 and 3 exchange partial sums, then 0 and 2, and 1 and 3.
+    """
     monkeypatch.setattr(columns, "MANY", 0)
     monkeypatch.setattr(data, "replay_sum", None)  # which replays only what is at fault
     topology = TopologyBuilder("square", [0] * 4)

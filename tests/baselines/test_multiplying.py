@@ -82,10 +82,11 @@ def test_what_crosses_in_turns_goes_over_other_links():
 
 
 def test_parts_one_behind_another_scatter_while_others_cross():
-    """Each half of 16 MB is scattered in a node in 4.1 + 2.1 us, crosses in 3 + 2 us, and is gathered again.
+    """One part of the data is scattered inside nodes while another one crosses between them.
 
-    The ports are never idle: one half crosses while the other is scattered or gathered. As a whole it takes
-    31.4 us.
+    Each half of 16 MB is scattered in a node in 4.1 + 2.1 us, crosses in 3 + 2 us, and is gathered again. The
+    ports are never idle: one half crosses while the other is scattered or gathered. As a whole it takes 31.4
+    us.
     """
     topology = behind_ports(2, 4, near_us=0.1, far_us=3, us_per_mb=1)
     schedule = multiplying(
@@ -136,7 +137,10 @@ def test_what_comes_from_a_node_is_gathered_while_the_next_crosses(name):
 
 
 def test_nine_ranks_behind_ports_add_up_in_threes():
-    """Nine ranks add in 3 x 3: two steps of two messages of 1 us and 9 B each; one-shot takes eight messages."""
+    """Nine ranks behind ports add up in two steps, each among three ranks.
+
+    A step takes two messages of 1 us and 9 B each; one-shot takes eight messages.
+    """
     topology = behind_ports(1, 9, near_us=1, far_us=1, us_per_mb=1)
     problem = merging(topology, collectives.allreduce(9), 9)
     schedule = multiplying(problem)
@@ -182,7 +186,10 @@ def test_what_spreads_is_gathered_on_any_number_of_ranks(nodes, size, name):
 
 
 def test_eight_ranks_behind_ports_gather_by_doubling():
-    """Eight ranks gather in three messages per port, of 1, 2 and 4 chunks of 1 B, in place of seven messages."""
+    """Eight ranks behind ports gather by doubling.
+
+    Each port sends three messages, of 1, 2 and 4 chunks of 1 B, in place of seven.
+    """
     topology = behind_ports(1, 8, near_us=1, far_us=1, us_per_mb=1)
     schedule = multiplying(merging(topology, collectives.allgather(8), 8))
     assert (schedule.finish, schedule.producer) == (3 + Fraction(7, 10**6), "multiplying (gather 2 x 2 x 2)")

@@ -61,13 +61,19 @@ def test_one_ring_takes_what_the_model_says():
 
 @pytest.mark.slow
 def test_eight_ranks_that_are_all_linked_have_seven_rings():
-    """A mesh of eight uses all links: 448 GB/s per rank, so 448 * 4 / 7 of algorithm bandwidth."""
+    """Seven rings use all links of a mesh of eight.
+
+    They have 448 GB/s per rank, so 448 * 4 / 7 of algorithm bandwidth.
+    """
     problem = problem_of(taccl.topologies.mi300x(profile="nominal"), size=7 * 2**27)
     assert nccl(problem).algbw_gb_per_s == pytest.approx(448 * 4 / 7, rel=1e-6)
 
 
 def test_switches_that_add_are_used():
-    """NVLS at 450 GB/s, with 0.85 efficiency on 5 of 6 channels, moves each byte there and back once."""
+    """NVLS is chosen where switches reduce.
+
+    It moves each byte there and back once, at 450 GB/s with 0.85 efficiency on 5 of 6 channels.
+    """
     problem = problem_of(taccl.topologies.dgx_h100(profile="nominal", nvls=True), size=2**30)
     best, found = nccl_choices(problem)[0], nccl(problem)
     promised_us = 2**30 / 450e3 / (0.85 * 5 / 6)

@@ -39,7 +39,10 @@ def test_only_sums_merge_so():
 
 
 def test_contributions_add_up_where_they_meet():
-    """Ranks 0 and 1 reach rank 3 through rank 2: one message of the sum of three, not three messages."""
+    """Contributions that pass a common rank are added up there.
+
+    Ranks 0 and 1 reach rank 3 through rank 2: one message of the sum of three, not three messages.
+    """
     builder = TopologyBuilder("y", [0] * 4)
     for src, dst in ((0, 2), (1, 2), (2, 3)):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)

@@ -32,7 +32,10 @@ def kinds(schedule):
 
 
 def test_chunks_are_kept_by_servers_in_turn():
-    """Workers 0 and 1, servers 2 to 4: chunks are rooted at servers in turn; all workers push and pull."""
+    """Chunks are rooted at the servers in turn, and all workers push and pull.
+
+    Ranks 0 and 1 are workers, ranks 2 to 4 servers.
+    """
     collective = exchange(2, 3, chunks_per_server=2)
     assert [chunk.root for chunk in collective.chunks] == [2, 3, 4, 2, 3, 4]
     assert {(chunk.origins, chunk.destinations) for chunk in collective.chunks} == {((0, 1), (0, 1))}
@@ -207,7 +210,10 @@ def test_updates_are_of_sums_with_roots():
 
 @pytest.mark.slow
 def test_chunks_are_cut_until_the_last_pulls_are_short():
-    """14 servers of 24 workers keep 32 chunks each, the maximum for 32 B: the last pulls take 1/32."""
+    """Chunks are cut until the last pulls, which nothing overlaps, are short.
+
+    14 servers of 24 workers keep 32 chunks each, the maximum for 32 B, so the last pulls take 1/32.
+    """
     slow = rack(24, 14, gb_per_s="1e-6")
     found = servers(make_problem(slow, exchange(24, 14), size_bytes=14 * 32), levels="one")
     assert found.problem.collective.num_chunks == 14 * 32

@@ -48,7 +48,10 @@ def test_both_directions_of_a_ring_are_used():
     ("collective", "phases"), [("allgather", 1), ("reduce-scatter", 1), ("allreduce", 2)]
 )
 def test_all_links_of_a_torus_are_used(collective, phases):
-    """On a 4 x 4 torus in rows, 15 chunks of 4 us enter each rank over four links in parallel."""
+    """Swing uses all links of a torus.
+
+    On 4 x 4 ranks, 15 chunks of 4 us enter each rank over four links in parallel.
+    """
     topology = fabrics.torus(4, 4, alpha_us=0, bandwidth_gb_per_s=1, ranks_per_node=4)
     problem = make_problem(topology, collectives.make(collective, 16), chunk_bytes=4000)
     schedule = swing(problem)
@@ -64,7 +67,10 @@ def test_partners_are_a_third_less_far_than_of_doubling():
 
 
 def test_a_broadcast_goes_the_shortest_way(make, unit_costs):
-    """On a ring of 8 a bine tree's last rank is 4 hops away, a binomial tree's 4 + 2 + 1."""
+    """A bine tree reaches the last rank over fewer hops than a binomial tree.
+
+    On a ring of 8 that are 4 hops, instead of 4 + 2 + 1.
+    """
     problem = make("broadcast", fabrics.ring(8, **unit_costs))
     assert bine(problem, cut=False).finish_us == 4 * 2
     assert recursive(problem, cut=False).finish_us == 7 * 2

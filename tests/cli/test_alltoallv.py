@@ -20,7 +20,10 @@ def matrix(tmp_path):
 
 
 def test_the_bound_of_a_matrix(run_json, matrix):
-    """1 MB has two paths to rank 1, each of which carries half: 10 us, plus 0.5 us of latency."""
+    """The bound of a size matrix counts all paths of a pair.
+
+    1 MB has two paths to rank 1, each of which carries half: 10 us, plus 0.5 us of latency.
+    """
     code, found = run_json("bound", *WORDS, "--matrix", matrix)
     assert code == 0
     assert found["prices"]["divisible"]["bound_us"] == 10.5

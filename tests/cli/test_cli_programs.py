@@ -17,7 +17,10 @@ def direct():
 
 
 def test_simulate_says_finish_bound_and_utilisation(direct, run_json):
-    """1 MB in chunks of 250 KB over links of 50 GB/s takes 0.5 + 5 us, the bound; links are never idle."""
+    """``taccl simulate`` of a program prints finish, bound and utilisation.
+
+    1 MB in chunks of 250 KB over links of 50 GB/s takes 0.5 + 5 us, the bound; links are never idle.
+    """
     code, found = run_json("simulate", direct, "--topology", "fully-connected:4", "--size", "1MB")
     [row] = found["sizes"]
     assert (code, row["finish_us"], row["gap"], row["utilisation"]) == (0, 5.5, 0.0, 1.0)

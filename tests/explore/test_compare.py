@@ -68,7 +68,10 @@ def test_rows_are_in_the_order_asked(problem):
 
 
 def test_figures_are_those_derived_by_hand(problem):
-    """The optimum is two hops of 20.5 us: 4 MB in 41 us; the bus bandwidth counts 3/4 of it."""
+    """Figures of a row equal those derived by hand.
+
+    The optimum is two hops of 20.5 us, so 4 MB take 41 us; the bus bandwidth counts 3/4 of the data.
+    """
     (row,) = compare(problem, backends=["greedy"]).itertuples()
     assert (row.status, row.finish_us, row.bound_us, row.gap) == ("proven for its chunks", 41.0, 41.0, 0.0)
     assert row.algbw_gb_per_s == pytest.approx(4e6 / 41e-6 / 1e9)

@@ -106,7 +106,10 @@ def test_every_range_is_verified_and_bounded():
 
 @pytest.mark.slow
 def test_scratch_is_in_proportion():
-    """With 3 chunks of scratch and 4 in the buffer, a program needs scratch of 3/4 of the largest size."""
+    """The scratch of a program grows with the size in proportion to its chunks.
+
+    With 3 chunks of scratch and 4 in the buffer it is 3/4 of the largest size.
+    """
     [each] = ring_plan().ranges
     ranks = tuple(replace(rank, scratch_chunks=3) for rank in each.program.ranks)
     assert replace(each, program=replace(each.program, ranks=ranks)).scratch_bytes == 750_000

@@ -244,7 +244,10 @@ def test_chunks_that_divide_no_power_of_two_are_said(num_chunks, served):
     ],
 )
 def test_data_are_cut_so_that_files_serve_powers_of_two(topology, collective, counts):
-    """3, 6 and 12 chunks are not tried, as such files are skipped for 2 ** 20 elements."""
+    """Numbers of chunks that do not divide powers of two are not tried.
+
+    Files in 3, 6 and 12 chunks would be skipped for 2 ** 20 elements.
+    """
     fabric = parse(topology)
     whole = taccl.make_problem(fabric, collective, size_bytes=10**6).collective
     assert tuple(serving_counts(whole, DEFAULTS.suggesting.counts)) == counts
@@ -252,7 +255,10 @@ def test_data_are_cut_so_that_files_serve_powers_of_two(topology, collective, co
 
 @pytest.mark.parametrize(("unit", "served"), [(96, False), (1536, False), (128, True)])
 def test_units_of_bytes_that_divide_no_power_of_two_are_said(unit, served):
-    """MSCCL++ refuses 2 ** 20 bytes in 6 chunks of multiples of 16 bytes, which is stated."""
+    """If a file cannot serve powers of two, that is stated.
+
+    MSCCL++ refuses 2 ** 20 bytes in 6 chunks of multiples of 16 bytes.
+    """
     files = [ServedSizes("a", 4000, 64 * 10**6, True, unit)]
     text = coverage_text(RUNTIMES["mscclpp"], plan_of("ring:4", "broadcast"), files)
     assert text.endswith("multiples of 128B" if served else "B (which leaves out powers of two)")
@@ -276,7 +282,10 @@ def test_a_number_of_chunks_of_a_sketch_holds():
 
 
 def test_chunks_of_each_rank_count_for_collectives_by_rank():
-    """In an allgather of 3 ranks in 6 chunks, 2 ** 20 elements count per rank."""
+    """For an allgather, sizes divide by the chunks of each rank, not by all chunks.
+
+    With 3 ranks in 6 chunks, 2 ** 20 elements count per rank.
+    """
     files = [ServedSizes("a", 4000, 64 * 10**6, False, num_chunks=6)]
     text = coverage_text(RUNTIMES["rccl"], plan_of("ring:3", "allgather"), files)
     assert text == "rccl: 4KB to 64MB in 1 file, out of place, multiples of 6 elements"

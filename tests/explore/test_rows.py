@@ -39,7 +39,10 @@ def test_an_empty_table_has_every_column():
 
 
 def test_the_best_bound_holds_for_all_runs_of_a_problem():
-    """The larger bound of 2 and 4 us counts for all runs: a finish of 4 is proven, 6 has a gap of a half."""
+    """The largest bound found by any run of a problem counts for all its runs.
+
+    With bounds of 2 and 4 us, a finish of 4 is proven, and 6 has a gap of a half.
+    """
     made = [
         new_row(
             problem_digest=digest,

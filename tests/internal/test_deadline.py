@@ -307,8 +307,10 @@ class TestScopes:
     """Progress of a task, by its parts."""
 
     def test_steps_of_scopes_add_up(self):
-        """Half of the first of four steps is 1/8; a third of the next step, which is the rest, is 1/4 + 3/4 /
-        3."""
+        """Fractions done of nested steps add up.
+
+        Half of the first of four steps is 1/8. A third of the next step, which is the rest, is 1/4 + 3/4 / 3.
+        """
         limit = Deadline()
         told = limit.cancellation
         with limit.scope("first", done=lambda: 0.5, steps=1, ahead=3):

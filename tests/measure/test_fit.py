@@ -35,7 +35,10 @@ def found_in(fit):
 
 @pytest.mark.slow
 def test_a_line_is_found(line_fit):
-    """20 us and 200 GB/s of algbw on 8 ranks are fitted as 350 GB/s per rank with an error below 1 %."""
+    """A fit finds the rate of a line of latency and bandwidth.
+
+    20 us and 200 GB/s of algbw on 8 ranks are fitted as 350 GB/s per rank with an error below 1 %.
+    """
     assert line_fit.median_error < 0.01
     assert found_in(line_fit)["node_gb_per_s"].value == pytest.approx(350, rel=0.02)
     assert line_fit.predict_us("allreduce", 8, 1, 2**33) == pytest.approx(2**33 / 200e3, rel=0.03)
@@ -110,7 +113,10 @@ def test_fabrics_are_no_machines(log):
 
 
 def test_the_model_by_hand():
-    """LL on a ring of 8: launch 1.8 us, base 6.6, 14 hops of 0.6; 1.75 bytes per byte at half of 450 GB/s."""
+    """The model's time of LL on a ring of 8 equals the one computed by hand.
+
+    Its terms are launch 1.8 us, base 6.6, 14 hops of 0.6, and 1.75 bytes per byte at half of 450 GB/s.
+    """
     logs = np.log([each.value for each in priors(450.0, 50.0, "")])
     assert len(logs) == len(PARAMETERS)
     terms = terms_of(Series("allreduce", 8, 1, (8,), (1.0,), ""), 1)

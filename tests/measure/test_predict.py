@@ -18,12 +18,18 @@ def us(machine, collective, size, **options):
 
 
 def test_a_small_sum_is_launch_base_and_hops():
-    """8 A100 under LL: 1.8 us of launch, 6.6 of base, 14 hops of 0.6 us."""
+    """The predicted time of a small allreduce is launch, base and hops.
+
+    On 8 A100 under LL these are 1.8 us, 6.6 us and 14 hops of 0.6 us.
+    """
     assert us("dgx-a100", "allreduce", 8) == pytest.approx(1.8 + 6.6 + 14 * 0.6, rel=1e-3)
 
 
 def test_hops_of_blackwell_under_ll():
-    """8 B200 under LL: 1.8 us of launch, 6.6 of base, 14 hops of 1.2 us."""
+    """Hops of Blackwell under LL take twice as long as on earlier machines.
+
+    On 8 B200: 1.8 us of launch, 6.6 of base, and 14 hops of 1.2 us.
+    """
     assert us("b200", "allreduce", 8) == pytest.approx(1.8 + 6.6 + 14 * 1.2, rel=1e-3)
 
 
@@ -79,7 +85,10 @@ def test_hosts_of_amd_start_later():
 
 
 def test_sums_in_switches_are_slower_by_the_last_channel():
-    """NVLS on 8 H100: 6 channels of 60 GB/s at 0.85 * 5/6, with 8/7 for the data."""
+    """The rate of NVLS follows from the number of its channels and its efficiency.
+
+    On 8 H100 it has 6 channels of 60 GB/s at 0.85 * 5/6, with 8/7 for the data.
+    """
     size = 16 << 30
     found = taccl.predict("dgx-h100", "allreduce", size)
     assert found.algorithm == "nvls"
@@ -94,7 +103,10 @@ def test_nvls_can_be_turned_off():
 
 
 def test_one_gpu_per_node_takes_parallel_trees():
-    """NCCL's PAT: base 8 us, 4 levels of 14 us over 3.5, 2.8 us per rank; up to 8 ranks use rings."""
+    """With one GPU per node and more than 8 ranks, NCCL uses its parallel trees (PAT).
+
+    Their time is base 8 us, 4 levels of 14 us over 3.5, and 2.8 us per rank.
+    """
     found = taccl.predict("dgx-h100", "allgather", 8, ranks=16, nodes=16)
     start = 1.8 + costs_of("dgx-h100").network.start_us
     assert found.algorithm == "pat"
@@ -104,7 +116,10 @@ def test_one_gpu_per_node_takes_parallel_trees():
 
 
 def test_sharp_sums_in_the_network():
-    """SHARP on 16 nodes of 8 A100: 2 * (3.7 + 7 * 0.4) us inside and 31 us between nodes, faster than trees."""
+    """Sums in the network (SHARP) are faster than trees between many nodes.
+
+    On 16 nodes of 8 A100 they take 2 * (3.7 + 7 * 0.4) us inside and 31 us between nodes.
+    """
     found = taccl.predict("dgx-a100", "allreduce", 8, nodes=16, sharp=True)
     assert found.algorithm == "collnet-direct"
     start = 1.8 + costs_of("dgx-a100").network.start_of("AMD")
@@ -127,7 +142,10 @@ def test_sharp_carries_what_the_formula_says():
 
 
 def test_switches_copy_in_a_node():
-    """An allgather of 16 MB on 16 GB200 uses NVLS: 25 us, then 8 channels of 90 GB/s at 0.74 * 7/8 * 15/16."""
+    """A large allgather in a node uses NVLS.
+
+    16 MB on 16 GB200 take 25 us, then 8 channels of 90 GB/s at 0.74 * 7/8 * 15/16.
+    """
     found = taccl.predict("gb200-nvl72", "allgather", 16_000_000, ranks=16)
     assert found.algorithm == "nvls"
     assert found.time_us == pytest.approx(1.8 + 25 + 16e3 / (8 * 90 * 0.74 * 7 / 8 * 15 / 16), rel=1e-3)
@@ -192,7 +210,10 @@ def test_messages_of_mpi_take_turns():
 
 
 def test_one_kernel_has_no_base():
-    """A one-kernel runtime takes two steps of 0.6 us after 4.95 us, and 7/4 of the bytes at half LL's rate."""
+    """A one-kernel runtime has no base time of a library.
+
+    It takes two steps of 0.6 us after 4.95 us, and 7/4 of the bytes at half LL's rate.
+    """
     size = 8 << 10
     found = taccl.predict("dgx-a100", "allreduce", size, runtime="mscclpp")
     assert found.launch_us == 4.95

@@ -99,7 +99,10 @@ def test_rank_0_chooses_the_rounds_of_a_probe(monkeypatch):
 
 
 def test_the_work_is_that_of_the_messages():
-    """Two ranks, 4 repetitions in 4 passes: 1 + 3 small and 3 + 3 large messages each way, with replies."""
+    """The predicted work of a probe counts all its messages and their replies.
+
+    Two ranks with 4 repetitions in 4 passes send 1 + 3 small and 3 + 3 large messages each way.
+    """
     work = probe_work(2, rounds=1, size=100, repetitions=4, few=False)
     assert (work.passes, work.pairs, work.rounds) == (4, 1, 1)
     assert work.num_bytes == 4 * 2 * (4 * 2 + 6 * 101)

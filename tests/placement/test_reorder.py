@@ -107,7 +107,10 @@ def test_a_schedule_of_ours_is_placed():
 
 @pytest.mark.slow
 def test_an_alltoall_is_bounded_by_its_uplinks():
-    """For any 4 of 8 ranks in a rack, 16 of 64 pieces leave it: the bound, nearly met by pairwise."""
+    """Any placement of an alltoall is bounded by the racks' uplinks; pairwise nearly meets that bound.
+
+    Whichever 4 of 8 ranks are in a rack, 16 of 64 pieces leave it.
+    """
     truth, _, _ = cloud((4, 4))
     found = taccl.reorder(truth, "alltoall", "pairwise", "64MB")
     # 16 MB through an uplink of 12.5 GB/s take 1280 us.

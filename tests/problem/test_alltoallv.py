@@ -48,7 +48,10 @@ def test_the_data_of_a_pair_are_cut_into_equal_chunks():
 
 
 def test_no_more_is_cut_than_latency_allows():
-    """Chunks are cut to 200 KB at least: on a link of 50 GB/s, 4 us at a latency of 0.5 us."""
+    """Chunks are not cut below a size whose time on a link is eight latencies.
+
+    On a link of 50 GB/s with 0.5 us these are 200 KB, 4 us.
+    """
     counts = []
     for total in (64_000_000, 4_000_000, 100_000):
         problem = alltoallv_problem(ring(3), [[0, total, 0], [0, 0, 0], [0, 0, 0]])

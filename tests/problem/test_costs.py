@@ -21,7 +21,7 @@ def costs_of(alpha, beta, chunk_bytes):
 
 
 def test_decimal_costs_are_exact():
-    """0.3 + 0.1 us for 1 MB is 4 ticks of a tenth of a microsecond."""
+    """Decimal costs are exact in ticks: 0.3 + 0.1 us for 1 MB is 4 ticks of a tenth of a microsecond."""
     costs = costs_of(0.3, "0.1", MB).costs
     assert costs.ticks_per_us == 10
     assert costs.duration(0, 1) == 4
@@ -43,7 +43,10 @@ def test_costs_beyond_a_femtosecond_are_rounded_up_with_a_word():
 
 
 def test_times_that_are_too_long_for_a_fine_grid_are_rounded():
-    """10^13 us exceed 64 bits at 7 * 10^6 ticks per us, but not at 10^6, to which costs are rounded."""
+    """Costs are rounded to a coarser grid if times exceed 64 bits on the exact one.
+
+    10^13 us do so at 7 * 10^6 ticks per us, but not at 10^6.
+    """
     with pytest.warns(NumericsWarning, match="rounded up to a picosecond"):
         costs = costs_of(10**12, Fraction(1, 7 * 10**6), MB).costs
     assert (costs.link_beta.tolist(), costs.ticks_per_us) == ([1], 10**6)

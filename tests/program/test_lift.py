@@ -120,7 +120,7 @@ def test_instances_are_smaller_chunks():
 
 
 def test_several_chunks_in_a_step_are_one_send():
-    """Ten chunks in one step pay 0.5 us once: 0.5 + 10 * 1 us."""
+    """Several chunks in one step are one send, which pays alpha once: 0.5 + 10 * 1 us for ten."""
     collective = Collective("moves", 2, (Chunk((0,), (1,)),) * 10)
     sender = RankProgram(10, 0, 0, (Threadblock((Step("send", Slot("input", 0), count=10),), send_to=1),))
     receiver = RankProgram(
@@ -133,10 +133,11 @@ def test_several_chunks_in_a_step_are_one_send():
 
 @pytest.mark.parametrize(("protocol", "finish_us"), [("Simple", 13.5), ("LL", 10.5)])
 def test_queues_have_as_much_room_as_the_protocol_says(protocol, finish_us):
-    """Rank 1 receives nothing from rank 0 before 10.5 us, when rank 2's ten chunks have arrived.
+    """A send waits for room in its queue, of the size that the protocol has.
 
-    Four single chunks of rank 0 need 1.5 us each. With room for eight they have arrived by 6 us, and the ten
-    chunks are last. With room for two, the third and the fourth go at 10.5 us, until 13.5 us.
+    Rank 1 receives nothing from rank 0 before 10.5 us, when rank 2's ten chunks have arrived. Four single
+    chunks of rank 0 need 1.5 us each. With room for eight they have arrived by 6 us, and the ten chunks are
+    last. With room for two, the third and the fourth go at 10.5 us, until 13.5 us.
     """
     collective = Collective("moves", 3, (Chunk((0,), (1,)),) * 4 + (Chunk((2,), (1,)),) * 10)
     singles = tuple(Step("send", Slot("input", i)) for i in range(4))

@@ -44,7 +44,10 @@ def test_instances_of_instances():
 
 @pytest.mark.slow
 def test_as_many_as_the_links_need():
-    """450 GB/s at 30 GB/s per channel take 15 channels; 16 divide the size. The result runs correctly."""
+    """With instances="auto", a program gets as many channels as the links need.
+
+    450 GB/s at 30 GB/s per channel take 15 channels; 16 divide the size. The result runs correctly.
+    """
     program = taccl.lower(ring_on_h100("64MB"), instances="auto", threadblocks="relay")
     assert program.num_channels == 16
     assert program.notes == ("instances: 16 for 450 GB/s at 30 GB/s per channel",)

@@ -295,8 +295,11 @@ class TestRefused:
         assert complaint in said(capsys)[1]
 
     def test_more_memory_than_there_is(self, mpiexec, allgather_file, capsys, monkeypatch):
-        """Allgather of 4 MB on 4 ranks: each needs 3 (1 + 4) chunks of 1 MB and two queues of 2 chunks: 76
-        MB."""
+        """A run that needs more memory than is free is refused, with the need.
+
+        For an allgather of 4 MB on 4 ranks each rank needs 3 (1 + 4) chunks of 1 MB and two queues of 2
+        chunks: 76 MB in all.
+        """
         monkeypatch.setattr("taccl.synthesis.memory.free_memory_bytes", lambda: 75 * 10**6)
         assert main(["run", str(allgather_file), "--size", "4MB"]) == 2
         assert "need about 76MB of memory; 75MB are free" in said(capsys)[1]

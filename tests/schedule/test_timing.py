@@ -64,7 +64,10 @@ def test_a_merged_send_takes_alpha_once():
 
 
 def test_a_merged_send_waits_for_its_last_chunk():
-    """Chunk 1 arrives from rank 2 at 4, so the merged chunks 0 and 1 leave rank 0 at 4."""
+    """A merged send waits for the last of its chunks.
+
+    Chunk 1 arrives from rank 2 at 4, so the merged chunks 0 and 1 leave rank 0 at 4.
+    """
     topology = linked("line", [0, 0, 0], [(0, 1, 2, 1), (2, 0, 3, 1)])
     problem = problem_of(topology, custom(3, [([0], [1]), ([2], [1])]), merging=frozenset({0}), max_merge=2)
     schedule = exact_times(problem, chunk=[0, 1, 1], link=[0, 0, 1], starts=[9, 9, 0], group=[0, 0, 1])
@@ -112,7 +115,10 @@ def test_pipelined_merged_sends_hold_for_all_their_chunks():
 
 
 def test_a_reduction_waits_for_all_that_it_includes():
-    """Ranks 2 (4 us) and 3 (2 us) add to rank 1, which sends the sum at 4 us."""
+    """A partial sum leaves a rank once all contributions that it includes have arrived.
+
+    Ranks 2 (4 us) and 3 (2 us) add to rank 1, which sends the sum at 4 us.
+    """
     builder = TopologyBuilder("tree", [0] * 4)
     for src, dst, beta in ((1, 0, 1), (2, 1, 4), (3, 1, 2)):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)

@@ -100,7 +100,10 @@ def test_real_switch(load):
 
 @pytest.mark.filterwarnings("ignore::taccl.errors.NumericsWarning")
 def test_ring_allgather_takes_its_time():
-    """On 3 ranks one step in each direction is an allgather: 2**30 / 10 bytes take 4 ms plus 0.25 us."""
+    """An allgather on a ring of 3 takes the time of one step in each direction.
+
+    2**30 / 10 bytes take 4 ms plus 0.25 us.
+    """
     topology = ours("ring-3", alpha_meaning="occupies")
     problem = taccl.make_problem(topology, taccl.collectives.allgather(3), chunk_bytes=2**30 // 10)
     result = brief_synthesis(problem, backend="greedy")
@@ -108,7 +111,10 @@ def test_ring_allgather_takes_its_time():
 
 
 def test_dimensions(tmp_path):
-    """[2, 3, 4]: rank = a + 2 b + 6 c; pairs of neighbours, rings of three, all pairs of four."""
+    """Ranks are numbered with the first dimension fastest, and each dimension has its own links.
+
+    For [2, 3, 4], rank = a + 2 b + 6 c: pairs of neighbours, rings of three, all pairs of four.
+    """
     path = _write(
         tmp_path, _file("[Ring, Ring, FullyConnected]", "[2, 3, 4]", "[200, 100, 50]", "[50, 500, 2000]")
     )
@@ -210,7 +216,10 @@ def test_missing_file_is_an_input_error(tmp_path):
 
 
 def test_dimensions_of_one_npu_are_skipped(tmp_path):
-    """2 x 1 x 4 NPUs have the links of 2 x 4, and a note names the dimension without links."""
+    """Dimensions of one NPU are skipped, and a note names them.
+
+    2 x 1 x 4 NPUs have the links of 2 x 4.
+    """
     lists = {"bandwidth": "[ 50, 40, 30 ]", "latency": "[ 500, 1, 700 ]"}
     path, plain = tmp_path / "net.yml", tmp_path / "plain" / "net.yml"
     plain.parent.mkdir()

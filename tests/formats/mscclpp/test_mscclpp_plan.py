@@ -229,7 +229,10 @@ def test_a_program_for_ll128_is_written_for_a_protocol_that_there_is(name, plan_
 
 
 def test_sizes_stay_within_the_offsets():
-    """2^32 bytes exceed the offset of one chunk: each of 4 chunks is below 2^30 bytes, a multiple of 16."""
+    """The sizes of a plan are limited by offsets of 32 bits within a chunk.
+
+    2^32 bytes exceed them: each of 4 chunks is below 2^30 bytes, a multiple of 16.
+    """
     reach = 4 * ((2**32 - 1) // 4 // 16 * 16)
     program = replace(program_of("allgather", "ring:4"), sizes_bytes=None)
     assert build_mscclpp_plan(program)["max_message_size"] == reach

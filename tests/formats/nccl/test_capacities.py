@@ -216,7 +216,10 @@ def test_nics_of_unequal_rates_are_used_in_proportion(tmp_path):
 
 
 def test_functions_of_one_card_share_its_slot(tmp_path):
-    """NICs 2.0 and 2.1 of 25 GB/s are ports of a card in one slot of 24 GB/s, as NCCL merges them."""
+    """Ports of one NIC card share its PCIe slot, as NCCL merges them.
+
+    NICs 2.0 and 2.1 of 25 GB/s are ports of a card in a slot of 24 GB/s.
+    """
     net = '<nic><net name="p{0}" dev="{0}" speed="200000" port="1" gdr="1"/></nic>'
     slot = 'link_speed="16.0 GT/s PCIe" link_width="16"'
     path = tmp_path / "dump.xml"
@@ -407,7 +410,10 @@ def test_shares_of_ranks_with_some_nics_in_common_are_told(tmp_path):
 
 
 def test_nics_that_pcie_limits_get_less_of_a_send(tmp_path):
-    """Two ports of 25 GB/s in a slot of 12 GB/s, and one of 12 in another slot, send 24 GB/s together."""
+    """A rank's sends are divided among its NICs by the rates that PCIe leaves them.
+
+    Two ports of 25 GB/s in a slot of 12 GB/s, and one of 12 in another slot, send 24 GB/s together.
+    """
     cards = _nic(0, 200000, 200000, width=8), _nic(1, 96000)
     topology = _load(_dump(tmp_path, _gpu(0), *cards), nodes=2)
     assert _counted(topology)[:2] == pytest.approx((24, 24))

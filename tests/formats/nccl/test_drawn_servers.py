@@ -152,7 +152,10 @@ def test_cpus_of_different_kinds_are_told(tmp_path):
 
 
 def test_receives_are_striped_by_the_rates_towards_the_gpu(tmp_path):
-    """A GPU sends 22 GB/s to each of two NICs, and receives 16 and 22 GB/s from them: 38 together."""
+    """Receives are divided among NICs by the rates towards the GPU.
+
+    A GPU sends 22 GB/s to each of two NICs, and receives 16 and 22 GB/s from them: 38 together.
+    """
     nics = (16, [_part("NIC0", 48, ("p", 50))]), (22, [_part("NIC1", 48, ("q", 50))])
     topology = _import(tmp_path, (22, [_part("GPU0", 48)]), *nics)
     assert _out(topology) == pytest.approx(38)

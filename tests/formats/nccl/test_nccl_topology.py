@@ -234,8 +234,9 @@ def test_ndv2_shares_one_nic(load):
 
 
 def test_ndv4_numbers_ranks_by_bus_id(load):
-    """Bus ids 1 and 2 are under CPU 1, 3 and 4 under CPU 0. Bus ids b and c are under CPU 3, d and e under
-    CPU 2.
+    """Ranks are numbered in the order of their bus ids, whatever their CPUs.
+
+    Bus ids 1 and 2 are under CPU 1, 3 and 4 under CPU 0, b and c under CPU 3, d and e under CPU 2.
     """
     topology = load("azure-ndv4", nodes=2)
     assert _beta(topology, 0, 1) == GEN4

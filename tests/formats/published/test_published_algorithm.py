@@ -224,7 +224,10 @@ def _held(topology):
 
 
 def test_small_algorithm_is_as_computed_by_hand(tmp_path):
-    """The exchange takes 3, the sends between nodes 2 + 2 * 5, and two more sends 3 each: 3 + 12 + 6 = 21."""
+    """The finish of a small algorithm equals the one computed by hand.
+
+    The exchange takes 3, the sends between nodes 2 + 2 * 5, and two more sends 3 each: 3 + 12 + 6 = 21.
+    """
     schedule = _load(tmp_path, _small())
     assert verify(schedule).ok
     assert schedule.finish == 21
@@ -233,7 +236,10 @@ def test_small_algorithm_is_as_computed_by_hand(tmp_path):
 
 
 def test_time_unit_and_chunk_size_scale_times_and_bandwidth(tmp_path):
-    """21 units of 2 us are 42 us; for 4 chunks of 1 KB the bandwidth is 4/42 GB/s."""
+    """The time unit scales times, and the chunk size bandwidths.
+
+    21 units of 2 us are 42 us; for 4 chunks of 1 KB the bandwidth is 4/42 GB/s.
+    """
     schedule = _load(tmp_path, _small(), time_unit_us=2, chunk_size="1KB")
     assert verify(schedule).ok
     assert schedule.finish == 42
