@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: Deprecated: `taccl.baselines.table.label_of` has the label of each.
+NAMES_OF_BASELINES = {name: label_of(name) for name in BASELINES}
 #: Name of the bound that holds for schedules under any protocol; shown with measured points.
 _ANY_PROTOCOL = "bound, any protocol"
 #: Start of the reason why a baseline is missing for lack of time.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "COLLECTIVES", "allgather", "allgatherv", "allreduce", "alltoall", "broadcast", "custom",
+    "COLLECTIVES", "ROOTED", "allgather", "allgatherv", "allreduce", "alltoall", "broadcast", "custom",
     "exchange", "gather", "make", "multi_root_broadcast", "multi_root_gather", "multi_root_scatter", "reduce",
     "reduce_scatter", "scan", "scatter", "together",
 ]  # fmt: skip
@@ -283,6 +283,10 @@ def _arguments_taken(function: Callable[..., Collective]) -> dict[str, bool]:
 def argument_names(name: str) -> tuple[str, ...]:
     """Names of the arguments of a collective, by name; empty if `make` does not know it."""
     return tuple(_arguments_taken(COLLECTIVES[name])) if name in COLLECTIVES else ()
+
+
+#: Names of collectives with one root.
+ROOTED = tuple(name for name in COLLECTIVES if "root" in argument_names(name))
 
 
 def arguments_of(collective: Collective) -> CollectiveArguments:

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
+from importlib import import_module
 from math import ceil
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -380,6 +381,13 @@ def make_problem(
     if clauses is None:
         clauses = _default_merging(topology, collective, sum(sizes))
     return Problem(topology, collective, sizes, clauses, size_bytes, tuple(notes), chunks_open)
+
+
+def __getattr__(name: str) -> Any:
+    """Names that are still available here for one release."""
+    if name == "alltoallv_problem":
+        return import_module("taccl.problem.alltoallv").alltoallv_problem
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _as_given(collective: Collective, chunks_per_rank: int | None, **given: Any) -> Collective:

@@ -304,6 +304,10 @@ class Result:
             *([("model", proviso)] if (proviso := schedule.problem.topology.proviso) else []),
         ]
 
+    def stage_table(self) -> pd.DataFrame:
+        """The same as ``stages.to_frame()``."""
+        return self.stages.to_frame()
+
     def explain(self) -> str:
         """Three sentences, one per line: limit of the schedule, what would help, and how certain that is."""
         from taccl.synthesis.explaining.summary import explained

@@ -140,3 +140,8 @@ def test_a_skew_without_its_number_is_refused(skew):
     """The error for a skew without a number shows both forms, zipf:S and hot:F."""
     with pytest.raises(InputError, match="expected zipf:S, such as zipf:0.8, or hot:F"):
         skewed_sizes(3, 50, skew)
+
+
+def test_it_is_found_where_it_was():
+    """The function is still importable from its earlier module for one release."""
+    assert taccl.problem.problem.alltoallv_problem is alltoallv_problem
