@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -83,18 +83,21 @@ def reserve_s(problem: Problem, left_s: float, budget: BudgetParameters) -> floa
     return max(budget.reserve_s, min(kept_s, _MOST_RESERVE_SHARE * left_s))
 
 
-def offer_first(search: Search) -> None:
+def offer_first(search: Search, names: Collection[str] | None = None) -> None:
     """Propose the baselines that fit into a share of the time, in order of preference.
 
     The usually best one has a larger share. If that is not enough for it, and there is no schedule yet, the
     quickest to build comes first. Each is stopped at its time limit, and its best complete schedule counts.
+
+    - `names`: The only baselines to propose; default: all.
     """
     portfolio = search.parameters.portfolio
     until, until_best = (
         search.deadline.sooner(for_baselines_s(search.deadline, share))
         for share in (portfolio.first_share, portfolio.best_share)
     )
-    _offer_quickest(search, until, until_best)
+    excluded = () if names is None else {*BASELINES, _COMPILED} - {*names}
+    _offer_quickest(search, until, until_best, excluded=excluded)
 
 
 def for_baselines_s(limit: Deadline, share: float) -> float:
@@ -114,11 +117,16 @@ def offer_rest(search: Search, found: Schedule | None) -> None:
     until = search.deadline.later(-reserve_s(search.problem, search.deadline.left_s, budget))
     until = until.sooner(search.idle_s)
     if search.best is not None and not until.has_passed:
-        _offer_quickest(search, until, until, excluded=(_COMPILED,))
+        _offer_quickest(search, until, until, excluded=(_COMPILED,), is_last=True)
 
 
 def _offer_quickest(
-    search: Search, until: Deadline, until_best: Deadline, *, excluded: tuple[str, ...] = ()
+    search: Search,
+    until: Deadline,
+    until_best: Deadline,
+    *,
+    excluded: Collection[str] = (),
+    is_last: bool = False,
 ) -> None:
     """Propose baselines that were not built yet, in order of preference.
 
@@ -126,7 +134,8 @@ def _offer_quickest(
     one that is about as quick to build as the quickest.
 
     - `until`, `until_best`: Deadlines for each baseline, and for the usually best one.
-    - `excluded`: Baselines to leave out; given when these run after the search.
+    - `excluded`: Baselines to leave out.
+    - `is_last`: True after the search.
     """
     problem, parameters, since = search.problem, search.parameters, time.monotonic()
     portfolio, best = parameters.portfolio, ""
@@ -135,7 +144,7 @@ def _offer_quickest(
     builds_s = _build_times(problem, portfolio.first_transfers, parameters.choice.few_hops)
     preferred = _preferred(problem)
     left = sorted(builds_s.keys() - {*made_of(problem), *excluded}, key=[*preferred, _COMPILED].index)
-    if not excluded and BY_ESTIMATE in tried_finer(problem):  # its remaining forms run after the search
+    if not is_last and BY_ESTIMATE in tried_finer(problem):  # its remaining forms run after the search
         left = [name for name in left if name != "multiplying"]
     late_s = parameters.budget.late_s * busy_factor()
     late = search.deadline.later(late_s)
@@ -161,7 +170,7 @@ def _offer_quickest(
             if found is not None and is_better and verify(found).ok:
                 search.offer_whole(found, producer=found.producer, verified=True)
                 best = name
-    message = f"{'last' if excluded else 'first'}: {best or 'none better'}{left_out(skipped)}"
+    message = f"{'last' if is_last else 'first'}: {best or 'none better'}{left_out(skipped)}"
     search.record("baselines", "taccl", "done", since, finish_us=search.best_us, message=message)
 
 

@@ -123,7 +123,7 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
     open_problem = _opened(problem)  # with it messages may merge
     producer, tried = "", tried_finer(problem)
     most_s, factor = until.left_s / busy_factor(), 2 * MANY_CUT / 10_000  # each cut doubles the one before
-    kind = "root" if _is_at_one_rank(problem) else "all"
+    kind = "root" if is_at_one_rank(problem) else "all"
     few = [
         (
             factor * row_of(name).build_s > most_s,
@@ -209,7 +209,7 @@ def _search_for(search: Search, found: Schedule, cut: Callable[[Problem, int], P
     return best
 
 
-def _is_at_one_rank(problem: Problem) -> bool:
+def is_at_one_rank(problem: Problem) -> bool:
     """True if one rank is the only origin, or the only destination, of all chunks."""
     return any(map(_is_one_rank, (problem.collective.origin_sets, problem.collective.destination_sets)))
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from taccl._internal.units import format_us
 from taccl.baselines.servers import servers
+from taccl.baselines.table import BASELINES, row_of
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.budget import Turn, nothing, run
@@ -22,7 +23,12 @@ from taccl.synthesis.proposers.competing import (
     reserve_s,
     share_baselines,
 )
-from taccl.synthesis.proposers.finer import offer_balanced_groups, offer_cut, offer_estimated
+from taccl.synthesis.proposers.finer import (
+    is_at_one_rank,
+    offer_balanced_groups,
+    offer_cut,
+    offer_estimated,
+)
 from taccl.synthesis.proposers.stages import ruin_and_recreate, search_plain, too_short
 from taccl.synthesis.proposers.trees import is_worthwhile, may_fill, no_time, offer_trees
 from taccl.synthesis.proposing import OwnProposer, registered
@@ -103,6 +109,16 @@ def _estimated_first(search: Search) -> None:
     found = offer_estimated(search, _cut_with_note)
     if found is not None:
         search.others.append(found)
+
+
+def _from_one_rank_first(search: Search) -> None:
+    """Propose the baselines that gain most from finer chunks, whole and then in finer chunks.
+
+    Whole chunks from or to one rank wait for each other along the tree, so that other baselines can wait.
+    """
+    offer_first(search, [name for name in BASELINES if row_of(name).finer_chunks == "root"])
+    if search.has_found:
+        _finer_first(search)
 
 
 def _groups_first(search: Search) -> None:
@@ -270,6 +286,7 @@ FIRST: tuple[Turn, ...] = (
         lambda search: _is_free(search) and _competes_before(search),
     ),
     Turn(OwnProposer("recursive multiplying by estimate", _estimated_first), _may_be_finer),
+    Turn(OwnProposer("pipelined trees", _from_one_rank_first, is_at_one_rank), _may_be_finer),
     Turn(OwnProposer("first baselines", _first_baselines), _competes_before),
     Turn(OwnProposer("baselines in finer chunks", _finer_first), _may_be_finer, improves=True),
     Turn(OwnProposer("bound over all chunkings", _bound_all_chunkings), _competes_before, improves=True),
