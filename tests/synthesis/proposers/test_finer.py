@@ -1,5 +1,6 @@
 """Baselines in smaller chunks than those of the search."""
 
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
@@ -7,7 +8,9 @@ import pytest
 import taccl
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.analysis.certificates import scopes
+from taccl.synthesis.budget import run
 from taccl.synthesis.proposers import competing, finer
+from taccl.synthesis.proposers.table import FIRST
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.suggesting.chunks import cut
 from tests.effort import AMPLE_S, BRIEF
@@ -30,6 +33,24 @@ def test_baselines_in_finer_chunks_come_last():
     assert found.best.finish < search.best.finish
     assert found.best.finish == taccl.baselines.best(problem).finish
     assert finer.offer_cut(search, cut, search.deadline) is search, "none is made in finer chunks again"
+
+
+@pytest.mark.slow
+def test_pipelined_trees_come_before_other_baselines_of_a_root(monkeypatch):
+    """For one root and open chunks, trees are cut finer before other baselines are built in whole chunks."""
+    built = []
+
+    def noted(name, problem, **options):
+        built.append((name, problem.chunks_open))
+        return taccl.baselines.baseline(name, problem, **options)
+
+    for module in (competing, finer):
+        monkeypatch.setattr(module, "baseline", noted)
+    problem = taccl.make_problem(taccl.topologies.ring(6), "broadcast", size_bytes=10**6)
+    whole = replace(problem.in_its_chunks, chunks_open=False)
+    search = Search(whole, Options(), Deadline.after(1000), asked=problem)
+    run(search, FIRST)
+    assert built[:2] == [("tree", False), ("tree", True)] and ("ring", False) in built[2:]
 
 
 @pytest.mark.slow
