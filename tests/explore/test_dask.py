@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib.util import find_spec
 
 import joblib
 import pytest
@@ -10,8 +11,10 @@ import taccl
 from taccl.explore.rows import COLUMNS
 from taccl.explore.run import perform
 
-distributed = pytest.importorskip("distributed", reason="needs taccl[cluster]")
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("distributed") is None, reason="needs taccl[cluster]"),
+]
 
 OPTIONS = {
     "backends": ["greedy", "highs"],
@@ -26,6 +29,8 @@ TIMES = [c.name for c in COLUMNS if c.name.endswith("_s") and c.name != "time_li
 @pytest.fixture(scope="module")
 def client():
     """Client of a local cluster of two worker processes."""
+    import distributed
+
     cluster = distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
     )

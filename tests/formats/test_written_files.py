@@ -9,6 +9,7 @@ import json
 import struct
 import zlib
 from collections import defaultdict
+from functools import cache
 from xml.etree import ElementTree
 
 import pytest
@@ -34,16 +35,22 @@ _ELSEWHERE = {
 }
 
 
-def _schedules():
-    ring = taccl.topologies.ring(4)
-    for collective in ("allgather", "alltoall"):
-        problem = taccl.make_problem(ring, collective, size_bytes=4_000_000)
-        yield pytest.param(taccl.baselines.best(problem), id=collective)
-    problem = taccl.make_problem(taccl.topologies.ndv2(nodes=2), "allreduce", size_bytes=1_600_000)
-    yield pytest.param(taccl.baselines.hierarchical(problem), id="allreduce")
+SCHEDULES = ("allgather", "alltoall", "allreduce")
 
 
-SCHEDULES = [*_schedules()]
+@cache
+def _scheduled(collective):
+    if collective == "allreduce":
+        problem = taccl.make_problem(taccl.topologies.ndv2(nodes=2), collective, size_bytes=1_600_000)
+        return taccl.baselines.hierarchical(problem, cut=False)
+    problem = taccl.make_problem(taccl.topologies.ring(4), collective, size_bytes=4_000_000)
+    return taccl.baselines.best(problem)
+
+
+@pytest.fixture
+def schedule(request):
+    """Schedule of a collective."""
+    return _scheduled(request.param)
 
 
 def _sends(schedule):
@@ -84,7 +91,7 @@ def _trace_events(text):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", SCHEDULES, indirect=True)
 def test_timelines_hold_every_send_on_its_ranks_track(schedule, tmp_path):
     """Sends of rank r are events of process r, with their time, chunks and ends."""
     write(schedule, tmp_path / "a.trace.json")
@@ -103,7 +110,7 @@ def test_timelines_hold_every_send_on_its_ranks_track(schedule, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", SCHEDULES, indirect=True)
 def test_tables_are_read_by_pandas_and_csv(schedule, tmp_path):
     """RFC 4180: every row has as many cells as the head; pandas finds numbers in columns of numbers."""
     pandas = pytest.importorskip("pandas")
@@ -117,7 +124,7 @@ def test_tables_are_read_by_pandas_and_csv(schedule, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", SCHEDULES, indirect=True)
 def test_parquet_is_read_by_pandas(schedule, tmp_path):
     """pandas reads the same rows from Parquet as from CSV."""
     pandas = pytest.importorskip("pandas")
@@ -129,7 +136,7 @@ def test_parquet_is_read_by_pandas(schedule, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", SCHEDULES, indirect=True)
 def test_traces_hold_each_send_at_both_ends(schedule, tmp_path):
     """Protobuf with the published schema reads the traces as ASTRA-sim's custom collective.
 
@@ -151,7 +158,7 @@ def test_traces_hold_each_send_at_both_ends(schedule, tmp_path):
     assert len(sends) == schedule.num_sends
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES[:2])
+@pytest.mark.parametrize("schedule", SCHEDULES[:2], indirect=True)
 def test_algorithms_of_the_published_tool_are_replayed(schedule, tmp_path):
     """Steps in order: a rank sends only addresses that it has, and ends with those of ``output_map``.
 
