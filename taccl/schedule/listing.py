@@ -141,21 +141,23 @@ class Tasks:
             place[task] = number
         waiting = self._num_awaited()
         earliest, start = [0] * len(order), [0] * len(order)
+        holds, after = self.holds, self.after
         free: dict[int, int] = defaultdict(int)
         #: {(resource, ticks from a task's start to its hold): heap of priorities of waiting tasks}.
-        queues: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        calls: dict[tuple[int, ...], tuple[int, int]] = {}
+        queues: dict[tuple[int, int], list[int]] = defaultdict(list)
+        calls: dict[tuple[int, int], tuple[int, int]] = {}
         # Entries: (time, priority, ()) for a task, (time, priority, queue key) for the first task of a queue.
-        pending: list[tuple[int, int, tuple[int, ...]]] = []
+        pending: list[tuple[int, int, tuple[int, int] | tuple[()]]] = []
         pending += [(0, place[task], ()) for task in range(len(order)) if not waiting[task]]
         heapq.heapify(pending)
 
-        def call(key: tuple[int, ...], now: int) -> None:
+        def call(key: tuple[int, int], now: int) -> None:
             if queue := queues[key]:
-                at = (max(now, free[key[0]] - key[1]), queue[0])
-                if at < calls.get(key, (at[0] + 1, 0)):
-                    calls[key] = at
-                    heapq.heappush(pending, (*at, key))
+                entry = (max(now, free[key[0]] - key[1]), queue[0])
+                known = calls.get(key)
+                if known is None or entry < known:
+                    calls[key] = entry
+                    heapq.heappush(pending, (*entry, key))
 
         while pending:
             now, first, key = heapq.heappop(pending)
@@ -168,18 +170,22 @@ class Tasks:
                     continue
                 heapq.heappop(queues[key])
             task = order[first]
-            when, *blocker = max(
-                ((free[r] - begin, r, begin) for r, begin, _ in self.holds[task]), default=(now,)
-            )
-            if when > now:
-                heapq.heappush(queues[tuple(blocker)], first)
-                call(tuple(blocker), now)
-            else:
+            blocker = None  # (time until which a hold is blocked, resource, begin of the hold); the latest
+            for resource, begin, _ in holds[task]:
+                if (until := free[resource] - begin) > now:
+                    each = (until, resource, begin)
+                    blocker = each if blocker is None else max(blocker, each)
+            if blocker is not None:
+                heapq.heappush(queues[blocker[1:]], first)
+                call(blocker[1:], now)
+            else:  # comparisons instead of `max`, which takes twice as long
                 start[task] = now
-                for r, _, until in self.holds[task]:
-                    free[r] = max(free[r], now + until)
-                for later, gap in self.after[task]:
-                    earliest[later] = max(earliest[later], now + gap)
+                for resource, _, until in holds[task]:
+                    if now + until > free[resource]:
+                        free[resource] = now + until
+                for later, gap in after[task]:
+                    if now + gap > earliest[later]:
+                        earliest[later] = now + gap
                     waiting[later] -= 1
                     if not waiting[later]:
                         heapq.heappush(pending, (max(earliest[later], now), place[later], ()))
