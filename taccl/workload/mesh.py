@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from taccl._internal.names import did_you_mean
@@ -79,7 +80,7 @@ class Mesh:
 
     def slices(self, tensor: Tensor, axis: int) -> int:
         """Number of slices of a tensor on an axis; 1 if it is not sliced."""
-        return self.size(self.slicing(tensor, axis)) if self.slicing(tensor, axis) else 1
+        return self.size(self.slicing(tensor, axis))
 
     def partial(self, tensor: Tensor) -> tuple[str, ...]:
         """Dimensions along which a tensor is partial."""
@@ -102,10 +103,11 @@ def mesh_of(ranks: Mesh | int) -> Mesh:
     return Mesh((("", ranks),)) if isinstance(ranks, int) else ranks
 
 
-def parts_of_layout(layout: str) -> list[tuple[str, tuple[str, ...]]]:
+@lru_cache(maxsize=1024)
+def parts_of_layout(layout: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """(layout, dimensions) of each part of a layout; empty dimensions mean all."""
     parts = (part.partition(" over ") for part in layout.split(", "))
-    return [(kind, tuple(dims.split("+")) if over else ()) for kind, over, dims in parts]
+    return tuple((kind, tuple(dims.split("+")) if over else ()) for kind, over, dims in parts)
 
 
 def _in_parts(ranks: Sequence[int], size: int) -> list[tuple[int, ...]]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -97,6 +98,7 @@ class Tensor:
         """Size of one rank's part in bytes."""
         return math.prod(self.local_shape(ranks)) * DTYPE_BYTES[self.dtype]
 
+    @lru_cache(maxsize=4096)  # each operation that is added checks all tensors before it
     def check(self, ranks: Mesh | int) -> Tensor:
         """Return the tensor with its layout in normal form: groups named in the mesh's order.
 
