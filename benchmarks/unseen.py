@@ -2,6 +2,7 @@
 
 - `default`: default profiles against every log, by size. Outliers of their class are shown and not counted.
   Some constants come from these logs (`source of`); `without` is the median with those of other machines.
+- `held out`: default profiles against further published logs (`data/published_logs.toml`).
 - `left out`: a fit to the other logs of a machine against each log.
 - `nodes`: a fit to one node, with the network's rate given, against several nodes.
 - `collectives`: a fit to one collective against others of the same machine.
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,6 +32,7 @@ from benchmarks.constants import SOURCE_OF, costs_without
 from benchmarks.report import parser_of, shown, summed_up
 from taccl.measure.logs import read_log
 from taccl.measure.predict import costs_of, predict, ranks_per_node, series_us
+from taccl.measure.series import Series
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -37,7 +40,6 @@ if TYPE_CHECKING:
     from benchmarks.report import Column, Row
     from taccl.measure.fit import Fit
     from taccl.measure.library_costs import Costs
-    from taccl.measure.series import Series
 
 #: Max median errors: of all points under default profiles, and of one machine under them.
 WORST_DEFAULT, WORST_MACHINE = 0.12, 0.25
@@ -45,6 +47,8 @@ WORST_DEFAULT, WORST_MACHINE = 0.12, 0.25
 WORST_LEFT_OUT, WORST_SMALL, WORST_KERNEL = 0.10, 0.20, 0.07
 #: Sizes from which bandwidth dominates between nodes.
 LARGE_BYTES = 16 << 20
+#: Further published logs, most of which no constant comes from.
+PUBLISHED = Path(__file__).parent / "data" / "published_logs.toml"
 #: (heading, smallest size) of the ranges of sizes.
 RANGES = (("<64KB", 0), ("<2MB", 64 << 10), ("<64MB", 2 << 20), (">=64MB", 64 << 20))
 
@@ -136,6 +140,9 @@ def main() -> int:
     default = shown(_DEFAULT, default_rows(folder), said=lambda row: row["outlier"])
     default += list(medians(default))
     results = {"default": default}
+    print("\nheld out")
+    results["held out"] = shown((*_RANGED, _DEFAULT[-1]), held_out())
+    results["held out"] += list(medians(results["held out"]))[1:2]
     parts = {"left out": left_out, "nodes": over_nodes, "collectives": over_collectives}
     for name, of in parts.items():
         print(f"\n{name}")
@@ -159,6 +166,26 @@ def default_rows(folder: Path) -> Iterator[Row]:
             other = row_of(case.log, [(each, us_of(costs, each)) for each in series])
             row |= {"without": other["median"], "errors_without": other["errors"]}
         yield row
+
+
+def held_out() -> Iterator[Row]:
+    """A row for each log of `published_logs.toml`, under the default profile of its machine."""
+    for log in tomllib.loads(PUBLISHED.read_text())["log"]:
+        sizes = tuple(log["first_bytes"] << k for k in range(len(log["times_us"])))
+        series = Series(
+            log["collective"], log["ranks"], log["nodes"], sizes, tuple(map(float, log["times_us"])),
+            log["source"], ranks_per_process=log.get("ranks_per_process", 0),
+        )  # fmt: skip
+        network = log.get("network") if log["nodes"] > 1 else None
+        row = row_of(log["name"], [(series, us_of(costs_of(log["topology"], network=network), series))])
+        met = row["median"] <= WORST_MACHINE
+        yield {
+            **row,
+            "source": log.get("source_of", ""),
+            "outlier": "",
+            "errors_without": row["errors"],
+            "met": met,
+        }
 
 
 def medians(rows: list[Row]) -> Iterator[Row]:

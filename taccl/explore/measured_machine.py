@@ -83,13 +83,18 @@ def topology_of(series: Series, machine: Machine, gpus: Collection[str]) -> tupl
         whole = word
     else:
         nodes = machine.nodes or series.num_nodes or 1
-        whole = _made(word, nodes, machine.profile)
-        node = len(whole.ranks_of_node[0])
-        if machine.nodes is None and (node > COUNTABLE or not series.num_nodes) and series.num_ranks:
+        first: Topology | None = None
+        if (known := SHAPES.get(word)) is not None:
+            node = known.ranks_per_node
+        else:
+            first = _made(word, nodes, machine.profile)
+            node = len(first.ranks_of_node[0])
+        is_assumed = machine.nodes is None and (node > COUNTABLE or not series.num_nodes) and series.num_ranks
+        if is_assumed:
             nodes = -(-series.num_ranks // node)
-            whole = whole if nodes == whole.num_nodes else _made(word, nodes, machine.profile)
-            if nodes > 1 and not series.num_nodes:
-                notes.append(f"the log lists no hosts; {format_count(nodes, 'node')} assumed (--nodes)")
+        whole = first if first and nodes == first.num_nodes else _made(word, nodes, machine.profile)
+        if is_assumed and nodes > 1 and not series.num_nodes:
+            notes.append(f"the log lists no hosts; {format_count(nodes, 'node')} assumed (--nodes)")
     if machine.topology is None and whole.num_nodes > 1:
         notes.append(f"the log names no network; that of {whole.machine} is assumed (--topology)")
     part = subset(whole, ranks=machine.ranks, without_ranks=machine.without_ranks)
@@ -115,6 +120,8 @@ def _made(word: str, nodes: int, profile: str | None) -> Topology:
     if os.path.isfile(word):
         given = {"nodes": nodes} if foreign_topology(word) is not None and nodes > 1 else {}
         return load_topology(word, **given)
+    if word in SHAPES:
+        return parse(word, nodes=nodes, profile=profile, nvls=bool(SHAPES[word].nvls))
     found = parse(word, nodes=nodes, profile=profile)
     shape = SHAPES.get(found.machine)
     if shape is None or not shape.nvls or any(len(link.dsts) > 1 for link in found.links):

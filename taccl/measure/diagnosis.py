@@ -197,7 +197,7 @@ class SeriesDiagnosis:
         return card(f"{self.series.title}, {self.topology}", *parts, notes=self.notes)
 
 
-SIZE_HEAD = ("size", "measured us", "expected us", "off", "busbw GB/s", "expected", "NCCL's best")
+SIZE_HEAD = ("size", "measured us", "predicted us", "off", "busbw GB/s", "predicted", "NCCL's best")
 GAIN_HEAD = ("size", "runtime", "measured", "predicted", "gain")
 CAUSE_HEAD = ("grade", "cause", "evidence", "what to try")
 

@@ -332,7 +332,7 @@ def measured(fit: Fit, *, ax: Axes | None = None) -> Axes:
 @drawing
 @checked
 def diagnosis(found: SeriesDiagnosis, *, ax: Axes | None = None) -> Axes:
-    """Draw measured and expected bus bandwidth of a series over size, and the bound of its largest size.
+    """Draw measured and predicted bus bandwidth of a series over size, and the bound of its largest size.
 
     Parameters
     ----------
@@ -345,7 +345,7 @@ def diagnosis(found: SeriesDiagnosis, *, ax: Axes | None = None) -> Axes:
     sizes, measured_us = found.series.size_bytes, found.series.times_us
     pairs = zip(sizes, measured_us, found.expected_us, strict=True)
     measured, expected = zip(*((found.busbw(s, m), found.busbw(s, e)) for s, m, e in pairs), strict=True)
-    ax.plot(sizes, expected, color=OKABE_ITO[0], linewidth=1.4, label="expected with NCCL")
+    ax.plot(sizes, expected, color=OKABE_ITO[0], linewidth=1.4, label="predicted with NCCL")
     ax.plot(sizes, measured, "o", color=OKABE_ITO[5], markersize=4, label="measured")
     if found.bound_us is not None:
         ax.axhline(
