@@ -143,6 +143,12 @@ def machine_by_gpus(gpus: Collection[str]) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
+def is_stand_in(machine: str, gpus: Iterable[str]) -> bool:
+    """True if GPUs are of another model than those after which a machine is named."""
+    own = [table[machine][0] for table in (_GPUS, _PCIE_GPUS) if machine in table]
+    return bool(own) and not gpu_models(gpus) & set(own)
+
+
 def mismatches(
     logs: Sequence[Log],
     series: Sequence[Series],

@@ -92,6 +92,19 @@ def test_an_assumed_network_is_not_judged(log):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("gpu", "machine"), [("NVIDIA H200", ""), ("NVIDIA B300", "b200"), ("AMD Instinct MI325X", "mi300x")]
+)
+def test_a_machine_of_alike_gpus_is_an_assumption(log, gpu, machine):
+    """GPUs without a machine of their own are judged as another machine, which a note says."""
+    found = judged(log(node_log(RINGS).replace("NVIDIA H100 80GB HBM3", gpu)))
+    noted = [note for note in found.notes if "whose links are alike" in note]
+    assert [f"the GPUs are {gpu}; {machine}, whose links are alike, is assumed (--topology)"] * bool(
+        machine
+    ) == noted
+
+
+@pytest.mark.slow
 def test_host_memory_instead_of_nvlink_is_named(log):
     """12 GB/s of busbw in a node with NVSwitch is the rate of host memory."""
     assert rates(judged(log(node_log(12.0)))) == {"p2p-disabled"}
