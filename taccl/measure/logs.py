@@ -86,7 +86,8 @@ class _LogRun:
     - `names`: Collectives named above its rows, in order.
     - `hosts`: {rank: host}, of the first group.
     - `groups`: Groups of ranks that ran at the same time.
-    - `twice`: Hosts of rank 0 if several lists of ranks precede the rows, as of independent processes.
+    - `twice`: Hosts of rank 0 if lists of ranks of several hosts precede the rows, as of independent
+      processes.
     - `streams`: True if it states bandwidths only.
     - `is_osu`: True for OSU benchmarks and perftest's latency tests.
     - `ranks_per_process`: Number of GPUs whose kernels one thread launches, 0 if unknown.
@@ -228,7 +229,7 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
         if run.rows and row.size_bytes < run.rows[-1].size_bytes:
             run = _LogRun(0)
         if not run.rows:
-            apart = tuple(firsts) if len(firsts) > 1 else ()
+            apart = tuple(dict.fromkeys(firsts)) if len(set(firsts)) > 1 else ()
             run = _LogRun(
                 number, list(names), [], dict(hosts), streams, is_osu, frozenset(groups), apart, per_process
             )
