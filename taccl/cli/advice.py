@@ -45,8 +45,8 @@ def _settings(*ways: str) -> set[str]:
     from pkgutil import resolve_name
 
     from taccl.formats.registry import options_of
-    from taccl.formats.table import FORMATS, WAYS
+    from taccl.formats.table import CONVERSIONS, FORMATS
 
     found = [getattr(each, way) for each in FORMATS for way in ways]
-    found += WAYS.values() if "dump" in ways else []
+    found += CONVERSIONS.values() if "dump" in ways else []
     return {name for function in found if function for name in options_of(resolve_name(function))}
