@@ -22,7 +22,8 @@ _RATE = re.compile(
     r"(?<![A-Za-z])([KMGT]i?|)(bits?|bytes?|b)(ps|/s(?:ec)?|_per_s)(?![A-Za-z])", re.IGNORECASE
 )
 _TIME = re.compile(
-    r"(?<![A-Za-z])([numµμ]s(?:ec)?|(?:nano|micro|milli)?sec(?:onds?)?)(?![A-Za-z])|[(\[]s[)\]]|^\s*s\s*$"
+    r"(?<![A-Za-z0-9-])([numµμ]s(?:ec)?|(?:nano|micro|milli)?sec(?:onds?)?)(?![A-Za-z0-9-])"
+    r"|(?<!\w)[(\[]s[)\]]|^\s*s\s*$"
 )
 #: {beginning of a unit of time: microseconds}.
 _US = {"n": 1e-3, "u": 1.0, "µ": 1.0, "μ": 1.0, "micro": 1.0, "m": 1e3, "milli": 1e3}

@@ -290,6 +290,12 @@ class TestMatrices:
         with pytest.warns(AssumptionWarning, match="entries are latencies in us, as the file names no unit"):
             assert taccl.topologies.load(path).links[0].alpha_us == 7
 
+    def test_words_of_comments_are_no_units(self, tmp_path):
+        """``us-east`` and ``host(s)`` in a comment are not units beside GB/s."""
+        path = tmp_path / "m.csv"
+        path.write_text("# host(s) in us-east-1, in GB/s\na,b\n0,7\n7,0\n")
+        assert load_probe(path).bandwidth_gb_per_s[0, 1] == 7
+
     def test_rows_are_matched_by_name(self, tmp_path):
         """Rows in another order than the columns are sorted by name; other names are refused."""
         path = tmp_path / "m.csv"
