@@ -55,15 +55,21 @@ TABLE: dict[str, Baseline] = {
     "tree": Baseline(tree, "double binary tree", turn=-3, place=4, build_s=0.14, finer_chunks="root"),
     "recursive": Baseline(recursive, "halving-doubling", place=1, build_s=0.14),
     "swing": Baseline(swing, place=8, build_s=0.12),
-    "bine": Baseline(bine, "bine trees", place=7, grid_place=-1, small_torus_place=-3, build_s=0.14),
+    "bine": Baseline(bine, "bine trees", place=7, grid_place=-1, small_torus_place=-4, build_s=0.14),
     "bucket": Baseline(bucket, place=6, grid_place=-2, build_s=0.12, finer_chunks="all"),
     "hierarchical": Baseline(hierarchical, place=2, build_s=0.45, finer_chunks="all"),
     "dimension-balanced": Baseline(dimension_balanced),
     "pairwise": Baseline(pairwise, turn=-1, place=3, build_s=0.2),
     "one-shot": Baseline(one_shot, turn=1, place=9, build_s=0.12, names_contributions=True),
     "multiplying": Baseline(
-        multiplying, "recursive multiplying", turn=-2, place=0, build_s=0.33, names_contributions=True
-    ),
+        multiplying,
+        "recursive multiplying",
+        turn=-2,
+        place=0,
+        small_torus_place=-3,
+        build_s=0.33,
+        names_contributions=True,
+    ),  # fmt: skip
     "in-network": Baseline(in_network, "in the network", competes=False),
     "servers": Baseline(servers, "at servers", competes=False),
 }

@@ -353,3 +353,21 @@ def test_sums_of_many_arrivals_are_joined_once():
         contributions=schedule.contributions,
     )  # fmt: skip
     assert again.digest() == schedule.digest()
+
+
+@pytest.mark.parametrize(("last", "kinds"), [({4, 5}, []), ({1, 4, 5}, ["double-count"])])
+def test_the_largest_sums_need_not_be_part_of_a_disjoint_union(last, kinds):
+    """Sums of 0, 1 and 2, of 0 and 1, of 2 and 3, and of 4 and 5 form the sum of six, without the first."""
+    topology = taccl.topologies.fully_connected(7)
+    collective = Collective("sum", 7, (Chunk((0, 1, 2, 3, 4, 5), (6,), 6),), combining=True)
+    problem = make_problem(topology, collective, chunk_bytes=1)
+    link = {(each.src, each.dst): e for e, each in enumerate(topology.links)}
+    sends = [
+        ((1, 0), {1}), ((2, 0), {2}), ((3, 2), {3}), ((1, 4), {1}), ((5, 4), {5}),
+        ((0, 6), {0, 1, 2}), ((0, 6), {0, 1}), ((2, 6), {2, 3}), ((4, 6), last),
+    ]  # fmt: skip
+    schedule = exact_times(
+        problem, chunk=[0] * len(sends), link=[link[pair] for pair, _ in sends], sequence=range(len(sends)),
+        contributions=[named for _, named in sends],
+    )  # fmt: skip
+    assert [each.kind for each in taccl.verify(schedule).violations] == kinds

@@ -141,8 +141,15 @@ def _report_unmade(
 
 def _is_disjoint_union(wanted: int, usable: set[int]) -> bool | None:
     """True if some of the sums are disjoint and make up `wanted`; None if the search reached its limit."""
+    largest_first = sorted(usable, key=lambda bits: (-bits.bit_count(), bits))
+    rest = wanted
+    for bits in largest_first:
+        if not bits & ~rest:
+            rest ^= bits
+    if not rest:
+        return True
     of_rank: dict[int, list[int]] = defaultdict(list)
-    for bits in sorted(usable, key=lambda bits: (-bits.bit_count(), bits)):
+    for bits in largest_first:
         for place in range(bits.bit_length()):
             if bits >> place & 1:
                 of_rank[place].append(bits)
