@@ -34,7 +34,7 @@ from taccl.topology.recognise import dimensions, grid_of
 #: Max transfers of baselines with named contributions.
 _MOST_NAMED = 400_000
 #: CPU seconds to verify a transfer (estimate).
-VERIFY_S = 6e-6
+_VERIFY_S = 6e-6
 #: Without a schedule so far, the preferred baseline comes first only if it fits into the second share of its
 #: time. Otherwise, the first one is a baseline that takes at most the first multiple of the quickest build
 #: time.
@@ -163,7 +163,7 @@ def _offer_quickest(
         if name == _COMPILED:
             offer_compiled(search, budget_s=until.left_s, num_runs=1, late_s=late_s)
             continue
-        verify_s = factor * VERIFY_S * num_arrivals(problem) * (1 + problem.collective.sums_up)
+        verify_s = factor * _VERIFY_S * num_arrivals(problem) * (1 + problem.collective.sums_up)
         found = _in_time(name, problem, limit.later(-verify_s) if is_known else late)
         with suppress(OutOfTime), (limit.at_least(verify_s) if is_known else late).enforced():
             is_better = found is not None and (search.best is None or found.finish < search.best.finish)

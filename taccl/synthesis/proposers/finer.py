@@ -26,7 +26,6 @@ from taccl.synthesis.proposers.balanced import balanced_schedule, cut_balanced
 from taccl.synthesis.proposers.competing import (
     BASELINE_S_PER_LINK,
     BY_ESTIMATE,
-    VERIFY_S,
     for_baselines_s,
     left_out,
     made_of,
@@ -55,8 +54,9 @@ _ESTIMATED_S_PER_ARRIVAL, _LISTED_GAIN = 2.5e-5, 1.2
 #: Max transfers of a baseline that is tried in finer chunks: those of whole sums on 64 ranks.
 _CUT_TRANSFERS = 64 * 64 * 6
 
-#: Min seconds in which a baseline in finer chunks that the deadline cut off may be verified.
-_CUT_VERIFY_S = 0.5
+#: Min seconds in which a baseline in finer chunks that the deadline cut off may be verified; and CPU seconds
+#: to verify one of its transfers (estimate), many of which are merged or name their contributions.
+_CUT_VERIFY_S, _VERIFY_TRANSFER_S = 0.5, 2e-5
 
 
 def offer_estimated(search: Search, cut: Callable[[Problem, int], Problem]) -> Search | None:
@@ -147,7 +147,7 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
             found = next(iter(soonest_so_far(open_problem)), None)
         if found is None or found.finish_us >= finish_us:
             continue
-        verify_s = max(_CUT_VERIFY_S, busy_factor() * VERIFY_S * found.num_transfers)
+        verify_s = max(_CUT_VERIFY_S, busy_factor() * _VERIFY_TRANSFER_S * found.num_transfers)
         with suppress(InputError, OutOfTime), until.at_least(verify_s).enforced():
             finer = _search_for(search, found, cut)
             if finer is not None:
