@@ -109,7 +109,7 @@ def test_modules_are_found_at_their_earlier_places():
         from taccl.collectives import allgather
     with pytest.warns(DeprecationWarning, match="make_problem is in taccl.problem.problem now"):
         from taccl.problem import make_problem
-    assert Chunk.__module__ == "taccl.problem.collective"
+    assert Chunk.__module__ == "taccl.problem.chunks"
     assert allgather is taccl.collectives.allgather
     assert make_problem is taccl.make_problem
     with pytest.raises(ImportError, match="no_such_name"):

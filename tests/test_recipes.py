@@ -21,7 +21,8 @@ from taccl.baselines.table import BASELINES, TABLE, Baseline, label_of
 from taccl.cli import main
 from taccl.formats import registry
 from taccl.formats.table import FileFormat
-from taccl.problem.collective import Chunk, Collective
+from taccl.problem.chunks import Chunk
+from taccl.problem.collective import Collective
 from taccl.problem.problem import make_problem
 from taccl.synthesis.improve import improvement
 from taccl.synthesis.improve.improvement import improve_schedule

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from taccl.problem.collective import RankSets
+    from taccl.problem.chunks import RankSets
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 

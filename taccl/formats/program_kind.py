@@ -6,7 +6,8 @@ from math import gcd
 from typing import NamedTuple
 
 from taccl.errors import ExportError, FallbackWarning, FormatError, InputError, warn
-from taccl.problem.collective import Chunk, Collective
+from taccl.problem.chunks import Chunk
+from taccl.problem.collective import Collective
 from taccl.problem.collectives import make
 from taccl.program.layout import layout
 from taccl.program.program import Program

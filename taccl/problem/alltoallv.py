@@ -13,7 +13,8 @@ from taccl._internal.arguments import Bytes, Count, Natural, checked, checked_as
 from taccl._internal.reading import read_bytes, read_text
 from taccl._internal.units import format_count, format_size, parse_size
 from taccl.errors import CollectiveError, FormatError, InputError
-from taccl.problem.collective import Chunk, Collective
+from taccl.problem.chunks import Chunk
+from taccl.problem.collective import Collective
 from taccl.problem.problem import Clauses, Problem, make_problem
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 
     from taccl._internal.arguments import Count
-    from taccl.problem.collective import Chunk, Collective
+    from taccl.problem.chunks import Chunk
+    from taccl.problem.collective import Collective
     from taccl.topology.topology import Topology
 
     #: (nodes at the start, nodes at the end) of a link or of a chunk's transit.

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from taccl._internal.arguments import checked_as, known_name
 from taccl.errors import CollectiveError
-from taccl.problem.collective import Chunk, Collective, Derivation
+from taccl.problem.chunks import Chunk, Derivation
+from taccl.problem.collective import Collective
 from taccl.problem.custom_collectives import all_ranks, custom, exchange, together
 from taccl.topology.parts import check_ranks
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from taccl._internal.arguments import checked_as
 from taccl._internal.units import exact
 from taccl.errors import CollectiveError
-from taccl.problem.collective import Chunk, Collective, Derivation
+from taccl.problem.chunks import Chunk, Derivation
+from taccl.problem.collective import Collective
 from taccl.topology.parts import check_ranks
 
 if TYPE_CHECKING:

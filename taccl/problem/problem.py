@@ -23,7 +23,7 @@ from taccl._internal.names import shown
 from taccl._internal.units import exact, format_count, format_size
 from taccl.errors import CollectiveError, InputError, SketchError
 from taccl.problem.clauses import Clauses, SwitchPolicy
-from taccl.problem.collective import Chunk, Collective
+from taccl.problem.collective import Collective
 from taccl.problem.collectives import CollectiveArguments, make
 from taccl.problem.costs import Costs, exact_costs, read_columns
 from taccl.problem.open_links import OpenLinks
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl._internal.arguments import Bytes, Count
+    from taccl.problem.chunks import Chunk
 
 __all__ = ["Clauses", "Costs", "Problem", "SwitchPolicy", "make_problem"]
 

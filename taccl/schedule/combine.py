@@ -9,7 +9,8 @@ import numpy as np
 
 from taccl._internal.caching import cached
 from taccl.errors import InputError
-from taccl.problem.collective import Chunk, Collective
+from taccl.problem.chunks import Chunk
+from taccl.problem.collective import Collective
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.schedule.timing import exact_times

@@ -21,7 +21,8 @@ from taccl.problem.problem import make_problem
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taccl.problem.collective import Chunk, Collective
+    from taccl.problem.chunks import Chunk
+    from taccl.problem.collective import Collective
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 

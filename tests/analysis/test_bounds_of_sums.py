@@ -10,7 +10,8 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import one_shot
 from taccl.errors import InputError, SketchError, TopologyError
-from taccl.problem.collective import Chunk, Collective
+from taccl.problem.chunks import Chunk
+from taccl.problem.collective import Collective
 from taccl.problem.problem import make_problem
 from taccl.schedule.schedule import make_schedule
 from taccl.schedule.timing import exact_times

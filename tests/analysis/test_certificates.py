@@ -19,7 +19,8 @@ from taccl.analysis.certificates.scopes import prices
 from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify
 from taccl.errors import CollectiveError, InputError, TopologyError
-from taccl.problem.collective import Chunk, Collective
+from taccl.problem.chunks import Chunk
+from taccl.problem.collective import Collective
 from taccl.problem.problem import Clauses, make_problem
 from taccl.schedule.schedule import make_schedule
 from taccl.sketch.library import load_sketch

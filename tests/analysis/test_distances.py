@@ -13,7 +13,8 @@ from taccl._internal.graph_algorithms import paths_from_nearest
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.finding.distances import Distances, shortest_times
 from taccl.analysis.verification.verify import verify
-from taccl.problem.collective import Chunk, Collective, Derivation
+from taccl.problem.chunks import Chunk, Derivation
+from taccl.problem.collective import Collective
 from taccl.topology.builder import TopologyBuilder
 from tests.arguments import arguments_for
 from tests.effort import brief_synthesis

@@ -12,7 +12,8 @@ from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.gossip import Gossip, gossip
 from taccl.analysis.certificates.readings import as_spreading
-from taccl.problem.collective import Chunk, Collective
+from taccl.problem.chunks import Chunk
+from taccl.problem.collective import Collective
 from tests.effort import brief_synthesis
 from tests.fuzzing import cases, some
 from tests.synthesis.small_problems import custom, problem_of, two_levels

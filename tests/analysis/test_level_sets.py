@@ -11,7 +11,8 @@ from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.finding.volume import Volume
 from taccl.analysis.certificates.level_sets import _Graph, _sides, level_cut, node_cut
 from taccl.analysis.certificates.readings import as_spreading, merging_freely
-from taccl.problem.collective import Chunk, Collective
+from taccl.problem.chunks import Chunk
+from taccl.problem.collective import Collective
 from taccl.problem.problem import make_problem
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.transform import relabel

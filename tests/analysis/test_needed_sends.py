@@ -15,7 +15,8 @@ from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES
 from taccl.errors import CollectiveError
-from taccl.problem.collective import Chunk, Collective
+from taccl.problem.chunks import Chunk
+from taccl.problem.collective import Collective
 from taccl.problem.problem import Clauses, Problem, make_problem
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.synthesize import synthesize

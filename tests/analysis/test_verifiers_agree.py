@@ -21,7 +21,8 @@ from taccl.analysis.verification import data
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
 from taccl.errors import CollectiveError, InputError
-from taccl.problem.collective import Chunk, Collective
+from taccl.problem.chunks import Chunk
+from taccl.problem.collective import Collective
 from taccl.problem.problem import Clauses, make_problem
 from taccl.schedule.implicit_schedule import IMPLICIT_COLLECTIVES, Pattern
 from taccl.schedule.schedule import Schedule

@@ -8,7 +8,8 @@ import taccl
 from taccl import collectives
 from taccl.baselines import one_shot, recursive
 from taccl.errors import CollectiveError, TopologyError
-from taccl.problem.collective import Chunk, Collective
+from taccl.problem.chunks import Chunk
+from taccl.problem.collective import Collective
 from taccl.problem.problem import Clauses, Problem, make_problem
 from taccl.topology.builder import TopologyBuilder
 

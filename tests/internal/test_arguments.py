@@ -18,7 +18,8 @@ import taccl
 from taccl._internal.arguments import checked, kinds_of, quoted, whole_number
 from taccl.errors import InputError
 from taccl.problem.alltoallv import load_sizes
-from taccl.problem.collective import Chunk, Collective
+from taccl.problem.chunks import Chunk
+from taccl.problem.collective import Collective
 from taccl.problem.collectives import CollectiveArguments  # noqa: TC001  looked up by its name
 from taccl.problem.problem import Clauses
 from taccl.topologies import TopologyBuilder, ring

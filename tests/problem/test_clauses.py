@@ -19,8 +19,9 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.findings import KINDS
 from taccl.analysis.verification.verify import verify
 from taccl.errors import InfeasibleError, InputError
+from taccl.problem.chunks import Chunk
 from taccl.problem.clauses import CLAUSES, Clauses, SwitchPolicy
-from taccl.problem.collective import Chunk, Collective
+from taccl.problem.collective import Collective
 from taccl.problem.problem import make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times

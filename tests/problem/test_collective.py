@@ -4,7 +4,8 @@ import pytest
 
 from taccl import collectives
 from taccl.errors import CollectiveError
-from taccl.problem.collective import Chunk, Collective, Derivation
+from taccl.problem.chunks import Chunk, Derivation
+from taccl.problem.collective import Collective
 from tests.arguments import arguments_for
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from taccl import collectives
 from taccl.errors import CollectiveError
-from taccl.problem.collective import Chunk, Collective, Derivation
+from taccl.problem.chunks import Chunk, Derivation
+from taccl.problem.collective import Collective
 from taccl.problem.problem import Clauses, Problem, SwitchPolicy, make_problem
 from tests.synthesis.small_problems import custom, full, problem_of, ring, two_nodes
 

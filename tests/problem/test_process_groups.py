@@ -10,7 +10,8 @@ from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.errors import CollectiveError, InfeasibleError, SketchError, TopologyError
-from taccl.problem.collective import Chunk, Collective, ProcessGroup
+from taccl.problem.chunks import Chunk, ProcessGroup
+from taccl.problem.collective import Collective
 from taccl.problem.collectives import together
 from taccl.problem.problem import Clauses, Problem, make_problem
 from taccl.schedule.combine import reduction_half, spreading_half

@@ -2,7 +2,8 @@
 
 import pytest
 
-from taccl.problem.collective import Chunk, Collective, Derivation
+from taccl.problem.chunks import Chunk, Derivation
+from taccl.problem.collective import Collective
 from taccl.problem.collectives import (
     allgather,
     allreduce,

@@ -8,7 +8,8 @@ import pytest
 import taccl
 from taccl.errors import InputError, VerificationError
 from taccl.formats.msccl.xml import load_msccl_xml
-from taccl.problem.collective import Chunk, Collective
+from taccl.problem.chunks import Chunk
+from taccl.problem.collective import Collective
 from taccl.problem.collectives import COLLECTIVES, make
 from taccl.program.lift import lift
 from taccl.program.lower import lower

@@ -7,7 +7,8 @@ import pytest
 import taccl
 from taccl.errors import InputError, LossyConversionWarning
 from taccl.formats.msccl.xml import dump_msccl_xml, parse_msccl_xml
-from taccl.problem.collective import Chunk, Collective, Derivation
+from taccl.problem.chunks import Chunk, Derivation
+from taccl.problem.collective import Collective
 from taccl.problem.collectives import COLLECTIVES, allgather, broadcast, reduce
 from taccl.problem.collectives import custom as custom_collective
 from taccl.program.interpret import interpret

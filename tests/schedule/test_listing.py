@@ -8,7 +8,8 @@ import pytest
 import taccl
 from taccl import collectives, topologies
 from taccl.analysis.certificates.certificate import Late
-from taccl.problem.collective import Chunk, Collective, Derivation
+from taccl.problem.chunks import Chunk, Derivation
+from taccl.problem.collective import Collective
 from taccl.schedule.listing import Tasks
 from taccl.schedule.schedule import make_schedule
 from taccl.synthesis.transforms.requirements import ReleaseDates

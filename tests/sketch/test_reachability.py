@@ -6,7 +6,8 @@ import pytest
 
 from taccl import collectives
 from taccl.errors import SketchError, TopologyError
-from taccl.problem.collective import Chunk, Collective
+from taccl.problem.chunks import Chunk
+from taccl.problem.collective import Collective
 from taccl.problem.problem import Clauses, make_problem
 from taccl.sketch.library import load_sketch
 from taccl.sketch.reachability import check_reachable

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from taccl import collectives
 from taccl.errors import InputError
-from taccl.problem.collective import Chunk, Collective, Derivation, ProcessGroup
+from taccl.problem.chunks import Chunk, Derivation, ProcessGroup
+from taccl.problem.collective import Collective
 from taccl.problem.problem import Clauses, make_problem
 from taccl.sketch.reachability import check_reachable
 from taccl.topology.builder import TopologyBuilder

@@ -8,7 +8,8 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl.errors import ExportError, InputError, LossyConversionWarning
-from taccl.problem.collective import Chunk, Collective, Derivation
+from taccl.problem.chunks import Chunk, Derivation
+from taccl.problem.collective import Collective
 from taccl.problem.problem import make_problem
 from taccl.program.interpret import interpret
 from taccl.schedule.schedule import make_schedule

@@ -33,7 +33,7 @@ from taccl.analysis.certificates.finding.gates import (
     passed_by,
     spread_times,
 )
-from taccl.problem.collective import Chunk
+from taccl.problem.chunks import Chunk
 from taccl.problem.costs import link_ends
 from taccl.schedule.combine import reduction_half
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.errors import InputError
-from taccl.problem.collective import Chunk, Collective
+from taccl.problem.chunks import Chunk
+from taccl.problem.collective import Collective
 from taccl.problem.costs import hold_columns
 from taccl.problem.problem import Problem, make_problem
 from taccl.schedule.combine import reduction_half

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl.errors import InputError
-from taccl.problem.collective import RankSets
+from taccl.problem.chunks import RankSets
 from taccl.problem.costs import cost_columns, link_ends, wide_links
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule

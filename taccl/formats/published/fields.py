@@ -25,7 +25,8 @@ from taccl._internal.arguments import quoted
 from taccl._internal.units import BYTES_PER_MB, exact
 from taccl._internal.validation import Cost, validated
 from taccl.errors import FormatError, InputError
-from taccl.problem.collective import Chunk, Collective
+from taccl.problem.chunks import Chunk
+from taccl.problem.collective import Collective
 from taccl.problem.collectives import arguments_of, make
 from taccl.sketch.upstream_wiring import Edge, edges_across, edges_inside, planes_between, wired
 from taccl.topology.parts import check_num_links

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taccl._internal.deadline import Deadline
-    from taccl.problem.collective import RankSets
+    from taccl.problem.chunks import RankSets
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 

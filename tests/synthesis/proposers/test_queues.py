@@ -17,7 +17,8 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.loops import accept_copies, compiled_loop
 from taccl.analysis.verification.verify import verify
 from taccl.errors import CollectiveError
-from taccl.problem.collective import Chunk, Collective
+from taccl.problem.chunks import Chunk
+from taccl.problem.collective import Collective
 from taccl.problem.problem import Clauses, make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.kernels import queue_kernel, spreading_kernel

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 import taccl
-from taccl.problem.collective import Chunk, Collective
+from taccl.problem.chunks import Chunk
+from taccl.problem.collective import Collective
 from taccl.problem.problem import Problem
 from taccl.synthesis.proposers.greedy import critical_priorities, list_schedule
 from taccl.synthesis.transforms.fused import SingleChunk

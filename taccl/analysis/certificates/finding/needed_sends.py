@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from taccl.problem.collective import Chunk
+    from taccl.problem.chunks import Chunk
     from taccl.problem.problem import Problem
     from taccl.sketch.group import Symmetries
 

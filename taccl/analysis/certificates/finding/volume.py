@@ -25,7 +25,7 @@ from taccl.analysis.certificates.finding.distances import (
     arcs_of,
     heads_and_tails,
 )
-from taccl.problem.collective import RankSets
+from taccl.problem.chunks import RankSets
 from taccl.problem.costs import hold_columns, wide_links
 from taccl.problem.problem import Problem
 

@@ -1,0 +1,89 @@
+"""Parts of a collective: chunks with their ranks, derived chunks, process groups, and sets of ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A chunk, with the ranks where it starts and must end.
+
+    - `origins`: Ranks that hold it at the start; in a combining collective, ranks that contribute to it.
+    - `destinations`: Ranks that must hold it, or its full sum, at the end.
+    - `root`: Rank at which the synthesizer sums the chunk, in a combining collective. A sum with a single
+      contribution is rooted at its origin, unless only its given root wants it.
+    """
+
+    origins: tuple[int, ...]
+    destinations: tuple[int, ...]
+    root: int | None = None
+
+    def is_met(self, *, is_sum: bool) -> bool:
+        """True if every destination holds the chunk, or its full sum, at the start."""
+        return not self.destinations or (
+            not (is_sum and len(self.origins) > 1) and set(self.destinations) <= set(self.origins)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """Chunk that a rank makes from another: with chunk `source`, `rank` also holds chunk `chunk`.
+
+    The derived chunk is the source plus the rank's own contribution, and starts nowhere else.
+    """
+
+    source: int
+    rank: int
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """Ranks with a collective of their own.
+
+    - `name`: Name of the collective, e.g. ``"allgather"``.
+    - `ranks`: Members; the i-th is rank i of the collective.
+    - `num_chunks`: Number of chunks of the group. Groups have consecutive chunks, in order.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    num_chunks: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankSets:
+    """Distinct sets of ranks at which chunks start (or end), and the set of each chunk.
+
+    - `of_chunk`, (num_chunks,) int32: Index in `sets`.
+    """
+
+    sets: tuple[tuple[int, ...], ...]
+    of_chunk: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, ranks_of_chunk: Sequence[tuple[int, ...]]) -> RankSets:
+        """Distinct sets from the tuple of ranks of each chunk."""
+        # Many chunks may share one very large tuple, so hash each tuple object only once.
+        shared = dict(zip(map(id, ranks_of_chunk), ranks_of_chunk, strict=True))
+        number: dict[tuple[int, ...], int] = {}
+        number_of_id = {key: number.setdefault(ranks, len(number)) for key, ranks in shared.items()}
+        of_chunk = map(number_of_id.__getitem__, map(id, ranks_of_chunk))
+        return cls(tuple(number), np.fromiter(of_chunk, np.int32, len(ranks_of_chunk)))
+
+    def meeting(self, ranks: frozenset[int]) -> NDArray[np.bool_]:
+        """(num_chunks,) True if the chunk's set contains at least one of the ranks."""
+        return np.array([not ranks.isdisjoint(each) for each in self.sets], bool)[self.of_chunk]
+
+    def among(self, chunks: range) -> Iterator[tuple[int, ...]]:
+        """Distinct sets of some consecutive chunks."""
+        return (self.sets[i] for i in np.unique(self.of_chunk[chunks.start : chunks.stop]).tolist())
