@@ -217,7 +217,10 @@ def test_symmetry_is_dropped_for_a_root():
 
 
 def test_symmetry_is_narrowed():
-    """Roots 0 and 8 of DGX-2 narrow the group of offset 2 to offset 8."""
+    """A symmetry is narrowed to its powers that the collective has.
+
+    Roots 0 and 8 of DGX-2 narrow the group of offset 2 to offset 8.
+    """
     problem = apply("[[symmetry]]\noffset = 2\ngroup = 16", dgx2(1), "multi-root-broadcast", roots=(0, 8))
     assert problem.clauses.symmetry == (tuple((r + 8) % 16 for r in range(16)),)
     assert problem.notes[0].startswith("symmetry offset 2 in groups of 16 narrowed to offset 8:")
@@ -255,7 +258,10 @@ def test_symmetries_that_do_not_hold_are_refused(text, name, message):
 
 
 def test_symmetry_that_the_relays_lack():
-    """Links 1->16 and 3->18 map to each other, what they carry does not."""
+    """A symmetry of the links is refused if the relays lack it.
+
+    Links 1->16 and 3->18 map to each other, but what they carry does not.
+    """
     text = (
         "[internode]\nconnections = 'direct-map'\n[internode.relays]\n"
         + "".join(f"{i} = [{i}, {(i + 1) % 16 if i < 8 else i}]\n" for i in range(8))

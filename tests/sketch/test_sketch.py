@@ -130,7 +130,10 @@ def test_faults_of_a_file(text, message):
 
 
 def test_with_nodes_stretches_what_spans_all_nodes():
-    """Over four nodes offset 8 in 16 becomes offset 8 in 32, while offset 4 in 8 stays."""
+    """For another number of nodes, only symmetries that span all nodes change.
+
+    Over four nodes offset 8 in 16 becomes offset 8 in 32, while offset 4 in 8 stays.
+    """
     sketch = read(
         "machine = 'ndv2'\nnodes = 2\n"
         "[[symmetry]]\noffset = 8\ngroup = 16\n[[symmetry]]\noffset = 4\ngroup = 8"

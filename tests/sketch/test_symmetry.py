@@ -94,7 +94,10 @@ def test_parallel_links_follow_their_resources(swapped):
 
 
 def test_shared_resource_has_to_map():
-    """Links 0->1 and 2->3 share a resource, 1->2 and 3->0 do not, so the ring no longer rotates by one."""
+    """A symmetry must map shared resources to shared resources.
+
+    Links 0->1 and 2->3 share a resource, 1->2 and 3->0 do not, so the ring no longer rotates by one.
+    """
     builder = TopologyBuilder("shared", [0] * 4)
     for rank in range(4):
         builder.add_link(rank, (rank + 1) % 4, **COSTS)
@@ -111,7 +114,10 @@ def test_shared_resource_has_to_map():
 
 
 def test_refusal_names_a_pair_of_ranks():
-    """On NDv2, 0-1 is a double NVLink (23 us/MB) and 1-2 a single one (46 us/MB)."""
+    """The error for a rotation names two links of different cost.
+
+    On NDv2, 0-1 is a double NVLink (23 us/MB) and 1-2 a single one (46 us/MB).
+    """
     with pytest.raises(SketchError, match=r"maps link 0->1 \(23 us/MB\) to 1->2, which has 46 us/MB"):
         check_topology(ndv2(1), offset_permutation(8, 1, 8), label="offset 1", where="a.toml: symmetry[0]")
 

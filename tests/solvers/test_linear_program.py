@@ -7,7 +7,10 @@ from taccl.solvers.highs import minimise
 
 
 def test_solution_and_duals_are_those_by_hand():
-    """Max x + y with x + 2 y <= 4 and 3 x + y <= 6: (8/5, 6/5); a unit of the first row is worth 2/5."""
+    """Solution and duals of a small program equal those computed by hand.
+
+    Max x + y with x + 2 y <= 4 and 3 x + y <= 6 is at (8/5, 6/5); a unit of the first row is worth 2/5.
+    """
     found = minimise([-1, -1], ([0, 0, 1, 1], [0, 1, 0, 1], [1, 2, 3, 1]), ([4, 6], []))
     assert found.values == pytest.approx([1.6, 1.2])
     assert found.duals == pytest.approx([-0.4, -0.2])
@@ -15,7 +18,10 @@ def test_solution_and_duals_are_those_by_hand():
 
 
 def test_later_rows_are_equations():
-    """Min x + 2 y with x + y = 3 and x <= 1 is met by (1, 2)."""
+    """Rows after the given number of inequalities are equations.
+
+    Min x + 2 y with x + y = 3 and x <= 1 is met by (1, 2).
+    """
     found = minimise([1, 2], ([0, 1, 1], [0, 0, 1], [1, 1, 1]), ([1], [3]))
     assert found.values == pytest.approx([1, 2])
 

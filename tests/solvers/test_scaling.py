@@ -43,7 +43,7 @@ def test_too_many_digits_are_refused():
 
 
 def test_sums_past_64_bits_are_refused():
-    """10**12 times a variable up to 10**9 passes 2**62."""
+    """Sums that may exceed 64 bits are refused: 10**12 times a variable up to 10**9 passes 2**62."""
     model = MilpModel()
     model.add_row([(10**12, model.add_variable(0, 10**9, integer=True))], upper=1, tag="huge")
     with pytest.raises(NotScalableError, match="huge"):

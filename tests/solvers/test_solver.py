@@ -245,7 +245,7 @@ def test_missing_pulp_solver_is_unavailable():
 
 
 def test_point_that_breaks_the_model_is_a_crash():
-    """A solver's point is checked: 1 + 2 + 3 > 5 is reported with row and tag as a crash."""
+    """A solver's point that breaks the model is reported as a crash, with row and tag: here 1 + 2 + 3 > 5."""
     call = _Call(knapsack().arrays(), {"solver": "highs", "log": False}, 1.0)
     solution = call._vetted("optimal", "", np.ones(3))
     assert (solution.status, solution.values) == ("crashed", None)

@@ -56,7 +56,10 @@ def test_groups_that_do_not_go_along_dimensions(groups, said):
 
 @pytest.mark.slow
 def test_the_portfolio_begins_with_balanced_groups():
-    """16 MB along dimensions 1 and 3 of three: 251.5 us at once, where other baselines take 683 us or more."""
+    """The portfolio begins with groups balanced along their dimensions.
+
+    16 MB along dimensions 1 and 3 of three take 251.5 us at once, where other baselines take 683 us or more.
+    """
     topology = parse("multidim:ring4@100,switch2@50,ring4@25")
     groups = dimensions(topology).groups([0, 2])
     several = together([make("allreduce", 16).among(ranks, num_ranks=32) for ranks in groups])

@@ -165,8 +165,11 @@ def test_trees_of_groups_are_counted():
 
 @pytest.mark.slow
 def test_ways_are_sampled_all_over_a_mesh():
-    """On 16 x 16 two ranks are 2 * (16 - 1 / 16) / 3 = 10.625 links apart on average, and so are 256 * 256
-    chunks."""
+    """Lengths of paths are sampled all over a mesh, so their mean is right.
+
+    On 16 x 16 two ranks are 2 * (16 - 1 / 16) / 3 = 10.625 links apart on average, and so are 256 * 256
+    chunks.
+    """
     known = memory_need(problem_of(topologies.mesh(16, 16), "alltoall")).num_transfers
     assert known == pytest.approx(10.625 * 256**2, rel=0.05)
 

@@ -82,7 +82,10 @@ def line(rule):
 
 
 def test_longest_path_first_lets_a_late_chunk_with_far_to_go_overtake():
-    """Chunk 1 arrives at 1 us with 6 us to go: it is second, after the chunk that starts at 0."""
+    """Longest path first lets a late chunk with a long path overtake others.
+
+    Chunk 1 arrives at 1 us with 6 us to go: it is second, after the chunk that starts at 0.
+    """
     assert line("longest-path-first").index(1) == 1
 
 

@@ -111,11 +111,11 @@ def test_every_chunk_gets_a_way():
 
 
 def test_load_sends_chunks_round_the_other_way():
-    """Four chunks 0 -> 1 go in 2 us directly or in 4 through rank 2: all on the direct link would load it for
-    8 us.
+    """The load of a direct link makes some chunks take a detour.
 
-    Two and two load every link for 4 us, and link 2 -> 1 is idle until the first arrives at 2; three and one
-    take as long.
+    Four chunks go 0 -> 1 in 2 us directly or in 4 through rank 2; all on the direct link would load it for 8
+    us. Two and two load every link for 4 us, and link 2 -> 1 is idle until the first arrives at 2; three and
+    one take as long.
     """
     problem = problem_of(ring(3), custom(3, [([0], [1])] * 4))
     pairs, answer = solved(problem)
@@ -232,7 +232,10 @@ def coming_back():
 
 
 def test_a_multicast_may_come_to_where_the_chunk_is():
-    """Rank 1 has the chunk from 0 at 1 us; the multicast that delivers it again at 3 us delays nothing."""
+    """A multicast may deliver a chunk to a rank that has it already, and delays nothing there.
+
+    Rank 1 has the chunk from 0 at 1 us, and the multicast delivers it again at 3 us.
+    """
     problem = coming_back()
     pairs, answer = solved(problem)
     assert pairs == [(0, 0), (0, 1), (0, 2)]
@@ -241,7 +244,10 @@ def test_a_multicast_may_come_to_where_the_chunk_is():
 
 
 def test_a_state_takes_its_chunk_from_one_multicast():
-    """Rank 1 takes the chunk from its own link at 1 us, to relay it; the multicast of 5 us serves rank 2."""
+    """A rank may take a chunk from another link than a multicast that reaches it later.
+
+    Rank 1 takes the chunk from its own link at 1 us, to relay it; the multicast of 5 us serves rank 2.
+    """
     builder = TopologyBuilder("early", [0] * 4)
     for src, dst, us in ((0, 1, 1), (0, (1, 2), 5), (1, 3, 4)):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=us)
@@ -250,7 +256,10 @@ def test_a_state_takes_its_chunk_from_one_multicast():
 
 
 def test_a_single_path_may_pass_a_multicast():
-    """A chunk for rank 3 alone goes 0 -> {1, 2} -> 3; its copy at rank 1 is unused."""
+    """The path of a chunk with one destination may include a multicast.
+
+    A chunk for rank 3 alone goes 0 -> {1, 2} -> 3; its copy at rank 1 is unused.
+    """
     topology = linked("pass", [0] * 4, [(0, (1, 2), 0, 1), (2, 3, 0, 1), (1, 3, 0, 9)])
     pairs, answer = solved(problem_of(topology, custom(4, [([0], [3])])))
     assert pairs == [(0, 0), (0, 1)]
@@ -258,10 +267,10 @@ def test_a_single_path_may_pass_a_multicast():
 
 
 def test_own_chunks_first_over_a_multicast():
-    """Rank 1's chunk follows rank 0's on 0 -> {2, 3}, from 1 to 2 us, though a direct link delivers it to 2
-    at 1 us.
+    """Local-first priority also holds on a multicast link.
 
-    It can leave rank 2 at 1 us: over 2 -> 4 it arrives at 3 us.
+    Rank 1's chunk follows rank 0's on 0 -> {2, 3}, from 1 to 2 us, though a direct link delivers it to 2 at 1
+    us. It can leave rank 2 at 1 us: over 2 -> 4 it arrives at 3 us.
     """
     builder = TopologyBuilder("own", [0] * 5)
     for src, dst, us in ((1, 0, 1), (1, 2, 1), (0, (2, 3), 1), (2, 4, 2)):
@@ -352,10 +361,10 @@ def test_a_relayed_chunk_is_as_long_as_itself():
 
 
 def test_a_relayed_chunk_waits_for_no_merged_send():
-    """Own chunks of 3 and 1 MB, merged, arrive at 6 us; the relayed one may leave at 5, as if the larger went
-    alone.
+    """Under local-first priority a relayed chunk waits as if own chunks went one by one, not merged.
 
-    A hint with these times is a point of the model.
+    Own chunks of 3 and 1 MB, merged, arrive at 6 us; the relayed one may leave at 5, as if the larger went
+    alone. A hint with these times is a point of the model.
     """
     quotient, model, found = built(behind_own_chunks(3, 1, alpha=2))
     over = [(len(send.hops), send.start_ticks) for send in found.sends if send.link == 1]
@@ -434,7 +443,10 @@ def in_order(problem, solver="highs"):
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_a_load_counts_from_when_the_first_hop_can_hold_the_resource(solver):
-    """Three links into rank 0 share its ingress for their last 2 us: 3 chunks take 1 + 3 x 2 us, not 6."""
+    """The load of a resource counts from the first possible hold.
+
+    Three links into rank 0 share its ingress for their last 2 us: 3 chunks take 1 + 3 x 2 us, not 6.
+    """
     builder = TopologyBuilder("ingress", [0] * 4)
     ingress = builder.add_resource("ingress")
     for src in (1, 2, 3):
@@ -499,7 +511,10 @@ def test_every_number_is_a_fraction_that_scales():
 
 
 def test_chunks_over_a_merging_link_pay_for_whole_messages():
-    """Three chunks of 1 us over a link of alpha 2 that merges two take two messages: 3 + 2 x 2 us."""
+    """On a merging link the model counts alpha for whole numbers of sends.
+
+    Three chunks of 1 us over a link of alpha 2 that merges two take two sends: 3 + 2 x 2 us.
+    """
     builder = TopologyBuilder("merging", [0, 1])
     builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
     collective = custom(2, [([0], [1])] * 3)
@@ -508,7 +523,10 @@ def test_chunks_over_a_merging_link_pay_for_whole_messages():
 
 
 def test_copies_from_one_rank_leave_its_port_one_after_another():
-    """A chunk that reaches rank 1 at 1 us and leaves over one port to three ranks takes 1 + 3 us."""
+    """Copies of a chunk leave a rank's port one after another.
+
+    A chunk that reaches rank 1 at 1 us and leaves over one port to three ranks takes 1 + 3 us.
+    """
     builder = TopologyBuilder("port", [0] * 5)
     port = builder.add_resource("port")
     builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)

@@ -65,7 +65,10 @@ def four_ranks(**clauses):
 
 @pytest.mark.slow
 def test_link_carries_what_it_may():
-    """Link 0 -> 1 carries only rank 0's chunk: those of 2 and 3 travel the other way."""
+    """A link carries only chunks that it may carry.
+
+    Link 0 -> 1 carries only rank 0's chunk: those of 2 and 3 travel the other way.
+    """
     topology = topologies.ring(4)
     link = next(e for e, ends in enumerate(topology.links) if (ends.src, ends.dst) == (0, 1))
     schedule = schedule_large(four_ranks(carries_from={link: frozenset({0})}))

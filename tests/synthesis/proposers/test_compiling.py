@@ -190,7 +190,10 @@ def test_kernels_that_cannot_be_kept_are_an_error(cold, monkeypatch):
 
 
 def test_without_kernels_an_exchange_may_go_a_longer_way(monkeypatch):
-    """10 MB from rank 0 to 1 of a ring of 3, in 40 chunks: half go through rank 2, 115.5 us instead of 220."""
+    """Without compiled kernels, part of an exchange still takes a longer path.
+
+    10 MB from rank 0 to 1 of a ring of 3, in 40 chunks: half go through rank 2, 115.5 us instead of 220.
+    """
     for module in (compiling, competing, stages):
         monkeypatch.setattr(module, "are_kept", lambda _: False)
     sizes = [[0, 10_000_000, 0], [0, 0, 0], [0, 0, 0]]

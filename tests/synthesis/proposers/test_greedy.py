@@ -34,9 +34,10 @@ def orbits_of(problem):
 
 
 def test_the_longest_way_goes_first():
-    """Rank 0 sends one chunk to 2 through 1 and one to 1, 2 us per hop: the chunk with more hops goes first.
+    """The chunk with more hops goes first.
 
-    So 0 -> 1 at 0 and 2, and 1 -> 2 at 2: the finish is 4 us, in the other order 6 us.
+    Rank 0 sends one chunk to 2 through 1 and one to 1, with 2 us per hop. So 0 -> 1 at 0 and 2, and 1 -> 2 at
+    2: the finish is 4 us, in the other order 6 us.
     """
     topology = linked("line", [0] * 3, [(0, 1), (1, 2)], alpha_us=1, beta_us_per_mb=1)
     quotient = orbits_of(problem_of(topology, custom(3, [([0], [1]), ([0], [2])])))

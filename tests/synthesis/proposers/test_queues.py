@@ -127,7 +127,7 @@ def test_alltoall_of_a_torus_is_near_its_bound():
 
 
 def test_paths_balance_parallel_paths():
-    """Half of 8 chunks from 0 to 3 go through rank 1, half through rank 2."""
+    """Chunks are balanced over parallel paths: half of 8 chunks go through rank 1, half through rank 2."""
     builder = TopologyBuilder("diamond", [0] * 4)
     for src, dst in ((0, 1), (0, 2), (1, 3), (2, 3)):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
@@ -141,7 +141,10 @@ def test_paths_balance_parallel_paths():
 
 
 def test_paths_go_round_what_is_busy():
-    """Four chunks go from 0 to 1 at 10 us per link: at least one takes the detour through 2, so all need 30 us."""
+    """Chunks take a detour where the direct link is busy.
+
+    Four chunks go from 0 to 1 at 10 us per link: at least one goes through 2, so all need 30 us.
+    """
     builder = TopologyBuilder("triangle", [0] * 3)
     for src, dst in ((0, 1), (0, 2), (2, 1)):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=10)
@@ -152,7 +155,10 @@ def test_paths_go_round_what_is_busy():
 
 
 def test_large_chunks_choose_first():
-    """Chunks of 3, 1, 1 and 1 MB over two paths: the large one gets a path of its own, 3 us per link."""
+    """Large chunks choose their paths first.
+
+    Of chunks of 3, 1, 1 and 1 MB over two paths, the large one gets a path of its own, 3 us per link.
+    """
     builder = TopologyBuilder("diamond", [0] * 4)
     for src, dst in ((0, 1), (0, 2), (1, 3), (2, 3)):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
@@ -323,7 +329,10 @@ def to_rank_0(num_ranks, ranks):
 
 
 def test_chunks_that_wait_for_a_link_are_merged():
-    """Five chunks of 1 MB reach the relay after 1 us; two sends of at most 3 take 4 us and 3 us."""
+    """Chunks that wait for a link are merged.
+
+    Five chunks of 1 MB reach the relay after 1 us; two sends of at most 3 take 4 us and 3 us.
+    """
     topology = through_rank_1(7)
     link = len(topology.links) - 1
     clauses = Clauses(max_merge=3, merging=frozenset([link]))
@@ -335,7 +344,10 @@ def test_chunks_that_wait_for_a_link_are_merged():
 
 
 def test_chunks_take_the_routes_that_merging_makes_short():
-    """Two of 4 chunks share a send of 8 + 2 us; each detour of two 5 us links carries one: 10 us."""
+    """Chunks take the routes that are shortest with merging.
+
+    Two of 4 chunks share a send of 8 + 2 us; each detour of two 5 us links carries one: 10 us.
+    """
     builder = TopologyBuilder("detours", [0] * 4)
     link = builder.add_link(0, 1, alpha_us=8, beta_us_per_mb=1)
     for src, dst in ((0, 2), (2, 1), (0, 3), (3, 1)):

@@ -50,7 +50,10 @@ def ends(fabric, trees, c):
 
 
 def test_a_tree_shares_the_way_to_its_targets():
-    """0 -> 1 -> {2, 3}: the chunk crosses 0 -> 1 once, though rank 1 is not a destination."""
+    """A chunk crosses links that its destinations share only once.
+
+    On 0 -> 1 -> {2, 3} it crosses 0 -> 1 once, though rank 1 is not a destination.
+    """
     wants = custom(4, [([0], [2, 3])])
     fabric, demand, _ = arrays(star((0, 1), (1, 2), (1, 3)), wants)
     trees = find_trees(fabric, demand)
@@ -59,7 +62,10 @@ def test_a_tree_shares_the_way_to_its_targets():
 
 
 def test_chunks_part_where_one_way_would_be_full():
-    """Two chunks from 0 to 3 divide over ranks 1 and 2, so no link is busy for more than 1 us."""
+    """Chunks divide over two paths, so that none is overloaded.
+
+    Two chunks go from 0 to 3 through ranks 1 and 2, so no link is busy for more than 1 us.
+    """
     wants = custom(4, [([0], [1, 3]), ([0], [2, 3])])
     fabric, demand, problem = arrays(star((0, 1), (0, 2), (1, 3), (2, 3)), wants)
     assert find_trees(fabric, demand).peak_ticks * problem.costs.us(1) == 1
@@ -145,7 +151,11 @@ def test_nothing_is_returned_that_ends_after_the_limit():
 
 @pytest.mark.slow
 def test_broadcast_uses_all_links_out_of_the_root():
-    """16 chunks of 20.5 us over the 2 links into a corner of a 4x4 mesh: 8 sends, 5 more hops: 266.5 us."""
+    """A broadcast uses all links out of its root.
+
+    16 chunks of 20.5 us leave a corner of a 4x4 mesh over 2 links: 8 sends, and 5 more hops of the last one,
+    266.5 us.
+    """
     problem = make_problem(
         topologies.mesh(4, 4), collectives.broadcast(16, chunks_per_rank=16), chunk_bytes=MB
     )

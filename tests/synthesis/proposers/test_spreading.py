@@ -159,7 +159,10 @@ def test_pipelined_alpha_does_not_hold_the_link():
 
 
 def test_shared_ingress_is_taken_without_a_gap():
-    """Ranks 1 and 2 send to 0 over one NIC after 10 us of alpha: 20 us each, and the last send ends at 50."""
+    """A shared ingress is held without a gap.
+
+    Ranks 1 and 2 send to 0 over one NIC after 10 us of alpha: 20 us each, and the last send ends at 50.
+    """
     builder = TopologyBuilder("nic", [0, 1, 2])
     nic = builder.add_resource("NIC")
     for src in (1, 2):
@@ -280,7 +283,10 @@ def test_links_that_a_sketch_rules_out_are_not_used():
 
 
 def test_group_uses_ranks_outside_as_relays():
-    """Ranks 0 and 2 of a path 0 - 1 - 2 exchange chunks through 1: two hops each."""
+    """A group uses ranks outside as relays.
+
+    Ranks 0 and 2 of a path 0 - 1 - 2 exchange chunks through 1, with two hops each.
+    """
     problem = problem_of(
         topologies.mesh(3),
         collectives.custom(3, precondition={0: [0], 1: [2]}, postcondition={0: [2], 1: [0]}),
@@ -290,13 +296,16 @@ def test_group_uses_ranks_outside_as_relays():
 
 
 def test_relays_keep_to_shortest_ways():
-    """A scatter on a line of five takes 1 + 2 + 3 + 4 sends, the farthest first, in four rounds."""
+    """Relayed chunks keep to shortest paths, and the farthest go first.
+
+    A scatter on a line of five takes 1 + 2 + 3 + 4 sends, in four rounds.
+    """
     schedule = verified(problem_of(topologies.mesh(5), collectives.scatter(5)))
     assert (schedule.num_transfers, schedule.finish_us) == (10, 82)
 
 
 def test_unreachable_ranks_are_an_error():
-    """With one link from 0 to 1, rank 1's chunk cannot reach rank 0: an error."""
+    """A chunk that cannot reach a destination is an error: rank 1's, if the only link is from 0 to 1."""
     topology = linked("one way", [0, 0], [(0, 1)], alpha_us=0, beta_us_per_mb=1)
     with pytest.raises(CollectiveError, match="1 chunks cannot reach"):
         solve(problem_of(topology, collectives.allgather(2)))

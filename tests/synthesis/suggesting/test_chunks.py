@@ -261,7 +261,10 @@ def test_clauses_of_a_sketch_hold_for_every_number():
 
 @pytest.mark.slow
 def test_a_large_machine_is_cut_as_on_the_command_line():
-    """1 GB on two DGX-H100 (16 ranks) is cut into several chunks: bound 1875 us, one chunk takes 2222 us."""
+    """Large data on a large machine are cut into several chunks.
+
+    For 1 GB on two DGX-H100 (16 ranks) the bound is 1875 us, and one chunk takes 2222 us.
+    """
     machine = taccl.topologies.dgx_h100(nodes=2, profile="nominal")
     problem = taccl.Sketch().apply(machine, "allgather", size="1GB")
     assert taccl.choose_chunks(problem).collective.chunks_per_rank > 1

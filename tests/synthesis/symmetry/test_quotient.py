@@ -40,8 +40,11 @@ def test_without_symmetry_every_chunk_and_link_is_a_hop():
 
 
 def test_a_rotation_makes_all_chunks_one():
-    """Ring of 4 rotated by one: one chunk over the 6 of 8 links that do not end at its origin, 4 states, 2
-    links."""
+    """A rotation reduces the chunks of an allgather to one.
+
+    On a ring of 4 it uses the 6 of 8 links that do not end at its origin; there are 4 states and 2 orbits of
+    links.
+    """
     quotient = timing_quotient(problem_of(ring(4), collectives.allgather(4), symmetry=(ROTATION,)))
     assert quotient.group.order == 4
     assert (len(quotient.hops), len(quotient.states), len(quotient.link_rep)) == (6, 4, 2)
@@ -309,9 +312,10 @@ def test_a_fixed_resource_that_nobody_may_use_does_not_matter():
 
 
 def test_only_the_part_that_acts_freely_is_taken():
-    """Four ranks in a ring; ranks 0 and 2 share a port, as do 1 and 3: a half turn fixes both ports.
+    """A symmetry that fixes a resource is not valid for times, nor is any whose power does.
 
-    A quarter turn swaps the ports, but its square is the half turn, so no symmetry is valid for times.
+    Four ranks are in a ring; ranks 0 and 2 share a port, as do 1 and 3: a half turn fixes both ports. A
+    quarter turn swaps the ports, but its square is the half turn, so no symmetry is valid for times.
     """
     builder = TopologyBuilder("ports", [0] * 4)
     ports = [builder.add_resource("even"), builder.add_resource("odd")]
@@ -341,7 +345,10 @@ def near_tie(slack):
     ("slack", "links"), [(Fraction(0), {0}), (Fraction(1, 100), {0}), (Fraction(1, 10), {0, 1, 2})]
 )
 def test_slack_keeps_near_ties(slack, links):
-    """46.6 us is 1.3 % above 46: a slack of 1 % keeps one path, a slack of 10 % both."""
+    """Routing slack keeps paths that are nearly as short as the shortest.
+
+    46.6 us is 1.3 % above 46: a slack of 1 % keeps one path, a slack of 10 % both.
+    """
     assert {hop.link for hop in near_tie(slack).hops} == links
 
 

@@ -163,7 +163,10 @@ def test_translations_are_found(topology):
 
 
 def test_circulant_graphs_are_found():
-    """A circulant of 13 ranks with steps of 1 and 5 both ways: 12 chunks over 4 links take 3 rounds."""
+    """A circulant graph is recognised by its links, and its allgather meets the bound.
+
+    With 13 ranks and steps of 1 and 5 both ways, 12 chunks over 4 links take 3 rounds.
+    """
     graph = networkx.circulant_graph(13, [1, 5])
     for _, _, data in graph.edges(data=True):
         data.update(bandwidth_gb_per_s=50, alpha_us=0.5)
@@ -349,7 +352,10 @@ def test_rings_that_are_none():
 
 
 def test_the_bound_names_what_limits():
-    """On 16 ranks latency limits: four hops take as long as 15 chunks over 4 links; on 64 ranks links limit."""
+    """The bound names what limits: latency on small fabrics, links on large ones.
+
+    On 16 ranks four hops take as long as 15 chunks over 4 links; on 64 ranks links limit.
+    """
     assert synthesize_implicit("torus:4x4").bound.kind == "latency"
     bound = synthesize_implicit("torus:8x8").bound
     assert (bound.kind, bound.bound_us) == ("cut counting", 16 * 20.5)
