@@ -70,7 +70,10 @@ def test_both_ends_are_cut_to_fit_between_two_crossings():
 
 
 def test_merged_chunks_count_one_behind_the_other():
-    """The last of 4 chunks each way ends 1 us after its 3 us at the NIC, merged or not."""
+    """Merged or not, chunks count one behind the other at the NIC, so the bound is the same.
+
+    The last of 4 chunks each way ends 1 us after its 3 us at the NIC.
+    """
     topology = two_levels(2, local=1, nic=3, alpha=1)
     alone, merged = (
         problem_of(

@@ -167,7 +167,7 @@ def test_declared_symmetries_are_used():
 
 
 def test_derived_chunks_are_not_quotient():
-    """Scans, whose chunks are derived from one another, are not folded."""
+    """No symmetry is used for scans, whose chunks are derived from one another."""
     assert find_symmetries(problem(topologies.ring(4), "scan")).generators == ()
 
 
