@@ -34,7 +34,7 @@ def test_algorithms_do_their_collective_in_any_order(name, collective, num_ranks
 
 
 def test_ring_sends_to_the_next_rank_alone():
-    """A ring of 4 takes 2 * 3 steps of 4 messages, each to the next rank."""
+    """A ring sends only to the next rank: 2 * 3 steps of 4 messages on a ring of 4."""
     ring = stock("ring", "allreduce", 4)
     assert set(zip(ring.src.tolist(), ring.dst.tolist(), strict=True)) == {(0, 1), (1, 2), (2, 3), (3, 0)}
     assert len(ring.message) == 24
@@ -42,7 +42,10 @@ def test_ring_sends_to_the_next_rank_alone():
 
 
 def test_halving_doubling_sends_half_to_the_nearest():
-    """Among 8 ranks, partners at distance 1, 2 and 4 exchange 4, 2 and 1 chunks each way, in both phases."""
+    """Halving and doubling sends most data to the nearest partner.
+
+    Among 8 ranks, partners at distance 1, 2 and 4 exchange 4, 2 and 1 chunks each way, in both phases.
+    """
     steps = stock("halving-doubling", "allreduce", 8)
     distance = steps.src ^ steps.dst
     assert {d: int((distance == d).sum()) for d in (1, 2, 4)} == {1: 8 * 4 * 2, 2: 8 * 2 * 2, 4: 8 * 2}
@@ -68,7 +71,10 @@ def test_a_schedule_of_one_step_is_placed():
 
 
 def test_one_small_piece_goes_down_the_trees():
-    """On 16 hosts 10 us apart, one piece of 1 KB per tree beats the ring's 30 steps; 16 pieces do not."""
+    """Small data go down double trees in one piece.
+
+    On 16 hosts 10 us apart, one piece of 1 KB per tree beats the ring's 30 steps; 16 pieces do not.
+    """
     hosts = taccl.Probe(tuple(map(str, range(16))), np.full((16, 16), 10.0)).topology(oversubscription=1)
 
     def us(name):

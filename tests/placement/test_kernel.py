@@ -101,7 +101,10 @@ def test_the_simulated_time_is_the_finish_of_a_verified_schedule():
 
 
 def test_steps_of_a_pairwise_exchange_are_in_its_schedule():
-    """Three ranks exchange 3 MB, 1 MB in each of 2 steps; one link of 5 us per MB delays both steps."""
+    """The steps of a pairwise exchange are kept in its schedule.
+
+    Three ranks exchange 3 MB, 1 MB in each of 2 steps; one link of 5 us per MB delays both steps.
+    """
     builder = TopologyBuilder("t", [0, 0, 0])
     for src, dst in permutations(range(3), 2):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=5 if (src, dst) == (0, 1) else 1)

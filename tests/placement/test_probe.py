@@ -118,7 +118,10 @@ def test_a_probe_makes_a_topology():
 
 
 def test_what_is_shared_follows_the_oversubscription():
-    """Eight hosts of 10 GB/s share 20 GB/s at 4:1, or 50 us per MB; at 1:1 they share nothing."""
+    """The rate of a shared uplink follows from the oversubscription.
+
+    Eight hosts of 10 GB/s share 20 GB/s at 4:1, or 50 us per MB; at 1:1 they share nothing.
+    """
     far, _ = distances((8, 8))
     probe = Probe(tuple(map(str, range(16))), far)
     shared = probe.topology(bandwidth_gb_per_s=10)

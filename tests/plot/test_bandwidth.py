@@ -31,7 +31,10 @@ def test_at_its_own_size_a_schedule_has_its_own_bandwidth(found, rates):
 
 @pytest.mark.slow
 def test_a_log_is_drawn_as_points(found, tmp_path, monkeypatch):
-    """1 MB summed on 4 ranks in 10 us is drawn at 100 GB/s of algbw, or 150 GB/s of busbw."""
+    """A log is drawn as points of bus bandwidth.
+
+    1 MB summed on 4 ranks in 10 us is 100 GB/s of algbw, and is drawn at 150 GB/s of busbw.
+    """
     log = tmp_path / "allreduce.log"
     log.write_text("# all_reduce_perf\n 1000000 250000 float sum -1 10.0 100.00 150.00 0\n")
     ax = taccl.plot.bandwidth(found, sizes=["1MB", "4MB"], measured=[str(log)])

@@ -11,7 +11,10 @@ from taccl.topologies import multidim, parse
 
 
 def test_use_by_hand():
-    """2 x 2 ranks at 1 MB/us: 8 us along dimension 1, 4 us along 2, then in reverse order."""
+    """The use of each dimension over time is the one computed by hand.
+
+    On 2 x 2 ranks at 1 MB/us: 8 us along dimension 1, 4 us along 2, then in reverse order.
+    """
     topology = multidim("switch2@1000,switch2@1000", alpha_us=0)
     problem = make_problem(topology, "allreduce", chunk_bytes=4 * 10**6, chunks_per_rank=1)
     dims, time_us, share = dimension_use(

@@ -32,13 +32,19 @@ def test_many_links_between_nodes_are_one_line():
 
 
 def test_borders_of_a_torus_lead_round():
-    """In a 4x4 torus 16 links wrap around (2 directions in each of 4 rows and 4 columns), and 48 do not."""
+    """Links that wrap around a torus are shown as a kind of their own.
+
+    In a 4x4 torus these are 16 (2 directions in each of 4 rows and 4 columns), and 48 links are not.
+    """
     assert lines_by_kind(taccl.topologies.parse("torus:4x4")) == {"link": 48, "wrap-around link": 16}
 
 
 @pytest.mark.slow
 def test_many_ranks_are_drawn_by_node():
-    """With 264 ranks in 33 nodes a dot is a node, and each ordered pair of nodes has a line: 33 * 32."""
+    """With very many ranks each dot is a node.
+
+    For 264 ranks in 33 nodes each ordered pair of nodes has a line: 33 * 32.
+    """
     topology = taccl.topologies.dgx_a100(nodes=33, profile="nominal")
     assert lay_out(topology).by_node
     assert lines_by_kind(topology) == {"between nodes": 1056}

@@ -99,7 +99,10 @@ def test_equal_counts_make_an_allgather():
 
 
 def test_bandwidth_factor_is_what_the_rank_with_least_data_receives():
-    """The rank with 1 of 6 chunks receives the other 5: factor 5/6; groups count their own chunks."""
+    """The bandwidth factor is what the rank with the least data of its own receives.
+
+    The rank with 1 of 6 chunks receives the other 5: factor 5/6. Groups count their own chunks.
+    """
     uneven = collectives.allgatherv(3, counts=[1, 2, 3])
     assert uneven.busbw_factor == uneven.split(2).busbw_factor == pytest.approx(5 / 6)
     groups = [uneven.among(ranks, num_ranks=6) for ranks in ([0, 2, 4], [5, 3, 1])]

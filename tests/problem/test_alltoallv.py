@@ -40,7 +40,10 @@ def test_alltoallv_refuses(sizes, word):
 
 
 def test_the_data_of_a_pair_are_cut_into_equal_chunks():
-    """100 bytes in chunks of at most 40 are 34, 33 and 33; a pair with fewer stays whole."""
+    """The data of a pair are cut into nearly equal chunks.
+
+    100 bytes in chunks of at most 40 are 34, 33 and 33; a pair with fewer stays whole.
+    """
     problem = alltoallv_problem(ring(3), [[0, 100, 30], [0, 0, 0], [0, 0, 0]], chunk_bytes=40)
     assert problem.chunk_bytes == (34, 33, 33, 30)
     assert [chunk.destinations for chunk in problem.collective.chunks] == [(1,)] * 3 + [(2,)]

@@ -175,7 +175,7 @@ class TestRelays:
     """The clause on ranks that may relay chunks of other groups."""
 
     def test_by_default_any_rank_relays(self):
-        """From rank 0 to rank 2 of a ring of four a chunk goes through 1 or 3."""
+        """By default any rank may relay: from 0 to 2 of a ring of four a chunk goes through 1 or 3."""
         placed = collectives.allgather(2).among([0, 2], num_ranks=4)
         assert verify(brief_synthesis(problem(placed), backend="greedy").schedule).ok
 
@@ -289,7 +289,10 @@ class TestRelays:
         assert chunk_permutation(problem(half, relays={1}), [2, 3, 0, 1]) is None
 
     def test_bounds_know_the_clause(self):
-        """On a ring of five a chunk from 0 to 2 takes 2 hops, or 3 if rank 1 may not relay."""
+        """Bounds know which ranks may relay.
+
+        On a ring of five a chunk from 0 to 2 takes 2 hops, or 3 if rank 1 may not relay.
+        """
         single = collectives.custom(5, precondition={0: [0]}, postcondition={0: [2]})
         free, limited = problem(single), problem(single, relays={3, 4})
         hop = free.costs.us(free.costs.duration(0, 1))

@@ -28,7 +28,7 @@ def chain(collective, links, **options):
 
 
 def test_a_broadcast_is_passed_on_in_one_step():
-    """0 -> 1 -> 2: rank 1 receives its output and sends it on, one step where there were two."""
+    """A rank receives a broadcast's chunk and sends it on in one step instead of two."""
     program = chain(broadcast(3, root=0), [(0, 1), (1, 2)])
     assert operations(program) == {"copy": 1, "send": 1, "receive-send": 1, "receive": 1}
     (threadblock,) = program.ranks[1].threadblocks
@@ -37,7 +37,7 @@ def test_a_broadcast_is_passed_on_in_one_step():
 
 
 def test_a_sum_under_way_is_kept_nowhere():
-    """In 2 -> 1 -> 0 rank 1 adds and forwards the sum in one step, without storing it."""
+    """A rank adds to a sum and forwards it in one step, without storing it."""
     program = chain(reduce(3, root=0), [(2, 1), (1, 0)])
     assert operations(program)["receive-reduce-send"] == 1
     (step,) = program.ranks[1].threadblocks[0].steps

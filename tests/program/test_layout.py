@@ -19,7 +19,10 @@ from taccl.program.program import Slot
 
 
 def test_allgather_has_its_own_part_inside_the_output():
-    """Rank 1 of 3 starts with chunks 2 and 3, which are at slots 2 and 3 of its output."""
+    """In an allgather each rank starts with its own chunks at their places in the output.
+
+    Rank 1 of 3 starts with chunks 2 and 3, at slots 2 and 3.
+    """
     where = layout(allgather(3, chunks_per_rank=2))[1]
     assert where.inputs == (2, 3)
     assert where.outputs == (0, 1, 2, 3, 4, 5)

@@ -134,7 +134,7 @@ def merged_problem():
 
 
 def test_a_merged_send_of_neighbours_is_one_step():
-    """Chunks 0 and 1 are neighbours at both ends, and so are 2 and 3."""
+    """A merged send of chunks that are adjacent at both ends is one step."""
     schedule = timed(
         merged_problem(), [(0, 0, 0, 0, False), (0, 1, 0, 0, False), (9, 2, 0, 1, False), (9, 3, 0, 1, False)]
     )

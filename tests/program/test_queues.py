@@ -62,7 +62,10 @@ def test_what_hangs_at_some_sizes_only_is_still_judged_by_its_outputs():
 
 
 def test_libraries_hang_above_different_sizes():
-    """LL holds 8 messages: 9 single-chunk messages deadlock, above 288 KiB in NCCL and 144 KiB in RCCL."""
+    """A program may deadlock above different sizes in NCCL and in RCCL.
+
+    LL holds 8 messages: 9 single-chunk messages deadlock, above 288 KiB in NCCL and 144 KiB in RCCL.
+    """
     found = interpret(exchange(9, "LL"))
     assert found.hangs_from == {"NCCL": 18 * 2**14 + 1, "RCCL": 18 * 2**13 + 1}
     assert "hangs above 288KiB with NCCL, above 144KiB with RCCL" in str(found.faults[0])

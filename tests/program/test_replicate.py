@@ -65,7 +65,11 @@ def test_as_many_as_the_links_need():
     ],
 )
 def test_what_limits_instances_is_said(size, options, most, why):
-    """The note gives the limit: 32 / 3 instances in MSCCL, so 8; 8 KB chunks in parts of 1024 bytes, so 4."""
+    """A note says what limits the number of instances.
+
+    In MSCCL 32 channels allow 32 / 3 instances, so 8; and 8 KB chunks in parts of at least 1024 bytes allow
+    4.
+    """
     program = taccl.lower(ring_on_h100(size), instances="auto", **options)
     assert program.notes[0].startswith(f"instances: {most}, and not 16 for 450 GB/s")
     assert program.notes[0].endswith(why)

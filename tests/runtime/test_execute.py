@@ -188,8 +188,10 @@ class TestFaults:
 
     @pytest.mark.slow
     def test_what_hangs_on_gpus_at_a_size_hangs_here(self):
-        """Nine chunks per step are 5 LL messages at 128 KiB, which fit, and 9 at 256 KiB, which deadlock as
-        on GPUs."""
+        """A program that deadlocks on GPUs above a size deadlocks here above that size.
+
+        Nine chunks per step are 5 LL messages at 128 KiB, which fit, and 9 at 256 KiB, which do not.
+        """
         program = exchange(9, "LL")
         assert taccl.execute(program, "128KiB", repetitions=1, timeout_s=20).ok
         done = taccl.execute(program, "256KiB", repetitions=1, timeout_s=0.5)

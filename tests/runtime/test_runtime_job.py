@@ -13,7 +13,10 @@ from tests.runtime.small_programs import program_for
 
 
 def test_size_is_rounded_up_to_whole_numbers_in_every_chunk():
-    """1001 bytes over 4 chunks of int32 are 63 numbers each: 4 * 63 * 4 = 1008 bytes."""
+    """The size is rounded up to whole numbers in every chunk.
+
+    1001 bytes over 4 chunks of int32 are 63 numbers each: 4 * 63 * 4 = 1008 bytes.
+    """
     job = make_job(program_for("allgather"), 1001)
     assert (job.elements, job.size_bytes) == (63, 1008)
 
@@ -54,7 +57,7 @@ def test_buffers_that_do_not_fit_the_collective_are_refused():
 
 
 def test_no_sum_of_whole_numbers_runs_over():
-    """Contributions are at most 2**30 / 4, so a sum of four stays within 2**30."""
+    """Whole numbers are drawn so small that no sum overflows: at most 2**30 / 4 for four ranks."""
     job = make_job(program_for("allreduce"), "100KB")
     data = Data(job)
     assert all(np.abs(data.contribution(rank, 0)).max() <= 2**28 for rank in range(4))

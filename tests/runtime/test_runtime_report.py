@@ -28,7 +28,10 @@ def test_round_trip(execution):
 
 
 def test_times_and_bandwidths():
-    """1 MB in a median of 200 us is 5 GB/s; an allreduce on four ranks moves 3/2 of it."""
+    """Bandwidths of a report follow from the median time.
+
+    1 MB in 200 us is 5 GB/s; an allreduce on four ranks moves 3/2 of it.
+    """
     assert (RIGHT.times.median_us, RIGHT.times.min_us) == (200.0, 100.0)
     assert RIGHT.algbw_gb_per_s(RIGHT.times) == pytest.approx(5.0)
     assert RIGHT.busbw_gb_per_s(RIGHT.times) == pytest.approx(7.5)

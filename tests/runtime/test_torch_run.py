@@ -81,8 +81,10 @@ def log(tmp_path):
 
 
 def test_a_log_predicts_other_schedules(log):
-    """An allreduce on 2 ranks has 2 rounds of half the data, or 1 of all: 10 us per round, 1 us for 1000
-    bytes."""
+    """The costs of a log predict schedules with other rounds.
+
+    An allreduce on 2 ranks has 2 rounds of half the data, or 1 of all: 10 us per round, 1 us for 1000 bytes.
+    """
     schedule = schedule_for("allreduce", "ring:2")
     found = rounds_of(taccl.lower(schedule))
     predicted = taccl.predict_run(schedule, "1KB", str(log))
@@ -94,8 +96,11 @@ def test_a_log_predicts_other_schedules(log):
 
 
 def test_the_volume_of_rounds():
-    """An allgather on a ring of 4 delivers 2 of 4 blocks to each rank in round 1, and 1 in round 2: 3/4 of
-    the data."""
+    """The volume of rounds is the share of the data that each rank receives in them.
+
+    An allgather on a ring of 4 delivers 2 of 4 blocks to each rank in round 1, and 1 in round 2: 3/4 of the
+    data.
+    """
     assert rounds_of(taccl.lower(schedule_for("allgather", "ring:4"))).volume == 0.75
 
 

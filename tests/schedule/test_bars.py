@@ -13,7 +13,7 @@ from tests.synthesis.small_problems import custom, full, problem_of, ring
 
 
 def test_a_bar_for_every_send(exchange):
-    """Link 0 carries chunk 0 twice, link 1 chunk 1 once."""
+    """Every send has a bar in the row of its link."""
     bars = bars_of(exchange, "link")
     assert bars.rows == ("0->1", "1->0")
     assert bars.row.tolist() == [0, 0, 1]
@@ -46,7 +46,10 @@ def test_merged_sends_are_one_bar():
 
 
 def test_resources_are_held_from_either_end():
-    """A port held until the send's end for 1 of 3 us has a bar from 2 to 3 us; the link's own is from 0 to 3."""
+    """A bar of a resource is at the end of the send at which the resource is held.
+
+    A port held until the send's end for 1 of 3 us has a bar from 2 to 3 us; the link's own is from 0 to 3.
+    """
     from taccl.topology.builder import TopologyBuilder
 
     builder = TopologyBuilder("two", [0, 0])
@@ -73,7 +76,7 @@ def test_overlapping_bars_get_lanes_of_their_own():
 
 
 def test_the_busiest_rows_are_kept(exchange):
-    """With one row the busier link is kept: link 0, 2 us, against link 1, 1 us."""
+    """If rows are limited, the busiest ones are kept: link 0, busy for 2 us, and not link 1, for 1 us."""
     bars = bars_of(exchange, "link", max_rows=1)
     assert bars.rows == ("0->1",)
     assert (bars.num_rows, bars.num_hidden) == (2, 1)

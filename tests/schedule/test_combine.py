@@ -60,8 +60,10 @@ def test_spreading_half_starts_at_the_roots():
 
 
 def test_a_reversed_broadcast_is_a_reduction():
-    """The broadcast 0 -> 1 -> 2 over reversed links, reversed in time, is the reduction 2 -> 1 -> 0: 4 us
-    again."""
+    """A broadcast over reversed links, reversed in time, is a reduction.
+
+    0 -> 1 -> 2 becomes 2 -> 1 -> 0, which takes 4 us again.
+    """
     problem = problem_of(line(3).build(), collectives.reduce(3))
     half = reduction_half(problem)
     spread = exact_times(half, chunk=[0, 0], link=[2, 3], starts=[0, 2])
@@ -86,7 +88,10 @@ def test_reversal_keeps_the_finish_of_an_asymmetric_machine():
 
 
 def test_prune_drops_second_arrivals():
-    """Chunk 0 reaches rank 2 over 0 -> 1 -> 2 at 4 us and over 0 -> 2 at 9 us: the later send is dropped."""
+    """Of two arrivals of a chunk at a rank, `prune` keeps the first.
+
+    Chunk 0 reaches rank 2 over 0 -> 1 -> 2 at 4 us and over 0 -> 2 at 9 us: the later send is dropped.
+    """
     topology = linked("two ways", [0] * 3, [(0, 1, 1, 1), (1, 2, 1, 1), (0, 2, 8, 1)])
     problem = problem_of(topology, collectives.broadcast(3))
     schedule = prune(exact_times(problem, chunk=[0, 0, 0], link=[0, 1, 2], starts=[0, 2, 0]))

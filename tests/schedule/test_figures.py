@@ -44,7 +44,10 @@ def test_launch_is_no_part_of_finish_or_bound():
 
 
 def test_an_allgather_takes_one_alpha_and_not_seven():
-    """8 KB on 8 ranks, 1.5 us per link: the other 6 messages of a port add 0.02 us and 1 KB each."""
+    """Messages of a port overlap in latency: an allgather pays one alpha, not seven.
+
+    8 KB on 8 ranks, 1.5 us per link: the other 6 messages of a port add 0.02 us and 1 KB each.
+    """
     topology = taccl.topologies.dgx_h100(profile="nominal", constants={"nvswitch_alpha_us": "1.5"})
     problem = taccl.make_problem(topology, "allgather", size_bytes=8000)
     finish_us = taccl.baselines.pairwise(problem).finish_us

@@ -82,7 +82,10 @@ def derived_chunks(origins, first_needed):
 
 
 def test_what_is_made_of_a_chunk_is_there_no_sooner_than_that():
-    """Rank 1 has chunk 0, and so the derived chunk, at 2 us: a due date of 1 us is violated."""
+    """A derived chunk is available no earlier than its source.
+
+    Rank 1 has chunk 0, and so the derived chunk, at 2 us: a due date of 1 us is violated.
+    """
     problem = derived_chunks((0,), (1,))
     columns = {"chunk": [0, 1], "link": [0, 1], "start": [0, 2], "end": [2, 4]}
     for due_us, kinds in ((1, ["due"]), (2, [])):

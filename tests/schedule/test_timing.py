@@ -101,7 +101,10 @@ def test_a_receiving_hold_orders_a_later_send(tentative, start):
 
 
 def test_pipelined_alpha_frees_the_link_early():
-    """The pipelined link is busy for beta = 1 us: starts at 0, 1, 2, and the last arrives at 2 + 3."""
+    """A pipelined link is free again after beta.
+
+    Beta is 1 us: starts at 0, 1, 2, and the last send arrives at 2 + 3.
+    """
     schedule = exact_times(one_link(3, meaning="pipelined"), chunk=[0, 1, 2], link=[0] * 3, starts=[0, 1, 2])
     assert starts_of(schedule) == {(0, 0): 0, (1, 0): 1, (2, 0): 2}
     assert schedule.finish_ticks == 5

@@ -78,7 +78,10 @@ class TestWhatIsKept:
 
     @pytest.mark.slow
     def test_only_what_is_cut_off_changes(self):
-        """Path 0 -> 1 -> 2 -> 3 without 1 -> 2: rank 2 is reached over 0 -> 2, and rank 3 as before."""
+        """Only ranks that a lost link cuts off are reached in another way.
+
+        Path 0 -> 1 -> 2 -> 3 without 1 -> 2: rank 2 is reached over 0 -> 2, and rank 3 as before.
+        """
         case = problem(chain_and_bypass(), collectives.broadcast(4))
         links = case.topology.links_between
         chain = [links(a, a + 1)[0] for a in range(3)]
@@ -91,7 +94,10 @@ class TestWhatIsKept:
 
     @pytest.mark.slow
     def test_a_reduction_is_mended_too(self):
-        """Reduction 3 -> 2 -> 1 -> 0 without 2 -> 1: rank 2 sends to 0 instead."""
+        """A lost link of a reduction is replaced as well.
+
+        Reduction 3 -> 2 -> 1 -> 0 without 2 -> 1: rank 2 sends to 0 instead.
+        """
         case = problem(chain_and_bypass(), collectives.reduce(4))
         links = case.topology.links_between
         chain = [links(a, a - 1)[0] for a in (3, 2, 1)]
@@ -209,7 +215,10 @@ class TestClauses:
 
     @pytest.mark.slow
     def test_sends_merge_where_they_may(self):
-        """Eight chunks over one link of 10 us + 1 us each: 18 us in one send, 88 us in eight."""
+        """Re-planned sends merge where that is allowed.
+
+        Eight chunks over one link of 10 us + 1 us each take 18 us in one send, 88 us in eight.
+        """
         builder = TopologyBuilder("pair", [0, 1])
         builder.add_link(0, 1, alpha_us=10, beta_us_per_mb=1)
         builder.add_link(0, 1, alpha_us=10, beta_us_per_mb=1)

@@ -51,7 +51,10 @@ def test_a_link_of_several_ends_shares_the_port_of_each():
 
 
 def test_sums_pass_at_the_efficiency_of_the_switch():
-    """In-switch sums on Hopper reach 0.85 of 450 GB/s on 5 of 6 channels: 2.22 / (0.85 * 5/6) us/MB."""
+    """Sums in a switch have part of a port's rate.
+
+    On Hopper they reach 0.85 of 450 GB/s on 5 of 6 channels: 2.22 / (0.85 * 5/6) us/MB.
+    """
     topology = dgx_h100(1, nvls=True, profile="nominal", constants={"nvswitch_alpha_us": 0})
     assert topology.links[-1].beta_us_per_mb == Fraction(1000, 450) / (Fraction("0.85") * Fraction(5, 6))
     assert topology.links[-1].alpha_us == 0
@@ -67,7 +70,10 @@ def test_blackwell_adds_too_and_ampere_does_not():
 
 
 def test_the_pool_is_what_all_sums_share(tmp_path):
-    """4 slots of 1,000 bytes per 10 us are 0.4 GB/s, or 2,500 us/MB; multicasts have the port's 10 GB/s."""
+    """All sums of a switch share its pool of slots; multicasts do not use it.
+
+    4 slots of 1,000 bytes per 10 us are 0.4 GB/s, or 2,500 us/MB; multicasts have the port's 10 GB/s.
+    """
     text = SWITCH + "[switch.reduces]\nslots = 4\npayload_bytes = 1000\nrtt_us = 10\n"
     topology = loaded(tmp_path, text)
     into = [e for e, link in enumerate(topology.links) if len(link.srcs) > 1]
@@ -83,7 +89,10 @@ def test_the_pool_is_what_all_sums_share(tmp_path):
 
 
 def test_sums_of_a_switch_verify_and_take_what_they_hold(tmp_path):
-    """Four chunks of 1 MB at 10 GB/s enter rank 0 in sequence, 100 us each; the last leaves in 100 more."""
+    """Sums in a switch hold its ports and its pool, and their schedule verifies.
+
+    Four chunks of 1 MB at 10 GB/s enter rank 0 in sequence, 100 us each; the last leaves in 100 more.
+    """
     schedule = summed_at_rank_0(loaded(tmp_path, SWITCH + "reduces = {}\n"))
     verify(schedule).raise_if_failed()
     assert schedule.finish_us == 5 * 100

@@ -20,14 +20,20 @@ def test_ranks_are_numbered_with_the_first_digit_fastest():
 
 
 def test_a_bandwidth_is_a_ranks_over_all_its_links():
-    """At 60 GB/s per rank, a ring's two links have 30 each, a group's five 12, and a switch's port 60."""
+    """A dimension's bandwidth is that of a rank over all its links.
+
+    At 60 GB/s, a ring's two links have 30 each, a group's five 12, and a switch's port 60.
+    """
     for kind, each in (("ring", 30), ("fully-connected", 12), ("switch", 60)):
         topology = multidim([(kind, 6, "60GB/s")])
         assert {link.beta_us_per_mb for link in topology.links} == {Fraction(1000, each)}
 
 
 def test_text_units_and_numbers_say_the_same():
-    """800 Gbps, 100 GB/s and 100 are the same rate; 500 ns, 0.5 us and the default are the same latency."""
+    """Rates and latencies may be text with units or numbers.
+
+    800 Gbps, 100 GB/s and 100 are the same rate; 500 ns, 0.5 us and the default are the same latency.
+    """
     forms = [
         [("switch", 4, "800Gbps", "500ns")], [("Switch", "4", "100GB/s", "0.5us")], [("switch", 4, 100)],
         "switch4@100", "switch-4@100@0.5",

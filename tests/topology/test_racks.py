@@ -32,7 +32,10 @@ def test_one_switch_adds_for_all_workers():
 
 
 def test_partial_sums_cross_the_core_once():
-    """With two racks of two, one partial sum crosses into rank 0's rack: 2 * 12.5 / 4 GB/s of uplink."""
+    """One partial sum of each rack crosses the core, over an oversubscribed uplink.
+
+    With two racks of two, the uplink into rank 0's rack has 2 * 12.5 / 4 GB/s.
+    """
     topology = in_network(2, racks=2, core_oversubscription=4)
     into, out = (topology.switches[-1].links[i] for i in (0, 1))
     assert topology.links[into].ends == "1,2,3->0"
@@ -99,7 +102,10 @@ def test_what_is_no_rack_is_refused(make, error):
 
 @pytest.mark.slow
 def test_the_cores_of_a_box_limit_what_it_adds():
-    """Eight workers push to ten NICs of 12.5 GB/s; cores adding 50 GB/s take 160 us/MB instead of 80."""
+    """The CPU cores of a server box limit the rate at which it adds.
+
+    Eight workers push to ten NICs of 12.5 GB/s; cores adding 50 GB/s take 160 us/MB instead of 80.
+    """
     topology = rack(8, 10, box_gb_per_s=50)
     problem = make_problem(topology, exchange(8, 10), chunk_bytes=10**6)
     schedule = servers(problem, cut=False)

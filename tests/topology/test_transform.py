@@ -72,7 +72,7 @@ def test_relabel_wants_a_permutation(permutation):
 
 
 def test_links_between_ranks_kept_stay():
-    """Ranks 1 and 2 of a line 0-1-2-3 become a line 0-1."""
+    """A subset keeps the links between its ranks: ranks 1 and 2 of a line 0-1-2-3 become a line 0-1."""
     assert edges(without(mesh(4), ranks=[0, 3])) == [(0, 1), (1, 0)]
 
 

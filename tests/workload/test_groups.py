@@ -55,7 +55,10 @@ def test_a_layout_without_a_group_is_over_all_ranks():
 
 
 def test_a_sum_is_over_its_group_only():
-    """Rank r holds r: sums over tp are 1 at ranks 0 and 1, and 5 at ranks 2 and 3."""
+    """A sum is over the ranks of its group only.
+
+    Rank r holds r: sums over tp are 1 at ranks 0 and 1, and 5 at ranks 2 and 3.
+    """
     step = step_of(x="sliced(0) over dp, partial over tp").then("s", "allreduce", "x", group="tp")
     values = step.run({"x": [np.full((4, 8), rank) for rank in range(4)]})
     assert [each[0, 0] for each in values["s"]] == [1, 1, 5, 5]

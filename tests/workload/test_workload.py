@@ -274,7 +274,10 @@ def test_fair_baselines_of_adam():
 
 
 def test_a_larger_result_than_the_buffer_is_written_for_the_rest(layer):
-    """A float64 bias makes `z` 4 x 8 numbers of 8 bytes, of which the sum's buffer holds 4 bytes each."""
+    """A fused result that is larger than the collective's buffer is written for the rest.
+
+    A float64 bias makes `z` 4 x 8 numbers of 8 bytes, of which the sum's buffer holds 4 bytes each.
+    """
     step = Workload("wide", 2).input("x", (4, 8), layout="partial").input("b", (8,), dtype="float64")
     step = fuse(step.then("sum", "allreduce", "x").then("z", "add", "sum", "b"), "sum", "z")
     assert bytes_of(step, "z") == 8 * 8 + 32 * (8 - 4)

@@ -101,7 +101,10 @@ def test_blocks_are_all_transfers():
 
 
 def test_what_one_rank_sends_and_receives():
-    """Rank 1 sends chunk 1 in both directions, and receives chunks 0 and 2."""
+    """A rank's sends and receives are listed.
+
+    On this ring of three, rank 1 sends chunk 1 in both directions, and receives chunks 0 and 2.
+    """
     sends, receives = ring3().sends_of(1), ring3().receives_of(1)
     assert (sends.chunk.tolist(), sends.src.tolist(), sends.dst.tolist()) == ([1, 1], [1, 1], [2, 0])
     assert (sorted(receives.chunk.tolist()), receives.dst.tolist()) == ([0, 2], [1, 1])
@@ -145,7 +148,10 @@ def test_expanded_it_is_the_same_schedule():
 
 
 def test_fine_costs_are_those_of_the_problem():
-    """Bandwidths of 23, 29, 31 and 37 GB/s need 2 * 23 * 29 * 31 * 37 ticks per us, 1.5 million."""
+    """An implicit schedule has the tick grid of the expanded problem, also if that is fine.
+
+    Bandwidths of 23, 29, 31 and 37 GB/s need 2 * 23 * 29 * 31 * 37 ticks per us, 1.5 million.
+    """
     fabric = multidim("ring4@23,ring3@29,ring2@31,ring2@37")
     expanded = synthesize_implicit(fabric, chunk_size="1MB").schedule.expand()
     assert expanded.problem.costs.ticks_per_us == 2 * 23 * 29 * 31 * 37
