@@ -35,7 +35,10 @@ def offset_permutation(num_ranks: int, offset: int, group: int) -> Permutation:
 
 
 def block_shifts(num_ranks: int) -> Iterator[tuple[int, int]]:
-    """(offset, group) of all shifts inside equal blocks by a divisor of the block; smallest blocks first."""
+    """Yield (offset, group) of shifts inside equal blocks of `group` ranks, smallest blocks first.
+
+    Offsets are the proper divisors of the block size, which generate all others.
+    """
     sizes = [n for n in range(1, num_ranks + 1) if num_ranks % n == 0]
     for group in sizes:
         yield from ((offset, group) for offset in sizes if offset < group and group % offset == 0)

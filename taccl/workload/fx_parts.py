@@ -68,7 +68,10 @@ def _parts(graph: Graph, value: Own, shape: tuple[int, ...]) -> str:
 
 
 def _widened(graph: Graph, number: Own, place: int, length: int) -> str:
-    """Tensor with each rank's number at the rank's slice of an axis of some length; `place` is below 0."""
+    """Tensor of `length` elements in which each rank's slice holds that rank's number.
+
+    - `place`: Index of the axis, counted from the end (below 0); the axes after it have length 1.
+    """
     flat = _parts(graph, number, ())
     made = graph.make("repeat", Named(flat), axis=0, stop=length // graph.tensors[flat].shape[0])
     if place != -1:
