@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import platform
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any, Literal
 
 from taccl._internal.html import table as html_table
@@ -94,6 +92,8 @@ def solver_infos() -> tuple[SolverInfo, ...]:
 
     The libraries are loaded in workers, not in this process.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     kinds = {**_SOLVERS, PULP_PREFIX: _THROUGH_PULP}
 
     def availability(of: tuple[str, str]) -> Outcome:
@@ -160,6 +160,8 @@ def package_versions() -> dict[str, str]:
 
 
 def _version(package: str) -> str | None:
+    from importlib import metadata  # takes 0.05 s
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
