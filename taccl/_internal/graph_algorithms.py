@@ -32,8 +32,9 @@ def shortest_paths(num_nodes: int, src: Ints, dst: Ints, length: ArrayLike, star
     """
     starts = np.atleast_1d(starts)
     if len(starts) * len(src) <= _MOST_IN_ROUNDS:
-        found = _in_few_rounds(num_nodes, src, dst, np.broadcast_to(length, len(src)), starts)
-        if found is not None:
+        found = np.full((len(starts), num_nodes), np.inf)
+        found[np.arange(len(starts)), starts] = 0
+        if _settle(found, src, dst, length):
             return found
     require_address_space()
     from scipy.sparse.csgraph import dijkstra, floyd_warshall
@@ -44,27 +45,34 @@ def shortest_paths(num_nodes: int, src: Ints, dst: Ints, length: ArrayLike, star
     return _without_steps(dijkstra(graph, indices=starts))
 
 
-def _in_few_rounds(num_nodes: int, src: Ints, dst: Ints, length: Ints, starts: Ints) -> Floats | None:
-    """Lengths of `shortest_paths` if paths of few arcs are shortest, else None; SciPy would load in 0.3 s.
+def _settle(found: Floats, src: Ints, dst: Ints, length: ArrayLike) -> bool:
+    """Shorten known lengths of paths to nodes by arcs; False if that takes many rounds. SciPy loads in 0.3 s.
 
     Each round relaxes all arcs at once (Bellman-Ford).
+
+    - `found`, (num_starts, num_nodes): Changed in place; its values are final if true is returned.
     """
     order = np.argsort(dst, kind="stable")
     heads, first = np.unique(dst[order], return_index=True)
-    found = np.full((len(starts), num_nodes), np.inf)
-    found[np.arange(len(starts)), starts] = 0
+    length = np.broadcast_to(length, len(src))[order]
     for _ in range(_FEW_ROUNDS if len(src) else 0):
-        reached = np.minimum.reduceat(found[:, src[order]] + length[order], first, axis=1)
+        reached = np.minimum.reduceat(found[:, src[order]] + length, first, axis=1)
         if (reached >= found[:, heads]).all():
-            return found
+            return True
         found[:, heads] = np.minimum(found[:, heads], reached)
-    return None
+    return False
 
 
 def paths_from_nearest(
     num_nodes: int, src: Ints, dst: Ints, length: ArrayLike, starts: Collection[int]
 ) -> Floats:
     """(num_nodes,) length of the shortest path from any of the starts, as in `shortest_paths`."""
+    if len(src) <= _MOST_IN_ROUNDS:
+        found = np.full((1, num_nodes), np.inf)
+        found[0, [*starts]] = 0
+        if _settle(found, src, dst, length):
+            nearest: Floats = found[0]
+            return nearest
     require_address_space()
     from scipy.sparse.csgraph import dijkstra
 
