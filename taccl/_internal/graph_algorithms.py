@@ -52,10 +52,12 @@ def _settle(found: Floats, src: Ints, dst: Ints, length: ArrayLike) -> bool:
 
     - `found`, (num_starts, num_nodes): Changed in place; its values are final if true is returned.
     """
+    if not len(src):
+        return True
     order = np.argsort(dst, kind="stable")
     heads, first = np.unique(dst[order], return_index=True)
     length = np.broadcast_to(length, len(src))[order]
-    for _ in range(_FEW_ROUNDS if len(src) else 0):
+    for _ in range(_FEW_ROUNDS):
         reached = np.minimum.reduceat(found[:, src[order]] + length, first, axis=1)
         if (reached >= found[:, heads]).all():
             return True
