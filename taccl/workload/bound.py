@@ -76,6 +76,9 @@ class StepBound:
         self.whole = {name: us * workload.tiling(name).tiles for name, us in costs.items()}
         self.before = {name: [i for i in names if i in costs] for name, names in workload.waits.items()}
         self.behind = {name: [i for i, names in self.before.items() if name in names] for name in costs}
+        # The head of a kernel may wait for an operation behind it in the program.
+        names = dict.fromkeys(name for name, _ in workload.tiles)
+        self.order = [workload.operation[name] for name in names]
         self.starts: dict[str, list[Fraction]] = {}
         self.ends: dict[str, list[Fraction]] = {}
         self.last: dict[str, Fraction] = {}
@@ -94,9 +97,9 @@ class StepBound:
         return (self.tile if self.together(name, other) else self.whole)[name]
 
     def _look_ahead(self) -> None:
-        """Compute starts and ends, in program order."""
+        """Compute starts and ends, in the order of execution."""
         ranks, own = range(self.topology.num_ranks), dict[str, set[str]]()
-        for each in self.workload.operations:
+        for each in self.order:
             name, inputs = each.name, self.before[each.name]
             # Operations computed earlier at the same rank; a send delivers results of another rank.
             own[name] = set[str]().union(*(own[i] | {i} for i in inputs if not self._is_send(i)))
@@ -144,9 +147,9 @@ class StepBound:
         self.last[name] = max(*self.ends[name], *late, first + found.all_us, last + min(given))
 
     def _look_back(self) -> None:
-        """Compute tails and spans, in reverse program order."""
+        """Compute tails and spans, in reverse order of execution."""
         ranks, own = range(self.topology.num_ranks), dict[str, set[str]]()
-        for each in reversed(self.workload.operations):
+        for each in reversed(self.order):
             name, readers = each.name, self.behind[each.name]
             own[name] = set[str]().union(*(own[i] | {i} for i in readers if not self._is_send(i)))
             computed = [i for i in own[name] if not self.workload.operation[i].is_collective]

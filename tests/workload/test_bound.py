@@ -10,7 +10,7 @@ import pytest
 import taccl
 from taccl import Workload
 from taccl.topology.builder import TopologyBuilder
-from taccl.workload import overlap, schedule_workload
+from taccl.workload import fuse, overlap, schedule_workload
 from taccl.workload.bound import StepBound
 from taccl.workload.costs import tile_costs
 from taccl.workload.exchange import parts_of, problem_of
@@ -159,3 +159,12 @@ def test_a_send_waits_for_nobody_else():
     found = bound_of(step.then("s", "send", "a").then("z", "scale", "s", value=2, cost_us=7))
     assert found.tails["a"] == [107] * 4
     assert found.best() == 117
+
+
+def test_a_kernel_may_wait_for_an_operation_behind_its_head():
+    """A kernel of 1 + 1 us whose second operation reads a result of 2 us ends after 4 us, as bounded."""
+    step = Workload("late", 2).input("x", (4,)).input("y", (4,))
+    step = step.then("a", "relu", "x", cost_us=1).then("b", "exp", "y", cost_us=2)
+    step = fuse(step.then("c", "multiply", "a", "b", cost_us=1), "a", "c")
+    made = schedule_workload(step, taccl.topologies.fully_connected(2))
+    assert made.finish_us == made.bound_us == 4
