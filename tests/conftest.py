@@ -236,6 +236,29 @@ def exchange():
 
 
 @pytest.fixture(scope="session")
+def mpiexec() -> Path:
+    """Path of this environment's MPI launcher."""
+    from taccl.errors import ExecutionError
+    from taccl.runtime.environment import find_mpiexec
+
+    try:
+        return find_mpiexec()
+    except ExecutionError as error:
+        pytest.skip(f"MPI cannot be run here: {error}")
+
+
+@pytest.fixture
+def log(tmp_path):
+    """Function that writes a text to a log file."""
+
+    def written(text, name="a.log"):
+        (tmp_path / name).write_text(text)
+        return str(tmp_path / name)
+
+    return written
+
+
+@pytest.fixture(scope="session")
 def line_log(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Log of 20 us and 200 GB/s of algbw on 8 ranks."""
     from tests.measure.logs import table

@@ -98,3 +98,10 @@ def cpu_s(work: Callable[[], object]) -> float:
     As `timeit` does, without the garbage collector, which looks at all that earlier tests left.
     """
     return min(timeit.repeat(work, timer=time.thread_time, repeat=3, number=1))
+
+
+def assert_sound(result, problem):
+    """Assert that a result's schedule is valid and of the problem, and its bound is no later."""
+    taccl.verify(result.schedule).raise_if_failed()
+    assert result.schedule.problem.digest() == problem.digest()
+    assert 0 < result.bound_us <= result.finish_us

@@ -21,7 +21,7 @@ from taccl.problem.clauses import Clauses
 from taccl.problem.problem import Problem
 from taccl.program.program import Program
 from taccl.schedule.schedule import Schedule
-from taccl.synthesis.search import no_bound
+from taccl.synthesis.bounding import no_bound
 
 #: Max seconds for each bound of a range; seconds beyond twice that before the trivial bound is used.
 _BOUND_S, _LATE_S = 1.0, 0.1

@@ -36,8 +36,8 @@ from taccl.plot.topology import topology as draw_topology
 from taccl.problem.problem import Problem
 from taccl.schedule.bars import Bars, By, bars_of
 from taccl.schedule.schedule import Schedule
+from taccl.synthesis.bounding import no_bound
 from taccl.synthesis.result import Result
-from taccl.synthesis.search import no_bound
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor
-from taccl.analysis.certificates.bounds import latency_bound, lower_bound
-from taccl.analysis.certificates.certificate import Certificate, InNetworkGrant
+from taccl._internal.deadline import NEVER, Deadline, busy_factor
+from taccl.analysis.certificates.bounds import latency_bound
+from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.dimension_bound import DimensionBound
 from taccl.analysis.certificates.scopes import bound_of_every_cut, stronger
 from taccl.analysis.verification.verify import verify
@@ -29,8 +29,9 @@ from taccl.problem.problem import Problem
 from taccl.schedule.schedule import MANY, Schedule
 from taccl.sketch.group import symmetry_group
 from taccl.solvers.registry import package_versions
+from taccl.synthesis.bounding import bound_within, is_brief, no_bound
 from taccl.synthesis.options import Options
-from taccl.synthesis.parameters import BudgetParameters, SearchParameters
+from taccl.synthesis.parameters import SearchParameters
 from taccl.synthesis.proposers.greedy import ListSchedule
 from taccl.synthesis.result import Result, Stage, Stages, Trace, TraceEntry
 from taccl.synthesis.suggesting.proposals import SketchProposal
@@ -44,8 +45,6 @@ logger = logging.getLogger(__name__)
 
 #: A function that finds a schedule of a problem, until a deadline.
 Solve = Callable[[Problem, Options, Deadline], Schedule]
-#: Max hops of a problem whose bound is computed without a time limit (fractions of a second).
-_BRIEF_HOPS = 5_000
 #: On a busy machine, largest share of the time left for the bound over all chunkings.
 _MOST_EVERY_SHARE = 0.3
 #: Minimum seconds without progress before improvement may end.
@@ -341,7 +340,7 @@ class Search:
         Once time is up, only small problems get it. The others are left with the bound over all chunkings,
         which also holds for the chunks at hand.
         """
-        is_late = self.deadline.has_passed and not _is_brief(self.problem)
+        is_late = self.deadline.has_passed and not is_brief(self.problem)
         if self.bound is None and not (self.interrupted or is_late):
             since = time.monotonic()
             found = bound_within(self.problem, self.deadline, self.parameters.budget, kept_s=self.kept_s)
@@ -442,43 +441,3 @@ class Search:
             logger.error("%r: the bound %r is above a verified schedule", self.problem, self.bound)
             fault = "internal error: a bound above a verified schedule was dropped; please report it"
         return no_bound(self.problem), (fault,)
-
-
-def bound_within(
-    problem: Problem,
-    limit: Deadline,
-    budget: BudgetParameters,
-    *,
-    kept_s: float = 0.0,
-    in_network: InNetworkGrant = False,
-) -> Certificate:
-    """Lower bound in its share of the time until `limit`; zero, proving nothing, if that is too short.
-
-    - `kept_s`: Seconds reserved for later stages, which use the bound, too; its share includes a part of
-      these.
-    - `in_network`: Assumptions on in-network reduction, as for `lower_bound`.
-    """
-    left_s, share = limit.left_s, budget.bound_share
-    limit_s = max(budget.least_bound_s, budget.most_bound_share * left_s, share * (left_s + kept_s))
-    end_s = None if _is_brief(problem) else max(left_s, budget.last_bound_s / busy_factor())
-    try:
-        if limit.cancellation.why:
-            limit.check()
-        return lower_bound(
-            problem, in_network=in_network, budget_s=share * left_s, limit_s=limit_s, end_s=end_s
-        )
-    except OutOfTime:
-        return no_bound(problem)
-
-
-def _is_brief(problem: Problem) -> bool:
-    """True if a bound of this problem takes fractions of a second, so that it needs no time limit."""
-    return problem.collective.num_chunks * len(problem.links_allowed) <= _BRIEF_HOPS
-
-
-def no_bound(problem: Problem, *, divisible: bool = False) -> Certificate:
-    """Lower bound of zero, which proves nothing.
-
-    - `divisible`: True for a bound over all chunkings.
-    """
-    return Certificate(problem, Fraction(0), "none", "no proof so far", None, divisible)

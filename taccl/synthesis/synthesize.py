@@ -23,6 +23,7 @@ from taccl.analysis.certificates.scopes import share_bound_of_every_cut
 from taccl.errors import InputError, NoSolutionError
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
+from taccl.synthesis.bounding import bound_within
 from taccl.synthesis.budget import going_on, run
 from taccl.synthesis.checking import check_options, feasible
 from taccl.synthesis.memory import check_memory
@@ -35,7 +36,7 @@ from taccl.synthesis.proposers.large import effort
 from taccl.synthesis.proposers.stages import choose
 from taccl.synthesis.proposers.table import AGGREGATING, FIRST, LAST, propose_all
 from taccl.synthesis.result import GAP_MET, Result, Stage, with_note_on_gap
-from taccl.synthesis.search import Search, bound_within
+from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.chunks import with_chunks
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.suggest import quick_schedule

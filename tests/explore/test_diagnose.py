@@ -9,17 +9,6 @@ from tests.explore.degraded import CASES, HALF_SLOT, NIC, NVLS, RINGS, network_l
 GPU = "#  Rank {} Group 0 Pid 1 on host0 device {} [0000:00:00] {}\n"
 
 
-@pytest.fixture
-def log(tmp_path):
-    """Function that writes a text to a log file."""
-
-    def written(text, name="a.log"):
-        (tmp_path / name).write_text(text)
-        return str(tmp_path / name)
-
-    return written
-
-
 def judged(path, *more, **given):
     """Diagnosis of a log with one series, without a search for better schedules."""
     (found,) = taccl.diagnose([path, *more], budget_s=0, **given).series

@@ -17,17 +17,6 @@ from tests.measure.logs import SIZES, table
 pytestmark = pytest.mark.usefixtures("_quick_fits")
 
 
-@pytest.fixture
-def log(tmp_path):
-    """A function that writes a text to a log file."""
-
-    def written(text, name="a.log"):
-        (tmp_path / name).write_text(text)
-        return str(tmp_path / name)
-
-    return written
-
-
 def found_in(fit):
     """{name: parameter} of a fit."""
     return {each.name: each for each in fit.parameters}

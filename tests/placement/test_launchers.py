@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 import taccl
-from taccl.errors import ExecutionError, FormatError, InputError
+from taccl.errors import FormatError, InputError
 from taccl.placement.case import Case
 from taccl.placement.launchers import (
     _SEQUENTIALLY,
@@ -42,17 +42,6 @@ def placement():
     topology = taccl.topologies.ring(4)
     case = Case(topology, "allreduce", "ring", "1MB")
     return Placement(topology, case.algorithm, 10**6, (2, 0, 3, 1), 2.0, 1.0, 1.0)
-
-
-@pytest.fixture(scope="module")
-def mpiexec():
-    """Path of Hydra's launcher."""
-    from taccl.runtime.environment import find_mpiexec
-
-    try:
-        return find_mpiexec()
-    except ExecutionError as error:
-        pytest.skip(f"MPICH is not here: {error}")
 
 
 def placed(placement, hosts):

@@ -14,17 +14,6 @@ from taccl.placement.matrices import load_probe
 from taccl.placement.measuring import _ProbeRank, pairs_of_round
 
 
-@pytest.fixture(scope="module")
-def mpiexec():
-    """Path of the MPI launcher of this environment."""
-    from taccl.runtime.environment import find_mpiexec
-
-    try:
-        return find_mpiexec()
-    except ExecutionError as error:
-        pytest.skip(f"MPI cannot be run here: {error}")
-
-
 @pytest.mark.parametrize("count", [2, 3, 8, 9])
 def test_rounds_have_every_pair_once(count):
     """n - 1 rounds (n for odd n) pair all ranks once, and each rank at most once per round."""

@@ -10,19 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from taccl.errors import ExecutionError
-
-
-@pytest.fixture(scope="session")
-def mpiexec() -> Path:
-    """Path of this environment's MPI launcher."""
-    from taccl.runtime.environment import find_mpiexec
-
-    try:
-        return find_mpiexec()
-    except ExecutionError as error:
-        pytest.skip(f"MPI cannot be run here: {error}")
-
 
 class Marked:
     """Processes with a mark in their environment, which their child processes inherit."""

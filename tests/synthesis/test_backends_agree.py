@@ -11,7 +11,7 @@ from taccl.analysis.verification.verify import verify
 from taccl.errors import InfeasibleError, SketchError, TopologyError
 from taccl.sketch.reachability import check_reachable
 from taccl.solvers.registry import backends
-from taccl.synthesis import search as searching
+from taccl.synthesis import bounding
 from taccl.synthesis.synthesize import synthesize
 from tests.fuzzing import cases
 from tests.synthesis.brute_force import TooLarge, optimal_ticks
@@ -36,7 +36,7 @@ def _one_bound(monkeypatch):
             known[key] = lower_bound(problem)
         return known[key]
 
-    monkeypatch.setattr(searching, "lower_bound", bound_of)
+    monkeypatch.setattr(bounding, "lower_bound", bound_of)
 
 
 @cache

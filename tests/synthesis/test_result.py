@@ -15,7 +15,6 @@ import taccl
 from taccl import collectives
 from taccl.cli import main
 from taccl.sketch.upstream import load_problem
-from taccl.synthesis import search as searching
 from taccl.synthesis.result import Result, Stage, Stages, Trace, TraceEntry
 from tests.effort import AMPLE_S, HASTY, brief_synthesis
 from tests.foreign import OURS
@@ -88,36 +87,21 @@ class TestStopped:
     """Reasons why the search ended."""
 
     @pytest.mark.slow
-    def test_time_limit(self, monkeypatch):
+    def test_time_limit(self, loose_bound):
         """A portfolio with stages left to run stops at its time limit."""
-        halve_bound(monkeypatch)
         problem = problem_of(ring(5, betas=(0, 1, 2)), collectives.alltoall(5))
         assert taccl.synthesize(problem, time_limit_s=0.2).stopped == "time limit"
 
-    def test_nothing_better_found(self, monkeypatch):
+    def test_nothing_better_found(self, loose_bound):
         """A solver that completes its stages reports "nothing better found"."""
-        halve_bound(monkeypatch)
         problem = problem_of(ring(4), collectives.allgather(4))
         assert brief_synthesis(problem, backend="highs").stopped == "nothing better found"
 
     @pytest.mark.slow
-    def test_time_limit_of_a_half(self, monkeypatch):
+    def test_time_limit_of_a_half(self, loose_bound):
         """An allreduce whose phases were both cut short reports "time limit"."""
-        halve_bound(monkeypatch)
         problem = problem_of(ring(5, betas=(0, 1, 2)), collectives.allreduce(5))
         assert taccl.synthesize(problem, time_limit_s=0.2).stopped == "time limit"
-
-
-def halve_bound(monkeypatch):
-    """Halve the bound, so that no schedule meets it."""
-    proven = searching.lower_bound
-
-    def half(problem, **options):
-        bound = proven(problem, **options)
-        return replace(bound, bound=bound.bound / 2)
-
-    monkeypatch.setattr(searching, "lower_bound", half)
-    monkeypatch.setattr(searching, "bound_of_every_cut", lambda *_, **__: None)  # may meet the optimum
 
 
 class TestRepr:

@@ -22,12 +22,13 @@ import taccl
 from taccl import collectives
 from taccl._internal.deadline import Deadline
 from taccl.errors import FallbackWarning, InputError, SolverUnavailableError, TopologyError
-from taccl.problem.collective import Chunk, Collective
+from taccl.problem.chunks import Chunk
+from taccl.problem.collective import Collective
 from taccl.problem.problem import Clauses, Problem
 from taccl.sketch.upstream import load_problem
 from taccl.solvers import solver as solver_module
 from taccl.solvers.process import WORKERS
-from taccl.synthesis import checking
+from taccl.synthesis import bounding, checking
 from taccl.synthesis import search as searching
 from taccl.synthesis import synthesize as synthesizing
 from taccl.synthesis.improve.improvement import compile_improvement
@@ -38,7 +39,7 @@ from taccl.synthesis.proposers.stages import choose
 from taccl.synthesis.search import Options, Search
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.registry import parse
-from tests.effort import AMPLE_S, BRIEF, HASTY, PATIENT, brief_synthesis
+from tests.effort import AMPLE_S, BRIEF, HASTY, PATIENT, assert_sound, brief_synthesis
 from tests.fuzzing import MANY, cases
 from tests.synthesis.small_problems import full, linked, problem_of, ring, two_nodes
 
@@ -73,25 +74,6 @@ def stage_names(result):
 
 def stage(result, name):
     return next(stage for stage in result.stages if stage.name == name)
-
-
-def assert_sound(result, problem):
-    taccl.verify(result.schedule).raise_if_failed()
-    assert result.schedule.problem.digest() == problem.digest()
-    assert 0 < result.bound_us <= result.finish_us
-
-
-@pytest.fixture
-def loose_bound(monkeypatch):
-    """Halve the bound, so that no schedule meets it and every stage runs."""
-    proven = searching.lower_bound
-
-    def half(problem, **options):
-        bound = proven(problem, **options)
-        return replace(bound, bound=bound.bound / 2)
-
-    monkeypatch.setattr(searching, "lower_bound", half)
-    monkeypatch.setattr(searching, "bound_of_every_cut", lambda *_, **__: None)  # may meet the optimum
 
 
 @pytest.fixture
@@ -501,15 +483,15 @@ LONG = ("synthesize", "ndv2/sk1-n1", "--collective", "alltoall", "--time-limit",
 LOOSE = """
 import dataclasses, os, signal, sys, taccl
 from taccl import cli
-from taccl.synthesis import search as searching
+from taccl.synthesis import bounding
 
-proven = searching.lower_bound
+proven = bounding.lower_bound
 
 def half(problem, **options):
     bound = proven(problem, **options)
     return dataclasses.replace(bound, bound=bound.bound / 2)
 
-searching.lower_bound = half
+bounding.lower_bound = half
 """
 LIBRARY = f"""{LOOSE}
 sketch = taccl.load_sketch("ndv2/sk1-n1")
@@ -815,7 +797,7 @@ def test_each_is_worked_out_once(collective, monkeypatch):
     counts = Counter()
     for module, name in (
         (synthesizing, "choose"),
-        (searching, "lower_bound"),
+        (bounding, "lower_bound"),
         (checking, "check_reachable"),
     ):
         asked = getattr(module, name)
@@ -972,9 +954,9 @@ def one_way(topology):
 def test_time_that_is_kept_for_later_counts_for_the_bound(monkeypatch):
     """The bound of a short search that reserves time for improvement has the limit of a long one."""
     limits = []
-    monkeypatch.setattr(searching, "lower_bound", lambda problem, *, limit_s, **_: limits.append(limit_s))
+    monkeypatch.setattr(bounding, "lower_bound", lambda problem, *, limit_s, **_: limits.append(limit_s))
     problem = taccl.make_problem(taccl.topologies.ring(4), "allgather", size_bytes=4)
     until, budget = Deadline(time.monotonic() + 100), DEFAULTS.budget
-    searching.bound_within(problem, until, budget)
-    searching.bound_within(problem, until, budget, kept_s=900)
+    bounding.bound_within(problem, until, budget)
+    bounding.bound_within(problem, until, budget, kept_s=900)
     assert 49 < limits[0] <= 50 < 199 < limits[1] <= 200

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 #: Share of the time limit for bounds with and without the sketch and whole chunks; the rest is for the bound
 #: with sums in switches.
 _PRICES_SHARE = 0.75
+#: Least seconds for these bounds, even if a busy machine used up the time limit to load and read.
+_LEAST_PRICES_S = 1.0
 #: {kind of a file whose problem is bounded: options that its content makes superfluous}.
 _OF_NOUN = {"program": ("time_unit_us",), "schedule": ("nodes", "profile", "size")}
 
@@ -64,7 +66,7 @@ def run(options: Namespace) -> Answer:
 
 def _bounded(problem: Problem, options: Namespace) -> tuple[Answer, Certificate]:
     """Answer with a lower bound, its limit, and the costs of the sketch and of whole chunks; the bound."""
-    prices = taccl.prices(problem, time_limit_s=max(LEAST_S, _PRICES_SHARE * options.deadline.left_s))
+    prices = taccl.prices(problem, time_limit_s=max(_LEAST_PRICES_S, _PRICES_SHARE * options.deadline.left_s))
     bound, whole = prices.bound, f"whole chunks cost {prices.chunks:+.2%}"
     other = "all chunkings", f"{_brief(prices.divisible)}; {whole}"
     if problem.chunks_open:  # the number of chunks was left open

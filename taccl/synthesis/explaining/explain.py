@@ -24,6 +24,7 @@ from taccl.problem.clauses import BINDING, CLAUSES, Clauses
 from taccl.problem.problem import Problem
 from taccl.sketch.reachability import Need, reached, unmet
 from taccl.solvers.registry import require_known
+from taccl.synthesis.bounding import no_bound
 from taccl.synthesis.explaining.clashes import (
     Change,
     clashing,
@@ -42,7 +43,6 @@ from taccl.synthesis.explaining.loosening import (
     Edit,
 )
 from taccl.synthesis.parameters import DEFAULTS
-from taccl.synthesis.search import no_bound
 
 _MAX_NAMED = 8  # max pairs of ranks that a message lists
 #: Max seconds to explain why a search found nothing.

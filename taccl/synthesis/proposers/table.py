@@ -10,6 +10,7 @@ from taccl.baselines.servers import servers
 from taccl.baselines.table import BASELINES, row_of
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
+from taccl.synthesis.bounding import bound_within
 from taccl.synthesis.budget import Turn, nothing, run
 from taccl.synthesis.improve.improvement import suits_improvement
 from taccl.synthesis.proposers.balanced import BALANCED, search_balanced
@@ -32,7 +33,7 @@ from taccl.synthesis.proposers.finer import (
 from taccl.synthesis.proposers.stages import ruin_and_recreate, search_plain, too_short
 from taccl.synthesis.proposers.trees import is_worthwhile, may_fill, no_time, offer_trees
 from taccl.synthesis.proposing import OwnProposer, registered
-from taccl.synthesis.search import Search, bound_within
+from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.chunks import cut, with_note_on_chunks
 from taccl.synthesis.suggesting.sketched_search import is_unguided, search_guided
 from taccl.synthesis.transforms.exchange import exchange_s, offer_exchanged

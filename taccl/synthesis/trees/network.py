@@ -201,7 +201,7 @@ def _shares(num_ranks: int, tail: list[int], head: list[int], beta: list[int]) -
     return tuple(share.tolist())
 
 
-def least_time(network: Network, counts: Ints, units: int, known: int = 1) -> tuple[int, Ints]:
+def least_time(network: Network, counts: Ints, units: int) -> tuple[int, Ints]:
     """(least ticks for the arcs to bring every chunk to every rank, (num_arcs,) chunks per arc by then).
 
     The time is raised cut by cut: maximum flows find a set of nodes with too little incoming capacity, which
@@ -209,7 +209,6 @@ def least_time(network: Network, counts: Ints, units: int, known: int = 1) -> tu
 
     - `counts`, (num_ranks,): Number of chunks that start at each rank.
     - `units`: Size of a chunk.
-    - `known`: A lower bound in ticks.
     """
     total, held = int(counts.sum()), (network.alpha + units * network.beta).tolist()
     used = [
@@ -219,7 +218,7 @@ def least_time(network: Network, counts: Ints, units: int, known: int = 1) -> tu
     def passed(ticks: int) -> Ints:
         return np.array([min(part * ticks // took, total) if took else total for part, took in used])
 
-    sinks = np.arange(network.num_ranks)
+    sinks, known = np.arange(network.num_ranks), 1
     while (inside := find_cut(network, passed(known), counts, sinks)) is not None:
         entering, needed = _entering(network, inside), total - int(counts[inside[: network.num_ranks]].sum())
         most = known + 1

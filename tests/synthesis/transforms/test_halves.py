@@ -7,13 +7,14 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl._internal.deadline import Deadline
-from taccl.problem.collective import Chunk, Collective
+from taccl.problem.chunks import Chunk
+from taccl.problem.collective import Collective
 from taccl.synthesis.proposers import stages
 from taccl.synthesis.proposers.large import schedule_large
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.transforms.halves import search_separate_contributions
 from taccl.topology.builder import TopologyBuilder
-from tests.effort import HASTY, brief_synthesis
+from tests.effort import HASTY, assert_sound, brief_synthesis
 from tests.fuzzing import by_turns, some
 from tests.synthesis.brute_force import TooLarge, optimal_ticks
 from tests.synthesis.small_problems import custom, linked, problem_of, random_problem, ring, star, two_nodes
@@ -33,12 +34,6 @@ MULTI_ROOT = {
     "reduce": custom(4, [(range(4), [1]), (range(4), [3])], combining=True),
     "allreduce": custom(4, [(range(4), range(4)), ([1, 2], [0, 3])], combining=True),
 }
-
-
-def assert_sound(result, problem):
-    taccl.verify(result.schedule).raise_if_failed()
-    assert result.schedule.problem.digest() == problem.digest()
-    assert 0 < result.bound_us <= result.finish_us
 
 
 @pytest.mark.slow

@@ -194,12 +194,12 @@ def _shared_out(links: list[int], codes: list[int], shares: list[int]) -> tuple[
     return np.array(first, dtype=np.int64), np.array(gate, dtype=np.int64)
 
 
-def first_tick(holds: Callable[[int], bool], high: int = FOREVER) -> int:
-    """Smallest number of ticks, from 0 to `high`, at which a monotone predicate is true."""
+def first_tick(holds: Callable[[int], bool]) -> int:
+    """Smallest number of ticks, from 0 to `FOREVER`, at which a monotone predicate is true."""
     low, top = 0, 1
-    while top < high and not holds(top):
+    while top < FOREVER and not holds(top):
         low, top = top, 16 * top
-    return bisect_left(range(high), True, low, min(top, high), key=holds)
+    return bisect_left(range(FOREVER), True, low, min(top, FOREVER), key=holds)
 
 
 def passed_by(
