@@ -161,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _row(report: Report, folder: Path) -> Row:
-    """Run the commands of an input; the row has the line that matches and all lines."""
+    """Run the commands of an input. The row has all lines of output, and the line that matches `expected`."""
     with tempfile.TemporaryDirectory() as place:
         said = "\n".join(_said(command, folder / report.file, place) for command in report.commands)
     lines = [" ".join(line.split()) for line in said.splitlines() if line.strip()]

@@ -24,7 +24,7 @@ def problem(name, nodes=4, **clauses):
 
 
 def best_us(problem, *, backwards=False):
-    """The best claim about a single node, in us."""
+    """Greatest spread-tail bound with a single set of ranks, in us; `backwards`: of the time-reversed problem."""
     claims = spread_tail_bounds(NeededSends(problem), in_network=False)
     alone = [
         ticks

@@ -34,7 +34,7 @@ def plan_of(topology, collective, runtime=None, **lowering):
 
 
 def saved(plan, folder):
-    """Index of a saved plan."""
+    """Save a plan to a folder; return the content of its ``plan.json``."""
     save_plan(plan, folder)
     return json.loads((folder / "plan.json").read_text())
 

@@ -377,7 +377,7 @@ def test_what_a_limit_costs_is_told():
 
 @pytest.mark.slow
 def test_a_search_that_is_compiled_says_over_which_paths_it_goes(compiled_search):
-    """Above the models' size a limit is obeyed by paths with the fewest links, and the result says so."""
+    """The compiled search obeys `max_hops` by paths with the fewest links, and the result says so."""
     problem = make_problem(
         taccl.topologies.torus(3, 3), collectives.allreduce(9), chunk_bytes=MB, clauses=Clauses(max_hops=2)
     )

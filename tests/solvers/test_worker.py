@@ -309,7 +309,7 @@ def is_running(pid):
 
 
 class Meeting:
-    """A channel whose closing waits for another thread to close it as well, as the system may."""
+    """A channel that two threads close at once: `close` waits up to 0.2 s for a second thread to call it."""
 
     def __init__(self, channel):
         self.channel, self.together, self.is_open = channel, Barrier(2), True

@@ -115,8 +115,9 @@ class _Machine:
         self.beta = [int(costs.link_beta[e]) for e in quotient.link_rep]
         self.claimed = [state.is_origin for state in quotient.states]
         self.stays = [_stays(quotient, m) for m in range(len(quotient.hops))]
-        #: `leaves`: source states of each hop. `left`: source states of all sends so far. A derived chunk
-        #: shares states with its base chunk, so states are then numbered separately for each chunk.
+        #: `leaves`: source states (chunk, rank) of each hop. `left`: source states of all sends so far. Where
+        #: a rank derives a chunk, that chunk has the state of its base chunk. An offset per chunk tells the
+        #: sends of the two apart.
         apart = count * bool(quotient.problem.collective.derivations)
         self.leaves = [[p + apart * hop.chunk for p in hop.srcs] for hop in quotient.hops]
         self.left: set[int] = set()

@@ -1,4 +1,7 @@
-"""Searches in which chunks with equal origins, root and destinations are fused into one (all may merge)."""
+"""Searches with equal chunks (origins, root, destinations, bytes) fused into one.
+
+This requires that one send may merge all chunks.
+"""
 
 from contextlib import suppress
 from dataclasses import replace
