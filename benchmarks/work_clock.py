@@ -41,7 +41,8 @@ _S_PER_HOP, _S_PER_SEND = 6e-6, 1e-6
 _TURN_S, _TURN_S_PER_SEND = 2e-5, 1.2e-7
 #: Deterministic time of CP-SAT per CPU second; its workers, whose turns are counted.
 _CPSAT_RATE, _CPSAT_WORKERS = 0.2, 2
-#: Shares of a MILP's time limit that it may count as.
+#: A MILP counts as the smallest of these shares of its time limit that exceeds its CPU time, or as the whole
+#: limit.
 _MILP_SHARES = (0.01, 0.1, 1.0)
 #: Min seconds counted for a solver's task, so that a loop over tasks that end immediately still ends.
 _LEAST_TASK_S = 0.02

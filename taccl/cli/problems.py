@@ -50,8 +50,8 @@ _BOUND_S, _BOUND_S_PER_LINK, _ESTIMATE_S_PER_LINK, _BASELINE_S_PER_LINK = 0.1, 8
 _LEAST_CHUNK, _CHUNKS_PER_SERVER = 32_000, 64
 
 
-#: Share of a verb's time limit for comparing protocols; share of this up to which baselines and bounds are
-#: used, and not estimates.
+#: Max share of a verb's time limit for comparing protocols; max share of the comparison's time for baselines
+#: and bounds. With chunks of equal size, estimates replace baselines and bounds that would take longer.
 _PROTOCOL_SHARE, _SLOW_SHARE = 0.3, 0.3
 
 

@@ -87,6 +87,6 @@ class Figures:
 
     @property
     def predicted_busbw_gb_per_s(self) -> float | None:
-        """Bus bandwidth in GB/s including the launch, as measured; None as for `busbw_gb_per_s`."""
+        """Bus bandwidth in GB/s, the launch included as in measurements; None as for `busbw_gb_per_s`."""
         algbw = gb_per_s(self.size_bytes, self.launch + self.finish)
         return None if algbw is None else algbw * self.busbw_factor

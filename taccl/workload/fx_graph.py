@@ -117,9 +117,9 @@ class Graph:
         return Named(operation.name) if shape is None else View(operation.name, shape)
 
     def name_of(self, value: Any) -> str:
-        """Name of the tensor that a value stands for, added to the step if it is not there yet.
+        """Name of the tensor that holds a value; if there is none yet, operations that make it are added.
 
-        Raises `WorkloadError` if a step has no such tensor, as for `Stacked` or a number.
+        Raises `WorkloadError` for unsupported values, such as a `Stacked` or a number.
         """
         if isinstance(value, Named):
             return value.name

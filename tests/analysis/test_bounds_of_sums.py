@@ -121,7 +121,7 @@ def test_own_contributions_have_passed_no_link():
 
 
 def test_a_root_that_got_the_sum_has_it_from_afar():
-    """A sum that reaches its root over two links has used its two hops and may not be sent further."""
+    """With `max_hops` 2, a complete sum that reached its root over two links may not be sent further."""
     line = joined([0] * 5, [(0, 1, 1), (1, 2, 1), (2, 3, 1), (3, 4, 1), (4, 3, 1), (3, 2, 1), (2, 1, 1)])
     problem = problem_of(line, one_sum(5, (0, 1), (1, 2, 3, 4), 3), max_hops=2)
     schedule = sends(problem, (0, 1, {0}), (1, 2, {0, 1}), (2, 3, {0, 1}), (3, 4, {0, 1}))

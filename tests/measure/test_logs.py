@@ -182,7 +182,7 @@ def test_unnamed_collectives_are_asked_for(read):
 
 
 def test_perftest_is_a_stream(read):
-    """392 Gb/s of perftest are 49 GB/s; sizes below that rate do not count."""
+    """392 Gb/s in a log of perftest are 49 GB/s; sizes with much less bandwidth are dropped."""
     head = " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]\n"
     (found,) = read(head + " 2 5000 0.2 0.19 11.0\n 8388608 5000 392.1 392.0 0.0058\n").series
     assert (found.streams, found.size_bytes, found.num_nodes) == (True, (8388608,), 2)

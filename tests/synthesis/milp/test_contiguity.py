@@ -235,8 +235,8 @@ def shared_nic(*, beta, held):
 def test_a_shared_resource_keeps_its_order():
     """Sends 0 -> 1, 0 -> 2 and 0 -> 1 keep their order at the NIC, so the first and the third do not merge.
 
-    A send takes 2 + 1 us and holds the NIC for 1 + 1: starts at 0, 2 and 4, the last one ends at 7. With both
-    sends to rank 1 merged it would be 1 + 2 + 2 + 1.
+    A send takes 2 + 1 us and holds the NIC for 1 + 1: starts at 0, 2 and 4, the last one ends at 7. If the sends
+    to rank 1 merged, they would hold the NIC for 1 + 2 us. The send to rank 2 would end 2 + 1 us later, at 6.
     """
     ways = [([0], [1]), ([0], [2]), ([0], [1])]
     topology = shared_nic(beta=1, held=1)
