@@ -201,7 +201,7 @@ class ScheduleSummary(Schedule):
         """Raise `InputError`: a summary has no transfers."""
         raise InputError(
             f"only a summary was kept of these {self.num_transfers} transfers; synthesize again without "
-            "keep='summary', or with spill_dir= to keep them in files",
+            "keep='summary' (--summary), or with spill_dir= (--spill) to keep them in files",
             where="schedule",
         )
 

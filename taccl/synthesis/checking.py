@@ -28,7 +28,7 @@ def check_options(problem: Problem, options: Options) -> None:
     if backend != "auto" or not options.keeps_sends:
         raise InputError(
             "found a proposal, which guides only the portfolio; leave it out, or give backend='auto' "
-            "and neither keep='summary' nor spill_dir",
+            "without keep='summary' (--summary) and spill_dir= (--spill)",
             where="sketch",
         )
 

@@ -194,8 +194,8 @@ def implicit_translations(
     if named is not None:
         return implicit_translations(named)
     raise TopologyError(
-        "found no translations among shifts in blocks of ranks; name them with group=, or use "
-        "backend='greedy'",
+        "found no translations among shifts in blocks of ranks; use backend='greedy', or name them in Python "
+        "(group of synthesize_implicit)",
         where=fabric.name,
     )
 
