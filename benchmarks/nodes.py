@@ -36,7 +36,7 @@ GAPS = {
 }  # fmt: skip
 #: Largest gain by another number of chunks per rank, as a share of the finish.
 GAIN = 0.01
-#: Seconds for the bound of the chunks used.
+#: Budget in seconds for the lower bound at the result's number of chunks.
 BOUND_S = 5.0
 COLUMNS: tuple[Column, ...] = (
     ("case", "case", "<34"), ("chunks", "chunks", ">6"), ("finish", "finish_us", ">11.5g"),

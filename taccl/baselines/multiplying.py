@@ -351,7 +351,11 @@ def _is_bound(
 ) -> Flags:
     """(num_chunks,) True if the chunk's destination has the rank's digits of all steps so far.
 
-    A rank sends along the straight digit only chunks for the receiver itself. It keeps chunks for its node.
+    The first step may send directly to all ranks of other nodes. Then each rank receives only the chunks that
+    end at it, and keeps its own chunks for ranks of its node.
+
+    - `rank`: Receiver of each chunk, or its holder if `keeps`.
+    - `keeps`: True to select the chunks that their holders keep after the step, rather than those to send.
     """
     done, (num_nodes, size) = digits[: step + 1], times.grid.ranks.shape
     if not done[0].weight:

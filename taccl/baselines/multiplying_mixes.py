@@ -44,7 +44,11 @@ _MOST_RESOURCES = 64
 
 
 def best_mix(times: StepTimes, *, seed: int = 0) -> StepPlan | None:
-    """Mixed plan of sums for all ranks with the least estimate; None if too many resources differ."""
+    """Mixed plan of an allreduce with the least estimated finish.
+
+    None if more than `_MOST_RESOURCES` resources can cause delays, or if every plan has a step with too
+    many sends.
+    """
     grid, num_chunks = times.grid, times.problem.collective.num_chunks
     most = 1 + MOST_SENDS // len(grid.place)
     parts = list(dict.fromkeys(all_mixable(*grid.ranks.shape, most=most)))

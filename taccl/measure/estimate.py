@@ -46,7 +46,8 @@ _PRICE = 3.0
 _ROUNDS = 5
 #: Min sizes per range: any two points fit a line.
 _LEAST = 3
-#: Rows whose determinant is a smaller part of its first term are one direction, to rounding.
+#: Two rows count as parallel if their Gram determinant is at most this share of the product of their squared
+#: norms (rounding errors).
 _PARALLEL = 1e-13
 
 

@@ -62,11 +62,12 @@ def circle():
 
 
 def two_chunks():
-    """Chunk 0 for ranks 1 and 5, chunk 1 for ranks 2 and 4: on `circle`, local-first priority deadlocks.
+    """Two chunks that deadlock under local-first priority on the links with two sources of `circle`.
 
-    Chunk 0 starts at ranks 0 and 7. Link (3, 4) -> 9 must relay it to rank 1 before (0, 1) -> 8 can send it,
-    as an own chunk of rank 0, on its way to rank 5. Chunk 1 starts at ranks 3 and 6. Link (0, 1) -> 8 must
-    relay it to rank 4 before (3, 4) -> 9 can send it, as an own chunk of rank 3, on its way to rank 2.
+    Chunk 0 starts at ranks 0 and 7. Link (3, 4) -> 9 relays it to rank 1. Then (0, 1) -> 8 sends it on to
+    rank 5, as an own chunk of rank 0. Chunk 1 starts at ranks 3 and 6. Link (0, 1) -> 8 relays it to rank 4.
+    Then (3, 4) -> 9 sends it on to rank 2, as an own chunk of rank 3. With priority for own chunks, each of
+    the two links waits for the other.
     """
     return collectives.custom(10, precondition={0: [0, 7], 1: [3, 6]}, postcondition={0: [1, 5], 1: [2, 4]})
 

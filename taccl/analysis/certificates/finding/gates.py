@@ -37,7 +37,13 @@ _MOST_RANKS = 2_048
 
 
 class GateCosts:
-    """Holds and links as arrays; a send of n chunks of `units` units takes ``alpha + n * beta`` ticks."""
+    """Costs of links, and of their holds on resources, as arrays for chunks of one size.
+
+    A send of n chunks takes ``link_alpha + n * link_beta`` ticks on its link. Each of its holds keeps a
+    resource busy for ``alpha + n * beta`` ticks.
+
+    - `units`: Size of each chunk, in the units of `Costs`.
+    """
 
     def __init__(self, problem: Problem, units: int) -> None:
         columns, costs, clauses = hold_columns(problem.topology), problem.costs, problem.clauses
