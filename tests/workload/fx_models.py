@@ -177,6 +177,22 @@ def training_of_block(block, group):
     return step
 
 
+class Vision(nn.Module):
+    """A vision transformer of one layer: patches of images, a token for the class, and learnt places."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches = nn.Conv2d(3, WIDTH, 4, 4)
+        self.token, self.places = (nn.Parameter(torch.randn(1, count, WIDTH)) for count in (1, 5))
+        self.layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 16, 0.0, "gelu", batch_first=True)
+
+    def forward(self, x):
+        """Features of each image."""
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.places
+        return self.layer(x)[:, 0]
+
+
 def training_of_classifier(group):
     """A function of local tokens, targets and weights: the mean loss, and gradients averaged over a group."""
 

@@ -110,12 +110,14 @@ def of_tokens():
     sizes = [(fx_models.WIDTH, 16), (16, fx_models.VOCABULARY)]
     # Its decomposition divides the sum of a rank's losses by the number of its targets.
     lost = make_fx(loss, torch.export.default_decompositions())(x, tokens, *map(torch.randn, sizes))
+    vision = torch.export.export(fx_models.Vision().eval(), (torch.randn(2, 3, 8, 8),)).run_decompositions()
     learnt = make_fx(fx_models.training_of_block(block, dist.group.WORLD))(x, *block.parameters())
     return {
         "encoder": (plain.graph_module, plain, {"tokens": "sliced(0)"}, {}),
         "encoder_as_exported": (encoder.graph_module, encoder, {"tokens": "sliced(0)"}, {}),
         "rotary": (parts.graph_module, parts, {"x": "sliced(0)"}, {}),
         "rotary_as_exported": (exported.graph_module, exported, {"x": "sliced(0)"}, {}),
+        "vision": (vision.graph_module, vision, {"x": "sliced(0)"}, {}),
         "classifier": (lost, lost, {"x_1": "sliced(0)", "wanted_1": "sliced(0)"}, {}),
         "rotary_training": (learnt, learnt, {"arg0_1": "sliced(0)"}, {}),
     }

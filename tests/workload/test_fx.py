@@ -13,7 +13,7 @@ from tests.pytorch import made_once, needs_torch, started
 
 GROUPS = ("stage", "decoder")
 EVERY = ("block", "training", "experts", "encoder", "encoder_as_exported", "rotary", "rotary_as_exported",
-         "rotary_training", "classifier", *GROUPS)  # fmt: skip
+         "rotary_training", "classifier", "vision", *GROUPS)  # fmt: skip
 #: All steps run on two ranks. Those over dp x tp also run on four; with TACCL_MANY, all do.
 CASES = [*((2, name) for name in EVERY), *((4, name) for name in (EVERY if MANY else GROUPS))]
 
@@ -271,6 +271,25 @@ def test_a_rank_divides_its_own_sums():
         for rank in range(2):
             np.testing.assert_allclose(values["y"][rank], np.mean(means))
             np.testing.assert_allclose(values["apart"][rank], parts[rank] - means[rank])
+
+
+def test_batch_norm_in_evaluation_is_by_channel():
+    """The second axis is normalised by its means and variances, scaled and shifted."""
+    x = Node("placeholder", "x", shape=(2, 3, 4))
+    rows = [Node("placeholder", name, shape=(3,)) for name in ("gain", "shift", "mean", "spread")]
+    schema = ("input", "weight", "bias", "running_mean", "running_var", "momentum", "eps")
+    name = "aten._native_batch_norm_legit_no_training"
+    y = Node("call_function", "y", name, (x, *rows, 0.1, 0.5), (2, 3, 4), schema=schema)
+    z = Node("call_function", "z", "", (y, 0), (2, 3, 4))
+    z.target = SimpleNamespace(__name__="getitem")
+    step = from_fx(graph(x, *rows, y, z, returned=z), 2, layouts={"x": "sliced(0)"})
+    data = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    each = dict(zip(("gain", "shift", "mean", "spread"), np.float32([[1, 2, 3], [4, 5, 6], [7, 8, 9], [0.5, 3.5, 0]]),
+                    strict=True))  # fmt: skip
+    values = step.run({"x": [data, data], **{name: [row, row] for name, row in each.items()}})
+    gain, shift, mean, spread = (row[:, None] for row in each.values())
+    wanted = (data - mean) / np.sqrt(spread + 0.5) * gain + shift
+    np.testing.assert_allclose(values["z"][1], wanted, rtol=1e-5)
 
 
 def test_no_graph_is_refused():
