@@ -1,7 +1,7 @@
 """Ranks of PyTorch, forked from a process that has loaded what they import: ``forked_ranks.py NUMBER SCRIPT WORDS ...``.
 
 The output of rank 0 goes to ``rank-0`` of the current folder, and so on. The last line printed lists the exit codes.
-Without arguments it reads jobs from standard input, so that one process loads PyTorch for all of them.
+Without arguments it reads jobs from standard input, so that one process loads PyTorch for all of them, and nothing else.
 """
 
 import ast
@@ -64,12 +64,16 @@ def serve():
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
-        job = json.loads(line)
-        os.chdir(job["folder"])
-        os.environ.clear()
-        os.environ |= job["environment"]
-        answers.write(json.dumps(codes_of(job["num_ranks"], job["script"], job["words"])) + "\n")
-        answers.flush()
+        if not (child := os.fork()):  # which loads what the script imports, so that later jobs do not have it
+            job = json.loads(line)
+            os.chdir(job["folder"])
+            os.environ.clear()
+            os.environ |= job["environment"]
+            answers.write(json.dumps(codes_of(job["num_ranks"], job["script"], job["words"])) + "\n")
+            answers.flush()
+            sys.exit()
+        if os.waitpid(child, 0)[1]:
+            sys.exit("a job ended without its exit codes")
 
 
 if __name__ == "__main__":
