@@ -333,13 +333,13 @@ def test_a_topology_that_lost_a_link():
     """A topology without a link, with another cost, or with another hold is a violation."""
     schedule = on_topology()
     host = schedule.host
-    ends = dataclasses.replace(host.links[3], srcs=(0,), dsts=(2,))
+    ends = host.links[3]._replace(srcs=(0,), dsts=(2,))
     links = (*host.links[:3], ends, *host.links[4:])
     assert kinds(with_shape(schedule, host=dataclasses.replace(host, links=links))) == {"symmetry"}
-    dear = dataclasses.replace(host.links[3], alpha_us=Fraction(9))
+    dear = host.links[3]._replace(alpha_us=Fraction(9))
     links = (*host.links[:3], dear, *host.links[4:])
     assert kinds(with_shape(schedule, host=dataclasses.replace(host, links=links))) == {"times"}
-    holds = tuple(dataclasses.replace(h, alpha_us=Fraction(0)) if h.link == 3 else h for h in host.holds)
+    holds = tuple(h._replace(alpha_us=Fraction(0)) if h.link == 3 else h for h in host.holds)
     assert kinds(with_shape(schedule, host=dataclasses.replace(host, holds=holds))) == {"contention"}
 
 
@@ -347,7 +347,7 @@ def test_links_that_share_a_resource():
     """Two links of a class on one resource, used at the same time by translations, are a violation."""
     schedule = on_topology()
     host = schedule.host
-    holds = tuple(dataclasses.replace(h, resource=0) if h.link == 1 else h for h in host.holds)
+    holds = tuple(h._replace(resource=0) if h.link == 1 else h for h in host.holds)
     assert kinds(with_shape(schedule, host=dataclasses.replace(host, holds=holds))) == {"contention"}
 
 

@@ -75,11 +75,11 @@ def test_the_figures_are_there(shown, kind, words):
 def test_names_are_text(shown, found):
     """A name that contains a script is shown as text."""
     problem = found.schedule.problem
-    link = dataclasses.replace(problem.topology.links[0], name=HOSTILE)
+    link = problem.topology.links[0]._replace(name=HOSTILE)
     topology = dataclasses.replace(
         problem.topology, name=HOSTILE, profile=HOSTILE, links=(link, *problem.topology.links[1:]),
         notes=(HOSTILE,),
-        resources=tuple(dataclasses.replace(each, name=HOSTILE) for each in problem.topology.resources),
+        resources=tuple(each._replace(name=HOSTILE) for each in problem.topology.resources),
     )  # fmt: skip
     clauses = dataclasses.replace(problem.clauses, name=HOSTILE)
     hostile = dataclasses.replace(problem, topology=topology, clauses=clauses, notes=(HOSTILE,))

@@ -66,7 +66,7 @@ def test_nothing_is_left_open(exchange):
 def test_names_that_no_xml_holds(exchange):
     """Control characters and lone surrogates in names are replaced, so that the SVG is valid XML."""
     name = "bell \x07 half \ud800 none \ufffe"
-    links = tuple(dataclasses.replace(link, name=name) for link in exchange.problem.topology.links)
+    links = tuple(link._replace(name=name) for link in exchange.problem.topology.links)
     topology = dataclasses.replace(exchange.problem.topology, name=name, links=links)
     problem = dataclasses.replace(exchange.problem, topology=topology)
     schedule = dataclasses.replace(exchange, problem=problem)
@@ -77,7 +77,7 @@ def test_names_that_no_xml_holds(exchange):
 
 def test_links_with_an_underscore_are_in_the_key(exchange):
     """Links whose names begin with an underscore are in the legend, although matplotlib omits such labels."""
-    links = tuple(dataclasses.replace(link, name="_x") for link in exchange.problem.topology.links)
+    links = tuple(link._replace(name="_x") for link in exchange.problem.topology.links)
     topology = dataclasses.replace(exchange.problem.topology, links=links)
     key = taccl.plot.topology(topology).get_legend()
     assert [text.get_text().strip()[:2] for text in key.get_texts()] == ["_x"]

@@ -188,10 +188,10 @@ def test_names_are_text(found):
     """No name from a file becomes an element or an attribute."""
     problem = found.schedule.problem
     bad = HOSTILE + "</script><script>alert(2)</script>"
-    links = tuple(dataclasses.replace(link, name=bad) for link in problem.topology.links)
+    links = tuple(link._replace(name=bad) for link in problem.topology.links)
     topology = dataclasses.replace(
         problem.topology, name=bad, profile=bad, links=links, notes=(bad,),
-        resources=tuple(dataclasses.replace(each, name=bad) for each in problem.topology.resources),
+        resources=tuple(each._replace(name=bad) for each in problem.topology.resources),
     )  # fmt: skip
     clauses = dataclasses.replace(problem.clauses, name=bad)
     hostile = dataclasses.replace(problem, topology=topology, clauses=clauses, notes=(bad,))

@@ -38,7 +38,7 @@ def opened(page, folder):
 def hostile(found):
     """A result whose names all contain scripts."""
     problem = found.schedule.problem
-    links = tuple(dataclasses.replace(link, name=HOSTILE) for link in problem.topology.links)
+    links = tuple(link._replace(name=HOSTILE) for link in problem.topology.links)
     topology = dataclasses.replace(problem.topology, name=HOSTILE, links=links)
     problem = dataclasses.replace(problem, topology=topology)
     schedule = dataclasses.replace(found.schedule, problem=problem, producer=HOSTILE)
