@@ -27,7 +27,7 @@ from taccl.workload.fx_values import (
     Whole,
     described,
 )
-from taccl.workload.fx_views import alike_sliced, made_whole, unviewed
+from taccl.workload.fx_views import alike_sliced, made_whole, of_each_slice, unviewed
 from taccl.workload.layouts import infer
 from taccl.workload.operations import (
     COLLECTIVES,
@@ -161,37 +161,17 @@ class Graph:
 
     def part(self, value: Any, axis: int, start: int, stop: int) -> Any:
         """Range of local indices along an axis, of each rank's slice if the axis is sliced over ranks."""
-        return self._of_each_slice("narrow", [value], axis, start=start, stop=stop)
+        return of_each_slice(self, "narrow", [value], axis, start=start, stop=stop)
 
     def padded(self, value: Any, axis: int, start: int, length: int) -> Any:
         """Pad a value with zeros to `length` along an axis, from index `start`: the gradient of `part`."""
         if self.local_shape(value)[axis] == length:
             return value
-        return self._of_each_slice("pad", [value], axis, start=start, stop=length)
+        return of_each_slice(self, "pad", [value], axis, start=start, stop=length)
 
     def joined(self, values: list[Any], axis: int) -> Any:
         """Concatenation of values along an axis, of each rank's slices if the axis is sliced over ranks."""
-        return self._of_each_slice("concat", values, axis)
-
-    def _of_each_slice(self, kind: str, values: list[Any], axis: int, **options: Any) -> Any:
-        """Result of an operation along an axis, applied to each rank's slice of that axis.
-
-        If the axis is sliced, it becomes two: one of ranks, and one of a rank's indices.
-        """
-        named = [Named(self.name_of(value)) for value in values]
-        slices = {self.mesh.slices(self.tensor(each), axis) for each in named}
-        if slices == {1} or len(slices) > 1:
-            return self.make(kind, *named, axis=axis, **options)
-        (ranks,) = slices
-        cut = []
-        for each in named:
-            shape = self.tensor(each).shape
-            two = (*shape[:axis], ranks, shape[axis] // ranks, *shape[axis + 1 :])
-            cut.append(self.make("reshape", each, shape=two))
-        made = self.make(kind, *cut, axis=axis + 1, **options)
-        shape = self.tensor(made).shape
-        one = (*shape[:axis], ranks * shape[axis + 1], *shape[axis + 2 :])
-        return self.make("reshape", made, shape=one)
+        return of_each_slice(self, "concat", values, axis)
 
     def only(self, given: dict[str, Any], **expected: Any) -> None:
         """Raise `WorkloadError` if an argument is given with another value than the expected one."""

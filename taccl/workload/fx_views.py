@@ -59,6 +59,27 @@ def _by_rank(graph: Graph, name: str, axis: int) -> tuple[int, Any]:
     return ranks, graph.make("transpose", made, axes=order) if axis else made
 
 
+def of_each_slice(graph: Graph, kind: str, values: list[Any], axis: int, **options: Any) -> Any:
+    """Result of an operation along an axis, applied to each rank's slice of that axis.
+
+    If the axis is sliced, it becomes two: one of ranks, and one of a rank's indices.
+    """
+    named = [Named(graph.name_of(value)) for value in values]
+    slices = {graph.mesh.slices(graph.tensor(each), axis) for each in named}
+    if slices == {1} or len(slices) > 1:
+        return graph.make(kind, *named, axis=axis, **options)
+    (ranks,) = slices
+    cut = []
+    for each in named:
+        shape = graph.tensor(each).shape
+        two = (*shape[:axis], ranks, shape[axis] // ranks, *shape[axis + 1 :])
+        cut.append(graph.make("reshape", each, shape=two))
+    made = graph.make(kind, *cut, axis=axis + 1, **options)
+    shape = graph.tensor(made).shape
+    one = (*shape[:axis], ranks * shape[axis + 1], *shape[axis + 2 :])
+    return graph.make("reshape", made, shape=one)
+
+
 def alike_sliced(graph: Graph, names: Sequence[str]) -> list[str] | None:
     """Tensors with the same local parts, all sliced along the axis of the first that is sliced.
 
