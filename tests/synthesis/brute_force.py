@@ -68,9 +68,9 @@ class _Rules:
         self.own_first = sorted(self.clauses.own_first)
         self._durations: dict[tuple[int, tuple[int, ...]], int] = {}
         self._busy: dict[tuple[int, tuple[int, ...]], list[tuple[int, int]]] = {}
-        # If only roots need sums, a rank sends each chunk once and receives none of it afterwards: its buffer
-        # grows, so a second send would carry the first one's contributions again. (A link of several sources
-        # waits until each holds a contribution, which may be worth a copy.)
+        # If only roots need sums, a rank sends each chunk once and receives none of it afterwards. Its buffer
+        # only grows, so a second send would repeat contributions that the first one has carried. This does not
+        # hold for links with several sources: all of them must hold a contribution, which a copy may provide.
         self.sends_once = all(len(srcs) == len(dsts) == 1 for srcs, dsts in self.links) and all(
             data.destinations == (data.root,) for data in self.collective.chunks
         )

@@ -134,7 +134,10 @@ def late_hold() -> Topology:
 def two_levels(
     per_node: int, *, local: int, nic: int, num_nodes: int = 2, alpha: int = 0, meaning: str = "occupies"
 ) -> Topology:
-    """Fully connected nodes; each rank has a port each way and each node a NIC each way; us for 1 MB."""
+    """Fully connected nodes; each rank has a port each way, and each node a NIC each way.
+
+    `local` and `nic` are microseconds for 1 MB through a port and a NIC.
+    """
     num_ranks = per_node * num_nodes
     node = [r // per_node for r in range(num_ranks)]
     builder = TopologyBuilder("two levels", node, alpha_meaning=meaning)  # type: ignore[arg-type]

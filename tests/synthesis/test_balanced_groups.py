@@ -21,7 +21,10 @@ def of_groups(groups, name="allreduce", network=NETWORK):
 
 
 def test_groups_of_some_dimensions():
-    """Ranks of a group share one digit in every other dimension: 0 or 1 along a switch with stride 4."""
+    """Groups along some dimensions hold the ranks that agree in all other dimensions.
+
+    Along dimensions 0 and 2 these agree in dimension 1, a switch of two with stride 4.
+    """
     assert dimensions(NETWORK).groups([0, 2]) == [(0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15)]
     with pytest.raises(TopologyError, match="along: found \\[3\\]; expected different dimensions of 0 to 2"):
         dimensions(NETWORK).groups([3])
@@ -30,7 +33,7 @@ def test_groups_of_some_dimensions():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["allreduce", "alltoall"])
 def test_groups_are_balanced_at_once(name):
-    """Two groups finish as one would alone on a network of its own dimensions, with the same bound."""
+    """Two groups at once have the finish and bound of one group alone on a network of the groups' dimensions."""
     found = synthesize(of_groups(dimensions(NETWORK).groups([0, 2]), name), backend="dimension-balanced")
     alone = parse("multidim:ring4@100,switch2@25")
     other = synthesize(make_problem(alone, name, size_bytes=10**6), backend="dimension-balanced")

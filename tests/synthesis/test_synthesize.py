@@ -138,7 +138,7 @@ class TestBackends:
 
     @pytest.mark.parametrize("backend", ["highs", "scip", "cbc", "gurobi", "cpsat"])
     def test_row_of_the_published_sketch(self, backend, shared_data):
-        """On the published NDv2 sketch and topology for 1 MB each solver alone finds the optimum, 69."""
+        """On the published NDv2 sketch and topology for 1 MB each solver alone finds the optimum, 69 us."""
         folder = shared_data / "upstream-taccl"
         sketch, topology = folder / "sketch/sk1-ndv2-n1.json", folder / "topo/topo-ndv2-1MB.json"
         problem = load_problem(sketch, topology, collective="allgather")

@@ -25,7 +25,7 @@ def check(ndv2, collective="allgather", **tables):
 
 @pytest.mark.slow
 def test_a_shipped_sketch_can_be_used(ndv2):
-    """ndv2/sk1 is usable; its one relay costs 8 chunks on one link, including the link's latency."""
+    """ndv2/sk1 is usable; its clause on connections binds, and its cost is the bound's rise due to it."""
     report = taccl.check_sketch("ndv2/sk1", ndv2, "allgather")
     clauses = {each.clause: each for each in report.clauses}
     assert report.usable
@@ -44,7 +44,7 @@ def test_a_clause_that_says_the_default_is_unused(ndv2):
 
 @pytest.mark.slow
 def test_relays_that_keep_nothing_off_are_unused(ndv2):
-    """With direct crossing a link carries only its own node's chunks, so a list of all of these is unused."""
+    """A clause that lets a rank relay all chunks of its node is unused, as its link carries no others anyway."""
     connections = {"0": [1]}
     _, clauses = check(ndv2, internode={"connections": connections, "relays": {"0": list(range(8))}})
     assert clauses["internode.relays"].verdict == "unused"
@@ -69,7 +69,7 @@ def test_own_before_relayed_binds_where_a_sender_relays(ndv2):
 
 @pytest.mark.slow
 def test_a_symmetry_guides(ndv2):
-    """A symmetry that swaps the nodes guides: it doubles the symmetries and forbids no schedule."""
+    """The verdict on a symmetry that swaps the nodes is "guides": it shrinks the model, but binds no schedule."""
     _, clauses = check(ndv2, symmetry=[{"offset": 8, "group": 16}])
     assert clauses["symmetry[0]"].verdict == "guides"
     assert "2 symmetries instead of 1" in clauses["symmetry[0]"].effect
@@ -84,8 +84,11 @@ def test_a_symmetry_given_twice_is_unused(ndv2):
 
 @pytest.mark.slow
 def test_of_too_many_symmetries_to_count_orbits_tell():
-    """Orbits of links show the effect of a symmetry: after groups of 3 and 4, groups of 12 merge orbits,
-    groups of 6 do not."""
+    """With too many symmetries to count, the number of link orbits tells whether a further one has an effect.
+
+    After shifts in groups of 3 and 4, a shift in groups of 12 merges orbits, and then one in groups of 6 does
+    not.
+    """
     topology = taccl.topologies.fully_connected(12)
 
     def effects(*groups):

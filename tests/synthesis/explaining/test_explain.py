@@ -245,7 +245,8 @@ def test_reason_names_chunk_and_ranks():
 
 
 def test_reason_of_a_reduction():
-    """The reason for a reduction: rank 8's contribution cannot reach root 7, since only rank 7's node can."""
+    """The reason for an infeasible reduction names the contribution: only ranks of root 7's node can send to
+    it, so that of rank 8 cannot."""
     explanation = explain(problem_of("relay-forgets-a-rank"))
     assert explanation.reason == (
         "the contribution of rank 8 to chunk 7 of allreduce cannot get to rank 7; "

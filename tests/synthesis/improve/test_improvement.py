@@ -110,7 +110,10 @@ def test_sums_of_any_shape():
 
 
 def test_a_sum_that_is_passed_on_like_a_contribution():
-    """Ranks 0 and 1 add up at 1, and the sum reaches 3 by sends that add: the order of sends is kept."""
+    """A schedule that marks every send of a sum as a reduction, also the last ones, is improved without fault.
+
+    The contributions of ranks 0 and 1 add up at rank 1, and their sum is sent on to ranks 2 and 3.
+    """
     topology = ring(4)
     problem = problem_of(topology, custom(4, [([0, 1], [3])], combining=True))
     ways = [

@@ -7,8 +7,10 @@ from taccl.topology.builder import TopologyBuilder
 
 
 def two_leaves(*, uplink):
-    """Ranks 0, 1 and 2, 3 at two leaves, all pairs linked at 1 us/MB; with `uplink`, each leaf's ranks share
-    one."""
+    """Ranks 0 and 1 at one leaf, 2 and 3 at another, and a link of 1 us/MB for every pair of ranks.
+
+    With `uplink`, the ranks of a leaf share an uplink to the other leaf.
+    """
     builder = TopologyBuilder("leaves", [0] * 4)
     uplinks = [builder.add_resource(f"uplink {leaf}") for leaf in range(2)]
     for src in range(4):

@@ -26,7 +26,8 @@ def problem():
 
 
 def test_relays_lead_to_all_that_want_a_chunk(problem, monkeypatch):
-    """With any number of stored steps, schedules verify and use relays outside a chunk's group."""
+    """Whether or not the routes of the search for relays are kept, relays are outside a chunk's group, and
+    schedules verify."""
     for steps in (0, 10**9):
         monkeypatch.setattr(spreading, "KEPT_STEPS", steps)
         fabric, demand = problem_arrays(problem)

@@ -172,7 +172,8 @@ def test_chunks_that_have_far_to_go_do_not_wait_for_others():
     """A chunk with a long path does not wait to be merged with the next one.
 
     Alpha is 1 us, each chunk takes 1 us more, and then 4 us onward. The first chunk, sent alone, keeps the
-    second link busy from 2 to 10 us. Merged, both chunks arrive at 3 us and finish at 3 + 4 + 4.
+    second link busy from 2 to 10 us. Merged, both chunks would arrive at 3 us, and the second link would be busy
+    until 3 + 4 + 4 us.
     """
     quotient, order = given(line(2, alpha=1, onward=4, max_merge=2))
     found, objective = merge(quotient, order)
@@ -181,7 +182,7 @@ def test_chunks_that_have_far_to_go_do_not_wait_for_others():
 
 
 def test_the_order_need_not_merge_for_the_model_to():
-    """Two given sends of one chunk each, 3 + 3 us, are merged into one of 4 us."""
+    """Two separate sends of a given order, 3 us each, are merged into one of 4 us."""
     quotient, order = given(line(2, max_merge=2))
     (both,) = order.sends
     apart = tuple(Send(both.link, (m,), 3 * i, 3 * i + 3) for i, m in enumerate(both.hops))
@@ -210,8 +211,8 @@ def two_kinds(*, meaning="occupies", **clauses):
 
 
 def test_own_and_relayed_chunks_never_share_a_send():
-    """Own chunks go together, 6 us, then the relayed one, 5 us; without local-first priority all three go
-    together, 8 us."""
+    """Own chunks share a send of 6 us, and the relayed one follows in a send of 5 us; without local-first
+    priority all three share a send of 8 us."""
     problem = two_kinds(own_first=frozenset({1}))
     quotient, order = given(problem)
     found, objective = merge(quotient, order)
@@ -235,8 +236,9 @@ def shared_nic(*, beta, held):
 def test_a_shared_resource_keeps_its_order():
     """Sends 0 -> 1, 0 -> 2 and 0 -> 1 keep their order at the NIC, so the first and the third do not merge.
 
-    A send takes 2 + 1 us and holds the NIC for 1 + 1: starts at 0, 2 and 4, the last one ends at 7. If the sends
-    to rank 1 merged, they would hold the NIC for 1 + 2 us. The send to rank 2 would end 2 + 1 us later, at 6.
+    A send takes 2 + 1 us and holds the NIC for 1 + 1 us, so starts are 0, 2 and 4, and the last send ends at 7.
+    In another order the two sends to rank 1 could merge and hold the NIC for 1 + 2 us. The send to rank 2 would
+    then start at 3 and end at 6.
     """
     ways = [([0], [1]), ([0], [2]), ([0], [1])]
     topology = shared_nic(beta=1, held=1)
@@ -252,7 +254,8 @@ def test_a_shared_resource_keeps_its_order():
 def test_batches_of_a_pipelined_link_are_only_beta_apart():
     """Merged sends on a pipelined link follow each other after beta alone.
 
-    Four chunks of 1 us, at most two per send, with alpha 2: starts at 0 and 2, the last send ends at 2 + 4.
+    Four chunks of 1 us go in two sends of two, with an alpha of 2 us. The sends start at 0 and 2 us and take
+    4 us each.
     """
     quotient, order = given(line(4, max_merge=2, meaning="pipelined"))
     assert order.finish_ticks == 6
@@ -278,9 +281,9 @@ def test_a_merged_send_frees_a_fast_resource_early():
 def test_a_receiving_hold_begins_later_the_fuller_the_send():
     """A hold at the receiving end begins later, the more chunks a send has.
 
-    0 -> 2 takes 2 us per chunk and holds the ingress at its end, 1 us per chunk: two merged hold it from 2 to
-    4. 1 -> 2 takes 2 us and holds the ingress for both, so it goes first, from 0 to 2, and the schedule ends
-    at 4.
+    Link 0 -> 2 takes 2 us per chunk and holds the ingress of rank 2 at the end of a send, for 1 us per chunk. So
+    a send of two chunks holds it from 2 to 4 us. Link 1 -> 2 takes 2 us and holds the ingress all the time. It
+    sends first, from 0 to 2 us, and the schedule ends at 4 us.
     """
     builder = TopologyBuilder("ingress", [0, 0, 1])
     ingress = builder.add_resource("ingress")
@@ -301,8 +304,8 @@ def test_a_receiving_hold_begins_later_the_fuller_the_send():
 def test_relayed_chunks_wait_a_latency_on_links_that_do_not_merge():
     """Under local-first priority, a relayed chunk follows the last own chunk after a whole latency.
 
-    On a pipelined link with alpha 4 us, own chunks start at 0 and 1; the relayed chunk 5 us after the second,
-    at 6, ends at 11.
+    On a pipelined link with an alpha of 4 us, own chunks start at 0 and 1 us. The relayed chunk starts 5 us
+    after the second of them, at 6, and ends at 11 us.
     """
     problem = two_kinds(meaning="pipelined", own_first=frozenset({1}), merging=frozenset())
     quotient, order = given(problem)

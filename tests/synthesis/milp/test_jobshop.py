@@ -152,7 +152,7 @@ def test_optional_hops_are_made_as_needed():
 
 
 def test_required_hops_are_made():
-    """Required hops are made: 1 by 0 and 2 by 1 is required, though 0 could send to both in 1 us."""
+    """Required hops are made: the chunk must go 0 -> 1 -> 2, though rank 0 could send to both in 1 us."""
     quotient = orbits_of(problem_of(full(3), collectives.broadcast(3)))
     ends = {(m.srcs[0], m.dsts[0]): i for i, m in enumerate(quotient.hops)}
     number = {state.rank: p for p, state in enumerate(quotient.states)}

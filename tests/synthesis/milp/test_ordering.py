@@ -69,7 +69,10 @@ def test_the_best_rule_is_no_worse_than_any():
 
 
 def line(rule):
-    """The order in which link 0 -> 1 sends four chunks: three of rank 0's to 1, and chunk 1 from 3 to 2."""
+    """Chunks in the order in which link 0 -> 1 sends them under a rule.
+
+    Chunks 0, 2 and 3 go from rank 0 to rank 1. Chunk 1 goes 3 -> 0 -> 1 -> 2, in 1, 1 and 5 us.
+    """
     topology = linked("line", [0] * 4, [(0, 1, 0, 1), (1, 2, 0, 5), (3, 0, 0, 1)])
     problem = problem_of(topology, custom(4, [([0], [1]), ([3], [2]), ([0], [1]), ([0], [1])]))
     found = order(take_quotient(problem, symmetry_group(problem)), rule)
@@ -113,8 +116,8 @@ def test_a_way_of_many_ranks_is_no_recursion():
 
 
 def test_a_way_that_leads_back_ends():
-    """Hops that form a cycle of ranks 1 to 3, as multicasts may, end: no arrival at a rank that has the chunk
-    counts."""
+    """Ordering ends also for hops that form a cycle of ranks, as arrivals at a rank that has the chunk already
+    are ignored."""
     quotient = take_quotient(problem_of(ring(4), collectives.broadcast(4)))
     schedule = order(quotient, "longest-path-first")
     assert schedule.finish_ticks == 2 * quotient.hops[0].duration

@@ -160,7 +160,8 @@ def uses(pairs):
     ("policy", "used", "objective"), [("min-connections", 1, 4.1), ("max-connections", 2, 3.8)]
 )
 def test_switch_policies_count_connections(policy, used, objective):
-    """The objective is 4 us plus or minus 0.1 for every link in use."""
+    """Policy "min-connections" adds 0.1 us to the objective for every link in use, "max-connections" subtracts
+    it."""
     pairs, answer = solved(behind_a_port(switch_policies=(SwitchPolicy("s", policy, (0, 1)),)))
     assert sum(count > 0 for count in uses(pairs)) == used
     assert answer.objective == pytest.approx(objective)
@@ -180,7 +181,10 @@ def test_few_connections_are_not_bought_with_time():
 
 @pytest.mark.parametrize(("link_use", "objective"), [("min-max", 4.2), ("max-min", 3.8)])
 def test_link_use_spreads_the_load(link_use, objective):
-    """`link_use` balances: both links carry two chunks, for the lightest maximum or the heaviest minimum."""
+    """Both values of `link_use` balance the load, so that each of two links carries two of four chunks.
+
+    "min-max" minimises the load of the busiest link, "max-min" maximises that of the least busy one.
+    """
     pairs, answer = solved(behind_a_port(link_use=link_use))
     assert uses(pairs) == [2, 2]
     assert answer.objective == pytest.approx(objective)
@@ -244,7 +248,7 @@ def test_a_multicast_may_come_to_where_the_chunk_is():
 
 
 def test_a_state_takes_its_chunk_from_one_multicast():
-    """A rank may take a chunk from another link than a multicast that reaches it later.
+    """A rank may take a chunk from one link, although a multicast delivers it later, too.
 
     Rank 1 takes the chunk from its own link at 1 us, to relay it; the multicast of 5 us serves rank 2.
     """
@@ -375,7 +379,8 @@ def test_a_relayed_chunk_waits_for_no_merged_send():
 
 
 def test_two_resources_that_ask_the_same_of_two_hops_ask_once():
-    """Two hops that share two resources with equal gaps get one binary variable for their order.
+    """Two hops that must keep the same distance in time on two shared resources get one binary variable for
+    their order.
 
     These are the first and the last link of 0 -> 1 -> 2 -> 3, which share resources A and B. The list
     schedule is a point of the model.
@@ -464,7 +469,11 @@ def test_holds_at_the_end_of_a_send_are_kept_apart_there():
 
 
 def test_resources_may_be_taken_in_different_orders():
-    """The slow link takes the egress first and the ingress last: 2 + 6 us, with the short send in between."""
+    """Two sends may hold a shared egress in one order and a shared ingress in the other.
+
+    A send of 8 us holds the egress for its first 2 us and the ingress for its last 2. Short sends that start
+    later pass the ingress before it.
+    """
     builder = TopologyBuilder("two ways", [0, 0])
     egress, ingress = builder.add_resource("egress"), builder.add_resource("ingress")
     for alpha in (6, 0):

@@ -26,7 +26,10 @@ COLD_S = DEFAULTS.choice.cold_s
 
 @pytest.fixture
 def cold(monkeypatch):
-    """Empty the cache of kernels; return the names that workers compile, at once here."""
+    """Empty the cache of kernels and replace their compilation, so that workers finish immediately.
+
+    Returns the list of kernels that workers were asked to compile.
+    """
     begun = []
 
     def run_task(family, function, payload, *, time_limit_s):
@@ -75,7 +78,7 @@ def test_no_worker_begins_without_need_core_or_time(given, cold):
 
 
 def test_a_search_waits_for_its_kernels_in_a_row_of_the_stages(cold, monkeypatch):
-    """Waiting for kernels is a stage, which gives the workers' time: 7 s each."""
+    """Waiting for kernels is a stage, whose message has the CPU time of both workers, 7 s each."""
     monkeypatch.setattr(compiling, "_NOTABLE_S", 0.0)
     search = searching()
     assert compiling.have_compiled(search)
@@ -94,7 +97,8 @@ def test_what_workers_could_not_compile_is_compiled_here(cold, monkeypatch):
 
 
 def test_time_since_the_start_of_a_worker_counts(cold, monkeypatch):
-    """With half of the time left a search waits for workers that started long ago, and starts none."""
+    """With half of a compilation's time left, a search starts no worker, but waits for workers that started
+    long ago."""
     monkeypatch.setattr(compiling, "busy_factor", lambda: 1.0)
     brief = Deadline.after(COLD_S / 2)
     assert not compiling.compile_with_progress(MESH, Options(), brief)

@@ -20,10 +20,8 @@ synthesizing = import_module("taccl.synthesis.synthesize")
 
 @pytest.mark.slow
 def test_baselines_in_finer_chunks_come_last():
-    """A pipelined ring in smaller chunks than the search's is proposed last, and replaces its schedule.
-
-    It pipelines a broadcast.
-    """
+    """A broadcast along a ring, pipelined in smaller chunks than the search's, is proposed last and replaces the
+    search's schedule."""
     topology = taccl.topologies.ring(6)
     problem = taccl.make_problem(topology, "broadcast", size_bytes=10**6, chunks_per_rank=1)
     search = Search(problem, Options(), Deadline.after(1000))
@@ -126,7 +124,7 @@ def test_multiplying_waits_where_others_finish_first(topology, collective, monke
 
 @pytest.mark.slow
 def test_a_baseline_in_finer_chunks_has_the_bound_that_was_found_before(monkeypatch):
-    """One synthesis computes the bound over all chunkings once, even if it was cut short."""
+    """One synthesis computes the bound over all chunkings once, even if time ended that computation early."""
     sought = []
 
     def found(problem, **options):

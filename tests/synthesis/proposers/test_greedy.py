@@ -36,8 +36,8 @@ def orbits_of(problem):
 def test_the_longest_way_goes_first():
     """The chunk with more hops goes first.
 
-    Rank 0 sends one chunk to 2 through 1 and one to 1, with 2 us per hop. So 0 -> 1 at 0 and 2, and 1 -> 2 at
-    2: the finish is 4 us, in the other order 6 us.
+    Rank 0 sends one chunk to rank 1, and another through rank 1 to rank 2, with 2 us per hop. If the far one goes
+    first, all is done at 4 us, else at 6 us.
     """
     topology = linked("line", [0] * 3, [(0, 1), (1, 2)], alpha_us=1, beta_us_per_mb=1)
     quotient = orbits_of(problem_of(topology, custom(3, [([0], [1]), ([0], [2])])))
@@ -46,7 +46,7 @@ def test_the_longest_way_goes_first():
 
 
 def test_priorities_decide():
-    """With reversed priorities the same schedule takes 6 us."""
+    """With reversed priorities the nearer of two chunks goes first, and the finish is 6 us instead of 4."""
     topology = linked("line", [0] * 3, [(0, 1), (1, 2)], alpha_us=1, beta_us_per_mb=1)
     quotient = orbits_of(problem_of(topology, custom(3, [([0], [1]), ([0], [2])])))
     found = list_schedule(quotient, [-p for p in critical_priorities(quotient)])

@@ -52,7 +52,7 @@ class TestPhases:
 
     @pytest.mark.slow
     def test_each_is_told_with_the_part_that_is_done(self, monkeypatch):
-        """In an alltoall on 16 x 16 ranks phases report in this order, and progress never falls by more than
+        """An alltoall on 16 x 16 ranks reports all three phases in order; the part done never falls by more than
         a tenth."""
         monkeypatch.setattr(deadline, "_TICK_S", 0.005)
         told = []
@@ -74,7 +74,8 @@ class TestPhases:
         [("balancing routes", pytest.raises(KeyboardInterrupt)), ("queueing sends", nullcontext())],
     )
     def test_ctrl_c_ends_it_at_once(self, phase, ends, monkeypatch):
-        """Ctrl-C ends each phase of an alltoall on 16 x 16 ranks; a known routing is sent as it is."""
+        """Ctrl-C while routes are balanced ends the search; Ctrl-C while sends are queued gives a valid, but later
+        schedule of the routes."""
         monkeypatch.setattr(deadline, "_TICK_S", 0.01)
         if phase != "balancing routes":
             monkeypatch.setattr(router, "_PATH_EXPONENTS", (0,))
@@ -315,7 +316,8 @@ class TestLimits:
 
 
 def test_a_first_schedule_has_the_time_that_is_kept_for_later():
-    """With 90 of 100 s reserved, a part has at most 10 s once a schedule exists, and all the time before."""
+    """With 90 of 100 s reserved for later, part of a search may use all of the time until a schedule exists,
+    and at most 10 s afterwards."""
     search = Search(MESH, Options(), Deadline.after(100))
     with search.keeping(90):
         part = search.part(MESH, "", search.deadline.sooner(5), serves_above=True)

@@ -267,9 +267,9 @@ def chain_with_two_sends():
 
 
 def test_a_chunk_with_hops_to_come_starts_first():
-    """The latest starts within the peak load of 20 us: the chunk with two hops at 0, the other at 10.
+    """The chunk with two hops must start first, if both chunks are to arrive within the peak load of 20 us.
 
-    Its second hop starts at 10 as well.
+    The latest starts are 0 and 10 us for its two hops, and 10 us for the other chunk.
     """
     units, fabric, paths, per_us = chain_with_two_sends()
     starts = latest_starts(fabric, units, paths, np.zeros(3))
@@ -277,7 +277,7 @@ def test_a_chunk_with_hops_to_come_starts_first():
 
 
 def test_chunks_are_spread_over_their_busiest_resource():
-    """Both chunks hold the first link for 20 us in sequence, in the order of the given numbers."""
+    """Two chunks use the first link one after the other, in the order of the numbers given for their hops."""
     units, fabric, paths, per_us = chain_with_two_sends()
     starts = spread_starts(fabric, units, paths, np.array([0.5, 0.1, 0.2]))
     assert (starts / per_us).tolist() == [10, 10, 0]

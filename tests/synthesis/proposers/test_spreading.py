@@ -340,16 +340,17 @@ def late_ports():
 
 
 def test_fast_links_lag_by_what_they_take_beyond_what_they_are_busy():
-    """Inner links are busy for 1 of 6 us, so their lag is 5 us."""
+    """A send over an inner link takes 6 us, of which the link is busy for 1 us, so its lag is 5 us."""
     problem = late_ports()
     fabric = make_fabric(problem)
     assert (fabric.fast_lag[1] / problem.costs.ticks_per_us).tolist() == [5, 5, 5, 5]
 
 
 def test_slow_links_repeat_what_fast_ones_get_late():
-    """If each chunk crosses once, 8 per rail, the last reaches the neighbour at 10 + 8 + 5 + 1 = 24 us.
+    """Some chunks cross both slow rails, as the inner links would deliver them later.
 
-    Until 22 us a rail can deliver 12 chunks, and the inner link only 4 after the first of these, at 17 us.
+    If each chunk crossed once, 8 per rail, the last one would reach the neighbour at 10 + 8 + 5 + 1 = 24 us.
+    By 22 us a rail can deliver 12 of the 16 chunks that a rank needs, which leaves 4 to the inner link.
     """
     schedule = verified(late_ports(), rules=[Rule("in-turn", rarest=True)])
     assert schedule.finish_us == 22

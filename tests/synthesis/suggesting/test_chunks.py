@@ -112,8 +112,11 @@ def test_the_chunk_size_of_a_sketch_says_how_much_data_there_is():
     ),
 )
 def test_one_question_has_one_answer(name, backend):
-    """The answer is the same by name or object, by size or by a sketch's chunks, chosen before or during
-    synthesis, alone or compared."""
+    """Number of chunks, finish and gap do not depend on how a problem is stated.
+
+    The collective may be a name or an object, and its size given or taken from a sketch's chunks. Synthesis,
+    `compare` and `choose_chunks` all choose the same number.
+    """
     ring, size = taccl.topologies.ring(4, alpha_us=1, bandwidth_gb_per_s=100), 8_000_000
     made = COLLECTIVES[name](4)
     per_chunk = {"size": size // made.size_chunks}
@@ -327,7 +330,10 @@ def test_a_ring_competes_with_chunks():
     [("allgather", Fraction("1.33")), ("allreduce", 2), ("alltoall", Fraction("1.47"))],
 )
 def test_small_chunks_merge_in_a_node_where_that_is_sooner(collective, most_us):
-    """16 KB on a DGX-2 are merged inside the node: alpha is 0.3 us and a chunk 0.008 us, so four steps."""
+    """Chunks of 16 KB in all are merged inside a DGX-2, as an alpha is 0.3 us and a chunk takes only 0.008 us.
+
+    Merged, few steps suffice.
+    """
     problem = make_problem(taccl.topologies.dgx2(), collective, size_bytes=16_000)
     result = brief_synthesis(problem, parameters=HASTY)
     found = result.schedule.problem

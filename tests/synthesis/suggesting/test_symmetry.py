@@ -10,7 +10,7 @@ from tests.synthesis.small_problems import linked
 
 
 def plans(topology):
-    """The plans of a topology by name."""
+    """{name: plan for sends between nodes} of a topology."""
     return {plan.name: plan for plan in relay_plans(find_shape(topology))}
 
 
@@ -76,7 +76,7 @@ def test_where_ranks_have_partners_they_talk_to_them_or_to_any():
 
 
 def test_one_node_needs_no_relays():
-    """A topology of one node has one plan, without connections."""
+    """A topology of one node has one plan, which sets nothing about sends between nodes."""
     (plan,) = relay_plans(find_shape(taccl.topologies.ring(4)))
     assert plan.internode == {}
 

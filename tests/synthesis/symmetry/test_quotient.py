@@ -31,7 +31,10 @@ def timing_quotient(problem):
 
 
 def test_without_symmetry_every_chunk_and_link_is_a_hop():
-    """Full(3), allgather: each chunk uses the 4 links that do not end at its origin; 9 states."""
+    """In an allgather on a full graph of 3, each chunk may use the 4 links that do not end at its origin.
+
+    With 3 chunks at 3 ranks there are 9 states, (chunk, rank).
+    """
     quotient = timing_quotient(problem_of(full(3), collectives.allgather(3)))
     assert quotient.group.order == 1
     assert len(quotient.hops) == 3 * 4
@@ -250,9 +253,10 @@ def test_more_symmetries_than_memory_holds():
     ids=["3, 4 and 12", "3 and 4", "8 and 16", "8, 16 and 32"],
 )
 def test_several_symmetries_fold_in_little_memory(topology, offsets, order, in_time):
-    """The timing group has one element per rank, or per rank of other NICs, in at most 64 MB of memory.
+    """Several symmetries give quotients of known group orders, in at most 64 MB of memory.
 
-    The twelve rotations by offsets 3 and 4 are products of several generators.
+    `order` is that of the whole group, None if it is not counted, and `in_time` that of the timing group. The
+    twelve rotations in groups of 3 and 4 are products of several generators.
     """
     num_ranks = topology.num_ranks
     symmetry = tuple(offset_permutation(num_ranks, *each) for each in offsets)

@@ -72,7 +72,8 @@ def test_an_exchange_is_read_as_trees():
 
 
 def test_improvement_begins_from_an_exchange():
-    """Improvement starts from the exchange's trees with one root again: 4 us, no later than without."""
+    """Improvement starts from an exchange read as trees with one root, which finish at 4 us, as without the
+    exchange."""
     found = exchanged(one_sum(line(4), *ALONG_A_LINE))
     search = Improvement(found.problem, read_trees(found))
     assert found.problem.costs.us(search.run(turns=0)) == 4
