@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 CORPUS = Path(__file__).parents[1] / "data" / "corpus"
 
-#: Values that no field accepts, or only as extremes.
+#: Values that few fields accept, if any: other types, extreme numbers, and hostile text.
 _VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 7, 2**31, 2**62, 2**64, 10**30, 0.5, -0.0, 1e-300, 1e300, "", " ", "x", "0",
     "1/0", "1e99", "1e999999999", "-1", "nan", "1MB", "9" * 4000, "a\nb", "\x1b[31m\x07", "\u202ename", "\ud800",

@@ -96,7 +96,7 @@ class TestBound:
         ("collective", "is_shared"), [("allreduce", True), ("reduce", False), ("alltoall", False)]
     )
     def test_sums_in_switches(self, run_json, collective, is_shared):
-        """If all ranks need one sum, the bound covers reduction in switches, too."""
+        """The output has a bound with reductions in switches if, and only if, all ranks need the same sum."""
         _, values = run_json("bound", *RING, "--collective", collective)
         assert (values["in_switches"] is not None) == is_shared
 
@@ -143,7 +143,7 @@ class TestSimulate:
         """Under the topology's own assumptions the simulated finish is the schedule's."""
         code, values = run_json("simulate", saved)
         assert (code, values["finish_us"], values["sizes"][0]["finish_us"]) == (0, 1.04, 1.04)
-        # Three chunks enter each rank over two links: some link carries two, and is never idle.
+        # Three chunks enter each rank over two links, so some link carries two chunks, without a pause.
         assert values["sizes"][0]["interval_us"] == pytest.approx(1.04)
 
     def test_sizes(self, run, run_json, saved):
@@ -197,7 +197,8 @@ def test_a_topology_may_stand_where_a_sketch_does(run):
 
 @pytest.mark.slow
 def test_chunks_that_may_merge_are_bounded_so(run_json):
-    """If the number of chunks is open, small chunks merge in a node, and no schedule is below the bound."""
+    """The bound for an open number of chunks allows small chunks to merge in a node, so it is below that for a
+    given number, whose chunks do not merge."""
     words = ("dgx2", "--nodes", 1, "--collective", "allgather", "--size", "16KB")
     code, values = run_json("bound", *words)
     assert code == 0

@@ -63,7 +63,8 @@ def test_details_are_columns(run):
 
 @pytest.mark.slow
 def test_a_run_that_was_not_begun_leaves_the_title(run_json):
-    """After Ctrl-C nothing is known of the run that did not start; the title comes from the others."""
+    """After Ctrl-C a run that did not start has no collective, topology or size; the title takes these from
+    the other runs."""
     known = run_json(*SMALL)[1]["rows"]
     asked = {name: known[0][name] for name in ("sketch", "seed")} | {"backend": "highs", "status": "not run"}
     title, head, *rows = compare._text([dict.fromkeys(known[0]) | asked, *known]).splitlines()

@@ -39,7 +39,8 @@ def test_traces_are_files_of_ranks(run_json, saved, tmp_path):
 
 @pytest.mark.slow
 def test_instances_as_needed_are_told(run, run_json, saved, tmp_path):
-    """Chunks of 1000 bytes are not cut further, and the answer says so; ranges of a plan behave alike."""
+    """With ``instances=auto`` a note gives the number of parallel instances of a program, for a file and for
+    each range of a plan. Chunks of 1000 bytes are too small for more than one."""
     words = ("--set", "instances=auto")
     code, values = run_json("convert", saved, tmp_path / "x.xml", *words)
     assert (code, values["notes"][0][:13]) == (0, "instances: 1,")

@@ -49,7 +49,7 @@ def test_show_says_what_a_program_does(run):
 
 
 def test_verify_says_for_which_sizes_a_program_runs(run_json):
-    """For a program with deadlocks at every size of its file, the output gives the first size by library."""
+    """If a program deadlocks, the output has {library: size in bytes from which it deadlocks}, here 0."""
     code, found = run_json("verify", HANGING)
     assert (code, found["ok"], found["sizes_bytes"]) == (1, False, [0, 2**27])
     assert found["hangs_from_bytes"] == {"NCCL": 0, "RCCL": 0}

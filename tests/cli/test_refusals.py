@@ -167,7 +167,7 @@ REFUSED = {
         ("reorder latency.csv --oversubscription 0", "expected a number of at least 1"),
         ("reorder latency.csv --plot x.txt", "x.txt"),
         ("reorder latency.csv --hostfile few", "the file exists"),
-        # Two slots on each measured host would give b's figures to the second slot of a.
+        # A host file with two slots on each host would assign the figures of host b to the second slot of a.
         ("reorder latency.csv --hosts twice", "found slot 1 on a, and row 1 of the figures is of b"),
         ("reorder ring:4 --hostfile hosts", "found no names of hosts; give them with --hosts"),
         ("reorder ring:4 --bandwidth 3", "--bandwidth: a topology contains it"),
@@ -214,7 +214,7 @@ REFUSED = {
         ),
     ],
 }  # fmt: skip
-#: Refused before any work, with the number found and the limit.
+#: (command that would take very long, part of its error): refused before any work, with the number found.
 ENDLESS = [
     *(
         (f"synthesize --topology {fabric} --chunk-size 1MB --backend greedy --memory-limit 20GB", message)

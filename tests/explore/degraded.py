@@ -43,7 +43,7 @@ def _log(name, redop, gpu, nodes, factor, latency_us, busbw, seed):
     return "\n".join(lines) + "\n"
 
 
-#: {fault: logs of machines with it}; a lost NIC removes its part, or its GPU shares another NIC.
+#: {fault: logs of machines with it}. If a NIC is unused, its GPU sends nothing over NICs or shares another's.
 FAULTS = {
     "none": [network_log([NIC] * 8), network_log([NIC] * 8, seed=3), node_log(NVLS)],
     "nic-unused": [network_log([NIC * 7 / 8] * 8), network_log([*[NIC] * 6, NIC / 2, NIC / 2], seed=1)],

@@ -92,7 +92,8 @@ def test_a_milp_has_a_size_and_times(problem):
 
 @pytest.mark.slow
 def test_details_say_what_a_backend_did(problem):
-    """Routing on HiGHS is proven in one round, by a bound no later than the finish; the list scheduler has none."""
+    """For HiGHS, details have one round of routing, proven by a bound no later than the finish; for the list
+    scheduler they have none."""
     table = compare(problem, backends=["highs", "greedy"], full=False, details=True)
     assert set(table.columns) == {*DETAILS}
     milp, greedy = table.itertuples()

@@ -108,7 +108,7 @@ def test_every_range_is_verified_and_bounded():
 def test_scratch_is_in_proportion():
     """The scratch of a program grows with the size in proportion to its chunks.
 
-    With 3 chunks of scratch and 4 in the buffer it is 3/4 of the largest size.
+    With 3 chunks in the scratch and 4 in the buffer, the scratch is 3/4 of the plan's largest size.
     """
     [each] = ring_plan().ranges
     ranks = tuple(replace(rank, scratch_chunks=3) for rank in each.program.ranks)
@@ -117,10 +117,7 @@ def test_scratch_is_in_proportion():
 
 @pytest.mark.slow
 def test_a_ring_needs_one_range():
-    """In one piece on a ring of four, the ring algorithm is optimal at every size.
-
-    It takes 3 steps over links of 50 GB/s in both directions.
-    """
+    """A plan of one chunk per rank on a ring of four has one range, as one schedule is optimal at every size."""
     sizes = "4KB:1MB"
     plan = brief_plan("ring:4", "allgather", sketches=[WHOLE], sizes=sizes, backend="greedy")
     assert [(each.min_bytes, each.max_bytes) for each in plan.ranges] == [(4000, 10**6)]

@@ -214,7 +214,7 @@ def test_roots_that_no_runtime_of_xml_looks_at_are_said(tmp_path):
 
 
 def test_gaps_are_said():
-    """Sizes of the plan below 2 KB and above 1 MB, which files do not cover, are stated."""
+    """The coverage line states the ranges of sizes, at both ends of the plan, that no file covers."""
     plan = plan_of("ring:4", "allreduce")
     low, high = plan.ranges[0].min_bytes, plan.ranges[-1].max_bytes
     assert (low, high) == (4000, 64 * 10**6)
@@ -227,7 +227,10 @@ def test_gaps_are_said():
 
 @pytest.mark.parametrize(("num_chunks", "served"), [(8, True), (4, True), (6, False), (12, False)])
 def test_chunks_that_divide_no_power_of_two_are_said(num_chunks, served):
-    """A file of 6 chunks is skipped for 2 ** 20 elements, which the coverage line states."""
+    """The coverage line says that a file is not used for powers of two if its number of chunks divides none.
+
+    For example, 6 chunks do not divide 2 ** 20 elements.
+    """
     files = [ServedSizes("a", 4000, 64 * 10**6, True, num_chunks=num_chunks)]
     text = coverage_text(RUNTIMES["rccl"], plan_of("ring:4", "allreduce"), files)
     told = "" if served else " (which leaves out powers of two)"
@@ -282,9 +285,9 @@ def test_a_number_of_chunks_of_a_sketch_holds():
 
 
 def test_chunks_of_each_rank_count_for_collectives_by_rank():
-    """For an allgather, sizes divide by the chunks of each rank, not by all chunks.
+    """A file of an allgather serves powers of two if the chunks of one rank divide them.
 
-    With 3 ranks in 6 chunks, 2 ** 20 elements count per rank.
+    Here these are 2 chunks on each of 3 ranks. All 6 chunks together would not divide a power of two.
     """
     files = [ServedSizes("a", 4000, 64 * 10**6, False, num_chunks=6)]
     text = coverage_text(RUNTIMES["rccl"], plan_of("ring:3", "allgather"), files)
