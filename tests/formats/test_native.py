@@ -278,7 +278,8 @@ def test_any_edit_is_refused(path, value):
 
 @pytest.mark.parametrize("reduce", [None, 1, np.array([True, False])], ids=str)
 def test_a_bare_schedule_is_saved_without_derived_columns(reduce, monkeypatch, tmp_path):
-    """Two copies over a line, saved as if very many: the loaded schedule has as few columns, and is equal."""
+    """A schedule above the size limit, lowered here to two copies, is saved without derived columns; the loaded one
+    lacks them, too, and is equal."""
     monkeypatch.setattr("taccl.schedule.schedule.MANY", 1)
     columns = np.array([0, 0], np.uint16), np.array([0, 1], np.int32), np.array([0, 9], np.int32)
     schedule = Schedule(load_schedule(_document()).problem, *columns, reduce=reduce)

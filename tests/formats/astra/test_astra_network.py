@@ -59,7 +59,10 @@ def test_ring():
 
 
 def test_switch():
-    """A pair takes 2 * 700.5 ns through the switch, and its bytes once; 4 ranks have a port out and in."""
+    """A send through the switch takes 2 * 700.5 ns of latency, and the time of its bytes once.
+
+    Each of 4 ranks has a port for sending and one for receiving.
+    """
     topology = ours("switch-4")
     assert len(topology.links) == 12
     assert {link.alpha_us for link in topology.links} == {Fraction("1.401")}
@@ -89,7 +92,10 @@ def test_real_ring(load, size):
 
 
 def test_real_switch(load):
-    """A pair takes 2 * 936.25 ns through the switch, and its bytes once; 8 ranks have a port out and in."""
+    """A send through the switch takes 2 * 936.25 ns of latency, and the time of its bytes once.
+
+    Each of 8 ranks has a port for sending and one for receiving.
+    """
     topology = load("HGX-H100-validated")
     assert len(topology.links) == 56
     assert {link.alpha_us for link in topology.links} == {Fraction("1.8725")}

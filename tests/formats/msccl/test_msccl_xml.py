@@ -43,7 +43,8 @@ def test_files_that_hang(path):
 
 @pytest.mark.parametrize("path", foreign_files("reported/allpairs*.xml"))
 def test_all_pairs_in_one_step_work(path):
-    """Three chunks sent in one step are one message at all of the file's sizes, so the program runs."""
+    """All pairs of ranks send before they receive, which works, as the three chunks of a step are one message at
+    all sizes of the file."""
     assert interpret(load_msccl_xml(path)).verdict == "ok for all sizes from 6KiB to 192KiB"
 
 
@@ -337,7 +338,7 @@ def test_faults_that_show_when_run(valid, old, new, kind):
 
 
 def test_a_wait_must_end_at_a_step_that_waits(valid):
-    """A step that waits after waiting steps must wait itself."""
+    """Waiting steps (nop) must be followed by a step that waits as well."""
     nop = (
         '<step s="0" type="nop" srcbuf="i" srcoff="-1" dstbuf="o" dstoff="-1" cnt="0" depid="1" deps="0" '
         'hasdep="0"/>'

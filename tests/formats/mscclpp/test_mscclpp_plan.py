@@ -122,7 +122,7 @@ def test_a_sum_that_is_kept_beside_needs_no_scratch():
 
 
 def test_a_sum_in_one_place_lands_beside_it():
-    """In place the sum replaces the own chunk, and arrivals wait in scratch."""
+    """In place the sum replaces the rank's own chunk, so an arriving chunk needs a place in scratch."""
     plan = build_mscclpp_plan(program_of("reduce", "ring:2", in_place=True))
     assert plan["gpus"][0]["scratch_chunks"] == 1
 
@@ -143,7 +143,8 @@ def test_nodes_come_from_the_topology():
 
 @pytest.mark.parametrize(("members", "name"), [((0, 1, 2), "allgather"), ((2, 0, 1), "custom")])
 def test_ranks_in_another_order_are_no_collective_of_theirs(members, name):
-    """With ranks in another order, a plan is named "custom", as its outputs are not those of an allgather."""
+    """An allgather whose members are not in order of rank gives a plan named "custom", as its output has another
+    order than that of the runtime's allgather."""
     collective = taccl.collectives.allgather(3).among(members, num_ranks=3)
     problem = taccl.make_problem(taccl.topologies.ring(3), collective, chunk_bytes=1000)
     plan = build_mscclpp_plan(lower(taccl.synthesize(problem, backend="greedy").schedule))

@@ -23,7 +23,8 @@ class Count(NamedTuple):
     inside: float
 
 
-#: In GB/s: NVLink 25 (nvidia-smi) or 20.6 (NCCL, H100), xGMI 48, PCIe 12, 24 or 48 by generation.
+#: Files of public reports. Links in GB/s: NVLink 25 (nvidia-smi) or 20.6 (NCCL, H100), xGMI 48, PCIe 12, 24 or
+#: 48 by generation.
 REPORTED = [
     # 4 NVLinks to GPU1, and PCIe 3 to GPU2.
     Count("reported/smi/bridge-plus-one.txt", {}, 3, 0, 0, 4 * 25 + 12),
@@ -350,7 +351,8 @@ def test_glued_cells_are_split_and_told(tmp_path):
 
 
 def test_number_of_nvlinks_is_not_split(tmp_path):
-    """NV12 with NV1 in the other direction is a contradiction, not NV1 with CPU affinity 2."""
+    """NV12 in one direction and NV1 in the other are refused as a contradiction; NV12 is not read as NV1 with CPU
+    affinity 2."""
     path = _smi(tmp_path, "GPU0 X NV12", "GPU1 NV1 X")
     with pytest.raises(taccl.FormatError, match="NV12 from GPU1 to GPU0|NV1 from GPU1|NV12 from GPU0"):
         _load(path)
@@ -403,7 +405,7 @@ def test_faster_nic_that_is_farther_is_used(tmp_path):
 
 
 def test_shares_of_ranks_with_some_nics_in_common_are_told(tmp_path):
-    """A note says that GPU1, near the fast NIC only, shares it with GPU0, which also has a slow one."""
+    """If a rank shares one of its NICs, a note says so: GPU0 has a slow and a fast NIC, GPU1 only the fast one."""
     near = _bridge(0, _gpu(0), _nic(0, 1000))
     topology = _load(_dump(tmp_path, near, _bridge(1, _gpu(1), _nic(1, 100000))), nodes=2)
     assert any("in fixed shares" in each for each in topology.assumed)

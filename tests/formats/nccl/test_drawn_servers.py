@@ -162,14 +162,18 @@ def test_receives_are_striped_by_the_rates_towards_the_gpu(tmp_path):
 
 
 def test_nics_are_not_divided_where_that_loses_capacity(tmp_path):
-    """Two GPUs behind 6 and 24 GB/s share four NICs of 10 GB/s, so that the second uses more than two."""
+    """Two GPUs with PCIe rates of 6 and 24 GB/s share all four NICs of 10 GB/s, as with two NICs each the second
+    GPU could send only 20 GB/s."""
     nics = [_part(f"NIC{i}", 24, (f"p{i}", 10)) for i in range(4)]
     topology = _import(tmp_path, (22, [_part("GPU0", 6), _part("GPU1", 24), *nics]))
     assert _out(topology) == pytest.approx(30)
 
 
 def test_capacity_of_nics_that_a_rank_does_not_use_is_told(tmp_path):
-    """A note says that a GPU behind 6 GB/s leaves half of its own NIC idle, unused by the other GPU."""
+    """A note states the rate of a node if all its NICs could be used by all ranks.
+
+    Here a GPU with a PCIe rate of 6 GB/s uses half of its NIC, and the other GPU does not use that NIC.
+    """
     near = [
         (24, [_part(f"GPU{i}", rate), _part(f"NIC{i}", 24, (f"p{i}", 12))]) for i, rate in enumerate((6, 24))
     ]

@@ -78,7 +78,8 @@ def test_allgather_on_every_file_verifies(path):
 
 @pytest.mark.parametrize("path", FILES)
 def test_every_pair_of_ranks_is_linked_once_each_way(path):
-    """With R ranks per node there are R (R - 1) links in each node, and R**2 from each node to the other."""
+    """Every pair of ranks has one link each way: with R ranks per node, R (R - 1) in each node and R**2 from each
+    node to the other."""
     topology = _load(path, nodes=2)
     size = topology.num_ranks // 2
     assert topology.ranks_of_node == (tuple(range(size)), tuple(range(size, 2 * size)))
@@ -86,7 +87,11 @@ def test_every_pair_of_ranks_is_linked_once_each_way(path):
 
 
 def test_switches_are_shared():
-    """Two GPUs under each switch at 12 GB/s, a switch under each CPU; 6 GB/s from Broadwell to Broadwell."""
+    """GPUs under one PCIe switch share its uplink.
+
+    There are two GPUs under each switch, at 12 GB/s, and one switch under each CPU. The rate from one Broadwell
+    CPU to the other is 6 GB/s.
+    """
     topology = ours("two-cpus")
     assert topology.num_ranks == 4
     assert _beta(topology, 0, 1) == GEN3
@@ -108,7 +113,8 @@ def test_switches_are_shared():
 
 
 def test_pairs_share_a_nic():
-    """The NIC under a switch serves the two ranks below it: 2 sources to 4 destinations, and back."""
+    """The NIC under a switch serves the two ranks below it: it is held by sends from 2 sources to 4 destinations,
+    and in reverse."""
     topology = ours("two-cpus", nodes=2)
     egress = _holders(topology, "NIC 0000:1c:00.0 of node 0 egress")
     assert egress == {(src, dst) for src in (2, 3) for dst in range(4, 8)}
@@ -176,7 +182,11 @@ def test_arguments_beat_our_file():
 
 
 def test_p4d_shares_pcie_switches(load):
-    """Two GPUs under each switch at 12 GB/s, two switches under each CPU; 10 GB/s from Skylake to Skylake."""
+    """GPUs of a p4d under one PCIe switch share its uplink.
+
+    There are two GPUs under each switch, at 12 GB/s, and two switches under each CPU. The rate from one Skylake
+    CPU to the other is 10 GB/s.
+    """
     topology = load("aws-p4d-24xl")
     assert _beta(topology, 0, 1) == _beta(topology, 0, 2) == GEN3
     assert _beta(topology, 0, 4) == 100
@@ -206,7 +216,8 @@ def test_p4d_resources_are_held_by_what_passes(load):
 
 
 def test_p4d_pairs_share_a_nic(load):
-    """The NIC under a switch serves the two ranks below it: 2 sources to 8 destinations, and back."""
+    """The NIC under a switch serves the two ranks below it: it is held by sends from 2 sources to 8 destinations,
+    and in reverse."""
     topology = load("aws-p4d-24xl", nodes=2)
     egress = _holders(topology, "NIC 0000:20:1b.0 of node 0 egress")
     assert egress == {(src, dst) for src in (2, 3) for dst in range(8, 16)}
@@ -221,7 +232,7 @@ def test_p4de_is_joined_as_p4d(load):
 
 
 def test_ndv2_shares_one_nic(load):
-    """24 GB/s to the CPU, 10 between CPUs; the one NIC, at CPU 0, serves all eight ranks."""
+    """The one NIC of an NDv2, at CPU 0, serves all eight ranks: 24 GB/s to a CPU, and 10 between CPUs."""
     topology = load("azure-ndv2", nodes=2, nic_gb_per_s="12.5")
     assert _beta(topology, 0, 3) == GEN4
     assert _beta(topology, 0, 4) == 100
@@ -278,7 +289,10 @@ def test_ncv4_leaves_out_nvlinks_to_itself(load):
 
 
 def test_ndv5_has_a_switch_for_every_rank(load):
-    """48 GB/s for each GPU and its NIC under a switch of their own; 22 GB/s from Sapphire Rapids to the next."""
+    """Each GPU of an NDv5 has a PCIe switch of its own with a NIC, at 48 GB/s.
+
+    The rate from one Sapphire Rapids CPU to the other is 22 GB/s.
+    """
     topology = load("azure-ndv5", nodes=2)
     assert _beta(topology, 0, 3) == _beta(topology, 0, 8) == GEN5
     assert _beta(topology, 0, 4) == Fraction(1000, 22)
@@ -505,7 +519,10 @@ def test_more_than_a_server_has_is_refused(tmp_path, monkeypatch, devices, most)
 
 
 def test_parts_of_merged_nics_are_left_out(tmp_path):
-    """Two ports that NCCL merged into one NIC of 400 Gb/s stay in its file, with net=0: 50 GB/s, not 100."""
+    """Ports that NCCL merged into one NIC are not counted again: they stay in its file, marked net=0.
+
+    Two ports in a NIC of 400 Gb/s give 50 GB/s, not 100.
+    """
     nets = [("p0", 200_000, 0), ("p1", 200_000, 0), ("p0+p1", 400_000, 1)]
     nics = "".join(
         f'<pci busid="0000:12:00.{n}" class="0x020700" link_speed="64.0 GT/s PCIe" link_width="16"><nic>'

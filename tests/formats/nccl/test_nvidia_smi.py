@@ -80,7 +80,10 @@ def test_pcie_tree():
 
 
 def test_resource_that_another_implies_is_left_out():
-    """The path between CPUs at 10 GB/s holds both diagonals longer than their switches at 12 GB/s would."""
+    """A PCIe switch needs no resource of its own if a slower one carries the same sends.
+
+    Both diagonals of the square use the path between the CPUs at 10 GB/s, slower than the switches at 12 GB/s.
+    """
     topology = load_nvidia_smi(SQUARE, pcie="always", cpu_gb_per_s=10)
     assert _betas(topology)[0, 3] == 100
     assert _holders(topology, "CPU 0 to CPU 1 of node 0") == {(0, 3), (1, 2)}
@@ -171,7 +174,8 @@ def test_dgx1_pcie_tree(dgx1):
     [(8, "NV12", True), (4, "NV4", False), (4, "NV6", False), (16, "NV6", True), (2, "NV12", False)],
 )
 def test_equal_cells_that_no_gpu_could_have_are_nvswitch(tmp_path, size, cell, is_switch):
-    """Equal NV cells mean NVSwitch if they sum to more NVLinks per GPU (84, 90) than any GPU has (18)."""
+    """Equal NV cells mean an NVSwitch if, read as links between pairs, they would give a GPU more NVLinks (84 or
+    90 here) than any GPU has (18)."""
     topology = load_nvidia_smi(_write(tmp_path, *_equal(cell, size), columns=_gpus(size)))
     assert len(topology.links) == size * (size - 1)
     assert bool(topology.switches) == is_switch
@@ -206,7 +210,10 @@ def test_server_without_nvlink_uses_pcie(tmp_path):
 
 
 def test_switches_nest(tmp_path):
-    """PIX pairs have switches of their own, below another for PXB; the fourth GPU is at SYS distance."""
+    """Switches nest: GPUs joined by PIX share a switch, which is below that of GPUs joined by PXB.
+
+    The fourth GPU is at SYS distance.
+    """
     rows = ["GPU0 X PIX PXB SYS", "GPU1 PIX X PXB SYS", "GPU2 PXB PXB X SYS", "GPU3 SYS SYS SYS X"]
     topology = load_nvidia_smi(_write(tmp_path, *rows, columns=_gpus(4)), cpu_gb_per_s=6)
     assert _betas(topology)[0, 3] == Fraction(1000, 6)

@@ -27,7 +27,7 @@ SAMPLES = [
 #: tests.
 OURS_OVERLAPPING = "alltoall-hub-n2-overlapping"
 OUR_SAMPLES = [
-    # 5 inside; then 7.5 + 2 * 12 for two chunks in one send over 2->1, and 5 for each at rank 0.
+    # 5 inside a node; then 7.5 + 2 * 12 for two chunks in one send over 2->1, and 5 for each from there to rank 0.
     ("allgather-hub-n2", Fraction("46.5"), Fraction("46.5"), 12, 11, "allgather"),
     # 5 + 19.5 to the sums; then 19.5 for each of two chunks over 0->3, and 5 for the second at rank 2.
     ("allreduce-hub-n2", Fraction("68.5"), Fraction("68.5"), 24, 24, "allreduce"),
@@ -172,7 +172,11 @@ def assert_notes(schedule, units):
 
 
 def test_notes_say_what_was_not_taken_from_our_allreduce():
-    """Copies start at 6, one unit after the last reduction, but the real finish is 24.5, 18.5 later."""
+    """A note says how much time an allreduce's file does not count.
+
+    The file starts copies at 6, one unit after the last reduction starts, but that ends at 24.5, which is 18.5
+    later.
+    """
     assert_notes(ours("allreduce-hub-n2"), "18.5")
     assert not ours("allgather-hub-n2").problem.notes
 
