@@ -1,9 +1,9 @@
 """Ablation of the portfolio: each mechanism is left out in turn, and finishes are compared.
 
 Time limits count work (`benchmarks.work_clock`), so the load of the machine changes nothing. The whole
-portfolio is run with several seeds, which shows variation by chance. A case differs if no finish without the
-mechanism lies within the range of the whole's finishes, for any seed. A mechanism is only left out of runs
-that use it.
+portfolio is run with several seeds, which shows variation by chance. A mechanism has an effect on a case if
+all finishes without it are above, or all below, those of the whole portfolio. A mechanism is only left out of
+runs that use it.
 
 Results are stored after each run, and the same command resumes after an interruption. The table covers the
 cases whose runs are complete.

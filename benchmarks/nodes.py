@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MACHINES = ("dgx-a100", "dgx-h100", "b200", "mi300x")
 NODES = (1, 2, 3, 4, 8)
 COLLECTIVES = ("allreduce", "allgather", "reduce-scatter")
-#: {size: largest gap to the bound for the chunks used}.
+#: {size: largest allowed gap to the lower bound for the result's number of chunks}.
 GAPS = {
     "16KB": 0.1, "64KB": 0.1, "256KB": 0.1, "1MB": 0.05,
     "16MB": 0.03, "64MB": 0.03, "256MB": 0.01, "1GB": 0.01,

@@ -71,7 +71,8 @@ _SCCL = {
     "alltoall": ((8, 2, 3), (24, 2, 8)),
     "allreduce": ((16, 4, 6), (48, 6, 14)),
 }
-#: Microseconds of a buffer over a single NVLink, and its bytes; collectives whose size counts eight buffers.
+#: Microseconds for a rank's buffer over a single NVLink; bytes of that buffer; collectives whose size is that
+#: of the buffers of all eight ranks.
 _SCCL_US, _SCCL_BYTES, _SCCL_GATHERS = 1000, 25 * MB, ("allgather", "gather")
 #: {nodes of DGX-H100: most CPU seconds of a schedule and its verification}; mean bytes that a rank sends.
 _FAST_NODES, _FAST_BYTES = {2: 1.0, 4: 1.0, 16: 5.0}, 64 * MB

@@ -8,8 +8,8 @@
 - `collectives`: a fit to one collective against others of the same machine.
 - `kernels`: runtimes that run a collective in one kernel.
 
-Errors are relative, for out-of-place times; a row is met if its median is. Fits to the logs themselves are in
-`benchmarks.fit`.
+Errors are relative, for out-of-place times. A row is met if its median error is within the limit. Fits to the
+logs themselves are in `benchmarks.fit`.
 
 Examples
 --------
@@ -229,7 +229,10 @@ def over_collectives(folder: Path) -> Iterator[Row]:
 
 
 def kernel_row() -> Row:
-    """Row of one-kernel runtimes: errors for MSCCL++ on 8 A100, also with each size left out of the fit."""
+    """Row of one-kernel runtimes: errors of predictions for MSCCL++ on 8 A100.
+
+    The row also has the errors of each size under a fit to the other sizes.
+    """
     off_us = {size: time_us - kernel_us(size) for size, time_us in KERNELS.items()}
     errors = [abs(each / KERNELS[size]) for size, each in off_us.items()]
     small = [size for size in KERNELS if size <= 64 << 10]  # the source of the launch: each without itself

@@ -9,7 +9,7 @@ In `counted_work`, ``time.monotonic`` stands still except for
 - a MILP: by its time limit, or a tenth or a hundredth of that if HiGHS ends sooner.
 
 A second of this clock is about a second of CPU. Baselines, bounds and verification take no time by it. HiGHS
-has no limit of work for a relaxation, so its limit is CPU: that alone may differ between runs.
+cannot limit its work on a relaxation, so its CPU time is limited instead. Only this may differ between runs.
 """
 
 from __future__ import annotations
