@@ -71,7 +71,10 @@ def test_latencies_of_racks_are_a_gain_where_steps_cross_less(passes, size):
 
 @pytest.mark.slow
 def test_the_slowest_of_many_equal_pairs_is_no_gain():
-    """A ring waits for its slowest crossing: six crossings of 20 us take as long as two, except for noise."""
+    """Fewer crossings between racks are no gain for a ring if its steps wait for the slowest of them.
+
+    Six crossings of 20 us take as long as two, except for noise.
+    """
     rack = np.random.default_rng(1).permutation(GIVEN) % 2
     truth = taccl.reorder(Probe(NAMES, np.where(rack[:, None] == rack, 10.0, 20.0)), **SMALL)
     assert truth.gain == 1

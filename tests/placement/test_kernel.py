@@ -157,7 +157,7 @@ def test_open_hosts_bound_all_choices():
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ring", "double-tree:4", "halving-doubling"])
 def test_loads_that_are_compared_first_change_no_search(monkeypatch, algorithm):
-    """An order is rejected by its busiest resource only if its makespan would reject it, too."""
+    """The load of the busiest resource, compared first, rejects an order only if its makespan would, too."""
     found = []
     for fewest in (0, 10**9):
         monkeypatch.setattr("taccl.placement.fabric._FEW_FLOWS", fewest)

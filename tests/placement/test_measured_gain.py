@@ -47,7 +47,10 @@ def test_ranks_on_other_hosts_are_refused():
     ],
 )
 def test_a_gain_is_confirmed_beyond_noise(measured, verdict):
-    """A confirmed gain has an interval without 1 and exceeds 1 %; six calls confirm none: (1/2)^6 > 1 %."""
+    """A gain is confirmed if its interval of ratios excludes 1 and it exceeds 1 %.
+
+    Six calls confirm no gain, as by chance all six are faster with probability (1/2)^6 > 1 %.
+    """
     assert measured.verdict == verdict
     assert str(measured).startswith(f"{verdict}: allreduce by MPICH takes ")
 

@@ -64,7 +64,8 @@ def every(gone=("none",)):
 
 
 def test_a_rule_without_channels_leaves_one(plugin):
-    """The plugin is as strict as NVIDIA's: a rule with -1 channels, and a missing rule, give one channel."""
+    """The plugin of these tests behaves like NVIDIA's: a rule with -1 channels, and a missing rule, give one
+    channel."""
     table = "allreduce,0,1023,ring,ll,-1,-1,-1\n"
     queries = [("allreduce", 8, 1, 8, "none"), ("allreduce", 1024, 1, 8, "none")]
     assert [*answers(plugin, table, queries).values()] == [("ring", "ll", 1), ("none", "none", 1)]
