@@ -73,7 +73,7 @@ def test_the_sketch_is_left_aside_for_baselines():
     check_reachable(bound)
     schedule = brief_synthesis(bound, backend="greedy").schedule
     rates = taccl.plot.bandwidths(schedule, sizes=["4MB"])
-    # Around a ring each rank receives 3 chunks over one link of 1 us each: 3 us; over three links, 1 us.
+    # The sketch allows one link into a rank, for 3 chunks of 1 us each, 3 us; without it three links take 1 us.
     aside = rates["bound without the sketch"].iloc[0]
     assert aside == pytest.approx(3 * rates["bound under the sketch"].iloc[0])
     assert rates["best of baselines"].iloc[0] == pytest.approx(aside)
@@ -157,7 +157,8 @@ def test_unknown_sizes_are_refused():
 
 
 def test_a_sketch_allows_no_more_than_none(monkeypatch):
-    """A limit of 5 GB/s without the sketch holds under it, too, where the search proved only 9 GB/s."""
+    """An upper limit on bandwidth without the sketch, 5 GB/s, replaces a weaker one of 9 GB/s that the search
+    proved under the sketch."""
     problem = problem_of(full(4), collectives.allgather(4))
     ring = [problem.topology.links_between(r, (r + 1) % 4)[0] for r in range(4)]
     schedule = taccl.synthesize(
