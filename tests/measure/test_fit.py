@@ -149,7 +149,7 @@ def test_shares_stop_where_physics_does(log):
 
 @pytest.mark.slow
 def test_priors_that_times_contradict_are_given_up(tmp_path):
-    """Times of 1.2 us contradict the launch prior of 1.8 us, which is then fitted as well."""
+    """A prior that times contradict is replaced by a fitted value: 1.2 us contradict a launch of 1.8 us."""
     path = tmp_path / "osu.txt"
     sizes = "".join(f"{2**power} {1.2 + 2**power / 25e3:.3f}\n" for power in range(1, 24))
     path.write_text(f"# OSU MPI Latency Test v7.1\n# Size Latency (us)\n{sizes}")
@@ -168,7 +168,10 @@ def test_two_sizes_are_no_range():
 
 
 def test_what_is_taken_is_about_the_fastest():
-    """If LL is used up to 512 KiB and the next protocol takes 30 us more, LL's cost there is nearly optimal."""
+    """The protocol that a log's library chose is assumed to be nearly the fastest at each size.
+
+    Here LL is used up to 512 KiB, and the next protocol takes 30 us more.
+    """
     terms = terms_of(Series("allreduce", 8, 1, (8,), (1.0,), ""), 1)
     sizes = 2.0 ** np.arange(3, 33)
     truth = np.log([5, 1, 1, 1, 1, 25 / 56, 450, 50, 0.5, 0.9, 1e-6])

@@ -140,7 +140,7 @@ def test_a_fit_says_what_does_not_match(tmp_path):
 
 
 def test_sendrecv_prints_a_sum_and_has_none():
-    """sendrecv_perf is recognised by name though its rows state a reduction."""
+    """A log of sendrecv_perf is recognised by its name, although its rows state a reduction."""
     log = log_of_text(f"# sendrecv_perf\n{HEAD}\n{row(2**20, 40.0, factor=1.0)}\n", "a.log")
     assert [each.collective for each in log.series] == ["point-to-point"]
 
