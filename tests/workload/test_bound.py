@@ -66,7 +66,10 @@ def uneven(n):
 
 @pytest.mark.slow
 def test_ranks_may_end_with_different_kernels():
-    """Rank 0 first computes for an alltoall that it sends slowly, others for one that rank 1 receives slowly.
+    """The bound counts that ranks may end with different kernels.
+
+    Rank 0 first computes the input of an alltoall, which it sends slowly. The other ranks first compute that of
+    an allgather, which rank 1 receives slowly.
 
     Both collectives take 16 us (4 MB out of rank 0, 8 MB into rank 1), after two kernels of 50 us. Each
     rank's last contribution needs less, as its others have left before.

@@ -28,7 +28,7 @@ def test_marks_name_the_tiles_that_are_waited_for(step):
     assert {mark for _, each in program.steps() for mark in each.gives} == {f"sum.{i}" for i in range(4)}
     for address, each in program.steps():
         if each.src is not None and each.src.buffer == "input" and each.operation == "send":
-            # 4 tiles of 4 chunks each, in order.
+            # The sum has 4 tiles of 4 chunks each, in order.
             assert each.needs == (f"y.{each.src.offset // 4}",), address
 
 

@@ -46,7 +46,7 @@ def test_a_step_is_near_its_bound(step):
 
 
 def test_in_sequence_times_add_up():
-    """In sequence, kernels take 160 us before the first send."""
+    """If kernels and sends do not overlap, all kernels (160 us) end before the first send."""
     whole = schedule_workload(sums(160, 1), RANKS, order="in-sequence")
     alone = schedule_workload(sums(0, 1), RANKS, order="in-sequence")
     assert whole.finish == alone.finish + 160
@@ -55,7 +55,7 @@ def test_in_sequence_times_add_up():
 
 @pytest.mark.slow
 def test_a_share_of_the_processor_slows_what_it_computes():
-    """With a fifth of the processor for communication 160 us become 200, also in the bound."""
+    """If communication takes a fifth of the processor, kernels of 160 us take 200 us, also in the bound."""
     shared = schedule_workload(sums(160, 1), RANKS, communication_share=0.2)
     assert max(each.end_us for each in shared.tiles) == 200
     assert shared.verify().ok

@@ -115,7 +115,7 @@ def test_tiles_of_slices_are_a_part_of_each():
 
 
 def test_a_tile_of_columns_is_normed_by_whole_rows():
-    """A layernorm in two tiles along its own axis equals the untiled one."""
+    """A layernorm in two tiles of columns normalizes whole rows, and so equals the untiled one."""
     step = Workload("rows", 2).input("x", (4, 6), layout="sliced(0)").then("n", "layernorm", "x")
     step = step.then("out", "subtract", "n", "x")
     tiled = overlap(step, ["n", "out"], tiles=2, axis=1)
@@ -175,8 +175,10 @@ def test_work_follows_from_shapes(layer):
 
 
 def test_an_input_that_is_named_twice_is_read_once():
-    """An input named twice is read once: each of two ranks squares 8 floats; a product reads and writes 6 x
-    6."""
+    """An operand named twice counts once in memory traffic.
+
+    Each of two ranks squares 8 floats, and the product of a 6 x 6 matrix with itself reads and writes 6 x 6.
+    """
     step = Workload("twice", 2).input("x", (16,), layout="sliced(0)").input("a", (6, 6), layout="replicated")
     step = step.then("square", "multiply", "x", "x").then("product", "matmul", "a", "a")
     assert bytes_of(step, "square") == 4 * (8 + 8)
@@ -207,14 +209,15 @@ def test_fused_state_of_slices_is_written(adam):
 
 
 def test_what_only_fused_operations_read_is_not_written(layer):
-    """`z` stays in registers for `out`, which reuses the sum's buffer: only the bias is read."""
+    """Of a fused kernel only the bias is read: `z` stays in registers, and `out` reuses the sum's buffer."""
     fused = fuse(layer, "sum", "z", "out")
     assert bytes_of(fused, "z") == 4 * 8
     assert bytes_of(fused, "out") == 0
 
 
 def test_one_result_takes_the_place_of_the_sum(layer):
-    """If `z` or the sum is also read elsewhere, the buffer is in use, and 4 x 8 more floats are written."""
+    """A fused result reuses the sum's buffer only if nothing else reads the sum or `z`; else 4 x 8 more floats are
+    written."""
     both = fuse(layer.returning("z", "out"), "sum", "z", "out")
     assert bytes_of(both, "z") == 4 * (8 + 32)
     assert bytes_of(both, "out") == 0
