@@ -430,7 +430,8 @@ def test_an_interrupt_waits_until_a_context_is_left():
 
 
 def test_an_interrupt_that_comes_as_its_deadline_is_left_is_out_of_time():
-    """An inner deadline's exception that its own handler missed ends the outer deadline's work."""
+    """The exception of an inner deadline that arrives after the inner one was left ends the outer one's work with
+    `OutOfTime`."""
     with pytest.raises(OutOfTime), Deadline.after(1000).enforced():
         inner = deadline.Interrupt(math.inf, None)
         raise inner.kind

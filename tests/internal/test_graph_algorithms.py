@@ -69,7 +69,10 @@ def test_a_maximum_flow_fills_its_cut(seed):
 
 
 def test_a_path_has_a_vector_that_falls_along_it():
-    """The second eigenvector of the path 0-1-2-3 is monotone; the full matrix and ARPACK agree up to sign."""
+    """The second Laplacian eigenvector of the path 0-1-2-3 is monotone along it.
+
+    The full matrix and ARPACK give the same vector up to sign.
+    """
     src, dst, weight = np.arange(3), np.arange(1, 4), np.ones(3)
     here = fiedler_vector(4, src, dst, weight)
     steps = np.diff(here)
