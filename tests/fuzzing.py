@@ -33,7 +33,7 @@ def some(few: int, many: int) -> int:
 
 
 def by_turns(*kinds: Iterable[Any]) -> list[tuple[Any, ...]]:
-    """Choices of one of each kind: all with ``TACCL_MANY=1``, or a third, as in a Latin square.
+    """Tuples with one value of each kind: all with ``TACCL_MANY=1``, else a third of them, as in a Latin square.
 
     With three kinds of three or more values, any two values of two kinds then occur together at least once.
     """

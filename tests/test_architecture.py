@@ -165,7 +165,7 @@ CERTIFICATES = PACKAGE / "analysis" / "certificates"
 
 
 def names_used(node):
-    """Names that a function or class refers to; for a witness only in its evaluation."""
+    """Names that a function or class refers to; for the class of a witness only those in its evaluation."""
     if isinstance(node, ast.ClassDef):
         return set().union(*map(names_used, [evaluation(node)] if evaluation(node) else node.body))
     names = [each for each in ast.walk(node) if isinstance(each, ast.Name)]

@@ -139,6 +139,7 @@ def test_kinds_of_bounds_are_as_measured(scope, column):
 
 
 def shown_as(row):
-    """A result row as a table cell: problems in which the kind is best, alone best, and by how much."""
+    """Table cell of a result row: number of problems in which a kind of bound is the best, in which it alone is,
+    and by how much."""
     lead = f" ({row['lead']:.1%})".replace("%", " %") if row["lead"] is not None else ""
     return f"{row['best']}, {row['alone']}{lead}"

@@ -89,7 +89,7 @@ def commands_of(block):
 
 @pytest.fixture
 def short_searches(monkeypatch):
-    """Shorten searches, bounds and pictures, as pages promise working calls and exit codes, not finishes.
+    """Shorten searches, bounds and pictures, as these tests check calls and exit codes, not finishes.
 
     Comparisons start no processes, which would load all libraries again; other tests do.
     """

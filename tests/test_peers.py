@@ -16,8 +16,10 @@ from taccl.topologies import ring
     [("Petersen", 2, 3), ("torus 3x5", 3, 3.5), ("GenKautz(2,12)", 3, 7)],
 )
 def test_rounds_of_a_breadth_first_broadcast(name, steps, rounds):
-    """Broadcasts on the first two graphs receive n - 1 chunks evenly; on the last some steps leave links
-    idle."""
+    """On the first two graphs every step of the breadth-first broadcast keeps all links equally busy.
+
+    On the last graph some steps leave links idle.
+    """
     assert bfb(GRAPHS[name]) == (steps, pytest.approx(rounds))
 
 

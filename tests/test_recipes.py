@@ -103,7 +103,7 @@ def test_a_baseline(monkeypatch):
 
 
 def test_a_ruin_move(monkeypatch):
-    """A ruin move that removes the latest send: a search with it alone still completes schedules."""
+    """A new ruin move, which removes the latest send, suffices for a search to complete schedules."""
     source = inspect.getsource(ruin_kernel.ruin._function).replace("@inner\n", "")
     copy = source.replace("kind = draw(room, 8)", "kind = 8").replace(
         "        if kind < 3:\n",
@@ -135,7 +135,7 @@ def test_a_ruin_move(monkeypatch):
 
 @pytest.mark.slow
 def test_a_stopping_rule():
-    """A stopping rule (function of the search state) ends the search, and the result says so."""
+    """A new stopping rule, a function of the search's state, ends the search, and the result says so."""
     seen = []
 
     def at_first(state):

@@ -9,7 +9,8 @@ def us(times):
 
 
 def test_data_parallel_sums_run_beside_computation():
-    """The sum of the last layer's weights ends before the first layer's gradient; that of the first is exposed."""
+    """The gradient sum of the last layer is hidden behind computation; that of the first layer
+    is not hidden."""
     step = {
         "loop": "data",
         "layers": [["a", 1000, 2000, 3000], ["b", 1000, 2000, 3000]],
@@ -22,7 +23,11 @@ def test_data_parallel_sums_run_beside_computation():
 
 
 def test_model_parallel_sums_block():
-    """Forward twice with a sum of 4 us each, then input gradient with a sum beside the weight gradient."""
+    """Sums of a model-parallel group end before the next layer begins.
+
+    The forward pass runs twice, each time with a sum of 4 us. Then the input gradient's sum runs beside the
+    weight gradient.
+    """
     step = {
         "loop": "transformer",
         "recomputes": True,
@@ -46,14 +51,15 @@ def test_embeddings_travel_beside_bottom_layers():
 
 
 def test_groups_split_a_shared_dimension():
-    """128 of 16 x 64 ranks take all of the first dimension and 8 of the second."""
+    """A model-parallel group of 128 in 16 x 64 ranks has all ranks along the first dimension and 8 along the
+    second, which it shares with the data-parallel groups."""
     found = groups(("switch16@150", "switch64@100"), 128)
     assert found["model"] == ("switch16@150", "switch8@100")
     assert found["data"] == ("switch8@100",)
 
 
 def test_published_steps_have_their_sizes():
-    """Six networks of 1,024 ranks, and ResNet-50's 25.5 million gradients in two bytes each."""
+    """The published inputs have six networks of 1,024 ranks; ResNet-50 has 25.5 million gradients of two bytes."""
     assert len(DATA["network"]) == 6
     resnet = DATA["workload"][0]
     assert len(resnet["layers"]) == 54

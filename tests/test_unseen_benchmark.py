@@ -13,7 +13,7 @@ TOPOLOGIES = {case.log: case.topology for case in CASES}
 
 @pytest.mark.parametrize("log", SOURCE_OF)
 def test_constants_of_own_logs_are_replaced(log):
-    """Without its own log a machine has other constants."""
+    """A prediction that may not use a machine's own log has constants of other machines."""
     assert costs_without(TOPOLOGIES[log], log) != costs_of(TOPOLOGIES[log])
 
 

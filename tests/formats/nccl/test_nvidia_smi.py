@@ -217,7 +217,7 @@ def test_switches_nest(tmp_path):
     rows = ["GPU0 X PIX PXB SYS", "GPU1 PIX X PXB SYS", "GPU2 PXB PXB X SYS", "GPU3 SYS SYS SYS X"]
     topology = load_nvidia_smi(_write(tmp_path, *rows, columns=_gpus(4)), cpu_gb_per_s=6)
     assert _betas(topology)[0, 3] == Fraction(1000, 6)
-    # The switch of three leads out of it to GPU3 alone; the one of two also leads to GPU2.
+    # The outer switch, of three GPUs, is left only towards GPU3, the inner one, of two, also towards GPU2.
     assert _holders(topology, "PCIe out of PCIe switch 1 of node 0") == {(0, 2), (0, 3), (1, 2), (1, 3)}
     # Sends from CPU to CPU go one by one for longer than the switch of three holds them.
     assert _holders(topology, "CPU 0 to CPU 1 of node 0") == {(0, 3), (1, 3), (2, 3)}
