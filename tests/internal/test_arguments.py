@@ -562,7 +562,7 @@ def test_odd_arguments_are_accepted_or_named(small, tmp_path, monkeypatch):
 
 
 def misuse(function, given, part):
-    """Description of a function's wrong reaction to an odd argument; empty if the reaction is right."""
+    """Text that describes a function's wrong reaction to an odd argument; empty if the reaction is right."""
     try:
         function(**given)
     except taccl.TacclError as error:

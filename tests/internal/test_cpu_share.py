@@ -18,7 +18,10 @@ def run_times(tmp_path, monkeypatch):
 
 
 def test_the_busy_factor_is_of_the_last_work(run_times):
-    """1 s of work that waits 3 s for a core has a busy factor of 4; later work without waiting, 1."""
+    """The busy factor is that of the work since it was last asked for.
+
+    It is 4 for 1 s of work that waits 3 s for a core, and 1 for later work that does not wait.
+    """
     run_times(1.0, 3.0)
     assert deadline.busy_factor() == pytest.approx(4.0)
     run_times(2.0, 3.0)

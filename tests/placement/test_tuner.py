@@ -124,7 +124,7 @@ def test_no_call_has_fewer_channels_than_without_the_plugin(plugin, table, machi
     "only", ["ring", "tree", "nvls", "nvls_tree", "collnet_direct", "collnet_chain", "pat"]
 )
 def test_an_algorithm_that_the_user_forces_has_channels(plugin, table, only):
-    """With one algorithm left by NCCL_ALGO, it has more than one channel if NCCL supports it."""
+    """If NCCL_ALGO leaves one algorithm, calls get more than one channel, provided that NCCL supports it."""
     algorithms = ("ring", "tree", "nvls", "nvls_tree", "collnet_direct", "collnet_chain", "pat")
     gone = ",".join(each for each in algorithms if each != only)
     has_it = {

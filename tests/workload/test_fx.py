@@ -251,7 +251,10 @@ def test_views_that_mix_slices_keep_each_rank_s_rows():
 
 
 def test_a_rank_divides_its_own_sums():
-    """A mean over the unmasked elements of each rank counts those of that rank, in either direction."""
+    """A rank's sum over its slice is divided by the number of positive elements of that slice, not of all ranks.
+
+    This holds for slices along either axis.
+    """
     x = Node("placeholder", "x", shape=(3, 2))
     kept = Node("call_function", "kept", "aten.gt", (x, 0.0), (3, 2), "torch.bool", ("self", "other"))
     count = Node("call_function", "count", "aten.sum", (kept,), (), "torch.int64", ("self",))

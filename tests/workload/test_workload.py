@@ -93,7 +93,10 @@ def test_the_schema_names_what_files_may_say():
 
 
 def test_sliced_state_is_one_nth(adam):
-    """State of 8 floats each: m is sliced in two, p stays replicated as all ranks read it."""
+    """Each of two ranks keeps half of a sliced state, `m`; `p` stays replicated, as all ranks read it.
+
+    Both have 8 floats.
+    """
     sliced = slice_state(reorder(split(adam, "sum"), "sum"), "m")
     assert (adam.state_bytes, sliced.state_bytes) == (64, 16 + 32)
     with pytest.raises(WorkloadError, match="p: is replaced by p_new, which the step returns whole"):
