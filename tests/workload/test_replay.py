@@ -87,7 +87,7 @@ def test_sends_bring_what_the_program_says(plain, transformed):
 
 
 def test_a_send_left_out_shows():
-    """If a send is left out, the replay fails, as a rank reads data that it never received."""
+    """If a send is left out, replayed values differ, as a rank reads data that it never received."""
     step = schedule_workload(block(), RANKS, rates=RATES)
     schedule = step.schedule
     kept = np.arange(schedule.num_transfers - 1)
