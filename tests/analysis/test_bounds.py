@@ -98,10 +98,12 @@ def test_merging_pays_alpha_once_a_batch():
 
 
 def test_one_machine_weighs_batches_releases_and_tails():
-    """One chunk is at the merging link from 0, two from 4; behind it each takes 5 us, one at a time.
+    """The single-machine bound weighs batches, releases and tails together: 32 us.
 
-    The link takes 10 + n us for n <= 2 chunks. {1}, {2}: 11, then 23, and two chunks leave one after the
-    other: 33. {2} from 4, {1}: 16, then 27, and 5 more: 32. Three batches take 33. So 32.
+    One chunk is at the merging link from 0, two from 4. The link takes 10 + n us for a batch of n <= 2
+    chunks; the next link then takes 5 us for each chunk, one at a time. One chunk and then two: the batches
+    end at 11 and 23, the last chunk at 33. Two chunks from 4 and then one: the batches end at 16 and 27, the
+    last chunk at 32. Three batches alone take 33 us.
     """
     builder = TopologyBuilder("machine", [0, 0, 1, 1])
     builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=4)
@@ -284,9 +286,9 @@ def test_greedy_never_beats_the_bound(name, num_ranks, costs, extra, two, pipeli
 
 @pytest.mark.slow
 def test_with_no_time_something_crosses_a_border_all_the_same():
-    """With a budget of 0 s there still is a bound from a border.
+    """With a budget of 0 s a cut still gives a bound.
 
-    100 sums enter a corner of a mesh over two links of 20.5 us, which takes 50 rounds.
+    The corner of a mesh receives 100 sums over two links of 20.5 us, which takes 50 rounds.
     """
     topology = mesh(10, 10)
     problem = make_problem(topology, collectives.allreduce(100), chunk_bytes=MB)
@@ -317,8 +319,10 @@ def test_without_any_bound_at_the_end_time_is_up():
 
 
 def test_where_no_program_is_solved_one_set_alone_charges(monkeypatch):
-    """If no linear program is solved, charging one set alone gives the same bound, by prices of the two
-    links."""
+    """If no linear program is solved, prices of one cut alone give the same bound.
+
+    The cut is around a corner of the mesh, which 100 sums enter over two links: 50 rounds.
+    """
     monkeypatch.setattr(cuts._Program, "solve", lambda *_: None)
     problem = make_problem(mesh(10, 10), collectives.allreduce(100), chunk_bytes=MB)
     volume = Volume(problem, divisible=False)
@@ -328,8 +332,10 @@ def test_where_no_program_is_solved_one_set_alone_charges(monkeypatch):
 
 
 def test_a_bound_that_a_finish_meets_is_enough(monkeypatch):
-    """15 chunks enter a corner of a 4x4 mesh over two links in 8 rounds; this meets the finish, so no program
-    is solved."""
+    """If a bound meets the given finish, no linear program is solved.
+
+    15 chunks enter a corner of a 4x4 mesh over two links in 8 rounds, which is the finish.
+    """
     monkeypatch.setattr(cuts._Program, "solve", lambda *_: pytest.fail("a program was solved"))
     problem = make_problem(mesh(4, 4), collectives.allgather(16), chunk_bytes=MB)
     bound = lower_bound(problem, finish=8 * Fraction("20.5"))
@@ -361,8 +367,10 @@ def test_a_finish_ends_the_search_after_each_release_date(monkeypatch):
 
 
 def test_no_limit_leaves_less_than_the_bound_over_all_chunkings():
-    """Pairs of 1 to 56 MB on a ring of 8: without time the bound is still volume divided by rates, not
-    latency."""
+    """If no time is left, the bound is still volume divided by rates, and not only latency.
+
+    The 56 pairs of ranks on a ring of 8 send different amounts of data, up to 64 MB.
+    """
     sizes = np.random.default_rng(0).permutation(np.arange(1, 65)).reshape(8, 8) * MB
     problem = alltoallv_problem(ring(8), sizes)
     hurried = lower_bound(problem, budget_s=0.0, limit_s=0.0)
@@ -371,8 +379,10 @@ def test_no_limit_leaves_less_than_the_bound_over_all_chunkings():
 
 
 def test_the_largest_chunks_are_asked_for_their_latency_first():
-    """One pair of 64 MB among 56 kinds of chunks: past the time limit the bound is still the latency of its
-    path."""
+    """Past the time limit the bound is still the latency of the largest chunk.
+
+    One pair of ranks has a chunk of 64 MB; the chunks of the other pairs are far smaller.
+    """
     sizes = np.arange(1, 65).reshape(8, 8)
     sizes[7, 3] = 64 * MB
     problem = alltoallv_problem(ring(8), sizes, chunk_bytes=64 * MB)

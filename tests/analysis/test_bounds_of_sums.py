@@ -27,7 +27,7 @@ SOON = 10
 
 
 def one_sum(num_ranks, origins, ends, root):
-    """A collective of one sum: contributions of some ranks, delivered to some ranks."""
+    """A collective of one sum, from the contributions of `origins` to the ranks in `ends`."""
     return Collective("sum", num_ranks, (Chunk(tuple(origins), tuple(ends), root),), combining=True)
 
 
@@ -206,7 +206,7 @@ def mixed(problem, rng):
     for c, data in enumerate(problem.collective.chunks):
         whole = sum(1 << rank for rank in data.origins)
         has = [{1 << r} if r in data.origins else set() for r in range(problem.topology.num_ranks)]
-        share = rng.random()  # of own contributions alone
+        share = rng.random()  # share of sends that carry own contributions alone
         for _ in range(300):
             if all(whole in made_of(has[rank]) for rank in data.destinations):
                 break

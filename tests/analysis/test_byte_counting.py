@@ -114,8 +114,8 @@ def test_data_that_enters_a_node_last_has_no_time_to_spread():
         topology, "broadcast", size_bytes="1MB", clauses=taccl.problem.problem.Clauses()
     )
     node = next(each for each in certificates(problem) if each.witness.ranks == {1, 2})
-    # 3 us of latency, then 4 us/MB; bytes that enter until 2 us before the end serve both ranks: x + (x - 2)
-    # = 8 us of pairs, with x = T - 3.
+    # Bytes enter for x = T - 3 us after the latency, at 4 us/MB. Those that enter until 2 us before the end
+    # serve both ranks. Each rank needs 4 us of bytes, so x + (x - 2) = 8 and T = 8.
     assert node.bound == 8
 
 

@@ -172,8 +172,11 @@ def test_chunks_that_differ_in_who_may_hold_them():
 
 
 def test_chunks_that_are_made_of_others_at_different_ranks():
-    """Two scans: one makes at rank 2 the chunk that the other must deliver there, so three chunks need two
-    sends."""
+    """Bounds on two scans that derive their chunks at different ranks are at most the optimum, 2 us.
+
+    One scan passes ranks 0, 1 and 2 in this order, the other 0, 2 and 1. Each needs two sends in sequence,
+    one of which uses the bus into rank 2.
+    """
     topology = links(
         (0, 1, 1), (0, 2, 1), (1, 2, 1), (2, 1, 1), (1, 0, 1), (2, 0, 1), buses=[("into 2", (1, 2))]
     )
@@ -185,10 +188,10 @@ def test_chunks_that_are_made_of_others_at_different_ranks():
 
 
 def test_chunks_that_only_a_symmetry_without_relays_joins():
-    """A symmetry of the links is none of the problem if it moves the only relay.
+    """A symmetry of the links is not one of the problem if it moves the only relay.
 
-    In a ring of four with diagonals of 10 us only rank 3 relays: 2 -> 0 can avoid its diagonal, 0 -> 2
-    cannot.
+    In a ring of four with diagonals of 10 us only rank 3 relays. The chunk from 2 to 0 can avoid its diagonal
+    through rank 3, the chunk from 0 to 2 cannot.
     """
     topology = links(
         (0, 1, 1), (1, 2, 1), (2, 3, 1), (3, 0, 1), (0, 2, 10), (2, 0, 10), buses=[("diagonals", (4, 5))]
@@ -357,8 +360,8 @@ def test_what_is_quick_is_never_left_out():
 def test_beyond_timed_borders_whole_chunks_are_counted(monkeypatch):
     """A problem with too many chunks for timed cuts is bounded by prices and by counting without times.
 
-    Four chunks over links of 3 and 5 us: floor(9 / 3) + floor(9 / 5) = 4, but only 2 + 1 at 8. Prices give 4
-    / (1/3 + 1/5) = 7.5, so 8 us.
+    Counting gives more here. Over links of 3 and 5 us, four chunks pass in 9 us, 9 // 3 + 9 // 5, but only 2
+    + 1 in 8 us. Prices give 4 / (1/3 + 1/5) = 7.5 us.
     """
     monkeypatch.setattr(bounds, "_MAX_TIMED", 0)
     topology = linked("pair", [0, 0], [(0, 1, 0, 3), (0, 1, 0, 5)])
@@ -435,10 +438,10 @@ def test_bandwidth_of_machines(machine, nodes, name, in_network, gb_per_s):
 
 
 def test_prices_come_apart():
-    """Prices of a sketch and of the search: 4 MB over two hops of a ring of 3, 5 us each, instead of one hop.
+    """`prices` separates what the sketch, the chunks and the search cost.
 
-    For divisible data each rank sends 7/3, 4/3 and 1/3 MB at best, 53/12 us on average. The search adds no
-    loss.
+    On a ring of 3, the sketch makes 4 MB take two hops of 5 us instead of one. For divisible data each rank
+    sends 7/3, 4/3 and 1/3 MB at best, which arrive after 53/12 us on average. The search adds no loss.
     """
     topology = ring(3)
     allowed = frozenset(e for e, link in enumerate(topology.links) if (link.src, link.dst) != (0, 1))

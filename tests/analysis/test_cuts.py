@@ -44,7 +44,7 @@ def priced(problem, *, divisible=True, in_network=False, budget_s=20, fold=True)
 def test_the_bridge_of_a_barbell_is_found(size):
     """The bridge of a barbell without nodes is found: `size` chunks must cross a link of 10 us each.
 
-    Into a rank come only 2 size - 1 chunks over at least size - 1 links of 1 us.
+    Cuts around single ranks give less: 2 size - 1 chunks enter over at least size - 1 links of 1 us.
     """
     problem = problem_of(barbell(size, bridge=10), collectives.allgather(2 * size))
     bound, witness = priced(problem)
@@ -73,10 +73,9 @@ def test_a_node_needs_no_search():
 
 
 def test_a_chain_of_three_has_two_bridges():
-    """A chain of three pairs with bridges of 10 and 7 us both ways: 4 chunks cross the first bridge to an end
-    pair.
+    """The slower of two bridges limits an allgather on a chain of three pairs.
 
-    Into pair 0: 4 chunks over 10 us. Into pair 2: 4 over 7 us.
+    Four chunks enter the first pair over a bridge of 10 us, 40 us; four enter the last pair over one of 7 us.
     """
     builder = TopologyBuilder("chain", [0] * 6)
     for a in (0, 2, 4):
@@ -92,9 +91,9 @@ def test_a_chain_of_three_has_two_bridges():
 
 
 def test_ranks_share_what_enters_them_together():
-    """Two ranks behind one NIC of 4 us, 1 us apart: chunks for both may enter once.
+    """A chunk for two ranks behind one NIC is counted once at the cut around both.
 
-    A broadcast of 3 chunks from outside: 3 over the NIC, 12 us.
+    The 3 chunks of a broadcast enter over the NIC at 4 us each: 12 us. The two ranks are 1 us apart.
     """
     builder = TopologyBuilder("NIC", [0, 1, 1])
     nic = builder.add_resource("NIC")
@@ -108,11 +107,11 @@ def test_ranks_share_what_enters_them_together():
 
 
 def test_prices_of_several_resources_add_up():
-    """As on a DGX-2, prices of each rank's port and of NICs that two ranks share add up.
+    """Prices of each rank's links and of a NIC that two ranks share add up, as on a DGX-2.
 
-    Two nodes of two ranks; in a node 1 us each way by ports; one NIC each of 4 us. Each rank lacks 3 chunks:
-    6 enter the ports and the NIC of a node, whose rates add up to 1 + 1 + 1/4: 6 / (9/4) = 8/3 us; but 2
-    chunks must pass the NIC: 8 us.
+    Two nodes of two ranks have links of 1 us inside, and a NIC of 4 us each. Each rank lacks 3 chunks, so 6
+    enter the ranks of a node, at rates that add up to 1 + 1 + 1/4: 6 / (9/4) = 8/3 us. But 2 chunks must pass
+    the NIC, which takes 8 us.
     """
     builder = TopologyBuilder("small DGX-2", [0, 0, 1, 1])
     nics = [builder.add_resource(f"NIC of node {n}") for n in (0, 1)]
@@ -235,8 +234,8 @@ def test_a_pool_of_slots_limits_what_is_shared(use):
     """The pool of a switch's slots and the ranks' ports together bound an allreduce.
 
     With four workers at 80 us/MB and a pool of 160 us/MB, any mix of sums by switch and by ranks takes at
-    least 2 * 3 * 80 / (4 + 2 * 80 / 160) = 96 us/MB. At that, 0.6 of the data passes the switch: 0.6 * 160,
-    and (0.6 * 4 + 0.4 * 6) / 4 * 80 over each port.
+    least 2 * 3 * 80 / (4 + 2 * 80 / 160) = 96 us/MB. In the best mix 0.6 of the data passes the switch. The
+    pool is then busy for 0.6 * 160 us/MB, and each port for (0.6 * 4 + 0.4 * 6) / 4 * 80 us/MB.
     """
     topology = topologies.in_network(4, slots=1, payload_bytes=62_500)
     problem = make_problem(topology, "allreduce", size_bytes=8_000_000)
@@ -249,8 +248,11 @@ def test_a_pool_of_slots_limits_what_is_shared(use):
 
 
 def test_a_send_of_several_ends_counts_for_each_pair_of_parts():
-    """Three ranks, rank 0 with multicast: a sum needs four joins of parts; a multicast send makes two, so
-    three sends."""
+    """A multicast counts for each pair of parts of a partition that it joins.
+
+    Only rank 0 of three has a multicast. A sum needs four joins of parts, of which the multicast makes two,
+    so three sends are needed.
+    """
     builder = TopologyBuilder("multicast", [0, 0, 0])
     port = builder.add_resource("port")
     for srcs, dsts in [((a,), (b,)) for a in range(3) for b in range(3) if a != b] + [((0,), (1, 2))]:

@@ -28,8 +28,8 @@ def claims(problem):
 def test_what_ranks_have_doubles(name):
     """The number of ranks whose data a rank can have doubles with every send.
 
-    Data of two of four ranks spread in 1 + 1 us, of four in 1 + 2 us more. Three chunks in one send take 4
-    us.
+    A send takes 1 us, and 1 us more for each chunk. After 1 + 1 us a rank can have the data of two of the
+    four ranks, after 1 + 2 us more that of all four.
     """
     problem = merged(joined([0] * 4), name, 4)
     assert claims(problem) == [5]
@@ -41,15 +41,19 @@ def test_what_ranks_have_doubles(name):
 
 
 def test_sends_of_one_chunk_come_one_by_one():
-    """With two chunks per send three more chunks take 2, then 3 us; with one per send there is no claim."""
+    """If sends merge up to two chunks, four more chunks arrive in 7 us; without merging there is no claim.
+
+    The first send brings one chunk in 2 us, the second two in 3 us, and the third the last one in 2 us.
+    """
     assert claims(merged(joined([0] * 5), "allgather", 2)) == [7]
     assert claims(merged(joined([0] * 5), "allgather", 1)) == []
 
 
 def test_what_other_nodes_have_comes_late():
-    """Three ranks of another node, 20 us away, share two chunks after 2 us and three after 4.
+    """Three chunks of another node, 20 us away, arrive after 23 us at the earliest.
 
-    All three in one send arrive at 4 + 20 + 3; one after the other, through a port, at 21, 22 and 23 us.
+    The ranks of that node share two chunks after 2 us and all three after 4 us. One send of all three would
+    arrive at 4 + 20 + 3 us; three sends through a port arrive at 21, 22 and 23 us.
     """
     problem = merged(joined([0, 0, 0, 1, 1, 1], far=20), "allgather", 3)
     assert max(claims(problem)) == 23

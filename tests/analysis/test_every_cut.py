@@ -34,7 +34,10 @@ def _bound(topology, collective, size, **options):
 
 
 def test_a_finish_that_another_cut_beats_is_best_for_its_chunks_alone():
-    """Whole chunks around a ring of 4 take 40 us; halves go both ways, and take 30 us."""
+    """A finish that other chunks beat is called optimal only for its own number of chunks.
+
+    Whole chunks on a ring of 4 take 40 us; half chunks go both ways, and take 30 us.
+    """
     ring = taccl.topologies.ring(4, alpha_us=0)
     whole = _bound(ring, "allgather", 4_000_000, chunks_per_rank=1)
     halves = taccl.make_problem(ring, "allgather", size_bytes=4_000_000, chunks_per_rank=2)
@@ -85,7 +88,7 @@ def test_a_bound_that_used_up_its_time_is_sought_again(monkeypatch):
 
 
 def test_other_chunks_of_the_same_data_share_their_bound():
-    """The bound over all chunkings is computed once for all numbers of chunks."""
+    """Problems that differ only in their number of chunks share one bound over all chunkings."""
     one, two = (
         taccl.make_problem(RING, "allgather", size_bytes=5_000_000, chunks_per_rank=n) for n in (1, 2)
     )
@@ -168,7 +171,10 @@ def test_one_send_carries_no_more_than_all_data():
 
 
 def test_one_chunk_for_all_pays_one_alpha():
-    """A sum of four ranks may be one chunk and pay one alpha, for any roots of the usual chunks."""
+    """The bound over all chunkings of an allreduce is at most the finish of a single chunk for all data.
+
+    That chunk pays fewer alphas than the chunks of an allreduce, which have a root each.
+    """
     topology = taccl.topologies.fully_connected(4, alpha_us=10)
     whole = taccl.collectives.custom(
         4, precondition={0: range(4)}, postcondition={0: range(4)}, combining=True
@@ -313,7 +319,10 @@ def test_the_bound_over_all_chunkings_holds_for_the_chunks_used():
 
 
 def test_a_synthesis_out_of_time_shows_no_less_than_the_bound_over_all_chunkings():
-    """An alltoall on the generalized Kautz graph of degree 2 and order 12 without time: both bounds agree."""
+    """If time is short, the result's bound is at least the bound over all chunkings.
+
+    The problem is an alltoall on the generalized Kautz graph of degree 2 and order 12.
+    """
     costs = {"alpha_us": 1, "bandwidth_gb_per_s": 50}
     edges = [(u, (-2 * u - a) % 12) for u in range(12) for a in (1, 2)]
     graph = networkx.DiGraph((u, v, costs) for u, v in edges if u != v)

@@ -76,8 +76,7 @@ def test_sums_of_a_torus_leave_and_enter_by_all_ports():
 
 
 def test_the_certificate_proves_no_more():
-    """The witness proves no later finish, nothing by resources that some links skip, and nothing for joined
-    ranks."""
+    """The witness proves no later finish, and is refused without its resources or with another target."""
     problem = merging_freely(taccl.make_problem(line(3), "broadcast", size_bytes=MB))
     (bound,) = certificates(problem)
     assert not replace(bound, bound=bound.bound + Fraction(1, 10**12)).check()
@@ -97,7 +96,7 @@ def test_any_price_proves_a_bound_and_none_a_larger_one():
 
 @pytest.mark.fuzz
 def test_no_sizes_of_sends_leave_sooner_on_average():
-    """Random sizes and numbers of sends over random lanes have no smaller mean."""
+    """The computed mean arrival time is at most that of random sends over random lanes."""
     for seed in cases("sends of random sizes", few=200, many=5_000):
         rng = random.Random(f"sizes {seed}")
         lanes = [

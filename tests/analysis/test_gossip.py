@@ -26,8 +26,10 @@ def claims(problem):
 
 
 def test_sums_are_made_before_they_cross_and_spread_after():
-    """Four sums through a NIC each way: 4 sends of 3 us, plus 1 us before for additions and 1 us after for
-    copies."""
+    """Additions inside nodes precede the sends between nodes, and copies inside nodes follow them.
+
+    Four sums through a NIC each way need 4 sends of 3 us, 1 us before them and 1 us after them.
+    """
     problem = problem_of(two_levels(2, local=1, nic=3), collectives.allreduce(4))
     assert claims(problem)[1:] == [12, 14]
     bound = lower_bound(problem)
@@ -112,7 +114,7 @@ def gated(per_node, gates, **costs):
 
 
 def test_ranks_of_a_node_that_others_cannot_reach_share_sums_through_those_that_can():
-    """Ranks that reach other nodes only through one rank share its port.
+    """Ranks that reach other nodes only through one rank of their node share its port.
 
     Two of 3 ranks do so: 6 sums take 24 sends over 3 ports, 8 us.
     """
@@ -127,8 +129,10 @@ def test_ranks_of_a_node_that_others_cannot_reach_share_sums_through_those_that_
 
 
 def test_ranks_that_others_reach_need_no_sends_among_themselves():
-    """Two of 3 ranks reach other nodes and count as outside: the third needs 2 sends per sum through its
-    port."""
+    """Ranks that other nodes reach directly need no sends among themselves, and count as outside.
+
+    Two of a node's 3 ranks are such; the third needs 2 sends per sum through its port.
+    """
     topology, clauses = gated(3, 2, local=1, nic=1)
     problem = problem_of(topology, collectives.allreduce(6), **clauses)
     found = {claim.witness: claim.ticks for claim in gossip(NeededSends(problem))}

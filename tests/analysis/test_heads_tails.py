@@ -61,7 +61,10 @@ def test_a_chunk_that_many_want_ends_anywhere():
 
 
 def test_relays_say_who_may_carry():
-    """Through rank 2 the path takes 2 us, but only the chunk whose group includes rank 2 may use it."""
+    """A path through a rank that may not relay the chunk gives no head or tail.
+
+    Through rank 2 the path takes 2 us instead of 10, but rank 2 is not in the chunk's group.
+    """
     builder = TopologyBuilder("triangle", [0] * 3)
     for src, dst, beta in ((0, 1, 10), (0, 2, 1), (2, 1, 1)):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
@@ -76,7 +79,7 @@ def test_what_a_chunk_is_made_of_is_wanted_where_it_is_made():
 
 
 def test_a_send_outlasts_a_hold_at_its_start():
-    """Latency of 3 us in which the sender is not held counts as tail."""
+    """Latency after the hold of the sender counts as tail: 3 us."""
     assert list(
         idle_us(problem_of(chain(1, alpha=3, meaning="pipelined"), custom(2, [([0], [1])]))).values()
     ) == [3]
@@ -129,7 +132,10 @@ def test_the_least_time_counts_no_resource_before_it_can_be_held(prices, needed,
 
 
 def test_a_counted_chunk_arrives_after_its_hold():
-    """Two chunks of 1 us each over one link, plus 3 us of latency that does not hold it: 5 us."""
+    """The bound of counted chunks includes the latency after the last hold.
+
+    Two chunks of 1 us each over one link, and 3 us of latency that does not hold it, take 5 us.
+    """
     problem = problem_of(chain(1, alpha=3, meaning="pipelined"), custom(2, [([0], [1]), ([0], [1])]))
     bound = replace(lower_bound(problem), witness=Border(frozenset({1}), True))
     assert bound.bound == 5

@@ -156,7 +156,10 @@ def test_borders_of_nodes_bound_without_a_linear_program(name, collective):
 
 
 def test_ranks_of_one_node_have_borders():
-    """On a star each rank sends and receives 2 (n - 1) / n of a sum's data, if ranks add up."""
+    """Ranks of a single node are bounded by cuts around single ranks.
+
+    On a star each rank sends and receives 2 (n - 1) / n of a sum's data, if ranks add up.
+    """
     problem = merging_freely(taccl.make_problem(taccl.topologies.star(8), "allreduce", size_bytes=8 * MB))
     bound, witness = node_cut(Volume(as_spreading(problem), divisible=True))
     sent_us = 14 * 20  # 14 MB at 50 GB/s
@@ -166,7 +169,7 @@ def test_ranks_of_one_node_have_borders():
 
 @pytest.mark.parametrize("end_s", [0.0, 0.05])
 def test_exchange_has_a_border_bound_without_time(end_s):
-    """The bound over all chunkings of an exchange is one of bandwidth, however short the time."""
+    """However short the time, the bound over all chunkings of an exchange counts bandwidth."""
     exchange = taccl.collectives.exchange(96, 32, chunks_per_server=8)
     problem = taccl.make_problem(taccl.topologies.star(128), exchange, size_bytes=100 * MB)
     bound = lower_bound(problem, divisible=True, budget_s=0.0, limit_s=0.0, end_s=end_s)

@@ -54,7 +54,7 @@ def jobs_at(problem, *ranks, entering=True):
 
 
 def test_ranks_and_nodes_are_looked_at():
-    """The sets are each single rank, and each node if there are several."""
+    """Needed sends are found for each single rank, and for each node if there are several."""
     sets = {frozenset((r,)) for r in range(4)}
     (name, ranks), (other, nodes) = NeededSends(problem_of(two_nodes(), collectives.allgather(4))).families
     assert (name, set(ranks)) == ("rank", sets)
@@ -62,7 +62,7 @@ def test_ranks_and_nodes_are_looked_at():
 
 
 def test_one_node_is_no_set():
-    """A single node is not a set, as nothing enters it."""
+    """A topology of a single node has no cut around the node, as nothing enters it."""
     assert [name for name, _ in NeededSends(problem_of(ring(4), collectives.allgather(4))).families] == [
         "rank"
     ]

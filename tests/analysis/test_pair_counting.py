@@ -28,7 +28,10 @@ def claims(problem):
 
 @pytest.mark.slow
 def test_what_is_sent_at_once_is_of_one_rank_only():
-    """Sends of 2 us each: two sends, 4 us, deliver one contribution and then two more."""
+    """A rank's first send delivers one contribution, and only later ones deliver sums of two.
+
+    A rank of four needs three contributions by sends of 2 us each, so two sends, 4 us.
+    """
     problem = problem_of(joined([0] * 4), custom(4, [(range(4), range(4))], combining=True))
     assert set(claims(problem)) == {4}
     bound = lower_bound(problem)
@@ -38,8 +41,9 @@ def test_what_is_sent_at_once_is_of_one_rank_only():
 def test_between_nodes_early_and_late_sends_serve_fewer():
     """Between nodes, early and late sends serve fewer pairs of contribution and rank.
 
-    A send of 11 us serves four of 16 pairs if it starts after 1 us and ends 1 us before the finish. In 15 us
-    five sends fit in sequence, two of which serve only two pairs; in 14 us four, two of them serving two.
+    16 pairs must be served by sends of 11 us. A send serves four pairs if it starts after 1 us and ends 1 us
+    before the finish. In 15 us five sends fit in sequence, two of which serve only two pairs: 16. In 14 us
+    four fit, two of which serve only two pairs: 12.
     """
     problem = problem_of(
         two_levels(2, local=1, nic=1, alpha=10, meaning="pipelined"), collectives.allreduce(4)

@@ -181,7 +181,8 @@ def test_jobs_merge_where_links_do():
 def test_a_batch_leaves_one_by_one():
     """Chunks that arrive in one batch leave one by one over their next link.
 
-    Two in one batch arrive at 12 and leave in 5 each, 22; separate ones take 11 + 11 + 5 = 27.
+    Two chunks in one batch arrive at 12 and leave in 5 ticks each, by 22. In separate batches the second one
+    arrives at 22 and leaves by 27.
     """
     assert ticks(chain(10), [job(0, 5, onward=5), job(0, 5, onward=5)]) == 22
 

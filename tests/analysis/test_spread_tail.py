@@ -99,11 +99,12 @@ def test_a_rank_that_is_hard_to_reach_is_waited_for():
 
 
 def test_merged_chunks_enter_together():
-    """Merged chunks enter a node together, each at least 1 us of its NIC after the one before.
+    """Merged chunks enter a node together, but each occupies the NIC for 1 us after the one before.
 
-    Of four, the third and fourth arrive at 7 us or later. A rank passes one on in 2 us, and the NIC may
-    deliver one more every 1 us: ends at 7, 8, 9, 9, 10, 10, 11, 11. (For the set of all ranks but the root,
-    the last chunk leaves rank 4 at 3 us, and is copied on from 5.)
+    Of four chunks the third and the fourth arrive at 7 us or later. A rank passes a chunk on in 2 us, and the
+    NIC may deliver one more every 1 us, so arrivals end at 7, 8, 9, 9, 10, 10, 11 and 11 us. The second
+    claim, 8 us, is about the set of all ranks but the root: there the last chunk leaves rank 4 at 3 us, and
+    is copied on from 5.
     """
     topology = two_levels(4, local=2, nic=1, alpha=4)
     merging = frozenset(topology.internode_links)
@@ -112,10 +113,10 @@ def test_merged_chunks_enter_together():
 
 
 def test_merged_chunks_are_passed_on_together():
-    """Merged chunks are also passed on together inside the node, which lowers the bound.
+    """Merging inside a node lowers the bound, as several of the last chunks are passed on together.
 
-    Six chunks for four ranks enter by 6 us. A port then passes three merged ones on in 3 + 3 * 1 us, and one
-    in 4 us. The last one alone reaches all at 6 + 2 * 4 us, the last three, merged, at 4 + 2 * 6.
+    Six chunks for four ranks enter by 6 us. A port then passes on one chunk in 4 us, or three merged ones in
+    3 + 3 * 1 us. The last chunk alone reaches all ranks at 6 + 2 * 4 us, the last three merged at 4 + 2 * 6.
     """
     builder = TopologyBuilder("slow to start", [0, 0, 0, 0, 1])
     ports = [builder.add_resource(f"port {r}") for r in range(4)]
@@ -136,11 +137,12 @@ def test_merged_chunks_are_passed_on_together():
 
 
 def test_few_can_send_to_a_node_at_first():
-    """Entries into a node are limited by how many outside ranks hold the chunk by then.
+    """Entries into a node are limited by the number of outside ranks that hold the chunk by then.
 
-    Each rank has a NIC of 10 us, and the root's node doubles its copies in 1 us, so entries are at 10, 11, 12
-    and 12 us. One rank of the other node has the chunk at 10 us, three at 11 (two of them by entries), all at
-    12. If all of the root's node had it after 1 us, five could at 11.
+    Each rank has a NIC of 10 us, and the root's node doubles its copies every 1 us. So the chunk can enter
+    the other node at 10, 11, 12 and 12 us. One rank of that node has it at 10 us, three at 11 us (two of them
+    by entries), all four at 12 us. If all ranks of the root's node had the chunk after 1 us, all four could
+    have it at 11 us.
     """
     builder = TopologyBuilder("a NIC each", [0] * 4 + [1] * 4)
     ports, nics = ([builder.add_resource(f"{kind} {r}") for r in range(8)] for kind in ("port", "NIC"))
@@ -156,9 +158,10 @@ def test_few_can_send_to_a_node_at_first():
 
 @pytest.mark.slow
 def test_what_enters_several_nodes_spreads_in_each():
-    """One chunk for two other nodes: the second entry ends at 6 us, then copies take 2 * 1 us.
+    """A chunk for two other nodes enters both before it spreads: 6 us and then 2 * 1 us.
 
-    The root's NIC sends one per 3 us; from 3 us on the first node's NIC could also deliver it at 6 us.
+    The root's NIC sends once per 3 us. From 3 us on the first node's NIC can also send the chunk to the
+    second node, which also ends at 6 us.
     """
     problem = problem_of(two_levels(4, local=1, nic=3, num_nodes=3), collectives.broadcast(12))
     claim = max(spread_tail_bounds(NeededSends(problem), in_network=False))
@@ -174,9 +177,10 @@ def test_what_enters_several_nodes_spreads_in_each():
 
 
 def test_what_enters_at_one_rank_is_far_from_others():
-    """A node is a path of four ranks, 1 us each: from a middle rank the farther end is 2 us away.
+    """The tail counts distances inside a node, and not only the number of links.
 
-    If only numbers of links counted, the third and fourth rank could have it 1 us after the second.
+    The node is a path of four ranks, 1 us each: from a middle rank the farther end is 2 us away. If only
+    numbers of links counted, the third and fourth rank could have the chunk 1 us after the second.
     """
     builder = TopologyBuilder("path", [0, 1, 1, 1, 1])
     for rank in range(1, 5):
@@ -195,7 +199,10 @@ def test_what_enters_at_one_rank_is_far_from_others():
 @pytest.mark.parametrize("most", [1, 2])
 @pytest.mark.parametrize("nodes", [[0, 0, 0, 0], [0, 0, 1, 1]])
 def test_a_rank_without_links_is_in_no_way(nodes, most):
-    """A rank without links does not affect the claim; two chunks around three ranks take 2 us and 1 us more."""
+    """A rank without links does not affect the claim.
+
+    Two chunks go around the other three ranks, in 2 us for the first and 1 us more for the second.
+    """
     builder = TopologyBuilder("apart", nodes)
     for rank in range(3):
         builder.add_link(rank, (rank + 1) % 3, alpha_us=0, beta_us_per_mb=1)
@@ -237,10 +244,7 @@ def test_where_the_argument_does_not_hold_nothing_is_claimed(problem):
 
 
 def test_it_waits_for_what_comes_from_afar():
-    """The tail counts from the first arrival, which may be late if the sender is far from the root.
-
-    The sender has the chunk after 2 us and sends it in 3 us; then it spreads in 2 * 2 us.
-    """
+    """The tail counts from the first arrival in a node, which is late if the sender is far from the root."""
     topology = two_levels(4, local=2, nic=3)
     only = [e for e, link in enumerate(topology.links) if topology.is_internode(e) and link.src != 1]
     allowed = frozenset(range(len(topology.links))) - frozenset(only)

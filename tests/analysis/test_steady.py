@@ -98,7 +98,7 @@ def test_cycle_through_data_limits():
 
 
 def test_limits_say_what_the_cycle_is():
-    """`limits` describes the cycle of three sends, and the busiest resource: 5 of 9 us."""
+    """`limits` describes the cycle of three sends, and the busiest resource, in use for 5 of 9 us."""
     limits = initiation_interval(there_and_back()).limits
     assert limits == (
         "3 sends wait for one another in a cycle over 1 tile; the busiest resource, link 1->2, is in use for "
@@ -115,11 +115,11 @@ def test_every_bus_is_always_busy():
 def test_cycle_over_two_tiles_limits():
     """The interval may be limited by a cycle of waits over two tiles, not by the busiest resource.
 
-    Chunk 0 starts at 6, after chunk 2's last hop on bus A: 18 us for two tiles, though a tile holds each bus
-    for only 6 us. Bus A serves chunk 2's last hop and then chunk 0's first, and bus B chunk 1's first and
-    then chunk 0's last. Bus C serves chunk 2's first and then chunk 1's last. The cycle, at 3 us per step:
-    chunk 2 over C, chunk 2 over A, chunk 0 over A, chunk 0 over B. The next tile's chunk 1 follows over B,
-    its chunk 1 over C, and the third tile's chunk 2 over C.
+    Two tiles take 18 us, though a tile holds each bus for only 6 us. Chunk 0 starts at 6 us, after chunk 2's
+    last hop on bus A. Bus A serves chunk 2's last hop and then chunk 0's first, bus B chunk 1's first hop and
+    then chunk 0's last, bus C chunk 2's first hop and then chunk 1's last. The cycle has six steps of 3 us:
+    chunk 2 over C, chunk 2 over A, chunk 0 over A, chunk 0 over B, the next tile's chunk 1 over B, and its
+    chunk 1 over C. Chunk 2 of the third tile follows over C.
     """
     steady = initiation_interval(three_buses([6, 0, 0]))
     assert (steady.interval, steady.busiest_load, steady.cycle_tiles) == (9, 6, 2)

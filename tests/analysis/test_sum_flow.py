@@ -52,7 +52,10 @@ def crossbar(num_ranks, *, alpha=4, overhead=1, beta=1):
 
 
 def test_sums_on_a_dgx_h100_need_more_than_their_bytes():
-    """1 MB on eight ranks: 3.38 us pass before the first arrival, and as many after the last start."""
+    """An allreduce of 1 MB on eight H100 takes longer than its bytes at the ports' rate: 9.39 us.
+
+    3.38 us pass before the first arrival, and as many after the last start.
+    """
     problem = taccl.make_problem(taccl.topologies.dgx_h100(1), "allreduce", size_bytes=MB)
     bound = taccl.lower_bound(problem, divisible=True)
     assert bound.kind == "sum flow" and 9.39 < bound.bound_us < 9.4
@@ -63,8 +66,9 @@ def test_sums_on_a_dgx_h100_need_more_than_their_bytes():
 def test_gains_of_two_sends_by_hand():
     """Gains of one and of two sends equal those computed by hand.
 
-    With latency 2 and 1 tick per unit before tick 10, one send gains 16, and two gain 52/3. One of u units
-    gains u (8 - u). A second one of v units gains v (6 - u - v). The most is at u = 10/3 and v = 4/3.
+    Sends have a latency of 2 ticks and take 1 tick per unit, before tick 10. One send of u units gains u (8 -
+    u), at most 16. A second send of v units gains v (6 - u - v) more. Both gain at most 52/3, at u = 10/3 and
+    v = 4/3.
     """
     lane = Lane(2, 1, 0)
     one, two = Fraction(16), Fraction(52, 3)
