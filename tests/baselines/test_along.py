@@ -114,7 +114,10 @@ def test_a_single_piece_goes_one_way_across_a_ring():
 
 @pytest.mark.slow
 def test_steps_of_chunks_fill_gaps_where_a_ring_would_idle():
-    """64 ranks in a ring, one piece each, latency 100 times a send: other chunks fill the waiting time."""
+    """Other chunks fill the time in which a ring of one piece per rank would wait for latency.
+
+    64 ranks form a ring, with a latency of 100 times a send.
+    """
     dims = dimensions("multidim:ring64@1")
     plan = plan_along(dims, "allgather", [(0,)] * 64, [Pace(1, 100)])
     alone = plan_along(dims, "allgather", [(0,)], [Pace(1, 100)])
@@ -123,7 +126,7 @@ def test_steps_of_chunks_fill_gaps_where_a_ring_would_idle():
 
 
 def test_many_steps_are_scheduled_some_at_a_time(monkeypatch):
-    """With few runs at a time the schedule is still valid and as long as planned."""
+    """If only a few runs are scheduled at a time, the schedule is still valid and finishes as planned."""
     monkeypatch.setattr("taccl.baselines.passages._MOST_RUNS", 1)
     dims = dimensions("multidim:ring9@1,ring8@2")
     shape = translations_along(dims)

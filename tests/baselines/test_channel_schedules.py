@@ -61,8 +61,7 @@ def test_rings_and_trees_take_what_the_model_says(name, nodes, algorithm):
 @pytest.mark.slow
 @pytest.mark.skipif(not MANY, reason="long; set TACCL_MANY=1 to run it")
 def test_rings_whose_hops_are_late_hold_up_no_others():
-    """On two racks of 72, twelve rings share every NVLink port, and slow hops between racks delay no other
-    ring."""
+    """Slow hops of a ring between racks delay no other ring, though twelve rings share each NVLink port."""
     assert agrees(problem_of(parse("gb200-nvl72", nodes=2), "allgather"))
 
 
@@ -152,7 +151,10 @@ def loaded(path, nodes=1):
 
 
 def test_the_slowest_hop_of_a_ring_counts():
-    """Two pairs with fast links of 100 GB/s, joined by slow ones of 10 GB/s: rings run at the slow rate."""
+    """A ring runs at the rate of its slowest link.
+
+    Two pairs of ranks with fast links of 100 GB/s are joined by slow links of 10 GB/s.
+    """
     builder = taccl.topology.topology.TopologyBuilder("pairs", [0] * 4)
     for src in range(4):
         for dst in range(4):

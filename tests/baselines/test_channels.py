@@ -23,7 +23,7 @@ def hops_of(channels):
 
 
 def test_all_directed_links_of_a_mesh_of_eight_are_on_one_of_seven_rings():
-    """Seven rings cover all directed links of a mesh of eight: each rank has seven links out."""
+    """Seven rings cover all directed links of a mesh of eight ranks, as each rank has seven links out."""
     channels = channels_of(problem_of(machines.mi300x()), "ring")
     assert len(channels.orders) == 7
     assert set(hops_of(channels)) == set(permutations(range(8), 2))

@@ -79,7 +79,10 @@ def test_cut_schedules_verify_and_are_no_slower(name, collective):
 
 
 def test_finer_chunks_are_not_built_unmerged_if_latencies_alone_take_longer(monkeypatch):
-    """Merged messages of 100 KB take less time on a torus than the latencies of sends of single chunks."""
+    """Finer unmerged chunks are not tried if their latencies alone exceed a merged schedule's time.
+
+    Here messages of 100 KB merge on a torus.
+    """
     built = []
 
     def noted(problem, forms):

@@ -54,10 +54,10 @@ def two_nodes():
 
 
 def test_some_cross_before_the_sums_in_nodes_and_some_after():
-    """Half of 80 kB crosses first, unsummed, and half after the sum inside the node, over other links.
+    """Half of the data crosses between nodes before the sums in nodes, and half after them, over other links.
 
-    Two chunks of 20 kB take 10 us and 4 between nodes, and 1.04 in a node, before or after. If each half of a
-    node's sum crossed once, scattered before and gathered afterwards, it would be 16.08 us.
+    Of 80 kB, two chunks of 20 kB take 10 us and 4 between nodes, and 1.04 us in a node, before or after. If
+    each half of a node's sum crossed once, scattered before and gathered afterwards, it would take 16.08 us.
     """
     problem = make_problem(two_nodes(), collectives.allreduce(4), size_bytes=80_000)
     schedule = multiplying(problem, cut=False)
@@ -85,8 +85,8 @@ def test_parts_one_behind_another_scatter_while_others_cross():
     """One part of the data is scattered inside nodes while another one crosses between them.
 
     Each half of 16 MB is scattered in a node in 4.1 + 2.1 us, crosses in 3 + 2 us, and is gathered again. The
-    ports are never idle: one half crosses while the other is scattered or gathered. As a whole it takes 31.4
-    us.
+    ports are never idle: one half crosses while the other is scattered or gathered. In a single part the data
+    would take 31.4 us.
     """
     topology = behind_ports(2, 4, near_us=0.1, far_us=3, us_per_mb=1)
     schedule = multiplying(
@@ -98,9 +98,10 @@ def test_parts_one_behind_another_scatter_while_others_cross():
 
 
 def test_parts_go_round_about_on_a_torus():
-    """The halves of 16 kB start along different dimensions of a torus: two steps around each ring of four.
+    """The two halves of the data start along different dimensions of a torus.
 
-    Four sends of 8 kB take 0.5 + 0.16 us each. One dimension after the other, unhalved, it is 3.28 us.
+    Each half of 16 kB takes two steps around each ring of four: four sends of 8 kB, 0.5 + 0.16 us each.
+    Undivided data along one dimension after the other would take 3.28 us.
     """
     problem = merging(taccl.topologies.parse("torus:4x4"), collectives.allreduce(16), 16_000)
     schedule = multiplying(problem, cut=False)
@@ -111,10 +112,12 @@ def test_parts_go_round_about_on_a_torus():
 
 @pytest.mark.parametrize("name", ["allgather", "reduce_scatter"])
 def test_what_comes_from_a_node_is_gathered_while_the_next_crosses(name):
-    """Three nodes of four behind a NIC each: a port takes 1 us/MB, a NIC 0.5 us/MB and 3 us of latency.
+    """Chunks that one node has received are gathered there while others cross to the next node.
 
-    Four chunks of 1 MB cross to one node in 2 us, then to the other; they are gathered there from 5 us and
-    from 8 us on, each in 1 + 2 us, of one chunk and two. A single gather of both ends later.
+    Three nodes of four have a NIC each: a port takes 1 us/MB, a NIC 0.5 us/MB and 3 us of latency. Four
+    chunks of 1 MB cross to one node in 2 us, then to the other. A node gathers what it gets from one node
+    from 5 us on, and from the other from 8 us on, each time in 1 + 2 us: one chunk and then two. A single
+    gather of both would end later.
     """
     builder = TopologyBuilder("nics", [node for node in range(3) for _ in range(4)])
     nics = [(builder.add_resource(f"out {n}"), builder.add_resource(f"in {n}")) for n in range(3)]
@@ -150,7 +153,7 @@ def test_nine_ranks_behind_ports_add_up_in_threes():
 
 
 def test_four_ranks_behind_ports_double():
-    """On four ranks it equals recursive doubling, which is optimal there."""
+    """On four ranks behind ports, multiplying equals recursive doubling, which is optimal there."""
     topology = behind_ports(1, 4, near_us=1, far_us=1, us_per_mb=1)
     problem = merging(topology, collectives.allreduce(4), 4)
     assert multiplying(problem).finish == recursive(problem).finish == 2 * Fraction("1.000004")
@@ -197,10 +200,10 @@ def test_eight_ranks_behind_ports_gather_by_doubling():
 
 @pytest.mark.parametrize("name", ["allgather", "alltoall", "reduce_scatter"])
 def test_other_nodes_are_sent_to_straight(name):
-    """Links of 6 us to every rank of the other node are used at the same time as two rounds of 1 us in each
-    node.
+    """Links to other nodes are used directly, and at the same time as the rounds inside nodes.
 
-    With digits only, the rounds in a node would come before or after the 6 us. Data takes negligible time.
+    Links of 6 us lead to every rank of the other node; a node takes two rounds of 1 us. If ranks sent along
+    their digits only, the rounds in a node would come before or after the 6 us. Data takes negligible time.
     """
     problem = merging(behind_ports(2, 4, near_us=1, far_us=6, us_per_mb=1), getattr(collectives, name)(8), 8)
     schedule = multiplying(problem, cut=False)
@@ -227,7 +230,10 @@ def test_an_order_that_cannot_be_improved_is_not_listed_again(monkeypatch):
 
 @pytest.mark.slow
 def test_parts_behind_one_another_are_as_many_as_pay():
-    """Eight parts finish an allreduce of 1 MB on two DGX-A100 in 27.1 us, four parts in 28.2."""
+    """Data is divided into as many pipelined parts as make it faster.
+
+    Eight parts finish an allreduce of 1 MB on two DGX-A100 in 27.1 us, four parts in 28.2 us.
+    """
     topology = taccl.topologies.dgx_a100(2)
     problem = make_problem(topology, collectives.allreduce(16, chunks_per_rank=4), size_bytes=10**6)
     assert multiplying(problem, cut=False).finish_us < 27.1
@@ -265,11 +271,11 @@ def eight_ranks(*, parts):
 
 @pytest.mark.slow
 def test_a_mix_uses_ports_that_a_single_plan_leaves_idle():
-    """A mix of plans uses ports that a single plan leaves idle: eight ranks, 1 MB in k pipelined pieces.
+    """A mix of plans uses ports that a single plan leaves idle, between its scattering and its gathering.
 
-    Seven messages of 125/k kB take 7 (0.02 + 337.1 / 1000 k) us each time, and a link 3.4 us more: no number
-    k of pieces ends before 6.8 + (k + 1) such times. Between scattering and gathering ports are idle, and a
-    mix sends other chunks whole then.
+    Eight ranks reduce 1 MB in k pipelined pieces. Seven messages of 125/k kB take 7 (0.02 + 337.1 / 1000 k)
+    us each time, and a link 3.4 us more, so a single plan ends at 6.8 + (k + 1) such times or later. A mix
+    sends other chunks whole in the idle time.
     """
     problem, beta = eight_ranks(parts=16), Fraction(2500, 927)
     singles = [2 * Fraction("3.4") + (k + 1) * 7 * (Fraction("0.02") + beta / 8 / k) for k in range(1, 33)]

@@ -17,7 +17,10 @@ US_PER_MB = 20
 
 
 def test_one_message_a_link():
-    """Four fully connected ranks: 0.5 us and 1,000 bytes at 20 us/MB, for any number of chunks."""
+    """One-shot takes one message per link, for any number of chunks.
+
+    On four fully connected ranks this is 0.5 us and 1,000 bytes at 20 us/MB.
+    """
     whole = collectives.allreduce(4, chunks_per_rank=1)
     problem = make_problem(taccl.topologies.fully_connected(4), whole, size_bytes=1000)
     schedule = one_shot(problem)
@@ -89,7 +92,7 @@ def test_what_adds_nothing_up_is_refused():
 
 @pytest.mark.slow
 def test_far_too_many_transfers_are_refused():
-    """A million transfers (a hundred ranks and chunks) are refused."""
+    """A one-shot sum of a hundred ranks and chunks, which has a million transfers, is refused."""
     problem = make_problem(
         taccl.topologies.fully_connected(101), collectives.allreduce(101), size_bytes=10**9
     )

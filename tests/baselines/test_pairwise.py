@@ -65,7 +65,10 @@ def test_relays_wait_for_no_step():
 
 
 def test_pairs_over_one_port_leave_no_port_idle():
-    """Two bridged pairs: each rank sends two chunks of 10 us through its slot, in parallel to its bridge."""
+    """In an exchange of two bridged pairs of ranks no port is idle.
+
+    Each rank sends two chunks of 10 us through its slot while it sends one over its bridge.
+    """
     builder = TopologyBuilder("pairs", [0] * 4)
     slots = [(builder.add_resource(f"out {r}"), builder.add_resource(f"in {r}")) for r in range(4)]
     for src, dst in permutations(range(4), 2):

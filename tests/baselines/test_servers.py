@@ -72,7 +72,11 @@ def test_roots_are_servers():
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "k"), [(4, 1), (4, 6), (8, 4), (8, 10), (5, 3)])
 def test_the_box_or_the_line_is_what_limits(n, k):
-    """A worker moves the data once each way, a NIC n / k of it: 80 us/MB times max(1, n / k)."""
+    """A worker's line or the server box limits an exchange.
+
+    A worker moves the data once each way, and each of the box's k NICs n / k of it: 80 us/MB times max(1, n /
+    k).
+    """
     schedule = servers(central(n, k), cut=False)
     verify(schedule).raise_if_failed()
     assert initiation_interval(schedule).interval_us == pytest.approx(80 * max(1, n / k), rel=0.02)
@@ -136,8 +140,10 @@ def test_a_copy_of_what_was_updated_counts():
 
 
 def test_partial_sums_cross_the_core_for_a_rack():
-    """2 racks of 3 workers, half the data rooted in the other rack: a sum crosses in place of 3
-    contributions."""
+    """One partial sum of a rack crosses the core in place of its three workers' contributions.
+
+    Half of the data are rooted in the other one of two racks of 3 workers.
+    """
     topology = rack(3, 2, 2, 4)
     problem = make_problem(topology, exchange(6, 4), size_bytes="4MB")
 
@@ -169,7 +175,10 @@ def test_a_relay_sends_straight_to_the_root():
 
 
 def test_two_tenants_share_a_box():
-    """Workers 0-3 and 4-7 share a box of four NICs: each exchange takes twice its time alone, within 5 %."""
+    """Two groups of workers that share a server box take twice the time of one group alone, within 5 %.
+
+    Workers 0-3 and 4-7 share a box of four NICs.
+    """
     topology = rack(8, 4)
     tenants = [exchange(range(first, first + 4), range(8, 12), chunks_per_server=32) for first in (0, 4)]
     both = together([replace(each, num_ranks=12) for each in tenants])
@@ -222,7 +231,7 @@ def test_chunks_are_cut_until_the_last_pulls_are_short():
 
 @pytest.mark.slow
 def test_an_exchange_of_given_chunks_is_bounded_before_its_schedule_uses_up_the_time():
-    """The stages begin with the bound; with an open number of chunks the bound follows."""
+    """The bound is the first stage if the number of chunks is given; with an open number it follows later."""
     given = exchange(range(4), range(4, 8), num_ranks=8, chunks_per_server=8)
     result = brief_synthesis(make_problem(rack(4, 4), given, chunk_bytes=10**5))
     assert [stage.name for stage in result.stages][:2] == ["bound", "servers"]

@@ -22,7 +22,7 @@ def test_partners_swing_from_side_to_side():
 @pytest.mark.parametrize("size", [2, 4, 8, 16, 32, 64])
 @pytest.mark.parametrize("mirrored", [False, True])
 def test_partners_have_each_other_and_double_what_they_know(size, mirrored):
-    """A partner's partner is the rank itself, and in both orders of steps known data doubles."""
+    """Partners are mutual, and in both orders of steps a rank's known data doubles with every step."""
     steps = range(size.bit_length() - 1)
     for order in (steps, steps[::-1]):
         known = [{place} for place in range(size)]
