@@ -51,9 +51,9 @@ def test_the_data_of_a_pair_are_cut_into_equal_chunks():
 
 
 def test_no_more_is_cut_than_latency_allows():
-    """Chunks are not cut below a size whose time on a link is eight latencies.
+    """Chunks are not cut below the size that takes eight latencies on a link.
 
-    On a link of 50 GB/s with 0.5 us these are 200 KB, 4 us.
+    On a link of 50 GB/s with 0.5 us of latency that size is 200 KB, 4 us.
     """
     counts = []
     for total in (64_000_000, 4_000_000, 100_000):
@@ -109,7 +109,10 @@ def test_objects_of_numpy_are_refused(tmp_path):
 
 
 def test_pairs_are_rounded_up_to_chunks_of_one_size():
-    """30 bytes become one chunk of 40 and 100 become three; `size_bytes` is that of the busiest rank."""
+    """Each pair's bytes are rounded up to chunks of one size, and `size_bytes` is that of the busiest rank.
+
+    With chunks of 40 bytes, 30 bytes become one chunk and 100 bytes three.
+    """
     collective = alltoallv_collective([[0, 100, 30], [0, 0, 0], [0, 0, 0]], chunk_bytes=40)
     assert [each.destinations for each in collective.chunks] == [(1,), (1,), (1,), (2,)]
     assert taccl.make_problem(ring(3), collective, size_bytes=400).chunk_bytes == (100,) * 4

@@ -39,7 +39,10 @@ def test_combining_collectives_start_everywhere():
 
 
 def test_scan_derives_each_prefix_from_the_one_before():
-    """Two pieces on three ranks: chunks 0-2 and 3-5, each derived from the one before."""
+    """Each prefix of a scan is derived from the one before.
+
+    Two pieces on three ranks have the prefixes 0-2 and 3-5.
+    """
     scan = collectives.scan(3, chunks_per_rank=2)
     assert scan.derivations == tuple(Derivation(c - 1, c % 3, c) for c in (1, 2, 4, 5))
     assert [c.origins for c in scan.chunks] == [(0,), (), ()] * 2

@@ -197,7 +197,7 @@ class TestRelays:
         assert {found.problem.topology.links[e].src for e in found.link} == {0, 1, 2}
 
     def test_members_of_another_group_do_not(self):
-        """Each link between members of one group carries that group's chunks only."""
+        """Members of another group do not relay: links between members of a group carry its chunks only."""
         joint = together([collectives.allgather(2).among(g, num_ranks=4) for g in ([0, 1], [2, 3])])
         limited = problem(joint, relays=set())
         link = limited.topology.links_between(0, 1)[0]
@@ -219,7 +219,10 @@ class TestRelays:
         assert kinds(set()) == [("link-not-allowed", "relays")] * 2
 
     def test_a_group_that_cannot_reach_its_members_is_told(self):
-        """Opposite ranks of a ring without relays: the error names the clause; without links, the topology."""
+        """If members cannot reach each other, the error names the relay clause, or the topology.
+
+        The members are opposite ranks of a ring without relays, which then loses links, too.
+        """
         placed = collectives.allgather(2).among([0, 2], num_ranks=4)
         with pytest.raises(
             SketchError, match="chunk 0 of allgather cannot get from rank 0 to rank 2: relays"
@@ -232,7 +235,11 @@ class TestRelays:
             brief_synthesis(problem(placed, relays=set()), backend="greedy")
 
     def test_groups_whose_chunks_look_alike_are_told_apart(self):
-        """Two groups send from 0 to 2 of a one-way ring; only the group of three ranks may go through rank 1."""
+        """Chunks of two groups with equal ends may have different relays.
+
+        Both groups send from 0 to 2 of a one-way ring; only chunks of the group of three ranks may go through
+        rank 1.
+        """
         builder = TopologyBuilder("one way", [0] * 3)
         for rank in range(3):
             builder.add_link(rank, (rank + 1) % 3, alpha_us=0, beta_us_per_mb=1)
@@ -250,7 +257,7 @@ class TestRelays:
         check_reachable(problem(collectives.allgather(3).among([0, 1, 2], num_ranks=4), topology=topology))
 
     def test_what_would_help_is_explained(self):
-        """The relay clause is the conflict, and dropping it is the proposed change."""
+        """`explain` names the relay clause as the conflict, and proposes to drop it."""
         placed = collectives.allgather(2).among([0, 2], num_ranks=4)
         found = explain(problem(placed, relays=set()))
         assert not found.feasible
