@@ -49,7 +49,10 @@ def test_the_first_transfers_may_reduce():
 
 
 def test_a_merged_send_lasts_as_long_as_all_of_its_chunks():
-    """Two chunks in one send take 0.5 us and twice 2 us: nine ticks."""
+    """A merged send pays alpha once, and beta for all of its chunks.
+
+    Two chunks in one send take 0.5 us and twice 2 us: nine ticks of half a microsecond.
+    """
     schedule = relay(chunk=[0, 1], link=[0, 0], start=[0, 0], end=None, group=[0, 0])
     assert schedule.end.tolist() == [9, 9]
 

@@ -121,7 +121,7 @@ def test_prune_leaves_reductions_alone():
 
 
 def test_concatenated_halves_overlap_where_they_can():
-    """Allreduce of two chunks on two ranks: both phases use both links, 2 us each, in sequence.
+    """The two phases of an allreduce of two chunks on two ranks follow each other on both links, 2 us each.
 
     Chunk 0 (root 0) is reduced over 1 -> 0 and copied over 0 -> 1; chunk 1 uses the opposite links.
     """

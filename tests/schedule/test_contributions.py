@@ -173,7 +173,7 @@ def test_names_are_part_of_the_schedule():
 
 @pytest.mark.slow
 def test_replanned():
-    """Without a failure the schedule is kept; without a link a new one is made, and verifies."""
+    """Re-planning without a failure keeps the schedule; without one link it makes a new one that verifies."""
     problem = make_problem(taccl.topologies.fully_connected(4), one_sum(4), chunk_bytes=1000)
     schedule = one_shot(problem)
     same = taccl.replan(schedule, problem)
@@ -186,7 +186,10 @@ def test_replanned():
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_lowered_and_lifted(in_place):
-    """A lowered program keeps arrivals in scratch and computes the sums; lifted, it is the same schedule."""
+    """Lowering and then lifting a schedule of named contributions returns the same schedule.
+
+    The program keeps arrivals in scratch and computes the sums from them.
+    """
     schedule = exchange()
     program = taccl.lower(schedule, in_place=in_place)
     assert taccl.interpret(program).ok
@@ -200,7 +203,7 @@ def test_out_of_place_one_shot_needs_no_scratch():
 
 
 def test_a_ring_of_five_in_two_steps():
-    """On a ring of five contributions travel two links each way; a rooted sum takes four steps."""
+    """On a ring of five, contributions travel two links each way; a rooted sum takes four steps."""
     topology = taccl.topologies.ring(5)
     problem = make_problem(topology, one_sum(5), chunk_bytes=1000)
     apart = taccl.synthesize(separate_contributions(problem), backend="greedy", sketch="none")

@@ -51,7 +51,7 @@ def test_the_verifier_names_what_leaves_early(problem):
 
 @pytest.mark.slow
 def test_a_sum_is_added_to_what_is_there(problem):
-    """A contribution that arrives before the rank's own is released is a violation."""
+    """A contribution that reaches a rank before the release of the rank's own contribution is a violation."""
     sums = taccl.make_problem(problem.topology, "reduce", chunk_bytes=1_000_000, root=0, chunks_per_rank=1)
     schedule = taccl.synthesize(sums, backend="greedy").schedule
     verdict = taccl.verify(replace(schedule, problem=replace(sums, release_us=((0, 0, 500),))))
@@ -62,7 +62,7 @@ def test_a_sum_is_added_to_what_is_there(problem):
 
 @pytest.mark.slow
 def test_what_comes_late_is_named_and_refused(problem):
-    """A due date below a hop's 11 us is a violation and infeasible."""
+    """A due date below one hop, 11 us, is a violation for the verifier, and infeasible for the search."""
     due = replace(problem, due_us=((0, 1, 10),))
     schedule = taccl.synthesize(problem, backend="greedy").schedule
     assert [each.kind for each in taccl.verify(replace(schedule, problem=due)).violations] == ["due"]
@@ -140,7 +140,7 @@ def test_sums_that_are_exchanged_wait_for_a_release():
 
 @pytest.mark.slow
 def test_moments_are_kept_in_files(problem, tmp_path):
-    """Release and due dates are stored and part of the digest; problems without them keep theirs."""
+    """Release and due dates are stored in files and change the digest; problems without them keep theirs."""
     late = replace(problem, release_us=((0, 0, Fraction(1, 3)),), due_us=((1, 2, 50),))
     taccl.save(taccl.synthesize(late, backend="greedy").schedule, tmp_path / "late.json")
     assert taccl.load(tmp_path / "late.json").problem == late
@@ -166,7 +166,10 @@ def test_moments_that_cannot_be_are_refused(problem, moments, said):
 
 
 def test_the_most_urgent_task_goes_first():
-    """Two tasks of 3 and 5 ticks on one resource, and one that waits for the second."""
+    """Of two tasks on one resource, the one with the longer tail goes first.
+
+    They take 3 and 5 ticks, and a third task waits for the second.
+    """
     tasks = Tasks()
     for duration in (3, 5):
         tasks.add(duration, resource=0)

@@ -134,11 +134,11 @@ def test_a_reduction_waits_for_all_that_it_includes():
 
 
 def test_what_arrives_later_is_not_read():
-    """Rank 1's contribution must leave before the full sum is copied over it.
+    """A rank's contribution must leave before the full sum is copied over it.
 
-    Rank 0 holds the sum of 0 and 2 at 1 and could copy it then (1 us, arrival at 2), but link 1 -> 0 is first
-    busy with chunk 1 for 3 us; rank 1 sends its part of chunk 0 to rank 2 only at 3, so the copy may not
-    arrive before 4, and starts at 3.
+    Rank 0 holds the sum of chunk 0 at 1 us, and a copy to rank 1 takes 1 us. But rank 1 sends its part of
+    chunk 0 to rank 2 only at 3 us, as link 1 -> 2 is busy with chunk 1 until then. So the copy may arrive at
+    4 us at the earliest, and starts at 3 us.
     """
     topology = linked("read before write", [0] * 3, [(2, 0, 0, 1), (1, 2, 0, 3), (0, 1, 0, 1)])
     problem = problem_of(topology, custom(3, [([0, 1, 2], [0]), ([1, 2], [2])], combining=True))
@@ -183,17 +183,18 @@ def own_first(*, meaning="pipelined"):
 def test_own_and_relayed_chunks_are_a_latency_apart():
     """Under local-first priority a relayed chunk starts one latency after the own chunk.
 
-    The pipelined link is free at 1, and the relayed chunk arrives at 1, but leaves at 0 + 2 + 1.
+    The pipelined link is free at 1 us, and the relayed chunk arrives at 1 us, but it leaves at 2 + 1 us.
     """
     schedule = exact_times(own_first(), chunk=[0, 1, 1], link=[0, 0, 1], starts=[0, 5, 0])
     assert starts_of(schedule) == {(0, 0): 0, (1, 1): 0, (1, 0): 3}
 
 
 def test_reductions_rooted_at_the_receiver_end_a_latency_after_others():
-    """For reductions, the gap of local-first priority is the own chunk's 1 + 3 us, not the other's 1 + 1.
+    """For reductions, local-first priority keeps the gap of the chunk rooted at the receiver, 1 + 3 us.
 
-    Rank 1 sends chunk 0 (1 MB, bound for rank 2 through 0) and chunk 1 (3 MB, rooted at 0). The link
-    pipelines: chunk 0 is sent at 0, ends at 4 + 1 = 5; chunk 1 ends at 5 + (4 + 3) = 12, so starts at 5.
+    Rank 1 sends chunk 0 (1 MB, bound for rank 2 through rank 0) and chunk 1 (3 MB, rooted at rank 0) over a
+    pipelined link. Chunk 0 is sent at 0 and ends at 4 + 1 = 5 us. Chunk 1 ends at 5 + (4 + 3) = 12 us, so it
+    starts at 5 us.
     """
     problem = problem_of(
         linked("own last", [0] * 3, [(1, 0, 4, 1), (0, 2, 0, 1)], alpha_meaning="pipelined"),
