@@ -120,7 +120,10 @@ def test_cards_of_one_gpu_count_as_one(load):
 
 @pytest.mark.parametrize(("times", "crossed_us"), [(1, 20), (2, 7 * 5 + 20), (16, 8 * 40)])
 def test_an_oversubscribed_network_carries_less(load, times, crossed_us):
-    """Eight NICs of 50 GB/s send at once, through an uplink of 200 GB/s, or one slower than a NIC."""
+    """An uplink limits what the NICs of a node send together.
+
+    Eight NICs of 50 GB/s send through an uplink of 200 GB/s, or through one that is slower than a NIC.
+    """
     topology = load(on_switch(TWO_SERVERS).replace("nodes = 2", f"nodes = 2\noversubscription = {times}"))
     problem = make_problem(topology, collectives.allgather(16), chunk_bytes=10**6)
     schedule = BASELINES["hierarchical"](problem, cut=False)

@@ -42,7 +42,7 @@ def test_text_units_and_numbers_say_the_same():
 
 
 def test_latency_does_not_occupy_links_unless_asked():
-    """As in ASTRA-sim, a link is free once the bytes have left."""
+    """By default, as in ASTRA-sim, latency does not occupy a link: it is free once the bytes have left."""
     assert multidim("ring4@50").alpha_meaning == "pipelined"
     assert multidim("ring4@50", alpha_meaning="occupies").alpha_meaning == "occupies"
 

@@ -24,7 +24,10 @@ def profile(fitted, tmp_path):
 
 @pytest.mark.slow
 def test_a_runtime_has_its_own_launch(profile):
-    """The file names the library that was measured; its launch replaces the 4.95 us of MSCCL++."""
+    """A profile file names the measured library, and may give other libraries a launch of their own.
+
+    A launch of MSCCL++ in the file replaces its default of 4.95 us.
+    """
     assert 'runtime = "nccl"' in profile.read_text()
     topology = taccl.topologies.parse("dgx-h100", profile=str(profile))
     assert float(under_launch(RUNTIMES["mscclpp"], topology).launch_us) == 4.95

@@ -60,13 +60,13 @@ def test_a_topology_goes_over_to_another_protocol():
 
 
 def test_what_is_slow_stays_so():
-    """A link with half the bandwidth keeps half under any protocol."""
+    """A link slowed to half its bandwidth has half the bandwidth under any protocol."""
     slow = dgx_h100(profile="nccl").degraded({(0, 1): "1/2"})
     assert slow.under("ll") == dgx_h100(profile="nccl", protocol="ll").degraded({(0, 1): "1/2"})
 
 
 def test_what_a_user_gave_stays():
-    """A constant replaced by the user is the same under any protocol."""
+    """A constant that the user replaced has the same value under any protocol."""
     given = {"nvswitch_alpha_us": "1.5"}
     topology = dgx_h100(profile="nccl", constants=given).under("ll")
     assert topology == dgx_h100(profile="nccl", protocol="ll", constants=given)

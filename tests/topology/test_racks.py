@@ -21,7 +21,10 @@ def held(topology, link):
 
 
 def test_one_switch_adds_for_all_workers():
-    """Three workers have six links, three reductions and three multicasts; 12.5 GB/s is 80 us/MB."""
+    """A switch of three workers has a reduction into each and a multicast from each, besides six links.
+
+    A rate of 12.5 GB/s is 80 us/MB.
+    """
     topology = in_network(3)
     assert (len(topology.links), topology.switches[0].reduces.slots) == (12, 512)
     # 512 slots of 1,024 B for 10 us each: 52.4 GB/s, faster than a port.
@@ -51,7 +54,10 @@ def test_partial_sums_cross_the_core_once():
 
 
 def test_groups_sum_apart_and_share_the_slots():
-    """Two groups of four workers sum in parallel: 80 us/MB each, or 305 us/MB with half of 64 slots each."""
+    """Groups of workers sum in parallel, and divide the switch's slots among them.
+
+    Two groups of four workers take 80 us/MB each, or 305 us/MB if each has half of 64 slots.
+    """
     groups = [range(4), range(4, 8)]
     both = together([allreduce(4, chunks_per_rank=16).among(list(group), num_ranks=8) for group in groups])
     for slots, us_per_mb in ((512, 80), (64, 2 * 10**7 / (64 * 1024))):
@@ -64,7 +70,10 @@ def test_groups_sum_apart_and_share_the_slots():
 
 
 def test_workers_come_before_the_cards_of_boxes():
-    """Two racks have three workers and a box with two NICs each: ranks 0-5, then 6-7 and 8-9."""
+    """Workers have lower ranks than the NICs of server boxes.
+
+    Two racks have three workers and a box with two NICs each: ranks 0-5, then 6-7 and 8-9.
+    """
     topology = rack(3, 2, 2, 2)
     assert topology.node_of_rank == (0, 1, 2, 3, 4, 5, 6, 6, 7, 7)
     inside, across = (topology.links_between(src, dst)[0] for src, dst in ((0, 6), (0, 8)))

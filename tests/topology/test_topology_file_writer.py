@@ -121,7 +121,7 @@ def test_other_tools_files_become_topology_files(path, tmp_path):
 
 
 def test_a_resource_at_two_rates_is_continued(tmp_path):
-    """A resource held at two rates has two entries: 1 us/MB and 1/3 us/MB."""
+    """A resource that links hold at two rates, 1 us/MB and 1/3 us/MB, has two entries in the file."""
     builder = TopologyBuilder("shared", [0, 0, 0])
     links = [builder.add_link(0, each, alpha_us=0, beta_us_per_mb=1) for each in (1, 2)]
     port = builder.add_resource("port")

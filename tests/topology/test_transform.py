@@ -158,7 +158,10 @@ def test_what_fails_must_exist(failed, message):
 
 
 def test_a_nic_takes_its_links_along():
-    """A failed NIC takes its links along: NIC 3 of node 1 has one in each direction, to NIC 3 of node 0."""
+    """If a NIC fails, the links that hold it fail, too.
+
+    NIC 3 of node 1 has one link in each direction, to and from NIC 3 of node 0.
+    """
     topology = dgx_h100(2, profile="nominal")
     left = without(topology, resources=["NIC 3 of node 1 egress", "NIC 3 of node 1 ingress"])
     assert set(edges(topology)) - set(edges(left)) == {(3, 11), (11, 3)}
