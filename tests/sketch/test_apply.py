@@ -168,7 +168,10 @@ def test_clauses_of_a_sketch(text, found, expected):
 
 
 def test_relays():
-    """Link 1@A -> 0@B carries chunks from ranks 0 and 1 of A, or rooted at ranks 0 and 1 of B."""
+    """A relay link carries only chunks of the ranks that the sketch names for it.
+
+    Link 1@A -> 0@B carries chunks from ranks 0 and 1 of A, or rooted at ranks 0 and 1 of B.
+    """
     relays = "".join(f"{i} = [{i - 1}, {i}]\n" for i in range(1, 16, 2))
     connections = "".join(f"{i} = [{i - 1}]\n" for i in range(1, 16, 2))
     text = f"[internode.connections]\n{connections}[internode.relays]\n{relays}"
@@ -217,9 +220,9 @@ def test_symmetry_is_dropped_for_a_root():
 
 
 def test_symmetry_is_narrowed():
-    """A symmetry is narrowed to its powers that the collective has.
+    """A symmetry that the collective lacks is narrowed to those of its powers that the collective has.
 
-    Roots 0 and 8 of DGX-2 narrow the group of offset 2 to offset 8.
+    Broadcast roots 0 and 8 of DGX-2 narrow a symmetry of offset 2 to offset 8.
     """
     problem = apply("[[symmetry]]\noffset = 2\ngroup = 16", dgx2(1), "multi-root-broadcast", roots=(0, 8))
     assert problem.clauses.symmetry == (tuple((r + 8) % 16 for r in range(16)),)

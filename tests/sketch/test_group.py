@@ -48,10 +48,10 @@ def test_more_symmetries_than_are_counted():
 
 
 def test_what_fixes_a_chunk():
-    """The stabiliser of rank 0's chunk contains all renamings of the other three ranks.
+    """On a full graph, the symmetries that fix rank 0's chunk are all renamings of the other three ranks.
 
-    It has two orbits of ranks, and three of links: from rank 0, to it, and among the others. For a chunk on
-    link 0 -> 1, the three orbits' representatives map it to its sender, its receiver, or rank 2.
+    They have two orbits of ranks, and three of links: from rank 0, to it, and among the others. For a chunk
+    on link 0 -> 1, the three orbits' representatives map it to its sender, its receiver, or rank 2.
     """
     whole = everyone(4, (1, 0, 2, 3), (1, 2, 3, 0))
     links = whole.topology.links

@@ -21,7 +21,7 @@ along = [3, 2]
 
 
 def test_a_collective_runs_in_all_groups_of_a_name():
-    """Four data-parallel groups of four ranks each, and their schedule."""
+    """A collective runs in all groups that share a name: here four data-parallel groups of four ranks."""
     sketch, network = taccl.Sketch.from_toml(TEXT), taccl.topologies.parse(NETWORK)
     problem = sketch.apply(network, "allreduce", group="dp", size="1MB")
     assert [each.ranks for each in problem.collective.groups] == [

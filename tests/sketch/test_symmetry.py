@@ -190,7 +190,7 @@ def test_narrow_to_nothing():
 
 
 def test_permutations_of_a_topology_with_scaled_costs_are_shared(monkeypatch):
-    """Topologies whose costs differ by one factor share their permutations."""
+    """Topologies whose costs differ only by a common factor share their permutations."""
     topology = ndv2(2)
     shift = offset_permutation(16, 8, 16)
     known = link_permutation(topology, shift)

@@ -314,7 +314,10 @@ def test_physical_size_may_be_given():
 
 
 def test_custom_matrices(tmp_path):
-    """links[dst][src] = 2 is two links; betas are [dst][src] too."""
+    """Matrices of a custom topology are indexed [destination][source].
+
+    A value 2 in `links` is two links, and the betas have the same order.
+    """
     path = tmp_path / "custom.json"
     path.write_text(
         '{"name": "mine", "gpus_per_node": 2, "alpha": 1, "links": [[0, 2], [1, 0]],'
