@@ -55,7 +55,7 @@ def test_near_ties_go_to_the_nearest_whole_number(whole, mantissa, exponent, ulp
 
 
 def test_a_tie_of_the_product_is_decided_by_a_rounding_error_of_any_size():
-    """Numbers whose float64 product is a tie, k + 1/2, are rounded by the exact product."""
+    """If rounding to float64 makes a product a tie, k + 1/2, the number is rounded by its exact product."""
     for scale in (3 + 2**-51, 3 - 2**-51, 49.0, 1e9 / 7):
         for odd in range(1, 400, 2):
             value = odd / 2 / scale
@@ -66,7 +66,7 @@ def test_a_tie_of_the_product_is_decided_by_a_rounding_error_of_any_size():
 @pytest.mark.parametrize("scale", [1e300, 1.7e308, 5e-324, 3.0, 1e-308])
 @pytest.mark.parametrize("ranks", [1, 3, 7])
 def test_the_bound_as_a_number_is_never_below_the_bound(scale, ranks):
-    """The bound as a float is rounded up, and infinite above float64's range."""
+    """The error bound as a float is rounded up, and is infinite above float64's range."""
     bound, exact = error_bound(ranks, scale), Fraction(ranks) / (2 * Fraction(scale))
     assert bound == math.inf or exact <= Fraction(bound) <= exact * (1 + Fraction(2, 2**52))
 
@@ -92,7 +92,7 @@ def test_extreme_numbers_are_quantised_without_a_warning(values, scale):
 
 @pytest.mark.slow
 def test_the_bound_is_met_by_what_is_worst():
-    """Eight ranks that are each off by 1/2 reach the bound: the sum is off by 4."""
+    """The error bound can be reached: eight ranks that are each off by 1/2 give a sum that is off by 4."""
     ranks, scale = 8, 1024.0
     sums = ranks * quantise([0.5 / scale], scale, ranks=ranks)
     assert abs(dequantise(sums, scale)[0] - ranks * 0.5 / scale) == error_bound(ranks, scale) == 4 / 1024

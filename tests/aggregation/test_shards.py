@@ -58,7 +58,10 @@ def test_chunks_of_32_kb_load_all_cards_alike(model):
 
 
 def test_whole_layers_leave_cards_idle():
-    """VGG-19's largest layer is 411 of 575 MB: 7.15 times the mean of ten cards."""
+    """Whole layers leave cards idle: VGG-19's largest one loads a card with 7.15 times the mean of ten.
+
+    That layer has 411 of 575 MB.
+    """
     whole = place_shards(layer_bytes("vgg-19"), rack(8, 10), range(8, 18), chunk=None)
     assert whole.imbalance == pytest.approx(10 * 25_088 * 4096 / 143_667_240, rel=1e-3)
 
@@ -72,7 +75,7 @@ def test_each_chunk_has_a_core_of_its_server():
 
 
 def test_slow_cards_get_less():
-    """A server with a card half as fast gets a third of twelve chunks."""
+    """A server with a card half as fast gets half as many chunks as the other: a third of twelve."""
     shards = place_shards([12_000], servers_of(1, 2), [2, 3], chunk=1_000)
     assert Counter(shards.servers) == {2: 8, 3: 4}
 
@@ -136,9 +139,9 @@ def test_an_exchange_without_a_chunk_count_is_cut_as_pays():
 @pytest.mark.slow
 @pytest.mark.parametrize(("cards", "choice"), [(10, "central"), (4, "colocated")])
 def test_workers_serve_where_a_box_is_too_narrow(cards, choice):
-    """Colocated servers move the data 1.75 times, a box of ten cards once, a box of four twice.
+    """The arrangement of servers that moves the least data is chosen for eight workers.
 
-    There are eight workers. The arrangement that moves the least data is chosen.
+    Workers that also serve move the data 1.75 times, a box of ten cards once, a box of four twice.
     """
     n, k = range(8), range(8, 8 + cards)
     served = choose_servers(rack(8, cards), "100MB", workers=n, servers=k)
