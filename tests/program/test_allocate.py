@@ -35,7 +35,10 @@ def test_a_slot_is_free_only_after_its_last_read():
 
 
 def test_what_arrives_together_is_kept_together():
-    """With slot 0 taken, two chunks that arrive together start at slot 1."""
+    """Chunks that arrive together are kept in adjacent slots.
+
+    Slot 0 is taken, so two such chunks start at slot 1.
+    """
     each = allocator()
     for value in (Value(1, 10, read_until=99), Value(2, 10, read_until=15)):
         each.place([value])

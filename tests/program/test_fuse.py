@@ -61,7 +61,7 @@ def test_what_is_sent_back_is_one_step_where_one_threadblock_does_both():
 
 
 def test_others_who_use_it_first_keep_it_apart():
-    """Rank 1 forwards a chunk to two others, and at most one of the two sends is fused."""
+    """A rank that forwards a chunk to two others fuses the receive with at most one of the two sends."""
     program = program_of("broadcast", "fully-connected:4", threadblocks="relay")
     plain = program_of("broadcast", "fully-connected:4")
     fused = operations(program)["receive-send"]

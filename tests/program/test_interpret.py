@@ -48,7 +48,10 @@ def test_overwriting_too_early_is_a_race():
 
 
 def test_an_order_by_way_of_another_rank_counts():
-    """If rank 1 answers a message, the answer may overwrite the sent slot without a dependency."""
+    """An order of steps through another rank counts as well as a dependency.
+
+    If rank 1 answers a message, the answer may overwrite the slot that was sent.
+    """
     send, receive = Step("send", Slot("output", 0)), Step("receive", None, Slot("output", 0))
     ranks = (
         RankProgram(0, 1, 0, (Threadblock((send,), send_to=1), Threadblock((receive,), receive_from=1))),

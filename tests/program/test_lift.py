@@ -159,7 +159,10 @@ def test_queues_have_as_much_room_as_the_protocol_says(protocol, finish_us):
 
 
 def test_steps_wait_for_their_threadblock():
-    """One threadblock that receives and then sends takes the time of two sends; two threadblocks take one."""
+    """Steps of one threadblock follow each other, those of two threadblocks overlap.
+
+    A threadblock that receives and then sends takes the time of two sends; with two threadblocks it is one.
+    """
     collective = make("allgather", 2)
 
     def rank(own, *blocks):
@@ -267,7 +270,7 @@ def test_sums_that_are_kept_apart_are_named():
 
 
 def test_whole_sums_travel_with_parts():
-    """Rank 0 sends rank 1 a part of one sum and another complete sum in one send."""
+    """One send may carry a part of one sum together with another sum that is complete."""
     collective = Collective("sums", 2, (Chunk((0, 1), (1,), 1), Chunk((0,), (1,), 1)), combining=True)
     sender = RankProgram(2, 0, 0, (Threadblock((Step("send", Slot("input", 0), count=2),), send_to=1),))
     steps = (

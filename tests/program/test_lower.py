@@ -154,7 +154,7 @@ def test_a_merged_send_of_others_is_split_or_packed():
 
 
 def test_long_steps_are_cut_evenly():
-    """Steps of at most 3 chunks: four chunks are divided into two and two."""
+    """Steps above the maximum length are cut evenly: at most 3 chunks divide four into two and two."""
     schedule = timed(merged_problem(), [(0, c, 0, 0, False) for c in range(4)])
     assert [step.count for _, step in lower(schedule, max_count=3).steps()] == [2, 2, 2, 2]
 

@@ -19,7 +19,10 @@ MIB = 2**20
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
 def test_three_small_chunks_of_a_step_are_one_message(num_ranks):
-    """Three chunks per step are one message up to 192 KiB, so the exchange runs under Simple's two slots."""
+    """Three small chunks of a step are one message, so the exchange runs with Simple's two slots.
+
+    The limit for this is a total size of 192 KiB.
+    """
     program = replace(exchange(3, num_ranks=num_ranks), sizes_bytes=(6144, 196_608))
     found = interpret(program)
     assert found.ok
@@ -28,7 +31,10 @@ def test_three_small_chunks_of_a_step_are_one_message(num_ranks):
 
 
 def test_three_large_chunks_of_a_step_are_three_messages():
-    """Up to 1 MiB two chunks fit into a message; above 6 MiB in total the exchange deadlocks."""
+    """Fewer chunks fit into a message as they grow, until the exchange needs more than two slots.
+
+    Up to 1 MiB in total two chunks fit into a message; above 6 MiB the exchange deadlocks.
+    """
     found = interpret(exchange(3))
     assert not found.ok
     assert found.hangs_from == {"NCCL": 6 * MIB + 1, "RCCL": 6 * MIB + 1}

@@ -36,7 +36,7 @@ def test_short_threadblocks_stay_as_they_are():
 
 
 def test_only_long_threadblocks_are_cut():
-    """Two channels carry 6 chunks and 1: only threadblocks of the first are cut in two."""
+    """Of two channels that carry 6 chunks and 1, only the threadblocks of the first are cut in two."""
 
     def rank(peer):
         send = tuple(Step("send", Slot("input", i)) for i in range(6))
