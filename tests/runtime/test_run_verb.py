@@ -113,7 +113,7 @@ class TestEnded:
 
     @pytest.mark.slow
     def test_a_rank_that_dies_is_told(self, marked, hanging_file):
-        """After one of two ranks is killed the other ends, and the command reports that there is no report."""
+        """If one of two ranks is killed, the other ends, and the command says that there is no report."""
         process = marked.start("run", hanging_file, "--size", "64KB", "--timeout-s", 60)
         marked.wait_for(5, process)
         os.kill(max(marked.alive()), signal.SIGKILL)
@@ -295,7 +295,7 @@ class TestRefused:
         assert complaint in said(capsys)[1]
 
     def test_more_memory_than_there_is(self, mpiexec, allgather_file, capsys, monkeypatch):
-        """A run that needs more memory than is free is refused, with the need.
+        """A run that needs more memory than is free is refused, and the error says how much it needs.
 
         For an allgather of 4 MB on 4 ranks each rank needs 3 (1 + 4) chunks of 1 MB and two queues of 2
         chunks: 76 MB in all.

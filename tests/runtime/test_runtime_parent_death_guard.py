@@ -28,7 +28,7 @@ def rank_in(folder):
 
 @pytest.mark.slow
 def test_ranks_end_with_who_started_them(tmp_path):
-    """A rank outlives nothing: when its starter is killed, the rank ends and the folder is removed."""
+    """If the process that started a rank is killed, the rank ends and its folder is removed."""
     folder = tmp_path / "job"
     folder.mkdir()
     command = [sys.executable, "-c", STARTER]

@@ -35,7 +35,7 @@ def test_ranks_give_what_the_program_says(plain, transformed):
 
 @pytest.mark.slow
 def test_another_program_differs():
-    """The comparison can fail: a reference without the momentum's share gives another update."""
+    """The comparison of updates can fail: a reference without the momentum's share gives another update."""
     step = schedule_workload(momentum(), RANKS, rates=Rates(1, 100))
     other = taccl.Workload("other", 4, momentum().inputs).then("sum", "allreduce", "g")
     other = other.then("old", "scale", "m", value=0.5).then("m_new", "add", "old", "sum")
