@@ -66,7 +66,7 @@ def test_feasible_point_breaks_nothing():
     ],
 )
 def test_violations_name_what_breaks(point, word):
-    """Each violation is named by its variable or its row and tag."""
+    """`violations` names the variable, or the row and its tag, that a point breaks."""
     broken = small().arrays().violations(np.array(point))
     assert any(re.search(word, line) for line in broken)
 
