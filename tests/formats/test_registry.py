@@ -17,6 +17,7 @@ from taccl.formats.registry import (
     format_named,
     format_of_content,
     format_of_name,
+    options_of,
     read,
     write,
 )
@@ -85,7 +86,7 @@ ODD_OPTIONS = [
     (each.name, name)
     for each in FORMATS
     for end in filter(None, (each.load, each.dump))
-    for name in module._options(resolve_name(end))
+    for name in options_of(resolve_name(end))
 ]
 
 
@@ -95,7 +96,7 @@ def test_odd_options_are_bad_input(name, option, tmp_path, schedule, quiet):
     each = format_named(name)
     folder = next((folder for folder, known in FOLDERS if known == name), None)
     odd = ("0x", -3, object())
-    if each.load and option in module._options(resolve_name(each.load)):
+    if each.load and option in options_of(resolve_name(each.load)):
         path = tmp_path / "probe.json"
         if folder is not None:
             path = next(iter(foreign_files(f"{folder}/*"))).values[0]
