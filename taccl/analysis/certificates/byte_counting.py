@@ -200,8 +200,8 @@ def copies_served(
 def sums_served(ports: Counter[Port], windows: Windows, scale: int) -> Served:
     """Upper bound on the (contribution, rank) pairs served by a time: a term per level of `windows`.
 
-    At each level, the smaller of two counts applies: sends in each window, or sends in the span of all
-    windows.
+    A window is the time in which a send must lie; see `windows_of`. At each level, the smaller of two counts
+    applies: the sum over all windows, or the count for the one span that contains them all.
     """
 
     def passed(some: Sequence[tuple[int, int]], ticks: Time) -> Time:
@@ -272,7 +272,8 @@ class _CheckedPort:
                 continue
             unit = min(self.most, n * each)
             if self.beta:
-                # x sends carry ``brought + x unit``; the time allows ``(start - (x - 1) alpha) / beta``.
+                # In x of these sends, senders hold ``brought + x unit`` units, and the time suffices for
+                # ``(start - (x - 1) alpha) / beta``. Both are equal at x = `level`.
                 level = (start + self.alpha - brought * self.beta) / (unit * self.beta + self.alpha)
                 few = min(number, max(0, math.floor(level)))
                 if few < number:
@@ -287,8 +288,8 @@ class _CheckedPort:
 def _bytes_left(facts: Facts, witness: ByteCounting, ticks: Fraction) -> bool:
     """True if every schedule that ends before `ticks`, for any chunking, leaves a (byte, rank) pair unserved.
 
-    Pairs served are counted by their limit from below at `ticks`. If the limit is just what is needed and
-    the count rises up to there, no earlier time suffices.
+    It is true if fewer pairs than needed are served just before `ticks` (the limit from below). It is also
+    true if that limit equals the need and is still rising, since any earlier time then serves fewer.
     """
     if not facts.divisible or facts.multi or facts.made_at or facts.in_network:
         return False

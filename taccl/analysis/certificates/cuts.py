@@ -7,7 +7,7 @@ cuts decide how fast chunks can spread. Dantzig, Fulkerson and Johnson, Operatio
 adding cuts as they are found.
 """
 
-# w price of a resource per tick, z charge of a set, p cost of a send over a link, x sends over a link
+# Symbols: w price of a resource per tick, z charge of a set; p cost of a send, x sends, over a link
 
 from __future__ import annotations
 
@@ -282,7 +282,11 @@ class _Program:
 
 
 def _worth_pricing(held: list[dict[int, int]], idle: list[int]) -> list[int]:
-    """Resources to price: not those of one link that holds a shared, equally idle resource as long."""
+    """Resources to price: all but those of one link that are dominated by a shared resource.
+
+    A shared resource dominates if that link holds it for at least as long, and it has at least as many idle
+    ticks.
+    """
     users: Counter[int] = Counter(resource for mine in held for resource in mine)
     worth = set(users)
     for mine in held:

@@ -158,8 +158,9 @@ def _lane(demand: NeededSends, links: Iterable[int], resource: int) -> Lane:
 def _mean_ticks(lanes: Sequence[Lane], units: int) -> tuple[Fraction, Fraction]:
     """(min over all schedules of the mean ticks until a unit has left, dual price that proves it).
 
-    At a price, each lane carries the units that can leave within that time. Their number is convex and
-    piecewise linear in the price, so Newton's method from above ends at the price at which all units leave.
+    The price is a flow time in ticks: each lane carries the number of units that maximises its gain at this
+    price. The number of all carried units is convex and piecewise linear in the price, so Newton's method
+    from above ends at the price at which all units leave.
     """
     counted = Counter(lanes)
     caps = [Fraction(lane.idle + lane.alpha) for lane in lanes if not lane.beta]

@@ -7,7 +7,7 @@ border, or from a rank of its set that has it. Each arrival adds one sender at m
 entry point get the chunk later.
 """
 
-# n entries (each of a chunk into a set), k the last of them; a pair is a last entry and a rank that wants it
+# Symbols: n entries (of chunks into sets), k last ones; a pair is a last entry and a rank that wants it
 
 from __future__ import annotations
 

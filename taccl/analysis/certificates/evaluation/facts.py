@@ -179,7 +179,7 @@ class Facts:
         return starts
 
     def _made(self, units: int | None) -> dict[int, int]:
-        """{derived chunk: earliest tick at which it is made}; repeated until no source comes earlier."""
+        """{derived chunk: earliest tick at which it is made}; updated whenever its source gets earlier."""
         if units not in self._when:
             known = self._when[units] = {}
             chunks_of: dict[int, list[int]] = defaultdict(list)

@@ -207,7 +207,7 @@ def jobs(facts: Facts, ranks: frozenset[int], *, entering: bool) -> Iterator[Bor
         parts = [(every, sources, targets)]
         if is_direct and len(ranks) > 1 and data.root in ranks:
             # With direct crossing, contributions of every other node cross separately, straight to the root's
-            # node. They are on their way to ranks outside their own node.
+            # node. Their targets are all destinations outside the contributing node.
             parts = []
             for n in sorted({node[r] for r in sources}):
                 over = [e for e in facts.admitted(c, reducing=True) if node[links[e].src] == n]

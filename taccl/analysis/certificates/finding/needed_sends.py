@@ -211,7 +211,7 @@ class NeededSends:
         A chunk that spreads enters a set that lacks it at least once. A sum that all ranks need carries
         outside contributions into every set, and the set's contributions out of it. If a sketch lets
         reductions cross only straight to the root's node (`direct_crossing`), contributions of each other
-        node enter the root's node separately. They are on their way to ranks outside their own node.
+        node enter the root's node separately. Their targets are all destinations outside that other node.
         """
         data = self.problem.collective.chunks[c]
         starts, ends = set(self.distances.origins(c)), set(data.destinations)
