@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _MOST_EXACT = 10
 #: Max rounds of column generation; nodes of eight ranks need about 20.
 _MAX_ROUNDS = 60
-#: Share of the bound at which the search ends; share of the best rate that the smallest chosen set needs.
+#: Share of the bound at which the search ends; share of the best rate from which the smallest set is chosen.
 _ENOUGH, _NEARLY = 0.995, 0.97
 #: Min and max number of random orders in which depth-first search looks for disjoint rings.
 _FEWEST_TRIES, _TRIES = 3, 20

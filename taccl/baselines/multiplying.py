@@ -349,7 +349,7 @@ def _targets(problem: Problem) -> Ints:
 def _is_bound(
     times: StepTimes, digits: Sequence[Digit], step: int, chunk: Ints, rank: Ints, keeps: bool
 ) -> Flags:
-    """(num_chunks,) True if the chunk's destination has the rank's digits of all steps so far.
+    """(num_chunks,) True if the chunk's destination agrees with the rank in the digits of all steps so far.
 
     The first step may send directly to all ranks of other nodes. Then each rank receives only the chunks that
     end at it, and keeps its own chunks for ranks of its node.

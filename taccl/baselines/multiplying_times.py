@@ -256,8 +256,9 @@ class StepTimes:
 
         - First, (num_used,): Indices of the resources that are held.
         - Second, for each hop, (6, num_kinds): Distinct combinations of a resource's load and a send's rest
-          after its hold. Rows: ticks per send over links that do not merge, per send over links that do, and
-          per chunk; 1 if the send with the rest merges; the rest in ticks per send, and per chunk.
+          (its duration minus its hold). Rows 0 to 2 are the load in ticks: per send over links that do not
+          merge, per send over links that do, and per chunk. Row 3 is 1 if the send merges. Rows 4 and 5 are
+          its rest in ticks: per send, and per chunk.
         - Last, (2, num_used) and (num_used,): Ticks of all hops per send, and per chunk.
         """
         topology, costs = self.problem.topology, self.problem.costs

@@ -275,7 +275,8 @@ def keep_soonest(problem: Problem, made: Schedule) -> Schedule:
 def _alphas_us(schedule: Schedule) -> float:
     """Max time in us for which a resource is held by the latencies of unmerged sends alone.
 
-    Finer chunks, each part along other dimensions, make as many sends per resource or more.
+    It is a lower bound for finer chunks, whose parts go along other dimensions: they need at least as many
+    sends per resource.
     """
     topology, holds = schedule.problem.topology, hold_columns(schedule.problem.topology)
     sends = np.bincount(schedule.link, minlength=len(topology.links))
