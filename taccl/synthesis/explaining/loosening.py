@@ -125,7 +125,7 @@ class Barriers:
         return CONNECTIONS if self.problem.topology.is_internode(link) else INSIDE
 
     def _field(self, link: int) -> str:
-        """Sketch field that forbids a link: `SWITCH` if an allowed link is parallel, else by its ends."""
+        """Sketch field that forbids a link: `SWITCH` if a parallel link is allowed, else that of its ends."""
         ends = self.problem.topology.links[link]
         return SWITCH if (ends.srcs, ends.dsts) in self._allowed_ends else self._field_of_ends(link)
 

@@ -224,7 +224,7 @@ class _Lane:
         return so_far
 
     def _rest(self) -> dict[int, int]:
-        """{hop: variable}: at most the units from the hop to the end of its batch."""
+        """{hop: variable that is at most the units from the hop to the end of its batch}."""
         whole, total = self.whole, sum(self.units.values())
         rest = {m: whole.model.add_variable(0, total) for m in self.row}
         for m, after in self.neighbours():

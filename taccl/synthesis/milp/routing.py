@@ -188,7 +188,7 @@ class RoutingModel:
                 self.no_sooner("finish", self.finish, arrival)
 
     def _crossings(self) -> None:
-        """A chunk enters each node at least once that needs it and lacks it."""
+        """A chunk must enter, at least once, each node that needs it and lacks it."""
         topology, collective = self.quotient.problem.topology, self.quotient.problem.collective
         node = topology.node_of_rank
         into: dict[tuple[int, int], set[int]] = defaultdict(set)
@@ -304,7 +304,7 @@ class RoutingModel:
                 self._one_after_other(b, a, pair.reverse_gap, first, goes_first=0)
 
     def _cut(self, cut: Cut) -> None:
-        """T >= the cut's ticks if all its hops are made; not all, if that exceeds the upper bound."""
+        """T >= the cut's ticks if all its hops are made; a cut above the upper bound forbids making all."""
         made = [self.made[m] for m in sorted(cut.hops) if m in self.made]
         if len(made) < len(cut.hops):
             return

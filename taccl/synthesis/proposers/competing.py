@@ -35,9 +35,8 @@ from taccl.topology.recognise import dimensions, grid_of
 _MOST_NAMED = 400_000
 #: CPU seconds to verify a transfer (estimate).
 _VERIFY_S = 6e-6
-#: Without a schedule so far, the preferred baseline comes first only if it fits into the second share of its
-#: time. Otherwise, the first one is a baseline that takes at most the first multiple of the quickest build
-#: time.
+#: While there is no schedule: max build time of the first baseline, as a multiple of the quickest one's. It
+#: applies only if the preferred baseline would need more than the second value, a share of its time.
 _FIRST_TIMES, _SAFE_SHARE = 2.0, 0.8
 #: Max share of the time left in which `quickest_first` puts the usually best baseline before quicker ones.
 _BEST_FIRST_SHARE = 0.2

@@ -186,7 +186,7 @@ def offer_balanced_groups(search: Search, cut: Callable[[Problem, int], Problem]
 
 @cached
 def _opened(problem: Problem) -> Problem:
-    """Return the problem with an open number of chunks; always one object, with which baselines go on."""
+    """Return the problem with an open number of chunks: always the same object, with its cache."""
     return replace(problem, chunks_open=True)
 
 

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from taccl.synthesis.search import Search
 
 
-#: Second, better bound: share of the time left. First bound: min seconds; the second bound is computed if
-#: this multiple of the first bound's time is left.
+#: Share of the time left for the second, better bound; min seconds for the first bound; multiple of the first
+#: bound's time that must be left for the second one to be computed.
 _BOUND_SHARE, _LEAST_BOUND_S, _MORE_BOUND_TIMES = 0.8, 0.25, 3.0
 #: Min ranks from which a result waits for its first bound, however long that takes.
 _PATIENT_RANKS = 1_000

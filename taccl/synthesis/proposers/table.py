@@ -113,9 +113,9 @@ def _estimated_first(search: Search) -> None:
 
 
 def _from_one_rank_first(search: Search) -> None:
-    """Propose the baselines that gain most from finer chunks, whole and then in finer chunks.
+    """Propose the baselines that gain most from finer chunks: in the problem's chunks, then in finer ones.
 
-    Whole chunks from or to one rank wait for each other along the tree, so that other baselines can wait.
+    Uncut chunks from or to one rank wait for each other along the tree, so all other baselines come later.
     """
     offer_first(search, [name for name in BASELINES if row_of(name).finer_chunks == "root"])
     if search.has_found:
@@ -133,7 +133,7 @@ def _has_groups(problem: Problem) -> bool:
 
 
 def _bound_all_chunkings(search: Search) -> None:
-    """Bound all chunkings before the search uses up the time; if it is up, `Search.result` does."""
+    """Bound all chunkings before the search uses up the time; later, `Search.result` bounds them."""
     if not search.deadline.has_passed:
         search.look_over_all_chunkings()
 
