@@ -1,4 +1,4 @@
-"""Channels that NCCL's search finds on a machine, without the search: their number, and the speed of each."""
+"""Channels that NCCL's search would find on a machine, from its rates: their number and their speed."""
 
 from __future__ import annotations
 

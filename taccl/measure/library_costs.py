@@ -38,8 +38,9 @@ class Costs:
     - `pcie`: True if ranks of a node talk over PCIe.
     - `fitted`: {protocol: (base us, hop us, share)} of libraries without a table, such as RCCL.
     - `launch_us`: Time before the first step.
-    - `ranks_per_process`: GPUs whose kernels one process launches, each after the first `serial_launch_us`
-      later; 0 for all of a node on Volta and before, one since.
+    - `ranks_per_process`: Number of GPUs whose kernels one process launches one after another, each
+      `serial_launch_us` after the one before. 0 stands for all GPUs of a node on Volta, and for one on other
+      GPUs.
     - `pair_share`, `all_pairs_share`: Parts of a node's rate for one pair, and for all pairs of an alltoall.
     - `launch_scale`, `node_latency`, `network_latency`: Factors of the launch and of latencies.
     - `node_rate`, `network_rate`: Factors of rates.

@@ -86,8 +86,8 @@ class _LogRun:
     - `names`: Collectives named above its rows, in order.
     - `hosts`: {rank: host}, of the first group.
     - `groups`: Groups of ranks that ran at the same time.
-    - `twice`: Hosts of rank 0 if lists of ranks of several hosts precede the rows, as of independent
-      processes.
+    - `twice`: Hosts of rank 0, if several lists of ranks precede the rows, each with another host for rank 0.
+      Independent processes write such lists.
     - `streams`: True if it states bandwidths only.
     - `is_osu`: True for OSU benchmarks and perftest's latency tests.
     - `ranks_per_process`: Number of GPUs whose kernels one thread launches, 0 if unknown.
