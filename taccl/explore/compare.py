@@ -1,4 +1,4 @@
-"""Runs side by side: backends and seeds on one problem, and sketches, sizes and cuts on one topology."""
+"""Runs side by side: backends and seeds on a problem; sketches, sizes, chunk numbers on a topology."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def _link_sentence(
     gpus: Collection[str],
     placed: Sequence[tuple[Series, Topology, list[str]]],
 ) -> str:
-    """Rate between two ranks beside what a GPU or a NIC carries, in one sentence."""
+    """Sentence that compares the rate between two ranks with that of a GPU's links or a NIC."""
     rate = _rate(series)
     on = next((on for _, on, _ in placed), None)
     if on is None:

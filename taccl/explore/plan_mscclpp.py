@@ -111,7 +111,7 @@ def _plan_of(
     reasons = [f"MSCCL++ has no {program.protocol}"] if lacking else []
     for protocol in _protocols(runtime, plan, each, program):
         try:
-            # Sizes end where the offsets of MSCCL++ do.
+            # The offsets of MSCCL++ have 32 bits, which limits the sizes of the plan.
             built = build_mscclpp_plan(
                 replace(ranged, protocol=protocol), ranks_per_node=ranks_per_node, split=True, name=name
             )
