@@ -49,7 +49,7 @@ Bound = Callable[[int, "Ints", "Ints", bool], "Flags"]
 
 @checked
 def recursive(problem: Problem, *, cut: bool = True) -> Schedule:
-    """Recursive doubling or halving: in each of log2(num_ranks) steps, ranks exchange data with one partner.
+    """Recursive doubling or halving: log2(num_ranks) steps, each rank with one partner in each.
 
     Partners differ in one bit of their rank, near or far ones first. An allreduce is halving and doubling, or
     doubling alone, in which partners exchange their whole partial sums. The fastest form is returned, and its

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Unpack
 from taccl._internal.arguments import Count, Natural, Seconds, Size, checked
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl._internal.units import parse_size
-from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.bounds import latency_bound, lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError, SketchError
 from taccl.problem.collective import Collective
@@ -189,11 +189,13 @@ def suggest_for(
         made = candidate.plan.name, schedule.problem.collective.chunks_per_rank, schedule.finish_us
         if candidate.sketch.merging.max > 1 or made not in distinct:
             distinct[made] = candidate
-    best, proposals = list(distinct.values())[:most], []
+    best, proposals, budget = list(distinct.values())[:most], [], options.parameters.budget
+    until = give_up.later(budget.last_bound_s)
     for place, candidate in enumerate(best):
-        bound_s = _BOUND_S if place else _FIRST_BOUND_S
-        limit_s = max(give_up.left_s, options.parameters.budget.least_bound_s) / (len(best) - place)
-        proposals.append(_proposal(trials, candidate, min(bound_s, limit_s), limit_s))
+        bound_s, share = _BOUND_S if place else _FIRST_BOUND_S, 1 / (len(best) - place)
+        limit_s = share * max(give_up.left_s, budget.least_bound_s)
+        end_s = share * until.left_s
+        proposals.append(_proposal(trials, candidate, min(bound_s, limit_s), limit_s, end_s))
     return sorted(proposals, key=lambda each: (each.finish_us, each.bound_us))
 
 
@@ -322,7 +324,9 @@ def _try_dimensions(trials: _Trials, most: int) -> None:
                 trials.found[trials.found.index(each)] = replace(each, schedule=found)
 
 
-def _proposal(trials: _Trials, candidate: _Candidate, bound_s: float, limit_s: float) -> SketchProposal:
+def _proposal(
+    trials: _Trials, candidate: _Candidate, bound_s: float, limit_s: float, end_s: float
+) -> SketchProposal:
     problem, sketch, plan, shape = candidate.schedule.problem, candidate.sketch, candidate.plan, trials.shape
     unmerged = sketch.merging.max == 1
     parts = [plan.why]
@@ -351,5 +355,8 @@ def _proposal(trials: _Trials, candidate: _Candidate, bound_s: float, limit_s: f
         if unmerged
         else f"One send between nodes may carry up to {sketch.merging.max} chunks, and pays the latency once."
     )
-    bound = lower_bound(problem, budget_s=bound_s, limit_s=limit_s)
+    try:
+        bound = lower_bound(problem, budget_s=bound_s, limit_s=limit_s, end_s=end_s)
+    except OutOfTime:
+        bound = latency_bound(problem)
     return SketchProposal(sketch, bound, candidate.schedule, "; ".join(parts), comments)

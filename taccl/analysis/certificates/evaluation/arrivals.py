@@ -191,7 +191,7 @@ class Entries:
         return [e for e in self.release if belongs(set_of.get(src[e]), set_of.get(dst[e]))]
 
     def fastest(self, links: list[int], most: int, *, of: Mapping[int, int] | None = None) -> Fastest:
-        """Component-wise fastest sender over these links: the best of all ranks, or of all sets of ranks.
+        """Fastest sender over these links in each component, among all ranks or all sets of ranks.
 
         - `of`: {rank: its set}; the ranks of a set then count as one sender. By default each rank is one.
         """
