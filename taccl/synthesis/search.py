@@ -232,7 +232,7 @@ class Search:
     def offer(
         self, schedule: ListSchedule, *, producer: str, proposed: bool = False, whole: Schedule | None = None
     ) -> float | None:
-        """Expand a quotient schedule and propose it as incumbent; return its finish in us, None if refused.
+        """Expand a quotient schedule and propose it; return its finish in us, or None if it is invalid.
 
         - `whole`: The expanded schedule, if the caller has it already.
         """

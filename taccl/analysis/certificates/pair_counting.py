@@ -205,7 +205,7 @@ def _pairs_left(facts: Facts, witness: PairCounting, ticks: Fraction) -> bool:
 
 
 def spans_of(soonest: Mapping[int, int], latest: Mapping[int, int]) -> Iterator[tuple[int, dict[int, int]]]:
-    """Yield levels (gain, {since: tail}) by ascending number of pairs that a send can serve.
+    """Yield the levels (gain, {since: tail}) of sends, those that serve few pairs first.
 
     A send serves `gain` more pairs than at the level below only if it starts at `since` or later, and ends at
     least `tail` ticks before the finish.

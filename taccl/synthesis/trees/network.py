@@ -1,4 +1,4 @@
-"""Topology as a capacitated network of ranks and switches; edge splitting replaces switches by direct arcs.
+"""Topology as a capacitated network, whose switches edge splitting replaces by direct arcs.
 
 The network has an arc for each resource that data passes. A link is a path of arcs: resources shared near its
 source, then its own, then those shared near its destination. If all links of a resource continue to another

@@ -1,4 +1,4 @@
-"""Problem data as plain numbers for checking certificates: costs, admitted links, shortest paths, idle times.
+"""Problem data as plain numbers, by which certificates are checked.
 
 Costs in ticks, and the links that may carry a chunk, come from the problem, as for finders. Shortest paths,
 and the idle times of resources at the start and at the end of a schedule, are computed here in integers,
