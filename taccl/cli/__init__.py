@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:  # the answer is printed: neither Ctrl-C nor garbage collection delays the end
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         gc.freeze()
-        if any(each.name == "taccl-work" for each in threading.enumerate()):
+        if interrupts or any(each.name == "taccl-work" for each in threading.enumerate()):
             _end_now(code)
     return code
 
@@ -63,7 +63,8 @@ def _end_now(code: int) -> None:
     """End the process without shutting down the interpreter.
 
     A worker thread abandoned at the time limit may still run compiled code, and would abort during a
-    shutdown.
+    shutdown. And after Ctrl-C within ``exec``, which data classes use, a shutdown of Python kills the process
+    by the signal instead of returning `code`, even if the exception was handled.
     """
     atexit.unregister(await_left_behind)
     atexit._run_exitfuncs()

@@ -241,10 +241,7 @@ def figures(result: Result) -> dict[str, Any]:
         "bound_scope": result.bound.scope,
         "status": _status(told), **told, "stopped": result.stopped, "bound_limits": result.bound.limits,
         "first_schedule_s": min(known, default=result.seconds),
-        "best_schedule_s": next(
-            (each.seconds for each in result.trace if each.finish_us == result.finish_us and not each.half),
-            result.seconds,
-        ),
+        "best_schedule_s": result.seconds if result.found_s is None else result.found_s,
         **_solved(result), "nodes": sum(num_nodes) if num_nodes else None,
         "proven_s": result.seconds if result.gap == 0 else None, "seconds": result.seconds, **seconds,
         **{column: getattr(largest, name, None) for column, name in _OF_MODELS.items()},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -120,6 +121,28 @@ class Trace(tuple[TraceEntry, ...]):
 
     __slots__ = ()
 
+    @classmethod
+    def of(cls, entries: Iterable[TraceEntry], last: TraceEntry) -> Trace:
+        """Trace of searches that may use different chunks, in order of time, ended by the result's entry.
+
+        Entries of a whole schedule that finishes later than an earlier one keep their bound, with the earlier
+        finish. A bound above the best finish so far was proven for other chunks, and is left out.
+        """
+        kept: list[TraceEntry] = []
+        best_us = math.inf
+        for entry in entries:
+            if entry.half:
+                kept.append(entry)
+                continue
+            was_us, best_us = best_us, min(best_us, math.inf if entry.finish_us is None else entry.finish_us)
+            is_known = entry.bound_us is not None and entry.bound_us <= best_us
+            if best_us < was_us or is_known:
+                finish_us = None if best_us == math.inf else best_us
+                kept.append(
+                    replace(entry, finish_us=finish_us, bound_us=entry.bound_us if is_known else None)
+                )
+        return cls((*kept, last))
+
     def to_frame(self) -> pd.DataFrame:
         """A pandas DataFrame with a row per entry: seconds, finish and bound in us, and the phase."""
         return _frame(self, "seconds finish_us bound_us half")
@@ -204,6 +227,19 @@ class Result:
         return self.schedule.finish_us
 
     @property
+    def found_s(self) -> float | None:
+        """Seconds until the search first had a schedule with this finish; None without a trace."""
+        finishes = ((entry.seconds, entry.finish_us) for entry in self.trace if not entry.half)
+        return next((s for s, us in finishes if us is not None and us <= self.finish_us * (1 + 1e-9)), None)
+
+    @property
+    def _found_text(self) -> str:
+        found_s = self.found_s
+        return (
+            f"in {self.seconds:.2f} s" if found_s is None else f"after {found_s:.2f} of {self.seconds:.2f} s"
+        )
+
+    @property
     def predicted_us(self) -> float:
         """Launch time of the machine plus finish, in microseconds: the value to compare with measurements."""
         return self.schedule.predicted_us
@@ -278,6 +314,7 @@ class Result:
                 for stage in self.stages
             ],
             "seconds": self.seconds,
+            "found_s": self.found_s,
             "seed": self.seed,
             "stopped": self.stopped,
             "interrupted": self.interrupted,
@@ -299,7 +336,7 @@ class Result:
             *along,
             ("gap", gap_text(bounds[0], schedule.finish, bounds[1], is_open=is_open)),
             ("schedule", f"{format_count(transfers, 'transfer')} in {format_count(sends, 'send')}, verified"),
-            ("found by", f"{schedule.producer or self.backend} in {self.seconds:.2f} s, seed {self.seed}"),
+            ("found by", f"{schedule.producer or self.backend}, {self._found_text}, seed {self.seed}"),
             ("backend", f"{self.backend}: {self.choice}" if self.choice else self.backend),
             *([("model", proviso)] if (proviso := schedule.problem.topology.proviso) else []),
         ]

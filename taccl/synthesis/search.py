@@ -110,6 +110,14 @@ class Search:
         given.setdefault("backend", self.backend)
         return Search(problem, self.options, deadline, prefix=self.prefix + prefix, above=self, **given)
 
+    def beside(self, problem: Problem, *, deadline: Deadline | None = None, **given: Any) -> Search:
+        """A search of the same data in other chunks, or by servers or switches; `given` sets further fields.
+
+        It adds to the stages and to the trace of this one.
+        """
+        until = self.deadline if deadline is None else deadline
+        return Search(problem, self.options, until, stages=self.stages, trace=self.trace, **given)
+
     @cached_property
     def quotient(self) -> Quotient:
         """Quotient of the problem by the symmetries that schedules may have."""
@@ -409,7 +417,7 @@ class Search:
         versions = package_versions()
         self.record("overhead", "taccl", "done", options.began_s, message="time outside the other stages")
         seconds = time.monotonic() - options.began_s
-        trace = Trace((*self.trace, TraceEntry(seconds, schedule.finish_us, bound.bound_us)))
+        trace = Trace.of(self.trace, TraceEntry(seconds, schedule.finish_us, bound.bound_us))
         return Result(
             schedule, bound, options.backend, Stages(self.stages), seconds, options.seed, versions,
             stopped, notes, trace, choice, self.dimension_bound,

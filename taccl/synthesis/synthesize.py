@@ -318,15 +318,15 @@ def _prepared(whole: Search) -> Search:
         raise InputError(said, where="spill_dir")
     if limit.cancellation.why:  # after Ctrl-C, a quick schedule in the chosen chunks suffices
         quick = quick_schedule(asked, options, NEVER)
-        return Search(asked, options, limit, best=quick, stages=whole.stages, choice=choice)
+        return whole.beside(asked, best=quick, choice=choice)
     rooted, one_shot = feasible(asked, left_s)
     problem = asked if rooted is None else rooted.parts[0]
     if one_shot is not None:
         choice = f"{one_shot.producer}: no rank can make a sum for all"
     kept_s = reserve_s(problem, limit.left_s, budget)
-    search = Search(
-        problem, options, limit.later(-kept_s).at_least(_LEAST_SEARCH_S), best=one_shot, stages=whole.stages,
-        choice=choice, limit_s=left_s, is_large=is_large, proposals=proposals, solve=_solve, made_by=rooted,
+    search = whole.beside(
+        problem, deadline=limit.later(-kept_s).at_least(_LEAST_SEARCH_S), best=one_shot, choice=choice,
+        limit_s=left_s, is_large=is_large, proposals=proposals, solve=_solve, made_by=rooted,
     )  # fmt: skip
     chosen = f"{format_count(asked.collective.chunks_per_rank, 'chunk')} per rank"
     search.record("chunks" if whole.is_open else "choice", "taccl", "done", since, message=chosen)

@@ -56,7 +56,7 @@ def _refused(found: str, expected: str) -> InputError:
 
 def begin_with(whole: Search, start: Schedule) -> None:
     """Add a search to ``whole.others`` that holds the given schedule, in its own chunks."""
-    given = Search(start.problem, whole.options, whole.deadline, stages=whole.stages, choice=GIVEN)
+    given = whole.beside(start.problem, choice=GIVEN)
     since = time.monotonic()
     given.offer_whole(start, producer="start", verified=True)
     given.record("start", "taccl", "done", since, finish_us=start.finish_us, message="verified")

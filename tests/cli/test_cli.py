@@ -153,6 +153,20 @@ class TestSynthesize:
         assert process.returncode in (0, 130)
         assert process.returncode == 130 or json.loads(out)["interrupted"]
 
+    def test_ctrl_c_within_exec(self):
+        """Ctrl-C in text run by ``exec``, as data classes do on import, also ends with exit code 130."""
+        text = (
+            "import sys\n"
+            "import taccl.cli.command as command\n"
+            "from taccl.cli import main\n"
+            "def run(*_, **__):\n"
+            "    exec('import os, signal\\nos.kill(os.getpid(), signal.SIGINT)\\nwhile True: pass')\n"
+            "command.run = run\n"
+            "sys.exit(main())\n"
+        )
+        done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300)
+        assert (done.returncode, done.stderr) == (130, "")
+
 
 class TestVerify:
     """``taccl verify``."""

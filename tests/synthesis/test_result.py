@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import math
+import re
 from dataclasses import replace
 from fractions import Fraction
 from html import escape
@@ -26,7 +27,7 @@ FIGURES = {
     "num_transfers", "num_sends", "producer", "stages", "seconds", "seed", "stopped", "interrupted",
     "versions", "notes", "digest", "trace", "choice", "standing", "bound_of_every_cut_us",
     "launch_us", "predicted_us", "protocol", "assumed", "bound_scope", "gap_in_chunks", "gap_of_every_cut",
-    "chunks_per_rank",
+    "chunks_per_rank", "found_s",
 }  # fmt: skip
 
 
@@ -119,7 +120,11 @@ class TestRepr:
             == "0.00% (optimal for 1 chunk per rank under this sketch; 14.29% over all chunkings)"
         )
         assert facts["schedule"].strip() == "12 transfers in 12 sends, verified"
-        assert facts["found by"].strip().startswith("list scheduler in ")
+        found = re.fullmatch(
+            r"list scheduler, after ([0-9.]+) of ([0-9.]+) s, seed 3", facts["found by"].strip()
+        )
+        assert found and 0 <= float(found[1]) <= float(found[2])
+        assert result.found_s == pytest.approx(float(found[1]), abs=0.006)
 
     def test_a_notebook_shows_the_same_facts(self, result):
         """Notebooks show the same facts, and why the search ended."""
@@ -268,3 +273,30 @@ def test_slow_links_count():
     """On a star of 2 leaves (1 and 2 us per chunk) the hub's last chunk arrives after 2 * 2 us."""
     found = brief_synthesis(problem_of(star(2), collectives.broadcast(3, chunks_per_rank=2)))
     assert (found.finish_us, found.bound_us) == (4.0, 4.0)
+
+
+class TestTrace:
+    """The trace over searches in different chunks."""
+
+    def test_the_best_finish_never_rises(self):
+        """A later, worse schedule in other chunks is left out; bounds above the best finish are, too."""
+        entries = [
+            TraceEntry(1.0, 20.0, None), TraceEntry(2.0, 30.0, None), TraceEntry(3.0, 30.0, 12.0),
+            TraceEntry(4.0, 9.0, 25.0, "reduce"), TraceEntry(5.0, 18.0, 19.0),
+        ]  # fmt: skip
+        last = TraceEntry(6.0, 18.0, 13.0)
+        assert Trace.of(entries, last) == (
+            TraceEntry(1.0, 20.0, None), TraceEntry(3.0, 20.0, 12.0), TraceEntry(4.0, 9.0, 25.0, "reduce"),
+            TraceEntry(5.0, 18.0, None), last,
+        )  # fmt: skip
+
+    def test_it_begins_with_the_first_schedule(self):
+        """Every schedule passed to `on_incumbent` is an entry of the trace, also in other chunks."""
+        told = []
+        result = brief_synthesis(
+            taccl.make_problem(taccl.topologies.dgx1(), "allreduce", size_bytes="64KB"),
+            on_incumbent=lambda schedule: told.append(schedule.finish_us),
+        )
+        assert len(told) > 1
+        assert set(told) <= {entry.finish_us for entry in result.trace if not entry.half}
+        assert result.found_s <= result.seconds

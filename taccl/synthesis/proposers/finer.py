@@ -204,7 +204,7 @@ def _search_for(search: Search, found: Schedule, cut: Callable[[Problem, int], P
     found = found.under(finer)
     if not verify(found).ok:
         return None
-    best = Search(finer, search.options, search.deadline, stages=search.stages)
+    best = search.beside(finer)
     best.offer_whole(found, producer=found.producer, verified=True)
     return best
 

@@ -68,7 +68,7 @@ def _by_servers(search: Search) -> None:
 
 def _offer_aggregated(search: Search, found: Schedule, choice: str) -> Search:
     """Add a schedule of the same data by servers or switches to ``search.others``."""
-    other = Search(found.problem, search.options, search.deadline, stages=search.stages, choice=choice)
+    other = search.beside(found.problem, choice=choice)
     other.is_aggregated = True
     other.offer_whole(found, producer=found.producer)
     search.others.append(other)

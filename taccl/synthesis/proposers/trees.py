@@ -131,7 +131,7 @@ def offer_trees(search: Search) -> None:
         search.offer_whole(best, producer=best.producer, verified=True)
         return
     choice = f"spanning trees: {said}"
-    other = Search(best.problem, search.options, search.deadline, stages=search.stages, choice=choice)
+    other = search.beside(best.problem, choice=choice)
     other.offer_whole(best, producer=best.producer, verified=True)
     search.others.append(other)
 
