@@ -30,7 +30,7 @@ TEXTS = {
         "#       size         count     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong\n"
         "     1048576        262144    20.00   52.43   52.43       0\n"
     ),
-    "log of DeepSpeed's communication benchmark or of all_reduce_bench.py": (
+    "log of DeepSpeed's communication or of all_reduce_bench.py": (
         "---- Performance of all_reduce on 8 devices ----------------\n"
         "Size (Bytes)  Description  Duration  Throughput (Gbps)  BusBW (Gbps)\n"
     ),
@@ -44,7 +44,12 @@ TEXTS = {
     ),
     "graph (GraphML, GML or DOT)": "digraph servers {\n  a -> b;\n}\n",
     "map of processes by mpirun": " ========================   JOB MAP   ========================\n\n Data for node: n1\n",
-    "profile of Nsight Systems": "Time (%),Total Time (ns),Instances,Avg (ns),Name\n50.0,123,1,123.0,ncclKernel\n",
+    "profile of PyTorch, Nsight Systems or NCCL's profiler": "Time (%),Total Time (ns),Instances,Avg (ns),Name\n50.0,123,1,123.0,ncclKernel\n",
+    "record of NCCL's inspector": (
+        '{"header": {"rank": 0, "n_ranks": 16}, "coll_perf": {"coll": "AllReduce", "coll_exec_time_us": 61}}\n'
+        '{"header": {"rank": 0, "n_ranks": 16}, "coll_perf": {"coll": "AllReduce", "coll_exec_time_us": 62}}\n'
+    ),
+    "output of ncclras": "NCCL version 2.24.3 compiled with CUDA 12.8\n\nJob summary\n===========\n",
     "output of ucx_info": "# UCT version=1.15.0 revision 0\n#      Transport: rc_mlx5\n",
     "script": "#!/bin/bash\nsrun ./all_reduce_perf -b 8 -e 1G\n",
     "table of measured times": "Message size,Time (us),BusBW (Gbps)\n1MB,65.6,239.7\n2MB,71.2,441.6\n",
@@ -57,12 +62,12 @@ TEXTS = {
         "   D\\D     0      1\n     0 900.0   21.0\n     1  21.1  900.0\n"
     ),
     "file of logs by pair": "# pair n0 n1\n# OSU MPI Latency Test v7.3\n# Size Latency (us)\n1 1.5\n",
-    "log of Intel MPI Benchmarks": (
+    "log of Intel MPI Benchmarks or of oneCCL's benchmark": (
         "#------------------------------------------------------------\n"
         "#    Intel(R) MPI Benchmarks 2021.3, MPI-1 part\n# Benchmarking Allreduce\n# #processes = 4\n"
         "       #bytes #repetitions  t_min[usec]  t_max[usec]  t_avg[usec]\n        1024   1000  2.5  2.7  2.6\n"
     ),
-    "log of PARAM or of gloo's benchmark": (
+    "log of PARAM or of the benchmarks of gloo or HCL": (
         "Device:      tcp, pci=0000:01:00.0, iface=eth0\nAlgorithm:   allreduce_ring\n\n"
         "   elements   min (us)   p50 (us)   p99 (us)   max (us)   avg (GB/s)    samples\n"
     ),
@@ -170,6 +175,7 @@ FIELDS = {
     "output of nccl-tests in JSON": '{"results": [], "average_bus_bandwidth": {"bandwidth": 1.0}}',
     "input of TE-CCL": '{"TopologyParams": {"name": "AMD"}, "GurobiParams": {}, "InstanceParams": {"collective": 1}}',
     "schedule of TE-CCL": '{"1-Epoch_Duration": 2.5e-07, "3-Epochs_Required": 4, "6-Demand_Met": {}}',
+    "output of perftest in JSON": '{"test_info": {"test": "RDMA_Write_BW_Test"}, "results": {}}',
     "output of iperf3 in JSON": '{"start": {}, "intervals": [], "end": {}}',
     "answer of a verb with --json": '{"finish_us": 1.0, "digest": "0"}',
     "topology": "schema = 1\n[nics]\n",

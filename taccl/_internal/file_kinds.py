@@ -33,6 +33,7 @@ MARKS: dict[str, dict[str, str | None]] = {
     "report of `taccl run --json`": dict.fromkeys(("collective", "size_bytes", "times", "num_ranks")),
     "output of nvbandwidth in JSON": {"nvbandwidth": None},
     "output of nccl-tests in JSON": {"results": None, "average_bus_bandwidth": None},
+    "output of perftest in JSON": {"test_info": None, "results": None},
     "input of TE-CCL": {"TopologyParams": None, "InstanceParams": None},
     "schedule of TE-CCL": {"1-Epoch_Duration": None, "6-Demand_Met": None},
     "output of iperf3 in JSON": {"start": None, "intervals": None, "end": None},
@@ -69,7 +70,7 @@ _COMMA_ROW, _OTHER_ROW = (
     for mark, after in ((",", _UNIT), (r";\t", r"(?:,\d+)?"))
 )
 #: Header of a table of times, and of the CSV that `taccl compare` writes.
-_TIMES_HEAD = r"[#|\t \"]*((message|msg|buffer) )?(size|bytes)\b.*\b(time|latency|\w*bw)\b"
+_TIMES_HEAD = r"[#|\t \"]*((message|msg|buffer|data)[ _])?(size|bytes)\b.*(\b|_)(time|latency|\w*bw)\b"
 _COMPARISON_HEAD = r"[\w,]*\bbackend,[\w,]*\bfinish_us,"
 #: A row with commas below comments and at most a header; or a matrix of p2pBandwidthLatencyTest.
 _MATRIX_ROWS = (
@@ -133,6 +134,7 @@ _ADVICE = {
     "report of `taccl run --json`": _FIT,
     "output of nvbandwidth in JSON": _no("give what it prints without --format json or --json"),
     "output of nccl-tests in JSON": _no("give the table that it prints beside that file"),
+    "output of perftest in JSON": _no("give the table that it prints without --out_json"),
     "input of TE-CCL": _no("describe the machine in a topology file, as the page on TE-CCL shows"),
     "schedule of TE-CCL": _no("give the MSCCL XML that its lowering writes from it"),
     "output of iperf3 in JSON": _no(_HOSTS),
@@ -157,8 +159,8 @@ _TEXTS = (
         _FIT,
     ),
     _Text(
-        "log of Intel MPI Benchmarks",
-        r"Intel ?\(R\) MPI Benchmarks|^#\s*Benchmarking\s+\w|#bytes #repetitions",
+        "log of Intel MPI Benchmarks or of oneCCL's benchmark",
+        r"Intel ?\(R\) MPI Benchmarks|^#\s*Benchmarking:?\s+\w|#bytes +#repetitions",
         _no(_TIMES),
     ),
     _Text("log of mscclpp-test", r"\bsize\s+count\s+time(\s+\S+){3}\s+time\b|\bkernel num: \d", _FIT_TABLE),
@@ -170,8 +172,9 @@ _TEXTS = (
     ),
     _Text("log of OSU micro-benchmarks", r"^#\s*OSU\s", _FIT),
     _Text(
-        "log of DeepSpeed's communication benchmark or of all_reduce_bench.py",
-        r"^-* ?Performance of \w+ on \d+ devices|^The average bandwidth of \w+|^\|\s*payload\s*\|",
+        "log of DeepSpeed's communication or of all_reduce_bench.py",
+        r"^-* ?Performance of \w+ on \d+ devices|^Comm\. Op\s+Message Size\b"
+        r"|^The average bandwidth of \w+|^\|\s*payload\s*\|",
         _no(_TIMES),
     ),
     _Text(
@@ -200,7 +203,14 @@ _TEXTS = (
         r"(?i)\A(#.*\n)*(?=[^\n]*,)(?=[^\n]*\b(size|bytes)\b)[^\n]*\b(time|alg_?bw|bus_?bw|latency)\b",
         _no("save its columns of sizes and times as CSV, with the head `size (B),time (us)`"),
     ),
-    _Text("profile of Nsight Systems", r"\bTotal Time \(ns\)", _no(_TIMES)),
+    _Text(
+        "profile of PyTorch, Nsight Systems or NCCL's profiler",
+        r"\bTotal Time \(ns\)|\bSelf CPU %.*# of Calls"
+        r"|^[ \t]*\{\"name\": \"\w[\w ]*\", \"cat\": \"\w+\", \"ph\": ",
+        _no(_TIMES),
+    ),
+    _Text("record of NCCL's inspector", r"\A\s*\{\"header\": .*\"coll_perf\": ", _no(_TIMES)),
+    _Text("output of ncclras", r"^Job summary\n=+$", _no(f"{_NCCL_DUMP}; {_TIMES}")),
     _Text("matrix of pairs", _MATRIX_ROWS, _SHOW),
     # Benchmarks.
     _Text(
@@ -210,7 +220,11 @@ _TEXTS = (
         r"|^\|\s*Stage\s*\|",
         _no(_HOSTS),
     ),
-    _Text("log of PARAM or of gloo's benchmark", r"\bCOMMS-RES\b|^[ \t]*elements\s+min \(us\)", _no(_TIMES)),
+    _Text(
+        "log of PARAM or of the benchmarks of gloo or HCL",
+        r"\bCOMMS-RES\b|^[ \t]*elements\s+min \(us\)|^\[BENCHMARK\]\s",
+        _no(_TIMES),
+    ),
     _Text("matrix of nvbandwidth", r"^memcpy \w+ GPU\(row\) (->|<-) GPU\(column\) bandwidth", _SHOW),
     _Text(
         "output of nvbandwidth without a one-way matrix of GPUs",

@@ -61,6 +61,8 @@ _HOST_MEMORY = {
     "measured in host memory (OSU without CUDA or ROCm)": re.compile(r"^#\s*OSU MPI [A-Z]", re.MULTILINE),
     "measured by gloo, which runs on CPUs": re.compile(r"\bgloo\b", re.IGNORECASE),
 }
+#: Header of a run whose times are those of the CPU; its bandwidths are still those of the GPUs.
+_CPU_TIME = re.compile(r"\bcputime\b")
 #: {note: pattern of headers of runs whose operations are not launched one by one}.
 _LAUNCHED = {
     "operations were launched several at a time (-m), so times are shares of theirs": re.compile(
@@ -69,6 +71,7 @@ _LAUNCHED = {
     "operations were launched in CUDA graphs (-G), without a launch of their own": re.compile(
         r"\bgraph:\s*[1-9]"
     ),
+    "times are of the CPU (-C), so they are computed from algbw, at 1 GB/s and more": _CPU_TIME,
 }
 #: Min algbw in GB/s whose two decimals are precise enough for the ratio of busbw to algbw.
 _TELLING_ALGBW = 1.0
@@ -186,7 +189,7 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
     firsts: list[str] = []  # hosts of rank 0, one for each list
     fresh = True  # True if the next device line begins the list of a new run
     columns: Columns | None = None
-    directions, is_osu, per_process = 1, False, 0
+    directions, is_osu, is_cpu, per_process = 1, False, False, 0
     for number, line in enumerate(lines, 1):
         here = f"{where}: line {number}"
         row = nccl_row(line, here, in_place=in_place)
@@ -211,7 +214,7 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
             header = columns_of(line, in_place=in_place)
             is_osu = bool(_OSU.search(line)) or is_osu and not _BEGINS.search(line)
             if header is not None or _BEGINS.search(line) or _OSU.search(line):
-                columns = header
+                columns, is_cpu = header, bool(_CPU_TIME.search(line))
                 if run.rows:
                     run, fresh = _LogRun(0), True
             if is_broken(line):
@@ -219,6 +222,10 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
             continue
         if not row.size_bytes:
             continue
+        if is_cpu:
+            if row.algbw < _TELLING_ALGBW:
+                continue
+            row = row._replace(time_us=row.size_bytes / row.algbw / 1000, agrees=True)
         if not row.agrees:
             stated = row.size_bytes / row.time_us / 1000
             left_out.append(

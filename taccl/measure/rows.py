@@ -15,11 +15,15 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 #: Characters that pages, lists and quotes put between cells.
 _BETWEEN = str.maketrans("\u00a0|\"',;", "      ")
 #: Size, count, type and an optional reduction; then an optional root, times and bandwidths. Prefixes of
-#: launchers (``0:``, ``[1,0]<stdout>:``, a time, a name) are skipped.
+#: launchers (``0:``, ``[1,0]<stdout>:``, a time, a name) are skipped. So are a remark, a time stamp, and
+#: words after the figures, as rccl-tests prints the algorithm and the protocol.
 _NCCL = re.compile(
     rf"(?:^|[\s:>])({_SIZE})\s+(\d{{1,18}})\s+([a-z][a-z0-9_]*)\s+(?:([a-z]+)\s+)?"
-    rf"({_NUMBER}(?:\s+(?:{_NUMBER}|N/A|nan|inf))*)(?:\s+(?:#|//|<).*)?\s*$"
+    rf"({_NUMBER}(?:\s+(?:{_NUMBER}|N/A|nan|inf))*)(?:\s+(?:#|//|<|\d{{4}}-\d\d-|[A-Za-z]{{3}}).*)?\s*$"
 )
+#: {number of cells in a group: places of time, algbw, busbw, and number of wrong elements}. Five cells have
+#: the time of HIP events (rccl-tests), and eight the spread over iterations (nccl-tests 2.19).
+_GROUPS = {3: (0, 1, 2, None), 4: (0, 1, 2, 3), 5: (0, 2, 3, 4), 8: (0, 1, 2, 3)}
 #: Beginning of such a row, up to the reduction or the root.
 _BEGINS_ROW = re.compile(
     r"(?:^|[\s:>])(\d{1,18})\s+\d{1,18}\s+(?:u?int\d*|u?char|float\d*|half|double|b?fp?\d+\w*|bfloat16|f8e\w+)"
@@ -29,8 +33,8 @@ _SIZE_CELL = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s?([KMGT]?)(i?)(?:B|bytes)?",
 #: A header begins with the size. The first pattern that fits a cell names its column.
 _HEADER = re.compile(r"(?:message |msg |buffer )?(?:size|bytes)\b.*", re.IGNORECASE)
 _KINDS = (
-    ("", re.compile(r"\b(?:min|max|peak|p\d\d)", re.IGNORECASE)),
-    ("algbw", re.compile(r"\balg", re.IGNORECASE)), ("busbw", re.compile(r"\bbus", re.IGNORECASE)),
+    ("", re.compile(r"\b(?:min|max|peak|total|p\d\d)", re.IGNORECASE)),
+    ("algbw", re.compile(r"\balg(?!o\s*$)", re.IGNORECASE)), ("busbw", re.compile(r"\bbus", re.IGNORECASE)),
     ("rate", re.compile(r"\bbw average|\bbandwidth", re.IGNORECASE)),
     ("time", re.compile(r"\btime|latency|\bt_typical", re.IGNORECASE)),
 )  # fmt: skip
@@ -84,16 +88,23 @@ def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
     rows = []
     for start in starts:
         cells = words[start:]
-        wrong = (cells[at] for at in (3, 7) if at < len(cells) and len(cells) in (4, 8))
-        num_wrong = sum(int(cell) for cell in wrong if cell.isdigit())
-        if in_place:
-            cells = cells[len(cells) // 2 :] if len(cells) in (6, 8) else []
-        if len(cells) >= 3 and "N/A" not in cells[:3]:
+        twice = len(cells) in (6, 8, 10, 16)
+        width = len(cells) // 2 if twice else len(cells)
+        *places, wrong = _GROUPS.get(width, _GROUPS[3])
+        at = width if in_place else 0
+        num_wrong = sum(_count(each[wrong]) for each in (cells[:width], cells[width:]) if wrong and each)
+        figures = [cells[at + place] for place in places if at + place < len(cells)]
+        if len(figures) == 3 and "N/A" not in figures and (twice or not in_place):
             reduces = found[4] not in (None, "none")
-            time_us, algbw, busbw = map(float, cells[:3])
+            time_us, algbw, busbw = map(float, figures)
             made = (_row(size, time_us, algbw, busbw, reduces) for size in _sizes(found[1]))
             rows += [row._replace(num_wrong=num_wrong, dtype=found[3]) for row in made]
     return _best(rows, where)
+
+
+def _count(cell: str) -> int:
+    """Number in a cell of wrong elements, which may have an exponent; 0 if they were not counted."""
+    return int(float(cell)) if re.fullmatch(_NUMBER, cell) else 0
 
 
 def is_broken(line: str) -> bool:

@@ -56,7 +56,10 @@ def test_a_known_output_is_named_wherever_it_is_not_read(tmp_path, kind):
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        ("#------\n#    Intel (R) MPI Benchmarks 2018, MPI-1 part\n", "log of Intel MPI Benchmarks"),
+        (
+            "#------\n#    Intel (R) MPI Benchmarks 2018, MPI-1 part\n",
+            "log of Intel MPI Benchmarks or of oneCCL's benchmark",
+        ),
         ("                    Send Bidirectional BW Test\n", "log of perftest (ib_write_bw and its kind)"),
         ("                    RDMA_Read Latency Test\n", "log of perftest (ib_write_bw and its kind)"),
         ("# OSU MPI-CUDA All-to-All Personalized Exchange Latency Test v7\n", "log of OSU micro-benchmarks"),
@@ -64,7 +67,7 @@ def test_a_known_output_is_named_wherever_it_is_not_read(tmp_path, kind):
         ("0: 1024 256 bfloat16 sum -1 12.1 0.08 0.15 0\n", "log of nccl-tests or rccl-tests"),
         ("Machine (62GB)\n  Package L#0\n", "topology of hwloc (lstopo)"),
         ("tcp_bw:\n    bw  =  1.18 GB/sec\n", "log of iperf, netperf, qperf or ucx_perftest"),
-        ("\tCOMMS-RES-all_reduce-float32\t 1024\n", "log of PARAM or of gloo's benchmark"),
+        ("\tCOMMS-RES-all_reduce-float32\t 1024\n", "log of PARAM or of the benchmarks of gloo or HCL"),
         ("  tree:\n    switches:\n      - switch: root\n", "topology.conf or topology.yaml of Slurm"),
         ("- topology: flat\n  flat: true\n", "topology.conf or topology.yaml of Slurm"),
         (
@@ -79,6 +82,24 @@ def test_a_known_output_is_named_wherever_it_is_not_read(tmp_path, kind):
         ("index, name, pci.bus_id\n0, GPU, 0:1B:00.0\n", "output of nvidia-smi"),
         ("[n1:7] MCW rank 0 bound to socket 0[core 0]: [B/.]\n", "map of processes by mpirun"),
         ("import torch\nprint(1)\n", "script"),
+        (
+            "# Benchmarking: allreduce\n\n   #bytes  #repetitions   t_avg[usec]\n",
+            "log of Intel MPI Benchmarks or of oneCCL's benchmark",
+        ),
+        (
+            "Comm. Op            Message Size        Count               Total Latency(ms)\nbroadcast\n",
+            "log of DeepSpeed's communication or of all_reduce_bench.py",
+        ),
+        (
+            "     Name    Self CPU %      Self CPU   CPU total %    # of Calls\n",
+            "profile of PyTorch, Nsight Systems or NCCL's profiler",
+        ),
+        (
+            '[\n{"name": "AllReduce", "cat": "COLL", "ph": "b", "id": 0},\n',
+            "profile of PyTorch, Nsight Systems or NCCL's profiler",
+        ),
+        ("[BENCHMARK]     NW Bandwidth   : 258.2 GB/s\n", "log of PARAM or of the benchmarks of gloo or HCL"),
+        ("data_size(Bytes):   |   aveg_time(us):   |\n8192 | 57.4 |\n", "table of measured times"),
         ("graph [\n  node [ id 0 ]\n]\n", "graph (GraphML, GML or DOT)"),
         ("-+-[0000:e0]-+-00.0  Example bridge\n", "output of lspci"),
         ("e1:00.0 3D controller: Example Corporation GPU (rev a1)\n", "output of lspci"),
@@ -94,7 +115,10 @@ def test_a_known_output_is_named_wherever_it_is_not_read(tmp_path, kind):
         ("0000:18:00.0 3D controller: Example\n", "output of lspci"),
         ("\tLnkSta:\tSpeed 32GT/s, Width x16\n", "output of lspci"),
         ("Client connecting to h2, TCP port 5001\n", "log of iperf, netperf, qperf or ucx_perftest"),
-        ("   #bytes #repetitions  t[usec]  Mbytes/sec\n", "log of Intel MPI Benchmarks"),
+        (
+            "   #bytes #repetitions  t[usec]  Mbytes/sec\n",
+            "log of Intel MPI Benchmarks or of oneCCL's benchmark",
+        ),
         ("10.0.0.1:8\n10.0.0.2:8\n", "host file"),
         ("us  a  b  c\na  0 10 20\nb 10  0 20\nc 20 20  0\n", "matrix without commas"),
         (

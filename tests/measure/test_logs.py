@@ -135,6 +135,52 @@ def test_times_of_rows(read, text, times):
     assert read(text).series[0].times_us == times
 
 
+#: 1 MB in 10 us is 100 GB/s, and 175 GB/s of bus bandwidth on 8 ranks; in place it takes 20 us.
+_OUT, _IN = ("10.0", "100.00", "175.00", "0"), ("20.0", "50.00", "87.50", "0")
+
+
+@pytest.mark.parametrize(
+    ("cells", "after"),
+    [
+        # nccl-tests with a time stamp, and with the least, the greatest, p99 and spread of iterations.
+        ((*_OUT, *_IN), "2026-07-09 12:00:01"),
+        ((*_OUT, "9.1", "12.0", "11.9", "3.2", *_IN, "18.1", "22.0", "21.9", "3.3"), ""),
+        # rccl-tests with the time of HIP events, and with the algorithm, the protocol and the channels.
+        (("10.0", "8.0", *_OUT[1:], "20.0", "18.0", *_IN[1:]), ""),
+        ((*_OUT, *_IN), "RING SIMPLE 64"),
+        ((*_OUT, *_IN), "TREE LL 4 2026-07-09 12:00:01"),
+    ],
+    ids=["stamps", "iterations", "HIP events", "algorithms", "both"],
+)
+def test_more_columns_of_a_row(read, cells, after):
+    """Columns that options of nccl-tests and rccl-tests add do not change the times of a row."""
+    text = f"# all_reduce_perf\n 1000000 250000 float sum -1 {' '.join(cells)} {after}\n"
+    found = [read(text, in_place=each) for each in (False, True)]
+    assert [(log.series[0].times_us, log.left_out) for log in found] == [((10.0,), ()), ((20.0,), ())]
+
+
+def test_times_of_the_cpu_are_not_those_of_the_collective(read):
+    """With -C the column of times is the CPU's: times follow from algbw, where it has enough digits."""
+    head = HEAD.replace("    time", " cputime")
+    rows = ["1000 250 float sum -1 6.0 0.05 0.09 0", f"1000000 250000 float sum -1 6.0 {' '.join(_OUT[1:])}"]
+    log = read("\n".join(["# all_reduce_perf", head, *rows]))
+    assert (log.series[0].size_bytes, log.series[0].times_us) == ((10**6,), (10.0,))
+    assert log.notes == ("times are of the CPU (-C), so they are computed from algbw, at 1 GB/s and more",)
+
+
+def test_large_numbers_of_wrong_elements_are_said(read):
+    """Numbers of wrong elements of seven digits are printed with an exponent."""
+    text = f"# all_reduce_perf\n 1000000 250000 float sum -1 {' '.join(_OUT[:3])} 1.04858e+06\n"
+    assert read(text).notes == ("results were wrong at 1 size (#wrong above 0), in bytes: 1000000",)
+
+
+def test_tables_of_bandwidths_and_algorithms(read):
+    """In a table of busbw with a column `algo`, which is no algbw, a time is a size over busbw."""
+    text = "# all_reduce_perf\nsize\ttype\tbusbw\talgo\n1000000\tfloat\t100.00\tRING\n"
+    (found,) = read(text).series
+    assert (found.counted, found.times_us) == ("busbw", (10.0,))
+
+
 def test_rows_that_disagree_are_named_and_left_out(read):
     """A row whose bandwidth (50 GB/s) contradicts 1 MB in 10 us (100) is named and skipped."""
     bad = "1000000 250000 float sum -1 10.0 50.00 87.50 0 10.0 50.00 87.50 0\n"
