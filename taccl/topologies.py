@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from taccl._internal.arguments import checked_as
-from taccl.errors import TopologyError
+from taccl.errors import FormatError, TopologyError
 from taccl.topology.builder import TopologyBuilder, from_networkx
 from taccl.topology.fabrics import fully_connected, hypercube, mesh, multidim, ring, star, torus
 from taccl.topology.in_network import InNetwork
@@ -64,5 +65,12 @@ def load(path: str | PathLike[str], *, protocol: str | None = None, **arguments:
     # Import late: readers of files need pydantic, which is slow to load and not needed for machines.
     from taccl.formats.registry import load_topology
 
-    topology = load_topology(path, **arguments)
+    try:
+        topology = load_topology(path, **arguments)
+    except FormatError:
+        named = str(path)
+        if os.path.exists(path) or named.partition(":")[0] not in (*machine_names(), *fabric_names()):
+            raise
+        said = f"there is no such file, and load reads files; call taccl.topologies.parse({named!r})"
+        raise FormatError(said, where=named) from None
     return topology if protocol is None else topology.under(protocol)

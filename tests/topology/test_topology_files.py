@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from fractions import Fraction
 
 import pytest
@@ -279,6 +280,14 @@ def test_mistakes_are_named_by_file_and_field(load, text, message):
         load(text)
     assert "\n" not in str(caught.value)
     assert "mine.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["dgx2", "torus:4x4"])
+def test_the_name_of_a_machine_is_not_a_file(name):
+    """The error for a name in place of a file says what to call, and that call works."""
+    with pytest.raises(taccl.InputError, match=re.escape(f"call taccl.topologies.parse({name!r})")):
+        taccl.topologies.load(name)
+    assert taccl.topologies.parse(name).num_ranks == 16
 
 
 def test_options_of_a_file_that_is_not_there_do_not_hide_it(tmp_path):
