@@ -21,8 +21,9 @@ from taccl._internal.names import first_of, shown
 from taccl._internal.reading import read_text, reads
 from taccl._internal.units import format_count
 from taccl.errors import FormatError
-from taccl.measure.rows import Columns, Row, columns_of, is_broken, nccl_row, plain
+from taccl.measure.rows import HALF_DIGIT, Columns, Row, columns_of, is_broken, nccl_row, plain
 from taccl.measure.series import POINT_TO_POINT, Counted, Log, Series
+from taccl.problem.collective import busbw_factor
 
 #: {collective: its names in logs}. A common word, such as "reduce", counts if SURE matches what follows.
 _NAMES = {
@@ -169,12 +170,12 @@ def _doubtful(runs: Sequence[_LogRun]) -> Iterable[str]:
 
 
 def _merged(runs: Iterable[_LogRun], series: Iterable[Series]) -> Iterable[str]:
-    """Notes on runs of one series, which `joined` merges."""
+    """Notes on runs of one series that have sizes in common, which `joined` merges."""
     of_kind: dict[str, list[_LogRun]] = defaultdict(list)
     for run, each in zip(runs, series, strict=True):
         of_kind[each.title if each.num_ranks else each.collective].append(run)
     for title, some in of_kind.items():
-        if len(some) > 1:
+        if max(Counter(size for run in some for size in {row.size_bytes for row in run.rows}).values()) > 1:
             types = sorted({row.dtype for run in some for row in run.rows} - {""})
             of_types = f" (types {', '.join(types)})" if len(types) > 1 else ""
             yield f"{len(some)} runs of {title}{of_types} are merged: a time is the median of its size"
@@ -266,7 +267,8 @@ def _of_run(run: _LogRun, where: str, given: str | None) -> Series:
     factor = _factor(rows[-8:]) / (2 if name == "allreduce" else 1)
     telling = 0.4 < factor < 0.9999 and name not in ("broadcast", "reduce")
     num_ranks = round(1 / (1 - factor)) if telling else 0
-    if not num_ranks or abs(num_ranks - listed) <= num_ranks // 10:  # busbw is imprecise for many ranks
+    # busbw / algbw is imprecise for many ranks, and at low bandwidths.
+    if not num_ranks or abs(num_ranks - listed) <= num_ranks // 10 or _may_have(listed, name, rows):
         num_ranks = listed or num_ranks
     complete = num_ranks and len(run.hosts) >= num_ranks - 1  # pasted lists often lack the first line
     num_nodes = len(set(run.hosts.values())) if complete else 0
@@ -313,6 +315,12 @@ def _factor(rows: list[Row]) -> float:
     """Median ratio of busbw to algbw; 0 if no row has an algbw of `_TELLING_ALGBW` or more."""
     telling = [row.busbw / row.algbw for row in rows if row.algbw >= _TELLING_ALGBW]
     return median(telling) if telling else 0.0
+
+
+def _may_have(num_ranks: int, name: str, rows: list[Row]) -> bool:
+    """True if all bandwidths of a run are those of a number of ranks, within half of their last digits."""
+    factor = busbw_factor(name, num_ranks) if num_ranks > 1 else 0.0
+    return all(abs(row.busbw - factor * row.algbw) <= HALF_DIGIT * (1 + factor) for row in rows)
 
 
 def _reports(text: str) -> Iterable[dict[str, Any]]:

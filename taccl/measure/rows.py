@@ -44,7 +44,7 @@ _US = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}
 _GB_PER_S = {"GB": 1.0, "Gb": 1 / 8, "MB": 1e-3, "Mb": 1e-3 / 8, "GiB": 2**30 / 1e9, "MiB": 2**20 / 1e9}
 _PREFIXES = " KMGT"
 #: Tolerance of algbw: relative, plus half of the last printed digit in GB/s.
-_TOLERANCE, _HALF_DIGIT = 0.02, 0.0051
+_TOLERANCE, HALF_DIGIT = 0.02, 0.0051
 
 
 class Row(NamedTuple):
@@ -206,7 +206,7 @@ def _sizes(cell: str) -> list[int]:
 
 def _row(size: int, time_us: float, algbw: float | None, busbw: float, reduces: bool | None) -> Row:
     stated = size / time_us / 1000 if time_us > 0 else 0.0
-    agrees = algbw is None or abs(stated - algbw) <= _TOLERANCE * max(stated, algbw) + _HALF_DIGIT
+    agrees = algbw is None or abs(stated - algbw) <= _TOLERANCE * max(stated, algbw) + HALF_DIGIT
     return Row(size, time_us, algbw or 0.0, busbw, agrees, reduces)
 
 

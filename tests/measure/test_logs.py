@@ -86,6 +86,20 @@ def test_hosts_are_counted(read):
     assert log.gpus == {"A GPU"}
 
 
+def test_runs_of_different_sizes_are_not_said_to_be_merged(read):
+    """A run for each size, as a script makes them, has one time per size; a second run of a size is said."""
+    runs = [f"# all_reduce_perf nThread 1\n{row(size, 10.0)}\n" for size in (10**6, 10**7)]
+    assert read("".join(runs)).notes == ()
+    assert len(read("".join([*runs, runs[0]])).notes) == 1
+
+
+def test_listed_ranks_are_kept_where_bandwidths_are_imprecise(read):
+    """busbw / algbw of 2.14 / 1.10 is 37 ranks, but 32, which are listed, round to the same figures."""
+    devices = "".join(f"#  Rank {r:2} Pid 1 on host{r // 8} device {r % 8} [0x1] A GPU\n" for r in range(32))
+    text = f"{devices}# all_reduce_perf\n 67108864 16777216 float sum 60819 1.10 2.14 N/A\n"
+    assert [(each.num_ranks, each.num_nodes) for each in read(text).series] == [(32, 4)]
+
+
 def test_times_in_place_are_the_second_ones(read):
     """With `in_place` the in-place times of a row are used."""
     text = table()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from taccl._internal.arguments import quoted
+from taccl._internal.names import first_of
 from taccl.formats.nccl.pcie import Nic, PcieServer
 from taccl.formats.xml_elements import XmlElement
 from taccl.topology.parts import beta_of_bandwidth
@@ -108,6 +109,7 @@ class System:
 
     - `unsaid`: Arguments of `PcieServer.add_device` for devices whose PCIe rate the file lacks.
     - `bridges`: Bridges with an implausibly low rate, as (device, parent, name).
+    - `loose`: NICs outside PCIe devices, each with its name and its CPU.
     - `cards` (mapping of str to str): {bus id without function: first device}. Functions of a NIC share its
       PCIe link, as in NCCL.
     """
@@ -125,6 +127,7 @@ class System:
     unsaid: list[tuple[str, str, Fraction, str]] = field(default_factory=list)
     bridges: list[tuple[str, str, str]] = field(default_factory=list)
     cards: dict[str, str] = field(default_factory=dict)
+    loose: list[tuple[XmlElement, str, str]] = field(default_factory=list)
 
     def add_cpu(self, cpu: XmlElement, number: int) -> None:
         """Add a CPU and everything below it."""
@@ -150,7 +153,10 @@ class System:
             elif child.tag == "nic":
                 for net in child.all("net"):
                     if whole(net, "net", 1):
-                        self._add_nic(net, part, _net_name(net), slot_beta)
+                        if slot_beta is None:
+                            self.loose.append((net, _net_name(net), part))
+                        else:
+                            self._add_nic(net, part, _net_name(net), slot_beta)
                     else:  # parts of a merged NIC, which NCCL keeps for other uses
                         self.assumed["NICs that NCCL does not use as such (net=0) are left out"] += 1
             elif child.tag != "gpu":
@@ -237,6 +243,25 @@ class System:
         self._once(f"NIC {name}", element)
         self.server.nics.append(Nic(name, part, beta))
 
+    def _add_loose(self) -> None:
+        """Add NICs outside PCIe devices, unless there are others; `nics=` may name them.
+
+        They are virtual interfaces, which NCCL writes with 10 Gbit/s, and at the CPU of every process.
+        """
+        if self.server.nics and self.given.nics is None:
+            names = first_of(list(dict.fromkeys(name for _, name, _ in self.loose)), 4)
+            said = f"interfaces without a PCIe device are virtual and left out: {names} (nics= chooses)"
+            self.assumed.update([said] if names else [])
+            return
+        found = set()
+        for net, name, part in self.loose:
+            same = tuple(net.attributes.get(each, "") for each in ("dev", "port", "guid"))
+            if any(same) and (name, same) in found:
+                self.assumed["a NIC that the file lists at several CPUs is one"] += 1
+                continue
+            found.add((name, same))
+            self._add_nic(net, part, name, None)
+
     def _wanted(self, name: str, given: tuple[str, ...] | None, kind: str, other: str = "") -> bool:
         hits = {name.lower(), other.lower()} & set(given or ())
         self.named |= hits
@@ -296,6 +321,7 @@ class System:
 
     def finish(self, top: XmlElement) -> None:
         """Check that there are GPUs, and that all devices named by arguments were found; list assumptions."""
+        self._add_loose()
         names = ", ".join(pci.attributes["busid"] for pci in self.unknown[:4])
         names += ", ..." if len(self.unknown) > 4 else ""
         for argument, given in (("gpus", self.given.gpus), ("nics", self.given.nics)):

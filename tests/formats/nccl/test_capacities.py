@@ -216,6 +216,44 @@ def test_nics_of_unequal_rates_are_used_in_proportion(tmp_path):
     assert _counted(_load(path, nodes=2))[:2] == pytest.approx((37.5, 37.5))
 
 
+_VIRTUAL = '<nic><net name="veth0" dev="1" speed="10000" port="0" guid="0x1" gdr="0"/></nic>'
+
+
+def _two_cpus(tmp_path, card):
+    """A GPU and a virtual interface at each of two CPUs, as the processes of a run write them, and a card."""
+    slot = 'link_speed="16.0 GT/s PCIe" link_width="16"'
+    cpus = "".join(
+        f'<cpu numaid="{n}" arch="x86_64" vendor="AuthenticAMD" familyid="143" modelid="49">'
+        f'<pci busid="0:{n}:0.0" class="0x030200" {slot}><gpu dev="{n}" sm="89" rank="{n}"/></pci>'
+        f"{_VIRTUAL}{card * (not n)}</cpu>"
+        for n in (0, 1)
+    )
+    path = tmp_path / "dump.xml"
+    path.write_text(f'<system version="1">{cpus}</system>')
+    return path
+
+
+def test_virtual_interfaces_add_nothing_to_a_card(tmp_path):
+    """NCCL writes 10 Gbit/s for a virtual interface: a node with a card of 1 Gbit/s sends 0.125 GB/s."""
+    card = (
+        '<pci busid="0:9:0.0" class="0x020000" link_speed="8.0 GT/s PCIe" link_width="4">'
+        '<nic><net name="eno1" dev="0" speed="1000" port="0" guid="0x0" gdr="0"/></nic></pci>'
+    )
+    path = _two_cpus(tmp_path, card)
+    topology = _load(path, nodes=2)
+    assert _counted(topology)[0] == pytest.approx(0.125)
+    assert any("virtual and left out: veth0" in each for each in topology.assumed)
+    named = _load(path, nodes=2, nics=["veth0"])
+    assert _counted(named)[0] == pytest.approx(1.25)
+
+
+def test_virtual_interfaces_alone_are_one_for_all_cpus(tmp_path):
+    """An interface that the file repeats at two CPUs is one: a node sends 1.25 GB/s."""
+    topology = _load(_two_cpus(tmp_path, ""), nodes=2)
+    assert _counted(topology)[0] == pytest.approx(1.25)
+    assert any("lists at several CPUs is one" in each for each in topology.assumed)
+
+
 def test_functions_of_one_card_share_its_slot(tmp_path):
     """Ports of one NIC card share its PCIe slot, as NCCL merges them.
 
