@@ -14,7 +14,13 @@ PACKAGE = Path(taccl.__file__).parent
 #: Layers of imports from bottom to top, one per line, as in docs/architecture.md. Parts on one line do not
 #: import each other, except on the two topmost lines: the facade and the command line.
 LINES = (
-    ("_internal.address_space", "_internal.interrupts", "_internal.moved", "_internal.names"),
+    (
+        "_internal.address_space",
+        "_internal.interrupts",
+        "_internal.kernel_stamp",
+        "_internal.moved",
+        "_internal.names",
+    ),
     ("errors",),
     (
         "_internal.caching",

@@ -10,6 +10,7 @@ This module imports numba; `taccl._internal.kernels` imports it at the first cal
 from __future__ import annotations
 
 import os
+import pickle
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,12 +19,12 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-import numba
 from numba.core import caching
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 
 from taccl._internal.address_space import require_free_space
+from taccl._internal.kernel_stamp import are_current, cache_name, compiler_versions, layouts
 from taccl.errors import CacheWarning, warn
 
 
@@ -82,15 +83,16 @@ class _Impl(caching.CompileResultCacheImpl):
 
 
 class _Files(caching.IndexDataCacheFile):
-    """Cache files that contain their own key.
+    """Cache files of one kernel: an index of its compiled signatures, and a file for the code of each.
 
-    Two concurrent writers, or a writer killed between two files, can leave a wrong file in numba's index. An
-    index begins with its `version`, which `taccl._internal.kernels.is_compiled` reads without numba.
+    The index begins with its heading and the layouts of its signatures, which `taccl._internal.kernels` reads
+    without numba. Files of code contain their own key: two concurrent writers, or a writer killed between two
+    files, can leave a wrong file in the index.
     """
 
-    def __init__(self, folder: str, name: str, stamp: object, version: object) -> None:
+    def __init__(self, folder: str, name: str, stamp: str) -> None:
         super().__init__(folder, name, stamp)
-        self._version = version
+        self._heading = (compiler_versions(), stamp)
 
     def flush(self) -> None:
         """Delete the index, instead of writing an empty one."""
@@ -103,34 +105,46 @@ class _Files(caching.IndexDataCacheFile):
         found = super().load(key)
         return found[2] if found is not None and found[:2] == (self._source_stamp, key) else None
 
+    def _load_index(self) -> dict[tuple[Any, ...], str]:
+        """{key of a signature: name of its file}; empty for other sources or other versions."""
+        try:
+            with open(self._index_path, "rb") as file:
+                heading, _ = pickle.load(file)
+                return pickle.load(file) if heading == self._heading else {}
+        except FileNotFoundError:
+            return {}
+
+    def _save_index(self, overloads: dict[tuple[Any, ...], str]) -> None:
+        with self._open_for_write(self._index_path) as file:
+            pickle.dump((self._heading, [key[-1] for key in overloads]), file)
+            file.write(self._dump(overloads))
+
 
 class _FunctionCache(caching.FunctionCache):
     _impl_class = _Impl
 
-    def __init__(self, py_func: Callable[..., Any], stamp: object) -> None:
+    def __init__(self, py_func: Callable[..., Any], stamp: str) -> None:
         super().__init__(py_func)
-        files = self._cache_file
-        self._cache_file = _Files(
-            files._cache_path,
-            self._impl.filename_base,
-            (files._source_stamp, stamp),
-            (numba.__version__, stamp),
-        )
+        self._cache_file = _Files(self._cache_path, cache_name(py_func), stamp)
+
+    def _index_key(self, sig: Any, codegen: object) -> tuple[Any, ...]:
+        """Key of a signature, which ends with its layouts: types of numba with other fields are equal."""
+        return (*super()._index_key(sig, codegen), layouts(sig))
 
 
 class KernelCache(caching.NullCache):
     """Cache of one kernel, opened at its first call; errors of the cache never end a run.
 
-    - `stamp`: Function for the state of the sources, such as their times and sizes.
+    - `stamp`: Function that returns the stamp of the kernel, once all that it reaches is defined.
     """
 
-    def __init__(self, function: Callable[..., Any], stamp: Callable[[Callable[..., Any]], object]) -> None:
+    def __init__(self, function: Callable[..., Any], stamp: Callable[[], str]) -> None:
         self._function, self._stamp = function, stamp
 
     @cached_property
     def _kept(self) -> Any:
         try:
-            return _FunctionCache(self._function, self._stamp(self._function))
+            return _FunctionCache(self._function, self._stamp())
         except (OSError, RuntimeError):  # no writable folder, or a missing source
             _warn("compiled functions are not kept, so every process compiles them again")
             return caching.NullCache()
@@ -144,7 +158,7 @@ class KernelCache(caching.NullCache):
     def is_filled(self) -> bool:
         """True if the cache has compiled code for the present source."""
         try:
-            return bool(self._kept._cache_file._load_index())
+            return any(are_current(key[-1]) for key in self._kept._cache_file._load_index())
         except Exception:  # no cache, or an unreadable one
             return False
 

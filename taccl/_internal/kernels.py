@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import os
 import pickle
-import sys
 import threading
 from collections.abc import Callable
 from functools import cache, partial, update_wrapper
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from taccl._internal.address_space import LLVM_BYTES, require_address_space
+from taccl._internal.kernel_stamp import StampedFunction, are_current, cache_name, compiler_versions
 
 require_address_space(LLVM_BYTES)  # LLVM kills the process if it gets no memory
 
@@ -67,13 +66,7 @@ def is_compiled(kernel: Any) -> bool:
     return not isinstance(kernel, _Kernel) or kernel.is_compiled
 
 
-def source_stamp(function: Callable[..., Any]) -> tuple[tuple[float, int], ...]:
-    """Times and sizes of all files in the folder of a kernel, as callees are compiled into it."""
-    beside = sorted(Path(function.__code__.co_filename).parent.glob("*.py"))
-    return tuple((each.st_mtime, each.st_size) for each in map(Path.stat, beside))
-
-
-class _Kernel:
+class _Kernel(StampedFunction):
     """Stand-in for numba's dispatcher of a function, which is created when first needed.
 
     Compiled code that calls the kernel uses the dispatcher. The kernel is pickled by its name.
@@ -81,7 +74,7 @@ class _Kernel:
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
         update_wrapper(self, function)
-        self._function, self._options = function, options
+        super().__init__(function, options)
 
     def __call__(self, *args: Any) -> Any:
         return self._dispatcher(*args)
@@ -102,7 +95,7 @@ class _Kernel:
         folder = Path(self._function.__code__.co_filename).parent / "__pycache__"
         is_beside = not os.environ.get("NUMBA_CACHE_DIR") and os.access(folder, os.W_OK)
         if is_beside and "_dispatcher" not in self.__dict__:
-            return os.environ.get("NUMBA_DISABLE_JIT", "0") != "0" or _is_kept(self._function, folder)
+            return os.environ.get("NUMBA_DISABLE_JIT", "0") != "0" or self._is_kept(folder)
         return bool(getattr(self._dispatcher, "signatures", True)) or self._dispatcher._cache.is_filled
 
     def _prepare(self) -> Any:
@@ -110,23 +103,20 @@ class _Kernel:
         with _PREPARING:
             found = self.__dict__.get("_dispatcher")
             if found is None:
-                found = self._dispatcher = _dispatcher(self._function, self._options)
+                found = self._dispatcher = _dispatcher(self, self._function, self._options)
         return found
 
-
-def _is_kept(function: Callable[..., Any], folder: Path) -> bool:
-    """True if a folder has numba's index of a kernel for the present sources."""
-    module, line = function.__module__.rpartition(".")[2], function.__code__.co_firstlineno
-    python = f"py{sys.version_info[0]}{sys.version_info[1]}{getattr(sys, 'abiflags', '')}"
-    name = f"{module}.{function.__qualname__}-{line}.{python}.nbi".replace("<", "").replace(">", "")
-    try:
-        with open(folder / name, "rb") as file:
-            return bool(pickle.load(file) == (version("numba"), source_stamp(function)))
-    except Exception:  # no cache, or an unreadable one
-        return False
+    def _is_kept(self, folder: Path) -> bool:
+        """True if a folder has the index of compiled code for the present sources."""
+        try:
+            with open(folder / f"{cache_name(self._function)}.nbi", "rb") as file:
+                heading, signatures = pickle.load(file)
+            return heading == (compiler_versions(), self.stamp) and any(map(are_current, signatures))
+        except Exception:  # no cache, or an unreadable one
+            return False
 
 
-def _dispatcher(function: Callable[..., Any], options: dict[str, Any]) -> Any:
+def _dispatcher(kernel: _Kernel, function: Callable[..., Any], options: dict[str, Any]) -> Any:
     """Dispatcher of numba for a function, with our cache; the function itself if ``NUMBA_DISABLE_JIT=1``."""
     import numba
 
@@ -139,7 +129,7 @@ def _dispatcher(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     dispatcher: Any = numba.njit(**options)(function)
     if dispatcher is not function:  # NUMBA_DISABLE_JIT=1
         if not is_inner:  # inner functions are part of the cached code of their callers
-            dispatcher._cache = KernelCache(function, source_stamp)
+            dispatcher._cache = KernelCache(function, lambda: kernel.stamp)
         dispatcher.get_call_template = partial(_without_literals, dispatcher.get_call_template)
     return dispatcher
 

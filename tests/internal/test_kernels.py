@@ -211,7 +211,7 @@ def test_kernels_are_kept_beside_the_source_where_it_can_be_written(small, tmp_p
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert small().scaled(20) == 40
-    assert len(list((tmp_path / "__pycache__").glob("small.scaled-*.nbc"))) == 1
+    assert len(list((tmp_path / "__pycache__").glob("small.scaled.*.nbc"))) == 1
 
 
 INNER = """
@@ -247,7 +247,7 @@ def test_an_inner_function_has_no_machine_code(nested):
 def test_a_kernel_is_kept_with_the_functions_that_it_calls(nested, tmp_path):
     """A kernel is cached together with the functions that it calls: a later process compiles nothing."""
     assert nested().halved(40, 2) == 21
-    assert [each.name.partition("-")[0] for each in (tmp_path / "__pycache__").glob("*.nbc")] == [
+    assert [each.name.partition(".py")[0] for each in (tmp_path / "__pycache__").glob("*.nbc")] == [
         "small.halved"
     ]
     later = nested()
@@ -268,7 +268,7 @@ def test_an_error_in_an_inner_function_is_raised(nested):
 def test_a_damaged_file_is_compiled_anew_and_mended(small, tmp_path, kind, content):
     """A damaged cache file (empty, garbage, other types, cut) is compiled again and repaired."""
     assert small().scaled(20) == 40
-    (path,) = (tmp_path / "__pycache__").glob(f"small.scaled-*.{kind}")
+    (path,) = (tmp_path / "__pycache__").glob(f"small.scaled.*.{kind}")
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2] if content is None else content)
     damaged = small()
     assert (damaged.scaled(20), hits(damaged.scaled)) == (40, 0)
@@ -281,7 +281,7 @@ def test_code_for_other_types_is_not_run(small, tmp_path):
     """Code for other types, as after two concurrent writes, is not run."""
     first = small()
     assert (first.scaled(20), first.scaled(2.5)) == (40, 5.0)
-    one, two = sorted((tmp_path / "__pycache__").glob("small.scaled-*.nbc"))
+    one, two = sorted((tmp_path / "__pycache__").glob("small.scaled.*.nbc"))
     one_bytes = one.read_bytes()
     one.write_bytes(two.read_bytes())
     two.write_bytes(one_bytes)
@@ -292,7 +292,7 @@ def test_code_for_other_types_is_not_run(small, tmp_path):
 def test_code_of_an_older_source_is_not_run(small, tmp_path):
     """Code of an older source, as after an interrupted write, is not run."""
     assert small().scaled(20) == 40
-    (path,) = (tmp_path / "__pycache__").glob("small.scaled-*.nbc")
+    (path,) = (tmp_path / "__pycache__").glob("small.scaled.*.nbc")
     older = path.read_bytes()
     small.path.write_text(SOURCE.replace("2 * x", "3 * x"))
     assert small().scaled(20) == 60
