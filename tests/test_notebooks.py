@@ -3,10 +3,7 @@
 import json
 from pathlib import Path
 
-import matplotlib
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
-from matplotlib import pyplot
 
 from tests.test_docs_examples import short_searches as short_searches
 
@@ -31,6 +28,10 @@ def code_of(notebook):
 @pytest.fixture
 def shell(monkeypatch, tmp_path):
     """An IPython shell that runs cells in this process."""
+    import matplotlib
+    from IPython.core.interactiveshell import InteractiveShell
+    from matplotlib import pyplot
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     matplotlib.use("Agg")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import matplotlib
+import os
+
 import pytest
 
-matplotlib.use("Agg")
+os.environ["MPLBACKEND"] = "Agg"
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 import taccl
 from taccl import collectives
@@ -26,6 +25,8 @@ def test_every_bar_is_drawn(exchange, by):
 
 def test_it_draws_where_it_is_told(exchange):
     """The axes that are given are returned."""
+    from matplotlib.figure import Figure
+
     ax = Figure().subplots()
     assert taccl.plot.gantt(exchange, ax=ax) is ax
 

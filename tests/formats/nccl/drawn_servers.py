@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 import numpy as np
-from scipy.optimize import linprog
 
 if TYPE_CHECKING:
     import random
@@ -38,6 +37,13 @@ XGMI = {"gfx908": 24, "gfx90a": 36, "gfx942": 48}
 Pair = tuple[str, str]
 
 
+def _least(*program: Any, **rows: Any) -> float:
+    """Optimum of a linear program; SciPy is imported for it, and not when tests are collected."""
+    from scipy.optimize import linprog
+
+    return float(linprog(*program, **rows).fun)
+
+
 def capacity(topology, links):
     """Total rate of links in GB/s under the topology's holds: the optimum of a linear program."""
     if not links:
@@ -49,7 +55,7 @@ def capacity(topology, links):
             row = rows.setdefault(hold.resource, np.zeros(len(links)))
             row[place[hold.link]] += float(hold.beta_us_per_mb) / 1000
     held = np.array(list(rows.values()))
-    return -linprog(-np.ones(len(links)), A_ub=held, b_ub=np.ones(len(held))).fun
+    return -_least(-np.ones(len(links)), A_ub=held, b_ub=np.ones(len(held)))
 
 
 @dataclass
@@ -140,7 +146,7 @@ class Drawn:
         if not rows:
             return np.inf
         gain = [-float(which == "out") for which, _, _ in pairs]
-        return -linprog(gain, np.array(list(rows.values())), list(limits.values()), sums, [0] * len(sums)).fun
+        return -_least(gain, np.array(list(rows.values())), list(limits.values()), sums, [0] * len(sums))
 
     def any_port(self, *, into: bool = False) -> float:
         """GB/s out of the server, or into it, where every GPU may use every port: a maximum flow."""
