@@ -209,7 +209,7 @@ _TEXTS = (
         r"|^[ \t]*\{\"name\": \"\w[\w ]*\", \"cat\": \"\w+\", \"ph\": ",
         _no(_TIMES),
     ),
-    _Text("record of NCCL's inspector", r"\A\s*\{\"header\": .*\"coll_perf\": ", _no(_TIMES)),
+    _Text("record of NCCL's inspector", r"\A\s*\{\"header\": ?\{.*\"coll_perf\": ?\{", _no(_TIMES)),
     _Text("output of ncclras", r"^Job summary\n=+$", _no(f"{_NCCL_DUMP}; {_TIMES}")),
     _Text("matrix of pairs", _MATRIX_ROWS, _SHOW),
     # Benchmarks.

@@ -29,6 +29,7 @@ from taccl.problem.collective import busbw_factor
 from taccl.runtimes.registry import usual_runtimes
 from taccl.runtimes.runtime import Runtime
 from taccl.topology.topology import Topology
+from taccl.topology.tuning import LAUNCH_US
 
 #: Min size of a message that shows bandwidth, and max size of one that shows latency.
 _LARGE, _SMALL = 64 * 2**20, 4096
@@ -314,13 +315,18 @@ def _gains(expected: Expectation, deadline: Deadline, machine: Machine) -> Itera
         error = max(expected_us / measured_us, measured_us / expected_us)
         for runtime in usual_runtimes(on):
             able = [
-                us + float(under_launch(runtime, under[each]).launch_us)
-                for each, us in times_us.items()
-                if _has(runtime, each)
+                us + _launch_us(runtime, under[each]) for each, us in times_us.items() if _has(runtime, each)
             ]
             if able:
                 command = _command(expected, machine, size, runtime.name)
                 yield Gain(size, runtime.name, measured_us, min(able), error, command)
+
+
+def _launch_us(runtime: Runtime, topology: Topology) -> float:
+    """Launch of a runtime in us; a usual one for a topology without launch, as measured times have one."""
+    usual_us = runtime.launch.us if runtime.launch else None
+    own_us = runtime.launch_us or (LAUNCH_US if usual_us is None else usual_us)
+    return float(under_launch(runtime, topology).launch_us) or own_us
 
 
 def _has(runtime: Runtime, protocol: str) -> bool:

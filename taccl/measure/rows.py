@@ -12,6 +12,8 @@ _NUMBER = r"[-+]?(?:\d{1,18}\.?\d{0,18}|\.\d{1,18})(?:[eE][-+]?\d{1,2})?"
 _SIZE = r"\d{1,18}(?:\.\d{1,6})?(?:\s?[KMGT]?i?B)?|\d{1,18}[KMGT]"
 #: Terminal escape sequences for colours and cursor movements.
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+#: Label of a rank at the beginning of a line.
+_LABEL = re.compile(r"\[\d+(?:,\d+)?\](?:<std(?:out|err)>:)?(?=\D)")
 #: Characters that pages, lists and quotes put between cells.
 _BETWEEN = str.maketrans("\u00a0|\"',;", "      ")
 #: Size, count, type and an optional reduction; then an optional root, times and bandwidths. Prefixes of
@@ -70,8 +72,13 @@ class Row(NamedTuple):
 
 
 def plain(line: str) -> str:
-    """The line without terminal escape sequences and trailing spaces."""
-    return _ESCAPES.sub("", line).rstrip()
+    """The line without terminal escape sequences, trailing spaces, and labels of ranks within it.
+
+    Launchers label what a rank prints at once, which is a part of a line if it flushes its output.
+    """
+    line = _ESCAPES.sub("", line).rstrip()
+    label = _LABEL.match(line)
+    return line[: label.end()] + line[label.end() :].replace(label[0], " ") if label else line
 
 
 def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:

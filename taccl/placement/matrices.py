@@ -31,6 +31,8 @@ _LIMIT_BYTES = 64 * 10**6
 _P2P = re.compile(r"^(.*?)\s*P2P=(Enabled|Disabled)\s+(Bandwidth|Latency)\b.*Matrix", re.IGNORECASE)
 #: Line of p2pBandwidthLatencyTest on a pair without peer access.
 _NO_ACCESS = re.compile(r"^\s*Device=\d+ CANNOT Access Peer Device=\d+")
+#: Line of nvbandwidth on a process of several, with its host.
+_PROCESS = re.compile(r"\s*Process\s+\d+\s+\(([^)\s]{1,255})\):\s+device\s")
 #: Line above a one-way matrix of nvbandwidth, with the direction of the data.
 _NVBANDWIDTH = re.compile(r"^memcpy \w+ GPU\(row\) (->|<-) GPU\(column\) bandwidth \(GB/s\)")
 #: Line that users put above the log of each pair.
@@ -147,9 +149,11 @@ def _of_nvbandwidth(lines: Sequence[str], where: str) -> Probe:
     table = _printed(whole, at, where)
     values = table.values if head[1] == "->" else table.values.T
     told = f"bandwidth is that of the first of {len(heads)} one-way matrices, {shown(repr(head[0]), 90)}"
+    hosts = {process[1] for process in map(_PROCESS.match, lines) if process}
+    domain = f"GPUs of {len(hosts)} hosts, which NVLink joins, count as one server"
     return Probe(
         tuple(f"GPU {i}" for i in table.names), bandwidth_gb_per_s=values,
-        assumed=(told,) if len(heads) > 1 else (),
+        assumed=(*[told] * (len(heads) > 1), *[domain] * (len(hosts) > 1)),
     )  # fmt: skip
 
 

@@ -130,6 +130,15 @@ def test_better_schedules_come_with_error_and_command(log):
 
 
 @pytest.mark.slow
+def test_better_schedules_have_a_launch_where_the_machine_states_none(log):
+    """DGX-1's published constants have no launch; a schedule of 1 KB still takes one, of 3.6 us or more."""
+    text = node_log(120.0, latency_us=45.0).replace("H100 80GB HBM3", "V100-SXM2-32GB")
+    (found,) = taccl.diagnose([log(text)], topology="dgx1").series
+    assert found.gains
+    assert all(each.predicted_us > 3.6 for each in found.gains)
+
+
+@pytest.mark.slow
 def test_ranks_that_take_part_are_chosen(log):
     """`ranks` or `without_ranks` select four of eight GPUs, the number of ranks in the log."""
     lines = node_log(240.0).replace("all_reduce", "all_gather").splitlines()

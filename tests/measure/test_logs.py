@@ -30,6 +30,14 @@ def test_prefixes_are_passed_over(read, prefix):
     assert found.times_us[0] == pytest.approx(time_us(8), abs=0.01)
 
 
+@pytest.mark.parametrize("label", ["[0]", "[1,0]<stdout>:"])
+def test_labels_within_a_row_are_passed_over(read, label):
+    """A launcher labels each part of a row that a rank prints."""
+    text = "L # all_reduce_perf\nL  1000000 250000 float sum -1L 10.0 100.00 175.00 0L 20.0 50.00 87.50 0\n"
+    for in_place, time in ((False, 10.0), (True, 20.0)):
+        assert read(text.replace("L", label), in_place=in_place).series[0].times_us == (time,)
+
+
 def test_the_gpus_of_a_process_are_read(read):
     """The header states the GPUs whose kernels a thread launches; 0 without a header."""
     head = "# nThread 1 nGpus 8 minBytes 8 maxBytes 64\n"

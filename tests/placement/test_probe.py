@@ -371,6 +371,16 @@ class TestMatrices:
         assert probe.bandwidth_gb_per_s[0, 1] == 11
         assert probe.assumed[-1] == "copies pass through host memory, as P2P is disabled"
 
+    def test_nvbandwidth_of_several_hosts(self, tmp_path):
+        """GPUs of two hosts that NVLink joins count as one server, and that is said."""
+        path = tmp_path / "nvbandwidth.txt"
+        path.write_text(
+            "nvbandwidth Version: v0.8\n\nProcess 0 (a): device 0: A GPU (0:1)\nProcess 1 (b): device 0: A GPU (0:1)\n"
+            "memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)\n           0         1\n"
+            " 0       N/A    798.02\n 1    798.10       N/A\n"
+        )
+        assert load_probe(path).assumed == ("GPUs of 2 hosts, which NVLink joins, count as one server",)
+
     @pytest.mark.parametrize(("arrow", "from_0_to_1"), [("->", 26.5), ("<-", 26.0)])
     def test_nvbandwidth(self, tmp_path, arrow, from_0_to_1):
         """The first matrix of GPUs is read; the arrow gives the direction of the data."""
