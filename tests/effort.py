@@ -70,7 +70,7 @@ def brief_plan(topology: taccl.Topology | str, collective: str, **options: Any) 
         return brief_synthesis(problem, parameters=taccl.SearchParameters.from_dict(merged), **given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("taccl.explore.plan.synthesize", synthesis)
+        patch.setattr("taccl.explore.plan_search.synthesize", synthesis)
         return taccl.plan(topology, collective, **{"time_limit_s": AMPLE_S, **options})
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl._internal.arguments import checked
-from taccl.baselines.lanes import turns_of
+from taccl.baselines.edge_colouring import turns_of
 from taccl.baselines.moves import Sends, check_least, check_number, sends_over
 from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.spread import (

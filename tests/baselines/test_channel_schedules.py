@@ -5,7 +5,8 @@ import pytest
 import taccl
 from taccl.baselines import nccl, nccl_choices
 from taccl.baselines.channel_schedules import channels_of, over_channels, predict
-from taccl.baselines.lanes import EdgeColouring, Lanes
+from taccl.baselines.edge_colouring import EdgeColouring
+from taccl.baselines.lanes import Lanes
 from taccl.baselines.nccl import model_gap
 from taccl.topology import fabrics, machines
 from taccl.topology.networks import INSTANCES

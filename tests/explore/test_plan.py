@@ -18,7 +18,7 @@ from taccl._internal.deadline import NEVER, OutOfTime
 from taccl.analysis.certificates import bounds
 from taccl.errors import ExportError, InputError, NoSolutionError, SketchError
 from taccl.explore import plan as planning
-from taccl.explore import plan_tiles
+from taccl.explore import plan_search, plan_tiles
 from taccl.explore.plan_tiles import TimedSchedule, winner_at
 from taccl.formats.msccl.xml import load_msccl_xml
 from taccl.topology.transform import without
@@ -46,7 +46,7 @@ def ring_plan():
 
 def baselines_only():
     """Plan of the same problem as `four_plan` from baselines alone, without syntheses."""
-    search = planning.PlanSearch(GRID, lambda _: None, [FOUR])
+    search = plan_search.PlanSearch(GRID, lambda _: None, [FOUR])
     problems = [taccl.make_problem(FOUR, "allgather", size_bytes=size) for size in GRID]
     search.add_baselines([("no sketch", problems)], NEVER)
     return search
@@ -136,8 +136,8 @@ def test_programs_of_the_ends_are_made_first(monkeypatch):
     search, made = baselines_only(), []
     first, middle, last = search.candidates[:3]
     tiles = [(1000, 1999, first), (2000, 2999, middle), (3000, 10**6, last)]
-    monkeypatch.setattr(planning, "tiles_of", lambda *_: tiles)
-    monkeypatch.setattr(planning, "runnable", lambda schedule, *_: made.append(schedule))
+    monkeypatch.setattr(plan_search, "tiles_of", lambda *_: tiles)
+    monkeypatch.setattr(plan_search, "runnable", lambda schedule, *_: made.append(schedule))
     search._tiles_with_programs(3, {}, {}, [])
     assert made == [first.schedule, last.schedule, middle.schedule]
 
@@ -288,7 +288,7 @@ def test_paths_that_no_folder_has_are_said(folder, tmp_path):
 @pytest.mark.slow
 def test_interrupts_keep_what_there_is(monkeypatch):
     """Ctrl-C in the second synthesis gives a plan from the first one and the baselines."""
-    real, calls = planning.synthesize, []
+    real, calls = plan_search.synthesize, []
 
     def interrupted(*args, **options):
         calls.append(args)
@@ -296,7 +296,7 @@ def test_interrupts_keep_what_there_is(monkeypatch):
             raise KeyboardInterrupt
         return real(*args, **options)
 
-    monkeypatch.setattr(planning, "synthesize", interrupted)
+    monkeypatch.setattr(plan_search, "synthesize", interrupted)
     plan = taccl.plan("ring:4", "allgather", sizes="4KB:1MB", backend="greedy")
     assert (plan.stopped, len(calls)) == ("interrupted", 2)
     assert plan.ranges[-1].max_bytes == 10**6
@@ -308,7 +308,7 @@ def test_an_interrupt_among_baselines_keeps_those_before(monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(planning, "BASELINES", {"tree": taccl.baselines.tree, "ring": interrupted})
+    monkeypatch.setattr(plan_search, "BASELINES", {"tree": taccl.baselines.tree, "ring": interrupted})
     plan = taccl.plan("ring:4", "allgather", sizes="4KB:1MB", backend="greedy")
     assert (plan.stopped, plan.num_candidates) == ("interrupted", 1)
 
@@ -319,7 +319,7 @@ def test_an_interrupt_before_any_schedule_is_passed_on(monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(planning, "synthesize", interrupted)
+    monkeypatch.setattr(plan_search, "synthesize", interrupted)
     with pytest.raises(KeyboardInterrupt):
         taccl.plan("ring:4", "allgather", baselines=False)
 
@@ -332,7 +332,7 @@ def test_lowering_obeys_the_time_limit(monkeypatch):
         while True:
             pass
 
-    monkeypatch.setattr(planning, "runnable", endless)
+    monkeypatch.setattr(plan_search, "runnable", endless)
     with pytest.raises(NoSolutionError, match="more time, or fewer instances"):
         taccl.plan("ring:4", "allgather", sizes=["4KB"], backend="greedy", time_limit_s=0.5)
 
@@ -345,7 +345,7 @@ def test_baselines_obey_the_time_limit(monkeypatch):
         while True:
             pass
 
-    monkeypatch.setattr(planning, "BASELINES", {"pairwise": taccl.baselines.pairwise, "ring": endless})
+    monkeypatch.setattr(plan_search, "BASELINES", {"pairwise": taccl.baselines.pairwise, "ring": endless})
     plan = taccl.plan("ring:4", "allgather", sizes=["4KB"], backend="greedy", time_limit_s=1)
     assert any("too little time for 1 of 2 baselines" in note for note in plan.notes)
 
@@ -360,7 +360,7 @@ def test_the_time_limit_still_gives_a_plan():
 
 def test_without_time_larger_sizes_are_left_to_the_library():
     """If time ends after 1 KB, its schedule does not serve larger sizes, which are left to the library."""
-    search = planning.PlanSearch(GRID, lambda _: None, [FOUR])
+    search = plan_search.PlanSearch(GRID, lambda _: None, [FOUR])
     problem = taccl.make_problem(FOUR, "allgather", size_bytes=GRID[0])
     search.add(taccl.baselines.ring(problem), "baseline ring, for 1KB")
     ((first, last, _),) = search._tiles_in_haste(4, {"in_place": False}, {}, NEVER)
@@ -375,7 +375,7 @@ def test_without_time_for_programs_the_best_for_both_ends_get_one(monkeypatch):
     def late(*_: object, **__: object) -> object:
         raise OutOfTime("no time")
 
-    monkeypatch.setattr(planning.PlanSearch, "_tiles_with_programs", late)
+    monkeypatch.setattr(plan_search.PlanSearch, "_tiles_with_programs", late)
     plan = brief_plan("ring:4", "allreduce", sizes=GRID, backend="greedy")
     monkeypatch.undo()
     whole = brief_plan("ring:4", "allreduce", sizes=GRID, backend="greedy")
@@ -386,7 +386,7 @@ def test_without_time_for_programs_the_best_for_both_ends_get_one(monkeypatch):
 @pytest.mark.parametrize(("count", "order"), [(1, [0]), (2, [0, 1]), (5, [0, 4, 2, 1, 3])])
 def test_sizes_are_visited_far_apart_first(count, order):
     """Sizes are visited in bisection order: both ends, the middle, then the middles of the halves."""
-    assert planning._spread(count) == order
+    assert plan_search._spread(count) == order
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ from taccl.synthesis import synthesize as synthesizing
 from taccl.synthesis.improve.improvement import compile_improvement
 from taccl.synthesis.milp import jobshop
 from taccl.synthesis.parameters import DEFAULTS
-from taccl.synthesis.proposers import competing, solver_stages, table
+from taccl.synthesis.proposers import competing, solver_loop, table
 from taccl.synthesis.proposers.stages import choose
 from taccl.synthesis.search import Options, Search
 from taccl.topology.builder import TopologyBuilder
@@ -148,7 +148,7 @@ class TestBackends:
     @pytest.mark.parametrize("backend", ["highs", "cpsat"])
     def test_no_solver_is_worse_than_what_it_started_from(self, backend, monkeypatch):
         """If a solver's routing finishes later, the list scheduler's schedule is returned, with a note."""
-        route = solver_stages.route
+        route = solver_loop.route
 
         def detour(search, *given, **options):
             """Route around the ring of three in one direction: links 0 -> 1 -> 2 -> 0."""
@@ -157,7 +157,7 @@ class TestBackends:
             starts = {(c, steps[(c + i) % 3]): i for c in range(3) for i in range(2)}
             return replace(found, starts=starts, bound_ticks=10**9)
 
-        monkeypatch.setattr(solver_stages, "route", detour)
+        monkeypatch.setattr(solver_loop, "route", detour)
         problem = problem_of(full(3), collectives.allgather(3))
         result = brief_synthesis(problem, backend=backend)
         assert result.finish_us == 1

@@ -20,15 +20,13 @@ from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.analysis.certificates.borders import counted, counting, single_machine
 from taccl.analysis.certificates.byte_counting import byte_counting_bounds
 from taccl.analysis.certificates.certificate import Certificate, Claim, InNetworkGrant, Late
-from taccl.analysis.certificates.cuts import CutDual, throughput
 from taccl.analysis.certificates.dynamic_cut import dynamic_cut_bounds
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import Volume
 from taccl.analysis.certificates.first_arrivals import dissemination_bounds
 from taccl.analysis.certificates.first_arrivals import latency as latency_of
 from taccl.analysis.certificates.flow_time import flow_time_bounds
-from taccl.analysis.certificates.flows import multicommodity
-from taccl.analysis.certificates.level_sets import level_cut, node_cut
+from taccl.analysis.certificates.level_sets import node_cut
 from taccl.analysis.certificates.pair_counting import pair_counting_bounds
 from taccl.analysis.certificates.readings import (
     as_spreading,
@@ -41,8 +39,8 @@ from taccl.analysis.certificates.readings import (
 from taccl.analysis.certificates.spread_tail import spread_tail_bounds
 from taccl.analysis.certificates.sum_flow import sum_flow_bounds
 from taccl.analysis.certificates.switch_counting import switch_counting
+from taccl.analysis.certificates.throughput import cut_claims, throughput_claims
 from taccl.problem.problem import Problem
-from taccl.sketch.group import Symmetries
 from taccl.sketch.reachability import check_possible
 
 #: Max chunk ends for border crossings with release dates and tails; above it, crossings are only counted.
@@ -53,8 +51,6 @@ _MAX_TIMED = 60_000
 _MAX_BRIEF = 3_000
 #: Default budget of `lower_bound`, in seconds.
 _CUTS_S = 20.0
-#: Shares of the time for dual prices: for cuts along level sets, and for multicommodity flows.
-_LEVELS_SHARE, _FLOWS_SHARE = 0.1, 0.5
 #: Share of the whole time for the first linear programs, which run before most other arguments.
 _FIRST_SHARE = 0.5
 #: Share of the time for cut counting, which runs before the first linear programs.
@@ -67,7 +63,7 @@ _LEAST_S = 1.0
 
 Finder = Callable[[], Iterable[Claim]]
 #: Finders of bounds without linear programs, in the order in which they run: for whole chunks, and for all
-#: chunkings. Each takes a `NeededSends` and ``in_network=``. `_prices` yields bounds by linear programs.
+#: chunkings. Each takes a `NeededSends` and ``in_network=``. `throughput_claims` runs the linear programs.
 WHOLE_CHUNKS: list[Callable[..., Iterable[Claim]]] = [
     counting, dissemination_bounds, pair_counting_bounds, sum_flow_bounds, spread_tail_bounds,
     dynamic_cut_bounds, single_machine,
@@ -250,7 +246,7 @@ def _claims(
     volume = Volume(demand.problem, divisible=divisible, distances=demand.distances)
     best = latency.ticks
     if divisible and is_countable and latency.ticks < enough:
-        for claim in _of_border(volume, node_cut(volume, in_network=bool(in_network))):
+        for claim in cut_claims(volume, node_cut(volume, in_network=bool(in_network))):
             yield claim
             best = max(best, claim.ticks)
     elif not divisible and not is_countable:
@@ -265,7 +261,7 @@ def _claims(
     if only_switches_add:
         yield from switch_counting(volume)
     within: dict[str, Any] = {"in_network": in_network}
-    prices = partial(_prices, volume, symmetries, **within, known=int(latency.ticks))
+    prices = partial(throughput_claims, volume, symmetries, **within, known=int(latency.ticks))
     pairs = crossings * len(set(symmetries.ranks.tolist())) // len(symmetries.ranks)
     is_small, is_timed = pairs <= _MAX_BRIEF and is_countable, pairs <= _MAX_TIMED
     if is_small:
@@ -323,95 +319,4 @@ def _late_border(problem: Problem, *, in_network: bool | Literal["only"]) -> lis
     if _crossings(demand) > _MAX_TIMED:
         return []
     volume = Volume(demand.problem, divisible=True, distances=demand.distances)
-    return list(_of_border(volume, node_cut(volume, in_network=in_network is True)))
-
-
-def _of_border(volume: Volume, found: tuple[Fraction, CutDual] | None) -> Iterator[Claim]:
-    """Yield the throughput claim of (bound in ticks, witness) from `node_cut`; nothing for None."""
-    if found is not None:
-        bound, cut = found
-        largest = max(cut.charges, key=lambda each: (each.charge, len(each.parts)))
-        ticks = math.ceil(bound) if volume.by_chunk else bound
-        yield Claim(ticks, _what_crosses(volume, largest.parts), cut)
-
-
-def _prices(
-    volume: Volume,
-    symmetries: Symmetries,
-    *,
-    in_network: bool,
-    deadline: float,
-    known: int,
-) -> Iterator[Claim]:
-    """Yield throughput claims from flows, level sets and linear programs over cuts, until `deadline`.
-
-    A claim from a cut is yielded only if it is higher than the one before. Bounds are rounded up to whole
-    ticks if chunks of one size travel whole.
-
-    - `known`: A known bound in ticks; lower ones are of no use.
-    """
-
-    def ticks(bound: Fraction) -> int | Fraction:
-        return math.ceil(bound) if volume.by_chunk else bound
-
-    def left(share: float) -> float:
-        return max(share * (deadline - time.monotonic()), 0.0)
-
-    def levels(share: float) -> tuple[Fraction, CutDual] | None:
-        return level_cut(volume, budget_s=left(share))
-
-    def programs(share: float) -> tuple[Fraction, CutDual] | None:
-        return throughput(volume, symmetries, in_network=in_network, budget_s=left(share), known=known)
-
-    yield from _of_flows(volume, symmetries, ticks, budget_s=left(_FLOWS_SHARE), known=known)
-    cuts = [(levels, _LEVELS_SHARE), (programs, 1.0)]
-    if volume.problem.topology.num_nodes > 1:  # the linear program starts with the cuts around nodes
-        cuts = [(programs, 1 - _LEVELS_SHARE), (levels, 1.0)]
-    best = Fraction(0)
-    for find, share in cuts:
-        found = find(share)
-        if found is not None and found[0] > best:
-            best = found[0]
-            yield from _of_border(volume, found)
-
-
-def _of_flows(
-    volume: Volume,
-    symmetries: Symmetries,
-    ticks: Callable[[Fraction], int | Fraction],
-    *,
-    budget_s: float,
-    known: int,
-) -> Iterator[Claim]:
-    """Yield the multicommodity-flow claim over all paths, if chunks have at most two destinations each."""
-    one_way = volume.spreads and all(len(chunk.destinations) <= 2 for chunk in volume.collective.chunks)
-    if not one_way or budget_s <= 0:
-        return
-    flowed = multicommodity(volume, symmetries, budget_s=budget_s, known=known)
-    if flowed is None:
-        return
-    bound, paths, is_best = flowed
-    dear = max(range(len(paths.prices)), key=lambda r: paths.prices[r])
-    count = sum(price > 0 for price in paths.prices)
-    what = f"total traffic over all paths, at the rate of {volume.problem.topology.resources[dear].name}"
-    what += f" and {count - 1} resources like it" if count > 1 else ""
-    yield Claim(ticks(bound), what if is_best else f"distance times volume: {what}", paths)
-
-
-def _what_crosses(volume: Volume, parts: tuple[frozenset[int], ...]) -> str:
-    """Text that names the traffic into a set of ranks, or between the parts of a partition."""
-    topology = volume.problem.topology
-    if len(parts) > 1:
-        if all(len(part) == 1 for part in parts):
-            return f"traffic among {len(parts)} ranks that share each sum"
-        return f"traffic between {len(parts)} groups of ranks that share each sum"
-    ranks = parts[0]
-    rest = set(range(topology.num_ranks)) - ranks
-    for direction, some in (("into", set(ranks)), ("out of", rest)):
-        if len(some) == 1:
-            return f"traffic {direction} rank {min(some)}, and ranks like it"
-        node = topology.node_of_rank[min(some)]
-        if some == set(topology.ranks_of_node[node]):
-            return f"traffic {direction} node {node}, and nodes like it"
-    shown = ", ".join(map(str, sorted(ranks)[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"traffic into ranks {shown} ({len(ranks)} ranks)"
+    return list(cut_claims(volume, node_cut(volume, in_network=in_network is True)))

@@ -27,8 +27,8 @@ from taccl.synthesis.proposers.compiling import are_kept, have_compiled
 from taccl.synthesis.proposers.greedy import ListSchedule, critical_priorities, list_schedule
 from taccl.synthesis.proposers.large import effort, why_not
 from taccl.synthesis.proposers.large_search import offer_compiled, search_large
+from taccl.synthesis.proposers.solver_loop import alone
 from taccl.synthesis.proposers.solver_stages import (
-    alone,
     improve_by_job_shop,
     job_shop,
     route,

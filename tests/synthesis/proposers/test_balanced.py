@@ -15,6 +15,7 @@ from taccl.baselines.hierarchical import level_orders
 from taccl.cli import main
 from taccl.errors import CollectiveError, InputError, TopologyError
 from taccl.explore import plan as planning
+from taccl.explore.plan_search import PlanSearch
 from taccl.problem.problem import make_problem
 from taccl.synthesis.proposers.balanced import choose_num_chunks, choose_orders
 from taccl.topologies import parse
@@ -186,7 +187,7 @@ def test_plans_go_along_dimensions(monkeypatch):
     spy = lambda problem, cut: made.append(balanced(problem, cut=cut)) or made[-1]  # noqa: E731
     monkeypatch.setitem(taccl.baselines.BASELINES, "dimension-balanced", spy)
     topology, sizes = parse("multidim:switch3@100,switch2@100"), [10**6]
-    search = planning.PlanSearch(sizes, lambda _: None, [topology])
+    search = PlanSearch(sizes, lambda _: None, [topology])
     search.add_baselines([("no sketch", planning._problems(topology, "allreduce", {}, None, sizes))], NEVER)
     assert made and all(taccl.verify(each).ok for each in made)
 

@@ -1,0 +1,109 @@
+"""Claims from throughput: from cuts by level sets and linear programs, and from flows."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+
+from taccl.analysis.certificates.certificate import Claim
+from taccl.analysis.certificates.cuts import CutDual, throughput
+from taccl.analysis.certificates.finding.volume import Volume
+from taccl.analysis.certificates.flows import multicommodity
+from taccl.analysis.certificates.level_sets import level_cut
+from taccl.sketch.group import Symmetries
+
+#: Shares of the time for dual prices: for cuts along level sets, and for multicommodity flows.
+_LEVELS_SHARE, _FLOWS_SHARE = 0.1, 0.5
+
+
+def cut_claims(volume: Volume, found: tuple[Fraction, CutDual] | None) -> Iterator[Claim]:
+    """Yield the throughput claim of (bound in ticks, witness) from `node_cut`; nothing for None."""
+    if found is not None:
+        bound, cut = found
+        largest = max(cut.charges, key=lambda each: (each.charge, len(each.parts)))
+        ticks = math.ceil(bound) if volume.by_chunk else bound
+        yield Claim(ticks, _what_crosses(volume, largest.parts), cut)
+
+
+def throughput_claims(
+    volume: Volume,
+    symmetries: Symmetries,
+    *,
+    in_network: bool,
+    deadline: float,
+    known: int,
+) -> Iterator[Claim]:
+    """Yield throughput claims from flows, level sets and linear programs over cuts, until `deadline`.
+
+    A claim from a cut is yielded only if it is higher than the one before. Bounds are rounded up to whole
+    ticks if chunks of one size travel whole.
+
+    - `known`: A known bound in ticks; lower ones are of no use.
+    """
+
+    def ticks(bound: Fraction) -> int | Fraction:
+        return math.ceil(bound) if volume.by_chunk else bound
+
+    def left(share: float) -> float:
+        return max(share * (deadline - time.monotonic()), 0.0)
+
+    def levels(share: float) -> tuple[Fraction, CutDual] | None:
+        return level_cut(volume, budget_s=left(share))
+
+    def programs(share: float) -> tuple[Fraction, CutDual] | None:
+        return throughput(volume, symmetries, in_network=in_network, budget_s=left(share), known=known)
+
+    yield from _of_flows(volume, symmetries, ticks, budget_s=left(_FLOWS_SHARE), known=known)
+    cuts = [(levels, _LEVELS_SHARE), (programs, 1.0)]
+    if volume.problem.topology.num_nodes > 1:  # the linear program starts with the cuts around nodes
+        cuts = [(programs, 1 - _LEVELS_SHARE), (levels, 1.0)]
+    best = Fraction(0)
+    for find, share in cuts:
+        found = find(share)
+        if found is not None and found[0] > best:
+            best = found[0]
+            yield from cut_claims(volume, found)
+
+
+def _of_flows(
+    volume: Volume,
+    symmetries: Symmetries,
+    ticks: Callable[[Fraction], int | Fraction],
+    *,
+    budget_s: float,
+    known: int,
+) -> Iterator[Claim]:
+    """Yield the multicommodity-flow claim over all paths, if chunks have at most two destinations each."""
+    one_way = volume.spreads and all(len(chunk.destinations) <= 2 for chunk in volume.collective.chunks)
+    if not one_way or budget_s <= 0:
+        return
+    flowed = multicommodity(volume, symmetries, budget_s=budget_s, known=known)
+    if flowed is None:
+        return
+    bound, paths, is_best = flowed
+    dear = max(range(len(paths.prices)), key=lambda r: paths.prices[r])
+    count = sum(price > 0 for price in paths.prices)
+    what = f"total traffic over all paths, at the rate of {volume.problem.topology.resources[dear].name}"
+    what += f" and {count - 1} resources like it" if count > 1 else ""
+    yield Claim(ticks(bound), what if is_best else f"distance times volume: {what}", paths)
+
+
+def _what_crosses(volume: Volume, parts: tuple[frozenset[int], ...]) -> str:
+    """Text that names the traffic into a set of ranks, or between the parts of a partition."""
+    topology = volume.problem.topology
+    if len(parts) > 1:
+        if all(len(part) == 1 for part in parts):
+            return f"traffic among {len(parts)} ranks that share each sum"
+        return f"traffic between {len(parts)} groups of ranks that share each sum"
+    ranks = parts[0]
+    rest = set(range(topology.num_ranks)) - ranks
+    for direction, some in (("into", set(ranks)), ("out of", rest)):
+        if len(some) == 1:
+            return f"traffic {direction} rank {min(some)}, and ranks like it"
+        node = topology.node_of_rank[min(some)]
+        if some == set(topology.ranks_of_node[node]):
+            return f"traffic {direction} node {node}, and nodes like it"
+    shown = ", ".join(map(str, sorted(ranks)[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"traffic into ranks {shown} ({len(ranks)} ranks)"

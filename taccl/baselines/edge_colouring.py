@@ -1,0 +1,75 @@
+"""Turns of sends in which no two share a resource: an edge colouring."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from taccl.topology.topology import Hold
+
+
+def turns_of(holds: Sequence[Sequence[Hold]], busy_us: NDArray[np.float64]) -> list[int]:
+    """Turn of each send, such that no two sends of one turn hold the same resource.
+
+    - `holds`: Holds of each send; only the busiest resource at each end counts.
+    - `busy_us`, (num_resources,): Time for which all sends keep each resource busy.
+    """
+    colouring = EdgeColouring()
+    for number, held in enumerate(holds):
+        ends = []
+        for side in ("send", "receive"):
+            resources = [hold.resource for hold in held if hold.side == side]
+            ends.append((side, max(resources, key=busy_us.__getitem__) if resources else -1 - number))
+        colouring.add(number, ends[0], ends[1])
+    return [colouring.colour_of[number] for number in range(len(holds))]
+
+
+class EdgeColouring:
+    """Edge colouring of a bipartite multigraph, with as many colours as its maximum degree (Koenig).
+
+    References
+    ----------
+    D. Koenig, "Ueber Graphen und ihre Anwendung auf Determinantentheorie und Mengenlehre", Mathematische
+    Annalen 77 (1916).
+    """
+
+    def __init__(self) -> None:
+        self.colour_of: dict[int, int] = {}
+        self._ends: dict[int, tuple[tuple[str, int], tuple[str, int]]] = {}
+        self._at: dict[tuple[str, int], dict[int, int]] = {}
+
+    def add(self, edge: int, one: tuple[str, int], other: tuple[str, int]) -> None:
+        """Add an edge; edges on an alternating path of two colours may be recoloured."""
+        self._ends[edge] = one, other
+        at_one, at_other = (self._at.setdefault(end, {}) for end in (one, other))
+        free, free_there = (next(c for c in range(len(at) + 1) if c not in at) for at in (at_one, at_other))
+        if free in at_other and free_there not in at_one:
+            free = free_there
+        elif free in at_other:
+            self._swap(other, free, free_there)
+        self._give(edge, free)
+
+    def _swap(self, vertex: tuple[str, int], colour: int, other: int) -> None:
+        """Swap two colours on the alternating path that begins at a vertex with the first one."""
+        path = []
+        while (edge := self._at[vertex].get(colour)) is not None:
+            path.append((edge, other))
+            one, end = self._ends[edge]
+            vertex, colour, other = (end if vertex == one else one), other, colour
+        for edge, _ in path:
+            for end in self._ends[edge]:
+                del self._at[end][self.colour_of[edge]]
+        for edge, new in path:
+            self._give(edge, new)
+
+    def _give(self, edge: int, colour: int) -> None:
+        self.colour_of[edge] = colour
+        for end in self._ends[edge]:
+            self._at[end][colour] = edge

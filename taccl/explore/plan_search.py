@@ -1,0 +1,232 @@
+"""State of a plan's search: candidates, their schedules and bounds, and the ranges of sizes."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from taccl._internal.deadline import Deadline, OutOfTime
+from taccl._internal.units import format_gap, format_size
+from taccl.analysis.certificates.certificate import Certificate
+from taccl.analysis.simulation.simulate import simulate
+from taccl.baselines import BASELINES
+from taccl.errors import ExportError, InfeasibleError, InputError, NoSolutionError
+from taccl.explore.plan_programs import runnable
+from taccl.explore.plan_ranges import PlanRange
+from taccl.explore.plan_tiles import Tile, TimedSchedule, range_of, ratio, tiles_of, winner_at, without_one
+from taccl.problem.problem import Problem, make_problem
+from taccl.program.program import Program
+from taccl.runtimes.runtime import Runtime
+from taccl.runtimes.table import RUNTIMES
+from taccl.schedule.schedule import Schedule
+from taccl.synthesis.proposers.competing import quickest_first
+from taccl.synthesis.synthesize import synthesize
+from taccl.topology.topology import Topology
+
+#: Share of the time left at the end for programs; the rest is for bounds.
+_PROGRAMS_SHARE = 0.6
+#: Min seconds for a synthesis to begin; seconds beyond the limit to get a first schedule or program.
+_LEAST_S, _LATE_S = 0.1, 1.5
+
+
+def _spread(count: int) -> list[int]:
+    """Indices 0 to count - 1 in the order of bisection: both ends, then the middle of the widest gap."""
+    order = [0, count - 1][: min(count, 2)]
+    while len(order) < count:
+        known = sorted(order)
+        low, high = max(zip(known, known[1:], strict=False), key=lambda gap: gap[1] - gap[0])
+        order.append((low + high) // 2)
+    return order
+
+
+class PlanSearch:
+    """State of a plan's search: candidates, notes, and the reason for its end."""
+
+    def __init__(
+        self,
+        grid: Sequence[int],
+        progress: Callable[[str], None],
+        topologies: Sequence[Topology],
+        runtime: Runtime = RUNTIMES["msccl"],
+    ) -> None:
+        self.grid, self.topologies, self.progress, self.runtime = grid, topologies, progress, runtime
+        self.candidates: list[TimedSchedule] = []
+        self.shapes: dict[tuple[object, ...], TimedSchedule] = {}
+        self.bounds: dict[tuple[str, int | None], Certificate] = {}
+        self.notes: list[str] = [f"model: {each.proviso}" for each in topologies[:1] if each.assumed]
+        self.stopped = "done"
+        self.failure: Exception | None = None
+
+    def add(self, schedule: Schedule, source: str) -> None:
+        """Add a schedule as a candidate under every protocol, unless an equal one is known."""
+        for topology in self.topologies:
+            try:
+                same = topology is schedule.problem.topology
+                found = schedule if same else simulate(schedule, topology=topology).as_schedule()
+            except InputError:  # its order of sends is infeasible there
+                continue
+            candidate = TimedSchedule(found, source)
+            if candidate.shape not in self.shapes:
+                self.shapes[candidate.shape] = candidate
+                self.candidates.append(candidate)
+            self.shapes[candidate.shape].made_us[found.problem.size_bytes or 0] = found.predicted_us
+
+    def add_baselines(self, cases: Sequence[tuple[str, Sequence[Problem]]], until: Deadline) -> None:
+        """Add every baseline that applies, for a small, a middle and a large size, and each number of chunks.
+
+        The quickest to build come first. A note counts those that time is too short for.
+        """
+        cuts = {problems[0].collective.chunks_per_rank: problems for _, problems in cases}
+        places = sorted({0, len(self.grid) // 2, len(self.grid) - 1})
+        left = [
+            (problems, name, place)
+            for problems in cuts.values()
+            for name in quickest_first(problems[0], until.left_s)
+            if name in BASELINES
+            for place in places
+        ]
+        total = len(left)
+        with contextlib.suppress(OutOfTime), until.enforced(lambda: bool(self.candidates)):
+            while left:
+                problems, name, place = left[0]
+                size, problem = self.grid[place], problems[place]
+                plain = make_problem(problem.topology, problem.collective, size_bytes=size)
+                with contextlib.suppress(InputError):  # not applicable on this topology
+                    self.add(BASELINES[name](plain, cut=False), f"baseline {name}, for {format_size(size)}")
+                del left[0]
+        if left:
+            self.notes.append(f"too little time for {len(left)} of {total} baselines")
+
+    def synthesize(
+        self, cases: Sequence[tuple[str, Sequence[Problem]]], until: Deadline, **options: Any
+    ) -> None:
+        """Synthesize for every size and sketch, as long as there is time, with `options` of `synthesize`.
+
+        Raises `OutOfTime` if time is up during a synthesis, and there is a candidate already.
+        """
+        with until.enforced(lambda: bool(self.candidates)):
+            left = len(self.grid) * len(cases)
+            for place in _spread(len(self.grid)):
+                size = self.grid[place]
+                said = []
+                for name, problems in cases:
+                    share = until.left_s / left
+                    left -= 1
+                    if share < _LEAST_S and self.candidates:
+                        self.stopped = "time limit"
+                        continue
+                    problem = problems[place]
+                    if len(self.topologies) > 1 and self.candidates:
+                        best = winner_at(self.candidates, size).schedule.problem.topology
+                        problem = replace(problem, topology=best)
+                    try:
+                        result = synthesize(problem, time_limit_s=max(share, _LEAST_S), **options)
+                    except (InfeasibleError, NoSolutionError) as error:
+                        self.failure = error
+                        self.notes.append(f"{name} at {format_size(size)}: {error}")
+                        continue
+                    self.add(result.schedule.listable(), f"{name}, for {format_size(size)}")
+                    if result.bound.divisible:
+                        self.bounds[problem.topology.protocol, size] = result.bound
+                    said.append(f"{name} {result.schedule.timing} (gap {format_gap(result.gap)})")
+                    if result.interrupted:
+                        self.stopped = "interrupted"
+                        return
+                self.progress(f"{format_size(size)}: {', '.join(said) or 'no time left'}")
+
+    def ranges(
+        self, max_ranges: int, lowering: dict[str, Any], limit: Deadline
+    ) -> tuple[tuple[PlanRange, ...], list[str]]:
+        """(ranges of the plan, each with a program within the runtime's limits; notes).
+
+        If time is short, only schedules that have a program by then are used.
+        """
+        notes: list[str] = []
+        programs: dict[TimedSchedule, Program] = {}
+        try:
+            with limit.sooner(_PROGRAMS_SHARE * limit.left_s).enforced():
+                tiles = self._tiles_with_programs(max_ranges, lowering, programs, notes)
+        except OutOfTime:
+            self.stopped = "time limit"
+            tiles = self._tiles_in_haste(max_ranges, lowering, programs, limit.at_least(0.0).later(_LATE_S))
+            notes.append("too little time to write programs for all schedules; give more time")
+        for first, last, winner in tiles:
+            ends = f"{format_size(first)} to {format_size(last)}"
+            notes += [f"{ends}: {note}" for note in programs[winner].notes]
+        share_s = max(0.0, limit.left_s) / (3 * len(tiles))
+        return tuple(range_of(tile, programs[tile[2]], share_s, self.bounds) for tile in tiles), notes
+
+    def _tiles_in_haste(
+        self,
+        max_ranges: int,
+        lowering: dict[str, Any],
+        programs: dict[TimedSchedule, Program],
+        limit: Deadline,
+    ) -> list[Tile]:
+        """Tiles of the schedules that have programs; a single tile if there are too many, or time is up.
+
+        The best schedules for the largest size and for the smallest get programs in any case. Sizes larger
+        than any that a schedule was made for are left to the library. Raises `NoSolutionError` if no schedule
+        has a program by the limit.
+        """
+        made = {size for each in self.candidates for size in each.made_us}
+        last = max(made)
+        grid = [size for size in self.grid if size <= last] or self.grid[:1]
+        with contextlib.suppress(OutOfTime):
+            for size in (last, min(made)):
+                best = min(self.candidates, key=lambda each: each.made_us.get(size, math.inf))
+                if best not in programs:
+                    with limit.enforced():
+                        programs[best] = runnable(best.schedule, lowering, self.runtime)
+        if not programs:
+            said = "no schedule became a program in time; give more time, or fewer instances"
+            raise NoSolutionError(said)
+        if len(grid) < len(self.grid):
+            most = format_size(grid[-1])
+            self.notes.append(f"too little time for sizes above {most}: the library serves them")
+        with contextlib.suppress(OutOfTime), limit.enforced():
+            tiles = tiles_of(list(programs), grid)
+            if len(tiles) <= max_ranges:
+                return tiles
+        return [(grid[0], grid[-1], min(programs, key=lambda each: each.finish(grid[-1])))]
+
+    def _tiles_with_programs(
+        self,
+        max_ranges: int,
+        lowering: dict[str, Any],
+        programs: dict[TimedSchedule, Program],
+        notes: list[str],
+    ) -> list[Tile]:
+        """Best tiles whose schedules can be lowered; adds to `programs` and `notes`."""
+        remaining = list(self.candidates)
+        # Large sizes first: they limit the times at other sizes best.
+        best = {size: winner_at(remaining, size).finish(size) for size in reversed(self.grid)}
+        while True:
+            tiles = tiles_of(remaining, self.grid)
+            # The smallest and the largest sizes first: a program made for other sizes costs most there.
+            for place in _spread(len(tiles)):
+                winner = tiles[place][2]
+                if winner not in programs:
+                    try:
+                        programs[winner] = runnable(winner.schedule, lowering, self.runtime)
+                    except ExportError as error:
+                        remaining.remove(winner)
+                        notes.append(f"a schedule of {winner.source} was left out: {error}")
+                        break
+            else:
+                if len(tiles) <= max_ranges:
+                    break
+                remaining = without_one(tiles, self.grid)
+            if not remaining:
+                raise ExportError(f"no schedule fits its format: {'; '.join(notes)}")
+        used = {
+            size: next(each for first, last, each in tiles if first <= size <= last) for size in self.grid
+        }
+        worst = max(ratio(used[size].finish(size), best[size]) - 1 for size in self.grid)
+        if worst:
+            longer = f"up to {float(worst):.2%} longer than the best schedule for them"
+            notes.append(f"with so few ranges, or the format's limits, some sizes take {longer}")
+        return tiles

@@ -1,0 +1,104 @@
+"""Loop of one solver: routing, ordering and merging, job shops, and cuts."""
+
+from __future__ import annotations
+
+import time
+
+from taccl._internal.deadline import busy_factor
+from taccl.synthesis.milp.jobshop import Cut, find_cut
+from taccl.synthesis.milp.resource_rows import Windows, num_pairs
+from taccl.synthesis.milp.solutions import needed_hops
+from taccl.synthesis.proposers.greedy import ListSchedule
+from taccl.synthesis.proposers.solver_stages import (
+    Routed,
+    improve_by_job_shop,
+    job_shop,
+    route,
+    schedule_routed,
+)
+from taccl.synthesis.search import Search
+
+#: CPU seconds for: the first routing (doubled after each that was not proven); a contiguity model; the job
+#: shop of a routing; a cut; rounds of job shops without improvement.
+_ROUTING_S, _CONTIGUITY_S, _JOB_SHOP_S, _CUT_S, _ROUNDS_S = 5.0, 2.0, 3.0, 1.0, 4.0
+#: Max pairs of hops that share a resource for which routing also decides their order. Each pair may need a
+#: binary and two rows; with more pairs, solvers mostly do not end within a few seconds.
+_MOST_PAIRS = 1_000
+
+
+def alone(search: Search, solver: str) -> None:
+    """Loop of one solver: routing, ordering and merging, cuts; until the bounds meet or time is up."""
+    shares, routing_s = search.parameters.solver, _ROUTING_S
+    sequenced: frozenset[int] = frozenset()
+    cuts: list[Cut] = []
+    lower, is_first = 0, True
+    while is_first or search.deadline.left_s > shares.least_round_s:
+        budget_s = min(busy_factor() * routing_s, shares.routing_share * search.deadline.left_s)
+        routed = route(
+            search, solver, budget_s=budget_s, sequenced=sequenced, lower_ticks=lower, cuts=cuts,
+            sooner=not is_first,
+        )  # fmt: skip
+        found = None if routed is None else _sequenced(search, routed, solver)
+        if is_first and found is None or _is_over(search, routed):
+            return
+        is_first = False
+        if routed is None or not routed.is_optimal:
+            routing_s *= 2
+        elif not sequenced and (sequenced := _to_sequence(search, routed)):
+            lower = routed.bound_ticks
+            continue  # solve again, with order decided in the model
+        improve_by_job_shop(search, _ROUNDS_S)
+        if search.stages[-1].status == "unavailable" or _is_over(search, routed):
+            return
+        if found is not None:
+            cuts += _cuts(search, found)
+
+
+def _is_over(search: Search, routed: Routed | None) -> bool:
+    """True if the incumbent, this search's or its rival's, meets a bound of the problem or of the model."""
+    upper, _ = search.known
+    lower = search.bound_ticks if routed is None else max(search.bound_ticks, routed.bound_ticks)
+    return search.interrupted or upper <= lower or search.done
+
+
+def _sequenced(search: Search, routed: Routed, solver: str) -> ListSchedule | None:
+    """Best schedule of a routing: ordered and merged by rules and the solver, then by a job shop."""
+    if not routed.starts:
+        return None
+    job_shop_s = busy_factor() * _JOB_SHOP_S
+    budget_s = job_shop_s
+    if solver != "cpsat":
+        share = search.parameters.solver.contiguity_share
+        budget_s = min(busy_factor() * _CONTIGUITY_S, share * search.deadline.left_s)
+    found = schedule_routed(search, routed, solver, budget_s)
+    if found is None or solver == "cpsat" or _is_over(search, routed):
+        return found
+    required = needed_hops(search.quotient, found)
+    better = job_shop(search, "job shop", required=required, optional=(), hint=found, budget_s=job_shop_s)
+    return better or found
+
+
+def _cuts(search: Search, found: ListSchedule) -> list[Cut]:
+    """The cut from a schedule's critical path, if one is proven in about a second; recorded as a stage."""
+    since, (upper, _) = time.monotonic(), search.known
+    cut = find_cut(
+        search.quotient, found, upper_ticks=upper, lower_ticks=search.bound_ticks,
+        time_limit_s=min(busy_factor() * _CUT_S, search.deadline.left_s), **search.options.of_solvers,
+    )  # fmt: skip
+    message = "nothing proven" if cut is None else f"{len(cut.hops)} hops on the limiting cut"
+    ticks = None if cut is None else cut.ticks
+    search.record("cut", "cpsat", "done", since, ticks=ticks, message=message)
+    return [] if cut is None else [cut]
+
+
+def _to_sequence(search: Search, routed: Routed) -> frozenset[int]:
+    """Resources whose order of sends the next routing model should decide; empty if that would not help."""
+    (upper, _), quotient = search.known, search.quotient
+    # If sends merge, their order is not that of single hops: NDv2 x2 and x4 did not improve by sequencing.
+    merges = any(quotient.merging[hop.link_orbit] for hop in quotient.hops)
+    if merges or upper <= max(search.bound_ticks, routed.bound_ticks):
+        return frozenset()
+    windows = Windows(quotient, upper)
+    pairs = {resource: num_pairs(quotient, windows, resource) for resource in range(quotient.num_resources)}
+    too_large = sum(pairs.values()) > _MOST_PAIRS
+    return frozenset(resource for resource, count in pairs.items() if count and not too_large)
