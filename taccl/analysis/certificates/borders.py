@@ -303,7 +303,7 @@ def _leaving(jobs: Sequence[BorderJob]) -> int:
 def _passing(facts: Facts, machine: SingleMachine) -> list[BorderJob]:
     """Jobs at the borders of ranks (or nodes) that must hold the resource.
 
-    If links multicast or reduce, only the jobs of one set count: of the set with the most jobs.
+    If links multicast or reduce, only the jobs of a single set count: the set with the most jobs.
     """
     sets = [frozenset((r,)) for r in range(facts.topology.num_ranks)]
     if machine.family == "node":

@@ -269,13 +269,13 @@ def _claims(
     is_priced = False
 
     def first_prices() -> Iterator[Claim]:
-        """Yield throughput claims in a share of the time; if throughput limits, no other bound is as high."""
+        """Yield throughput claims, early and in a share of the time: often no other bound is as high."""
         nonlocal is_priced
         yield from prices(deadline=first_until)
         is_priced = time.monotonic() < first_until
 
     def last_prices() -> Iterable[Claim]:
-        """Throughput claims in the remaining time; none if the first linear programs were solved."""
+        """Throughput claims in the remaining time; none if `first_prices` solved its linear programs."""
         return () if is_priced else prices(deadline=max(deadline, min(limit, time.monotonic() + _LEAST_S)))
 
     quick: list[Finder] = []

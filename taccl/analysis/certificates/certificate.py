@@ -38,7 +38,7 @@ class Witness:
 
     - `kind`: Name of the witness in files and reports.
     - `proves`: Kind of bound that it proves.
-    - `preference`: Rank of that kind among equal bounds; the lowest is reported.
+    - `preference`: Order of kinds among equal bounds; the kind with the lowest number is reported.
     - `any_chunking`: True if the witness can prove a bound over all chunkings.
     """
 
@@ -107,7 +107,7 @@ class Claim(NamedTuple):
 
     @property
     def preference(self) -> int:
-        """Rank of the kind among equal bounds; the lowest is reported."""
+        """Order of the kind among equal bounds; the kind with the lowest number is reported."""
         return 0 if self.witness is None else self.witness.preference
 
 

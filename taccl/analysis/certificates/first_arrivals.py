@@ -51,7 +51,7 @@ class Path(Witness):
 
 
 def latency(demand: NeededSends, *, divisible: bool, limit: float = math.inf) -> Claim:
-    """Latency claim: the longest of the shortest paths of chunks; only alphas count if divisible.
+    """Latency claim: the longest of all chunks' shortest paths; only alphas count if divisible.
 
     Only some chunks are examined above `_MOST_RANKS_TIMED` ranks, or after `limit` (as `time.monotonic`).
     """

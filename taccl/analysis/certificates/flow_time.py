@@ -236,7 +236,7 @@ def _least_ticks(facts: Facts, witness: FlowTime) -> Fraction:
 def _gained(facts: Facts, links: Sequence[int], resources: Sequence[int], price: Fraction) -> Fraction | None:
     """Max total gain of units at a price; the gain of a unit is the price minus the time when it has left.
 
-    None if the resources do not cover the links, or if one of them passes any number of units in time.
+    None if the resources do not cover the links, or if one of them (beta 0) passes any number of units.
     """
     gained = Fraction(0)
     found, is_covered = lanes(facts, links, resources)

@@ -160,7 +160,7 @@ def late_part(problem: Problem, date: Fraction) -> Problem | None:
 
 
 def release_dates(problem: Problem) -> list[Fraction]:
-    """Release dates to bound from, ascending: if there are many, those that are late or precede much data."""
+    """Release dates to bound from, ascending: of many, the first, the last, and those before most data."""
     release = {(chunk, rank): us for chunk, rank, us in problem.release_us}
     when = [
         (min(release.get((index, rank), 0) for rank in chunk.origins), problem.chunk_bytes[index])

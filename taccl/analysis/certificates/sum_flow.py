@@ -26,7 +26,8 @@ from taccl.problem.problem import Problem
 _MOST_SENDS = 200
 #: Prices tried for a unit, in multiples of the least that the proof admits.
 _MULTIPLES = (1.0, 1.4, 2.5, 8.0)
-#: Horizons tried in each round, and rounds; each round narrows the range around the best one.
+#: Number of horizons tried in each round, and number of rounds; each narrows the range around the best
+#: horizon.
 _VALUES, _ROUNDS = 9, 4
 #: Number of rounds that alternate between the best price and the bound at that price.
 _SETTLING = 4

@@ -139,9 +139,11 @@ def _counting(servers: Sequence[tuple[int, int]], needed: int) -> int:
 def _host_of_ring(
     host: NamedFabric, collective: str, pieces: int, costs: ClassTicks
 ) -> tuple[int, list[tuple[list[tuple[int, int]], int, str]]]:
-    """(farthest distance in ticks, jobs) of a mesh whose ranks form a ring, at the cost of the ring's links.
+    """(farthest distance in ticks, jobs) of a mesh, each of whose links costs as much as one of its ring.
 
-    Jobs are (servers, number of sends, what limits): sends into a corner, or over all links together.
+    A job is (servers, number of sends, what limits), as `_counting` takes it. One job counts the sends into
+    the rank in a corner. For an allreduce, another job counts the sends over an average link. Servers are
+    (hold, latency) of links, in ticks.
     """
     num_ranks, corner = host.num_ranks, sum(dim > 1 for dim in host.dims)
     latency, held = int(costs.latency[0]), costs.holds[0][0][1]

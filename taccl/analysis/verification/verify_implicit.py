@@ -295,7 +295,7 @@ def _unlike_named(judge: _Judge, host: NamedFabric) -> Iterator[tuple[str, str]]
             expected += [(held, each.beta_us_per_mb, "send"), (held, each.beta_us_per_mb, "receive")]
         holds = [(hold.alpha_us, hold.beta_us_per_mb, hold.side) for hold in each.holds]
         ports = [hold.resource for hold in each.holds[1:]]
-        # All links of a switch share its ports.
+        # All classes of links of one switch must hold the same ports.
         sound = holds == expected and ports == ports_of_axis.setdefault(axes[0], ports)
         if not sound or judge.uses[each.holds[0].resource] > 1 or len(set(ports)) < len(ports):
             yield "contention", f"class {number}: found holds {holds}; expected those of {host.name}"

@@ -235,8 +235,9 @@ class NeededSends:
             crossing = self._crossing(over, every, border, units) if wanted else None
             if crossing is None:
                 continue
-            # Different crossings may serve different targets, so only one job with the largest lower bounds
-            # is certain: to the farthest target, from the farthest contribution of a sum or the nearest copy.
+            # Only one send is certain, as other sends, or the same one, may serve the other targets. It
+            # serves the farthest target, and carries the farthest contribution of a sum, or starts from the
+            # nearest copy.
             reached = crossing.to_border[sorted(some)]
             tail = int(crossing.from_border[sorted(wanted)].max())
             onward = self.onward(every, units, crossing.enters) if tail else frozenset[tuple[int, int]]()
@@ -247,8 +248,8 @@ class NeededSends:
     def _crossing(self, over: int, links: int, at: frozenset[int], units: int) -> _Crossing | None:
         """Border links that may carry a chunk, and times to and from them; None if no link may.
 
-        - `over`: Index of the link set that the chunk may cross the border by.
-        - `links`: Index of the link set that it may use before and after.
+        - `over`: Index of the set of links by which the chunk may cross the border.
+        - `links`: Index of the set of links that the chunk may use before and after it crosses.
         - `at`: Border links.
         """
         crossing = sorted(at & self.distances.link_set(over))
