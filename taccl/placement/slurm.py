@@ -150,12 +150,16 @@ def load_slurm_topology(
 
 
 def _of_conf(text: str, topology: str | None, where: str) -> _Fabric:
-    """Fabric of a ``topology.conf``, which has one switch or block per line."""
+    """Fabric of a ``topology.conf``, or of ``scontrol show topology``: one switch or block per line.
+
+    The command prints aggregated blocks too; their sizes are those that the file lists.
+    """
     if topology is not None:
         said = f"found {shown(topology, 60)}, but a topology.conf has one topology without a name"
         raise InputError(f"{said}; leave it out", where="topology")
     groups: dict[str, _Group] = {}
     sizes: tuple[int, ...] = ()
+    printed: set[str] = set()
     kinds = set()
     for number, line in enumerate(re.sub(r"\\\r?\n", " ", text).splitlines(), 1):
         words = line.partition("#")[0].strip()
@@ -168,14 +172,19 @@ def _of_conf(text: str, topology: str | None, where: str) -> _Fabric:
             raise FormatError(f"{said}BlockName=NAME Nodes=LIST", where=here)
         if "blocksizes" in fields:
             sizes = _sizes(fields.pop("blocksizes").split(","), here)
-        if fields:
+        if "blocksize" in fields:
+            printed.add(fields["blocksize"])
+        if fields and "aggregatedblock" not in fields:
             kind = next(iter(fields))
             kinds.add(kind)
             if kind not in ("switchname", "blockname") or len(kinds) > 1:
                 said = f"found {shown(words.partition('=')[0], 60)}; expected SwitchName or BlockName alone"
                 raise FormatError(f"{said} at the beginning of lines", where=here)
             below = {key: fields.get(key, "") for key in ("nodes", "switches")}
-            _add(groups, fields[kind], below["nodes"], below["switches"], here)
+            is_block = kind == "blockname"
+            _add(groups, fields[kind], below["nodes"], below["switches"], here, is_block=is_block)
+    if printed:
+        sizes = _sizes(sorted(printed, key=lambda size: (len(size), size)), where)
     return _Fabric(groups, sizes)
 
 
@@ -219,7 +228,7 @@ def _of_yaml(text: str, topology: str | None, where: str) -> _Fabric:
                 said = f"found {shown(repr(each), 60)}; expected `{below}: NAME` and `nodes: LIST`"
                 raise FormatError(said, where=here)
             nodes, children = (_listed(each.get(name)) for name in ("nodes", "children"))
-            _add(groups, str(each[below]), nodes, children, here)
+            _add(groups, str(each[below]), nodes, children, here, is_block=kind == "block")
         sizes = table.get("block_sizes", [])
         return _Fabric(groups, _sizes(sizes if isinstance(sizes, list) else [sizes], here), notes)
     kind = next((name for name in (*_OTHERS, "flat") if name in chosen), "none of them")
@@ -246,15 +255,20 @@ def _sizes(values: Iterable[Any], where: str) -> tuple[int, ...]:
     return sizes
 
 
-def _add(groups: dict[str, _Group], name: str, nodes: str, switches: str, where: str) -> None:
-    """Add a switch or a block with its expanded lists."""
+def _add(
+    groups: dict[str, _Group], name: str, nodes: str, switches: str, where: str, *, is_block: bool
+) -> None:
+    """Add a switch or a block with its expanded lists.
+
+    A block without hosts holds a place, as blocks are aggregated by their places.
+    """
     if name in groups:
         raise FormatError(f"found {shown(name, 60)} twice; name each switch or block once", where=where)
     try:
         groups[name] = _Group(*(tuple(expand_hosts(each)) for each in (nodes, switches)))
     except InputError as error:
         raise FormatError(error.message, where=where) from None
-    if not any(groups[name]):
+    if not any(groups[name]) and not is_block:
         said = f"found {shown(name, 60)} without Nodes and Switches; list what is below it"
         raise FormatError(said, where=where)
 

@@ -57,6 +57,29 @@ def test_blocks_are_grouped_by_their_sizes():
     assert any("a path between 2 parts" in each for each in probe.assumed)
 
 
+_CONF = (
+    "BlockName=a Nodes=n[1-2]\nBlockName=b\nBlockName=c Nodes=n[3-4]\nBlockName=d Nodes=n5\nBlockSizes=2,4\n"
+)
+_YAML = (
+    "- topology: t\n  block:\n    block_sizes: [2, 4]\n    blocks:\n    - {block: a, nodes: 'n[1-2]'}\n"
+    "    - block: b\n    - {block: c, nodes: 'n[3-4]'}\n    - {block: d, nodes: n5}\n"
+)
+
+
+@pytest.mark.parametrize("text", [_CONF, _YAML], ids=["conf", "yaml"])
+def test_blocks_without_hosts_hold_their_places(tmp_path, text):
+    """Blocks a and b are the first pair, c and d the second, so hosts 1 and 2 are not grouped with 3 and 4."""
+    assert load_slurm(written(tmp_path, text)).clusters == ((0, 0, 1, 1, 2), (0, 0, 1, 1, 1))
+
+
+def test_printed_blocks_are_aggregated_by_their_sizes(tmp_path):
+    """`scontrol show topology` prints aggregated blocks, of which only the sizes are new."""
+    blocks = [f"BlockName=b{n} BlockIndex={n} Nodes=n{2 * n},n{2 * n + 1} BlockSize=2\n" for n in range(4)]
+    pairs = [f"AggregatedBlock=b[{n}-{n + 1}] BlockIndex=9 Nodes=n[0-3] BlockSize=4\n" for n in (0, 2)]
+    probe = load_slurm(written(tmp_path, "".join(blocks + pairs)))
+    assert probe.clusters == ((0, 0, 1, 1, 2, 2, 3, 3), (0, 0, 0, 0, 1, 1, 1, 1))
+
+
 @pytest.mark.parametrize(("topology", "note"), [(None, True), ("fat", False), ("blocks", False)])
 def test_one_topology_of_several_is_read(topology, note):
     """The cluster's default topology, or the named one, is read, and noted. Both have two groups of two."""
