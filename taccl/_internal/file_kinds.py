@@ -37,6 +37,9 @@ MARKS: dict[str, dict[str, str | None]] = {
     "input of TE-CCL": {"TopologyParams": None, "InstanceParams": None},
     "schedule of TE-CCL": {"1-Epoch_Duration": None, "6-Demand_Met": None},
     "output of iperf3 in JSON": {"start": None, "intervals": None, "end": None},
+    "system file of ASTRA-sim": {"scheduling-policy": None},
+    "logical topology of ASTRA-sim": {"logical-dims": None},
+    "network of ASTRA-sim's first version": {"topologies-per-dim": None},
     "answer of a verb with --json": {"finish_us": None, "digest": None},
 }
 #: {kind: fields}; a file of the kind has any of these.
@@ -48,6 +51,7 @@ _FIELDS = {
     "sketch": {
         "$schema", "chunks", "internode", "intranode", "symmetry", "objective", "routing", "merging", "group",
     },
+    "file of SCCL or msccl-tools": {"msccl_type"},
 }  # fmt: skip
 
 #: Number of characters of a text that are searched.
@@ -123,6 +127,7 @@ _ADVICE = {
     "saved topology": _SHOW,
     "problem": "taccl.load reads it in Python; commands take a sketch or a topology",
     "algorithm of the published TACCL tool": "`taccl verify {file}` reads it",
+    "file of SCCL or msccl-tools": _no("give the MSCCL XML that `msccl solve ncclize` writes of it"),
     "timeline": f"{_WRITTEN}; ui.perfetto.dev shows a timeline",
     "switch job": f"{_WRITTEN}; it holds settings for a switch and its workers",
     "plan for MSCCL++": "`taccl verify {file}` runs it; else give the program that it was made of",
@@ -138,6 +143,9 @@ _ADVICE = {
     "input of TE-CCL": _no("describe the machine in a topology file, as the page on TE-CCL shows"),
     "schedule of TE-CCL": _no("give the MSCCL XML that its lowering writes from it"),
     "output of iperf3 in JSON": _no(_HOSTS),
+    "system file of ASTRA-sim": _no("give the network file in YAML"),
+    "logical topology of ASTRA-sim": _no("give the network file in YAML"),
+    "network of ASTRA-sim's first version": _no("write it in YAML, as the page on formats shows"),
     "answer of a verb with --json": "it has figures but no sends; write the schedule with -o",
     "topology": _SHOW,
     "sketch": _SHOW,
@@ -325,6 +333,11 @@ _TEXTS = (
         _no(_SLOTS),
     ),
     _Text("output of sinfo or scontrol", r"^PARTITION\s+AVAIL|^NodeName=\S|^NODELIST\b", _no(_HOSTS)),
+    _Text(
+        "topology of ns-3 (ASTRA-sim, SimAI)",
+        r"\A\d+ \d+ \d+[ \w]*\n[\d ]*\n\d+ \d+ [\d.]+[GM]bps [\d.]+\w?s ",
+        _no(_FILE),
+    ),
     # Last, as these patterns match many other texts.
     _Text(
         "matrix without commas",
@@ -352,9 +365,15 @@ _BINARY = {
     "archive": (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ\0", b"(\xb5/\xfd", b"7z\xbc\xaf"),
     "PDF": (b"%PDF-",),
     "picture": (b"\x89PNG", b"\xff\xd8\xff", b"GIF8"),
+    "Chakra trace": (),  # see _CHAKRA
     "database or profile": (b"SQLite format 3", b"\x89HDF", b"PAR1"),
 }
-_ADVICE |= dict.fromkeys(_BINARY, _OF_TEXT) | {"archive": "unpack it, and give the file inside"}
+#: First bytes of a Chakra trace: sizes, and a version or the key of one.
+_CHAKRA = re.compile(rb"[\s\S]{1,7}\n(\x05\d\.\d\.\d|\x06schema)")
+_ADVICE |= dict.fromkeys(_BINARY, _OF_TEXT) | {
+    "archive": "unpack it, and give the file inside",
+    "Chakra trace": "taccl.workload.from_chakra reads it in Python",
+}
 _ADVICE |= {each.name: each.advice for each in _TEXTS}
 #: Kinds that `taccl fit` reads, and kinds that `taccl show` reads.
 LOGS = tuple(name for name, advice in _ADVICE.items() if advice in (_FIT, _FIT_TABLE))
@@ -399,6 +418,8 @@ def kinds_of_text(text: str) -> list[str]:
 
 def kind_of_bytes(data: bytes) -> str:
     """Kind of a binary file, by its first bytes; empty if unknown."""
+    if _CHAKRA.match(data):
+        return "Chakra trace"
     return next((kind for kind, begins in _BINARY.items() if data.startswith(begins)), "")
 
 

@@ -5,7 +5,17 @@ import gzip
 import pytest
 
 import taccl
-from taccl._internal.file_kinds import _ADVICE, _BINARY, _TEXTS, LOGS, MARKS, a, advice_on, kinds_of_text
+from taccl._internal.file_kinds import (
+    _ADVICE,
+    _BINARY,
+    _FIELDS,
+    _TEXTS,
+    LOGS,
+    MARKS,
+    a,
+    advice_on,
+    kinds_of_text,
+)
 from taccl._internal.reading import kinds_of
 from taccl.errors import InputError
 from taccl.formats.native import load as load_schedule
@@ -19,7 +29,7 @@ ALL = {**TEXTS, **FIELDS}
 def test_every_kind_has_a_sample():
     """Every kind has a sample text."""
     assert {each.name for each in _TEXTS} == TEXTS.keys()
-    assert MARKS.keys() | {"topology", "sketch"} == FIELDS.keys()
+    assert MARKS.keys() | _FIELDS.keys() == FIELDS.keys()
     assert ALL.keys() | _BINARY.keys() == _ADVICE.keys()
 
 
@@ -29,6 +39,19 @@ def test_a_kind_is_told_by_its_top_lines(tmp_path, kind):
     path = tmp_path / "file"
     path.write_text(ALL[kind])
     assert kinds_of(path)[0] == kind
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\x07\n\x050.0.4H\x12\x14all", b"\xda\xd0\x01\x12\x1d\n\x06schema\xea\x01\x12"],
+    ids=["0.0.4", "1.0.2"],
+)
+def test_chakra_traces_are_told(tmp_path, data):
+    """A Chakra trace given as a sketch is named, with the function that reads it."""
+    path = tmp_path / "trace.0.et"
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=r"found a Chakra trace; .*from_chakra"):
+        taccl.load_sketch(path)
 
 
 @pytest.mark.parametrize("before", ["$ the command\n", "\ufeff", "\n\n", "[1,0]<stdout>:"])

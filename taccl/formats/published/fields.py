@@ -70,6 +70,11 @@ class SendEntry(NamedTuple):
 
 
 def _as_list(entry: object) -> object:
+    if isinstance(entry, list) and len(entry) == 3:
+        raise ValueError(
+            f"found {quoted(entry)}, a send of SCCL, which has no time; expected an algorithm of TACCL "
+            "(MSCCL XML of it, as `msccl solve ncclize` writes, is read)"
+        )
     if not isinstance(entry, list) or len(entry) not in (5, 6):
         raise ValueError(
             f"found {quoted(entry)}; expected [chunk, source, destination, start, link], and 'rrc' or null"
