@@ -162,7 +162,8 @@ def dump_text(schedule: Schedule, extra: dict[str, Any] | None = None) -> str:
 def bounds_of(schedule: Schedule, bound: Certificate, every: Certificate | None) -> dict[str, Any]:
     """Bounds of a schedule and its gaps to them, as `Result.to_dict` names them.
 
-    - `bound`, `every`: For the schedule's chunks, and over all chunkings.
+    - `bound`, `every`: Lower bound for the schedule's own chunks; lower bound over all chunkings, or None if
+      there is none.
     """
     from taccl.analysis.certificates.scopes import standing, stronger
 

@@ -1,8 +1,8 @@
 """Timeline of a schedule as a trace for Perfetto and Chrome's tracing page.
 
 Each rank is a process with a track for each of its outgoing links. One more process has a track for each
-resource that several links share. Events of a track may overlap, as a link may be free before its send ends.
-Then later ones go to a separate track, because viewers nest events of one track.
+resource that several links share. Events of one link may overlap, as a link may be free before its send ends.
+Then the later event goes to a separate track, because viewers nest overlapping events of one track.
 """
 
 from __future__ import annotations

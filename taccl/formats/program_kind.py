@@ -48,7 +48,7 @@ def kind_of(program: Program, format_name: str) -> ProgramKind:
     ends = [chunk.destinations for chunk in collective.chunks]
     own = [(c // -(-count // n),) for c in range(count)] if count % n == 0 else None  # owners, in rank order
     if not collective.derivations and {*(starts if collective.combining else ends)} == {everyone}:
-        # Sums of all ranks, or chunks for all ranks.
+        # Every chunk is a sum over all ranks (combining), or is sent to all ranks (not combining).
         others = ends if collective.combining else starts
         if collective.combining and {*others} == {everyone}:
             return ProgramKind("allreduce", count)

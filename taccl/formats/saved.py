@@ -100,7 +100,10 @@ def save(
 
 
 def _is_sketch(thing: object) -> TypeGuard[Sketch]:
-    """True for a sketch; its class is loaded, and pydantic with it, once there is one."""
+    """True for a sketch.
+
+    If the sketch module is not loaded, no sketch exists, so pydantic is not imported here.
+    """
     module = sys.modules.get("taccl.sketch.sketch")
     return module is not None and isinstance(thing, module.Sketch)
 

@@ -27,8 +27,8 @@ class FileFormat:
     - `fields` (mapping of str to value): Top-level fields of a JSON file that identify the format; None for
       any value.
     - `begins`: A regular expression that the first lines of other files match.
-    - `family`: Name of another format that also means this one, for objects of this format's kind: ``torch``
-      of a workload means ``torch-step``.
+    - `family`: Name of another format that users may give for this one, if the object is of this format's
+      kind. Example: for a workload, ``torch`` means ``torch-step``.
     - `loses`: Losses of every file of this format, stated by `convert` if the writer itself states none.
     - `any_call`: True if a file of a program serves data of every length, in place and out of place.
     """

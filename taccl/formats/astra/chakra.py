@@ -251,7 +251,7 @@ def _bytes(field: int, value: bytes) -> bytes:
 
 
 def _integer(field: int, value: int) -> bytes:
-    """An integer field, omitted if it is 0; in a oneof (`_attribute`) 0 is written."""
+    """An integer field; nothing for 0, protobuf's default. A oneof must state 0, as `_attribute` does."""
     return _varint(field << 3) + _varint(value) if value else b""
 
 

@@ -120,7 +120,8 @@ class _File:
         if len(name) > MAX_NAME:
             raise algo.error(f"name has {len(name)} characters; expected at most {MAX_NAME}")
         least = self._number(algo, "minBytes", 0, 2**63 - 1, default=0)
-        # RCCL and the MSCCL executor read 0 as no limit; MSCCL itself accepts it with minBytes 0 alone.
+        # In RCCL and the MSCCL executor, maxBytes="0" means no limit; MSCCL itself accepts 0 only if minBytes
+        # is 0, too.
         most = self._number(algo, "maxBytes", 0, NO_LIMIT, default=2**27) or NO_LIMIT
         if least > most:
             raise algo.error(f"minBytes is {least} and maxBytes {most}; expected a range")

@@ -35,13 +35,13 @@ _KINDS = {
 }  # fmt: skip
 _ROOTED = ("broadcast", "reduce")
 _BUFFERS = {"i": "input", "o": "output", "s": "scratch"}
-#: {operation on packets: number of sources before the packets}.
+#: {operation on packets: number of its leading sources that are not packets}.
 _FIRST_PACKET = {"upkt": 0, "repkt": 1}
 Op = dict[str, Any]
 #: Place of a chunk: (rank, memory, index).
 Place = tuple[int, str, int]
-#: Inbox of signals: an end of a channel, ``(kind, rank, peer, index among these)``, or a semaphore,
-#: ``("semaphore", rank, number)``.
+#: Inbox of signals: an end of a channel, ``(kind, rank, peer, index among the rank's channels of this kind to
+#: the peer)``, or a semaphore, ``("semaphore", rank, number)``.
 Inbox = tuple[Any, ...]
 
 
@@ -114,8 +114,8 @@ class _PlanRun:
             assert self.collective is not None, "without it there are no inputs"
             self.contents[self._place(r, r, "i", index)] = content_at_start(self.collective, r, chunk)
         self.label = f"the caller of gpu {r}"
-        # Packets of successive calls lie in different halves of the scratch, so no call leaves data to the
-        # next.
+        # Under LL the caller's event leaves out the scratch: successive calls use different halves of it, so
+        # their accesses need no order.
         buffers = "io" if self.packed else "ios"
         self.users.append(
             {self._place(r, r, buffer, i) for buffer in buffers for i in range(self._size(r, buffer))}

@@ -2,12 +2,13 @@
 
 In MSCCL++ a rank writes directly into another rank's memory, without flow control. So
 
-- the first message of a queue waits until the receiver has begun, as its memory belongs to the user before;
+- the first message of a queue waits until the receiver has begun, as the user may access its memory until
+  then;
 - a message to a place that its receiver has used before waits until that use is over;
 - a summand must not land on the data that it is added to. It lands in the slot of the sum if that is another
   slot, and otherwise in its own scratch.
 
-As packets (protocol LL), every message lands in its own scratch, and no send waits for room.
+Under protocol LL messages are packets. Each lands in its own scratch, and no send waits for room.
 """
 
 from __future__ import annotations

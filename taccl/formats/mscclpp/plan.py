@@ -109,9 +109,9 @@ def build_mscclpp_plan(
     - `ranks_per_node`: Number of ranks per node; by default that of the topology for which the program was
       lowered.
     - `num_threads_per_block`: Number of threads of each threadblock, a multiple of 32.
-    - `max_threadblocks`: Max threadblocks of a rank that surely run concurrently, as a threadblock that never
-      begins blocks others forever. With 1024 threads this is one per multiprocessor of the GPU; the default
-      is that of a V100.
+    - `max_threadblocks`: Max threadblocks of a rank. They must all run concurrently: one that never begins
+      would block others forever. With 1024 threads this is one per multiprocessor of the GPU; the default is
+      that of a V100.
     - `split`: True to split a threadblock with more operations than the executor holds into several that run
       one after another. Default: split if needed, with a warning.
     - `name`: Name of the plan, by default the program's. MSCCL++ identifies plans by name, so each needs its

@@ -85,7 +85,7 @@ def register(rank):
 
 
 def unit_bytes(plan: Mapping[str, Any]) -> int:
-    """Number of bytes that sizes must be a multiple of for the executor, so that every chunk is aligned.
+    """Divisor of all sizes in bytes that the executor can run, so that every chunk is aligned.
 
     Sizes are those of the larger of a rank's two buffers.
     """

@@ -244,9 +244,9 @@ class System:
         self.server.nics.append(Nic(name, part, beta))
 
     def _add_loose(self) -> None:
-        """Add NICs outside PCIe devices, unless there are others; `nics=` may name them.
+        """Add NICs outside PCIe devices, if there are no others or `nics=` is given.
 
-        They are virtual interfaces, which NCCL writes with 10 Gbit/s, and at the CPU of every process.
+        Such NICs are virtual interfaces. NCCL writes them with 10 Gbit/s, once at the CPU of every process.
         """
         if self.server.nics and self.given.nics is None:
             names = first_of(list(dict.fromkeys(name for _, name, _ in self.loose)), 4)
@@ -365,7 +365,7 @@ def _cpu_rate(cpu: XmlElement) -> tuple[Fraction | None, str]:
     if kind == ("x86_64", "GenuineIntel"):
         return Fraction(_intel_rate(family, model)), f"Intel, family {family}, model {model}"
     if kind == ("x86_64", "AuthenticAMD"):
-        # The second number of each pair is that of earlier NCCL versions for the same family.
+        # In each pair, the second number is the one under which earlier NCCL versions wrote the same family.
         rate = 32 if family in (26, 0xBF) else 24 if family in (25, 0xAF) else 16
         return Fraction(rate), f"AMD, family {family}"
     if kind in (("x86_64", "CentaurHauls"), ("x86_64", "  Shanghai  ")):

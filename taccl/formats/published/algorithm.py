@@ -60,8 +60,8 @@ def load_upstream_algorithm(
     """Load the schedule in a file of the published tool, with the starts that the file states.
 
     - `topology`: Another topology for the sends, which are then re-timed in the order that the file states.
-    - `chunk_size`: Size of a chunk, which the file does not state. Without it ``size_bytes`` is unknown, and
-      on a `topology` chunks have 10**6 bytes.
+    - `chunk_size`: Size of a chunk, which the file does not state. Without it the schedule's ``size_bytes``
+      is unknown, and times on another `topology` are for chunks of 10**6 bytes.
     - `time_unit_us`: Microseconds in the file's unit of time; 1 by default.
     """
     data = parse_json(read_text(path, _LIMIT_BYTES), source=str(path), exact=True)

@@ -1,9 +1,10 @@
 """Upstream algorithm files: fields, with checks of their types, and the topology and collective behind them.
 
 The published TACCL tool writes nested objects, each marked by a field ``sccl_type``. Matrices are indexed
-[destination][source]. Costs are for one chunk, as the published tool used them: whole units for a send inside
-a node, separate planes of a switch, and NICs already divided among the links between nodes.
-`taccl.sketch.upstream` makes the same links and ports from the same sketch and topology file.
+[destination][source]. Costs are for one chunk, as the published tool used them. A send inside a node takes
+whole units, and every plane of a switch has ports of its own. Costs between nodes already include the sharing
+of NICs among links. `taccl.sketch.upstream` makes the same links and ports from the same sketch and topology
+file.
 
 Chunks with the same address are contributions to one sum. The tool's own allreduce is an exception: its sends
 name chunks by number, and all of these share a few addresses.
@@ -59,7 +60,7 @@ class _FileObject(BaseModel):
 
 
 class SendEntry(NamedTuple):
-    """One send of a step; `start` is in tenths of the file's unit, and `number` is the parallel link's."""
+    """One send of a step; `start` is in tenths of the file's unit, and `number` counts parallel links."""
 
     chunk: _Index
     src: _Index

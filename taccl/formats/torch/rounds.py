@@ -29,7 +29,8 @@ class Call(NamedTuple):
     """Collective as PyTorch calls it.
 
     - `name`: Name in taccl, e.g. ``"reduce-scatter"``.
-    - `parts`: Number of chunks in a block: in all of the data, or in one rank's part of it.
+    - `parts`: Number of chunks in a block, which is one rank's part of the data, or all of it (as in a
+      broadcast).
     - `root`: Rank that has the data or gets it; None for a collective without one.
     """
 
