@@ -39,7 +39,7 @@ class Data:
         self._contributions = contributions(self.collective)
 
     def contribution(self, rank: int, chunk: int) -> NDArray[Any]:
-        """Initial content of a chunk at a rank, (elements,); its own part of a sum."""
+        """Initial content of a chunk at a rank, one entry per element; for a sum, the rank's contribution."""
         if self.is_fixed:
             from taccl.aggregation.fixed_point import quantise
 

@@ -1,7 +1,7 @@
 """Progress engine of one rank: runs its threadblocks in turn, with MPI messages for its queues.
 
-The chunks of a step are sent in messages of as many chunks as one message holds at this size
-(`taccl.program.checks`), tagged with the channel.
+A step sends its chunks in messages, each with as many chunks as fit at this size (`taccl.program.checks`).
+The tag of a message is its channel.
 
 A queue holds the messages that were sent and not yet received: a synchronous send completes once its receive
 has begun. Their number is limited as by the protocol, so a program blocks here exactly where it blocks in the
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from taccl.program.program import Program, Slot
     from taccl.runtime.buffers import RankMemory
 
-#: Max and min seconds to sleep while nothing progresses: little compared with a message, much compared with a
+#: Max and min seconds to sleep while nothing progresses: short compared with a message, long compared with a
 #: poll.
 _LONGEST_SLEEP_S = 1e-3
 _SHORTEST_SLEEP_S = 2e-5

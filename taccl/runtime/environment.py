@@ -44,7 +44,7 @@ _LAUNCHERS = (
 
 
 def launched_by(environ: dict[str, str] | os._Environ[str] = os.environ) -> LaunchedRank | None:
-    """The launcher that started this process as one of several ranks; None where none did."""
+    """The launcher that started this process as one of several ranks; None if there is none."""
     for launcher, rank, size in _LAUNCHERS:
         if not environ.get(rank, "").isdigit():
             continue

@@ -45,7 +45,7 @@ def execute(
         A schedule is lowered first (`taccl.lower` has options).
     size : int or str
         Bytes of the larger of one rank's input and output buffer, e.g. ``"1MB"``; rounded up to whole
-        numbers in every chunk.
+        elements in every chunk.
     dtype : str
         ``"int32"``, ``"int64"``, ``"float32"``, ``"float64"``, or ``"fixed32"``: real numbers in fixed point,
         which travel as int32 and are judged by the sums of the real numbers.

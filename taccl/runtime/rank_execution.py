@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from taccl.runtime.worker import Watchdog
 
 _POLL_S = 5e-4
-#: Wrong chunks that a rank reports one by one.
+#: Max wrong chunks that a rank reports one by one.
 _MAX_WRONG_PER_RANK = 20
 
 
@@ -197,7 +197,7 @@ class _JobRank:
             cause = next((fault.message for fault in faults if fault.kind == "deadlock"), "")
 
         def slowest(name: str) -> dict[str, Any] | None:
-            """Time of the slowest rank in every repetition; None if there was none."""
+            """Time of the slowest rank in every repetition; None if nothing was timed."""
             each_us = [max(times) for times in zip(*(report[name] for report in reports), strict=True)]
             return {"each_us": each_us} if each_us else None
 

@@ -126,7 +126,7 @@ def stock_call(collective: str, group: Any = None, root: int = 0) -> Callable[..
     """PyTorch's own collective, called like the schedule's; `root` is a global rank."""
     dist = import_torch().distributed
     if not has_root(collective):
-        # PyTorch 2.13 renamed two, whose earlier names warn.
+        # PyTorch 2.13 renamed two methods; calls under their earlier names give a warning.
         name = next(each for each in reversed(METHODS[collective]) if hasattr(dist, each))
         call = getattr(dist, name)
         return lambda *tensors, **options: call(*tensors, group=group, **options)

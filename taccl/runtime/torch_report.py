@@ -41,7 +41,8 @@ class TorchReport:
     - `num_rounds`: Rounds of messages of the schedule.
     - `volume`: Data that the busiest rank of each round moves, over all rounds, as a share of the size; 0 if
       unknown.
-    - `devices`: Line of the list of devices for each rank: host, index, name (empty for a CPU).
+    - `devices`: Host, index and name of each rank's device, as the log lists them; the name is empty for a
+      CPU.
     - `crowded`: True if ranks shared cores.
     """
 
