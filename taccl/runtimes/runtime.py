@@ -84,8 +84,8 @@ class Runtime:
         Maker of the GPUs for which plans are written for it by default: ``"nvidia"``, ``"amd"``, ``"any"``;
         empty for none.
     why_not : function
-        From (runtime, collective, topology, protocol) to the reason why it cannot run a collective, or, if
-        the protocol is not empty, run it by that; empty text if it can.
+        From (runtime, collective, topology, protocol) to the reason why it cannot run the collective under
+        the protocol, or under any protocol if that is empty; empty text if it can.
     lower : function
         From a schedule and options of `taccl.lower` to a program.
     check : function
@@ -152,14 +152,14 @@ class Runtime:
         return found
 
     def reason_against(self, collective: Any, topology: Any, protocol: str = "") -> str:
-        """Reason why the runtime cannot run a collective, or not by a protocol; empty if it can.
+        """Reason why the runtime cannot run a collective, or not under a protocol; empty if it can.
 
         Parameters
         ----------
         collective : Collective
         topology : Topology
         protocol : str
-            A protocol in small letters; empty for the collective by any.
+            A protocol in small letters; empty to ask about the collective under any protocol.
         """
         return str(called(self.why_not)(self, collective, topology, protocol)) if self.why_not else ""
 
@@ -233,7 +233,7 @@ class PlanFiles:
         ----------
         plan : Plan
         key : str
-            Name of the files in the index.
+            Key of the file names in the plan's index.
         ending : str
             End of their names, such as ``".json"``.
         write : callable
