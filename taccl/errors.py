@@ -120,7 +120,7 @@ class TacclWarning(UserWarning):
 
 
 class AssumptionWarning(TacclWarning):
-    """An import assumed, dropped or guessed part of a machine that its file does not state."""
+    """An import assumed values that a machine's file lacks, or left out parts of the machine."""
 
 
 class CacheWarning(TacclWarning):
