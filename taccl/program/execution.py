@@ -2,7 +2,8 @@
 
 The content of a slot is exact: the contributing ranks of each chunk. A waiting threadblock continues as soon
 as its condition holds, before the threadblock that made it true. So few messages are in flight at once. A
-race is a pair of unordered accesses to one place, one of them a write; plans are searched for them, too.
+race is a pair of unordered accesses to one place, one of them a write; MSCCL++ plans are searched for races,
+too.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from taccl.program.layout import RankLayout, contributions, layouts_of
 from taccl.program.program import OPERATIONS, PROTOCOLS, Block, Program, Queue, Slot, Step, StepAddress
 
 #: Stand-in for the rank if the collective does not reduce, so that origins do not matter. Then a mark for
-#: contributions that are twice in a sum.
+#: contributions that were added twice to a sum.
 ANYONE, AGAIN = -1, "again"
 
 
@@ -218,7 +219,7 @@ class ExecutionState:
         return content
 
     def _explain(self) -> ProgramFault:
-        """The deadlock: a cycle of steps that wait for each other, or one whose condition never holds."""
+        """The deadlock: a cycle of steps that wait for each other, or a step whose condition never holds."""
         waits = {block: wait for wait, blocks in self.waiting.items() for block in blocks}
         path: list[Block] = []
         reasons: dict[Block, str] = {}
@@ -238,7 +239,10 @@ class ExecutionState:
         return StepAddress(*block, self.position[block])
 
     def _waits_for(self, block: Block, waits: Mapping[Block, _Wait]) -> tuple[Block | None, str]:
-        """Threadblock that a waiting one waits for, and the reason as text; None if none will ever act."""
+        """Threadblock that a waiting one waits for, and the reason as text.
+
+        The threadblock is None if none will ever end the wait.
+        """
         what, where = waits[block]
         if isinstance(where, StepAddress):
             return where[:2], f"depends on {where}"

@@ -168,7 +168,7 @@ def _run_at_all_sizes(
 
     The sizes are in bytes.
     """
-    # A larger message than all chunks of a step makes no difference.
+    # A message has chunks of one step only, so a capacity above the largest step makes no difference.
     most = min(max((step.count for _, step in program.steps()), default=1), MAX_CHUNKS)
     least_bytes, most_bytes = program.sizes_bytes or (0, NO_LIMIT)
     low, high = min(fewest_chunks(program, most_bytes), most), most

@@ -151,8 +151,8 @@ def _links(topology: Topology, sent: Sequence[TracedMessage]) -> list[int]:
 def _adds(collective: Collective, sent: TracedMessage) -> list[bool]:
     """True for each chunk of a message that the receiver adds to its content.
 
-    A chunk is added if it lacks the receiver's contribution and is not complete. A complete sum at a rank
-    that contributes nothing may count as either; it is treated like the other chunks of its send.
+    A chunk is added if it lacks the receiver's contribution and is not complete. If the receiver contributes
+    nothing, a complete sum could be added or stored; it is added if another chunk of its send is.
     """
     if not collective.sums_up:
         return [False] * len(sent.chunks)
@@ -172,7 +172,7 @@ def _trace(program: Program) -> list[TracedMessage]:
     if collective is None:
         raise InputError("its collective is unknown; read it with collective=...", where=program.name)
     contents: dict[StepAddress, list[Content]] = {}
-    # Messages as large as possible wait least; the content sent does not depend on it.
+    # The largest messages wait least for room; their size does not change the content sent.
     execution = execute(program, chunks=MAX_CHUNKS, sent=contents)
     assert execution.stuck is None, "a program is traced once it was interpreted"
     receiver = {parcel.send: parcel.receive for parcel in parcels_of(program)}

@@ -316,7 +316,10 @@ class _Placing:
 
     @staticmethod
     def _fused(message: Message) -> dict[MessagePart, Value]:
-        """{part: value derived from it} of parts that the receiver needs only for this, in one step."""
+        """{part: value derived from it}, where one step receives the part and derives the value.
+
+        These are parts that the receiver uses for nothing else.
+        """
         fused = {}
         for part in message.parts:
             if len(part.derived) == 1 and part.made is not None:

@@ -42,7 +42,7 @@ class Message:
     - `lane`: Index of its link among the links used between the two ranks.
     - `start`, `end`: Ticks.
     - `reduce`: True if it is added to the receiver's content.
-    - `number`: Its rank in order of end.
+    - `number`: Its position in order of end.
     """
 
     src: int

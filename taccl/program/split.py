@@ -18,7 +18,7 @@ from taccl.program.program import Block, Program, RankProgram, Step, StepAddress
 
 
 def weight(step: Step) -> int:
-    """Number of steps for a step if each may have one dependency: itself, and steps that only wait."""
+    """Number of steps that replace a step if each may have one dependency: the step, and others that wait."""
     return max(len(step.depends), 1)
 
 
