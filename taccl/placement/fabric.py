@@ -170,7 +170,8 @@ class HostLinks(NamedTuple):
         """Links and holds of the topology that `ProbedHosts.topology` would build, without building it."""
         count, num_kinds = len(costs.node), int(costs.kind.max()) + 1
         alpha, beta = in_thousandths(costs.alpha_us), in_thousandths(costs.beta_us_per_mb)
-        # A thousandth of a us per MB is a femtosecond per byte. Large data gets coarser ticks: 64-bit times.
+        # A thousandth of a us per MB is a femtosecond per byte. Large data gets coarser ticks, so that times
+        # fit into 64 bits.
         longest = count * (int(beta.max()) * sum(sizes) + int(alpha.max()) * 10**6 * len(sizes))
         unit = next((each for each in (1, 10**3, 10**6) if longest // each < TOO_LONG), 10**6)
         off = ~np.eye(count, dtype=bool)
@@ -322,7 +323,7 @@ class HostFabric:
         even = (flow + flow.T) / 2
         joint = float(np.linalg.eigvalsh(np.diag(even.sum(axis=1)) - even)[1])
         rates = self.held[1].tocsc()
-        # Messages between a set of hosts and the others have at least num_hosts - 1 pairs of hosts.
+        # A set of hosts and the others form at least num_hosts - 1 pairs; skip resources held by fewer.
         for resource in np.flatnonzero(np.diff(rates.indptr) >= self.num_hosts - 1):
             first, last = rates.indptr[resource : resource + 2]
             src, dst = (np.unique(side) for side in divmod(rates.indices[first:last], self.num_hosts))

@@ -228,7 +228,7 @@ def _kinds_of_links(slowness: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Values rounded to `DECIMALS` decimals, and at least 1 in the last: exact times need round costs."""
+    """Values rounded to `DECIMALS` decimals, so that times are exact; at least 1 in the last decimal."""
     return np.maximum(np.round(values, DECIMALS), 10.0**-DECIMALS)
 
 

@@ -30,7 +30,7 @@ _RESAMPLES, _FEWEST_RESAMPLES = 12, 4
 _SEARCHING = 0.6
 #: One-sided confidence at which a gain is confirmed.
 _CONFIDENCE = 0.99
-#: Part of the distances that may contradict clusters that still count as clearly apart; our choice.
+#: Clusters count as clearly apart if at most this part of the distances contradicts them; our choice.
 _FEW = 0.1
 #: Minimum gain that counts, as a part of the time; our choice.
 _LEAST = 0.01
