@@ -20,7 +20,7 @@ class Chunk:
     - `origins`: Ranks that hold it at the start; in a combining collective, ranks that contribute to it.
     - `destinations`: Ranks that must hold it, or its full sum, at the end.
     - `root`: Rank at which the synthesizer sums the chunk, in a combining collective. A sum with a single
-      contribution is rooted at its origin, unless only its given root wants it.
+      contribution is rooted at its origin, unless its given root is its only destination.
     """
 
     origins: tuple[int, ...]
@@ -36,7 +36,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """Chunk that a rank makes from another: with chunk `source`, `rank` also holds chunk `chunk`.
+    """Chunk that a rank makes from another: once `rank` holds `source`, it also holds `chunk`.
 
     The derived chunk is the source plus the rank's own contribution, and starts nowhere else.
     """

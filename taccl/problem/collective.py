@@ -162,7 +162,7 @@ class Collective:
 
     @property
     def stays_at_roots(self) -> bool:
-        """True if every sum is only for its root, as in a reduce or a reduce-scatter."""
+        """True if the root of every sum is its only destination, as in a reduce or a reduce-scatter."""
         return all(chunk.destinations == (chunk.root,) for chunk in self.chunks)
 
     @cached_property
@@ -215,7 +215,7 @@ class Collective:
         return RankSets.of([chunk.destinations for chunk in self.chunks])
 
     def _ranks_of(self, chunks: range) -> set[int]:
-        """Ranks that start, root or need one of the given chunks."""
+        """Ranks at which one of the given chunks starts, has its root, or must end."""
         roots = {chunk.root for chunk in self.chunks[chunks.start : chunks.stop] if chunk.root is not None}
         return roots.union(*self.origin_sets.among(chunks), *self.destination_sets.among(chunks))
 
@@ -263,7 +263,7 @@ class Collective:
 
         For an allgatherv, which nccl-tests lacks, it is the share of the data that is received by the rank
         that contributes least; with equal contributions this is the factor of an allgather. 1 if process
-        groups differ in it.
+        groups have different factors.
         """
         everyone, every_chunk = tuple(range(self.num_ranks)), range(self.num_chunks)
         groups = self.groups or (ProcessGroup(self.name, everyone, self.num_chunks),)

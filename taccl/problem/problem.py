@@ -171,7 +171,10 @@ class Problem:
 
     @cached_property
     def own_first(self) -> frozenset[int]:
-        """Links with local-first priority, without those whose sender has only own chunks or only others."""
+        """Links with local-first priority, where it can matter.
+
+        Without reductions, a sender where all chunks start, or none, has nothing to order.
+        """
         links = self.clauses.own_first
         if not links or self.collective.combining:
             return links
@@ -392,7 +395,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _as_given(collective: Collective, chunks_per_rank: int | None, **given: Any) -> Collective:
-    """The collective in the requested number of chunks; `CollectiveError` for arguments that it has."""
+    """The collective in the requested number of chunks; error for an argument that it already fixes."""
     if chunks_per_rank is not None and not collective.chunks_open:
         given["chunks_per_rank"] = chunks_per_rank
     told = [name for name, value in given.items() if value is not None]
