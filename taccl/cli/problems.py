@@ -35,23 +35,23 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
-#: Max arrivals of chunks and contributions for which protocols are compared by baselines (about 2 s; 9 s if
-#: 32 ranks reduce), and by bounds.
+#: Max arrivals of chunks and contributions for which baselines compare protocols (about 2 s; 9 s if 32 ranks
+#: reduce); max arrivals for which bounds do.
 _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
 
 
-#: CPU seconds for the bound under one protocol, and per link for that bound, for an estimate of it, and for
-#: a baseline.
+#: Expected CPU seconds: fixed part of a bound under one protocol; then seconds per link of a bound, of an
+#: estimate, and of a baseline.
 _BOUND_S, _BOUND_S_PER_LINK, _ESTIMATE_S_PER_LINK, _BASELINE_S_PER_LINK = 0.1, 8e-5, 2e-5, 2e-5
 
 
-#: Min bytes of a chunk of layers, as in the paper on PHub; chunks per server, at which the pulls of the last
-#: chunks add 1.6 %.
+#: Min bytes of a chunk of layers, as in the paper on PHub. Then usual number of chunks per server; with 64,
+#: the pulls of the last chunks add 1.6 % to the time.
 _LEAST_CHUNK, _CHUNKS_PER_SERVER = 32_000, 64
 
 
-#: Max share of a verb's time limit for comparing protocols; max share of the comparison's time for baselines
-#: and bounds. With chunks of equal size, estimates replace baselines and bounds that would take longer.
+#: Max share of a verb's time limit for comparing protocols; max share of that time for baselines and bounds.
+#: If these would take longer and chunks have equal size, estimates replace them.
 _PROTOCOL_SHARE, _SLOW_SHARE = 0.3, 0.3
 
 
