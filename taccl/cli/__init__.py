@@ -63,8 +63,8 @@ def _end_now(code: int) -> None:
     """End the process without shutting down the interpreter.
 
     A worker thread abandoned at the time limit may still run compiled code, and would abort during a
-    shutdown. And after Ctrl-C within ``exec``, which data classes use, a shutdown of Python kills the process
-    by the signal instead of returning `code`, even if the exception was handled.
+    shutdown. Ctrl-C within ``exec``, which data classes use, has an effect even if the exception was handled.
+    A shutdown of Python then kills the process by the signal instead of returning `code`.
     """
     atexit.unregister(await_left_behind)
     atexit._run_exitfuncs()
