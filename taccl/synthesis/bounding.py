@@ -28,8 +28,8 @@ def bound_within(
 ) -> Certificate:
     """Lower bound in its share of the time until `limit`; zero, proving nothing, if that is too short.
 
-    - `kept_s`: Seconds reserved for later stages, which use the bound, too; its share includes a part of
-      these.
+    - `kept_s`: Seconds reserved for later stages. These use the bound, too, so a part of their seconds counts
+      as time for it.
     - `in_network`: Assumptions on in-network reduction, as for `lower_bound`.
     """
     left_s, share = limit.left_s, budget.bound_share

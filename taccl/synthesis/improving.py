@@ -34,8 +34,9 @@ def improve(
 ) -> Result:
     """Improve a schedule: the result finishes no later, in the same chunks.
 
-    Ruin and recreate and the exchange of sums start from the schedule, repeatedly with other seeds while that
-    helps. For problems that these do not support, it runs `synthesize` with ``start=schedule``.
+    Two searches start from the schedule: ruin and recreate, and the exchange of sums. They are repeated with
+    other seeds while that helps. If they do not support the problem, `synthesize` runs with
+    ``start=schedule``.
 
     Parameters
     ----------

@@ -81,7 +81,7 @@ def memory_need(
 ) -> MemoryNeed:
     """Memory that the compiled list scheduler needs for a problem.
 
-    - `num_runs`: With 1, no best schedule is kept beside the current one.
+    - `num_runs`: Number of runs. With 1, no best schedule is kept beside the current one.
     - `spilled`: True if columns are in files.
     - `summary`: True if only figures of the schedule are kept.
     - `to_file`: True if the schedule is written to a file of taccl's own format.

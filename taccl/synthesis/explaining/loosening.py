@@ -190,7 +190,7 @@ class Barriers:
     def _alone(self) -> list[tuple[Clause, Problem]]:
         """[(clause, problem with this clause alone)] of clauses on single chunks.
 
-        The relays there cover forbidden links as well.
+        Relays are computed for all links between nodes, also for those that other clauses forbid.
         """
         values = {each: getattr(self.clauses, each.field) for each in self.clauses.said("chunk", "group")}
         if self.is_local:

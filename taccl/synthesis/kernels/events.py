@@ -115,7 +115,7 @@ def start_send(
     """Start a send: record it, occupy its resources, and post the events that follow.
 
     - `arrival`: Number of the arrival event; -1 for none.
-    - `frees`: True if the arrival event also handles the release of the link, if both coincide.
+    - `frees`: True if the arrival event also handles the release of the link where both are at the same time.
     """
     put_down(fabric, s, e, c, time)
     took = fabric.alpha[e] + size * fabric.beta[e]

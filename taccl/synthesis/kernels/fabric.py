@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
-#: Ratio of send times from which a link belongs to the next slower class than a class's fastest link.
+#: Links whose send time is this multiple of that of a class's fastest link, or more, are in a slower class.
 _CLASS_RATIO = 1.3
 _MAX_CLASSES = 4
 

@@ -61,7 +61,7 @@ def _pivot(w: Work, now: SearchState, t: int) -> int:
 
 @inner
 def at_root(w: Work, now: SearchState, t: int) -> int:
-    """When the last contribution reaches a tree's root, or the first copy leaves it; -/+ `NEVER` if none."""
+    """End of a reduction's last send to its root, or start of a broadcast's first; -/+ `NEVER` if none."""
     at = -NEVER if w.trees.kind[t] == 1 else NEVER
     for d in range(w.arcs.num_ranks):
         if reaches(w, now, t, now.root[t], d):

@@ -49,9 +49,9 @@ _STARTS = {"latest start": latest_starts, "spread": spread_starts}
 _WAITING = (0.25, 4.0, 1.0, 16.0)  # price of a tick of waiting in the search for trees, in rotation
 MANY_STEPS = 30_000_000  # max links visited in searches for trees over all runs (about 1 s)
 _ORDER_NS = 70  # estimated nanoseconds to order a hop
-#: Weights of a chunk's turn relative to its route ahead, in the order of waiting chunks.
+#: Weights of a chunk's turn (when it is due) relative to its route ahead, by which waiting chunks are sorted.
 _TURN_WEIGHTS = (0.5, 1.0)
-#: Such weights for schedules without idle gaps; and max rounds in which resources that idle are delayed.
+#: The same weights for schedules without idle gaps; and max rounds in which resources that idle are delayed.
 _STEADY_WEIGHTS, _MOST_DELAYS = (0.2, 0.35), 12
 VERIFY_US_PER_TRANSFER = 2.0  # estimated microseconds to verify a transfer of a chunk with one destination
 

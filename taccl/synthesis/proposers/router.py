@@ -56,7 +56,7 @@ _PATIENCE = 2  # consecutive trees without a lower peak after which no further t
 #: the peak from which a resource counts as overloaded. In the last passes any detour is better than a peak.
 _EVENING = tuple((exponent, _TREE_WEIGHT, 0.8) for exponent in (3, 4, 5, 5, 6, 6))
 _LOWERING_PEAKS = ((7, 1000.0, 0.97),) * 12
-#: Consecutive `_LOWERING_PEAKS` passes without a lower peak after which rerouting ends.
+#: Number of consecutive `_LOWERING_PEAKS` passes without a lower peak, after which rerouting ends.
 _REROUTING_PATIENCE = 4
 #: Max links visited in a pass that searches a path for each chunk alone; nanoseconds per link (estimate).
 _MOST_OWN_STEPS, _OWN_LINK_NS = 20_000_000, 4

@@ -44,7 +44,7 @@ _FREE_STEPS = (0.8, 1.0, 1.3)
 #: Share of rounds that free the last arrivals; its factor after a failure; and the share of these rounds that
 #: demand a schedule that meets the bound.
 _LAST_SHARE, _LAST_LESS_OFTEN, _LAST_BOUND_SHARE = 0.5, 0.7, 0.7
-#: Share of rounds not for last arrivals that free random states; the rest free arrivals near a random time.
+#: Share of the other rounds that free random states; the rest free states reached near a random time.
 _RANDOM_SHARE = 0.5
 #: Seconds of a round: base, base for the last arrivals, extra per optional hop, and max.
 _ROUND_S, _LAST_ROUND_S, _ROUND_S_PER_HOP, _MOST_ROUND_S = 1.0, 0.6, 0.001, 4.0

@@ -45,7 +45,7 @@ _MERGING_PAYS = 0.97
 _OVERLAPS = 0.95
 #: Turns of a run; max turns times sends (about 0.5 s of CPU).
 _RUN_TURNS, _RUN_SENDS = 1_000, 4_000_000
-#: Max ratio of a list scheduler's finish to the earliest one at which a number is compared.
+#: Max ratio of a list scheduler's finish to the earliest one at which such a run tries a number of chunks.
 _FAR = 1.1
 
 
