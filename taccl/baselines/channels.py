@@ -42,7 +42,7 @@ _MAX_ROUNDS = 60
 _ENOUGH, _NEARLY = 0.995, 0.97
 #: Min and max number of random orders in which depth-first search looks for disjoint rings.
 _FEWEST_TRIES, _TRIES = 3, 20
-#: Max transfers of one pass round all rings (about 5 s); it limits the number of channels of large machines.
+#: Max transfers of chunks that go once round all rings (about 5 s); limits the channels of large machines.
 _MOST_TRANSFERS = 250_000
 
 

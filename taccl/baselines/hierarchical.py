@@ -286,10 +286,11 @@ def _balanced(problem: Problem, *, dims: Dimensions) -> Schedule:
 def level_orders(
     dims: Dimensions, num_chunks: int, *, exchange: bool = False, smooth: bool = False
 ) -> list[tuple[int, ...]]:
-    """Order of dimensions for each chunk in turn, which balances the loads of dimensions so far.
+    """Order of dimensions for each chunk; the orders balance the loads of the dimensions.
 
-    The order minimises the largest load, or with `smooth` a norm of all loads. The first criterion uses slow
-    dimensions as early as possible, the second one late; which is better depends on the network.
+    Each chunk in turn gets the order that minimises the largest load of all chunks so far, or, with `smooth`,
+    a norm of these loads. The first criterion uses slow dimensions as early as
+    possible, the norm uses them late. Which of the two finishes first depends on the network.
     """
     total, chosen = np.zeros(len(dims)), []
     for number in range(num_chunks):

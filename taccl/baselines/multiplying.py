@@ -351,8 +351,8 @@ def _is_bound(
 ) -> Flags:
     """(num_chunks,) True if the chunk's destination agrees with the rank in the digits of all steps so far.
 
-    The first step may send directly to all ranks of other nodes. Then each rank receives only the chunks that
-    end at it, and keeps its own chunks for ranks of its node.
+    If the first step sends directly to all ranks of other nodes, a rank receives only chunks of which it is
+    the destination. After that step it still holds its own chunks whose destinations are in its node.
 
     - `rank`: Receiver of each chunk, or its holder if `keeps`.
     - `keeps`: True to select the chunks that their holders keep after the step, rather than those to send.

@@ -223,7 +223,7 @@ class StepTimes:
         return np.flatnonzero(self.part_of_chunks(plan) == part)
 
     def part_of_chunks(self, plan: StepPlan) -> Ints:
-        """(num_chunks,) part of the plan that each chunk belongs to; in alternate blocks without `sizes`."""
+        """(num_chunks,) part of each chunk; without `sizes`, parts get blocks of chunks in turn."""
         if plan.sizes:
             return np.repeat(np.arange(len(plan.parts)), plan.sizes)
         found: Ints = np.arange(self.problem.collective.num_chunks) // plan.block % len(plan.parts)
@@ -252,14 +252,16 @@ class StepTimes:
 
     @cached
     def loads(self, digit: Digit, is_same: bool) -> tuple[Ints, list[Ints], Ints, Ints]:
-        """Ticks for which the sends of an exchange hold each resource, and ticks beyond these holds.
+        """(used resources, loads and rests by hop, ticks per send, ticks per chunk) of an exchange.
 
-        - First, (num_used,): Indices of the resources that are held.
-        - Second, for each hop, (6, num_kinds): Distinct combinations of a resource's load and a send's rest
-          (its duration minus its hold). Rows 0 to 2 are the load in ticks: per send over links that do not
-          merge, per send over links that do, and per chunk. Row 3 is 1 if the send merges. Rows 4 and 5 are
-          its rest in ticks: per send, and per chunk.
-        - Last, (2, num_used) and (num_used,): Ticks of all hops per send, and per chunk.
+        - Used resources, (num_used,): Indices of the resources that sends hold.
+        - Loads and rests, a (6, num_kinds) array for each hop of the routes: Each column combines the load of
+          a resource with the rest of a send that holds it (its duration minus its hold). Rows 0 to 2 are the
+          load in ticks: per send over links that do not merge, per send over links that merge, and per chunk.
+          Row 3 is 1 if the send may merge. Rows 4 and 5 are the rest in ticks: per send, and per chunk.
+        - Ticks per send, (2, num_used): Load over all hops, by links that do not merge and by links that
+          merge.
+        - Ticks per chunk, (num_used,): Load over all hops.
         """
         topology, costs = self.problem.topology, self.problem.costs
         holds, units = hold_columns(topology), int(costs.chunk_units.max())

@@ -275,8 +275,8 @@ def keep_soonest(problem: Problem, made: Schedule) -> Schedule:
 def _alphas_us(schedule: Schedule) -> float:
     """Max time in us for which a resource is held by the latencies of unmerged sends alone.
 
-    It is a lower bound for finer chunks, whose parts go along other dimensions: they need at least as many
-    sends per resource.
+    Finer chunks need at least as many sends per resource, even if their parts go along other dimensions. So
+    the result is a lower bound on their finish.
     """
     topology, holds = schedule.problem.topology, hold_columns(schedule.problem.topology)
     sends = np.bincount(schedule.link, minlength=len(topology.links))
@@ -360,9 +360,10 @@ def require_everywhere(problem: Problem, *, baseline: str) -> None:
 def soonest_cut_us(schedule: Schedule) -> float:
     """Estimated finish of a schedule in finer chunks, in us.
 
-    Finer chunks keep resources busy as long as whole ones. The remaining time, in which whole chunks fill a
-    pipeline, is divided by the number of parts at most. On a torus or a mesh, parts may use other dimensions
-    and directions, and merge.
+    Finer chunks hold resources for as long as whole chunks do. The rest of the finish is the time in which
+    chunks fill a pipeline; it is divided by the largest number of parts. On a torus or a mesh, the rest is
+    left out, and the busy time is divided by twice the number of dimensions: there, parts may merge, and may
+    use all dimensions in both directions.
     """
     busy_us = float(busy_by_bytes_us(schedule.problem, schedule.chunk, schedule.link).max(initial=0))
     dims = grid_of(schedule.problem.topology)

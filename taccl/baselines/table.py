@@ -28,7 +28,7 @@ class Baseline(NamedTuple):
     - `make`: Function from a problem to a schedule.
     - `label`: Name in pictures; empty to use its key in the table.
     - `turn`: Order in which `taccl.baselines.best` builds baselines, ascending; quick ones first.
-    - `place`: Rank by how often the baseline is the fastest; 0 is the most often.
+    - `place`: Position among baselines sorted by how often they are the fastest; 0 is the most often.
     - `grid_place`: `place` on tori and meshes, if it differs there.
     - `small_torus_place`: The same for small messages on tori of several dimensions, if it differs there.
     - `build_s`: Approximate CPU seconds to build and verify 10,000 transfers.
