@@ -87,7 +87,7 @@ class Hold(NamedTuple):
 
 
 def columns_of(rows: Sequence[tuple[Any, ...]], *places: int) -> tuple[Iterable[Any], ...]:
-    """Iterables over some fields of links or holds, by place; six times as fast as their names."""
+    """Iterables over some fields of links or holds, given by index: six times as fast as access by name."""
     return tuple(map(itemgetter(place), rows) for place in places)
 
 
@@ -95,5 +95,5 @@ Row = TypeVar("Row", Link, Resource, Hold)
 
 
 def made_of(kind: type[Row], *columns: Iterable[Any]) -> tuple[Row, ...]:
-    """Links, resources or holds of columns with all their fields; five times as fast as one by one."""
+    """Links, resources or holds from a column for each field; five times as fast as calls of the class."""
     return tuple(map(partial(tuple.__new__, kind), zip(*columns, strict=False)))
