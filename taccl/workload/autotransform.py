@@ -177,7 +177,7 @@ def _grown(workload: Workload, head: str) -> Workload:
 
 
 def _kinds_behind(workload: Workload) -> dict[str, set[bool]]:
-    """{operation: whether it, or those that depend on it, communicate (True), compute (False), or both}."""
+    """{operation: set with True if it or a dependent one communicates, and with False if one computes}."""
     kinds = {each.name: {each.is_collective} for each in workload.operations}
     for each in reversed(workload.operations):
         for name in each.inputs:

@@ -153,7 +153,8 @@ class GrowingOverlap:
         heads = {workload.operation[name].fused or name for name in names}
         new = {name for head in heads for name in workload.kernels[head]} - self._axes.keys()
         axes, dims = dict(self._axes), set(self._dims)
-        # An operation behind others, read by none of them, is added as it would be in program order.
+        # New operations can be added last if they come later in the program and the others do not read them.
+        # Otherwise all operations are joined again, in program order.
         is_first = any(place[name] < self._first for name in new)
         if is_first or any(not axes.keys().isdisjoint(workload.readers[name]) for name in new):
             new, axes, dims = new | axes.keys(), {}, set[str]()
