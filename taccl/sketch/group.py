@@ -46,9 +46,10 @@ class Fixing(NamedTuple):
     """Orbits under the symmetries that fix one chunk (its stabiliser).
 
     - `ranks`, (num_ranks,); `links`, (num_links,): Smallest index in the orbit of each.
-    - `turned`, (num_links,): For the smallest link of each of these orbits, the smallest chunk c with the
-      following property; undefined for other links. Some symmetry takes c to the fixed chunk, and takes a
-      link that is the smallest in its orbit under the whole group into this orbit.
+    - `turned`, (num_links,): A chunk for the smallest link of each of these orbits; undefined for other
+      links. Some symmetry takes this chunk to the fixed one, and at the same time takes into the orbit a link
+      that is the smallest in its orbit under the whole group. If there are several such chunks, it is the
+      smallest.
     """
 
     ranks: NDArray[np.int64]
