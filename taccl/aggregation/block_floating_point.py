@@ -1,7 +1,7 @@
 """Block floating point: fixed point with an exponent, and so a scale, for each block of a tensor.
 
-Ranks agree on an exponent for each block before they send it: the largest of their own, which a switch finds
-as a maximum. Each number of a block is then at most ``2**exponent``. The scale of the block is the largest at
+Before ranks send a block, they agree on its exponent: the largest of their own, which a switch finds as a
+maximum. Each number of a block is then at most ``2**exponent``. The scale of the block is the largest at
 which no sum of all ranks leaves 32 bits, and fixed point bounds the error of the block by its own numbers.
 
 References
@@ -48,7 +48,7 @@ def block_exponents(values: ArrayLike, *, block: Count = 256) -> NDArray[np.int1
     values : array_like
         Finite numbers of at most 2**128, as of float32.
     block : int
-        Numbers of a block; the last one may have fewer.
+        Number of values in a block; the last block may have fewer.
 
     Raises
     ------

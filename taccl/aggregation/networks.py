@@ -73,7 +73,7 @@ def _alexnet() -> dict[str, int]:
 
 
 def _weighted(shapes: Iterable[tuple[str, int, int]]) -> dict[str, int]:
-    """Weights and biases of layers of (name, inputs of an output, outputs)."""
+    """{``NAME.weight`` or ``NAME.bias``: their number} of layers (name, inputs per output, outputs)."""
     return {
         f"{name}.{what}": count
         for name, ins, outs in shapes

@@ -1,4 +1,4 @@
-"""Configuration of a job whose sums a switch makes, as one reads it off a schedule.
+"""Settings of a job whose sums a switch makes, derived from a schedule.
 
 Settings of SwitchML's prototype are those of github.com/p4lang/p4app-switchML at commit b5c74a0 (2022):
 `client_lib/src/config.cc`, and `p4/configuration.p4` for the limits of the switch.
@@ -28,28 +28,28 @@ _NUMBER_BYTES = {"int32": 4, "float16": 2, "bfloat16": 2, "float32": 4, "float64
 @checked
 @dataclass(frozen=True, slots=True)
 class SwitchJob:
-    """Settings of a job whose sums a switch makes; None if the switch has no such setting.
+    """Settings of a job whose sums a switch makes; a field is None if the switch has no such setting.
 
     Parameters
     ----------
     collective, topology : str
         Their names.
     workers : tuple of int
-        Ranks that contribute; a worker's number is its place.
+        Ranks that contribute; a worker's number is its index here.
     slots : int, optional
-        Packets of a worker under way at once.
+        Max number of packets of a worker in flight.
     packet_bytes : int, optional
         Bytes of data in a packet.
     dtype : str
         Type of the numbers that the switch adds.
     scale : float, optional
-        Whole numbers to 1 in fixed point.
+        Fixed-point scale: whole numbers per unit.
     block : int, optional
-        Numbers of a block with an exponent of its own, in place of one scale.
+        Number of values in a block; each block has its own exponent, instead of one scale for all.
     size_bytes : int
-        Bytes of each worker that the switch adds.
+        Bytes per worker that the switch adds.
     share : float
-        Part of all data that these are; ranks add the rest.
+        Part of all data that the switch adds, 0 to 1; ranks add the rest.
     finish_us : float
         Finish of the schedule in microseconds.
     """
@@ -135,8 +135,8 @@ def switch_job(schedule: Schedule, *, most: Number | None = None) -> SwitchJob:
     schedule : Schedule
         A schedule in which a switch adds all sums or a share of them, for one group of ranks.
     most : number, optional
-        Bound on the absolute values of all ranks, for one scale in fixed point. Default: each packet is a
-        block with an exponent of its own (`taccl.aggregation.quantise_blocks`).
+        Bound on the absolute values of all ranks' data; all values then have one fixed-point scale. Default:
+        each packet is a block with its own exponent (`taccl.aggregation.quantise_blocks`).
 
     Raises
     ------
