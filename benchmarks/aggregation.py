@@ -114,7 +114,7 @@ def switch(_: float) -> Iterator[Row]:
 
 
 def makespan(limit_s: float) -> Iterator[Row]:
-    """Makespan of whole schedules, as a user gets them: 1 GB at a box, and 100 MB by switches alone."""
+    """Makespan of whole schedules, as users get them: 1 GB at one server box, 100 MB by switches alone."""
     for workers, cards in ((8, 4), (24, 14), (8, 10)):
         topology, box = rack(workers, cards), range(workers, workers + cards)
         collective = exchange(workers, box, num_ranks=topology.num_ranks)

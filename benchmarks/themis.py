@@ -161,7 +161,8 @@ def iteration(step: dict[str, Any], time_of: Callable[[str, int, str], float]) -
 def groups(dims: tuple[str, ...], ranks: int | None) -> dict[str, tuple[str, ...]]:
     """{group: its dimensions}: of all ranks, of `ranks` model-parallel ones, and of data-parallel ones.
 
-    The model-parallel ranks are along the first dimensions. A dimension that both share, a switch, is cut.
+    The model-parallel ranks are along the first dimensions. If the last of these is larger than needed, the
+    rest of it belongs to the data-parallel ranks; this is possible for a switch.
     """
     found = {"all": dims}
     if ranks is None:
