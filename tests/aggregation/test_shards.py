@@ -1,4 +1,4 @@
-"""Shards: layers cut into chunks, distributed over cards and cores."""
+"""Shards: layers cut into chunks, which are distributed over servers' NICs (cards) and cores."""
 
 import itertools
 from collections import Counter
