@@ -37,9 +37,9 @@ def test_sums_are_made_before_they_cross_and_spread_after():
 
 
 def test_one_send_more_may_begin_and_end_outside():
-    """A fifth send of 3 us may start before the first and end after the last: 15 us, not 12.
+    """A send that starts within the head, or ends within the tail, counts half: five sends of 3 us.
 
-    It takes the place of half of the first and half of the last send's head and tail, 2 us each.
+    Three whole sends and two halves are the four required ones: 15 us. Heads and tails take 2 us each.
     """
     problem = problem_of(two_levels(2, local=2, nic=3), collectives.allreduce(4))
     assert claims(problem)[1:] == [12, 15]
