@@ -15,7 +15,7 @@ from taccl.topology.models import MODELS
     ("ndv2", 8, 8, 150.0, 12.5),  # six NVLinks of 25 GB/s; one NIC of 100 Gb/s for all
 ])  # fmt: skip
 def test_promises(name, ranks_per_node, ranks_per_nic, node, network):
-    """GB/s of a rank inside its node and of a NIC, and sharing of NICs."""
+    """A machine has the expected GB/s of a rank inside its node and of a NIC, and ranks per NIC."""
     found = find_machine(name)
     assert (found.ranks_per_node, found.ranks_per_nic) == (ranks_per_node, ranks_per_nic)
     assert (found.node_gb_per_s, found.network_gb_per_s) == pytest.approx((node, network))
