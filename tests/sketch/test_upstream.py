@@ -41,9 +41,10 @@ SKETCHES = {
 SIZES = {"ndv2": ("1KB", "32KB", "1MB"), "dgx2": ("1KB", "1MB")}
 PAIRS = [(s, f"topo-{m}-{size}") for m, names in SKETCHES.items() for s in names for size in SIZES[m]]
 
-# Links, by hand. NDv2: 16 NVLink pairs, 32 links a node; DGX-2: 16 * 15 = 240. Across, for every ordered
-# pair of nodes: published NDv2 sk1 one, sk2 64, sk3 eight; DGX-2 sk1 eight, sk2 sixteen. Ours: two links a node
-# of two; three-by-hand has 2 + 1 + 1 + 1 + 1; across, one for a pair of ranks named, 2 * 2 for all of two.
+# Numbers of links, by hand. Inside a node: 32 for NDv2 (16 NVLink pairs), 16 * 15 = 240 for DGX-2, 2 for our
+# nodes of two ranks, and 2 + 1 + 1 + 1 + 1 for three-by-hand. For every ordered pair of nodes: published NDv2
+# sketches have 1 (sk1), 64 (sk2) and 8 (sk3), those of DGX-2 8 (sk1) and 16 (sk2). Our sketches have one for
+# each pair of ranks that they name, and 2 * 2 if all ranks of nodes of two are joined.
 NUM_LINKS = {
     "sk-ndv2-n1-cUp6": 32, "sk1-ndv2-n1": 32, "sk1-ndv2-n2": 64 + 2, "sk1-ndv2-n4": 128 + 12,
     "sk2-ndv2-n2": 64 + 2 * 64, "sk2-ndv2-n4": 128 + 12 * 64, "sk3-ndv2-n2": 64 + 2 * 8,
@@ -331,7 +332,7 @@ def test_custom_matrices(tmp_path):
 
 
 def test_custom_file():
-    """Two links from 0 to 1, none from 2 to 1; what links cost is [destination][source], cut to whole units."""
+    """Two links from 0 to 1, none from 2 to 1; costs are indexed [destination][source], and truncated."""
     topology = load_upstream_topology(files("three-by-hand"))
     found = {(e.src, e.dst): e.beta_us_per_mb for e in topology.links}
     assert found == {(1, 0): 4, (2, 0): 3, (0, 1): 7, (0, 2): 9, (1, 2): 4}
