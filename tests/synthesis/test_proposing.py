@@ -34,7 +34,7 @@ class Ring:
 
 
 class SlowRing(Ring):
-    """The same with an estimate of its time that no search has."""
+    """A `Ring` whose estimated time exceeds that of every search."""
 
     def estimate_s(self, problem):
         return 1e9
