@@ -14,7 +14,7 @@ from taccl.topology.topology import Hold, Link, Resource, Switch, Topology
 
 @pytest.fixture
 def small():
-    """Links 0->1, 0->2 and 1->3 in two nodes, of which the last two share a NIC, and a multicast."""
+    """Two nodes with links 0->1, 0->2 and 1->3, a NIC that the last two links share, and a multicast."""
     builder = TopologyBuilder("small", [0, 0, 1, 1], profile="mine", machine="")
     builder.add_link(0, 1, alpha_us="0.3", beta_us_per_mb=8)
     across = [builder.add_link(src, dst, alpha_us=2.6, beta_us_per_mb=105) for src, dst in ((0, 2), (1, 3))]
