@@ -178,7 +178,7 @@ def training_of_block(block, group):
 
 
 class Vision(nn.Module):
-    """A vision transformer of one layer: patches of images, a token for the class, and learnt places."""
+    """A vision transformer of one layer: image patches, a class token, and learnt position embeddings."""
 
     def __init__(self):
         super().__init__()
