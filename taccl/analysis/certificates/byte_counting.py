@@ -272,8 +272,9 @@ class _CheckedPort:
                 continue
             unit = min(self.most, n * each)
             if self.beta:
-                # In x of these sends, senders hold ``brought + x unit`` units, and the time suffices for
-                # ``(start - (x - 1) alpha) / beta``. Both are equal at x = `level`.
+                # With x of these sends, at most ``brought + x unit`` units are sent, as senders hold no more,
+                # and at most ``(start - (x - 1) alpha) / beta`` fit into the time. Both limits are equal at x
+                # = `level`.
                 level = (start + self.alpha - brought * self.beta) / (unit * self.beta + self.alpha)
                 few = min(number, max(0, math.floor(level)))
                 if few < number:

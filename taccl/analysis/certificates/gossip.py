@@ -271,10 +271,10 @@ def _most_work(
 ) -> int:
     """Max total weight of sends over a resource until `last`; a full send weighs ``len(early) * len(late)``.
 
-    - `early`: Ticks, capped at `first`. A send loses ``len(late)`` of its weight for each of these ticks
-      before which it starts.
-    - `late`: Spans of ticks before `last`, which begin at `since` or later. A send loses ``len(early)`` of
-      its weight for each of these spans in which it ends.
+    - `early`: Ticks, capped at `first`. For each of them, a send that starts before it loses ``len(late)`` of
+      its weight.
+    - `late`: Spans of ticks before `last`, which begin at `since` or later. For each of them, a send that
+      ends in it loses ``len(early)`` of its weight.
     """
     starts = [min(start, first) for start in early for _ in late]
     ends = [max(last - end, since) for end in late for _ in early]

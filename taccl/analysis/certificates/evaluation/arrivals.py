@@ -26,10 +26,10 @@ Steps = Sequence[tuple[int, int]]
 
 
 class Fastest:
-    """Upper bound on the chunks that any of several senders delivers over its bottleneck resources.
+    """Hypothetical sender that is no slower than any of several senders.
 
-    Its i-th resource delivers as many chunks as the best i-th resource of a sender. A send has at most `most`
-    chunks.
+    Its i-th bottleneck resource delivers as many chunks as the best i-th bottleneck resource of these
+    senders. A send has at most `most` chunks.
     """
 
     def __init__(self, senders: Iterable[list[GatePassage]], most: int = 1) -> None:
