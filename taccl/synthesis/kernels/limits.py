@@ -24,7 +24,8 @@ class Limits:
     """Limits of a compiled search: deadlines, target, number of runs, seed, memory, constants."""
 
     deadline: Deadline = NEVER  # work under way at this time is stopped
-    #: Time at which runs end: no further one starts, and all but the first are given up; None: `deadline`.
+    #: Time at which runs end: no further run starts, and every run under way except the first is given up.
+    #: None stands for `deadline`.
     until: Deadline | None = None
     target_ticks: int = 0  # finish at which the search stops, such as a lower bound
     num_runs: int | None = None  # max runs; None for as many as pay

@@ -28,8 +28,8 @@ class Hops(NamedTuple):
     next_of: Int32s  # the hops that follow hop t are `next_of[t]:next_end[t]`
     next_end: Int32s
     key: Floats  # priority among chunks that wait for the same link, the smallest first
-    #: True for hops with priority over all others on their link, with which they do not merge. Empty if no
-    #: hops merge.
+    #: True for hops that go before all others on their link, and do not merge with these. Empty if no hops
+    #: merge at all.
     is_urgent: Bools
     most_merged: Ints  # max chunks in a send over slot e
 

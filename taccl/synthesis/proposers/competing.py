@@ -35,8 +35,8 @@ from taccl.topology.recognise import dimensions, grid_of
 _MOST_NAMED = 400_000
 #: CPU seconds to verify a transfer (estimate).
 _VERIFY_S = 6e-6
-#: While there is no schedule: max build time of the first baseline, as a multiple of the quickest one's. It
-#: applies only if the preferred baseline would need more than the second value, a share of its time.
+#: While there is no schedule: if the preferred baseline would take more than the second value, a share of its
+#: time, one comes first that takes at most the first value times as long as the quickest.
 _FIRST_TIMES, _SAFE_SHARE = 2.0, 0.8
 #: Max share of the time left in which `quickest_first` puts the usually best baseline before quicker ones.
 _BEST_FIRST_SHARE = 0.2
@@ -129,8 +129,8 @@ def _offer_quickest(
 ) -> None:
     """Propose baselines that were not built yet, in order of preference.
 
-    If there is no schedule, the first one proposed is the usually best one. If that may take too long, it is
-    one that is about as quick to build as the quickest.
+    Without a schedule, the usually best baseline comes first. If it may take too long, one that is about as
+    quick to build as the quickest comes first.
 
     - `until`, `until_best`: Deadlines for each baseline, and for the usually best one.
     - `excluded`: Baselines to leave out.
