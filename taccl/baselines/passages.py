@@ -100,8 +100,9 @@ class Form(NamedTuple):
                 busy = pace.held * max(
                     hop.turn * num_pieces + len(hop.going(num_pieces, parity)) for hop in step
                 )
-                # An exchange waits for all pieces of a step. Otherwise a step of half the pieces consumes
-                # them twice as fast as they arrive, so it starts late enough for its last piece.
+                # In an exchange, a step waits for all pieces of the step before. Otherwise it may start
+                # earlier. But a step with half of the pieces sends them twice as fast as they arrive, so it
+                # starts late enough for its last piece.
                 late, last = num_pieces * self.exchange, place + 1 == len(steps)
                 if not last and not self.exchange and steps[place + 1][0].half >= 0:
                     final = steps[place + 1][0].going(num_pieces, parity)[-1]
