@@ -37,8 +37,8 @@ class Kind:
     - `operands`: Allowed numbers of operands.
     - `options`: Names of its options; those in capitals are required.
     - `whole`: Inner labels of axes that may not be sliced.
-    - `linear`: Combinations of operands that make parts of a sum, one letter each: ``p`` partial, ``r``
-      replicated; ``p+`` if all are partial.
+    - `linear`: Layouts of the operands for which the result is partial, too, with one letter per operand:
+      ``p`` for partial, ``r`` for replicated; ``p+`` stands for any number of partial operands.
     - `work`: Floating-point operations, from the operation and the lengths of its result and operands.
     - `ids`: Positions of operands that are whole numbers; None if operands of any type are only moved.
     - `masks`: Positions of operands that may be of type bool.
