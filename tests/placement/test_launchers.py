@@ -191,7 +191,7 @@ class TestOpenMpi:
         assert "--bind-to none" in caveats(placement, list("aabb"), "openmpi")[0]
 
     def test_a_rank_file_names_no_core(self, placement):
-        """The number after `slot` in a rank file is a core."""
+        """A rank file has no slots, as Open MPI reads the number after `slot` as a core."""
         assert rankfile(placement, list("abbb")) == "rank 0=b\nrank 1=a\nrank 2=b\nrank 3=b\n"
 
     def mapped(self, *words):
