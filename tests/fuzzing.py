@@ -51,7 +51,7 @@ def thinned(values: Iterable[Any], every: int = 3) -> list[Any]:
 
 
 def cases(name: str, *, few: int, many: int, first: int = 0) -> Iterator[int]:
-    """Seeds from `first` on, `some` of them; each counts once the loop comes back for the next."""
+    """Yield seeds from `first` on, as many as `some` returns; each counts once its case has ended."""
     for seed in range(first, first + some(few, many)):
         yield seed
         TRIED[name] += 1
