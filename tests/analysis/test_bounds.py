@@ -68,8 +68,8 @@ def test_a_sum_waits_for_its_farthest_contribution():
 def test_counting_passes_whole_chunks():
     """Cut counting counts whole chunks per link.
 
-    Of four chunks, links of 3 and 5 us pass floor(9 / 3) + floor(9 / 5) = 4 in 9 us, but only 2 + 1 in 8 us.
-    Divisible data would take 4 / (1/3 + 1/5) = 7.5 us.
+    Links of 3 and 5 us pass floor(9 / 3) + floor(9 / 5) = 4 chunks in 9 us, but only 2 + 1 in 8 us. Divisible
+    data would take 4 / (1/3 + 1/5) = 7.5 us.
     """
     bound = lower_bound(problem_of(pair((0, 3), (0, 5)), collectives.broadcast(2, chunks_per_rank=4)))
     assert (bound.bound, bound.kind) == (9, "cut counting")

@@ -55,7 +55,7 @@ def test_more_ranks_double_for_longer():
 
 
 def test_the_ends_take_no_longer_than_a_crossing():
-    """Where links inside a node take 7 us, an early send over the NIC delivers after only 2 us.
+    """If links inside a node take 7 us, an early send over the NIC delivers after only 2 us.
 
     So the time before the first send is at most the 2 us of one send between nodes.
     """

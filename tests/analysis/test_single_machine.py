@@ -155,7 +155,7 @@ def test_ends_agree_with_brute_force(seed):
 def test_the_tail_of_some_jobs_counts():
     """The bound also uses subsets of jobs with a long tail.
 
-    Of two chunks of 3 ticks, the one with tail 20 needs 3 + 20, and both need only 6.
+    Two chunks take 3 ticks each. The one with a tail of 20 ticks needs 3 + 20; both together need only 6.
     """
     assert ticks(chain(max_merge=1), [job(0, 20), job(0, 0)]) == 23
 
