@@ -387,7 +387,7 @@ def test_equal_pairs_are_an_assumption(tmp_path):
 
 @pytest.mark.parametrize("mixed", [True, False])
 def test_lines_of_several_hosts_are_told_apart(tmp_path, mixed):
-    """Of lines that a launcher marks with their host, in any order, those of the first host are read."""
+    """If a launcher marks lines with their host, in any order, only those of the first host are read."""
     first = _write(tmp_path, *_equal("NV12", 4), columns=_gpus(4)).read_text().splitlines()
     second = _write(tmp_path, *_equal("SYS", 4), columns=_gpus(4)).read_text().splitlines()
     lines = [(f"n1: {a}", f"n2: {b}") for a, b in zip(first, second, strict=True)]
