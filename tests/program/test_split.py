@@ -36,7 +36,7 @@ def test_short_threadblocks_stay_as_they_are():
 
 
 def test_only_long_threadblocks_are_cut():
-    """Of two channels that carry 6 chunks and 1, only the threadblocks of the first are cut in two."""
+    """If two channels carry 6 chunks and 1, only the threadblocks of the first channel are cut in two."""
 
     def rank(peer):
         send = tuple(Step("send", Slot("input", i)) for i in range(6))
