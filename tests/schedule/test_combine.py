@@ -88,7 +88,7 @@ def test_reversal_keeps_the_finish_of_an_asymmetric_machine():
 
 
 def test_prune_drops_second_arrivals():
-    """Of two arrivals of a chunk at a rank, `prune` keeps the first.
+    """`prune` keeps only the first of two arrivals of a chunk at a rank.
 
     Chunk 0 reaches rank 2 over 0 -> 1 -> 2 at 4 us and over 0 -> 2 at 9 us: the later send is dropped.
     """

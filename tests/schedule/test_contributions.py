@@ -361,7 +361,7 @@ def test_sums_of_many_arrivals_are_joined_once():
 
 @pytest.mark.parametrize(("last", "kinds"), [({4, 5}, []), ({1, 4, 5}, ["double-count"])])
 def test_the_largest_sums_need_not_be_part_of_a_disjoint_union(last, kinds):
-    """Sums of 0, 1 and 2, of 0 and 1, of 2 and 3, and of 4 and 5 form the sum of six, without the first."""
+    """The sum of six ranks is formed of {0, 1}, {2, 3} and {4, 5}, without the largest sum, {0, 1, 2}."""
     topology = taccl.topologies.fully_connected(7)
     collective = Collective("sum", 7, (Chunk((0, 1, 2, 3, 4, 5), (6,), 6),), combining=True)
     problem = make_problem(topology, collective, chunk_bytes=1)

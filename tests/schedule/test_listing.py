@@ -166,9 +166,9 @@ def test_moments_that_cannot_be_are_refused(problem, moments, said):
 
 
 def test_the_most_urgent_task_goes_first():
-    """Of two tasks on one resource, the one with the longer tail goes first.
+    """The task with the longer tail goes first if two tasks need the same resource.
 
-    They take 3 and 5 ticks, and a third task waits for the second.
+    These two take 3 and 5 ticks, and a third task waits for the second.
     """
     tasks = Tasks()
     for duration in (3, 5):
