@@ -26,8 +26,7 @@ def problem():
 
 
 def test_relays_lead_to_all_that_want_a_chunk(problem, monkeypatch):
-    """Whether or not the routes of the search for relays are kept, relays are outside a chunk's group, and
-    schedules verify."""
+    """Relays are outside a chunk's group and schedules verify, with relay routes kept or dropped."""
     for steps in (0, 10**9):
         monkeypatch.setattr(spreading, "KEPT_STEPS", steps)
         fabric, demand = problem_arrays(problem)

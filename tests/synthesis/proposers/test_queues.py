@@ -157,7 +157,7 @@ def test_paths_go_round_what_is_busy():
 def test_large_chunks_choose_first():
     """Large chunks choose their paths first.
 
-    Of chunks of 3, 1, 1 and 1 MB over two paths, the large one gets a path of its own, 3 us per link.
+    With chunks of 3, 1, 1 and 1 MB and two paths, the large chunk gets a path of its own, 3 us per link.
     """
     builder = TopologyBuilder("diamond", [0] * 4)
     for src, dst in ((0, 1), (0, 2), (1, 3), (2, 3)):
