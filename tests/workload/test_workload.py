@@ -212,7 +212,7 @@ def test_fused_state_of_slices_is_written(adam):
 
 
 def test_what_only_fused_operations_read_is_not_written(layer):
-    """Of a fused kernel only the bias is read: `z` stays in registers, and `out` reuses the sum's buffer."""
+    """A fused kernel reads only the bias: `z` stays in registers, and `out` reuses the sum's buffer."""
     fused = fuse(layer, "sum", "z", "out")
     assert bytes_of(fused, "z") == 4 * 8
     assert bytes_of(fused, "out") == 0
