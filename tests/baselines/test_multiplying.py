@@ -56,8 +56,9 @@ def two_nodes():
 def test_some_cross_before_the_sums_in_nodes_and_some_after():
     """Half of the data crosses between nodes before the sums in nodes, and half after them, over other links.
 
-    Of 80 kB, two chunks of 20 kB take 10 us and 4 between nodes, and 1.04 us in a node, before or after. If
-    each half of a node's sum crossed once, scattered before and gathered afterwards, it would take 16.08 us.
+    Two of four chunks of 20 kB take 10 us of latency and 4 us of bytes between nodes, and 1.04 us in a node
+    before or after that. If each half of a node's sum crossed once, scattered before and gathered afterwards,
+    it would take 16.08 us.
     """
     problem = make_problem(two_nodes(), collectives.allreduce(4), size_bytes=80_000)
     schedule = multiplying(problem, cut=False)
