@@ -58,7 +58,7 @@ def test_sizes_and_ranks_that_do_not_fit_are_refused(ranks, sizes, message):
 
 
 def test_by_default_sends_between_nodes_merge_up_to_six():
-    """By default, sends over the links between nodes (4, 5 and 6) merge up to six chunks."""
+    """Sends over the links between nodes (4, 5 and 6) merge up to six chunks by default."""
     clauses = make_problem(two_nodes(), collectives.allgather(4), chunk_bytes=MB).clauses
     assert (clauses.merging, clauses.max_merge) == (frozenset({4, 5, 6}), 6)
 

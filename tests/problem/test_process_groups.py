@@ -175,7 +175,7 @@ class TestRelays:
     """The clause on ranks that may relay chunks of other groups."""
 
     def test_by_default_any_rank_relays(self):
-        """By default any rank may relay: from 0 to 2 of a ring of four a chunk goes through 1 or 3."""
+        """Any rank may relay by default: from 0 to 2 of a ring of four a chunk goes through 1 or 3."""
         placed = collectives.allgather(2).among([0, 2], num_ranks=4)
         assert verify(brief_synthesis(problem(placed), backend="greedy").schedule).ok
 
