@@ -234,7 +234,7 @@ def _two_cpus(tmp_path, card):
 
 
 def test_virtual_interfaces_add_nothing_to_a_card(tmp_path):
-    """NCCL writes 10 Gbit/s for a virtual interface: a node with a card of 1 Gbit/s sends 0.125 GB/s."""
+    """A virtual interface does not count: a node with a NIC of 1 Gbit/s sends 0.125 GB/s."""
     card = (
         '<pci busid="0:9:0.0" class="0x020000" link_speed="8.0 GT/s PCIe" link_width="4">'
         '<nic><net name="eno1" dev="0" speed="1000" port="0" guid="0x0" gdr="0"/></nic></pci>'
@@ -248,7 +248,7 @@ def test_virtual_interfaces_add_nothing_to_a_card(tmp_path):
 
 
 def test_virtual_interfaces_alone_are_one_for_all_cpus(tmp_path):
-    """An interface that the file repeats at two CPUs is one: a node sends 1.25 GB/s."""
+    """An interface that the file repeats at two CPUs counts once: a node sends 1.25 GB/s."""
     topology = _load(_two_cpus(tmp_path, ""), nodes=2)
     assert _counted(topology)[0] == pytest.approx(1.25)
     assert any("lists at several CPUs is one" in each for each in topology.assumed)
