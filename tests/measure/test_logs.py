@@ -95,14 +95,14 @@ def test_hosts_are_counted(read):
 
 
 def test_runs_of_different_sizes_are_not_said_to_be_merged(read):
-    """A run for each size, as a script makes them, has one time per size; a second run of a size is said."""
+    """Runs of one size each, as a script makes them, form one series; a second run of a size is noted."""
     runs = [f"# all_reduce_perf nThread 1\n{row(size, 10.0)}\n" for size in (10**6, 10**7)]
     assert read("".join(runs)).notes == ()
     assert len(read("".join([*runs, runs[0]])).notes) == 1
 
 
 def test_listed_ranks_are_kept_where_bandwidths_are_imprecise(read):
-    """busbw / algbw of 2.14 / 1.10 is 37 ranks, but 32, which are listed, round to the same figures."""
+    """A ratio busbw / algbw of 2.14 / 1.10 means 37 ranks, but the 32 listed ranks give the same figures."""
     devices = "".join(f"#  Rank {r:2} Pid 1 on host{r // 8} device {r % 8} [0x1] A GPU\n" for r in range(32))
     text = f"{devices}# all_reduce_perf\n 67108864 16777216 float sum 60819 1.10 2.14 N/A\n"
     assert [(each.num_ranks, each.num_nodes) for each in read(text).series] == [(32, 4)]
@@ -182,7 +182,7 @@ def test_more_columns_of_a_row(read, cells, after):
 
 
 def test_times_of_the_cpu_are_not_those_of_the_collective(read):
-    """With -C the column of times is the CPU's: times follow from algbw, where it has enough digits."""
+    """With -C the column of times is CPU time, so times are computed from algbw if it has enough digits."""
     head = HEAD.replace("    time", " cputime")
     rows = ["1000 250 float sum -1 6.0 0.05 0.09 0", f"1000000 250000 float sum -1 6.0 {' '.join(_OUT[1:])}"]
     log = read("\n".join(["# all_reduce_perf", head, *rows]))
@@ -197,7 +197,7 @@ def test_large_numbers_of_wrong_elements_are_said(read):
 
 
 def test_tables_of_bandwidths_and_algorithms(read):
-    """In a table of busbw with a column `algo`, which is no algbw, a time is a size over busbw."""
+    """A column `algo` is not taken for algbw: times are computed from the column of busbw."""
     text = "# all_reduce_perf\nsize\ttype\tbusbw\talgo\n1000000\tfloat\t100.00\tRING\n"
     (found,) = read(text).series
     assert (found.counted, found.times_us) == ("busbw", (10.0,))
