@@ -372,7 +372,7 @@ class TestMatrices:
         assert probe.assumed[-1] == "copies pass through host memory, as P2P is disabled"
 
     def test_nvbandwidth_of_several_hosts(self, tmp_path):
-        """GPUs of two hosts that NVLink joins count as one server, and that is said."""
+        """GPUs of two hosts that NVLink joins count as one server, and a note says so."""
         path = tmp_path / "nvbandwidth.txt"
         path.write_text(
             "nvbandwidth Version: v0.8\n\nProcess 0 (a): device 0: A GPU (0:1)\nProcess 1 (b): device 0: A GPU (0:1)\n"
