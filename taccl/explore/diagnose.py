@@ -205,7 +205,7 @@ def _facts(
     )
     return Facts(
         series.collective, on.num_nodes, share, small_us / usual_us if small_us and usual_us else None,
-        expected.network_share(series.times_us[-1]) if is_slow else None,
+        expected.network_shares(series.times_us[-1]) if is_slow else {},
         expected.nic_gb_per_s,
         len(on.ranks_of_node[0]) // figures.ranks_per_nic if on.num_nodes > 1 else 0, joint,
         joint == "xGMI", expected.shares() if is_slow else {}, share_of_nodes, nics, named,

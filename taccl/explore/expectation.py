@@ -138,18 +138,21 @@ class Expectation:
             found["no nvls"] = max(found.values(), default=1.0)
         return found
 
-    def network_share(self, measured_us: float) -> float | None:
-        """Least share of the NICs' rate that explains a time of the largest size; None in a single node."""
+    def network_shares(self, measured_us: float) -> dict[str, float]:
+        """{algorithm: least share of the NICs' rate with which it takes the time of the largest size}.
+
+        Empty in a single node, and without algorithms that are slower than measured.
+        """
         if self.topology.num_nodes == 1:
-            return None
+            return {}
         least = self._choices(self.series.size_bytes[-1], slowed=True)
         slowed = {(each.algorithm, each.protocol): each.time_us for each in least}
-        shares = [
-            slowed[each.algorithm, each.protocol] / _SLOWED / measured_us
-            for each in self.choices[-1]
-            if each.time_us <= measured_us and (each.algorithm, each.protocol) in slowed
-        ]
-        return min(1.0, min(shares, default=1.0))
+        shares: dict[str, float] = {}
+        for each in self.choices[-1]:
+            if each.time_us <= measured_us and (each.algorithm, each.protocol) in slowed:
+                share = slowed[each.algorithm, each.protocol] / _SLOWED / measured_us
+                shares[each.algorithm] = min(share, shares.get(each.algorithm, 1.0))
+        return shares
 
     def bound_us(self) -> float:
         """Lower bound in us for the largest size, launch included, over all chunkings."""

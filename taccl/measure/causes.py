@@ -16,6 +16,8 @@ WITHIN_ERROR = 0.85
 #: Max relative difference between a measured share and that of a cause, and between measured causes that
 #: cannot be told apart.
 _MATCHES, _INDISTINCT = 0.05, 0.03
+#: Max ratio of the measured bandwidth to that of rings: the wire's rate over the rate that messages reach.
+_WIRE = 1.08
 #: Max share of a node's bandwidth that suggests that GPUs cannot reach each other directly (P2P).
 _HOST_MEMORY = 0.2
 #: Max share of the network's bandwidth, and min ratio of small times to usual ones, without GPUDirect RDMA.
@@ -39,6 +41,10 @@ Grade = Literal["likely", "possible"]
 Of = Literal["rate", "latency", "sizes"]
 
 
+#: Causes that show in the dependence of the rate on the size, which no slow rail explains.
+_BY_SIZE = ("collapse",)
+
+
 class Cause(NamedTuple):
     """A possible cause, its evidence in the figures, and a remedy; `of` is the slow part of the series."""
 
@@ -56,7 +62,7 @@ class Facts:
 
     - `share`: Measured over expected bandwidth of large messages; None without large messages.
     - `small_ratio`: Measured over usual time of small messages; None if either is unknown.
-    - `network_share`: Share of the NICs' rate that explains `share`; None in a single node.
+    - `network_shares`: {algorithm: share of the NICs' rate that explains `share`}; empty in a single node.
     - `nic_gb_per_s`, `nics_per_node`: Rate that messages reach on a NIC, and NICs of a node.
     - `joint`: Links of a node: ``"NVSwitch"``, ``"NVLink"``, ``"xGMI"`` or ``"PCIe"``.
     - `shares`: {protocol, or ``"no nvls"``: expected bandwidth under it over that of the best}.
@@ -69,7 +75,7 @@ class Facts:
     num_nodes: int
     share: float | None = None
     small_ratio: float | None = None
-    network_share: float | None = None
+    network_shares: dict[str, float] = field(default_factory=dict)
     nic_gb_per_s: float = 0.0
     nics_per_node: int = 0
     joint: str = ""
@@ -88,7 +94,8 @@ class Facts:
     @property
     def slow_network(self) -> float | None:
         """Share of the NICs' rate, if the network may be the slow part; None otherwise."""
-        return self.network_share if self.is_slow and (self.network_share or 1) < HEALTHY else None
+        share = min(self.network_shares.values(), default=1.0)
+        return share if self.is_slow and self.num_nodes > 1 and share < HEALTHY else None
 
     @property
     def is_late(self) -> bool:
@@ -105,7 +112,8 @@ def causes_of(facts: Facts) -> tuple[Cause, ...]:
 
     A cause of slow large messages is graded possible, not likely, in three cases. Several causes match
     equally well; or the rate is within the error of the model. Or the network is slow and its NICs were not
-    measured one by one, since one slow rail explains any rate.
+    measured one by one, since one slow rail explains any rate. Causes that show in the dependence of the rate
+    on the size remain likely.
     """
     found = [(rule, *each) for rule in _RULES if (each := rule.find(facts)) is not None]
     matches = sorted(distance for rule, _, distance, _ in found if rule.of == "rate" and distance <= _MATCHES)
@@ -114,7 +122,7 @@ def causes_of(facts: Facts) -> tuple[Cause, ...]:
     is_unsure |= len(matches) > 1 and matches[1] <= matches[0] + _INDISTINCT
     causes = []
     for rule, grade, distance, evidence in found:
-        grade = "possible" if rule.of == "rate" and is_unsure else grade
+        grade = "possible" if rule.of == "rate" and is_unsure and rule.name not in _BY_SIZE else grade
         causes.append((grade, distance, Cause(rule.name, rule.of, rule.title, grade, evidence, rule.remedy)))
     return tuple(cause for _, _, cause in sorted(causes, key=lambda each: each[:2]))
 
@@ -131,7 +139,16 @@ class Rule(NamedTuple):
 
 def _matched(share: float, expected: Iterable[tuple[float, str]]) -> _Found:
     """Evidence for the nearest of several expected shares; None unless it is within `_MATCHES`."""
-    found = [(abs(share / each - 1), text) for each, text in expected]
+    return _nearest((abs(share / each - 1), text) for each, text in expected)
+
+
+def _off_rate(ratio: float) -> float:
+    """Relative distance of a rate from the expected one, which the rate of the wire exceeds."""
+    return 1 - ratio if ratio < 1 else (ratio - 1) * _MATCHES / (_WIRE - 1)
+
+
+def _nearest(found: Iterable[tuple[float, str]]) -> _Found:
+    """Evidence with the least relative distance; None unless that is within `_MATCHES`."""
     distance, text = min(found, default=(1.0, ""))
     return ("likely", distance, text) if distance <= _MATCHES else None
 
@@ -143,7 +160,10 @@ def _nvls_off(facts: Facts) -> _Found:
     said = (
         f"{facts.share:.0%} of the expected bandwidth; without sums in the switch {without:.0%} are expected"
     )
-    return _matched(facts.share, [(without, said)])
+    ratio = facts.share / without
+    if ratio < WITHIN_ERROR or _off_rate(ratio) > _MATCHES and ratio > 1:
+        return None
+    return "likely" if ratio >= 1 - _MATCHES else "possible", _off_rate(ratio), said
 
 
 def _protocol(facts: Facts) -> _Found:
@@ -151,14 +171,25 @@ def _protocol(facts: Facts) -> _Found:
         return None
     named = ((facts.shares[p], p) for p in ("ll", "ll128") if facts.shares.get(p, 1.0) < HEALTHY)
     told = f"{facts.share:.0%} of the expected bandwidth; protocol"
-    return _matched(facts.share, [(share, f"{told} {p} reaches {share:.0%}") for share, p in named])
+    found = _matched(facts.share, [(share, f"{told} {p} reaches {share:.0%}") for share, p in named])
+    # Without sums in the switch, a slower simple protocol explains the rate of LL128 as well.
+    return found and ("possible" if _nvls_off(facts) else found[0], *found[1:])
 
 
 def _switches(facts: Facts) -> _Found:
     off = [each for each in facts.kinks if each.kind != "outlier"]
-    if not off:
+    if not off or _collapsed(facts):
         return None
     return "likely", 0.0, "; ".join(f"{each.evidence} ({each.kind})" for each in off[:_SHOWN])
+
+
+def _collapsed(facts: Facts) -> _Found:
+    last = next((each for each in reversed(facts.kinks) if each.kind == "wrong switch"), None)
+    slowest = min(facts.shares.values(), default=0.0)
+    if last is None or facts.share is None or facts.share >= slowest:
+        return None
+    told = f"large messages reach {facts.share:.1%} of the expected rate, the slowest protocol {slowest:.0%}"
+    return "likely", 0.0, f"{last.evidence}; {told}"
 
 
 def _outliers(facts: Facts) -> _Found:
@@ -177,10 +208,15 @@ def _unused_nic(facts: Facts) -> _Found:
     share, num = facts.slow_network, facts.nics_per_node
     if share is None or _nics_differ(facts):
         return None
-    lost = [((num - 1) / num, f"the rate of {num - 1} of {num} NICs")] if num > 1 else []
-    half = (0.5, "half of the NICs' rate: one of two is unused, or two GPUs share one")
-    told = f"the network carries {share:.0%} of what its NICs could: "
-    return _matched(share, [(each, told + text) for each, text in (*lost, half)])
+    half = 0.5, "half of the NICs' rate: one of two is unused, or two GPUs share one"
+    some = [(used / num, f"the rate of {used} of {num} NICs") for used in range(1, num)]
+    # A ring's bus bandwidth is the rate of its NICs.
+    ring = facts.network_shares.get("ring", share)
+    pairs = [(ring, each) for each in some] + [(share, each) for each in (*some[-1:], half)]
+    told = "the network carries {:.0%} of what its NICs could: {}"
+    return _nearest(
+        (_off_rate(carried / part), told.format(carried, text)) for carried, (part, text) in pairs
+    )
 
 
 def _pcie(facts: Facts) -> _Found:
@@ -280,8 +316,9 @@ def _fabric(facts: Facts) -> _Found:
 def _other_network(facts: Facts) -> _Found:
     if facts.named_network or facts.slow_network is None:
         return None
-    node = facts.slow_network * facts.nic_gb_per_s * facts.nics_per_node
-    told = f"the log names no network; NICs of {node:.3g} GB/s per node in all explain it"
+    whole = facts.nic_gb_per_s * facts.nics_per_node
+    rates = (f"{share * whole:.3g} ({name})" for name, share in sorted(facts.network_shares.items()))
+    told = f"the log names no network; NICs of {' or '.join(rates)} GB/s per node in all explain it"
     return "possible", 0.0, told
 
 
@@ -297,7 +334,9 @@ _RULES = (
          "unset NCCL_NVLS_ENABLE and NCCL_ALGO; start the fabric manager; look for NVLS in NCCL_DEBUG=INFO"),
     Rule("protocol", "a protocol for small messages carries large ones", "rate", _protocol,
          "unset NCCL_PROTO; check the tuner plugin and the version of NCCL"),
-    Rule("nic-unused", "a NIC is unused", "rate", _unused_nic,
+    Rule("collapse", "congestion, or a path that collapses under load", "rate", _collapsed,
+         "look at retransmissions and pauses (PFC, ECN) of NICs and switches; check ACS and IOMMU"),
+    Rule("nic-unused", "NICs are unused", "rate", _unused_nic,
          "compare NCCL_IB_HCA and NET in NCCL_DEBUG=INFO with `ibstat`; measure each NIC with ib_write_bw"),
     Rule("pcie", "a slower PCIe generation or fewer lanes", "rate", _pcie,
          "compare LnkSta with LnkCap of NICs and GPUs in `lspci -vv`; measure each NIC with ib_write_bw"),

@@ -43,12 +43,28 @@ def _log(name, redop, gpu, nodes, factor, latency_us, busbw, seed):
     return "\n".join(lines) + "\n"
 
 
+def collapsed(log, *, from_bytes=2**25, gb_per_s=2.5):
+    """The log of an allgather on 16 ranks, with a few GB/s from a size on."""
+    lines = log.splitlines()
+    for place, line in enumerate(lines):
+        cells = line.split()
+        if cells[0].isdigit() and int(cells[0]) >= from_bytes:
+            time_us = int(cells[0]) / gb_per_s / 1000
+            lines[place] = " ".join([*cells[:5], f"{time_us:.2f} {gb_per_s:.2f} {gb_per_s * 15 / 16:.2f} 0"])
+    return "\n".join(lines) + "\n"
+
+
 #: {fault: logs of machines with it}. If a NIC is unused, its GPU sends nothing over NICs or shares another's.
 FAULTS = {
     "none": [network_log([NIC] * 8), network_log([NIC] * 8, seed=3), node_log(NVLS)],
-    "nic-unused": [network_log([NIC * 7 / 8] * 8), network_log([*[NIC] * 6, NIC / 2, NIC / 2], seed=1)],
+    "nic-unused": [
+        network_log([NIC / 8] * 8),
+        network_log([NIC * 7 / 8] * 8),
+        network_log([*[NIC] * 6, NIC / 2, NIC / 2], seed=1),
+    ],
     "pcie": [network_log([HALF_SLOT] * 8), network_log([HALF_SLOT] * 8, seed=2)],
     "slow-rail": [network_log([*[NIC] * 7, part * NIC], seed=3) for part in (0.4, 0.66, 0.75)],
+    "collapse": [collapsed(network_log([NIC] * 8)), collapsed(network_log([NIC] * 8, seed=5))],
     "nvls-off": [node_log(RINGS), node_log(RINGS * 1.01, seed=4)],
 }
 CASES = [(fault, log) for fault, logs in FAULTS.items() for log in logs]
