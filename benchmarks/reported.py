@@ -106,7 +106,7 @@ REPORTS = (
     Report("xml/graph-dump.xml", ("show {}",), "read, or named", "a graph dump of NCCL"),
     Report("smi/in-a-paste.txt", ("show {}", "convert {} t.toml"), "read, or named", "8 in 1 node|8 ranks"),
     Report(
-        "logs/plan.json", ("verify {}",), "one remedy that works", "convert its schedule or program again"
+        "logs/plan.json", ("verify {}",), "one remedy that works", "schedule or program again"
     ),
     Report("logs/sendrecv.log", (_FIT,), "read as point to point", "point-to-point on 2 ranks"),
     Report("logs/uneven-8-4.log", (_FIT,), "said that nodes differ", "the nodes differ"),
