@@ -105,9 +105,7 @@ REPORTS = (
     Report("logs/nccl-debug.txt", ("show {}",), "read, or named", "a debug log of NCCL"),
     Report("xml/graph-dump.xml", ("show {}",), "read, or named", "a graph dump of NCCL"),
     Report("smi/in-a-paste.txt", ("show {}", "convert {} t.toml"), "read, or named", "8 in 1 node|8 ranks"),
-    Report(
-        "logs/plan.json", ("verify {}",), "one remedy that works", "schedule or program again"
-    ),
+    Report("logs/plan.json", ("verify {}",), "one remedy that works", "schedule or program again"),
     Report("logs/sendrecv.log", (_FIT,), "read as point to point", "point-to-point on 2 ranks"),
     Report("logs/uneven-8-4.log", (_FIT,), "said that nodes differ", "the nodes differ"),
     Report("smi/glued.txt", ("show {}",), "split, or refused", "NODENODE"),
