@@ -51,7 +51,7 @@ TEXTS = {
     ),
     "topology of ns-3 (ASTRA-sim, SimAI)": "10 2 8\n8 9\n0 8 100Gbps 0.001ms 0\n1 8 100Gbps 0.001ms 0\n",
     "output of ncclras": "NCCL version 2.24.3 compiled with CUDA 12.8\n\nJob summary\n===========\n",
-    "output of ucx_info": "# UCT version=1.15.0 revision 0\n#      Transport: rc_mlx5\n",
+    "output of ucx_info or fi_info": "# UCT version=1.15.0 revision 0\n#      Transport: rc_mlx5\n",
     "script": "#!/bin/bash\nsrun ./all_reduce_perf -b 8 -e 1G\n",
     "table of measured times": "Message size,Time (us),BusBW (Gbps)\n1MB,65.6,239.7\n2MB,71.2,441.6\n",
     "output of `nvidia-smi topo -m`": (
@@ -177,6 +177,7 @@ FIELDS = {
     "input of TE-CCL": '{"TopologyParams": {"name": "AMD"}, "GurobiParams": {}, "InstanceParams": {"collective": 1}}',
     "schedule of TE-CCL": '{"1-Epoch_Duration": 2.5e-07, "3-Epochs_Required": 4, "6-Demand_Met": {}}',
     "output of perftest in JSON": '{"test_info": {"test": "RDMA_Write_BW_Test"}, "results": {}}',
+    "trace of PyTorch's profiler": '{"schemaVersion": 1, "deviceProperties": [], "traceEvents": []}',
     "file of SCCL or msccl-tools": '{"msccl_type": "algorithm", "name": "Allgather(n=4)"}',
     "system file of ASTRA-sim": '{"scheduling-policy": "LIFO", "preferred-dataset-splits": 4}',
     "logical topology of ASTRA-sim": '{"logical-dims": ["8", "2"]}',

@@ -22,6 +22,7 @@ MARKS: dict[str, dict[str, str | None]] = {
     "saved topology": {"format": "taccl-topology"},
     "problem": {"format": "taccl-problem"},
     "algorithm of the published TACCL tool": {"sccl_type": "algorithm"},
+    "trace of PyTorch's profiler": {"traceEvents": None, "schemaVersion": None},
     "timeline": {"traceEvents": None},
     "switch job": {"format": "taccl-switch-job"},
     "plan for MSCCL++": {"gpus": None, "inplace": None, "protocol": None},
@@ -128,6 +129,7 @@ _ADVICE = {
     "problem": "taccl.load reads it in Python; commands take a sketch or a topology",
     "algorithm of the published TACCL tool": "`taccl verify {file}` reads it",
     "file of SCCL or msccl-tools": _no("give the MSCCL XML that `msccl solve ncclize` writes of it"),
+    "trace of PyTorch's profiler": _no(f"taccl.workload.from_chakra reads Chakra traces of it; {_TIMES}"),
     "timeline": f"{_WRITTEN}; ui.perfetto.dev shows a timeline",
     "switch job": f"{_WRITTEN}; it holds settings for a switch and its workers",
     "plan for MSCCL++": "`taccl verify {file}` runs it; else give the program that it was made of",
@@ -258,7 +260,7 @@ _TEXTS = (
     ),
     _Text(
         "debug log of NCCL (NCCL_DEBUG=INFO)",
-        r"\b(NCCL|RCCL|MSCCLPP) (INFO|WARN|TRACE)\b",
+        r"\b(NCCL|RCCL|MSCCLPP) (INFO|WARN|TRACE)\b|^=== System : maxBw ",
         _no(f"{_NCCL_DUMP}; {_TIMES}"),
     ),
     _Text(
@@ -286,14 +288,16 @@ _TEXTS = (
     ),
     _Text(
         "output of `rocm-smi --showtopo`",
-        r"\b(Weight|Hops|Link Type) between two GPUs|^GPU\[\d+\]\s*: \(Topology\)|\"\(Topology\) "
+        r"\b(Weight|Hops|Link Type|Bandwidth min/max) between two GPUs"
+        r"|^GPU\[\d+\]\s*: \(Topology\)|\"\(Topology\) "
         r"|^GPU\d+[ \t]+(\S+[ \t]+)*?(XGMI|PCIE)\b",
         _no(_RCCL_DUMP),
     ),
     _Text("output of rocm-smi", r"ROCm System Management Interface|=\s*ROCm SMI\b", _no(_RCCL_DUMP)),
     _Text(
         "output of dcgmi, xpu-smi, npu-smi or hl-smi",
-        r"\|\s*Topology Information|\bGPU \d+/\d+\s+GPU \d+/\d+|\bNPU0\s+NPU1\b|\b(npu|hl)-smi\b",
+        r"\|\s*(Topology Information|Diagnostic\s+\|)"
+        r"|\bGPU \d+/\d+\s+GPU \d+/\d+|\bNPU0\s+NPU1\b|\b(npu|hl)-smi\b",
         _no(f"{_FILE}; {_SERVER}"),
     ),
     _Text("output of rocminfo", r"^ROCk module|^HSA System Attributes", _no(_RCCL_DUMP)),
@@ -303,7 +307,11 @@ _TEXTS = (
         r"|^[ \t]*Lnk(Cap|Sta)2?:\s|^-(\+-)?\[[0-9a-f]{4}:[0-9a-f]{2}(-\w+)?\]-",
         _no(_SERVER),
     ),
-    _Text("output of ucx_info", r"^# (UCT version|Library version|UCP context)\b", _no(_HOSTS)),
+    _Text(
+        "output of ucx_info or fi_info",
+        r"^# (UCT version|Library version|UCP context)\b|^provider: \w+$",
+        _no(_HOSTS),
+    ),
     _Text("output of lscpu or numactl", r"^Architecture:\s+\w|^available: \d+ nodes \(", _no(_SERVER)),
     # Networks.
     _Text(

@@ -22,9 +22,11 @@ _RATE = re.compile(
     r"(?<![A-Za-z])([KMGT]i?|)(bits?|bytes?|b)(ps|/s(?:ec)?|_per_s)(?![A-Za-z])", re.IGNORECASE
 )
 _TIME = re.compile(
-    r"(?<![A-Za-z0-9-])([numµμ]s(?:ec)?|(?:nano|micro|milli)?sec(?:onds?)?)(?![A-Za-z0-9-])"
+    r"(?<![A-Za-z0-9/-])([numµμ]s(?:ec)?|(?:nano|micro|milli)?sec(?:onds?)?)(?![A-Za-z0-9-])"
     r"|(?<!\w)[(\[]s[)\]]|^\s*s\s*$"
 )
+#: Round-trip times, of which a latency is half.
+_ROUND_TRIP = re.compile(r"(?<![a-z])(rtt|round[ _-]?trip)", re.IGNORECASE)
 #: {beginning of a unit of time: microseconds}.
 _US = {"n": 1e-3, "u": 1.0, "µ": 1.0, "μ": 1.0, "micro": 1.0, "m": 1e3, "milli": 1e3}
 _WITH_UNIT = re.compile(r"([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s?([^\W\d]\S*)")
@@ -59,6 +61,8 @@ def unit_of(said: Sequence[str], where: str) -> Unit:
             found = first_of(list(units), 4)
             raise FormatError(f"found the units {found}; expected one for all entries", where=where)
         for unit in units.values():
+            if not unit.is_rate and any(map(_ROUND_TRIP.search, said)):
+                return Unit(False, unit.factor / 2, "latencies are half of the round-trip times")
             return unit
     is_rate = any(re.search(r"bandwidth|\b\w*bw\b", text, re.IGNORECASE) for text in said)
     kind, unit_name = ("bandwidths", "GB/s") if is_rate else ("latencies", "us")
@@ -116,6 +120,9 @@ def table_of(rows: dict[int, list[str]], where: str) -> Table:
         if len(row) - has_left != len(names) and (has_top or not has_left):
             said = f"found {len(row) - has_left} entries; expected {len(names)}, one for every host"
             raise FormatError(said, where=f"{where}: line {number}")
+    if len(body) > 1 and has_left and all(len(row) > 2 and _is_name(row[1]) for _, row in body):
+        said = "found a list of pairs; expected a matrix, with a row and a column for every host"
+        raise FormatError(f"{said}; write it with the hosts in its first row and column", where=where)
     widths = {len(row) - has_left for _, row in body}
     if len(widths) > 1 or {len(body)} != widths or len(body) != len(names):
         size = f"{len(body)} x {max(widths, default=0)}"

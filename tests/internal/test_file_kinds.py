@@ -121,6 +121,13 @@ def test_a_known_output_is_named_wherever_it_is_not_read(tmp_path, kind):
             '[\n{"name": "AllReduce", "cat": "COLL", "ph": "b", "id": 0},\n',
             "profile of PyTorch, Nsight Systems or NCCL's profiler",
         ),
+        (
+            "=== System : maxBw 48.0 totalBw 370.8 ===\nCPU/0-0 (1/2/-1)\n",
+            "debug log of NCCL (NCCL_DEBUG=INFO)",
+        ),
+        ("provider: efa\n    fabric: efa\n", "output of ucx_info or fi_info"),
+        ("=== Bandwidth min/max between two GPUs ===\n", "output of `rocm-smi --showtopo`"),
+        ("| Diagnostic    | Result   |\n", "output of dcgmi, xpu-smi, npu-smi or hl-smi"),
         ("[BENCHMARK]     NW Bandwidth   : 258.2 GB/s\n", "log of PARAM or of the benchmarks of gloo or HCL"),
         ("data_size(Bytes):   |   aveg_time(us):   |\n8192 | 57.4 |\n", "table of measured times"),
         ("graph [\n  node [ id 0 ]\n]\n", "graph (GraphML, GML or DOT)"),

@@ -271,7 +271,7 @@ class TestMatrices:
             ("MB/s", 12500, True, 12.5), ("MiB/s", 1000, True, 1.048576), ("Mbit/s", 100_000, True, 12.5),
             ("Gbps", 100, True, 12.5), ("GBps", 100, True, 100), ("gb_per_s", 8, True, 8),
             ("latency (ns)", 1200, False, 1.2), ("ms", 0.5, False, 500), ("(s)", 0.001, False, 1000),
-            ("usec", 7, False, 7),
+            ("usec", 7, False, 7), ("Bandwidth (Gb/sec)", 100, True, 12.5),
         ],
     )  # fmt: skip
     def test_units_are_converted(self, tmp_path, unit, entry, is_rate, expected):
@@ -292,6 +292,15 @@ class TestMatrices:
         path.write_text("host,a,b\na,0,7\nb,7,0\n")
         with pytest.warns(AssumptionWarning, match="entries are latencies in us, as the file names no unit"):
             assert taccl.topologies.load(path).links[0].alpha_us == 7
+
+    @pytest.mark.parametrize("unit", ["rtt_ms", "round trip (ms)"])
+    def test_latencies_are_half_of_round_trips(self, tmp_path, unit):
+        """A round trip of 0.12 ms is a latency of 60 us, which is said."""
+        path = tmp_path / "rtt.csv"
+        path.write_text(f"{unit},a,b\na,0,0.12\nb,0.12,0\n")
+        probe = load_probe(path)
+        assert probe.latency_us[0, 1] == pytest.approx(60)
+        assert probe.assumed == ("latencies are half of the round-trip times",)
 
     def test_words_of_comments_are_no_units(self, tmp_path):
         """``us-east`` and ``host(s)`` in a comment are not units beside GB/s."""
@@ -322,6 +331,7 @@ class TestMatrices:
         [
             ("GB/s,a,b,c\na,,5,9\nb,5,,9\n", "found 2 x 3 entries for 3 hosts; expected a square"),
             ("GB/s us,a,b\na,,5\nb,5,\n", "found the units GB/s, us; expected one"),
+            ("src,dst,us\na,b,5\nb,a,5\na,c,7\n", "found a list of pairs; expected a matrix"),
             (",a,b\na,,5 GB/s\nb,5 MB/s,\n", "found the units GB/s, MB/s; expected one"),
             ("0,5\n5,0\n3,4\n", "found 3 x 2 entries for 2 hosts; expected a square"),
             ("0,5,9\n5,0\n9,9,0\n", "line 2: found 2 entries; expected 3"),
