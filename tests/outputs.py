@@ -175,7 +175,7 @@ FIELDS = {
     "output of nvbandwidth in JSON": '{"nvbandwidth": {"testcases": []}}',
     "output of nccl-tests in JSON": '{"results": [], "average_bus_bandwidth": {"bandwidth": 1.0}}',
     "input of TE-CCL": '{"TopologyParams": {"name": "AMD"}, "GurobiParams": {}, "InstanceParams": {"collective": 1}}',
-    "schedule of TE-CCL": '{"1-Epoch_Duration": 2.5e-07, "3-Epochs_Required": 4, "6-Demand_Met": {}}',
+    "schedule of TE-CCL": '{"1-Epoch_Duration": 2.5e-07, "4-Collective_Finish_Time": 1e-06, "6-Flows": []}',
     "output of perftest in JSON": '{"test_info": {"test": "RDMA_Write_BW_Test"}, "results": {}}',
     "trace of PyTorch's profiler": '{"schemaVersion": 1, "deviceProperties": [], "traceEvents": []}',
     "file of SCCL or msccl-tools": '{"msccl_type": "algorithm", "name": "Allgather(n=4)"}',

@@ -36,7 +36,7 @@ MARKS: dict[str, dict[str, str | None]] = {
     "output of nccl-tests in JSON": {"results": None, "average_bus_bandwidth": None},
     "output of perftest in JSON": {"test_info": None, "results": None},
     "input of TE-CCL": {"TopologyParams": None, "InstanceParams": None},
-    "schedule of TE-CCL": {"1-Epoch_Duration": None, "6-Demand_Met": None},
+    "schedule of TE-CCL": {"1-Epoch_Duration": None, "4-Collective_Finish_Time": None},
     "output of iperf3 in JSON": {"start": None, "intervals": None, "end": None},
     "system file of ASTRA-sim": {"scheduling-policy": None},
     "logical topology of ASTRA-sim": {"logical-dims": None},

@@ -57,6 +57,8 @@ _GPUS_PER_THREAD = re.compile(r"\bnThreads?:?\s+\d+\s+nGpus:?\s+(\d{1,4})\b")
 #: OSU benchmark or of a perftest latency test.
 _BANDWIDTH_TEST = re.compile(r"(bi-?directional\s+)?(?:BW|Bandwidth)\s+Test", re.IGNORECASE)
 _OSU = re.compile(r"#\s*OSU\s|^\s*(?:RDMA_\w+|Send)\s+Latency Test", re.IGNORECASE)
+#: Title of a benchmark of OSU or of perftest.
+_TITLE = re.compile(r"^[#\s]*((?:OSU|RDMA_\w+|Send)\b.* Test\b.*?)\s*$", re.MULTILINE)
 #: {note: pattern of lines that show that buffers were in host memory}.
 _HOST_MEMORY = {
     "measured in host memory (OSU without CUDA or ROCm)": re.compile(r"^#\s*OSU MPI [A-Z]", re.MULTILINE),
@@ -138,7 +140,9 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
         notes += [said for said, form in forms.items() if form.search(text)]
     if not series:
         expected = "rows of nccl-tests, rccl-tests, perftest or OSU, or a report of `taccl run --json`"
-        told = f" ({left_out[0]})" if left_out else ""
+        title = _TITLE.search(text)
+        told = f" of {shown(repr(title[1]), 90)}" if title else ""
+        told += f" ({left_out[0]})" if left_out else ""
         raise FormatError(f"found no usable measurement{told}; expected {expected}", where=where)
     devices = filter(None, map(_DEVICE.search, lines))
     gpus = frozenset(device[4].strip() for device in devices) - {""}

@@ -196,6 +196,15 @@ def test_large_numbers_of_wrong_elements_are_said(read):
     assert read(text).notes == ("results were wrong at 1 size (#wrong above 0), in bytes: 1000000",)
 
 
+def test_a_benchmark_without_usable_rows_is_named(read):
+    """The error names the benchmark of OSU whose rows are not read."""
+    text = "# OSU MPI Non-blocking Allreduce Latency Test v7.2\n# Size Overall(us) Compute(us)\n4 9.1 6.0\n"
+    with pytest.raises(
+        FormatError, match=r"measurement of 'OSU MPI Non-blocking Allreduce Latency Test v7\.2'"
+    ):
+        read(text)
+
+
 def test_tables_of_bandwidths_and_algorithms(read):
     """A column `algo` is not taken for algbw: times are computed from the column of busbw."""
     text = "# all_reduce_perf\nsize\ttype\tbusbw\talgo\n1000000\tfloat\t100.00\tRING\n"
