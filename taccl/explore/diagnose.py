@@ -180,7 +180,7 @@ def _share(expected: Expectation) -> float | None:
 def _small(expected: Expectation) -> tuple[float | None, float | None]:
     """(measured, expected) median time of small messages in us; (None, None) if either is unknown."""
     series = expected.series
-    rows = zip(series.size_bytes, series.times_us, expected.expected_us.tolist(), strict=True)
+    rows = zip(series.size_bytes, series.times_us, expected.predicted_us.tolist(), strict=True)
     small = [(time_us, wanted_us) for size, time_us, wanted_us in rows if size <= _SMALL]
     if not small or not expected.knows_latencies:
         return None, None
@@ -198,7 +198,7 @@ def _facts(
     figures = machine_of(on)
     kinked = [
         *kinks(series),
-        *(slow_middle(series, expected.expected_us.tolist()) if expected.knows_latencies else ()),
+        *(slow_middle(series, expected.predicted_us.tolist()) if expected.knows_latencies else ()),
     ]
     joint = next(
         (word for word in ("NVSwitch", "NVLink", "xGMI") if any(word in r.name for r in on.resources)), "PCIe"
@@ -241,9 +241,9 @@ def _judged(
         ]
     else:
         gains = tuple(_gains(expected, deadline, machine))
-    expected_us = tuple(expected.expected_us.tolist())
+    predicted_us = tuple(expected.predicted_us.tolist())
     return SeriesDiagnosis(
-        series, on.name, factor, points, expected_us, bound_us, facts.share, small_us, usual_us, limits,
+        series, on.name, factor, points, predicted_us, bound_us, facts.share, small_us, usual_us, limits,
         causes, tuple(sizes_off(facts)), gains, verdict, tuple(notes),
     )  # fmt: skip
 
@@ -303,7 +303,7 @@ def _gains(expected: Expectation, deadline: Deadline, machine: Machine) -> Itera
     sizes = [min(series.size_bytes, key=lambda size: abs(size / wanted - 1)) for wanted in _GAIN_SIZES]
     for size in dict.fromkeys(sizes):
         place = series.size_bytes.index(size)
-        measured_us, expected_us = series.times_us[place], float(expected.expected_us[place])
+        measured_us, predicted_us = series.times_us[place], float(expected.predicted_us[place])
         protocols = on.protocols or ("",)
         try:
             with deadline.enforced():
@@ -312,7 +312,7 @@ def _gains(expected: Expectation, deadline: Deadline, machine: Machine) -> Itera
                 times_us = {each: simulate(made, topology=there).finish_us for each, there in under.items()}
         except (CollectiveError, OutOfTime):
             continue
-        error = max(expected_us / measured_us, measured_us / expected_us)
+        error = max(predicted_us / measured_us, measured_us / predicted_us)
         for runtime in usual_runtimes(on):
             able = [
                 us + _launch_us(runtime, under[each]) for each, us in times_us.items() if _has(runtime, each)

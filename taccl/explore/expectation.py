@@ -123,8 +123,8 @@ class Expectation:
         return self.choices[-1][0]
 
     @cached_property
-    def expected_us(self) -> NDArray[np.float64]:
-        """Expected times at all sizes of the series, interpolated between `places` on logarithmic scales."""
+    def predicted_us(self) -> NDArray[np.float64]:
+        """Predicted times at all sizes of the series, interpolated between `places` on logarithmic scales."""
         sizes, at = np.log(self.series.size_bytes), np.log([found[0].time_us for found in self.choices])
         return np.exp(np.interp(sizes, sizes[self.places], at))
 

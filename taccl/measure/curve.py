@@ -68,9 +68,9 @@ def kinks(series: Series) -> tuple[Kink, ...]:
     return tuple(sorted(found, key=lambda each: each.size_bytes))
 
 
-def slow_middle(series: Series, expected_us: Sequence[float]) -> Iterator[Kink]:
+def slow_middle(series: Series, predicted_us: Sequence[float]) -> Iterator[Kink]:
     """Yield sizes in the middle of a series that exceed their expected times by far more than its ends."""
-    ratios = [time_us / wanted for time_us, wanted in zip(series.times_us, expected_us, strict=True)]
+    ratios = [time_us / wanted for time_us, wanted in zip(series.times_us, predicted_us, strict=True)]
     ends = max(1.0, *(median(some) for some in (ratios[:_END], ratios[-_END:])))
     for size, time_us, ratio in zip(series.size_bytes, series.times_us, ratios, strict=True):
         if ratio > _SLOW * ends:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,6 +15,10 @@ from taccl.measure.series import Series
 
 #: Max sizes in the table on a terminal.
 _MOST_ROWS = 10
+
+
+def _renamed(name: str, new: str) -> None:
+    warnings.warn(f"{name} is named {new} now", DeprecationWarning, stacklevel=3)
 
 
 class Limit(NamedTuple):
@@ -29,8 +34,24 @@ class Point(NamedTuple):
 
     size_bytes: int
     measured_us: float
-    expected_us: float
-    expected_by: str
+    predicted_us: float
+    predicted_by: str
+
+    @property
+    def expected_us(self) -> float:
+        """Former name of `predicted_us`, removed in the next release."""
+        _renamed("Point.expected_us", "predicted_us")
+        return self.predicted_us
+
+    @property
+    def expected_by(self) -> str:
+        """Former name of `predicted_by`, removed in the next release."""
+        _renamed("Point.expected_by", "predicted_by")
+        return self.predicted_by
+
+    def to_dict(self) -> dict[str, Any]:
+        """The point as plain values, under the former names as well for one release."""
+        return self._asdict() | {"expected_us": self.predicted_us, "expected_by": self.predicted_by}
 
 
 class Gain(NamedTuple):
@@ -72,8 +93,8 @@ class SeriesDiagnosis:
         Bus bandwidth over algorithm bandwidth.
     points : tuple of Point
         Sizes at which NCCL's model was evaluated.
-    expected_us : tuple of float
-        Expected times at all sizes, interpolated between `points`.
+    predicted_us : tuple of float
+        Predicted times with NCCL at all sizes, interpolated between `points`.
     bound_us : float or None
         Lower bound at the largest size with the launch, over all chunkings; None if none was found in time.
     share : float or None
@@ -98,7 +119,7 @@ class SeriesDiagnosis:
     topology: str
     busbw_factor: float
     points: tuple[Point, ...]
-    expected_us: tuple[float, ...]
+    predicted_us: tuple[float, ...]
     bound_us: float | None
     share: float | None
     small_us: float | None
@@ -109,6 +130,12 @@ class SeriesDiagnosis:
     gains: tuple[Gain, ...]
     verdict: str
     notes: tuple[str, ...] = ()
+
+    @property
+    def expected_us(self) -> tuple[float, ...]:
+        """Former name of `predicted_us`, removed in the next release."""
+        _renamed("SeriesDiagnosis.expected_us", "predicted_us")
+        return self.predicted_us
 
     @property
     def likely(self) -> tuple[Cause, ...]:
@@ -128,7 +155,7 @@ class SeriesDiagnosis:
             "limits": [each._asdict() for each in self.limits],
             "causes": [each._asdict() for each in self.causes],
             "sizes_off": list(self.sizes_off),
-            "points": [each._asdict() for each in self.points],
+            "points": [each.to_dict() for each in self.points],
             "gains": [each._asdict() | {"is_sure": each.is_sure} for each in self.gains],
             "notes": list(self.notes),
         }  # fmt: skip
@@ -137,10 +164,10 @@ class SeriesDiagnosis:
         """Rows of size, times, bus bandwidths and NCCL's choice."""
         return [
             (
-                format_size(each.size_bytes), f"{each.measured_us:.1f}", f"{each.expected_us:.1f}",
-                f"{each.measured_us / each.expected_us - 1:+.0%}",
+                format_size(each.size_bytes), f"{each.measured_us:.1f}", f"{each.predicted_us:.1f}",
+                f"{each.measured_us / each.predicted_us - 1:+.0%}",
                 f"{self.busbw(each.size_bytes, each.measured_us):.4g}",
-                f"{self.busbw(each.size_bytes, each.expected_us):.4g}", each.expected_by,
+                f"{self.busbw(each.size_bytes, each.predicted_us):.4g}", each.predicted_by,
             )
             for each in self.points
         ]  # fmt: skip

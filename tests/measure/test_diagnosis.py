@@ -1,0 +1,21 @@
+"""Results of `diagnose` as plain values, and their former names."""
+
+import pytest
+
+from taccl.measure.diagnosis import Point
+
+POINT = Point(1024, 12.0, 10.0, "ring ll")
+
+
+def test_points_have_former_names_in_files_for_one_release():
+    """A point has its prediction as `predicted_us`, and under the former name as well."""
+    found = POINT.to_dict()
+    assert found["predicted_us"] == found["expected_us"] == 10.0
+    assert found["predicted_by"] == found["expected_by"] == "ring ll"
+
+
+@pytest.mark.parametrize(("former", "value"), [("expected_us", 10.0), ("expected_by", "ring ll")])
+def test_former_names_of_a_point_warn(former, value):
+    """Former names still work, with a warning."""
+    with pytest.warns(DeprecationWarning, match=f"Point.{former} is named predicted"):
+        assert getattr(POINT, former) == value
