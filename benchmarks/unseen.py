@@ -177,7 +177,8 @@ def held_out() -> Iterator[Row]:
             log["source"], ranks_per_process=log.get("ranks_per_process", 0),
         )  # fmt: skip
         network = log.get("network") if log["nodes"] > 1 else None
-        row = row_of(log["name"], [(series, us_of(costs_of(log["topology"], network=network), series))])
+        costs = costs_of(log["topology"], network=network, network_gb_per_s=log.get("nic_gb_per_s"))
+        row = row_of(log["name"], [(series, us_of(costs, series))])
         met = row["median"] <= WORST_MACHINE
         yield {
             **row,
