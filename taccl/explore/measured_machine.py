@@ -11,7 +11,7 @@ from taccl._internal.units import format_count
 from taccl.errors import FormatError, InputError
 from taccl.formats.registry import foreign_topology, load_topology
 from taccl.measure.logs import read_log
-from taccl.measure.machine import COUNTABLE, gpu_models, is_stand_in, machine_by_gpus
+from taccl.measure.machine import COUNTABLE, gpu_models, is_stand_in, machine_by_gpus, modelled
 from taccl.measure.series import Log, Series
 from taccl.topology.machines import SHAPES
 from taccl.topology.registry import machine_names, parse
@@ -45,7 +45,7 @@ def read_logs(paths: Sequence[str], *, collective: str | None, in_place: bool) -
     """
     if not paths:
         raise InputError("found no log; give at least one file", where="logs")
-    logs = [read_log(path, collective=collective, in_place=in_place) for path in paths]
+    logs = [modelled(read_log(path, collective=collective, in_place=in_place)) for path in paths]
     first = next((log for log in logs if log.gpus), logs[0])
     for log in logs:
         if len(gpu_models(log.gpus)) > 1:

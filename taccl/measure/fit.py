@@ -24,7 +24,7 @@ from taccl.measure.estimate import (
 )
 from taccl.measure.library_costs import Costs
 from taccl.measure.logs import joined, read_log
-from taccl.measure.machine import Machine, find_machine, machine_of, mismatches, placed
+from taccl.measure.machine import Machine, find_machine, machine_of, mismatches, modelled, placed
 from taccl.measure.missing import missing_measurements
 from taccl.measure.model import COLLECTIVES, PARAMETERS, Parameter, priors, terms_of, times_us
 from taccl.measure.predict import costs_of, predicted_us
@@ -256,7 +256,7 @@ def fit(
     if collective is not None and collective not in COLLECTIVES:
         said = f"found {collective!r}; expected one of {', '.join(COLLECTIVES)}"
         raise InputError(said, where="collective")
-    read = [read_log(log, collective=collective, in_place=in_place) for log in logs]
+    read = [modelled(read_log(log, collective=collective, in_place=in_place)) for log in logs]
     first = next((log for log in read if log.gpus), read[0])
     for log in read:
         if log.gpus and log.gpus != first.gpus:

@@ -99,6 +99,16 @@ def machine_of(topology: Topology) -> Machine:
     return Machine(topology.machine, per_node, max(nics, default=1), rate(inside), rate(across))
 
 
+def modelled(log: Log) -> Log:
+    """The log without collectives that the model does not cover, which a note names; as it is if all are."""
+    others = list(dict.fromkeys(each.collective for each in log.series if each.collective not in COLLECTIVES))
+    kept = tuple(each for each in log.series if each.collective in COLLECTIVES)
+    if not others or not kept:
+        return log
+    note = f"{', '.join(others)}: left out, as NCCL's model does not cover them"
+    return log._replace(series=kept, notes=(*log.notes, note))
+
+
 def placed(each: Series, ranks_per_node: int, nodes: int | None, most_ranks: int) -> Series:
     """The series with its numbers of ranks and nodes, assumed if the log does not state them.
 

@@ -182,15 +182,31 @@ def test_times_of_cpus_are_refused(log):
         taccl.diagnose([log("backend gloo\n" + node_log(NVLS))])
 
 
-def test_another_collective_is_refused(log):
-    """A collective that NCCL's model lacks, gather, is refused."""
+def _gather_log():
+    """Log of a gather on eight H100."""
     text = node_log(NVLS).replace("all_reduce", "gather").replace(" sum ", " none ")
     rows = [line.split() for line in text.splitlines()]
     for cells in rows:
         if cells[0].isdigit():
             cells[7] = f"{7 / 8 * float(cells[6]):.2f}"
+    return "\n".join(map(" ".join, rows)) + "\n"
+
+
+def test_another_collective_is_refused(log):
+    """A collective that NCCL's model lacks, gather, is refused."""
     with pytest.raises(FormatError, match="found gather, which NCCL's model does not cover"):
-        taccl.diagnose([log("\n".join(map(" ".join, rows)))])
+        taccl.diagnose([log(_gather_log())])
+
+
+@pytest.mark.slow
+def test_another_collective_is_left_out_beside_those_of_the_model(log):
+    """In a log of all collectives, those that NCCL's model lacks are left out by name, also in fits."""
+    path = log(_gather_log() + node_log(NVLS))
+    found = taccl.diagnose([path], budget_s=0)
+    fitted = taccl.fit([path], topology="dgx-h100")
+    assert [each.series.collective for each in found.series] == ["allreduce"]
+    for notes in (found.notes, fitted.notes):
+        assert any("gather: left out, as NCCL's model does not cover them" in note for note in notes)
 
 
 def test_unknown_gpus_ask_for_a_topology(log):
