@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 import taccl
 from taccl.cli import main
 from taccl.cli.output import result_answer
@@ -10,6 +12,7 @@ from tests.effort import brief_synthesis
 RING = taccl.topologies.ring(5, alpha_us=0)
 
 
+@pytest.mark.slow
 def test_what_rests_on_assumptions_is_proven_for_this_model(tmp_path):
     """Results, saved results and figures of an imported topology state its number of assumptions."""
     topology = replace(RING, assumed=("every port 12.5 GB/s", "no uplinks"))

@@ -167,6 +167,7 @@ def test_ranks_of_one_node_have_borders():
     assert Certificate(problem, bound / problem.costs.ticks_per_us, "throughput", "", witness, True).check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end_s", [0.0, 0.05])
 def test_exchange_has_a_border_bound_without_time(end_s):
     """However short the time, the bound over all chunkings of an exchange counts bandwidth."""

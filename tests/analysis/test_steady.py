@@ -176,6 +176,7 @@ def test_machine_intervals_agree_with_many_tiles(baseline, name):
     assert abs((finishes[299] - finishes[149]) / 150 - interval) <= interval / 1000
 
 
+@pytest.mark.slow
 def test_some_cycle_reaches_over_several_tiles():
     """Some random schedules have a critical cycle over several tiles."""
     assert any(initiation_interval(schedule).cycle_tiles > 1 for schedule in random_schedules())

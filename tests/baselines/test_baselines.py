@@ -33,6 +33,8 @@ TOPOLOGIES = {
     "one-way ring": fabrics.ring(5).without(links=range(5, 10)),
     "star 3": fabrics.star(3),
 }
+#: Topologies whose schedules take more than a tenth of a second of CPU.
+LARGE = {"ndv2 x2", "dgx2 x1", "torus 4x4 in 4 nodes"}
 
 
 def one_for(name, topology):
@@ -44,7 +46,9 @@ def one_for(name, topology):
 
 @pytest.mark.parametrize("name", BASELINES)
 @pytest.mark.parametrize("collective", COLLECTIVES)
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize(
+    "topology", [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGE)) for name in TOPOLOGIES]
+)
 def test_schedules_verify_and_keep_the_bound(name, collective, topology):
     """A baseline refuses a collective or gives a valid schedule that finishes no earlier than the bound."""
     problem, bound = _bounded(collective, topology)

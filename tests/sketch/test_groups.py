@@ -20,6 +20,7 @@ along = [3, 2]
 """
 
 
+@pytest.mark.slow
 def test_a_collective_runs_in_all_groups_of_a_name():
     """A collective runs in all groups that share a name: here four data-parallel groups of four ranks."""
     sketch, network = taccl.Sketch.from_toml(TEXT), taccl.topologies.parse(NETWORK)

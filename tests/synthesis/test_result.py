@@ -290,6 +290,7 @@ class TestTrace:
             TraceEntry(5.0, 18.0, None), last,
         )  # fmt: skip
 
+    @pytest.mark.slow
     def test_it_begins_with_the_first_schedule(self):
         """Every schedule passed to `on_incumbent` is an entry of the trace, also in other chunks."""
         told = []
