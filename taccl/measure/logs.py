@@ -58,7 +58,7 @@ _GPUS_PER_THREAD = re.compile(r"\bnThreads?:?\s+\d+\s+nGpus:?\s+(\d{1,4})\b")
 _BANDWIDTH_TEST = re.compile(r"(bi-?directional\s+)?(?:BW|Bandwidth)\s+Test", re.IGNORECASE)
 _OSU = re.compile(r"#\s*OSU\s|^\s*(?:RDMA_\w+|Send)\s+Latency Test", re.IGNORECASE)
 #: Title of a benchmark of OSU or of perftest.
-_TITLE = re.compile(r"^[#\s]*((?:OSU|RDMA_\w+|Send)\b.* Test\b.*?)\s*$", re.MULTILINE)
+_TITLE = re.compile(r"^[# \t]*((?:OSU|RDMA_\w+|Send)\b.* Test\b.*)", re.MULTILINE)
 #: {note: pattern of lines that show that buffers were in host memory}.
 _HOST_MEMORY = {
     "measured in host memory (OSU without CUDA or ROCm)": re.compile(r"^#\s*OSU MPI [A-Z]", re.MULTILINE),
@@ -141,7 +141,7 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
     if not series:
         expected = "rows of nccl-tests, rccl-tests, perftest or OSU, or a report of `taccl run --json`"
         title = _TITLE.search(text)
-        told = f" of {shown(repr(title[1]), 90)}" if title else ""
+        told = f" of {shown(repr(title[1].strip()), 90)}" if title else ""
         told += f" ({left_out[0]})" if left_out else ""
         raise FormatError(f"found no usable measurement{told}; expected {expected}", where=where)
     devices = filter(None, map(_DEVICE.search, lines))
