@@ -53,7 +53,7 @@ def costs_without(topology: str, log: str) -> Costs:
     if kind == "launch":
         return replace(costs, launch_us=_OTHER_LAUNCH_US)
     if kind == "pairs":
-        return replace(costs, pair_share=1.0, all_pairs_share=1.0)
+        return replace(costs, pair_share=1.0, all_pairs_share=1.0, pair_channel_gb_per_s=0.0)
     other = costs_of(_OTHER[topology])
     share = other.node_gb_per_s / _promised(_OTHER[topology])
     return replace(

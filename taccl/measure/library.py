@@ -17,6 +17,7 @@ from taccl.measure.channel_search import searched, tree_speed
 from taccl.measure.in_switch import switch_collectives
 from taccl.measure.library_costs import Candidate as Candidate
 from taccl.measure.library_costs import Costs as Costs
+from taccl.measure.pair_channels import filling_us, pair_channels
 from taccl.measure.series import POINT_TO_POINT
 from taccl.topology.tuning import (
     CHANNEL_BYTES,
@@ -291,6 +292,19 @@ class Run:
         wires, network = self.wires * PAT_SHARE, self.network * PAT_SHARE
         return Candidate("pat", "simple", model_us + kb / wires, time_us + kb / network)
 
+    def _pair_pipeline(
+        self, message: Floats, peers: int, node: float
+    ) -> tuple[Floats | float, Floats | float]:
+        """(GB/s of a rank to `peers` in its node, us until the first chunks can be copied on)."""
+        costs = self.costs
+        if not costs.nvswitch or costs.fitted is not None or self.num_nodes > 1:
+            return node, 0.0
+        num, speed = 2 * self.num_channels, self.channels[1] / 2  # the search's channels are doubled
+        each = pair_channels(num, costs.num_links, self.num_ranks, message)
+        speed = max(speed * node / self.node, costs.pair_channel_gb_per_s)
+        rate = np.minimum(node, each * peers * speed)
+        return rate, filling_us(message, each, rate / peers)
+
     def _pairs(self) -> Iterator[Candidate]:
         """Messages between pairs; each peer on another node adds a hop, as hosts post messages in turn."""
         costs, n, m, g = self.costs, self.num_ranks, self.num_nodes, self.per_node
@@ -301,6 +315,8 @@ class Run:
         network = self.network / ceil(g / costs.ranks_per_nic)
         shared = 1 if is_pair else min(g, costs.ranks_per_nic)
         kb = self.size / 1000
+        message = self.size / (1 if is_pair else n)
+        rate, fill_us = self._pair_pipeline(message, 1 if is_pair else g - 1, node)
         for p in (0, 2):
             base, hop = self._node_us(p, "ring")
             share = costs.fitted["ll"][2] if costs.fitted and p == 0 else PROTOCOLS[p].bandwidth_share
@@ -309,6 +325,8 @@ class Run:
             )
             latency_us = (base + self._real_hop_us(p, hop)) * costs.node_latency
             latency_us += peers * post_us * costs.network_latency
-            time_us = latency_us + kb / share * max(inside / node, outside * shared / network)
-            is_wrong = (self.size / (1 if is_pair else n) > PAIR_LL_BYTES) == (p == 0)
+            time_us = latency_us + kb / share * np.maximum(inside / rate, outside * shared / network)
+            if PROTOCOLS[p].name == "simple":
+                time_us = time_us + fill_us
+            is_wrong = (message > PAIR_LL_BYTES) == (p == 0)
             yield Candidate("pairwise", PROTOCOLS[p].name, np.where(is_wrong, np.inf, time_us), time_us)

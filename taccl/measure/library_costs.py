@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 #: Part of a node's rate that a single pair reaches, and that all pairs of an alltoall reach (our choice: 0.81
 #: on 8 A100, 0.93 on H100; 0.85 to 1.06 for all pairs).
 PAIR_SHARE, ALL_PAIRS_SHARE = 0.87, 0.93
+#: Least rate of a channel between two ranks over NVLink in GB/s: a published log of 8 A100, in which eight
+#: carry a message of 128 MB.
+PAIR_CHANNEL_GB_PER_S = 13.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class Costs:
       `serial_launch_us` after the one before. 0 stands for all GPUs of a node on Volta, and for one on other
       GPUs.
     - `pair_share`, `all_pairs_share`: Parts of a node's rate for one pair, and for all pairs of an alltoall.
+    - `pair_channel_gb_per_s`: Least rate of a channel between two ranks; it is faster if the search's are.
     - `launch_scale`, `node_latency`, `network_latency`: Factors of the launch and of latencies.
     - `node_rate`, `network_rate`: Factors of rates.
     """
@@ -64,6 +68,7 @@ class Costs:
     nics_per_rank: int = 1
     pair_share: float = PAIR_SHARE
     all_pairs_share: float = ALL_PAIRS_SHARE
+    pair_channel_gb_per_s: float = PAIR_CHANNEL_GB_PER_S
     launch_scale: float = 1.0
     node_latency: float = 1.0
     network_latency: float = 1.0

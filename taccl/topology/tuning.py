@@ -119,6 +119,10 @@ NET_POST_US, SIMPLE_POSTS = {"Intel": 1.0, "AMD": 2.0}, 3
 #: Minimum bytes per channel, below which NCCL uses fewer channels (``src/enqueue.cc``); for rings under LL,
 #: per rank. Then the maximum bytes of a message between two ranks under LL.
 CHANNEL_BYTES, PAIR_LL_BYTES = {"ll": 512 * 8, "ll128": 640 * 8, "simple": 512 * 64}, 16 << 10
+#: Messages between two ranks over NVLink: bytes of a chunk (``src/init.cc``), and least and most bytes of a
+#: channel (``src/enqueue.cc``, ``addP2pToPlan``).
+PAIR_CHUNK_BYTES = 512 << 10
+PAIR_LEAST_PART, PAIR_MOST_PART = PAIR_CHUNK_BYTES // 8, PAIR_CHUNK_BYTES * 32
 #: NVLS by GPU generation: part of the bandwidth; channels found by the search and GB/s of each
 #: (``src/graph/search.cc``: the highest speed in its table, as often as the NVLinks carry it); thread blocks
 #: on one node and on several (``src/transport/nvls.cc``).
