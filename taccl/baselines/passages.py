@@ -116,12 +116,14 @@ class Form(NamedTuple):
 
 
 class ChunkPassage(NamedTuple):
-    """A chunk along one dimension of its order, gathered or exchanged; reversed in time if `reduces` is true.
+    """Gather, reduction (if `reduces`: a gather reversed in time) or exchange of a chunk along one dimension.
 
-    - `place`: Index of the dimension in `order`.
-    - `num_pieces`: Pieces of each rank: number of ranks along the dimensions that are done; in an exchange,
-      along all other dimensions.
-    - `begins`: Start of each run in ticks.
+    - `order`: Dimensions of the chunk, in the order in which it is reduced or exchanged along them.
+    - `place`: Index of this passage's dimension in `order`.
+    - `num_pieces`: Pieces of each rank. In a gather or a reduction, product of the sizes of the dimensions
+      after `place` in `order`; in an exchange, of all other dimensions.
+    - `runs`: Groups of consecutive hops that are scheduled as one task (`Run`).
+    - `begins`: Start of each of the `runs` in ticks; empty before scheduling.
     """
 
     chunk: int

@@ -98,7 +98,7 @@ def test_a_chunk_that_starts_on_both_sides_need_not_leave():
 
 
 def test_alike_chunks_are_all_counted():
-    """Every chunk is a job, also if several have the same ends and size.
+    """Every chunk is a job of its own, even if several have the same source, destination and size.
 
     Three chunks of 1 unit have release 4 + 11 at rank 3, and one of 2 units has 8 + 12.
     """

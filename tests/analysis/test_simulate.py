@@ -124,7 +124,7 @@ def scaled(topology, factor, *fields):
 @pytest.mark.parametrize(
     ("schedule", "assumed", "finish"),
     [
-        # A send that started 4 us late starts at once.
+        # The schedule starts its second send at 7 us; the simulation starts it as early as possible, at 3 us.
         (build(relay().problem, [Row(0, 0, 2, 8), Row(0, 1, 14, 19)]), {}, Fraction("5.5")),
         # Two sends of 2 us that overlap on one link in the schedule take 4 us.
         (build(two_sends().problem, [Row(0, 0, 0, 2), Row(1, 0, 1, 3)]), {}, 4),

@@ -33,7 +33,10 @@ def test_marks_name_the_tiles_that_are_waited_for(step):
 
 
 def test_marks_are_kept_in_files(step, tmp_path):
-    """Marks are kept as plain values and as attributes in MSCCL XML, which other readers ignore."""
+    """Marks, the tiles that a step of a program waits for or completes, survive both file formats.
+
+    These are dictionaries (`to_dict`) and MSCCL XML, where other readers ignore the marks' attributes.
+    """
     program = lower_step(step, "sum")
     assert Program.from_dict(program.to_dict()) == program
     path = tmp_path / "sum.xml"

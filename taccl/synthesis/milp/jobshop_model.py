@@ -133,7 +133,12 @@ class _Shop:
                     self.only_if(model.add(passed[p] >= before + 1), self.brings.get((m, p), self.made[m]))
 
     def _brings(self, m: int, p: int, into: Sequence[int]) -> Any:
-        """Literal: the hop brings the chunk to the state (multicasts may also reach states that have it)."""
+        """Literal: state `p`, a (chunk, rank) pair, gets its chunk from hop `m`.
+
+        A multicast may reach ranks that get the chunk from another hop; its literals for these are false.
+
+        - `into`: All hops into the state.
+        """
         payload = self.payload
         if payload["is_origin"][p] or all(len(payload["dsts"][k]) == 1 for k in into):
             return self.made[m]

@@ -147,7 +147,12 @@ _BYTES_PER_HOP = 150  # estimated bytes of memory per hop
 
 
 def route(translations: Translations, ticks: ClassTicks, pieces: int, *, most_hops: int) -> Pattern:
-    """Pattern of an alltoall: a path for every offset, as columns of hops, item after item."""
+    """Pattern of an alltoall: a path to each offset for each piece, with the starts of its hops.
+
+    - `pieces`: Number of chunks that a rank sends to each other rank.
+    - `most_hops`: Max hops of all paths together, above which `InputError` is raised; no limit on a fully
+      connected fabric.
+    """
     from taccl.synthesis.kernels.offset_kernel import make_link_classes, route_offsets
 
     link_class, path_of = _paths(translations, pieces, most_hops)

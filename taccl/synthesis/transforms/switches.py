@@ -34,7 +34,7 @@ _MOST_TRANSFERS = 20_000
 
 @dataclass(frozen=True)
 class PlainLinks(Transform[Problem, Schedule]):
-    """A problem without the links of switches that add, for schedules by ranks alone."""
+    """A problem without the links of in-network reduction, so that only ranks add."""
 
     name: ClassVar[str] = "without reductions in switches"
 

@@ -74,7 +74,10 @@ def test_merged_messages_compete_where_chunks_are_open():
 
 
 def test_a_baseline_without_time_for_all_forms_offers_its_best(monkeypatch):
-    """If time ends a baseline in finer chunks, its best complete schedule so far is proposed, merged or not."""
+    """If a baseline in finer chunks exceeds the time limit, its best schedule so far is proposed.
+
+    Schedules with and without merged sends are compared.
+    """
     made = []
 
     def ended(name, problem):

@@ -191,7 +191,7 @@ class TestKept:
 
     @pytest.mark.slow
     def test_what_a_baseline_does_sooner_is_spilled(self, tmp_path, compiled_search):
-        """If a baseline finishes sooner, its columns are written to the folder."""
+        """If a baseline beats the compiled list scheduler, the baseline's columns are written to `spill_dir`."""
         problem = make_problem(topologies.ring(4), collectives.allreduce(4), chunk_bytes=1000)
         nothing = SearchParameters.from_dict({"choice": {"most_hops": 0, "few_hops": 0}})
         result = synthesize(problem, spill_dir=tmp_path, parameters=nothing, time_limit_s=2)

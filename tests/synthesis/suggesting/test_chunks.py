@@ -92,7 +92,10 @@ def test_the_collective_of_a_problem_says_whether_its_number_is_open():
 
 
 def test_the_chunk_size_of_a_sketch_says_how_much_data_there_is():
-    """4 ranks with one chunk of 1 MB each are 4 MB, in any number of chunks unless the sketch gives it."""
+    """The chunk size of a sketch gives the total size: one chunk of 1 MB on each of 4 ranks is 4 MB.
+
+    The number of chunks stays open. If the sketch has two chunks per rank, the number is 8, and the total 8 MB.
+    """
     ring = taccl.topologies.ring(4)
     sketch = taccl.Sketch.from_dict({"schema": 1, "chunks": {"size": "1MB"}})
     said = taccl.Sketch.from_dict({"schema": 1, "chunks": {"size": "1MB", "per_rank": 2}})

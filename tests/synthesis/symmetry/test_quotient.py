@@ -1,4 +1,4 @@
-"""Quotients by symmetry: number of hops, symmetries that are valid for times, and kept paths."""
+"""Quotients by symmetry: number of hops, symmetries that schedules may have, and paths within routing slack."""
 
 import random
 import tracemalloc

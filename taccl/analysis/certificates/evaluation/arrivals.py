@@ -200,9 +200,10 @@ class Entries:
 
 
 class Pairs:
-    """Upper bound on the (entry, rank) pairs by a time, for the last entries of chunks into sets of ranks.
+    """Max number of (entry, rank) pairs by a time, for the last entries of chunks into sets of ranks.
 
-    A pair is one of the last entries, and a rank of its set that can hold the entered chunk.
+    An entry is the first arrival of a chunk in a set. It forms a pair with each rank of this set that can
+    hold the chunk by then.
 
     - `since`: Tick before which none of the last entries happens.
     - `last`: Number of last entries.
