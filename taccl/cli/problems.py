@@ -50,9 +50,10 @@ _BOUND_S, _BOUND_S_PER_LINK, _ESTIMATE_S_PER_LINK, _BASELINE_S_PER_LINK = 0.1, 8
 _LEAST_CHUNK, _CHUNKS_PER_SERVER = 32_000, 64
 
 
-#: Max share of a verb's time limit for comparing protocols; max share of that time for baselines and bounds.
-#: If these would take longer and chunks have equal size, estimates replace them.
-_PROTOCOL_SHARE, _SLOW_SHARE = 0.3, 0.3
+#: Max share of a verb's time limit for comparing protocols; max share of that time that baselines and bounds
+#: may be expected to take, and that they may take in fact. If they would take or took longer and chunks have
+#: equal size, estimates replace them.
+_PROTOCOL_SHARE, _SLOW_SHARE, _SLOW_LIMIT = 0.3, 0.3, 0.7
 
 
 def schedule_in(file: str, options: argparse.Namespace) -> Schedule:
@@ -200,8 +201,8 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
     """The problem under the protocol predicted to be the fastest, unless one was given; prints a note.
 
     A protocol is rated by the earliest finish of all baselines, re-timed under it, or on large problems by a
-    lower bound. If these take long for the time limit, the estimate of a baseline rates it. Without time for
-    a comparison, the topology's own protocol is used.
+    lower bound. If these take long for the time limit, or end late, the estimate of a baseline rates it.
+    Without time for a comparison, the topology's own protocol is used.
     """
     protocols, size = problem.topology.protocols, problem.size_bytes
     if options.protocol != "auto" or len(protocols) < 2 or size is None:
@@ -243,17 +244,19 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
     def estimate(topology: Topology) -> float:
         return estimated_us(plain(topology)) + float(topology.launch_us)
 
-    try:
-        with limit.enforced():
-            estimate_s = busy_factor() * len(protocols) * links * _ESTIMATE_S_PER_LINK
-            if is_short and estimate_s > limit.left_s:
-                raise OutOfTime("estimates would take longer")
-            made = _baselines_of(plain(problem.topology)) if is_tried and not is_short else []
-            promised = {
-                each: estimate(under) if is_short else promise(under, made)
-                for each, under in ((each, problem.topology.under(each)) for each in protocols)
-            }
-    except (CollectiveError, OutOfTime):
+    unders = {each: problem.topology.under(each) for each in protocols}
+    promised: dict[str, float] = {}
+    with suppress(CollectiveError, OutOfTime):
+        if not is_short:
+            with limit.sooner(_SLOW_LIMIT * limit.left_s).enforced():
+                made = _baselines_of(plain(problem.topology)) if is_tried else []
+                promised = {each: promise(under, made) for each, under in unders.items()}
+    with suppress(CollectiveError, OutOfTime):
+        estimate_s = busy_factor() * len(protocols) * links * _ESTIMATE_S_PER_LINK
+        if not promised and is_even and estimate_s <= limit.left_s:
+            with limit.enforced():
+                promised = {each: estimate(under) for each, under in unders.items()}
+    if not promised:
         taken = problem.topology.protocol
         say(f"note: protocol {taken} is used without a comparison, for lack of time (--protocol chooses)")
         return problem

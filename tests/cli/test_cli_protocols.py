@@ -5,6 +5,7 @@ import json
 import pytest
 
 import taccl
+from taccl._internal.deadline import OutOfTime
 
 H100 = ("--topology", "dgx-h100", "--collective", "allreduce")
 
@@ -47,6 +48,20 @@ def test_estimates_compare_protocols_if_bounds_would_end_late(run, monkeypatch):
     code, _, err = run("baseline", "pairwise", *words)
     assert code == 0
     assert "note: protocol ll is predicted to be the fastest for 64KB" in err
+
+
+@pytest.mark.slow
+def test_estimates_compare_protocols_if_baselines_end_late(run, monkeypatch):
+    """Estimates replace baselines that run out of time, so the slow default is not used uncompared."""
+
+    def late(*_arguments, **_options):
+        raise OutOfTime("baselines take longer")
+
+    monkeypatch.setattr("taccl.cli.problems._baselines_of", late)
+    words = ("--topology", "dgx-h100", "--nodes", "2", "--collective", "reduce-scatter", "--size", "1MB")
+    code, _, err = run("baseline", "pairwise", *words)
+    assert code == 0
+    assert "note: protocol ll is predicted to be the fastest for 1MB" in err
 
 
 @pytest.mark.slow
