@@ -184,9 +184,10 @@ class Lanes:
 
     @cached_property
     def _replayed(self) -> tuple[float, Floats]:
-        """(stretch factor of closed rings, first start of each hop as a share of a step, by hop).
+        """(`stretch` of closed rings, start of each hop in the first step, as a fraction of a step's time).
 
-        Measured by a replay of a few steps of messages without latency, turn by turn.
+        Measured on a simulation of a few steps without latency. Hops of a step are scheduled in the order of
+        their `turns`.
         """
         order = np.lexsort((np.arange(self.turns.size), self.turns.ravel())).tolist()
         holds = [holds for lane in self._holds for holds in lane]

@@ -322,7 +322,7 @@ def _factor(rows: list[Row]) -> float:
 
 
 def _may_have(num_ranks: int, name: str, rows: list[Row]) -> bool:
-    """True if all bandwidths of a run are those of a number of ranks, within half of their last digits."""
+    """True if each row's ratio of busbw to algbw fits `num_ranks`, up to the rounding of both."""
     factor = busbw_factor(name, num_ranks) if num_ranks > 1 else 0.0
     return all(abs(row.busbw - factor * row.algbw) <= HALF_DIGIT * (1 + factor) for row in rows)
 

@@ -124,7 +124,10 @@ class Collective:
             raise CollectiveError(said, where=self.name)
 
     def _check_roots(self) -> None:
-        """Root sums of one contribution at their origin; `CollectiveError` for others without a root."""
+        """Make the origin the root of each sum of one contribution.
+
+        Raises `CollectiveError` if another sum has no root.
+        """
         if self.update_us_per_mb is None and any(map(_is_whole, self.chunks)):
             chunks = tuple(replace(c, root=c.origins[0]) if _is_whole(c) else c for c in self.chunks)
             object.__setattr__(self, "chunks", chunks)

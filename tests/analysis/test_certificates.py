@@ -349,7 +349,10 @@ def test_a_bound_in_no_time_still_holds(seed, combining):
 
 @pytest.mark.slow
 def test_what_is_quick_is_never_left_out():
-    """With a budget of 0 s a small problem gets all bounds except linear programs; here NIC batches limit."""
+    """With a budget of 0 s a small problem gets all bounds except linear programs.
+
+    The highest bound is that of a single machine: merged sends over one InfiniBand link.
+    """
     sketch = load_sketch("ndv2/sk1")
     topology = sketch.topology()
     problem = sketch.apply(topology, collectives.allgather(topology.num_ranks))

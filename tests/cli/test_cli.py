@@ -348,7 +348,7 @@ class TestBaseline:
     def test_json(self, run_json):
         """The JSON object of a baseline has the figures of a synthesized result."""
         code, values = run_json("baseline", "ring", *SMALL)
-        # At least two hops each way: 0.5 us + 1000 B / (50 GB/s) each.
+        # A chunk needs two hops to the opposite rank, of 0.5 us + 1000 B / (50 GB/s) each.
         assert (code, values["finish_us"], values["gap_in_chunks"]) == (0, 1.04, 0)
         # The bound over all chunkings is 1.02 us: half of the bytes can travel in each direction of the ring.
         assert values["gap"] == values["gap_of_every_cut"] == pytest.approx(2 / 102)

@@ -174,7 +174,10 @@ _CONTENTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("place", range(len(_CONTENTS)), ids=list(_CONTENTS))
 def test_contents_that_are_no_file_of_ours(folder, place):
-    """For foreign contents under any file name, every verb (or every second) prints one sentence."""
+    """Every verb refuses a file with foreign contents: exit code 1, or 2 and an error of one line.
+
+    A short run tries each of the contents on every second verb only.
+    """
     content = [*_CONTENTS.values()][place]
     verbs = [*enumerate(_VERBS)]
     for number, command in verbs if MANY else verbs[place % 2 :: 2]:

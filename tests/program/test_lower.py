@@ -87,7 +87,10 @@ def test_schedules_of_our_files(collective, sketch, topology):
 @pytest.mark.slow
 @pytest.mark.parametrize(("collective", "sketch", "topology"), thinned(TABLE, every=5))
 def test_schedules_of_the_main_table(shared_data, collective, sketch, topology):
-    """Schedules for the published tool's files run, with lowering options in turn."""
+    """Programs for sketches and topologies of the published TACCL tool run correctly.
+
+    A short run tries one of two sets of lowering options for each case, alternately.
+    """
     ways = WAYS if MANY else WAYS[TABLE.index((collective, sketch, topology)) // 5 % 2 :: 2]
     assert_runs(shared_data / "upstream-taccl", collective, sketch, topology, ways)
 

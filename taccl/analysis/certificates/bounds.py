@@ -43,8 +43,8 @@ from taccl.analysis.certificates.throughput import cut_claims, throughput_claims
 from taccl.problem.problem import Problem
 from taccl.sketch.reachability import check_possible
 
-#: Max chunk ends for border crossings with release dates and tails; above it, crossings are only counted.
-#: Chunk ends are the origins and destinations of all different chunks.
+#: Max chunk ends for cut bounds with release dates and tails; above it, sends over a cut are only counted.
+#: A chunk end is one origin or destination of a chunk; chunks of one `ChunkKind` count once.
 _MAX_TIMED = 60_000
 #: Max chunk ends (see above), counted up to symmetry, for which a problem is small. On small problems, all
 #: finders of bounds without linear programs run, even beyond the time limit (fractions of a second).

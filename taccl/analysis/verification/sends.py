@@ -131,7 +131,7 @@ def check_times(columns: Columns, findings: Findings) -> None:
 
 
 class Contention:
-    """Sweep, in order of their starts, over the intervals in which sends hold resources, block by block."""
+    """Sweep over the intervals in which sends hold resources, by start, for one block of sends at a time."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns, topology, ticks = columns, columns.topology, columns.ticks

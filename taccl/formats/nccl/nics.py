@@ -21,7 +21,7 @@ _SAME_CAPACITY = 1e-9
 
 
 class Nics:
-    """NICs of each local rank, and the capacity limits (steps) on the paths to and from them.
+    """NICs of each local rank, and the rate limits of its paths to other nodes, such as PCIe links and NICs.
 
     A rank uses all of its nearest NICs as one NIC whose rate is the sum. It stripes each send over them in
     proportion to the rates at which PCIe reaches them. Ranks with the same nearest NICs divide them if the

@@ -122,7 +122,7 @@ def _in_convoys(fabric: Fabric, demand: Demand, size: int, limit: int, limits: L
     units = int(demand.units[0])
     own = fabric.own_alpha + units * fabric.own_beta
     took = fabric.alpha + units * fabric.beta
-    # A convoy occupies a link for the time of its chunks, and its last one arrives as late as it would alone.
+    # Model a convoy as one message: its chunks occupy a link in turn, and it arrives with the last.
     nothing = np.zeros_like(own)
     slower = fabric._replace(alpha=took - own, beta=own, own_alpha=nothing, own_beta=own)
     origin = np.argsort(cluster_of, kind="stable").astype(np.int32)

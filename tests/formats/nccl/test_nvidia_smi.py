@@ -164,7 +164,7 @@ def test_dgx1_pcie_tree(dgx1):
     topology = load_nvidia_smi(dgx1, pcie="always")
     assert len(topology.links) == 32 + 24
     assert _betas(topology)[0, 5] == GEN3
-    # GPU0 and GPU1 have no NVLink to GPU5, 6, 7 and to GPU4, 6, 7.
+    # GPU0 has no NVLink to GPU5, 6 and 7; GPU1 has none to GPU4, 6 and 7.
     out = _holders(topology, "PCIe out of PCIe switch 0 of node 0")
     assert out == {(0, 5), (0, 6), (0, 7), (1, 4), (1, 6), (1, 7)}
 

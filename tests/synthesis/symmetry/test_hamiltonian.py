@@ -71,7 +71,7 @@ def test_meshes_of_two_axes_meet_the_bound(dims):
 
 @pytest.mark.parametrize("collective", ["allgather", "reduce-scatter", "allreduce"])
 def test_the_bound_is_the_certificate(collective):
-    """On a 3 x 4 mesh the bound from the description is at most that of `lower_bound`."""
+    """On a 3 x 4 mesh the bound of an implicit schedule is at most that of `lower_bound`."""
     result = synthesize_implicit("mesh:3x4", collective)
     assert result.bound.bound <= lower_bound(result.schedule.problem()).bound
 
