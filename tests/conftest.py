@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import itertools
 import logging
 import os
 import signal
@@ -18,6 +19,7 @@ from tests.foreign import REAL
 from tests.fuzzing import MANY, TRIED
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from taccl.measure.fit import Fit
@@ -99,6 +101,21 @@ def _own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TACCL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session")
+def _numbered_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Paths of folders with a number as their name."""
+    parent = tmp_path_factory.mktemp("tests")
+    return (parent / str(number) for number in itertools.count())
+
+
+@pytest.fixture
+def tmp_path(_numbered_folders: Iterator[Path]) -> Path:
+    """A folder of the test's own; pytest's fixture takes 1.4 ms of CPU longer, for a link to the newest."""
+    path = next(_numbered_folders)
+    path.mkdir(mode=0o700)
+    return path
 
 
 @pytest.fixture
