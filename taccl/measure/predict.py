@@ -185,7 +185,7 @@ def _of_model(name: str) -> Costs:
     model, shape, (default, *others) = MODELS[name], SHAPES[name], PROFILES[name]
     nominal = others[0] if others else default
     nic = 1000 / float(nominal["internode_beta_us_per_mb"])
-    usual = "infiniband" if model.num_nvlinks else "rccl"
+    usual = model.network or ("infiniband" if model.num_nvlinks else "rccl")
     network = NETWORKS[INSTANCES[name].network if name in INSTANCES else usual]
     if model.pcie is not None:
         rate = 1000 / float(default["pcie_beta_us_per_mb"])

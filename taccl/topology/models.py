@@ -80,6 +80,7 @@ class Model(NamedTuple):
     - `host`: Maker of the hosts' processors, ``"Intel"`` (or other) or ``"AMD"``, by which NCCL rates LL and
       posts between nodes.
     - `nics_per_rank`: Number of NICs that a rank with NICs of its own has; `nic` is their total.
+    - `network`: Class of the network of its NICs; empty for InfiniBand, or for RCCL's on GPUs of AMD.
     - `generation`, `num_nvlinks`: NVIDIA GPU generation, and number of NVLinks per GPU; empty and 0 for other
       GPUs.
     - `published`: TACCL's file with its constants, and {kind of link: (us/MB, field of that file)}; None if
@@ -98,6 +99,7 @@ class Model(NamedTuple):
     notes: str = ""
     host: str = "Intel"
     nics_per_rank: int = 1
+    network: str = ""
 
     @property
     def has_library(self) -> bool:
@@ -230,6 +232,7 @@ MODELS: dict[str, Model] = {
         NodeShape(8, 1, _FULL_MESH, "xGMI", "Ethernet"),
         {"xgmi": ("76.8", f"{_MI355X}: 7 links to GPUs, 153.6 GB/s both ways each")},
         (50, f"{_AMD} Pollara 400, one for each GPU"),
+        network="pollara",
         rccl=RcclFit(
             "6.2",
             "56.7",

@@ -99,7 +99,10 @@ NETWORKS = {
         ),
         Network("tcpxo", 38, 20, 2, 0.93, 0, True, "published logs of 2 x 8 H100 (a3-mega)"),
         Network("slingshot", 9, 9, 3, 0.9, 0, False, "as EFA with RDMA at half a hop: our choice"),
-        Network("rccl", 0, 180, 0, 0.95, 0, True, "published log of 2 x 8 MI300X"),
+        Network("rccl", 0, 180, 0, 0.95, 0, True, "published log of 2 x 8 MI300X with NICs of NVIDIA"),
+        Network(
+            "pollara", 0, 0, 0, 0.95, 0, True, "published log of 2 x 8 MI355X with NICs of AMD: no start"
+        ),
     )
 }
 """Classes of networks by name."""
@@ -126,6 +129,7 @@ _AWS = "Amazon, EC2 accelerated computing instances:"
 _GCP = "Google, Compute Engine GPU machine types:"
 _AZURE = "Microsoft, Azure"
 _OCI = "Oracle, Compute shapes:"
+_OCI_GUIDE = "github.com/oracle-quickstart/oci-gpu-quickstarts, READMEs by shape:"
 INSTANCES = {
     "p4d.24xlarge": Instance("dgx-a100", 2, "12.5", "efa", f"{_AWS} four NICs of 100 Gb/s"),
     "p4de.24xlarge": Instance("dgx-a100", 2, "12.5", "efa", f"{_AWS} four NICs of 100 Gb/s"),
@@ -144,9 +148,9 @@ INSTANCES = {
     "nd-mi300x-v5": Instance("mi300x", 1, "50", "rccl", f"{_AZURE} ND MI300X v5: eight NICs of 400 Gb/s"),
     "BM.GPU4.8": Instance("dgx-a100", 1, "25", "roce", f"{_OCI} 16 NICs of 100 Gb/s", "AMD", 2),
     "BM.GPU.A100-v2.8": Instance("dgx-a100", 1, "25", "roce", f"{_OCI} 16 NICs of 100 Gb/s", "AMD", 2),
-    "BM.GPU.H100.8": Instance("dgx-h100", 1, "50", "roce", f"{_OCI} 16 NICs of 200 Gb/s", "Intel", 2),
-    "BM.GPU.H200.8": Instance("h200", 1, "50", "roce", f"{_OCI} eight NICs of 400 Gb/s"),
+    "BM.GPU.H100.8": Instance("dgx-h100", 1, "50", "roce", f"{_OCI_GUIDE} 16 NICs of 200 Gb/s", "Intel", 2),
+    "BM.GPU.H200.8": Instance("h200", 1, "50", "roce", f"{_OCI_GUIDE} eight NICs of 400 Gb/s"),
     "BM.GPU.B200.8": Instance("b200", 1, "50", "roce", f"{_OCI} eight NICs of 400 Gb/s"),
-    "BM.GPU.MI300X.8": Instance("mi300x", 1, "50", "rccl", f"{_OCI} eight NICs of 400 Gb/s"),
+    "BM.GPU.MI300X.8": Instance("mi300x", 1, "50", "rccl", f"{_OCI_GUIDE} eight NICs of 400 Gb/s"),
 }
 """Instance types of clouds by name."""
