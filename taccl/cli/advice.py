@@ -14,12 +14,16 @@ from taccl.cli.options import flag_of
 #: A parameter with or without a value, as messages write it.
 _PARAMETER = re.compile(r"(?<![-\w.])([a-z]\w{2,})=(?!=)(\.\.\.|'[^']*'|\"[^\"]*\"|[\w.]*\w)?")
 
+#: A parameter with a value, followed by the option for it: ``sketch='none' (--no-sketch)``.
+_WITH_OPTION = re.compile(_PARAMETER.pattern + r" \((--([a-z][a-z-]*))\)")
+
 
 def on_command_line(said: str, flags: Collection[str]) -> str:
     """Message in which parameters are options of a verb, with a command for options of file formats.
 
     - `flags`: Names of the verb's options, without dashes.
     """
+    said = _WITH_OPTION.sub(lambda match: match[3] if match[4].replace("-", "_") in flags else match[0], said)
     names = {match[1] for match in _PARAMETER.finditer(said)}
     if not names:
         return said

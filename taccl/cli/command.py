@@ -18,7 +18,15 @@ import taccl
 from taccl._internal.deadline import NEVER, Deadline
 from taccl._internal.names import did_you_mean
 from taccl.cli.options import flag_of
-from taccl.cli.output import EXIT_INTERRUPTED, Answer, emit, explained, failed, hold_descriptors, show_warning
+from taccl.cli.output import (
+    EXIT_INTERRUPTED,
+    Answer,
+    emit,
+    explained,
+    failed,
+    hold_descriptors,
+    warning_printer,
+)
 from taccl.cli.verbs import EXAMPLES, SHARED, VERBS
 from taccl.errors import InputError, TacclWarning
 
@@ -38,7 +46,7 @@ def run(
     hold_descriptors()
     with warnings.catch_warnings():
         warnings.simplefilter("once", TacclWarning)
-        warnings.showwarning = show_warning
+        warnings.showwarning = warning_printer()
         try:
             answer = _answer(words, interrupts, began_s)
         except KeyboardInterrupt:
@@ -63,8 +71,9 @@ def _answer(words: list[str], interrupts: Sequence[int], began_s: float) -> Answ
         options.deadline = NEVER
         if limited_by is not None:
             options.deadline = Deadline(began_s + getattr(options, limited_by))
+        warnings.showwarning = warning_printer(options.flags)
         answer: Answer = options.run(options)
-        return answer
+        return answer.on_command_line(options.flags)
     except _Help as help:
         return Answer(str(help), {"help": str(help)})
     except Exception as error:

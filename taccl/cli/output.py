@@ -68,6 +68,26 @@ class Answer:
         """The plain values, as ``--json`` prints them."""
         return self.figures() if callable(self.figures) else self.figures
 
+    def on_command_line(self, flags: Collection[str]) -> Answer:
+        """The answer with its notes in terms of the command line.
+
+        - `flags`: Names of the verb's options, which replace parameters in the notes.
+        """
+
+        def values() -> dict[str, Any]:
+            notes = self.values.get("notes")
+            if not isinstance(notes, list | tuple):
+                return self.values
+            return self.values | {
+                "notes": [on_command_line(note, flags) if isinstance(note, str) else note for note in notes]
+            }
+
+        lines = [
+            on_command_line(line, flags) if line.lstrip().startswith("note: ") else line
+            for line in self.text.split("\n")
+        ]
+        return replace(self, text="\n".join(lines), figures=values)
+
 
 def picked(thing: object, *names: str) -> dict[str, Any]:
     """{name: value} of some attributes of an object."""
@@ -172,9 +192,16 @@ def say(message: str) -> None:
         _give_up(sys.stderr)
 
 
-def show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
-    """Print a warning as one line, in place of `warnings.showwarning`."""
-    say(f"warning: {message}")
+def warning_printer(flags: Collection[str] = ()) -> Callable[..., None]:
+    """Function in place of `warnings.showwarning` that prints a warning as one line.
+
+    - `flags`: Names of the verb's options, which replace parameters in the message.
+    """
+
+    def show_warning(message: Warning | str, *_: object, **__: object) -> None:
+        say(f"warning: {on_command_line(str(message), flags)}")
+
+    return show_warning
 
 
 def hold_descriptors() -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from taccl.cli.advice import on_command_line
+from taccl.cli.output import Answer, warning_printer
 
 
 @pytest.mark.parametrize(
@@ -11,6 +12,8 @@ from taccl.cli.advice import on_command_line
         ("use backend='greedy'", ["backend"], "use --backend greedy"),
         ("give tflops=... and gb_per_s=...", ["tflops", "gb_per_s"], "give --tflops ... and --gb-per-s ..."),
         ("pass --overwrite (overwrite=True)", ["overwrite"], "pass --overwrite (overwrite=True)"),
+        ("sketch='none' (--no-sketch) suggests none", ["no_sketch"], "--no-sketch suggests none"),
+        ("sketch='none' (--no-sketch) suggests none", ["size"], "sketch='none' (--no-sketch) suggests none"),
         ("found latency='x'; correct it", ["size"], "found latency='x'; correct it"),
         ("no word of a parameter", ["size"], "no word of a parameter"),
         ("give nic_gb_per_s=", [], "give nic_gb_per_s=; `taccl convert IN OUT --set nic_gb_per_s=VALUE` writes a "
@@ -22,3 +25,21 @@ from taccl.cli.advice import on_command_line
 def test_parameters_in_messages_become_options(said, flags, shown):
     """A parameter becomes an option of the verb, or a setting of `taccl convert`; other words are unchanged."""
     assert on_command_line(said, flags) == shown
+
+
+def test_notes_of_an_answer_name_options():
+    """Notes in text and in values name options of the verb; other lines are unchanged."""
+    note = "its costs are replaced (cost_model='upstream' keeps them)"
+    answer = Answer(
+        f"title cost_model='upstream'\n  note: {note}", lambda: {"notes": (note,), "finish_us": 1}
+    )
+    said = answer.on_command_line(["cost_model"])
+    shown = "its costs are replaced (--cost-model upstream keeps them)"
+    assert said.text == f"title cost_model='upstream'\n  note: {shown}"
+    assert said.values == {"notes": [shown], "finish_us": 1}
+
+
+def test_warnings_name_options(capsys):
+    """A warning names options of the verb in place of parameters."""
+    warning_printer(["backend"])(UserWarning("use backend='greedy'"), UserWarning, "file.py", 1)
+    assert capsys.readouterr().err == "taccl: warning: use --backend greedy\n"

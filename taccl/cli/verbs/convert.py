@@ -7,6 +7,7 @@ import re
 import warnings
 
 from taccl._internal.names import shown, table
+from taccl.cli.advice import on_command_line
 from taccl.cli.options import add_options, option, reader
 from taccl.cli.output import Answer, picked
 from taccl.cli.things import topology_from_word
@@ -71,12 +72,17 @@ def run(options: argparse.Namespace) -> Answer:
             raise InputError(error.message, where="--to") from None
     for each in caught:
         warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-    lost = [str(each.message) for each in caught if issubclass(each.category, LossyConversionWarning)]
+    lost = [
+        on_command_line(str(each.message), options.flags)
+        for each in caught
+        if issubclass(each.category, LossyConversionWarning)
+    ]
+    notes = [on_command_line(note, options.flags) for note in done.notes]
     paths = [str(path) for path in done.paths]
     where = paths[0] if len(paths) == 1 else f"{paths[0]} ... {paths[-1]} ({len(paths)} files)"
-    lines = [f"{done.source.name} -> {done.target.name}: written to {shown(where)}", *done.notes]
+    lines = [f"{done.source.name} -> {done.target.name}: written to {shown(where)}", *notes]
     values = {"from": done.source.name, "to": done.target.name, "files": paths, "lost": lost}
-    return Answer("\n".join(lines), {**values, "notes": list(done.notes)})
+    return Answer("\n".join(lines), {**values, "notes": notes})
 
 
 def _listed() -> Answer:
