@@ -33,6 +33,8 @@ Size = int | float | str
 #: Finite number of seconds above 0, and of at least 0, which may be text such as ``"60s"``.
 Seconds = float
 Duration = float
+#: Finite share of at least 0, which may be text such as ``"1%"``.
+Share = float
 #: A cost, kept exact.
 Number = int | float | str | Fraction
 

@@ -7,6 +7,7 @@ the Python types that they stand for.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
 import itertools
@@ -118,6 +119,21 @@ def _seconds(value: Any, where: str, *, zero: bool = False) -> float:
     return seconds
 
 
+def _share(value: Any, where: str) -> float:
+    share = value
+    if isinstance(value, str) and value.strip().endswith("%"):
+        with contextlib.suppress(ValueError):
+            share = float(value.strip()[:-1]) / 100
+    try:
+        share = _finite(share, where)
+    except (InputError, OverflowError):
+        share = -1.0
+    if share < 0:
+        said = "expected a share of at least 0, such as 0.01 or '1%'"
+        raise InputError(f"found {quoted(value)}; {said}", where=where)
+    return share
+
+
 def _bytes(value: Any, where: str) -> int:
     if not isinstance(value, str):
         value = whole_number(value, at_least=1, where=where)
@@ -174,6 +190,7 @@ _KINDS = {
     "Megabytes": Reader("a whole number of MB, or a size such as '4GB'", _megabytes, "number text"),
     "Seconds": Reader("a positive number of seconds", _seconds, "number text"),
     "Duration": Reader("a number of seconds", functools.partial(_seconds, zero=True), "number text"),
+    "Share": Reader("a share of at least 0, such as 0.01 or '1%'", _share, "number text"),
     "float": Reader("a finite number", _finite, "number"),
     "Extended": Reader("a finite number, 'inf' or '-inf'", _extended, "number text"),
     "Fraction": Reader("a number that is not negative", _fraction, "number text"),

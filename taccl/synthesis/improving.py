@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from taccl._internal.arguments import Duration, Natural, Seconds, checked
+from taccl._internal.arguments import Natural, Seconds, Share, checked
 from taccl._internal.deadline import Deadline
 from taccl.errors import InputError
 from taccl.schedule.schedule import Schedule
@@ -27,7 +27,7 @@ def improve(
     schedule: Schedule,
     *,
     time_limit_s: Seconds = 10.0,
-    until_gap: Duration | None = None,
+    until_gap: Share | None = None,
     seed: Natural = 0,
     progress: Callable[[str, float | None, float | None], None] | None = None,
     parameters: SearchParameters = DEFAULTS,
@@ -45,7 +45,7 @@ def improve(
     time_limit_s : float
         Seconds for the whole improvement.
     until_gap : float, optional
-        The search ends once ``result.gap`` is at most this.
+        The search ends once ``result.gap`` is at most this, such as 0.01 or ``"1%"``.
     seed : int
         Seed of the first round; later rounds use the following numbers.
     progress : callable, optional

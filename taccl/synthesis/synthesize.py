@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from taccl._internal.arguments import Count, Duration, Megabytes, Natural, Seconds, checked, known_word
+from taccl._internal.arguments import Count, Megabytes, Natural, Seconds, Share, checked, known_word
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor
 from taccl._internal.units import format_count, format_us
 from taccl.analysis.certificates.certificate import Certificate, InNetworkGrant
@@ -75,7 +75,7 @@ def synthesize(
     to_file: bool = False,
     parameters: SearchParameters = DEFAULTS,
     in_network: InNetworkUse = "auto",
-    until_gap: Duration | None = None,
+    until_gap: Share | None = None,
     start: Schedule | None = None,
 ) -> Result:
     """Synthesize a verified schedule of a problem, with a proven lower bound and a log of the search.
@@ -140,7 +140,8 @@ def synthesize(
         Use of switches that can add (in-network reduction). ``"auto"``: switches may add all or some of the
         sums if that finishes first; ``"off"``: none; ``"only"``: all. The bound holds for what is allowed.
     until_gap : float, optional
-        The search ends once ``result.gap`` is at most this, such as 0.01; ``result.stopped`` says so.
+        The search ends once ``result.gap`` is at most this, such as 0.01 or ``"1%"``, and
+        ``result.stopped`` says so.
     start : Schedule, optional
         A schedule of the problem, such as an earlier result, from which the search starts once it is
         verified. If the problem leaves the number of chunks open, the number of this schedule is used. The

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from os import PathLike
 
-    from taccl._internal.arguments import Bytes, Count, Number, Seconds
+    from taccl._internal.arguments import Bytes, Count, Number, Seconds, Share
 
 
 @checked
@@ -38,6 +38,7 @@ def asked(
     count: Count = 1,
     *numbers: int,
     seconds: Seconds = 1.0,
+    share: Share = 0.0,
     kind: Literal["send", "receive"] = "send",
     several: Iterable[int] = (),
     fixed: tuple[int, int] = (0, 0),
@@ -54,7 +55,7 @@ def asked(
     [
         ("count", np.int32(3), 3), ("count", 1e6, 10**6), ("count", np.float64(2), 2),
         ("count", Fraction(4, 2), 2), ("seconds", "60s", 60.0), ("seconds", np.float32(2), 2.0),
-        ("seconds", 3, 3.0), ("several", 3, (3,)), ("several", np.array([1, 2]), (1, 2)),
+        ("seconds", 3, 3.0), ("share", "1%", 0.01), ("share", 0, 0.0), ("several", 3, (3,)), ("several", np.array([1, 2]), (1, 2)),
         ("several", (n for n in (1.0, 2)), (1, 2)), ("fixed", [np.int64(1), 2], (1, 2)),
         ("cost", np.float64(0.5), 0.5), ("cost", Fraction(1, 3), Fraction(1, 3)), ("size", "16MB", 16 * 10**6),
         ("size", ["1KB", np.int64(2)], (1000, 2)), ("size", "1111", 1111), ("size", None, None),
@@ -71,6 +72,9 @@ def test_what_is_plainly_meant(name, value, expected):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
+        ("share", "60s", "share: found '60s'; expected a share of at least 0, such as 0.01 or '1%'"),
+        ("share", -0.5, "share: found -0.5; expected a share of at least 0, such as 0.01 or '1%'"),
+        ("share", "nan%", "share: found 'nan%'; expected a share of at least 0, such as 0.01 or '1%'"),
         ("count", 0, "count: found 0; expected a whole number of at least 1"),
         ("count", 1.5, "count: found 1.5; expected a whole number of at least 1"),
         ("count", True, "count: found True; expected a whole number of at least 1"),
