@@ -213,7 +213,7 @@ def measured(case: str, where: str, *, limit_s: float) -> Row:
 
 
 def beside_others(workload: Workload, ours: Step, where: str) -> Row:
-    """Common columns of a row: finishes in us of the baselines and of ours, gains, and missed figures."""
+    """Common columns of a row: finishes in us of the baselines and of ours, gains, and failed checks."""
     baselines = {"sequence": workload, "fused": fused(workload, collectives=False)}
     if workload.state:
         sums = [each.name for each in workload.operations if each.kind == "allreduce"]

@@ -215,7 +215,7 @@ class Deadline:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Context that Ctrl-C ends: the task is cancelled, and goes on after the context."""
+        """Context that Ctrl-C ends without an error; the deadline then counts as passed."""
         try:
             yield
         except KeyboardInterrupt:

@@ -210,7 +210,10 @@ class StepTimes:
         return ticks
 
     def _step(self, head: tuple[str, Digit], counts: Sequence[int]) -> tuple[float, Floats, Ints]:
-        """`step` of parts that take a step together; each of them has a rank's number of chunks."""
+        """Estimate, as `step` returns it, of one exchange in which several parts take the same step.
+
+        - `counts`: For each part, number of its chunks that a rank holds before the exchange.
+        """
         verb, digit = head
         share = sum(-(-each // digit.base) if verb == "scatter" else each for each in counts)
         key = share, digit, verb != "scatter"

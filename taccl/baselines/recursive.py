@@ -289,7 +289,10 @@ def _grid(topology: Topology) -> Ints:
 
 
 def _parts(grid: Ints, *partners: Partner) -> list[Partners]:
-    """Partners of each part of the chunks: each dimension is the first of one part per partner function."""
+    """Partners of each part of the chunks, with one part per first dimension and partner function.
+
+    Steps alternate among the dimensions in cyclic order, from the part's first dimension on.
+    """
     axes = [axis for axis in reversed(range(grid.ndim)) if grid.shape[axis] > 1] or [0]
     parts: list[Partners] = []
     for first in range(len(axes)):

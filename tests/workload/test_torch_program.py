@@ -74,7 +74,7 @@ def hybrid():
 
 
 def cases():
-    """{name: (untransformed, transformed)}."""
+    """{name: (workload, the same workload after transforms)}."""
     layer, adam, moe = block(), momentum(), experts()
     tiled = overlap(fuse(layer, "sum", "z", "out"), ["y", "sum", "z", "out"], tiles=4)
     parts = reorder(split(layer, "sum"), "sum")

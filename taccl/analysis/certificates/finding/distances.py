@@ -239,7 +239,10 @@ def heads_and_tails(distances: Distances, *, divisible: bool) -> HeadsTails:
 
 
 def _groups(distances: Distances, *, divisible: bool) -> Iterator[tuple[int, int, set[int], set[int]]]:
-    """Yield (link-set index, units, starting ranks, ranks that want chunks), once per (set, units)."""
+    """Yield (index of a link set, chunk size in cost units, start ranks, ranks that want a chunk).
+
+    Each link set and size occurs once, with the ranks of all its chunks. The size is 0 if `divisible`.
+    """
     collective, sizes = distances.problem.collective, distances.problem.costs.chunk_units.tolist()
     sums = collective.sums_up
     wanted: dict[int, set[int]] = {}
