@@ -1,7 +1,7 @@
 """Sends of a plan along dimensions, as an implicit schedule of one rank or as a schedule of all ranks.
 
-A passage is one chunk along one dimension; its runs determine its sends and their times
-(`taccl.baselines.passages`). No two sends use a link or a port at the same time.
+A passage is the movement of one chunk along one dimension. Its sends are grouped into runs, whose starts the
+plan gives (`taccl.baselines.passages`). No two sends use a link or a port at the same time.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def listed_along(
 ) -> Schedule:
     """Schedule of a problem along dimensions; sends are merged if that finishes sooner.
 
-    Raises `CollectiveError` if it has too many transfers.
+    Raises `CollectiveError` if the schedule would have more than `_MOST_LISTED` transfers.
 
     - `orders`: Order of dimensions for each chunk of a rank, as in `plan_along`.
     """

@@ -101,7 +101,10 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
 
 
 def _orders(dims: Dimensions, number: int) -> list[tuple[int, ...]]:
-    """Dimensions along which each part is scattered: `number` of them, each part from another first."""
+    """For each part of the chunks, the dimensions along which its sums are scattered, in order.
+
+    Part k starts with dimension k and goes on cyclically, to `number` dimensions in total.
+    """
     return [tuple((part + k) % len(dims) for k in range(number)) for part in range(len(dims))]
 
 
@@ -172,7 +175,7 @@ def _part_of_sums(
     is_up, done, first = value % 2 == 0, set[int](), 0
 
     def reach(k: int, way: int) -> Ints:
-        """Number of ranks on one side of each chunk's target along a dimension; half of a ring."""
+        """Number of ranks whose sums reach each chunk's target from one side; half of them on a ring."""
         size, to_end = dims.sizes[k], target[k] if way < 0 else dims.sizes[k] - 1 - target[k]
         found: Ints = (size - 1 + (is_up == (way > 0))) // 2 if dims.dims[k].kind == "ring" else to_end
         return found
@@ -199,7 +202,7 @@ def _part_of_sums(
         return step, chunk[row], src, dst, np.array(found, np.int64)[inverse.ravel()]
 
     def at(some: Iterable[int]) -> Flags:
-        """(num_ranks, num_chunks) True if rank and chunk's target agree in some dimensions' digits."""
+        """(num_ranks, num_chunks) True if rank and chunk's target have equal digits in dimensions `some`."""
         some = list(some)
         return np.asarray((digits[some][:, :, None] == target[some][:, None, :]).all(axis=0))
 
@@ -234,5 +237,5 @@ def _part_of_sums(
 
 
 def _steps(dims: Dimensions, k: int) -> int:
-    """Number of steps along a dimension; on a ring, half of it in each direction."""
+    """Number of steps along a dimension; on a ring half its size, as data go in both directions."""
     return dims.sizes[k] // 2 if dims.dims[k].kind == "ring" else dims.sizes[k] - 1

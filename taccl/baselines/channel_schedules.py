@@ -46,7 +46,7 @@ _FEW_TRANSFERS = 100_000
 #: A plan is poor if its period exceeds the busiest resource's time by the first factor, or if waits of the
 #: first piece take more than the second share of the total time.
 _POOR, _WAITS = 1.05, 0.25
-#: Ticks from an arrival to the earliest send of its data in a plan, for rounding of starts.
+#: Min ticks in a plan between the arrival of data and their next send, as starts are rounded later.
 _SLACK_TICKS = 2
 #: Max messages to replay (about 0.15 s), above which only a plan is used; and min number of pieces.
 _MOST_REPLAYED, _FEWEST_PIECES = 20_000, 2
@@ -85,11 +85,12 @@ def predict(problem: Problem, algorithm: Algorithm, on: Topology) -> Prediction:
 
 
 def _piped_us(lanes: Lanes) -> float:
-    """Time of all pieces on open lanes: by a periodic plan, and for few pieces also by two replays.
+    """Time in us of all pieces on open lanes (chains or trees): the least of several estimates.
 
-    One replay serves pieces as they become ready, the other in the plan's order; the least time counts. For
-    many pieces, the result is the mean of two estimates: the first piece waits for all its turns, or for
-    none.
+    One estimate is a periodic plan. For few pieces, two simulations of all messages are added: resources
+    serve messages as they become ready, or in the plan's order. For many pieces, the plan's first piece is
+    assumed to wait half as long as planned. If that plan is poor, a simulation of some pieces is
+    extrapolated to all.
     """
     pieces = lanes.num_pieces
     if lanes.relayed:
@@ -118,13 +119,13 @@ def _is_poor(plan: Plan, lanes: Lanes, mb: float, pieces: float) -> bool:
 
 
 def _served_us(lanes: Lanes, pieces: int, mb: float) -> float:
-    """Time of some pieces on open lanes, if resources serve them first come, first served."""
+    """Time of `pieces` pieces per open lane, of `mb` MB each, if resources serve first come, first served."""
     columns = _pieces(pieces * len(lanes.hops), lanes, None)
     return float(_first_come_us(lanes.problem.topology, mb, columns)[1].max(initial=0))
 
 
 def _by_plan_us(lanes: Lanes, pieces: int, mb: float, plan: Plan) -> float:
-    """Time of some pieces on open lanes, if resources serve sends in the order of their planned starts."""
+    """Time of `pieces` pieces per open lane, if resources serve sends in order of their planned starts."""
     topology, columns = lanes.problem.topology, _pieces(pieces * len(lanes.hops), lanes, plan)
     us, holds = _held_us(topology, mb)
     free = [0.0] * len(topology.resources)
@@ -282,7 +283,10 @@ def _first_come_us(topology: Topology, mb: float, columns: _Columns) -> tuple[Fl
 
 
 def _held_us(topology: Topology, mb: float) -> tuple[list[float], list[list[tuple[int, float, float]]]]:
-    """(us of `mb` MB over each link, (resource, begin, end) of its holds relative to a send's start)."""
+    """(time of a send of `mb` MB over each link, resources that it holds), in us, by link.
+
+    The second are lists of (resource, begin of the hold, end of the hold), relative to the send's start.
+    """
     us = [float(e.alpha_us) + mb * float(e.beta_us_per_mb) for e in topology.links]
     holds: list[list[tuple[int, float, float]]] = []
     for over, each in enumerate(topology.holds_of_link):

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 _MOST_EXACT = 10
 #: Max rounds of column generation; nodes of eight ranks need about 20.
 _MAX_ROUNDS = 60
-#: Share of the bound at which the search ends; share of the best rate from which the smallest set is chosen.
+#: The search ends once a set of channels has the first share of the bound on the rate. The smallest set with
+#: the second share of the best rate is chosen.
 _ENOUGH, _NEARLY = 0.995, 0.97
 #: Min and max number of random orders in which depth-first search looks for disjoint rings.
 _FEWEST_TRIES, _TRIES = 3, 20
@@ -51,8 +52,8 @@ class Channels:
     """Channels that carry equal shares of the data.
 
     - `orders`: All ranks of each channel in the order of its ring; for chains, node by node, heads first.
-    - `wanted`: Number of channels that the search chose. It is more than there are `orders` if all of them
-      would have too many transfers.
+    - `wanted`: Number of channels that the search chose. It exceeds the number of `orders` if schedules over
+      all chosen channels would have too many transfers.
     """
 
     orders: tuple[tuple[int, ...], ...]
@@ -60,7 +61,7 @@ class Channels:
 
 
 class _Pattern:
-    """Ring through equal nodes that a column describes: its order of ranks, its links, and pairs of ranks."""
+    """Conversion of a column (local ranks of a node) to a ring through all nodes: its ranks and links."""
 
     def __init__(self, topology: Topology, ticks: tuple[int, ...]) -> None:
         self.topology, self.routes = topology, ShortestRoutes(topology, ticks)
@@ -169,7 +170,7 @@ def ring_channels(topology: Topology, ticks: tuple[int, ...]) -> Channels:
 
 @cached
 def chain_channels(topology: Topology, ticks: tuple[int, ...]) -> Channels:
-    """Chains in nodes, with two trees of their heads, with the most bandwidth together, up and down."""
+    """Chains in nodes, whose heads are joined by two trees, with the most total bandwidth up and down."""
     return _found(_Chains(topology, ticks))
 
 
@@ -183,7 +184,8 @@ def _found(pattern: _Pattern) -> Channels:
         sets = pool.add_families()
     share, bound = pool.shares()
     sets += _rounded(share)
-    # For large nodes no columns are generated, so the program's optimum is for the known columns only.
+    # For large nodes the linear program has only the known columns, so its optimum is no bound that could end
+    # the search; the number of random orders is fixed instead.
     fewest, most = (0, 0 if pattern.size > MAX_CHANNELS else 2)
     if pattern.size <= _MOST_EXACT:
         fewest, most = _FEWEST_TRIES, _TRIES

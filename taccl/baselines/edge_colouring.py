@@ -1,4 +1,4 @@
-"""Turns of sends in which no two share a resource: an edge colouring."""
+"""Division of sends into turns, so that no two sends of a turn share a resource, by edge colouring."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class EdgeColouring:
         self._give(edge, free)
 
     def _swap(self, vertex: tuple[str, int], colour: int, other: int) -> None:
-        """Swap two colours on the alternating path that begins at a vertex with the first one."""
+        """Swap two colours on the alternating path that begins at `vertex` with an edge of `colour`."""
         path = []
         while (edge := self._at[vertex].get(colour)) is not None:
             path.append((edge, other))

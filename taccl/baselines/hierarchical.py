@@ -315,7 +315,11 @@ def most_level(loads: NDArray[np.float64]) -> int:
 
 
 def orders_of(dims: Dimensions, total: Sequence[float]) -> list[tuple[int, ...]]:
-    """Candidate orders: all for few dimensions; otherwise one per first dimension, others by rising load."""
+    """Candidate orders of the dimensions, given their total loads.
+
+    For few dimensions these are all orders. Otherwise there is one order per first dimension, in which the
+    other dimensions follow by rising load.
+    """
     count = len(dims)
     turned = [
         (first, *sorted({*range(count)} - {first}, key=lambda k: (total[k], k))) for first in range(count)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Algorithm = Literal["ring", "tree"]
 
-#: Number of steps that are replayed to measure the time of one.
+#: Number of simulated steps round closed rings, from which the mean time of one step is measured.
 _REPLAYED = 9
 #: Max transfers of all pipelined pieces (about 2 s); it limits the number of pieces per lane.
 _MOST_PIECED = 120_000
@@ -56,7 +56,8 @@ class Lanes:
     A lane is the hops of one channel, or of one of its two trees. Data go in one or two directions: down
     (parents to children), up, or up and then down. Arrays by hop have the shape (directions, lanes, hops).
 
-    - `hops`: Hops of each lane from its root on, parents before children; a closed ring has no root.
+    - `hops`: Hops of each lane from its root on, parents before children. A closed ring has no root; chains
+      and trees are *open* lanes.
     - `backwards`: True for each direction that goes up, from children to parents.
     - `busy`, (2, num_resources): Time for which one message on every hop keeps each resource busy, in us per
       message and us per MB.
@@ -122,7 +123,10 @@ class Lanes:
 
     @cached_property
     def stretch(self) -> float:
-        """Ratio of a step's time to its busiest resource's: sends wait for several resources together."""
+        """Ratio of a step's time to the time for which its busiest resource is held, at least 1.
+
+        It may exceed 1 because a send starts only when all its resources are free at once.
+        """
         if self.goes_round:
             return self._replayed[0]
         found = self._periodic_per_mb
@@ -217,7 +221,11 @@ class Lanes:
         return stretch, (np.array(first) / replayed).reshape(shape)
 
     def pieces_us(self, pieces: float) -> float:
-        """Estimated time of a number of pieces; each hop waits for half of its turns on average."""
+        """Estimated time of a number of pieces per lane, in us.
+
+        The time of the first piece is the mean of two estimates: without waiting for turns, and with all
+        turns of a periodic plan.
+        """
         mb = self.mb_of(pieces)
         alone_us = in_turn_us = self.alone_us(mb)
         if self._periodic_per_mb is not None:

@@ -120,7 +120,11 @@ class Sends(NamedTuple):
         )
 
     def busy_ticks(self, problem: Problem) -> int:
-        """Lower bound on the finish: busy ticks of a resource, plus least ticks of sends before and after."""
+        """Lower bound on the finish of these sends in any order, in ticks: the maximum over resources.
+
+        A resource is busy for the sum of its holds. Added are the least times from a send's start to its
+        hold, and from the end of a hold to the end of its send.
+        """
         costs, holds = problem.costs, hold_columns(problem.topology)
         first = np.flatnonzero(np.diff(self.group, prepend=-1))
         if not len(first):

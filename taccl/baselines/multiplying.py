@@ -118,7 +118,10 @@ def _to_mix(problem: Problem) -> Problem | None:
 
 
 def _mixed(problem: Problem) -> list[Schedule]:
-    """[best single plan, best mixed plan] as schedules; empty if too many resources differ for estimates."""
+    """[best single plan, best mixed plan] as schedules.
+
+    Empty if there is no mixed plan, as on machines with too many resources of different loads.
+    """
     times = StepTimes(problem, Grid(problem))
     plan = best_mix(times)
     mixed = None if plan is None else _sooner(times, plan, _sends(times, plan, 1), None)

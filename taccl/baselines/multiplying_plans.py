@@ -11,7 +11,8 @@ digits is recursive halving and doubling; summing along all digits is recursive 
 
 The chunks may be divided into parts with plans of their own, so that all links are used at the same time:
 
-- *in turns*: each part crosses between nodes before a different one of the sums in nodes;
+- *in turns*: each part crosses between nodes at another point of its steps in nodes. One part does so before
+  the first step, another before the second step, and so on;
 - *round about*, on a torus: each part starts with a different dimension;
 - *one behind another*: one part crosses between nodes while the next is scattered in its node;
 - *node by node*, for chunks without sums, or sums with one destination each: chunks of one node are gathered
@@ -39,7 +40,8 @@ class Digit(NamedTuple):
     - `weight`: Difference between ranks whose digits differ by one; 0 stands for all ranks of other nodes.
     - `shift`: Difference of local ranks between partners in successive nodes, so that parts use different
       links.
-    - `turn`: Difference of the only partner's digit; 0 for all partners.
+    - `turn`: If each rank has a single partner in the step, the difference between their digits. 0 if ranks
+      exchange with all partners of their group.
     """
 
     across: bool
@@ -103,7 +105,7 @@ class StepPlan(NamedTuple):
 
     @property
     def block(self) -> int:
-        """Number of consecutive chunks dealt to a part: max number of ranks among which one is scattered."""
+        """Number of consecutive chunks dealt to a part: the most ranks over which a part is scattered."""
         return max(math.prod(digit.base for digit in part.scattered) for part in self.parts)
 
 

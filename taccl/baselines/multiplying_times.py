@@ -308,7 +308,7 @@ class StepTimes:
 
 
 def _after(head: tuple[str, Digit], count: int) -> int:
-    """A rank's number of chunks of a part after a step; `count` is the number before."""
+    """Number of a part's chunks that a rank holds after a step; `count` is the number before the step."""
     verb, digit = head
     if verb == "sum":
         return count

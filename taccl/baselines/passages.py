@@ -86,7 +86,7 @@ class Form(NamedTuple):
     exchange: bool
 
     def runs(self, num_pieces: int, pace: Pace, *, parity: int, most: int) -> Iterator[Run]:
-        """Yield the runs of each lane in order; a step that need not wait for the one before joins its run.
+        """Yield the runs of each lane in order; a step that need not wait for the previous one joins its run.
 
         - `parity`: 1 to swap even and odd pieces, so that successive chunks balance the directions of a ring.
         - `most`: Max runs per lane.

@@ -196,7 +196,8 @@ def swing_partner(place: int, step: int, size: int, *, mirrored: bool = False) -
     return (place + (distance if place % 2 == mirrored else -distance)) % size
 
 
-#: Partner functions: the first partner of an even place is the next place, and the previous place.
+#: Partner functions for both sides: the first partner of an even place is the next place on the ring in the
+#: first function, and the previous place in the second.
 _SIDES: tuple[Partner, ...] = (swing_partner, partial(swing_partner, mirrored=True))
 
 
@@ -212,7 +213,10 @@ def _require_power_of_two(problem: Problem, *, baseline: str) -> None:
 
 
 def _in_both_orders(problem: Problem, *partners: Partner, name: str, cut: bool) -> Schedule:
-    """Fastest of exchanges with near or far partners first, and for an allreduce of whole-sum exchanges."""
+    """Fastest schedule of exchanges in two orders: near partners first, or far partners first.
+
+    For an allreduce, exchanges of whole partial sums are tried in both orders, too.
+    """
     dims, size = grid_of(problem.topology), problem.topology.num_ranks
     if dims is None:
         parts = _parts(np.arange(size)[None], partners[0])

@@ -204,7 +204,12 @@ def near_nodes(topology: Topology, routes: ShortestRoutes) -> Nodes:
 def _next_ring(
     topology: Topology, nodes: Nodes, routes: ShortestRoutes, links: set[int], resources: set[int]
 ) -> list[int] | None:
-    """A ring that avoids links in nodes, and resources between nodes, of earlier rings; None if none."""
+    """Ring that avoids the links in nodes, and the resources between nodes, that earlier rings use.
+
+    None if none is found.
+
+    - `links`, `resources`: Those of earlier rings.
+    """
     for alternate in (False, True) if len(nodes) % 2 == 0 else (False,):
         path = _search(topology, nodes, routes, links, resources, alternate=alternate)
         if path is not None:

@@ -205,7 +205,10 @@ class ShortestRoutes:
 
     @cached
     def paths_in(self, dst: int) -> list[tuple[float, int, list[tuple[int, int]]]]:
-        """(distance, rank, (ticks, link) of first hops of its shortest routes) per rank, farthest first."""
+        """Shortest routes from all other ranks to `dst`, as a row per rank, the farthest rank first.
+
+        A row is (distance to `dst`, rank, [(ticks, link), ...]): the first hops of all its shortest routes.
+        """
         lengths = self._lengths_into(dst)
         first: list[list[tuple[int, int]]] = [[] for _ in lengths]
         for at, into in enumerate(self._into):

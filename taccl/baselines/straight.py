@@ -200,7 +200,8 @@ def _sums(problem: Problem) -> Sends:
                 continue
             if not paths:
                 routes.route(rank, dst)  # raises the error
-            # The fastest first link makes most contributions meet.
+            # Of several shortest routes, take the one with the fastest first link: then most contributions
+            # meet at ranks on their way, which add them up.
             _, _, link = min((ticks, used[link], link) for ticks, link in paths)
             used[link] += len(chunks)
             at, turn = links[link].dst, (links[link].dst - rank) % problem.topology.num_ranks

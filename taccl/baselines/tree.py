@@ -84,8 +84,8 @@ def _both_trees(problem: Problem, *, members: Sequence[str]) -> Schedule:
 def binary_tree(num_places: int) -> Edges:
     """Binary tree of places 0..num_places-1 with root 0, in which odd places are leaves.
 
-    A place's parent clears its lowest set bit and sets the next one, unless that leaves the tree; place 0 has
-    one child.
+    The number of a place's parent is the place's own, with its lowest set bit cleared and the next higher bit
+    set. If there is no such place, the bit is only cleared. Place 0 has one child.
     """
     below: list[list[int]] = [[] for _ in range(num_places)]
     for place in range(1, num_places):
@@ -103,7 +103,7 @@ def binary_tree(num_places: int) -> Edges:
 def two_trees(members: Sequence[int]) -> tuple[Edges, Edges]:
     """Two binary trees of members rooted at the first, such that no other member has children in both.
 
-    (With an even number of members, one may.)
+    With an even number of members, one other member may have children in both.
     """
     count = len(members)
     # Renumber so that odd places become even: mirrored if the count is odd, else shifted by one.
