@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from taccl.topology.topology import Topology
 
-#: Ratios to the usual chunk size that are tried in turn; max chunks for the smaller ones; and the ratio to
-#: the border bound at which a finish is good enough.
+#: Chunk sizes to try, in order, as multiples of the usual one; max number of chunks for sizes below the usual
+#: one; and the ratio of the finish to the lower bound (`Borders`) at which the search ends.
 _SHARES, _MOST_CHUNKS, _ENOUGH = (1.0, 0.25, 4.0, 0.0625), 30_000, 1.045
 
 
@@ -109,7 +109,7 @@ class AllToAllV:
 
 
 class Borders:
-    """Rates and latencies at which data can leave and enter each rank and each node (borders)."""
+    """Max rates and min latencies of data that leave or enter each rank and each node, for a lower bound."""
 
     def __init__(self, topology: Topology) -> None:
         inside = np.eye(topology.num_ranks, dtype=bool)
@@ -122,7 +122,7 @@ class Borders:
         holds, betas = hold_columns(topology), [float(hold.beta_us_per_mb) for hold in topology.holds]
         rates = np.array([10**6 / beta if beta else math.inf for beta in betas])
         alphas = np.array([float(link.alpha_us) for link in topology.links])
-        #: Bytes per us (`rate`) and min latency in us (`lag`): out of each set, and into it.
+        #: Bytes per us (`rate`) and min latency in us (`lag`): out of each rank or node, and into it.
         self.rate = [np.array([_rate_across(each, holds, rates) for each in border]) for border in borders]
         self.lag = [np.where(border, alphas, math.inf).min(axis=1, initial=math.inf) for border in borders]
 

@@ -68,9 +68,10 @@ def run(search: Search, turns: Sequence[Turn]) -> None:
 
 @contextmanager
 def going_on(whole: Search) -> Iterator[None]:
-    """Context that ends the search quietly on Ctrl-C or `NoSolutionError` if it has a schedule.
+    """Context in which Ctrl-C or `NoSolutionError` ends the search without an exception if it has a schedule.
 
-    `OutOfTime` at the deadline is such an error. Without a schedule, the exception is raised again.
+    `OutOfTime` at the deadline is a `NoSolutionError`. If the search has no schedule, the exception is raised
+    again.
     """
     try:
         yield

@@ -44,7 +44,7 @@ _TREE_BYTES = 12
 _VERIFIED_ROW_BYTES, _HELD_ROW_BYTES, _BLOCK = 90, 90, 1 << 18
 #: Bytes of the proof: its library, and per link of the linear program; max links of that program.
 _PROOF_BYTES, _PROOF_LINK_BYTES, _MOST_PROOF_LINKS = 60 * 10**6, 30_000, 16_000
-#: Share of the free memory that may be used without a given limit.
+#: Share of the free memory that may be used if the caller gives no limit.
 _MEMORY_SHARE = 0.8
 #: Max origins from which the length of routes is sampled.
 _SAMPLED = 32
@@ -234,7 +234,7 @@ class _Half:
 
     @property
     def reversal(self) -> int:
-        """Bytes to reverse the phase's schedule in time: an order, unless all sends take equally long."""
+        """Bytes to reverse the phase's schedule in time; fewer if all sends take equally long."""
         return (4 if self._even else 22) * self.num_sends
 
     def search(self, *, keeps_best: bool, spilled: bool) -> int:

@@ -93,7 +93,7 @@ class Observer:
     def report(self, doing: str, finish_us: float | None, bound_us: float | None = None) -> None:
         """Report an activity, with the best finish and bound of any report so far.
 
-        So the figures never get worse, even during a search in other chunks that has none yet.
+        Thus the reported figures never get worse, even while a search in other chunks has no schedule yet.
         """
         if self._progress is None:
             return
@@ -127,7 +127,7 @@ class Observer:
         self._judge()
 
     def _judge(self) -> None:
-        """End the search if it has a schedule and its gap is small enough or the caller's rule is true."""
+        """End the search if it has a schedule, and the gap is small enough or the caller's rule is true."""
         if self._finish_us == math.inf:
             return
         seconds = time.monotonic() - self._began_s

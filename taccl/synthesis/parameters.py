@@ -78,14 +78,14 @@ class ListParameters(_Group):
 class PortfolioParameters(_Group):
     """Baselines, models and improvement in the portfolio (``benchmarks.quality``, ``benchmarks.sums``)."""
 
-    # Max hops for which routing, ordering and contiguity are solved as one job shop from the start. Then the
-    # shares of a turn for this job shop, for routing, and for the job shop after routing.
+    # Max hops for which routing, ordering and contiguity are solved as one job shop from the start. The three
+    # shares are of the time of a turn: for this job shop, for routing, and for the job shop after routing.
     joint_hops: int = 600
     joint_share: float = 0.3
     routing_share: float = 0.25
     job_shop_share: float = 0.15
-    # Improvement by job shop ends after this share of the time without progress, in a whole problem and in
-    # one phase of a reduction, whose time is shorter; but not before `least_improve_s`.
+    # Improvement by job shop ends after a share of the time of a turn without progress, but not before
+    # `least_improve_s`. The first share is for a whole problem, the second for one phase of a reduction.
     improve_share: float = 0.4
     half_improve_share: float = 0.5
     least_improve_s: float = 3.0
@@ -215,7 +215,7 @@ class SearchParameters:
         Raises
         ------
         InputError
-            If it names what is unknown, or gives a value of the wrong kind.
+            If `data` names an unknown group or constant, or gives a value of the wrong type.
         """
         made: SearchParameters = _read(cls(), data, where)
         return made

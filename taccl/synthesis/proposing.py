@@ -51,7 +51,7 @@ class Proposer(Protocol):
 
 @runtime_checkable
 class TimedProposer(Proposer, Protocol):
-    """A proposer with an estimate of its time; the budgeter skips it if a search has less time for it."""
+    """A proposer that estimates its run time; the budgeter skips it in a search with less time left."""
 
     def estimate_s(self, problem: Problem) -> float:
         """Estimated run time in seconds."""

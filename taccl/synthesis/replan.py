@@ -54,7 +54,7 @@ class Replan:
     changed : tuple of int
         Chunks, as numbered by the new problem, whose routes differ from before.
     from_scratch : bool
-        True if the old schedule was of no use, and a new one was synthesized.
+        True if the old schedule could not be reused, so that a new one was synthesized.
     seconds : float
         Seconds of the re-planning.
     """

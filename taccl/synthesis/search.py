@@ -196,7 +196,10 @@ class Search:
 
     @property
     def idle_s(self) -> float:
-        """Max seconds from now until improvement finds a faster schedule; inf without `idle_share`."""
+        """Seconds from now after which improvement ends unless it finds a better schedule.
+
+        Infinite if the options have no `idle_share`.
+        """
         share = self.options.idle_share
         if share is None:
             return math.inf
@@ -229,9 +232,9 @@ class Search:
 
     @property
     def known(self) -> tuple[int, ListSchedule | None]:
-        """(finish in ticks, quotient schedule or None) of the better incumbent, this search's or its rival's.
+        """(finish in ticks, quotient schedule or None) of the better incumbent of this search and its rival.
 
-        The rival is the search whose schedule a search by one solver started from.
+        A search by one solver starts from the schedule of another search, which is its rival.
         """
         both = [each for each in (self.rival, self) if each is not None]
         found = [(each.best.finish_ticks, each.best_on_quotient) for each in both if each.best is not None]
@@ -345,8 +348,8 @@ class Search:
     def look_for_bound(self) -> None:
         """Compute the lower bound in its share of the time, unless there is one already.
 
-        Once time is up, only small problems get it. The others are left with the bound over all chunkings,
-        which also holds for the chunks at hand.
+        Once time is up, this bound is only computed for small problems. Larger ones use the bound over all
+        chunkings, which is also valid for the problem's own chunks.
         """
         is_late = self.deadline.has_passed and not is_brief(self.problem)
         if self.bound is None and not (self.interrupted or is_late):
@@ -360,7 +363,7 @@ class Search:
         - `known`: A lower bound for the problem's own chunks, if there is one.
         """
         budget, since, left_s = self.parameters.budget, time.monotonic(), self.deadline.left_s
-        # A busy machine gets more seconds, of which only a few may be past the limit.
+        # On a busy machine the bound gets more seconds, of which only a few may be after the time limit.
         least_s = budget.least_every_s
         least_s = min(least_s * busy_factor(), max(_LATE_TIMES * least_s, _MOST_EVERY_SHARE * left_s))
         every_s = max(least_s, min(budget.most_every_s, budget.bound_share * left_s))
@@ -424,13 +427,13 @@ class Search:
         )  # fmt: skip
 
     def _entry(self, finish_us: float | None) -> TraceEntry:
-        """Trace entry for the current time; within a phase of a reduction, its bound is that phase's own."""
+        """Trace entry for the current time; in a phase of a reduction, with the bound of that phase."""
         return TraceEntry(time.monotonic() - self.options.began_s, finish_us, self.bound_us, self.half)
 
     def _sound_bound(self) -> tuple[Certificate, tuple[str, ...]]:
-        """(bound, messages): the larger of the bound and that over all chunkings.
+        """(lower bound, messages): the larger of the problem's bound and the bound over all chunkings.
 
-        It is replaced by zero, with a message, if none was proven in time or a verified schedule refutes it.
+        The bound is zero, with a message, if none was proven in time, or if a verified schedule refutes it.
         """
         assert self.best is not None, "there is a schedule"
         if not (self.interrupted or self._is_strengthened):

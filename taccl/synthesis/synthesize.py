@@ -234,11 +234,11 @@ def _transformed(
 
 
 def _is_settled(whole: Search) -> bool:
-    """True if the schedules found by servers or switches settle the search, so that ranks need not be tried.
+    """True if the schedules by servers or switches end the search, so that none by ranks alone is needed.
 
-    They do if only servers or switches may make the sums, or if their best schedule finishes no later than
-    the lower bound for ranks alone. Raises `NoSolutionError` if switches must make the sums and found no
-    schedule.
+    They end it if only servers or switches may make the sums. They also do if their best schedule finishes no
+    later than the lower bound for ranks alone. Raises `NoSolutionError` if switches must make the sums, and
+    no schedule was found.
     """
     assert whole.asked is not None, "the whole problem"
     is_only = whole.options.in_network == "only"

@@ -46,7 +46,7 @@ class ClauseReport:
 
     - ``"wrong"``: it does not fit the topology.
     - ``"blocks"``: no schedule exists because of it.
-    - ``"unused"``: has no effect.
+    - ``"unused"``: it has no effect.
     - ``"binds"``: schedules must obey it.
     - ``"guides"``: it only affects the search.
     """
@@ -346,7 +346,7 @@ def _without_clauses(sketch: Sketch, names: Collection[str]) -> tuple[Sketch, di
 
 
 def _reduce_alike(one: Symmetries, other: Symmetries) -> bool:
-    """True if two groups have the same orbits of chunks over links, and so reduce models equally."""
+    """True if two groups have the same orbits of (chunk, link), so that they reduce models equally."""
     if not (np.array_equal(one.links, other.links) and np.array_equal(one.chunks, other.chunks)):
         return False
     different = np.unique(one.chunks).tolist()

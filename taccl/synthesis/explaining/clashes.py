@@ -48,7 +48,10 @@ class Change:
 
 
 def reached_despite(barriers: Barriers, demand: Need, clauses: Collection[str]) -> dict[int, int]:
-    """{rank: number of links} that a demand's chunk can reach if only the given clauses hold."""
+    """{rank: min number of links to it} of ranks that a demand's chunk can reach.
+
+    - `clauses`: The only clauses that hold.
+    """
     others = (each.field for each in barriers.clauses.said("path") if each.said[0] not in clauses)
     return hops_from(
         barriers.problem.topology,
@@ -92,7 +95,7 @@ def _clash_of(barriers: Barriers, demand: Need) -> tuple[Need, tuple[str, ...]]:
 
 
 def fewest_edits(barriers: Barriers, some: Sequence[Need], *, solver: str, deadline: float) -> Change:
-    """Edits of minimum cost with which all demands are met, over any number of links.
+    """Edits of minimum cost with which all demands can be met, by paths of any number of links.
 
     No solver is needed if a single smallest edit suffices. If time is up, whole clauses are removed. Raises
     `SolverUnavailableError` if the solver is not installed, or not licensed for the model.
@@ -110,7 +113,10 @@ def fewest_edits(barriers: Barriers, some: Sequence[Need], *, solver: str, deadl
         return seen >= set(link.srcs) and not seen >= set(link.dsts)
 
     def cuts(chosen: Collection[Edit]) -> Iterator[_Cut]:
-        """For each demand that is unmet after some edits, the alternatives that let its chunk continue."""
+        """Yield a cut for each demand that is unmet after the edits `chosen`.
+
+        A cut is the alternative sets of edits, each of which lets the chunk reach a further rank.
+        """
         made = frozenset(chosen)
         for demand in merged.values():
             openings = partial(barriers.openings, chunk=demand.chunk, reducing=demand.reducing)
@@ -123,7 +129,7 @@ def fewest_edits(barriers: Barriers, some: Sequence[Need], *, solver: str, deadl
             if not seen >= set(demand.ends):
                 ahead = (e for e, link in enumerate(topology.links) if leads_on(seen, link, demand.reducing))
                 options = {option for e in ahead for option in openings(e)}
-                # Only minimal alternatives.
+                # Leave out alternatives that contain another one.
                 yield frozenset(each for each in options if not any(other < each for other in options))
 
     known = list(dict.fromkeys(cuts(())))
@@ -168,7 +174,7 @@ def longer_paths(barriers: Barriers, change: Change) -> Change:
 
 
 def _price(edit: Edit) -> int:
-    """Cost of an edit, in hundredths; among equals, edits of fields in `_GENTLE` come first."""
+    """Cost of an edit, in hundredths; of edits with equal cost, those of earlier fields in `_GENTLE` win."""
     return 100 * edit.cost + (_GENTLE.index(edit.clause) if edit.clause in _GENTLE else len(_GENTLE))
 
 

@@ -203,7 +203,7 @@ class Barriers:
         ]
 
     def _orbit_edit(self, clause: str, verb: str, item: tuple[int, ...], cost: int) -> Edit:
-        """Edit of an item, and of all items that the sketch's symmetry maps it to."""
+        """One edit that changes an item together with all items to which the sketch's symmetry maps it."""
         local, found, queue = self.problem.topology.local_rank, {item}, [item]
         for each in queue if self.clauses.symmetry else ():
             for ranks in self._ranks_of(each, clause == CONNECTIONS):
@@ -213,7 +213,10 @@ class Barriers:
         return Edit(clause, verb, tuple(sorted(found)), cost * len(found))
 
     def _ranks_of(self, item: tuple[int, ...], across: bool) -> Iterator[tuple[int, ...]]:
-        """Ranks that local ranks stand for, as tuples: in two nodes for a connection (`across`), else one."""
+        """Yield the tuples of ranks that a tuple of local ranks (`item`) stands for.
+
+        A connection (`across`) stands for one rank in each of two nodes, any other item for ranks of a node.
+        """
         nodes = self.problem.topology.ranks_of_node
         for here, ranks in enumerate(nodes):
             if across:

@@ -66,7 +66,7 @@ def _critical(schedule: Schedule) -> str:
     if not path or not finish_us:
         return ""
     starts = [*(send.start_us for send in path[1:]), finish_us]
-    # If the next send overlaps this one, only the time until that starts counts.
+    # If the next send starts before this one ends, only the time until the next start counts.
     latency_us = sum(
         min(float(links[send.link].alpha_us), until_us - send.start_us)
         for send, until_us in zip(path, starts, strict=True)

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 #: search may underestimate finishes (`Improvement.schedule` computes exact times). Max sends removed in a
 #: turn of ruin and recreate, though the last removal may exceed it.
 _MOST_MERGED, _MOST_HOLDS, _MOST_RUINED = 16, 4_096, 40
-#: Pairs of backward and forward re-timings in a turn; and the mean number of turns from one such re-timing to
-#: the next.
+#: Number of pairs of a backward and a forward re-timing, in those turns that re-time; and the mean number of
+#: turns between two of them.
 _PASSES, _EVERY = 1, 16
 #: Relative increase in value up to which a schedule is accepted in the first turn.
 _THRESHOLD = 0.01
@@ -117,7 +117,7 @@ class Improvement:
             for rank, e in tree.link_to.items():
                 if e not in made:
                     transfer = tree.read_from[rank]
-                    # A send shared by the reduce phase and the broadcast phase is split.
+                    # A send that carries chunks of both phases (reduce and broadcast) becomes one per phase.
                     key = transfer.group, e, tree.reducing
                     m = send_of.get(key, -1)
                     if m < 0 or now.carries[m] == arcs.most_merged:

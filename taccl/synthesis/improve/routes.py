@@ -22,7 +22,7 @@ _ALONE = -(1 << 40)
 
 @dataclass(slots=True)
 class Tree:
-    """Broadcast of one chunk from its origins, or (`reducing`) the reduction of its contributions."""
+    """Tree of links for the broadcast of one chunk, or, if `reducing`, for the reduction to it."""
 
     chunk: int
     reducing: bool  # True: it grows against the direction of its links
@@ -34,7 +34,7 @@ class Tree:
     read_from: dict[int, Transfer] = field(default_factory=dict)
 
     def feeders(self, problem: Problem, rank: int) -> tuple[int, ...]:
-        """Ranks from which a rank is reached."""
+        """Ranks at the other end of the link over which the tree reaches `rank`."""
         ends = problem.topology.links[self.link_to[rank]]
         return ends.dsts if self.reducing else ends.srcs
 
@@ -155,7 +155,7 @@ def _sum_trees(problem: Problem, c: int, transfers: Sequence[Transfer]) -> list[
 def _exchange(
     inwards: Mapping[int, Transfer], links: Sequence[Link], complete: Sequence[int]
 ) -> Transfer | None:
-    """If two ranks complete a sum by exchange, the send of the first to the second; otherwise None."""
+    """Send from the first to the second of two ranks that complete a sum by exchange; None without these."""
     if len(complete) != 2 or not inwards.keys() >= set(complete):
         return None
     out, back = (inwards[rank] for rank in complete)

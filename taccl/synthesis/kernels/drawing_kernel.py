@@ -101,7 +101,7 @@ def spread_by_draws(fabric: Fabric, s: DrawingState, now: events.Timeline, limit
 
 @inner
 def _ask(s: DrawingState, now: events.Timeline, e: int) -> None:
-    """Add a slot to those to examine."""
+    """Add a slot (link) to the list of slots that are examined next."""
     if not s.is_asked[e]:
         s.is_asked[e] = True
         s.asked[now.scalar[events.NUM_ACTIVE]] = e
@@ -134,7 +134,7 @@ def _draw(s: DrawingState, r: int, d: int) -> int:
 
 @inner
 def _happen(fabric: Fabric, s: DrawingState, now: events.Timeline, event: int, time: int) -> None:
-    """Process an event: a resource is released, a link is, or a chunk arrives."""
+    """Process an event: the release of a resource or a link, or the arrival of a chunk."""
     num_groups = len(fabric.group_lead)
     if event < num_groups:
         for i in range(fabric.group_of[event], fabric.group_of[event + 1]):
@@ -152,7 +152,8 @@ def _happen(fabric: Fabric, s: DrawingState, now: events.Timeline, event: int, t
     s.has[d, w] |= bit
     for i in range(fabric.out_of[d], fabric.out_of[d + 1]):
         o = fabric.out_slot[i]
-        # An idle link into a rank that lacks chunks has no other chunk to bring.
+        # Links that are idle although their destination lacks chunks had no useful chunk before this arrival,
+        # so only this chunk can be useful to them.
         is_idle = now.link_free[o] <= time and s.missing[fabric.dst[o]] > 0
         is_useful = is_idle and not s.claimed[fabric.dst[o], w] & bit
         if is_useful and events.is_free(fabric, now, o, s.units[c], time):

@@ -138,7 +138,7 @@ def start_send(
 
 @inner
 def put_down(fabric: Fabric, s: Timeline, e: int, c: int, time: int) -> None:
-    """Record a send of a chunk; if it has the link and start of the one before, both travel in one send."""
+    """Record a send of a chunk; rows with equal link and start, one after the other, are one merged send."""
     row = s.scalar[NUM_SENT]
     s.scalar[NUM_SENT] = row + 1
     s.sent_link[row] = fabric.link[e]
@@ -158,13 +158,13 @@ def post_begins(fabric: Fabric, s: Timeline) -> None:
 
 @inner
 def post_arrival(fabric: Fabric, s: Timeline, at: int, arrival: int) -> None:
-    """Post the event of a numbered arrival."""
+    """Post the event at time `at` that arrival number `arrival` takes place."""
     _post(s, at, len(fabric.group_lead) + len(s.link_free) + arrival)
 
 
 @inner
 def _post(s: Timeline, at: int, what: int) -> None:
-    """Post an event."""
+    """Add event `what` at time `at` to the heap of pending events."""
     s.scalar[NUM_EVENTS] = push(s.event_time, s.event_what, s.scalar[NUM_EVENTS], at, what)
 
 

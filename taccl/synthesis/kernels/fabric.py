@@ -298,7 +298,8 @@ def _crowded(holds: _Holds, src: Ints, dst: Ints, duration: Ints, units: int) ->
     """
     slowest = duration.copy()
     if len(holds.slot):
-        # A rank's own port does not slow it down; other senders and other receivers on a resource do.
+        # A resource slows sends down by the number of its senders or of its receivers, whichever is less. So
+        # the port of a single rank counts as unshared.
         crowd = np.full(holds.num_resources, np.iinfo(np.int64).max)
         for end in (src, dst):
             count = int(end.max()) + 1
@@ -323,7 +324,7 @@ def _speed_classes(duration: Ints) -> Ints:
 
 
 def components(src: Ints, dst: Ints, speed: Ints, num_ranks: int) -> Ints:
-    """Component of each rank over links of faster classes; by class and rank."""
+    """(num_classes, num_ranks) strong component of each rank in the graph of links faster than a class."""
     component = np.tile(np.arange(num_ranks, dtype=np.int64), (int(speed.max(initial=0)) + 1, 1))
     for k in range(1, len(component)):
         fast = speed < k
@@ -334,9 +335,10 @@ def components(src: Ints, dst: Ints, speed: Ints, num_ranks: int) -> Ints:
 def _fast_rates(
     holds: _Holds, src: Ints, dst: Ints, speed: Ints, units: int, component: Ints, lag: Ints
 ) -> tuple[Floats, Ints]:
-    """(chunks per tick into each rank over links of faster classes from its own component, their least lag).
+    """(chunks per tick into each rank, least lag), by class, over links that are faster than the class.
 
-    A link counts at its own rate, or at its share of the busiest resource that it uses.
+    Only links from the rank's own component (`components`) count. A link counts at its own rate, or at its
+    share of the busiest resource that it uses.
     """
     rates, lags = np.zeros(component.shape), np.full(component.shape, np.iinfo(np.int64).max // 2)
     alone = 1.0 / np.maximum(holds.own_alpha + units * holds.own_beta, 1)

@@ -91,7 +91,7 @@ class SearchState(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Work arrays."""
+    """Work arrays of the search, mostly for the tree that is being completed."""
 
     ready: Ints  # by tree and rank: when the chunk arrives
     when: Ints  # when the growing tree reaches each rank, from its root
@@ -153,7 +153,7 @@ def draw(room: Room, below: int) -> int:
 
 @inner
 def mark(room: Room, t: int) -> None:
-    """List a tree for recreation."""
+    """Add a tree to the list of ruined trees, which are completed later, unless it is listed already."""
     if not room.is_ruined[t]:
         room.is_ruined[t] = True
         room.ruined[room.queue[0]] = t

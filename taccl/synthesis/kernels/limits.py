@@ -32,8 +32,8 @@ class Limits:
     seed: int = 0
     spill_dir: str | os.PathLike[str] | None = None  # for columns, in unnamed files; None: memory
     parameters: SearchParameters = DEFAULTS
-    #: Max seconds from now until improvement finds a faster schedule; called at its start and after each
-    #: gain.
+    #: Function that returns the seconds from now after which improvement ends unless it finds a better
+    #: schedule; called at the start of improvement and after each gain.
     idle_s: Callable[[], float] = field(default=lambda: math.inf, compare=False)
 
 

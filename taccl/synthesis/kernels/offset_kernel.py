@@ -1,7 +1,9 @@
 """Compiled core of translation-symmetric synthesis: the chunks of one place, relative to that place.
 
-All places (ranks or switches) do the same at the same time, so a class of links acts as one server: the sends
-of a row, under all translations, use each link of its class once. Two event-driven loops:
+All places (ranks or switches) do the same at the same time. So a class of links acts as one server: one send
+of the pattern stands for its images under all translations, which use each link of the class once. An *item*
+is one chunk of the place, and an *offset* the position of another place relative to it. There are two
+event-driven loops:
 
 - `spread_offsets` builds a tree over all offsets: a free class forwards the first arrival in the log that the
   place at the other end of its link still lacks. Every class has a position in the log, which only advances.

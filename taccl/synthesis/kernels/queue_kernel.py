@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Hops(NamedTuple):
-    """Routes of chunks, hop after hop."""
+    """Routes of chunks as columns of hops, with their order and priorities."""
 
     units: Ints  # by chunk
     slot: Int32s

@@ -28,7 +28,7 @@ def recreate(w: Work, now: SearchState) -> bool:
     steepness = (0.0, 1.0, 2.0, 4.0)[draw(room, 4)]
     for q in range(len(now.load)):
         room.price[q] = weight * (now.load[q] / most) ** steepness
-    # Numbers of removed sends may be reused, so they leave the order first.
+    # Drop removed sends from the order first, as new sends may reuse their numbers.
     size = 0
     for i in range(now.size[0]):
         if now.carries[now.order[i]]:
@@ -61,7 +61,10 @@ def _pivot(w: Work, now: SearchState, t: int) -> int:
 
 @inner
 def at_root(w: Work, now: SearchState, t: int) -> int:
-    """End of a reduction's last send to its root, or start of a broadcast's first; -/+ `NEVER` if none."""
+    """End of a reduction's last send to its root, or start of a broadcast's first send from its root.
+
+    Without such a send: -`NEVER` for a reduction, `NEVER` for a broadcast.
+    """
     at = -NEVER if w.trees.kind[t] == 1 else NEVER
     for d in range(w.arcs.num_ranks):
         if reaches(w, now, t, now.root[t], d):
@@ -72,7 +75,7 @@ def at_root(w: Work, now: SearchState, t: int) -> int:
 
 @inner
 def _grow(w: Work, now: SearchState, t: int, noise: int) -> bool:
-    """Reach all targets of a tree, the cheapest first; false if one cannot be reached."""
+    """Extend a tree to all its targets, those of least cost first; false if one cannot be reached."""
     arcs, trees, room = w.arcs, w.trees, w.room
     n, k = arcs.num_ranks, trees.kind[t]
     pivot = _pivot(w, now, t)

@@ -11,7 +11,10 @@ from taccl.synthesis.kernels.timing_kernel import book_anew, charge, first_from,
 
 @inner
 def ruin(w: Work, now: SearchState, rules: Rules) -> None:
-    """Remove routes of some chunks: on a critical chain, adjacent on a resource of it, or at random."""
+    """Remove routes of some chunks, chosen by their sends in one of three ways.
+
+    The sends are on a critical chain, or adjacent in time on a resource that this chain uses, or random.
+    """
     arcs, calendar, room = w.arcs, now.calendar, w.room
     room.is_ruined[:] = False
     room.queue[0] = 0  # number of ruined trees
@@ -108,7 +111,10 @@ def _held_up_by(w: Work, now: SearchState, m: int) -> int:
 
 @inner
 def _into(w: Work, now: SearchState, t: int, r: int, at: int, seen: int, found: int) -> tuple[int, int]:
-    """Sample from the contributions that arrive at rank r at time `at`; returns (number seen, sample)."""
+    """Draw one of the sends that bring contributions of tree t to rank r at time `at`.
+
+    Reservoir sampling over several calls; returns (number of sends seen so far, send drawn).
+    """
     for d in range(w.arcs.num_ranks):
         if reaches(w, now, t, r, d) and now.end[now.send[t, d]] == at:
             seen += 1

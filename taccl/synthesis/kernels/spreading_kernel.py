@@ -96,8 +96,8 @@ def spread_chunks(
                     continue
                 begin = fabric.into[d + 1]
                 while begin > fabric.into[d]:
-                    # The next run of links of one class into d, slow ones first: resources shared with fast
-                    # links are better used for chunks that only slow links can bring.
+                    # Take the links into d class by class, slow ones first: resources shared with fast links
+                    # are better used for chunks that only slow links can bring.
                     end = begin
                     k = fabric.speed[end - 1] if tiered else 0
                     while begin > fabric.into[d] and (not tiered or fabric.speed[begin - 1] == k):
@@ -122,7 +122,8 @@ def spread_chunks(
             s.is_active[s.active[i]] = False
         now.scalar[events.NUM_ACTIVE] = 0
         if not now.scalar[events.NUM_EVENTS]:
-            # Nothing is under way: missing chunks need a send against the rules, or are unreachable.
+            # No send is under way: missing chunks need a send against the rules for slow links, or are
+            # unreachable.
             if forced:
                 return events.STUCK
             forced = True
@@ -217,7 +218,7 @@ def _neediest_first(s: SpreadingState, now: events.Timeline) -> None:
 
 @inner
 def _is_behind(fabric: Fabric, s: SpreadingState, e: int, d: int, k: int, theta: float, time: int) -> bool:
-    """True if a slow link may bring a rank a chunk of its component, since fast links would take too long.
+    """True if a slow link may bring rank d a chunk that d's component has, as fast links would take too long.
 
     Before the first slow arrivals, fast links have little to deliver.
     """
@@ -293,7 +294,7 @@ def _claim(fabric: Fabric, s: SpreadingState, d: int, c: int) -> None:
 
 @inner
 def _happen(fabric: Fabric, s: SpreadingState, now: events.Timeline, event: int, time: int) -> None:
-    """Process an event: a resource is released, a link is, or a chunk arrives."""
+    """Process an event: the release of a resource or a link, or the arrival of a chunk."""
     num_groups = len(fabric.group_lead)
     if event < num_groups:
         for i in range(fabric.group_of[event], fabric.group_of[event + 1]):
@@ -315,7 +316,10 @@ def _happen(fabric: Fabric, s: SpreadingState, now: events.Timeline, event: int,
 
 @inner
 def _may_start(fabric: Fabric, now: events.Timeline, e: int, time: int) -> bool:
-    """True if no shared resource of a link is surely occupied; the release of one wakes the link."""
+    """True if a send over a link might start now, as none of its shared resources is surely occupied.
+
+    If one is occupied, its release causes the link to be examined again.
+    """
     for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
         if now.resource_free[fabric.hold_resource[h]] > time + fabric.hold_lead[h]:
             return False

@@ -38,7 +38,11 @@ def book(arcs: Arcs, calendar: Calendar, e: int, units: int, start: int, m: int,
 
 @inner
 def book_anew(w: Work, now: SearchState, m: int) -> None:
-    """Book a send again after its load changed; flag if all sends must be re-timed because of it."""
+    """Book a send again, at its start, after its size changed.
+
+    Sets the flag ``reach[2]`` if all sends must be re-timed, as its resources are not free, or sends that
+    depend on it start too early.
+    """
     arcs, e = w.arcs, now.link[m]
     unbook(arcs, now.calendar, e, m)
     fits = nearest(arcs, now.calendar, e, now.units[m], now.start[m], False, False) == now.start[m]

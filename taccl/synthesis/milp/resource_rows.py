@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from taccl.synthesis.milp.routing import RoutingModel
 
 
-#: Max distinct heads, and tails, per resource that give rows; of more, evenly spaced ones are used.
+#: Max numbers of distinct heads, and of distinct tails, for the rows of a resource. If there are more, evenly
+#: spaced ones are used.
 _MOST_HEADS, _MOST_TAILS = 6, 4
 
 
@@ -83,7 +84,7 @@ def _count_messages(routing: RoutingModel) -> None:
 
 
 def _uses(routing: RoutingModel) -> dict[int, list[_Use]]:
-    """{resource: its occupations}."""
+    """{resource: occupations by the hops of the model}."""
     quotient = routing.quotient
     size = Counter(quotient.resource_orbit)
     uses: dict[int, list[_Use]] = defaultdict(list)
@@ -258,7 +259,10 @@ def _holders(quotient: Quotient, windows: Windows, resource: int) -> list[int]:
 
 
 def _may_meet(quotient: Quotient, a: int, b: int) -> bool:
-    """True if both may be made unmerged, in an order that neither a path nor a clause determines."""
+    """True if two hops may occupy a resource in either order, each as a send of its own.
+
+    False if they may merge, enter the same state, or if a path or a clause determines their order.
+    """
     one, other = quotient.hops[a], quotient.hops[b]
     if one.link_orbit == other.link_orbit:
         own_first = quotient.link_rep[one.link_orbit] in quotient.problem.clauses.own_first

@@ -342,7 +342,10 @@ class RoutingModel:
         self.no_sooner("sequence", until, since, terms, least)
 
     def _start(self, m: int) -> tuple[int, int, int, int]:
-        """(variable, ticks by which the hop starts before it, earliest start, latest start); made or not."""
+        """(variable, ticks by which the hop starts before it, earliest start, latest start).
+
+        The variable exists also if the hop is not made.
+        """
         if m in self.start:
             return self.start[m], 0, self.windows.earliest[m], self.windows.latest[m]
         p, duration = self.quotient.hops[m].dsts[0], self.quotient.hops[m].duration

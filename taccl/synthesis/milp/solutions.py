@@ -31,10 +31,10 @@ def routing_of(routing: RoutingModel, values: NDArray[np.float64]) -> dict[tuple
 
 
 def routing_hint(routing: RoutingModel, schedule: ListSchedule) -> NDArray[np.float64] | None:
-    """A schedule on the same quotient as a start for the MILP; None if the MILP lacks one of its hops.
+    """Values of the MILP's variables for a schedule on the same quotient, as a start for the solver.
 
-    Arrivals are those of unmerged sends, since under local-first priority relayed chunks wait no longer than
-    that.
+    None if the MILP lacks one of the schedule's hops. Arrivals are those of unmerged sends, since under
+    local-first priority relayed chunks wait no longer than for these.
     """
     quotient, per_us, entries = routing.quotient, routing.per_us, needed_entries(routing.quotient, schedule)
     if not routing.made.keys() >= set(entries.values()):

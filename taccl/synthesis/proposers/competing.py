@@ -35,8 +35,9 @@ from taccl.topology.recognise import dimensions, grid_of
 _MOST_NAMED = 400_000
 #: CPU seconds to verify a transfer (estimate).
 _VERIFY_S = 6e-6
-#: While there is no schedule: if the preferred baseline would take more than the second value, a share of its
-#: time, one comes first that takes at most the first value times as long as the quickest.
+#: The preferred baseline comes first while there is no schedule, unless building it would take more than the
+#: second value, as a share of its time limit. Then the most preferred one comes first whose time is at most
+#: the first value times that of the quickest.
 _FIRST_TIMES, _SAFE_SHARE = 2.0, 0.8
 #: Max share of the time left in which `quickest_first` puts the usually best baseline before quicker ones.
 _BEST_FIRST_SHARE = 0.2
@@ -100,7 +101,10 @@ def offer_first(search: Search, names: Collection[str] | None = None) -> None:
 
 
 def for_baselines_s(limit: Deadline, share: float) -> float:
-    """Seconds for baselines before the search: a share of the time, with a minimum that grows with load."""
+    """Seconds for baselines before the search: a share of the time, with a minimum.
+
+    The minimum is longer if the machine is busy with other work.
+    """
     left_s = limit.left_s
     return max(share * left_s, min(_MOST_FIRST_SHARE * left_s, _LEAST_FIRST_S * busy_factor()))
 
@@ -129,8 +133,8 @@ def _offer_quickest(
 ) -> None:
     """Propose baselines that were not built yet, in order of preference.
 
-    Without a schedule, the usually best baseline comes first. If it may take too long, one that is about as
-    quick to build as the quickest comes first.
+    While there is no schedule, the usually best baseline comes first. If it may take too long, one that is
+    about as quick to build as the quickest comes first.
 
     - `until`, `until_best`: Deadlines for each baseline, and for the usually best one.
     - `excluded`: Baselines to leave out.
@@ -179,7 +183,10 @@ def left_out(names: Sequence[str]) -> str:
 
 
 def _in_time(name: str, problem: Problem, limit: Deadline) -> Schedule | None:
-    """Baseline in the problem's own chunks; if time ends it, its best complete schedule or None."""
+    """Schedule of a baseline in the problem's own chunks.
+
+    If the deadline stops it, the best schedule that it had completed; None without one.
+    """
     complete = complete_so_far(without_sketch(problem))
     complete.clear()
     with suppress(InputError, OutOfTime), limit.enforced():
@@ -357,13 +364,19 @@ def _ends(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def num_arrivals(problem: Problem) -> int:
-    """Number of arrivals of chunks; for sums, the larger number of contributions per chunk."""
+    """Number of arrivals: over all chunks, the sum of the numbers of destinations.
+
+    For sums, the number of contributions of a chunk counts instead, if it is larger.
+    """
     starting, ending = _ends(problem)
     return int(np.maximum(ending, starting * problem.collective.sums_up).sum())
 
 
 def _as_asked(name: str, problem: Problem) -> Schedule:
-    """Baseline in the problem's own chunks, built once, and judged under the problem's sketch."""
+    """Schedule of a baseline in the problem's own chunks, as a schedule of the problem under its sketch.
+
+    It is built once, and may break the sketch.
+    """
     made = made_of(problem)
     if name not in made:
         made[name] = replace(baseline(name, problem, cut=False), problem=problem)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 #: Chunks per cluster, as a share of the square root of the number of sends: 4 chunks at 100 million sends.
 _CONVOY_SHARE = 1 / 2500
-#: Convoys whose sends are listed and sorted together.
+#: Number of convoys' sends that are expanded to sends of single chunks, and sorted, in one block.
 _BLOCK = 1 << 18
 
 
@@ -122,7 +122,8 @@ def _in_convoys(fabric: Fabric, demand: Demand, size: int, limit: int, limits: L
     units = int(demand.units[0])
     own = fabric.own_alpha + units * fabric.own_beta
     took = fabric.alpha + units * fabric.beta
-    # Model a convoy as one message: its chunks occupy a link in turn, and it arrives with the last.
+    # Model a convoy as one message: its chunks occupy a link one after the other, and it arrives when its
+    # last chunk does.
     nothing = np.zeros_like(own)
     slower = fabric._replace(alpha=took - own, beta=own, own_alpha=nothing, own_beta=own)
     origin = np.argsort(cluster_of, kind="stable").astype(np.int32)
@@ -218,7 +219,7 @@ def _listed(
     """All sends in order of start: those inside clusters, then the chunks of each convoy one after the other.
 
     - `own_of_link`: Ticks for which a chunk occupies a link.
-    - `found`: Convoys; they start `begin` ticks later.
+    - `found`: Sends of convoys, whose starts are `begin` ticks later in the result.
     """
     sizes = convoys.sizes
     num_sends = len(gathered.chunk) + sum(

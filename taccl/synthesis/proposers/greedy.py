@@ -195,7 +195,10 @@ class _Machine:
         )
 
     def _may_go(self, m: int, force: bool) -> bool:
-        """True if the hop is useful and its chunk is neither in the node it enters nor on its way there."""
+        """True if the hop is useful, and its chunk is not in the node that it enters, nor on its way there.
+
+        - `force`: True to allow chunks that are in that node, or on their way there.
+        """
         entry = self.quotient.hops[m].enters
         return self._useful(m) and (force or not (self.enter_once and entry >= 0 and self.entered[entry]))
 

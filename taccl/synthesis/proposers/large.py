@@ -114,7 +114,7 @@ def schedule_large(
 
 
 def _schedule_half(half: Half, behind: int, limit_s: float, limits: Limits, *, merges: bool) -> Schedule:
-    """Schedule of one phase, with `behind` phases still to come."""
+    """Schedule of one phase of a problem, after which `behind` further phases are searched."""
     problem, deadline = half.problem, limits.deadline
     limits = replace(limits, until=deadline.sooner(limit_s))
     if problem.collective.is_met:

@@ -45,7 +45,7 @@ _VERIFY_COPY_US, _VERIFY_SHARE, _BRIEF_S = 0.2, 0.5, 0.5
 
 
 def search_large(search: Search) -> None:
-    """Search by the compiled list schedulers alone; what is kept is verified.
+    """Search by the compiled list schedulers alone; the schedule that is kept is verified.
 
     Raises `InputError` if there is not enough memory, or if the spill folder cannot be used;
     `NoSolutionError` or `KeyboardInterrupt` if there was no schedule by the deadline, or at Ctrl-C.

@@ -51,7 +51,8 @@ MANY_STEPS = 30_000_000  # max links visited in searches for trees over all runs
 _ORDER_NS = 70  # estimated nanoseconds to order a hop
 #: Weights of a chunk's turn (when it is due) relative to its route ahead, by which waiting chunks are sorted.
 _TURN_WEIGHTS = (0.5, 1.0)
-#: The same weights for schedules without idle gaps; and max rounds in which resources that idle are delayed.
+#: The same weights for schedules without idle gaps; and max rounds in which starts on idle resources are
+#: delayed.
 _STEADY_WEIGHTS, _MOST_DELAYS = (0.2, 0.35), 12
 VERIFY_US_PER_TRANSFER = 2.0  # estimated microseconds to verify a transfer of a chunk with one destination
 
@@ -307,7 +308,7 @@ def _send(
 
 
 def _late_begins(fabric: Fabric, size: int, found: Sends) -> Ints | None:
-    """(num_slots,) earliest starts on links, in ticks, delayed to remove idle time; None if there is none.
+    """(num_slots,) earliest starts on links, in ticks, delayed to remove idle time; None if none is idle.
 
     A link or resource has idle time if the span from its first to its last use exceeds the largest busy time
     of any. Its uses then start later by the difference.

@@ -44,11 +44,11 @@ _PATH_WEIGHT = 4.0
 _WAITING = 0.25
 #: Max links visited by all passes over all trees (several seconds).
 _MOST_STEPS = 1_000_000_000
-#: Max links visited by all passes of the search for routes through relays. More chunks get fewer passes, at
-#: least one.
+#: Max links visited by all passes of the search for routes through relays. With more chunks there are fewer
+#: passes, but at least one.
 KEPT_STEPS = 480_000_000
-#: One entry for each tree that paths are chosen from: the exponent of prices in the search for the tree, and
-#: those in the choices of paths that follow. Flat at first, so that paths differ, and steep at the end.
+#: Exponents of prices, with an entry for each tree from which paths are chosen: in the search for the tree,
+#: and in the choices of paths after it. They are low at first, so that paths differ, and high at the end.
 _PATH_EXPONENTS = (0, 2, 3, 4, 4, 4, 5, 5)
 _PATH_CHOICES = ((1,), (3,), (4,), (5,), (5, 6), (5, 6), (6,), (6,))
 _PATIENCE = 2  # consecutive trees without a lower peak after which no further tree is searched
@@ -200,9 +200,9 @@ def find_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Rou
 
 
 def find_own_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Routes | None:
-    """A path for each chunk, searched for it alone; None if there are many chunks, or time is short.
+    """Routes in which each chunk's path is searched separately; None if chunks are many or time is short.
 
-    If few chunks load a part of the fabric, shared trees offer too few paths around it.
+    This helps if few chunks load a part of the fabric: trees shared by chunks offer too few paths around it.
     """
     steps = search_steps(fabric, demand)
     takes_s = len(TREE_EXPONENTS) * steps * _OWN_LINK_NS / 10**9

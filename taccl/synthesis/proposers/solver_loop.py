@@ -27,7 +27,7 @@ _MOST_PAIRS = 1_000
 
 
 def alone(search: Search, solver: str) -> None:
-    """Loop of one solver: routing, ordering and merging, cuts; until the bounds meet or time is up."""
+    """Loop of one solver over routing, ordering and merging, and cuts, until a bound is met or time is up."""
     shares, routing_s = search.parameters.solver, _ROUTING_S
     sequenced: frozenset[int] = frozenset()
     cuts: list[Cut] = []

@@ -1,4 +1,4 @@
-"""Stages on solvers: routing, ordering and contiguity, as published; and one job shop for all three.
+"""Stages that solvers run: routing, ordering and contiguity, as published; and one job shop for all three.
 
 Each function takes a `Search`, proposes the solver's schedules to it, and records a stage with the size of
 its model. `alone` is the loop of a named solver, a logic-based Benders decomposition: the critical path of a
@@ -37,12 +37,12 @@ _NEXT_SEED = 1_000_003
 
 # Improvement by the job shop: constants of the large-neighbourhood search.
 
-#: Share of chunk-rank states whose routes are freed: in the first round, min and max; and factors on it after
-#: each round, one of them at random.
+#: Share of chunk-rank states whose routes are freed: in the first round, min and max. After each round it is
+#: multiplied by one of the factors, drawn at random.
 _FREE_FIRST, _FREE_LEAST, _FREE_MOST = 0.2, 0.1, 0.6
 _FREE_STEPS = (0.8, 1.0, 1.3)
-#: Share of rounds that free the last arrivals; its factor after a failure; and the share of these rounds that
-#: demand a schedule that meets the bound.
+#: Share of rounds that free the last arrivals; factor on this share after such a round, until the incumbent
+#: improves; and the share of these rounds that demand a schedule that meets the bound.
 _LAST_SHARE, _LAST_LESS_OFTEN, _LAST_BOUND_SHARE = 0.5, 0.7, 0.7
 #: Share of the other rounds that free random states; the rest free states reached near a random time.
 _RANDOM_SHARE = 0.5
@@ -222,7 +222,8 @@ def improve_by_job_shop(search: Search, patience_s: float | None = None) -> None
     or refuted quickly; after a failure it is tried less often, until the incumbent improves. Other rounds
     accept an equally good schedule, so that the search drifts over plateaus.
 
-    - `patience_s`: Seconds without improvement after which it ends; None for a share of the turn.
+    - `patience_s`: Seconds without improvement after which it ends; None for a share of the seconds of the
+      portfolio's current turn.
     """
     since = time.monotonic()
     if search.done or (current := search.known[1]) is None:

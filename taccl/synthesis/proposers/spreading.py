@@ -44,17 +44,20 @@ _BEHIND = (1.0, 2.0, 0.5, 0.0)
 class Rule:
     """Rule by which the kernel chooses links and chunks."""
 
-    #: Order in which links into a rank choose, "fewest-first" or "in-turn"; "drawn": all chunks are drawn.
+    #: Order in which links into a rank choose chunks, "fewest-first" or "in-turn"; "drawn" for another
+    #: kernel, in which every link draws chunks at random.
     order: str = "fewest-first"
-    #: Delay, in send times of a slow link, from which a slow link may repeat a chunk of the fast component.
+    #: A slow link may bring a rank a chunk that its fast component has, if fast links would take longer than
+    #: this number of sends of the slow link.
     theta: float = 1.0
     rarest: bool = False  # True: a link brings the rarest of its source's chunks; False: the first to arrive
 
 
 def default_rules(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> tuple[Rule, ...]:
-    """Rules worth trying on a fabric, best guess first; with rarest-first if searching for them is quick.
+    """Rules worth trying on a fabric, best guess first.
 
-    Links of many speeds in no order draw their chunks.
+    Links bring the rarest chunks first if searching for these is quick. If it is not, and links have many
+    speeds without structure, the first rule draws chunks at random.
     """
     orders = ("in-turn", "fewest-first") if fabric.num_resources else ("fewest-first", "in-turn")
     rarest = fabric.num_ranks * demand.num_chunks**2 <= MANY_STEPS
@@ -64,7 +67,10 @@ def default_rules(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> 
 
 
 def has_tiers(fabric: Fabric) -> bool:
-    """True if faster links join all ranks in groups of a few or more, or if all links are equally fast."""
+    """True if links form tiers: for each speed class, the faster links join every rank to some others.
+
+    True also if all links are equally fast.
+    """
     return all(np.bincount(each, minlength=1).min() > 1 for each in fabric.component[1:])
 
 
@@ -180,7 +186,7 @@ def _make_state(fabric: Fabric, demand: Demand, rule: Rule, seed: int) -> Spread
     copies = np.zeros((int(component[-1].max()) + 1 if rule.rarest else 0, num_chunks), np.int64)
     if rule.rarest:
         np.add.at(copies, (component[-1][demand.origin], chunk), 1)
-    # Turns begin at random links, unless the seed is 0.
+    # Each rank begins its turns at a random link into it, or at the first one if the seed is 0.
     turn = np.random.default_rng(seed).integers(1 << 23 if seed else 1, size=num_slots)
     return SpreadingState(
         units=demand.units,

@@ -85,9 +85,10 @@ def _compiled(search: Search, *, share: float) -> None:
 
 
 def _detour(search: Search) -> None:
-    """List scheduler without the routing slack, for exchanges (one destination per chunk).
+    """List scheduler over paths of any length, beyond the routing slack.
 
-    It is skipped if kernels are compiled, since the compiled list scheduler ignores the routing slack anyway.
+    It runs only for exchanges, in which each chunk has one destination. It is skipped if kernels are
+    compiled, since the compiled list scheduler ignores the routing slack anyway.
     """
     problem, scheduling = search.problem, search.parameters.list
     is_exchange = all(len(ranks) == 1 for ranks in problem.collective.destination_sets.sets)

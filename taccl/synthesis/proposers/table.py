@@ -49,7 +49,8 @@ _SKETCHED_SHARE = 0.3
 def _by_servers(search: Search) -> None:
     """Propose the schedule for parameter servers that update the sums; no other proposer supports these.
 
-    Many chunks may use up the time. If their number is given, they are therefore bounded first.
+    Schedules in many chunks may use up the time. If the number of chunks is given, the lower bound is
+    therefore computed first.
     """
     asked, since = search.asked or search.problem, time.monotonic()
     limit = search.deadline.sooner(search.parameters.portfolio.first_share * search.deadline.left_s)
@@ -115,7 +116,8 @@ def _estimated_first(search: Search) -> None:
 def _from_one_rank_first(search: Search) -> None:
     """Propose the baselines that gain most from finer chunks: in the problem's chunks, then in finer ones.
 
-    Uncut chunks from or to one rank wait for each other along the tree, so all other baselines come later.
+    These are for chunks that all start or end at one rank. Such chunks follow one another along a tree, which
+    takes long if they are not cut. So these baselines precede all others.
     """
     offer_first(search, [name for name in BASELINES if row_of(name).finer_chunks == "root"])
     if search.has_found:
@@ -133,7 +135,10 @@ def _has_groups(problem: Problem) -> bool:
 
 
 def _bound_all_chunkings(search: Search) -> None:
-    """Bound all chunkings before the search uses up the time; later, `Search.result` bounds them."""
+    """Compute the bound over all chunkings before the search uses up the time.
+
+    If time is up already, `Search.result` computes it.
+    """
     if not search.deadline.has_passed:
         search.look_over_all_chunkings()
 

@@ -55,7 +55,8 @@ _FEW_SENDS = 10_000
 _SHARE, _LEAST_S, _MOST_SHARE = 0.3, 2.0, 0.6
 #: Ratio of finishes below which finer chunks count as a gain.
 _PAYS = 0.999
-#: Max ratio to the best finish at which a schedule of the shortest steady interval is preferred.
+#: Max ratio to the best finish at which a schedule is preferred that can be repeated most often: tiles of a
+#: large message then follow one another at the rate of the busiest resource.
 _STEADY = Fraction(1002, 1000)
 #: Number of consecutive chunk counts without gain after which no finer chunks are tried.
 _PATIENCE = 2
@@ -241,8 +242,8 @@ def _compiled(search: Search) -> bool:
 def along_trees(problem: Problem, limits: Limits = Limits(), *, gapless: bool = False) -> Schedule | None:
     """Schedule of a problem in its own chunks along packed spanning trees; None if these do not exist.
 
-    - `gapless`: True for a schedule whose steady interval is that of its busiest resource; None if none is
-      found.
+    - `gapless`: True for a schedule that can be repeated at the rate of its busiest resource; the result is
+      None if none is found.
 
     Raises
     ------

@@ -40,10 +40,10 @@ from taccl.synthesis.suggesting.suggest import compiled_schedule, has_kernels, q
 _SUGGEST_S_PER_HOP = 1.5e-6
 #: Max ratio of finishes at which chunks are also merged inside nodes.
 _MERGING_PAYS = 0.97
-#: Max ratio of finishes, after and before a short run of ruin and recreate, at which such runs compare the
-#: numbers of chunks: phases of the sums overlap then.
+#: Max ratio of finishes after and before a short run of ruin and recreate at which phases of sums count as
+#: overlapping. Then such runs also judge the other numbers of chunks.
 _OVERLAPS = 0.95
-#: Turns of a run; max turns times sends (about 0.5 s of CPU).
+#: Turns of such a run; max product of turns and sends (about 0.5 s of CPU).
 _RUN_TURNS, _RUN_SENDS = 1_000, 4_000_000
 #: Max ratio of a list scheduler's finish to the earliest one at which such a run tries a number of chunks.
 _FAR = 1.1
@@ -175,9 +175,9 @@ def _soonest(
 ) -> tuple[Problem, float, list[int]]:
     """(best problem, its finish in us, numbers of chunks not tried for lack of time).
 
-    The best is the one that a list scheduler finishes first; at ties, the one with fewer chunks. A ring
-    baseline that finishes before all of them only needs one chunk per rank; so does recursive multiplying,
-    which merges chunks.
+    The best is the one with the earliest schedule of a list scheduler; at ties, the one with fewer chunks.
+    If the ring baseline in one chunk per rank finishes before all of these, one chunk per rank is chosen. The
+    same holds for recursive multiplying, which merges chunks.
 
     The compiled list scheduler is fast, so that the choice does not depend on the time limit. The list
     scheduler in Python is better on few hops, and runs if kernels are not compiled and cannot be in time.

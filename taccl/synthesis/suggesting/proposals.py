@@ -70,7 +70,10 @@ class SketchShape:
     shifts: tuple[Shift, ...]
 
     def is_small(self, chunk_bytes: int) -> bool:
-        """True if latency is at least a chunk's byte time, on the fastest link between nodes (or in one)."""
+        """True if the latency of the fastest link between nodes is at least a chunk's transmission time.
+
+        With a single node, the fastest link inside it counts.
+        """
         topology = self.topology
         quickest = min(
             (topology.links[e] for e in topology.internode_links or range(len(topology.links))),
@@ -303,8 +306,9 @@ def fitting_shifts(
 ) -> tuple[Shift, ...]:
     """Shifts that are also symmetries of the clauses and the collective, and that schedules may have.
 
-    They move every rank, so the group has at most as many elements as there are ranks; and every used
-    resource, so that symmetric sends can be simultaneous. The longest blocks come first.
+    Each symmetry but the identity moves every rank, so the group has at most as many elements as there are
+    ranks. It also moves every used resource, so that symmetric sends can be simultaneous. Shifts within the
+    longest blocks come first.
     """
     found: list[Shift] = []
     for shift in sorted(shifts, key=lambda each: (-each.group, each.offset)):

@@ -219,7 +219,7 @@ class _Trials:
     """Trials of sketches on one topology and collective.
 
     - `cut`: Function from a number of chunks per rank to the problem in these.
-    - `deadline`, `give_up`: When no further trial starts; when trials are stopped.
+    - `deadline`, `give_up`: Times after which no further trial starts, and at which trials are stopped.
     - `found`: Candidates so far.
     - `fitting`: {plan: symmetries that fit it}.
     """
@@ -285,7 +285,7 @@ def compiled_schedule(problem: Problem, options: Options, give_up: Deadline) -> 
 
 
 def has_kernels(problem: Problem, options: Options, give_up: Deadline) -> bool:
-    """True if the compiled list scheduler is compiled, or compiled here within the time."""
+    """True if the compiled list scheduler is ready; it is compiled here if time suffices."""
     return are_kept(problem) or compile_with_progress(problem, options, give_up)
 
 

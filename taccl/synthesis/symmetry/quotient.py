@@ -43,7 +43,7 @@ class Held:
 class ChunkState:
     """An orbit of chunks at ranks.
 
-    - `chunk`, `rank`: The representative's.
+    - `chunk`, `rank`: Chunk and rank that represent the orbit.
     - `head_ticks`: Earliest possible arrival; 0 at an origin.
     - `hops_in`, `hops_out`: Hops that enter and leave it.
     """
@@ -109,7 +109,7 @@ class HopLimit:
         return after + self.left[p] <= self.limit
 
     def is_near(self, m: int, hop: Hop) -> bool:
-        """True if a chunk on a path of the fewest links can still reach a destination after a hop."""
+        """True if a chunk can still reach a destination after a hop, if it came by a path of fewest links."""
         after = self.after(m, hop, self.least)
         return any(self.leads_on(after, p) for p in hop.dsts)
 
@@ -304,7 +304,7 @@ def take_quotient(
         return tuple(dict.fromkeys(number[at] for at in ends))
 
     hops = [Hop(srcs=numbers(srcs), dsts=numbers(dsts), **hop) for hop, srcs, dsts in made]
-    # A chunk reaches a link of several sources over several paths.
+    # For a link of several sources, a chunk must arrive at each of them, so it travels along several paths.
     wide = set(wide_links(topology)).intersection(problem.links_allowed)
     joined = any(len(topology.links[e].srcs) > 1 for e in wide)
     single = tuple(

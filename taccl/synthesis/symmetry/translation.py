@@ -111,7 +111,10 @@ def _tree(
     goal: int,
     seed: int,
 ) -> tuple[Pattern, int]:
-    """(earliest tree over all offsets, its finish in ticks); the runs end once one meets `goal`."""
+    """(pattern of the earliest tree over all offsets, its finish in ticks).
+
+    Several runs are made, until one finishes by `goal` ticks.
+    """
     from taccl.synthesis.kernels.offset_kernel import OffsetTree, make_link_classes, spread_offsets
 
     num_ranks, num_classes = translations.num_ranks, len(classes)
@@ -170,7 +173,10 @@ def route(translations: Translations, ticks: ClassTicks, pieces: int, *, most_ho
 def _paths(
     translations: Translations, pieces: int, most_hops: int
 ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-    """((num_hops,) class of each hop, (num_items + 1,) first hop of each item)."""
+    """((num_hops,) link class of each hop, (num_items + 1,) first hop of each item).
+
+    Item ``offset * pieces + i`` is the i-th chunk for the rank at this offset from its sender.
+    """
     num_ranks = translations.num_ranks
     number = {each.dst: g for g, each in enumerate(translations.classes)}
     items = np.arange(num_ranks * pieces, dtype=np.int64)

@@ -26,7 +26,7 @@ _EXCHANGE_S_PER_TRANSFER, _EXCHANGE_SHARE = 1.5e-4, 0.1
 
 
 def exchange_s(problem: Problem, left_s: float, parameters: SearchParameters) -> float:
-    """Seconds to exchange sums (estimate); 0 if there are none, or time does not suffice."""
+    """Estimated seconds to exchange the sums of schedules; 0 without sums, or if time does not suffice."""
     collective, portfolio = problem.collective, parameters.portfolio
     transfers = 2 * collective.num_chunks * collective.num_ranks * collective.sums_up
     once_s, most_s = transfers * _EXCHANGE_S_PER_TRANSFER, _EXCHANGE_SHARE * left_s
@@ -79,8 +79,8 @@ def exchanged(schedule: Schedule) -> Schedule | None:
     for group, some in rows.items():
         found = [pair_of[chunk[row], group] for row in some if (chunk[row], group) in pair_of]
         since = max((each for each, _ in found), default=0)
-        # The exchanged send must leave before the root's last input arrives, and arrive after that input has
-        # left.
+        # The root must send its partial sum before the last contribution arrives: that contributor's send
+        # must end after the exchange begins.
         is_fit = len(found) == len(some) and all(since < back.end_ticks for _, back in found)
         if is_fit and since < start[some[0]]:
             start[some], reduce[some] = since, True

@@ -154,7 +154,7 @@ def _cut(
         problem,
         chunk=np.array(parts)[schedule.chunk[row], place],
         link=schedule.link[row],
-        # The chunks keep the order of reads and sends.
+        # These times only fix the order of sends and arrivals; `exact_times` computes new ones.
         starts=schedule.start[row] * finer,
         ends=schedule.end[row] * finer,
         group=schedule.group[row] * many + np.where(together[row], 0, place),

@@ -84,7 +84,7 @@ def matched(old: Iterable[tuple[int, Hashable]], new: Iterable[tuple[int, Hashab
 
 
 def _scalars(problem: Problem) -> tuple[Hashable, ...]:
-    """Properties of a problem that no renaming changes."""
+    """Properties of a problem that are unchanged if its ranks, chunks and links are renamed."""
     clauses, collective = problem.clauses, problem.collective
     return (
         problem.topology.num_ranks,

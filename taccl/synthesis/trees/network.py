@@ -1,11 +1,12 @@
 """Topology as a capacitated network, whose switches edge splitting replaces by direct arcs.
 
 The network has an arc for each resource that data passes. A link is a path of arcs: resources shared near its
-source, then its own, then those shared near its destination. If all links of a resource continue to another
-one, these two meet in a node that is not a rank, such as a switch. The construction applies to any topology.
+source, then its own, then those shared near its destination. If all links that use a resource use the same
+other resource next, the two arcs meet in a node that is not a rank, such as a switch. The construction
+applies to any topology.
 
-To split off a switch moves capacity from an arc into it and an arc out of it to an arc that bypasses it,
-as long as every set of nodes retains enough incoming capacity. Maximum flows determine how much. This is
+Splitting off a switch moves capacity from an arc into it and an arc out of it to an arc that bypasses it, as
+long as every set of nodes retains enough incoming capacity. Maximum flows determine how much. This is
 repeated for every switch, until arcs join ranks only. Each then stands for the path of a link.
 
 References
@@ -117,8 +118,8 @@ def _paths(
 ) -> tuple[dict[int, list[Hashable]], dict[Hashable, tuple[int, int]]]:
     """({link: its resources in order}, {resource: (alpha, beta) ticks of a send on it}).
 
-    Resources shared by fewer ranks are nearer to these. A link's own resource only counts if it is slower
-    than all of its shared ones.
+    The fewer ranks share a resource, the nearer to these ranks it is on the path. A resource that only one
+    link uses is left out unless it is slower than all shared resources of the link.
     """
     holds, costs, wide = hold_columns(problem.topology), problem.costs, set(wide_links(problem.topology))
     paths: dict[int, list[Hashable]] = {e: [] for e in problem.links_allowed if e not in wide}
@@ -153,7 +154,7 @@ def _paths(
 
 
 def _of_one_rank(paths: dict[int, list[Hashable]], ranks: list[int], place: int) -> set[Hashable]:
-    """Resources that are at the end of all paths that contain them, always beside the same rank.
+    """Resources that lie at one end of every path that contains them, always next to the same rank.
 
     - `ranks`: Rank at that end of each link.
     - `place`: 0 for the first end of paths, -1 for the last.
@@ -173,7 +174,7 @@ class _Joined:
         self._above: dict[Hashable, Hashable] = {}
 
     def root(self, point: Hashable) -> Hashable:
-        """Representative of all points that are joined with one."""
+        """Representative of the node (all points that are joined) that contains `point`."""
         while (above := self._above.get(point, point)) != point:
             self._above[point] = point = self._above.get(above, above)
         return point
@@ -323,7 +324,10 @@ def _paired(state: _Splitting, switch: int, into: list[Path], out: list[Path]) -
 
 
 class _Splitting:
-    """Remaining capacities of paths, and the same between nodes, with a source of all chunks."""
+    """State while switches are split off: remaining capacities of paths, and in total between nodes.
+
+    The matrix of the latter has a further node, the source of all chunks.
+    """
 
     def __init__(self, network: Network, capacity: Ints, counts: Ints) -> None:
         self.left: dict[Path, int] = {(arc,): int(each) for arc, each in enumerate(capacity)}
