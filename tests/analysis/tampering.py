@@ -1,4 +1,4 @@
-"""Invalid witnesses: found ones changed at random, and made-up ones."""
+"""Random witnesses for tests of the checker: found ones with random changes, and invented ones."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def made_up(problem: Problem, rng: random.Random) -> Witness:
 
 
 def labels_of(witness: Any) -> dict[str, Labels]:
-    """Labels ((ticks, most), ...) of a witness by field; witnesses without labels have no fields."""
+    """{field: labels ((ticks, max number), ...)} of a witness; empty if the witness has no labels."""
     fields = (
         ()
         if isinstance(witness, Dissemination)

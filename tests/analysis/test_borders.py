@@ -1,4 +1,5 @@
-"""Tests of cut counting on very large problems, where only the most promising sets are counted."""
+"""Tests of cut counting on very large problems, where the chunks are counted at the most promising sets of
+ranks only."""
 
 import numpy as np
 import pytest

@@ -98,12 +98,13 @@ def test_merging_pays_alpha_once_a_batch():
 
 
 def test_one_machine_weighs_batches_releases_and_tails():
-    """The single-machine bound weighs batches, releases and tails together: 32 us.
+    """The single-machine bound takes batches, releases and tails into account together: 32 us.
 
-    One chunk is at the merging link from 0, two from 4. The link takes 10 + n us for a batch of n <= 2
-    chunks; the next link then takes 5 us for each chunk, one at a time. One chunk and then two: the batches
-    end at 11 and 23, the last chunk at 33. Two chunks from 4 and then one: the batches end at 16 and 27, the
-    last chunk at 32. Three batches alone take 33 us.
+    A link may merge two chunks. One chunk is released there at 0, two more at 4. A batch of n chunks takes 10
+    + n us; the next link then takes 5 us for each chunk, one at a time. If the first chunk is sent alone and
+    then the other two, the batches end at 11 and 23, and the last chunk arrives at 33. If the link waits for
+    two chunks and sends the third after them, the batches end at 16 and 27, and the last chunk arrives at 32.
+    Three batches of one chunk alone take 33 us.
     """
     builder = TopologyBuilder("machine", [0, 0, 1, 1])
     builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=4)
@@ -122,7 +123,7 @@ def test_a_shared_nic_serialises_two_links():
 
 
 def test_a_receiving_hold_serialises_too():
-    """Two sends into one ingress are serialised by holds at their ends.
+    """Two sends into one ingress are serialised, as each holds the ingress at its end.
 
     Each takes 4 us and holds the ingress for its last 3 us, so they end at 4 and 7.
     """
@@ -148,7 +149,8 @@ def test_an_allreduce_needs_twice_n_minus_one_sends():
 
 
 def test_an_allreduce_may_beat_its_two_halves():
-    """Two ranks that exchange one chunk both have the sum after one send: the bound may not say two."""
+    """Two ranks that exchange one chunk both have the sum after one send, so the bound must not count two
+    sends."""
     problem = problem_of(full(2), custom(2, [([0, 1], [0, 1])], combining=True))
     assert lower_bound(problem).bound == optimal_ticks(problem) == 1
 
@@ -166,7 +168,11 @@ def test_a_sketch_raises_the_bound():
 
 
 def test_a_hold_that_some_link_escapes_limits_nothing():
-    """One link holds a resource for alpha alone, another for beta alone: the resource's least hold is 0."""
+    """If one link holds a resource for alpha only, and another for beta only, the bound still is at most the
+    optimum.
+
+    The least alpha and the least beta of a hold are both 0, so the resource limits nothing.
+    """
     builder = TopologyBuilder("mixed", [0, 0])
     shared = builder.add_resource("shared")
     for alpha, beta, hold in ((1, 1, (1, 0)), (0, 1, (0, 1))):
@@ -186,7 +192,8 @@ def test_the_bound_is_exact():
     ("sketch", "topology", "collective", "expected"),
     [
         ("hub-n1", "hub-64KB", "allgather", "5"),  # one send
-        # Rank 0's chunk crosses at once and rank 1's after it: 2 * (7.5 + 12); then 5 to the other rank there.
+        # The chunks of ranks 0 and 1 cross to the other node in two sends: 2 * (7.5 + 12). The second then
+        # takes 5 to that node's other rank.
         ("hub-n2", "hub-64KB", "allgather", "44"),
         ("hub-n2", "hub-64KB", "alltoall", "63"),  # four chunks over one link in two sends: 2 * (7.5 + 24)
         ("hub-rails-n2", "hub-64KB", "allgather", "36.5"),  # from 0 to 3: 5 and 7.5 + 24
@@ -298,7 +305,7 @@ def test_with_no_time_something_crosses_a_border_all_the_same():
 
 
 def test_the_bound_so_far_is_returned_at_the_end(monkeypatch):
-    """If the family after latency never ends, the latency bound is returned at the time limit."""
+    """If the bound family after latency never returns, the result at the time limit is the latency bound."""
     find = bounds._claims
 
     def endless(*args, **how):
@@ -351,7 +358,11 @@ def test_the_bound_is_the_largest_claim():
 
 @pytest.mark.slow
 def test_a_finish_ends_the_search_after_each_release_date(monkeypatch):
-    """Chunks are released at 10 us and the finish is 174 us: after a claim of 164 us no later date is tried."""
+    """Release dates are tried in order, until the bound meets the given finish of 174 us.
+
+    The work after the release date 10 us takes at least 164 us, 174 us in total. So the later date of 11 us
+    is not tried.
+    """
     problem = make_problem(mesh(4, 4), collectives.allgather(16), chunk_bytes=MB)
     dates = tuple((chunk, chunk, Fraction(10)) for chunk in range(15))
     late = replace(problem, release_us=(*dates, (15, 15, Fraction(11))))

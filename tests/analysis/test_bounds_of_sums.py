@@ -49,7 +49,8 @@ def sends(problem, *rows):
 
 
 def test_the_search_sends_own_contributions_late():
-    """One-shot over 3 ranks with a port each takes 2 us; exhaustive search finds nothing one tick shorter."""
+    """A one-shot sum over 3 ranks with a port each takes 2 us; exhaustive search finds no schedule one tick
+    shorter."""
     problem = problem_of(full(3, port=True), one_sum(3, range(3), range(3), 0))
     ticks = 2 * problem.costs.ticks_per_us
     assert sums_by(problem, ticks) and not sums_by(problem, ticks - 1)
@@ -100,8 +101,8 @@ def test_a_whole_sum_is_still_on_the_way_to_its_root():
 
 @pytest.mark.parametrize(("most", "is_valid"), [(1, False), (2, True)])
 def test_paths_of_sums_for_one_rank(most, is_valid):
-    """A contribution that crosses two links to its root counts two hops, also if the second carries the whole
-    sum."""
+    """A contribution that crosses two links to its root counts two hops, even if the second link carries the
+    whole sum."""
     topology = joined([0] * 3, [(0, 1, 1), (1, 2, 1), (0, 2, 5), (1, 0, 1)])
     problem = problem_of(topology, one_sum(3, (0, 1, 2), (2,), 2), max_hops=most)
     schedule = sends(problem, (0, 1, {0}), (1, 2, {0, 1}))
@@ -110,7 +111,10 @@ def test_paths_of_sums_for_one_rank(most, is_valid):
 
 
 def test_own_contributions_have_passed_no_link():
-    """In one-shot every contribution crosses one link; earlier arrivals at the sender do not count as hops."""
+    """With `max_hops` 1 a one-shot schedule is valid, as each contribution crosses one link.
+
+    What the sender received before does not count as a hop of its own contribution.
+    """
     problem = problem_of(full(3, port=True), one_sum(3, range(3), range(3), 0), max_hops=1)
     schedule = one_shot(problem)
     tied = make_schedule(

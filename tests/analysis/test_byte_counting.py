@@ -72,7 +72,8 @@ def _random_ports(rng):
 
 @pytest.mark.fuzz
 def test_the_least_time_is_exact():
-    """Up to one tick before the least time fewer pairs are served than needed; from that time on enough are."""
+    """The computed least time is exact: just before it, too few (byte, rank) pairs can be served; just after
+    it, enough."""
     for seed in cases("least times of byte counting", few=100, many=2_000):
         rng = random.Random(f"least time {seed}")
         ports, needed = _random_ports(rng), rng.randint(1, 60)
@@ -114,14 +115,14 @@ def test_data_that_enters_a_node_last_has_no_time_to_spread():
         topology, "broadcast", size_bytes="1MB", clauses=taccl.problem.problem.Clauses()
     )
     node = next(each for each in certificates(problem) if each.witness.ranks == {1, 2})
-    # Bytes enter for x = T - 3 us after the latency, at 4 us/MB. Those that enter until 2 us before the end
-    # serve both ranks. Each rank needs 4 us of bytes, so x + (x - 2) = 8 and T = 8.
+    # With a finish of T, bytes enter the node for x = T - 3 us, at 4 us/MB. Those that enter until 2 us
+    # before the finish reach both ranks, later ones reach one. Both ranks together need 2 * 4 us of bytes, so
+    # x + (x - 2) = 8, x = 5 and T = 8.
     assert node.bound == 8
 
 
 def test_the_certificate_proves_no_more():
-    """The witness proves no later finish, and proves nothing by resources that only some links into the ranks
-    hold."""
+    """The witness proves no larger bound, and a witness without resources proves nothing."""
     problem = merging_freely(taccl.make_problem(taccl.topologies.dgx2(), "reduce-scatter", size_bytes=16_000))
     bound = certificates(problem)[0]
     assert bound.check() and bound.kind == "byte counting"
@@ -163,8 +164,8 @@ def random_bytes(seed):
 
 @pytest.mark.fuzz
 def test_no_schedule_in_any_chunks_beats_the_bytes():
-    """The largest claim over all chunkings holds for each: the verifier accepts no tiny schedule that beats
-    it."""
+    """The largest claim over all chunkings holds for each chunking: exhaustive search finds no schedule of
+    tiny problems that beats it."""
     decided = 0
     for seed in cases("byte counting, over all schedules", few=8, many=400):
         problems = random_bytes(seed)

@@ -94,7 +94,7 @@ def every_claim(problem, **way):
 
 @pytest.mark.parametrize("way", OPTIONS, ids=str)
 def test_a_sketch_may_leave_no_links_where_nothing_moves(way):
-    """With no allowed links and nothing to move the bound is 0, with all options."""
+    """If nothing has to move, the bound is 0, even if no link is allowed, and under all options."""
     nothing = custom(2, [((0,), (0,))])
     claims = every_claim(problem_of(full(2), nothing, links_allowed=frozenset()), **way)
     assert max((each.bound for each in claims), default=0) == 0
@@ -102,8 +102,11 @@ def test_a_sketch_may_leave_no_links_where_nothing_moves(way):
 
 @pytest.mark.fuzz
 def test_no_claim_of_any_family_is_above_the_optimum():
-    """Groups, relays, scans, sums, sizes, clauses: every claim is proven, at most the optimum, and not above
-    its ticks."""
+    """Every claim on random problems is proven by its witness and at most the optimum; no witness proves one
+    tick above it.
+
+    The problems have process groups, relays, scans, sums, chunks of several sizes, and clauses.
+    """
     compared = 0
     for seed in cases("claims of bounds against the optimum", few=20, many=800):
         problem = random_group_problem(seed)
@@ -135,7 +138,7 @@ def test_sums_that_need_no_send_bring_no_links():
 
 
 def links(*ends, buses=()):
-    """Links of (source, destination, us for 1 MB); each bus is held by some of them."""
+    """A topology from links (source, destination, us for 1 MB) and buses (name, links that hold the bus)."""
     builder = TopologyBuilder("links", [0] * (1 + max(max(src, dst) for src, dst, _ in ends)))
     for src, dst, beta in ends:
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
@@ -188,7 +191,7 @@ def test_chunks_that_are_made_of_others_at_different_ranks():
 
 
 def test_chunks_that_only_a_symmetry_without_relays_joins():
-    """A symmetry of the links is not one of the problem if it moves the only relay.
+    """A symmetry of the links is no symmetry of the problem if it maps the only relay to another rank.
 
     In a ring of four with diagonals of 10 us only rank 3 relays. The chunk from 2 to 0 can avoid its diagonal
     through rank 3, the chunk from 0 to 2 cannot.
@@ -361,10 +364,11 @@ def test_what_is_quick_is_never_left_out():
 
 
 def test_beyond_timed_borders_whole_chunks_are_counted(monkeypatch):
-    """A problem with too many chunks for timed cuts is bounded by prices and by counting without times.
+    """A problem with too many chunks for timed cuts is bounded by a linear program, and by counting chunks at
+    cuts without release dates.
 
-    Counting gives more here. Over links of 3 and 5 us, four chunks pass in 9 us, 9 // 3 + 9 // 5, but only 2
-    + 1 in 8 us. Prices give 4 / (1/3 + 1/5) = 7.5 us.
+    Counting gives the higher bound here. Over links of 3 and 5 us, four chunks pass in 9 us, 9 // 3 + 9 // 5,
+    but only 2 + 1 in 8 us. The linear program gives 4 / (1/3 + 1/5) = 7.5 us.
     """
     monkeypatch.setattr(bounds, "_MAX_TIMED", 0)
     topology = linked("pair", [0, 0], [(0, 1, 0, 3), (0, 1, 0, 5)])
@@ -409,20 +413,21 @@ NOMINAL = [
     ("dgx1", 1, "allgather", False, Fraction(1200, 7)),
     # A rank receives 15 of 16 chunks at 300 + 25 GB/s.
     ("dgx-a100", 2, "allgather", False, Fraction(1040, 3)),
-    # A node receives half of the chunks at 12.5 GB/s, then three quarters.
+    # A node receives half of the chunks (two nodes) or three quarters (four nodes) at 12.5 GB/s.
     ("ndv2", 2, "allgather", False, Fraction(25)),
     ("ndv2", 4, "allgather", False, Fraction(50, 3)),
     # The 16 ranks of a node receive 31 of 32 chunks each, at 16 * 150 + 8 * 12.5 GB/s.
     ("dgx2", 2, "allgather", False, Fraction(5000, 31)),
-    # A node receives 8 * 8 chunks, or 8 * 24, at 12.5 GB/s; a rank has 16, or 32.
+    # A node receives 8 * 8 chunks (two nodes) or 8 * 24 (four nodes) at 12.5 GB/s; a rank has 16 or 32
+    # chunks.
     ("ndv2", 2, "alltoall", False, Fraction(25, 8)),
     ("ndv2", 4, "alltoall", False, Fraction(25, 12)),
-    # A node receives 16 * 16 chunks at 100 GB/s; a rank has 32.
+    # A node receives 16 * 16 chunks at 100 GB/s; a rank has 32 chunks.
     ("dgx2", 2, "alltoall", False, Fraction(25, 2)),
-    # A node receives one sum of everything at 12.5 GB/s; four nodes need 2 * 3 sends over 4 NICs.
+    # Each of two nodes receives all sums once at 12.5 GB/s; four nodes need 2 * 3 sends per sum over 4 NICs.
     ("ndv2", 2, "allreduce", False, Fraction(25, 2)),
     ("ndv2", 4, "allreduce", False, Fraction(25, 3)),
-    # 2 * 7 sends over 8 ports of 300 GB/s, or one into each rank if the switch reduces.
+    # A sum takes 2 * 7 sends over 8 ports of 300 GB/s, or one send into each rank if the switch reduces.
     ("dgx-a100", 1, "allreduce", False, Fraction(1200, 7)),
     ("dgx-a100", 1, "allreduce", True, Fraction(300)),
 ]
@@ -441,7 +446,7 @@ def test_bandwidth_of_machines(machine, nodes, name, in_network, gb_per_s):
 
 
 def test_prices_come_apart():
-    """`prices` separates what the sketch, the chunks and the search cost.
+    """`prices` separates the time lost by the sketch, by whole chunks and by the search.
 
     On a ring of 3, the sketch makes 4 MB take two hops of 5 us instead of one. For divisible data each rank
     sends 7/3, 4/3 and 1/3 MB at best, which arrive after 53/12 us on average. The search adds no loss.
@@ -457,7 +462,7 @@ def test_prices_come_apart():
 
 
 def test_prices_without_a_bound_in_time_name_the_limit(monkeypatch):
-    """The time limit's error names the argument and the remedy."""
+    """If the time limit ends before any bound, the error names the argument `time_limit_s` and the remedy."""
 
     def late(*_, **__):
         raise OutOfTime("the time limit came first")
@@ -528,7 +533,7 @@ def test_next_to_no_capacity_is_refused():
 
 
 def test_what_a_certificate_says_of_itself():
-    """`to_dict` gives the bound, its kind, what limits, and the witness as plain values."""
+    """`to_dict` gives the bound, its kind, its witness and the other fields as plain values."""
     said = lower_bound(problem_of(ring(5), collectives.broadcast(5))).to_dict()
     assert said["bound_us"] == 4.0
     assert said["kind"] == "latency"
@@ -537,14 +542,15 @@ def test_what_a_certificate_says_of_itself():
 
 
 def test_the_gap_of_nothing_to_do():
-    """If no send is necessary, a finish of 0 is proven best, and a later one has no gap."""
+    """If no send is necessary, the gap of a finish of 0 is 0, and that of a later finish is infinite."""
     bound = lower_bound(problem_of(ring(3), custom(3, [([0], [0])])))
     assert bound.gap(Fraction(0)) == 0.0
     assert bound.gap(Fraction(1)) == float("inf")
 
 
 def test_past_the_limit_latency_and_throughput_are_claimed_alone(monkeypatch):
-    """Problems above the size limit get latency and throughput bounds only, without counted chunks."""
+    """Problems above the size limit get latency and throughput bounds only; chunks at cuts are not
+    counted."""
     monkeypatch.setattr(bounds, "_MAX_BRIEF", 0)
     sketch = load_sketch("ndv2/sk1")
     topology = sketch.topology()

@@ -64,7 +64,7 @@ def found():
 
 
 def _one_way():
-    """Alltoall on a one-way ring, limited by its paths."""
+    """The problem of an alltoall on a one-way ring, whose bound comes from the lengths of paths."""
     builder = TopologyBuilder("one-way ring", [0] * 4)
     for rank in range(4):
         builder.add_link(rank, (rank + 1) % 4, alpha_us=0, beta_us_per_mb=1)
@@ -136,7 +136,8 @@ def test_divisible_data_needs_other_witnesses(kind):
 
 
 def test_charges_above_the_prices_are_refused():
-    """Doubled charges at the same prices are refused: some send is charged more than it pays."""
+    """Doubled charges of sets of ranks at the same prices are refused: some send is charged more than its
+    resources cost."""
     for each in of_kind("throughput"):
         assert isinstance(each.witness, CutDual)
         charges = tuple(replace(some, charge=2 * some.charge) for some in each.witness.charges)
@@ -269,7 +270,7 @@ def test_a_faster_problem_is_told_apart():
 
 
 def test_a_shared_nic_counts_once():
-    """Two sends of 3 us hold a NIC for 2 us: the one-machine bound proves 5 us, not 6."""
+    """Two sends of 3 us hold a NIC for 2 us: the single-machine bound proves 5 us, not 6."""
     problem = problem_of(two_nodes(), custom(4, [([0], [2]), ([1], [3])]), links_allowed=frozenset({4, 5}))
     nic = next(i for i, r in enumerate(problem.topology.resources) if r.name == "NIC of node 0")
     ends = tuple(us * problem.costs.ticks_per_us for us in (0, 2, 4))

@@ -248,10 +248,10 @@ def test_a_pool_of_slots_limits_what_is_shared(use):
 
 
 def test_a_send_of_several_ends_counts_for_each_pair_of_parts():
-    """A multicast counts for each pair of parts of a partition that it joins.
+    """A multicast counts once for each other part of a partition that it reaches.
 
-    Only rank 0 of three has a multicast. A sum needs four joins of parts, of which the multicast makes two,
-    so three sends are needed.
+    The parts are three single ranks, of which only rank 0 has a multicast link. A sum needs four deliveries
+    from part to part. The multicast makes two of them, so three sends are needed.
     """
     builder = TopologyBuilder("multicast", [0, 0, 0])
     port = builder.add_resource("port")

@@ -86,7 +86,8 @@ def test_relays_carry_only_their_ranks_chunks():
 
 
 def test_reducing_and_spreading_have_their_own_links():
-    """Link 0 carries to root 2 only in the reduce phase; a chunk rooted at 1 may not be reduced over it."""
+    """If link 0 may carry only sums of root 2 in the reduce phase, a chunk with root 1 may only be copied
+    over it."""
     problem = problem_of(
         detour().topology, custom(3, [([0, 2], [1])], combining=True), carries_to={0: frozenset({2})}
     )
@@ -199,7 +200,10 @@ def large_random_problem(seed):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_times_agree_with_networkx(seed):
-    """Heads and times to go are networkx's shortest paths over the links that may carry each chunk."""
+    """`heads` (times from the origins) and `to_go` (times to a destination) equal networkx's shortest paths.
+
+    Only the links that may carry the chunk are used.
+    """
     problem = large_random_problem(seed)
     distances = Distances(problem)
     for c, data in enumerate(problem.collective.chunks):
@@ -246,8 +250,8 @@ def test_a_chain_of_derived_chunks_may_be_long():
 @pytest.mark.skipif(not MANY, reason="long; set TACCL_MANY=1 to run it")
 @pytest.mark.parametrize("name", collectives.COLLECTIVES)
 def test_two_thousand_ranks_on_a_ring(name):
-    """On a ring of 2,000 ranks every collective has a proven bound; those of few sends also have a verified
-    schedule.
+    """On a ring of 2,000 ranks every collective has a proven bound; broadcast, reduce and scan also have a
+    verified schedule.
 
     An alltoall would have four million chunks, and runs on 500 ranks.
     """

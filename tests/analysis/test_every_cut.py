@@ -49,7 +49,8 @@ def test_a_finish_that_another_cut_beats_is_best_for_its_chunks_alone():
 
 
 def test_both_bounds_are_told_where_they_differ():
-    """Bounds of 40 us for whole chunks and 30 us over all chunkings are two rows; equal bounds are one row."""
+    """Different bounds, 40 us for whole chunks and 30 us over all chunkings, are shown in two rows; equal
+    bounds in one."""
     ring = taccl.topologies.ring(4, alpha_us=0)
     whole = _bound(ring, "allgather", 4_000_000, chunks_per_rank=1)
     alike = _bound(RING, "allgather", 5_000_000, chunks_per_rank=1)
@@ -155,7 +156,8 @@ def test_merged_sends_share_an_alpha_in_every_chunking():
     for each in (unmerged, problem):
         claims = bounds.claims_of(bounds.merging_freely(each), divisible=True)
         found.append(max(claim.ticks for claim in claims if claim.kind != "mean flow time"))
-    # 2 us of bytes on the first link; after its last send the chunk pays one more alpha of 6 us at most.
+    # Unmerged, the first link takes two alphas of 6 us and 2 us of bytes. Merged, the path to rank 2 takes
+    # two alphas.
     assert [Fraction(ticks) / problem.costs.ticks_per_us for ticks in found] == [14, 12]
 
 
@@ -216,7 +218,7 @@ def test_no_chunking_beats_the_bound_over_all():
 
 
 def test_a_later_finish_has_no_standing():
-    """A finish above the bound has no standing."""
+    """A finish above the bound has no proof of optimality: `standing` is empty."""
     bound = _bound(RING, "allgather", 5_000_000, chunks_per_rank=1)
     every = bound_of_every_cut(bound)
     assert standing(bound, bound.bound, every) == "proven best"
@@ -363,7 +365,11 @@ def test_a_problem_with_an_open_number_is_bounded_over_all_chunkings():
 
 
 def test_chunks_that_merge_by_default_are_under_no_sketch():
-    """Merging beyond the default counts as no sketch. Chunks are padded from 62.5 to 63 bytes."""
+    """If the only change is that more chunks may merge than by default, the standing does not say "under this
+    sketch".
+
+    It says "for 1 chunk per rank", as whole chunks are padded from 62.5 to 63 bytes.
+    """
     problem = taccl.make_problem(taccl.topologies.dgx2(), "allgather", size_bytes=1_000, chunks_per_rank=1)
     bound = taccl.lower_bound(merged(problem), budget_s=0.1)
     assert standing(bound, bound.bound, bound_of_every_cut(bound)) == "optimal for 1 chunk per rank"

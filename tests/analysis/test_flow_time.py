@@ -53,7 +53,8 @@ def test_a_message_that_is_stored_and_forwarded_meets_the_bound():
 
 
 def test_sends_shrink_by_the_bytes_of_a_latency():
-    """For the least mean arrival, each send is smaller than the one before by the bytes of a latency.
+    """For the least mean arrival, each send is smaller than the one before by the bytes that the link would
+    send during one latency.
 
     At 1 us + 1 us per MB, 6 MB leave in sends of 3, 2 and 1 MB, which arrive at 4, 7 and 9 us, 35 / 6 us on
     average.
@@ -96,7 +97,8 @@ def test_any_price_proves_a_bound_and_none_a_larger_one():
 
 @pytest.mark.fuzz
 def test_no_sizes_of_sends_leave_sooner_on_average():
-    """The computed mean arrival time is at most that of random sends over random lanes."""
+    """The computed mean arrival time is at most that of random sends over random lanes (resources that all
+    sends hold)."""
     for seed in cases("sends of random sizes", few=200, many=5_000):
         rng = random.Random(f"sizes {seed}")
         lanes = [

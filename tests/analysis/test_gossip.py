@@ -1,4 +1,5 @@
-"""Bounds on sends between nodes for shared sums: additions in nodes come before, last copies in nodes after."""
+"""Bounds on sums that several nodes share: their sends between nodes, the additions in nodes before and the
+copies after."""
 
 import random
 from dataclasses import replace
@@ -37,9 +38,11 @@ def test_sums_are_made_before_they_cross_and_spread_after():
 
 
 def test_one_send_more_may_begin_and_end_outside():
-    """A send that starts within the head, or ends within the tail, counts half: five sends of 3 us.
+    """A send between nodes counts half if it starts before the additions in its node end, or ends after the
+    copies begin.
 
-    Three whole sends and two halves are the four required ones: 15 us. Heads and tails take 2 us each.
+    The additions (the head) and the copies (the tail) take 2 us each. Three whole sends and two halves make
+    up the four required sends: five sends of 3 us take 15 us.
     """
     problem = problem_of(two_levels(2, local=2, nic=3), collectives.allreduce(4))
     assert claims(problem)[1:] == [12, 15]
@@ -72,9 +75,9 @@ def test_both_ends_are_cut_to_fit_between_two_crossings():
 
 
 def test_merged_chunks_count_one_behind_the_other():
-    """Merged or not, chunks count one behind the other at the NIC, so the bound is the same.
+    """Chunks occupy the NIC one after another, whether they are merged or not, so the bound is the same.
 
-    The last of 4 chunks each way ends 1 us after its 3 us at the NIC.
+    Each of 4 chunks each way holds the NIC for 3 us; the last one arrives 1 us after its hold.
     """
     topology = two_levels(2, local=1, nic=3, alpha=1)
     alone, merged = (
@@ -89,8 +92,8 @@ def test_merged_chunks_count_one_behind_the_other():
 def test_an_early_send_counts_by_what_its_sender_can_hold():
     """An early send counts by the contributions that its sender can have received by then.
 
-    After 1 us that are two of four ranks' contributions, after 2 us all four: 16 sends of 2 us each way take
-    36 us, not 34.
+    After 1 us the sender can have the contributions of two of four ranks, after 2 us those of all four: 16
+    sends of 2 us each way take 36 us, not 34.
     """
     problem = problem_of(two_levels(4, local=1, nic=2), collectives.allreduce(8, chunks_per_rank=2))
     assert claims(problem)[1:] == [32, 36]

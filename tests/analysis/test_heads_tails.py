@@ -127,12 +127,15 @@ def test_the_parts_that_a_sum_is_of_start_everywhere():
     ],
 )
 def test_the_least_time_counts_no_resource_before_it_can_be_held(prices, needed, time):
-    """Each resource adds its price per tick from the end of its idle time on, and never a negative amount."""
+    """`least_time` is the first time by which the prices of all resources add up to the needed amount.
+
+    A resource (price, idle time) adds nothing before its idle time ends, and then its price in every tick.
+    """
     assert least_time(prices, Fraction(needed)) == time
 
 
 def test_a_counted_chunk_arrives_after_its_hold():
-    """The bound of counted chunks includes the latency after the last hold.
+    """The cut-counting bound includes the latency after the last hold.
 
     Two chunks of 1 us each over one link, and 3 us of latency that does not hold it, take 5 us.
     """

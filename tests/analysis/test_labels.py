@@ -60,7 +60,8 @@ def bound(request):
 
 
 def places(bound):
-    """(field, its labels, index of one of them) for each label of a witness, of which there is one or more."""
+    """[(field, labels of the field, index of one label)] for each label of the witness; asserts that there is
+    one."""
     found = labels_of(bound.witness)
     assert any(found.values())
     return [(field, labels, place) for field, labels in found.items() for place in range(len(labels))]
@@ -100,7 +101,10 @@ def test_a_witness_without_labels_proves_less(bound):
 
 
 def test_a_later_first_entry_is_refused():
-    """The last three of six chunks over two NICs enter at 9 us at the earliest; `since` of 10 is refused."""
+    """A `since` (first entry of the last chunks) of 10 us is refused.
+
+    The last three of six chunks over two NICs enter at 9 us at the earliest.
+    """
     bound = found_bound(spread_tail)
     assert isinstance(bound.witness, SpreadTail) and bound.witness.since == 9
     assert not relabelled(bound, since=10).check()

@@ -97,7 +97,8 @@ def test_bytes_count_where_chunks_differ():
 
 
 def test_sums_cross_once():
-    """Sums of 4 chunks for all of a line of four enter either half over one link of 1 us."""
+    """In an allreduce of 4 sums on a line of four ranks each sum enters either half once, over one link of 1
+    us."""
     builder = TopologyBuilder("line", [0] * 4)
     for a, b in ((0, 1), (1, 2), (2, 3)):
         builder.add_link(a, b, alpha_us=0, beta_us_per_mb=1)
@@ -158,7 +159,8 @@ def test_borders_of_nodes_bound_without_a_linear_program(name, collective):
 def test_ranks_of_one_node_have_borders():
     """Ranks of a single node are bounded by cuts around single ranks.
 
-    On a star each rank sends and receives 2 (n - 1) / n of a sum's data, if ranks add up.
+    On a star each rank sends and receives 2 (n - 1) / n of a sum's data, if the ranks add, and not the
+    switch.
     """
     problem = merging_freely(taccl.make_problem(taccl.topologies.star(8), "allreduce", size_bytes=8 * MB))
     bound, witness = node_cut(Volume(as_spreading(problem), divisible=True))
@@ -170,7 +172,8 @@ def test_ranks_of_one_node_have_borders():
 @pytest.mark.slow
 @pytest.mark.parametrize("end_s", [0.0, 0.05])
 def test_exchange_has_a_border_bound_without_time(end_s):
-    """However short the time, the bound over all chunkings of an exchange counts bandwidth."""
+    """However short the time limit, the bound over all chunkings of a parameter-server exchange counts
+    bandwidth."""
     exchange = taccl.collectives.exchange(96, 32, chunks_per_server=8)
     problem = taccl.make_problem(taccl.topologies.star(128), exchange, size_bytes=100 * MB)
     bound = lower_bound(problem, divisible=True, budget_s=0.0, limit_s=0.0, end_s=end_s)

@@ -44,12 +44,12 @@ def chain(collective, **options):
 
 
 def held(*resource_and_ticks):
-    """The onward part of a job: {(resource, ticks held)}, or empty."""
+    """Resources that a job's chunk holds after it has crossed the cut: {(resource, ticks held)}, or empty."""
     return frozenset([resource_and_ticks] if resource_and_ticks else [])
 
 
 def jobs_at(problem, *ranks, entering=True):
-    """The jobs at the cut around one set of ranks."""
+    """The jobs (sends that every schedule needs) into a set of ranks, or out of it if not `entering`."""
     return NeededSends(problem).border(frozenset(ranks), entering=entering)
 
 
@@ -142,10 +142,11 @@ def test_derived_chunks_enter_from_where_they_are_made():
 
 
 def test_a_sum_enters_and_leaves_every_rank():
-    """A sum enters and leaves every rank, with the times before and after the border.
+    """A sum enters and leaves every rank; releases are times before the send across the cut, tails are times
+    after it.
 
-    On a ring of 4 with 2 us per hop, contributions into rank 0 come from 2 hops away, one hop before the
-    border.
+    On a ring of 4 with 2 us per hop, contributions for rank 0 come from 2 hops away. The first hop takes 2
+    us, the second one crosses the cut.
     """
     problem = problem_of(ring(4), custom(4, [([0, 1, 2, 3], [0, 1, 2, 3])], combining=True))
     links = problem.topology
@@ -352,7 +353,8 @@ def test_sums_may_meet_at_a_rank_that_needs_none():
 
 
 def test_a_sum_whose_root_wants_none_need_not_cross():
-    """Ranks 1 and 2 are summed at rank 0; the root is rank 2, in the other node, and does not need the sum.
+    """Rank 0 adds the contributions of ranks 1 and 2; the root is rank 2, in the other node, and does not
+    need the sum.
 
     Contributions of rank 1 need not enter {0, 2}: no rank of the other node needs the sum. Neither the bound
     nor the check claims a send.

@@ -1,4 +1,5 @@
-"""Spread tails of chunks for one rank: after entering its node they must still reach it; derived by hand."""
+"""Spread-tail bounds for chunks that one rank needs: after entering the rank's node they must still reach it;
+derived by hand."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -61,7 +62,7 @@ def test_merged_chunks_may_come_at_once():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gather", "scatter"])
 def test_the_certificate_is_checked_by_arithmetic(name):
-    """The certificate checks; one tick more does not, nor does the reversed witness."""
+    """The certificate passes its check; a bound one tick larger and a witness reversed in time fail it."""
     certificate = lower_bound(problem(name))
     witness = certificate.witness
     assert certificate.kind == "spread tail"

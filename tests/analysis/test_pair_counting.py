@@ -91,7 +91,8 @@ def test_the_certificate_says_what_it_is_and_proves_no_more():
 
 
 def random_sums(seed, *, tiny):
-    """Random sums on up to four ranks, or up to nine, in one or more nodes, some of which merge."""
+    """A random problem of sums on up to four ranks if `tiny`, else up to nine, in one to three nodes; some
+    links merge."""
     rng = random.Random(f"pairs {seed}")
     few = [[0, 0, 0], [0, 0, 0, 0], [0, 0, 1], [0, 0, 1, 1], [0, 1, 1]]
     more = [[0] * 5, [0] * 4 + [1] * 4, [0] * 3 + [1] * 3, [0, 0, 1, 1, 2, 2], [0] * 3 + [1] * 3 + [2] * 3]

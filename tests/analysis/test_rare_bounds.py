@@ -1,4 +1,5 @@
-"""Bound families that rarely win on random problems, on problems where they often win; none is too high."""
+"""Bound families that are rarely the largest: tested on problems where they often are, and never above a
+schedule."""
 
 import random
 from math import floor
@@ -15,7 +16,7 @@ from tests.synthesis.small_problems import joined, merged, problem_of, two_level
 
 
 def disseminated(seed):
-    """Merged data of four to six ranks over ports that are busy during latency."""
+    """A random problem of four to six ranks, whose sends merge and hold ports during latency."""
     rng = random.Random(f"disseminated {seed}")
     num_ranks = rng.choice((4, 5, 6))
     nodes = rng.choice(([0] * num_ranks, [int(2 * r >= num_ranks) for r in range(num_ranks)]))
@@ -26,7 +27,7 @@ def disseminated(seed):
 
 
 def spread_late(seed):
-    """One or two chunks for all ranks of nodes with a NIC each, or of one node; or sums for one rank."""
+    """A random broadcast or reduce of one or two chunks, within a node or over nodes with a NIC each."""
     rng = random.Random(f"spread late {seed}")
     per_node, num_nodes = rng.choice(((2, 2), (3, 2), (4, 2), (2, 3), (3, 1), (4, 1), (5, 1)))
     topology = two_levels(

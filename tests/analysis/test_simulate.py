@@ -95,7 +95,7 @@ def test_random_schedules_keep_their_finish():
 
 
 def test_later_turn_at_an_ingress_may_start_first():
-    """A send that holds an ingress second may still start first.
+    """A send that is second to hold an ingress may start as early as the first one.
 
     The 6 us send holds the ingress until 6. The 12 us send starts at 0 as well, and holds it from 7 to 12.
     """
@@ -195,7 +195,7 @@ def test_profile_is_that_of_the_machine_model(name):
 
 
 def test_profile_of_a_machine_without_rails():
-    """A cluster cabled without rails keeps all its links."""
+    """A cluster cabled without rails keeps all its links if its cost profile is changed."""
     topology = topologies.dgx_a100(2, rails=False, constants={"internode_alpha_us": 5}, profile="nominal")
     expected = topologies.dgx_a100(2, rails=False, profile="nominal")
     assert assume(machine_problem(topology), profile="nominal").topology == expected
@@ -278,26 +278,26 @@ def test_tile_waits_for_the_last_send_of_the_tile_before():
 
 
 def test_jitter_is_reproducible():
-    """One seed gives one finish, another seed another."""
+    """Equal seeds give equal finishes, different seeds different ones."""
     schedule = relay()
     finishes = [simulate(schedule, jitter=0.2, seed=seed).finish for seed in (5, 5, 6)]
     assert finishes[0] == finishes[1] != finishes[2]
 
 
 def test_jitter_stays_within_its_width():
-    """Dependent sends last between 0.9 and 1.1 times as long."""
+    """With a jitter of 0.1, dependent sends take between 0.9 and 1.1 times as long in total."""
     for seed in range(50):
         assert Fraction("4.95") <= simulate(relay(), jitter=0.1, seed=seed).finish <= Fraction("6.05")
 
 
 def test_jitter_differs_from_tile_to_tile():
-    """Every send of every tile has a factor of its own."""
+    """Every send of every tile has a random factor of its own."""
     path = simulate(two_sends(), tiles=2, jitter=0.5).critical_path
     assert len({step.end - step.start for step in path}) == 4
 
 
 def test_jittered_times_add_up():
-    """With jitter, too, the time of a resource is busy or idle for one of the causes."""
+    """With jitter, too, the busy time of a resource and its idle times by cause add up to the finish."""
     simulation = simulate(shared_nic(), tiles=3, jitter=0.3)
     for use in simulation.resources:
         idle = use.idle_for_data + use.idle_for_clause + use.idle_for_resource + use.idle_at_end
@@ -393,7 +393,7 @@ def test_tables_have_a_row_each():
 
 
 def test_repr_says_what_was_assumed():
-    """Size, meaning of alpha, tiles, jitter, finish and bandwidth."""
+    """The repr of a simulation shows size, meaning of alpha, tiles, jitter, seed, finish and bandwidth."""
     text = repr(simulate(two_sends(), size="2MB", alpha="pipelined", tiles=2, jitter=0.1, seed=3))
     assert "broadcast on pair, 2MB, alpha pipelined, 2 tiles, jitter 0.1, seed 3: finish" in text
     assert text.endswith("GB/s)")
@@ -429,7 +429,7 @@ def test_large_schedule_is_fast():
     ],
 )
 def test_bad_assumption_is_refused(options, where):
-    """The argument at fault is named."""
+    """The error for a wrong option names the option."""
     with pytest.raises(InputError) as caught:
         simulate(relay(), **options)
     assert caught.value.where == where

@@ -67,8 +67,8 @@ def least_ends(queues, alpha, beta, most):
 
 
 def chain(alpha=2, *, max_merge=2, onward=5):
-    """0 -> 1 in alpha + 1 us per chunk, which may merge, then 1 -> 2 in `onward` us; ranks 0 and 1 start
-    chunks."""
+    """A problem on a chain 0 -> 1 -> 2: `alpha` + 1 us per chunk over the first link, which may merge, then
+    `onward` us."""
     topology = linked("chain", [0] * 3, [(0, 1, alpha, 1), (1, 2, 0, onward)])
     return problem_of(topology, custom(3, [([0], [2])]), merging=frozenset({0}), max_merge=max_merge)
 
@@ -190,7 +190,7 @@ def test_a_batch_leaves_one_by_one():
 def test_jobs_of_unequal_size_count_by_size():
     """Jobs of different sizes count by size.
 
-    The bound is the release 4, alpha 2 once for a batch of two, 3 units of beta 1, and the tail 6.
+    The bound is the sum of the release 4, alpha 2 once for a batch of two, 3 units at beta 1, and the tail 6.
     """
     jobs = [BorderJob(frozenset({0}), units, 4, 6, frozenset()) for units in (1, 2)]
     assert ticks(chain(), jobs) == 4 + 2 + 3 + 6
@@ -198,7 +198,7 @@ def test_jobs_of_unequal_size_count_by_size():
 
 @pytest.mark.parametrize(("side", "expected"), [("send", 2 + 2 + 3), ("receive", 3 + 2 + 2)])
 def test_a_send_lasts_longer_than_its_hold(side, expected):
-    """The send of the last hold may end later, or the first hold may start later, than the hold itself.
+    """The bound counts the time of a send before its hold or after it.
 
     Sends of 3 + 2 ticks hold a port for 2, at their start or at their end.
     """

@@ -25,7 +25,8 @@ MB = 10**6
 
 
 def tails(problem, *, in_network=False):
-    """Spread-tail claims in microseconds, one for each family of sets and least number of ranks."""
+    """Spread-tail claims in microseconds, one for each family of sets and minimum number of destinations in a
+    set."""
     found = spread_tail_bounds(NeededSends(problem), in_network=in_network)
     return [Fraction(ticks, problem.costs.ticks_per_us) for ticks, _, _ in found]
 
@@ -315,7 +316,8 @@ def random_spreading(seed):
 
 
 def random_two_levels(seed):
-    """Two nodes of two ranks with ports and NICs of random costs, and some chunks that cross."""
+    """Two nodes of two ranks with ports and NICs of random costs, and one to three chunks that start in the
+    second node, or an allreduce."""
     rng = random.Random(f"two levels {seed}")
     topology = two_levels(
         2,

@@ -155,7 +155,7 @@ def test_random_intervals_are_proven():
 
 @pytest.mark.slow
 def test_random_intervals_agree_with_many_tiles():
-    """1,000 tiles of random schedules follow at the interval, within a thousandth."""
+    """1,000 tiles of random schedules follow one another at the initiation interval, within a thousandth."""
     for schedule in few_schedules():
         steady = initiation_interval(schedule)
         finishes = simulate(schedule, tiles=1000).finishes
@@ -167,7 +167,7 @@ def test_random_intervals_agree_with_many_tiles():
 @pytest.mark.parametrize("name", ["allgather", "allreduce"])
 @pytest.mark.parametrize("baseline", ["ring", "hierarchical"])
 def test_machine_intervals_agree_with_many_tiles(baseline, name):
-    """300 tiles on two NDv2 follow at the interval, within a thousandth."""
+    """300 tiles on two NDv2 follow one another at the initiation interval, within a thousandth."""
     topology = topologies.ndv2(2)
     problem = make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=MB)
     schedule = baselines.baseline(baseline, problem)
@@ -178,7 +178,7 @@ def test_machine_intervals_agree_with_many_tiles(baseline, name):
 
 @pytest.mark.slow
 def test_some_cycle_reaches_over_several_tiles():
-    """Some random schedules have a critical cycle over several tiles."""
+    """Among random schedules some have a critical cycle that spans several tiles."""
     assert any(initiation_interval(schedule).cycle_tiles > 1 for schedule in random_schedules())
 
 

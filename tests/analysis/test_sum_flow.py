@@ -148,7 +148,8 @@ def test_few_sends_are_under_way_or_many_are_needed():
 
 @pytest.mark.fuzz
 def test_no_sizes_of_sends_gain_more():
-    """Random sends over a lane gain no more than the finder's and the checker's maximum, which agree."""
+    """The finder and the checker compute one maximum gain of a lane (a resource that all sends hold); random
+    sends gain no more."""
     for seed in cases("gains of sends", few=200, many=5_000):
         rng = random.Random(f"gain {seed}")
         lane = Lane(rng.choice((0, 1, 3, 10)), rng.choice((1, 2, 7)), rng.choice((0, 0, 2)))

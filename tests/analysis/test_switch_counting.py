@@ -42,7 +42,10 @@ def test_the_result_has_that_bound():
 
 @pytest.mark.slow
 def test_a_link_serves_as_many_contributions_as_its_group_has():
-    """Two groups of three share a pool: each sum holds it once, though it joins two contributions, not five."""
+    """Two groups of three ranks share a pool of slots, which each sum holds once.
+
+    A sum joins each rank's contribution with two others of its group, not with five.
+    """
     groups = [[0, 1, 2], [3, 4, 5]]
     both = together([allreduce(3).among(of, num_ranks=6) for of in groups])
     problem = make_problem(in_network(6, slots=1, groups=groups), both, chunk_bytes=10**6)
@@ -51,7 +54,8 @@ def test_a_link_serves_as_many_contributions_as_its_group_has():
 
 
 def test_switches_that_do_not_add_are_refused():
-    """On a topology without reducing switches the error names it, and one that has such a switch."""
+    """On a topology without reducing switches the error names the topology, and another one that has such a
+    switch."""
     with pytest.raises(errors.InputError, match="no switch of ring:4 adds"):
         lower_bound(make_problem(ring(4), "allreduce", size_bytes="1MB"), in_network="only")
 

@@ -61,7 +61,8 @@ def test_folded_flows_give_the_same_bound(topology):
 
 
 def circulant(rng):
-    """A random circulant: links to ranks at fixed steps; period-2 patterns of speed, and ports."""
+    """A random circulant topology: each rank links to those at fixed distances; speeds repeat after one or
+    two ranks."""
     period = rng.choice((1, 1, 2))
     num_ranks = period * rng.randint(2, 4)
     builder = TopologyBuilder("circulant", [0] * num_ranks)
@@ -81,8 +82,10 @@ def circulant(rng):
 @pytest.mark.parametrize("divisible", [False, True], ids=["whole", "divisible"])
 @pytest.mark.parametrize("name", ["allgather", "allreduce"])
 def test_random_circulants_fold_to_no_lower_bound(name, divisible):
-    """Folded bounds of random circulants are no lower; equal optima may have prices with better heads and
-    tails."""
+    """On random circulants the bound of the folded program is no lower than that of the whole program.
+
+    It may be higher: among equal optima, other prices give better heads and tails.
+    """
     for seed in cases("random circulants have quotients of no lower bound", few=16, many=400):
         some = problem(circulant(random.Random(seed)), name)
         symmetries = find_symmetries(some)
@@ -115,7 +118,7 @@ def test_ranks_behind_a_switch_look_the_same():
 
 
 def test_a_slow_link_breaks_the_symmetry():
-    """A ring of 5 with one slower link has no shift."""
+    """A ring of 5 with one slower link has no symmetry."""
     topology = linked("slow link", [0] * 5, ((rank, (rank + 1) % 5, 0, 1 + (rank == 2)) for rank in range(5)))
     assert find_symmetries(problem(topology, "allgather")).generators == ()
 
@@ -180,7 +183,7 @@ def test_images_are_every_place_a_set_is_taken_to():
 
 
 def test_images_of_a_partition_keep_it_whole():
-    """The partition into single ranks is its own image."""
+    """The only image of the partition into single ranks is that partition itself."""
     symmetries = find_symmetries(problem(topologies.ring(6), "allreduce"))
     parts = tuple(frozenset((r,)) for r in range(6))
     assert symmetries.images(parts) == [parts]

@@ -92,7 +92,8 @@ def data_is_sound(schedule):
 
 
 def random_fabric(rng):
-    """Two to five ranks on a ring with chords, some links twice; shared resources, some held by several rows."""
+    """Two to five ranks on a ring with chords, some links twice, and shared resources; a link may hold one
+    resource several times."""
     num_ranks = rng.choice((2, 3, 3, 4, 5))
     num_nodes = rng.choice((1, 1, 2, num_ranks))
     nodes = [r * num_nodes // num_ranks for r in range(num_ranks)]
@@ -184,7 +185,7 @@ def random_case(rng):
 
 
 class Clock:
-    """Sends placed in sequence, each as early as its data and resources allow."""
+    """Places sends one after another, each as early as its data and resources allow."""
 
     def __init__(self, problem):
         self.problem, self.sends = problem, []
@@ -255,7 +256,8 @@ def gather(clock, chunk, root, rng):
 
 
 def compact_of(problem, sends, num_reducing=None):
-    """A compact schedule of the sends by start; the first `num_reducing` reduce, or as many as do."""
+    """A compact schedule of the sends ordered by start; the first `num_reducing` reduce (default: all that
+    reduce in `sends`)."""
     ordered = sorted(sends, key=lambda send: send.start)
     if num_reducing is None:
         num_reducing = sum(send.reduce for send in sends)
@@ -452,7 +454,10 @@ def produced():
 
 @pytest.mark.fuzz
 def test_verifiers_agree_on_mutants_of_schedules():
-    """Verifiers agree on random changes of all schedules that can be compact; the check of data on more."""
+    """Verifiers agree on randomly changed schedules that have a compact form.
+
+    For schedules without one, the full verifier agrees with the check of data.
+    """
     compared = Counter()
     for seed in cases("mutants of schedules", few=200, many=12_000):
         rng = random.Random(seed)
@@ -545,9 +550,11 @@ def test_ranks_may_exchange_their_contributions():
 
 @pytest.mark.parametrize(("start", "verdict"), [(0, ["contention"]), (1, []), (2, ["contention"]), (3, [])])
 def test_a_link_may_hold_a_resource_by_several_rows(start, verdict):
-    """A send of 3 us holds a NIC for its first and its last 1 us, by two rows (a third row is redundant).
+    """A link may have several holds of one resource: a send of 3 us holds a NIC for its first and its last 1
+    us.
 
-    Another send holds the NIC for its first microsecond: at 1 us it fits between.
+    Another send holds the NIC for its first microsecond; if it starts at 1 us, it fits between. A third,
+    redundant hold of the last 1 us changes nothing.
     """
     builder = TopologyBuilder("NIC", [0, 0, 0])
     nic = builder.add_resource("NIC")

@@ -251,7 +251,7 @@ def test_verification_can_cross_processes():
 
 
 def test_verify_leaves_the_schedule_alone():
-    """The digest is the same before and after."""
+    """The verifier does not change the schedule: its digest is the same before and after."""
     schedule = shared_nic()
     before = schedule.digest()
     verify(schedule)

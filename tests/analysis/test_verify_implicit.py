@@ -113,10 +113,11 @@ def again(schedule):
         # Neither an allgather nor an alltoall reduces.
         ("torus:4x4", "allgather", lambda s: changed(s, "reduce", 0, True), "reduce"),
         ("torus:4x4", "alltoall", lambda s: changed(s, "reduce", 0, True), "reduce"),
-        # Every row of a reduce-scatter is some place's only send: a contribution is missing, or sent twice.
+        # Every row of a reduce-scatter is the only send of some place: without it a contribution is missing,
+        # repeated it is added twice.
         ("torus:4x4", "reduce-scatter", lambda s: chosen(s, np.arange(1, s.num_rows)), "postcondition"),
         ("torus:4x4", "reduce-scatter", again, "double-count"),
-        # A partial sum leaves before a contribution to it arrives, which never reaches the root.
+        # A partial sum leaves before a contribution to it arrives; that contribution never reaches the root.
         (
             "torus:4x4",
             "reduce-scatter",
@@ -128,7 +129,7 @@ def again(schedule):
     ],
 )
 def test_rows_that_were_tampered_with(name, collective, tampered, kind):
-    """The violations include the kind of the change."""
+    """The violations include the kind that is expected for the change."""
     assert kind in kinds(tampered(made(name, collective)))
 
 
@@ -185,7 +186,7 @@ def test_one_tick_too_early():
     ],
 )
 def test_shapes_that_were_tampered_with(options, tampered, kind):
-    """Exactly the changed shape's kind of violation is found."""
+    """A changed part of the schedule's symmetry gives violations of the expected kind only."""
     assert kinds(tampered(made("torus:4x4", **options))) == {kind}
 
 
@@ -297,7 +298,8 @@ def test_ports_that_all_classes_tell_apart():
 
 
 def test_a_ring_that_is_none():
-    """A ring with two swapped places leaves the mesh; one with a repeated place misses a rank."""
+    """A ring through a mesh is refused if two ranks are swapped (its hops are no links), or if one is
+    repeated."""
     schedule = made("mesh:4x4")
     ranks = schedule.translations.ranks.copy()
     ranks[[2, 9]] = ranks[[9, 2]]
@@ -352,7 +354,7 @@ def test_links_that_share_a_resource():
 
 
 def test_classes_of_resources_that_are_wrong():
-    """A missing resource class, or one of the other direction, is a violation."""
+    """A missing resource class, or the class of the other direction's resources, is a violation."""
     schedule = on_topology()
     known = schedule.translations.resource_class
     assert kinds(with_shape(schedule, resource_class=known[:-1])) == {"symmetry"}
