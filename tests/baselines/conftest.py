@@ -27,7 +27,7 @@ def unit_costs() -> dict[str, int]:
 
 @pytest.fixture
 def make() -> Callable[..., Problem]:
-    """A problem of 1000-byte chunks from a collective's name and a topology."""
+    """Function of a collective's name and a topology that returns a problem of 1000-byte chunks."""
 
     def problem(name: str, topology: Topology, **options: int) -> Problem:
         return make_problem(topology, collectives.make(name, topology.num_ranks, **options), chunk_bytes=1000)

@@ -1,4 +1,4 @@
-"""Baselines along dimensions: forms of dimensions, phases, and every send."""
+"""Baselines along the dimensions of a product topology: kinds of dimensions, phases, and every send."""
 
 import random
 from dataclasses import replace
@@ -35,7 +35,8 @@ def orders_of(rng, dims, count):
 @pytest.mark.parametrize("collective", IMPLICIT_COLLECTIVES)
 @pytest.mark.parametrize("name", NAMES)
 def test_any_orders_make_a_valid_schedule(name, collective):
-    """Random orders give valid listed and implicit schedules, with no redundant send and the planned finish."""
+    """Random orders of dimensions give valid schedules, listed and implicit, without redundant sends, that
+    finish as planned."""
     rng = random.Random(name + collective)
     for alpha_meaning in ("occupies", "pipelined"):
         topology = parse(name, alpha_meaning=alpha_meaning)
@@ -62,7 +63,7 @@ def test_any_orders_make_a_valid_schedule(name, collective):
 
 @pytest.mark.parametrize("collective", ["allgather", "reduce-scatter", "allreduce"])
 def test_meshes_have_lines(collective):
-    """On a mesh, whose lines have sends that differ by rank, the schedule is listed and valid."""
+    """On a mesh the schedule lists every send, as sends along its lines differ by rank, and is valid."""
     topology = parse("mesh:3x4")
     dims = dimensions(topology)
     problem = make_problem(topology, collective, chunk_bytes=10000, chunks_per_rank=3)
@@ -82,31 +83,35 @@ def test_an_alltoall_has_no_steps_along_a_line():
 @pytest.mark.parametrize(
     ("word", "pieces", "pace", "exchange", "runs"),
     [
-        # Seven pieces for others through one port, in sequence.
+        # Two pieces for each of seven other ranks pass one port in sequence.
         ("switch8@1", 2, Pace(10, 15), False, [(0, 140)]),
-        # Each of the seven has its own link.
+        # Each of the seven other ranks is reached over a link of its own.
         ("fully-connected8@1", 2, Pace(10, 15), False, [(0, 20)]),
-        # Two of five ranks in each direction: two steps of four pieces, the second right after the first.
+        # Two of the other four ranks are in each direction: two steps of four pieces, the second right after
+        # the first.
         ("ring5@1", 4, Pace(10, 10), False, [(1, 80), (-1, 80)]),
-        # One of four ranks in each direction, and half of the pieces for the opposite rank, without a pause.
+        # One neighbour is in each direction, and half of the pieces for the opposite rank go each way,
+        # without a pause.
         ("ring4@1", 4, Pace(10, 10), False, [(1, 60), (-1, 60)]),
         # The second step waits for the latency of the first.
         ("ring5@1", 1, Pace(10, 100), False, [(1, 10), (1, 10), (-1, 10), (-1, 10)]),
-        # To the next rank, and through it to the one after, both ways: 3 hops.
+        # Both ways a piece goes to the next rank (1 hop), and another through it to the one after (2 hops).
         ("ring5@1", 1, Pace(10, 10), True, [(1, 30), (-1, 30)]),
         # On a line of three, pieces from one end take two steps.
         ("line3@1", 2, Pace(10, 10), False, [(1, 40), (-1, 40)]),
     ],
 )
 def test_forms_take_what_they_must(word, pieces, pace, exchange, runs):
-    """Busy time of each lane in each run, by hand."""
+    """The runs of one chunk along a dimension (lane, and busy ticks of the lane) equal those derived by
+    hand."""
     each = read_dimensions(word.replace("line", "ring"))[0]
     form = form_of(replace(each, kind="line") if "line" in word else each, exchange=exchange)
     assert [(run.lane, run.busy) for run in form.runs(pieces, pace, parity=0, most=99)] == runs
 
 
 def test_a_single_piece_goes_one_way_across_a_ring():
-    """One piece cannot be halved for the opposite of four ranks: even chunks go up, odd ones down."""
+    """On a ring of four a single piece for the opposite rank cannot be halved: even chunks go one way, odd
+    ones the other."""
     form = form_of(read_dimensions("ring4@1")[0], exchange=False)
     for parity, ways in ((0, [1, 1, -1]), (1, [1, -1, -1])):
         assert [run.lane for run in form.runs(1, Pace(10, 100), parity=parity, most=99)] == ways
@@ -114,9 +119,9 @@ def test_a_single_piece_goes_one_way_across_a_ring():
 
 @pytest.mark.slow
 def test_steps_of_chunks_fill_gaps_where_a_ring_would_idle():
-    """Other chunks fill the time in which a ring of one piece per rank would wait for latency.
+    """On a ring of 64 ranks, sends of other chunks fill the time in which one chunk would wait for latency.
 
-    64 ranks form a ring, with a latency of 100 times a send.
+    The latency is 100 times as long as a send.
     """
     dims = dimensions("multidim:ring64@1")
     plan = plan_along(dims, "allgather", [(0,)] * 64, [Pace(1, 100)])
@@ -126,7 +131,8 @@ def test_steps_of_chunks_fill_gaps_where_a_ring_would_idle():
 
 
 def test_many_steps_are_scheduled_some_at_a_time(monkeypatch):
-    """If only a few runs are scheduled at a time, the schedule is still valid and finishes as planned."""
+    """If only one run (consecutive sends of a chunk) is scheduled at a time, the schedule is valid and
+    finishes as planned."""
     monkeypatch.setattr("taccl.baselines.passages._MOST_RUNS", 1)
     dims = dimensions("multidim:ring9@1,ring8@2")
     shape = translations_along(dims)
@@ -148,7 +154,8 @@ def test_hierarchical_by_hand():
 
 
 def test_chunks_follow_one_another():
-    """One chunk is in dimension 2 while the next is in dimension 1: two halves take 4 * 4 us."""
+    """One chunk is sent along dimension 2 while the next is sent along dimension 1: two half chunks take 4 *
+    4 us."""
     topology = multidim("switch2@1000,switch2@1000", alpha_us=0)
     problem = make_problem(topology, "allreduce", chunk_bytes=4 * 10**6, chunks_per_rank=1)
     assert hierarchical(problem, order=(0, 1), chunks=2).finish_us == 4 * 4
@@ -163,7 +170,8 @@ def test_orders_of_their_own_keep_both_dimensions_busy():
 
 
 def test_hierarchical_of_dimensions_is_implicit():
-    """On 1,024 ranks the schedule is implicit, and equals the listed one on a smaller product."""
+    """On 1,024 ranks the schedule is implicit and valid; on fewer ranks implicit and listed schedules finish
+    at the same time."""
     large = hierarchical(taccl.dimensions("multidim:switch16@100,switch64@100"), chunks=4)
     assert large.num_ranks == 1024 and verify_implicit(large).ok
     topology = parse("multidim:switch4@100,ring3@50")
@@ -236,7 +244,8 @@ def test_merged_sums_double_where_latency_counts_most():
     schedule = hierarchical(problem, order=(0, 1), chunks=1)
     assert taccl.verify(schedule).ok and 10 <= schedule.finish_us < 10.1
     alone = problem.with_clauses(merging=frozenset(), max_merge=1)
-    # Four pieces to each of seven ranks, then one to each of three, a latency for each.
+    # Unmerged, a rank sends four pieces to each of seven ranks, then one to each of three, each after a
+    # latency of 2 us.
     assert hierarchical(alone, order=(0, 1), chunks=1).finish_us == pytest.approx(2 * (28 + 3), abs=0.1)
 
 

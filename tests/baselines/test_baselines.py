@@ -153,7 +153,8 @@ def test_no_baseline_can(make):
 
 
 def assert_relayed(files, cost_model, collective, sketch, topology):
-    """Assert that baselines relay where only the sketch's links join nodes, and verify."""
+    """Assert that baselines give valid schedules where only the sketch's links join nodes, so that other
+    ranks must relay."""
     problem = load_problem(
         files / "sketch" / f"{sketch}.json",
         files / "topo" / f"{topology}.json",
@@ -183,7 +184,8 @@ def test_our_topologies(cost_model, collective, sketch, topology):
 
 
 UPSTREAM = [("sk1-ndv2-n2", "ndv2-1MB"), ("sk2-ndv2-n2", "ndv2-1KB"), ("sk1-dgx2-n2", "dgx2-1MB")]
-#: Collectives on files of the published tool; the two cost models alternate.
+#: Cost models, collectives, sketches and topologies of the published tool's files; the two cost models
+#: alternate.
 RELAYED = [
     (cost_model, collective, *files)
     for i, files in enumerate(UPSTREAM)
@@ -249,7 +251,8 @@ def test_the_best_is_cut_where_that_pays():
 
 
 def test_baselines_that_are_too_busy_to_be_best_are_not_cut(monkeypatch):
-    """A baseline whose busiest link exceeds another baseline's finish is not tried in finer chunks."""
+    """A baseline whose busiest link is busy for longer than another baseline takes is not tried in finer
+    chunks."""
     topology = fabrics.ring(4, alpha_us=0, bandwidth_gb_per_s=1)
     problem = make_problem(topology, collectives.allgather(4), chunk_bytes=1 << 16)
     cuts, ring, pairwise = [], BASELINES["ring"], BASELINES["pairwise"]

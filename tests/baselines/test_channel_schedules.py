@@ -15,8 +15,9 @@ from tests.foreign import REAL, foreign_files
 from tests.fuzzing import MANY, thinned
 
 COLLECTIVES = ("allreduce", "allgather", "reduce-scatter", "broadcast", "alltoall", "reduce")
-#: Machines alone and in clusters, in turn; instance types only with TACCL_MANY=1, as their servers are those
-#: of machines. Rings on a whole rack have too many transfers for a test.
+#: (machine, number of nodes), alternating between one node and two; all of 1, 2 and 4 nodes with
+#: TACCL_MANY=1. Cloud instances are included only then, as they have the same servers as machines. Rings on a
+#: whole rack have too many transfers for a test.
 _NODES = [
     pytest.param(name, nodes, id=f"{name}-x{nodes}")
     for turn, name in enumerate(each for each in machine_names() if MANY or each not in INSTANCES)
@@ -26,14 +27,15 @@ _NODES = [
 
 
 def agrees(problem, within=0.1):
-    """True if NCCL's schedule is valid, and its time is within a tenth of its model's."""
+    """True if the schedule for NCCL's choice takes the model's time, within a tenth; asserts that it is
+    valid."""
     schedule, chosen = nccl(problem), nccl_choices(problem)[0]
     taccl.verify(schedule).raise_if_failed()
     return schedule.predicted_us == pytest.approx(chosen.time_us, rel=within)
 
 
 def problem_of(topology, collective, size="256MB"):
-    """A collective of a size."""
+    """The problem of a collective of the given size."""
     return taccl.make_problem(topology, collective, size_bytes=size)
 
 
@@ -51,7 +53,7 @@ def test_the_schedule_takes_what_the_model_says(name, nodes, collective):
     ("name", "nodes"), thinned([("dgx1", 2), ("mi300x", 2), ("dgx2", 1), ("dgx-h100", 2)], every=2)
 )
 def test_rings_and_trees_take_what_the_model_says(name, nodes, algorithm):
-    """Rings and trees take the model's time, whichever NCCL chooses."""
+    """Schedules of rings and of trees take the model's time, even if NCCL would choose another algorithm."""
     problem = problem_of(parse(name, nodes=nodes), "allreduce")
     promised = predict(problem, algorithm, problem.topology).time_us
     schedule = over_channels(problem, algorithm, problem.topology)
@@ -82,7 +84,8 @@ def test_imported_servers_take_what_the_model_says(path, collective):
     [("ndv5", 2, "broadcast"), ("ndv5", 2, "allgather"), ("ndv5", 1, "allreduce"), ("ndv2", 2, "allreduce")],
 )
 def test_hops_that_hold_several_resources_keep_to_a_plan(shared_data, server, nodes, collective):
-    """Without NVLinks sends hold PCIe at both ends and the CPU link: a periodic plan takes the model's time."""
+    """On servers without NVLinks, where a send holds PCIe at both ends and the CPU link, the schedule takes
+    the model's time."""
     topology = loaded(shared_data / "nccl-topo" / f"azure-{server}-topo.xml", nodes)
     assert agrees(problem_of(topology, collective, "16MB"))
 
@@ -105,24 +108,28 @@ def test_a_slow_link_is_not_passed_by_through_another_node(shared_data):
     [("dgx1", 1), ("dgx-h100", 1), ("ndv2", 4), ("dgx1", 2), ("dgx2", 2)][: None if MANY else 3],
 )
 def test_small_messages_take_what_the_model_says(name, nodes, collective, size):
-    """For small messages, too, with filling and draining of channels, the schedule takes the model's time."""
+    """For small messages, too, for which filling and draining the pipeline counts, the schedule takes the
+    model's time."""
     assert agrees(problem_of(parse(name, nodes=nodes), collective, size))
 
 
 def test_messages_of_rings_that_share_a_link_start_in_turn():
-    """Six rings of four ranks share links in pairs, which start in turn at every step."""
+    """Each link of four ranks is shared by two of six rings, whose sends alternate; the schedule takes the
+    model's time."""
     assert agrees(problem_of(fabrics.fully_connected(4), "allgather", size="64KB"))
 
 
 def test_further_pieces_follow_at_the_rate_of_the_first(monkeypatch):
-    """A prediction that replays two of many pieces is near one that replays all."""
+    """A prediction that simulates the first two of many pieces is within a tenth of one that simulates
+    all."""
     problem = problem_of(machines.dgx1(2), "broadcast", size="16MB")
     whole = predict(problem, "ring", problem.topology).time_us
     monkeypatch.setattr("taccl.baselines.channel_schedules._MOST_REPLAYED", 0)
     assert predict(problem, "ring", problem.topology).time_us == pytest.approx(whole, rel=0.1)
 
 
-#: Every reported file, alone or in pairs, in turn.
+#: (file, number of servers) of servers modelled on public reports, alternating between 1 and 2; both with
+#: TACCL_MANY=1.
 _REPORTED = [
     pytest.param(path, nodes, id=f"{path.stem}-{nodes}")
     for folder in ("", "smi", "xml")
@@ -136,7 +143,8 @@ _REPORTED = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("path", "nodes"), thinned(_REPORTED, every=2))
 def test_reported_servers_take_what_the_model_says(path, nodes):
-    """Reported servers, alone and, if they have NICs, in pairs, take the model's time."""
+    """Schedules on servers modelled on public reports, alone or, if they have NICs, in pairs, take the
+    model's time."""
     assert agrees(problem_of(loaded(path, nodes), "allreduce"))
 
 
@@ -163,7 +171,8 @@ def test_the_slowest_hop_of_a_ring_counts():
                 near = src // 2 == dst // 2
                 builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=10 if near else 100)
     problem = problem_of(builder.build(), "allgather", size=48_000_000)
-    # Every ring crosses twice. The eight slow links carry 80 GB/s, and each ring uses two: 40 GB/s in total.
+    # Every ring crosses between the pairs twice. The eight slow links carry 80 GB/s; as each ring uses two of
+    # them, all rings together run at 40 GB/s.
     promised = 48 * 3 / 4 / 40 * 1000
     assert nccl_choices(problem)[0].time_us == pytest.approx(promised, rel=0.05)
     assert nccl(problem).finish_us == pytest.approx(promised, rel=0.05)
@@ -187,7 +196,8 @@ def test_chunks_that_may_not_be_cut_are_dealt_out(algorithm):
 
 
 def test_a_schedule_that_is_slower_than_its_model_is_no_measure():
-    """If a schedule is slower than its model, one sentence gives both times; else the text is empty."""
+    """If a schedule is slower than NCCL's model predicts, `model_gap` warns with both times; else its text is
+    empty."""
     problem = problem_of(machines.dgx1(), "allgather", size="1MB")
     schedule, chosen = nccl(problem), nccl_choices(problem)[0]
     assert model_gap(schedule, chosen) == ""

@@ -13,7 +13,7 @@ from taccl.topology import fabrics, machines
 
 
 def problem_of(topology, collective="allgather"):
-    """A collective of 64 MB."""
+    """The problem of a collective of 64 MB."""
     return taccl.make_problem(topology, collective, size_bytes=1 << 26)
 
 
@@ -39,7 +39,7 @@ def test_meshes_with_a_card_a_rank_have_eight_rings(nodes):
 
 
 def test_links_of_two_kinds_are_used_up():
-    """On a DGX-1 twice as many rings use a double link as a single one."""
+    """On a DGX-1 a double link carries twice as many rings as a single link."""
     topology = machines.dgx1()
     channels = channels_of(problem_of(topology), "ring")
     hops, betas = hops_of(channels), {(e.src, e.dst): e.beta_us_per_mb for e in topology.links}
@@ -61,8 +61,8 @@ def test_rings_cross_by_different_cards():
 
 
 def test_four_ranks_that_are_all_linked_use_every_link():
-    """Four fully connected ranks have no three disjoint rings; six rings that use each link twice are
-    equivalent."""
+    """Four fully connected ranks have no three disjoint rings, so six rings use each link twice, at the same
+    total rate."""
     channels = channels_of(problem_of(fabrics.fully_connected(4)), "ring")
     assert set(hops_of(channels).values()) == {len(channels.orders) // 3}
 
@@ -76,7 +76,8 @@ def test_chains_of_a_mesh_share_no_link():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_cheapest_path_is_that_of_all_orders(seed):
-    """The cheapest path equals the minimum over all orders, at random costs of steps and of closing."""
+    """The cheapest path through all ranks equals the minimum over all orders, for random costs of hops and of
+    the closing hop."""
     generator = np.random.default_rng(seed)
     steps, closing = generator.random((2, 5, 5))
     for cost, path in cheapest_paths(steps, closing):

@@ -43,7 +43,7 @@ def test_process_groups_keep_their_chunks():
 
 
 def test_latency_keeps_chunks_whole(make, unit_costs):
-    """If latency exceeds a chunk's time, a ring with a chunk per rank is not cut further."""
+    """If the latency of a send is as long as its data takes, the chunks of a ring are not cut further."""
     problem = make("allgather", fabrics.ring(4, **unit_costs))
     assert BASELINES["ring"](problem).problem.chunk_bytes == problem.chunk_bytes
 
@@ -81,7 +81,7 @@ def test_cut_schedules_verify_and_are_no_slower(name, collective):
 def test_finer_chunks_are_not_built_unmerged_if_latencies_alone_take_longer(monkeypatch):
     """Finer unmerged chunks are not tried if their latencies alone exceed a merged schedule's time.
 
-    Here messages of 100 KB merge on a torus.
+    On the torus here, an allreduce of 100 KB is faster with merged messages.
     """
     built = []
 
@@ -119,7 +119,7 @@ def test_whole_chunks_are_made_once():
 
 @pytest.mark.slow
 def test_the_best_baseline_skips_what_lists_too_much(monkeypatch):
-    """One-shot sums, which send 15 times the data on a torus, are skipped for large chunks."""
+    """For large chunks `best` does not build one-shot sums, which send 15 times the data on a torus."""
     problem = make_problem(fabrics.torus(4, 4), "allreduce", size_bytes="16MB")
 
     def listed(*_, **__):
@@ -132,7 +132,7 @@ def test_the_best_baseline_skips_what_lists_too_much(monkeypatch):
 
 @pytest.mark.slow
 def test_the_best_baseline_leaves_out_what_has_too_many_transfers(monkeypatch):
-    """A baseline with too many transfers is skipped, and others compete."""
+    """`best` skips a baseline with too many transfers and returns another one."""
     monkeypatch.setattr("taccl.baselines.moves._MOST_TRANSFERS", 2_000)
     problem = make_problem(fabrics.torus(4, 4), "allreduce", size_bytes="16MB", chunks_per_rank=1)
     with pytest.raises(CollectiveError, match="expected at most 1000"):
@@ -141,7 +141,7 @@ def test_the_best_baseline_leaves_out_what_has_too_many_transfers(monkeypatch):
 
 
 def test_the_best_baseline_so_far_is_returned_once_time_is_up():
-    """With almost no time the quickest baseline to build, the tree, is returned."""
+    """With almost no time `best` returns the tree, the baseline that is built in the least time."""
     problem = make_problem(fabrics.ring(4), collectives.allgather(4), chunk_bytes=1 << 20)
     first = BASELINES["tree"](problem, cut=False)
     assert best(problem, time_limit_s=1e-9).digest() == first.digest()
@@ -154,7 +154,8 @@ def test_one_shot_finishes_no_sooner_than_its_bound():
 
 
 def test_cutting_goes_on_where_time_ended_it():
-    """A second call continues where time ended the first, without rebuilding its schedules."""
+    """A second call goes on with finer chunks where the time limit ended the first, without rebuilding its
+    schedules."""
     problem = make_problem(fabrics.ring(12, alpha_us=0), collectives.broadcast(12), chunk_bytes=1 << 20)
     made = []
     most = 8

@@ -16,39 +16,46 @@ ALPHA, BETA = 0.5, 20e-6
 
 
 def steps_of(sizes):
-    """The dimension-interleaved steps of recursive halving: for each, the step number in its dimension."""
+    """Number within its dimension of each step of recursive halving, whose steps alternate between
+    dimensions."""
     return [
         step for step, _ in sorted((s, k) for k, n in enumerate(sizes) for s in range(n.bit_length() - 1))
     ]
 
 
 def exchange_us(sizes, num_bytes, hops, parts):
-    """Time in us of halving and doubling, or of doubling with whole sums; `hops(step)` is the partner's
-    distance."""
+    """Time in us of halving and doubling, or of doubling with whole sums, whichever is faster; `hops(step)`
+    is the partner's distance."""
     share, steps = num_bytes * BETA / parts, steps_of(sizes)
     halving = 2 * sum(hops(step) * (ALPHA + share / 2 ** (s + 1)) for s, step in enumerate(steps))
     return min(halving, sum(hops(step) * (ALPHA + share) for step in steps))
 
 
 def swing_us(sizes, num_bytes):
-    """Time in us of Swing on all ports of a torus: De Sensi et al., NSDI 2024, a message per hop."""
+    """Time in us of Swing on all ports of a torus (De Sensi et al., NSDI 2024); relayed messages pay for
+    every hop."""
     return exchange_us(sizes, num_bytes, lambda s: abs(1 - (-2) ** (s + 1)) // 3, 2 * len(sizes))
 
 
 def recursive_us(sizes, num_bytes):
-    """Time in us of halving and doubling, one part per dimension, with messages over 1, 2, 4 links."""
+    """Time in us of halving and doubling, with one part of the data per dimension and partners 1, 2, 4, ...
+    links away."""
     return exchange_us(sizes, num_bytes, lambda s: 2**s, len(sizes))
 
 
 def bucket_us(sizes, num_bytes, *, is_mesh):
-    """Time in us of buckets along all dimensions together, half a ring each way, or along lines both ways."""
+    """Time in us of buckets along all dimensions at once.
+
+    On a torus data goes half a ring each way, on a mesh the length of a line both ways.
+    """
     steps = sum(size - 1 if is_mesh else size // 2 for size in sizes)
     share = num_bytes * BETA / len(sizes) / (1 if is_mesh else 2)
     return 2 * (steps * ALPHA + share * (1 - 1 / prod(sizes)))
 
 
 def whole_sums_us(size, num_dims, scattered, num_bytes, *, is_mesh):
-    """Time in us of buckets along some of equal dimensions, and whole sums along the others."""
+    """Time in us of buckets along the first `scattered` of `num_dims` dimensions of equal size, and whole
+    sums along the others."""
     steps = size - 1 if is_mesh else size // 2
     share = num_bytes * BETA / num_dims * (2 if is_mesh else 1)
     buckets = sum((size - 1) / size ** (k + 1) for k in range(scattered))
@@ -70,7 +77,7 @@ def allreduce(sizes, num_bytes, make=taccl.topologies.torus):
     ],
 )
 def test_bucket_takes_what_its_formula_says(sizes, make, num_bytes):
-    """Merged buckets finish within 5 % of their formula on tori and meshes, from 16 KB to 16 MB."""
+    """Merged buckets finish at most 5 % later than their formula on tori and meshes, from 16 KB to 16 MB."""
     found = bucket(allreduce(sizes, num_bytes, make))
     assert found.finish_us <= 1.05 * bucket_us(sizes, num_bytes, is_mesh=make is mesh)
     assert taccl.verify(found).ok
@@ -120,7 +127,8 @@ def test_swing_of_64_ranks_takes_what_its_formula_says(sizes, num_bytes):
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", thinned([(8, 8), (4, 4, 4)]))
 def test_whole_sums_of_few_bytes_use_all_ports(sizes):
-    """Swing spreads whole sums of 16 KB over all ports of 64 ranks, within 0.1 % of its formula."""
+    """Swing sends whole sums of 16 KB over all ports of 64 ranks, and finishes at most 0.1 % later than its
+    formula."""
     found = swing(allreduce(sizes, 16_000))
     assert found.finish_us <= 1.001 * swing_us(sizes, 16_000) and taccl.verify(found).ok
 
@@ -150,7 +158,7 @@ def test_a_cut_baseline_is_compared_in_microseconds():
 
 
 def test_given_chunks_do_not_merge():
-    """A given number of chunks is not merged beyond the problem's clauses."""
+    """If the number of chunks is given, `bucket` merges them no further than the problem's clauses say."""
     problem = taccl.make_problem(mesh(4, 4), "allreduce", size_bytes=10**6, chunks_per_rank=1)
     assert bucket(problem).problem.clauses == problem.clauses
 

@@ -12,12 +12,13 @@ from tests.fuzzing import MANY
 def test_allgather_crosses_first(make, unit_costs):
     """Two nodes of two ranks: a chunk crosses in one hop, then is copied inside, 4 us."""
     topology = fabrics.fully_connected(4, ranks_per_node=2, **unit_costs)
-    # Link 0 -> 1 carries chunk 0 in 0-2 us, chunk 2 (which crossed in 0-2 us) in 2-4 us.
+    # Link 0 -> 1 carries chunk 0 from 0 to 2 us, and chunk 2, which has come from the other node by then,
+    # from 2 to 4.
     assert hierarchical(make("allgather", topology)).finish_us == 4
 
 
 def test_only_ranks_of_one_local_rank_talk_across(make, unit_costs):
-    """Every link used between nodes joins equal local ranks."""
+    """Every link that is used between nodes joins ranks of equal local number."""
     topology = fabrics.fully_connected(6, ranks_per_node=3, **unit_costs)
     schedule = hierarchical(make("allreduce", topology))
     crossings = [topology.links[t.link] for t in schedule if topology.is_internode(t.link)]
@@ -26,10 +27,11 @@ def test_only_ranks_of_one_local_rank_talk_across(make, unit_costs):
 
 
 def test_alltoall_in_two_levels(make, unit_costs):
-    """In an alltoall every chunk crosses once, to the equal local rank, and then moves inside the node."""
+    """In an alltoall a chunk crosses once to the rank of equal local number in the other node, and then moves
+    inside the node."""
     topology = fabrics.fully_connected(4, ranks_per_node=2, **unit_costs)
     schedule = hierarchical(make("alltoall", topology))
-    # Across: each rank's 2 chunks for the other node, 8 in all.
+    # Each of four ranks sends 2 chunks to the other node, 8 in all.
     assert sum(topology.is_internode(t.link) for t in schedule) == 8
 
 
@@ -43,7 +45,8 @@ def test_alltoall_in_two_levels(make, unit_costs):
     ],  # fmt: skip
 )
 def test_chunks_are_passed_on_in_a_node_while_others_cross(machine, nodes, name, most_us):
-    """Allreduce and allgather of 16 MB overlap both levels, near the time of their NICs."""
+    """Allreduce and allgather of 16 MB overlap sends inside and between nodes, and take little longer than
+    their NICs are busy."""
     topology = getattr(taccl.topologies, machine)(nodes)
     found = hierarchical(taccl.make_problem(topology, name, size_bytes=16 * 10**6))
     taccl.verify(found).raise_if_failed()
@@ -52,14 +55,15 @@ def test_chunks_are_passed_on_in_a_node_while_others_cross(machine, nodes, name,
 
 
 def test_one_node_is_refused(make, unit_costs):
-    """A single node has no second level."""
+    """The two-level baseline refuses a single node."""
     with pytest.raises(CollectiveError, match="two or more nodes of one size, but found 1 of 4 ranks"):
         hierarchical(make("allgather", fabrics.ring(4, **unit_costs)))
 
 
 @pytest.mark.slow
 def test_what_was_cut_before_an_interrupt_is_found_under_its_name(monkeypatch):
-    """Finer chunks of the two-level baseline are cached for the search, also after an interrupt."""
+    """A schedule in finer chunks that was built before an interrupt is cached for the search, under the
+    baseline's name."""
     problem = taccl.make_problem(taccl.topologies.dgx_a100(2), "allgather", size_bytes=16 * 10**6)
     made = spread.listed
     calls = iter([made, made])

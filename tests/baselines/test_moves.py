@@ -25,7 +25,7 @@ def test_moves_are_sorted_by_step():
 
 
 def test_chunks_between_two_ranks_are_one_message():
-    """Chunks of one row with the same step, source and destination are one message; two rows are two
+    """Chunks that one row of moves sends in one step between two ranks are one message; two rows are two
     messages."""
     moves = Moves.of([(0, [0, 1], 2, 3, False), (0, [4], 2, 3, False)])
     first, second, third = moves.message.tolist()
@@ -85,7 +85,8 @@ SPREADS = {
     "topology", [machines.ndv2(), fabrics.torus(2, 4, ranks_per_node=4), fabrics.star(8)]
 )
 def test_sums_in_one_pass_are_reversed_broadcasts(name, collective, topology):
-    """A reduction in one pass takes as long as its broadcast, reversed in time."""
+    """Sums planned in one pass finish at the same time as a separately planned broadcast that is reversed in
+    time."""
     problem = taccl.make_problem(topology, collective, size_bytes=10**6, chunks_per_rank=1)
     spread = SPREADS[name]
     found = run(problem, spread).schedule(problem, producer="")
@@ -100,14 +101,14 @@ def test_sums_in_one_pass_are_reversed_broadcasts(name, collective, topology):
 
 @pytest.mark.parametrize("name", SPREADS)
 def test_the_busiest_resource_bounds_the_finish(name):
-    """The busiest resource's total is a lower bound on the finish."""
+    """The busy time of the busiest resource is a lower bound on the finish."""
     problem = taccl.make_problem(machines.ndv2(), "allreduce", size_bytes=10**6, chunks_per_rank=1)
     sends = run(problem, SPREADS[name])
     assert 0 < sends.busy_ticks(problem) <= sends.schedule(problem, producer="").finish_ticks
 
 
 def test_chunks_start_at_their_first_origin(make, unit_costs):
-    """`starts_of` gives each chunk's first origin: chunks 2r and 2r + 1 of an allgather start at rank r."""
+    """`starts_of` gives the first origin of each chunk: rank r for chunks 2r and 2r + 1 of an allgather."""
     problem = make("allgather", fabrics.ring(3, **unit_costs), chunks_per_rank=2)
     assert starts_of(problem).tolist() == [0, 0, 1, 1, 2, 2]
     assert starts_of(problem).dtype == np.int64

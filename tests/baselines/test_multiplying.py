@@ -18,7 +18,8 @@ from taccl.topology.builder import TopologyBuilder
 
 
 def behind_ports(nodes, size, *, near_us, far_us, us_per_mb):
-    """Nodes of ranks with one port each way inside the node, and separate links between nodes."""
+    """A topology of nodes: each rank has one port each way inside its node, and separate links to other
+    nodes."""
     builder = TopologyBuilder("ports", [node for node in range(nodes) for _ in range(size)])
     ranks = range(nodes * size)
     ports = [(builder.add_resource(f"out {r}"), builder.add_resource(f"in {r}")) for r in ranks]
@@ -43,7 +44,8 @@ def merging(topology, collective, size_bytes):
 
 
 def two_nodes():
-    """Two nodes of two: 1 us inside, 10 us between any ranks of both, no shared resources."""
+    """A topology of two nodes of two ranks: 1 us inside a node, 10 us between ranks of different nodes, no
+    shared resources."""
     builder = TopologyBuilder("two", [0, 0, 1, 1])
     for src in range(4):
         for dst in range(4):
@@ -54,7 +56,8 @@ def two_nodes():
 
 
 def test_some_cross_before_the_sums_in_nodes_and_some_after():
-    """Half of the data crosses between nodes before the sums in nodes, and half after them, over other links.
+    """Half of the data crosses between nodes before it is summed in nodes, the other half after that, over
+    other links.
 
     Two of four chunks of 20 kB take 10 us of latency and 4 us of bytes between nodes, and 1.04 us in a node
     before or after that. If each half of a node's sum crossed once, scattered before and gathered afterwards,
@@ -71,9 +74,9 @@ def test_what_crosses_in_turns_goes_over_other_links():
     """Parts of a chunk set that cross between nodes in different steps use different links.
 
     Between nodes a send of n chunks takes 6 + 0.1 n us and holds its link; in a node it holds ports for 1 +
-    0.1 n us. Three of eight chunks cross first, three after one step in a node, two after two, each part to
-    another rank. The middle ones take 1 + 0.5, then 6 + 0.3, then 1 + 0.6 us; if all crossed together, 10.4
-    us.
+    0.1 n us. Three of eight chunks cross first, three after one step inside nodes, two after two such steps,
+    each part to another rank. The middle ones take 1 + 0.5, then 6 + 0.3, then 1 + 0.6 us; if all crossed
+    together, 10.4 us.
     """
     topology = behind_ports(2, 4, near_us=1, far_us=6, us_per_mb=1)
     schedule = multiplying(merging(topology, collectives.allreduce(8), 800_000), cut=False)
@@ -141,7 +144,7 @@ def test_what_comes_from_a_node_is_gathered_while_the_next_crosses(name):
 
 
 def test_nine_ranks_behind_ports_add_up_in_threes():
-    """Nine ranks behind ports add up in two steps, each among three ranks.
+    """Nine ranks with a port each sum their data in two steps, each among three ranks.
 
     A step takes two messages of 1 us and 9 B each; one-shot takes eight messages.
     """
@@ -154,20 +157,22 @@ def test_nine_ranks_behind_ports_add_up_in_threes():
 
 
 def test_four_ranks_behind_ports_double():
-    """On four ranks behind ports, multiplying equals recursive doubling, which is optimal there."""
+    """On four ranks with a port each, multiplying takes as long as recursive doubling, which is optimal
+    there."""
     topology = behind_ports(1, 4, near_us=1, far_us=1, us_per_mb=1)
     problem = merging(topology, collectives.allreduce(4), 4)
     assert multiplying(problem).finish == recursive(problem).finish == 2 * Fraction("1.000004")
 
 
 def test_messages_in_parts_follow_one_another():
-    """A chunk crosses while the next is being summed, which is faster than whole messages."""
+    """A chunk crosses between nodes while the next is being summed, which is faster than messages of several
+    chunks in sequence."""
     topology = behind_ports(2, 4, near_us=0.01, far_us=5, us_per_mb=1)
     problem = merging(topology, collectives.allreduce(8), 8 * 10**6)
     schedule = multiplying(problem, cut=False)
     assert taccl.verify(schedule).ok
-    # 3 messages of two chunks of 1 MB are scattered, two chunks summed over a link, and three messages
-    # gathered.
+    # In sequence, three messages of two 1 MB chunks are scattered, two chunks are summed between nodes, and
+    # three messages are gathered.
     assert schedule.finish < 2 * 3 * 2.01 + 5 + 2
 
 
@@ -201,7 +206,7 @@ def test_eight_ranks_behind_ports_gather_by_doubling():
 
 @pytest.mark.parametrize("name", ["allgather", "alltoall", "reduce_scatter"])
 def test_other_nodes_are_sent_to_straight(name):
-    """Links to other nodes are used directly, and at the same time as the rounds inside nodes.
+    """Chunks for another node go directly over its links, at the same time as the rounds inside nodes.
 
     Links of 6 us lead to every rank of the other node; a node takes two rounds of 1 us. If ranks sent along
     their digits only, the rounds in a node would come before or after the 6 us. Data takes negligible time.
@@ -214,7 +219,7 @@ def test_other_nodes_are_sent_to_straight(name):
 
 
 def test_other_collectives_are_refused():
-    """Sums of some ranks, and scans, are refused."""
+    """Sums to which only some ranks contribute, and scans, are refused."""
     topology = taccl.topologies.fully_connected(4)
     custom = collectives.custom(4, precondition={0: [0, 1]}, postcondition={0: [3]}, combining=True)
     for collective, why in ((collectives.scan(4), "derive"), (custom, "supports full reductions only")):
@@ -223,7 +228,7 @@ def test_other_collectives_are_refused():
 
 
 def test_an_order_that_cannot_be_improved_is_not_listed_again(monkeypatch):
-    """If ports are never idle, the order is not improved by list scheduling."""
+    """If ports are never idle, list scheduling is not tried, as it could not improve the order of sends."""
     monkeypatch.setattr(spread, "listed", lambda *_, **__: pytest.fail("listed"))
     problem = make_problem(fabrics.star(2), collectives.alltoall(2), chunk_bytes=10**6)
     assert multiplying(problem, cut=False).num_transfers == 2
@@ -231,7 +236,7 @@ def test_an_order_that_cannot_be_improved_is_not_listed_again(monkeypatch):
 
 @pytest.mark.slow
 def test_parts_behind_one_another_are_as_many_as_pay():
-    """Data is divided into as many pipelined parts as make it faster.
+    """Data is divided into more pipelined parts as long as that makes the schedule faster.
 
     Eight parts finish an allreduce of 1 MB on two DGX-A100 in 27.1 us, four parts in 28.2 us.
     """
@@ -243,7 +248,8 @@ def test_parts_behind_one_another_are_as_many_as_pay():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["allreduce", "allgather", "reduce-scatter"])
 def test_plans_are_ranked_as_by_their_whole_estimates(name):
-    """Estimates of plans far behind the best are cut short without changing the ranking."""
+    """The ranking of plans equals that by complete estimates, though estimates of far slower plans are cut
+    short."""
     problem = make_problem(taccl.topologies.ndv2(2), name, size_bytes=10**6)
     grid = Grid(problem)
     times = StepTimes(problem, grid)
@@ -255,7 +261,7 @@ def test_plans_are_ranked_as_by_their_whole_estimates(name):
 
 
 def test_plans_far_behind_are_estimated_when_they_are_reached():
-    """The first plans of a ranking are found without complete estimates of all others."""
+    """The first plan of a ranking is found although less than half of the plans have been estimated."""
     problem = make_problem(taccl.topologies.ndv2(2), "allreduce", size_bytes=10**6)
     grid = Grid(problem)
     times = StepTimes(problem, grid)
@@ -265,18 +271,20 @@ def test_plans_far_behind_are_estimated_when_they_are_reached():
 
 
 def eight_ranks(*, parts):
-    """An allreduce of 1 MB in a node of eight, with each chunk cut into parts that may merge."""
+    """The problem of an allreduce of 1 MB in a node of eight, with each chunk cut into `parts` parts that may
+    merge."""
     problem = make_problem(taccl.topologies.dgx_h100(1), collectives.allreduce(8), size_bytes=10**6)
     return spread.cut_chunks(spread.without_sketch(spread.merging(problem)), parts)
 
 
 @pytest.mark.slow
 def test_a_mix_uses_ports_that_a_single_plan_leaves_idle():
-    """A mix of plans uses ports that a single plan leaves idle, between its scattering and its gathering.
+    """A mix of plans uses ports in the time in which a single plan leaves them idle, between scattering and
+    gathering.
 
-    Eight ranks reduce 1 MB in k pipelined pieces. Seven messages of 125/k kB take 7 (0.02 + 337.1 / 1000 k)
-    us each time, and a link 3.4 us more, so a single plan ends at 6.8 + (k + 1) such times or later. A mix
-    sends other chunks whole in the idle time.
+    Eight ranks reduce 1 MB in k pipelined pieces. A step of seven messages of 125/k kB takes 7 (0.02 + 0.3371
+    / k) us, and links add a latency of 3.4 us. A single plan takes k + 1 such steps and two latencies or
+    more. A mix sends other chunks whole in the idle time.
     """
     problem, beta = eight_ranks(parts=16), Fraction(2500, 927)
     singles = [2 * Fraction("3.4") + (k + 1) * 7 * (Fraction("0.02") + beta / 8 / k) for k in range(1, 33)]
@@ -288,7 +296,8 @@ def test_a_mix_uses_ports_that_a_single_plan_leaves_idle():
 
 @pytest.mark.slow
 def test_estimates_of_mixes_are_exact_behind_ports():
-    """Behind equal ports `MixTimes` and the step timeline predict a mix's finish exactly."""
+    """If all ranks have equal ports, `MixTimes` and the step timeline predict the finish of a mix of plans
+    exactly."""
     problem = eight_ranks(parts=16)
     times = StepTimes(problem, Grid(problem))
     plan = best_mix(times)
@@ -303,7 +312,7 @@ def test_a_mix_has_all_chunks():
 
 
 def test_parts_may_cross_before_and_after_the_sums_in_nodes():
-    """A part may sum between nodes first or last."""
+    """A part of the data may be summed between nodes before or after the steps inside nodes."""
     far, near = Digit(True, 2, 1), Digit(False, 8, 1)
     begun = ("scatter", near), ("gather", near)
     assert PlanPart((near,), before=(far,)).steps() == [("sum", far), *begun]
@@ -311,11 +320,12 @@ def test_parts_may_cross_before_and_after_the_sums_in_nodes():
 
 
 def test_estimates_of_mixes_leave_covered_resources_out():
-    """Links inside a node are held no longer than ports, and all ports are equal: one resource remains."""
+    """Estimates of a mix use one resource, as all ports are equal and links inside a node are held no longer
+    than ports."""
     times = StepTimes(eight_ranks(parts=3), Grid(eight_ranks(parts=3)))
     assert len(MixTimes(times, [PlanPart((Digit(False, 8, 1),))]).resources) == 1
 
 
 def test_fixed_chunks_are_not_mixed():
-    """If chunks may not be cut, parts of a plan have equal numbers of chunks."""
+    """If chunks may not be cut, a single plan is used and not a mix."""
     assert "mixed" not in multiplying(eight_ranks(parts=16), cut=False).producer

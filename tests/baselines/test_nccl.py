@@ -36,7 +36,7 @@ def test_the_model_by_hand():
 
 @pytest.mark.slow
 def test_protocols_follow_one_another():
-    """The best protocol moves from low latency to high bandwidth as messages grow."""
+    """As messages grow, the best protocol changes from one of low latency to one of high bandwidth."""
     topology = taccl.topologies.dgx_h100(profile="nccl")
     sizes = 8, 2**24, 2**30
     best = [nccl_choices(problem_of(topology, size=size), nvls=False)[0].protocol for size in sizes]
@@ -122,7 +122,8 @@ def test_nodes_whose_switches_add_are_joined_by_trees(nodes):
 
 @pytest.mark.slow
 def test_the_protocol_that_was_seen_is_taken(tmp_path):
-    """A profile fitted to a log uses the log's protocol at its sizes; at other sizes all fitted ones compete."""
+    """At the sizes of a log, a profile fitted to it uses the log's protocol; at other sizes it considers all
+    fitted protocols."""
     sizes = tuple(2**power for power in range(3, 30, 3))
     rows = (row(size, 15.0 if size < 2**16 else 60.0 + size / 200e3) for size in sizes)
     (tmp_path / "a.log").write_text("# all_reduce_perf\n" + "\n".join(rows))
@@ -143,7 +144,7 @@ def test_the_protocol_that_was_seen_is_taken(tmp_path):
     ],
 )
 def test_what_nccl_lacks_is_said(problem, said):
-    """Collectives that NCCL lacks are refused in one sentence."""
+    """A collective that NCCL lacks, and a single rank, are refused in one sentence."""
     with pytest.raises(CollectiveError, match=said):
         nccl(problem())
 
@@ -153,7 +154,8 @@ def test_what_nccl_lacks_is_said(problem, said):
     "log", ["p5_x1_allreduce_aws_batch", *(["mi300x_x1_allreduce_rccl"] if MANY else [])]
 )
 def test_fitted_profiles_predict_their_logs(shared_data, log):
-    """Predictions of NCCL's schedule are within 15 % of the log's times (median)."""
+    """Times of NCCL's schedule under a fitted profile differ from the log's times by at most 15 %
+    (median)."""
     assert baseline_row(shared_data / "nccl-tests", log)["met"]
 
 

@@ -29,7 +29,8 @@ def test_one_message_a_link():
 
 
 def test_large_messages_go_chunk_by_chunk():
-    """If all the data takes longer than a link's latency, the problem's own chunks do not merge."""
+    """If sending all the data takes longer than a link's latency, the chunks of the problem are not
+    merged."""
     topology = taccl.topologies.fully_connected(4)
     large = make_problem(topology, collectives.allreduce(4), size_bytes=10**6)
     assert large.clauses.merging == frozenset()
@@ -45,7 +46,8 @@ def test_only_sums_merge_so():
 def test_contributions_add_up_where_they_meet():
     """Contributions that pass a common rank are added up there.
 
-    Ranks 0 and 1 reach rank 3 through rank 2: one message of the sum of three, not three messages.
+    Ranks 0 and 1 reach rank 3 through rank 2, which sends one message with the sum of all three, not three
+    messages.
     """
     builder = TopologyBuilder("y", [0] * 4)
     for src, dst in ((0, 2), (1, 2), (2, 3)):
@@ -76,7 +78,7 @@ def test_a_reduction_in_one_shot():
 
 
 def test_relays_pass_contributions_on():
-    """On a ring every contribution crosses each link of its shortest routes once."""
+    """On a ring every contribution crosses each link of its shortest paths once."""
     problem = make_problem(taccl.topologies.ring(5), collectives.allreduce(5), size_bytes=1000)
     schedule = one_shot(problem)
     assert taccl.verify(schedule).ok

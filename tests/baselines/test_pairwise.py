@@ -19,7 +19,7 @@ def test_alltoall_over_direct_links(make, unit_costs):
 
 
 def test_alltoall_behind_a_switch_takes_turns(make, unit_costs):
-    """With one port each way per rank, shifts take one step each."""
+    """If each rank has one port each way, an alltoall of four ranks takes three steps (shifts)."""
     # 3 shifts; each rank sends one chunk of 2 us and receives one at a time.
     assert pairwise(make("alltoall", fabrics.star(4, **unit_costs))).finish_us == 6
 
@@ -65,7 +65,7 @@ def test_relays_wait_for_no_step():
 
 
 def test_pairs_over_one_port_leave_no_port_idle():
-    """In an exchange of two bridged pairs of ranks no port is idle.
+    """In an alltoall of two pairs of ranks no port is idle; each pair is joined by a bridge.
 
     Each rank sends two chunks of 10 us through its slot while it sends one over its bridge.
     """

@@ -31,7 +31,7 @@ def test_sends_of_one_resource_follow_one_another():
 
 
 def test_a_hold_of_the_end_of_a_long_send_is_between_others():
-    """Three sends of 10 us that hold their receiver only in the last 2 us have a period of 6 us."""
+    """Three sends of 10 us that hold one receiver, each only in its last 2 us, have a period of 6 us."""
     holds = [[("into", 8, 2)] for _ in range(3)]
     period, phases = periodic(holds, [10] * 3, [-1] * 3, [range(3)])
     assert period == pytest.approx(6)

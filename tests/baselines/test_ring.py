@@ -60,7 +60,7 @@ def test_ring_follows_ndv2s_double_links():
 
 
 def test_rings_of_dgx2_cross_by_different_nics():
-    """No two rings of two DGX-2 nodes hold the same network card between nodes."""
+    """On two DGX-2 nodes no two rings use the same NIC between nodes."""
     topology = machines.dgx2(nodes=2)
     routes = ShortestRoutes.of(make_problem(topology, collectives.allgather(32), chunk_bytes=10**6))
     rings = find_rings(topology, routes.ticks)
@@ -75,7 +75,8 @@ def test_rings_of_dgx2_cross_by_different_nics():
 
 
 def test_no_ring_of_links_means_relays(make, unit_costs):
-    """On a 3 x 3 mesh without a Hamiltonian ring, steps are relayed, also in the reduce phase."""
+    """On a 3 x 3 mesh, which has no Hamiltonian ring, some steps are relayed by other ranks, also in the
+    reduce phase."""
     schedule = ring(make("allreduce", fabrics.mesh(3, 3, **unit_costs)))
     verify(schedule).raise_if_failed()
 

@@ -1,4 +1,4 @@
-"""Shortest routes of many pairs of ranks together, against those of each pair."""
+"""Shortest routes that are computed for many pairs of ranks at once equal those of each pair alone."""
 
 import numpy as np
 import pytest

@@ -21,18 +21,18 @@ from tests.effort import brief_synthesis
 
 
 def central(n, k, *, size="1MB", chunks_per_server=1, update_us_per_mb=0):
-    """n workers, and a box of k NICs that serves them."""
+    """A topology of n workers and a server box of k NICs."""
     collective = exchange(n, k, chunks_per_server=chunks_per_server, update_us_per_mb=update_us_per_mb)
     return make_problem(rack(n, k), collective, size_bytes=size)
 
 
 def kinds(schedule):
-    """The kinds of violation."""
+    """Kinds of violation that the verifier finds."""
     return {each.kind for each in verify(schedule).violations}
 
 
 def test_chunks_are_kept_by_servers_in_turn():
-    """Chunks are rooted at the servers in turn, and all workers push and pull.
+    """The roots of chunks are the servers in turn; all workers contribute to every chunk and receive its sum.
 
     Ranks 0 and 1 are workers, ranks 2 to 4 servers.
     """
@@ -72,7 +72,7 @@ def test_roots_are_servers():
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "k"), [(4, 1), (4, 6), (8, 4), (8, 10), (5, 3)])
 def test_the_box_or_the_line_is_what_limits(n, k):
-    """A worker's line or the server box limits an exchange.
+    """An exchange is limited by a worker's link or by the server box.
 
     A worker moves the data once each way, and each of the box's k NICs n / k of it: 80 us/MB times max(1, n /
     k).
@@ -142,7 +142,7 @@ def test_a_copy_of_what_was_updated_counts():
 def test_partial_sums_cross_the_core_for_a_rack():
     """One partial sum of a rack crosses the core in place of its three workers' contributions.
 
-    Half of the data are rooted in the other one of two racks of 3 workers.
+    Each of two racks has 3 workers; for half of the data the root is in the other rack.
     """
     topology = rack(3, 2, 2, 4)
     problem = make_problem(topology, exchange(6, 4), size_bytes="4MB")
@@ -231,7 +231,8 @@ def test_chunks_are_cut_until_the_last_pulls_are_short():
 
 @pytest.mark.slow
 def test_an_exchange_of_given_chunks_is_bounded_before_its_schedule_uses_up_the_time():
-    """The bound is the first stage if the number of chunks is given; with an open number it follows later."""
+    """If the number of chunks is given, the bound is the first stage of synthesis; if it is open, the
+    servers' schedule is."""
     given = exchange(range(4), range(4, 8), num_ranks=8, chunks_per_server=8)
     result = brief_synthesis(make_problem(rack(4, 4), given, chunk_bytes=10**5))
     assert [stage.name for stage in result.stages][:2] == ["bound", "servers"]

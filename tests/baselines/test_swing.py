@@ -22,7 +22,7 @@ def test_partners_swing_from_side_to_side():
 @pytest.mark.parametrize("size", [2, 4, 8, 16, 32, 64])
 @pytest.mark.parametrize("mirrored", [False, True])
 def test_partners_have_each_other_and_double_what_they_know(size, mirrored):
-    """Partners are mutual, and in both orders of steps a rank's known data doubles with every step."""
+    """Partners are mutual, and the data that a rank has doubles with every step, in both orders of steps."""
     steps = range(size.bit_length() - 1)
     for order in (steps, steps[::-1]):
         known = [{place} for place in range(size)]

@@ -14,13 +14,15 @@ from taccl.topology import fabrics, machines
 
 
 def test_binary_tree_of_four():
-    """Place 2 hangs below place 0; the odd places hang below 2."""
+    """In a tree of places 0 to 3, the parent of place 2 is place 0, and the parent of places 1 and 3 is place
+    2."""
     assert binary_tree(4) == [(0, 0, 2), (1, 2, 1), (1, 2, 3)]
 
 
 @pytest.mark.parametrize("count", range(1, 34))
 def test_trees_span_all_members(count):
-    """Either tree reaches every member but the root exactly once, from one that it reached before."""
+    """Either tree reaches every member except the root exactly once, from a member that it has reached
+    before."""
     for edges in two_trees(range(count)):
         reached = {0}
         for _, up, down in edges:
@@ -32,8 +34,8 @@ def test_trees_span_all_members(count):
 
 @pytest.mark.parametrize("count", range(3, 34))
 def test_inner_members_of_one_tree_are_leaves_of_the_other(count):
-    """With an odd number of members only the root is inner in both trees; with an even one at most one more
-    is."""
+    """With an odd number of members only the root has children in both trees; with an even number at most one
+    other member does."""
     first, second = ({up for _, up, _ in edges} - {0} for edges in two_trees(range(count)))
     assert len(first & second) <= (count + 1) % 2
 
@@ -58,7 +60,7 @@ def test_chunks_follow_one_another_down():
 
 @pytest.mark.slow
 def test_all_network_cards_carry_sums_of_an_allreduce():
-    """With enough chunks the trees use each NIC of a node, both ways."""
+    """With enough chunks the two trees use every NIC of a node in both directions."""
     topology = machines.dgx_a100(2, profile="nominal")
     problem = make_problem(topology, collectives.allreduce(16, chunks_per_rank=2), size_bytes=1 << 25)
     schedule = tree(problem, cut=False)
@@ -69,7 +71,7 @@ def test_all_network_cards_carry_sums_of_an_allreduce():
 
 
 def test_broadcast_from_any_root(make, unit_costs):
-    """The tree hangs below the collective's root."""
+    """The root of the tree is the collective's root."""
     schedule = tree(make("broadcast", fabrics.fully_connected(5, **unit_costs), root=3))
     verify(schedule).raise_if_failed()
     assert schedule.problem.topology.links[next(iter(schedule)).link].src == 3
@@ -84,7 +86,8 @@ def test_allreduce_gathers_at_rank_0(make, unit_costs):
 
 
 def test_allreduce_overlaps_up_and_down(make, unit_costs):
-    """Chunks go down while others still go up: an allreduce takes less than both phases one by one."""
+    """Some chunks go down the tree while others still go up, so an allreduce takes less time than both phases
+    in sequence."""
     topology = fabrics.fully_connected(4, **unit_costs)
     up, both = (
         tree(make("reduce", topology, chunks_per_rank=8)),
