@@ -78,7 +78,8 @@ def decoder(tokens, wanted, weights, mesh):
 
 
 def training_of_decoder(mesh):
-    """Function of a rank's tensors that returns the loss and the weights after a training step."""
+    """A function of a rank's tokens, targets and weights that returns the loss and the weights after a
+    training step."""
     names = list(shapes(1))
 
     def step(tokens, wanted, *weights):
@@ -105,7 +106,8 @@ def layouts_of_decoder():
 
 
 class Encoder(nn.Module):
-    """A data-parallel encoder: one product for queries, keys and values, and attention of single operations."""
+    """A data-parallel encoder: one product gives queries, keys and values; attention is written out in single
+    operations."""
 
     def __init__(self):
         super().__init__()
@@ -118,7 +120,8 @@ class Encoder(nn.Module):
         self.register_buffer("hidden", torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1))
 
     def forward(self, tokens):
-        """First token of each sequence, mean over sequences, and log-softmax of the products of tokens."""
+        """First token of each sequence, mean over the sequences of all ranks, and log-softmax of the dot
+        products of tokens."""
         x = self.table(tokens) + self.places[: tokens.shape[1]]
         query, key, value = (_heads(each, HEADS) for each in self.all(self.norm(x)).split(WIDTH, dim=-1))
         scores = (query @ key.transpose(-1, -2) / math.sqrt(WIDTH // HEADS)).masked_fill(self.hidden, -1e9)
@@ -150,7 +153,7 @@ class Rotary(nn.Module):
         return x * angles.cos() + torch.cat([-two, one], -1) * angles.sin()
 
     def forward(self, x):
-        """The block's result, in which a token reads those before it."""
+        """The block's result, with causal attention: each token depends on itself and on those before it."""
         normed = self.norm1(x)
         query, key = (
             self.turned(_heads(linear(normed), count))
@@ -164,7 +167,8 @@ class Rotary(nn.Module):
 
 
 def training_of_block(block, group):
-    """A function of local tokens and the block's weights: the loss, and gradients averaged over a group."""
+    """A function of local tokens and the block's weights that returns the loss and the gradients, averaged
+    over a group."""
     names = [name for name, _ in block.named_parameters()]
 
     def step(x, *weights):
@@ -194,7 +198,8 @@ class Vision(nn.Module):
 
 
 def training_of_classifier(group):
-    """A function of local tokens, targets and weights: the mean loss, and gradients averaged over a group."""
+    """A function of local tokens, targets and weights that returns the mean loss and the gradients, averaged
+    over a group."""
 
     def step(x, wanted, up, head):
         weights = [each.detach().requires_grad_() for each in (up, head)]

@@ -1,4 +1,5 @@
-"""One PyTorch process per rank: graphs are imported, and run by torch and as generated programs."""
+"""Script of one PyTorch process per rank: runs graphs in torch, imports them as steps, and runs programs
+generated from these."""
 
 import importlib.util
 import sys
@@ -74,13 +75,13 @@ def stage(x, w1, w2, wanted, mesh):
 
 
 def options_of(mesh):
-    """(mesh, groups) of a step over dp x tp."""
+    """Import options of a step over dp x tp: its mesh, and the dimension of each process group by name."""
     names = {mesh.get_group(name).group_name: name for name in ("dp", "tp")}
     return {"mesh": tuple(zip(("dp", "tp"), mesh.shape, strict=True)), "groups": names}
 
 
 def of_groups(mesh):
-    """Steps over dp x tp, as `cases`: a layer, and the training of a decoder."""
+    """Graphs over dp x tp, in the form that `cases` returns: a layer, and the training of a decoder."""
     local = [(3, 8), (8, 6), (6, 4), (3, 4)]
     layer = make_fx(lambda x, w1, w2, wanted: stage(x, w1, w2, wanted, mesh))(
         *(torch.randn(shape) for shape in local)
@@ -97,9 +98,10 @@ def of_groups(mesh):
 
 
 def of_tokens():
-    """Data-parallel transformers, as `cases`.
+    """Graphs of data-parallel transformers, in the form that `cases` returns.
 
-    Two models, each before and after decompositions, and the training of one.
+    These are two models, each before and after PyTorch's decompositions, a vision model, and the training of
+    a classifier and of one model.
     """
     tokens = torch.randint(fx_models.VOCABULARY, (2, fx_models.TOKENS))
     encoder = torch.export.export(fx_models.Encoder(), (tokens,))
@@ -108,7 +110,7 @@ def of_tokens():
     plain, parts = encoder.run_decompositions(), exported.run_decompositions()
     loss = fx_models.training_of_classifier(dist.group.WORLD)
     sizes = [(fx_models.WIDTH, 16), (16, fx_models.VOCABULARY)]
-    # Its decomposition divides the sum of a rank's losses by the number of its targets.
+    # The decomposition of the loss divides the sum of a rank's losses by the number of its targets.
     lost = make_fx(loss, torch.export.default_decompositions())(x, tokens, *map(torch.randn, sizes))
     vision = torch.export.export(fx_models.Vision().eval(), (torch.randn(2, 3, 8, 8),)).run_decompositions()
     learnt = make_fx(fx_models.training_of_block(block, dist.group.WORLD))(x, *block.parameters())
@@ -126,7 +128,7 @@ def of_tokens():
 def cases(mesh, which):
     """{name: (graph to run, program to import, layouts, further options)}.
 
-    For "groups", only the graphs that use process groups.
+    If `which` is "groups", only the graphs that use process groups.
     """
     torch.manual_seed(1)
     if which == "groups":
@@ -158,7 +160,8 @@ def main(folder, which):
     for name, (graph, program, layouts, options) in cases(mesh, which).items():
         if rank == 0:
             step = from_fx(program, dist.get_world_size(), layouts=layouts, name=name, **options)
-            # The search for fusions takes 48 s for the longest step: long ones are written as they are.
+            # Finding fusions takes 48 s for the longest step, so long steps are written without
+            # transformations.
             is_short = len(step.operations) < 43
             tiled = (overlapped(fused(sharded(step, [])), 2, 0) or fused(step)) if is_short else step
             Path(folder, f"{name}.py").write_text(dump_torch_step(tiled))

@@ -1,7 +1,7 @@
-"""Reference interpreter: steps on plain arrays, rank by rank, without layouts.
+"""Reference interpreter of steps: runs them on plain arrays, rank by rank, without layouts.
 
-Behaviour follows from the shapes of the arrays. Illegal transformations are also executed, to show their
-effect.
+Whether an array is a slice follows from its shape. Steps after illegal transformations are also executed, to
+compare their values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ def sliced_like(array, shape, rank, ranks):
 
 
 def met(a, b, rank, ranks):
-    """Operands of an element-wise operation; if only one is sliced along an axis, the other is sliced as well."""
+    """Operands `a` and `b` of an element-wise operation; if only one is a slice along an axis, the other is
+    sliced, too."""
     for axis in range(1, min(a.ndim, b.ndim) + 1):
         for one, two in ((a, b), (b, a)):
             if one.shape[-axis] == ranks * two.shape[-axis] and two.shape[-axis] > 1:
@@ -28,9 +29,9 @@ def met(a, b, rank, ranks):
 
 
 def viewed(a, before, after, ranks):
-    """A rank's part of an array, whole or a slice, reshaped as the whole array is from `before` to `after`.
+    """A rank's array `a`, whole or a slice, after the whole array is reshaped from shape `before` to `after`.
 
-    A slice along an axis becomes a slice along the axis with equally many elements in front of it.
+    A slice along one axis becomes a slice along the new axis whose preceding axes have equally many elements.
     """
     if a.size == np.prod(after):
         return a.reshape(after)
@@ -44,7 +45,8 @@ def viewed(a, before, after, ranks):
 
 
 def by_id(operation, read, rank, whole, wholes):
-    """Embedding, gradient of an embedding, or pick, where a rank may hold a slice of the table or of the ids."""
+    """Result of an embedding, an embedding's gradient or a pick, for a rank with a slice of the table or of
+    the ids."""
     a, ids = read
     if operation.kind == "embedding":
         first = rank * len(a) if len(a) < wholes[0][0] else 0

@@ -1,4 +1,4 @@
-"""Small random steps over links that differ by rank, and exhaustive search for schedules below a time."""
+"""Small random steps over links that differ by rank, and exhaustive search for schedules below the bound."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from taccl.schedule.listing import Tasks
     from taccl.topology.topology import Topology
 
-#: {layout: collectives that read it}.
+#: {layout: collectives that accept an operand in it}.
 _COLLECTIVES = {
     "sliced(0)": ["allgather", "alltoall", "send"],
     "partial": ["allreduce", "reduce_scatter"],
@@ -50,7 +50,8 @@ def uneven_topology(rng: np.random.Generator, num_ranks: int) -> Topology:
 
 
 def random_step(rng: np.random.Generator, num_ranks: int) -> Workload:
-    """One or two chains of kernels and collectives, maybe joined by a last kernel; some are tiled."""
+    """A random step of one or two chains of kernels and collectives, some in tiles, maybe joined by a last
+    kernel."""
     step = Workload("random", num_ranks)
     shape = (4 * num_ranks, num_ranks * 125_000)  # slices of a slice of 0.5 MB
     ends: list[str] = []
@@ -83,7 +84,10 @@ def random_step(rng: np.random.Generator, num_ranks: int) -> Workload:
 
 
 def steps_below(step: Step, algorithm: str, *, most_nodes: int) -> Iterator[Step]:
-    """Schedules that finish before the step's bound, with an algorithm's sends, among all active schedules."""
+    """Yield schedules that finish before the step's bound: all active ones with the sends of an algorithm.
+
+    The search stops after `most_nodes` partial schedules.
+    """
     try:
         sends = sends_of(step.workload, step.topology, algorithm)
     except InputError:  # a baseline that suits other collectives
@@ -112,7 +116,7 @@ class _Search:
         self.busy: dict[int, list[tuple[int, int]]] = defaultdict(list)
 
     def below(self) -> Iterator[list[int]]:
-        """Start times of all tasks, schedule by schedule."""
+        """Yield the start times of all tasks for each complete schedule that ends before the limit."""
         return self._next([task for task, number in enumerate(self.waiting) if not number])
 
     def _next(self, ready: list[int]) -> Iterator[list[int]]:
@@ -122,7 +126,7 @@ class _Search:
         if not ready:
             yield list(self.start)
             return
-        # Tasks without resources delay no other task, and need not be tried later.
+        # Tasks that hold no resource delay no other task, so it suffices to start them first.
         free = [task for task in ready if not self.tasks.holds[task]]
         for task in free[:1] or ready:
             at = self._first_fit(task)

@@ -50,7 +50,8 @@ def test_no_order_of_tiles_and_sends_is_below_the_bound():
 
 
 def uneven(n):
-    """Ports of 1 MB/us, except that rank 0 sends at a quarter and rank 1 receives at half of that."""
+    """A topology with ports of 1 MB/us, except that rank 0 sends at 1/4 MB/us, and rank 1 receives at 1/2
+    MB/us."""
     builder = TopologyBuilder("uneven", [0] * n)
     out = [builder.add_resource(f"out {rank}") for rank in range(n)]
     into = [builder.add_resource(f"into {rank}") for rank in range(n)]
@@ -66,13 +67,13 @@ def uneven(n):
 
 @pytest.mark.slow
 def test_ranks_may_end_with_different_kernels():
-    """The bound counts that ranks may end with different kernels.
+    """The bound is valid even if ranks compute their kernels in different orders.
 
-    Rank 0 first computes the input of an alltoall, which it sends slowly. The other ranks first compute that of
-    an allgather, which rank 1 receives slowly.
+    Rank 0 first computes the input of an alltoall, which it sends slowly. The other ranks first compute that
+    of an allgather, which rank 1 receives slowly.
 
-    Both collectives take 16 us (4 MB out of rank 0, 8 MB into rank 1), after two kernels of 50 us. Each
-    rank's last contribution needs less, as its others have left before.
+    Each collective takes 16 us: 4 MB leave rank 0, or 8 MB enter rank 1. But the schedule ends before 2 * 50
+    + 16 us, as each rank has sent its data of the first kernel while it computes the second.
     """
     n, us = 5, 50
     step = Workload("uneven", n)
@@ -136,10 +137,11 @@ def test_a_reader_may_start_before_all_ranks_have_their_results():
 
 @pytest.mark.slow
 def test_tiles_keep_up_with_what_they_wait_for():
-    """The first send waits for the first of four tiles: at least 25 + 4 * 25 us.
+    """The bound of a kernel and an allreduce in four tiles is at least 25 + 4 * 25 us, as the first send
+    waits for a tile.
 
-    Each tile takes 25 us of computation and 25 us of allreduce. 2 MB per rank go to three others over
-    separate links: 0.5 MB of the parts, and as much of the sums.
+    Each tile takes 25 us of computation and 25 us of allreduce. In the allreduce of 2 MB, each link carries
+    0.5 MB of partial sums and 0.5 MB of sums.
     """
     step = Workload("w", 4).then("a", "compute", shape=(500_000,), layout="partial", cost_us=100)
     step = overlap(step.then("sum", "allreduce", "a"), ["a", "sum"], tiles=4)
@@ -157,7 +159,8 @@ def test_a_rank_computes_one_kernel_at_a_time():
 
 
 def test_a_send_waits_for_nobody_else():
-    """Rank r sends to r + 1: the tail is one hop, and no other rank's kernel counts."""
+    """If rank r sends to r + 1, the tail of a kernel is one hop and the next kernel, and the kernels of other
+    ranks do not count."""
     step = Workload("w", 4).then("a", "compute", shape=(1_000_000,), layout="sliced(0)", cost_us=10)
     found = bound_of(step.then("s", "send", "a").then("z", "scale", "s", value=2, cost_us=7))
     assert found.tails["a"] == [107] * 4
@@ -165,7 +168,8 @@ def test_a_send_waits_for_nobody_else():
 
 
 def test_a_kernel_may_wait_for_an_operation_behind_its_head():
-    """A kernel of 1 + 1 us whose second operation reads a result of 2 us ends after 4 us, as bounded."""
+    """A kernel of 1 + 1 us whose second operation reads a result that takes 2 us ends at 4 us, which is also
+    the bound."""
     step = Workload("late", 2).input("x", (4,)).input("y", (4,))
     step = step.then("a", "relu", "x", cost_us=1).then("b", "exp", "y", cost_us=2)
     step = fuse(step.then("c", "multiply", "a", "b", cost_us=1), "a", "c")

@@ -20,7 +20,8 @@ def trace(tmp_path, *nodes):
 
 
 def training(tmp_path):
-    """Two backward kernels, the sums of their gradients, and an update after both."""
+    """Write a trace of two backward kernels, an allreduce of the gradient after each, and an update after
+    both."""
     return trace(
         tmp_path,
         (1, 4, [], 100, {}),
@@ -34,7 +35,8 @@ def training(tmp_path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::taccl.LossyConversionWarning")
 def test_computations_overlap_with_collectives_of_others(tmp_path):
-    """Kernels of 100 + 100 us, a sum after the second, and 10 us; the first sum is hidden behind kernels."""
+    """The first allreduce overlaps with the second kernel; the update of 10 us starts after the second
+    allreduce."""
     step = from_chakra(training(tmp_path), 4)
     scheduled = schedule_workload(step, taccl.topologies.fully_connected(4))
     assert scheduled.verify().ok
@@ -46,8 +48,8 @@ def test_computations_overlap_with_collectives_of_others(tmp_path):
 
 
 def test_what_is_left_out_is_said(tmp_path):
-    """A note lists what is ignored: times of host operations and collectives, other collectives, absent
-    nodes."""
+    """A note lists what the import ignores: times of host operations and of collectives, unsupported
+    collectives, and dependencies on absent nodes."""
     path = trace(
         tmp_path,
         (1, 4, [99], 50, {"is_cpu_op": True}),

@@ -37,7 +37,7 @@ def folders(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "name"), CASES)
 def test_an_imported_step_has_the_values_of_torch(folders, ranks, name):
-    """The reference execution gives the graph's outputs on every rank."""
+    """An imported step, run by taccl, gives the outputs of the torch graph on every rank."""
     step = load_workload(folders[ranks] / f"{name}.toml")
     values = step.run()
     for rank in range(ranks):
@@ -218,7 +218,8 @@ def test_attention_with_dropout_is_refused():
 
 
 def test_a_range_along_a_sliced_axis_is_of_each_slice():
-    """Rows 1 and 2 of each rank's 4 are a tensor of 4 rows, sliced as the operand is."""
+    """A range of rows is taken from each rank's slice: rows 1 and 2 of 4 at each of two ranks are 4 rows,
+    sliced as the operand is."""
     x = Node("placeholder", "x", shape=(4, 2))
     y = Node("call_function", "y", "aten.slice", (x, 0, 1, 3, 1), (2, 2),
              schema=("self", "dim", "start", "end", "step"))  # fmt: skip
@@ -231,7 +232,7 @@ def test_a_range_along_a_sliced_axis_is_of_each_slice():
 
 
 def test_views_that_mix_slices_keep_each_rank_s_rows():
-    """A view that flattens two axes, the inner one sliced, has each rank's rows in their order."""
+    """A view that flattens two axes keeps the order of each rank's rows, even if the inner axis is sliced."""
     x = Node("placeholder", "x", shape=(4, 3, 2))
     y = Node("call_function", "y", "aten.view", (x, [12, 2]), (12, 2), schema=("self", "size"))
     z = Node("call_function", "z", "aten._softmax", (y, 1, False), (12, 2),

@@ -33,7 +33,8 @@ def step_of(**layouts):
 
 
 def test_groups_are_in_row_major_order():
-    """Ranks 0 to 3 are (0, 0), (0, 1), (1, 0), (1, 1)."""
+    """Ranks are numbered in row-major order: on a 2 x 2 mesh ranks 0 to 3 are (0, 0), (0, 1), (1, 0), (1,
+    1)."""
     mesh = Mesh(MESH)
     assert mesh.groups(["tp"]) == ((0, 1), (2, 3))
     assert mesh.groups(["dp"]) == ((0, 2), (1, 3))
@@ -65,7 +66,7 @@ def test_a_sum_is_over_its_group_only():
 
 
 def test_a_send_hands_on_what_all_ranks_of_a_stage_have():
-    """A send over pp exchanges the values of stages 0 and 1."""
+    """Over two pipeline stages (dimension pp) a send exchanges the values of stages 0 and 1."""
     step = Workload("stages", 4, mesh=(("pp", 2), ("tp", 2))).input("x", (2, 3), layout="sliced(0) over pp")
     step = step.then("y", "send", "x", group="pp")
     values = step.run({"x": [np.full((1, 3), rank // 2) for rank in range(4)]})

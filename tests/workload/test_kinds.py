@@ -32,7 +32,7 @@ GRADS = (
     ([MADE, QUERY, KEY, VALUE], {"causal": True}),
     ([MADE, QUERY, KEY, VALUE, (4, 1, 6, 4)], {"value": 2.0}),
 )
-#: {kind: shapes of the operands (ids are named), and options}.
+#: {kind: [(shapes of the operands, options)]}; "ids" and "mask" stand for operands of token ids and masks.
 CASES = {
     "reshape": [
         ([ROWS], {"shape": (24, 8)}),
@@ -69,7 +69,7 @@ CASES = {
 
 
 def step_of(kind, shapes, options, layouts):
-    """A step of one operation on inputs in some layouts."""
+    """A step of one operation on inputs in the given layouts, or on one rank without layouts."""
     step = Workload("one", RANKS if layouts else 1)
     for at, shape in enumerate(shapes):
         dtype = {"ids": "int64", "mask": "bool"}.get(shape, "float64")
@@ -88,7 +88,8 @@ def whole(step, name, arrays):
 
 
 def accepted(kind, shapes, options):
-    """Steps with every combination of operand layouts for which the result has a layout."""
+    """Yield steps with every combination of operand layouts (at most 201, drawn at random) that the operation
+    accepts."""
     choices = []
     for shape in shapes:
         count = len({"ids": IDS, "mask": ROWS}.get(shape, shape))
@@ -171,7 +172,8 @@ def summed(step):
 
 
 def written(folder):
-    """Write programs of every kind, on slices and in tiles, each with the step on whole arrays; yield names."""
+    """Write programs of every kind, on slices and in tiles, to compare with the step on whole arrays; yield
+    their names."""
     rng = random.Random(0)
     for kind, some in CASES.items():
         for at, (shapes, options) in enumerate(some):
@@ -198,7 +200,7 @@ def written(folder):
 @needs_torch
 @pytest.mark.slow
 def test_written_parts_keep_the_values(tmp_path):
-    """Generated programs on slices and in tiles give parts of the values for whole arrays, on gloo."""
+    """On gloo, generated programs on slices and in tiles give the same values as the step on whole arrays."""
     names = [*written(tmp_path)]
     started(2, "tests/workload/torch_ranks.py", tmp_path)
     found = json.loads((tmp_path / "found.json").read_text())
@@ -228,7 +230,7 @@ def test_gradients_are_those_of_differences():
 
 
 def test_the_table_has_every_kind():
-    """The table has every kind of computation except `compute`, whose function is unknown."""
+    """The table of kinds has every kind of computation except `compute`, whose function is unknown."""
     assert {*KINDS} == {*TABLE, *COLLECTIVES, "compute"}
 
 
@@ -243,7 +245,8 @@ def test_the_table_has_every_kind():
     ],
 )
 def test_groups_of_axes_have_as_many_elements(before, after, groups):
-    """Axes are grouped into the shortest ranges with equal numbers of elements, in order."""
+    """For a reshape, consecutive axes before and after are grouped into the shortest ranges with equal
+    numbers of elements."""
     found = [(tuple(one), tuple(two)) for one, two in groups_of_axes(before, after)]
     assert found == groups
 

@@ -1,4 +1,5 @@
-"""Steps exported to other tools: programs with marks, and traces with computation."""
+"""Steps exported to other tools: programs with marks (the tiles that sends wait for), and traces with
+computation."""
 
 import warnings
 
@@ -21,7 +22,8 @@ def step():
 
 @pytest.mark.slow
 def test_marks_name_the_tiles_that_are_waited_for(step):
-    """Sends of a tile of the sum need the mark of the product's tile, and give the mark of the sum's tile."""
+    """Sends for a tile of the sum wait for the mark of the product's tile; the sum's tile sets a mark of its
+    own."""
     program = lower_step(step, "sum")
     assert taccl.interpret(program).ok
     assert {mark for _, each in program.steps() for mark in each.needs} == {f"y.{i}" for i in range(4)}

@@ -27,7 +27,7 @@ UNARY = ("relu", "tanh", "gelu", "square", "scale", "offset", "dropout")
 MOVING = ("reshape", "narrow", "repeat", "concat", "embedding", "embedding_grad", "pick", "one_hot", "attention",
           "softmax_grad", "log_softmax", "less", "greater_equal", "logical_not", "masked_fill", "where", "sigmoid",
           "cos", "abs", "minimum")  # fmt: skip
-#: Numbers of operands, where these are not one.
+#: {kind: number of operands}, for kinds with more than one.
 OPERANDS = {"matmul": 2, "concat": 2, "embedding": 2, "embedding_grad": 2, "pick": 2, "attention": 3,
             "softmax_grad": 2, "masked_fill": 2, "where": 3, "minimum": 2, **dict.fromkeys(BINARY, 2)}  # fmt: skip
 #: {kind: index of the operand that has ids or a mask}.
@@ -37,7 +37,7 @@ LAYOUTS = ("replicated", "partial", "sliced(0)", "sliced(1)")
 
 
 def options_for(kind, rng, side):
-    """Options of an operation on arrays of some side."""
+    """Random options of an operation of a kind, on arrays of `side` x `side` elements."""
     options = {}
     if kind in ("reduce_scatter", "alltoall", "sum", "narrow", "repeat", "concat"):
         options["axis"] = rng.randrange(2)
@@ -177,7 +177,11 @@ def forced(step, collective, operation):
 
 
 def attempts(step, rng):
-    """Transformations, legal or not: (transformation, operations that it would give without checks)."""
+    """Yield random transformations, legal or not: (kind, function that applies it, lists of operations that
+    it could give).
+
+    The lists are None except for "reorder".
+    """
     for each in step.operations:
         if each.is_collective:
             for reader in step.readers[each.name]:
@@ -295,9 +299,9 @@ def test_written_programs_keep_the_meaning(tmp_path):
 
 
 def test_the_oracle_tells_a_norm_of_slices():
-    """The reference tells norms of slices apart from the norm of the whole.
+    """The reference interpreter gives different values for norms of slices and the norm of the whole.
 
-    Sums of squares of slices may be added up, and so are accepted.
+    Sums of squares of slices may be added up, so splitting these is accepted.
     """
     step = (
         Workload("norm", 2)

@@ -1,4 +1,5 @@
-"""Scheduled steps, replayed by their sends, give the values of the untransformed program."""
+"""If the sends of a scheduled step are replayed on data, they give the values of the untransformed
+program."""
 
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ RATES = Rates(1, 100)
 
 
 def block():
-    """A product of slices, its sum, and pointwise operations; tiled and split."""
+    """A step: a product of slices, its allreduce, and pointwise operations."""
     step = Workload("block", 4).input("x", (16, 8), dtype="float64", layout="sliced(1)")
     step = step.input("w", (8, 12), dtype="float64", layout="sliced(0)").input("b", (12,), dtype="float64")
     step = step.then("y", "matmul", "x", "w").then("sum", "allreduce", "y").then("z", "add", "sum", "b")
@@ -24,7 +25,7 @@ def block():
 
 
 def momentum():
-    """Momentum, whose state is replicated and can be sliced."""
+    """A training step with momentum, whose state is replicated and can be sliced."""
     step = Workload("momentum", 4).input("g", (64,), dtype="float64", layout="partial")
     step = step.input("m", (64,), dtype="float64").input("p", (64,), dtype="float64")
     step = (
@@ -36,7 +37,7 @@ def momentum():
 
 
 def experts():
-    """An alltoall to slices along another axis and back, and a send to the next rank."""
+    """A step: an alltoall to slices along another axis, an alltoall back, and a send to the next rank."""
     step = Workload("experts", 4).input("x", (4, 32, 6), dtype="float64", layout="sliced(1)")
     step = step.input("w", (4, 6, 5), dtype="float64", layout="sliced(0)").then("to", "alltoall", "x", axis=0)
     step = step.then("y", "matmul", "to", "w").then("back", "alltoall", "y", axis=1)
@@ -52,7 +53,8 @@ def large():
 
 
 def sliced(step):
-    """Reduce-scatter, update and allgather in four tiles, with sliced momentum."""
+    """The momentum step transformed: reduce-scatter, update and allgather in four tiles, with sliced
+    momentum."""
     found = slice_state(reorder(split(step, "sum"), "sum"), "m")
     return overlap(found, [each.name for each in found.operations if each.name != "old"], tiles=4)
 

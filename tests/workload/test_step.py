@@ -55,7 +55,7 @@ def test_in_sequence_times_add_up():
 
 @pytest.mark.slow
 def test_a_share_of_the_processor_slows_what_it_computes():
-    """If communication takes a fifth of the processor, kernels of 160 us take 200 us, also in the bound."""
+    """If communication uses a fifth of the processor, kernels of 160 us take 200 us, and the bound rises."""
     shared = schedule_workload(sums(160, 1), RANKS, communication_share=0.2)
     assert max(each.end_us for each in shared.tiles) == 200
     assert shared.verify().ok
@@ -96,7 +96,7 @@ def test_the_judge_names_what_is_wrong(step, fault):
 
 
 def of_other_problem(step, **changes):
-    """The step with the schedule of a problem that differs in some fields."""
+    """The step with a schedule for another problem, which differs from the step's own in the given fields."""
     problem = replace(step.schedule.problem, due_us=(), **changes)
     found = taccl.synthesize(problem, backend="greedy", sketch="none").schedule
     return replace(step, schedule=found)
@@ -111,13 +111,13 @@ def plain():
 
 @pytest.mark.slow
 def test_sends_of_the_workloads_own_problem_are_accepted(plain):
-    """A schedule synthesized with the release dates alone is accepted."""
+    """A schedule that was synthesized under the step's release dates, but without due dates, is accepted."""
     assert of_other_problem(plain).verify().ok
 
 
 @pytest.mark.slow
 def test_sends_of_smaller_chunks_are_refused(plain):
-    """Sends of 1-byte chunks are refused, as the kernel produces more."""
+    """Sends of 1-byte chunks are refused, as the kernel's chunks have 1 MB."""
     verdict = of_other_problem(plain, chunk_bytes=(1,) * 4).verify()
     assert "chunk 0 of s has 1 bytes; expected 1000000" in repr(verdict)
 
@@ -170,8 +170,7 @@ def test_further_clauses_of_a_schedule_are_its_own(plain):
 
 
 def test_a_schedule_without_sends_is_refused(plain):
-    """Empty schedules without chunks, of another problem, and of the workload's own are refused in one
-    sentence each."""
+    """A schedule without sends is refused, be it for another problem or for the workload's own."""
     nothing = {"chunk": [], "link": [], "start": [], "end": []}
     custom = taccl.collectives.custom(4, precondition={0: [0]}, postcondition={0: [0]})
     other = make_schedule(taccl.make_problem(RANKS, custom, chunk_bytes=8), **nothing)
@@ -183,7 +182,7 @@ def test_a_schedule_without_sends_is_refused(plain):
 
 @pytest.mark.parametrize("share", [-1.0, 1.0, float("nan")])
 def test_a_share_that_is_none_is_refused(plain, share):
-    """A negative communication share is refused."""
+    """A communication share below 0, of 1, or that is no number is refused."""
     assert "communication_share is" in repr(replace(plain, communication_share=share).verify())
 
 
@@ -203,7 +202,7 @@ def test_a_link_that_does_not_exist_is_named(plain):
 
 
 def test_a_reader_starts_after_its_chunks():
-    """A kernel moved before the allreduce that it reads is a fault."""
+    """The verifier refuses a kernel that starts before the allreduce whose result it reads has ended."""
     step = schedule_workload(sums(10, 1).then("next", "compute", "sum", shape=(4,), cost_us=5), RANKS)
     assert step.verify().ok
     assert step.finish == max(each.end_us for each in step.tiles) == step.schedule.finish + 5
@@ -218,7 +217,8 @@ def test_a_reader_starts_after_its_chunks():
 
 @pytest.mark.slow
 def test_all_kinds_of_collectives_are_scheduled():
-    """All kinds of collectives are scheduled in sequence, with kernels between."""
+    """A step with several kinds of collectives in sequence, with kernels between them, gets a valid
+    schedule."""
     step = Workload("all", 4).input("x", (64, 64), layout="sliced(0)").then("a", "alltoall", "x", axis=1)
     step = step.then("r", "relu", "a").then("s", "send", "r", shift=1).then("g", "allgather", "s")
     step = step.then("p", "compute", "g", shape=(64, 64), layout="partial", cost_us=3)
@@ -243,7 +243,8 @@ def test_nothing_to_send_is_a_schedule_too():
 
 @pytest.mark.slow
 def test_the_search_beats_the_program():
-    """The search finds slicing, overlap and fusion by itself; state is sliced."""
+    """The search slices the state as a program transformed by hand does, and finishes earlier than that
+    program."""
     step = Workload("momentum", 4).input("g", (1 << 20,), layout="partial")
     step = step.input("m", (1 << 20,)).input("p", (1 << 20,)).then("sum", "allreduce", "g")
     step = step.then("old", "scale", "m", value=0.9).then("m_new", "add", "old", "sum")
@@ -258,7 +259,7 @@ def test_the_search_beats_the_program():
 
 
 def test_a_search_without_time_still_overlaps():
-    """A search without time still overlaps with the minimum number of tiles, 4."""
+    """A search with almost no time still overlaps computation and communication, in 4 tiles, the minimum."""
     found = autotransform(sums(160, 1), RANKS, time_limit_s=1e-9)
     assert [each.tiles for each in found.workload.overlaps] == [4]
 
@@ -273,7 +274,7 @@ def test_a_search_without_time_still_overlaps():
     ],
 )
 def test_what_cannot_be_scheduled_is_refused(ask, said):
-    """A bad request is refused in one sentence."""
+    """An option that does not suit the step, or that is unknown, is refused in one sentence."""
     with pytest.raises(taccl.InputError, match=said):
         schedule_workload(sums(1, 1), **({"topology": RANKS} | ask))
 

@@ -16,7 +16,7 @@ from tests.workload.test_replay import block, experts, momentum, sliced
 
 
 def kinds():
-    """Every kind of operation that the other steps lack, in float32."""
+    """A step with every kind of operation that the other steps here lack, in float32."""
     step = Workload("kinds", 4).input("x", (8, 16), layout="sliced(0)").input("w", (16,))
     step = step.then("a", "gelu", "x").then("b", "layernorm", "a").then("c", "softmax", "b")
     step = step.then("d", "transpose", "c").then("e", "maximum", "d", "d").then("k", "sigmoid", "e")
@@ -28,7 +28,8 @@ def kinds():
 
 
 def mixed():
-    """Gradients in bfloat16, parameters in float32, cast for the next step."""
+    """A step with gradients in bfloat16 and parameters in float32, which are cast to bfloat16 for the next
+    step."""
     step = Workload("mixed", 4).input("grad", (64,), dtype="bfloat16", layout="partial").input("p", (64,))
     step = step.then("total", "allreduce", "grad").then("wide", "cast", "total", dtype="float32")
     step = step.then("p_new", "subtract", "p", "wide").then("low", "cast", "p_new", dtype="bfloat16")
@@ -36,14 +37,15 @@ def mixed():
 
 
 def kernels():
-    """Unknown kernels, and names that clash with Python's and the module's own."""
+    """A step with unknown kernels, and with names that clash with Python's keywords and with names in the
+    module."""
     step = Workload('odd """ names', 4).then("lambda", "compute", shape=(16, 4), layout="partial", cost_us=1)
     step = step.then("mine", "reduce_scatter", "lambda", axis=0).then("t", "scale", "mine", value=2)
     return step.then("ready", "allgather", "t").then("drawn", "compute", "ready", shape=(16, 4), cost_us=1)
 
 
 def pipeline():
-    """A stage that sums over its ranks, and sends replicated values to the next stage."""
+    """A step of a pipeline stage that sums over its ranks, and sends replicated values to the next stage."""
     step = Workload("pipeline", 4, mesh=(("pp", 2), ("tp", 2)))
     step = step.input("x", (16, 32), layout="sliced(0) over pp, sliced(1) over tp").input("b", (8,))
     step = step.input("w", (32, 8), layout="sliced(0) over tp").then("y", "matmul", "x", "w")
@@ -101,7 +103,8 @@ def cases():
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """{case: (difference, tolerance, seconds, True if taccl was imported)} of four gloo processes."""
+    """{case: (max difference of outputs, tolerance, seconds, True if taccl was imported)}, measured on four
+    gloo processes."""
     folder = tmp_path_factory.mktemp("torch")
     for name, (plain, step) in cases().items():
         save_workload(plain, folder / f"{name}.toml")
@@ -148,14 +151,15 @@ def test_a_step_file_is_converted_to_a_program(tmp_path):
 
 
 def test_tiles_of_a_reader_run_a_turn_behind():
-    """Tiles are produced in iterations 0 to 3 of the loop, and their sums read in iterations 1 to 4."""
+    """In the generated loop, tiles are computed in iterations 0 to 3, and their sums are read one iteration
+    later."""
     text = dump_torch_step(overlap(block(), ["y", "sum", "z"], tiles=4))
     assert "for turn in range(5):" in text
     assert text.index("t = turn\n") < text.index("all_reduce(y[t])") < text.index("t = turn - 1\n")
 
 
 def test_another_original_is_refused(tmp_path):
-    """An original without an output of the step is refused."""
+    """An original step that lacks an output of the transformed step is refused."""
     save_workload(momentum(), tmp_path / "other.toml")
     with pytest.raises(WorkloadError, match="has no out, an output of the step"):
         dump_torch_step(block(), original=tmp_path / "other.toml")
@@ -163,7 +167,7 @@ def test_another_original_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_a_topology_transforms_the_step():
-    """With a topology the written step is transformed: its momentum is sliced."""
+    """If a topology is given, the step is transformed before it is written: its momentum is sliced."""
     step = Workload("momentum", 4).input("g", (64,), layout="partial").input("m", (64,))
     step = step.then("sum", "allreduce", "g").then("m_new", "add", "m", "sum", cost_us=1).updating(m="m_new")
     text = dump_torch_step(step, topology=taccl.topologies.fully_connected(4), step_s=100)

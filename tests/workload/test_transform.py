@@ -8,7 +8,10 @@ from taccl.workload import fuse
 
 
 def test_kernels_that_wait_for_each_other_are_refused():
-    """One kernel reads a result of another, which reads one of the first: each would start after the other."""
+    """A fusion is refused if two kernels would wait for each other.
+
+    Each kernel would read a result of the other.
+    """
     step = Workload("two kernels", 2).input("x", (4,)).input("y", (4,))
     step = step.then("a", "relu", "x").then("b", "relu", "y")
     step = step.then("c", "multiply", "a", "b").then("d", "multiply", "b", "a")

@@ -130,7 +130,7 @@ def test_a_tile_of_columns_is_normed_by_whole_rows():
 
 @pytest.mark.slow
 def test_casts_move_before_what_gathers_them():
-    """Casting slices of parameters to bfloat16 before the allgather halves the bytes sent."""
+    """If slices of parameters are cast to bfloat16 before the allgather, it sends half as many bytes."""
     step = Workload("cast", 2).input("p", (8,), layout="sliced(0)").then("all", "allgather", "p")
     step = reorder(step.then("low", "cast", "all", dtype="bfloat16"), "all", "low")
     assert [each.kind for each in step.operations] == ["cast", "allgather"]
@@ -236,7 +236,7 @@ def test_one_kernel_reads_and_writes_each_tensor_once(adam):
 
 
 def test_a_kernel_costs_its_head_what_all_of_it_takes(adam):
-    """At 1 GB/s the fused kernel's 160 bytes take 160 ns, charged to its first operation."""
+    """The time of a fused kernel is assigned to its first operation: at 1 GB/s its 160 bytes take 160 ns."""
     costs = tile_costs(fuse(adam, "old", "m_new", "p_new"), Rates(1, 1))
     assert costs == {"sum": 0, "old": Fraction(160, 1000), "m_new": 0, "p_new": 0}
 
@@ -280,7 +280,8 @@ def test_fair_baselines_of_adam():
 
 
 def test_a_larger_result_than_the_buffer_is_written_for_the_rest(layer):
-    """A fused result that is larger than the collective's buffer is written for the rest.
+    """If a fused result is larger than the collective's buffer, the part that does not fit counts as memory
+    traffic.
 
     A float64 bias makes `z` 4 x 8 numbers of 8 bytes, of which the sum's buffer holds 4 bytes each.
     """
@@ -350,14 +351,15 @@ def test_norms_of_partial_tiles_are_refused(layer):
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_product_of_a_tensor_with_itself_is_no_tile(axis):
-    """An overlap is refused if an operation reads one tensor twice, and one of the two operands whole."""
+    """An overlap is refused if an operation reads a tensor of it twice, once by tiles and once whole."""
     step = Workload("w", 2).input("x", (4, 4)).then("y", "relu", "x").then("z", "matmul", "y", "y")
     with pytest.raises(WorkloadError, match=f"z: reads all of y along axis {axis} for each of its tiles"):
         overlap(step.returning("z"), ["y", "z"], tiles=2, axis=axis)
 
 
 def test_an_overlap_must_not_wait_for_itself():
-    """An overlap is refused if an operation outside depends on part of it and feeds another part."""
+    """An overlap is refused if an operation outside it reads one of its results and feeds another of its
+    operations."""
     step = (
         Workload("w", 2)
         .input("x", (4,))
