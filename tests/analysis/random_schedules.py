@@ -39,7 +39,8 @@ def _schedules(seeds: range, *, shuffles: int) -> Iterator[Schedule]:
 
 
 def _shuffled(schedule: Schedule, rng: random.Random) -> Schedule:
-    """The schedule's routes and merges with its sends in a random order that respects their dependencies."""
+    """A schedule of the same routes and merges, with its sends in a random order that respects their
+    dependencies."""
     problem = schedule.problem.with_clauses(own_first=frozenset())
     sends: dict[int, list[int]] = {}
     for transfer, group in enumerate(schedule.group.tolist()):

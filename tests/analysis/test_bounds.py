@@ -68,7 +68,7 @@ def test_a_sum_waits_for_its_farthest_contribution():
 def test_counting_passes_whole_chunks():
     """Cut counting counts whole chunks per link.
 
-    Links of 3 and 5 us pass floor(9 / 3) + floor(9 / 5) = 4 chunks in 9 us, but only 2 + 1 in 8 us. Divisible
+    In 9 us links of 3 and 5 us pass floor(9 / 3) + floor(9 / 5) = 4 chunks, in 8 us only 2 + 1. Divisible
     data would take 4 / (1/3 + 1/5) = 7.5 us.
     """
     bound = lower_bound(problem_of(pair((0, 3), (0, 5)), collectives.broadcast(2, chunks_per_rank=4)))
@@ -102,9 +102,9 @@ def test_one_machine_weighs_batches_releases_and_tails():
 
     A link may merge two chunks. One chunk is released there at 0, two more at 4. A batch of n chunks takes 10
     + n us; the next link then takes 5 us for each chunk, one at a time. If the first chunk is sent alone and
-    then the other two, the batches end at 11 and 23, and the last chunk arrives at 33. If the link waits for
-    two chunks and sends the third after them, the batches end at 16 and 27, and the last chunk arrives at 32.
-    Three batches of one chunk alone take 33 us.
+    then the other two, the batches end at 11 and 23, and the last chunk arrives at 33. If two chunks are sent
+    first and then the third, the batches end at 16 and 27, and the last chunk arrives at 32. Three batches of
+    one chunk alone take 33 us.
     """
     builder = TopologyBuilder("machine", [0, 0, 1, 1])
     builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=4)
@@ -206,7 +206,8 @@ def test_the_bound_is_exact():
         ),  # four chunks through each port into a node: 7.5 + 4 * 48; then 5 to the other rank
         ("hub-n3", "hub-64KB", "alltoall", "399"),  # eight, of which six go together: 2 * 7.5 + 8 * 48
         ("three-n1", "three-by-hand", "allgather", "14"),  # four chunks into rank 1 over two links of 7
-        # Seven chunks into rank 0 over links of 12, 12, 22 and 22: 3 + 3 + 1 + 1 in 36, 2 + 2 + 1 + 1 before.
+        # Seven chunks enter rank 0 over links of 12, 12, 22 and 22: by 36 they pass 3 + 3 + 1 + 1, before
+        # only 2 + 2 + 1 + 1.
         ("ndv2-n1", "ndv2-2MB", "allgather", "36"),
         ("ndv2-n2", "ndv2-2MB", "alltoall", "3939.75"),  # 64 over one link, six together: 11 * 3.25 + 64 * 61
         ("dgx2-n1", "dgx2-4KB", "allgather", "90"),  # fifteen chunks of 6 into every rank
@@ -326,7 +327,7 @@ def test_without_any_bound_at_the_end_time_is_up():
 
 
 def test_where_no_program_is_solved_one_set_alone_charges(monkeypatch):
-    """If no linear program is solved, prices of one cut alone give the same bound.
+    """If no linear program is solved, the bound comes from the prices of one cut.
 
     The cut is around a corner of the mesh, which 100 sums enter over two links: 50 rounds.
     """

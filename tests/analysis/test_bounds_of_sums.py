@@ -113,7 +113,7 @@ def test_paths_of_sums_for_one_rank(most, is_valid):
 def test_own_contributions_have_passed_no_link():
     """With `max_hops` 1 a one-shot schedule is valid, as each contribution crosses one link.
 
-    What the sender received before does not count as a hop of its own contribution.
+    Contributions that the sender received before do not add hops to its own.
     """
     problem = problem_of(full(3, port=True), one_sum(3, range(3), range(3), 0), max_hops=1)
     schedule = one_shot(problem)

@@ -56,8 +56,8 @@ def test_sends_shrink_by_the_bytes_of_a_latency():
     """For the least mean arrival, each send is smaller than the one before by the bytes that the link would
     send during one latency.
 
-    At 1 us + 1 us per MB, 6 MB leave in sends of 3, 2 and 1 MB, which arrive at 4, 7 and 9 us, 35 / 6 us on
-    average.
+    At 1 us + 1 us per MB, 6 MB leave in sends of 3, 2 and 1 MB. They arrive at 4, 7 and 9 us; the mean over
+    all bytes is 35 / 6 us.
     """
     mean, price = _mean_ticks([Lane(1, 1, 0)], 6)
     assert mean == Fraction(4 * 3 + 7 * 2 + 9 * 1, 6)

@@ -38,7 +38,8 @@ MB = 10**6
 
 
 def chain(collective, **options):
-    """Links 0, 1, 2: 0 -> 1 in 4 us, 1 -> 2 in 10 + 1 us into the other node, 2 -> 3 in 5 us."""
+    """A problem on a chain of two nodes: 0 -> 1 in 4 us, 1 -> 2 into the other node in 10 + 1 us, 2 -> 3 in 5
+    us."""
     topology = linked("chain", [0, 0, 1, 1], [(0, 1, 0, 4), (1, 2, 10, 1), (2, 3, 0, 5)])
     return problem_of(topology, collective, **options)
 

@@ -18,7 +18,8 @@ MB = 10**6
 
 
 def problem(name, nodes=4, **clauses):
-    """DGX-H100 with 1 MB chunks and no merging: 20 us over a NIC, 20/9 us over an NVSwitch port."""
+    """A problem on `nodes` DGX-H100 with 1 MB chunks: 20 us over a NIC, 20/9 us over an NVSwitch port, by
+    default no merging."""
     topology = dgx_h100(nodes, profile="nominal")
     made = collectives.make(name, topology.num_ranks)
     return make_problem(topology, made, chunk_bytes=MB, clauses=Clauses(**clauses))

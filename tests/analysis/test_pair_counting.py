@@ -52,7 +52,7 @@ def test_between_nodes_early_and_late_sends_serve_fewer():
 
 
 def test_contributions_that_no_rank_outside_adds_make_no_pairs():
-    """A rank that adds nothing or needs nothing gives no pairs."""
+    """A rank that contributes nothing and needs nothing adds no pairs of contribution and rank."""
     problem = problem_of(joined([0] * 3), custom(3, [([0, 1], [0, 1])], combining=True))
     assert set(claims(problem)) == {2}
 
@@ -64,7 +64,8 @@ def test_what_is_no_sum_has_no_pairs():
 
 
 def test_what_one_rank_needs_is_said_of_it():
-    """Rank 0 of three needs the contributions of two others to three sums."""
+    """The certificate says what limits: rank 0 of three needs 6 contributions, those of two others to three
+    sums."""
     problem = problem_of(joined([0] * 3), collectives.allreduce(3))
     said = [each.limits for each in pair_counting_bounds(NeededSends(problem), in_network=False)]
     assert "6 contributions that rank 0 needs" in said

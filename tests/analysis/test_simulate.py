@@ -36,7 +36,7 @@ def machine_problem(topology, name="allgather"):
 
 
 def two_sends():
-    """Chunks 0 and 1 in sequence over one link of 1 + 1 us: 0 to 2 and 2 to 4."""
+    """Schedule of chunks 0 and 1 in sequence over one link of 1 + 1 us, from 0 to 2 and from 2 to 4."""
     topology = TopologyBuilder("pair", [0, 0])
     topology.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
     problem = make_problem(topology.build(), collectives.broadcast(2, chunks_per_rank=2), chunk_bytes=MB)
@@ -44,7 +44,8 @@ def two_sends():
 
 
 def exchange():
-    """Partial sums over links of 4 + 1 us both ways, which share a bus for 1 us: at 0 to 5 and 1 to 6."""
+    """Schedule of two partial sums, one each way over links of 4 + 1 us that share a bus for 1 us, from 0 to
+    5 and 1 to 6."""
     topology = TopologyBuilder("exchange", [0, 0])
     bus = topology.add_resource("bus")
     for src, dst in ((0, 1), (1, 0)):
@@ -57,7 +58,8 @@ def exchange():
 
 
 def waiting_for_own():
-    """Rank 1's own chunk leaves at 0 over 1 + 1 us, pipelined; chunk 0 arrives at 1, and waits until 2."""
+    """Schedule with local-first priority: rank 1's own chunk takes 1 + 1 us from time 0; chunk 0 arrives
+    there at 1 and waits until 2."""
     topology = TopologyBuilder("own first", [0, 1, 2], alpha_meaning="pipelined")
     topology.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
     topology.add_link(1, 2, alpha_us=1, beta_us_per_mb=1)

@@ -103,8 +103,8 @@ def test_merged_chunks_enter_together():
     """Merged chunks enter a node together, but each occupies the NIC for 1 us after the one before.
 
     The third and the fourth of four chunks arrive at 7 us or later. A rank passes a chunk on in 2 us, and the
-    NIC may deliver one more every 1 us, so arrivals end at 7, 8, 9, 9, 10, 10, 11 and 11 us. The second
-    claim, 8 us, is about the set of all ranks but the root: there the last chunk leaves rank 4 at 3 us, and
+    NIC may deliver one more every 1 us. So arrivals end at 7, 8, 9, 9, 10, 10, 11 and 11 us. The second
+    claim, 8 us, is about the set of all ranks but the root. There the last chunk leaves rank 4 at 3 us, and
     is copied on from 5.
     """
     topology = two_levels(4, local=2, nic=1, alpha=4)

@@ -17,7 +17,7 @@ from tests.fuzzing import thinned
 
 
 def there_and_back():
-    """Path 0 -> 1 -> 2 -> 3 in 2, 5 and 2 us; the first and the last hop share a bus.
+    """Schedule along the path 0 -> 1 -> 2 -> 3 in 2, 5 and 2 us; the first and the last hop share a bus.
 
     The bus is held for 4 us per tile. The next tile's first hop waits for this tile's last hop, which waits
     for the 5 us between: 9 us per tile, with the bus in use for 4 us.
@@ -33,7 +33,8 @@ def there_and_back():
 
 
 def three_buses(starts):
-    """Three chunks of two hops, 3 us each: chunk 0 over buses A and B, 1 over B and C, 2 over C and A.
+    """Schedule of three chunks of two hops, 3 us each: chunk 0 over buses A and B, 1 over B and C, 2 over C
+    and A.
 
     `starts` has the starts of the chunks' first hops; their last hops start 3 us later.
     """

@@ -23,7 +23,7 @@ MB = 10**6
 
 
 def certificates(problem, *, divisible=True):
-    """Certificates of the claims."""
+    """Certificates of the sum-flow claims."""
     found = sum_flow_bounds(NeededSends(as_spreading(problem)), in_network=False)
     per_us = problem.costs.ticks_per_us
     return [
@@ -79,7 +79,7 @@ def test_gains_of_two_sends_by_hand():
 
 
 def test_the_certificate_proves_no_more():
-    """Other resources, a price below the least one, and a horizon beyond the proof's are refused."""
+    """A witness with fewer resources, a lower price, or a longer or empty horizon is refused."""
     problem = merging_freely(taccl.make_problem(crossbar(6), "allreduce", size_bytes=6 * MB))
     (bound,) = certificates(problem)
     assert bound.check()

@@ -148,7 +148,8 @@ def test_times_do_not_come_from_the_problem_costs():
 
 
 def test_no_rounding_on_a_grid_that_is_too_coarse():
-    """On a grid of whole microseconds 2.5 us are not rounded to 3."""
+    """If ticks are whole microseconds, a send that takes 2.5 us may not be scheduled as 3: the grid is too
+    coarse."""
     problem = dataclasses.replace(relay().problem)
     problem.__dict__["costs"] = dataclasses.replace(problem.costs, ticks_per_us=1)
     found = verify(build(problem, [Row(0, 0, 0, 3), Row(0, 1, 3, 6)]))
@@ -156,8 +157,10 @@ def test_no_rounding_on_a_grid_that_is_too_coarse():
 
 
 def test_no_rounding_on_a_grid_that_could_be_exact():
-    """Thirds of a microsecond would be exact on a grid of 3 ticks, so on a grid of 10**6 they are not
-    rounded."""
+    """If an exact grid exists, rounded times are refused.
+
+    Thirds of a microsecond are exact at 3 ticks per us, so they may not be rounded at 10**6 ticks per us.
+    """
     topology = TopologyBuilder("thirds", [0, 0])
     topology.add_link(0, 1, alpha_us=Fraction(1, 3), beta_us_per_mb=1)
     problem = make_problem(topology.build(), collectives.broadcast(2), chunk_bytes=MB)

@@ -60,8 +60,8 @@ def test_some_cross_before_the_sums_in_nodes_and_some_after():
     other links.
 
     Two of four chunks of 20 kB take 10 us of latency and 4 us of bytes between nodes, and 1.04 us in a node
-    before or after that. If each half of a node's sum crossed once, scattered before and gathered afterwards,
-    it would take 16.08 us.
+    before or after that. The usual plan would take 16.08 us: scatter inside nodes, send each half of a node's
+    sum across once, and gather.
     """
     problem = make_problem(two_nodes(), collectives.allreduce(4), size_bytes=80_000)
     schedule = multiplying(problem, cut=False)
@@ -74,9 +74,9 @@ def test_what_crosses_in_turns_goes_over_other_links():
     """Parts of a chunk set that cross between nodes in different steps use different links.
 
     Between nodes a send of n chunks takes 6 + 0.1 n us and holds its link; in a node it holds ports for 1 +
-    0.1 n us. Three of eight chunks cross first, three after one step inside nodes, two after two such steps,
-    each part to another rank. The middle ones take 1 + 0.5, then 6 + 0.3, then 1 + 0.6 us; if all crossed
-    together, 10.4 us.
+    0.1 n us. Three of eight chunks cross first, three after one step inside nodes, and two after two such
+    steps, each part to another rank. The second part takes 1 + 0.5, then 6 + 0.3, then 1 + 0.6 us, 9.4 us in
+    total. If all chunks crossed together, it would take 10.4 us.
     """
     topology = behind_ports(2, 4, near_us=1, far_us=6, us_per_mb=1)
     schedule = multiplying(merging(topology, collectives.allreduce(8), 800_000), cut=False)
@@ -119,9 +119,9 @@ def test_what_comes_from_a_node_is_gathered_while_the_next_crosses(name):
     """Chunks that one node has received are gathered there while others cross to the next node.
 
     Three nodes of four have a NIC each: a port takes 1 us/MB, a NIC 0.5 us/MB and 3 us of latency. Four
-    chunks of 1 MB cross to one node in 2 us, then to the other. A node gathers what it gets from one node
-    from 5 us on, and from the other from 8 us on, each time in 1 + 2 us: one chunk and then two. A single
-    gather of both would end later.
+    chunks of 1 MB cross to one node in 2 us, then to the other. A node gathers the chunks of one other node
+    from 5 us on, and those of the second from 8 us on. Each gather takes 1 + 2 us, for one chunk and then
+    two. A single gather of both would end later.
     """
     builder = TopologyBuilder("nics", [node for node in range(3) for _ in range(4)])
     nics = [(builder.add_resource(f"out {n}"), builder.add_resource(f"in {n}")) for n in range(3)]
@@ -208,8 +208,9 @@ def test_eight_ranks_behind_ports_gather_by_doubling():
 def test_other_nodes_are_sent_to_straight(name):
     """Chunks for another node go directly over its links, at the same time as the rounds inside nodes.
 
-    Links of 6 us lead to every rank of the other node; a node takes two rounds of 1 us. If ranks sent along
-    their digits only, the rounds in a node would come before or after the 6 us. Data takes negligible time.
+    Links of 6 us lead to every rank of the other node; a node takes two rounds of 1 us. If chunks went to
+    ranks of equal local number only, rounds in a node would have to precede or follow the 6 us. Data takes
+    negligible time.
     """
     problem = merging(behind_ports(2, 4, near_us=1, far_us=6, us_per_mb=1), getattr(collectives, name)(8), 8)
     schedule = multiplying(problem, cut=False)

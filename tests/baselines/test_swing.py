@@ -14,7 +14,8 @@ from taccl.topology import fabrics, machines
 
 
 def test_partners_swing_from_side_to_side():
-    """Partners of rank 0 are at distances 1, 1 - 2, 1 - 2 + 4, and so on; mirrored, the negative ones."""
+    """Partners of rank 0 are at distances 1, 1 - 2, 1 - 2 + 4, and so on; mirrored partners are at the
+    negated distances."""
     assert [swing_partner(0, step, 32) for step in range(5)] == [1, 31, 3, 27, 11]
     assert [swing_partner(0, step, 32, mirrored=True) for step in range(5)] == [31, 1, 29, 5, 21]
 
@@ -69,7 +70,7 @@ def test_partners_are_a_third_less_far_than_of_doubling():
 def test_a_broadcast_goes_the_shortest_way(make, unit_costs):
     """A bine tree reaches the last rank over fewer hops than a binomial tree.
 
-    On a ring of 8 that are 4 hops, instead of 4 + 2 + 1.
+    On a ring of 8 these are 4 hops, instead of 4 + 2 + 1.
     """
     problem = make("broadcast", fabrics.ring(8, **unit_costs))
     assert bine(problem, cut=False).finish_us == 4 * 2

@@ -66,7 +66,8 @@ def experts(x, w1, w2):
 
 
 def stage(x, w1, w2, wanted, mesh):
-    """A tensor-parallel layer over ranks 0-1 and 2-3, with gradients averaged over 0, 2 and 1, 3."""
+    """A tensor-parallel layer over ranks 0-1 and 2-3, with gradients averaged over ranks 0 and 2, and over 1
+    and 3."""
     inner = torch.tanh(x @ w1)
     error = functional.all_reduce(inner @ w2, "sum", mesh["tp"]) - wanted
     grad = functional.all_reduce(inner.T @ error, "avg", mesh["dp"])

@@ -73,7 +73,7 @@ def test_ranks_may_end_with_different_kernels():
     of an allgather, which rank 1 receives slowly.
 
     Each collective takes 16 us: 4 MB leave rank 0, or 8 MB enter rank 1. But the schedule ends before 2 * 50
-    + 16 us, as each rank has sent its data of the first kernel while it computes the second.
+    + 16 us. Each rank sends the data of its first kernel while it computes the second.
     """
     n, us = 5, 50
     step = Workload("uneven", n)
