@@ -275,7 +275,8 @@ def test_no_schedule_beats_the_bound(combining):
     pipelined=st.booleans(),
 )
 def test_greedy_never_beats_the_bound(name, num_ranks, costs, extra, two, pipelined):
-    """List schedules of random strongly connected topologies verify and finish no earlier than the bound."""
+    """List schedules on random strongly connected topologies are valid and finish no earlier than the
+    bound."""
     nodes = [int(two and 2 * rank >= num_ranks) for rank in range(num_ranks)]
     builder = TopologyBuilder("random", nodes, alpha_meaning="pipelined" if pipelined else "occupies")
     pairs = [(r, (r + 1) % num_ranks) for r in range(num_ranks)]

@@ -508,7 +508,7 @@ def test_two_parts_without_a_link_between_them(name):
 @pytest.mark.usefixtures("no_solver")
 @pytest.mark.parametrize("name", ["allgather", "alltoall", "allreduce", "broadcast"])
 def test_a_rank_that_can_never_receive(name):
-    """The error names the rank that can never receive."""
+    """The error for a rank that can never receive names that rank."""
     topology = _linked(3, (0, 1), (1, 0), (2, 0), (2, 1))
     problem = make_problem(topology, collectives.make(name, 3), chunk_bytes=MB)
     with pytest.raises(TopologyError, match="to rank 2: some links has no path"):

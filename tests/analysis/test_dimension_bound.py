@@ -38,7 +38,8 @@ def test_an_exchange_loads_by_hops():
 def test_the_worked_example():
     """The optimal mix of the two orders of a 16 x 64 product equals the one computed by hand.
 
-    A share x takes the order (1, 2): 1.875 x + 0.029 (1 - x) = 0.123 x + 1.969 (1 - x), so x = 0.525.
+    If a share x of the data takes the order (1, 2), both dimensions are busy for equally long: 1.875 x +
+    0.029 (1 - x) = 0.123 x + 1.969 (1 - x), so x = 0.525.
     """
     dims = taccl.dimensions("multidim:switch16@100,switch64@100")
     shares, prices = balance(dims, "allreduce")

@@ -100,7 +100,8 @@ def test_an_early_send_counts_by_what_its_sender_can_hold():
 
 
 def test_sums_that_one_rank_of_a_node_adds_to_need_no_head():
-    """Sums with one contributor per node need no head; sums with one destination per node need no tail."""
+    """If a sum has one contributor per node, no additions precede its sends between nodes; with one
+    destination per node, no copies follow."""
     chunks = tuple(Chunk((0, 2), (0, 1, 2, 3), 0) for _ in range(4))
     problem = problem_of(two_levels(2, local=2, nic=3), Collective("sums", 4, chunks, combining=True))
     assert claims(problem)[1:] == [12, 14]

@@ -79,14 +79,14 @@ EARLY = [each for each in SMALL if each is not ingress_nic] + [coarse_grid, exch
 @pytest.mark.parametrize("example", EARLY, ids=lambda each: each.__name__)
 @pytest.mark.filterwarnings("ignore::taccl.errors.NumericsWarning")
 def test_schedule_as_early_as_possible_keeps_its_times(example):
-    """Schedules without slack keep their times."""
+    """Schedules without slack keep their times if simulated under their own assumptions."""
     schedule = example()
     assert simulate(schedule).as_schedule() == schedule
 
 
 @pytest.mark.slow
 def test_random_schedules_keep_their_finish():
-    """Random schedules without changed assumptions keep their times exactly."""
+    """Random schedules that are simulated under their own assumptions keep their times exactly."""
     schedules = random_schedules()
     assert len(schedules) > some(100, 1000)
     for schedule in schedules:
@@ -134,7 +134,7 @@ def scaled(topology, factor, *fields):
         (two_sends(), {"size": "20MB"}, 22),
         # The second send starts when the first one's byte time is over, at 1, and ends at 3.
         (two_sends(), {"alpha": "pipelined"}, 3),
-        # All costs doubled make twice the time.
+        # If all costs are doubled, the schedule takes twice the time.
         (relay(), {"topology": scaled(relay().problem.topology, 2, "alpha_us", "beta_us_per_mb")}, 11),
         # At ten times the size the two merged chunks still leave together, in one alpha.
         (merged(), {"size": 10 * merged().problem.size_bytes}, 11 + 5 + 200 + 105),

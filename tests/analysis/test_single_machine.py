@@ -161,7 +161,7 @@ def test_the_tail_of_some_jobs_counts():
 
 
 def test_the_least_tail_of_all_jobs_counts():
-    """All jobs, followed by their shortest tail, may need more than one job with a longer tail.
+    """All jobs and then their shortest tail may take longer than one job and its longer tail.
 
     With tails of 6 and 4, both jobs need 6 + 4, and the one with tail 6 needs 3 + 6.
     """

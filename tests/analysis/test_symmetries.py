@@ -29,7 +29,7 @@ TOPOLOGIES = {
 
 
 def problem(topology, name):
-    """A collective of 1 MB chunks."""
+    """The problem of a collective of 1 MB chunks."""
     return make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=MB)
 
 

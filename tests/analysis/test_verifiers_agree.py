@@ -362,7 +362,8 @@ CHANGES = (
 
 
 def some_changes(rng):
-    """Up to three random changes, or occasionally one that a verifier of reversed sums would miss."""
+    """Functions that make up to three random changes, or occasionally one that a verifier of reversed sums
+    would miss."""
     return [add_idle] if rng.random() < 0.15 else rng.choices(CHANGES, k=rng.choice((0, 0, 1, 1, 2, 3)))
 
 
@@ -483,7 +484,8 @@ def test_verifiers_agree_on_mutants_of_schedules():
 
 @pytest.mark.fuzz
 def test_sums_of_many_contributions_agree(monkeypatch):
-    """Verifiers agree on sums of 60 and more contributions, above the compact verifier's word size."""
+    """Verifiers agree on sums of 60 to 125 contributions, whose sets take one or two 64-bit words in the
+    compact verifier."""
     found = Counter()
     for seed in cases("mutants of wide sums", few=12, many=400):
         rng = random.Random(seed)

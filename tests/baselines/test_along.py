@@ -208,14 +208,14 @@ def test_what_has_no_dimensions_says_why():
 
 @pytest.mark.slow
 def test_nodes_with_rails_go_along_both_dimensions():
-    """On two DGX-H100 with rails the baselines along dimensions apply and verify."""
+    """On two DGX-H100 with rails the baselines along dimensions give valid schedules."""
     problem = make_problem(dgx_h100(2), "allreduce", size_bytes=64 * 10**6)
     assert taccl.verify(hierarchical(problem)).ok and taccl.verify(dimension_balanced(problem)).ok
 
 
 @pytest.mark.fuzz
 def test_random_products_are_valid():
-    """Schedules along random products of dimensions, with random orders and chunks, verify."""
+    """Schedules along random products of dimensions, with random orders and numbers of chunks, are valid."""
     for seed in cases("products", few=6, many=100):
         rng = random.Random(seed)
         words, ranks = [], 1

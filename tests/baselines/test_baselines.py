@@ -1,4 +1,4 @@
-"""All baselines verify, ignore the sketch except for merging, and are found by name."""
+"""All baselines give valid schedules, ignore the sketch except for its merging, and are found by name."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -223,7 +223,8 @@ def problems(draw):
 @given(problem=problems())
 @settings(max_examples=some(5, 20), deadline=None)
 def test_random_topologies(problem):
-    """On random strongly connected topologies baselines verify and respect the bound."""
+    """On random strongly connected topologies baselines give valid schedules that finish no earlier than the
+    bound."""
     for function in BASELINES.values():
         try:
             schedule = function(problem)

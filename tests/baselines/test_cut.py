@@ -66,7 +66,7 @@ def test_cutting_ends_before_transfers_are_too_many(monkeypatch):
 @pytest.mark.parametrize("collective", ["allgather", "allreduce", "broadcast", "reduce"])
 @pytest.mark.parametrize("name", BASELINES)
 def test_cut_schedules_verify_and_are_no_slower(name, collective):
-    """Schedules in finer chunks verify and finish no later than with whole chunks."""
+    """Schedules in finer chunks are valid and finish no later than those in whole chunks."""
     topology = fabrics.torus(2, 4, ranks_per_node=4, alpha_us=0)
     problem = make_problem(topology, collectives.make(collective, 8), chunk_bytes=10**6)
     try:

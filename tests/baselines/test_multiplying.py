@@ -179,7 +179,7 @@ def test_messages_in_parts_follow_one_another():
 @pytest.mark.parametrize(("nodes", "size"), [(1, 6), (2, 3), (3, 4), (1, 5), (5, 1)])
 @pytest.mark.parametrize("name", ["allreduce", "reduce_scatter", "reduce"])
 def test_sums_are_right_on_any_number_of_ranks(nodes, size, name):
-    """Sums verify for any numbers of nodes and ranks."""
+    """Collectives with sums give valid schedules for any numbers of nodes and ranks."""
     topology = behind_ports(nodes, size, near_us=1, far_us=3, us_per_mb=1)
     problem = merging(topology, collectives.make(name, nodes * size), 10**6)
     assert taccl.verify(multiplying(problem)).ok
@@ -188,7 +188,7 @@ def test_sums_are_right_on_any_number_of_ranks(nodes, size, name):
 @pytest.mark.parametrize(("nodes", "size"), [(1, 6), (2, 3), (3, 4), (1, 5), (5, 1)])
 @pytest.mark.parametrize("name", ["allgather", "alltoall", "broadcast", "gather", "scatter"])
 def test_what_spreads_is_gathered_on_any_number_of_ranks(nodes, size, name):
-    """Gathers verify for any numbers of nodes and ranks."""
+    """Collectives without sums give valid schedules for any numbers of nodes and ranks."""
     topology = behind_ports(nodes, size, near_us=1, far_us=3, us_per_mb=1)
     problem = merging(topology, collectives.make(name, nodes * size), 10**6)
     assert taccl.verify(multiplying(problem)).ok
@@ -307,7 +307,7 @@ def test_estimates_of_mixes_are_exact_behind_ports():
 
 
 def test_a_mix_has_all_chunks():
-    """The parts' sizes add up to the number of chunks, also if that is not a power of two."""
+    """The parts' sizes add up to the number of chunks, even if that is not a power of two."""
     problem = eight_ranks(parts=3)
     assert sum(best_mix(StepTimes(problem, Grid(problem))).sizes) == 24
 

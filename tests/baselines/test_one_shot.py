@@ -38,7 +38,7 @@ def test_large_messages_go_chunk_by_chunk():
 
 
 def test_only_sums_merge_so():
-    """The merging of small sums does not apply to an allgather, whose model is the same for all sizes."""
+    """By default small sums may merge, but the chunks of an allgather may not, however small they are."""
     topology = taccl.topologies.fully_connected(4)
     assert make_problem(topology, collectives.allgather(4), size_bytes=1000).clauses == Clauses(max_merge=6)
 

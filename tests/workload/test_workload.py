@@ -150,7 +150,8 @@ def test_casts_of_partial_sums_only_widen():
 
 
 def test_slices_follow_a_transpose():
-    """Axis 0 of three becomes axis 2; gathered after the transpose, values equal numpy's."""
+    """If a tensor sliced along axis 0 of three is transposed, slices are along axis 2; gathered, they equal
+    numpy's transpose."""
     step = Workload("turn", 2).input("x", (4, 2, 3), layout="sliced(0)").then("all", "allgather", "x")
     step = step.then("t", "transpose", "all", axes=(2, 1, 0))
     turned = reorder(step, "all", "t")
@@ -169,7 +170,8 @@ def test_softmax_is_over_whole_rows():
 
 
 def test_work_follows_from_shapes(layer):
-    """One rank computes 2 x 4 x 3 x 8 operations, reads 4 x 3 + 3 x 8 floats and writes 4 x 8."""
+    """For its part of a product, a rank computes 2 x 4 x 3 x 8 operations, reads 4 x 3 + 3 x 8 floats and
+    writes 4 x 8."""
     assert work_of(layer, layer.operation["y"]) == (192, 4 * (12 + 24 + 32))
     assert work_of(layer, layer.operation["z"]) == (0, 4 * (32 + 8 + 32))
     assert work_of(fuse(layer, "sum", "z"), layer.operation["z"].__class__("z", "add", ("sum", "b"), fused="sum")) == (
