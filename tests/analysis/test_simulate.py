@@ -310,7 +310,7 @@ def test_jittered_times_add_up():
 
 
 def test_critical_path_names_chunk():
-    """The second hop of a relay waits for its chunk, which the critical path names."""
+    """The critical path names the chunk that the second hop of a relay waits for."""
     first, second = simulate(relay()).critical_path
     assert (first.waited_for, first.start, first.end) == ("nothing", 0, 3)
     assert (second.waited_for, second.what, second.start_us, second.end_us) == ("data", "chunk 0", 3, 5.5)
@@ -318,7 +318,7 @@ def test_critical_path_names_chunk():
 
 
 def test_a_send_may_wait_for_a_resource():
-    """The second link could start at 0, but its send waits 9 us for the NIC, which the path names."""
+    """The critical path names the NIC for which the second send waits until 9 us."""
     simulation = simulate(shared_nic())
     assert simulation.critical_path[1].what == "NIC of node 0"
     use = {each.name: each for each in simulation.resources}

@@ -83,7 +83,7 @@ def test_busiest_resource_limits_a_relay():
     ids=["a shared resource", "an ingress", "a reduction", "another size"],
 )
 def test_what_is_never_idle_limits(schedule, interval):
-    """Tiles follow one another at the busiest resource's load."""
+    """The initiation interval of these schedules is the time for which a tile holds the busiest resource."""
     assert initiation_interval(schedule).interval == interval
 
 

@@ -241,7 +241,7 @@ def test_raise_if_failed_lists_ten_and_the_count():
 
 
 def test_raise_if_failed_is_silent_on_success():
-    """A valid schedule raises nothing, and says ok."""
+    """For a valid schedule `raise_if_failed` raises nothing, and the verification says ok."""
     found = verify(relay())
     found.raise_if_failed()
     assert repr(found) == "Verification(2 transfers in 2 sends, finish 5.500 us: ok)"

@@ -64,7 +64,7 @@ def whole_sums_us(size, num_dims, scattered, num_bytes, *, is_mesh):
 
 
 def allreduce(sizes, num_bytes, make=taccl.topologies.torus):
-    """An allreduce with an open number of chunks."""
+    """The problem of an allreduce with an open number of chunks."""
     return taccl.make_problem(make(*sizes), "allreduce", size_bytes=num_bytes)
 
 

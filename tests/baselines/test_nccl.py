@@ -14,7 +14,7 @@ from tests.measure.logs import row
 
 
 def problem_of(topology, collective="allreduce", size=2**20):
-    """A collective of the given size."""
+    """The problem of a collective of the given size."""
     return taccl.make_problem(topology, collective, size_bytes=size)
 
 

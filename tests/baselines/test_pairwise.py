@@ -67,7 +67,7 @@ def test_relays_wait_for_no_step():
 def test_pairs_over_one_port_leave_no_port_idle():
     """In an alltoall of two pairs of ranks no port is idle; each pair is joined by a bridge.
 
-    Each rank sends two chunks of 10 us through its slot while it sends one over its bridge.
+    Each rank sends two chunks of 10 us through its port while it sends one over its bridge.
     """
     builder = TopologyBuilder("pairs", [0] * 4)
     slots = [(builder.add_resource(f"out {r}"), builder.add_resource(f"in {r}")) for r in range(4)]

@@ -36,7 +36,7 @@ def test_reduce_scatter_is_the_allgather_backwards(make, unit_costs):
 
 
 def test_allreduce_is_both_phases(make, unit_costs):
-    """An allreduce takes a reduce-scatter and an allgather."""
+    """An allreduce takes as long as a reduce-scatter and an allgather together."""
     assert ring(make("allreduce", fabrics.ring(4, **unit_costs))).finish_us == 8
 
 

@@ -100,7 +100,8 @@ def test_a_collective_of_the_same_group_stays_behind():
     ids=["pipeline", "slices", "tiles", "hybrid"],
 )
 def test_a_schedule_of_groups_gives_the_values_of_the_step(make):
-    """The schedule verifies, finishes no earlier than its bound, and replays to the step's values."""
+    """The schedule is valid and finishes no earlier than its bound; its sends, replayed, give the step's
+    values."""
     step = make()
     costs = (each if each.is_collective else replace(each, cost_us=2.0) for each in step.operations)
     step = replace(step, operations=tuple(costs))

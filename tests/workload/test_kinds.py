@@ -311,7 +311,7 @@ def test_the_page_lists_what_the_table_has():
     ],
 )
 def test_values_that_a_type_does_not_have_are_refused(dtype, value, said):
-    """A whole number is filled with whole numbers only, and a mask with 0 or 1."""
+    """The fill value of an integer tensor must be a whole number, that of a mask 0 or 1."""
     step = Workload("fill", 2).input("x", (4,), dtype=dtype).input("mask", (4,), dtype="bool")
     with pytest.raises(WorkloadError, match=re.escape(said)):
         step.then("y", "masked_fill", "x", "mask", value=value)

@@ -182,7 +182,7 @@ def test_a_schedule_without_sends_is_refused(plain):
 
 @pytest.mark.parametrize("share", [-1.0, 1.0, float("nan")])
 def test_a_share_that_is_none_is_refused(plain, share):
-    """A communication share below 0, of 1, or that is no number is refused."""
+    """A communication share that is below 0, 1 or NaN is refused."""
     assert "communication_share is" in repr(replace(plain, communication_share=share).verify())
 
 
