@@ -39,9 +39,9 @@ LEAST, MOST = -126, 128
 
 @checked
 def block_exponents(values: ArrayLike, *, block: Count = 256) -> NDArray[np.int16]:
-    """Least exponent of each block of `values`, read in one dimension, with all numbers at most 2**exponent.
+    """Least exponent for each block of the flattened `values`: no number of the block exceeds 2**exponent.
 
-    The exponents of several ranks agree by their maximum.
+    Signs are ignored. Ranks agree on the maximum of their exponents.
 
     Parameters
     ----------
@@ -140,7 +140,10 @@ def block_error_bounds(exponents: ArrayLike, *, ranks: Count) -> NDArray[np.floa
 
 
 def relative_error_bound(ranks: int) -> Fraction:
-    """Upper bound on a block's error relative to its largest number, above 2**-127: about n**2 / 2**31."""
+    """Upper bound on a block's error as a share of its largest number: about n**2 / 2**31 for n ranks.
+
+    It holds if the largest number exceeds 2**-127.
+    """
     return Fraction(ranks**2, 2**31 - 2 * ranks)
 
 

@@ -101,8 +101,8 @@ def simulate_packets(
     workers, slots, payload_bytes, gb_per_s, rtt_us
         As in `taccl.topologies.in_network`.
     loss, duplicates, reordering : float
-        Probability that a packet, in either direction, is lost; is duplicated; is late by up to three round
-        trips.
+        Probabilities that a packet, in either direction, is lost, is duplicated, or is late by up to three
+        round trips, respectively.
     timeout_us : float, optional
         Timeout in us after which a worker sends again; default: four round trips.
     shadow_copy : bool

@@ -99,7 +99,8 @@ class SwitchJob:
         Raises
         ------
         ExportError
-            If the prototype has fewer slots, other packets or fewer workers, or adds no such numbers.
+            If `rank` is no worker, or the prototype does not support the job: its numbers of workers and
+            slots, the size of its packets, or the type of its numbers.
         """
         faults = [
             (self.dtype != "int32", f"found {self.dtype}; the prototype adds only int32"),

@@ -132,7 +132,7 @@ def option(
     """Declare an option in the form that help shows: flags, then the name of its value, or its choices.
 
     Choices are ``one|other``. Without a value the option is a switch. The default is appended to the help,
-    unless the help mentions one.
+    unless the help already has the word "default".
     """
     *flags, value = words.split(" ")
     if value.startswith("-"):
@@ -148,7 +148,11 @@ def option(
 
 
 def add_options(parser: argparse._ActionsContainer, *names: str, help: str = "", **changed: Any) -> None:
-    """Declare shared options by name, with some arguments of argparse `changed`."""
+    """Declare options of `_SHARED` by name.
+
+    - `help`: Help in place of the usual one.
+    - `changed`: Arguments of argparse in place of the usual ones.
+    """
     for name in names:
         value, usual, how = _SHARED[name]
         option(parser, f"{name} {value}", help or usual, **(how | changed))
@@ -218,7 +222,7 @@ def _along(word: str) -> tuple[int, ...] | str:
 
 
 def add_collective(parser: argparse._ActionsContainer, *, required: bool = True) -> None:
-    """Declare the collective, its arguments, a matrix of bytes, and the roles of an exchange."""
+    """Declare options for the collective, its arguments, a matrix of bytes, and servers and workers."""
     help = f"{_COLLECTIVES}, {BY_MATRIX} with --matrix, or {EXCHANGE} with --servers"
     known = BY_MATRIX, EXCHANGE
     add_options(

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 #: Max arrivals of chunks and contributions for which baselines compare protocols (about 2 s; 9 s if 32 ranks
-#: reduce); max arrivals for which bounds do.
+#: reduce); max arrivals for which bounds compare them.
 _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
 
 
@@ -50,9 +50,9 @@ _BOUND_S, _BOUND_S_PER_LINK, _ESTIMATE_S_PER_LINK, _BASELINE_S_PER_LINK = 0.1, 8
 _LEAST_CHUNK, _CHUNKS_PER_SERVER = 32_000, 64
 
 
-#: Max share of a verb's time limit for comparing protocols; max share of that time that baselines and bounds
-#: may be expected to take, and that they may take in fact. If they would take or took longer and chunks have
-#: equal size, estimates replace them.
+#: Share of a verb's time limit that comparing protocols may take. Then two shares of that time for baselines
+#: and bounds. For chunks of equal size, estimates replace these if they are expected to need more than the
+#: first share, or have no result within the second.
 _PROTOCOL_SHARE, _SLOW_SHARE, _SLOW_LIMIT = 0.3, 0.3, 0.7
 
 
@@ -156,7 +156,7 @@ def _by_layers(options: argparse.Namespace, topology: Topology) -> Problem:
 
 
 def _in_groups(options: argparse.Namespace, topology: Topology) -> Collective:
-    """One collective in each group of ranks that differ only in the dimensions given, as one collective."""
+    """Combine the same collective in each group of ranks that differ only in the ``--along`` dimensions."""
     from taccl.sketch.apply import in_groups
 
     refuse(options, ("matrix", *ARGUMENTS), "--along does not combine with it; leave it out")
@@ -182,7 +182,7 @@ def _check_roles(options: argparse.Namespace) -> None:
 
 
 def _with_roles(options: argparse.Namespace, topology: Topology) -> Collective:
-    """The exchange of the workers and servers given."""
+    """Parameter-server exchange between the workers and servers that the options name."""
     if options.servers is None:
         said = f"found none; {EXCHANGE} needs server ranks, such as 8-15"
         raise InputError(said, where="--servers")
@@ -200,9 +200,9 @@ def _with_roles(options: argparse.Namespace, topology: Topology) -> Collective:
 def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Problem:
     """The problem under the protocol predicted to be the fastest, unless one was given; prints a note.
 
-    A protocol is rated by the earliest finish of all baselines, re-timed under it, or on large problems by a
-    lower bound. If these take long for the time limit, or end late, the estimate of a baseline rates it.
-    Without time for a comparison, the topology's own protocol is used.
+    A protocol is rated by the earliest finish of all baselines, re-timed under it; on large problems, by a
+    lower bound. If these would exceed their share of the time limit, the estimated finish of a baseline
+    replaces them. Without time for a comparison, the topology's own protocol is used.
     """
     protocols, size = problem.topology.protocols, problem.size_bytes
     if options.protocol != "auto" or len(protocols) < 2 or size is None:
@@ -327,7 +327,7 @@ def _upstream_problem(options: argparse.Namespace) -> Problem:
 
 
 def arguments_of(options: argparse.Namespace) -> CollectiveArguments:
-    """Arguments of the collective that were given."""
+    """Arguments of the collective, such as its root, that were given as options."""
     return cast("CollectiveArguments", picked(options, *ARGUMENTS))
 
 

@@ -108,7 +108,7 @@ def load_schedule(
 
 
 def _transfers(schedule: Schedule) -> dict[str, Any]:
-    """{name: values} of all columns; of a bare schedule, of those that it keeps."""
+    """{name: values} of all columns, or only of the stored columns for a bare schedule."""
     if schedule.is_bare:
         kept = {name: column.tolist() for name, column in schedule.kept.arrays.items()}
         reduce = schedule.kept.reduce

@@ -1,4 +1,4 @@
-"""Pictures of searches: progress of one; gaps, ratios to bounds and the performance profile of several."""
+"""Pictures of one search (its progress) and of several (gaps, ratios to bounds, performance profile)."""
 
 from __future__ import annotations
 
@@ -170,7 +170,10 @@ def _look(backend: int, shape: int, num_shapes: int) -> tuple[str, Any]:
 
 
 def _shapes(rows: Sequence[dict[str, Any]]) -> tuple[str, list[Any]]:
-    """Column that shapes show, and its values: the first of sketch, size and collective that varies."""
+    """Column whose values are told apart by marker shapes, and these values.
+
+    It is the first of sketch, size and collective that varies.
+    """
     for name in ("sketch", "size_bytes", "collective"):
         values = list(dict.fromkeys(row.get(name) for row in rows))
         if len(values) > 1:

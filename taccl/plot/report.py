@@ -50,7 +50,7 @@ _MOST_VIOLATIONS = 50
 _MOST_TRANSFERS = 300
 #: Max transfers to replay; more take too long for a page.
 _MOST_REPLAYED = 20_000
-#: Max bars of a page that have a text each, as shapes; a view of more is an image.
+#: Max bars of a page that are drawn as shapes, each with a tooltip; charts with further bars become images.
 _MOST_SHAPES = 2400
 #: Max transfers to draw; more need too much memory.
 _MOST_DRAWN = 1_000_000
@@ -121,7 +121,7 @@ def report(
     measured_points(problem, measured)  # raises for unusable logs before anything is computed
 
     def unless(most: int, done: str, make: Callable[[], str]) -> str:
-        """A part of the page, or the reason why it is left out."""
+        """Result of `make`; for more than `most` transfers, or an error, a paragraph with the reason."""
         if count > most:
             said = f"the schedule has {count} transfers, and is {done} up to {most}"
             return _paragraph(f"left out: {said}")

@@ -252,8 +252,8 @@ def lay_out(topology: Topology) -> Places:
         else:
             axes = np.arange(len(digits))
             turns = math.pi * (axes + 0.5) / max(1, len(digits))
-            # Axes get different lengths: with equal ones, the first and the third of three would add up to
-            # the second.
+            # Each axis has a vector of another length. With equal lengths, the vectors of the first and the
+            # third of three axes would add up to that of the second, so that ranks would coincide.
             place = digits.T @ (np.stack([np.cos(turns), np.sin(turns)], axis=1) * (1 + 0.2 * axes)[:, None])
         centre = place if alone else np.zeros((1, 2))
         return Places(place, centre, np.zeros((0, 2)), 0.0, grid=is_grid)

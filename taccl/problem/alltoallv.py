@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from taccl.topology.topology import Topology
 
-#: Number of chunks for the busiest rank's data, unless latency demands fewer; and approximate max in total.
+#: Number of chunks of the busiest rank's data, unless latency demands fewer; approximate max number of chunks
+#: of all pairs together.
 _CHUNKS_OF_A_RANK, _MOST_CHUNKS = 64, 30_000
 _SKEW = re.compile(r"(zipf|hot):(\d+(?:\.\d*)?|\.\d+)")
 #: Min bytes of a chunk, as a multiple of the bytes that a resource passes during the alpha of its hold.

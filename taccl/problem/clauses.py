@@ -83,10 +83,11 @@ class Clause(NamedTuple):
     - `reads`: Function from a value to (label, text) for reports; None if the report has its own text.
     - `meaning`, `remedy`: For explanations, its meaning (with ``{value}``), and how to remove it.
     - `violation`: Kind of violation by a schedule that breaks it.
-    - `of_transit`, `of_link`: For clauses on chunks, keys on which admission depends: of a transit (None if
-      the clause does not concern it), and of a link, given the clause's value and the topology.
-    - `admits`: True if a transit with one key may use a link with another key.
-    - `speaks_of`: Links on which the clause may refuse a chunk; None for all.
+    - `of_transit`, `of_link`: For clauses on chunks, functions to the keys that decide admission.
+      `of_transit` gives the key of a transit, None if the clause does not concern it. `of_link` gives the key
+      of a link, from the clause's value and the topology.
+    - `admits`: Function of the two keys; True if the transit may use the link.
+    - `speaks_of`: Function to the links on which the clause may refuse a chunk; None for all links.
     - `in_reverse`: Field that it becomes in reversed time; empty if it stays the same.
     - `is_new`: True to omit it from files unless it is set, as files of earlier versions do.
     """
@@ -117,7 +118,7 @@ class Clause(NamedTuple):
         return None if value is None else _PLAIN[self.shape][0](value)
 
     def read(self, plain: Any) -> Any:
-        """The value from the plain data of `plain`."""
+        """The value from the data that `plain` returned."""
         return None if plain is None else _PLAIN[self.shape][1](plain)
 
     def image(self, value: Any, ranks: Sequence[int], links: Mapping[int, int] | Sequence[int]) -> Any:
@@ -342,7 +343,7 @@ class Clauses:
         return replace(self, **{each: _NOTHING[each] for each in fields})
 
     def only(self, *scopes: Scope) -> Clauses:
-        """Clauses with only those of the given scopes set, and without a name."""
+        """Copy with the clauses of the given scopes; all others, and `where`, have their defaults."""
         return Clauses(**{each.field: getattr(self, each.field) for each in self.said(*scopes)})
 
     def same(self, other: Clauses, *scopes: Scope) -> bool:

@@ -196,8 +196,8 @@ def allreduce(num_ranks: Count, *, chunks_per_rank: Count | None = None) -> Coll
 def scan(num_ranks: Count, *, chunks_per_rank: Count | None = None) -> Collective:
     """Scan: rank r ends with the sum over ranks 0..r.
 
-    Chunk ``p * num_ranks + r`` is piece p of the sum over ranks 0..r. Rank 0 starts with its own. Rank r
-    derives its chunk from the sum over ranks 0..r-1 as soon as it holds that (`Derivation`).
+    Chunk ``p * num_ranks + r`` is piece p of the sum over ranks 0..r. Rank 0 starts with its own chunks.
+    Rank r derives its chunk from the sum over ranks 0..r-1 as soon as it holds that sum (`Derivation`).
     """
     pieces = chunks_per_rank or 1
     all_ranks("scan", num_ranks, num_ranks * pieces)

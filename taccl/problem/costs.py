@@ -120,7 +120,11 @@ def read_columns(topology: Topology) -> None:
 
 @cached
 def cost_columns(topology: Topology) -> list[tuple[list[Fraction], NDArray[np.int64]]]:
-    """(distinct values, index of each one's value) for alpha and beta of links, then of holds."""
+    """Distinct costs of a topology, and their indices.
+
+    There are four pairs (distinct values, index of each element's value): alpha and beta of links, then alpha
+    and beta of holds.
+    """
     if (other := topology.cache.get(REVERSED_FROM)) is not None:
         return cost_columns(other)
     columns = []

@@ -173,7 +173,7 @@ class Problem:
     def own_first(self) -> frozenset[int]:
         """Links with local-first priority, where it can matter.
 
-        Without reductions, a sender where all chunks start, or none, has nothing to order.
+        Without reductions, a sender has nothing to order if all chunks start there, or none does.
         """
         links = self.clauses.own_first
         if not links or self.collective.combining:
@@ -395,7 +395,10 @@ def __getattr__(name: str) -> Any:
 
 
 def _as_given(collective: Collective, chunks_per_rank: int | None, **given: Any) -> Collective:
-    """The collective in the requested number of chunks; error for an argument that it already fixes."""
+    """The collective with the requested number of chunks.
+
+    Raises `CollectiveError` for an argument that the given collective already fixes.
+    """
     if chunks_per_rank is not None and not collective.chunks_open:
         given["chunks_per_rank"] = chunks_per_rank
     told = [name for name, value in given.items() if value is not None]

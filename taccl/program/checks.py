@@ -216,18 +216,21 @@ _ONE_STEP = ("broadcast", "reduce")
 
 
 def chunks_per_message(program: Program, size_bytes: int, library: str) -> int:
-    """Max chunks per message of a library, at a size in bytes as nccl-tests counts it."""
+    """Max chunks per message that `library` sends, for a collective of `size_bytes` as nccl-tests counts."""
     chunk_bytes = max(-(-size_bytes // program.size_chunks), 1)
     return min(max(_payload(program, library) // chunk_bytes, 1), MAX_CHUNKS)
 
 
 def fewest_chunks(program: Program, size_bytes: int) -> int:
-    """Max chunks per message of the library with the smallest messages, at a size in bytes."""
+    """Max chunks per message, as `chunks_per_message`, of the library with the smallest messages."""
     return min(chunks_per_message(program, size_bytes, each) for each in LIBRARIES)
 
 
 def first_size(program: Program, chunks: int, library: str) -> int:
-    """Smallest size in bytes at which a message carries at most `chunks` chunks, fewer than `MAX_CHUNKS`."""
+    """Smallest size of the collective in bytes at which a message carries at most `chunks` chunks.
+
+    - `chunks`: A number below `MAX_CHUNKS`.
+    """
     return _payload(program, library) // (chunks + 1) * program.size_chunks + 1
 
 

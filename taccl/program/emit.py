@@ -71,7 +71,7 @@ def written_slots(step: Draft | Step) -> Iterator[Slot]:
 def assemble(drafts: Sequence[Draft], *, relays: bool = False) -> tuple[Threadblock, ...]:
     """Threadblocks of a rank; those that others wait for have the lowest numbers.
 
-    - `relays`: True to join a receiving and a sending threadblock that mostly relays its data.
+    - `relays`: True to join a receiving threadblock with the threadblock that sends most of its data on.
     """
     needs = _needs(drafts)
     if relays:
@@ -91,7 +91,7 @@ def assemble(drafts: Sequence[Draft], *, relays: bool = False) -> tuple[Threadbl
         key, index = position[draft]
         known = dict(passed[key, index - 1]) if index else {}
         waits[draft] = []
-        # Latest first: a dependency on it may imply the others.
+        # Latest step first: a dependency on the latest may imply dependencies on the others.
         for other in sorted(needs[draft], key=lambda each: each.order, reverse=True):
             other_key, other_index = position[other]
             if known.get(other_key, -1) >= other_index or other_key == key:

@@ -70,7 +70,8 @@ class Interpretation:
     sizes_bytes : tuple of int, optional
         Smallest and largest size in bytes for which the verdict holds, both included; None for all sizes.
     hangs_from : dict of str to int
-        {library: the smallest of these sizes at which it hangs, in bytes}; empty if it hangs at none.
+        {library: smallest size in bytes at which the program hangs}; empty if it hangs at no size in the
+        range.
     """
 
     faults: tuple[ProgramFault, ...]
@@ -164,9 +165,10 @@ def interpret(program: Program, *, capacity: int | None = None) -> Interpretatio
 def _run_at_all_sizes(
     program: Program, capacity: int | None
 ) -> tuple[ExecutionState, ProgramFault | None, dict[str, int]]:
-    """Run a program at its sizes: (run that gets furthest, hang or None, {library: first size that hangs}).
+    """Run a program at its sizes; return (best run, hang or None, {library: first size that hangs}).
 
-    The sizes are in bytes.
+    The best run is the one with the fewest chunks per message that reaches the end. If all hang, it is the
+    one with the most chunks per message. Sizes are in bytes.
     """
     # A message has chunks of one step only, so a capacity above the largest step makes no difference.
     most = min(max((step.count for _, step in program.steps()), default=1), MAX_CHUNKS)
@@ -218,7 +220,11 @@ def _check_contents(
 
 
 def _describe(found: Content, expected: Content) -> str:
-    """Text of a content: the sum with its missing and extra contributions, or all contributions."""
+    """Describe the content of a slot, next to the expected content.
+
+    The text names missing and extra contributions if some contribution is right, and otherwise all that were
+    found.
+    """
     there, wanted = found.parts(), expected.parts()
 
     def told(parts: set[tuple[int, Any]]) -> str:

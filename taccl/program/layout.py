@@ -1,4 +1,4 @@
-"""Positions of chunks in buffers: the user's, as nccl-tests lays them out, and slots of values over time.
+"""Positions of chunks in the user's buffers, as nccl-tests lays them out, and slots for values over time.
 
 One rule gives every layout: a rank's input holds the chunks that it starts with, and its output those that
 it must end with, both in order of chunk. In place, the smaller buffer lies inside the larger, at the position
@@ -29,10 +29,10 @@ from taccl.program.program import Program, Slot
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """Chunk of each slot of one rank's input and output, and their offsets in the common buffer in place.
+    """Chunks in the slots of one rank's input and output, and the offsets of both in their common buffer.
 
     - `inputs`, `outputs`: Chunk of each slot.
-    - `input_offset`, `output_offset`: Number of chunks before each buffer in the common one.
+    - `input_offset`, `output_offset`: Number of chunks before each buffer in the common one, if in place.
     """
 
     inputs: tuple[int, ...]
@@ -43,7 +43,7 @@ class RankLayout:
     def canonical(self, slot: Slot, *, in_place: bool) -> Slot:
         """Unique slot for a place of memory: in place, a slot of the larger buffer if it lies there.
 
-        If both buffers are equally large, it is the output.
+        If both buffers are equally large, it is the slot of the output.
         """
         whole, place = self.place(slot, in_place=in_place)
         if whole == slot.buffer:
@@ -216,7 +216,7 @@ class Allocator:
         self.scratch[index] = value
 
     def _may_take_output_slot(self, value: Value, slot: Slot) -> bool:
-        """True if the output slot of a value's chunk is free now, and again when the output arrives."""
+        """True if `value` may use `slot`, the output slot of its chunk, until the output itself arrives."""
         occupant = self.user.get(slot)
         if occupant is not None and not occupant.makes_room(value):
             return False

@@ -163,7 +163,7 @@ class _Piece:
 
 @dataclass(eq=False, slots=True)
 class _Reader:
-    """Reader of arrivals, which is a part to be sent or a result: tick of its read, and arrivals it sums."""
+    """Part to be sent, or final result, that sums arrivals: tick at which it reads them, and their ids."""
 
     since: int
     arrivals: set[int]
@@ -242,7 +242,7 @@ class _SumPlan:
 
     - `readers`: {(rank, chunk): all readers}.
     - `results`: {(rank, chunk): the reader for the result}.
-    - `reads`: {id of a part: its reader at the source}, for parts that are read where they arrive.
+    - `reads`: {id of a part: the reader that sums it up at the sender}, only for parts whose arrival is read.
     """
 
     def __init__(
@@ -287,7 +287,11 @@ class _SumPlan:
 
 
 def _kept(here: list[_Piece], arrival: int, later: Sequence[_Reader], chunk: int, time: int) -> Value:
-    """The value of an arrival: a new one, or one that the same later readers read, with the arrival added."""
+    """Store an arrival; return its value.
+
+    The arrival is added to an existing value if every later reader reads both or neither. Otherwise it
+    becomes a value of its own.
+    """
     piece = _Piece({arrival}, Value(chunk, time))
     beside = next((each for each in here if _have_same_readers([each, piece], later)), None)
     if beside is not None:

@@ -94,8 +94,8 @@ class Step:
     - `src`, `dst`: First slot read, and first slot written; None if the operation does not read or write.
     - `depends` (tuple of (threadblock, step)): Steps of the same rank that must be done before this one
       begins.
-    - `needs`: Tiles that must be ready before it begins; marks of `taccl.workload.lower_step`.
-    - `gives`: Tiles that are ready once all steps of the rank with the same mark are done.
+    - `needs`: Names of the computed tiles that must be ready before it begins (`taccl.workload.lower_step`).
+    - `gives`: Names of tiles; each tile is ready once all steps of the rank that give it are done.
     """
 
     operation: str

@@ -18,9 +18,9 @@ _LEAST_PART_BYTES = 1024
 
 
 def choose_instances(program: Program, *, gb_per_s: float, chunk_bytes: int) -> tuple[int, str]:
-    """Number of instances for a link's bandwidth within the limits of both runtimes, and the reason as text.
+    """Number of instances that fills a link, within the limits of MSCCL and MSCCL++; and the reason as text.
 
-    The number is a power of two, as sizes are usually divisible by those.
+    The number is a power of two, as sizes are usually divisible by powers of two.
 
     - `gb_per_s`: Bandwidth of the program's fastest link in GB/s; one instance uses one channel of it.
     - `chunk_bytes`: Size of the smallest chunk in bytes.
@@ -53,7 +53,7 @@ def choose_instances(program: Program, *, gb_per_s: float, chunk_bytes: int) -> 
 
 
 def _length(threadblock: Threadblock) -> int:
-    """Number of steps of a threadblock after cutting them to one chunk and one dependency each."""
+    """Number of steps of a threadblock once each step is cut into steps of one chunk and one dependency."""
     return sum(weight(step) * max(step.count, 1) for step in threadblock.steps)
 
 

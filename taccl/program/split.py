@@ -46,7 +46,10 @@ def split_threadblocks(program: Program, *, max_steps: int) -> Program:
 
 
 def _groups(blocks: dict[Block, int], parcels: Sequence[Parcel]) -> dict[Block, Block]:
-    """{threadblock: representative of its group}; groups communicate directly or through others."""
+    """{threadblock: representative of its group}.
+
+    Threadblocks of a group exchange messages, directly or through other threadblocks.
+    """
     import networkx
 
     talks = networkx.Graph([(parcel.send[:2], parcel.receive[:2]) for parcel in parcels])

@@ -26,7 +26,10 @@ _INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class LaunchedRank:
-    """A launcher that started this process as one rank of `num_ranks`, which is None if it is not stated."""
+    """Launcher of this process, and its rank.
+
+    `num_ranks` is None if the launcher does not state the number of ranks.
+    """
 
     launcher: str
     rank: int
@@ -50,7 +53,7 @@ def launched_by(environ: dict[str, str] | os._Environ[str] = os.environ) -> Laun
             continue
         given = environ.get(size, "") if size else ""
         num_ranks = int(given) if given.isdigit() else None
-        # Many tools set these variables; torchrun sets the one with its run, too.
+        # Many tools set these variables, but only torchrun also sets the id of its run.
         if launcher == "torchrun" and "TORCHELASTIC_RUN_ID" not in environ:
             continue
         # A batch script, and a shell that srun started, have these variables too.
@@ -61,7 +64,10 @@ def launched_by(environ: dict[str, str] | os._Environ[str] = os.environ) -> Laun
 
 
 def find_mpiexec() -> Path:
-    """Find the launcher of this environment's MPI library; one from elsewhere may be of another library."""
+    """Path of the launcher (``mpiexec``) of this environment's MPI library.
+
+    A launcher from elsewhere may belong to another MPI library.
+    """
     if importlib.util.find_spec("mpi4py") is None:
         raise ExecutionError(f"running needs mpi4py and mpich, but mpi4py is not installed; {INSTALL}")
     for candidate in _candidates():
@@ -74,7 +80,7 @@ def find_mpiexec() -> Path:
 
 
 def find_library() -> Path:
-    """MPICH's library in this environment."""
+    """Path of MPICH's shared library in this environment."""
     for file in _mpich_files():
         if file.name.startswith("libmpi.so."):
             return Path(str(file.locate())).resolve()

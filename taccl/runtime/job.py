@@ -26,7 +26,7 @@ DTYPES = ("int32", "int64", "float32", "float64", "fixed32")
 class RunJob:
     """Request to execute a program; `make_job` makes and checks it.
 
-    - `elements`: Numbers of type `dtype` in a chunk.
+    - `elements`: Number of elements of type `dtype` in a chunk.
     """
 
     program: Program

@@ -156,7 +156,7 @@ class _JobRank:
         self.watchdog.expect(what, self.job.timeout_s)
 
     def _run_mpi(self, own: Counterpart) -> tuple[NDArray[Any], list[float]]:
-        """The output of MPI's own collective, and how long it took each time after the first."""
+        """Run MPI's own collective; return its output, and microseconds of each run after the first."""
         num_outputs = len(layouts_of(self.job.program)[self.rank].outputs)
         output = np.empty((num_outputs, self.job.elements), self.job.wire)
         times = []

@@ -64,7 +64,7 @@ def expected_output(job: RunJob, rank: int) -> NDArray[Any]:
 def find_wrong(
     job: RunJob, rank: int, buffers: Buffers, expected: NDArray[Any], *, tolerance: float, run: int, by: str
 ) -> list[WrongChunk]:
-    """Chunks of a rank's output that are not as expected, and of its input that were changed out of place."""
+    """Wrong chunks of a rank: outputs that differ from `expected`; out of place, also changed inputs."""
     where, memory = layouts_of(job.program)[rank], buffers.memory
     looked_at = [("output", memory.output, expected, where.outputs, tolerance)]
     if not job.program.in_place:

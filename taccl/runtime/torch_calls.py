@@ -90,7 +90,7 @@ def num_elements(collective: str, num_ranks: int, size_bytes: int, item_bytes: i
 def tensors_of(collective: str, source: Any, num_ranks: int, *, is_root: bool) -> tuple[Any, ...]:
     """Arguments of a call whose input begins with the elements of `source`; outputs are zero.
 
-    - `source`: As many elements as the input has.
+    - `source`: Tensor with as many elements as the input.
     """
     if collective in ("allreduce", "reduce", "broadcast"):
         return (source.clone(),)

@@ -116,7 +116,10 @@ def main(path: str) -> int:
 
 
 def _execute_on_rank(job: dict[str, Any], address: str, note: Callable[[str], None]) -> dict[str, Any]:
-    """Run all sizes with all ranks; the report, at every rank."""
+    """Execute the job at all of its sizes, together with the other ranks; return the report at every rank.
+
+    - `address`: URL of the store by which the ranks find each other.
+    """
     torch = import_torch()
     dist = torch.distributed
     program, rank = Program.from_dict(job["program"]), int(os.environ["RANK"])
@@ -197,7 +200,7 @@ def _run(
 
 
 def _timed(torch: Any, device: Any, call: Callable[..., Any], tensors: tuple[Any, ...]) -> float:
-    """Microseconds of a call at this rank, after a barrier."""
+    """Microseconds that a call takes at this rank, from a barrier before it to the end of its work."""
     torch.distributed.barrier()
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -60,7 +60,7 @@ def registered(role: str = "name") -> dict[str, Runtime]:
 
     - `role`: Field of `Runtime` that must be given: ``"files"`` for plans, ``"launch"``, ``"run"``.
 
-    Raises `InputError` for another word.
+    Raises `InputError` for another role.
     """
     known_word(role, _ROLES, "role")
     every = RUNTIMES | PLUGINS.by_name()

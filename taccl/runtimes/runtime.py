@@ -31,9 +31,10 @@ class Launch:
     one_kernel : bool
         True if one kernel runs the whole collective, without a library's base latency.
     hops_us : (float, float)
-        Latency in us of a step in which all pairs communicate, under LL and simple.
+        Latency in us of a step in which all pairs communicate, under LL and simple, respectively.
     shares : (float, float)
-        Part of NCCL's rate under LL, and of a node's rate under simple, that its copies reach.
+        Rate of the kernel's copies: under LL as a share of NCCL's rate, under simple as a share of the rate
+        within a node.
     one_shot : bool
         True if sums can also take one step, in which all pairs exchange whole buffers.
     falls_back : bool
@@ -81,8 +82,8 @@ class Runtime:
     takes_custom, includes_most : bool
         True if it accepts custom collectives; true if it also uses a file at its largest size.
     usual_for : str
-        Maker of the GPUs for which plans are written for it by default: ``"nvidia"``, ``"amd"``, ``"any"``;
-        empty for none.
+        ``"nvidia"``, ``"amd"`` or ``"any"``: plans for GPUs of this maker include files of the runtime by
+        default. Empty if only on request.
     why_not : function
         From (runtime, collective, topology, protocol) to the reason why it cannot run the collective under
         the protocol, or under any protocol if that is empty; empty text if it can.
@@ -213,7 +214,8 @@ class PlanFiles:
     registration : mapping
         {file that registers the others: how to use it}, such as ``"with msccl: source"``.
     remarks : sequence of str
-        Remarks for the line of coverage, such as roots that the runtime does not compare.
+        Remarks for the text on the calls that the files serve, for example that the runtime does not compare
+        roots.
     notes : sequence of str
         Notes for the plan.
     """

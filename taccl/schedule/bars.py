@@ -34,7 +34,7 @@ class Bars:
     - `row`: Index of the bar's row in `rows`.
     - `lane`, `num_lanes`: Lane of the bar within its row, and number of lanes of the row. Bars that overlap
       in time have different lanes.
-    - `send`: Group of the send.
+    - `send`: `group` of the send in the schedule.
     - `chunk`, `origin`: `SEVERAL` if merged chunks differ. The origin of a sum is its root.
     - `num_hidden`: Number of bars in rows that are not shown.
     """

@@ -27,7 +27,7 @@ _TYPES: dict[str, tuple[Any, int, int]] = {
 class Kept(NamedTuple):
     """Columns that a schedule stores, in their own types; None for a derived column.
 
-    - `reduce`: True for transfers that reduce; or a number, if the first that many transfers reduce.
+    - `reduce`: True for transfers that reduce; or a number n, if exactly the first n transfers reduce.
     """
 
     chunk: NDArray[Any]

@@ -41,7 +41,10 @@ def reduction_half(problem: Problem) -> Problem:
 
 
 def _as_costly(half: Problem, problem: Problem) -> Problem:
-    """Return the phase problem with the problem's costs, if these are computed; all indices are the same."""
+    """Return the problem of a phase, with the costs of `problem` copied to it if they are computed already.
+
+    Chunks, links and holds have the same indices in both problems.
+    """
     if "costs" in vars(problem):
         vars(half)["costs"] = problem.costs
     return half

@@ -36,7 +36,7 @@ class Tasks:
 
     @classmethod
     def of_sends(cls, order: Precedence, *, turns: bool = False) -> Tasks:
-        """Tasks for the sends and joins of a precedence graph.
+        """Tasks for the sends and joins (`Precedence`) of a precedence graph.
 
         - `turns`: True to fix the order of sends on each resource by precedence constraints. Otherwise tasks
           hold resources, and the scheduler chooses the order.

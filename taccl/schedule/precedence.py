@@ -1,15 +1,16 @@
 """Precedence graph of an order of sends: the waits of each send, and their lengths.
 
-An event is the start of a send. It waits for its chunks to arrive, and for its turn on each resource. Which
-arrivals and which turns follows from given times: those of a schedule, tentative ones, or positions in a
-sequence. The lengths of waits follow from the costs of a problem, which may differ in sizes and costs from
-the problem of the given times.
+An event is the start of a send. It waits for its chunks to arrive, and for its turn on each resource. Given
+times determine these arrivals and turns: times of a schedule, tentative times, or positions in a sequence.
+The lengths of waits follow from the costs of a problem, which may differ in sizes and costs from the problem
+of the given times.
 
 A wait is the constraint ``start[target] >= start[source] + after - lead + extra``, all in ticks. `after` is
 the time from the source's start to the end of its hold, or to its arrival. `lead` is the time from the
 target's start until it needs the resource or the data. `extra` is the one tick by which a sum must be read
-before it changes, or the time that a server updates a sum before it is sent. A wait with `tile` 1 is between
-successive tiles of a message: the first send on a resource waits for the last one of the previous tile.
+before it changes, or the time that a server updates a sum before it is sent. If a message is
+sent in several tiles, all with the same sends, a wait with `tile` 1 is between two successive tiles: the
+first send on a resource waits for the last one of the previous tile. Other waits are within a tile.
 Events after the sends are joins, which occur once all their waits are over.
 """
 
@@ -60,8 +61,8 @@ class Precedence:
     - `chunk`, `link`, `group`, `reduce`, (num_transfers,) array: As in `make_schedule`.
     - `contributions`: Ranks whose sum each transfer carries, if the schedule keeps arrivals unreduced.
     - `start`, (num_transfers,) array: Tentative starts in ticks of `own`; a send's start is the latest of its
-      transfers. With `places`: positions in a sequence, in which sends use resources and read earlier
-      arrivals.
+      transfers. If `places` is True: positions in a sequence, in which sends use resources and read
+      earlier arrivals.
     - `end`, (num_transfers,) array: Ends in ticks of `own`; by default a send ends after its duration.
     - `impose`: True if the times are tentative. Local-first priority then gets its full gap wherever the
       order has local chunks first, even if the times lack the gap.
@@ -169,7 +170,7 @@ class Precedence:
         return joined
 
     def _on_resources(self) -> None:
-        """Add waits on resources: one send at a time in the given order, and each tile after the last."""
+        """Add waits on resources: one send at a time in the given order, each tile after the previous one."""
         resource, send, begin, until = self._rows
         same = np.flatnonzero(resource[1:] == resource[:-1])
         first, last = (np.flatnonzero(np.diff(resource, **{end: -1})) for end in ("prepend", "append"))
@@ -217,7 +218,7 @@ class Precedence:
         resource, send = resource[order][new], send[order][new]
         own_begin, begin = (np.minimum.reduceat(column[order], new) for column in (own_begin, begin))
         own_until, until = (np.maximum.reduceat(column[order], new) for column in (own_until, until))
-        # With tentative times, holds that begin together keep the given order; those of no length go first.
+        # With tentative times, holds that begin together keep the given order, those without duration first.
         ties = (own_until > own_begin,) if self._impose else (start[send], own_until)
         order = np.lexsort((send, *ties, own_begin, resource))
         return resource[order], send[order], begin[order], until[order]

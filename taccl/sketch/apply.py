@@ -117,11 +117,12 @@ def apply(
 def in_groups(
     topology: Topology, name: str, along: Sequence[int], *, where: str, **arguments: Any
 ) -> Collective:
-    """One collective in each group of ranks that differ only in some dimensions, as one collective.
+    """Combine the same collective in each group of ranks that differ only in some dimensions.
 
-    - `along`: These dimensions, numbered from 1.
-    - `where`: Place of a fault in them, for the message.
-    - `arguments`: Those of `taccl.collectives.make`.
+    - `name`: Name of the collective.
+    - `along`: Dimensions in which the ranks of a group differ, numbered from 1.
+    - `where`: Origin of `along`, such as ``"file: field"``, for error messages.
+    - `arguments`: Arguments of `taccl.collectives.make`.
     """
     found = dimensions(topology)
     if len(set(along)) < len(along) or max(along) > len(found.dims):
@@ -211,7 +212,7 @@ class _Resolver:
         return kept - self._spare_planes()
 
     def relays(self, internode: Iterable[int]) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
-        """{link: ranks} whose chunks links between nodes may carry, by start and by root of the chunk."""
+        """Restrictions of links between nodes by the sketch's relays: the two results of `carried`."""
         relays = self.sketch.internode.relays if self.sketch.internode else None
         if not relays:
             return {}, {}
@@ -290,7 +291,10 @@ class _Resolver:
 def carried(
     topology: Topology, relays: Mapping[int, Collection[int]], links: Iterable[int]
 ) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
-    """{link: ranks} of chunks that links between nodes may carry, by start and by end of the chunk.
+    """Restrictions of links between nodes: ({link: start ranks}, {link: end ranks}).
+
+    Such a link carries only chunks that start at its start ranks; in the reduce phase, only chunks whose root
+    is one of its end ranks.
 
     - `relays`: {local rank of a sender: local ranks whose chunks it carries}. Links of other senders are not
       restricted, and have no entry in the result.

@@ -47,9 +47,8 @@ class Fixing(NamedTuple):
 
     - `ranks`, (num_ranks,); `links`, (num_links,): Smallest index in the orbit of each.
     - `turned`, (num_links,): A chunk for the smallest link of each of these orbits; undefined for other
-      links. Some symmetry takes this chunk to the fixed one, and at the same time takes into the orbit a link
-      that is the smallest in its orbit under the whole group. If there are several such chunks, it is the
-      smallest.
+      links. A symmetry of the whole group maps this chunk to the fixed one. It also maps the smallest link of
+      an orbit of the whole group into this orbit of links. If several chunks qualify, the smallest is taken.
     """
 
     ranks: NDArray[np.int64]

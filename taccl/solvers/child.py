@@ -194,10 +194,10 @@ def _end_process_group() -> None:
 def _load_function(
     function: str,
 ) -> tuple[Callable[[dict[str, Any], Control], dict[str, Any]], dict[str, Any] | None]:
-    """Import a function ``"module:name"``; also the answer if one of its LIBRARIES is missing.
+    """Import ``"module:name"``; return the function, and the answer if a library of its module is missing.
 
-    Libraries are imported here, before the memory limit applies: an import that fails half-way under a limit
-    would make the library look missing for the rest of the process.
+    The module's ``LIBRARIES`` are imported here, before the memory limit applies: an import that fails
+    half-way under a limit would make the library look missing for the rest of the process.
     """
     module_name, _, name = function.partition(":")
     module = importlib.import_module(module_name)

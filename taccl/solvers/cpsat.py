@@ -99,7 +99,10 @@ def to_whole_numbers(model: LinearModel) -> WholeModel:
 
 
 def _held(bound: float, unit: int, side: int) -> int:
-    """Largest whole number of steps within an upper bound (`side` 1), or smallest within a lower one (-1)."""
+    """Convert a variable's bound to whole steps of 1 / `unit`, rounded into the feasible range.
+
+    - `side`: 1 for an upper bound, which is rounded down; -1 for a lower bound, which is rounded up.
+    """
     return side * math.floor(side * bound * unit + float(_SLACK) * max(1.0, abs(bound * unit)))
 
 

@@ -1,6 +1,7 @@
 """HiGHS (through highspy): models in a worker process, and small linear programs in this process.
 
-For these, SciPy's `linprog` would do, but importing ``scipy.optimize`` takes 0.12 s of CPU more than highspy.
+For linear programs, SciPy's `linprog` would suffice, but importing ``scipy.optimize`` takes 0.12 s of CPU
+more than highspy.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def run_warmup(options: Namespace) -> Answer:
 
 
 def _keep_bytecode() -> int:
-    """Keep the bytecode of modules that have none on disk; the number of these modules.
+    """Write the bytecode of modules that have none on disk; return the number of modules written.
 
     With PYTHONDONTWRITEBYTECODE, which many container images set, a source tree would be compiled by every
     process (about 0.5 s). Folders that are not writable are left as they are.

@@ -150,7 +150,11 @@ def _bound_text(found: Mapping[str, Any]) -> str:
 
 
 def _gap_text(found: Mapping[str, Any]) -> str:
-    """Gap that a schedule's file states; in brackets its standing, and another gap over all chunkings."""
+    """Gap that a schedule's file states, as text.
+
+    Brackets hold the file's judgement of the gap (``standing``), and the gap over all chunkings if it
+    differs.
+    """
     gap, standing = format_gap(found.get("gap")), found.get("standing")
     if found.get("gap_of_every_cut") is None:
         said = [standing]

@@ -97,7 +97,10 @@ def dump_chakra(
 
 @dataclass(slots=True)
 class _Node:
-    """A node of one rank's trace; `after` has the ids of nodes that it waits for. No node runs on the CPU."""
+    """A node of one rank's trace; `after` has the ids of nodes that it waits for.
+
+    In the file, every node has the attribute ``is_cpu_op`` false.
+    """
 
     kind: int
     name: str

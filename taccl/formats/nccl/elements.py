@@ -293,7 +293,7 @@ class System:
     def _settle_pcie(self) -> None:
         """Assume PCIe rates that the file lacks, at least as fast as the fastest NIC.
 
-        GPUs with C2C links reach their CPU over these links.
+        GPUs with C2C links get these as their links to the CPU, in place of PCIe.
         """
         fastest = min((nic.beta_us_per_mb for nic in self.server.nics), default=None)
         for key, parent, beta, name in self.unsaid:

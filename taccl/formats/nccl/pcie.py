@@ -97,7 +97,10 @@ class PcieServer:
             self.guesses[step[0]] = guess
 
     def lift_guesses(self) -> None:
-        """Raise assumed rates of links that only serve NICs, such as a dual-port card's, to the NICs' sum."""
+        """Raise assumed rates of links that serve only NICs to the sum of the NICs' rates.
+
+        An example is the link of a card with two ports.
+        """
         serves_gpus = {key for gpu in self.gpus for key in self._above(gpu)}
         sent: dict[str, Fraction] = defaultdict(Fraction)
         used = sorted({nic for gpu in self.gpus for nic in self.near_nics(gpu)})

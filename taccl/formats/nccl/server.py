@@ -25,8 +25,8 @@ Pair = tuple[int, int]
 
 PcieUse = Literal["where-needed", "always"]
 
-#: Latencies in us of TACCL's published NDv2 (topo-ndv2-1MB.json: alpha, remote_alpha); PCIe has that of
-#: NVLink.
+#: Latencies in us of TACCL's published NDv2 (topo-ndv2-1MB.json: alpha, remote_alpha); PCIe has the latency
+#: of NVLink.
 INTRANODE_ALPHA_US = Fraction("0.3")
 INTERNODE_ALPHA_US = Fraction("2.6")
 

@@ -245,7 +245,10 @@ class _Writing:
         }  # fmt: skip
 
     def _steps(self, unit_us: Fraction) -> list[dict[str, Any]]:
-        """One step for each time at which sends start; its rounds are the tenths of a unit until the next."""
+        """One step for each time at which sends start.
+
+        Its field ``rounds`` is the time until the next step, in tenths of the file's unit.
+        """
         problem = self.schedule.problem
         links, per_us = problem.topology.links, problem.costs.ticks_per_us
         by_start: dict[int, list[list[Any]]] = defaultdict(list)

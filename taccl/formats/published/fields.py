@@ -60,7 +60,11 @@ class _FileObject(BaseModel):
 
 
 class SendEntry(NamedTuple):
-    """One send of a step; `start` is in tenths of the file's unit, and `number` counts parallel links."""
+    """One send of a step.
+
+    - `start`: Start in tenths of the file's unit of time.
+    - `number`: Index of its link among the parallel links from source to destination.
+    """
 
     chunk: _Index
     src: _Index
