@@ -176,7 +176,10 @@ class _Run:
         heappush(self.queue, (when, next(self.counter), happens, what))
 
     def _pass(self, free: list[float], now: float, happens: Callable[..., None], *what: int) -> float:
-        """Send a packet through a worker's port; it arrives half a round trip later, once, twice or never."""
+        """Send a packet through a worker's port; return the time at which the transmission begins.
+
+        Half a round trip later, or later still, `happens` is called for each arrival: once, twice or never.
+        """
         worker = what[0]
         begin = max(now, free[worker])
         free[worker] = begin + self.send_us

@@ -41,7 +41,7 @@ class Collective:
     Parameters
     ----------
     chunks : tuple of Chunk
-        The chunks; their indices are their numbers elsewhere.
+        The chunks. Schedules, problems and programs refer to a chunk by its index here.
     combining : bool
         True if contributions are reduced on their way.
     chunks_per_rank : int
@@ -49,8 +49,8 @@ class Collective:
     derivations : tuple of Derivation
         Chunks that a rank derives from one that it received (scan: prefix r from prefix r - 1).
     groups : tuple of ProcessGroup
-        Process groups whose collectives are combined. Default: one group of all ranks that start, root or
-        need a chunk.
+        Process groups whose collectives are combined. Default: one group of all ranks at which
+        a chunk starts, has its root, or must end.
     update_us_per_mb : Fraction, optional
         For combining collectives whose roots are servers: time that the root spends on each MB of a complete
         sum before it sends any of it. None: no update; sums may be made and forwarded anywhere.
@@ -224,7 +224,7 @@ class Collective:
 
     @cached_property
     def process_groups(self) -> tuple[ProcessGroup, ...]:
-        """The given groups; by default one of all ranks that start, root or need a chunk."""
+        """The given groups; by default one, of all ranks where a chunk starts, has its root or must end."""
         if self.groups or not self.chunks:
             return self.groups
         named = self._ranks_of(range(self.num_chunks)).union(d.rank for d in self.derivations)

@@ -220,7 +220,7 @@ def scan(num_ranks: Count, *, chunks_per_rank: Count | None = None) -> Collectiv
 def multi_root_broadcast(
     num_ranks: Count, *, roots: Sequence[int], chunks_per_rank: Count | None = None
 ) -> Collective:
-    """Broadcast from several roots: every rank ends with all data; chunk c is of ``roots[c % len(roots)]``.
+    """Broadcast from several roots: all ranks end with all data; chunk c starts at ``roots[c % len(roots)]``.
 
     Parameters
     ----------

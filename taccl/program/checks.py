@@ -5,10 +5,10 @@ a fixed number of messages (`PROTOCOLS`), however small they are. So a step of s
 message, and the same step of large chunks is several.
 
 The number of messages of a step never decreases as sizes grow. A program that runs to its end with some
-number of messages per step does so with fewer. Proof: keep the last messages of every step, at both ends, at
-their times in that run. Every queue then holds no more than it did, and each message still comes before its
-receive. A step begins no earlier and ends when it did. So a program that deadlocks at one size deadlocks at
-every larger one.
+number of messages per step does so with fewer. Proof: drop the first messages of every step, at the sender
+and at the receiver, and leave the others at their times in that run. Every queue then holds no more than it
+did, and each message still comes before its receive. A step begins no earlier and ends when it did. So a
+program that deadlocks at one size deadlocks at every larger one.
 
 Large chunks are sent in several rounds of all steps. A round that ends leaves every queue empty. Deadlocks do
 not depend on timing, so one round decides for all.

@@ -30,8 +30,8 @@ ANYONE, AGAIN = -1, "again"
 class Content(frozenset[tuple[Any, int]]):
     """Content of a slot: pairs of a chunk and the ranks that contributed to it, as bits.
 
-    Contributions that were added twice have (`AGAIN`, chunk) in place of the chunk. A slot that was never
-    written has itself in place of a chunk.
+    Contributions that were added twice have (`AGAIN`, chunk) in place of the chunk. The content of a
+    slot that was never written has the slot in place of the chunk.
     """
 
     __slots__ = ()
@@ -239,7 +239,7 @@ class ExecutionState:
         return StepAddress(*block, self.position[block])
 
     def _waits_for(self, block: Block, waits: Mapping[Block, _Wait]) -> tuple[Block | None, str]:
-        """Threadblock that a waiting one waits for, and the reason as text.
+        """Threadblock for which the waiting threadblock `block` waits, and the reason as text.
 
         The threadblock is None if none will ever end the wait.
         """

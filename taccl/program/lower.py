@@ -1,6 +1,6 @@
 """Lower schedules to programs: rank, threadblock, slots and dependencies of each step.
 
-Every send becomes a step at its source and one at its destination, on the slots that `allocate` finds. Steps
+Every send becomes a step at its source and one at its destination, on the slots that `Allocator` finds. Steps
 of a threadblock are in order of the *end* of their sends. A step depends on the steps of its rank that wrote
 the slots it reads, and on those that used the slots it overwrites.
 
@@ -43,7 +43,10 @@ _LAST = 2**62
 
 
 class _PlacedPart(NamedTuple):
-    """Slots of a chunk of a message: read from `src`, written to `dst`, after adding `added` if any."""
+    """Slots for one chunk of a message.
+
+    The sender reads `src`. The receiver adds the content of its slot `added`, if given, and writes `dst`.
+    """
 
     src: Slot
     dst: Slot

@@ -175,7 +175,7 @@ _OWN, _COPY = -1, -2
 
 @dataclass(eq=False, slots=True)
 class NamedSums:
-    """Inputs of ranks, and final sums if the schedule names contributions.
+    """Inputs of ranks, and their final sums, for a schedule that names contributions.
 
     - `own`: {chunk: the rank's contribution}, by rank.
     - `copies`: Copies of contributions at the places of results, to which arrivals are added, by rank.

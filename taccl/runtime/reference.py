@@ -90,7 +90,10 @@ def _differs(found: NDArray[Any], expected: NDArray[Any], tolerance: float) -> N
 def _describe(
     found: NDArray[Any], expected: NDArray[Any], slot: int, chunks: tuple[int, ...], tolerance: float, by: str
 ) -> str:
-    """Text of a wrong content: nothing, another chunk, or numbers."""
+    """Describe a chunk with wrong content: never written, equal to another chunk, or with wrong elements.
+
+    - `by`: Name of the reference from which its elements differ.
+    """
     nothing = unwritten(found.dtype)
     if np.isnan(found).all() if found.dtype.kind == "f" else (found == nothing).all():
         return "it was never written"
@@ -116,7 +119,7 @@ def _ends(collective: Collective) -> tuple[object, ...]:
 
 
 def _to_all(method: str) -> Collect:
-    """Call of a collective with an input and an output at every rank."""
+    """Function that calls `method` of a communicator with an input and an output at every rank."""
     return lambda communicator, given, output, _: getattr(communicator, method)(given, output)
 
 
@@ -136,7 +139,7 @@ def _allgatherv(communicator: Any, given: NDArray[Any], output: NDArray[Any], ro
 
 
 def _to_root(method: str) -> Collect:
-    """Call of a collective with an output at the root only."""
+    """Function that calls `method` of a communicator with an output at the root only."""
 
     def run(communicator: Any, given: NDArray[Any], output: NDArray[Any], root: int) -> None:
         getattr(communicator, method)(given, output if communicator.rank == root else None, root=root)

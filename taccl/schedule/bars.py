@@ -28,8 +28,8 @@ SEVERAL = -1
 class Bars:
     """Bars of a Gantt chart: each is a send in a row for its link, resource or rank. One value per bar.
 
-    - `rows`, `number`: Names of the rows shown, from the top, and the index of each one's link, resource or
-      rank.
+    - `rows`, `number`: Names of the rows shown, from the top; for each row, the index of its link, resource
+      or rank.
     - `num_rows`: Number of rows with bars. If it exceeds the number of rows shown, the busiest are shown.
     - `row`: Index of the bar's row in `rows`.
     - `lane`, `num_lanes`: Lane of the bar within its row, and number of lanes of the row. Bars that overlap

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _BLOCK = 1 << 18
 #: Rows per block in the digest of a bare schedule; the digest depends on it.
 _DIGEST_BLOCK = 1 << 20
-#: Max transfers of a schedule whose order and digest are those of its full columns.
+#: Max transfers of a schedule whose digest always covers all columns; larger ones may be `Schedule.is_bare`.
 MANY = 300_000
 #: Approximate peak memory in bytes per transfer for work on full columns.
 _LISTED_BYTES = 150

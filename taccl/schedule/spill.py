@@ -136,7 +136,8 @@ def load_spilled(folder: str | os.PathLike[str], problem: Problem | None = None)
     Raises
     ------
     InputError
-        If the folder holds no schedule, or one for another problem, or if the problem is required.
+        If the folder holds no schedule, or a schedule for another problem; or if neither `problem` nor the
+        folder supplies the problem.
     """
     path, where = Path(folder), os.fspath(folder)
     try:

@@ -45,7 +45,7 @@ _arrival = partial(tuple.__new__, Arrival)
 class _Contents(Protocol):
     """Interface of a record of what each rank holds, kept during one pass over the sends in order.
 
-    - `overwrites`: True if arrivals change data that is there, so that they wait for sends that read it.
+    - `overwrites`: True if arrivals change data of the rank, so that they wait for sends that read it.
     """
 
     overwrites: bool
@@ -117,7 +117,7 @@ class _Sums:
 
 
 class _Named:
-    """Data of ranks that keep received contributions apart, and add up those that a send names."""
+    """Data of ranks that keep received contributions unreduced, and add up those that a send names."""
 
     overwrites = False
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 #: Share of the time limit for bounds with and without the sketch and whole chunks; the rest is for the bound
 #: with sums in switches.
 _PRICES_SHARE = 0.75
-#: Least seconds for these bounds, even if a busy machine used up the time limit to load and read.
+#: Least seconds for the bounds with and without the sketch and whole chunks, even if a busy machine needed
+#: all of the time limit to load modules and read files.
 _LEAST_PRICES_S = 1.0
 #: {kind of a file whose problem is bounded: options that its content makes superfluous}.
 _OF_NOUN = {"program": ("time_unit_us",), "schedule": ("nodes", "profile", "size")}

@@ -254,7 +254,10 @@ def _bytes(field: int, value: bytes) -> bytes:
 
 
 def _integer(field: int, value: int) -> bytes:
-    """An integer field; nothing for 0, protobuf's default. A oneof must state 0, as `_attribute` does."""
+    """Encode an integer field; empty for 0, protobuf's default.
+
+    The value of an attribute, a oneof, is written even if it is 0: see `_attribute`.
+    """
     return _varint(field << 3) + _varint(value) if value else b""
 
 
