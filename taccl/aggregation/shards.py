@@ -1,4 +1,4 @@
-"""Placement of chunks on servers that sum them, their NICs and cores; layers of known models."""
+"""Placement of chunks on the servers that sum them, and on their NICs and cores; layers of known models."""
 
 from __future__ import annotations
 

@@ -19,7 +19,9 @@ _WITH_OPTION = re.compile(_PARAMETER.pattern + r" \((--([a-z][a-z-]*))\)")
 
 
 def on_command_line(said: str, flags: Collection[str]) -> str:
-    """Message in which parameters are options of a verb, with a command for options of file formats.
+    """Rewrite the parameters that a message names as options of a verb.
+
+    Options of file formats that the verb lacks become a ``taccl convert`` command.
 
     - `flags`: Names of the verb's options, without dashes.
     """

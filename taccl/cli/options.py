@@ -21,7 +21,10 @@ T = TypeVar("T")
 
 
 def reader(make: Callable[[str], T], fits: Callable[[T], object], expected: str) -> Callable[[str], T]:
-    """Make a function that converts a word for argparse, or raises an error with what was `expected`."""
+    """Make a converter of words for argparse: `make` converts a word.
+
+    If it raises ValueError, or the result does not satisfy `fits`, the error names what was `expected`.
+    """
 
     def read(word: str) -> T:
         try:

@@ -354,7 +354,10 @@ def collective_of(options: argparse.Namespace, topology: Topology) -> Collective
 
 
 def sizes_of_pairs(options: argparse.Namespace, num_ranks: int) -> NDArray[np.int64]:
-    """Bytes from each rank (row) to each, from a file or a skew, whose mean per rank is the size."""
+    """Bytes from each rank (row) to each rank, from the file or the skew in ``--matrix``.
+
+    With a skew, the mean of the bytes that a rank sends is ``--size``.
+    """
     if options.collective != BY_MATRIX:
         raise InputError(
             f"{options.collective} takes none, only {BY_MATRIX} does; leave it out", where="--matrix"

@@ -381,7 +381,7 @@ def _check_options(
     *formats: FileFormat,
     where: str = "options",
 ) -> None:
-    """Raise `InputError` for an option that none of the functions of some formats has."""
+    """Raise `InputError` for an option that none of `functions`, which belong to `formats`, has."""
     known = list(dict.fromkeys(name for function in functions for name in options_of(function)))
     unknown = next((name for name in options if name not in known), None)
     if unknown is not None:

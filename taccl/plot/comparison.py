@@ -164,7 +164,7 @@ def rows_of(table: Any) -> list[dict[str, Any]]:
 
 
 def _look(backend: int, shape: int, num_shapes: int) -> tuple[str, Any]:
-    """Colour and marker of a backend and a shape, by their numbers; distinct for each pair."""
+    """Colour and marker of a run, by the numbers of its backend and shape; distinct for each pair."""
     again, colour = divmod(backend, len(OKABE_ITO))
     return OKABE_ITO[colour], style.mark(again * num_shapes + shape)
 

@@ -211,7 +211,7 @@ def report(
 
 
 def _bound(problem: Problem, seconds: float) -> Certificate:
-    """Lower bound found within `seconds`; a bound of 0 if no claim is ready after twice the time."""
+    """Lower bound found within `seconds`; a bound of 0 if none is ready after twice that time."""
     with suppress(OutOfTime), Deadline.after(max(_LEAST_BOUND_S, 2 * seconds)).enforced():
         return lower_bound(problem, budget_s=seconds)
     return no_bound(problem)

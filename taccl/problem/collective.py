@@ -181,7 +181,7 @@ class Collective:
 
     @cached_property
     def derivations_in_turn(self) -> tuple[Derivation, ...]:
-        """Derivations in an order in which each follows that of its source; without cyclic ones."""
+        """Derivations, each after the derivation of its source chunk; cyclic ones are left out."""
         makes: dict[int, list[Derivation]] = defaultdict(list)
         for each in self.derivations:
             makes[each.source].append(each)

@@ -291,7 +291,7 @@ ROOTED = tuple(name for name in COLLECTIVES if "root" in argument_names(name))
 
 
 def arguments_of(collective: Collective) -> CollectiveArguments:
-    """Arguments with which `make` reproduces a collective with this one's name, from its chunks.
+    """Arguments of `make` for a collective of the same name, derived from the chunks of `collective`.
 
     `roots` is not supported. If the chunks do not follow from the name, the arguments are meaningless.
     """

@@ -38,7 +38,7 @@ class Content(frozenset[tuple[Any, int]]):
 
     @classmethod
     def of(cls, parts: Iterable[tuple[int, Any]]) -> Self:
-        """Content of (rank, chunk) contributions."""
+        """Content that consists of the given (rank, chunk) contributions."""
         held: dict[Any, int] = defaultdict(int)
         for rank, chunk in parts:
             held[chunk] |= 1 << (rank - ANYONE)

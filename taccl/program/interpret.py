@@ -204,7 +204,7 @@ def _run_at_all_sizes(
 def _check_contents(
     memory: Sequence[SlotContents], layouts: Sequence[RankLayout], collective: Collective, *, in_place: bool
 ) -> Iterator[ProgramFault]:
-    """Yield faults of outputs and, out of place, of overwritten inputs; in place these may be overwritten."""
+    """Yield faults of outputs and, if the program is out of place, of inputs that it overwrote."""
     expected = contents_of(collective)
     for rank, where in enumerate(layouts):
         for index, chunk in enumerate(where.outputs):

@@ -13,7 +13,7 @@ from taccl.program.split import weight
 from taccl.runtimes.table import RUNTIMES
 from taccl.topology.tuning import CHANNEL_GB_PER_S
 
-#: Min bytes of a part of a chunk; smaller parts are latency-bound. Own choice.
+#: Min bytes of a part of a chunk, as smaller parts are latency-bound; a choice of this library.
 _LEAST_PART_BYTES = 1024
 
 

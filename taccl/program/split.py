@@ -18,7 +18,10 @@ from taccl.program.program import Block, Program, RankProgram, Step, StepAddress
 
 
 def weight(step: Step) -> int:
-    """Number of steps that replace a step if each may have one dependency: the step, and others that wait."""
+    """Number of steps that replace a step if each may have only one dependency.
+
+    These are the step itself, and a step that only waits for each further dependency.
+    """
     return max(len(step.depends), 1)
 
 

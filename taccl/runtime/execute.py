@@ -1,4 +1,4 @@
-"""Execute a program with MPI ranks: those that a launcher started, or ranks of our own on this machine."""
+"""Execute a program with MPI ranks: those that a launcher started, or new ones on this machine."""
 
 from __future__ import annotations
 

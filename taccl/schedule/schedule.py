@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _BLOCK = 1 << 18
-#: Rows per block in the digest of a bare schedule; the digest depends on it.
+#: Rows per block in the digest of a bare schedule; another number would change all such digests.
 _DIGEST_BLOCK = 1 << 20
 #: Max transfers of a schedule whose digest always covers all columns; larger ones may be `Schedule.is_bare`.
 MANY = 300_000

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Problem
     from taccl.topology.topology import Topology
 
-#: Max hops from rank 0 to every rank for which strongly connected components are not computed.
+#: Max hops from rank 0 to every rank up to which a search replaces strongly connected components.
 _FEW_HOPS = 32
 
 

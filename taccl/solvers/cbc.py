@@ -51,7 +51,7 @@ def availability(payload: dict[str, Any], control: Control) -> dict[str, Any]:
 
 
 def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
-    """Solve ``payload["model"]``; a dict with `status`, `values`, `bound`, `nodes`, `version`, `message`."""
+    """Solve ``payload["model"]``; return `status`, `values`, `bound`, `nodes`, `version` and `message`."""
     try:
         path = _executable()
     except FileNotFoundError as error:

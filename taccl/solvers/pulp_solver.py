@@ -119,7 +119,7 @@ def _options(solver_class: Any, payload: dict[str, Any], control: Control) -> di
 
 
 def _read(pulp: Any, name: str, problem: Any, variables: list[Any]) -> dict[str, Any]:
-    """Result from `sol_status`; `status` says Optimal even if a time limit ended the search."""
+    """Result from PuLP's `sol_status`, as its `status` is Optimal even if a time limit ended the search."""
     found = problem.sol_status
     if found in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
         values = np.array([variable.varValue or 0.0 for variable in variables], dtype=np.float64)

@@ -108,7 +108,7 @@ class _Call:
 
     def solution(self) -> Solution:
         model = self.model
-        # Checked here, as some solvers raise errors for such bounds.
+        # A lower bound above the upper one is found here, as some solvers raise errors for such bounds.
         for crossed, name in (
             (np.flatnonzero(model.lower > model.upper), "variable {}"),
             (np.flatnonzero(model.row_lower > model.row_upper), "row {} ({})"),

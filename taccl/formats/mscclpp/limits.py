@@ -1,4 +1,4 @@
-"""Limits of the MSCCL++ executor on one rank's part of a plan, and the operations that can be run here."""
+"""Limits of the MSCCL++ executor on one rank's part of a plan, and the operations supported here."""
 
 from __future__ import annotations
 

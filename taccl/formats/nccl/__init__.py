@@ -1,1 +1,1 @@
-"""Servers as NCCL and nvidia-smi describe them."""
+"""Topologies of servers, from files of NCCL and RCCL, and from the output of nvidia-smi."""

@@ -352,7 +352,10 @@ def _always_lost(problem: Problem) -> Iterable[str]:
 
 
 def _second_half(schedule: Schedule) -> Iterable[str]:
-    """Yield a note if readers interpret the copies as a second phase that is stated too early."""
+    """Yield a note if readers of the file will re-time it.
+
+    They do if all copies start after the reductions have started, but some before the last reduction ends.
+    """
     if shift_of_second_half(schedule.start, schedule.end, schedule.reduce):
         yield (
             "copies that start before the last reduction ends: readers treat them as a separate phase "

@@ -49,7 +49,10 @@ class RankRound:
 
 
 def place(found: Rounds) -> list[dict[int, RankRound]]:
-    """{round: the rank's part in it}, one per rank; key `num_rounds` has the operations after all rounds."""
+    """For each rank, {round: its part in the round}.
+
+    The key `num_rounds` has its operations after all rounds.
+    """
     return _Placing(found).run()
 
 

@@ -90,7 +90,7 @@ class Rounds:
 
     @property
     def volume(self) -> float:
-        """Data of the busiest rank of each round, summed over rounds, as a share of the size."""
+        """Data that the busiest rank of each round moves, summed over rounds, as a share of the size."""
         moved: dict[tuple[int, int, str], int] = defaultdict(int)
         for (number, source, destination), values in self.arrivals.items():
             moved[number, source, "send"] += len(values)
