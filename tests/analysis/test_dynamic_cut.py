@@ -30,8 +30,10 @@ def claims(problem):
 
 
 def two_ways(number):
-    """A problem of `number` chunks from rank 0 to rank 2, through rank 1 in 2 + 2 us or over a link of 5
-    us."""
+    """A problem of `number` chunks from rank 0 to rank 2.
+
+    They go through rank 1 in 2 + 2 us, or over a link of 5 us.
+    """
     builder = TopologyBuilder("two ways", [0] * 3)
     for src, dst, beta in ((0, 1, 2), (1, 2, 2), (0, 2, 5)):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)

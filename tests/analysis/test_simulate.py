@@ -44,8 +44,10 @@ def two_sends():
 
 
 def exchange():
-    """Schedule of two partial sums, one each way over links of 4 + 1 us that share a bus for 1 us, from 0 to
-    5 and 1 to 6."""
+    """Schedule of two partial sums, one each way, from 0 to 5 us and from 1 to 6.
+
+    Links of 4 + 1 us share a bus for 1 us.
+    """
     topology = TopologyBuilder("exchange", [0, 0])
     bus = topology.add_resource("bus")
     for src, dst in ((0, 1), (1, 0)):
@@ -58,8 +60,8 @@ def exchange():
 
 
 def waiting_for_own():
-    """Schedule with local-first priority: rank 1's own chunk takes 1 + 1 us from time 0; chunk 0 arrives
-    there at 1 and waits until 2."""
+    """Schedule with local-first priority: chunk 0 arrives at rank 1 at 1 us, and waits until rank 1's own
+    chunk has been sent at 2 us."""
     topology = TopologyBuilder("own first", [0, 1, 2], alpha_meaning="pipelined")
     topology.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
     topology.add_link(1, 2, alpha_us=1, beta_us_per_mb=1)

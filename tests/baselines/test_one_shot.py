@@ -38,7 +38,7 @@ def test_large_messages_go_chunk_by_chunk():
 
 
 def test_only_sums_merge_so():
-    """By default small sums may merge, but the chunks of an allgather may not, however small they are."""
+    """Small sums may merge by default; the chunks of an allgather may not, however small they are."""
     topology = taccl.topologies.fully_connected(4)
     assert make_problem(topology, collectives.allgather(4), size_bytes=1000).clauses == Clauses(max_merge=6)
 

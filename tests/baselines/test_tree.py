@@ -14,8 +14,7 @@ from taccl.topology import fabrics, machines
 
 
 def test_binary_tree_of_four():
-    """In a tree of places 0 to 3, the parent of place 2 is place 0, and the parent of places 1 and 3 is place
-    2."""
+    """In a tree of four places, 0 is the parent of 2, and 2 is the parent of 1 and 3."""
     assert binary_tree(4) == [(0, 0, 2), (1, 2, 1), (1, 2, 3)]
 
 
