@@ -53,7 +53,9 @@ def found_bound(make):
     return make()
 
 
-@pytest.fixture(params=[spread_tail, pair_counting, byte_counting, between_nodes], ids=lambda make: make.__name__)
+@pytest.fixture(
+    params=[spread_tail, pair_counting, byte_counting, between_nodes], ids=lambda make: make.__name__
+)
 def bound(request):
     """One certificate of each kind, made once and not when tests are collected."""
     return found_bound(request.param)

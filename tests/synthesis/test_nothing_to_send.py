@@ -110,7 +110,11 @@ def test_the_compiled_scheduler_sends_nothing(name):
 def test_the_bound_is_nothing_and_checks(name):
     """The bound is 0, and its certificate checks."""
     bound = taccl.lower_bound(PROBLEMS[name])
-    assert (bound.bound, bound.limits, bound.algbw_gb_per_s) == (0, "nothing, as nothing has to be sent", None)
+    assert (bound.bound, bound.limits, bound.algbw_gb_per_s) == (
+        0,
+        "nothing, as nothing has to be sent",
+        None,
+    )
     assert bound.check()
 
 
