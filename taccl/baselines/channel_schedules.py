@@ -48,7 +48,7 @@ _FEW_TRANSFERS = 100_000
 _POOR, _WAITS = 1.05, 0.25
 #: Min ticks in a plan between the arrival of data and their next send, as starts are rounded later.
 _SLACK_TICKS = 2
-#: Max messages to replay (about 0.15 s), above which only a plan is used; and min number of pieces.
+#: Max messages to simulate (about 0.15 s), above which only a plan is used; and min number of pieces.
 _MOST_REPLAYED, _FEWEST_PIECES = 20_000, 2
 
 
@@ -113,7 +113,10 @@ def _piped_us(lanes: Lanes) -> float:
 
 
 def _is_poor(plan: Plan, lanes: Lanes, mb: float, pieces: float) -> bool:
-    """True if a plan leaves the busiest resource idle, or lets pieces wait, so that replays may be faster."""
+    """True if a plan leaves the busiest resource idle, or lets pieces wait.
+
+    Then resources that serve pieces as they become ready may be faster.
+    """
     waits_us, whole_us = plan.end_us - lanes.alone_us(mb), plan.end_us + (pieces - 1) * plan.period_us
     return plan.period_us > _POOR * lanes.busiest_us(mb) or waits_us > _WAITS * whole_us
 

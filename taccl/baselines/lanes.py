@@ -324,7 +324,7 @@ class Lanes:
         return best
 
     def _held_us(self, mb: float) -> Floats:
-        """(directions, lanes, hops) us that each hop's busiest resource is held by messages on all hops."""
+        """(directions, lanes, hops) us for which messages on all hops hold each hop's busiest resource."""
         of_resource = self.stretch * (self.busy[0] + mb * self.busy[1])
         held = [
             [max((of_resource[h.resource] for h in holds), default=0.0) for holds in lane]

@@ -110,7 +110,7 @@ class Sends(NamedTuple):
         return Sends(self.chunk[::-1], self.link[::-1], group[::-1], ~self.adds[::-1])
 
     def then(self, later: Sends) -> Sends:
-        """These sends followed by others, on every resource."""
+        """These sends and the `later` ones, which come after these on every resource."""
         group = later.group + 1 + self.group.max(initial=-1)
         return Sends(
             np.concatenate((self.chunk, later.chunk)),

@@ -39,7 +39,8 @@ _MOST_PARTS, _EQUAL_PARTS = 12, (1, 2, 4, 8)
 _SHARES = (16, 8)
 #: Number of starts of local search, best by estimate; and successive moves without gain that end a search.
 _STARTS, _PATIENCE = 8, 600
-#: Max resources with different loads; on irregular machines estimates would take too long.
+#: Max number of resources with different loads for which mixes are searched: on irregular machines, estimates
+#: would take too long.
 _MOST_RESOURCES = 64
 
 

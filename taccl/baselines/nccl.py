@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
-#: Max relative difference between a schedule and the model that needs no note.
+#: Max relative difference in time between a schedule and NCCL's model up to which there is no warning.
 _AGREES = 0.1
 #: For sums in switches, finer chunks are kept if they finish within this share of the time of coarser ones.
 _PAYS = Fraction(99, 100)
@@ -337,8 +337,8 @@ def _through_switches(problem: Problem) -> Schedule:
         steps += [(last - depth, 1, rails[root][b, a], True) for depth, a, b in edges]
         steps += [(last + 1 + depth, 2, rails[root][a, b], False) for depth, a, b in edges]
         steps += [(2 * last + 1, 3, nvls[ranks[root]][1], False) for ranks in of_node]
-        # Each step of a chunk is two rounds of all roots later than the step before. So one rank can be the
-        # root of chunks in both directions, and NICs have time for the data that they forward in either tree.
+        # A step of a chunk comes two rounds after its previous step, where a round has one chunk per root. So
+        # roots have time for chunks in both directions, and NICs for data that they forward in both trees.
         sends += [
             (4 * ((turn + 2 * step) * turns + root) + kind, c, e, adds) for step, kind, e, adds in steps
         ]

@@ -225,7 +225,7 @@ def _tasks_of(passages: Sequence[ChunkPassage], paces: Sequence[Pace]) -> Tasks:
             is_last = first + i == numbers[-1] or each.runs[i + 1].lane != run.lane
             if not is_first:
                 before = each.runs[i - 1]
-                # In reversed time, the later of two runs comes first.
+                # A reduction runs in reversed time, so the later of two runs comes first.
                 gap = before.lag + run.busy - before.busy if each.reduces else before.lag
                 ends_of = (numbers[i], numbers[i - 1]) if each.reduces else (numbers[i - 1], numbers[i])
                 tasks.after[ends_of[0]].append((ends_of[1], gap))

@@ -71,7 +71,10 @@ def _phases(
     order: Sequence[int],
     period: float,
 ) -> list[float] | None:
-    """Phases if sends in turn take the first free one after their data arrives; None if none is free."""
+    """Phase of each send: in the given order, each takes the first free phase after its data arrives.
+
+    None if a send finds no free phase.
+    """
     placed: dict[int, list[tuple[float, float, float]]] = defaultdict(list)
     phases: list[float | None] = [None] * len(holds)
     for send in order:

@@ -77,7 +77,10 @@ def ring(problem: Problem, *, cut: bool = True) -> Schedule:
 
 
 def _fastest_rings(problem: Problem, *, num_rings: int) -> Schedule:
-    """Fastest form; a single ring is not tried if every rank has a chunk for each ring."""
+    """Fastest schedule over the forms: one or several rings, in one direction or both.
+
+    A single ring is not tried if every rank has a chunk for each of the several rings.
+    """
     own = Counter(
         chunk.root if chunk.root is not None else chunk.origins[0] for chunk in problem.collective.chunks
     )
@@ -227,11 +230,13 @@ def _search(
     *,
     alternate: bool = False,
 ) -> list[int] | None:
-    """Order of local ranks for a walk through every node, with a fast slowest step; None if there is none.
+    """Order of local ranks, the same in every node, along which a ring passes through all nodes.
 
-    All nodes have the same walk; from its last rank, a link leads to the next node's first. With `alternate`,
-    every other node is traversed backwards, so that rings close if only equal local ranks are linked between
-    nodes (rails).
+    A link leads from the last rank of a node to the first one of the next node. The slowest step is as fast
+    as the search can make it. None if no such order is found.
+
+    - `alternate`: True to traverse every other node backwards, so that rings close if only equal local ranks
+      are linked between nodes (rails).
     """
     size = len(nodes[0])
 

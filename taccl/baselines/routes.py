@@ -77,9 +77,10 @@ class ShortestRoutes:
 
     @cached_property
     def arcs(self) -> NDArray[np.int64]:
-        """(3, num_arcs) source, destination and length of the fastest links; fewer hops win ties.
+        """(3, num_arcs) source, destination and length of the fastest link between each pair of ranks.
 
-        A length is the ticks times the number of ranks, plus one per hop.
+        A length is the ticks times the number of ranks, plus one: of equally fast routes, the one with fewer
+        hops is the shortest.
         """
         code, link = self._fastest
         ticks = np.array(self.ticks, np.int64)[link]

@@ -142,7 +142,7 @@ def _exchange(problem: Problem) -> Sends:
     order = np.lexsort((chunk[pair], dst[pair], src[pair], number[pair], step))
     pair, link, step = pair[order], link[order], step[order]
     ends = src[pair] * topology.num_ranks + dst[pair]
-    # All chunks between two ranks share one turn of a step.
+    # All chunks that go from one rank to another in a step are a message, which is in one turn of the step.
     first = np.flatnonzero((np.diff(ends, prepend=-1) != 0) | (np.diff(step, prepend=-1) != 0))
     busy_us, turns = exchange_us(problem), list[int]()
     for here in np.split(first, np.flatnonzero(np.diff(step[first])) + 1):

@@ -70,7 +70,7 @@ def _both_trees(problem: Problem, *, members: Sequence[str]) -> Schedule:
     }
     forms = []
     for each in members:
-        # Chunks with roots of their own have the same trees for all heads.
+        # If chunks have roots of their own, these replace the heads, so one choice of heads is enough.
         for heads in heads_of[each] if is_allreduce else heads_of[each][:1]:
             roots = [heads[c // 2 % len(heads)] for c in range(len(chunks))] if is_allreduce else None
             # Time reversal turns the last chunk of the broadcast into the first of the reduction. The

@@ -42,7 +42,8 @@ _TREE_BYTES = 12
 #: Bytes per row of a block that the verifier reads, and per resource occupied until a send ends; rows per
 #: block.
 _VERIFIED_ROW_BYTES, _HELD_ROW_BYTES, _BLOCK = 90, 90, 1 << 18
-#: Bytes of the proof: its library, and per link of the linear program; max links of that program.
+#: Bytes for the computation of the lower bound: its library, and per link of the linear program; max links of
+#: that program.
 _PROOF_BYTES, _PROOF_LINK_BYTES, _MOST_PROOF_LINKS = 60 * 10**6, 30_000, 16_000
 #: Share of the free memory that may be used if the caller gives no limit.
 _MEMORY_SHARE = 0.8
@@ -198,7 +199,7 @@ def _lines(path: str) -> list[str]:
 
 @cached
 def _read_halves(problem: Problem) -> list[_Half]:
-    """The phases that are searched."""
+    """Memory needs of the phases in which a problem is searched, in order."""
     if not problem.collective.combining:
         return [_Half(problem)]
     spreading = [] if problem.collective.stays_at_roots else [spreading_half(problem)]

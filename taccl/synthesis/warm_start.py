@@ -16,7 +16,9 @@ GIVEN = "the schedule given to start from"
 
 
 def checked_start(problem: Problem, start: Schedule) -> Schedule:
-    """Verify the given schedule as one of the problem; if the number of chunks is open, in its own chunks.
+    """Return the given schedule as a verified schedule of the problem.
+
+    It keeps its own number of chunks if the problem leaves that open.
 
     Raises `InputError` if it is of another problem, or the verifier refuses it.
     """

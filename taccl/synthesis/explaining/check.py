@@ -31,7 +31,7 @@ from taccl.synthesis.explaining.explain import bound_by, bound_until, explain, p
 from taccl.synthesis.suggesting.proposals import Shift, find_shifts, fitting_shifts
 from taccl.topology.topology import Topology
 
-#: {table whose fields are clauses: its value without any clause}.
+#: {table of a sketch whose fields are clauses: value of the table if it has no clause}.
 _TABLES = {
     "internode": Internode(crossing="any"), "intranode": Intranode(), "objective": Objective(),
     "routing": Routing(), "merging": Merging(),
@@ -220,7 +220,7 @@ class _Check:
                 self.wrong[name] = error.message + self._nearest(name)
 
     def apply(self, *names: str) -> Problem:
-        """The problem without some clauses."""
+        """The problem without the clauses of the given names."""
         sketch, _ = _without_clauses(self.sketch, {*self.wrong, *names})
         return apply(sketch, self.topology, self.collective, reachable=False, **self.sizes)
 

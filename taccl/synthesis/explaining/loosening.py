@@ -125,7 +125,10 @@ class Barriers:
         return CONNECTIONS if self.problem.topology.is_internode(link) else INSIDE
 
     def _field(self, link: int) -> str:
-        """Sketch field that forbids a link: `SWITCH` if a parallel link is allowed, else that of its ends."""
+        """Sketch field that forbids a link.
+
+        It is `SWITCH` if a parallel link is allowed; otherwise the field for links between or inside nodes.
+        """
         ends = self.problem.topology.links[link]
         return SWITCH if (ends.srcs, ends.dsts) in self._allowed_ends else self._field_of_ends(link)
 

@@ -26,7 +26,7 @@ _NEXT = {
 
 
 def explained(result: Result) -> str:
-    """Three sentences, one per line: limit, help, certainty."""
+    """Three sentences, one per line: what limits the result, what would help, and how certain that is."""
     return "\n".join((_limit(result), _help(result), _certainty(result)))
 
 

@@ -172,9 +172,9 @@ def improve_schedule(
 ) -> tuple[Schedule, str]:
     """(schedule that finishes no later, text of what was done).
 
-    Reductions without a broadcast phase are reversed in time, and improved as broadcasts. Their trees are
-    then inserted as early as possible. Without reversal, they would be inserted as late as possible before a
-    finish that is still an improvement.
+    Reductions without a broadcast phase are reversed in time, and improved as broadcasts. The search inserts
+    sends of broadcasts as early as possible, but those of reductions as late as possible before a finish that
+    is still an improvement.
 
     - `schedule`: One of a problem that `suits_improvement`.
     - `turns`: Max turns; None for no limit. Each run has twice the turns of the one before, and starts from

@@ -22,7 +22,7 @@ _ALONE = -(1 << 40)
 
 @dataclass(slots=True)
 class Tree:
-    """Tree of links for the broadcast of one chunk, or, if `reducing`, for the reduction to it."""
+    """Tree of links for the broadcast of one chunk, or, if `reducing`, for the sum of its contributions."""
 
     chunk: int
     reducing: bool  # True: it grows against the direction of its links
@@ -155,7 +155,7 @@ def _sum_trees(problem: Problem, c: int, transfers: Sequence[Transfer]) -> list[
 def _exchange(
     inwards: Mapping[int, Transfer], links: Sequence[Link], complete: Sequence[int]
 ) -> Transfer | None:
-    """Send from the first to the second of two ranks that complete a sum by exchange; None without these."""
+    """Send from the first to the second of two ranks that complete a sum by exchange; None if none do."""
     if len(complete) != 2 or not inwards.keys() >= set(complete):
         return None
     out, back = (inwards[rank] for rank in complete)

@@ -58,7 +58,9 @@ def places_of_bits() -> Ints:
 
 @compiled
 def spread_by_draws(fabric: Fabric, s: DrawingState, now: events.Timeline, limit: int) -> int:
-    """Bring every chunk to the ranks that want it; returns the finish in ticks, or a negative reason.
+    """Bring every chunk to the ranks that want it; returns the finish in ticks.
+
+    A negative value is the reason why there is no schedule (`events.STUCK` and others).
 
     - `limit`: Time at which the run is given up.
     """

@@ -27,10 +27,11 @@ _RANDOM_MASK = (1 << 31) - 1  # bits of a random number
 class LinkClasses(NamedTuple):
     """Classes of links as servers; times in ticks.
 
-    - `latency`: (num_classes,) int64.
+    - `latency`, (num_classes,) int64: Duration of a send.
     - `hold_of`, (num_classes + 1,) int64: The holds of class g are rows ``hold_of[g]:hold_of[g + 1]`` of the
       next three.
-    - `resource`, `length`, `lead`: (num_holds,) int64.
+    - `resource`, `length`, `lead`, (num_holds,) int64: Class of resources held, duration of the hold, and
+      time from the start of a send to the hold.
     - `free`, (num_resources,) int64: When each class of resources is free again; modified by runs.
     """
 

@@ -219,7 +219,7 @@ def _price_all(s: RoutingState, prices: CongestionPrices, most: float) -> None:
 def _load_tree(
     fabric: Fabric, nets: Nets, s: RoutingState, prices: CongestionPrices, c: int, sign: float, most: float
 ) -> float:
-    """Add (`sign` 1) or remove (-1) the load of a net's tree; returns the peak load over what it uses."""
+    """Add (`sign` 1) or remove (-1) the load of a net's tree; returns the peak load of what it uses."""
     highest = 0.0
     for r in range(s.way.shape[1]):
         e = int(np.int64(s.way[c, r]))
@@ -234,7 +234,7 @@ def _load_tree(
 
 @inner
 def _load_path(fabric: Fabric, s: RoutingState, paths: Paths, c: int, sign: float) -> float:
-    """Add (`sign` 1) or remove (-1) the load of a chunk on its path; returns the peak load over that."""
+    """Add (`sign` 1) or remove (-1) the load of a chunk; returns the peak load along its path."""
     highest = 0.0
     k, g = paths.tree[c], paths.group[c]
     e = int(np.int64(paths.way[k, g, paths.target[c]]))
@@ -246,7 +246,10 @@ def _load_path(fabric: Fabric, s: RoutingState, paths: Paths, c: int, sign: floa
 
 @inner
 def _load(fabric: Fabric, s: RoutingState, e: int, size: int, sign: float) -> float:
-    """Add (`sign` 1) or remove (-1) the load of a send on what it uses; returns the peak load over that."""
+    """Add (`sign` 1) or remove (-1) the load of a send on its link and the resources that this uses.
+
+    Returns the peak load of these.
+    """
     s.load[e] = max(0.0, s.load[e] + sign * (fabric.own_alpha[e] + size * fabric.own_beta[e]))
     highest = s.load[e]
     for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):

@@ -68,7 +68,9 @@ class SpreadingState(NamedTuple):
 def spread_chunks(
     fabric: Fabric, s: SpreadingState, in_turn: bool, theta: float, now: events.Timeline, limit: int
 ) -> int:
-    """Bring every chunk to the ranks that want it; returns the finish in ticks, or a negative reason.
+    """Bring every chunk to the ranks that want it; returns the finish in ticks.
+
+    A negative value is the reason why there is no schedule (`events.STUCK` and others).
 
     - `in_turn`: True if a rank asks its incoming links in turn; false if those with the fewest chunks to
       offer first.
@@ -176,7 +178,14 @@ def _ask(
     time: int,
     every: bool,
 ) -> int:
-    """Put the links of ``begin:end`` that may send into `queue`, in order; returns their number."""
+    """Put the links of ``begin:end`` that may send into `queue`, in the order in which they choose chunks.
+
+    Returns their number.
+
+    - `in_turn`: True to start after the link that sent last; false for those with the fewest chunks to offer
+      first.
+    - `every`: True for all free links; false for those that must be examined (`armed`).
+    """
     width = end - begin
     asked = 0
     first = s.turn[begin] % width if width > 1 else 0

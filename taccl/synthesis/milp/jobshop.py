@@ -208,7 +208,7 @@ def critical_hops(quotient: Quotient, schedule: ListSchedule, entries: dict[int,
 
 
 def _holds(quotient: Quotient, send: Send) -> list[tuple[int, int, int]]:
-    """[(resource, begin, end)] of a send, in ticks."""
+    """Occupations of resources by a send, as [(resource, begin, end), ...] in ticks."""
     units = sum(quotient.hops[m].units for m in send.hops)
     spans = []
     for held in quotient.holds[send.link]:

@@ -113,7 +113,10 @@ class RoutingModel:
             self._cut(cut)
 
     def least_finish(self, bound_us: float) -> float:
-        """Bound on T in us from one on the objective, which may include weighted connections or link uses."""
+        """Lower bound on the finish T, from one on the objective, both in us.
+
+        The objective may also contain weighted numbers of connections or link uses, which are subtracted.
+        """
         limits = self.model.variables[1:]
         weighed = sum(max(cost * lower, cost * upper) for lower, upper, _, cost in limits if cost)
         return max(self.lower_ticks / self.per_us, bound_us - weighed)
@@ -203,7 +206,10 @@ class RoutingModel:
                 self.model.add_row([(1.0, x) for x in sorted(variables)], 1, tag="routing.crossing")
 
     def _hops(self) -> None:
-        """Limited paths: u_r >= u_a + 1 - M (1 - y), u at most the limit minus the links still ahead."""
+        """Limited paths, where u is the number of links that a chunk has passed at a state.
+
+        u_r >= u_a + 1 - M (1 - y), and u is at most the limit minus the links to the nearest destination.
+        """
         limits, model = self.quotient.hop_limit, self.model
         if limits is None:
             return
@@ -261,7 +267,7 @@ class RoutingModel:
                     model.add_row([(1.0, used), *((-1.0, x) for x in users[link])], upper=0, tag=tag)
 
     def _link_use(self) -> None:
-        """Objective T + mu * (uses of the most used link), or T - mu * (of the least used), inside nodes."""
+        """Objective T + mu * (uses of the most used link in nodes), or T - mu * (those of the least used)."""
         quotient, clauses = self.quotient, self.quotient.problem.clauses
         if clauses.link_use == "free":
             return

@@ -71,7 +71,7 @@ def choose_orders(dims: Dimensions, collective: str, num_chunks: int) -> list[tu
 def choose_num_chunks(
     dims: Dimensions, collective: str, size_bytes: int, *, policy: Policy = "lp", most: int = NUM_CHUNKS
 ) -> int:
-    """Power of two of chunks per rank with the earliest planned finish."""
+    """Number of chunks per rank, a power of two, with the earliest planned finish."""
     best, best_us = 1, Fraction(-1)
     for bit in range(min(most, max(1, size_bytes // dims.num_ranks)).bit_length()):
         each = -(-size_bytes // (dims.num_ranks << bit))
@@ -217,9 +217,10 @@ def _planned(
     *,
     improve: bool = True,
 ) -> PassagePlan:
-    """Plan with the earliest finish, over orders by balanced loads and, with ``"lp"``, optimal shares.
+    """Plan with the earliest finish, over one or two assignments of orders to chunks.
 
-    With few chunks, the optimal shares rounded to chunks may be worse than balanced loads.
+    One assignment balances the loads of dimensions. With ``"lp"`` there is another, which follows the optimal
+    shares; with few chunks, rounding of the shares may make it the worse one.
     """
     exchange = collective == "alltoall"
     orders = [level_orders(dims, num_chunks, exchange=exchange)]

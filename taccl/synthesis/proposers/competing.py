@@ -197,8 +197,8 @@ def _in_time(name: str, problem: Problem, limit: Deadline) -> Schedule | None:
 def _preferred(problem: Problem) -> list[str]:
     """Names of all baselines, the one that usually finishes first at the front.
 
-    On tori and meshes that is bucket, or Bine trees for small sums on tori of several dimensions, elsewhere
-    recursive multiplying.
+    On tori and meshes that is the bucket algorithm, or Bine trees for small sums on tori of several
+    dimensions. Elsewhere it is recursive multiplying.
     """
     grid = grid_of(problem.topology)
     on_grid = grid is not None
@@ -215,7 +215,7 @@ def _preferred(problem: Problem) -> list[str]:
 
 
 def quickest_first(problem: Problem, left_s: float = 0.0) -> list[str]:
-    """Names of the baselines, the quickest to build first; without those of too many transfers.
+    """Names of the baselines, the quickest to build first; those with too many transfers are left out.
 
     - `left_s`: Seconds left; the usually best one comes first if it takes a small share of them.
     """
@@ -227,9 +227,9 @@ def quickest_first(problem: Problem, left_s: float = 0.0) -> list[str]:
 
 
 def _build_times(problem: Problem, most_transfers: int, few_hops: int) -> dict[str, float]:
-    """{baseline: CPU seconds to build it (estimate)}; without those of more than `most_transfers`.
+    """{baseline: CPU seconds to build it (estimate)} of the baselines with at most `most_transfers`.
 
-    Also includes one run of the compiled list scheduler, for problems of more than `few_hops`.
+    One run of the compiled list scheduler is included for problems of more than `few_hops` hops.
     """
     per_link_s = 2e-5 * len(problem.topology.links)
     starting, ending = _ends(problem)

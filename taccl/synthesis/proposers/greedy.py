@@ -257,7 +257,7 @@ class _Machine:
         return [m for m in candidates if not hops[m].is_own]
 
     def _is_free(self, link: int, chosen: Sequence[int], time: int) -> bool:
-        """True if every resource of the link is free; otherwise an event retries it at a release."""
+        """True if every resource of the link is free; otherwise the link is tried again at a release."""
         units = sum(self.quotient.hops[m].units for m in chosen)
         duration = self.alpha[link] + units * self.beta[link]
         for held in self.quotient.holds[link]:

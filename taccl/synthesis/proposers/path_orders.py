@@ -53,9 +53,9 @@ def latest_starts(fabric: Fabric, units: Ints, routes: Routes, jitter: Floats) -
 
 
 def spread_starts(fabric: Fabric, units: Ints, routes: Routes, jitter: Floats) -> Floats:
-    """(num_hops,) start of each hop's chunk on its path's most loaded resource, in random order, in ticks.
+    """(num_hops,) ticks at which the chunk of each hop would start on the most loaded resource of its path.
 
-    The chunks of a resource are spread evenly over its busy time up to the peak.
+    The chunks of a resource are in random order, spread evenly over its busy time up to the peak.
     """
     hop, resource, ticks = holds_of(fabric, units, routes)
     load, chunk = np.bincount(resource, ticks), routes.chunk[hop]

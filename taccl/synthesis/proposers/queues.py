@@ -132,7 +132,7 @@ def send_together(
 def send_in_turn(
     fabric: Fabric, demand: Demand, routes: Routes, turn: Floats, limits: Limits = Limits()
 ) -> Sends | None:
-    """Best schedule along routes whose chunks keep to their turns; None if it was stopped.
+    """Best schedule along routes in which chunks go in the order of their turns; None if it was stopped.
 
     If chunks wait for the same link, the earlier turn goes first, then the longer route ahead. So a rank
     forwards chunks at the rate at which it receives them, rather than all those with long routes first.
@@ -161,7 +161,10 @@ def send_without_gaps(
 
 
 def _gapless(fabric: Fabric, demand: Demand, routes: Routes, turn: Floats, limits: Limits) -> Sends | None:
-    """Schedule without idle gaps, for weighted turns; None if none is found in `_MOST_DELAYS` rounds."""
+    """Schedule without idle gaps (see `send_without_gaps`); None if none is found in `_MOST_DELAYS` rounds.
+
+    - `turn`: As in `send_in_turn`, times a weight relative to the route ahead.
+    """
     begins, due = np.zeros(fabric.num_slots, np.int64), routes.peak_ticks * turn
     for _ in range(_MOST_DELAYS):
         found = _send(fabric, demand, routes, 2**62, limits, rule="travel time", due=due, begins=begins)
@@ -324,7 +327,7 @@ def _late_begins(fabric: Fabric, size: int, found: Sends) -> Ints | None:
     user = np.repeat(np.arange(num_slots), np.diff(fabric.hold_of))
     held = fabric.hold_alpha + size * fabric.hold_beta
     lead = np.where(fabric.hold_receives, took[user] - held, 0)
-    # Links, and then shared resources.
+    # Busy ticks of all links, followed by those of all shared resources.
     load = np.concatenate((count * own, np.zeros(fabric.num_resources, np.int64)))
     begin = np.concatenate((first, np.full(fabric.num_resources, 2**62)))
     end = np.concatenate((last + own, np.full(fabric.num_resources, -(2**62))))

@@ -52,7 +52,7 @@ _RUN_S_PER_HOP, _PATIENCE = 6e-6, 4.0
 _FIRST_TURN_S, _REPEATED = 4.0, 2
 #: Share of the time reserved for ruin and recreate after a named solver.
 _IMPROVED_SHARE = 0.25
-#: {name of a phase, as `Search.half` has it: words for messages}.
+#: {phase, as `Search.half` returns it: text for messages}.
 _IN_PHASE = {"": "", "reduce": " in the reduce phase", "spread": " in the broadcast phase"}
 #: Min seconds for restarts of the list scheduler before a named solver; below, it runs once.
 _LEAST_RESTARTS_S = 0.2

@@ -38,7 +38,7 @@ from taccl.synthesis.suggesting.suggest import compiled_schedule, has_kernels, q
 
 #: Seconds per hop for a first sketch; with less time none is suggested.
 _SUGGEST_S_PER_HOP = 1.5e-6
-#: Max ratio of finishes at which chunks are also merged inside nodes.
+#: Max ratio of the finish with merging inside nodes to the finish without it, at which it is allowed.
 _MERGING_PAYS = 0.97
 #: Max ratio of finishes after and before a short run of ruin and recreate at which phases of sums count as
 #: overlapping. Then such runs also judge the other numbers of chunks.
@@ -155,7 +155,10 @@ def cut_as(sketch: SketchProposal, problem: Problem) -> Problem:
 
 
 def cut(problem: Problem, parts: int) -> Problem:
-    """The problem with each chunk cut into `parts`, the same clauses, and defaults derived again."""
+    """The problem with each chunk cut into `parts`, under the same sketch.
+
+    Without a sketch, the default clauses are derived again for the smaller chunks.
+    """
     if parts == 1:
         return problem
     default, size_bytes = _by_default(problem), problem.size_bytes

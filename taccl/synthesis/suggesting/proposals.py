@@ -320,7 +320,10 @@ def fitting_shifts(
 
 
 def _folds(problem: Problem, permutations: tuple[tuple[int, ...], ...]) -> bool:
-    """True if the last permutation is a symmetry, and the group moves all ranks and used resources."""
+    """True if the last permutation is a symmetry, and the group of all can reduce the problem.
+
+    In that group, only the identity may leave a rank or a used resource in its place.
+    """
     topology, clauses, ranks = problem.topology, problem.clauses, permutations[-1]
     links, renamed = link_permutation(topology, ranks), problem.with_clauses(symmetry=permutations)
     if links is None or chunk_permutation(problem, ranks) is None:

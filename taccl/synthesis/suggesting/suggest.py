@@ -303,7 +303,7 @@ def quick_schedule(problem: Problem, options: Options, give_up: Deadline) -> Sch
 def _try_partitions(
     trials: _Trials, counts: Sequence[int], plan: InternodePlan, max_merge: int, start: int, best_us: float
 ) -> None:
-    """Try a plan with more chunks per rank while that helps; if it never does, with fewer."""
+    """Try a plan with more and more chunks per rank while that helps; if more do not help, with fewer."""
     counts, first_us = sorted(counts), best_us
     for further in ([k for k in counts if k > start], [k for k in reversed(counts) if k < start]):
         for per_rank in further if best_us == first_us else ():

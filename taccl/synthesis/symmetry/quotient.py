@@ -327,7 +327,7 @@ def take_quotient(
 
 
 def _alike_nodes(problem: Problem, ranks: NDArray[np.int64]) -> list[int]:
-    """For each node, the smallest node with ranks in the same orbits."""
+    """For each node, the lowest-numbered node whose ranks are in the same orbits."""
     node = np.asarray(problem.topology.node_of_rank)
     smallest = np.full(len(ranks), len(ranks))
     np.minimum.at(smallest, ranks, node)
@@ -356,7 +356,7 @@ def _with_hops(quotient: Quotient, hops: Sequence[Hop]) -> Quotient:
 def _held_by_links(
     problem: Problem, resource_orbit: NDArray[np.int64], links: NDArray[np.int64]
 ) -> list[tuple[Held, ...]]:
-    """Occupations of resources by a send over each of some links."""
+    """For each of the given links, the occupations of resources by a send over it."""
     costs, columns = problem.costs, hold_columns(problem.topology)
     counts: list[Counter[tuple[int, int, int, bool]]] = [Counter() for _ in links]
     at, hold = columns.of_sends(links)

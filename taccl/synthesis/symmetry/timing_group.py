@@ -1,4 +1,4 @@
-"""Symmetries that a schedule may have, for the times of its sends.
+"""Symmetries that a schedule may have: those under which symmetric sends can be simultaneous.
 
 Ranks that share a NIC must take turns, so a schedule cannot treat them alike at the same time.
 """
