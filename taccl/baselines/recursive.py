@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-#: Partner of each rank, for every turn of a step.
+#: For every turn of a step, the partner of each rank; a rank has one partner in a turn.
 Turns = list[list[int]]
 #: `Turns` of each step.
 Partners = list[Turns]

@@ -38,8 +38,8 @@ class ChoiceParameters(_Group):
     # search. Problems of at most `few_hops` go to the models whatever the time limit.
     most_hops: int = 200_000
     few_hops: int = 100_000
-    # Min seconds for kernels that only improve schedules: if they are not compiled yet, and if they are
-    # cached. With less time than the first, the compiled search also gets no suggested sketch.
+    # Min seconds that must be left for kernels that only improve schedules: if they are not compiled yet, and
+    # if they are cached. With less than the first, no sketch is suggested to the compiled search either.
     compiling_s: float = 5.0
     compiled_s: float = 0.5
     cold_s: float = 12.0  # min seconds to compile the kernels of a first schedule if they are not cached
@@ -69,7 +69,7 @@ class ListParameters(_Group):
     # In the portfolio: the list scheduler's share of the time, and its max seconds.
     share: float = 0.1
     most_s: float = 1.0
-    # As a backend, before the compiled list scheduler: its share of the time, and its min seconds.
+    # If it is the backend: its share of the time before the compiled one runs, and its min seconds.
     alone_share: float = 0.2
     least_alone_s: float = 2.0
 

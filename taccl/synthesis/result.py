@@ -30,7 +30,7 @@ STOPPING_RULE, GAP_MET = "stopping rule", "gap met"
 #: Headings of the table of stages.
 STAGE_COLUMNS = ("stage", "solver", "status", "seconds", "finish", "its bound", "")
 
-#: Finish in us below which a profile without latencies causes a warning: there latencies dominate.
+#: Finish in us below which there is a warning if the profile has no latencies, as these would dominate.
 _WARN_BELOW_US = 20.0
 
 

@@ -30,7 +30,7 @@ _BLOCK = 2**21
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A send of u units occupies `count` resources of one orbit for ``alpha + u * beta`` ticks each."""
+    """Occupation of resources by a send: `count` of an orbit, for ``alpha + u * beta`` ticks at u units."""
 
     resource: int
     alpha: int
