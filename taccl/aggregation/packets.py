@@ -47,8 +47,8 @@ class PacketRun:
     missing : int
         Number of sums that never arrived.
     sent, lost, repeated : int
-        Number of packets that workers sent, that the network lost in either direction, and that were sent
-        again.
+        Numbers of packets that workers sent, that the network lost in either direction, and that workers sent
+        again, respectively.
     time_us : float
         Time in us until the last sum arrived.
     goodput_gb_per_s : float

@@ -291,7 +291,7 @@ def _word(value: object) -> str:
 
 #: Gap above which a longer search is the first advice; and ratio of bandwidths that counts as a difference.
 _WIDE_GAP, _DIFFERS = 0.05, 1.005
-#: Max actions.
+#: Max number of next actions that a verdict names.
 _MOST = 3
 
 

@@ -393,7 +393,7 @@ def _chunk(origins: tuple[int, ...], destinations: tuple[int, ...], root: int | 
 
 
 def _is_whole(chunk: Chunk) -> bool:
-    """True if a sum has a single contribution, unless its root is its only destination."""
+    """True if a sum has a single contribution, and its root is not its only destination."""
     return len(chunk.origins) == 1 and chunk.destinations != (chunk.root,)
 
 

@@ -357,7 +357,7 @@ def _made(
 
 
 def _from_roots(name: str, num_ranks: int, roots: Sequence[int], chunks_per_rank: int | None) -> Collective:
-    """Collective from or to one or several roots; each piece has one chunk per root, in turn."""
+    """Collective from or to one or several roots; chunk c belongs to ``roots[c % len(roots)]``."""
     several = name.startswith("multi")
     if several and (not roots or len(set(roots)) != len(roots)):
         said = f"found roots {list(roots)}; expected distinct ranks, at least one"

@@ -1,4 +1,4 @@
-"""Composite collectives: from pre- and postconditions, of workers and servers, or of several groups."""
+"""Collectives from pre- and postconditions, between workers and servers, or of several process groups."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class Problem:
 
     @cached_property
     def costs(self) -> Costs:
-        """Costs as integer ticks, exact if the grid is fine enough."""
+        """Costs of the topology and sizes of the chunks in integer units (see `exact_costs`)."""
         return exact_costs(self.topology, self.chunk_bytes)
 
     @cached_property
@@ -413,7 +413,7 @@ def _default_merging(topology: Topology, collective: Collective, num_bytes: int)
     merging = frozenset(topology.internode_links)
     if not collective.sums_up:
         return Clauses(max_merge=6, merging=merging)
-    # Most links share the cost objects, whose identities are much faster to hash than fractions.
+    # Many links share the same cost objects, whose identities are much faster to hash than fractions.
     costs = [(id(e.alpha_us), id(e.beta_us_per_mb)) for e in topology.links]
     one_of = dict(zip(costs, topology.links, strict=True))
     waits = {cost: e.alpha_us * 10**6 > e.beta_us_per_mb * num_bytes for cost, e in one_of.items()}

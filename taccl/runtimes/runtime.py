@@ -132,7 +132,7 @@ class Runtime:
 
     @property
     def launch_us(self) -> float | None:
-        """Launch in us that plans count; None if schedules run in kernels of a library, with its launch."""
+        """Launch time in us that plans add; None if a library's own launch time counts instead."""
         return None if self.launch is None or self.launch.falls_back else self.launch.us
 
     def made(self, role: str, kind: type[T], *args: Any, **options: Any) -> T:

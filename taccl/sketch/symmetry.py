@@ -336,7 +336,7 @@ def _cost_witness(topology: Topology, ranks: Sequence[int]) -> str | None:
 
 
 def _resource_witness(topology: Topology, ranks: Sequence[int]) -> str:
-    """Text on links that share a resource, whose images do not share an equal one."""
+    """Text on links that share a resource while their images share no equal resource."""
     links_of: list[set[tuple[tuple[int, ...], tuple[int, ...]]]] = [set() for _ in topology.resources]
     for hold in topology.holds:
         link = topology.links[hold.link]

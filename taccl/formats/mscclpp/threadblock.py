@@ -85,7 +85,7 @@ class PlanThreadblock:
         if self._unflushed is None:
             return
         channel, self._unflushed = self._unflushed, None
-        # The executor flushes as many channels as the operation has destinations, so one is given.
+        # The executor flushes as many channels as the operation has destinations: one is needed.
         op = {"name": "flush", "channel_ids": [channel], "channel_type": "port"}
         self._waited(1, op | {"dst_buff": [local(Slot("output", 0), 1)]})
 

@@ -70,7 +70,7 @@ class Nics:
         return " + ".join(self._server.nics[nic].name for nic in unit)
 
     def owners(self) -> str:
-        """NICs with their local ranks, as text."""
+        """Text that lists the NICs with the local ranks that use them."""
         return "; ".join(
             f"{self.name(unit)}: {', '.join(map(str, ranks))}" for (ranks, _), unit in self.units.items()
         )

@@ -243,7 +243,7 @@ def build_topology(
 
 
 def _reversed_edges(edges: list[Edge]) -> list[Edge]:
-    """Reversed links to add, where the opposite direction has fewer links."""
+    """Links to add in the reverse direction of `edges`, where it has fewer links."""
     there: Counter[tuple[int, int]] = Counter((edge.src, edge.dst) for edge in edges)
     seen: Counter[tuple[int, int]] = Counter()
     turned = []
