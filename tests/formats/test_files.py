@@ -43,7 +43,7 @@ def full_disk(monkeypatch):
 @pytest.mark.filterwarnings("ignore::taccl.errors.LossyConversionWarning")
 @pytest.mark.parametrize(("name", "kind"), [(each.name, each.holds) for each in FORMATS if each.dump])
 def test_a_full_disk_leaves_no_file(name, kind, tmp_path, full_disk):
-    """For every format there is one sentence, and neither a partial file nor a draft remains."""
+    """On a full disk every format's writer raises an error, and neither a partial file nor a draft remains."""
     problem = SCHEDULE.problem
     step = taccl.Workload("sum", 4).input("x", (8,), layout="partial").then("y", "allreduce", "x")
     thing = {"topology": problem.topology, "problem": problem, "workload": step}.get(kind, SCHEDULE)
@@ -86,7 +86,7 @@ def test_a_kill_leaves_the_old_file(tmp_path):
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_of_many_who_write_at_once_one_is_read(tmp_path, overwrite):
-    """The file is complete and from one of the writers; without overwrite from the only one that succeeds."""
+    """After simultaneous writes the file is complete and from one writer, without overwrite the only success."""
     start, done = threading.Barrier(8), []
 
     def put(number):

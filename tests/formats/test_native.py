@@ -278,8 +278,10 @@ def test_any_edit_is_refused(path, value):
 
 @pytest.mark.parametrize("reduce", [None, 1, np.array([True, False])], ids=str)
 def test_a_bare_schedule_is_saved_without_derived_columns(reduce, monkeypatch, tmp_path):
-    """A schedule above the size limit, lowered here to two copies, is saved without derived columns; the loaded one
-    lacks them, too, and is equal."""
+    """A schedule above the size limit is saved without derived columns; the loaded one is equal, without them, too.
+
+    The test lowers the limit, so that two copies exceed it.
+    """
     monkeypatch.setattr("taccl.schedule.schedule.MANY", 1)
     columns = np.array([0, 0], np.uint16), np.array([0, 1], np.int32), np.array([0, 9], np.int32)
     schedule = Schedule(load_schedule(_document()).problem, *columns, reduce=reduce)
@@ -383,7 +385,7 @@ def test_what_is_no_file_is_an_input_error(tmp_path, name, message):
 )
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_path_that_cannot_be_written_is_an_input_error(tmp_path, name, message, overwrite):
-    """One sentence gives the reason, and no file remains."""
+    """If a path cannot be written, an error gives the reason, and no file remains."""
     with pytest.raises(InputError, match=message):
         write_whole(tmp_path / name, "text", overwrite=overwrite)
     assert os.listdir(tmp_path) == []

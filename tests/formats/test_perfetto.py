@@ -99,7 +99,7 @@ def test_no_two_events_of_a_track_overlap():
 
 
 def test_file_is_json_as_viewers_read_it(tmp_path):
-    """The file holds the events as a list under their usual name, and is written whole."""
+    """The file is the JSON object that `trace` returns, and an existing file is not replaced."""
     path = tmp_path / "x.trace.json"
     taccl.write(_schedule(), path)
     assert json.loads(path.read_text()) == trace(_schedule())

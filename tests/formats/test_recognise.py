@@ -44,7 +44,7 @@ def _write(tmp_path, text):
     ],
 )
 def test_format_is_recognised_by_its_mark(tmp_path, text, name):
-    """The mark may be anywhere at the top, and a file cut after it is still recognised."""
+    """The field or line that identifies a format may be anywhere at the top; text cut off after it is recognised."""
     assert recognise(_write(tmp_path, text)) == name
 
 

@@ -40,7 +40,7 @@ def schedule():
 
 @pytest.fixture
 def written(name, schedule):
-    """A schedule that the format can hold: with in-network sums for formats of these."""
+    """A schedule that the format can hold: one with in-network sums for a switch job, else the usual one."""
     if name != "switch-job":
         return schedule
     problem = make_problem(taccl.topologies.in_network(4), "allreduce", size_bytes=40_000)

@@ -101,7 +101,7 @@ def test_schedule_returns(tmp_path):
 
 
 def test_narrow_and_implicit_schedules_are_saved(tmp_path):
-    """Schedules with narrow columns, implicit ones and their results are read with transfers listed."""
+    """Compact schedules, implicit schedules and results of these are read back with all transfers listed."""
     result = taccl.synthesize_implicit("ring:4")
     listed = result.schedule.expand()
     sends = sorted(zip(listed.chunk, listed.link, listed.start, strict=True))
@@ -115,7 +115,7 @@ def test_narrow_and_implicit_schedules_are_saved(tmp_path):
 
 @pytest.fixture(scope="module")
 def savable():
-    """{name: object that another call saves}."""
+    """{name: object that `taccl.save` refuses, as another function saves it}."""
     topology = taccl.topologies.ring(2)
     workload = taccl.Workload("w", 2).input("x", (4,), layout="sliced(0)").then("g", "allgather", "x")
     schedule = taccl.baselines.best(taccl.make_problem(topology, "allgather", size_bytes=2000))
@@ -128,7 +128,7 @@ def savable():
 
 @pytest.mark.parametrize("name", ["program", "step", "workload"])
 def test_other_objects_are_refused_with_the_call_that_saves_them(name, savable, tmp_path, monkeypatch):
-    """The message names the call that does write the object; no step is saved as its sends alone."""
+    """The error names the call that saves the object; a step is refused, not saved as its sends alone."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError) as refused:
         taccl.save(savable[name], "x.json")

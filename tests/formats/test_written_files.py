@@ -1,4 +1,4 @@
-"""Every file written for another program, read by independent code after its documentation.
+"""Every file written for another program, read by independent code that follows the format's documentation.
 
 Programs for runtimes and files for launchers have such readers in the tests of their modules.
 """
@@ -93,7 +93,7 @@ def _trace_events(text):
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES, indirect=True)
 def test_timelines_hold_every_send_on_its_ranks_track(schedule, tmp_path):
-    """Sends of rank r are events of process r, with their time, chunks and ends."""
+    """Sends of rank r are events of process r, with their time, chunks, source and destination."""
     write(schedule, tmp_path / "a.trace.json")
     num_ranks = schedule.problem.topology.num_ranks
     events = [

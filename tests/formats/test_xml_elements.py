@@ -1,4 +1,4 @@
-"""XML as elements with lines, and hostile XML."""
+"""XML read as elements with line numbers, and refusal of hostile XML."""
 
 import pytest
 

@@ -43,14 +43,14 @@ def _pairs(topology):
 @pytest.mark.filterwarnings("ignore::taccl.errors.NumericsWarning")
 @pytest.mark.parametrize("path", foreign_files("astra-sim/*.yml"))
 def test_allgather_on_every_file_verifies(path):
-    """On the topology of every file an allgather verifies."""
+    """On the topology of every file, a synthesized allgather schedule passes verification."""
     topology = load_astra_network(path)
     problem = taccl.make_problem(topology, taccl.collectives.allgather(topology.num_ranks), chunk_bytes=10**6)
     assert taccl.verify(brief_synthesis(problem, backend="greedy").schedule).ok
 
 
 def test_ring():
-    """A ring has links both ways of 25 * 2**30 bytes/s and 250 ns."""
+    """A ring has links in both directions, each with 25 * 2**30 bytes/s and 250 ns."""
     topology = ours("ring-3")
     assert _pairs(topology) == {(0, 1), (1, 2), (2, 0), (1, 0), (2, 1), (0, 2)}
     assert {link.beta_us_per_mb for link in topology.links} == {GB / 25}
@@ -72,7 +72,10 @@ def test_switch():
 
 
 def test_pairs_of_rings():
-    """Ranks 0-2 and 3-5 form rings of 80 GB/s and 40 ns; 0-3, 1-4 and 2-5 pairs of 10 GB/s and 900 ns."""
+    """Ranks 0-2 and 3-5 form rings of 80 GB/s and 40 ns.
+
+    The pairs 0-3, 1-4 and 2-5 are linked at 10 GB/s and 900 ns.
+    """
     topology = ours("pairs-of-rings", ranks_per_node=3)
     found = {(e.src, e.dst): (e.beta_us_per_mb, e.alpha_us) for e in topology.links if e.src == 4}
     ring, pair = (GB / 80, Fraction("0.04")), (GB / 10, Fraction("0.9"))
@@ -136,7 +139,7 @@ def test_dimensions(tmp_path):
 
 
 def test_switches_of_a_dimension(tmp_path):
-    """A ring of 2 in each of 3 nodes, and a switch for each of the two positions, with ports at every rank."""
+    """With dimensions ring 2 and switch 3, each of 3 rings has 2 ranks, and each of 2 switches has 3 ranks."""
     topology = load_astra_network(_write(tmp_path, _file("[Ring, Switch]", "[2, 3]", "[1, 1]", "[0, 0]")))
     assert [switch.ranks for switch in topology.switches] == [(0, 2, 4), (1, 3, 5)]
     assert _pairs(topology) >= {(0, 1), (0, 4), (5, 1)}
@@ -152,7 +155,7 @@ def test_switches_of_a_dimension(tmp_path):
     ids=["by line", "quoted", "other field"],
 )
 def test_ways_to_write_a_list(tmp_path, text):
-    """Lists may be in brackets, over several lines or dashed; unused fields are noted."""
+    """Lists may be in brackets, also over several lines, or have dashed items; unused fields are noted."""
     topology = load_astra_network(_write(tmp_path, text))
     assert len(topology.links) == 8
     assert {link.alpha_us for link in topology.links} == {Fraction(1, 2)}
@@ -160,7 +163,7 @@ def test_ways_to_write_a_list(tmp_path, text):
 
 
 def test_every_assumption_is_a_note():
-    """Notes state the assumed units, occupation, hops through the switch, and nodes."""
+    """Notes state assumptions on units, occupation of links, hops through the switch, and nodes."""
     notes = " ".join(ours("switch-4").told)
     for part in ("2**30", "pipelined", "counts the bytes twice", "ranks_per_node="):
         assert part in notes

@@ -98,7 +98,7 @@ def _ring(collective, ranks=4):
 
 
 def _run(traces, schedule):
-    """Finish if sends take as long as in the schedule and all else takes no time.
+    """Finish of traces in ticks if sends take as long as in the schedule and other nodes take no time.
 
     Receives are posted at time 0, and end with the send of the same source, destination and tag.
     """
@@ -179,7 +179,7 @@ def test_run_takes_as_long_as_the_schedule(collective):
     [("ndv2", "allgather", "hierarchical"), ("ndv2", "alltoall", "pairwise"), ("ndv2", "allreduce", "ring")],
 )
 def test_machines_run_to_their_end(machine, collective, baseline):
-    """With switches and NICs traces also complete, no later than the schedule."""
+    """On machines with switches and NICs, too, all nodes of the traces run, and end no later than the schedule."""
     topology = taccl.topologies.parse(machine, nodes=2)
     problem = make_problem(topology, collectives.make(collective, topology.num_ranks), chunk_bytes=10**6)
     schedule = taccl.baselines.baseline(baseline, problem)

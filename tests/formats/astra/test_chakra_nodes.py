@@ -52,7 +52,7 @@ def test_every_form_gives_the_same_nodes(tmp_path, content):
 
 
 def test_the_json_of_the_feeder_is_read(tmp_path):
-    """In the feeder's JSON, attributes are fields of the node."""
+    """In the JSON of Chakra's trace feeder, attributes are fields of the node."""
     text = '{"workload_graph": [{"Id": 3, "Name": "a", "NodeType": 4, "data_deps": [1], "runtime": 5,'
     (tmp_path / "trace.json").write_text(text + ' "is_cpu_op": true}]}')
     [node] = load_trace_nodes(tmp_path / "trace.json")

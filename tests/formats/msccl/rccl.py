@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 MAX_STEPS, MAX_THREADBLOCKS, MAX_PER_CHANNEL, MAX_COUNT = 64, 64, 32, 72
 MAX_NODES, MAX_SUBS, MAX_ATTRIBUTES, MAX_TEXT, MAX_CHANNELS = 4096, 1024, 16, 255, 128
-#: {collective: size of a call as a multiple of a rank's number of elements}; 0 for the number of ranks.
+#: {collective: size of a call in multiples of a rank's number of elements}; 0 stands for the number of ranks.
 MULTIPLIERS = {
     "reduce": 1, "broadcast": 1, "allreduce": 1, "send": 1, "recv": 1, "gather": 1, "scatter": 1, "alltoallv": 1,
     "reducescatter": 0, "allgather": 0, "alltoall": 0,
@@ -71,7 +71,7 @@ def parse(text: str) -> Node:
 
 
 def load(path: Path) -> Algorithm:
-    """Read a file, for every rank."""
+    """Read a file and check the program of every rank by the library's rules."""
     algo = parse(path.read_text())
     collective = algo.attributes["coll"]
     assert collective in MULTIPLIERS

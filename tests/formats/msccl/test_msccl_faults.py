@@ -63,7 +63,7 @@ def lose_hasdep(text, chance):
 
 
 def wrong_offset(text, chance):
-    """Move a receive to the neighbouring slot."""
+    """Move a receive in the output buffer by one chunk."""
     found = [m for m in steps(text, "r", "rrc") if _field(m, "dstbuf") == "o"]
     step = chance.choice(found)
     offset = int(_field(step, "dstoff"))
@@ -77,7 +77,7 @@ def past_the_end(text, chance):
 
 
 def change_sums(text, chance):
-    """Turn a reduction into a plain receive, or the reverse; without sums, use an id over 127."""
+    """Turn a reduction into a plain receive; in a file without reductions, let a step depend on threadblock 128."""
     found = steps(text, "rrc")
     if found:
         step = chance.choice(found)

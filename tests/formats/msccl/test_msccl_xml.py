@@ -43,8 +43,10 @@ def test_files_that_hang(path):
 
 @pytest.mark.parametrize("path", foreign_files("reported/allpairs*.xml"))
 def test_all_pairs_in_one_step_work(path):
-    """All pairs of ranks send before they receive, which works, as the three chunks of a step are one message at
-    all sizes of the file."""
+    """All ranks send to each other before they receive, which does not deadlock.
+
+    The three chunks of a step are sent as one message at all sizes of the file.
+    """
     assert interpret(load_msccl_xml(path)).verdict == "ok for all sizes from 6KiB to 192KiB"
 
 
@@ -76,7 +78,7 @@ def test_names_and_limits_of_rccl_are_read(valid):
 
 
 def _without_a_wait(text, line, depends):
-    """File without the dependency of one waiting step."""
+    """Text of a file after removal of the dependency of one waiting step (nop)."""
     assert line + depends in text
     return text.replace(line + depends, line + 'depid="-1" deps="-1"', 1)
 
@@ -93,7 +95,7 @@ def test_a_missing_dependency_is_a_race(block, other):
 
 @pytest.mark.slow
 def test_a_missing_dependency_in_a_real_file_is_a_race(shared_data):
-    """Removing a waiting step of a real file gives a race."""
+    """Removing the dependency of a waiting step (nop) of a real file gives a race."""
     text = (shared_data / "msccl-xml" / "allgather-32-inplace.xml").read_text()
     line = '<step s="4" type="nop" srcbuf="i" srcoff="-1" dstbuf="o" dstoff="-1" cnt="0" '
     spoiled = _without_a_wait(text, line, 'depid="5" deps="1"')
@@ -101,7 +103,10 @@ def test_a_missing_dependency_in_a_real_file_is_a_race(shared_data):
 
 
 def test_fused_steps_are_read_as_they_are_written():
-    """A ring of three has: send, receive-reduce-send, the same with a copy, receive-copy-send, receive."""
+    """In a ring allreduce of three ranks, fused steps are read and written unchanged.
+
+    Each rank has the steps send, receive-reduce-send, receive-reduce-copy-send, receive-copy-send and receive.
+    """
     program = load_msccl_xml(OURS / "msccl-xml" / "allreduce-3-ring.xml")
     text = (OURS / "msccl-xml" / "allreduce-3-ring.xml").read_text()
     assert re.findall('type="(.*?)"', text) == ["s", "rrs", "rrcs", "rcs", "r"] * 3
@@ -126,7 +131,7 @@ def test_the_file_by_hand():
 
 @pytest.mark.parametrize(("name", "in_place"), list(itertools.product(COLLECTIVES, (False, True))))
 def test_every_collective_comes_back(name, in_place):
-    """A file that is read runs the same program; a collective unknown to the format must be given."""
+    """A file is read as the program that was written; a collective unknown to the format must be given."""
     program = program_of(name, chunks_per_rank=2, in_place=in_place)
     try:
         text = dump_msccl_xml(program)
@@ -194,7 +199,7 @@ def test_several_dependencies_become_steps_that_wait():
 
 
 def many(count, *, wait=None):
-    """One rank with `count` threadblocks of one step; the first one waits for `wait`."""
+    """Program of one rank with `count` threadblocks of one step; the first one waits for threadblock `wait`."""
     copy = Step("copy", Slot("input", 0), Slot("output", 0))
     first = copy if wait is None else replace(copy, depends=((wait, 0),))
     blocks = (Threadblock((first,)), *(Threadblock((copy,)) for _ in range(count - 1)))
@@ -249,7 +254,7 @@ def test_more_channels_keep_peers_within_the_limit():
 
 
 def test_file_is_for_sizes_about_that_of_its_schedule():
-    """A file is for half to twice its schedule's size; for an unknown size up to 128 MiB."""
+    """A file covers half to twice its schedule's size, or sizes up to 128 MiB if that size is unknown."""
     program = program_of("allgather", "ring:2")
     own = program.sizes_bytes
     assert own[1] == 4 * own[0]

@@ -63,7 +63,7 @@ def test_a_lost_flush_is_a_race_with_the_user():
 
 
 def test_a_flush_without_destination_does_nothing():
-    """A flush without destination does nothing, as the executor counts destinations."""
+    """A flush without destinations has no effect: the executor flushes as many channels as destinations."""
     plan = plan_of("allgather", in_place=True)
     for gpu in plan["gpus"]:
         for threadblock in gpu["threadblocks"]:

@@ -143,8 +143,10 @@ def test_nodes_come_from_the_topology():
 
 @pytest.mark.parametrize(("members", "name"), [((0, 1, 2), "allgather"), ((2, 0, 1), "custom")])
 def test_ranks_in_another_order_are_no_collective_of_theirs(members, name):
-    """An allgather whose members are not in order of rank gives a plan named "custom", as its output has another
-    order than that of the runtime's allgather."""
+    """An allgather whose members are not in order of rank gives a plan named "custom".
+
+    Its output has another order than that of the runtime's allgather.
+    """
     collective = taccl.collectives.allgather(3).among(members, num_ranks=3)
     problem = taccl.make_problem(taccl.topologies.ring(3), collective, chunk_bytes=1000)
     plan = build_mscclpp_plan(lower(taccl.synthesize(problem, backend="greedy").schedule))

@@ -65,7 +65,7 @@ def module(monkeypatch):
 
 
 def test_plans_are_registered_from_beside_the_module(module):
-    """Plans are registered with the local rank, for any number of ranks; the module's selector chooses."""
+    """Each plan is registered for the given local rank and any number of ranks, with the module's selector."""
     names = module(registration_snippet({"/elsewhere/a.json": plan("a")}))
     names["register"](3)
     (algorithm,) = Builder.known

@@ -33,7 +33,7 @@ REPORTED = [
     Count("reported/smi/single-space.txt", {}, 8, 0, 0, 12 * 25 + 24),
     Count("reported/smi/in-a-paste.txt", {}, 8, 0, 0, 12 * 25 + 24),
     Count("reported/bridged-four.txt", {}, 4, 0, 0, 12 * 25 + 24),
-    # Two NICs of each of two GPUs.
+    # Two NICs at each of two GPUs.
     Count(
         "reported/smi/four-cards-a-gpu.txt",
         {"nodes": 2, "nic_gb_per_s": 12, "pcie_gb_per_s": 55, "nvlink_joins": "switch"},
@@ -163,7 +163,7 @@ def test_given_rate_limits_without_a_word(tmp_path):
 
 
 def test_nic_far_from_every_gpu_is_left_out_and_named(tmp_path):
-    """A NIC behind the other CPU is left out if another one is near, and named."""
+    """A NIC behind the other CPU is left out if another one is near, and a note names it."""
     rows = ["GPU0 X NV18 PIX SYS", "GPU1 NV18 X PIX SYS", "NIC0 PIX PIX X SYS", "NIC1 SYS SYS SYS X"]
     topology = _load(_smi(tmp_path, *rows), nodes=2, nic_gb_per_s=20)
     assert _counted(topology)[0] == pytest.approx(20)
@@ -220,7 +220,7 @@ _VIRTUAL = '<nic><net name="veth0" dev="1" speed="10000" port="0" guid="0x1" gdr
 
 
 def _two_cpus(tmp_path, card):
-    """A GPU and a virtual interface at each of two CPUs, as the processes of a run write them, and a card."""
+    """Dump of two CPUs, each with a GPU and a virtual interface; the first also has the NIC `card`."""
     slot = 'link_speed="16.0 GT/s PCIe" link_width="16"'
     cpus = "".join(
         f'<cpu numaid="{n}" arch="x86_64" vendor="AuthenticAMD" familyid="143" modelid="49">'
@@ -315,7 +315,7 @@ def _rccl(tmp_path, count, gcn, version=2, tclass="0x038000"):
     ],
 )
 def test_xgmi_has_the_rate_of_its_architecture(tmp_path, gcn, rate):
-    """RCCL's constants for a link, by architecture; four links between two dies add up."""
+    """Links have RCCL's constants for their architecture, and four links between two dies add up."""
     topology = _load(_rccl(tmp_path, 4, gcn))
     assert _counted(topology)[2] == pytest.approx(4 * rate)
     assert {link.name for link in topology.links} == {"xGMI x4"}

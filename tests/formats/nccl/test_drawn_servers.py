@@ -13,7 +13,7 @@ from taccl.errors import AssumptionWarning
 from tests.formats.nccl.drawn_servers import CPUS, LANES, Drawn, Part, capacity, draw
 from tests.fuzzing import cases
 
-#: Notes by which an import states that it may have less than the server.
+#: Notes by which an import states that its capacity may be lower than the server's.
 _SAID = re.compile(r"only, limited by|over PCIe, limited by|PIX joins|hide them")
 #: Note of an import that has less capacity than if all ranks used all NICs.
 _BY_ANY = re.compile(r"a node sends (\S+) GB/s, .*; (\S+) GB/s are possible")
@@ -54,7 +54,7 @@ class _Import:
         assert found > counted or self.may_lack or is_said, f"{said}: capacity is lost without a word"
 
     def check_inside(self):
-        """Compare the rate of each pair of a node, alone, and of all pairs over PCIe together."""
+        """Compare each pair's rate in a node if it sends alone, and that of all PCIe pairs if they send together."""
         ends = {(link.src, link.dst): link for link in self.topology.links}
         within = {pair: link for pair, link in ends.items() if max(pair) < self.size}
         inside = self.server.inside()
@@ -72,7 +72,7 @@ class _Import:
             self.compare("all pairs over PCIe", together, self.server.exchange())
 
     def check_between(self):
-        """Compare what a node, and each rank of it, sends to another node."""
+        """Compare the rates at which a node, and each of its ranks alone, can send to another node."""
         topology, used = self.topology, _used(self.topology)
         told = [match.groups() for each in topology.assumed if (match := _BY_ANY.match(each))]
         out = [e for e in topology.internode_links if topology.links[e].src < self.size]
@@ -198,7 +198,10 @@ def test_drawn_servers_keep_their_capacity(tmp_path, kind):
 
 
 def _draw_pairs(rng):
-    """(text, rates alone, GB/s out of each GPU) of a server as p2pBandwidthLatencyTest measures it."""
+    """(output of p2pBandwidthLatencyTest, {pair: GB/s}, GB/s out of each GPU) for a random server.
+
+    A pair's rate is that of the pair alone; the rate out of a GPU is that of all its pairs together.
+    """
     num_gpus, slot = rng.choice((2, 4, 8)), rng.choice((12, 24, 48))
     rates, out = {}, [float(slot)] * num_gpus
     for pair in combinations(range(num_gpus), 2):
@@ -233,7 +236,10 @@ def test_drawn_matrices_of_pairs_keep_their_rates(tmp_path):
 @pytest.mark.fuzz
 @pytest.mark.parametrize("collective", ["alltoall", "allgather"])
 def test_bounds_of_drawn_servers_know_what_leaves_a_node(tmp_path, collective):
-    """Each of two servers sends half of its data, or of the result, at the rate of the cut between them."""
+    """On two servers, the lower bound covers the time of the data between them at the rate of the cut.
+
+    A server sends half of its data in an alltoall, and half of the result in an allgather.
+    """
     for seed in cases("bounds of servers as XML", few=10, many=300):
         server = draw(random.Random(seed), is_matrix=False)
         is_guess = any(part.rate is None for _, part in server.parts())

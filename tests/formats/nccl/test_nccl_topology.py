@@ -68,7 +68,7 @@ FILES = foreign_files("nccl-topo/*.xml")
 @pytest.mark.slow
 @pytest.mark.parametrize("path", thinned(FILES))
 def test_allgather_on_every_file_verifies(path):
-    """On two nodes of every file's machine an allgather verifies, and the topology lists its assumptions."""
+    """On two nodes of every file's machine, an allgather schedule verifies, and assumptions are listed."""
     topology = _load(path, nodes=2)
     problem = taccl.make_problem(topology, taccl.collectives.allgather(topology.num_ranks), chunk_bytes=10**6)
     result = brief_synthesis(problem, backend="greedy")
@@ -102,10 +102,10 @@ def test_switches_are_shared():
         "PCIe into PCIe switch aaaa:00:02.0 of node 0": (GEN3, "receive"),
         "PCIe into GPU 0000:1a:00.0 of node 0": (GEN3, "receive"),
     }
-    # Traffic from the switch to the other CPU holds the path between the CPUs for longer, at the same end.
+    # The uplink out of the switch needs no resource: the slower path between the CPUs carries the same sends.
     across = _holders(topology, "CPU 0 to CPU 1 of node 0")
     assert across == {(src, dst) for src in (0, 1) for dst in (2, 3)}
-    # At 20 GB/s from CPU to CPU the switches at 12 hold the same sends for longer.
+    # With 20 GB/s from CPU to CPU the uplinks, at 12 GB/s, are slower, and are the resources instead.
     faster = ours("two-cpus", cpu_gb_per_s=20)
     assert _beta(faster, 0, 2) == GEN3
     assert _holders(faster, "PCIe out of PCIe switch aaaa:00:01.0 of node 0") == across
@@ -258,7 +258,7 @@ def test_ndv4_numbers_ranks_by_bus_id(load):
 
 
 def test_ndv4_with_nvlinks_given_is_an_nvswitch(load):
-    """12 NVLinks of 20 GB/s into NVSwitch carry 240 GB/s; with rails that is a DGX-A100 at those rates."""
+    """12 NVLinks of 20 GB/s into NVSwitch carry 240 GB/s; with `rails` the links equal a DGX-A100's."""
     topology = load("azure-ndv4", nodes=2, nvlinks=12, rails=True)
     machine = taccl.topologies.dgx_a100(
         2,
@@ -347,7 +347,7 @@ def _write(tmp_path, *devices):
 
 
 def test_dump_with_nvlinks_between_pairs(tmp_path):
-    """Pairs of ranks with NVLinks are linked by these, and no others by PCIe.
+    """Pairs of ranks with NVLinks are linked by these, and other pairs are not linked by PCIe.
 
     On V100 an NVLink has 20 GB/s. Two between 0 and 1 give 25 us per MB, and one between 1 and 2 gives 50.
     """

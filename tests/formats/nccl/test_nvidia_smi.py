@@ -93,7 +93,7 @@ def test_resource_that_another_implies_is_left_out():
 @pytest.mark.slow
 @pytest.mark.parametrize("path", foreign_files("nvidia-smi/*.txt"))
 def test_allgather_on_every_file_verifies(path):
-    """On one and two servers an allgather verifies."""
+    """On one and two servers of every file, an allgather schedule verifies."""
     for nodes, pcie in ((1, "always"), (2, "where-needed")):
         topology = load_nvidia_smi(path, nodes=nodes, nic_gb_per_s="12.5", pcie=pcie)
         collective = taccl.collectives.allgather(topology.num_ranks)
@@ -140,7 +140,7 @@ def test_dgx1_is_the_machine_model(dgx1):
         return [(link.src, link.dst, link.alpha_us, link.beta_us_per_mb) for link in each.links]
 
     def shared(each):
-        """Holders of each resource, by side and duration, without its name."""
+        """Sets of (link, alpha, beta, side) that hold one resource together, without the resource's name."""
         groups = {}
         for hold in each.holds:
             groups.setdefault(hold.resource, set()).add(
@@ -217,9 +217,9 @@ def test_switches_nest(tmp_path):
     rows = ["GPU0 X PIX PXB SYS", "GPU1 PIX X PXB SYS", "GPU2 PXB PXB X SYS", "GPU3 SYS SYS SYS X"]
     topology = load_nvidia_smi(_write(tmp_path, *rows, columns=_gpus(4)), cpu_gb_per_s=6)
     assert _betas(topology)[0, 3] == Fraction(1000, 6)
-    # The outer switch, of three GPUs, is left only towards GPU3, the inner one, of two, also towards GPU2.
+    # Sends leave the inner switch (GPU0, GPU1) towards GPU2 and GPU3, and the outer one only towards GPU3.
     assert _holders(topology, "PCIe out of PCIe switch 1 of node 0") == {(0, 2), (0, 3), (1, 2), (1, 3)}
-    # Sends from CPU to CPU go one by one for longer than the switch of three holds them.
+    # The outer switch needs no resource: the slower path between the CPUs carries the same sends.
     assert _holders(topology, "CPU 0 to CPU 1 of node 0") == {(0, 3), (1, 3), (2, 3)}
     assert not _holders(topology, "PCIe out of PCIe switch 0 of node 0")
 
@@ -320,7 +320,7 @@ def test_second_matrix_of_a_file_is_told(tmp_path):
 
 
 def test_rows_of_nics_may_be_left_out(tmp_path):
-    """Without rows of NICs their columns are used, and the topology notes it."""
+    """If NICs have columns but no rows, the columns are used, and the topology notes it."""
     rows = ["GPU0 X SYS PIX SYS 0-7 0", "GPU1 SYS X SYS PIX 8-15 1"]
     whole = [*rows, "NIC0 PIX SYS X SYS", "NIC1 SYS PIX SYS X"]
     columns = [*_gpus(2), "NIC0", "NIC1"]

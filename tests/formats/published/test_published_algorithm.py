@@ -172,7 +172,7 @@ def assert_notes(schedule, units):
 
 
 def test_notes_say_what_was_not_taken_from_our_allreduce():
-    """A note says how much time an allreduce's file does not count.
+    """A note says how much too early an allreduce's file starts its copies.
 
     The file starts copies at 6, one unit after the last reduction starts, but that ends at 24.5, which is 18.5
     later.
@@ -251,7 +251,7 @@ def test_time_unit_and_chunk_size_scale_times_and_bandwidth(tmp_path):
 
 
 def test_sends_on_another_topology_are_timed_anew(tmp_path):
-    """On a ring of 4 with 1 us per chunk, nothing merges inside the one node.
+    """On a ring of 4 in one node, with 1 us per chunk, an algorithm is re-timed without merged sends.
 
     The ring joins 0-1, 2-3, 0-3 and 2-1. Rank 0 sends its own chunk on during the exchange, then the chunk of
     rank 1, which rank 3 forwards: 3 us.
@@ -388,7 +388,7 @@ def test_retimed_is_none_where_the_order_cannot_be(tmp_path):
 
 
 def test_unknown_collective_keeps_its_name(tmp_path):
-    """If a collective is not what its name says, its chunks are verified, under the file's name."""
+    """If chunks differ from the named collective's, they are verified as stated, and the name is kept."""
     document = _small()
     document["collective"]["chunks"][0]["post"] = [1]
     assert _load(tmp_path, document).problem.collective.name == "Allgather(n=4)"

@@ -1,4 +1,4 @@
-"""Algorithms written for the published tool: read back, every send has its times."""
+"""Algorithms written for the published tool: when read back, every send has its former times."""
 
 import json
 import random
@@ -176,7 +176,7 @@ def test_random_schedules_come_back_or_are_refused(tmp_path):
 
 
 def test_fields_by_hand():
-    """An exchange of two ranks is one step of 30 tenths, with cost 3 each way, without inter-node links."""
+    """An exchange at cost 3 per send is written as one step of 30 tenths, without inter-node links."""
     with pytest.warns(LossyConversionWarning):
         document = json.loads(dump_upstream_algorithm(_exchange(producer="by hand")))
     assert document["name"] == "by hand"

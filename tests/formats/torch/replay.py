@@ -49,7 +49,7 @@ def table_of(text: str) -> dict[str, Any]:
 
 
 class Replay:
-    """Replay of all ranks of a table, whose inputs and outputs are lists of chunks.
+    """Replay of a module's rounds on all ranks; `inputs` and `outputs` have a list of chunks for each rank.
 
     Receives write before the sends of their round read, as messages may overtake each other.
     """

@@ -63,13 +63,13 @@ def test_rounds_of_many_schedules():
 
 
 def test_a_round_has_one_message_for_each_pair():
-    """Four chunks from each of 2 ranks to the other go as one message each: 2 messages in 1 round."""
+    """Each of 2 ranks sends its four chunks to the other in one message: 2 messages in 1 round."""
     program = program_of("allgather", "ring:2", chunks_per_rank=4)
     assert replayed(dump_torch_module(program), program.collective).num_messages == 2
 
 
 def test_rounds_are_as_few_as_the_data_allow():
-    """In an allgather on a ring of 5, chunks go 2 links far, in both directions: 2 rounds."""
+    """In an allgather on a ring of 5, each chunk travels 2 links in both directions, so 2 rounds suffice."""
     assert rounds_of(program_of("allgather", "ring:5", chunks_per_rank=3)).num_rounds == 2
 
 
@@ -162,7 +162,7 @@ def test_ranks_agree_with_the_stock_collective(four_ranks, name, check):
 @needs_torch
 @pytest.mark.slow
 def test_eight_ranks(tmp_path):
-    """Every collective of eight ranks agrees with gloo's, at every length, in place and not, and by `Work`.
+    """Every collective of eight ranks agrees with gloo's: any length, in place or not, and asynchronous.
 
     Among them is an allreduce on two nodes of four ranks.
     """
