@@ -23,7 +23,10 @@ from taccl.cli.output import Answer, warning_printer
     ],
 )  # fmt: skip
 def test_parameters_in_messages_become_options(said, flags, shown):
-    """A parameter becomes an option of the verb, or a setting of `taccl convert`; other words are unchanged."""
+    """A parameter named in a message is shown as an option of the verb, or as a setting of `taccl convert`.
+
+    Other words are unchanged.
+    """
     assert on_command_line(said, flags) == shown
 
 

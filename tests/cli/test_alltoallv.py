@@ -30,7 +30,10 @@ def test_the_bound_of_a_matrix(run_json, matrix):
 
 
 def test_the_bound_of_a_skew(run_json):
-    """The size is a rank's mean: 2 MB to each of the two others, over a link each, plus 0.5 us of latency."""
+    """`--size` is the mean number of bytes that a rank sends.
+
+    Here each rank sends 2 MB to each of the two others over a link of its own, with 0.5 us of latency.
+    """
     code, found = run_json("bound", *WORDS, "--matrix", "zipf:0", "--size", "4MB")
     assert code == 0
     assert found["prices"]["divisible"]["bound_us"] == 40.5

@@ -154,7 +154,7 @@ class TestSynthesize:
         assert process.returncode == 130 or json.loads(out)["interrupted"]
 
     def test_ctrl_c_within_exec(self):
-        """Ctrl-C in text run by ``exec``, as data classes do on import, also ends with exit code 130."""
+        """Ctrl-C in code run by ``exec``, as data classes use it on import, also ends with exit code 130."""
         text = (
             "import sys\n"
             "import taccl.cli.command as command\n"
@@ -374,7 +374,7 @@ class TestBaseline:
 
     @pytest.mark.slow
     def test_what_nccl_considered_is_shown(self, run_json, run):
-        """The answer has a table of all NCCL algorithms and protocols, and the reason against NVLS."""
+        """The answer lists all NCCL algorithms and protocols, and says if NVLS is left out on request."""
         words = ("nccl", "dgx-h100", "--profile", "nccl", "--collective", "allreduce", "--size", "1KB")
         every = {(a, p) for a in ("ring", "tree") for p in ("ll", "ll128", "simple")}
         for added, sums in (((), {("nvls", "simple")}), (("--no-nvls",), set())):
@@ -405,7 +405,7 @@ class TestProblem:
 
     @pytest.mark.parametrize("name", taccl.collectives.COLLECTIVES)
     def test_chunks_are_counted_before_they_are_made(self, name):
-        """With N chunks per rank every collective has N times the chunks, counted in advance."""
+        """With five chunks per rank, every collective counts five times as many chunks, before creating any."""
         one, five = (
             taccl.collectives.make(name, 3, chunks_per_rank=k, **arguments_for(name, 3)).num_chunks
             for k in (1, 5)
@@ -442,7 +442,7 @@ class TestProblem:
 
     @pytest.mark.slow
     def test_upstream_topology_with_another_sketch(self, run_json, upstream, sketch_file):
-        """With a sketch of taccl's own, the tool's topology file stands for the machine that it names."""
+        """With a sketch of taccl's own, the published tool's topology file selects the machine that it names."""
         _, values = run_json(
             "bound", sketch_file, "--topology", upstream / "topo" / "ndv2-2MB.json",
             "--collective", "allgather",

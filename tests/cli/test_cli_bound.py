@@ -88,7 +88,7 @@ class TestBound:
 
     @pytest.mark.slow
     def test_price_of_a_sketch(self, run_json, sketch_file):
-        """A sketch that removes a link between nodes has a cost."""
+        """For a sketch that removes a link between nodes, the output states a positive cost."""
         _, values = run_json("bound", sketch_file, "--collective", "allgather")
         assert values["prices"]["sketch"] > 0
 

@@ -106,7 +106,7 @@ def test_a_second_call_says_that_it_read(run):
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["csv", "json"])
 def test_the_table_in_a_file(run, folder, ending):
-    """Each file format returns the same table; an existing file is replaced only on request."""
+    """With ``-o`` each file format holds the same table; an existing file is replaced only on request."""
     import pandas as pd
 
     path = folder / f"table.{ending}"
@@ -215,7 +215,7 @@ def holds(text):
     return lambda path: path.write_bytes(text)
 
 
-#: {name of a damage: function that applies it to a stored file}.
+#: {kind of damage: function that applies it to a stored file}.
 DAMAGE = {
     "cut short": cut_short, "garbage": holds(bytes(range(256))), "empty": holds(b""),
     **{text.decode(): holds(text) for text in (
@@ -263,7 +263,7 @@ def is_made_anew(run, words, rows):
 
 @pytest.mark.slow
 def test_damaged_results_are_made_anew(run, stored):
-    """Whatever two damaged results contain, the figures are right, with one warning for both."""
+    """If two cached results are damaged in any way, figures are computed again, with one warning for both."""
     for words, (rows, paths) in stored.items():
         whole = [path.read_bytes() for path in paths]
         for damage in list(DAMAGE.values())[:: 1 if MANY else 4 if words[0] == "compare" else 7]:
@@ -328,7 +328,7 @@ def test_a_user_without_rights(stored, folder):
 
 @pytest.mark.parametrize("index", [b"", b"[]", b"{}", b"\xff\xfe", b'{"format": 3}'])
 def test_a_plan_whose_index_is_damaged_is_not_replaced(run, folder, index):
-    """`plan` reads no results; a folder whose index is damaged is not replaced."""
+    """`taccl plan` does not replace a folder whose index is damaged, as it may hold other files than a plan."""
     (folder / "plan").mkdir()
     (folder / "plan" / "plan.json").write_bytes(index)
     code, _, err = run("plan", "ring:4", "--collective", "allgather", "-o", folder / "plan", "--force")

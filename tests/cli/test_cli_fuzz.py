@@ -111,7 +111,7 @@ def _words(command, file, folder):
 
 @pytest.mark.parametrize("name", _COMMANDS)
 def test_corpus_is_valid(folder, name):
-    """Every file that is mutated is valid input, or recognised as another tool's."""
+    """Before mutation, every file of the corpus is valid input, or recognised as a format that is not read."""
     unread = ("program.plan.json", "timeline.trace.json", "transfers.csv")
     command = "verify {f}" if name == "algorithm.json" else "show {f}"
     assert check(_words(command, str(CORPUS / name), folder)) == (2 if name in unread else 0)

@@ -38,7 +38,7 @@ def test_summary(run):
 
 @pytest.mark.slow
 def test_spill(run, tmp_path):
-    """The columns stay in the folder, and a second run does not overwrite them."""
+    """With ``--spill`` the schedule's columns are in the folder, and a second run does not overwrite them."""
     words = ["synthesize", "--topology", "mesh:17x17", "--collective", "allgather", *GREEDY]
     words += ["--spill", tmp_path / "columns"]
     assert run(*words)[0] == 0

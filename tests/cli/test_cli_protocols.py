@@ -52,7 +52,7 @@ def test_estimates_compare_protocols_if_bounds_would_end_late(run, monkeypatch):
 
 @pytest.mark.slow
 def test_estimates_compare_protocols_if_baselines_end_late(run, monkeypatch):
-    """Estimates replace baselines that run out of time, so the slow default is not used uncompared."""
+    """If baselines run out of time, protocols are compared by estimates, so the slow default is not used."""
 
     def late(*_arguments, **_options):
         raise OutOfTime("baselines take longer")
@@ -66,7 +66,7 @@ def test_estimates_compare_protocols_if_baselines_end_late(run, monkeypatch):
 
 @pytest.mark.slow
 def test_no_protocols_are_compared_if_estimates_would_end_late(run, monkeypatch):
-    """If even estimates would end late, the machine's default protocol is used, and a note says so."""
+    """If time is too short even for estimates, the machine's default protocol is used, and a note says so."""
     monkeypatch.setattr("taccl.cli.problems._BOUND_S_PER_LINK", 1e9)
     monkeypatch.setattr("taccl.cli.problems._ESTIMATE_S_PER_LINK", 1e9)
     words = ("--topology", "dgx-h100", "--nodes", "8", "--collective", "allgather", "--size", "64KB")

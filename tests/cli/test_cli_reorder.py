@@ -64,7 +64,7 @@ def test_slots_of_a_host_are_told_apart(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_slots_beyond_the_ranks_are_named(matrix, tmp_path, capsys):
-    """A host file with more slots than rows of figures is used from the start, and the answer says so."""
+    """If a host file has more slots than the matrix has rows, the first slots are used, and a note says so."""
     matrix.write_text(MATRIX.replace("a", "w").replace("b", "x").replace("c,", "y,"))
     hosts = tmp_path / "hosts"
     hosts.write_text("n0 slots=4\nn1 slots=4\n")

@@ -8,7 +8,10 @@ from tests.workload.test_replay import block
 
 @pytest.fixture
 def step(tmp_path):
-    """Path of a step: a product of slices, its sum and the following operations, each with a cost."""
+    """Path of a step file: a product of sliced matrices, the sum of the results over ranks, and further operations.
+
+    The products, additions and dropouts have a cost in us.
+    """
     path = tmp_path / "step.toml"
     save_workload(block(), path)
     lines = path.read_text().replace('kind = "matmul"', 'kind = "matmul"\ncost_us = 20')

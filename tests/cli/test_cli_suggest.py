@@ -132,7 +132,7 @@ def test_a_wrong_sketch_fails_its_check(run, tmp_path):
 
 
 WITHOUT = ("synthesize", "dgx-a100", "--nodes", "2", "--collective", "allgather", "--time-limit", "2")
-#: Two chunks of 500 B go both ways around the ring, which is optimal.
+#: The optimum has two chunks of 500 B, which travel around the ring in opposite directions.
 BOTH_WAYS = ("synthesize", "ring:4", "--collective", "broadcast", "--size", "1KB", "--time-limit", "3600")
 
 

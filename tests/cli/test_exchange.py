@@ -66,9 +66,10 @@ def test_options_that_do_not_fit(words, said):
 
 @pytest.mark.slow
 def test_a_schedule_of_an_exchange(run_json):
-    """A schedule of an exchange with a server meets the time of its pushes and its last pulls.
+    """The schedule of an exchange takes no longer than all pushes to the server and the last chunk's pulls.
 
-    The server sums 1 MB from 4 workers in 8 chunks: 4 pushes of 3 us (0.5 us latency), and 4 last pulls.
+    The server sums 1 MB from 4 workers in 8 chunks. A chunk takes 4 pushes of 3 us each (with 0.5 us of
+    latency), and the last chunk then 4 pulls.
     """
     code, found = run_json(*WORDS, "--servers", "4", "--size", "1MB", "--time-limit", "5")
     assert code == 0

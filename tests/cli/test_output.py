@@ -30,19 +30,19 @@ def shell(command):
     "words", thinned(["--version", "--help", "show ring:4", "bound --help", "show ring:4 --json"], every=2)
 )
 class TestStdout:
-    """Answers that stdout does not accept."""
+    """Answers that cannot be written to stdout."""
 
     @pytest.mark.slow
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
     def test_full(self, words):
-        """On a full disk there is one sentence, and the exit code of bad input."""
+        """On a full disk the error is one sentence, with the exit code of bad input."""
         done = shell(f"taccl {words} >/dev/full")
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert done.stderr.startswith("taccl: error: stdout: the output cannot be written (No space left")
 
     @pytest.mark.slow
     def test_closed(self, words):
-        """The same holds if stdout is closed."""
+        """If stdout is closed, the error is one sentence, with the exit code of bad input."""
         done = shell(f"taccl {words} >&-")
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
@@ -72,7 +72,7 @@ def test_closed_descriptors_are_not_reused(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("delay_s", [0.02, 0.05, 0.1, 0.2])
 def test_ctrl_c_while_it_starts(delay_s):
-    """Ctrl-C before the verb begins leaves no traceback, and an interrupt's exit code or signal."""
+    """Ctrl-C before the verb begins ends the process with exit code 130 or SIGINT, without a traceback."""
     code = (
         "import sys\n"
         "from taccl.cli import main\n"

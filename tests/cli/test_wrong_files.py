@@ -113,7 +113,7 @@ def _advised(err):
 def test_every_kind_is_read_or_named_with_advice_that_works(run, files, tried, tmp_path, monkeypatch, verb):
     """For any file a verb ends without an internal error, names the file, and gives advice that works.
 
-    Verbs take turns over the kinds, a sixth each; with ``TACCL_MANY=1`` each verb gets all.
+    Each verb gets a sixth of the kinds of files, or all of them with ``TACCL_MANY=1``.
     """
     monkeypatch.chdir(tmp_path)
     wrong = []
