@@ -59,7 +59,10 @@ def test_cutoff_gives_up():
 
 
 def uneven(rng, count):
-    """Topology with links of three rates and latencies, some sharing a resource, so that wrong holds show."""
+    """Random topology whose links have three rates and latencies; some links share a resource.
+
+    On such a fabric, an error in the holds of resources changes times.
+    """
     builder = TopologyBuilder("uneven", [0] * count)
     out, into = ([builder.add_resource(f"{way} {r}") for r in range(count)] for way in ("out", "in"))
     shared = builder.add_resource("shared")
@@ -74,7 +77,7 @@ def uneven(rng, count):
 
 
 def placed(case, order):
-    """Placement of a case in an order, without figures."""
+    """Placement of a case's ranks in the given order, with all times 0."""
     return Placement(case.topology, case.algorithm, case.size_bytes, tuple(order), 0.0, 0.0, 0.0)
 
 

@@ -124,7 +124,7 @@ class TestHydra:
         assert hostfile(placement, list("abbb")) == "b:1\na:1\nb:2\n"
 
     def test_local_ranks_that_repeat_are_said(self, placement):
-        """A host in two lines has two proxies, so local ranks repeat; a rank map with one keeps the order."""
+        """A host in two lines gets two proxies, whose local ranks repeat; the caveat gives a rank map instead."""
         assert not caveats(placement, list("abcd"), "mpich")
         assert "hosts b:2, a:2 and -rankmap 0,1,0,1" in caveats(placement, list("aabb"), "mpich")[0]
 
@@ -211,7 +211,7 @@ class TestOpenMpi:
     @needs_openmpi
     @pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
     def test_ranks_are_mapped_in_that_order(self, placement, tmp_path, hosts):
-        """Open MPI maps ranks in the order of the host file with its command, and of the rank file."""
+        """With the host file and its command, or with the rank file, Open MPI maps ranks in the placement's order."""
         path, ranks = tmp_path / "hosts", tmp_path / "ranks"
         path.write_text(hostfile(placement, list(hosts), "openmpi"))
         ranks.write_text(rankfile(placement, list(hosts)))
@@ -245,7 +245,7 @@ class TestOpenMpi:
     @pytest.mark.slow
     @needs_openmpi
     def test_cores_are_as_without_the_file(self, tmp_path):
-        """Two real ranks may run on the same cores as without the file; those of a rank file on all cores."""
+        """Two real ranks may run on the same cores with and without the host file; with a rank file on all cores."""
         topology = taccl.topologies.ring(2)
         case = Case(topology, "allreduce", "ring", "1MB")
         swapped = Placement(topology, case.algorithm, 10**6, (1, 0), 1.0, 1.0, 1.0)

@@ -26,7 +26,7 @@ def gain(*ratios):
     ],
 )
 def test_ranks_are_slots_by_the_names_of_their_machines(names, hosts, slots):
-    """Whatever the order in which they start, ranks of a host get its slots in turn."""
+    """Ranks of a host get its slots in ascending order, whatever the order in which ranks start."""
     assert slots_of(names, hosts) == slots
 
 

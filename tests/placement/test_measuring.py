@@ -39,7 +39,7 @@ def test_where_cores_are_few_pairs_take_turns(is_crowded, batches):
 
 
 def test_small_messages_that_were_held_up_make_no_link_infinitely_fast():
-    """A large message takes at least half of its own round trip, even if small ones took longer."""
+    """A large message counts at least half of its own round trip, even if small messages took longer."""
     rank = _ProbeRank.__new__(_ProbeRank)
     rank.comm, rank.small, rank.large = SimpleNamespace(rank=0), np.zeros(1), np.zeros(10**6)
     rank.repetitions = 20

@@ -96,7 +96,10 @@ def test_clusters_that_are_no_numbers_of_hosts_are_refused(level):
 
 
 def test_clusters_stated_stand_for_those_in_distances(tmp_path):
-    """Hosts 0 and 2 are a given rack at any distance; missing figures get the median of similar pairs."""
+    """Hosts 0 and 2, which `clusters` puts in one rack, form a node whatever their distance.
+
+    A missing distance is estimated by the median of similar pairs.
+    """
     holes = [[0, 5, None], [5, 0, 7], [None, 7, 0]]
     probe = Probe(NAMES, holes, sampled=True, clusters=((0, 1, 0),), assumed=("a guess",))
     assert probe.topology().ranks_of_node == ((0, 2), (1,))
@@ -191,7 +194,10 @@ def test_clusters_and_ports_that_are_guessed_are_told():
 
 
 def test_matrix_of_a_server_allows_what_its_wires_do(shared_data):
-    """With two bridged pairs, 32 MB into each pair through two slots of 21 GB/s take 762 us."""
+    """On a server of two bridged pairs of GPUs, the bound of an allgather of 64 MB is 762 us.
+
+    This is the time of 32 MB into each pair through its two PCIe slots of 21 GB/s.
+    """
     topology = taccl.topologies.load(shared_data / "reported" / "logs" / "p2p-two-bridges.txt")
     problem = taccl.make_problem(topology, "allgather", size_bytes=64 * 10**6)
     bound = taccl.lower_bound(problem, divisible=True)
@@ -303,7 +309,7 @@ class TestMatrices:
         assert probe.assumed == ("latencies are half of the round-trip times",)
 
     def test_words_of_comments_are_no_units(self, tmp_path):
-        """``us-east`` and ``host(s)`` in a comment are not units beside GB/s."""
+        """``us-east`` and ``host(s)`` in a comment that gives the unit GB/s are not read as units."""
         path = tmp_path / "m.csv"
         path.write_text("# host(s) in us-east-1, in GB/s\na,b\n0,7\n7,0\n")
         assert load_probe(path).bandwidth_gb_per_s[0, 1] == 7
@@ -372,7 +378,7 @@ class TestMatrices:
         assert "copies between GPUs that cannot access each other" in probe.assumed[-1]
 
     def test_cuda_sample_without_peer_access(self, tmp_path):
-        """Rates with P2P disabled are read only without others, and named in the assumptions."""
+        """Rates with P2P disabled are read only if there are no others, and the assumptions name them."""
         path = tmp_path / "p2p.txt"
         path.write_text(
             "Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)\n   D\\D 0 1\n 0 900 11\n 1 11 900\n"

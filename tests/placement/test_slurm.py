@@ -73,7 +73,7 @@ def test_blocks_without_hosts_hold_their_places(tmp_path, text):
 
 
 def test_printed_blocks_are_aggregated_by_their_sizes(tmp_path):
-    """`scontrol show topology` prints aggregated blocks, of which only the sizes are new."""
+    """Blocks are grouped by the sizes of the aggregated blocks that `scontrol show topology` prints."""
     blocks = [f"BlockName=b{n} BlockIndex={n} Nodes=n{2 * n},n{2 * n + 1} BlockSize=2\n" for n in range(4)]
     pairs = [f"AggregatedBlock=b[{n}-{n + 1}] BlockIndex=9 Nodes=n[0-3] BlockSize=4\n" for n in (0, 2)]
     probe = load_slurm(written(tmp_path, "".join(blocks + pairs)))
@@ -82,7 +82,7 @@ def test_printed_blocks_are_aggregated_by_their_sizes(tmp_path):
 
 @pytest.mark.parametrize(("topology", "note"), [(None, True), ("fat", False), ("blocks", False)])
 def test_one_topology_of_several_is_read(topology, note):
-    """The cluster's default topology, or the named one, is read, and noted. Both have two groups of two."""
+    """The named topology is read, or the cluster's default, with a note. Each has two groups of two hosts."""
     probe = load_slurm(YAML, topology=topology)
     assert probe.clusters == ((0, 0, 1, 1),)
     assert any("topology fat of the file is read, of 3" in each for each in probe.assumed) == note

@@ -73,7 +73,7 @@ def test_a_rule_without_channels_leaves_one(plugin):
 
 @pytest.mark.slow
 def test_every_call_has_a_rule_with_channels(plugin, table):
-    """Every collective, size and communicator has a rule, also if a protocol is unavailable."""
+    """Every collective, size and communicator has a rule, even if a protocol is unavailable."""
     found = answers(
         plugin,
         table,
