@@ -44,7 +44,7 @@ def _log(name, redop, gpu, nodes, factor, latency_us, busbw, seed):
 
 
 def collapsed(log, *, from_bytes=2**25, gb_per_s=2.5):
-    """The log of an allgather on 16 ranks, with a few GB/s from a size on."""
+    """Log of an allgather on 16 ranks whose bandwidth is only `gb_per_s` for sizes of `from_bytes` and more."""
     lines = log.splitlines()
     for place, line in enumerate(lines):
         cells = line.split()

@@ -20,7 +20,7 @@ from taccl.solvers.process import WORKERS
 from taccl.synthesis.result import Stage
 from tests.fuzzing import MANY
 
-#: The real function, also while it is replaced.
+#: The function `taccl.synthesize` itself, also while a test replaces it.
 SYNTHESIZE = taccl.synthesize
 #: Columns that differ from run to run.
 TIMES = [c.name for c in COLUMNS if c.name.endswith("_s") and c.name != "time_limit_s"] + ["seconds"]
@@ -331,7 +331,7 @@ def dying(index, run, parent):
 
 @pytest.mark.slow
 def test_a_run_that_ends_its_worker_is_a_row(problem, monkeypatch):
-    """The other runs continue; the failing one is identified by running it alone."""
+    """If a run ends its worker process, the others continue; running each alone shows which one it is."""
     monkeypatch.setattr("taccl.explore.many._numbered", dying)
     table = taccl.compare(problem, backends=["greedy"], seeds=range(3), num_workers=2, cache=False, full=True)
     assert [*table.status] == ["proven for its chunks", "crashed", "proven for its chunks"]

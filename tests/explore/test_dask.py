@@ -39,7 +39,7 @@ def client():
 
 
 def test_the_table_is_the_same(client, problem, impossible):
-    """Schedules and failures equal those without a cluster, except for times; the cluster found them."""
+    """Schedules and failures equal those without a cluster, except for times; the workers computed them."""
     for each in (problem, impossible):
         with joblib.parallel_config(backend="dask"):
             table = taccl.compare(each, **OPTIONS)

@@ -131,7 +131,7 @@ def test_better_schedules_come_with_error_and_command(log):
 
 @pytest.mark.slow
 def test_better_schedules_have_a_launch_where_the_machine_states_none(log):
-    """DGX-1's published constants have no launch; a schedule of 1 KB still takes one, of 3.6 us or more."""
+    """DGX-1's published constants have no launch cost; predicted times still include one, of 3.6 us or more."""
     text = node_log(120.0, latency_us=45.0).replace("H100 80GB HBM3", "V100-SXM2-32GB")
     (found,) = taccl.diagnose([log(text)], topology="dgx1").series
     assert found.gains

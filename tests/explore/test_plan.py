@@ -45,7 +45,7 @@ def ring_plan():
 
 
 def baselines_only():
-    """Plan of the same problem as `four_plan` from baselines alone, without syntheses."""
+    """Plan search for the problem of `four_plan` with the baselines alone, without syntheses."""
     search = plan_search.PlanSearch(GRID, lambda _: None, [FOUR])
     problems = [taccl.make_problem(FOUR, "allgather", size_bytes=size) for size in GRID]
     search.add_baselines([("no sketch", problems)], NEVER)

@@ -21,7 +21,7 @@ from taccl.synthesis import register, unregister
 from tests.hardships import without_privileges
 
 KEY = "0" * 64
-#: The real function, also while it is replaced.
+#: The function `taccl.synthesize` itself, also while a test replaces it.
 SYNTHESIZE = taccl.synthesize
 
 
@@ -45,7 +45,7 @@ def edit(path, change):
 
 
 def test_a_second_comparison_is_read(problem, cache, stored):
-    """The same comparison is read from the cache, with its seconds, without a run."""
+    """A repeated comparison is read from the cache without a run, and states the first run's seconds."""
     again = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache, full=True)
     assert again.from_cache.all()
     expected = stored._replace(from_cache=True)
