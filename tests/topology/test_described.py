@@ -41,7 +41,7 @@ def load(tmp_path):
 
 
 def ends_and_rates(topology):
-    """Sorted (ends, alpha, beta, rates of its holds) of every link."""
+    """Sorted list of (ends, alpha, beta, betas of the link's holds), one entry for each link."""
     return sorted(
         (link.ends, link.alpha_us, link.beta_us_per_mb, [h.beta_us_per_mb for h in topology.holds_of_link[e]])
         for e, link in enumerate(topology.links)
@@ -49,7 +49,7 @@ def ends_and_rates(topology):
 
 
 def on_switch(text):
-    """Text of the same servers with a switch in each."""
+    """`text` of a topology file with a switch instead of the mesh in each server."""
     return text.replace('"mesh"', '"switch"').replace("= 64", "= 450")
 
 

@@ -174,7 +174,7 @@ def test_a_resource_that_ranks_share_makes_no_product():
 
 
 def test_links_along_lead_to_the_digit():
-    """Along each dimension, the link to each other digit is the topology's link."""
+    """`links_along` gives each rank's link to every other rank that differs in one dimension only."""
     topology = parse("multidim:switch4@100,ring5@50")
     dims = dimensions(topology)
     for axis, table in enumerate(links_along(topology, dims)):

@@ -66,7 +66,7 @@ def test_wrong_files_are_named(profile, old, new, said):
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("size", [1, 10**6 + 3, 2**30 + 1])
 def test_fitted_costs_fit_a_grid_of_ticks(profile, size):
-    """Fitted costs of any number of digits need no rounded times, for any protocol and chunk."""
+    """Fitted costs, of any number of digits, have exact times in ticks for any protocol and chunk size."""
     topology = taccl.topologies.parse("dgx-h100", nodes=2, profile=str(profile))
     for protocol in topology.protocols:
         problem = taccl.make_problem(topology.under(protocol), "allgather", chunk_bytes=size)

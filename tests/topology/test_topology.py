@@ -59,7 +59,7 @@ def small():
     ],
 )
 def test_what_it_says_of_its_links(small, found, expected):
-    """Properties of links: ends, holds and nodes."""
+    """Links have the expected ends, holds and nodes."""
     assert found(small) == expected
 
 

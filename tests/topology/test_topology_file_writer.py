@@ -199,7 +199,7 @@ def test_assumptions_return(tmp_path):
     ],
 )
 def test_continued_resources_are_checked(entries, message, tmp_path):
-    """A name may be repeated only by an entry that continues it, and continued only after a first entry."""
+    """A resource's name is repeated only with ``continues = true``, which requires an earlier entry of that name."""
     path = tmp_path / "slip.toml"
     path.write_text(
         "schema = 1\nranks_per_node = 2\n[[link]]\nsrc = 0\ndst = 1\nbeta_us_per_mb = 1\nbidirectional = true\n"

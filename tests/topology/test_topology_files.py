@@ -66,7 +66,7 @@ def test_a_machine(load, text, same):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_is_no_topology_file_is_refused(tmp_path, content, name, message):
-    """Missing, empty, binary, broken and huge files have different errors (all in test_reading)."""
+    """Missing, empty, binary, broken and huge files each have an error of their own (more in test_reading)."""
     path = tmp_path / name
     if isinstance(content, bytes):
         path.write_bytes(content)
@@ -162,7 +162,7 @@ def held_with(topology, link):
     [
         # Port out of 0, ports into 1 and 2: conflicts with all links but those into 0.
         (SWITCH, {"0->1,2", "0->1", "0->2", "1->2", "2->1"}),
-        # Wires: it conflicts with the links that it runs over, not with others.
+        # Without a switch, the multicast conflicts with the links that it runs over, not with others.
         (f"{LINKS[0]}{LINKS[1]}{LINKS[2]}", {"0->1,2", "0->1", "0->2"}),
         # This multicast conflicts only with another one from the same rank, or into one of its ranks.
         ("[[link]]\nsrc = 0\ndst = [2, 3]\nmulticast = true\nbeta_us_per_mb = 1\n", {"0->1,2", "0->2,3"}),

@@ -42,7 +42,7 @@ def test_every_machine_model_is_a_function_of_the_facade():
     ],
 )
 def test_fabrics_are_named_with_their_size(name, same):
-    """The size follows a colon."""
+    """In a fabric's name its size follows a colon, as in ``ring:8``."""
     assert parse(name) == same
 
 

@@ -137,7 +137,7 @@ def test_without_ranks_renumbers_the_others():
 
 
 def test_links_and_ranks_can_fail_together():
-    """Links that fail together with ranks are named by the old ranks."""
+    """If links and ranks fail together, links are named by the rank numbers before the failure."""
     assert edges(without(ring(4), links=[(3, 0)], ranks=[1])) == [(0, 2), (1, 2), (2, 1)]
 
 
