@@ -31,7 +31,7 @@ def test_parameters_in_messages_become_options(said, flags, shown):
 
 
 def test_notes_of_an_answer_name_options():
-    """Notes in text and in values name options of the verb; other lines are unchanged."""
+    """Notes of an answer, in its text and in its JSON values, name options of the verb; the title is unchanged."""
     note = "its costs are replaced (cost_model='upstream' keeps them)"
     answer = Answer(
         f"title cost_model='upstream'\n  note: {note}", lambda: {"notes": (note,), "finish_us": 1}

@@ -139,7 +139,7 @@ def test_sweep(run_json):
 
 @pytest.mark.slow
 def test_sweep_as_text(run):
-    """Only properties in which runs differ have a column; a sketch that does not fit has the reason."""
+    """Only properties in which runs differ have a column; for a sketch that does not fit, the reason is given."""
     code, out, _ = run(*SWEEP, "--sizes", "1KB,4KB", "--sketches", "none,ndv2/sk1")
     assert code == 0
     assert out.splitlines()[1].split()[:3] == ["sketch", "size", "backend"]

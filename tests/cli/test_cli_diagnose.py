@@ -31,7 +31,7 @@ def test_a_page_on_the_terminal_has_verdict_limits_causes_and_sizes(log, capsys)
 
 @pytest.mark.slow
 def test_plain_values_and_a_page_are_written(log, tmp_path, capsys):
-    """The JSON has each series with verdict and causes; the page contains its picture and loads nothing."""
+    """The JSON has each series with verdict and causes; the page contains its picture in SVG."""
     page = tmp_path / "a.html"
     assert run(["diagnose", log, "--budget", "0.01", "--json", "-o", str(page)]) == 0
     (found,) = json.loads(capsys.readouterr().out)["series"]

@@ -65,7 +65,7 @@ def quiet():
 
 @pytest.mark.parametrize("each", FORMATS, ids=NAMES)
 def test_functions_of_the_table_are_there(each):
-    """Every reader takes a path; every writer takes an object, and some a path, which the registry passes."""
+    """Readers have `path` as first parameter; writers that have it, have it as second; none has `overwrite`."""
     assert each.load or each.dump
     if each.load:
         assert next(iter(inspect.signature(resolve_name(each.load)).parameters)) == "path"

@@ -61,13 +61,13 @@ def test_hosts_that_are_alike_are_in_no_clusters():
 
 @pytest.mark.slow
 def test_pairs_that_are_used_up_are_said():
-    """32 flat racks of 4 need more than 2 n log2 n comparisons: a note states what remains open."""
+    """32 racks of 4 hosts need more than the allowed pairs: the verdict names racks that may be one."""
     plan, seen, clusters, held = probed(cloud((4,) * 32)[0])
     assert "may be one, as no pairs are left" in verdict(plan, seen, held, clusters)
 
 
 def test_clusters_that_do_not_predict_are_said():
-    """Distances on a line have no clusters: two halves explain under half of the variance, which is noted."""
+    """For random distances, two clusters explain under half of the variance, and the verdict says so."""
     place = np.arange(32)
     latency = np.exp(np.random.default_rng(0).standard_normal((32, 32)))
     latency = (latency + latency.T) / 2
@@ -80,7 +80,7 @@ def test_clusters_that_do_not_predict_are_said():
 
 
 def test_rank_0_chooses_the_rounds_of_a_probe(monkeypatch):
-    """The first pass follows the plan, later passes repeat its rounds, and the probe states its clusters."""
+    """Rank 0 broadcasts the rounds of the first pass, later passes repeat them, and all five racks are found."""
     latency, _ = cloud((8,) * 5)
     rank = _ProbeRank.__new__(_ProbeRank)
     rank.comm, rank.rounds, rank.note = SimpleNamespace(rank=0, size=40), [], lambda _: None

@@ -326,7 +326,7 @@ class TestMatrices:
 
     @pytest.mark.parametrize("text", ["us,1,2\n1,0,5\n2,5,0\n", ",0,1\n0,0.0,5\n1,5,0.0\n", "p,0,5\nq,5,0\n"])
     def test_numbers_may_be_names(self, tmp_path, text):
-        """Numbered rows and columns, as pandas writes them, are not hosts; names may stand in rows alone."""
+        """Numbered rows and columns, as pandas writes them, are not read as figures; names may be in rows only."""
         path = tmp_path / "m.csv"
         path.write_text(text)
         probe = load_probe(path)

@@ -69,7 +69,7 @@ def test_links_of_small_fabrics(topology, expected):
 @given(dims=DIMS)
 @settings(max_examples=40, deadline=None)
 def test_torus_degrees(dims):
-    """A rank has two links along an axis of 3 or more, one along 2, none along 1; no link is double."""
+    """A rank has two links along an axis of 3 or more ranks, one along 2, none along 1; no link is repeated."""
     topology = torus(*dims)
     assert set(out_degrees(topology)) == {sum(min(dim - 1, 2) for dim in dims)}
     assert max(Counter(edges(topology)).values()) == 1
@@ -89,7 +89,7 @@ def test_mesh_links(dims):
 
 @given(dimension=st.integers(1, 6))
 def test_hypercube_degrees(dimension):
-    """Every rank has one link for each bit, to the rank that differs in it."""
+    """Every rank has one link for each bit of its number, to the rank whose number differs in that bit only."""
     topology = hypercube(dimension)
     assert set(out_degrees(topology)) == {dimension}
     assert all((link.src ^ link.dst).bit_count() == 1 for link in topology.links)

@@ -128,7 +128,7 @@ def test_a_node_of_few_lines_may_have_such_a_switch(tmp_path):
 
 
 def test_another_profile_of_a_machine_keeps_its_switch():
-    """Simulated under the same profile, a schedule over NVLink SHARP takes as long."""
+    """Simulated under its machine's own profile, a schedule over NVLink SHARP keeps its finish."""
     schedule = summed_at_rank_0(dgx_h100(1, nvls=True))
     assert simulate(schedule, profile=schedule.problem.topology.profile).finish_us == schedule.finish_us
 

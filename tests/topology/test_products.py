@@ -13,7 +13,7 @@ from taccl.topology.recognise import dimensions, links_along
 
 
 def test_ranks_are_numbered_with_the_first_digit_fastest():
-    """In 4 by 3 ranks, rank 1 follows rank 0 along the first dimension, and rank 4 along the second."""
+    """In a product of 4 by 3 ranks, rank 0's next rank is 1 along the first dimension, 4 along the second."""
     topology = multidim([("switch", 4, 100), ("ring", 3, 50)])
     to = {topology.links[e].dst for e in topology.links_from[0]}
     assert to == {1, 2, 3, 4, 8}
@@ -49,7 +49,7 @@ def test_latency_does_not_occupy_links_unless_asked():
 
 @pytest.mark.parametrize("name", ["multidim:switch4@100,ring3@50@0.7", "multidim:fully-connected3@1/3"])
 def test_a_name_is_read_back(name):
-    """Parsing a topology's name gives the same topology, listed or described."""
+    """Parsing a topology's name gives the same topology, as a `Topology` or as a `NamedFabric`."""
     topology = parse(name)
     assert topology.name == name and parse(topology.name) == topology
     named = parse_named(name)

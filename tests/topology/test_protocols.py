@@ -42,7 +42,7 @@ def test_costs_are_those_of_the_tables(protocol, alpha_us, network_us, gb_per_s,
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [dgx_a100, dgx_h100, h200, b200, gb200_nvl72, mi300x, mi355x])
 def test_machines_of_today_count_latencies(make):
-    """Current machines have latencies and three protocols by default; simple has the longest hop."""
+    """Current machines have latencies and three protocols by default; simple has the highest latency."""
     topology = make()
     assert topology.protocols == ("simple", "ll", "ll128")
     alphas = {name: topology.under(name).links[0].alpha_us for name in topology.protocols}
@@ -51,7 +51,7 @@ def test_machines_of_today_count_latencies(make):
 
 
 def test_a_topology_goes_over_to_another_protocol():
-    """`under` gives the topology that is made with the other protocol."""
+    """`under` gives the same topology as construction with the other protocol."""
     simple = dgx_h100(2, profile="nccl")
     assert simple.protocols == ("simple", "ll", "ll128")
     for protocol in simple.protocols:
@@ -73,7 +73,7 @@ def test_what_a_user_gave_stays():
 
 
 def test_protocol_and_launch_are_kept_in_files():
-    """`to_dict` has protocol and launch; older values without them are read with neither."""
+    """`to_dict` has protocol and launch, except for topologies that have neither."""
     topology = dgx_h100(profile="nccl", protocol="ll")
     assert Topology.from_dict(topology.to_dict()) == topology
     assert not {"protocol", "launch_us"} & set(dgx2().to_dict())

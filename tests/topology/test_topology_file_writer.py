@@ -163,7 +163,10 @@ def test_links_without_a_resource_of_their_own_are_refused():
 
 @pytest.mark.parametrize("names", [("a", "b"), ("a", "a"), ("", "")])
 def test_parallel_links_of_two_kinds_return(names, tmp_path):
-    """If one of two parallel links holds a port, entries select it by name, or by number for equal names."""
+    """If one of two parallel links holds a port, the file's entry names that link.
+
+    If both links have the same name, the entry has the link's number instead.
+    """
     builder = TopologyBuilder("twins", [0, 0])
     builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1, name=names[0])
     second = builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=2, name=names[1])

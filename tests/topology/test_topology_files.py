@@ -204,7 +204,7 @@ def test_nodes_of_ones_own(load, fields, nodes):
     ],
 )
 def test_resources_are_held_by_the_links_named(load, cost, held):
-    """Links hold a resource at its own cost, or at the link's."""
+    """Links hold a resource for the time that its entry gives, or by default for the link's own."""
     topology = load(
         f"{LINK}alpha_us = 2\nbeta_us_per_mb = 10\n{NIC}links = [[0, 1]]\nside = 'receive'\n{cost}\n"
     )

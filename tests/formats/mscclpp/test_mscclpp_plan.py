@@ -114,7 +114,7 @@ def test_channels_of_two_ranks_stand_in_one_order():
 
 
 def test_a_sum_that_is_kept_beside_needs_no_scratch():
-    """Out of place, rank 0 adds its own chunk to the arrival in the output, so no scratch is needed."""
+    """Out of place, rank 0 adds its input to the chunk that arrives in its output, so no scratch is needed."""
     plan = build_mscclpp_plan(program_of("reduce", "ring:2"))
     assert plan["gpus"][0]["scratch_chunks"] == 0
     sums = [op for tb in plan["gpus"][0]["threadblocks"] for op in tb["ops"] if op["name"] == "re"]
