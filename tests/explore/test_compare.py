@@ -299,7 +299,7 @@ SCRIPT = """
 
 @pytest.mark.slow
 def test_ctrl_c_ends_every_process(tmp_path):
-    """After Ctrl-C no further run starts, a table is returned, and no solver or its files remain."""
+    """After Ctrl-C no further run starts, a table is returned, and neither solvers nor their files remain."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
     folder = tmp_path / "tmp"
@@ -417,7 +417,7 @@ def test_every_table_says_into_how_many_chunks_a_run_cut_the_data(tmp_path):
 
 
 def test_runs_share_the_time_that_is_left(problem, monkeypatch):
-    """Three consecutive runs may use a third, half and all of the time that is left when each starts."""
+    """Three consecutive runs may use a third, half and all, respectively, of the time left at their start."""
     rounds, limits = [], []
 
     def perform(request):

@@ -86,7 +86,7 @@ def test_an_assumed_network_is_not_judged(log):
     ("gpu", "machine"), [("NVIDIA H200", ""), ("NVIDIA B300", "b200"), ("AMD Instinct MI325X", "mi300x")]
 )
 def test_a_machine_of_alike_gpus_is_an_assumption(log, gpu, machine):
-    """GPUs without a machine of their own are judged as another machine, which a note says."""
+    """GPUs without a machine model of their own are judged by a model with similar links, and a note says so."""
     found = judged(log(node_log(RINGS).replace("NVIDIA H100 80GB HBM3", gpu)))
     noted = [note for note in found.notes if "whose links are alike" in note]
     assert [f"the GPUs are {gpu}; {machine}, whose links are alike, is assumed (--topology)"] * bool(
@@ -121,7 +121,7 @@ def test_limits_are_resources_with_rate_and_use(log):
 
 @pytest.mark.slow
 def test_better_schedules_come_with_error_and_command(log):
-    """A predicted gain is given with its runtime, the model's error for NCCL's own time, and a command."""
+    """A predicted gain states the runtime of its schedule, the model's error on NCCL's time, and a command."""
     (found,) = taccl.diagnose([log(node_log(NVLS))]).series
     assert {each.runtime for each in found.gains} == {"msccl", "mscclpp"}
     for each in found.gains:

@@ -88,7 +88,7 @@ def test_no_candidate_is_better():
 
 
 def test_few_simulations_find_the_winner():
-    """The search by convexity bounds finds the same fastest schedule as simulation of every candidate."""
+    """With bounds on finish times, fewer simulations find the same fastest finish as trying every candidate."""
     lazy, thorough = baselines_only().candidates, baselines_only().candidates
     for size in (10**6, 250_000, 1000, 60_000, 15_000, 4000):
         assert winner_at(lazy, size).finish(size) == min(each.finish(size) for each in thorough)
@@ -173,7 +173,7 @@ def test_out_of_time_files_state_the_bounds_of_the_plan(tmp_path, monkeypatch):
 
 
 def test_without_time_for_a_bound_that_of_the_synthesis_counts(monkeypatch):
-    """A range whose bound would come too late has the bound that a synthesis proved for the same size."""
+    """If there is no time for a range's bound, the bound that a synthesis proved for the same size is used."""
     winner = baselines_only().candidates[0]
     known = taccl.lower_bound(winner.at(1000).problem, divisible=True)
 

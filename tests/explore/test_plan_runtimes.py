@@ -313,7 +313,7 @@ def test_the_folder_of_algorithms_is_replaced_only_as_it_was(tmp_path):
 
 
 def test_kernels_of_a_whole_collective_have_their_own_launch():
-    """A single MSCCL++ kernel has its own launch cost; MSCCL files have NCCL's launch and base."""
+    """MSCCL++ plans have the launch cost of one MSCCL++ kernel, MSCCL files NCCL's launch and base latency."""
     fabric, kind = taccl.topologies.dgx_a100(), taccl.collectives.allgather(8)
     launches = {
         name: {float(e.launch_us) for e in under_protocols_of(RUNTIMES[name], fabric, kind, "auto", {})}

@@ -40,7 +40,7 @@ def there_and_back(thing, kind, **options):
 
 
 def test_every_format_is_here():
-    """Every format with a reader and a writer has a property here."""
+    """Every format with a reader and a writer has a round-trip test here."""
     own = {"taccl-schedule", "taccl-topology", "taccl-topology-json", "taccl-problem"}
     assert set(BOTH_WAYS) == own | {"upstream-algorithm", "msccl-xml"}
 
@@ -49,7 +49,7 @@ def test_every_format_is_here():
     ("kind", "name"), [("taccl-topology-json", "topology"), ("taccl-problem", "problem")]
 )
 def test_topologies_and_problems_come_back(kind, name):
-    """The file written again is equal to the byte, and the object is equal."""
+    """A topology or problem read from its file is equal, and is written as the same bytes again."""
     problem = schedule("alltoall", "mesh:2x3", chunks_per_rank=2).problem
     before = problem if name == "problem" else problem.topology
     first, second, again = there_and_back(before, kind)
@@ -61,7 +61,7 @@ def test_topologies_and_problems_come_back(kind, name):
 @settings(max_examples=some(5, 15), deadline=None)
 @given(SCHEDULES)
 def test_schedules_come_back(which):
-    """The file written again is equal to the byte, and the digest is equal."""
+    """A schedule read from its file has the same digest, and is written as the same bytes again."""
     name, topology, chunks = which
     before = schedule(name, topology, chunks_per_rank=chunks)
     first, second, again = there_and_back(before, "taccl-schedule")
@@ -73,7 +73,7 @@ def test_schedules_come_back(which):
 @settings(max_examples=some(4, 10), deadline=None)
 @given(SCHEDULES)
 def test_upstream_algorithms_come_back(which):
-    """The number of transfers, the finish and the verdict are equal."""
+    """A schedule read from the published tool's format has the same number of transfers, and verifies."""
     name, topology, chunks = which
     before = schedule(name, topology, chunks_per_rank=chunks)
     _, _, again = there_and_back(before, "upstream-algorithm")
@@ -85,7 +85,7 @@ def test_upstream_algorithms_come_back(which):
 @settings(max_examples=some(5, 15), deadline=None)
 @given(SCHEDULES, st.sampled_from(["Simple", "LL", "LL128"]), st.booleans(), st.integers(1, 2))
 def test_programs_come_back(which, protocol, in_place, instances):
-    """The file written again is equal, and the program that was read runs correctly."""
+    """A program read from MSCCL XML runs correctly, and is written as the same file but for its first line."""
     name, topology, chunks = which
     program = lower(
         schedule(name, topology, chunks_per_rank=chunks),
@@ -113,7 +113,7 @@ def test_programs_come_back(which, protocol, in_place, instances):
     st.integers(1, 8),
 )
 def test_plans_run_right(which, options, ranks_per_node):
-    """Plans are not read back, but run, on any number of nodes."""
+    """MSCCL++ plans, which are not read back, run correctly on any number of nodes."""
     name, topology, chunks = which
     program = lower(schedule(name, topology, chunks_per_rank=chunks), **options)
     assert run_plan(build_mscclpp_plan(program, ranks_per_node=ranks_per_node, split=True))
@@ -123,7 +123,7 @@ def test_plans_run_right(which, options, ranks_per_node):
 @settings(max_examples=some(4, 10), deadline=None)
 @given(st.sampled_from(["ring:3", "mesh:2x3", "torus:3x3", "star:4", "ndv2", "dgx1"]), st.integers(1, 2))
 def test_topologies_come_back(name, nodes):
-    """Links and costs are equal."""
+    """A topology read from a TOML file has the same nodes, links and costs."""
     if name in ("ndv2", "dgx1"):
         before = taccl.topologies.parse(name, nodes=nodes)
     else:

@@ -107,7 +107,10 @@ def test_an_order_within_noise_is_had_for_the_asking():
 
 @pytest.mark.slow
 def test_no_file_for_launchers_or_libraries_is_written_within_noise(tmp_path, monkeypatch, capsys):
-    """Within noise files are written only on request; the answer has each file, the reason and the option."""
+    """If a gain is within noise, files for launchers and libraries are written only on request.
+
+    The answer names each file that is not written, the reason, and the option to request it.
+    """
     monkeypatch.chdir(tmp_path)
     probed(0, passes=4).save("probe.json")
     words = ["reorder", "probe.json", "--size", "1KB", "--time-limit", "3600", "--hostfile", "hosts"]

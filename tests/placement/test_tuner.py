@@ -138,7 +138,7 @@ def test_an_algorithm_that_the_user_forces_has_channels(plugin, table, only):
 @pytest.mark.slow
 @pytest.mark.parametrize("forced", ["none", "ring", "tree,nvls,nvls_tree,collnet_direct,collnet_chain"])
 def test_simple_is_not_forced_on_small_messages(plugin, table, forced):
-    """Up to 16 KiB rings and trees use LL, also if the user excludes one of these algorithms."""
+    """Up to 16 KiB rings and trees use LL, even if the user excludes some algorithms."""
     sizes = [size for size in SIZES if size <= 1 << 14]
     queries = [(c, s, *comm, forced) for c, s, comm in product(COLLECTIVES, sizes, COMMUNICATORS)]
     found = answers(plugin, table, queries).values()
@@ -157,7 +157,7 @@ def test_small_messages_go_by_ll_and_large_ones_by_simple(plugin, table):
 
 @pytest.mark.slow
 def test_only_allreduces_go_along_trees(plugin, table):
-    """NCCL has no trees for other collectives: a rule for one would be skipped, and leave one channel."""
+    """Only allreduces have rules for trees: for other collectives NCCL skips them, and uses one channel."""
     found = answers(plugin, table, every())
     assert {query[0] for query, (algorithm, _, _) in found.items() if algorithm == "tree"} == {"allreduce"}
 

@@ -109,7 +109,7 @@ def test_real_switch(load):
 
 @pytest.mark.filterwarnings("ignore::taccl.errors.NumericsWarning")
 def test_ring_allgather_takes_its_time():
-    """An allgather on a ring of 3 takes the time of one step in each direction.
+    """An allgather on a ring of 3 takes the time of one step, with sends in both directions.
 
     2**30 / 10 bytes take 4 ms plus 0.25 us.
     """
