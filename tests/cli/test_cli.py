@@ -214,7 +214,7 @@ class TestVerify:
     @pytest.mark.parametrize("verb", ["verify", "show"])
     @pytest.mark.parametrize("field", ["gap", "start"])
     def test_edited_file(self, run, saved, verb, field):
-        """A file that was edited is bad input, neither a failed check nor shown as valid."""
+        """An edited schedule file is reported as bad input; it is not a failed check, and is not shown as valid."""
         document = json.loads(saved.read_text())
         if field == "gap":
             document["result"]["gap"] = 0.5

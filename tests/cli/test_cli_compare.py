@@ -237,7 +237,7 @@ DAMAGE = {
 
 @pytest.fixture
 def stored(run_json, folder):
-    """(answers of two commands, cached files of their two results)."""
+    """{words of a command: (rows of its answer, cached files of its results)} for two commands."""
     found = {}
     for words in ((*SMALL, "--seeds", "0:2"), (*SWEEP, "--sizes", "4KB,8KB")):
         rows = run_json(*words)[1]["rows"]

@@ -225,7 +225,7 @@ def test_reading_gives_the_callers_problem(problem, cache, stored):
 
 @pytest.mark.slow
 def test_what_cannot_be_stored_is_told_once(problem, tmp_path):
-    """If the cache folder cannot be made, there is one warning and no cache."""
+    """If the cache folder cannot be made, runs are completed with one warning, and nothing is stored."""
     (tmp_path / "file").write_text("")
     with pytest.warns(CacheWarning, match="cannot be stored") as caught:
         table = taccl.compare(
@@ -236,7 +236,7 @@ def test_what_cannot_be_stored_is_told_once(problem, tmp_path):
 
 @pytest.mark.slow
 def test_info_and_clear(problem, cache):
-    """`info` counts exactly the files that `clear` removes; other files stay."""
+    """`info` counts the results; `clear` removes these and drafts of killed processes, but no other files."""
     assert cache.info().num_entries == 0
     taccl.compare(problem, backends=["greedy"], seeds=range(3), num_workers=1, cache=cache, full=True)
     key = "ab" * 32

@@ -115,7 +115,7 @@ def test_every_topology_of_ours_is_recognised(tmp_path, text):
     ],
 )
 def test_a_matrix_is_told_from_prose(tmp_path, text, is_matrix):
-    """A matrix has a number or nan in a cell of its first two rows."""
+    """Text is recognised as a matrix if a cell of its first two rows is a number or nan."""
     path = _write(tmp_path, text)
     if is_matrix:
         assert recognise(path) == "pair-matrix"

@@ -83,7 +83,7 @@ def test_problem_returns(tmp_path):
 @pytest.mark.parametrize("ending", ["json", "toml"])
 @pytest.mark.parametrize("name", ["", *taccl.shipped_sketches()])
 def test_every_sketch_returns(name, ending, tmp_path):
-    """Every sketch survives as JSON and TOML, also one of a machine only, and `load_sketch` reads it."""
+    """Every sketch survives as JSON and TOML, even one that states only a machine, and `load_sketch` reads it."""
     sketch = taccl.load_sketch(name) if name else taccl.Sketch(schema=1, machine="ndv2")
     path = tmp_path / f"sketch.{ending}"
     taccl.save(sketch, path)

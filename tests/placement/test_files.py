@@ -98,7 +98,7 @@ class TestChoices:
             choose(taccl.topologies.ring(4), "alltoall", library="nccl")
 
     def test_rules_of_open_mpi(self):
-        """A rules file has counts first, then a line for each size from which an algorithm is used."""
+        """A rules file starts with counts, followed by a line for each size from which an algorithm is used."""
         choices = [Choice("allreduce", 0, 1023, "doubling"), Choice("allreduce", 1024, ANY, "ring")]
         numbers = [line.partition("#")[0].split() for line in openmpi_rules(choices, 8).splitlines()]
         assert numbers == [
@@ -106,7 +106,7 @@ class TestChoices:
         ]  # fmt: skip
 
     def test_selection_keeps_the_rest_of_the_tree(self, tmp_path):
-        """Choices apply to the given number of ranks only; all else is MPICH's own selection."""
+        """Choices apply to the given number of ranks only; for all other calls MPICH's own selection is kept."""
         own = {"algorithm=MPIR_Allreduce_intra_recursive_doubling": {}}
         tree = {"collective=allreduce": {"comm_type=intra": own}, "collective=ibarrier": {"x": {}}}
         path = tmp_path / "base.json"

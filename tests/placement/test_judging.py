@@ -129,7 +129,7 @@ def test_no_file_for_launchers_or_libraries_is_written_within_noise(tmp_path, mo
 
 
 def test_passes_are_read_back(tmp_path):
-    """Files keep the passes; older files have none."""
+    """Probe files keep the latencies of every pass; older files are read without them."""
     path = tmp_path / "probe.json"
     probe = probed(0, passes=3)
     probe.save(path)

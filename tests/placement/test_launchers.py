@@ -84,7 +84,7 @@ class TestHosts:
         [(["a"], "found 1 slots for 4 ranks"), (["a", "b", "c", "d e"], "found 'd e'")],
     )
     def test_hosts_that_will_not_do(self, placement, hosts, complaint):
-        """Too few hosts, or none, are refused."""
+        """Too few hosts, and a host name with a space, are refused."""
         with pytest.raises(InputError, match=complaint):
             hostfile(placement, hosts)
 
@@ -230,7 +230,7 @@ class TestOpenMpi:
         assert self.bound(*words) == self.bound("-n", 4, "--hostfile", usual)
 
     def bound(self, *words):
-        """{host: cores of each of its ranks}, as Open MPI binds them on such servers."""
+        """{host: cores of each of its ranks}, as Open MPI binds them on servers with two packages of four cores."""
         shown = ("--display", "map,bind", "--rtos", "donotlaunch", "true")
         server = {"HWLOC_SYNTHETIC": "pack:2 numa:1 core:4 pu:2"}
         found = {}

@@ -74,7 +74,7 @@ def test_the_hybrid_cube_mesh(load):
 
 @pytest.mark.parametrize(("gpus", "links"), [(1, 0), (2, 2), (3, 6), (5, 10)])
 def test_a_ring_joins_neighbours_both_ways(load, gpus, links):
-    """Each GPU has a link to the next and to the previous one, and none to itself."""
+    """In a ring each GPU has a link to the next and to the previous GPU, and none to itself."""
     topology = load(f'schema = 1\n[node]\ngpus = {gpus}\nfabric = "ring"\nbeta_us_per_mb = 1\n')
     assert len(topology.links) == links
     assert {(link.dst - link.src) % gpus for link in topology.links} <= {1, gpus - 1}
@@ -128,8 +128,8 @@ def test_an_oversubscribed_network_carries_less(load, times, crossed_us):
     problem = make_problem(topology, collectives.allgather(16), chunk_bytes=10**6)
     schedule = BASELINES["hierarchical"](problem, cut=False)
     verify(schedule).raise_if_failed()
-    # 1 MB takes 20 us at a NIC. Eight leave at once; or hold the uplink for 5 us, one after another; or 40
-    # us.
+    # 1 MB takes 20 us at a NIC. Eight chunks leave at once without a shared uplink; else each holds it for 5 or
+    # 40 us, one after another.
     crossings = schedule.end[np.isin(schedule.link, topology.internode_links)]
     assert problem.costs.us(int(crossings.max())) == crossed_us
 

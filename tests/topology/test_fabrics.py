@@ -103,7 +103,7 @@ def test_all_pairs_are_linked(make):
 
 
 def test_links_of_a_star_share_ports():
-    """Three sends share rank 0's port out, and three its port in."""
+    """In a star of four ranks, three links share rank 0's port out, and three its port in."""
     topology = star(4)
     by_name = Counter(topology.resources[hold.resource].name for hold in topology.holds)
     assert (by_name["port out 0 (switch)"], by_name["port in 0 (switch)"]) == (3, 3)

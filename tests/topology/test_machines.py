@@ -122,7 +122,7 @@ def test_a_pipelined_switch_holds_ports_without_alpha():
 
 
 def test_every_node_of_a_switched_machine_has_a_switch():
-    """The switch names its ranks and the links of every ordered pair of them."""
+    """Each node has a switch, with the node's ranks and the links of every ordered pair of them."""
     topology = dgx2(2)
     assert [switch.ranks for switch in topology.switches] == [tuple(range(16)), tuple(range(16, 32))]
     assert [len(switch.links) for switch in topology.switches] == [16 * 15, 16 * 15]

@@ -134,7 +134,7 @@ def test_a_resource_at_two_rates_is_continued(tmp_path):
 
 @pytest.mark.parametrize("other", ["[[link]]\nsrc = 0\ndst = 1\n", "[[switch]]\nranks = [0, 1, 2]\n"])
 def test_shared_ports_return(tmp_path, other):
-    """Shared resources of a multicast or reduction are listed, and not shared again on reading."""
+    """A written file lists the resources that a multicast or reduction shares, and reading it adds no others."""
     path = tmp_path / "multicast.toml"
     path.write_text(
         "schema = 1\nranks_per_node = 3\n[[link]]\nsrc = 0\ndst = [1, 2]\nmulticast = true\n"

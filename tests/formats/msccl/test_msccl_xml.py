@@ -336,7 +336,7 @@ def test_broken_rules_are_named(valid, old, new, words):
     ],
 )
 def test_faults_that_show_when_run(valid, old, new, kind):
-    """Well-formed files with wrong programs are found by running them."""
+    """Errors of the program in a well-formed file are found by running it."""
     spoiled, count = re.subn(old, new, valid, count=1)
     assert count
     assert kind in kinds(interpret(parse_msccl_xml(spoiled)))

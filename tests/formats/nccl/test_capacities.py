@@ -74,7 +74,7 @@ REPORTED = [
 
 
 def _counted(topology):
-    """Capacities in GB/s: out of node 0, out of it by rank 0, and inside it by rank 0."""
+    """(GB/s out of node 0, GB/s from rank 0 to other nodes, GB/s from rank 0 to ranks of node 0)."""
     out = [e for e in topology.internode_links if topology.node_of_rank[topology.links[e].src] == 0]
     own = [e for e in out if topology.links[e].src == 0]
     inside = [e for e in topology.links_from[0] if not topology.is_internode(e)]

@@ -68,7 +68,10 @@ SOUND = [each for each in ALGORITHMS if "overlapping" not in each.id]
 
 @pytest.mark.parametrize("path", SOUND)
 def test_algorithms_come_back(path, tmp_path):
-    """Algorithms read from foreign files are written and read back: sends, times, merges and topology."""
+    """Algorithms from the published tool's files are written and read back unchanged.
+
+    Sends, times, merges and topology are compared.
+    """
     schedule = load_upstream_algorithm(path)
     back, text = _round_trip(schedule, tmp_path)
     assert _transfers(back) == _transfers(schedule)
