@@ -326,7 +326,7 @@ def test_a_file_is_no_cache(tmp_path):
 
 @pytest.mark.parametrize("folder", ["", "a\0b", 3])
 def test_what_is_no_path_is_refused(folder):
-    """An empty path is refused."""
+    """A path that is empty, has a null character or is a number is refused."""
     with pytest.raises(taccl.InputError, match="expected .* path"):
         Cache(folder)
 

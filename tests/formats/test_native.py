@@ -329,7 +329,7 @@ def test_json_that_python_cannot_hold(tmp_path, text):
 
 @pytest.mark.parametrize("document", [[], 3, "text", None, {}, {"format": "another"}])
 def test_other_documents_are_refused(document):
-    """JSON of something else is recognised before its fields are checked."""
+    """JSON that is not a schedule document is refused as such before its fields are checked."""
     with pytest.raises(FormatError, match="expected the file of a schedule"):
         load_schedule(document)
 

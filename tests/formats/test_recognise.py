@@ -155,7 +155,7 @@ def test_hostile_files_are_refused(tmp_path, text):
     ],
 )
 def test_topologies_of_other_tools_are_told_from_the_rest(tmp_path, text, name):
-    """Topology files of other tools are recognised with their reader; taccl's own are not among them."""
+    """`foreign_topology` gives format and reader for topology files of other tools, and None for other files."""
     found = foreign_topology(_write(tmp_path, text))
     assert (found and found[0]) == name
     assert found is None or callable(found[1])

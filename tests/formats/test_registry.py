@@ -49,7 +49,7 @@ def written(name, schedule):
 
 @pytest.fixture
 def saved(tmp_path, schedule):
-    """Path of a schedule in taccl's own format, under a name without its ending."""
+    """Path of a schedule in taccl's own format, whose file name has another ending."""
     path = tmp_path / "schedule.txt"
     taccl.save(schedule, path)
     return path

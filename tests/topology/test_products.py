@@ -22,7 +22,8 @@ def test_ranks_are_numbered_with_the_first_digit_fastest():
 def test_a_bandwidth_is_a_ranks_over_all_its_links():
     """A dimension's bandwidth is that of a rank over all its links.
 
-    At 60 GB/s, a ring's two links have 30 each, a group's five 12, and a switch's port 60.
+    At 60 GB/s, a ring's two links have 30 GB/s each, the five links of a fully connected dimension 12 GB/s each,
+    and a switch's port 60 GB/s.
     """
     for kind, each in (("ring", 30), ("fully-connected", 12), ("switch", 60)):
         topology = multidim([(kind, 6, "60GB/s")])

@@ -111,7 +111,7 @@ def _kinds(schedule):
 
 
 def assert_figures(schedule, stated, real, transfers, sends, collective):
-    """Assert stated finish, finish in the stated order, number of transfers and sends, and collective."""
+    """Assert an algorithm's stated finish, finish in the stated order, transfers, sends and collective."""
     assert schedule.finish == stated
     assert retimed(schedule).finish == real
     assert verify(retimed(schedule)).ok

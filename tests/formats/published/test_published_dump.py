@@ -207,7 +207,7 @@ def test_sums_are_chunks_of_one_address():
 
 
 def test_unit_is_as_fine_as_starts_need(tmp_path):
-    """The time unit is as fine as the starts need, which are whole tenths of it.
+    """The time unit is fine enough for all starts to be whole tenths of it.
 
     A start at 1/4 us is 25 tenths of 0.1 us, but no whole number of tenths of 1 us.
     """
