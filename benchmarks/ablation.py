@@ -159,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _stored(output: Path | None, facts: Mapping[str, Any]) -> Runs:
-    """Runs of a results file with the same limit."""
+    """Runs stored in a results file, if they have the time limit of `facts`; else an empty mapping."""
     data = json.loads(output.read_text()) if output and output.exists() else {}
     return data["runs"] if data.get("limit_s") == facts["limit_s"] else {}
 
@@ -173,7 +173,7 @@ def _compile(names: Collection[str]) -> None:
 def next_run(runs: Mapping[str, Row], mechanisms: Sequence[str], seeds: int) -> tuple[str, int] | None:
     """Mechanism and seed of the next run of a case; None if all are stored.
 
-    A mechanism gets further seeds until a run finishes within the range of the whole.
+    A mechanism gets further seeds until a run finishes within the range of the whole portfolio's finishes.
     """
     for without in mechanisms:
         is_part, whole = without != WHOLE, finishes(runs, WHOLE, seeds)
@@ -193,9 +193,9 @@ def _key(without: str, seed: int) -> str:
 
 
 def finishes(runs: Mapping[str, Row], without: str, seeds: int) -> list[float]:
-    """Finishes of one case without a mechanism, by seed.
+    """Finishes of one case without a mechanism, one per seed.
 
-    For seeds whose run did not use the mechanism, the finish of the whole portfolio.
+    If the whole portfolio with a seed did not use the mechanism, its finish stands in for a missing run.
     """
     found = []
     for seed in range(seeds):
@@ -274,7 +274,7 @@ def run_one(name: str, without: str, seed: int, limit_s: float) -> Row:
 
 
 def _used(stages: Sequence[Stage]) -> set[str]:
-    """Names of a run's stages, as `Mechanism.stages` has them."""
+    """Names of the stages that a run used, in the words of `Mechanism.stages`."""
     used = set[str]()
     for stage in stages:
         *prefixes, name = stage.name.split(": ")

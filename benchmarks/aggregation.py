@@ -79,7 +79,7 @@ at_least, at_most = partial(row, allowed="or more"), partial(row, allowed="or le
 
 
 def checked(schedule: Schedule) -> Schedule:
-    """The schedule itself; raises an error if it is invalid."""
+    """The given schedule, once it is verified; raises an error if it is invalid."""
     taccl.verify(schedule).raise_if_failed()
     return schedule
 

@@ -131,7 +131,7 @@ GROWTH: tuple[tuple[str, str, Callable[[int], Topology], tuple[int, ...]], ...] 
 )  # fmt: skip
 
 
-#: Problems of `kinds`: every machine on some numbers of nodes, or fabric, with every collective and size.
+#: (topology, number of nodes) in the part `kinds`; each is combined with every collective and every size.
 MACHINES = (
     *((name, nodes) for name in ("ndv2", "dgx1", "dgx2", "dgx-a100", "dgx-h100", "h200", "b200", "mi300x")
       for nodes in (1, 2, 4)),
@@ -197,14 +197,14 @@ def _flow_gb_per_s(problem: Problem) -> float:
 
 
 def speeds() -> Iterator[Row]:
-    """CPU seconds for bounds of whole chunks, with their limits."""
+    """CPU seconds of lower bounds for whole (indivisible) chunks, with the limits on them."""
     for name, topology, collective, most_s in SPEEDS:
         row = _cost(name, collective, topology())
         yield row | {"cpu_s_at_most": most_s, "met": row["met"] and row["cpu_s"] <= most_s}
 
 
 def growth() -> Iterator[Row]:
-    """CPU seconds for bounds of whole chunks, over growing fabrics."""
+    """CPU seconds of lower bounds for whole (indivisible) chunks, on fabrics of growing size."""
     for name, collective, topology, sizes in GROWTH:
         for num_ranks in sizes:
             yield _cost(name, collective, topology(num_ranks))
@@ -260,10 +260,10 @@ def small() -> Iterator[Row]:
 
 
 def kinds() -> Iterator[Row]:
-    """Number of problems in which each kind of bound is the best, and the best alone; whole chunks first.
+    """Yield a row per kind of bound: number of problems in which it is the best, and in which it alone is.
 
-    Each row also names the collectives and sizes for which it is the best alone most often, or the best if it
-    never is alone.
+    Rows of bounds for whole (indivisible) chunks come first. A row also names the collectives and sizes for
+    which its kind is the best alone most often, or the best if it never is alone.
     """
     for divisible in (False, True):
         best, alone = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)

@@ -37,7 +37,7 @@ SOURCE_OF = {
     "unseen/ndmv4_x2_allreduce": "network infiniband",
     "unseen/ndmv4_x2_alltoall": "pairs",
 }
-#: Classes of networks with a log of their own.
+#: Network classes whose constants come from a log of such a network.
 _MEASURED = [word.split()[1] for word in dict.fromkeys(SOURCE_OF.values()) if word.startswith("network")]
 #: Launch in us to use without the log of 8 H100: the median of three collectives of 1 KB on 8 A100.
 _OTHER_LAUNCH_US = 1.9

@@ -1,10 +1,10 @@
 """Cost models fitted to published logs, with their errors.
 
 Every full sweep is fitted by itself, and logs of one machine together. Errors are relative, for out-of-place
-times. `left out` is the median error in 10-fold cross-validation: at each tenth of the sizes under a fit to
-the others. The protocol of each size is also fitted, with two more figures per series; so `left out` is the
-most significant error. Last, the prediction of the baseline `nccl` on a fitted profile is compared with the
-log.
+times. `left out` is the median error in 10-fold cross-validation: each tenth of the sizes is predicted by a
+fit to the other sizes. A fit also chooses the protocol of each size, with two more parameters per series. So
+`left out` says more about predictions than the errors of the fit itself. Last, the prediction of the baseline
+`nccl` on a fitted profile is compared with the log.
 
 Examples
 --------
@@ -84,7 +84,7 @@ def main() -> int:
 
 
 def model_of(name: str) -> str:
-    """Machine model at the beginning of a log's name, or the nearest one."""
+    """Machine model with which a log's name begins, or else the one that `SWEEPS` states for the log."""
     own = name.partition("_")[0]
     return own if own in taccl.topologies.machine_names() else SWEEPS[name]
 

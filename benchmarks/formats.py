@@ -153,7 +153,7 @@ def _lowering_s(schedule: Schedule) -> float:
 
 
 def deadlock() -> Figure:
-    """Rejection of a deadlocking file with its cycle, and the seconds for it."""
+    """Figure: a file that deadlocks is refused with the cycle of its waiting steps, within a time limit."""
     path = data_folder().parent / "msccl-xml" / "allgather-16-deadlock.xml"
     clock = time.perf_counter()
     faults = interpret(load_msccl_xml(path)).faults
@@ -165,7 +165,7 @@ def deadlock() -> Figure:
 
 
 def sound_files() -> Figure:
-    """Number of the other files that are accepted, with outputs checked."""
+    """Figure: number of MSCCL XML files without a deadlock that are accepted, with outputs checked."""
     paths = sorted((data_folder().parent / "msccl-xml").glob("*.xml"))
     others = [path for path in paths if "deadlock" not in path.name]
     verdicts = [interpret(load_msccl_xml(path)) for path in others]
@@ -174,7 +174,7 @@ def sound_files() -> Figure:
 
 
 def seeded_faults() -> Figure:
-    """Number of seeded faults in valid files that are detected; the faults are those of the tests."""
+    """Figure: number of faults, inserted into valid files by the tests, that are detected."""
     tests = Path(__file__).parent.parent / "tests"
     command = [sys.executable, "-m", "pytest", "-q", "-k", "test_faults_are_caught",
                str(tests / "formats" / "msccl" / "test_msccl_faults.py")]  # fmt: skip
@@ -188,7 +188,7 @@ def seeded_faults() -> Figure:
 
 
 def simulated_files() -> Figure:
-    """Seconds to read the other files and lift them on a topology; finishes must not be below the bound."""
+    """Figure: seconds to read and lift the files without a deadlock; no finish may be below its bound."""
     fabrics = {4: "fully-connected:4", 8: "ring:8", 32: "fully-connected:32"}
     clock, good = time.perf_counter(), 0
     for path in sorted((data_folder().parent / "msccl-xml").glob("*.xml")):

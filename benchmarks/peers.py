@@ -4,8 +4,8 @@
 - SCCL: (chunks, steps, rounds) on DGX-1 cost steps x alpha + rounds / chunks x size x beta, with beta of a
   single NVLink (Cai et al., PPoPP 2021).
 - BFB, MCF: optima of the peers' linear programs, solved here (`benchmarks.peer_graphs`).
-- FAST: bytes out of or into a node over the rate of its NICs, the larger (Lei et al., arXiv 2505.09764).
-  Ours is `taccl.AllToAllV`, warm, in at most 1 s of CPU for 32 ranks and 5 s for 128.
+- FAST: the larger of the bytes into and out of a node, divided by the rate of its NICs (Lei et al., arXiv
+  2505.09764). Ours is `taccl.AllToAllV`, warm, in at most 1 s of CPU for 32 ranks and 5 s for 128.
 
 A row misses its figure if our finish is more than the allowed multiple of the peer's figure, or of our lower
 bound if that is larger. The bound is for the number of chunks per rank if the row states one, else over all
@@ -198,7 +198,8 @@ def _between_nodes_us(sizes: NDArray[np.int64], topology: Topology) -> float:
 
 
 def measured(comparison: Comparison, *, limit_s: float, seed: int) -> Row:
-    """Row of a comparison: our finish and bound in us, our finish over the peer's, and missed figures."""
+    """Row of a comparison: our finish and bound in us, our finish over the peer's, and failed
+    requirements."""
     topology = comparison.machine()
     if comparison.sizes is not None:
         scheduler = taccl.AllToAllV(topology, seed=seed)

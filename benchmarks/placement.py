@@ -71,7 +71,10 @@ def clouds() -> Iterator[Row]:
 
 
 def recovered(name: str, algorithm: str) -> Row:
-    """Row of all random starts on one cloud; the best known order is from long searches or any start."""
+    """Row of one cloud over all random starts.
+
+    The best known order comes from a long search or from any of the starts.
+    """
     racks, pods = CLOUDS[name]
     found, before = [], []
     best = np.inf

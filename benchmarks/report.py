@@ -71,7 +71,8 @@ def _width(form: str) -> str:
 
 
 def verdict(row: Mapping[str, Any]) -> str:
-    """Missed figures of a row as text, from its list ``missed`` or its flag ``met``; empty if all are met."""
+    """Failed requirements of a row as text, from its list ``missed`` or its flag ``met``; empty if all are
+    met."""
     missed: Sequence[str] = row.get("missed", () if row.get("met", True) else ("MISSED",))
     return ", ".join(missed)
 

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from taccl.problem.collective import Collective
     from taccl.topology.topology import Topology
 
-#: Seconds for a bound.
+#: Time limit in seconds for a lower bound.
 BOUND_S = 20.0
 
 

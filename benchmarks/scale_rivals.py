@@ -74,7 +74,7 @@ def find_rivals(problem: Problem, finish: Fraction) -> Rivals:
 def ring_floor(problem: Problem) -> Fraction:
     """Lower bound in us on a ring algorithm: successive hops of a chunk that travels half the ring.
 
-    0 if a step of some ring is relayed, as relayed chunks may take shortcuts.
+    0 if two neighbours on some ring have no direct link, as relayed chunks may take shortcuts.
     """
     costs, routes = problem.costs, ShortestRoutes.of(problem)
     for order in find_rings(problem.topology, routes.ticks):

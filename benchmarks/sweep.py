@@ -1,9 +1,9 @@
 """Sweep of a hundred runs: speedup of two workers over one, and time of a cached re-run.
 
 Every run is a synthesis on one solver thread that ends before its time limit, so the work does not depend on
-the number of concurrent runs. Each sweep is a separate process, timed from its start to the whole table. This
-includes the start of Python and of the workers. Each of the two sweeps has its own cache, empty at first; the
-re-run uses that of the second. The load average states other load of the machine.
+the number of concurrent runs. Each sweep is a separate process, timed from its start to the complete table.
+This includes the start of Python and of the workers. Each of the two sweeps has its own cache, empty at
+first; the re-run uses that of the second. The load average states other load of the machine.
 
 Examples
 --------
@@ -33,7 +33,7 @@ SIZES = ("10KB", "100KB", "1MB", "10MB", "100MB")
 
 
 def main() -> int:
-    """Measure the sweeps, or run one as a measured process."""
+    """Measure the sweeps, or, in a process that is being measured, run one sweep."""
     parser = parser_of(__doc__)
     parser.add_argument("--runs", type=int, default=100, help="a multiple of 10 (default 100)")
     parser.add_argument("--workers", type=int, help=argparse.SUPPRESS)

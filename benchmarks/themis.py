@@ -49,7 +49,10 @@ HOP, CYCLE_US = "0.001us", 1e-3
 
 @cache
 def finish_us(dims: tuple[str, ...], collective: str, size: int, policy: str) -> float:
-    """Finish of a collective along dimensions; `policy` is "fixed", or that of balanced chunks.
+    """Finish in us of a collective along dimensions.
+
+    - `policy`: ``"fixed"`` for the fixed order of dimensions, ``"greedy"`` for orders that are balanced
+      greedily, anything else for orders that a linear program balances.
 
     Only reductions and allgathers have a fixed order: for an alltoall all orders have equal loads.
     """
@@ -96,7 +99,7 @@ def networks() -> Iterator[Row]:
 
 @dataclass
 class Clock:
-    """Time of a computing rank, and of the network of each of its groups."""
+    """Simulated time of one rank's computation, and times at which the networks of its groups are free."""
 
     time_of: Callable[[str, int, str], float]
     now: float = 0.0
@@ -159,8 +162,10 @@ def iteration(step: dict[str, Any], time_of: Callable[[str, int, str], float]) -
 
 
 def groups(dims: tuple[str, ...], ranks: int | None) -> dict[str, tuple[str, ...]]:
-    """{group: its dimensions}: of all ranks, of `ranks` model-parallel ones, and of data-parallel ones.
+    """{group: its dimensions}.
 
+    The groups are all ranks and, if `ranks` is given, the model-parallel group of `ranks` ranks and the
+    data-parallel group.
     The model-parallel ranks are along the first dimensions. If the last of these is larger than needed, the
     rest of it belongs to the data-parallel ranks; this is possible for a switch.
     """

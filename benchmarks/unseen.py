@@ -190,7 +190,10 @@ def held_out() -> Iterator[Row]:
 
 
 def medians(rows: list[Row]) -> Iterator[Row]:
-    """Print and yield medians: of all points, of logs without constants, and with substituted constants."""
+    """Print and yield median errors of three sets of points.
+
+    These are all points, those of logs that no constant comes from, and all with substituted constants.
+    """
     counted = [row for row in rows if not row["outlier"]]
     unseen = [row for row in counted if not row["source"]]
     for name, some, errors, most in (
@@ -215,7 +218,8 @@ def left_out(folder: Path) -> Iterator[Row]:
 
 
 def over_nodes(folder: Path) -> Iterator[Row]:
-    """A row for each log of several nodes and each side of `LARGE_BYTES`, under a fit to one node."""
+    """A row for each log of several nodes under a fit to one node: from `LARGE_BYTES` on, and for smaller
+    sizes."""
     for one, several in NODES:
         yield fitted_row(folder, [one], several, least=LARGE_BYTES)
         if "large" not in several:
@@ -268,7 +272,7 @@ def _short(logs: list[str]) -> str:
 def row_of(
     log: str, found: Iterable[tuple[Series, list[float]]], *, least: int = 0, most: float = np.inf
 ) -> Row:
-    """Median errors of predictions of series, by range of sizes."""
+    """Row of a log: median errors of the predictions of its series, by range of sizes."""
     errors: list[float] = []
     sizes: list[int] = []
     for series, predicted in found:
@@ -299,18 +303,18 @@ def series_of(folder: Path, case: Case) -> Iterator[Series]:
 
 
 def us_of(costs: Costs, series: Series) -> list[float]:
-    """Times of a series under figures of a machine."""
+    """Predicted times in us of a series, under the costs of a machine."""
     return list(series_us(costs, series))
 
 
 def fit_us(found: Fit, series: Series) -> list[float]:
-    """Times of a series under a fit."""
+    """Predicted times in us of a series, under a fit."""
     asked = series.collective, series.num_ranks, series.num_nodes
     return [found.predict_us(*asked, size) for size in series.size_bytes]
 
 
 def kernel_us(size: int) -> float:
-    """Time of an allreduce of 8 A100 in one kernel."""
+    """Predicted time in us of an allreduce on 8 A100 in one kernel."""
     return predict("dgx-a100", "allreduce", size, runtime="mscclpp").time_us
 
 

@@ -2,9 +2,9 @@
 
 In `counted_work`, ``time.monotonic`` stands still except for
 
-- a run of the list scheduler: by its hops;
-- a run of a compiled list scheduler: by its sends;
-- turns of ruin and recreate: by the sends that each may re-time;
+- a run of the list scheduler: by its number of hops;
+- a run of a compiled list scheduler: by its number of sends;
+- iterations of ruin and recreate: by the number of sends that each may re-time;
 - a job shop: by the deterministic time of CP-SAT, whose two strategies take turns;
 - a MILP: by its time limit, or a tenth or a hundredth of that if HiGHS ends sooner.
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 #: CPU seconds per hop of a run of the list scheduler, and per send of a run of a compiled one.
 _S_PER_HOP, _S_PER_SEND = 6e-6, 1e-6
-#: CPU seconds of a turn of ruin and recreate, and more for each send of the schedule.
+#: CPU seconds of an iteration of ruin and recreate: constant part, and part per send of the schedule.
 _TURN_S, _TURN_S_PER_SEND = 2e-5, 1.2e-7
 #: Deterministic time of CP-SAT per CPU second; its workers, whose turns are counted.
 _CPSAT_RATE, _CPSAT_WORKERS = 0.2, 2
@@ -106,7 +106,7 @@ def _checked(deadline: Deadline, ready: Callable[[], bool] | None = None) -> Abs
 
 
 def _turns(clock: _Clock, run: Callable[..., int]) -> Callable[..., int]:
-    """Wrap ruin and recreate, to run as many turns as the counted time allows."""
+    """Wrap ruin and recreate, to run as many iterations as the counted time allows."""
 
     def counted(self: Improvement, *, turns: int) -> int:
         each_s = _TURN_S + _TURN_S_PER_SEND * int(self.now.size[0])
@@ -119,7 +119,7 @@ def _turns(clock: _Clock, run: Callable[..., int]) -> Callable[..., int]:
 
 
 def _compiled_runs(clock: _Clock, best_of: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the runs of a compiled list scheduler, to count each by its sends."""
+    """Wrap the runs of a compiled list scheduler, to count each by its number of sends."""
 
     def counted(attempt: Callable[..., Any], *given: Any, **options: Any) -> Any:
         num_sends = 0
@@ -137,7 +137,7 @@ def _compiled_runs(clock: _Clock, best_of: Callable[..., Any]) -> Callable[..., 
 
 
 def _list_runs(clock: _Clock, list_schedule: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the list scheduler, to count a run by its hops."""
+    """Wrap the list scheduler, to count a run by its number of hops."""
 
     def counted(quotient: Any, *given: Any, **options: Any) -> Any:
         clock.count(_S_PER_HOP * len(quotient.hops))

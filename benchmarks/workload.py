@@ -195,7 +195,7 @@ def by_hand(workload: Workload, topology: Topology) -> Step:
 
 
 def measured(case: str, where: str, *, limit_s: float) -> Row:
-    """Row of one case: finishes in us, and missed figures."""
+    """Row of one case: finishes in us, and failed checks."""
     topology, began = MACHINES[where](), time.process_time()
     workload = CASES[case](topology.num_ranks)
     ours = autotransform(workload, topology, time_limit_s=limit_s)
@@ -241,7 +241,10 @@ def beside_others(workload: Workload, ours: Step, where: str) -> Row:
 
 
 def even(where: str) -> Iterator[Row]:
-    """Rows with equal computation and communication: 17 MB of partial sums per rank, and their allreduce."""
+    """Rows in which computation and communication take equal time.
+
+    Each rank has 17 MB of partial sums, which an allreduce adds.
+    """
     topology = MACHINES[where]()
     shape = (128 * topology.num_ranks, 65536)
 

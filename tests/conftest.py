@@ -97,7 +97,7 @@ def shared_data(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory):
-    """Keep results that tests compare out of the user's cache."""
+    """Give tests a cache folder of their own, so that they do not use results in the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TACCL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -105,14 +105,15 @@ def _own_cache(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def _numbered_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Paths of folders with a number as their name."""
+    """Iterator over paths of folders that are named by successive numbers."""
     parent = tmp_path_factory.mktemp("tests")
     return (parent / str(number) for number in itertools.count())
 
 
 @pytest.fixture
 def tmp_path(_numbered_folders: Iterator[Path]) -> Path:
-    """A folder of the test's own; pytest's fixture takes 1.4 ms of CPU longer, for a link to the newest."""
+    """A folder for one test; pytest's own fixture takes 1.4 ms of CPU longer, as it links the newest
+    folder."""
     path = next(_numbered_folders)
     path.mkdir(mode=0o700)
     return path
@@ -120,7 +121,7 @@ def tmp_path(_numbered_folders: Iterator[Path]) -> Path:
 
 @pytest.fixture
 def read_only(tmp_path: Path):
-    """A folder that is made read-only by a call, once it is filled, for the duration of a test."""
+    """A folder that a test fills and then makes read-only; after the test it is writable again."""
     if os.geteuid() == 0 and sys.platform != "linux":
         pytest.skip("root may write everything here")
     folder = tmp_path / "read-only"
@@ -130,7 +131,7 @@ def read_only(tmp_path: Path):
 
 
 def compile_list_schedulers() -> None:
-    """Compile the kernels of the compiled search, unless they are kept."""
+    """Compile the kernels of the compiled search, unless they are in the cache."""
     from taccl.synthesis.proposers import compiling
 
     for name in ("allgather", "alltoall", "reduce-scatter"):
@@ -225,7 +226,7 @@ def pytest_terminal_summary(terminalreporter) -> None:
 
 
 def _tell_unmarked(terminalreporter) -> None:
-    """Print tests to be marked as slow: above four times the threshold, as machines and load differ."""
+    """Print tests to be marked as slow: those above ten times the threshold, as machines and load differ."""
     taken = {
         report.nodeid: value
         for report in terminalreporter.stats.get("passed", [])

@@ -60,7 +60,7 @@ def brief_synthesis(problem: taccl.Problem, **options: Any) -> taccl.Result:
 
 
 def brief_plan(topology: taccl.Topology | str, collective: str, **options: Any) -> taccl.Plan:
-    """Plan of searches that end by the work of their stages."""
+    """Plan whose searches end by limits on the work of their stages, long before the time limit."""
 
     def synthesis(
         problem: taccl.Problem, *, time_limit_s: float, parameters: taccl.SearchParameters, **given: Any
@@ -75,7 +75,8 @@ def brief_plan(topology: taccl.Topology | str, collective: str, **options: Any) 
 
 
 def in_time(attempt: Callable[[float], T], enough: Callable[[T], bool]) -> T:
-    """Result of an attempt under the first of growing time limits, in seconds, that suffices here."""
+    """Result of `attempt` under the first of four growing time limits (in seconds) that suffices, or the
+    last."""
     for limit_s in (0.5, 4.0, 32.0, 256.0):
         found = attempt(limit_s)
         if enough(found):

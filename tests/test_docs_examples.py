@@ -190,7 +190,7 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("name", ["sketches.md", "quickstart.md", "concepts.md", "backends.md"])
 def test_pages_have_examples(name):
-    """The pages that teach by example have some that run."""
+    """Pages that teach by example contain examples that run."""
     languages = {block.language for block in blocks_of(ROOT / "docs" / name)}
     assert languages & {"python", "console", "bash"}
 
@@ -207,7 +207,7 @@ def test_sketch_reference_is_current():
 
 
 def test_table_of_sizes_is_current():
-    """The table in the concepts gives chunks, size and bus bandwidth as the code has them."""
+    """The table in the concepts states chunks, size and bus bandwidth as the code computes them."""
     rows = re.findall(
         r"^\| `([\w-]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|[^|]*\|$",
         (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8"),
@@ -225,7 +225,7 @@ def test_table_of_sizes_is_current():
 
 
 def test_list_of_collectives_is_current():
-    """The quickstart names every collective that is not of several roots."""
+    """The quickstart names every collective; among those with several roots it names one."""
     page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
     listed = set(
         re.findall(r"`(\w[\w-]*)`", re.search(r"Collectives are\n(.*?)your own", page, re.DOTALL).group(1))

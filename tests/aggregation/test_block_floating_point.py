@@ -31,8 +31,10 @@ numbers = st.floats(-(2.0**100), 2.0**100, width=32) | st.floats(-1, 1) | st.flo
     block=st.integers(1, 6),
 )
 def test_each_sum_is_within_the_bound_of_its_block(rows, block):
-    """Sums are within n / (2 * scale), that is n**2 / 2**31 of the block's largest number, in exact
-    fractions."""
+    """Sums of n ranks are off by at most n / (2 * scale), as computed in exact fractions.
+
+    That is n**2 / 2**31 of the block's largest number.
+    """
     ranks, agreed = len(rows), np.max([block_exponents(row, block=block) for row in rows], axis=0)
     sums = sum(quantise_blocks(row, agreed, ranks=ranks, block=block).astype(np.int64) for row in rows)
     assert np.abs(sums).max() < 2**31

@@ -22,7 +22,7 @@ from tests.fuzzing import fuzzed
     scale=st.floats(1e-3, 2**20),
 )
 def test_a_sum_is_within_its_bound(rows, scale):
-    """Sums are within the bound in exact fractions, also for ties."""
+    """Sums are off by at most the error bound, as computed in exact fractions, also for ties."""
     ranks = len(rows)
     sums = sum(quantise(row, scale, ranks=ranks, most=100.0).astype(np.int64) for row in rows)
     for i in range(3):

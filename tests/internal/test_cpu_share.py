@@ -18,7 +18,7 @@ def run_times(tmp_path, monkeypatch):
 
 
 def test_the_busy_factor_is_of_the_last_work(run_times):
-    """The busy factor is that of the work since it was last asked for.
+    """The busy factor, elapsed time over CPU time, covers the work since the previous call.
 
     It is 4 for 1 s of work that waits 3 s for a core, and 1 for later work that does not wait.
     """
@@ -29,7 +29,7 @@ def test_the_busy_factor_is_of_the_last_work(run_times):
 
 
 def test_the_busy_factor_stays_until_more_work_is_done(run_times):
-    """The busy factor changes only once enough further work is measured, here not after 0.05 s."""
+    """The busy factor keeps its value until enough further work is measured; 0.05 s is not enough."""
     run_times(1.0, 3.0)
     deadline.busy_factor()
     run_times(1.05, 9.0)

@@ -91,7 +91,7 @@ def test_long_work_is_given_up(problem, work):
 
 
 def test_chunks_are_not_chosen_late():
-    """Without time for the choice one chunk per rank is used, without a sketch."""
+    """Without time to choose chunks and sketches, one chunk per rank and no sketch are used."""
     problem = make_problem(topologies.ndv2(2), "allgather", size_bytes=1_000_000)
     chosen, sketches = choose_with_sketches(problem, Options(), PAST, give_up=PAST)
     assert (chosen.collective.chunks_per_rank, sketches) == (1, [])
@@ -107,7 +107,7 @@ def test_baselines_are_not_begun_late(problem, left_s, competes):
 
 
 def test_a_bound_that_is_cut_is_throughput(problem, monkeypatch):
-    """Without time the bound is volume over rates."""
+    """A bound without any time limit left is the throughput bound: volume of data over rates."""
     monkeypatch.setattr(bounds, "_MAX_BRIEF", 0)
     assert lower_bound(problem, limit_s=0.0).kind == "throughput"
 
@@ -193,7 +193,7 @@ class TestEnforced:
         assert not any(each.is_alive() for each in watches)
 
     def test_the_inner_of_two_is_told_from_the_outer(self):
-        """Two nested deadlines raise at their own `with` each."""
+        """Each of two nested deadlines raises its error at its own `with` statement."""
         outer, reached = Deadline.after(0.05), []
         with pytest.raises(OutOfTime), outer.enforced():
             with contextlib.suppress(OutOfTime), outer.sooner(0.01).enforced():
@@ -203,7 +203,7 @@ class TestEnforced:
         assert reached
 
     def test_it_waits_until_it_may_interrupt(self):
-        """The interrupt waits until there is something to return."""
+        """The interrupt waits until a given condition is true, here that a first result exists."""
         found = []
         with pytest.raises(OutOfTime), PAST.enforced(lambda: bool(found)):
             for i in range(1000):
@@ -430,7 +430,7 @@ def test_an_interrupt_waits_until_a_context_is_left():
 
 
 def test_an_interrupt_that_comes_as_its_deadline_is_left_is_out_of_time():
-    """The exception of an inner deadline that arrives after the inner one was left ends the outer one's work with
+    """If an inner deadline's interrupt arrives after its `with` was left, the outer one raises
     `OutOfTime`."""
     with pytest.raises(OutOfTime), Deadline.after(1000).enforced():
         inner = deadline.Interrupt(math.inf, None)

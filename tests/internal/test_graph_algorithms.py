@@ -31,7 +31,7 @@ def random_graph(seed):
 def test_shortest_paths_are_those_of_networkx(seed, by_scipy, monkeypatch):
     """Shortest paths equal networkx's, with arcs of length 0, parallel arcs and several starts.
 
-    Small graphs are solved by rounds over all arcs, and with that limit at 0 by SciPy.
+    Small graphs are solved in rounds over all arcs. If the limit on their size is set to 0, SciPy solves them.
     """
     if by_scipy:
         monkeypatch.setattr(graph_algorithms, "_MOST_IN_ROUNDS", 0)

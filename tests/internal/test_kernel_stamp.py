@@ -153,7 +153,10 @@ def folder(compiled_folder, load, tmp_path):
     ],
 )  # fmt: skip
 def test_an_edit_recompiles_the_kernels_that_reach_it(folder, load, old, new, changed):
-    """An edit recompiles the kernels that reach it, known before they are loaded; others are loaded."""
+    """An edit recompiles only the kernels that use the edited code; the others are loaded from the cache.
+
+    `is_compiled` distinguishes the two before any kernel is loaded.
+    """
     assert LOWER.count(old) + UPPER.count(old) == 1
     for name, source in (("lower", LOWER), ("upper", UPPER)):
         (folder / f"{name}.py").write_text(source.replace(old, new))
@@ -184,7 +187,8 @@ def test_a_kernel_of_the_search_reaches_its_constants_and_no_other_kernel_does(m
 
 
 def test_a_value_that_a_stamp_does_not_cover_is_refused():
-    """A kernel that reaches a value of an unsupported type is refused, instead of being kept too long."""
+    """A kernel that uses a value of an unsupported type is refused, as changes of the value would go
+    unnoticed."""
     unsupported = object()
     with pytest.raises(TypeError, match="of a type that its stamp does not support"):
         StampedFunction(lambda: unsupported, {}).stamp  # noqa: B018

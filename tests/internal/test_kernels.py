@@ -357,7 +357,7 @@ def test_a_cold_start_answers_as_well_as_a_warm_one(collective, tmp_path):
     assert cold[1] <= 60 * warm[1]
 
 
-#: Searches by open spreading and by translations, and True if they were compiled.
+#: Prints schedules of a list scheduler, digests of implicit schedules, and True if they ran uncompiled.
 SEARCHES = """
 import numba, taccl
 from taccl.synthesis.kernels.fabric import problem_arrays

@@ -168,7 +168,7 @@ def test_toml_nested_deeply(before, inside, after, depth):
 
 @pytest.mark.parametrize("depth", [100, 900, 20_000])
 def test_json_nested_deeply(depth):
-    """Deeply nested JSON is refused at the same limit, independent of Python's."""
+    """Deeply nested JSON is refused above the same depth, whatever Python's recursion limit is."""
     with pytest.raises(FormatError, match="nested too deeply"):
         parse_json('{"a":' * depth + "1" + "}" * depth, source="a.json")
 

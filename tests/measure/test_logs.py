@@ -280,7 +280,11 @@ def test_latencies_of_perftest_are_typical_times(read):
 
 
 def test_mscclpp_test_leaves_one_place_empty(read):
-    """mscclpp-test's header has both places, its rows only one, with or without a check."""
+    """The header of mscclpp-test has columns for times out of place and in place; its rows have only one
+    time.
+
+    Rows are read with or without a check of the result.
+    """
     head = (
         "#       size         count     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong\n"
         "#        (B)    (elements)     (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)\n"
@@ -449,7 +453,7 @@ def test_independent_processes_are_noted(read):
      ("x-scatter.txt", "none", 0.875, "scatter")],
 )  # fmt: skip
 def test_file_names_name_collectives(read, name, redop, factor, collective):
-    """A collective in the file's name counts without `_perf`, as far as it fits the columns."""
+    """A collective in the file's name is used even without `_perf`, if the table's columns fit it."""
     text = "\n".join([HEAD, *(row(size, time_us(size), redop=redop, factor=factor) for size in SIZES)])
     assert read(text, name).series[0].collective == collective
 

@@ -71,7 +71,7 @@ def test_channels_are_those_of_the_search(generation, node_gb_per_s, nics, chann
 
 
 def test_some_networks_fix_the_algorithm():
-    """GPUDirect-TCPX runs rings under simple only, on one node NCCL chooses."""
+    """Between nodes, GPUDirect-TCPX runs only rings under Simple; on one node NCCL chooses the protocol."""
     found = taccl.predict("a3-highgpu-8g", "allreduce", 8, nodes=2)
     assert (found.algorithm, found.protocol) == ("ring", "simple")
     assert taccl.predict("a3-highgpu-8g", "allreduce", 8).protocol == "ll"
@@ -155,7 +155,7 @@ def test_switches_copy_in_a_node():
     ("instance", "network"), [("p4d.24xlarge", 75), ("p5.48xlarge", 75), ("p5en.48xlarge", 35)]
 )
 def test_instances_state_their_latency(instance, network):
-    """An instance's network latency is the plugin's, by which NCCL chooses."""
+    """The network latency of an instance type is the one that its NCCL plugin states and NCCL assumes."""
     assert costs_of(instance).network.stated_us == network
 
 
@@ -172,7 +172,8 @@ def test_the_network_rate_can_be_given():
 
 
 def test_the_class_of_the_network_can_be_given():
-    """The network class can be given: Slingshot's hop is slower than InfiniBand's, twice along a tree."""
+    """The network class can be given: a tree's two hops between nodes are slower on Slingshot than on
+    InfiniBand."""
     small, other = (
         us("dgx-a100", "allreduce", 8, nodes=2, network=name) for name in ("infiniband", "slingshot")
     )

@@ -124,7 +124,10 @@ def test_a_broken_schedule_is_shown(exchange):
 
 
 def test_a_notebook_shows_every_figure():
-    """If drawing the first figure makes the backend interactive, it stays so, or no later figure appears."""
+    """If drawing the first figure makes matplotlib's backend interactive, the backend stays interactive.
+
+    Otherwise a notebook would show no later figure.
+    """
     import matplotlib
 
     from taccl.plot.style import drawing

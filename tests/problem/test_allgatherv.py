@@ -132,7 +132,7 @@ def program():
 
 
 def test_msccl_xml_holds_it_as_an_algorithm_of_its_own(program):
-    """MSCCL XML stores it as "custom"; read back with the collective it passes."""
+    """MSCCL XML stores an allgatherv as "custom"; read back with the collective, the program is valid."""
     text = dump_msccl_xml(program)
     assert 'coll="custom"' in text
     assert interpret(parse_msccl_xml(text, collective=program.collective)).outputs_checked

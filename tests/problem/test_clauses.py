@@ -225,7 +225,7 @@ def test_explain_names_a_clause_that_leaves_no_schedule(name):
 
 @pytest.mark.parametrize("name", [name for name in BINDING if CLAUSES[name].scope != "merge"])
 def test_explain_prices_a_clause(name):
-    """`explain` prices the clause, never below 0."""
+    """`explain` states how much the clause costs, which is never negative."""
     costs = {cost.clause: cost for cost in explain(asked(name)).costs}
     found = [cost for clause, cost in costs.items() if any(field in clause for field in CLAUSES[name].said)]
     assert found

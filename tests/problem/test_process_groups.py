@@ -252,7 +252,7 @@ class TestRelays:
         assert not explain(problem(both, topology=builder.build(), relays=set())).feasible
 
     def test_ranks_of_no_group_may_be_cut_off(self):
-        """Rank 3, without links and without a group, does not matter."""
+        """A rank of no group may be unreachable: here rank 3 has no links."""
         topology = linked("cut", [0] * 4, ((0, 1), (1, 0), (1, 2), (2, 1)), alpha_us=0, beta_us_per_mb=1)
         check_reachable(problem(collectives.allgather(3).among([0, 1, 2], num_ranks=4), topology=topology))
 
@@ -296,7 +296,7 @@ class TestRelays:
         assert chunk_permutation(problem(half, relays={1}), [2, 3, 0, 1]) is None
 
     def test_bounds_know_the_clause(self):
-        """Bounds know which ranks may relay.
+        """Bounds take into account which ranks may relay.
 
         On a ring of five a chunk from 0 to 2 takes 2 hops, or 3 if rank 1 may not relay.
         """

@@ -12,7 +12,10 @@ from tests.program.examples import program_of, with_steps
 
 
 def pair(sends, receives):
-    """A program in which rank 0 sends steps of the given chunk counts, and rank 1 receives likewise."""
+    """A program in which rank 0 sends to rank 1.
+
+    `sends` and `receives` are the numbers of chunks of rank 0's and rank 1's steps.
+    """
     give = tuple(Step("send", Slot("input", 0), None, count) for count in sends)
     take = tuple(Step("receive", None, Slot("output", 0), count) for count in receives)
     return Program(
@@ -58,7 +61,7 @@ def test_every_step_comes_after_what_it_waits_for(options):
 
 
 def test_with_little_room_a_send_comes_after_the_receive_before():
-    """With room for one chunk the second send follows the first receive."""
+    """In a queue with room for one chunk, the second send follows the first receive."""
     program = pair((1, 1), (1, 1))
     order = running_order(program, capacity=1)
     assert order.index(StepAddress(1, 0, 0)) < order.index(StepAddress(0, 0, 1))

@@ -114,7 +114,7 @@ def test_baselines(name, collective):
 
 
 def test_an_allgather_in_place_copies_nothing():
-    """In place the own chunk needs no copy."""
+    """In place, a rank's own chunk of an allgather needs no copy."""
     program = program_of("allgather", in_place=True)
     assert (program.num_copies, program.scratch_chunks) == (0, 0)
 
@@ -163,7 +163,10 @@ def test_long_steps_are_cut_evenly():
 
 
 def test_two_ranks_that_exchange_sums_keep_what_leaves():
-    """In place, what arrives during the own send is added in scratch, and copied at the end."""
+    """In place, a contribution that arrives while the rank sends its own is added in scratch.
+
+    The sum is copied to its place at the end.
+    """
     collective = custom_collective(2, precondition={0: [0, 1]}, postcondition={0: [0, 1]}, combining=True)
     problem = taccl.make_problem(taccl.topologies.ring(2), collective, chunk_bytes=1000)
     program = lower(timed(problem, [(0, 0, 0, 0, True), (0, 0, 1, 1, True)]), in_place=True)

@@ -95,7 +95,10 @@ def test_steps_fill_a_queue_at_every_size():
     ],
 )  # fmt: skip
 def test_chunks_of_a_message(library, protocol, chunk_bytes, expected):
-    """Chunks that fit into half the buffer (Simple) or a slot's payload; at least 1, at most 71."""
+    """Number of chunks in a message: as many as fit into half the buffer (Simple) or a slot's payload.
+
+    It is at least 1 and at most 71.
+    """
     program = exchange(2, protocol)
     assert chunks_per_message(program, 4 * chunk_bytes, library) == expected
 

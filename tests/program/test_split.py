@@ -59,7 +59,7 @@ def test_only_long_threadblocks_are_cut():
 
 
 def test_the_next_piece_waits_for_the_one_before():
-    """Copies of one threadblock stay in order by added dependencies."""
+    """If the copies of one threadblock are split over several, added dependencies keep them in order."""
     copies = tuple(Step("copy", Slot("input", 0), Slot("output", 0)) for _ in range(5))
     program = Program("x", (RankProgram(1, 1, 0, (Threadblock(copies),)),))
     pieces = split_threadblocks(program, max_steps=3)

@@ -73,7 +73,10 @@ class TestCollectives:
         assert taccl.execute(program, "1MB", **SHORT).ok
 
     def test_steps_cut_differently_at_two_ends_are_refused(self):
-        """Rank 0 sends three chunks in one step, rank 1 receives them in two, which would not meet."""
+        """Steps that are cut differently at the two ends are refused.
+
+        Rank 0 sends three chunks in one step, and rank 1 receives them in two.
+        """
         gather = taccl.collectives.custom(
             2, precondition={c: [0] for c in range(3)}, postcondition={c: [1] for c in range(3)}
         )

@@ -27,15 +27,18 @@ def squares():
     ],
 )
 def test_ranks_give_what_the_program_says(plain, transformed):
-    """A product and its sum, a sliced update in tiles, no sends, and a tiled stage over pp x tp: ranks agree
-    with the untransformed program."""
+    """Ranks that execute a transformed workload end with the values of the untransformed one.
+
+    The cases are a product and its sum, a sliced update in tiles, local work without sends, and a tiled
+    pipeline stage with tensor-parallel ranks.
+    """
     step = schedule_workload(transformed(), RANKS, rates=Rates(1, 100))
     assert execute_step(step, reference=plain()) < 1e-12
 
 
 @pytest.mark.slow
 def test_another_program_differs():
-    """The comparison of updates can fail: a reference without the momentum's share gives another update."""
+    """The comparison can fail: a reference with another rule for the momentum gives another update."""
     step = schedule_workload(momentum(), RANKS, rates=Rates(1, 100))
     other = taccl.Workload("other", 4, momentum().inputs).then("sum", "allreduce", "g")
     other = other.then("old", "scale", "m", value=0.5).then("m_new", "add", "old", "sum")

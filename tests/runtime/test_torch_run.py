@@ -81,7 +81,7 @@ def log(tmp_path):
 
 
 def test_a_log_predicts_other_schedules(log):
-    """The costs of a log predict schedules with other rounds.
+    """The costs of a log predict schedules with other numbers of rounds.
 
     An allreduce on 2 ranks has 2 rounds of half the data, or 1 of all: 10 us per round, 1 us for 1000 bytes.
     """

@@ -22,7 +22,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "runtimes.md"
 
 
 def why_not(runtime, collective, topology, protocol):
-    """Reason for refusal: the runtime has no broadcast."""
+    """Reason why the test's runtime refuses a collective, as it has no broadcast; empty if it accepts."""
     return f"{runtime.title} has no broadcast" if collective.name == "broadcast" and not protocol else ""
 
 
@@ -33,12 +33,12 @@ def check(runtime, program):
 
 
 def files(runtime, plan):
-    """A program in JSON for each range."""
+    """Files of a plan: for each range of sizes its program, in JSON."""
     return PlanFiles.of_ranges(plan, "steps", ".steps", lambda each: json.dumps(each.program.to_dict()))
 
 
 def run(read, *, sizes, **options):
-    """Interpret the program symbolically."""
+    """Interpret the program symbolically, and return a report."""
     found = taccl.interpret(read())
     return RunReport(
         f"ran {sizes[0]} bytes", {"ok": found.ok, **options, "note": None}, "" if found.ok else "wrong"
@@ -146,7 +146,7 @@ def test_predict_counts_the_launch_of_a_registered_runtime(mine):
 
 
 def test_run_executes_by_a_registered_runtime(mine, ring_file, capsys):
-    """``taccl run --engine`` hands it the program and the options, and prints its report."""
+    """``taccl run --engine`` passes the program and the options to the engine, and prints its report."""
     assert main(["run", ring_file, "--engine", "in-python", "--size", "2KB", "--seed", "3", "--json"]) == 0
     values = json.loads(capsys.readouterr().out)
     assert (values["ok"], values["seed"]) == (True, 3)
@@ -187,7 +187,7 @@ def test_installed_packages_register_by_entry_points(monkeypatch):
 
 @pytest.mark.parametrize("name", RUNTIMES)
 def test_functions_of_the_library_exist(name):
-    """Every function that a row names can be imported."""
+    """Every function that a runtime's row names can be imported."""
     runtime = RUNTIMES[name]
     named = [
         each for each in (runtime.why_not, runtime.lower, runtime.check, runtime.files, runtime.run) if each

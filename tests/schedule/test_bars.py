@@ -46,7 +46,7 @@ def test_merged_sends_are_one_bar():
 
 
 def test_resources_are_held_from_either_end():
-    """A bar of a resource is at the end of the send at which the resource is held.
+    """A resource that is held during one end of a send has its bar at that end.
 
     A port held until the send's end for 1 of 3 us has a bar from 2 to 3 us; the link's own is from 0 to 3.
     """

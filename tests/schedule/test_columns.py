@@ -42,7 +42,7 @@ def test_absent_columns_are_derived(name, values, kind):
 
 
 def test_the_first_transfers_may_reduce():
-    """A number in place of the reduce column means that the first transfers reduce."""
+    """If the reduce column is a number n, the first n transfers reduce."""
     schedule = Schedule(bare().problem, *bare().kept[:3], reduce=2)
     assert schedule.reduce.tolist() == [True, True, False, False]
     assert [each.reduce for each in schedule] == [True, True, False, False]

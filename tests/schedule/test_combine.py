@@ -21,7 +21,7 @@ MB = 10**6
 
 
 def line(num_ranks):
-    """Links r -> r + 1, then back, of 2 us."""
+    """Builder of a line of ranks: links r -> r + 1, then the links back, each of 2 us for 1 MB."""
     builder = TopologyBuilder("line", [0] * num_ranks)
     for r in range(num_ranks - 1):
         builder.add_link(r, r + 1, alpha_us=1, beta_us_per_mb=1)
@@ -40,7 +40,10 @@ def test_reduction_half_spreads_from_the_root_over_reversed_links():
 
 
 def test_reduction_half_takes_the_clauses_for_reducing():
-    """The clause on what a link carries to a root becomes one on what it carries from the root."""
+    """The reduce phase, reversed into a broadcast, turns limits on a chunk's root into limits on its origin.
+
+    Link 0 may carry chunks to root 1 only, so the reversed link may carry chunks from origin 1 only.
+    """
     problem = make_problem(
         line(3).build(),
         collectives.allreduce(3),
@@ -74,7 +77,7 @@ def test_a_reversed_broadcast_is_a_reduction():
 
 
 def test_reversal_keeps_the_finish_of_an_asymmetric_machine():
-    """Two reversals restore the times, with receive-side holds."""
+    """Reversing a schedule twice restores its times, even if sends hold a port at the receiver's side."""
     builder = line(3)
     port = builder.add_resource("port")
     for link in (2, 3):
@@ -100,21 +103,21 @@ def test_prune_drops_second_arrivals():
 
 
 def test_prune_drops_what_no_destination_needs_and_closes_the_gap():
-    """Without the useless first send over link 0, the needed one starts at 0."""
+    """`prune` drops a send that no destination needs, and moves the next send over link 0 to time 0."""
     problem = problem_of(line(2).build(), custom(2, [([0], [0]), ([0], [1])]))
     schedule = prune(exact_times(problem, chunk=[0, 1], link=[0, 0], starts=[0, 2]))
     assert [(t.chunk, t.start_ticks) for t in schedule] == [(1, 0)]
 
 
 def test_prune_keeps_the_relays_that_are_needed():
-    """The send to rank 1, a relay to rank 2, is kept."""
+    """`prune` keeps the send to rank 1, which relays the chunk to rank 2."""
     problem = problem_of(line(3).build(), custom(3, [([0], [2])]))
     schedule = exact_times(problem, chunk=[0, 0], link=[0, 1], starts=[0, 2])
     assert prune(schedule) is schedule
 
 
 def test_prune_leaves_reductions_alone():
-    """A schedule that reduces is returned as it is."""
+    """`prune` returns a schedule with reductions unchanged."""
     problem = problem_of(line(2).build(), collectives.reduce(2))
     schedule = exact_times(problem, chunk=[0], link=[1], starts=[0], reduce=[True])
     assert prune(schedule) is schedule

@@ -44,7 +44,10 @@ def exchange():
 
 
 def test_own_contributions_go_out_after_others_came():
-    """One-shot behind a port takes one message per other rank; no rooted sum does."""
+    """A one-shot allreduce, in which each rank sends its contribution to both others, finishes at its bound.
+
+    A rank still sends its own contribution alone after it has received others.
+    """
     schedule = exchange()
     assert taccl.verify(schedule).ok
     assert schedule.finish == 2 == taccl.lower_bound(schedule.problem).bound
@@ -52,7 +55,7 @@ def test_own_contributions_go_out_after_others_came():
 
 
 def test_one_buffer_would_count_twice():
-    """Without names the same sends carry accumulated sums, and contributions count twice."""
+    """Without named contributions the same sends carry accumulated sums, and contributions count twice."""
     named = exchange()
     plain = make_schedule(
         named.problem,
@@ -203,7 +206,8 @@ def test_out_of_place_one_shot_needs_no_scratch():
 
 
 def test_a_ring_of_five_in_two_steps():
-    """On a ring of five, contributions travel two links each way; a rooted sum takes four steps."""
+    """On a ring of five, contributions travel two links in each direction; a sum over a root takes four
+    steps."""
     topology = taccl.topologies.ring(5)
     problem = make_problem(topology, one_sum(5), chunk_bytes=1000)
     apart = taccl.synthesize(separate_contributions(problem), backend="greedy", sketch="none")
@@ -339,7 +343,7 @@ def needed_alone(problem, chunk, links, named):
 
 
 def test_sums_of_many_arrivals_are_joined_once():
-    """Three ranks that receive a sum of four from rank 0 wait for one join of its three arrivals."""
+    """Rank 0 adds the three arriving contributions once, and sends the sum of all four to three ranks."""
     topology = taccl.topologies.fully_connected(4)
     link = {(e.src, e.dst): i for i, e in enumerate(topology.links)}
     ends = [(1, 0), (2, 0), (3, 0), (0, 1), (0, 2), (0, 3)]
@@ -361,7 +365,11 @@ def test_sums_of_many_arrivals_are_joined_once():
 
 @pytest.mark.parametrize(("last", "kinds"), [({4, 5}, []), ({1, 4, 5}, ["double-count"])])
 def test_the_largest_sums_need_not_be_part_of_a_disjoint_union(last, kinds):
-    """The sum of six ranks is formed of {0, 1}, {2, 3} and {4, 5}, without the largest sum, {0, 1, 2}."""
+    """The verifier forms the sum of six ranks from {0, 1}, {2, 3} and {4, 5}, although {0, 1, 2} is known
+    too.
+
+    With {1, 4, 5} in place of {4, 5}, contribution 1 would count twice.
+    """
     topology = taccl.topologies.fully_connected(7)
     collective = Collective("sum", 7, (Chunk((0, 1, 2, 3, 4, 5), (6,), 6),), combining=True)
     problem = make_problem(topology, collective, chunk_bytes=1)

@@ -169,7 +169,8 @@ def test_the_table_shows_times_in_us_and_what_it_hides():
 
 
 def test_a_schedule_has_its_number_of_chunks():
-    """If a problem leaves the number of chunks open, a baseline's own problem fixes it, and so does its bound."""
+    """A baseline for a problem with an open number of chunks fixes the number, and its bound is for that
+    number."""
     problem = taccl.make_problem(taccl.topologies.ring(4), "allgather", size_bytes=4000)
     schedule = taccl.baselines.ring(problem, cut=False)
     assert problem.chunks_open and not schedule.problem.chunks_open

@@ -60,7 +60,8 @@ def test_spilled_schedule_comes_back(schedule, tmp_path):
 
 @pytest.mark.slow
 def test_large_problem_is_not_written(schedule, tmp_path, monkeypatch):
-    """A large problem is not written; the reader must give it, and another problem is refused."""
+    """A large problem is not written to the folder, so it must be given on reading; another problem is
+    refused."""
     monkeypatch.setattr(spilling, "_MOST_PAIRS", 10)
     spill(schedule, tmp_path)
     with pytest.raises(InputError, match="does not contain its large problem"):

@@ -161,7 +161,10 @@ def test_two_ranks_may_exchange_one_chunk():
 
 
 def test_a_link_may_hold_one_resource_twice():
-    """Both links hold the port for their first and last 1 us, and so a send fits in between."""
+    """A link may hold one port twice, here for the first and the last 1 us of a send of 4 us.
+
+    The next send starts after the second hold of the first one.
+    """
     builder = TopologyBuilder("twice", [0] * 3)
     port = builder.add_resource("port")
     for dst in (1, 2):

@@ -46,7 +46,8 @@ def test_no_sketch_is_the_plain_problem():
 
 @pytest.mark.parametrize("collective", ["allgather", "reduce-scatter", "allreduce"])
 def test_no_sketch_is_the_plain_problem_on_one_node(collective):
-    """On one node, and for sums so small that sends in a node merge, `Sketch()` equals the plain problem."""
+    """On one node `Sketch()` equals the plain problem, even for sizes so small that sums merge sends in a
+    node."""
     problem = Sketch().apply(dgx2(), collective, size=16_000)
     assert problem == make_problem(dgx2(), collective, size_bytes=16_000)
 
@@ -195,7 +196,7 @@ def test_intranode_links():
 
 
 def test_switch_policy_for_every_node():
-    """One policy for each node's switch, over its 16 * 15 links."""
+    """A policy for a switch becomes one policy per node, each over the 16 * 15 links of the node's switch."""
     problem = apply(
         f"[[switch]]\nname = 'NVSwitch'\nranks = {list(range(16))}\npolicy = 'min-connections'", dgx2(2)
     )

@@ -33,7 +33,7 @@ def test_generated():
 
 
 def test_two_offsets_make_the_product_of_their_groups():
-    """Offsets 2 in 4 and 4 in 8 make the four elements of a product of two groups of two."""
+    """The symmetries of offset 2 in 4 and of offset 4 in 8 generate four elements, two times two."""
     offsets = (offset_permutation(8, 2, 4), offset_permutation(8, 4, 8))
     group = symmetry_group(everyone(8, *offsets))
     assert group.order == 4

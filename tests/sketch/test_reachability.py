@@ -75,7 +75,7 @@ def test_crossing_that_bans_a_detour():
 
 
 def test_clauses_that_only_together_forbid():
-    """Each of relays and links alone still leaves a path; the message names both."""
+    """The relay clause or the link clause alone leaves a path, both together none; the message names both."""
     builder = TopologyBuilder("pair", [0, 1])
     for _ in range(2):
         builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)

@@ -27,7 +27,7 @@ def test_connections_are_numbers():
 
 
 def test_crossing_is_direct_by_default():
-    """A sketch with an internode table crosses directly by default."""
+    """In a sketch with an internode table, chunks cross between nodes directly by default."""
     assert read("[internode]").internode.crossing == "direct"
 
 

@@ -91,7 +91,7 @@ def edited(tmp_path):
 
 
 def cost_us(problem, src, dst):
-    """Microseconds of one chunk from src to dst in the problem."""
+    """Time in us of sending one chunk from `src` to `dst` in the problem."""
     link = problem.topology.links_between(src, dst)[0]
     return problem.costs.us(problem.costs.duration(link, int(problem.costs.chunk_units[0])))
 
@@ -184,7 +184,7 @@ def test_six_merged_chunks_pay_alpha_once():
 
 
 def test_unknown_size():
-    """Without a chunk size GB/s are unknown."""
+    """Without a chunk size, bandwidths in GB/s are unknown."""
     sketch, topology = files("ndv2-n2"), files("ndv2-2MB")
     assert load_problem(sketch, topology).size_bytes is None
     assert load_problem(sketch, topology, chunk_size="1MiB").size_bytes == 16 * 2**20
@@ -192,7 +192,7 @@ def test_unknown_size():
 
 
 def test_time_unit():
-    """A unit of a hundredth of a microsecond makes 3907.25 of them 39.0725 us."""
+    """If the unit is a hundredth of a microsecond, a cost of 3907.25 is 39.0725 us."""
     problem = load_problem(files("ndv2-all-n2"), files("ndv2-2MB"), time_unit_us="0.01")
     assert cost_us(problem, 0, 8) == Fraction("39.0725")
 
@@ -285,7 +285,7 @@ def test_upstream_sketch_on_our_machine():
 
 
 def test_our_sketch_on_an_upstream_topology(edited):
-    """A shipped sketch takes the place of the upstream file, and brings its chunk size."""
+    """A shipped sketch may be given in place of a file of the published tool; its chunk size applies."""
     ours = load_problem("ndv2/sk1", files("ndv2-2MB"))
     theirs = edited(sketch=lambda s: s["internode_sketch"].update(internode_conn={"0": [1]}))
     assert ours.topology == theirs.topology

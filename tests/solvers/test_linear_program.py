@@ -34,7 +34,7 @@ def test_values_of_one_place_are_added():
 
 @pytest.mark.parametrize("bounds", [([-1], []), ([], [-1])])
 def test_no_solution_is_none(bounds):
-    """x >= 0 is neither below -1 nor equal to it."""
+    """Constraints x <= -1 or x = -1 are infeasible, as variables are at least 0."""
     assert minimise([1], ([0], [0], [1]), bounds) is None
 
 

@@ -63,7 +63,7 @@ def test_cpsat_says_when_it_rounded():
 
 
 def split(solver, **options):
-    """Solution of a soft market split, which no solver proves, within a time that suffices for a point."""
+    """Solution of a soft market split, under a limit that suffices for a feasible point but for no proof."""
 
     def attempt(limit_s):
         return solve(market_split(soft=True), solver, time_limit_s=limit_s, **options)
@@ -73,7 +73,10 @@ def split(solver, **options):
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_time_limit_with_a_solution(solver):
-    """At the limit with a point the status is "feasible", and the bound is below the objective."""
+    """A solver that ends at its time limit with a feasible point has status "feasible".
+
+    Its bound is at most its objective.
+    """
     solution = split(solver)
     assert solution.status == "feasible", solution.message
     assert solution.objective > 0
@@ -83,7 +86,7 @@ def test_time_limit_with_a_solution(solver):
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_time_limit_with_nothing(solver):
-    """At the limit without a point there are no values."""
+    """A solver that ends at its time limit without a feasible point returns no values."""
     solution = solve(market_split(soft=False), solver, time_limit_s=0.5)
     assert (solution.status, solution.values, solution.objective) == ("no-solution", None, None), (
         solution.message

@@ -153,7 +153,7 @@ def test_task_that_ignores_its_limit_is_killed():
 
 
 def test_progress_reaches_the_caller_in_order():
-    """`on_progress` gets all news, arrays included."""
+    """`on_progress` receives every progress message, arrays included."""
     seen = []
     drill("linger", time_limit_s=0.4, on_progress=seen.append)
     assert [news["count"] for news in seen] == list(range(1, len(seen) + 1))

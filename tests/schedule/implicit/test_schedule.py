@@ -21,20 +21,24 @@ COSTS = {"alpha_us": 1, "bandwidth_gb_per_s": 1}
 
 
 def ring3(collective="allgather", **options):
-    """Three ranks: place 0's chunk goes up to 1 over class 0, and down to 2 over class 1, in parallel."""
+    """Implicit schedule on a ring of three: rank 0 sends its chunk to rank 1 and to rank 2 in parallel.
+
+    Each send is one row of the pattern, over its own class of links. Translations repeat the rows for every
+    rank.
+    """
     shape = translations_of_fabric(parse_named("ring:3", **COSTS))
     pattern = Pattern.sorted([0, 0], [0, 0], [1, 2], [0, 1], [0, 0], [False, False])
     return ImplicitSchedule(shape, collective, 1, 1000, pattern, "test", **options)
 
 
 def test_a_row_is_repeated_for_every_rank():
-    """A row is repeated for every rank: chunk g goes from g to g + 1 and g + 2."""
+    """Each row of the pattern is repeated for every rank: rank g sends chunk g to g + 1 and to g + 2."""
     found = [(t.chunk, t.src, t.dst) for t in ring3()]
     assert found == [(0, 0, 1), (1, 1, 2), (2, 2, 0), (0, 0, 2), (1, 1, 0), (2, 2, 1)]
 
 
 def test_counts():
-    """Two rows for three ranks are six transfers."""
+    """A pattern of two rows has six transfers on three ranks."""
     schedule = ring3()
     assert (schedule.num_rows, schedule.num_transfers, len(schedule), schedule.num_ranks) == (2, 6, 6, 3)
 
@@ -59,7 +63,7 @@ def test_an_empty_schedule_has_no_bandwidth():
 
 
 def test_one_transfer_by_number():
-    """Transfer 4 is row 1 under translation 1."""
+    """Transfers are numbered row by row: on three ranks transfer 4 is row 1, translated by one rank."""
     transfer = ring3()[4]
     assert (transfer.chunk, transfer.src, transfer.dst, transfer.start_ticks, transfer.reduce) == (
         1,
@@ -148,7 +152,7 @@ def test_expanded_it_is_the_same_schedule():
 
 
 def test_fine_costs_are_those_of_the_problem():
-    """An implicit schedule has the tick grid of the expanded problem, also if that is fine.
+    """An implicit schedule has the tick grid of the expanded problem, even if that grid is fine.
 
     Bandwidths of 23, 29, 31 and 37 GB/s need 2 * 23 * 29 * 31 * 37 ticks per us, 1.5 million.
     """
