@@ -286,7 +286,7 @@ def _used(stages: Sequence[Stage]) -> set[str]:
 
 
 def _cpu_of_children_s() -> float:
-    """CPU seconds of the processes of solvers."""
+    """CPU seconds that solver processes have used."""
     ticks = 0
     for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
         fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()

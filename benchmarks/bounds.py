@@ -163,7 +163,8 @@ def main() -> int:
 
 
 def figures() -> Iterator[Row]:
-    """Bandwidth bounds in GB/s next to those derived by hand; for alltoall, also that of flows alone."""
+    """Bandwidth bounds in GB/s, next to those derived by hand; for alltoall, also the bound from flows
+    alone."""
     for figure in FIGURES:
         topology = taccl.topologies.parse(figure.machine, nodes=figure.nodes, profile="nominal")
         problem = _problem(topology, figure.collective)
@@ -188,7 +189,7 @@ def _of_bound(bound: Certificate, began: float) -> Row:
 
 
 def _flow_gb_per_s(problem: Problem) -> float:
-    """Bandwidth bound in GB/s from the linear program of flows alone."""
+    """Bandwidth bound in GB/s from the linear program of multicommodity flow alone."""
     volume = Volume(problem, divisible=True)
     found = multicommodity(volume, find_symmetries(problem))
     assert found is not None and found[2]

@@ -183,12 +183,12 @@ def _graph(name: str) -> Topology:
 
 
 def _us_of_part(name: str) -> float:
-    """Microseconds of a rank's part of 1 GB, over one link of a graph in `GRAPHS`."""
+    """Time in us to send a rank's part of 1 GB over one link of a graph in `GRAPHS`."""
     return 1000 * MB / len(GRAPHS[name]) / (_GRAPH_GB_PER_S * 1000)
 
 
 def _between_nodes_us(sizes: NDArray[np.int64], topology: Topology) -> float:
-    """Time of the busiest node's data over all its NICs, one for each rank, in microseconds."""
+    """Time in us to send the busiest node's data over all its NICs, one per rank."""
     nodes, ranks = topology.num_nodes, topology.num_ranks // topology.num_nodes
     flows = sizes.reshape(nodes, ranks, nodes, ranks).sum(axis=(1, 3))
     flows[np.diag_indices(nodes)] = 0

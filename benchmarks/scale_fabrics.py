@@ -30,7 +30,8 @@ def h100(nodes: int) -> Callable[[], Topology]:
 
 
 def uneven_mesh(size: int, seed: int = 0) -> Topology:
-    """Mesh of size x size ranks, each direction of each link of 10 to 50 GB/s by chance, without latency."""
+    """Mesh of `size` x `size` ranks without latency; each direction of a link has a random rate of 10 to 50
+    GB/s."""
     rng = np.random.default_rng(seed)
     ranks = np.arange(size * size).reshape(size, size)
     builder = TopologyBuilder(f"uneven mesh {size}x{size}", [0] * ranks.size)

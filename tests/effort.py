@@ -102,7 +102,8 @@ def cpu_s(work: Callable[[], object]) -> float:
 
 
 def assert_sound(result, problem):
-    """Assert that a result's schedule is valid and of the problem, and its bound is no later."""
+    """Assert that a result's schedule is valid, solves the problem, and finishes no earlier than its
+    bound."""
     taccl.verify(result.schedule).raise_if_failed()
     assert result.schedule.problem.digest() == problem.digest()
     assert 0 < result.bound_us <= result.finish_us

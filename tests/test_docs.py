@@ -24,7 +24,7 @@ TAGS = (*routing.TAGS, *ordering.TAGS)
 
 
 def problems():
-    """Small problems that together have every block of rows."""
+    """Small problems whose models together have every block of rows."""
     policy = SwitchPolicy("switch", "min-connections", tuple(range(12)))
     return {
         "links between nodes": problem_of(two_nodes(), collectives.allgather(4)),

@@ -54,7 +54,7 @@ def test_all_machines_can_be_made(every_comparison):
     ("peer_us", "most", "missed"), [(1.0, 1.0, []), (20.5, 1.0, []), (20.5, 0.9, ["finish"])]
 )
 def test_a_figure_below_the_bound_is_of_the_bound(peer_us, most, missed):
-    """An allgather of 2 MB on two ranks takes 20.5 us, its bound, so a peer's 1 us counts as the bound."""
+    """A peer's time below the lower bound counts as the bound, here 20.5 us for 2 MB on two ranks."""
     case = Comparison("peer", "pair", lambda: ring(2), "allgather", 2 * 10**6, peer_us, most, 1)
     row = measured(case, limit_s=2.0, seed=0)
     assert row["ours_us"] == row["bound_us"] == 20.5

@@ -99,7 +99,8 @@ def test_chunks_are_not_chosen_late():
 
 @pytest.mark.parametrize(("left_s", "competes"), [(0, False), (60, True)])
 def test_baselines_are_not_begun_late(problem, left_s, competes):
-    """If 256 arrivals over 176 links would take longer than the time left, no baseline is tried."""
+    """No baseline is tried if its construction, here with 256 arrivals over 176 links, would exceed the time
+    left."""
     parameters = SearchParameters.from_dict({"portfolio": {"baseline_least_s": 0}})
     search = Search(problem, Options(parameters=parameters), Deadline.after(left_s))
     offer_baselines(search)

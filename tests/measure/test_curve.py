@@ -28,7 +28,8 @@ def test_a_smooth_curve_has_none():
     ],
 )
 def test_kinks_have_a_kind_and_a_size(times, kind, size):
-    """A single slow size, and a protocol used too long, too early or too late, are distinguished."""
+    """An outlier, a late switch of protocol and a switch to a wrong protocol are each recognised, with the
+    size."""
     assert (kind, size) in [(each.kind, each.size_bytes) for each in kinks(series(**times))]
 
 

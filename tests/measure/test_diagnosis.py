@@ -8,7 +8,8 @@ POINT = Point(1024, 12.0, 10.0, "ring ll")
 
 
 def test_points_have_former_names_in_files_for_one_release():
-    """A point has its prediction as `predicted_us`, and under the former name as well."""
+    """A point's dictionary has the prediction as `predicted_us`, and also under the former name
+    `expected_us`."""
     found = POINT.to_dict()
     assert found["predicted_us"] == found["expected_us"] == 10.0
     assert found["predicted_by"] == found["expected_by"] == "ring ll"

@@ -43,7 +43,7 @@ def test_what_one_node_cannot_tell_stays_at_its_prior(line_fit):
 
 @pytest.mark.slow
 def test_large_sizes_claim_no_latency(log):
-    """If every time grows with size, no latency is fitted."""
+    """From sizes so large that all times grow with size, no latency is fitted."""
     fit = taccl.fit([log(table(sizes=tuple(2**power for power in range(28, 34))))], "dgx-h100")
     determined = {each.name for each in fit.parameters if each.determined}
     assert determined == {"node_gb_per_s"}
@@ -162,7 +162,7 @@ def test_priors_that_times_contradict_are_given_up(tmp_path):
 
 
 def test_two_sizes_are_no_range():
-    """Two slow sizes are not taken for a protocol range of their own; three may be."""
+    """Two slow sizes are not taken for a range of sizes with another protocol; four are."""
     sizes = 2.0 ** np.arange(3, 20)
     for odd, is_range in ((1, False), (2, False), (4, True)):
         times = 10 + sizes / 1e5

@@ -39,7 +39,7 @@ def test_labels_within_a_row_are_passed_over(read, label):
 
 
 def test_the_gpus_of_a_process_are_read(read):
-    """The header states the GPUs whose kernels a thread launches; 0 without a header."""
+    """The header states the number of GPUs whose kernels a process launches; it is 0 without a header."""
     head = "# nThread 1 nGpus 8 minBytes 8 maxBytes 64\n"
     assert [read(text + table()).series[0].ranks_per_process for text in (head, "")] == [8, 0]
 
@@ -135,7 +135,7 @@ _SUMS = "# all_reduce_perf\n"
     ids=["nothing is sent", "a cut row", "quoted lines", "remarks", "units", "decimal units"],
 )
 def test_sizes_of_rows(read, text, sizes):
-    """Other lines are ignored, and units are those of the command line."""
+    """Sizes are read with the units of nccl-tests' options; lines without a complete row are ignored."""
     assert read(text).series[0].size_bytes == sizes
 
 
@@ -153,7 +153,7 @@ def test_sizes_of_rows(read, text, sizes):
     ids=["no root", "several runs"],
 )
 def test_times_of_rows(read, text, times):
-    """There is one time per size."""
+    """Each size has one time, also if several runs measured it."""
     assert read(text).series[0].times_us == times
 
 

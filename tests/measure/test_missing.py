@@ -14,7 +14,10 @@ pytestmark = pytest.mark.usefixtures("_quick_fits")
 
 
 def test_every_parameter_has_its_measurement():
-    """Each undetermined parameter is in exactly one sentence; there is none if all are determined."""
+    """Each undetermined parameter is named once among the missing measurements.
+
+    No measurement is missing if all parameters are determined.
+    """
     told = " ".join(missing_measurements(PARAMETERS)).replace(",", " ").split()
     assert all(told.count(name) == 1 for name in PARAMETERS)
     assert missing_measurements([]) == ()
@@ -31,7 +34,8 @@ def test_one_node_lacks_the_network(line_fit):
 
 @pytest.mark.slow
 def test_topologies_are_fitted_without_a_profile(tmp_path):
-    """A topology's rates are the priors of its fit, which predicts but has no profile."""
+    """A fit to a topology has the topology's rates as priors; it predicts times, but has no profile to
+    save."""
     (tmp_path / "a.log").write_text(table(sizes=SIZES[::3]))
     fit = taccl.fit([str(tmp_path / "a.log")], taccl.topologies.fully_connected(8))
     assert fit.predict_us("allreduce", 8, 1, 2**33) == pytest.approx(2**33 / 200e3, rel=0.05)
@@ -40,7 +44,11 @@ def test_topologies_are_fitted_without_a_profile(tmp_path):
 
 
 def test_a_number_of_nodes_replaces_guessed_racks():
-    """A given number of nodes replaces the guess from racks: 16 ranks of GB200 on 4 racks are 4 nodes."""
+    """A given number of nodes replaces the guess from racks of 72 GPUs.
+
+    16 ranks of GB200 are guessed to be one node; if 4 nodes of 16 ranks are given, 8 ranks are 2 of these
+    nodes.
+    """
     log = Series("allreduce", 16, 4, (1,), (1.0,), "a.log")
     assert placed(log, 72, None, 16).num_nodes == 1
     assert placed(log, 72, 4, 16).num_nodes == 4

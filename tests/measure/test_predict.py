@@ -34,7 +34,10 @@ def test_hops_of_blackwell_under_ll():
 
 
 def test_one_process_launches_its_gpus_in_turn():
-    """A process of 8 GPUs launches the last kernel 7 * 2 us later; on 8 V100 that is the default, of 3.8 us."""
+    """A process of 8 GPUs launches its kernels in turn, 2 us each, so the last one starts 7 * 2 us later.
+
+    On 8 V100, where a launch takes 3.8 us, one process for all GPUs is the default.
+    """
     alone, together = (us("dgx-a100", "allreduce", 8, ranks_per_process=count) for count in (1, 8))
     assert together - alone == pytest.approx(7 * 2)
     assert us("dgx1", "allreduce", 8) == us("dgx1", "allreduce", 8, ranks_per_process=8)
@@ -44,7 +47,8 @@ def test_one_process_launches_its_gpus_in_turn():
 
 
 def test_a_series_states_how_it_is_launched():
-    """The header of a log states the GPUs of a process, which delays the predicted times of its series."""
+    """A log's header states the GPUs per process, whose launches delay the predicted times of the log's
+    series."""
     alone = Series("allreduce", 8, 1, (8, 1 << 20), (1.0, 1.0), "a.log")
     costs = costs_of("dgx-a100")
     off_us = series_us(costs, replace(alone, ranks_per_process=8)) - series_us(costs, alone)
@@ -87,7 +91,7 @@ def test_hosts_of_amd_start_later():
 def test_sums_in_switches_are_slower_by_the_last_channel():
     """The rate of NVLS follows from the number of its channels and its efficiency.
 
-    On 8 H100 it has 6 channels of 60 GB/s at 0.85 * 5/6, with 8/7 for the data.
+    On 8 H100 the rate is that of 6 channels of 60 GB/s, times an efficiency of 0.85 * 5/6, times 8/7.
     """
     size = 16 << 30
     found = taccl.predict("dgx-h100", "allreduce", size)
@@ -105,7 +109,7 @@ def test_nvls_can_be_turned_off():
 def test_one_gpu_per_node_takes_parallel_trees():
     """With one GPU per node and more than 8 ranks, NCCL uses its parallel trees (PAT).
 
-    Their time is base 8 us, 4 levels of 14 us over 3.5, and 2.8 us per rank.
+    After the start their time is a base of 8 us, 14 us / 3.5 for each of 4 levels, and 2.8 us per rank.
     """
     found = taccl.predict("dgx-h100", "allgather", 8, ranks=16, nodes=16)
     start = 1.8 + costs_of("dgx-h100").network.start_us
@@ -203,7 +207,8 @@ def test_msccl_leaves_calls_without_a_file_to_nccl():
 
 
 def test_messages_of_mpi_take_turns():
-    """8 bytes to 8 ranks over MPI take three messages of 10 us, stated as assumed figures."""
+    """A broadcast of 8 bytes to 8 ranks over MPI takes three messages of 10 us; the source says that this is
+    assumed."""
     found = taccl.predict("dgx-h100", "broadcast", 8, runtime="mpi")
     assert found.time_us == pytest.approx(3 * 10, rel=1e-3)
     assert "our choice" in found.source
@@ -222,7 +227,7 @@ def test_one_kernel_has_no_base():
 
 
 def test_each_remote_peer_of_an_alltoall_costs_a_hop():
-    """A second node adds its start and 3.7 us for each of 8 peers of an alltoall."""
+    """A second node adds 9 us of start and, for each of its 8 ranks, 3.7 us to an alltoall."""
     one, two = (us("dgx-a100", "alltoall", 64, nodes=nodes) for nodes in (1, 2))
     assert two - one == pytest.approx(9 + 8 * 3.7, rel=0.01)
 

@@ -54,7 +54,10 @@ def test_what_is_left_out_is_said(exchange):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fully-connected:16", "dgx2", "ndv2"])
 def test_sixteen_ranks_have_colours_of_their_own(name):
-    """Hues distinguish ranks of a node, shades the nodes: 16 colours differ clearly, as in the legend."""
+    """Ranks of a node differ in hue, and nodes in shade, so that 16 ranks have clearly different colours.
+
+    The legend has the same colours.
+    """
     from matplotlib.colors import to_rgb
 
     topology = taccl.topologies.parse(name, nodes=2) if name == "ndv2" else taccl.topologies.parse(name)

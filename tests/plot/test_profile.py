@@ -19,7 +19,8 @@ def curves(rows):
 
 
 def test_a_curve_rises_by_a_problem_at_the_ratio_to_its_best():
-    """One backend is best at the first size and takes twice the best at the second; the other the reverse."""
+    """Two backends that are each best at one of two sizes, and need twice the best at the other, have equal
+    curves."""
     rows = [row("highs", 1.0), row("scip", 2.0), row("highs", 4.0, 2000), row("scip", 2.0, 2000)]
     for points in curves(rows).values():
         assert points[:3] == [(1.0, 0.0), (1.0, 0.5), (2.0, 1.0)]

@@ -22,7 +22,10 @@ def test_key_is_beside_the_lines(found):
 
 
 def test_a_result_keeps_its_progress():
-    """Entries are ordered by time; finishes improve, none is below the bound, the last is the result's."""
+    """Entries of a result's trace are ordered by time, and their finishes improve down to the result's.
+
+    No finish is below the bound.
+    """
     result = brief_synthesis(relayed(), backend="greedy")
     assert relayed().collective.combining is False
     times = [entry.seconds for entry in result.trace]

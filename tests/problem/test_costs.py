@@ -45,7 +45,7 @@ def test_costs_beyond_a_femtosecond_are_rounded_up_with_a_word():
 def test_times_that_are_too_long_for_a_fine_grid_are_rounded():
     """Costs are rounded to a coarser grid if times exceed 64 bits on the exact one.
 
-    10^13 us do so at 7 * 10^6 ticks per us, but not at 10^6.
+    10^13 us exceed 64 bits at 7 * 10^6 ticks per us, but not at 10^6.
     """
     with pytest.warns(NumericsWarning, match="rounded up to a picosecond"):
         costs = costs_of(10**12, Fraction(1, 7 * 10**6), MB).costs
@@ -90,7 +90,8 @@ def test_times_of_more_than_64_bits_are_refused():
 
 
 def test_holds_of_sends_are_listed_send_by_send():
-    """Holds by link: the first holds itself and a shared port, the second only itself."""
+    """Resources that each link holds: the first link holds itself and a shared port, the second only
+    itself."""
     builder = TopologyBuilder("three", [0] * 3)
     port = builder.add_resource("port")
     for dst in (1, 2):

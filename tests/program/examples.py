@@ -32,7 +32,8 @@ def schedule_of(name: str, topology: str = "ring:4", *, chunks_per_rank: int = 1
 
 
 def timed(problem: Problem, transfers: list[tuple[int, int, int, int, bool]]) -> Schedule:
-    """The schedule of entries (start tick, chunk, link, group, reduce), in that order, as early as possible."""
+    """Schedule of transfers (start tick, chunk, link, group, reduce), in that order, each as early as
+    possible."""
     starts, chunks, links, groups, reduces = zip(*transfers, strict=True)
     return exact_times(problem, chunk=chunks, link=links, starts=starts, group=groups, reduce=reduces)
 

@@ -48,7 +48,7 @@ def test_overwriting_too_early_is_a_race():
 
 
 def test_an_order_by_way_of_another_rank_counts():
-    """An order of steps through another rank counts as well as a dependency.
+    """Two steps of a rank may be ordered by messages through another rank, in place of a dependency.
 
     If rank 1 answers a message, the answer may overwrite the slot that was sent.
     """
@@ -113,7 +113,7 @@ def test_a_dropped_send_leaves_its_receiver_waiting():
 
 
 def test_swapped_receives_are_wrong_output():
-    """Two receives in each other's slot are reported with rank, chunk and content."""
+    """Two receives with swapped slots are reported with rank, chunk and content."""
     program = program_of("allgather", "ring:2", chunks_per_rank=2, in_place=True)
     address = find(program, "receive")
     first, second = program.ranks[0].threadblocks[address.threadblock].steps[:2]

@@ -32,7 +32,7 @@ def test_allgather_has_its_own_part_inside_the_output():
 
 
 def test_reduce_scatter_has_its_output_inside_the_input():
-    """Rank 2 of 3 keeps chunk 2."""
+    """In a reduce-scatter, rank 2 of 3 has its output, chunk 2, inside its input, at slot 2."""
     where = layout(reduce_scatter(3))[2]
     assert (where.inputs, where.outputs, where.output_offset) == ((0, 1, 2), (2,), 2)
     assert where.canonical(Slot("output", 0), in_place=True) == Slot("input", 2)
@@ -61,7 +61,7 @@ def test_scan_holds_contributions_and_prefixes():
 
 
 def test_a_derived_chunk_is_an_output_wherever_it_ends():
-    """A derived chunk is an output at its destinations, except where another is derived from it."""
+    """A chunk is an output at its destinations, except at a rank that derives another chunk from it."""
     chunks = (Chunk((0,), (0, 1)), Chunk((), (0, 1, 2)))
     made = Collective("made", 3, chunks, True, derivations=(Derivation(0, 1, 1),))
     assert [where.inputs for where in layout(made)] == [(0,), (1,), ()]

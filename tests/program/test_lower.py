@@ -80,7 +80,8 @@ def assert_runs(folder, collective, sketch, topology, ways=WAYS):
 @pytest.mark.slow
 @pytest.mark.parametrize(("collective", "sketch", "topology"), OUR_TABLE)
 def test_schedules_of_our_files(collective, sketch, topology):
-    """Schedules for our files run: two and three nodes of two ranks, and one of three."""
+    """Lowered schedules for our files run correctly: on two and three nodes of two ranks, and on one of
+    three."""
     assert_runs(OURS / "upstream-taccl", collective, sketch, topology)
 
 
@@ -104,7 +105,7 @@ def test_schedules_of_the_main_table(shared_data, collective, sketch, topology):
     ],
 )  # fmt: skip
 def test_baselines(name, collective):
-    """Baselines run; where ranks exchange partial sums, no send's data are overwritten."""
+    """Lowered baselines run correctly, even where ranks exchange partial sums."""
     topology = taccl.topologies.ndv2(2) if name == "hierarchical" else taccl.topologies.fully_connected(8)
     chunks = taccl.collectives.make(collective, topology.num_ranks)
     problem = taccl.make_problem(topology, chunks, chunk_bytes=1000)
@@ -157,7 +158,7 @@ def test_a_merged_send_of_others_is_split_or_packed():
 
 
 def test_long_steps_are_cut_evenly():
-    """Steps above the maximum length are cut evenly: at most 3 chunks divide four into two and two."""
+    """Steps of more chunks than the maximum are cut evenly: at most 3 chunks divide four into two and two."""
     schedule = timed(merged_problem(), [(0, c, 0, 0, False) for c in range(4)])
     assert [step.count for _, step in lower(schedule, max_count=3).steps()] == [2, 2, 2, 2]
 
@@ -175,7 +176,7 @@ def test_two_ranks_that_exchange_sums_keep_what_leaves():
 
 
 def test_a_multicast_goes_to_each():
-    """A multicast send becomes one send to each end."""
+    """A multicast send becomes one send to each destination."""
     topology = linked("multicast", [0] * 3, [(0, (1, 2))], alpha_us=1, beta_us_per_mb=1)
     schedule = timed(problem_of(topology, broadcast(3)), [(0, 0, 0, 0, False)])
     with pytest.warns(
@@ -239,7 +240,7 @@ def test_a_process_group_has_buffers_of_its_own():
     [("single", 3, {0}), ("round-robin", 2, {0, 1}), ("by-chunk", 4, {0, 1, 2, 3}), ("by-peer", 2, {0, 1})],
 )
 def test_channels_by_name(policy, count, expected):
-    """Channels used by an allgather in two chunks per rank under each policy."""
+    """An allgather with two chunks per rank uses the expected channels under each policy."""
     topology = "fully-connected:4" if policy == "by-peer" else "ring:4"
     program = program_of("allgather", topology, chunks_per_rank=2, channels=policy, num_channels=count)
     used = {tb.channel for rank in program.ranks for tb in rank.threadblocks if tb.send_to is not None}
@@ -248,7 +249,7 @@ def test_channels_by_name(policy, count, expected):
 
 
 def test_one_threadblock_for_both_directions_halves_their_number():
-    """For three peers there are six threadblocks, or three with one per peer."""
+    """A rank with three peers has six threadblocks, one per peer and direction, or three, one per peer."""
     counts = [
         program_of("allgather", "fully-connected:4", in_place=True, threadblocks=each).max_threadblocks
         for each in ("per-direction", "per-peer")

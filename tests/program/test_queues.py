@@ -111,7 +111,8 @@ def test_broadcast_counts_with_a_single_slot():
 
 
 def test_first_size_is_the_smallest():
-    """One byte below the first size one more chunk fits."""
+    """The first size at which only a given number of chunks fits is exact: one byte below it, one more
+    fits."""
     for library, protocols in LIBRARIES.items():
         for protocol in protocols:
             program = exchange(5, protocol)

@@ -67,8 +67,8 @@ def test_as_many_as_the_links_need():
 def test_what_limits_instances_is_said(size, options, most, why):
     """A note says what limits the number of instances.
 
-    In MSCCL 32 channels allow 32 / 3 instances, so 8; and 8 KB chunks in parts of at least 1024 bytes allow
-    4.
+    In MSCCL 32 channels allow at most 32 / 3 instances, so 8. Chunks of 8 KB, in parts of at least 1024 bytes,
+    allow 4.
     """
     program = taccl.lower(ring_on_h100(size), instances="auto", **options)
     assert program.notes[0].startswith(f"instances: {most}, and not 16 for 450 GB/s")
@@ -77,7 +77,8 @@ def test_what_limits_instances_is_said(size, options, most, why):
 
 
 def test_threadblocks_limit_instances():
-    """14 threadblocks, one per peer and direction, limit instances, as MSCCL++ runs 80."""
+    """MSCCL++ runs at most 80 threadblocks, which limits instances of 14 threadblocks, one per peer and
+    direction."""
     topology = taccl.topologies.dgx_h100(profile="nominal")
     problem = taccl.make_problem(topology, taccl.collectives.alltoall(8), size_bytes=64_000_000)
     program = taccl.lower(taccl.baselines.pairwise(problem, cut=False), instances="auto")

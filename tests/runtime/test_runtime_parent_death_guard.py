@@ -71,7 +71,7 @@ def test_what_is_left_ends_with_who_lets_go(tmp_path):
 
 
 def test_segments_are_removed(tmp_path):
-    """Existing segments are removed; missing ones are skipped."""
+    """Shared-memory segments are removed if they exist, and skipped if they are missing."""
     there = tmp_path / "segment"
     there.write_text("")
     remove_segments([str(there), str(tmp_path / "gone")])

@@ -27,7 +27,7 @@ from tests.runtime.small_programs import program_for
     ],
 )
 def test_mpi_has_a_counterpart(name):
-    """Every MPI collective has a counterpart, also with several chunks per rank."""
+    """Collectives that MPI has are matched with MPI's own, also with several chunks per rank."""
     assert counterpart(make(name, 4, chunks_per_rank=3, **arguments_for(name, 4))) is not None
 
 

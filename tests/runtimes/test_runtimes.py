@@ -67,7 +67,11 @@ def plan_of_ring():
 
 @pytest.mark.slow
 def test_a_plan_covers_a_registered_runtime(mine, tmp_path):
-    """The plan has its files in the index, a line of coverage, and its launch in the predicted times."""
+    """A plan for a registered runtime has the runtime's files in its index, and a line on the sizes that they
+    cover.
+
+    Predicted times include the runtime's launch.
+    """
     plan = brief_plan("dgx-a100", "allgather", sizes=["4KB"], backend="greedy", runtime="in-python")
     assert {float(each.schedule.launch) for each in plan.ranges} == {2.5}
     assert {each.protocol for each in plan.ranges} == {"simple"}

@@ -120,7 +120,7 @@ def test_overlapping_sums_do_not_add_up():
 
 
 def test_links_that_add_carry_the_union():
-    """A two-source link carries the union of its sources' contributions."""
+    """A link from two ranks, which adds their data, carries the union of their contributions."""
     builder = TopologyBuilder("in network", [0] * 3)
     builder.add_link((0, 1), 2, alpha_us=0, beta_us_per_mb=1)
     collective = Collective("sum", 3, (Chunk((0, 1), (2,), 2),), combining=True)
@@ -227,7 +227,7 @@ def by_brute_force(wanted, known):
 
 @pytest.mark.fuzz
 def test_sums_are_made_up_where_they_can_be():
-    """Search and verifier agree with enumeration of subsets on which sums can be formed."""
+    """Search and verifier agree with an enumeration of subsets on the sums that a rank can form."""
     topology = taccl.topologies.fully_connected(5)
     found = set()
     for seed in cases("sums of arrivals", few=150, many=3000):

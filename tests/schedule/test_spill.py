@@ -83,7 +83,7 @@ def test_changed_columns_are_refused(schedule, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["schedule.json", "link.npy"])
 def test_missing_part_is_refused(name, schedule, tmp_path):
-    """A folder with a missing part is refused."""
+    """A folder in which one file of a spilled schedule is missing is refused."""
     spill(schedule, tmp_path)
     (tmp_path / name).unlink()
     with pytest.raises(FormatError):
@@ -99,7 +99,7 @@ def test_index_of_another_kind_is_refused(tmp_path):
 
 @pytest.mark.parametrize("what", ["file", "full", "nowhere"])
 def test_folder_that_cannot_be_used(what, tmp_path):
-    """A file, a non-empty folder and a folder in a missing one are refused."""
+    """A schedule is not spilled to a file, to a non-empty folder, or to a folder whose parent is missing."""
     (tmp_path / "file").write_text("")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "something").write_text("")

@@ -112,7 +112,8 @@ def test_scan_starts_where_prefixes_are_made():
 
 
 def joined(*more):
-    """A link from ranks 0 and 1 to rank 2 that waits for both, and other links."""
+    """Topology with a link from ranks 0 and 1 to rank 2, which waits for both ranks, and with the given
+    links."""
     return linked("joined", [0, 0, 0], (((0, 1), 2), *more), alpha_us=1, beta_us_per_mb=1)
 
 
@@ -131,7 +132,10 @@ def test_several_origins_can_be_all_sources():
 
 
 def test_strongly_connected_only_if_one_source_would_do():
-    """Rank 1 has links to all, rank 0 only the two-source link: not strongly connected by single links."""
+    """Rank 1 can broadcast: it sends to rank 0, then both together to rank 2.
+
+    Rank 0 cannot: its only link waits until rank 1 also has the chunk, which never happens.
+    """
     topology = joined((1, 0), (2, 1))
     check_reachable(make_problem(topology, collectives.broadcast(3, root=1), chunk_bytes=1))
     with pytest.raises(TopologyError, match="from rank 0 to rank 1"):
@@ -139,7 +143,7 @@ def test_strongly_connected_only_if_one_source_would_do():
 
 
 def test_contributions_come_from_any_source():
-    """A link of two sources adds up what they hold: enough for a reduce."""
+    """A link from two ranks adds up what they hold, which is enough for a reduce."""
     check_reachable(make_problem(joined(), collectives.reduce(3, root=2), chunk_bytes=1))
 
 

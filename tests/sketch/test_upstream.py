@@ -198,7 +198,8 @@ def test_time_unit():
 
 
 def test_switch_ports():
-    """16 output and 16 input ports beside 240 links; each send holds its link and two ports."""
+    """The DGX-2 topology has 16 output and 16 input ports beside 240 links; a send holds its link and two
+    ports."""
     topology = load_problem(files("dgx2-n1"), files("dgx2-4KB")).topology
     assert len(topology.resources) == 240 + 32
     assert len(topology.holds) == 3 * 240

@@ -267,7 +267,7 @@ def test_a_solver_tells_its_nodes(solver):
 
 
 def test_progress_is_reported():
-    """`on_progress` sees each better point, and the solution keeps the times."""
+    """`on_progress` is called for each better solution, and the final one keeps the times of all."""
     seen = []
 
     def attempt(limit_s):
@@ -335,7 +335,7 @@ def test_script_without_main_guard(tmp_path):
 
 
 def test_statuses_cover_what_solvers_return():
-    """The list of statuses is the documented one."""
+    """A solver returns one of the documented statuses."""
     assert solve(knapsack()).status in STATUSES
 
 
