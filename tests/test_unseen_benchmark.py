@@ -26,9 +26,9 @@ def test_a_network_without_its_log_is_of_other_classes():
 def test_further_logs_test_predictions():
     """At least 10 of the further published logs are the source of no constant.
 
-    Each log cites where it was published, has four or more times, and a unique name.
+    Each log cites where it was published, has at least one time, all positive, and a unique name.
     """
     logs = tomllib.loads(PUBLISHED.read_text())["log"]
     assert sum("source_of" not in log for log in logs) >= 10
-    assert all(log["source"] and len(log["times_us"]) >= 4 for log in logs)
+    assert all(log["source"] and log["times_us"] and min(log["times_us"]) > 0 for log in logs)
     assert len({log["name"] for log in logs}) == len(logs)
