@@ -46,7 +46,7 @@ _OTHER = {"mi300x": "mi355x", "mi355x": "mi300x"}
 
 
 def costs_without(topology: str, log: str) -> Costs:
-    """Figures of a machine, with constants of other machines in place of those that come from a log."""
+    """Costs of a machine, with constants of other machines in place of those that come from a log."""
     costs, kind = costs_of(topology), SOURCE_OF[log].split()[0]
     if kind == "network":
         return replace(costs, network=_other_network(costs.network.name))
@@ -62,7 +62,7 @@ def costs_without(topology: str, log: str) -> Costs:
 
 
 def _other_network(name: str) -> Network:
-    """Figures of a network class without its log: its plugin's latency, and medians of other classes."""
+    """Costs of a network class without its log: its plugin's latency, and medians of other classes."""
     own, others = NETWORKS[name], [NETWORKS[each] for each in _MEASURED if each != name]
     return own._replace(
         hop_us=own.stated_us,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: Max errors (relative), and max CPU seconds per log.
 WORST_MEDIAN, WORST_P90, WORST_MEAN, WORST_LEFT_OUT, MOST_SECONDS = 0.06, 0.20, 0.04, 0.08, 5.0
-#: Max error of the prediction for two nodes from one node and the network, at 1 GiB.
+#: Max error of the prediction for two nodes, from logs of one node and of a NIC, at 1 GiB.
 WORST_PREDICTED = 0.15
 COLUMNS: tuple[Column, ...] = (
     ("log", "log", "<72"), ("median", "median", ">7.1%"), ("p90", "p90", ">7.1%"),

@@ -46,8 +46,7 @@ COLUMNS: tuple[Column, ...] = (
 
 
 def measured(case: str, *, limit_s: float, others: Sequence[int]) -> dict[str, Any]:
-    """Row of a case, such as ``dgx-a100 x2 allreduce 16MB``: finish and bound in us, and failed
-    requirements."""
+    """Row of a case, such as ``dgx-a100 x2 allreduce 16MB``: finish and bound in us, and failed checks."""
     machine, nodes, collective, size = case.split()
     topology = getattr(taccl.topologies, machine.replace("-", "_"))(int(nodes[1:]))
     size_bytes = parse_size(size, where="size")

@@ -198,8 +198,7 @@ def _between_nodes_us(sizes: NDArray[np.int64], topology: Topology) -> float:
 
 
 def measured(comparison: Comparison, *, limit_s: float, seed: int) -> Row:
-    """Row of a comparison: our finish and bound in us, our finish over the peer's, and failed
-    requirements."""
+    """Row of a comparison: our finish and bound in us, our finish over the peer's, and failed checks."""
     topology = comparison.machine()
     if comparison.sizes is not None:
         scheduler = taccl.AllToAllV(topology, seed=seed)

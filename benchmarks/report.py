@@ -71,8 +71,7 @@ def _width(form: str) -> str:
 
 
 def verdict(row: Mapping[str, Any]) -> str:
-    """Failed requirements of a row as text, from its list ``missed`` or its flag ``met``; empty if all are
-    met."""
+    """Failed checks of a row as text, from its list ``missed`` or its flag ``met``; empty if none failed."""
     missed: Sequence[str] = row.get("missed", () if row.get("met", True) else ("MISSED",))
     return ", ".join(missed)
 

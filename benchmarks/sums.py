@@ -55,7 +55,7 @@ def topology_of(name: str) -> Topology:
 
 
 def measured(name: str, size: int, *, limit_s: float, seed: int) -> dict[str, Any]:
-    """Row of one machine and size: finishes in us, and failed requirements."""
+    """Row of one machine and size: finishes in us, and failed checks."""
     topology = topology_of(name)
     problem = taccl.make_problem(topology, "allreduce", size_bytes=size, chunks_per_rank=1)
     rivals: dict[str, float] = {}

@@ -166,6 +166,7 @@ def groups(dims: tuple[str, ...], ranks: int | None) -> dict[str, tuple[str, ...
 
     The groups are all ranks and, if `ranks` is given, the model-parallel group of `ranks` ranks and the
     data-parallel group.
+
     The model-parallel ranks are along the first dimensions. If the last of these is larger than needed, the
     rest of it belongs to the data-parallel ranks; this is possible for a switch.
     """

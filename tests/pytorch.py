@@ -69,7 +69,7 @@ def free_port() -> int:
 
 @cache
 def _starter() -> tuple[subprocess.Popen[str], IO[str]]:
-    """The process that forks all ranks of this run, as loading PyTorch takes 2 s, and what it says on stderr."""
+    """(process that forks all ranks of this run, as loading PyTorch takes 2 s; file with its stderr)."""
     said = TemporaryFile("w+")  # noqa: SIM115 - open as long as the process
     running = subprocess.Popen(
         [PYTHON, str(ROOT / "tests" / "forked_ranks.py")], env=environment(), stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Tests that run without real files of other tools."""
+"""How tests of other tools' files behave if the real files are missing."""
 
 import os
 import re

@@ -102,7 +102,10 @@ def test_runs_of_different_sizes_are_not_said_to_be_merged(read):
 
 
 def test_listed_ranks_are_kept_where_bandwidths_are_imprecise(read):
-    """A ratio busbw / algbw of 2.14 / 1.10 means 37 ranks, but the 32 listed ranks give the same figures."""
+    """The listed 32 ranks are used, although busbw / algbw of 2.14 / 1.10 means 37.
+
+    With 32 ranks, rounding gives the same two figures.
+    """
     devices = "".join(f"#  Rank {r:2} Pid 1 on host{r // 8} device {r % 8} [0x1] A GPU\n" for r in range(32))
     text = f"{devices}# all_reduce_perf\n 67108864 16777216 float sum 60819 1.10 2.14 N/A\n"
     assert [(each.num_ranks, each.num_nodes) for each in read(text).series] == [(32, 4)]

@@ -179,7 +179,7 @@ def test_the_schema_and_the_docs_have_every_field(field):
 
 @pytest.mark.parametrize("name", BINDING)
 def test_the_verifier_names_what_breaks_a_clause(name):
-    """The violation has the kind that the clause declares, and its field."""
+    """A violation of the clause has the kind and the field that the clause declares."""
     violations = verify(breaking(name)).violations
     assert CLAUSES[name].violation in KINDS
     assert (CLAUSES[name].violation, name) in {(each.kind, each.clause) for each in violations}

@@ -64,7 +64,7 @@ def test_an_order_by_way_of_another_rank_counts():
 
 
 def test_two_threadblocks_that_wait_for_each_other():
-    """Two ranks that receive before they send are a deadlock, reported from its lowest step."""
+    """Two ranks that receive before they send are a deadlock, which is reported from its lowest step on."""
     program = program_of("allgather", "ring:2", in_place=True, threadblocks="per-peer")
     for rank in (0, 1):
         first, second = program.ranks[rank].threadblocks[0].steps

@@ -52,7 +52,7 @@ def test_only_long_threadblocks_are_cut():
 
     pieces = split_threadblocks(Program("x", (rank(1), rank(0))), max_steps=4)
     assert interpret(pieces, capacity=1).ok
-    # At most 3 steps per piece leave one to wait for the piece before.
+    # Pieces have at most 3 steps, as the limit of 4 includes one that waits for the piece before.
     lengths = sorted(len(block.steps) for block in pieces.ranks[0].threadblocks)
     assert lengths == [1, 1, 3, 3, 3, 3]
     assert sorted(block.channel for block in pieces.ranks[0].threadblocks) == [0, 0, 1, 1, 2, 2]
@@ -70,7 +70,8 @@ def test_the_next_piece_waits_for_the_one_before():
 
 
 def test_what_is_always_under_way_is_not_cut():
-    """Ranks that send all before they receive, in one threadblock, are not split, as both would wait."""
+    """A threadblock that sends all chunks before it receives is not split, as two such ranks wait for each
+    other."""
 
     def rank(peer):
         sends = tuple(Step("send", Slot("input", i)) for i in range(4))

@@ -209,7 +209,7 @@ def test_predict_knows_every_runtime():
 
 
 def test_pytorch_has_no_scan():
-    """PyTorch's row has a reason against scan; MPI's has none against any collective."""
+    """PyTorch's row states why scan is refused; MPI's row refuses no collective."""
     topology, scan = taccl.topologies.ring(2), taccl.collectives.scan(2)
     assert RUNTIMES["torch"].reason_against(scan, topology) == "PyTorch has no method for scan"
     check_collective(RUNTIMES["mpi"], scan, topology)

@@ -103,7 +103,7 @@ def test_what_is_made_of_a_chunk_waits_for_its_release():
 
 
 def test_what_stays_where_it_is_bounds_nothing(problem):
-    """The release date of a chunk that no rank lacks does not bound the finish, 11 us."""
+    """The release date of a chunk that every destination already has does not bound the finish of 11 us."""
     both = collectives.custom(3, precondition={0: [0], 1: [1]}, postcondition={0: [1], 1: [1]})
     late = taccl.make_problem(problem.topology, both, chunk_bytes=1_000_000)
     late = replace(late, release_us=((1, 1, 100),))

@@ -60,7 +60,7 @@ def test_offset_permutation_needs_whole_blocks():
 
 
 def test_order_and_power():
-    """A rotation by 2 of 6 ranks has order 3, and twice it is a rotation by 4."""
+    """A rotation by 2 of 6 ranks has order 3, and applied twice it is a rotation by 4."""
     ranks = offset_permutation(6, 2, 6)
     assert order(ranks) == 3
     assert power(ranks, 2) == offset_permutation(6, 4, 6)
