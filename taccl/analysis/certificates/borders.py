@@ -67,9 +67,10 @@ def counting(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
 
 
 def counted(demand: NeededSends, volume: Volume) -> Iterator[Claim]:
-    """Yield cut-counting claims for very large problems: chunks enter ranks and nodes, times ignored.
+    """Yield cut-counting claims for very large problems, from chunks that must enter a rank or a node.
 
-    Only sets with high estimates are counted, so this takes a fraction of a second and needs no symmetries.
+    Release dates and tails are ignored. Only sets with high estimates are counted, so this takes a fraction
+    of a second and needs no symmetries.
     """
     if not (volume.by_chunk and volume.spreads and demand.single_ended):
         return

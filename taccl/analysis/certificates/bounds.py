@@ -269,7 +269,7 @@ def _claims(
     is_priced = False
 
     def first_prices() -> Iterator[Claim]:
-        """Yield throughput claims, early and in a share of the time: often no other bound is as high."""
+        """Yield throughput claims early, within a share of the time, as they are often the highest."""
         nonlocal is_priced
         yield from prices(deadline=first_until)
         is_priced = time.monotonic() < first_until

@@ -142,7 +142,7 @@ def _plain(value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """Text of a field; for a tuple of several sets or prices, only their number."""
+    """Text of the value of a witness's field; for a tuple of several sets or prices, only their number."""
     match value:
         case frozenset() if len(value) > 2 and max(value) - min(value) == len(value) - 1:
             return f"{min(value)}-{max(value)}"
@@ -211,7 +211,7 @@ class Certificate:
 
     @property
     def scope(self) -> str:
-        """Chunks that the bound holds for: ``"all chunkings"``, or the problem's, ``"2 chunks per rank"``."""
+        """Chunks that the bound holds for: ``"all chunkings"``, or a number, as ``"2 chunks per rank"``."""
         collective = self.problem.collective
         if self.divisible:
             return ALL_CHUNKINGS

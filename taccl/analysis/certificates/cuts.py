@@ -134,7 +134,7 @@ def _sets(volume: Volume, symmetries: Symmetries, *, in_network: bool) -> list[P
     topology = volume.problem.topology
     everyone = frozenset(range(topology.num_ranks))
     different = set(symmetries.ranks.tolist())
-    # If there are very many, keep the ranks with the fewest links, which most likely limit.
+    # If there are very many, keep the ranks with the fewest links, which are most likely the bottleneck.
     fewest = sorted(different, key=lambda r: (len(topology.links_to[r]), len(topology.links_from[r]), r))
     families = [[frozenset((r,)) for r in sorted(fewest[:_MOST_RANKS])]]
     nodes = [frozenset(ranks) for ranks in topology.ranks_of_node if ranks]
@@ -243,7 +243,7 @@ class _Program:
             rounded, scale = [Fraction(round(w / top * digits), digits) for w in solved.price], digits
         price = [int(w * scale) for w in rounded]
         total = sum(w * int(size) for w, size in zip(price, self.column_size, strict=True))
-        # Sets added after the solution charge nothing.
+        # Sets added after the program was solved have no charge.
         charged = [
             (parts, needed, count, Fraction(float(z / top)).limit_denominator(digits) * scale)
             for (parts, (needed, count)), z in zip(self.sets.items(), solved.charge, strict=False)
@@ -282,10 +282,10 @@ class _Program:
 
 
 def _worth_pricing(held: list[dict[int, int]], idle: list[int]) -> list[int]:
-    """Resources to price: all but those of one link that are dominated by a shared resource.
+    """Resources to price: all except those that only one link holds and that a shared resource dominates.
 
-    A shared resource dominates if that link holds it for at least as long, and it has at least as many idle
-    ticks.
+    A shared resource dominates if the same link holds it for at least as long, and it has at least as many
+    idle ticks.
     """
     users: Counter[int] = Counter(resource for mine in held for resource in mine)
     worth = set(users)

@@ -30,7 +30,7 @@ from taccl.topology.recognise import dimensions
 #: Number of times that the data passes all dimensions.
 _PASSES = {"allgather": 1, "reduce-scatter": 1, "alltoall": 1, "allreduce": 2}
 _TOLERANCE = 1e-9
-#: Denominator to which prices are rounded; the bound that they prove is exact.
+#: Largest denominator of rounded prices; the bound that they prove is still exact.
 _FINEST_PRICE = 10**6
 
 

@@ -46,7 +46,8 @@ class Lane(NamedTuple):
 class FlowTime(Witness):
     """Witness of mean flow time: two ranks, resources that cover the links out of and into them, and prices.
 
-    - `leaving`, `entering`: Resources that cover the links out of `source` and into `target`, in cover order.
+    - `leaving`, `entering`: Resources that cover the links out of `source`, and into `target`. A link is
+      assigned to the first of them that it holds.
     - `prices`: Dual prices in ticks: flow times of the marginal byte out of `source`, and into `target`.
     """
 
@@ -141,7 +142,7 @@ def _between(problem: Problem) -> NDArray[np.float64]:
 
 
 def _lane(demand: NeededSends, links: Iterable[int], resource: int) -> Lane:
-    """Lane of some links that all hold the resource, with the least of their costs."""
+    """Costs of a resource as a `Lane`: the least over some links, all of which hold it."""
     costs = demand.problem.costs
     longest, idle, sides = int(costs.chunk_units.sum()), [], set()
     alphas, betas = [], []

@@ -107,7 +107,7 @@ def _sides(volume: Volume, deadline: float = math.inf) -> Iterator[Flags]:
         if len(below) > _MOST_LEVELS:
             share = np.arange(1, _MOST_LEVELS + 1) / (_MOST_LEVELS + 1)
             at = np.searchsorted(below, share * len(values))
-            # If many ranks have equal values, no level may divide the ranks in this ratio; take the nearest
+            # If many ranks have equal values, no level may split the ranks at this position; take the nearest
             # levels on both sides.
             chosen = np.unique(np.concatenate((at, np.maximum(at - 1, 0))))
             levels = levels[:-1][np.minimum(chosen, len(below) - 1)]

@@ -24,7 +24,7 @@ from taccl.topology.in_network import shared_links
 if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
-#: Max release dates to bound from: the first, the last, and those with the most data still to release.
+#: Max release dates from which a bound is computed.
 _MOST_DATES = 6
 
 
@@ -160,7 +160,10 @@ def late_part(problem: Problem, date: Fraction) -> Problem | None:
 
 
 def release_dates(problem: Problem) -> list[Fraction]:
-    """Release dates to bound from, ascending: of many, the first, the last, and those before most data."""
+    """Release dates from which a bound is computed, ascending, at most `_MOST_DATES`.
+
+    If there are more, these are the first, the last, and those with the most data still to release.
+    """
     release = {(chunk, rank): us for chunk, rank, us in problem.release_us}
     when = [
         (min(release.get((index, rank), 0) for rank in chunk.origins), problem.chunk_bytes[index])

@@ -1,9 +1,9 @@
 """Sum flow: a bound on sums from sends that end early in a schedule, or start late in it.
 
 Take one byte of a sum, and one time. For n ranks, at least n - 1 of the sends that carry this byte have ended
-by then or have not started yet, unless many others of them are under way. Sends hold a resource one after
-another, each also for its latency. So few bytes can end early, and few can start late. See
-docs/formulation.md, "Sum flow".
+by then or have not started yet, unless many others of these sends are under way at that time. Sends hold a
+resource one after another, each also for its latency. So few bytes can end early, and few can start late.
+See docs/formulation.md, "Sum flow".
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Lane(NamedTuple):
 class SumFlow(Witness):
     """Witness of sum flow: resources that cover all links, and two prices in ticks.
 
-    - `resources`: Resources that cover the usable links, in cover order.
+    - `resources`: Resources that cover the usable links; a link is assigned to the first that it holds.
     - `horizon`: Time in ticks after the start, and before the finish. A send gains the ticks by which it ends
       before the first of these times, or starts after the second.
     - `price`: Gain of each send.
@@ -101,7 +101,7 @@ def sum_flow_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]
 
 
 def _lane(demand: NeededSends, links: Iterable[int], resource: int) -> Lane:
-    """Lane of some links that all hold the resource, with the least of their costs."""
+    """Costs of a resource as a `Lane`: the least over some links, all of which hold it."""
     costs = demand.problem.costs
     longest = int(costs.chunk_units.sum())
     alphas, betas = [], []

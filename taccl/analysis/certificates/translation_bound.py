@@ -191,7 +191,7 @@ def _distances(translations: Translations, costs: ClassTicks) -> tuple[int, int]
 
 
 def _hops_along(host: NamedFabric, axis: Dimension) -> int:
-    """Sum of hops along one axis from place 0 to all others."""
+    """Sum of the numbers of hops along one axis from place 0 to all other places."""
     return host.num_ranks // axis.size * sum(axis.hops)
 
 

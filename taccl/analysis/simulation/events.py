@@ -31,7 +31,7 @@ class Events(Precedence):
 
     - `problem`: The schedule's problem, or one that differs in sizes and costs only.
     - `source`, `target`, `after`, `lead`, `extra`, `cause`, `tile`, (num_waits,) list of int: Columns of the
-      waits; `target` waits for `source`.
+      waits; `target` waits for `source`. `taccl.schedule.precedence` defines the others.
     - `waits_of`, (num_events,) list of list of int: Waits of which each event is the target.
     - `components` (list of list of int): Events in topological order of the waits within a tile. Events that
       wait for each other, such as two ranks that exchange partial sums, share a component.

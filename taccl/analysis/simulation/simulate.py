@@ -114,7 +114,7 @@ def _factors(events: Events, tiles: int, jitter: float, seed: int) -> NDArray[np
 
 
 def _play(events: Events, tiles: int, factors: NDArray[np.int64] | None) -> EventTimes:
-    """(start of every event of every tile, wait of each event that ends last), as `EventTimes`."""
+    """Start of every event of every tile, and the wait of each event that ends last."""
     run = EventTimes(events, [], [], factors)
     gaps, before = events.gaps(), None
     for tile in range(tiles):

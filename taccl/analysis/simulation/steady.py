@@ -35,8 +35,9 @@ class SteadyState:
     cycle_tiles : int
         Number of tiles that the cycle spans; its length is that many intervals.
     busiest_resource : str
+        Name of the resource that one tile holds for the longest time.
     busiest_load : Fraction
-        Microseconds for which one tile holds the busiest resource; no interval is below it.
+        Microseconds for which one tile holds the busiest resource; no interval can be shorter.
     """
 
     schedule: Schedule

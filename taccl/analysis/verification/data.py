@@ -354,7 +354,10 @@ def landing_order(
 def _unupdated(
     columns: Columns, some: ChunkBlock, c: int, faults: list[Fault], whole: int
 ) -> Iterator[Fault]:
-    """Yield faults of sums that must be updated at their root: sent before the update, or final without it.
+    """Yield faults of a sum that its root must update before any rank may use it.
+
+    A fault is a send from the root before the update is done, or a destination that ends without the
+    updated sum.
 
     - `whole`: Tick from which the root holds the whole sum of chunk `c` of the block.
     """

@@ -150,7 +150,7 @@ class Contention:
         self._clashes: list[NDArray[np.int64]] = []
 
     def note(self, block: Block) -> None:
-        """Sweep over the sends of a block."""
+        """Add the hold intervals of a block's sends to the sweep, and keep the overlaps that it finds."""
         after = block.first + len(block.chunk)
         next_start = int(self._columns.start[after]) if after < len(self._columns) else NEVER
         count = len(self._waiting[0])

@@ -108,7 +108,7 @@ def reached(
 
 #: Max ranks for which distances from entry points are used.
 _MOST_RANKS = 4_000
-#: Set of (passage, number of equal passages).
+#: Set of (bottleneck resource, number of equal ones).
 Passages = frozenset[tuple[GatePassage, int]]
 
 
@@ -191,9 +191,9 @@ class Entries:
         return [e for e in self.release if belongs(set_of.get(src[e]), set_of.get(dst[e]))]
 
     def fastest(self, links: list[int], most: int, *, of: Mapping[int, int] | None = None) -> Fastest:
-        """Fastest sender over these links in each component, among all ranks or all sets of ranks.
+        """Hypothetical sender over these links that is no slower than any rank (or any set of ranks).
 
-        - `of`: {rank: its set}; the ranks of a set then count as one sender. By default each rank is one.
+        - `of`: {rank: its set}; the ranks of a set then count as one sender. By default, each rank is one.
         """
         label = [rank if of is None else of.get(rank, -1) for rank in self.facts.src]
         return Fastest(passages_of(self.facts, links, label).values(), most)
@@ -260,5 +260,5 @@ class Pairs:
 
 
 def _counted(gates: Iterable[GatePassage]) -> Passages:
-    """Set of (passage, number of equal passages)."""
+    """Set of (bottleneck resource, number of equal ones)."""
     return frozenset(Counter(gates).items())

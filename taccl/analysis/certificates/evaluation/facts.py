@@ -200,7 +200,10 @@ class Facts:
 
     @cached_property
     def alike(self) -> list[tuple[int, int]]:
-        """(chunk, number of equal chunks): equal in ends, size, derivation and admitted links."""
+        """(chunk, number of equal ones) of each class of chunks.
+
+        Equal chunks have the same origins, destinations, size, derivation and admitted links.
+        """
         modes = (None, True) if self.sums else (False,)
         kinds: dict[tuple[object, ...], list[int]] = {}
         for c, (data, units) in enumerate(zip(self.collective.chunks, self.units, strict=True)):
@@ -346,7 +349,7 @@ def joined(facts: Facts) -> int:
     """Max volume of one unmerged send, which pays one alpha.
 
     The volume is 1 if chunks are counted. Otherwise it is the units of the largest chunk, or, if data is
-    divisible, of all chunks with equal ends together.
+    divisible, of all chunks with equal origins and destinations together.
     """
     if facts.by_chunk:
         return 1

@@ -231,7 +231,11 @@ def _job(
     sources: set[int],
     targets: set[int],
 ) -> BorderJob:
-    """Job of a chunk that crosses one of the links: farthest contribution of a sum, or nearest copy."""
+    """Required send of a chunk over one of the links `crossing`, with its release date and tail.
+
+    The release date is that of the farthest contribution for a sum, and of the nearest copy otherwise.
+    The tail is that of the farthest target.
+    """
     srcs = {r for e in crossing for r in facts.topology.links[e].srcs}
     dsts = {r for e in crossing for r in facts.topology.links[e].dsts}
 

@@ -169,7 +169,10 @@ class Distances:
         return frozenset(self._link_sets[number])
 
     def carried(self, c: int, *, reducing: bool | None = False) -> int:
-        """Index of the set of links that may carry a chunk: unreduced, reducing, or (None) either."""
+        """Index of the set of links that may carry chunk `c`.
+
+        - `reducing`: False for links that may copy it, True for links that may reduce it, None for both.
+        """
         modes = (False, True) if reducing is None else (reducing,)
         masks = [self.problem.open_links(c, reducing=mode) for mode in modes]
         alike = tuple(map(id, masks))  # chunks with equal clauses share their masks

@@ -257,10 +257,10 @@ class Sender(NamedTuple):
 
 
 def fastest_senders(out: Gates, most: int = 1) -> list[Sender]:
-    """Senders that dominate every rank: the i-th is no slower than the i-th gate of any rank.
+    """Senders that dominate every rank: the i-th is no slower than the i-th fastest gate of any rank.
 
     - `out`: Gates of sends, by sending rank.
-    - `most`: Max chunks in a send. With 1, arrivals are single, as each can reach a new rank.
+    - `most`: Max chunks in a send. With 1, chunks are sent one by one, as each can go to another rank.
     """
     out = replace(out, most=np.minimum(out.most, most))
     num = int(out.most.max(initial=1))

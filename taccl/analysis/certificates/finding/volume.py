@@ -2,8 +2,9 @@
 
 Volume is counted in chunks if all chunks have one size and data is not divisible, otherwise in units of data.
 A piece is the largest volume of an unmerged send: one chunk, or, if data is divisible, all chunks with equal
-ends. A merged send carries several pieces, but at most all data. A send pays alpha once, so each unit of
-volume pays its share of the alpha of a full send: one piece, or all that a merged send can carry.
+origins and destinations. A merged send carries several pieces, but at most all data. A send pays alpha once,
+so each unit of volume pays its share of the alpha of a full send: one piece, or all that a merged send can
+carry.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class Volume:
         return int(self.weight[wants & self._starts.meeting(rest)].sum())
 
     def entering_estimates(self, sets: Sequence[frozenset[int]]) -> NDArray[np.float64]:
-        """(num_sets,) ticks that the volume wanted in each of some disjoint sets takes to enter, roughly.
+        """(num_sets,) estimated ticks in which the volume that each of some disjoint sets wants can enter it.
 
         Data that starts inside counts, too, and links that share a resource count as independent.
         """
@@ -190,9 +191,10 @@ def _meeting(sets: RankSets, sides: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def largest_piece(problem: Problem, *, divisible: bool) -> int:
-    """Max units in an unmerged send: the largest chunk, or, if divisible, all chunks with equal ends.
+    """Max units in an unmerged send: one chunk, or, if `divisible`, all chunks with equal ends.
 
-    Other chunkings may join chunks with equal ends; contributions to sums may be joined whatever their roots.
+    The ends of a chunk are its origins and destinations; other chunkings may join chunks with equal ends.
+    Contributions to sums may be joined whatever their roots.
     """
     units = problem.costs.chunk_units.tolist()
     if not divisible:
