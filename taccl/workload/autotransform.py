@@ -177,7 +177,10 @@ def _grown(workload: Workload, head: str) -> Workload:
 
 
 def _kinds_behind(workload: Workload) -> dict[str, set[bool]]:
-    """{operation: set with True if it or a dependent one communicates, and with False if one computes}."""
+    """{operation: kinds of it and of the operations that depend on it}.
+
+    A kind is True for an operation that communicates, and False for one that computes.
+    """
     kinds = {each.name: {each.is_collective} for each in workload.operations}
     for each in reversed(workload.operations):
         for name in each.inputs:

@@ -34,7 +34,7 @@ _MOST_TRANSFERS = 500_000
 
 @cached
 def number_of_pieces(topology: Topology, collective: Collective, chunk_bytes: int) -> int:
-    """Number of pieces with the earliest planned finish along dimensions; 1 without two dimensions.
+    """Number of pieces with the earliest planned finish along dimensions; 1 for a single dimension.
 
     - `collective`: Collective with one chunk per rank, or several groups that each have one.
     - `chunk_bytes`: Size of its chunks.

@@ -123,7 +123,7 @@ class StepBound:
             self.last[name] = max(*self.ends[name], last + final, last)
 
     def _reads(self, name: str, reader: str) -> list[Fraction]:
-        """Release date of a reader by rank: first tile of `name` if the two overlap, else all of it."""
+        """Earliest start of a reader by rank: after one tile of `name` if the two overlap, else after all."""
         if not self.together(name, reader):
             return self.ends[name]
         starts = self.starts[name]

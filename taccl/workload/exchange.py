@@ -108,7 +108,10 @@ def parts_by_chunk(workload: Workload) -> list[CollectivePart]:
 
 
 def in_balanced_pieces(workload: Workload, topology: Topology) -> Workload | None:
-    """The step with `Workload.pieces` of collectives along dimensions; None if there are none."""
+    """The step with collectives cut into pieces for balancing over dimensions; None if none gains by it.
+
+    The numbers of pieces are set in `Workload.pieces`.
+    """
     parts = parts_of(workload)
     room, tiles = MOST_CHUNKS - sum(part.count for part in parts), Counter[str]()
     whole = {(part.operation, part.tile): part for part in parts}

@@ -76,7 +76,7 @@ class Graph:
         return WorkloadError(said, where=self.node.name)
 
     def make(self, kind: str, *values: Any, **options: Any) -> Any:
-        """Add an operation; its result, which is a view if point-wise operands are views."""
+        """Add an operation and return its result, which is a view if point-wise operands are views."""
         if any(isinstance(value, (Positions, Whole)) for value in values):
             numbers = [
                 self.cast(value, "float32") if isinstance(value, (Positions, Whole)) else value
@@ -160,7 +160,10 @@ class Graph:
         return found
 
     def part(self, value: Any, axis: int, start: int, stop: int) -> Any:
-        """Range of local indices along an axis, of each rank's slice if the axis is sliced over ranks."""
+        """Part of a value, from `start` to `stop` along an axis.
+
+        Indices are local: if the axis is sliced over ranks, they count within each rank's slice.
+        """
         return of_each_slice(self, "narrow", [value], axis, start=start, stop=stop)
 
     def padded(self, value: Any, axis: int, start: int, length: int) -> Any:
@@ -170,7 +173,7 @@ class Graph:
         return of_each_slice(self, "pad", [value], axis, start=start, stop=length)
 
     def joined(self, values: list[Any], axis: int) -> Any:
-        """Concatenation of values along an axis, of each rank's slices if the axis is sliced over ranks."""
+        """Concatenation of values along an axis; if it is sliced over ranks, each rank joins its slices."""
         return of_each_slice(self, "concat", values, axis)
 
     def only(self, given: dict[str, Any], **expected: Any) -> None:
@@ -181,17 +184,17 @@ class Graph:
                 raise self.refused(said)
 
     def lazily(self, *makers: Callable[[], Any]) -> list[Deferred]:
-        """Results of a node with several, each added to the step once a node selects it."""
+        """Results of a node that has several; each is added to the step once another node selects it."""
         node = self.node
         return [Deferred(f"result {place} of {node.target}", make) for place, make in enumerate(makers)]
 
     def first(self, make: Callable[[], Any]) -> list[Deferred]:
-        """Results of a node with several, of which only the first is supported."""
+        """Results of a node that has several, of which only the first is supported."""
         name = f"of {self.node.target}"
         return [*self.lazily(make), *(Deferred(f"result {place} {name}", None) for place in range(1, 10))]
 
     def note_of(self, value: Any, expected: str) -> Any:
-        """Note of a deferred value; raises `WorkloadError` for any other value.
+        """Note of a value that is `Deferred`; raises `WorkloadError` for any other value.
 
         - `expected`: Description of the expected value, for the message.
         """

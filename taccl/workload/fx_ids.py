@@ -139,7 +139,7 @@ def _one_per_row(graph: Graph, given: Arguments, shape: tuple[int, ...]) -> Name
 
 
 def _scattered(graph: Graph, given: Arguments) -> Any:
-    """Tensor of one number with another number at an id of each row: the gradient of `_gathered`."""
+    """Tensor filled with one number, except for another number at one id per row: gradient of `_gathered`."""
     shape, dtype = graph.stated()
     before, number = number_of(given["self"]), number_of(given["value"])
     if before is None or number is None or not shape:

@@ -52,7 +52,7 @@ def of_parts(graph: Graph, kind: str, values: Sequence[Any], **options: Any) -> 
 
 
 def total_of(graph: Graph, value: Own) -> str:
-    """Name of the partial tensor whose part at each rank is the rank's own."""
+    """Name of the partial tensor whose part at each rank is the rank's own part of `value`."""
     apart = _parts(graph, value, value.shape)
     name = graph.name_of(graph.make("sum", Named(apart), axis=0))
     graph.parts[name] = apart
@@ -60,7 +60,7 @@ def total_of(graph: Graph, value: Own) -> str:
 
 
 def _parts(graph: Graph, value: Own, shape: tuple[int, ...]) -> str:
-    """Tensor of the parts, each in a given shape."""
+    """Name of the tensor with the part of each rank along its first axis, each part in a given shape."""
     ranks, *before = graph.tensors[value.name].shape
     if (*before,) == shape:
         return value.name
@@ -68,7 +68,7 @@ def _parts(graph: Graph, value: Own, shape: tuple[int, ...]) -> str:
 
 
 def _widened(graph: Graph, number: Own, place: int, length: int) -> str:
-    """Tensor of `length` elements in which each rank's slice holds that rank's number.
+    """Name of a tensor of `length` elements in which each rank's slice is filled with the rank's `number`.
 
     - `place`: Index of the axis, counted from the end (below 0); the axes after it have length 1.
     """
@@ -89,7 +89,10 @@ def _own(graph: Graph, value: Any) -> Own | None:
 
 
 def _separated(graph: Graph, name: str) -> str | None:
-    """Tensor whose first axis has the parts of a partial tensor, one per rank; None if there is none."""
+    """Name of a tensor with the parts of a partial tensor along its first axis, one per rank.
+
+    None if the parts cannot be separated.
+    """
     if name in graph.parts:
         return graph.parts[name]
     operation = next((each for each in graph.operations if each.name == name), None)

@@ -31,7 +31,7 @@ def unviewed(graph: Graph, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tu
 
 
 def made_whole(graph: Graph, view: View) -> str:
-    """Name of the tensor whose local parts are a view."""
+    """Name of a tensor, added to the step, whose part at each rank is the view there."""
     shape = _whole_shape(graph, view)
     if shape is not None:
         return graph.name_of(graph.make("reshape", Named(view.name), shape=shape))
@@ -40,7 +40,7 @@ def made_whole(graph: Graph, view: View) -> str:
     if len(axes) > 1:
         said = f"{graph.node.target} reads {described(view)}, but {view.name} is {tensor}"
         raise graph.refused(f"{said}: no global tensor has these local parts; slice one axis alone")
-    # Each rank's elements, one rank after the other.
+    # The new tensor has the elements of the first slice, then those of the second, and so on.
     ranks, made = _by_rank(graph, view.name, axes[0])
     if not view.shape:
         flat = graph.make("reshape", made, shape=(ranks,))
@@ -50,7 +50,7 @@ def made_whole(graph: Graph, view: View) -> str:
 
 
 def _by_rank(graph: Graph, name: str, axis: int) -> tuple[int, Any]:
-    """(number of slices, tensor with a first axis of slices), of a tensor that is sliced along an axis."""
+    """(number of slices, tensor whose first axis counts the slices) for a tensor sliced along `axis`."""
     tensor = graph.tensors[name]
     ranks, shape = graph.mesh.slices(tensor, axis), tensor.shape
     cut = (*shape[:axis], ranks, shape[axis] // ranks, *shape[axis + 1 :])
@@ -83,7 +83,7 @@ def of_each_slice(graph: Graph, kind: str, values: list[Any], axis: int, **optio
 def alike_sliced(graph: Graph, names: Sequence[str]) -> list[str] | None:
     """Tensors with the same local parts, all sliced along the axis of the first that is sliced.
 
-    Axes are counted from the last one. None if all are already, or if one is broadcast along that axis.
+    Axes are counted from the last one. None if all are sliced so already, or if one cannot be.
     """
     mesh, found, wanted = graph.mesh, list[str](), None
     for name in names:

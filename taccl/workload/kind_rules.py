@@ -2,7 +2,7 @@
 
 A shape function returns the shape of the result from the operation and the shapes of its operands, or raises
 `WorkloadError` if these do not fit. A label function, mostly named ``of_…``, returns a label for each axis of
-each operand, from the same and the result's shape. `taccl.workload.kinds` defines labels.
+each operand, from the same arguments and the result's shape. `taccl.workload.kinds` defines labels.
 """
 
 from __future__ import annotations
@@ -147,12 +147,12 @@ def padded(operation: Operation, shapes: Sequence[Shape]) -> Shape:
 
 
 def counted(operation: Operation, shapes: Sequence[Shape]) -> Shape:
-    """The shape of numbers in a range."""
+    """Shape of a range of integers: one axis, as long as the range."""
     return (operation.stop - operation.start,)
 
 
 def repeated(operation: Operation, shapes: Sequence[Shape]) -> Shape:
-    """The shape with an axis `stop` times as long."""
+    """Shape of a repeated tensor: that of the operand, with an axis `stop` times as long."""
     axis = axis_of(operation, shapes[0])
     return (*shapes[0][:axis], shapes[0][axis] * operation.stop, *shapes[0][axis + 1 :])
 
@@ -250,7 +250,7 @@ def own_axes(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Label
 
 
 def none_read(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Labels of no operands."""
+    """No labels, for operations without operands."""
     return []
 
 

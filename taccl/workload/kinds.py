@@ -40,7 +40,7 @@ class Kind:
     - `linear`: Layouts of the operands for which the result is partial, too, with one letter per operand:
       ``p`` for partial, ``r`` for replicated; ``p+`` stands for any number of partial operands.
     - `work`: Floating-point operations, from the operation and the lengths of its result and operands.
-    - `ids`: Positions of operands that are whole numbers; None if operands of any type are only moved.
+    - `ids`: Positions of operands that are integers; None if the operation moves elements of any type.
     - `masks`: Positions of operands that may be of type bool.
     - `pointwise`: True if an element of the result needs only that element of each operand.
     - `typed`: Positions of the operands that determine the result's element type; None for all that compute.

@@ -49,7 +49,7 @@ _COSTS = ("cost_us", "flops", "memory_bytes")
 
 
 def refuse_first(where: str, *faults: tuple[object, str]) -> None:
-    """Raise `WorkloadError` for the first fault, a (condition, message) pair, whose condition is true."""
+    """Raise `WorkloadError` with the message of the first (condition, message) pair whose condition holds."""
     for is_there, said in faults:
         if is_there:
             raise WorkloadError(said, where=where)
@@ -168,7 +168,7 @@ class Operation:
         Range that `narrow` takes; `stop` is also the number of rows of an `embedding_grad`, and of the
         elements in a row of a `one_hot`.
     causal : bool
-        True if queries of `attention` read no key behind their own place.
+        True if each query of `attention` reads only keys up to its own position.
     shape, dtype, layout
         Shape, element type and layout of the result of `compute`, a kernel whose function is unknown.
         `reshape` has a `shape`, and `cast` and `one_hot` have a `dtype`, too.

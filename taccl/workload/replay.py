@@ -139,7 +139,10 @@ class StepRank(RankTiles):
         return tuple(np.intersect1d(one, two) for one, two in zip(written, given, strict=True))
 
     def _cut(self, chunk: int, values: Array) -> Array:
-        """Cut a chunk from the values at its `_places`: a piece, or one rank's share of it if summed."""
+        """Cut a chunk from the values at its `_places`.
+
+        The chunk is one of the part's equal pieces; for an allreduce, one rank's share of a piece.
+        """
         part = self.part_of[chunk]
         is_sum = self.workload.operation[part.operation].kind == "allreduce"
         members, number = part.place(chunk)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from taccl.workload.costs import Rates
     from taccl.workload.workload import Workload
 
-#: Gap of a step balanced over dimensions up to which no other collectives are synthesized.
+#: Max gap of a step balanced over dimensions for which no other collectives are synthesized.
 _SETTLED = 0.02
 
 

@@ -175,7 +175,7 @@ class GrowingOverlap:
 
 
 def circular(name: str) -> WorkloadError:
-    """Error for an overlap that depends on an operation outside that depends on it."""
+    """Error for an overlap and an operation outside it that depend on each other."""
     said = "overlaps with operations that depend on its results outside the overlap"
     return WorkloadError(f"{said}; include those in the overlap, or end it earlier", where=name)
 
@@ -183,9 +183,12 @@ def circular(name: str) -> WorkloadError:
 def reached(
     workload: Workload, place: Mapping[str, int]
 ) -> tuple[dict[str, int], dict[int, int], dict[int, int]]:
-    """({operation: its unit}, units on which each unit depends, units that depend on it) as bit masks.
+    """Dependencies of units; an overlap is one unit, any other operation a unit by itself.
 
-    - `place`: {operation: its unit}; an overlap is one unit, any other operation a unit by itself.
+    Returns ({operation: its unit}, units on which each unit depends, units that depend on each unit). Sets of
+    units are bit masks.
+
+    - `place`: {operation: its unit}.
     """
     order = list(dict.fromkeys(place[name] for name, _ in workload.tiles))
     sources = {unit: set[int]() for unit in order}

@@ -264,7 +264,7 @@ class _Program:
             if tiling.overlap is not None and tiling.axis == to and not together:
                 held = grid.slices(tensor, axis) if operation.is_collective else grid.slices(out, to)
                 text = self._cut(text, axis, held, tiling)
-        # A cast, and a comparison, whose result is a mask, read their operands as they are.
+        # Casts and comparisons (whose results are masks) read operands in the operands' own types.
         wanted = out.dtype if operation.kind != "cast" and out.dtype in FLOATS else tensor.dtype
         if tensor.dtype != wanted and tensor.dtype in FLOATS and not operation.is_collective:
             text = f"{text}.to(torch.{wanted})"

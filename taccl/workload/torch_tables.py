@@ -41,10 +41,10 @@ def _layout(workload: Workload, tensor: Tensor, groups: set[str]) -> tuple[tuple
 
 
 def compared(workload: Workload, plain: Workload, name: str, groups: set[str]) -> tuple[object, str | None]:
-    """Differences between an output of a transformed step and that of the plain one, for their comparison.
+    """Layout of an output of a transformed step, for its comparison with the output of the plain step.
 
-    Returns pairs (axis, group) over which only the transformed step slices it, and the group over which it is
-    partial (None if it is not).
+    Returns (slices, group). Slices are the (axis, group) pairs by which only the transformed step slices the
+    output. The last item is the group over which the output is partial; None if it is not partial.
     """
     grid, ours, theirs = workload.grid, workload.tensors[name], plain.tensors[name]
     slices = []

@@ -349,7 +349,7 @@ def _mover(workload: Workload, name: str, made: Tensor, wanted: Tensor, moved: O
 
 
 def _asked(workload: Workload) -> tuple[str, ...]:
-    """Names of the tensors that the step returns, also if it does not list them.
+    """Names of the tensors that the step returns, even if it does not list them.
 
     By default a step returns the results without readers, and a transformation may change which these are.
     """

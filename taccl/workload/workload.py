@@ -272,7 +272,7 @@ class Workload:
 
     @cached_property
     def cuts(self) -> dict[tuple[str, int], tuple[frozenset[str], frozenset[int]]]:
-        """Results of `tiling._cut`."""
+        """Cache of the results of `tiling._cut`, empty at first."""
         return {}
 
     def operands(self, operation: Operation) -> list[Tensor]:
