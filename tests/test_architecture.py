@@ -120,7 +120,7 @@ def test_imports_point_down():
 
 @pytest.mark.slow
 def test_no_imports_go_round():
-    """No module imports itself through others, not even inside functions, except for types."""
+    """Imports of modules form no cycle, not even inside functions, except for types."""
     modules = {".".join(("taccl", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in FILES}
     imports = nx.DiGraph()
     for module, path in modules.items():

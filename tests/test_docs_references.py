@@ -133,7 +133,10 @@ def test_formulas_are_well_formed():
 
 
 def test_borrowed_commands_of_the_gallery_run_elsewhere():
-    """Gallery commands that are not run there are run on another page, except for picture names."""
+    """Every command of the gallery that its own tests do not run is run on another page.
+
+    Names of pictures may differ.
+    """
 
     def lines(pages, languages):
         blocks = (block for page in pages for block in blocks_of(page) if block.language in languages)

@@ -85,7 +85,7 @@ def run_small(folder, **environment):
 
 @pytest.mark.slow
 def test_what_is_compiled_is_known_before_it_is_loaded(small):
-    """`is_compiled` is known in a new process before loading, and False for a changed source."""
+    """In a new process `is_compiled` is right before the kernel is loaded, and False for a changed source."""
     scaled = small().scaled
     assert not kernels.is_compiled(scaled)
     scaled(1)

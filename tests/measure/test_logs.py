@@ -426,7 +426,7 @@ def test_rows_that_other_text_breaks_are_named(read, rest):
 
 
 def test_groups_that_share_links_are_noted(read):
-    """Groups of ranks that ran at once are noted, and nodes are those of the first group."""
+    """Several groups of ranks that ran at the same time are noted; the nodes are those of the first group."""
     devices = "".join(
         f"#  Rank {rank // 2} Group {rank % 2} Pid {rank} on h{rank // 8} device {rank % 8} [0x0{rank % 8}] X\n"
         for rank in range(16)

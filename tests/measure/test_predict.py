@@ -69,7 +69,8 @@ def test_a_series_states_how_it_is_launched():
     ],
 )
 def test_channels_are_those_of_the_search(generation, node_gb_per_s, nics, channels, in_trees):
-    """NCCL's search takes the highest speed of its table that links or NICs carry, and splits fast channels."""
+    """NCCL's search takes the highest speed of its table that links or NICs carry, and splits fast channels
+    in two."""
     assert searched(generation, node_gb_per_s, nics) == channels
     assert tree_speed(generation, node_gb_per_s, *channels) == in_trees
 

@@ -337,7 +337,8 @@ def test_a_sum_of_one_contribution_counts_from_where_it_starts(root, most):
 
 @pytest.mark.slow
 def test_a_limit_keeps_a_symmetry_and_renames_no_half():
-    """A limit on hops preserves a symmetry, and both phases."""
+    """With a limit on hops and a symmetry, an allreduce is searched in both phases, and its schedule is
+    valid."""
     text = "schema = 1\n[routing]\nmax_hops = 2\n[[symmetry]]\noffset = 1\ngroup = 4\n"
     problem = taccl.Sketch.from_toml(text).apply(
         taccl.topologies.ring(4), collectives.allreduce(4), chunk_size="1MB"

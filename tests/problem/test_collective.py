@@ -117,8 +117,10 @@ def test_impossible_collectives_are_refused(build):
 
 
 def test_a_sum_of_one_contribution_is_rooted_where_it_starts():
-    """A sum of one contribution is rooted at its origin, unless only its root needs it or a server updates
-    it."""
+    """A sum of one contribution gets its origin as root.
+
+    It keeps the given root if only that rank needs the sum, or if a server updates it.
+    """
     chunks = (Chunk((0,), (1, 2), 1), Chunk((0,), (1, 2)), Chunk((0,), (1,), 1), Chunk((0, 1), (1, 2), 1))
     assert [c.root for c in Collective("sums", 3, chunks, combining=True).chunks] == [0, 0, 1, 1]
     assert [c.root for c in collectives.exchange([0], [1]).chunks] == [1]

@@ -92,7 +92,10 @@ def test_reducing_chunks_obey_their_own_relays():
     ("name", "links"), [("broadcast", ()), ("allgather", (0, 1, 2)), ("reduce", (0, 1, 2))]
 )
 def test_own_chunks_go_first_only_where_a_sender_has_others(name, links):
-    """Local-first priority is dropped where a sender has only own chunks or none; for sums it is kept."""
+    """Local-first priority is dropped on links whose sender has only its own chunks, or none.
+
+    For sums it is kept.
+    """
     collective = collectives.make(name, 3, chunks_per_rank=2)
     problem = make_problem(
         ring(3), collective, chunk_bytes=1, clauses=Clauses(own_first=frozenset({0, 1, 2}))

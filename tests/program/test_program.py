@@ -46,7 +46,8 @@ def test_steps_are_told_with_their_address():
     [({"protocol": "ll"}, "protocol"), ({"collective": allgather(3)}, "program")],
 )
 def test_what_does_not_fit_is_named(arguments, where):
-    """An unknown protocol, or a collective over other ranks, is refused by its argument."""
+    """An unknown protocol, or a collective for another number of ranks, is refused; the error names the
+    argument."""
     with pytest.raises(InputError) as caught:
         Program("x", (RankProgram(1, 1, 0, ()),), **arguments)
     assert caught.value.where == where

@@ -198,7 +198,7 @@ def test_a_killed_rank_ends_the_run(file):
 
 
 def ranks(file):
-    """Processes of a test, by its file, that run one rank of the engine."""
+    """Processes that run a rank of the engine for a test, found by the test's `file`."""
     found = []
     for each in Path("/proc").glob("[0-9]*/cmdline"):
         try:

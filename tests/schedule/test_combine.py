@@ -137,7 +137,7 @@ def test_concatenated_halves_overlap_where_they_can():
 
 
 def test_concatenated_merged_sends_stay_apart():
-    """Merged groups of the second schedule stay separate from those of the first."""
+    """If two schedules are concatenated, the second one's merged sends stay separate from the first one's."""
     problem = problem_of(line(2).build(), custom(2, [([0], [1])] * 4), merging=frozenset({0}), max_merge=2)
     parts = [
         exact_times(problem, chunk=chunks, link=[0, 0], starts=[0, 0], group=[0, 0])

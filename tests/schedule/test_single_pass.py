@@ -20,7 +20,10 @@ TOPOLOGIES = {
 @pytest.mark.parametrize("collective", ["allgather", "reduce-scatter", "allreduce"])
 @pytest.mark.parametrize("fabric", TOPOLOGIES)
 def test_one_pass_finds_the_times_of_the_precedence_graph(fabric, collective, name, monkeypatch):
-    """The single pass equals the precedence graph for copies, sums and named contributions, merged or not."""
+    """The single pass finds the times of the precedence graph for copies, sums and named contributions.
+
+    Sends are merged in some cases, and not in others.
+    """
     problem = taccl.make_problem(TOPOLOGIES[fabric], collective, size_bytes=1 << 18)
     try:
         fast = baseline(name, problem, cut=False)

@@ -184,7 +184,7 @@ def own_first(*, meaning="pipelined"):
 
 
 def test_own_and_relayed_chunks_are_a_latency_apart():
-    """Under local-first priority a relayed chunk starts one latency after the own chunk.
+    """Under local-first priority a relayed chunk leaves one latency later than the pipelined link permits.
 
     The pipelined link is free at 1 us, and the relayed chunk arrives at 1 us, but it leaves at 2 + 1 us.
     """
@@ -193,7 +193,7 @@ def test_own_and_relayed_chunks_are_a_latency_apart():
 
 
 def test_reductions_rooted_at_the_receiver_end_a_latency_after_others():
-    """For reductions, local-first priority keeps the gap of the chunk rooted at the receiver, 1 + 3 us.
+    """For reductions under local-first priority, a chunk rooted at the receiver starts once other sends ended.
 
     Rank 1 sends chunk 0 (1 MB, bound for rank 2 through rank 0) and chunk 1 (3 MB, rooted at rank 0) over a
     pipelined link. Chunk 0 is sent at 0 and ends at 4 + 1 = 5 us. Chunk 1 ends at 5 + (4 + 3) = 12 us, so it
