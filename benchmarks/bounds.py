@@ -264,7 +264,7 @@ def kinds() -> Iterator[Row]:
     """Yield a row per kind of bound: number of problems in which it is the best, and in which it alone is.
 
     Rows of bounds for whole (indivisible) chunks come first. A row also names the collectives and sizes for
-    which its kind is the best alone most often, or the best if it never is alone.
+    which its kind most often is the best alone. If it never is, they are those for which it is the best.
     """
     for divisible in (False, True):
         best, alone = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)

@@ -72,8 +72,8 @@ def test_blocks_are_cut_in_order_and_the_last_one_may_be_short():
 def test_small_blocks_keep_their_digits_beside_large_ones():
     """A scale per block keeps the digits of small blocks beside large ones.
 
-    For a block of 1e-6 beside one of 1, a common scale gives relative errors of 1 in 10**3, and a scale per
-    block 1 in 10**8.
+    One block has numbers of 1e-6, another one of 1. A common scale gives relative errors of 1 in 10**3, and a
+    scale per block 1 in 10**8.
     """
     rng = np.random.default_rng(0)
     rows = rng.uniform(-1, 1, (8, 512)) * np.repeat([1.0, 1e-6], 256)

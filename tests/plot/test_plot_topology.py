@@ -64,8 +64,10 @@ def test_ranks_are_apart(name):
 @pytest.mark.parametrize("name", ["ndv2", "dgx2", "dgx-a100"])
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_few_nodes_are_on_one_line(name, nodes):
-    """Centres of a few nodes are at one height, and ranks of a node at different heights, so that a horizontal
-    line between nodes crosses no other rank."""
+    """Two or three nodes have their centres at one height, and the ranks of a node are at different heights.
+
+    So a horizontal line between nodes crosses no other rank.
+    """
     topology = taccl.topologies.parse(name, nodes=nodes)
     layout = lay_out(topology)
     assert len({y for _, y in layout.centre.tolist()}) == 1

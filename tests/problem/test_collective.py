@@ -152,13 +152,13 @@ def made_of(chunks, *derivations):
     ids=str,
 )
 def test_a_chunk_is_met_where_every_destination_has_it(chunk, is_sum, met):
-    """A chunk is met (needs no send) if every destination has it from the start; a sum of several never
-    is."""
+    """A chunk needs no send if every destination has it from the start; a sum of several contributions
+    does."""
     assert chunk.is_met(is_sum=is_sum) is met
 
 
 def test_what_is_made_from_what_is_there_is_met():
-    """Chunks that rank 0 derives from its own chunks are met (need no send)."""
+    """Chunks that rank 0 derives from its own chunks need no send to rank 0."""
     chunks = (Chunk((0,), (0,)), Chunk((), (0,)), Chunk((), (0,)))
     chain = Collective("c", 1, chunks, True, derivations=(Derivation(1, 0, 2), Derivation(0, 0, 1)))
     assert chain.is_met
