@@ -170,7 +170,7 @@ class _Trace:
             said = f"found comm_size {num_bytes}, which does not divide into {whole} parts of 2-byte numbers"
             raise self._refused(node, f"{said}; check the number of ranks")
         count = num_bytes // DTYPE_BYTES[dtype]
-        # Axis 0 holds the separate data of the other groups.
+        # Groups have separate data, as slices along axis 0.
         outside = [dim for dim in self.mesh.names if dim not in over]
         first = (self.mesh.size(outside),) if outside else ()
         apart = f"sliced(0) over {'+'.join(outside)}, " if outside else ""

@@ -288,7 +288,7 @@ class Graph:
         )
 
     def _item(self, source: Any, place: int) -> Any:
-        """Result number `place` of the node `source`, which names its operations and messages."""
+        """Result number `place` of the node `source`; its operations and messages name that node."""
         found, node = self.values[source][place], self.node
         if not isinstance(found, Deferred) or not found.is_taken:
             return found

@@ -134,7 +134,7 @@ class Workload:
         return other
 
     def depending(self, names: Iterable[str]) -> tuple[int, int, int]:
-        """Bit masks: units of some operations, units that they need, and units that need them."""
+        """Bit masks of units (`tiling.reached`): those of `names`, those needed, and those that need them."""
         place, before, behind = self._reached
         inside = {place[name] for name in names}
         needed = reduce(or_, (before[unit] for unit in inside), 0)
@@ -227,7 +227,7 @@ class Workload:
 
     @cached_property
     def kernels(self) -> dict[str, list[str]]:
-        """{head: names of the operations of its kernel, the head first}; also heads of one operation."""
+        """{head: names of the operations of its kernel, the head first}; also kernels of one operation."""
         found = {each.name: [each.name] for each in self.operations if not each.fused}
         for each in self.operations:
             if each.fused in found:

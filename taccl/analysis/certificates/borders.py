@@ -249,7 +249,9 @@ def _queues(jobs: Sequence[BorderJob]) -> list[list[int]]:
 def batch_ends(
     queues: list[list[int]], alpha: int, beta: int, max_merge: int
 ) -> tuple[dict[int, int], list[int]]:
-    """({size of the last batch: earliest end of all batches}, earliest end per number of finished jobs).
+    """Earliest ends, in ticks, of jobs that one machine runs in batches of at most `max_merge`.
+
+    Returns ({size of the last batch: earliest end of all jobs}, [earliest end for each state]).
 
     A batch of n chunks of one queue starts when the machine is free and its chunks are released. It takes
     ``alpha + n * beta`` ticks. A state of the dynamic program is the number of finished jobs of each queue.
@@ -324,8 +326,8 @@ def _last_ends(
 ) -> dict[int, int]:
     """{size of the last batch: earliest end of all batches in ticks}; empty if a label is not proven.
 
-    A label is proven if it is no later than the end of any last batch that starts from an earlier state's
-    label.
+    A label is proven if no batch that leads to its state can end before it. Such a batch starts at the label
+    of an earlier state or later.
     """
     releases: dict[frozenset[int], list[int]] = {}
     for job in jobs:

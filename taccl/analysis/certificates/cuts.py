@@ -219,7 +219,7 @@ class _Program:
         )
 
     def best_of_one(self) -> tuple[Fraction, CutDual] | None:
-        """Best bound from a single set at equal prices for the resources of its links, without a program."""
+        """Best bound from a single set at equal prices for the resources of its links: no linear program."""
         row, column, held = (np.array(each) for each in zip(*self.holds, strict=True))
         found = []
         for index, (_, count) in enumerate(list(self.sets.values())[:_MOST_ALONE]):

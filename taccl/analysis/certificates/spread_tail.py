@@ -316,7 +316,11 @@ def _spreads_late(facts: Facts, witness: SpreadTail, ticks: int) -> bool:
 def _entries_into(
     facts: Facts, sets: tuple[frozenset[int], ...]
 ) -> tuple[list[int], dict[int, int], frozenset[int], frozenset[int]]:
-    """(ranks per entry that want it, link release dates, initial outside holders, ranks that want some)."""
+    """Entries of chunks into the sets, for the evaluation of a witness.
+
+    Returns (number of ranks that want the chunk of each entry, {link: earliest tick of use}, outside ranks
+    that initially hold some chunk, ranks of the sets that want some chunk).
+    """
     every, wanted, starts, wanting = frozenset().union(*sets), list[int](), [], set[int]()
     for c, others in facts.outside(every):
         ends = every.intersection(facts.collective.chunks[c].destinations)

@@ -208,7 +208,7 @@ class Columns:
             self.take(np.argsort(self.start, kind="stable"))
 
     def blocks(self) -> Iterator[Block]:
-        """Yield all transfers in blocks; in one block if the schedule states ends, which may be wrong."""
+        """Yield all transfers in blocks. If the schedule states ends, which may be wrong, all are in one."""
         size = BLOCK if self.end is None else max(1, len(self))
         for first in range(0, len(self), size):
             rows = slice(first, first + size)
@@ -217,7 +217,7 @@ class Columns:
             yield Block(first, chunk, link, start, end, units)
 
     def start_sets(self) -> RankSets:
-        """Ranks from which each chunk spreads: its root if it is reduced; else its origins and derivers."""
+        """Ranks from which each chunk spreads: the root of a sum; else origins and ranks that derive it."""
         collective = self.collective
         starts = [
             data.origins if data.root is None or not collective.combining else (data.root,)

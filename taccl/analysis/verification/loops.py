@@ -174,7 +174,7 @@ def place_by_chunk(
 def accept_copies(
     sums: Sums, chunks: SumChunks, ends: LinkEnds, since: NDArray[np.int64], accepted: NDArray[np.bool_]
 ) -> int:
-    """Accept copied chunks whose senders always hold them, and that arrive; return the redundant copies.
+    """Accept copied chunks that all senders hold and all destinations get; count the redundant copies.
 
     One pass in order of start suffices: a send on which another depends ends before that starts.
 

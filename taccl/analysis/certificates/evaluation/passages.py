@@ -125,7 +125,10 @@ def passages(
 def passages_of(
     facts: Facts, links: Iterable[int], label: Sequence[int], release: Mapping[int, int] | None = None
 ) -> dict[int, list[GatePassage]]:
-    """{label: passages that cover the links with that label}; `label` is given for every link."""
+    """{label: bottleneck resources that cover the links with that label}.
+
+    - `label`: Label of every link of the topology.
+    """
     links_of: dict[int, list[int]] = defaultdict(list)
     for e in links:
         links_of[label[e]].append(e)
