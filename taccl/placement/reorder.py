@@ -80,7 +80,8 @@ def reorder(
     TopologyError
         If no links lead from one rank to another.
     """
-    case, deadline = Case(topology, collective, algorithm, size), Deadline.after(time_limit_s)
+    deadline = Deadline.after(time_limit_s)  # before the case, which takes seconds for a thousand hosts
+    case = Case(topology, collective, algorithm, size)
     count, hosts = case.hosts.num_ranks, case.hosts
     given = tuple(range(count))
     before, bound = (case.ticks(each, compiled=not case.is_small) for each in (given, [-1] * count))
@@ -95,7 +96,7 @@ def reorder(
             progress(doing or "placing ranks", case.us(before), case.us(bound))
 
     if not proven:
-        first = deadline if measured is None else deadline.sooner(_SEARCHING * time_limit_s)
+        first = deadline if measured is None else deadline.sooner(_SEARCHING * deadline.left_s)
 
         def work() -> tuple[tuple[int, ...], int, bool]:
             found = case.search(given, seed, first)
