@@ -26,6 +26,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from taccl._internal.units import format_count
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -100,7 +102,9 @@ class StepPlan(NamedTuple):
     def __str__(self) -> str:
         if self.how == MIXED:
             largest = self.parts[self.sizes.index(max(self.sizes))]
-            return f"{largest}, mixed with {len({*self.parts}) - 1} other plans in {len(self.parts)} parts"
+            others = len({*self.parts}) - 1
+            mixed = f"mixed with {format_count(others, 'other plan')} " if others else ""
+            return f"{largest}, {mixed}in {len(self.parts)} parts"
         return f"{self.parts[-1]}{self.how and ', '}{self.how}"
 
     @property

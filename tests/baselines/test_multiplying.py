@@ -291,7 +291,7 @@ def test_a_mix_uses_ports_that_a_single_plan_leaves_idle():
     singles = [2 * Fraction("3.4") + (k + 1) * 7 * (Fraction("0.02") + beta / 8 / k) for k in range(1, 33)]
     mixed = multiplying(problem)
     assert taccl.verify(mixed).ok
-    assert mixed.producer == "multiplying (scatter 8, mixed with 1 other plans in 5 parts)"
+    assert mixed.producer == "multiplying (scatter 8, mixed with 1 other plan in 5 parts)"
     assert mixed.finish < min(singles)
 
 
