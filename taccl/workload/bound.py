@@ -93,7 +93,7 @@ class StepBound:
         return overlap is not None and overlap is self.workload.tiling(two).overlap
 
     def takes(self, name: str, other: str) -> Fraction:
-        """Minimum time of an operation on paths through another: one tile if they overlap, else all tiles."""
+        """Minimum time of operation `name` on paths through `other`: one tile if they overlap, else all."""
         return (self.tile if self.together(name, other) else self.whole)[name]
 
     def _look_ahead(self) -> None:
@@ -167,7 +167,7 @@ class StepBound:
             self.spans[name] = max(spans)
 
     def _tail_by(self, name: str, reader: str) -> list[Fraction]:
-        """Tail by rank: minimum time from the end of any tile to the step's end, through one reader."""
+        """Tail of `name` by rank: minimum time from any tile's end, through `reader`, to the step's end."""
         if not self.workload.operation[reader].is_collective:
             return [self.takes(reader, name) + tail for tail in self.tails[reader]]
         given = self.transfers(reader, one=self.together(name, reader)).from_us

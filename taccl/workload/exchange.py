@@ -103,7 +103,7 @@ def _slices_outside(workload: Workload, name: str) -> int:
 
 
 def parts_by_chunk(workload: Workload) -> list[CollectivePart]:
-    """Part of each chunk of the step's problem, by chunk number."""
+    """The part that each chunk of the step's problem belongs to, by chunk number."""
     return [part for part in parts_of(workload) for _ in part.chunks]
 
 

@@ -144,7 +144,7 @@ class Graph:
         raise self.refused(f"{self.node.target} reads {described(value)}; only whole tensors are supported")
 
     def viewed(self, value: Named | View | Own, shape: tuple[int, ...]) -> View | Own:
-        """Value in another local shape."""
+        """The same value viewed in another local shape."""
         return Own(value.name, shape) if isinstance(value, Own) else View(value.name, shape)
 
     def _repeated(self, value: Repeated) -> Any:

@@ -54,7 +54,7 @@ def _sum(graph: Graph, given: Arguments) -> Any:
     axes = {each % max(count, 1) for each in given.get("dim") or range(count)} if count else set()
     if isinstance(found, View) and not given.get("keepdim"):
         whole = graph.local_shape(Named(found.name))
-        # A sum over all rows of a view is the sum over all rows of its tensor.
+        # A sum over all rows of a view equals the sum over all rows of the viewed tensor.
         if axes == {*range(count)} or (axes == {*range(count - 1)} and local[-1] == whole[-1]):
             found, axes = Named(found.name), {*range(len(whole) - (count - len(axes)))}
     if graph.dtype(found) == "bool":  # a count

@@ -18,7 +18,8 @@ def unviewed(graph: Graph, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tu
     """(operands, shape): tensors without their views, and the local shape for a view of the result.
 
     A point-wise operation commutes with a view if all views reshape alike. Other operands may only have
-    the last axis, and only if views leave it unchanged. Otherwise operands stay, and the shape is None.
+    the last axis, and only if views leave it unchanged. Otherwise the values are returned unchanged, and the
+    shape is None.
     """
     views = [value for value in values if isinstance(value, View)]
     shapes = {(view.shape, graph.local_shape(Named(view.name))) for view in views}
@@ -108,7 +109,7 @@ def alike_sliced(graph: Graph, names: Sequence[str]) -> list[str] | None:
 
 
 def _whole_shape(graph: Graph, view: View) -> tuple[int, ...] | None:
-    """Shape of the global array whose local parts are a view; None if there is none with the same order."""
+    """Shape of a reshape of the view's tensor whose local parts are the view; None if there is none."""
     tensor, local = graph.tensors[view.name], view.shape
     sliced = [axis for axis in range(len(tensor.shape)) if graph.mesh.slicing(tensor, axis)]
     parts = {axis: graph.mesh.slices(tensor, axis) for axis in sliced}

@@ -342,7 +342,7 @@ def _bytes_left(facts: Facts, witness: ByteCounting, ticks: Fraction) -> bool:
 
 
 def _just_before(ticks: Fraction, counted: Callable[[Fraction], Fraction]) -> tuple[Fraction, Fraction]:
-    """(limit from below at `ticks`, minus its slope) of a function that is linear between whole ticks."""
+    """(limit from below, negative slope) at `ticks` of a function that is linear between whole ticks."""
     start = Fraction(math.ceil(ticks) - 1)
     first, middle = counted(start), counted(start + Fraction(1, 2))
     rate = 2 * (middle - first)

@@ -112,7 +112,7 @@ class Claim(NamedTuple):
 
 
 def kinds_of_bounds() -> tuple[str, ...]:
-    """Kinds of bounds of this package's imported witness classes; the first of equal bounds is reported."""
+    """Kinds of bounds that imported witness classes prove; of equal bounds, the first kind is reported."""
     found: dict[str, int] = {}
     classes = [Witness]
     for each in classes:  # the list grows while it is read

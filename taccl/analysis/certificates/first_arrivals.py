@@ -166,7 +166,7 @@ def _earliest_ticks(num: int, had: list[int], *sources: tuple[Gates, list[int] |
 
     - `had`: First entries of the result, which are known.
     - `sources`: (bottleneck resources of some links into the rank, the senders' earliest ticks); None in
-      place of the senders' times if senders are like this rank.
+      place of the senders' times if the result holds for senders, too.
     """
     when = list(had)
     arrived = [np.full((len(gates.most), num), FOREVER) for gates, _ in sources]

@@ -115,7 +115,10 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
 
 @cached
 def _parts(demand: NeededSends, witness: Gossip, number: int) -> tuple[list[int], frozenset[int]]:
-    """(part of every rank, links between parts); parts are nodes, or single ranks with all others as one."""
+    """(number of the part of every rank, links between parts).
+
+    Parts are the nodes, or the single ranks of the set, with all other ranks as one part (-1).
+    """
     node, ranks = demand.topology.node_of_rank, np.arange(demand.topology.num_ranks)
     if witness.between_nodes:
         return list(node), demand.allowed.intersection(demand.topology.internode_links)

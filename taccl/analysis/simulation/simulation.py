@@ -119,7 +119,10 @@ class Simulation(Figures):
 
     @cached_property
     def _lasts(self) -> tuple[tuple[int, int, int], ...]:
-        """(ticks, tile, send) of the last arrival among the first 1, 2, ... tiles; ties go to the first."""
+        """(ticks, tile, send) of the last arrival in the first tile, in the first two tiles, and so on.
+
+        Of equal arrivals, the first is taken.
+        """
         events = self.run.events
         last, lasts = (0, 0, 0), []
         for tile in range(self.tiles):

@@ -253,7 +253,7 @@ def _list(numbers: Iterable[int]) -> str:
 def check_paths(
     columns: Columns, findings: Findings, reducing: NDArray[np.bool_], named: NamedSums | None
 ) -> None:
-    """Report transfers whose chunk has passed more links than a clause allows, that transfer's included."""
+    """Report transfers whose chunk passes more links than a clause allows, the transfer's own included."""
     limits = [(each, getattr(columns.clauses, each.field)) for each in columns.clauses.said("path")]
     if not limits:
         return
@@ -270,7 +270,7 @@ def check_paths(
 
 
 def _far(columns: Columns, reducing: NDArray[np.bool_], most: int) -> list[tuple[int, int]]:
-    """(transfer, number of links passed) for chunks that have passed more than `most` links."""
+    """[(transfer, number of links that its chunk has passed), ...] for numbers above `most`."""
     copies, summed = np.empty((2, columns.topology.num_ranks), np.int64)
     far = []
     for some in by_chunk(columns, columns.start_sets()):

@@ -51,7 +51,7 @@ class ChunkBlock(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A violation at a rank, by a send (`send`) or at the end (None).
+    """A violation at a rank, by send number `send`, or at the end of the schedule (None).
 
     Faults are sorted by time and phase.
     """
@@ -103,7 +103,7 @@ def by_chunk(
 
 
 def _order(columns: Columns, num_chunks: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """(transfers in order of chunk and start, offset of each chunk's first one in this order)."""
+    """(transfers in order of chunk and start, offset of each chunk's first transfer in this order)."""
     chunk, first = columns.chunk, np.zeros(num_chunks + 1, np.int64)
     blocks = range(0, len(chunk), BLOCK)
     for i in blocks:

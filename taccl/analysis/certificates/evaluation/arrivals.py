@@ -59,7 +59,7 @@ class Fastest:
 
 
 def steps(labels: Labels, most: int) -> list[tuple[int, int]]:
-    """[(since, more), ...]: from tick `since` on, `more` additional items are possible; `most` in total."""
+    """[(since, more), ...]: from tick `since` on, `more` additional items are possible; in total, `most`."""
     found, since, before = list[tuple[int, int]](), 0, 0
     for until, number in (*labels, (NEVER, most)):
         number = min(number, most)
