@@ -118,7 +118,7 @@ class Workload:
                 raise WorkloadError("is in two overlaps; put it into one", where=name)
 
     def with_overlap(self, overlap: Overlap, *, returned: tuple[str, ...]) -> Workload:
-        """Step with one more overlap, and other returned tensors; nothing else is checked anew.
+        """Step with one more overlap, and other returned tensors; only the overlap is checked.
 
         Raises `WorkloadError` if the overlap is not possible.
         """

@@ -121,7 +121,7 @@ class Simulation(Figures):
     def _lasts(self) -> tuple[tuple[int, int, int], ...]:
         """(ticks, tile, send) of the last arrival in the first tile, in the first two tiles, and so on.
 
-        Of equal arrivals, the first is taken.
+        If several arrivals are equally late, the first counts.
         """
         events = self.run.events
         last, lasts = (0, 0, 0), []

@@ -208,7 +208,7 @@ def arrivals(
 def places_of(
     keys: NDArray[np.int64], wanted: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """(index of each wanted key in the sorted `keys`, True if it is there)."""
+    """(index of each wanted key in the sorted `keys`, True if `keys` contains it)."""
     if not len(keys):
         return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), bool)
     place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
