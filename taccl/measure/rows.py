@@ -26,7 +26,7 @@ _NCCL = re.compile(
 #: {number of cells in a group: places of time, algbw, busbw, and number of wrong elements}. Five cells have
 #: the time of HIP events (rccl-tests), and eight the spread over iterations (nccl-tests 2.19).
 _GROUPS = {3: (0, 1, 2, None), 4: (0, 1, 2, 3), 5: (0, 2, 3, 4), 8: (0, 1, 2, 3)}
-#: Beginning of such a row, up to the reduction or the root.
+#: Beginning of a row of nccl-tests (see `_NCCL`), up to the reduction or the root.
 _BEGINS_ROW = re.compile(
     r"(?:^|[\s:>])(\d{1,18})\s+\d{1,18}\s+(?:u?int\d*|u?char|float\d*|half|double|b?fp?\d+\w*|bfloat16|f8e\w+)"
     r"\s+(?:sum|prod|min|max|avg|mulsum|none|-?\d)"

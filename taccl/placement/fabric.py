@@ -83,8 +83,8 @@ class Relaxed(NamedTuple):
     - `port_out`, `port_in`, (num_sizes,) int64: Minimum time for which a message holds a port of its source
       and of its destination; 0 if hosts have no port.
     - `tail`, (num_messages,) int64: Minimum time from the end of the message to the makespan.
-    - `flows`: Message counts, whose busy times bound the makespan; empty if there are nearly as many flows as
-      messages.
+    - `flows`: Number of messages by source rank, destination rank and size. The time for which they keep a
+      resource busy is a lower bound on the makespan. Empty if flows have few messages on average.
     """
 
     anywhere: NDArray[np.int64]

@@ -199,7 +199,10 @@ class StepBound:
         return self._transfers_of((operation.kind, operation.shift, operation.group, sizes), name, len(parts))
 
     def _transfers_of(self, key: object, name: str, count: int) -> Transfers:
-        """Lower bounds on the first `count` parts of a collective, cached by `key`."""
+        """Lower bounds on the transfers of a collective's first `count` parts (pieces of tiles).
+
+        They are cached by `key`.
+        """
         if key in self.cache:
             known: Transfers = self.cache[key]
             return known

@@ -82,7 +82,7 @@ def test_every_backend_finds_the_empty_schedule(name, backend):
 
 @pytest.mark.parametrize("options", [{"keep": "summary"}, {"sketch": "none"}], ids=str)
 def test_options_change_nothing(options):
-    """A summary, and a search without sketches, are empty, too."""
+    """With ``keep="summary"`` or without sketches, finish and bound are still 0."""
     result = brief_synthesis(PROBLEMS["met"], **options)
     assert (result.finish_us, result.bound_us) == (0, 0)
 

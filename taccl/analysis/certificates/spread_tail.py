@@ -250,7 +250,11 @@ class TailSpread:
         return best
 
     def _into_sets(self, last: int, num: int) -> Ints:
-        """(num,) min ticks until 1, 2, ... entries of `last` chunks, each of which enters a set once."""
+        """(num,) min ticks until chunks of the last k = `last` entries cross into sets 1, 2, ... times.
+
+        Ticks count from the earliest of these entries. A chunk may cross into its set several times.
+        The entries concern at most k sets, each assumed to be as fast as the fastest.
+        """
         most = np.minimum(self.into_set.most, last)  # a send carries each chunk once
         times, of_set = replace(self.into_set, most=most).more_ends(num), self.into_set.of_set
         each = [np.sort(times[of_set == i], axis=None)[:num] for i in np.unique(of_set)]

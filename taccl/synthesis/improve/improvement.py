@@ -215,7 +215,7 @@ def improve_schedule(
 
 
 def first_turns(num_sends: int, ruin: RuinParameters) -> int:
-    """Turns of the first run over a schedule of `num_sends` sends."""
+    """Number of ruin-and-recreate iterations (turns) in the first run on `num_sends` sends."""
     return max(1, min(ruin.run_turns, _TURNS_PER_SEND * num_sends, _RUN_SENDS // max(1, num_sends)))
 
 

@@ -47,8 +47,9 @@ class Rule:
     #: Order in which links into a rank choose chunks, "fewest-first" or "in-turn"; "drawn" for another
     #: kernel, in which every link draws chunks at random.
     order: str = "fewest-first"
-    #: A slow link may bring a rank a chunk that its fast component has, if fast links would take longer than
-    #: this number of sends of the slow link.
+    #: A slow link usually sends only chunks that no rank of the receiver's fast component has. It may repeat
+    #: a chunk of this component if the receiver is far enough behind the component: by more chunks than fast
+    #: links deliver during `theta` slow sends.
     theta: float = 1.0
     rarest: bool = False  # True: a link brings the rarest of its source's chunks; False: the first to arrive
 

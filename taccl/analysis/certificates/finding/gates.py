@@ -102,7 +102,7 @@ class Gates:
         return passed
 
     def arrivals(self, num: int) -> Ints:
-        """(num_gates, num) earliest arrivals of the first, second, ... chunk, in sends from time 0 on."""
+        """(num_gates, num) earliest arrivals of successive chunks, in sends that start at time 0 or later."""
         first = np.full((len(self.of_set), num), FOREVER)
         for n, rest in enumerate(self.rest, 1):  # n chunks in the last send
             found = self._holds(np.arange(1 - n, num + 1 - n)) + rest[:, None]
