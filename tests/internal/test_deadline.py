@@ -195,12 +195,16 @@ class TestEnforced:
 
     def test_the_inner_of_two_is_told_from_the_outer(self):
         """Each of two nested deadlines raises its error at its own `with` statement."""
-        outer, reached = Deadline.after(0.05), []
-        with pytest.raises(OutOfTime), outer.enforced():
-            with contextlib.suppress(OutOfTime), outer.sooner(0.01).enforced():
+        reached = []
+        for outer_s in (0.05, 0.5, 5.0):  # a busy machine may stop the process past both deadlines
+            outer = Deadline.after(outer_s)
+            with pytest.raises(OutOfTime), outer.enforced():
+                with contextlib.suppress(OutOfTime), outer.sooner(0.01).enforced():
+                    self.endless()
+                reached.append("after the inner")
                 self.endless()
-            reached.append("after the inner")
-            self.endless()
+            if reached:
+                break
         assert reached
 
     def test_it_waits_until_it_may_interrupt(self):
