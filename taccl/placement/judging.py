@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 _SPLITS, _EFFORT = 3, 0.2
 #: Resamples for the standard error: usual and minimum number.
 _RESAMPLES, _FEWEST_RESAMPLES = 12, 4
-#: Part of the time limit for searches on halves; the rest is for the standard error.
+#: Share of the time limit to search for an order on each half of the measurements; the rest is for the
+#: standard error of the mean gain.
 _SEARCHING = 0.6
 #: One-sided confidence at which a gain is confirmed.
 _CONFIDENCE = 0.99

@@ -71,7 +71,10 @@ class RoutingState(NamedTuple):
 
 
 class Paths(NamedTuple):
-    """Chunks with one destination each, and the trees of their groups that they choose among."""
+    """Chunks with one destination each, and the candidate trees of each group of chunks with equal origins.
+
+    Each chunk follows one of the trees of its group.
+    """
 
     units: Ints  # sizes
     target: Int32s

@@ -35,9 +35,9 @@ from taccl.topology.recognise import dimensions, grid_of
 _MOST_NAMED = 400_000
 #: CPU seconds to verify a transfer (estimate).
 _VERIFY_S = 6e-6
-#: The preferred baseline comes first while there is no schedule, unless building it would take more than the
-#: second value, as a share of its time limit. Then the most preferred one comes first whose time is at most
-#: the first value times that of the quickest.
+#: Choice of the next baseline while there is no schedule. If the preferred baseline would need more than
+#: `_SAFE_SHARE` of the time left to build, another replaces it: the most preferred of those with a build time
+#: of at most `_FIRST_TIMES` times the shortest build time.
 _FIRST_TIMES, _SAFE_SHARE = 2.0, 0.8
 #: Max share of the time left in which `quickest_first` puts the usually best baseline before quicker ones.
 _BEST_FIRST_SHARE = 0.2
