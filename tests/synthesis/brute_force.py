@@ -56,7 +56,7 @@ class _Send(NamedTuple):
 
 @dataclass
 class _Rules:
-    """A problem in ticks, read from the topology's fractions and the clauses' docstring."""
+    """A problem in ticks, with the topology's exact costs and the rules in the docstring of `Clauses`."""
 
     problem: Problem
 
@@ -94,7 +94,7 @@ class _Rules:
         return self._durations[key]
 
     def busy(self, link: int, chunks: tuple[int, ...]) -> list[tuple[int, int]]:
-        """(resource, bit mask of busy ticks from the start of the send on)."""
+        """Pairs (resource, bit mask of ticks for which the send holds it); bit 0 is the start of the send."""
         if (link, chunks) not in self._busy:
             self._busy[link, chunks] = self._masks(link, chunks)
         return self._busy[link, chunks]
@@ -109,8 +109,7 @@ class _Rules:
         return masks
 
     def home(self, chunk: int) -> set[int]:
-        """Ranks from which a chunk spreads: its root if it is a sum, else its origins and where it is
-        derived."""
+        """Ranks from which a chunk spreads: its root if it is a sum, else its origins and ranks that derive it."""
         data = self.collective.chunks[chunk]
         if self.collective.combining and data.root is not None:
             return {data.root}
@@ -212,7 +211,10 @@ class _State(NamedTuple):
 
 
 def _lanes_after(rules: _Rules, lanes: tuple[_Lane, ...], send: _Send) -> tuple[_Lane, ...] | None:
-    """States of links with local-first priority after a send of copies starts; None if they forbid it."""
+    """States of links with local-first priority after `send` starts; None if the priority forbids the send.
+
+    A send that reduces changes no state.
+    """
     if send.link not in rules.own_first or send.reduce:
         return lanes
     index = rules.own_first.index(send.link)
@@ -368,7 +370,7 @@ class _Sums(NamedTuple):
 
 
 def _reaches_with_sums(rules: _Rules, horizon: int, max_states: int) -> bool:
-    """True if every destination can hold its full sum by the horizon; without local-first priority."""
+    """True if every destination can hold its full sum by the horizon; local-first priority is not supported."""
     assert not rules.own_first, "brute force does not order reductions on own-first links"
     ranks, chunks = range(rules.num_ranks), rules.collective.chunks
     content = tuple(1 << r if r in data.origins else 0 for data in chunks for r in ranks)
@@ -461,7 +463,7 @@ def _bits(parts: Iterable[int]) -> set[int]:
 
 
 def _may_land(there: int, brings: int, reduce: bool) -> bool:
-    """True if an arrival neither double-counts (reduce) nor loses (copy) contributions that a rank holds."""
+    """True if a rank may accept an arrival: a reduction counts no contribution of it twice, and a copy loses none."""
     return not there & brings if reduce else not there & ~brings
 
 

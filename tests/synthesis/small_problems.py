@@ -45,7 +45,11 @@ def linked(
     beta_us_per_mb: object = None,
     **options: object,
 ) -> Topology:
-    """A topology of links alone: pairs of ends at one cost, or with alpha in us and beta in us/MB each."""
+    """A topology of links that share no resources.
+
+    Each of `links` is (source, destination) at the common cost, or (source, destination, alpha in us, beta in
+    us/MB).
+    """
     builder = TopologyBuilder(name, node_of_rank, **options)
     for src, dst, *cost in links:
         alpha, beta = cost or (alpha_us, beta_us_per_mb)
@@ -103,7 +107,7 @@ def two_nodes(*, meaning: str = "occupies") -> Topology:
 
 
 def relayed() -> Problem:
-    """Rank 1's chunk reaches rank 0 first, but may cross to rank 2 only after rank 0's own."""
+    """Rank 1's chunk is at rank 0 early, but rank 0 may send it to rank 2 only after its own chunk."""
     builder = TopologyBuilder("own first", [0, 0, 1])
     builder.add_link(1, 0, alpha_us=0, beta_us_per_mb=1)
     builder.add_link(0, 2, alpha_us=1, beta_us_per_mb=1)
@@ -180,7 +184,7 @@ def joined(
 
 
 def merged(topology: Topology, name: str, most: int) -> Problem:
-    """A problem in which all links merge."""
+    """A problem in which sends of at most `most` chunks may merge on every link."""
     collective = collectives.make(name, topology.num_ranks)
     return problem_of(topology, collective, max_merge=most, merging=frozenset(range(len(topology.links))))
 

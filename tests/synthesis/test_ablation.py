@@ -68,7 +68,10 @@ def test_seeds_follow_until_one_finishes_in_the_range_of_the_whole(finishes, fol
 
 
 def test_a_seed_that_did_not_use_a_mechanism_finishes_as_the_whole():
-    """13 us with seed 0 is not an effect if seed 1 used no baselines and so finishes as the full system."""
+    """13 us without baselines at seed 0 is no effect, if the full system used none at seed 1.
+
+    Without baselines, seed 1 then finishes as in the full system.
+    """
     case = runs(10.0, 12.0, without=[13.0])
     case["case"][f"{WHOLE}, seed 1"]["used"] = []
     assert compared("baselines", case, 2)["later"] == 0

@@ -48,7 +48,7 @@ def test_more_orders_finish_no_later():
 @pytest.mark.slow
 @pytest.mark.parametrize("skew", ["zipf:0.5", "hot:9"])
 def test_borders_bound_an_exchange_from_below(skew):
-    """Bytes over a cut's rate, plus a latency, are at most the bound over all chunkings."""
+    """The time for bytes across a cut (bytes / rate + latency) is at most the bound over all chunkings."""
     topology = taccl.topologies.ndv2(2)
     sizes = skewed_sizes(16, 10**7, skew)
     bound = taccl.lower_bound(taccl.alltoallv_problem(topology, sizes), divisible=True)

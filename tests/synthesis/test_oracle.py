@@ -35,7 +35,10 @@ QUARTER = tuple((r + 1) % 4 for r in range(4))
 
 
 def proven(problem, *, reduced=False):
-    """The job shop's proven schedule with every hop optional, with 3 ticks above the list schedule as limit."""
+    """Schedule that the job shop proves optimal, with every hop optional.
+
+    The upper limit on the finish is 3 ticks above that of the list schedule.
+    """
     quotient = take_quotient(problem, timing_group(problem) if reduced else None)
     found = list_schedule(quotient, critical_priorities(quotient))
     answer = jobshop.solve(
@@ -187,7 +190,8 @@ def test_folding_costs_nothing_where_the_best_has_the_symmetry():
 
 
 def test_folding_has_a_price_where_the_best_lacks_the_symmetry():
-    """Alltoall on a ring of 4, 2 us per hop: under symmetry all chunks for the opposite rank go the same way.
+    """Alltoall on a ring of 4, 2 us per hop: under symmetry all chunks for opposite ranks take one
+    direction.
 
     Each link of that direction then carries a neighbour's chunk and two hops of others, 6 us. If half of them
     go the other way, the 8 + 8 hops load each of the 8 links with two, 4 us.

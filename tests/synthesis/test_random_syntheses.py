@@ -62,7 +62,7 @@ def spread_out(draw, num_ranks):
 
 
 def check(problem, schedule):
-    """Assert that the schedule verifies in both forms and finishes no earlier than its bound."""
+    """Assert that the schedule verifies, as it is and in full form, and finishes no earlier than its bound."""
     assert taccl.verify(schedule).violations == ()
     assert taccl.verify(full(schedule)).violations == ()
     bound = taccl.lower_bound(problem, budget_s=1.0)

@@ -140,10 +140,9 @@ class TestWhatIsKept:
 
     @pytest.mark.slow
     def test_sums_exchanged_in_pairs_are_planned_anew(self):
-        """Recursive doubling of one chunk has no tree, as both ranks of a pair exchange partial sums: it is
-        re-planned.
+        """A schedule by recursive doubling is kept without a loss; if a link is lost, its chunk is re-planned.
 
-        Without a loss it is kept.
+        The chunk has no tree, as both ranks of a pair exchange partial sums.
         """
         case = problem(fully_connected(4), collectives.custom(
             4, precondition={0: [0, 1, 2, 3]}, postcondition={0: [0, 1, 2, 3]}, combining=True))  # fmt: skip
@@ -302,11 +301,11 @@ class TestFigures:
 
     @pytest.mark.slow
     def test_a_lost_nic_of_four_machines(self):
-        """After the loss of one of 8 NICs most transfers are kept, in about 1 s, within 20 % of the optimum.
+        """After the loss of one NIC of a node most transfers are kept, and the finish is within 20 % of the optimum.
 
-        Each of 32 sums crosses between 4 nodes at least 6 times: 192 crossings of 20 us over the 31 remaining
-        NICs are 7 for one of them, 140 us. A sum of 8 ranks inside a node before, and copies to 8 after, take
-        3 sends of 20/9 us each: 153.3 us.
+        Each of 32 sums is sent between the 4 nodes at least 6 times, in 20 us. So one of the 31 remaining NICs
+        has at least 7 of the 192 sends, 140 us. Before these, 8 ranks of a node are summed, and afterwards the
+        sum is copied to 8 ranks, each in 3 sends of 20/9 us: 153.3 us in all.
         """
         healthy = dgx_h100(4, profile="nominal")
         lost = without(healthy, resources=["NIC 3 of node 1 egress", "NIC 3 of node 1 ingress"])

@@ -48,7 +48,7 @@ class TestStart:
 
     @pytest.mark.slow
     def test_a_result_is_a_start_of_its_own_problem(self):
-        """A result may start its own problem, also if it merges more than the problem as made."""
+        """A result may be the `start` for its own problem, even if the search allowed more merging."""
         problem = problem_of("allreduce")
         first = brief_synthesis(problem)
         assert greedy(problem, start=first).finish_us <= first.finish_us
@@ -63,7 +63,7 @@ class TestStart:
 
     @pytest.mark.slow
     def test_switches_that_add_hold_for_the_start(self):
-        """With in-network reduction and other chunks, the earlier of `start` and the search's result is
+        """If switches can reduce and `start` is in other chunks, the earlier of `start` and the search's result is
         returned."""
         problem = taccl.make_problem(taccl.topologies.in_network(4), "allreduce", size_bytes="64KB")
         start = taccl.baselines.best(problem)
@@ -134,7 +134,7 @@ class TestUntilGap:
         assert any("(400%) was ignored" in note for note in found.notes)
 
     def test_a_gap_that_the_problem_as_asked_does_not_have_is_not_claimed(self, ring):
-        """If the result itself does not meet the gap, the result does not claim it."""
+        """A search that ends with "gap met" does not report so if its final result does not meet the gap."""
         bound = taccl.lower_bound(ring.problem)
         made = brief_synthesis(ring.problem, backend="greedy")
         found = with_note_on_gap(
@@ -201,7 +201,7 @@ class TestImprove:
 
 class TestExplain:
     def test_three_sentences(self, ring):
-        """`explain` has a line each for limit, remedy and certainty; here, 3 sends of 250 KB, data dominates."""
+        """`explain` returns three lines: limit, remedy and certainty; sends of 250 KB need bandwidth most."""
         made = brief_synthesis(ring.problem, backend="greedy")
         limit, help_, certainty = made.explain().splitlines()
         assert limit.startswith(f"Limit: no schedule finishes before {made.bound_us:g} us")

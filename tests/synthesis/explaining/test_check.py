@@ -25,7 +25,7 @@ def check(ndv2, collective="allgather", **tables):
 
 @pytest.mark.slow
 def test_a_shipped_sketch_can_be_used(ndv2):
-    """ndv2/sk1 is usable; its clause on connections binds, and its cost is the bound's rise due to it."""
+    """ndv2/sk1 is usable; the clause on connections binds, and costs as much as it raises the bound."""
     report = taccl.check_sketch("ndv2/sk1", ndv2, "allgather")
     clauses = {each.clause: each for each in report.clauses}
     assert report.usable
@@ -84,7 +84,7 @@ def test_a_symmetry_given_twice_is_unused(ndv2):
 
 @pytest.mark.slow
 def test_of_too_many_symmetries_to_count_orbits_tell():
-    """With too many symmetries to count, the number of link orbits tells whether a further one has an effect.
+    """If symmetries are too many to count, orbits of links show whether a further symmetry has an effect.
 
     After shifts in groups of 3 and 4, a shift in groups of 12 merges orbits, and then one in groups of 6 does
     not.
@@ -103,8 +103,8 @@ def test_of_too_many_symmetries_to_count_orbits_tell():
 
 @pytest.mark.slow
 def test_a_symmetry_that_is_none_names_the_nearest(ndv2):
-    """Ranks cannot be shifted by one; the message names offset 8 in the same groups as the nearest valid
-    symmetry."""
+    """A shift of all ranks by one is no symmetry: the message names the nearest valid shift, by 8 in the same
+    groups."""
     report, clauses = check(ndv2, symmetry=[{"offset": 1, "group": 16}])
     assert not report.usable
     assert clauses["symmetry[0]"].verdict == "wrong"
@@ -128,8 +128,8 @@ def test_every_fault_is_found_at_once(ndv2):
 
 
 def test_an_infeasible_sketch_names_what_blocks(ndv2):
-    """Only rank 0 may send, and it carries only its own chunk: removing either clause makes the sketch
-    feasible."""
+    """In each node only local rank 0 may send to the other node, and only its own chunk: both clauses are
+    reported as blocking."""
     report, clauses = check(ndv2, internode={"connections": {"0": [1]}, "relays": {"0": [0]}})
     assert not report.usable
     assert report.bound_us is None

@@ -228,7 +228,7 @@ def test_every_backend_finds_the_change(backend):
 
 @pytest.mark.parametrize("backend", known_solvers())
 def test_every_backend_finds_the_circle(backend):
-    """A cyclic wait of own chunks is visible only to the routing model; every solver proves it."""
+    """If own chunks wait for each other in a cycle, only the routing model shows it, with every solver."""
     if not _INFOS[backend].available:
         pytest.skip(f"{backend} is not here: {_INFOS[backend].why_not}")
     explanation = explain(problem_of("own-chunks-in-a-circle"), backend=backend)
@@ -245,8 +245,10 @@ def test_reason_names_chunk_and_ranks():
 
 
 def test_reason_of_a_reduction():
-    """The reason for an infeasible reduction names the contribution: only ranks of root 7's node can send to
-    it, so that of rank 8 cannot."""
+    """The reason for an infeasible reduction names the contribution that cannot reach its root.
+
+    It is that of rank 8 to root 7, as only ranks of node 0 can send to rank 7.
+    """
     explanation = explain(problem_of("relay-forgets-a-rank"))
     assert explanation.reason == (
         "the contribution of rank 8 to chunk 7 of allreduce cannot get to rank 7; "
@@ -360,9 +362,9 @@ def test_scan_is_explained():
 
 @pytest.mark.slow
 def test_dearest_clause():
-    """The costliest clause of a scatter is its single connection where eight are possible.
+    """The costliest clause of a scatter allows one connection between nodes, where eight are possible.
 
-    Eight chunks of 105 us go over it in two sends of at most six, each with 2.6 us of latency. Over eight
+    Eight chunks of 105 us each go over this connection in two sends, each with 2.6 us of latency. Over eight
     links the NIC is busy with data alone, and the 2.6 us count once.
     """
     problem = sketched("[internode]\nconnections = {0=[1]}", collective="scatter")
@@ -401,7 +403,7 @@ def test_problem_without_clauses():
 
 
 def test_clauses_that_time_leaves_unpriced_are_named():
-    """Clauses without a cost at the time limit are named in the result and its text."""
+    """Clauses whose cost was not computed before the time limit are named in the result and its text."""
     problem = load_sketch("ndv2/sk1").apply(ndv2(nodes=2), "alltoall")
     explanation = explain(problem, time_limit_s=0.05)
     named = {"ndv2/sk1: internode.connections", "ndv2/sk1: merging.max"}

@@ -52,7 +52,7 @@ def first_of(problem):
 
 
 def from_nothing(problem, *, turns=300, seed=0):
-    """A schedule found from bare trees, without an initial schedule."""
+    """A schedule found by the search from trees without links, so without an initial schedule."""
     search = Improvement(problem, bare_trees(problem), Limits(seed=seed))
     assert search.run(turns=turns) >= 0
     return search.schedule()
@@ -72,7 +72,7 @@ def pair_of_pairs(*, multicast):
 
 
 def _suited(problems, *, at_least):
-    """Problems that the improvement supports; there must be at least `at_least`."""
+    """Those of `problems` that the improvement supports; asserts that they are at least `at_least`."""
     suited = [problem for problem in problems if suits_improvement(problem)]
     assert len(suited) >= at_least
     return suited
@@ -81,7 +81,7 @@ def _suited(problems, *, at_least):
 @pytest.mark.slow
 @pytest.mark.parametrize("combining", [False, True])
 def test_problems_of_any_shape(combining):
-    """Random holds, merging, chunk sizes and origins: the result verifies and finishes no later."""
+    """For random holds, merging, chunk sizes and origins the result verifies, no later than the start."""
     problems = (random_problem(seed, combining=combining) for seed in range(16))
     for seed, problem in enumerate(_suited(problems, at_least=3)):
         first = first_of(problem)
@@ -92,7 +92,7 @@ def test_problems_of_any_shape(combining):
 
 @pytest.mark.slow
 def test_clauses_of_all_kinds():
-    """Process groups, relays, links of several ends and clauses on single chunks are obeyed."""
+    """Improved schedules obey process groups, relays, multicast links and clauses on single chunks."""
     for seed, problem in enumerate(_suited(map(random_group_problem, range(24)), at_least=10)):
         better, _ = improve_schedule(first_of(problem), Limits(seed=seed), turns=200)
         verify(better).raise_if_failed()
@@ -143,7 +143,7 @@ def test_the_verifier_has_the_last_word(monkeypatch):
 
 
 def test_a_chunk_that_comes_from_several_ranks_at_once():
-    """Ranks 1 and 2 send the same chunk to 0 over one link, which no tree supports: the schedule is
+    """If one link sends a chunk from ranks 1 and 2 together to 0, there is no tree: the schedule is
     unchanged."""
     topology = linked("together", [0] * 3, [(2, 1), ((1, 2), 0)], alpha_us=1, beta_us_per_mb=1)
     problem = problem_of(topology, custom(3, [([2], [0, 1])] * 3))
@@ -155,7 +155,7 @@ def test_a_chunk_that_comes_from_several_ranks_at_once():
     "name", ["allreduce", "broadcast", "allgather", "reduce", "reduce_scatter", "alltoall", "gather"]
 )
 def test_no_schedule_is_needed(name):
-    """Bare trees are completed to valid schedules, for all kinds of collectives on two machines."""
+    """From trees without links the search makes valid schedules, for all kinds of collectives on two NDv2."""
     topology = topologies.ndv2(2)
     problem = make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=MB)
     assert verify(from_nothing(problem, turns=20)).ok
@@ -192,7 +192,7 @@ def test_halves_of_an_allreduce_overlap():
 
 @pytest.mark.slow
 def test_a_reduction_is_improved_as_far_as_a_broadcast():
-    """A reduction reaches the finish of the broadcast in reverse, if links are symmetric."""
+    """If links are symmetric, an improved reduction finishes within 3 % of the improved broadcast."""
     topology, finish = topologies.dgx_h100(4), {}
     for name in ("broadcast", "reduce"):
         problem = make_problem(topology, collectives.make(name, 32, chunks_per_rank=16), chunk_bytes=4 * MB)
@@ -317,7 +317,10 @@ def test_what_one_seed_does_not_find_another_may():
 
 
 def test_a_send_that_is_taken_over_has_one_link():
-    """Sends of one chunk over two links that share a group number, as in re-planning, stay two sends."""
+    """Two sends of one chunk over different links stay two sends, even if both have one group number.
+
+    Re-planning gives such numbers.
+    """
     problem = make_problem(topologies.ring(5), collectives.allgather(5), chunk_bytes=MB)
     problem = problem.with_clauses(max_merge=4, merging=frozenset(range(len(problem.topology.links))))
     trees = read_trees(first_of(problem))
@@ -329,7 +332,10 @@ def test_a_send_that_is_taken_over_has_one_link():
 
 
 def test_a_finish_that_the_calendar_underestimates_is_not_believed(monkeypatch):
-    """A full calendar drops occupations, so a run may report 1 tick; its schedule, timed exactly, counts."""
+    """If a run reports a finish of 1 tick, but its schedule is later than the start, the start is returned.
+
+    A full calendar drops occupations, so a run may report too early a finish.
+    """
     problem = problem_of(ring(4), collectives.allgather(4))
     start = schedule_large(problem, num_runs=1)
     later = replace(start, start=start.start + 1, end=start.end + 1)

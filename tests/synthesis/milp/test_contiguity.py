@@ -371,7 +371,7 @@ def test_all_solvers_prove_one_objective(problem):
 
 
 def test_every_tag_has_rows():
-    """Every tag has rows in a model with all features, and no row has another tag."""
+    """In a model with all features every tag in `TAGS` has rows, and every row has one of these tags."""
     two_each = collectives.allgather(4, chunks_per_rank=2)
     quotient, order = given(problem_of(two_nodes(), two_each, merging=frozenset({4, 5, 6}), max_merge=2))
     assert set(ContiguityModel(quotient, order).model.tags) == set(TAGS)

@@ -44,7 +44,7 @@ def test_hops_that_cannot_be_sooner_are_excluded_together():
 
 @pytest.mark.slow
 def test_a_merging_link_with_more_hops_than_batches_gets_no_cut():
-    """Eleven hops over a merging link exceed the job shop's number of batches, so there is no cut."""
+    """Eleven hops over a merging link exceed the limit on batches in the job shop, so there is no cut."""
     problem = problem_of(ring(2), custom(2, [([0], [1])] * 11), merging=frozenset({0}), max_merge=2)
     assert cut_of(problem)[2] is None
 

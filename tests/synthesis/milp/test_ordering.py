@@ -93,18 +93,18 @@ def test_longest_path_first_lets_a_late_chunk_with_far_to_go_overtake():
 
 
 def test_earliest_first_is_first_come_first_served():
-    """Chunk 1 arrives last, so it is sent last."""
+    """Under "earliest-first" chunk 1 is sent last, as it arrives last."""
     assert line("earliest-first").index(1) == 3
 
 
 def test_own_chunk_first_prefers_what_starts_here():
-    """Chunk 1 starts at rank 3, so it follows rank 0's own chunks."""
+    """Under "own-chunk-first" chunk 1, which starts at rank 3, follows rank 0's own chunks."""
     assert line("own-chunk-first").index(1) == 3
 
 
 @pytest.mark.slow
 def test_a_way_of_many_ranks_is_no_recursion():
-    """A chunk passes 1,200 ranks in order, without a recursion error, by any rule."""
+    """Under every rule a chunk is relayed along 1,200 ranks without a recursion error."""
     builder = TopologyBuilder("one way", [0] * 1200)
     for rank in range(1199):
         builder.add_link(rank, rank + 1, alpha_us=0, beta_us_per_mb=1)
@@ -116,8 +116,7 @@ def test_a_way_of_many_ranks_is_no_recursion():
 
 
 def test_a_way_that_leads_back_ends():
-    """Ordering ends also for hops that form a cycle of ranks, as arrivals at a rank that has the chunk already
-    are ignored."""
+    """Ordering ends even if hops lead around a cycle: a chunk that arrives at a rank again is ignored."""
     quotient = take_quotient(problem_of(ring(4), collectives.broadcast(4)))
     schedule = order(quotient, "longest-path-first")
     assert schedule.finish_ticks == 2 * quotient.hops[0].duration

@@ -41,7 +41,7 @@ SOLVERS = ("highs", "scip", "cbc", "gurobi", "cpsat")
 
 
 def built(problem):
-    """The quotient, its model, and the list schedule that bounds it."""
+    """The quotient, its routing model, and the list schedule whose finish is the model's upper limit."""
     quotient = take_quotient(problem, symmetry_group(problem))
     found = list_schedule(quotient, critical_priorities(quotient))
     return quotient, RoutingModel(quotient, upper_ticks=found.finish_ticks), found
@@ -368,7 +368,7 @@ def test_a_relayed_chunk_waits_for_no_merged_send():
     """Under local-first priority a relayed chunk waits as if own chunks went one by one, not merged.
 
     Own chunks of 3 and 1 MB, merged, arrive at 6 us; the relayed one may leave at 5, as if the larger went
-    alone. A hint with these times is a point of the model.
+    alone. A hint with these times violates no row of the model.
     """
     quotient, model, found = built(behind_own_chunks(3, 1, alpha=2))
     over = [(len(send.hops), send.start_ticks) for send in found.sends if send.link == 1]
@@ -383,7 +383,7 @@ def test_two_resources_that_ask_the_same_of_two_hops_ask_once():
     their order.
 
     These are the first and the last link of 0 -> 1 -> 2 -> 3, which share resources A and B. The list
-    schedule is a point of the model.
+    schedule violates no row of the model.
     """
     builder = TopologyBuilder("twice", [0] * 4)
     for src, alpha, beta in ((0, 0, 2), (1, 2, 2), (2, 1, 1)):
@@ -436,7 +436,7 @@ def test_cbc_out_of_time_says_so(started):
 
 
 def in_order(problem, solver="highs"):
-    """Optimum in ticks of the routing model with an order on every resource, without symmetry."""
+    """Optimum in ticks of the routing model that orders the hops on every resource, without symmetry."""
     quotient = take_quotient(problem)
     found = list_schedule(quotient, critical_priorities(quotient))
     model = RoutingModel(quotient, upper_ticks=found.finish_ticks, sequenced=range(quotient.num_resources))
@@ -486,8 +486,10 @@ def test_resources_may_be_taken_in_different_orders():
 
 @pytest.mark.fuzz
 def test_a_model_with_every_order_is_exact():
-    """Without merging, and with all paths allowed, the model with every order has the optimum of exhaustive
-    search."""
+    """The model that orders the hops on every resource has the optimum of exhaustive search.
+
+    Sends do not merge, and all paths are allowed.
+    """
     compared = 0
     for seed in seeds("routing models with every order against exhaustive search", few=12, many=250):
         summed = random_problem(seed, combining=True)
@@ -507,8 +509,7 @@ def test_a_model_with_every_order_is_exact():
 
 @pytest.mark.slow
 def test_every_number_is_a_fraction_that_scales():
-    """Loads shared by symmetric members and merged sends stay exact fractions that scale to CP-SAT's
-    integers."""
+    """Coefficients of a model with symmetry and merging are exact fractions that scale to CP-SAT's integers."""
     sketch = load_sketch("dgx2/sk1")
     problem = sketch.apply(sketch.topology(), collectives.allgather(32))
     quotient = take_quotient(problem, symmetry_group(problem))

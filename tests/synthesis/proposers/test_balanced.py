@@ -1,5 +1,4 @@
-"""Chunks balanced over dimensions: orders by LP shares or greedily, the backend, and its share of the
-optimum."""
+"""The backend "dimension-balanced": orders of dimensions by linear program or greedily, and the rate reached."""
 
 import json
 from fractions import Fraction
@@ -50,14 +49,14 @@ def test_most_of_the_optimum_is_reached(dims, policy):
     ("number", "dims"),
     thinned(enumerate(["ring8@100,switch6@50", "fully-connected5@200,ring7@50,switch3@25", "ring4@100,ring4@100,ring4@100",
      "ring16@100,ring4@25", "fully-connected8@400,switch16@50",
-     # few phases along slow dimensions
+     # Slow dimensions with few phases.
      "switch8@200,ring16@12.5,ring4@200,fully-connected9@400", "switch2@25,ring2@50,switch2@100,ring5@25",
      "switch13@50,switch7@25,switch2@25,switch14@200", "fully-connected5@400,switch5@12.5,ring12@400"])),
 )  # fmt: skip
 def test_rings_and_groups_reach_it_too(number, dims, turn):
     """Networks of rings and of fully connected groups reach 95 % of the rate, too.
 
-    A test run takes one policy for the order of dimensions for each network, in turn.
+    Networks alternate between the two policies for the order of dimensions; TACCL_MANY=1 tests both on each.
     """
     policy = ("lp", "greedy")[(number + turn) % 2]
     host = taccl.dimensions(f"multidim:{dims}")
@@ -69,7 +68,7 @@ def test_rings_and_groups_reach_it_too(number, dims, turn):
 
 
 def test_shares_are_rounded_to_the_least_load():
-    """On 16 x 64 no other split of 64 chunks over the orders has a lower load on the busiest dimension."""
+    """On 16 x 64, 64 chunks are divided between the two orders so that the busiest dimension has least load."""
     dims = taccl.dimensions("multidim:switch16@100,switch64@100")
     orders = choose_orders(dims, "allreduce", 64)
     loads = np.array([dims.loads_us_per_mb(order) for order in ((0, 1), (1, 0))], float)
@@ -79,7 +78,7 @@ def test_shares_are_rounded_to_the_least_load():
 
 
 def test_few_chunks_still_go_along_all_dimensions():
-    """One chunk has one order; two chunks use two orders."""
+    """One chunk has one order of the dimensions; two chunks travel in both orders."""
     dims = taccl.dimensions("multidim:switch4@100,switch4@100")
     for choose in (partial(choose_orders, collective="allreduce"), level_orders):
         assert len(choose(dims, num_chunks=1)) == 1
@@ -97,7 +96,7 @@ def test_small_data_is_cut_into_few_chunks():
 @pytest.mark.slow
 @pytest.mark.parametrize("collective", ["allreduce", "allgather", "reduce-scatter", "alltoall"])
 def test_the_backend_on_a_problem(collective):
-    """`synthesize` chooses the number of chunks of open data, verifies, and reports both bounds."""
+    """`synthesize` chooses an open number of chunks, verifies the schedule, and reports both bounds."""
     topology = parse("multidim:switch4@100,ring3@50")
     result = taccl.synthesize(
         make_problem(topology, collective, size_bytes=12 * 10**6), backend="dimension-balanced"
@@ -172,8 +171,7 @@ def test_the_portfolio_tries_it():
 
 @pytest.mark.slow
 def test_suggestions_go_along_dimensions_where_that_is_sooner():
-    """On a mesh with unequal axes a dimension-balanced schedule and its sketch rank above the list
-    scheduler's."""
+    """On a mesh with unequal axes the best suggested sketch has a dimension-balanced schedule."""
     topology = taccl.topologies.mesh(4, 4, bandwidth_gb_per_s=[100, 25], alpha_meaning="pipelined")
     found = taccl.suggest_sketches(topology, "allreduce", "16MB", chunks_per_rank=8, time_limit_s=AMPLE_S)
     assert found[0].schedule.producer.startswith("dimension-balanced") and taccl.verify(found[0].schedule).ok
@@ -194,7 +192,7 @@ def test_plans_go_along_dimensions(monkeypatch):
 
 @pytest.mark.slow
 def test_the_command_line(capsys):
-    """The documentation's example: 1,024 ranks, implicit, with three figures."""
+    """The command line schedules 1,024 ranks, as in the documentation, and reaches 95 % of the bound."""
     words = "synthesize --topology multidim:switch16@100,switch64@100 --collective allreduce --size 1GB"
     assert main([*words.split(), "--backend", "dimension-balanced", "--json"]) == 0
     values = json.loads(capsys.readouterr().out)

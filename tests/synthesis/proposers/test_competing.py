@@ -166,7 +166,7 @@ def test_the_best_as_a_rule_comes_first_if_time_suffices(topology, first, monkey
 
 
 def test_what_is_complete_of_a_baseline_counts(monkeypatch):
-    """A complete multiplying schedule is proposed even if time ends during its improvement."""
+    """A complete schedule by recursive multiplying is proposed even if time ends while it is improved."""
 
     def ends(*_, **__):
         raise OutOfTime("time")

@@ -35,7 +35,10 @@ def test_baselines_in_finer_chunks_come_last():
 
 @pytest.mark.slow
 def test_pipelined_trees_come_before_other_baselines_of_a_root(monkeypatch):
-    """For one root and open chunks, trees are cut finer before other baselines are built in whole chunks."""
+    """For a collective with one root, pipelined trees in finer chunks are built before the other baselines.
+
+    The number of chunks is open.
+    """
     built = []
 
     def noted(name, problem, **options):
@@ -119,7 +122,7 @@ def test_a_busy_machine_has_one_schedule_by_estimate(monkeypatch):
     [(taccl.topologies.torus(4, 4), "allreduce"), (taccl.topologies.ndv2(2), "reduce")],
 )
 def test_multiplying_waits_where_others_finish_first(topology, collective, monkeypatch):
-    """On tori and for rooted sums no multiplying schedule is estimated."""
+    """On tori and for sums with a root no schedule by recursive multiplying is estimated."""
     problem = taccl.make_problem(topology, collective, size_bytes=64_000)
     monkeypatch.setattr(finer.Estimated, "of", lambda *_: pytest.fail("made"))
     assert finer.offer_estimated(Search(problem.in_its_chunks, Options(), NEVER), cut) is None
@@ -127,7 +130,7 @@ def test_multiplying_waits_where_others_finish_first(topology, collective, monke
 
 @pytest.mark.slow
 def test_a_baseline_in_finer_chunks_has_the_bound_that_was_found_before(monkeypatch):
-    """One synthesis computes the bound over all chunkings once, even if time ended that computation early."""
+    """A synthesis computes the bound over all chunkings once, even if the first computation ran out of time."""
     sought = []
 
     def found(problem, **options):

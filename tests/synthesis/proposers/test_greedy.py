@@ -150,7 +150,7 @@ def test_a_multicast_may_bring_a_rank_what_it_made_itself(chunks_per_rank, finis
 
 
 def test_what_stays_is_not_sent_on_by_the_job_shop_either():
-    """In an alltoall with all paths allowed, the job shop accepts the list scheduler's hops as required."""
+    """The job shop is feasible if all hops of the list scheduler are required, in an alltoall on any path."""
     quotient = orbits_of(problem_of(ring(8, betas=(0, 1, 2)), collectives.alltoall(8)))
     found = list_schedule(quotient, critical_priorities(quotient))
     made = {m for send in found.sends for m in send.hops}
@@ -168,7 +168,7 @@ def apart(**clauses):
 
 @pytest.mark.parametrize("own_first", [frozenset(), frozenset({0, 1})], ids=["plain", "own first"])
 def test_a_node_that_must_be_entered_twice_is(own_first):
-    """One run of the list scheduler enters the node twice."""
+    """One run of the list scheduler sends the chunk into the node twice, once to each rank."""
     quotient = orbits_of(apart(own_first=own_first))
     found = list_schedule(quotient, critical_priorities(quotient))
     assert verify(expand(quotient, found.sends, producer="test")).ok

@@ -52,8 +52,10 @@ class TestPhases:
 
     @pytest.mark.slow
     def test_each_is_told_with_the_part_that_is_done(self, monkeypatch):
-        """An alltoall on 16 x 16 ranks reports all three phases in order; the part done never falls by more than
-        a tenth."""
+        """An alltoall on 16 x 16 ranks reports all three phases in order.
+
+        The reported fraction of work done never falls by more than a tenth.
+        """
         monkeypatch.setattr(deadline, "_TICK_S", 0.005)
         told = []
         problem = problem_of(topologies.mesh(16, 16), "alltoall")
@@ -107,7 +109,7 @@ class TestPhases:
         assert taccl.verify(found).ok
 
     def test_no_pass_that_leaves_no_time_for_sending(self, monkeypatch):
-        """Without time, routes are those of the first pass, and complete."""
+        """If no time is left for further passes, the routes of the first pass are used, which are complete."""
         searches = []
         search = router.route
         monkeypatch.setattr(router, "_MARGIN", 1e9)
@@ -118,7 +120,7 @@ class TestPhases:
 
     @pytest.mark.slow
     def test_relays_stop(self):
-        """An interrupted search for relays raises an error about the time."""
+        """If a search with relays is interrupted before every chunk has a tree, it raises OutOfTime."""
         stopped = Deadline()
         stopped.cancellation.cancel("interrupted")
         some = collectives.custom(9, precondition={0: [0]}, postcondition={0: [4, 8]})

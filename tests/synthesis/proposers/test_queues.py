@@ -121,7 +121,7 @@ def test_alltoall_of_a_mesh_meets_its_bound():
 def test_alltoall_of_a_torus_is_near_its_bound():
     """An alltoall on a 5 x 5 torus takes at most one round more than its bound of 15 rounds of 20.5 us.
 
-    25 * 24 chunks go over 2.5 links on average, of 100 links.
+    Each of 25 * 24 chunks crosses 2.5 links on average, and there are 100 links.
     """
     assert finish_us(problem_of(topologies.torus(5, 5), collectives.alltoall(25))) <= 328
 
@@ -346,7 +346,7 @@ def test_chunks_that_wait_for_a_link_are_merged():
 def test_chunks_take_the_routes_that_merging_makes_short():
     """Chunks take the routes that are shortest with merging.
 
-    Two of 4 chunks share a send of 8 + 2 us; each detour of two 5 us links carries one: 10 us.
+    Two of 4 chunks share a direct send of 8 + 2 us. The other two take a detour each, over two links of 5 us.
     """
     builder = TopologyBuilder("detours", [0] * 4)
     link = builder.add_link(0, 1, alpha_us=8, beta_us_per_mb=1)
@@ -404,7 +404,7 @@ def test_random_problems_that_merge_are_verified(seed):
 
 @pytest.mark.slow
 def test_one_heavy_pair_spreads_over_all_ways():
-    """Chunks of one heavy pair of ranks get individual paths if shared trees give them too few."""
+    """Chunks of one heavy pair of ranks get individual paths if shared trees offer too few paths."""
     topology = taccl.topologies.dgx_h100(2)
     chunks = (*collectives.alltoall(16).chunks, *[Chunk((0,), (15,))] * 63)
     heavy = make_problem(topology, Collective("heavy pair", 16, chunks), chunk_bytes=10**6)

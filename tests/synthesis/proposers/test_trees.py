@@ -14,7 +14,7 @@ from taccl.topology.builder import TopologyBuilder
 
 
 def uneven():
-    """Two pairs of ranks: fast links inside, slow ones between, twice as slow between the last two."""
+    """Two pairs of ranks with links of 1 us/MB inside, and of 4 (ranks 0, 2) and 8 us/MB (1, 3) between them."""
     builder = TopologyBuilder("uneven", [0, 0, 1, 1], alpha_meaning="pipelined")
     for a, b, beta in ((0, 1, 1), (2, 3, 1), (0, 2, 4), (1, 3, 8)):
         for src, dst in ((a, b), (b, a)):
@@ -49,7 +49,7 @@ def test_the_number_of_chunks_comes_from_the_packing():
 
 @pytest.mark.slow
 def test_a_given_number_of_chunks_is_kept():
-    """Trees for a given two chunks per rank are offered, and the message names the optimum."""
+    """For a given two chunks per rank trees are proposed, and the message compares them with the optimum."""
     collective = taccl.collectives.allgather(4, chunks_per_rank=2)
     search = search_of(taccl.make_problem(uneven(), collective, size_bytes="400MB"))
     offer_trees(search)

@@ -173,9 +173,10 @@ def test_a_sketch_leaves_it_open_unless_it_says_it():
 
 @pytest.mark.slow
 def test_large_data_is_cut_into_more_chunks_than_small_data():
-    """1 GB is pipelined around the ring in 16 chunks; 1 KB takes two, since each costs one more latency.
+    """A broadcast of 1 GB is pipelined around the ring in 16 chunks; one of 1 KB is cut into two.
 
-    Two chunks of 1 KB go both ways around: each over two links of 1.005 us.
+    The two halves of 1 KB travel in opposite directions, over two links of 1.005 us each. More chunks would
+    only add latency.
     """
     large = taccl.choose_chunks(_problem(), time_limit_s=AMPLE_S)
     small = taccl.choose_chunks(_problem(size=1000), time_limit_s=AMPLE_S)
@@ -232,7 +233,7 @@ def test_synthesis_chooses_and_says_so():
 
 @pytest.mark.slow
 def test_a_named_solver_takes_the_number_that_the_portfolio_takes():
-    """A named solver uses the portfolio's number: two chunks of 1 KB, both ways around the ring."""
+    """A named solver uses the portfolio's number of chunks: two for 1 KB, in both directions around the ring."""
     result = brief_synthesis(_problem(size=1000), backend="highs")
     assert result.schedule.problem.collective.chunks_per_rank == 2
 
@@ -317,8 +318,10 @@ def test_numbers_that_time_was_too_short_for_are_said(monkeypatch):
 
 @pytest.mark.slow
 def test_a_ring_competes_with_chunks():
-    """Racks of two behind a narrow core: the list scheduler is faster with 8 chunks than with 1, a ring
-    faster still."""
+    """On racks of two behind a narrow core one chunk per rank is chosen, because of the ring baseline.
+
+    The list scheduler is faster with 8 chunks than with 1, but a ring in 1 chunk is faster still.
+    """
     topology = taccl.topologies.in_network(6, racks=3, core_oversubscription=4)
     pairs = frozenset(i for i, link in enumerate(topology.links) if len(link.srcs) + len(link.dsts) == 2)
     problem = taccl.make_problem(topology, "allreduce", size_bytes=10**8).with_clauses(links_allowed=pairs)
@@ -333,9 +336,9 @@ def test_a_ring_competes_with_chunks():
     [("allgather", Fraction("1.33")), ("allreduce", 2), ("alltoall", Fraction("1.47"))],
 )
 def test_small_chunks_merge_in_a_node_where_that_is_sooner(collective, most_us):
-    """Chunks of 16 KB in all are merged inside a DGX-2, as an alpha is 0.3 us and a chunk takes only 0.008 us.
+    """16 KB of data are cut into chunks that are merged on all links of a DGX-2.
 
-    Merged, few steps suffice.
+    Alpha is 0.3 us and a chunk takes only 0.008 us, so that few merged sends finish early.
     """
     problem = make_problem(taccl.topologies.dgx2(), collective, size_bytes=16_000)
     result = brief_synthesis(problem, parameters=HASTY)

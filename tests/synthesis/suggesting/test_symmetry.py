@@ -43,7 +43,7 @@ def test_a_shared_resource_breaks_the_symmetry():
 
 
 def test_shifts_of_a_torus_are_its_rows_and_columns():
-    """A 4 x 4 torus has shifts by a column inside rows, and by a row."""
+    """Shifts of a 4 x 4 torus include one of ranks by one within each row, and one of all ranks by a row."""
     shifts = find_shifts(taccl.topologies.torus(4, 4))
     assert {Shift(4, 1), Shift(16, 4)} <= set(shifts)
     assert Shift(16, 1) not in shifts
@@ -66,8 +66,10 @@ def test_switches_are_found_where_none_is_declared():
 
 
 def test_where_ranks_have_partners_they_talk_to_them_or_to_any():
-    """Plans for two DGX-2: ranks send only own chunks to the other node, ranks send only to the rank of their
-    local number there, or no restriction."""
+    """For two DGX-2 there are three plans for sends between nodes.
+
+    Ranks send only their own chunks, or only to the rank with their own local number, or without restriction.
+    """
     found = plans(taccl.topologies.dgx2(nodes=2))
     assert list(found) == ["own-chunks", "same-number", "free"]
     assert said(found["own-chunks"])["relays"] == {rank: (rank,) for rank in range(16)}

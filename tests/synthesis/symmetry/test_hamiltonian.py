@@ -63,7 +63,7 @@ def test_small_meshes_expand_to_valid_schedules(dims, collective):
 
 @pytest.mark.parametrize("dims", ["2x2", "3x4", "4x4", "6x7", "32x32"])
 def test_meshes_of_two_axes_meet_the_bound(dims):
-    """R - 1 chunks over the two links into a corner: the gap is 0."""
+    """On meshes of two axes an allgather meets its bound: R - 1 chunks over two links into a corner, or latency."""
     result = synthesize_implicit(f"mesh:{dims}")
     assert result.gap == 0
     assert "corner" in result.bound.limits or result.bound.kind == "latency"

@@ -1,4 +1,8 @@
-"""Quotients by symmetry: number of hops, symmetries that schedules may have, and paths within routing slack."""
+"""Quotients by symmetry: number of hops, symmetries that schedules may have, and paths within routing slack.
+
+A schedule may have a symmetry only if a send and its image can take place at the same time. The timing group
+is the subgroup of such symmetries: no link shares a resource with its image.
+"""
 
 import random
 import tracemalloc
@@ -26,7 +30,7 @@ ROTATION = tuple((r + 1) % 4 for r in range(4))
 
 
 def timing_quotient(problem):
-    """The quotient by the symmetries that are valid for times."""
+    """The quotient by the timing group, the symmetries that a schedule may have."""
     return take_quotient(problem, timing_group(problem))
 
 
@@ -74,8 +78,7 @@ def test_hops_over_one_orbit_of_links_share_its_representative():
     ],
 )
 def test_our_sketches_fold(sketch, topology, size, hops):
-    """The symmetry named by our files is valid for times: group orders and numbers of hops as derived by
-    hand."""
+    """Timing groups of our sketches have the order, and their quotients the number of hops, derived by hand."""
     folder = OURS / "upstream-taccl"
     problem = load_problem(folder / "sketch" / f"{sketch}.json", folder / "topo" / f"{topology}.json")
     quotient = timing_quotient(problem)
@@ -91,7 +94,7 @@ def test_our_sketches_fold(sketch, topology, size, hops):
     ],
 )  # fmt: skip
 def test_published_sketches_fold(shared_data, sketch, topology, size, hops):
-    """The symmetry named by the published sketches is valid for times, with the expected numbers of hops."""
+    """Timing groups of the published sketches have the expected order, and their quotients the number of hops."""
     folder = shared_data / "upstream-taccl"
     problem = load_problem(folder / "sketch" / f"{sketch}.json", folder / "topo" / f"{topology}.json")
     quotient = timing_quotient(problem)
@@ -100,10 +103,11 @@ def test_published_sketches_fold(shared_data, sketch, topology, size, hops):
 
 @pytest.mark.slow
 def test_the_shipped_dgx2_sketch_folds_sixteenfold():
-    """DGX-2 x2, allgather of two chunks per rank, ranks alike modulo 2: 64 chunks in orbits of 16.
+    """The shipped sketch's symmetry of two DGX-2 divides the 64 chunks of an allgather, two per rank, into orbits
+    of 16.
 
-    A chunk uses 16 * 15 links of its node's switch minus the 15 to its origin, the one connection of its
-    relay (direct crossing), and all 16 * 15 of the other node: 466 hops.
+    A chunk may use 16 * 15 links inside its node, minus the 15 to its origin. It crosses to the other node
+    only over its relay's connection, and may use all 16 * 15 links there: 466 hops.
     """
     topology, collective = machines.dgx2(nodes=2), collectives.allgather(32, chunks_per_rank=2)
     quotient = timing_quotient(load_sketch("dgx2/sk1").apply(topology, collective, chunk_size="1MB"))
@@ -166,7 +170,7 @@ def symmetric(seed):
 
 @pytest.mark.fuzz
 def test_a_fold_by_generators_is_that_by_the_listed_group():
-    """The quotient by generators equals the one by all listed group elements: hops, states and their ends."""
+    """Generators give the same quotient as a list of all group elements: hops with their ends, and states."""
     for seed in cases("quotients by generators", few=15, many=400):
         problem = symmetric(seed)
         group = symmetry_group(problem)
@@ -224,7 +228,7 @@ def test_what_is_folded_in_time_never_clashes():
 
 
 def test_more_symmetries_than_memory_holds():
-    """All 24! renamings of 24 ranks reduce an alltoall to five hops; 24 of them are valid for times.
+    """All 24! renamings of 24 ranks reduce an alltoall to five hops; a timing group has order 24.
 
     The five hops of a chunk: sender to receiver, sender to another rank, another rank to the receiver,
     receiver to another rank, and between two other ranks.
@@ -288,7 +292,10 @@ def shared(*, half_duplex=False):
 
 @pytest.mark.parametrize("half_duplex", [False, True], ids=["NIC", "wire"])
 def test_a_fixed_resource_is_not_folded_in_time(half_duplex):
-    """The mirror fixes the shared resource, so it is not valid for times: two sends in sequence take 2 us."""
+    """A mirror symmetry that fixes a shared resource is not in the timing group.
+
+    The two sends, one the image of the other, hold the resource in sequence, for 2 us.
+    """
     problem = shared(half_duplex=half_duplex)
     group = symmetry_group(problem)
     assert group.order == 2
@@ -300,7 +307,7 @@ def test_a_fixed_resource_is_not_folded_in_time(half_duplex):
 
 
 def test_a_fixed_resource_that_nobody_may_use_does_not_matter():
-    """Without the links that hold the shared NIC, the mirror is valid for times."""
+    """If no link that holds the shared NIC is allowed, the mirror symmetry is in the timing group."""
     builder = TopologyBuilder("idle NIC", [0, 0, 1, 1])
     nic = builder.add_resource("NIC")
     for src, dst in ((0, 1), (1, 0), (0, 2), (1, 3)):
@@ -316,10 +323,10 @@ def test_a_fixed_resource_that_nobody_may_use_does_not_matter():
 
 
 def test_only_the_part_that_acts_freely_is_taken():
-    """A symmetry that fixes a resource is not valid for times, nor is any whose power does.
+    """A symmetry that fixes a resource is not in the timing group, nor is any whose power (not identity) does.
 
     Four ranks are in a ring; ranks 0 and 2 share a port, as do 1 and 3: a half turn fixes both ports. A
-    quarter turn swaps the ports, but its square is the half turn, so no symmetry is valid for times.
+    quarter turn swaps the ports, but its square is the half turn, so only the identity remains.
     """
     builder = TopologyBuilder("ports", [0] * 4)
     ports = [builder.add_resource("even"), builder.add_resource("odd")]
@@ -363,7 +370,7 @@ def test_exact_ties_need_no_slack():
 
 
 def test_hops_know_how_far_it_still_is():
-    """On a ring of 5 with 2 us per hop, the first hop of a broadcast has a tail of one hop, 2 us."""
+    """In a broadcast on a ring of 5 the first hop has a tail (time needed after it) of one hop, 2 us."""
     topology = ring(5)
     quotient = timing_quotient(problem_of(topology, collectives.broadcast(5), routing_slack=Fraction(0)))
     tails = {(topology.links[m.link].src, topology.links[m.link].dst): m.tail_ticks for m in quotient.hops}

@@ -113,7 +113,10 @@ def test_torus_of_a_million_ranks():
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("name", ["torus:3x4", "hypercube:3", "star:4", "fully-connected:4"])
 def test_bounds_are_no_better_than_the_certificate(name, collective):
-    """On small fabrics the bound from the description equals that of `lower_bound`, at most the finish."""
+    """On small fabrics the bound of an implicit schedule is within 15 % of that of `lower_bound`.
+
+    It is no larger than that of `lower_bound`, unless the schedule meets it.
+    """
     result = synthesize_implicit(name, collective)
     certificate = lower_bound(result.schedule.problem())
     assert certificate.bound <= result.schedule.finish
@@ -157,7 +160,7 @@ def test_a_one_way_ring_needs_reversed_links_for_sums():
     ids=lambda topology: topology.name,
 )
 def test_translations_are_found(topology):
-    """Translations are found from links and holds alone."""
+    """The translations of a topology are found from its links and holds alone."""
     assert find_translations(topology) is not None
     check(synthesize_implicit(topology))
 
@@ -195,7 +198,7 @@ def test_a_group_may_be_given():
 
 
 def test_alltoall_wants_links_along_the_axes():
-    """An alltoall is refused if the links' steps are not axes, as 2 on a ring of 7."""
+    """An alltoall is refused if links do not follow the axes, such as links from r to r + 2 among 7 ranks."""
     graph = networkx.circulant_graph(7, [2])
     for _, _, data in graph.edges(data=True):
         data.update(bandwidth_gb_per_s=50, alpha_us=0.5)
@@ -372,7 +375,7 @@ def test_a_result_tells_all_in_plain_values():
 
 
 def test_it_serves_a_problem_whose_nodes_are_cut():
-    """A problem whose topology has several nodes is served by the schedule of the whole topology."""
+    """A torus that is divided into nodes has an implicit schedule, whose problem equals the given one."""
     problem = make_problem(
         topologies.torus(4, 4, ranks_per_node=4), collectives.allgather(16), chunk_bytes=10**6
     )

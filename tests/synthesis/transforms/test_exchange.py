@@ -61,7 +61,10 @@ def test_the_middle_of_a_line_exchanges():
 
 
 def test_an_exchange_is_read_as_trees():
-    """Read as trees, one of the two ranks is the root, and the other with its subtree waits for the sum."""
+    """If an exchange is read as trees, one of its two ranks becomes the root.
+
+    The other rank receives the sum from the root and forwards it to its subtree.
+    """
     reduction, spreading = read_trees(exchanged(one_sum(line(4), *ALONG_A_LINE)))
     (root,) = reduction.origins
     assert root in (1, 2) and spreading.origins == {root}
@@ -72,8 +75,7 @@ def test_an_exchange_is_read_as_trees():
 
 
 def test_improvement_begins_from_an_exchange():
-    """Improvement starts from an exchange read as trees with one root, which finish at 4 us, as without the
-    exchange."""
+    """Improvement of an exchange starts from trees with one root, which finish at 4 us, as without exchange."""
     found = exchanged(one_sum(line(4), *ALONG_A_LINE))
     search = Improvement(found.problem, read_trees(found))
     assert found.problem.costs.us(search.run(turns=0)) == 4
@@ -113,7 +115,7 @@ def test_a_sum_that_goes_back_another_way_stays():
 
 
 def test_listing_starts_sends_anew():
-    """List-scheduling the sends of an optimal schedule again, in either order, does not change it."""
+    """A schedule along a line is unchanged if its sends are list-scheduled again, longest first or not."""
     schedule = one_sum(line(4), *ALONG_A_LINE)
     for longest_first in (False, True):
         again = listed(schedule, longest_first=longest_first)
@@ -132,7 +134,7 @@ def test_rings_of_even_length_take_one_step_less(num_ranks, steps):
 
 
 def test_it_is_offered_last_and_only_where_it_is_better():
-    """The exchange is offered last, and the earlier schedule stays if it is no better."""
+    """An exchange of the best schedule replaces it only if it finishes earlier."""
     schedule = one_sum(line(4), *ALONG_A_LINE)
     search = Search(schedule.problem, Options(), Deadline.after(60), most_earliest=2)
     search.offer_whole(schedule, producer="some")

@@ -113,12 +113,11 @@ class TestBothHalves:
 
     @pytest.mark.slow
     def test_they_overlap(self):
-        """On a star of leaves 1, 2, 3 us away sums of fast leaves spread while those of the slow leaf are
-        formed.
+        """On a star with leaves 1, 2 and 3 us away, fast leaves' sums spread while the slow leaf's are formed.
 
-        One phase after the other takes 9 + 9 us. The link to leaf 3 has 4 sends of 3 us. From 2 us on it can
-        carry the partial sum of leaf 3's own chunk. With sums complete at ranks other than the collective's
-        roots the rest follows by 14 us.
+        One phase after the other takes 9 + 9 us. The link to leaf 3 has 4 sends of 3 us, and the first, of a
+        partial sum, can start at 2 us. So the last send ends at 14 us, if sums may be completed at ranks
+        other than the collective's roots.
         """
         result = brief_synthesis(problem_of(star(3), collectives.allreduce(4)))
         assert result.finish_us == 14
@@ -126,8 +125,8 @@ class TestBothHalves:
 
     @pytest.mark.slow
     def test_the_best_trees_are_improved_where_sums_that_are_kept_apart_come_first(self, monkeypatch):
-        """For 64 KB on two NDv2 recursive multiplying beats the two-phase schedule until its trees are
-        improved."""
+        """For 64 KB on two NDv2 recursive multiplying finishes before the two-phase schedule along trees, until ruin
+        and recreate has improved the latter."""
         improved = []
         improve = stages.improve_schedule
 
@@ -180,7 +179,7 @@ class TestBothHalves:
 
 
 def test_halves_of_fine_ticks_are_joined():
-    """Sums end at 2.5 * 10**9 ticks, beyond 32 bits, and copies before that: both phases are joined."""
+    """Reduce and broadcast phases are joined also if the finish in ticks exceeds 32 bits."""
     builder = taccl.topologies.TopologyBuilder("fine", [0] * 4)
     for src, dst in itertools.permutations(range(4), 2):
         builder.add_link(src, dst, alpha_us="0.123456789", beta_us_per_mb="2.345")
@@ -203,8 +202,10 @@ def test_links_that_add_up_count_a_contribution_once(name, backend):
 
 
 def test_links_that_add_up_may_be_needed_and_count_twice():
-    """Rank 0 is reached only by a link from ranks 1 and 2, and rank 2 only from 1: an error says that nothing
-    fits."""
+    """It is an error if no schedule adds each contribution once.
+
+    Here rank 0 is reached only by a reduction link from ranks 1 and 2, and rank 2 only from rank 1.
+    """
     topology = linked("narrow", [0, 0, 0], [*((0, 1), (1, 2)), ((1, 2), 0)], alpha_us=0, beta_us_per_mb=1)
     problem = problem_of(topology, collectives.reduce_scatter(3))
     with pytest.raises(taccl.NoSolutionError, match="adds each contribution once"):

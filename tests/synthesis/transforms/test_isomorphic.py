@@ -122,9 +122,10 @@ def test_a_hold_that_begins_later_for_some_is_another_problem():
     ids=lambda clauses: next(iter(clauses)),
 )
 def test_clauses_are_part_of_the_problem(clauses):
-    """A clause on link 0 -> 1 of a ring of 4 becomes one on 1 -> 0 of the reversed reduction.
+    """With a clause on a single link of a ring of 4, the phases of an allreduce are not isomorphic.
 
-    Rotations of the ring do not map one to the other.
+    The reversed reduction has the clause on the opposite link. As each pair of ranks has links of another
+    cost, no symmetry maps one link to the other.
     """
     assert isomorphism_of(ring(4, betas=(0, 0, 1, 1, 2, 2, 3, 3)), **clauses) is None
 
@@ -178,7 +179,10 @@ def test_what_no_quotient_has_is_handed_over():
 
 @pytest.mark.slow
 def test_the_other_half_gets_the_best_that_was_found():
-    """The other phase gets the best schedule: for 4 MB on a DGX-1 30 us (compiled) instead of 40 us."""
+    """The best schedule of one phase, not its first, is mapped to the other phase.
+
+    For 4 MB on a DGX-1 it is that of the compiled list scheduler, 30 us, not the first one of 40 us.
+    """
     topology = taccl.topologies.dgx1(profile="nominal")
     problem = taccl.make_problem(topology, collectives.allreduce(8), size_bytes=4 * MB)
     one, other = (searched(half) for half in halves(problem))

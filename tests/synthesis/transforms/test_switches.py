@@ -37,7 +37,10 @@ def test_the_pool_or_the_line_is_what_limits(slots):
 
 @pytest.mark.slow
 def test_only_the_switch_is_bounded_by_the_switch():
-    """With in_network="only" the bound is 8 MB over 0.85 * 5/6 of 450 GB/s, and one more chunk's return."""
+    """With in_network="only" the bound is the time of 8 MB at 0.85 * 5/6 of 450 GB/s.
+
+    The schedule takes the time of one more chunk, in which the last sum returns.
+    """
     result = synthesize(
         allreduce(dgx_h100(1, nvls=True, profile="nominal"), "8MB", chunks_per_rank=1), in_network="only"
     )
@@ -127,7 +130,7 @@ def test_a_tree_of_switches_is_as_fast_as_one():
     ],
 )
 def test_what_no_switch_can_add_is_said(topology, size, collective, error, kind):
-    """With in_network="only" a collective that switches cannot add is an error with the reason."""
+    """With in_network="only" the error for a problem that switches cannot reduce gives the reason."""
     problem = make_problem(topology, collective, size_bytes=size, chunks_per_rank=1)
     with pytest.raises(kind, match=error):
         synthesize(problem, in_network="only")

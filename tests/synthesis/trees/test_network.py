@@ -11,7 +11,7 @@ from taccl.topology.builder import TopologyBuilder
 
 
 def network(topology, size=10**6):
-    """Flow network of an allgather of one chunk per rank, chunks per rank, and the problem."""
+    """Flow network of an allgather, number of chunks of each rank (one), and the problem."""
     problem = taccl.make_problem(topology, "allgather", size_bytes=size).in_its_chunks
     return network_of(problem), np.ones(topology.num_ranks, np.int64), problem
 

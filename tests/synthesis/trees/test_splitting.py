@@ -1,4 +1,4 @@
-"""Splitting of switches into links between ranks of equal throughput."""
+"""Replacement of switches by links between ranks, with equal throughput."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ MACHINES = [
 
 
 def split(topology, parts):
-    """Flow network of an allgather, arc capacities, chunks per rank, and links after splitting."""
+    """Flow network of an allgather, arc capacities, chunks of each rank, and links that replace the switches."""
     collective = taccl.collectives.allgather(topology.num_ranks, chunks_per_rank=parts)
     problem = taccl.make_problem(topology, collective, size_bytes=10**9)
     network, counts = network_of(problem), np.full(topology.num_ranks, parts)
