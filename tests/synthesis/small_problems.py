@@ -123,8 +123,9 @@ def relayed() -> Problem:
 
 
 def late_hold() -> Topology:
-    """Two nodes whose cross links hold one shared ingress at the end of a send: 0 -> 2 takes 4 us and holds
-    it for the last 2 us, 1 -> 3 takes 2 us and holds it for the last 1 us.
+    """Two nodes whose links between them share one ingress, held at the end of a send.
+
+    0 -> 2 takes 4 us and holds the ingress for the last 2 us; 1 -> 3 takes 2 us and holds it for the last 1 us.
     """
     builder = TopologyBuilder("late hold", [0, 0, 1, 1])
     ingress = builder.add_resource("ingress")

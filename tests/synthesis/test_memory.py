@@ -169,8 +169,8 @@ def test_trees_of_groups_are_counted():
 def test_ways_are_sampled_all_over_a_mesh():
     """Lengths of paths are sampled all over a mesh, so their mean is right.
 
-    On 16 x 16 two ranks are 2 * (16 - 1 / 16) / 3 = 10.625 links apart on average, and so are 256 * 256
-    chunks.
+    On 16 x 16 two ranks are 2 * (16 - 1 / 16) / 3 = 10.625 links apart on average. Paths of the
+    256 * 256 chunks of an alltoall have this mean length.
     """
     known = memory_need(problem_of(topologies.mesh(16, 16), "alltoall")).num_transfers
     assert known == pytest.approx(10.625 * 256**2, rel=0.05)

@@ -124,7 +124,7 @@ class TestBackends:
 
     @pytest.mark.parametrize("backend", [*MILP, "cpsat"])
     def test_routing_that_cannot_be_sequenced_is_done_again(self, backend):
-        """Routing is repeated with orders on resources if no schedule of it is as early as its loads allow.
+        """Routing is repeated, with orders on resources, if no schedule of the first one is as early as loads allow.
 
         On an NDv2 of eight GPUs loads allow 69.9 us, but schedules of most such routings take 92.6 us.
         """
@@ -849,7 +849,7 @@ class TestContributionsApart:
 
     @pytest.mark.slow
     def test_one_message_a_link_for_all_chunks(self):
-        """An allreduce of 1,000 bytes with a direct link per pair of ranks takes one send, and is proven optimal.
+        """An allreduce of 1,000 bytes between directly linked ranks takes the time of one send, proven optimal.
 
         The send takes 0.5 us of latency and 0.02 us at 20 us/MB.
         """

@@ -150,7 +150,7 @@ def test_a_multicast_may_bring_a_rank_what_it_made_itself(chunks_per_rank, finis
 
 
 def test_what_stays_is_not_sent_on_by_the_job_shop_either():
-    """The job shop is feasible if all hops of the list scheduler are required, in an alltoall on any path."""
+    """For an alltoall with all paths allowed, the job shop is feasible if the list scheduler's hops are required."""
     quotient = orbits_of(problem_of(ring(8, betas=(0, 1, 2)), collectives.alltoall(8)))
     found = list_schedule(quotient, critical_priorities(quotient))
     made = {m for send in found.sends for m in send.hops}

@@ -228,7 +228,7 @@ def test_what_is_folded_in_time_never_clashes():
 
 
 def test_more_symmetries_than_memory_holds():
-    """All 24! renamings of 24 ranks reduce an alltoall to five hops; a timing group has order 24.
+    """All 24! renamings of 24 ranks reduce an alltoall to five hops; the timing group has order 24.
 
     The five hops of a chunk: sender to receiver, sender to another rank, another rank to the receiver,
     receiver to another rank, and between two other ranks.
