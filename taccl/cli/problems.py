@@ -332,7 +332,11 @@ def arguments_of(options: argparse.Namespace) -> CollectiveArguments:
 
 
 def collective_of(options: argparse.Namespace, topology: Topology) -> Collective | str:
-    """Collective of the options: a name, an exchange with its roles, or a matrix in chunks of one size."""
+    """Collective that the options name; the name alone for a standard collective without ``--along``.
+
+    Others are built here: a parameter-server exchange, the same collective in each group of ranks, or an
+    all-to-all of the sizes in ``--matrix``, in chunks of one size.
+    """
     _check_roles(options)
     if options.collective == EXCHANGE:
         refuse(options, ("layers",), "this verb has equal chunks only; leave it out")

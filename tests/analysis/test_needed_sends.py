@@ -207,7 +207,10 @@ def test_alike_sets_have_the_jobs_of_the_first():
 
 
 def test_holds_by_link():
-    """Link 4 of the two nodes holds itself for 2 + 1 per unit and the NIC for 1 + 1, both from the start."""
+    """A send of u units over link 4 holds the link for 2 + u us and node 0's NIC for 1 + u us.
+
+    Both holds begin at the start of the send. Link 0 is inside node 0 and holds neither resource.
+    """
     demand = NeededSends(problem_of(two_nodes(), collectives.allgather(4)))
     nic = next(i for i, r in enumerate(demand.topology.resources) if r.name == "NIC of node 0")
     own = next(iter(set(demand.held[4]) - {nic}))

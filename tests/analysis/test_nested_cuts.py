@@ -26,7 +26,10 @@ def problem(name, nodes=4, **clauses):
 
 
 def best_us(problem, *, backwards=False):
-    """Greatest spread-tail bound with a single set of ranks, in us; `backwards`: of the time-reversed problem."""
+    """Greatest bound in us from the last chunks to enter a single set of ranks, which must still spread there.
+
+    - `backwards`: Use only bounds on the time-reversed problem, instead of those on the problem itself.
+    """
     claims = spread_tail_bounds(NeededSends(problem), in_network=False)
     alone = [
         ticks

@@ -255,9 +255,12 @@ def _least_ticks(facts: Facts, witness: SumFlow) -> Fraction:
 
 
 def _most_gained(spare: Fraction, alpha: int, beta: int, price: Fraction) -> Fraction:
-    """Max total gain of units in one resource's sends, less the price of the time for latencies.
+    """Max total gain of the units that one resource sends, less ``price * alpha / beta`` for each send.
 
-    The maximum is over the number and the sizes of the sends.
+    A unit gains the ticks from the end of its send to the horizon. The maximum is over the number and the
+    sizes of the sends.
+
+    - `spare`: Horizon minus idle ticks.
     """
     if spare <= alpha:
         return Fraction(0)

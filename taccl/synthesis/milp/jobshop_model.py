@@ -118,7 +118,10 @@ class _Shop:
                         model.add_bool_or([*entering, each.negated()])
 
     def _limit_hops(self) -> None:
-        """Number of links passed at each state: one more than at the source of the hop that enters it."""
+        """Constrain the number of links on a chunk's path to each state, a (chunk, rank) pair.
+
+        A hop adds one link to the path to its source; hops in `starts_anew` restart the count.
+        """
         payload, model = self.payload, self.model
         passed = [
             0 if is_origin else model.new_int_var(min(least, most), max(least, most), "")

@@ -217,10 +217,11 @@ def job_shop(
 def improve_by_job_shop(search: Search, patience_s: float | None = None) -> None:
     """Large-neighbourhood search by CP-SAT: free routes of some states, fix the others, re-time all sends.
 
-    States are freed at random, because chunks arrive there at about the same time, or because chunks arrive
-    there last. Rounds of the last kind often demand a schedule that meets the bound. Such a model is solved
-    or refuted quickly; after a failure it is tried less often, until the incumbent improves. Other rounds
-    accept an equally good schedule, so that the search drifts over plateaus.
+    A state is a (chunk, rank) pair. Each round frees random states, states with arrivals near one time, or
+    the states with the last arrivals. Rounds on the last arrivals often demand a schedule that meets the
+    bound, as their models are solved or refuted quickly. These rounds become rarer with each one, until the
+    incumbent improves. Rounds without this demand accept an equally good schedule, so that the search drifts
+    over plateaus.
 
     - `patience_s`: Seconds without improvement after which it ends; None for a share of the seconds of the
       portfolio's current turn.
