@@ -165,7 +165,7 @@ def _of_moves(name: str, collective: Collective, rows: Iterable[Row]) -> Algorit
 
 
 def _sums(num_ranks: int, num_chunks: int) -> Collective:
-    """Custom allreduce of `num_chunks` chunks."""
+    """Allreduce of `num_chunks` chunks over all ranks, as a custom collective."""
     whole = {chunk: range(num_ranks) for chunk in range(num_chunks)}
     return collectives.custom(
         num_ranks, precondition=whole, postcondition=whole, combining=True, name="allreduce"

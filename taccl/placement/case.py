@@ -47,7 +47,7 @@ class Case:
     - `order`: Host of each rank. A double tree without a number of pieces gets the number that is fastest in
       this order.
     - `like`: A case of the same algorithm and size, whose messages are reused.
-    - `on_links`: True to count in the ticks of the topology's links, as a schedule does.
+    - `on_links`: True to count time in the ticks of the topology's links, as a schedule does.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Case:
         """Makespan of an order in ticks; a lower bound over all orders if every rank is open (-1).
 
         - `compiled`: False to run the kernel as plain Python.
-        - `is_relaxed`: True for a lower bound on the makespan: each message holds its resources one by one.
+        - `is_relaxed`: True for a lower bound: a message holds each resource as soon as the resource is free.
         """
         function = timed if compiled else getattr(timed, "py_func", timed)
         return int(

@@ -290,7 +290,7 @@ class HostFabric:
         return self.held[0] + units * self.held[1]
 
     def distance(self, units: int) -> NDArray[np.float64]:
-        """(num_hosts, num_hosts) ticks of a message's path plus the times for which it holds resources."""
+        """(num_hosts, num_hosts) ticks: time of a message on its path, plus its holds of resources."""
         whole = self.took[0] + units * self.took[1] + self._held(units).sum(axis=1)
         return np.asarray(whole, dtype=np.float64).reshape(self.num_hosts, -1)
 

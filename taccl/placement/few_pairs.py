@@ -204,8 +204,9 @@ def _cuts(ordered: NDArray[np.float64], most: int) -> list[float]:
 def explained(latency_us: NDArray[np.float64], held_out: Pairs, clusters: Sequence[Sequence[int]]) -> float:
     """Part of the variance of held-out latencies that clusters explain; at most 1.
 
-    The prediction for a pair is the median of the measured pairs with as many common clusters, in logarithms.
-    The part is negative where one median for all pairs would predict better.
+    The prediction for a pair is the median latency of the measured pairs with the same number of common
+    clusters. Variances are of logarithms. The part is negative if the mean of the held-out pairs predicts
+    better.
     """
     shared = np.zeros(latency_us.shape, dtype=np.int64)
     for each in clusters:

@@ -274,7 +274,7 @@ def nccl_tuner(
     lines = [_HEAD]
     for kind, name in _COLLECTIVES.items():
         ours = _by_size(topology, kind, order, num_nodes)
-        # Communicators of other sizes: a ring, with LL up to the size at which it pays between two servers.
+        # Communicators of other sizes get a ring, with LL or simple, whichever is faster on two servers.
         rate = _slowest_gb_per_s(topology)
         others = [_ordered(_tabled(kind, 2, 2, size, rate), size, 2)[-1:] for size in _TABLE_SIZES]
         others = [[*best, *_fallbacks(kind, best[0])] for best in others]

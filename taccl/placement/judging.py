@@ -35,7 +35,7 @@ _CONFIDENCE = 0.99
 _FEW = 0.1
 #: Minimum gain that counts, as a part of the time; our choice.
 _LEAST = 0.01
-#: Minimum number of pairs of a class, halved, for which figures of the class are shrunk.
+#: Minimum number of pairs of hosts in a class for which figures of the class are shrunk.
 _FEWEST_PAIRS = 4
 
 
@@ -167,7 +167,7 @@ def judge(
         means.append(float(np.mean(logs(next(resampled), orders))))
     if len(means) < _FEWEST_RESAMPLES:
         return Judgement(reason="the time limit was reached; give more time", has_clusters=has_clusters)
-    # Both halves of a split judge, with independent noise.
+    # Each split gives a gain for each half. Their noise is independent, so their mean has half the variance.
     error = float(np.std(means, ddof=1)) / np.sqrt(2)
     freedom = min(len(means) - 1, probe.num_hosts * (probe.num_hosts - 1) // 2)
     least = np.mean(gains) - stdtrit(freedom, _CONFIDENCE) * error

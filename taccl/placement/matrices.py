@@ -31,7 +31,7 @@ _LIMIT_BYTES = 64 * 10**6
 _P2P = re.compile(r"^(.*?)\s*P2P=(Enabled|Disabled)\s+(Bandwidth|Latency)\b.*Matrix", re.IGNORECASE)
 #: Line of p2pBandwidthLatencyTest on a pair without peer access.
 _NO_ACCESS = re.compile(r"^\s*Device=\d+ CANNOT Access Peer Device=\d+")
-#: Line of nvbandwidth on a process of several, with its host.
+#: Line in which nvbandwidth, if run as several processes, names the host of one.
 _PROCESS = re.compile(r"\s*Process\s+\d+\s+\(([^)\s]{1,255})\):\s+device\s")
 #: Line above a one-way matrix of nvbandwidth, with the direction of the data.
 _NVBANDWIDTH = re.compile(r"^memcpy \w+ GPU\(row\) (->|<-) GPU\(column\) bandwidth \(GB/s\)")

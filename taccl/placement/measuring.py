@@ -246,7 +246,7 @@ class _ProbeRank:
         ]
 
     def _take(self, before: Probe) -> None:
-        """Copy the passes of an interrupted probe; a probe without passes becomes the first one."""
+        """Copy the passes of the interrupted probe `before`; without passes, its medians become the first."""
         for mine, whole, passes in (
             (self.latency_us, before.latency_us, before.latency_repeats_us),
             (self.gb_per_s, before.bandwidth_gb_per_s, before.bandwidth_repeats_gb_per_s),
@@ -256,7 +256,7 @@ class _ProbeRank:
                 mine[turn] = np.where(np.isnan(whole), np.nan, each)
 
     def _kept(self, uplinks: Sequence[tuple[tuple[int, ...], float]]) -> dict[str, Any]:
-        """The result as plain values, after it is written to its file."""
+        """Write the result to its file, if one is given; return the result as plain values."""
         found = self._found(uplinks)
         if self.path is not None and self.part is not None:
             found.save(self.path, overwrite=self.overwrite)
@@ -289,7 +289,7 @@ class _ProbeRank:
             large = self._there_and_back(partner, begins, self.large, few)
             if begins == self.comm.rank:
                 low, middle, high = np.percentile(latency, (25, 50, 75)).tolist()
-                # One direction takes at least half of the round trip, even if small messages were delayed.
+                # The large message takes at least half of the round trip, even if small ones were delayed.
                 there_and_back = float(np.median(large))
                 one_way_s = max(there_and_back - middle, there_and_back / 2)
                 mine = [middle * 1e6, len(self.large) / one_way_s / 1e9, (high - low) / middle]
@@ -312,7 +312,7 @@ class _ProbeRank:
     def _there_and_back(
         self, partner: int, begins: int, message: NDArray[np.uint8], count: int
     ) -> NDArray[np.float64]:
-        """Seconds from each message to its small answer, at the rank `begins`; zeros at its partner."""
+        """Seconds from each message to its small answer, at its sender `begins`; zeros at the partner."""
         took = np.zeros(count)
         for turn in range(-WARM_UP, count):
             if begins == self.comm.rank:

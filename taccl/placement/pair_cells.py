@@ -141,7 +141,7 @@ def table_of(rows: dict[int, list[str]], where: str) -> Table:
 
 
 def _heads(rows: list[list[str]]) -> tuple[bool, bool]:
-    """True if the first row has names, and True if the first column has."""
+    """(first row has names, first column has names)."""
     first, others = rows[0], rows[1:]
     starts = [row[0] for row in others]
     are_names, are_named = any(map(_is_name, first[1:])), any(map(_is_name, starts))
@@ -158,7 +158,7 @@ def _heads(rows: list[list[str]]) -> tuple[bool, bool]:
 
 
 def _places(starts: list[str], names: list[str], where: str) -> list[int]:
-    """Row of each line by its name; `FormatError` if rows and columns have different names."""
+    """Index in `names` of the name of each row; `FormatError` if rows and columns have different names."""
     if starts == names or _is_index(starts) or all(_is_nothing(each) for each in starts):
         return [*range(len(names))]
     if len(set(names)) < len(names) or sorted(starts) != sorted(names):
@@ -169,7 +169,7 @@ def _places(starts: list[str], names: list[str], where: str) -> list[int]:
 
 
 def _is_index(cells: list[str]) -> bool:
-    """True for the numbers from 0 or 1 on."""
+    """True if the cells are consecutive numbers that begin with 0 or 1."""
     return any(cells == [str(i) for i in range(begin, begin + len(cells))] for begin in (0, 1))
 
 

@@ -152,7 +152,7 @@ def load_slurm_topology(
 def _of_conf(text: str, topology: str | None, where: str) -> _Fabric:
     """Fabric of a ``topology.conf``, or of ``scontrol show topology``: one switch or block per line.
 
-    The command prints aggregated blocks too; their sizes are those that the file lists.
+    The command also prints aggregated blocks; the sizes in its lines are the block sizes of the fabric.
     """
     if topology is not None:
         said = f"found {shown(topology, 60)}, but a topology.conf has one topology without a name"
@@ -260,7 +260,7 @@ def _add(
 ) -> None:
     """Add a switch or a block with its expanded lists.
 
-    A block without hosts holds a place, as blocks are aggregated by their places.
+    A block without hosts is kept, as blocks are aggregated by their positions in the file.
     """
     if name in groups:
         raise FormatError(f"found {shown(name, 60)} twice; name each switch or block once", where=where)

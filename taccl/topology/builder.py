@@ -61,7 +61,7 @@ class TopologyBuilder:
     _resources: list[Resource] = field(default_factory=list, init=False)
     _holds: list[Hold] = field(default_factory=list, init=False)
     _switches: list[Switch] = field(default_factory=list, init=False)
-    #: {identities of two cost objects: (these objects, their exact values)}.
+    #: {(id of an alpha object, id of a beta object): (the two objects, their exact values)}.
     _known_costs: dict[tuple[int, int], tuple[tuple[Number, Number], tuple[Fraction, Fraction]]] = field(
         default_factory=dict, init=False
     )

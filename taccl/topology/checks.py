@@ -50,9 +50,10 @@ def _faults(topology: Topology) -> Iterator[str]:
 
 
 def _odd_links(links: Sequence[Link], num_ranks: int) -> Iterable[Link]:
-    """Links that may have faults: all but those between two different ranks at the costs of an earlier link.
+    """Links to check: the first link with each pair of costs, or all links if the ends of one are unusual.
 
-    Columns are compared instead of links, since most topologies have many links that are alike.
+    Usual ends are one existing source rank and another existing rank as destination. Columns are compared
+    instead of links, since most topologies have many links of equal cost.
     """
     srcs, dsts, alphas, betas = map(list, columns_of(links, 0, 1, 2, 3))
     ends = set(srcs) | set(dsts)

@@ -106,7 +106,7 @@ class _Rated(_Costed):
 
 
 class LinkEntry(_Rated):
-    """A link, or one in each direction."""
+    """Entry of a link from src to dst, or of one link in each direction."""
 
     src: _Ranks
     dst: _Ranks
@@ -162,7 +162,7 @@ class ResourceEntry(_Costed):
     alpha_us: Cost | None = None
     links: Annotated[list[_Pair], Field(min_length=1)]
     side: Literal["send", "receive"] = "send"
-    #: True for further links of the resource of that name, at another rate or on the other side.
+    #: True if the entry adds links, at another rate or on the other side, to the resource with that name.
     continues: Annotated[bool, Field(strict=True)] = False
 
 

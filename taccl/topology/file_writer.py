@@ -145,7 +145,7 @@ def _named(
     links: list[int],
     parallel: Mapping[tuple[tuple[int, ...], tuple[int, ...]], list[int]],
 ) -> Iterator[str]:
-    """Links as a [[resource]] entry lists them: by ranks if all parallel links are meant, else named."""
+    """Links as a [[resource]] entry lists them: by ranks for all parallel links, else by ranks and name."""
     meant = set(links)
     done: set[int] = set()
     for e in links:

@@ -143,7 +143,7 @@ def _described_machine(file: schema.NodeFile, default_name: str) -> Topology:
 
 
 def _pairs(node: schema.NodeEntry) -> dict[tuple[int, int], int]:
-    """{pair of GPUs in a node: number of links between them}; empty behind a switch."""
+    """{pair of GPUs in a node: number of links between them}; empty if a switch joins the GPUs."""
     if node.fabric == "hybrid":
         if node.gpus != 8:
             raise TopologyError(
@@ -157,7 +157,7 @@ def _pairs(node: schema.NodeEntry) -> dict[tuple[int, int], int]:
 
 
 def _nic_of_gpu(nics: schema.NicsEntry, size: int) -> dict[int, int]:
-    """NIC of every GPU that has one; several NICs of one GPU count as one."""
+    """{GPU: its NIC} for the GPUs that have a NIC; several NICs of one GPU count as one."""
     if nics.gpus is None:
         if size % nics.count and nics.count % size:
             raise TopologyError(
@@ -232,11 +232,11 @@ def _from_links(file: schema.LinksFile, default_name: str) -> Topology:
 
 
 def _with_shared_ports(topology: Topology, sharing: list[int]) -> Topology:
-    """Make some multicast and reduction links share the ports of their ranks.
+    """Make the multicast and reduction links `sharing` share the ports of their ranks.
 
-    Such a link holds the further resources of the ordinary links between its sources and its destinations. If
-    an ordinary link has no further resource, both get a new port to share. Several such links of one rank
-    share a new port of that rank.
+    Such a link holds every resource of the ordinary links from its sources to its destinations, except the
+    own resource of each. If an ordinary link holds nothing else, a new port is added that both links hold.
+    If several such links send from one rank, or arrive at it, they share a further new port of that rank.
     """
     resources, holds = list(topology.resources), list(topology.holds)
     held = {(hold.link, hold.resource) for hold in holds}

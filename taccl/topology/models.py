@@ -77,8 +77,8 @@ class Model(NamedTuple):
     - `what`: First sentence of the documentation of its function.
     - `links`: {kind of link in a node: its rate}.
     - `nic`: Rate of a NIC.
-    - `host`: Maker of the hosts' processors, ``"Intel"`` (or other) or ``"AMD"``, by which NCCL rates LL and
-      posts between nodes.
+    - `host`: Maker of the hosts' processors, ``"Intel"`` (or other) or ``"AMD"``. NCCL's model has a maximum
+      rate of LL between nodes, and a time to post a message to a NIC, for each.
     - `nics_per_rank`: Number of NICs that a rank with NICs of its own has; `nic` is their total.
     - `network`: Class of the network of its NICs; empty for InfiniBand, or for RCCL's on GPUs of AMD.
     - `generation`, `num_nvlinks`: NVIDIA GPU generation, and number of NVLinks per GPU; empty and 0 for other

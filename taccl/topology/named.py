@@ -97,7 +97,10 @@ class NamedFabric:
         return f"{self.kind}:{'x'.join(map(str, self.dims))}"
 
     def axis(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Axis whose cost the link from each source to its destination has; -1 if there is no link."""
+        """Axis along which a link joins each source to its destination; -1 if there is no link.
+
+        It is 0 for all links of a hypercube, whose axes have equal costs.
+        """
         if self.kind == "hypercube":  # its many axes have equal costs
             differ = src ^ dst
             return np.where((differ != 0) & (differ & (differ - 1) == 0), 0, -1)

@@ -80,7 +80,7 @@ class Dimension:
 
     @property
     def hops(self) -> tuple[int, ...]:
-        """Number of hops from a rank to each rank of its group, by distance; for a line, the maximum."""
+        """Number of hops to the rank d positions further, for each d; for a line, from its first rank."""
         if self.kind == "ring":
             return tuple(min(d, self.size - d) for d in range(self.size))
         if self.kind == "line":
@@ -162,7 +162,7 @@ class Dimensions(Sequence[Dimension]):
         order : sequence of int
             Order in which a reduction passes the dimensions; each dimension divides the data by its size.
         exchange : bool
-            True for an all-to-all exchange: the data does not shrink, and takes every hop.
+            True for an all-to-all exchange: the data does not shrink, and loads every hop of its path.
         """
         loads, left = [Fraction(0)] * len(self.dims), Fraction(1)
         for k in order:

@@ -49,7 +49,7 @@ class LaunchTable(Table):
 
 
 class ProtocolTable(Table):
-    """Costs of a protocol: factor on tabled latencies, resulting values, and share of the bandwidth."""
+    """Costs of a protocol: factor on NCCL's latencies, resulting latencies, and share of the bandwidth."""
 
     latency_scale: Measured
     base_us: Measured
@@ -101,8 +101,8 @@ def load_profile(path: str, nominal: Profile) -> Profile:
 
     - `nominal`: Nominal profile of the machine, with all its constants.
 
-    Raises `FormatError` if the file cannot be read. Raises `TopologyError` if it is of another machine, or a
-    constant is unknown, missing (except overheads) or a beta of 0.
+    Raises `FormatError` if the file cannot be read. Raises `TopologyError` if it is for
+    another machine, if a constant is unknown, if one other than an overhead is missing, or if a beta is 0.
     """
     file = validated(
         ProfileFile, parse(read_text(path), source=path, exact=True), source=path, error=TopologyError

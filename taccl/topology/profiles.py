@@ -106,7 +106,7 @@ def _by_protocol(
     source: str,
     most: Constant | None = None,
 ) -> Profile:
-    """Profile with a library's rate inside a node, and its base, hop and share of bandwidth by protocol.
+    """Profile with a library's rate inside a node, and its latencies and share of bandwidth by protocol.
 
     NICs have their nominal rate. Hops between nodes are those of NCCL's tables, increased by the network
     class of an instance type.

@@ -77,7 +77,10 @@ def _found(topology: Topology) -> Dimensions | TopologyError:
 
 @cached
 def links_along(topology: Topology, dims: Dimensions) -> list[NDArray[np.int64]]:
-    """For each dimension, (num_ranks, size) links from a rank to the rank with another digit; -1 if none."""
+    """Links along each dimension, as an array (num_ranks, size); -1 if there is no link.
+
+    The entry (rank, digit) is the link from the rank to the rank with this digit in the dimension.
+    """
     index = _fastest_links(topology)
     ends = np.array(list(index), np.int64).reshape(-1, 2).T
     links = np.array(list(index.values()), np.int64)
@@ -90,7 +93,7 @@ def links_along(topology: Topology, dims: Dimensions) -> list[NDArray[np.int64]]
 
 
 def _of_links(topology: Topology) -> Dimensions:
-    """Dimensions of a topology from its links; the largest first dimension that fits, and so on."""
+    """Dimensions of a topology from its links: the first as large as its links allow, then the second etc."""
     if any(len(link.srcs) + len(link.dsts) > 2 for link in topology.links):
         raise _none(topology, "it has links of several ends")
     index = _fastest_links(topology)
@@ -113,7 +116,7 @@ def _of_links(topology: Topology) -> Dimensions:
 
 
 def _fastest_links(topology: Topology) -> dict[tuple[int, int], int]:
-    """{(source, destination): link}; of parallel links the fastest."""
+    """{(source, destination): link}; the fastest one of parallel links."""
     index: dict[tuple[int, int], int] = {}
     for e, link in enumerate(topology.links):
         other = index.setdefault((link.src, link.dst), e)
@@ -123,7 +126,7 @@ def _fastest_links(topology: Topology) -> dict[tuple[int, int], int]:
 
 
 class _Costs:
-    """Cost of the link of each pair of ranks, computed when it is asked for."""
+    """{(source, destination): cost of the link}; each cost is computed at its first use."""
 
     def __init__(self, topology: Topology, index: dict[tuple[int, int], int]) -> None:
         self._topology, self._index = topology, index
@@ -170,7 +173,7 @@ def _along(
     stride: int,
     size: int,
 ) -> Dimension:
-    """Dimension of `size` ranks at a stride. Raises `TopologyError` unless it is equal everywhere."""
+    """Dimension of `size` ranks at a stride. Raises `TopologyError` if its groups of ranks differ."""
     kind = _kind(cost, 0, stride, size)
     assert kind is not None, "only rank 0's links were examined"
     for first in range(topology.num_ranks):

@@ -117,7 +117,10 @@ def subset(
 
 
 def _narrowed(topology: Topology, gone: Collection[int]) -> Topology:
-    """Remove ranks from multicasts and reductions with at least two other ranks at an end."""
+    """Topology with the ranks `gone` removed from its multicast and reduction links.
+
+    A link is unchanged if no source, no destination, or only one rank at each end would remain.
+    """
     links = list(topology.links)
     for index, link in enumerate(links):
         srcs, dsts = (tuple(rank for rank in end if rank not in gone) for end in (link.srcs, link.dsts))
@@ -220,7 +223,7 @@ def rescaled(
 ) -> Topology:
     """Multiply the costs of links by factors above 0.
 
-    A send holds each resource with the same factor on beta, and for at most the link's new alpha.
+    The beta of each hold is multiplied as that of its link. Its alpha is limited to the link's new alpha.
 
     - `factors`: {(is between nodes, ``"alpha"`` or ``"beta"``): factor}; default 1.
     - `rounded`: Function applied to each product.
@@ -305,7 +308,7 @@ def _with_links(topology: Topology, links: Sequence[int]) -> Topology:
 
 
 def _renamed(topology: Topology, new_rank: Mapping[int, int], node_of_rank: Sequence[int]) -> Topology:
-    """Topology with renamed ranks; `new_rank` lacks the ranks that switches lose."""
+    """Topology with ranks renamed by `new_rank`, {old: new}; switches lose the ranks that it lacks."""
 
     def renamed(link: Link) -> Link:
         srcs, dsts = (tuple(sorted(new_rank[rank] for rank in end)) for end in (link.srcs, link.dsts))

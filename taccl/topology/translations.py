@@ -275,7 +275,10 @@ def along_ring(fabric: NamedFabric, ranks: Sequence[int] | NDArray[np.int64]) ->
 
 
 def _classes(fabric: NamedFabric, steps: Sequence[tuple[int, int]]) -> tuple[LinkClass, ...]:
-    """One class for every (step, axis); links through a switch also hold a port at either end."""
+    """Classes of links, one for every (destination of the link from place 0, axis) in `steps`.
+
+    Links through a switch also hold a port at either end.
+    """
     classes = []
     for own, (dst, axis) in enumerate(steps):
         alpha, beta = fabric.axes[axis].alpha_us, fabric.axes[axis].beta_us_per_mb

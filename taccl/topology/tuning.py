@@ -38,7 +38,7 @@ class Protocol:
     bandwidth_share: float
 
 
-#: In the order in which libraries use them as messages grow.
+#: Protocols in the order in which libraries use them as messages grow.
 PROTOCOLS = (
     Protocol("ll", 6.6, 6.8, 0.6, 0.6, 2.7, 5.0, 0.5),
     Protocol("ll128", 14.0, 14.0, 1.9, 1.25, 4.0, 8.5, 0.92),
@@ -70,8 +70,8 @@ CHANNEL_SPEEDS = {
         (96.0, 86.0, 80.0, 48.0, 45.1, 42.0, 40.0, 30.0, 24.0, 22.0, 20.0, 17.5, 15.0, 12.0, 6.0, 3.0, 2.4),
     ),
 }
-#: Channels are split in two halves if each has this speed in GB/s or more; since Hopper, if there are more
-#: than the given number, only from the second speed on (``src/graph/search.cc``).
+#: NCCL splits channels in two if each has at least the first speed in GB/s. Since Hopper, more channels than
+#: the given number are split only from the last speed on (``src/graph/search.cc``).
 SPLIT_GB_PER_S, SPLIT_MANY, SPLIT_MANY_GB_PER_S = 25.0, 4, 50.0
 #: Part of a ring's bandwidth that tree allreduces reach; base time in us of reductions in NVSwitch (NVLS).
 TREE_SHARE, NVLS_US = 0.92, 25
@@ -135,9 +135,8 @@ STEP_BYTES = 512 << 10
 NVLS_CHUNK_BYTES = {"Hopper": (128 << 10, 128 << 10), "Blackwell": (128 << 10, 64 << 10)}
 #: Maximum bytes of an NVLS chunk on this number of nodes or more (``src/transport/nvls.cc``).
 NVLS_MANY_NODES, NVLS_MANY_CHUNK_BYTES = 4, 64 << 10
-#: (max bytes of an NVLS chunk, n), applied in order: the max holds if the data is less than n chunks, of the
-#: size so far, for each thread block of each rank of a node. On one node and on several
-#: (``src/enqueue.cc``).
+#: (max bytes of an NVLS chunk, n) on one node, and on several (``src/enqueue.cc``). They apply in order: each
+#: limits the chunk if the data is less than n chunks for each thread block of each rank of a node.
 NVLS_CHUNKS = (
     ((64 << 10, 64), (32 << 10, 8), (16 << 10, 2)),
     ((256 << 10, 32), (128 << 10, 16), (64 << 10, 4), (32 << 10, 1)),
