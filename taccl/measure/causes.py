@@ -143,7 +143,10 @@ def _matched(share: float, expected: Iterable[tuple[float, str]]) -> _Found:
 
 
 def _off_rate(ratio: float) -> float:
-    """Relative distance of a rate from the expected one, which the rate of the wire exceeds."""
+    """Relative distance of a measured rate from the expected one, given their ratio.
+
+    An excess is scaled down, so that the rate of the wire is still at the distance `_MATCHES`.
+    """
     return 1 - ratio if ratio < 1 else (ratio - 1) * _MATCHES / (_WIRE - 1)
 
 
@@ -172,7 +175,7 @@ def _protocol(facts: Facts) -> _Found:
     named = ((facts.shares[p], p) for p in ("ll", "ll128") if facts.shares.get(p, 1.0) < HEALTHY)
     told = f"{facts.share:.0%} of the expected bandwidth; protocol"
     found = _matched(facts.share, [(share, f"{told} {p} reaches {share:.0%}") for share, p in named])
-    # Without sums in the switch, a slower simple protocol explains the rate of LL128 as well.
+    # If simple without sums in the switch explains the rate as well, LL or LL128 is only possible.
     return found and ("possible" if _nvls_off(facts) else found[0], *found[1:])
 
 

@@ -12,7 +12,10 @@ from taccl.topology.tuning import (
 
 
 def searched(generation: str, node_gb_per_s: float, nics: tuple[int, float] | None) -> tuple[int, float]:
-    """(number of channels, GB/s of each): the highest total of NCCL's search, then the highest speed.
+    """(number of channels, GB/s of each) that NCCL's search finds.
+
+    On one node, these give the highest total rate; among equal totals, the highest speed. On several nodes
+    there is a channel per NIC, at the highest of NCCL's speeds that a NIC reaches. Fast channels are split.
 
     - `nics`: Number of NICs of a node and their total rate in GB/s; None on one node.
     """

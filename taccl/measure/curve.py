@@ -69,7 +69,7 @@ def kinks(series: Series) -> tuple[Kink, ...]:
 
 
 def slow_middle(series: Series, predicted_us: Sequence[float]) -> Iterator[Kink]:
-    """Yield sizes in the middle of a series that exceed their expected times by far more than its ends."""
+    """Yield sizes whose times exceed the expected ones by far more than those at both ends of the series."""
     ratios = [time_us / wanted for time_us, wanted in zip(series.times_us, predicted_us, strict=True)]
     ends = max(1.0, *(median(some) for some in (ratios[:_END], ratios[-_END:])))
     for size, time_us, ratio in zip(series.size_bytes, series.times_us, ratios, strict=True):

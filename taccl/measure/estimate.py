@@ -276,7 +276,7 @@ def lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float64]) -> NDA
 
 
 def _costs_of_lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Costs, (n + 1, n + 1), of the best line through the sizes from row to column - 1; 0 for no size.
+    """Costs, (n + 1, n + 1), of the best line through the sizes from row to column - 1; 0 without sizes.
 
     Both terms of a line are nonnegative. Iteratively reweighted least squares minimizes the pseudo-Huber
     loss. Ranges of fewer than `_LEAST` sizes cost infinity.
@@ -299,10 +299,10 @@ def _costs_of_lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float6
 
 
 def _nonnegative_lines(weights: NDArray[np.float64], rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Nonnegative factors, (lines, 2), such that the weighted sum of two rows is nearest to 1 in each line.
+    """Nonnegative factors of the two rows, (lines, 2), with which they add up to nearly 1 at each size.
 
-    - `weights`, (lines, sizes): Weights of the squared distances from 1.
-    - `rows`, (2, sizes): Positive numbers, so a factor without the other one is positive, too.
+    - `weights`, (lines, sizes): Weights of the squared distances from 1, for each pair of factors.
+    - `rows`, (2, sizes): Positive numbers, so the best factor of one row alone is positive, too.
     """
     one, other = weights @ rows[0], weights @ rows[1]
     ones, others, mixed = weights @ rows[0] ** 2, weights @ rows[1] ** 2, weights @ (rows[0] * rows[1])

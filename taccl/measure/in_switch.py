@@ -40,7 +40,7 @@ _SIMPLE = 2
 
 
 def switch_collectives(run: Run) -> Iterator[Candidate]:
-    """Yield the algorithms of switches that the machine, the network and the collective allow."""
+    """Yield the in-switch algorithms that the machine, the network and the collective allow."""
     costs = run.costs
     has_nvls = costs.nvls and costs.generation in NVLS_SHARE and run.per_node > 2
     has_sharp = costs.sharp and costs.fitted is None and run.num_nodes > 1
@@ -85,7 +85,7 @@ def _nvls(run: Run) -> Candidate:
     network_us = turn_kb * across / run.network if m > 1 else np.zeros_like(kb)
     num_turns = kb / np.maximum(turn_kb, 1e-9)
     latency_us = NVLS_US * costs.node_latency + turn_us * (2 if m > 1 else 1)
-    # Each of the two trees carries half of a turn, so the way up and down one level takes `network_us`.
+    # Each of the two trees carries half of a round's data, so one level up and down takes `network_us`.
     latency_us = latency_us + 2 * levels * run.network_us(_SIMPLE, "tree", model=False)
     latency_us = latency_us + (levels - 1) * network_us if m > 1 else latency_us
     time_us = latency_us + num_turns * np.maximum(turn_us, network_us)

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 def candidates(
     costs: Costs, collective: str, num_ranks: int, num_nodes: int, size_bytes: Floats
 ) -> list[Candidate]:
-    """Every algorithm under every protocol; the library chooses the one with the least `model_us`."""
+    """Times of each algorithm and protocol; the library chooses the candidate with the least `model_us`."""
     run = Run(costs, collective, num_ranks, num_nodes, size_bytes)
     only = costs.network.only if num_nodes > 1 and collective not in ("alltoall", POINT_TO_POINT) else ""
     launched = costs.ranks_per_process
@@ -134,7 +134,7 @@ class Run:
 
     @property
     def num_steps(self) -> int:
-        """Steps of a ring."""
+        """Number of steps of the collective on a ring."""
         n = self.num_ranks
         return {"allreduce": 2 * (n - 1), "allgather": n - 1, "reduce-scatter": n - 1}.get(self.collective, n)
 
@@ -188,7 +188,7 @@ class Run:
         return base, row.tree_hop_us if algorithm == "tree" else row.ring_hop_us
 
     def _real_hop_us(self, p: int, hop_us: float) -> float:
-        """Time of a hop inside a node, which the library's model states as `hop_us`."""
+        """Predicted time in us of a hop inside a node; `hop_us` is the time by the library's model."""
         is_ll = PROTOCOLS[p].name == "ll" and not self.costs.pcie
         return LL_HOP_US.get(self.costs.generation, hop_us) if is_ll else hop_us
 
@@ -232,7 +232,7 @@ class Run:
         by_model = np.full(self.size.shape, model_us)
         if self.collective == "allreduce" and m > 1 and is_simple:
             plateau = RING_PLATEAU[costs.generation not in ("", "Volta")]
-            # The search's channels are doubled before they run.
+            # NCCL runs twice as many channels as its search finds.
             by_model[self.size / (2 * self.num_channels * self.num_ranks) >= PLATEAU_BYTES] *= plateau
         us_per_kb = steps / self.num_ranks
         total = self.channels[0] * self.channels[1]
@@ -268,7 +268,7 @@ class Run:
         return Candidate("tree", name, model_us + kb / (model_rate * correction), time_us)
 
     def _tree_gb_per_s(self, name: str, total: float, *, model: bool) -> float:
-        """Data per time of trees in GB/s, up and down, if their channels carry `total` GB/s."""
+        """GB/s of data that trees pass both up and down, if their channels carry `total` GB/s."""
         generation, num, place = self.costs.generation, self.num_channels, min(self.num_nodes, 3) - 1
         rate = min(total * TREE_SHARE, num * TREE_CHANNEL[generation][place])
         if name == "ll":
@@ -295,7 +295,7 @@ class Run:
     def _pair_pipeline(
         self, message: Floats, peers: int, node: float
     ) -> tuple[Floats | float, Floats | float]:
-        """(GB/s of a rank to `peers` in its node, us until the first chunks can be copied on)."""
+        """(GB/s of a rank to `peers` in its node, us until receivers can copy the first chunks)."""
         costs = self.costs
         if not costs.nvswitch or costs.fitted is not None or self.num_nodes > 1:
             return node, 0.0

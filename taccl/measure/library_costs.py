@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 #: Part of a node's rate that a single pair reaches, and that all pairs of an alltoall reach (our choice: 0.81
 #: on 8 A100, 0.93 on H100; 0.85 to 1.06 for all pairs).
 PAIR_SHARE, ALL_PAIRS_SHARE = 0.87, 0.93
-#: Least rate of a channel between two ranks over NVLink in GB/s: a published log of 8 A100, in which eight
-#: carry a message of 128 MB.
+#: Least rate of a channel between two ranks over NVLink in GB/s, from a published log of 8 A100: eight
+#: channels carry a message of 128 MB there.
 PAIR_CHANNEL_GB_PER_S = 13.9
 
 
@@ -35,17 +35,17 @@ class Costs:
     - `nic_gb_per_s`, `ranks_per_nic`: Wire rate of a NIC, and ranks that share it. If a rank has several
       NICs (`nics_per_rank`), their total.
     - `host`: Maker of the hosts' processors, ``"Intel"`` (or other) or ``"AMD"``.
-    - `nvls`: True if switches in nodes add up.
-    - `sharp`: True if switches between nodes add up, by a plugin that users turn on.
+    - `nvls`: True if switches in nodes reduce data.
+    - `sharp`: True if switches between nodes reduce data, by a plugin that users turn on.
     - `nvswitch`: True if a switch joins the ranks of a node.
-    - `pcie`: True if ranks of a node talk over PCIe.
+    - `pcie`: True if ranks of a node communicate over PCIe.
     - `fitted`: {protocol: (base us, hop us, share)} of libraries without a table, such as RCCL.
     - `launch_us`: Time before the first step.
     - `ranks_per_process`: Number of GPUs whose kernels one process launches one after another, each
       `serial_launch_us` after the one before. 0 stands for all GPUs of a node on Volta, and for one on other
       GPUs.
     - `pair_share`, `all_pairs_share`: Parts of a node's rate for one pair, and for all pairs of an alltoall.
-    - `pair_channel_gb_per_s`: Least rate of a channel between two ranks; it is faster if the search's are.
+    - `pair_channel_gb_per_s`: Least rate of a channel between two ranks; NCCL's search may find faster ones.
     - `launch_scale`, `node_latency`, `network_latency`: Factors of the launch and of latencies.
     - `node_rate`, `network_rate`: Factors of rates.
     """

@@ -25,7 +25,7 @@ from taccl.measure.rows import HALF_DIGIT, Columns, Row, columns_of, is_broken, 
 from taccl.measure.series import POINT_TO_POINT, Counted, Log, Series
 from taccl.problem.collective import busbw_factor
 
-#: {collective: its names in logs}. A common word, such as "reduce", counts if SURE matches what follows.
+#: {collective: pattern of its names in logs}. SURE stands for what must follow a common word, e.g. "reduce".
 _NAMES = {
     "allreduce": r"all[_ -]?reduce", "allgather": r"all[_ -]?gather",
     "alltoall": r"all[_ -]?to[_ -]?all(?!v)", "alltoallv": r"all[_ -]?to[_ -]?allv",
@@ -37,7 +37,7 @@ _NAMES = {
     POINT_TO_POINT: r"sendrecv(?=_perf)|(?:OSU \S+ (?:bi-directional )?|RDMA_\w+ |Send )"
     r"(?:latency|bandwidth) test",
 }  # fmt: skip
-#: Names in lines, and names in the stem of a file's name, such as nccl_broadcast.log.
+#: Patterns of names in lines, and in the stem of a file's name, such as nccl_broadcast.log.
 _MENTIONS, _IN_STEM = (
     {
         name: re.compile(rf"(?<![a-z])(?:{form.replace('SURE', sure)})", re.IGNORECASE)
@@ -94,7 +94,7 @@ class _LogRun:
     - `groups`: Groups of ranks that ran at the same time.
     - `twice`: Hosts of rank 0, if several lists of ranks precede the rows, each with another host for rank 0.
       Independent processes write such lists.
-    - `streams`: True if it states bandwidths only.
+    - `streams`: True if the run states bandwidths only.
     - `is_osu`: True for OSU benchmarks and perftest's latency tests.
     - `ranks_per_process`: Number of GPUs whose kernels one thread launches, 0 if unknown.
     """
@@ -161,7 +161,7 @@ def _uneven(runs: Iterable[_LogRun]) -> Iterable[str]:
 
 
 def _doubtful(runs: Sequence[_LogRun]) -> Iterable[str]:
-    """Notes on runs with wrong results, in several groups, or of independent processes, each once."""
+    """Notes on doubtful runs, each once: wrong results, several groups of ranks, independent processes."""
     wrong = [row for run in runs for row in run.rows if row.num_wrong]
     if wrong:
         sizes = first_of([str(row.size_bytes) for row in wrong], 4)

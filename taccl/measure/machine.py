@@ -100,7 +100,10 @@ def machine_of(topology: Topology) -> Machine:
 
 
 def modelled(log: Log) -> Log:
-    """The log without collectives that the model does not cover, which a note names; as it is if all are."""
+    """The log without collectives that NCCL's model does not cover, which a note names.
+
+    The log is unchanged if the model covers all of its collectives, or none.
+    """
     others = list(dict.fromkeys(each.collective for each in log.series if each.collective not in COLLECTIVES))
     kept = tuple(each for each in log.series if each.collective in COLLECTIVES)
     if not others or not kept:
@@ -141,7 +144,7 @@ def gpu_models(gpus: Iterable[str]) -> set[str]:
 
 
 def machine_by_gpus(gpus: Collection[str]) -> str | None:
-    """The one machine model whose nodes have such GPUs; None if no model or several models have them."""
+    """The one machine model whose nodes have the named GPUs; None if no model or several models have them."""
     models = gpu_models(gpus)
     if len(models) != 1 or any(_ON_BRIDGE.search(name) for name in gpus):
         return None

@@ -152,7 +152,8 @@ def ways(collective: str, num_ranks: int, num_nodes: int) -> tuple[Way, ...]:
 def nvls_way(num_ranks: int, num_nodes: int, node_volume: float) -> Way:
     """NVLS: sums in the switch of each node, and trees between nodes.
 
-    For each byte, a NIC sends one byte in one of two trees and three in the other; with two nodes, just one.
+    The data is split over two trees. For each byte of a tree, a node's NICs send one byte if the node is a
+    leaf of the tree, and three bytes otherwise; with two nodes, they send one byte.
     """
     n, m = num_ranks, num_nodes
     return Way("nvls", 2, 2 * ceil(log2(m)), node_volume, min(m - 1, 2) * m / n)

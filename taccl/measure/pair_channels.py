@@ -41,5 +41,5 @@ def filling_us(message_bytes: Floats, num: Floats, gb_per_s: Floats) -> Floats:
 
 
 def _power_above(num: int) -> int:
-    """The least power of two that is no less."""
+    """Least power of two that is at least `num`."""
     return 1 << ceil(log2(num))

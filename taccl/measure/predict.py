@@ -95,9 +95,9 @@ def predict(
     network_gb_per_s : float, optional
         Rate of a NIC, one way; by default the machine's.
     nvls : bool
-        False if switches do not add up, as with ``NCCL_NVLS_ENABLE=0``.
+        False if switches do not reduce data, as with ``NCCL_NVLS_ENABLE=0``.
     sharp : bool
-        True if switches of InfiniBand add up between nodes (SHARP), as with its plugin and
+        True if switches of InfiniBand reduce data between nodes (SHARP), as with its plugin and
         ``NCCL_COLLNET_ENABLE=1``.
     ranks_per_process : int, optional
         Number of GPUs whose kernels one process launches in turn, such as 8 for ``all_reduce_perf -g 8``. By
@@ -218,7 +218,7 @@ _ALL_PAIRS = ("allreduce", "allgather", "reduce-scatter", "alltoall")
 
 
 def _in_one_kernel(costs: Costs, collective: str, n: int, size: float, launch: Launch) -> Prediction:
-    """Time in one kernel in which all pairs send: in one step (one-shot) or two, under LL or simple."""
+    """Prediction for one kernel in which all pairs send: the fastest of one or two steps, LL or simple."""
     ways = {"allreduce": ((1, n - 1.0), (2, 2 * (n - 1) / n))}.get(collective, ((1, (n - 1) / n),))
     if not launch.one_shot:
         ways = ways[-1:]

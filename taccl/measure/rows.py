@@ -16,7 +16,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LABEL = re.compile(r"\[\d+(?:,\d+)?\](?:<std(?:out|err)>:)?(?=\D)")
 #: Characters that pages, lists and quotes put between cells.
 _BETWEEN = str.maketrans("\u00a0|\"',;", "      ")
-#: Size, count, type and an optional reduction; then an optional root, times and bandwidths. Prefixes of
+#: Row of nccl-tests: size, count, type, optional reduction and root, times and bandwidths. Prefixes of
 #: launchers (``0:``, ``[1,0]<stdout>:``, a time, a name) are skipped. So are a remark, a time stamp, and
 #: words after the figures, as rccl-tests prints the algorithm and the protocol.
 _NCCL = re.compile(
@@ -32,7 +32,7 @@ _BEGINS_ROW = re.compile(
     r"\s+(?:sum|prod|min|max|avg|mulsum|none|-?\d)"
 )
 _SIZE_CELL = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s?([KMGT]?)(i?)(?:B|bytes)?", re.IGNORECASE)
-#: A header begins with the size. The first pattern that fits a cell names its column.
+#: Header of a table, which begins with the size. The first pattern that fits a cell names its column.
 _HEADER = re.compile(r"(?:message |msg |buffer )?(?:size|bytes)\b.*", re.IGNORECASE)
 _KINDS = (
     ("", re.compile(r"\b(?:min|max|peak|total|p\d\d)", re.IGNORECASE)),
@@ -82,7 +82,9 @@ def plain(line: str) -> str:
 
 
 def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
-    """The row of nccl-tests or rccl-tests in a line; None if there is none, or no in-place times if asked.
+    """The row of nccl-tests or rccl-tests in a line; None if the line has none.
+
+    With `in_place`, the row has the in-place times; the result is None if the line lacks them.
 
     Raises `FormatError` if its time is not above 0 although its size is.
     """
@@ -90,7 +92,7 @@ def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
     if found is None:
         return None
     words = found[5].split()
-    # Both a root before the times and a time may be integers; the interpretation that agrees is used.
+    # Both a root before the times and a time may be integers; use the reading whose time and algbw agree.
     starts = (1,) if words[0] == "-1" else (1, 0) if words[0].isdigit() else (0,)
     rows = []
     for start in starts:
