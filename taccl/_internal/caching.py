@@ -14,7 +14,7 @@ class _Keeps(Protocol):
 
 #: Key under which a reversed topology keeps its original, whose columns it shares.
 REVERSED_FROM = "reversed from"
-#: Key under which a topology with other costs keeps its original, whose links and holds join the same.
+#: Key under which a topology with other costs keeps its original, which has the same ends and holds.
 ALIKE = "other costs than"
 
 Thing = TypeVar("Thing", bound=_Keeps)

@@ -103,7 +103,7 @@ class OutOfTime(NoSolutionError):
 
 @dataclass(slots=True)
 class _Scope:
-    """Part of a task: description, own steps, steps that follow, and steps ended inside it."""
+    """Part of a task: description, number of its steps, of steps after it, and of those ended inside it."""
 
     doing: str
     steps: float

@@ -46,9 +46,9 @@ def shortest_paths(num_nodes: int, src: Ints, dst: Ints, length: ArrayLike, star
 
 
 def _settle(found: Floats, src: Ints, dst: Ints, length: ArrayLike) -> bool:
-    """Shorten known lengths of paths to nodes by arcs; False if that takes many rounds. SciPy loads in 0.3 s.
+    """Shorten path lengths along arcs until none gets shorter; False if that takes too many rounds.
 
-    Each round relaxes all arcs at once (Bellman-Ford).
+    Each round relaxes all arcs at once (Bellman-Ford). A few rounds are faster than loading SciPy (0.3 s).
 
     - `found`, (num_starts, num_nodes): Changed in place; its values are final if true is returned.
     """
@@ -83,7 +83,7 @@ def paths_from_nearest(
 
 
 def _shortest_arcs(num_nodes: int, src: Ints, dst: Ints, length: ArrayLike) -> Any:
-    """Sparse matrix of arc lengths; of parallel arcs the shortest."""
+    """Sparse matrix of arc lengths, with the shortest one of parallel arcs."""
     from scipy.sparse import csr_array
 
     took = np.broadcast_to(np.asarray(length, dtype=np.float64), len(src))
@@ -135,7 +135,7 @@ def smallest_of_orbits(permutations: Sequence[ArrayLike], size: int) -> Ints:
 def fiedler_vector(num_nodes: int, src: Ints, dst: Ints, weight: Floats) -> Floats | None:
     """(num_nodes,) eigenvector of the graph Laplacian for the second-smallest eigenvalue; None if not found.
 
-    For a multiple eigenvalue, the projection of a fixed vector. Arcs are undirected.
+    If the eigenvalue is multiple, a fixed vector is projected onto its eigenvectors. Arcs are undirected.
     """
     fixed = np.cos(np.arange(num_nodes))
     if num_nodes > _MOST_OF_MATRIX:

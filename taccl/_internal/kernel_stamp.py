@@ -170,7 +170,7 @@ class _Walk:
         yield from self.parts_of((function.__defaults__, function.__kwdefaults__))
         for cell in function.__closure__ or ():
             yield from self.parts_of(cell.cell_contents)
-        # Names of attributes are included: those of a module, and some that are global by chance.
+        # `co_names` also has names of attributes: of modules (needed), and some like globals (harmless).
         names = sorted({name for each in _nested(code) for name in each.co_names})
         for name in names:
             if name in function.__globals__:

@@ -352,7 +352,10 @@ def _several(container: str, inner: Sequence[ast.expr], scope: Mapping[str, Any]
 
 
 def _takes_all(item: Reader, kinds: set[type]) -> bool:
-    """True if values of these types need no conversion. A schedule may have to be expanded first."""
+    """True if items of all these types need no conversion.
+
+    Instances of the accepted classes need none, but a schedule may have to be expanded first.
+    """
     if "Schedule" in item.classes:
         return kinds <= item.plain
     return all(each in item.plain or _is_any(each, item.classes) for each in kinds)
