@@ -89,7 +89,7 @@ class Cache:
 
     @checked
     def path(self, key: str) -> Path:
-        """File of the result of a key, if stored; `taccl.load` reads it."""
+        """Path at which the result of a key is stored, if it is; `taccl.load` reads the file."""
         if not _KEY.fullmatch(key):
             said = f"found {key!r}; expected 64 hexadecimal digits, as in the column key"
             raise InputError(said, where="key")
@@ -130,7 +130,7 @@ class Cache:
         Raises
         ------
         InputError
-            If the cache holds none under it.
+            If the cache holds no schedule under this key.
         """
         entry = self.find(key)
         if isinstance(entry, Entry):

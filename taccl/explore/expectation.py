@@ -25,11 +25,11 @@ from taccl.topology.profiles import PROFILES
 from taccl.topology.topology import Topology
 from taccl.topology.transform import rescaled
 
-#: Factor by which links between nodes are slowed to see the rate that they alone would limit.
+#: Factor by which links between nodes are slowed, so that they alone determine the predicted time.
 _SLOWED = 16
 #: Numbers in names of resources.
 _NUMBERS = re.compile(r"\d+")
-#: Max ranks for which NCCL's schedule is cut into the parts of all its channels (about 1 s).
+#: Max ranks for which chunks of NCCL's schedule are cut into a part for each channel (about 1 s).
 _CUT_RANKS = 16
 #: Seconds for the bound.
 _BOUND_S = 2.0
@@ -139,9 +139,10 @@ class Expectation:
         return found
 
     def network_shares(self, measured_us: float) -> dict[str, float]:
-        """{algorithm: least share of the NICs' rate with which it takes the time of the largest size}.
+        """{algorithm: share of the NICs' rate with which it takes `measured_us` at the largest size}.
 
-        Empty in a single node, and without algorithms that are slower than measured.
+        The share is the least over the algorithm's protocols. Algorithms that are expected to be slower than
+        measured are left out. Empty in a single node.
         """
         if self.topology.num_nodes == 1:
             return {}

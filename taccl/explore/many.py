@@ -42,7 +42,7 @@ def table_of(
 ) -> pd.DataFrame:  # fmt: skip
     """Run all problems; a table with a row for each, in their order, including those that fail.
 
-    Ctrl-C stops the runs. It is raised again if no run was done.
+    Ctrl-C stops the runs; if none was done, its `KeyboardInterrupt` is raised.
 
     - `asked`: (function that makes the problem, known values of its row), for each run.
     - `until_s`: End of all runs on the clock of `time.time`; by default each has the limit of its row.

@@ -120,7 +120,7 @@ def _fill(plan: Plan, folder: Path) -> list[str]:
         raise ExportError("a range of the plan has no program; make the plan with programs")
     rows = [{"schedule": f"range-{number:02}.json"} for number in range(1, len(plan.ranges) + 1)]
     for each, row in zip(plan.ranges, rows, strict=True):
-        # Out of time, files state the bound of the plan, and not a stronger one for the schedule's chunks.
+        # After the time limit, files state the plan's bound, not a stronger one for the schedule's chunks.
         is_late = plan.stopped == "time limit"
         extra = bounds_of(each.schedule, each.bound, each.bound) if is_late else None
         save(each.schedule, folder / row["schedule"], extra=extra)

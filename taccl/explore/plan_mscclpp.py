@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from taccl.explore.plan_ranges import Plan, PlanRange
     from taccl.topology.topology import Topology
 
-#: Collectives for which MSCCL++'s interface of NCCL can use plans.
+#: Collectives for which MSCCL++'s NCCL interface can use plans.
 _SERVED = ("allreduce", "allgather", "reduce-scatter", "broadcast")
 #: Name of the module that registers plans.
 _MODULE = "register_plans"
@@ -104,7 +104,7 @@ def _plan_of(
     ranks_per_node: int | None,
     notes: list[str],
 ) -> dict[str, Any] | None:
-    """The MSCCL++ plan of a range, by the fastest protocol that it can be written for; None if none."""
+    """MSCCL++ plan of a range, under the fastest protocol that allows one; None if no protocol does."""
     ranged = replace(program, sizes_bytes=(each.min_bytes, each.max_bytes))
     name = f"taccl-{plan.collective}-{file.removesuffix('.plan.json').removeprefix('range-').lstrip('0')}"
     lacking = program.protocol not in runtime.protocols

@@ -130,7 +130,7 @@ class Plan:
         Raises
         ------
         InputError
-            If it lies in none.
+            If the size lies in no range.
         """
         size_bytes = parse_size(size)
         for each in self.ranges:

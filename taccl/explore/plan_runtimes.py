@@ -89,7 +89,7 @@ def coverage_text(runtime: Runtime, plan: Plan, served: Sequence[ServedSizes]) -
 
 
 def _multiples_text(files: Sequence[ServedSizes], plan: Plan) -> str:
-    """The multiples of bytes or elements that files serve, after a comma; empty if every size is one."""
+    """Text such as ``", multiples of 8 elements"``: the sizes that files serve; empty if they serve all."""
     text = ""
     units = sorted({each.unit_bytes for each in files} - {1})
     if units:

@@ -77,7 +77,7 @@ class PlanSearch:
     def add_baselines(self, cases: Sequence[tuple[str, Sequence[Problem]]], until: Deadline) -> None:
         """Add every baseline that applies, for a small, a middle and a large size, and each number of chunks.
 
-        The quickest to build come first. A note counts those that time is too short for.
+        Baselines that are quick to build come first. A note counts those left out for lack of time.
         """
         cuts = {problems[0].collective.chunks_per_rank: problems for _, problems in cases}
         places = sorted({0, len(self.grid) // 2, len(self.grid) - 1})
@@ -202,7 +202,7 @@ class PlanSearch:
     ) -> list[Tile]:
         """Best tiles whose schedules can be lowered; adds to `programs` and `notes`."""
         remaining = list(self.candidates)
-        # Large sizes first: they limit the times at other sizes best.
+        # Large sizes first: finishes there give the tightest limits on finishes at other sizes.
         best = {size: winner_at(remaining, size).finish(size) for size in reversed(self.grid)}
         while True:
             tiles = tiles_of(remaining, self.grid)

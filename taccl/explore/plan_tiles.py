@@ -180,19 +180,19 @@ def range_of(tile: Tile, program: Program, bound_s: float, known: KnownBounds) -
 
 
 def _bound(problem: Problem, seconds: float, known: KnownBounds) -> Certificate:
-    """Lower bound over all chunkings; past 2 `seconds` + `_LATE_S` a known or the trivial one."""
+    """Lower bound over all chunkings; a known or the trivial one after 2 * `seconds` + `_LATE_S`."""
     try:
         with Deadline.after(2 * seconds + _LATE_S).enforced():
             return lower_bound(problem, divisible=True, budget_s=seconds, limit_s=2 * seconds)
     except OutOfTime:
         found = known.get((problem.topology.protocol, problem.size_bytes))
-        # A bound holds for problems that allow no more merging.
+        # A known bound also holds for a problem that allows no more merging than its own problem.
         if found is not None and _merges(problem.clauses, within=found.problem.clauses):
             return found
         return no_bound(problem, divisible=True)
 
 
 def _merges(clauses: Clauses, *, within: Clauses) -> bool:
-    """True if clauses allow no more merging than others, which have no clause on anything else."""
+    """True if `clauses` allow no more merging than `within`, and `within` has only clauses on merging."""
     is_free = within == within.only("merge")
     return is_free and clauses.merging <= within.merging and clauses.max_merge <= within.max_merge

@@ -59,7 +59,7 @@ def files(runtime: Runtime, plan: Plan) -> PlanFiles:
 
 def _xml_text(each: PlanRange, name: str, runtime: Runtime) -> str:
     assert each.program is not None, "it is written where there is one"
-    # MSCCL serves sizes from minBytes up to maxBytes, which is excluded.
+    # MSCCL serves sizes from minBytes up to, but not including, maxBytes; some runtimes include it.
     most = each.max_bytes + (not runtime.includes_most)
     return _xml_of(each.program, runtime, min_bytes=each.min_bytes, max_bytes=most, name=name)
 

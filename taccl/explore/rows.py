@@ -189,7 +189,7 @@ def _with_best(
 ) -> list[dict[str, Any]]:
     """The rows with the best proof of any row that has the same labels.
 
-    - `gap`, `proof`: Column of the gap to it; columns of the proof, the first of which is the bound.
+    - `gap`, `proof`: Column of the gap to the bound; columns of the proof, of which the first is the bound.
     """
     bound, best = proof[0], dict[tuple[Any, ...], dict[str, Any]]()
     for row in rows:
@@ -217,12 +217,12 @@ def plain_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def figures(result: Result) -> dict[str, Any]:
-    """Figures of a result, by column."""
+    """{column: figure} of a result."""
     seconds = dict.fromkeys((*_STAGE_COLUMNS.values(), "other_s"), 0.0)
     for stage in result.stages:  # names may begin with a phase of a reduction, or a sketch
         seconds[_STAGE_COLUMNS.get(stage.name.rpartition(": ")[2], "other_s")] += stage.seconds
     seconds["other_s"] += max(0.0, result.seconds - sum(seconds.values()))
-    # One phase of a reduction is not a schedule.
+    # Finishes of only one phase of a reduction are left out: it is not a schedule of the problem.
     known = (each.seconds for each in result.trace if each.finish_us is not None and not each.half)
     models = [stage.model for stage in result.stages if stage.model is not None]
     num_nodes = [model.num_nodes for model in models if model.num_nodes is not None]
