@@ -153,7 +153,7 @@ def nvls_way(num_ranks: int, num_nodes: int, node_volume: float) -> Way:
     """NVLS: sums in the switch of each node, and trees between nodes.
 
     The data is split over two trees. For each byte of a tree, a node's NICs send one byte if the node is a
-    leaf of the tree, and three bytes otherwise; with two nodes, they send one byte.
+    leaf of the tree, and three bytes otherwise. With two nodes, they send one byte.
     """
     n, m = num_ranks, num_nodes
     return Way("nvls", 2, 2 * ceil(log2(m)), node_volume, min(m - 1, 2) * m / n)

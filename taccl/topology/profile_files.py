@@ -102,7 +102,7 @@ def load_profile(path: str, nominal: Profile) -> Profile:
     - `nominal`: Nominal profile of the machine, with all its constants.
 
     Raises `FormatError` if the file cannot be read. Raises `TopologyError` if it is for
-    another machine, if a constant is unknown, if one other than an overhead is missing, or if a beta is 0.
+    another machine, has an unknown constant or a beta of 0, or lacks a constant other than an overhead.
     """
     file = validated(
         ProfileFile, parse(read_text(path), source=path, exact=True), source=path, error=TopologyError
