@@ -352,10 +352,7 @@ def _several(container: str, inner: Sequence[ast.expr], scope: Mapping[str, Any]
 
 
 def _takes_all(item: Reader, kinds: set[type]) -> bool:
-    """True if items of all these types need no conversion.
-
-    Instances of the accepted classes need none, but a schedule may have to be expanded first.
-    """
+    """True if no item of these types needs a conversion, such as the expansion of an implicit schedule."""
     if "Schedule" in item.classes:
         return kinds <= item.plain
     return all(each in item.plain or _is_any(each, item.classes) for each in kinds)
