@@ -26,7 +26,7 @@ from taccl.solvers.model import LinearModel, MilpModel
 from taccl.solvers.solver import Solution, solve
 from taccl.synthesis.explaining.loosening import CONNECTIONS, CROSSING, INSIDE, RELAYS, Barriers, Edit
 from taccl.synthesis.milp.routing import RoutingModel
-from taccl.synthesis.symmetry.quotient import take_quotient
+from taccl.synthesis.symmetry.take_quotient import take_quotient
 from taccl.synthesis.transforms.halves import split
 from taccl.topology.topology import Link
 

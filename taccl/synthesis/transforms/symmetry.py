@@ -10,7 +10,8 @@ from taccl._internal.deadline import NEVER, Deadline
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.proposers.greedy import ListSchedule, expand
-from taccl.synthesis.symmetry.quotient import Quotient, take_quotient
+from taccl.synthesis.symmetry.quotient import Quotient
+from taccl.synthesis.symmetry.take_quotient import take_quotient
 from taccl.synthesis.symmetry.timing_group import timing_group
 from taccl.synthesis.transforms.transform import Transform
 
