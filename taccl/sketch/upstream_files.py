@@ -10,7 +10,8 @@ from pydantic import BeforeValidator, Field, PrivateAttr, StrictBool, model_vali
 from taccl._internal.units import exact
 from taccl._internal.validation import Index, Positive, Table, validated
 from taccl.errors import SketchError, TopologyError
-from taccl.sketch.sketch import Connections, LocalRanks, PerLocalRank, Sketch
+from taccl.sketch.sketch import Sketch
+from taccl.sketch.tables import Connections, LocalRanks, PerLocalRank
 
 Cost = Annotated[Any, BeforeValidator(lambda value: exact(_number(value)))]
 OptionalCost = Annotated[Any, BeforeValidator(lambda value: None if value is None else exact(_number(value)))]

@@ -26,7 +26,8 @@ from taccl.sketch.apply import apply
 from taccl.sketch.group import Symmetries, symmetry_group
 from taccl.sketch.library import load_sketch
 from taccl.sketch.reachability import check_reachable, unmet
-from taccl.sketch.sketch import Internode, Intranode, Merging, Objective, Routing, Sketch
+from taccl.sketch.sketch import Sketch
+from taccl.sketch.tables import Internode, Intranode, Merging, Objective, Routing
 from taccl.synthesis.explaining.explain import bound_by, bound_until, explain, price
 from taccl.synthesis.suggesting.proposals import Shift, find_shifts, fitting_shifts
 from taccl.topology.topology import Topology
