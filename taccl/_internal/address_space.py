@@ -15,7 +15,7 @@ _resource: Any = None
 with suppress(ImportError):
     _resource = import_module("resource")
 
-#: Minimum address space in bytes with numpy, scipy and BLAS loaded (325 MB on two cores); the same with numba
+#: Min address space in bytes to load numpy, scipy and BLAS (measured: 325 MB on two cores), and to load numba
 #: and LLVM.
 BLAS_BYTES, LLVM_BYTES = 400 * 10**6, 640 * 10**6
 #: Address space in bytes that LLVM may map while it compiles or loads a function.
@@ -25,7 +25,8 @@ _NUMBER_OF_HEAPS = -8
 
 #: Parts of the messages of native libraries and Python when an allocation fails.
 MEMORY_WORDS = ("bad_alloc", "MemoryError", "Cannot allocate memory", "out of memory", "Out of memory")
-#: Further such messages of Python in a limited address space.
+#: Parts of further messages, of Python and the dynamic loader, when an allocation fails in a limited address
+#: space.
 _BOUNDED_WORDS = ("can't start new thread", "failed to map segment", "find/load shared object file")
 
 

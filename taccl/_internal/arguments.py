@@ -1,9 +1,9 @@
 """Checks of the arguments of public functions, derived from their annotations.
 
 A `checked` function, or class (its constructor), converts its arguments by its annotations: numpy numbers to
-Python's, ``1e6`` to a whole number, ``"16MB"`` to bytes, a result to its schedule. Any other value is an
-error of one sentence that names the parameter. The keywords of ``**arguments: Unpack[Record]`` are checked by
-the fields of that typed dictionary.
+Python's, ``1e6`` to a whole number, ``"16MB"`` to bytes, a result to its schedule. For any other value, it
+raises an error of one sentence that names the parameter. The keywords of ``**arguments: Unpack[Record]`` are
+checked by the fields of that typed dictionary.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _reader(kinds: Mapping[str, Reader | None], name: str, value: Any) -> Reader
 
 
 def kinds_of(function: Callable[..., Any]) -> dict[str, Reader | None]:
-    """{parameter: its reader, or None if any value is valid} of a function."""
+    """{parameter of the function: reader of its values, or None if any value is valid}."""
     function = inspect.unwrap(function)
     scope, annotations = function.__globals__, {}
     for name, each in inspect.signature(function).parameters.items():
@@ -118,7 +118,7 @@ def kinds_of(function: Callable[..., Any]) -> dict[str, Reader | None]:
 
 
 def known_index(index: int, count: int, where: str) -> int:
-    """Check an index below `count`; for functions called too often to be `checked`."""
+    """Return an index after a check that it is from 0 to `count` - 1; faster than `checked`."""
     if type(index) is not int:
         index = whole_number(index, where)
     if not 0 <= index < count:

@@ -12,9 +12,10 @@ class _Keeps(Protocol):
     def cache(self) -> dict[Any, Any]: ...
 
 
-#: Key under which a reversed topology keeps its original, whose columns it shares.
+#: Cache key under which a reversed topology keeps the original, to reuse arrays computed for that.
 REVERSED_FROM = "reversed from"
-#: Key under which a topology with other costs keeps its original, which has the same ends and holds.
+#: Cache key under which a topology with changed costs keeps the original. Both have the same links, and links
+#: occupy the same resources.
 ALIKE = "other costs than"
 
 Thing = TypeVar("Thing", bound=_Keeps)

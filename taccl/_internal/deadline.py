@@ -103,7 +103,12 @@ class OutOfTime(NoSolutionError):
 
 @dataclass(slots=True)
 class _Scope:
-    """Part of a task: description, number of its steps, of steps after it, and of those ended inside it."""
+    """Part of a task under way; sizes are in any common unit of work.
+
+    - `doing`: Description.
+    - `steps`, `ahead`: Size of this part, and of what follows it in the outer part.
+    - `ended`: Size of the parts that have ended inside it.
+    """
 
     doing: str
     steps: float
@@ -117,7 +122,7 @@ class Cancellation:
     def __init__(self) -> None:
         self.why = ""
         self._signals: list[NDArray[np.int64]] = []
-        #: Stack of scopes from the task inwards, and the function for the done part of the last one.
+        #: Stack of scopes, the outermost first, and the function that returns the done part of the innermost.
         #: Replaced, never modified, as another thread reads it.
         self._under_way: tuple[tuple[_Scope, ...], Callable[[], float] | None] = (_Scope("", 1.0, 0.0),), None
         self._known: float | None = None
@@ -226,10 +231,10 @@ class Deadline:
         """Context in which `OutOfTime` is raised in this thread once time is up, at any bytecode.
 
         For Python code that never checks its deadline. The interrupt arrives between two bytecodes, so a
-        compiled function ends first, and files must be written outside. It waits for the end of an import, a
-        compilation and the start of a process. Handlers of `Exception` do not catch it; if compiled code
-        replaces it by another error, that becomes `OutOfTime`, too. Python implementations without such
-        interrupts run the code to its end.
+        compiled function ends first, and files must be written outside. The interrupt also waits for the end
+        of an import, a compilation or the start of a process. Handlers of `Exception` do not catch it; if
+        compiled code replaces it by another error, that becomes `OutOfTime`, too. Python implementations
+        without such interrupts run the code to its end.
 
         - `ready`: Called in another thread; the interrupt waits until it returns True.
         """

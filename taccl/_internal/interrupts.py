@@ -18,7 +18,7 @@ _STARTS = threading.RLock()
 
 #: Increasing numbers of interrupts.
 _NUMBERS = itertools.count(1)
-#: Interval in seconds at which `ready` is asked.
+#: Interval in seconds at which the function `ready` is called.
 _TICK_S = 0.1
 #: Number of bytecodes within which a sent interrupt arrives.
 _MOST_LOOKS = 1000
@@ -60,7 +60,7 @@ class Interrupt:
     def __init__(self, at_s: float, ready: Callable[[], bool] | None) -> None:
         self._at_s, self._ready, self._thread = at_s, ready, threading.get_ident()
         self._left, self._lock = threading.Event(), threading.Lock()
-        self._apart = _frames_without_interrupt(self._thread)  # above 0 in a script being imported
+        self._apart = _frames_without_interrupt(self._thread)  # number at the start, in an import above 0
         self._is_sent = False  # an exception was sent and has not arrived
         self.was_sent = False  # any exception was sent
 

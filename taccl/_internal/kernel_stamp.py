@@ -1,8 +1,8 @@
 """Stamps of kernels: digests of all that is compiled into a kernel.
 
-A stamp covers the bytecode of the kernel and of every function that it reaches by global names, their
-constants, default values, closures and options, and the fields of named tuples that they create. It leaves
-out comments, docstrings and line numbers.
+A stamp covers the bytecode of the kernel and of every function that it reaches by global names. It also
+covers their constants, default values, closures and options, and the fields of named tuples that they create.
+It leaves out comments, docstrings and line numbers.
 
 Argument types are unknown before the first call. Each compiled signature is stored with the fields of its
 named tuples (`layouts`).

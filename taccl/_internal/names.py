@@ -30,7 +30,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def shown(text: str, most: int | None = None) -> str:
-    """Text from outside for display: control and invisible characters become Python's escapes.
+    """Text of a user or a file, for display: control and invisible characters become Python's escapes.
 
     Line breaks and marks of writing direction are escaped as well. A text longer than `most` characters is
     shortened in the middle.

@@ -50,8 +50,8 @@ class Reader:
     - `expected`: Description of valid values, for messages.
     - `read`: Function of a value and its parameter's name; returns the converted value or raises
       `InputError`.
-    - `family`: Kinds of values that it is about ("number", "text", "several"), to choose the best error of
-      several readers.
+    - `family`: Kinds of values that it reads ("number", "text", "several"). If all readers of a union fail,
+      the error is that of a reader whose family includes the value.
     - `classes`: Names of classes whose instances are valid.
     - `plain`: Types whose values need no conversion, for speed.
     """
@@ -352,7 +352,7 @@ def _several(container: str, inner: Sequence[ast.expr], scope: Mapping[str, Any]
 
 
 def _takes_all(item: Reader, kinds: set[type]) -> bool:
-    """True if no item of these types needs a conversion, such as the expansion of an implicit schedule."""
+    """True if items of these types need no conversion; an implicit schedule needs one (its expansion)."""
     if "Schedule" in item.classes:
         return kinds <= item.plain
     return all(each in item.plain or _is_any(each, item.classes) for each in kinds)
