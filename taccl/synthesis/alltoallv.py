@@ -137,9 +137,10 @@ class Borders:
 
 
 def _rate_across(crosses: NDArray[np.bool_], holds: HoldColumns, rates: NDArray[np.float64]) -> float:
-    """Max bytes per us over some links together, each assigned to one resource that it uses.
+    """Upper bound in bytes per us on the joint rate of some links, each limited by one resource.
 
-    Greedy: resources that the most links use come first. Infinite without links, as no data crosses then.
+    Links are assigned to resources greedily: a resource that more links use comes first. Infinite without
+    links, as no data crosses then.
 
     - `crosses`, (num_links,): True for the links.
     - `rates`, (num_holds,): Bytes per us of each hold.

@@ -79,12 +79,13 @@ class PortfolioParameters(_Group):
     """Baselines, models and improvement in the portfolio (``benchmarks.quality``, ``benchmarks.sums``)."""
 
     # Max hops for which routing, ordering and contiguity are solved as one job shop from the start. The three
-    # shares are of the time of a turn: for this job shop, for routing, and for the job shop after routing.
+    # shares are of one turn of the portfolio: for this job shop, for routing, and for the job shop after
+    # routing.
     joint_hops: int = 600
     joint_share: float = 0.3
     routing_share: float = 0.25
     job_shop_share: float = 0.15
-    # Improvement by job shop ends after a share of the time of a turn without progress, but not before
+    # Improvement by job shop ends after this share of a turn's time without progress, but not before
     # `least_improve_s`. The first share is for a whole problem, the second for one phase of a reduction.
     improve_share: float = 0.4
     half_improve_share: float = 0.5

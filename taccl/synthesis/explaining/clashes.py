@@ -50,7 +50,7 @@ class Change:
 def reached_despite(barriers: Barriers, demand: Need, clauses: Collection[str]) -> dict[int, int]:
     """{rank: min number of links to it} of ranks that a demand's chunk can reach.
 
-    - `clauses`: The only clauses that hold.
+    - `clauses`: The clauses that count; all others are ignored.
     """
     others = (each.field for each in barriers.clauses.said("path") if each.said[0] not in clauses)
     return hops_from(

@@ -166,7 +166,7 @@ def _exchange(
 def _delay(problem: Problem, tree: Tree, since: int) -> None:
     """Delay the sends of a tree until a release date at its root (`since`, in ticks).
 
-    Delayed sends leave their groups.
+    Delayed sends are no longer merged with others.
     """
     there = dict.fromkeys(tree.origins, since)
     num_ranks = problem.topology.num_ranks

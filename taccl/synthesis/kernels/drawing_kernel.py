@@ -1,4 +1,4 @@
-"""Compiled spreading by draws: a free link brings one of the useful chunks of its source, drawn at random.
+"""Compiled spreading by draws: a free link sends one of the useful chunks of its source, drawn at random.
 
 A chunk is useful to a link if its source has it, and its destination neither has nor expects it. Sets of
 chunks are masks of 64-bit words. A link draws a word, goes on from there to the first few useful chunks, and
@@ -6,8 +6,8 @@ takes the one that the fewest ranks have or expect.
 
 If chunks went in order of arrival, neighbours would soon have the same chunks, and links between them would
 idle. Random draws keep the sets of chunks different, so each rank receives at the rate of all links into it,
-even if link speeds vary irregularly. Drawing rare chunks first prevents that the last chunks are late.
-Source: Cohen, "Incentives build robustness in BitTorrent", P2PECON 2003.
+even if link speeds vary irregularly. Rare chunks are drawn first, since otherwise the last few would arrive
+late. Source: Cohen, "Incentives build robustness in BitTorrent", P2PECON 2003.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class DrawingState(NamedTuple):
     holders: Int32s  # by chunk: number of ranks that have or expect it
     asked: Ints  # slots to examine
     is_asked: Bools
-    place_of_bit: Ints  # by the hash of a word with a single bit: its place
+    place_of_bit: Ints  # position of a word's only set bit, by the word's hash
     drawn: Ints  # the last number drawn
 
 
 def places_of_bits() -> Ints:
-    """(64,) place of a word's only bit, by its hash (a de Bruijn sequence)."""
+    """(64,) position of the only set bit of a word, indexed by the word's hash (a de Bruijn sequence)."""
     place = np.arange(64, dtype=np.int64)
     found = np.empty(64, np.int64)
     with np.errstate(over="ignore"):

@@ -35,7 +35,7 @@ class Timeline(NamedTuple):
     link_free: Ints  # ticks at which each slot is free
     resource_free: Ints
     event_time: Ints  # a heap, with `event_what`
-    event_what: Ints  # group of slots; or num_groups + slot; or num_groups + num_slots + number of an arrival
+    event_what: Ints  # code: group of slots; num_groups + slot; or num_groups + num_slots + arrival
     scalar: Ints  # stop signal, number of sends, last arrival, number of events, one for the kernel
 
 
@@ -51,7 +51,7 @@ def run_events(
     steps: float = 1.0,
     begins: Ints | None = None,
 ) -> Sends:
-    """Run a kernel; returns its sends, or no valid sends and a negative finish that says why.
+    """Run a kernel; returns its sends, whose finish is a negative reason if it found no schedule.
 
     - `begin`: Function that returns the number of sends, and the kernel as a function of a timeline and a
       latest finish. It is called again if the event heap or the column of starts was too small.

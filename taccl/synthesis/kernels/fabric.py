@@ -68,9 +68,9 @@ class Fabric(NamedTuple):
     group_of: Ints  # groups: slots that hold the same resource with the same lead
     group_slot: Ints
     group_lead: Ints
-    component: Ints  # by class and rank: component of the rank over links of faster classes
-    fast_rate: Floats  # the same: chunks of typical size per tick into the rank over links of faster classes
-    fast_lag: Ints  # the same: least ticks from the release of such a link to the arrival of its chunk
+    component: Ints  # by class and rank: component of the rank over links faster than the class
+    fast_rate: Floats  # by class and rank: median-sized chunks per tick into the rank over faster links
+    fast_lag: Ints  # by class and rank: least ticks from the release of such a link to an arrival
 
     @property
     def num_slots(self) -> int:
@@ -287,7 +287,7 @@ def _wakes(holds: _Holds, alpha: Ints, beta: Ints, units: Ints) -> dict[str, Int
 
 
 def starts(sorted_or_not: Ints | Int32s, count: int) -> Ints:
-    """(count + 1,) first row of each number once rows are sorted by number, and the total."""
+    """(count + 1,) first row of each number below `count` once rows are sorted by number; then the total."""
     return np.concatenate(([0], np.cumsum(np.bincount(sorted_or_not, minlength=count)))).astype(np.int64)
 
 

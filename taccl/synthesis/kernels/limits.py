@@ -50,7 +50,7 @@ class Sends:
 def counting(
     deadline: Deadline, signal: Ints, doing: str, count: int, steps: float, ahead: float = 0.0
 ) -> AbstractContextManager[None]:
-    """Scope of progress while a kernel handles `count` items; it counts finished ones in ``signal[1]``."""
+    """Context that reports the progress of a kernel, which counts finished items in ``signal[1]``."""
     signal[1] = 0
     return deadline.scope(doing, done=lambda: float(signal[1]) / max(1, count), steps=steps, ahead=ahead)
 

@@ -62,8 +62,8 @@ def solve(
     - `optional`, `required`: Hops that may be made, and that must be; all others are left out.
     - `upper_ticks`, `lower_ticks`: The finish must be at most (at least) this.
     - `hint`: A schedule on the quotient to start from; it may use other hops, too.
-    - `in_turns`: True to run strategies in turns of counted work, so that results are reproducible. False
-      finds better schedules in short rounds.
+    - `in_turns`: True to interleave CP-SAT's strategies by amounts of work instead of time, so that results
+      are reproducible. False finds better schedules if the time limit is short.
     - `**options`: Options of `taccl.solvers.worker.run_task`, including the time limit.
     """
     hops = sorted({*optional, *required})
@@ -237,7 +237,7 @@ def _is_relaxed_exactly(quotient: Quotient, hops: Collection[int]) -> bool:
 
 
 def _alone(quotient: Quotient, hops: Collection[int]) -> Quotient:
-    """The quotient with exactly the states that these hops enter as destinations."""
+    """The quotient in which the states that these hops enter are the only destinations."""
     entered: dict[int, bool] = defaultdict(bool)
     entered |= {p: True for m in hops for p in quotient.hops[m].dsts}
     states = (replace(state, is_destination=entered[p]) for p, state in enumerate(quotient.states))

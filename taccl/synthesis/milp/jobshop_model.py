@@ -157,7 +157,7 @@ class _Shop:
             constraint.only_enforce_if(conditions)
 
     def _single(self, m: int, link: int) -> None:
-        """Unmerged send of a hop: an interval on each resource of its link."""
+        """Add an unmerged send of a hop: an interval on each resource of its link."""
         payload, model, upper = self.payload, self.model, self.payload["upper"]
         duration, units, made = payload["duration"][m], payload["units"][m], self.made[m]
         latest = max(0, upper - duration - payload["after_ticks"][m])
@@ -241,7 +241,7 @@ class _Batches:
         return min(int(payload["hint_start"][m]) for m in self.hops if payload["hint_batch"][m] == batch)
 
     def _one(self, j: int) -> None:
-        """Batch j lasts alpha plus beta times its units; chunks must have arrived before it starts."""
+        """Constrain batch j: it lasts alpha plus beta times its units, and starts after its chunks arrive."""
         shop, payload, model = self.shop, self.shop.payload, self.shop.model
         inside = [self.chosen[m][j] for m in self.hops]
         model.add(sum(inside) <= self.max_merge * self.used[j])
@@ -257,7 +257,7 @@ class _Batches:
                 shop.only_if(arrives, self.chosen[m][j], shop.brings.get((m, p), True))
 
     def _hold(self) -> None:
-        """Batches occupy the link's resources in sequence; no-overlap separates them from other links."""
+        """Let batches occupy the link's resources in sequence, apart from sends of other links."""
         shop, model, upper = self.shop, self.shop.model, self.shop.payload["upper"]
         every = shop.payload["held"]
         users = Counter(resource for held in every for resource in {resource for resource, *_ in held})

@@ -149,14 +149,14 @@ class ContiguityModel:
         self.model.add_row(terms, least, tag=f"contiguity.{tag}")
 
     def _availability(self, entries: Mapping[int, int]) -> None:
-        """A chunk is forwarded only after its arrival."""
+        """Add rows: a chunk is forwarded only after its arrival."""
         for m in self.order:
             for p in self.quotient.hops[m].srcs:
                 if not self.quotient.states[p].is_origin:
                     self.add("availability", [(1.0, self.start[m]), (-1.0, self.arrival[entries[p]])])
 
     def _resources(self, lanes: Mapping[int, _Lane], schedule: ListSchedule) -> None:
-        """Neighbours in a resource's order occupy it in sequence, unless they are in the same batch."""
+        """Add rows: successive hops of a resource occupy it in sequence, unless they share a batch."""
         queues: dict[int, list[tuple[int, int, int, Held]]] = defaultdict(list)
         for number, send in enumerate(schedule.sends):
             units = sum(self.quotient.hops[m].units for m in send.hops)
@@ -189,8 +189,7 @@ class _Lane:
         self.beta = int(costs.link_beta[rep]) / self.per_us
         self.units = {m: quotient.hops[m].units for m in row}
         holds = quotient.holds[link]
-        # Min time from the end of a batch to the end of the next one, without the time for the units of the
-        # latter.
+        # Min time between the ends of two successive batches, less beta times the units of the second.
         even = [alpha for alpha, beta in map(self.costs, holds) if beta == self.beta]
         self.done = self._cumulative("completion", self.alpha, self.beta, max(even, default=-self.upper))
         for m in row:

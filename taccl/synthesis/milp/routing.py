@@ -247,7 +247,7 @@ class RoutingModel:
                     self.no_sooner("own-first", late, early, both, length - 2 * big)
 
     def _switch_policies(self) -> None:
-        """Objective T +- mu * (connections in use of a switch): u >= x to use few, u <= sum x to use many."""
+        """Objective T +- mu * sum(u); a connection is used if u = 1: u >= x for few, u <= sum(x) for many."""
         quotient, model, tag = self.quotient, self.model, "routing.switch-policy"
         weight = float(quotient.problem.clauses.objective_weight)
         users: dict[int, list[int]] = defaultdict(list)

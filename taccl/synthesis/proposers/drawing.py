@@ -1,6 +1,6 @@
 """Spreading by random draws, for links of many speeds and for very many sends.
 
-If link speeds have no structure, a link brings any useful chunk, drawn at random.
+If link speeds have no structure, a link sends any useful chunk, drawn at random.
 
 Very many sends are grouped. Ranks form clusters of neighbours, which first gather the chunks of their own
 ranks. Then all chunks of a cluster travel together as a *convoy*, one after the other over each link. The
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 #: Chunks per cluster, as a share of the square root of the number of sends: 4 chunks at 100 million sends.
 _CONVOY_SHARE = 1 / 2500
-#: Number of convoys' sends that are expanded to sends of single chunks, and sorted, in one block.
+#: Number of sends per block in which sends of convoys are expanded to sends of single chunks, and sorted.
 _BLOCK = 1 << 18
 
 
 def spread_drawn(fabric: Fabric, demand: Demand, limit: int, limits: Limits) -> Sends:
-    """Sends of a run, or no valid sends and a negative finish that says why.
+    """Sends of one run of the kernel. If it finds no schedule, their finish is a negative reason.
 
     - `limit`: Latest finish of interest.
     """
@@ -110,7 +110,7 @@ class _Convoys:
 
 
 def _in_convoys(fabric: Fabric, demand: Demand, size: int, limit: int, limits: Limits) -> Sends:
-    """`spread_drawn` in convoys of about `size` chunks."""
+    """Sends of one run in which about `size` chunks of neighbours travel together, as a convoy."""
     per_rank = max(1, demand.num_chunks // fabric.num_ranks)
     cluster_of = clusters(fabric, -(-size // per_rank))
     of_chunk = cluster_of[demand.origin]

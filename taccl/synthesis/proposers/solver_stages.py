@@ -112,7 +112,7 @@ def route(
         answer = replace(answer, status="optimal", bound=upper_us)
         proven = f"no routing by symmetry and slack finishes before {format_us(upper_us)}"
     message = "; ".join(part for part in (proven, answer.message, size, order, cut) if part)
-    if answer.status == "unlicensed":  # whose message has the size already
+    if answer.status == "unlicensed":  # its message states the size already
         message = answer.message
     _record(search, "routing", solver, since, arrays, answer, message=message)
     if answer.values is None:
@@ -139,7 +139,7 @@ def schedule_routed(search: Search, routed: Routed, solver: str, budget_s: float
     schedule, rule = ordered
     found, finish = _offer_restricted(search, quotient, schedule, f"{solver} routing, {rule}")
     if solver == "cpsat":
-        required = needed_hops(search.quotient, found)  # not those that enter where the chunk is
+        required = needed_hops(search.quotient, found)  # not hops to ranks that have the chunk
         better = job_shop(search, "job shop", required=required, optional=(), hint=found, budget_s=budget_s)
         return better or found
     search.record("ordering", "taccl", "done", since, finish_us=finish, message=rule)

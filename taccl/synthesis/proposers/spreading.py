@@ -51,13 +51,13 @@ class Rule:
     #: a chunk of this component if the receiver is far enough behind the component: by more chunks than fast
     #: links deliver during `theta` slow sends.
     theta: float = 1.0
-    rarest: bool = False  # True: a link brings the rarest of its source's chunks; False: the first to arrive
+    rarest: bool = False  # True: a link sends the rarest of its source's chunks; False: the first to arrive
 
 
 def default_rules(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> tuple[Rule, ...]:
     """Rules worth trying on a fabric, best guess first.
 
-    Links bring the rarest chunks first if searching for these is quick. If it is not, and links have many
+    Links send the rarest chunks first if searching for these is quick. If it is not, and links have many
     speeds without structure, the first rule draws chunks at random.
     """
     orders = ("in-turn", "fewest-first") if fabric.num_resources else ("fewest-first", "in-turn")
@@ -187,7 +187,8 @@ def _make_state(fabric: Fabric, demand: Demand, rule: Rule, seed: int) -> Spread
     copies = np.zeros((int(component[-1].max()) + 1 if rule.rarest else 0, num_chunks), np.int64)
     if rule.rarest:
         np.add.at(copies, (component[-1][demand.origin], chunk), 1)
-    # Each rank begins its turns at a random link into it, or at the first one if the seed is 0.
+    # Each rank first asks a random link into it, or the first one if the seed is 0; the others follow in
+    # turn.
     turn = np.random.default_rng(seed).integers(1 << 23 if seed else 1, size=num_slots)
     return SpreadingState(
         units=demand.units,

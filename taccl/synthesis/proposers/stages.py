@@ -103,7 +103,7 @@ def _detour(search: Search) -> None:
 
 
 def _joint(search: Search) -> None:
-    """One job shop for routing, ordering and contiguity, with all hops optional, if they are few."""
+    """Solve routing, ordering and contiguity as one job shop with all hops optional, if these are few."""
     portfolio, num_hops = search.parameters.portfolio, len(search.quotient.hops)
     if num_hops > portfolio.joint_hops or search.best_on_quotient is None:
         return
@@ -120,7 +120,7 @@ def _joint(search: Search) -> None:
 
 
 def _routed(search: Search) -> None:
-    """Routing, then ordering and contiguity as one job shop."""
+    """Solve routing, then ordering and contiguity as one job shop."""
     turn_s, portfolio = search.turn_s, search.parameters.portfolio
     budget_s = min(busy_factor() * portfolio.routing_share * turn_s, search.deadline.left_s)
     routed = route(search, "highs", budget_s=budget_s)

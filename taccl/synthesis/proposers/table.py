@@ -194,7 +194,7 @@ def _may_grow_trees(search: Search) -> bool:
 
 
 def _may_guide(search: Search) -> bool:
-    """True if sketches were proposed, or may be suggested."""
+    """True if sketches were given, or may be suggested, to search under."""
     may_suggest = _is_free(search) and search.options.sketch == "auto"
     return bool(search.proposals) or (may_suggest and is_unguided(search.problem, search.parameters))
 

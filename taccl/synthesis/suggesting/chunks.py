@@ -43,9 +43,9 @@ _MERGING_PAYS = 0.97
 #: Max ratio of finishes after and before a short run of ruin and recreate at which phases of sums count as
 #: overlapping. Then such runs also judge the other numbers of chunks.
 _OVERLAPS = 0.95
-#: Turns of such a run; max product of turns and sends (about 0.5 s of CPU).
+#: Turns of this short run of ruin and recreate; max product of turns and sends (about 0.5 s of CPU).
 _RUN_TURNS, _RUN_SENDS = 1_000, 4_000_000
-#: Max ratio of a list scheduler's finish to the earliest one at which such a run tries a number of chunks.
+#: Max ratio of a list scheduler's finish to the earliest at which a short run also tries a number of chunks.
 _FAR = 1.1
 
 

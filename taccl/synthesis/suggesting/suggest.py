@@ -233,8 +233,10 @@ class _Trials:
     fitting: dict[str, tuple[Shift, ...]] = field(default_factory=dict)
 
     def attempt(self, plan: InternodePlan, max_merge: int, per_rank: int, *, is_late: bool = False) -> float:
-        """Try a plan in some chunks and with merging; its finish in us, infinite if none is found in time.
+        """Try a plan; returns the finish of its schedule in us, or infinity if none is found in time.
 
+        - `max_merge`: Max chunks in a send between nodes.
+        - `per_rank`: Number of chunks per rank.
         - `is_late`: True to ignore the time limit, to skip symmetries, and to use the compiled list scheduler
           first if it is compiled.
         """
