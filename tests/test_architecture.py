@@ -20,6 +20,7 @@ LINES = (
         "_internal.kernel_stamp",
         "_internal.moved",
         "_internal.names",
+        "_internal.text_kinds",
     ),
     ("errors",),
     (

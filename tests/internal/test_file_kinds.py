@@ -9,7 +9,6 @@ from taccl._internal.file_kinds import (
     _ADVICE,
     _BINARY,
     _FIELDS,
-    _TEXTS,
     LOGS,
     MARKS,
     a,
@@ -17,6 +16,7 @@ from taccl._internal.file_kinds import (
     kinds_of_text,
 )
 from taccl._internal.reading import kinds_of
+from taccl._internal.text_kinds import TEXTS as KINDS_OF_TEXT
 from taccl.errors import InputError
 from taccl.formats.native import load as load_schedule
 from taccl.measure.logs import read_log
@@ -28,7 +28,7 @@ ALL = {**TEXTS, **FIELDS}
 
 def test_every_kind_has_a_sample():
     """Every kind has a sample text."""
-    assert {each.name for each in _TEXTS} == TEXTS.keys()
+    assert {each.name for each in KINDS_OF_TEXT} == TEXTS.keys()
     assert MARKS.keys() | _FIELDS.keys() == FIELDS.keys()
     assert ALL.keys() | _BINARY.keys() == _ADVICE.keys()
 
@@ -200,7 +200,11 @@ def test_brackets_before_other_words_are_no_toml(tmp_path, begins):
 
 @pytest.mark.parametrize(
     ("content", "kind"),
-    [(gzip.compress(b"a,b\n", mtime=0), "an archive"), (b"%PDF-1.7\n", "a PDF"), (b"\x89PNG\r\n", "a picture")],
+    [
+        (gzip.compress(b"a,b\n", mtime=0), "an archive"),
+        (b"%PDF-1.7\n", "a PDF"),
+        (b"\x89PNG\r\n", "a picture"),
+    ],
 )
 def test_files_that_are_no_text_are_named(tmp_path, content, kind):
     """Binary files are named by their first bytes, with advice."""

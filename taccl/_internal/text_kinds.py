@@ -1,0 +1,288 @@
+"""Kinds of text files, each with the pattern that recognises it and advice on such a file."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+#: Text allowed before the root element of XML.
+_BEFORE_ELEMENT = r"\s*(<\?xml[^>]*>\s*)?(<!--(?:(?!-->)[\s\S])*-->\s*)*"
+#: Cell with a number.
+_NUMBER = r"\"?(?:[-+]?\.?\d[\d.eE+-]*|nan|inf)\"?"
+#: Unit that may follow a number in its cell.
+_UNIT = r"(?: ?(?:[kKMGT]i?)?[bB](?:it|yte)?s?(?:ps|/s)| ?[nuµm]s)?"
+#: Three rows of numbers separated by blanks or bars, each with at most a name before them.
+_SPACED_ROWS = (
+    rf"(^[|\t ]*(?:\w[\w.:-]*[|\t ]+)?{_NUMBER}(?:[|\t ]+(?:{_NUMBER}|[-xX]|N/A)){{1,}}[|\t ]*$\n?){{3,}}"
+)
+_COMMA_ROW, _OTHER_ROW = (
+    rf"(?=[^=\[{{<\n]*$)[^{mark}\n]*(?:[{mark}][^{mark}\n]*)*?[{mark}]"
+    rf" {{0,20}}{_NUMBER}{after} {{0,20}}(?=[{mark}]|$)"
+    for mark, after in ((",", _UNIT), (r";\t", r"(?:,\d+)?"))
+)
+#: Header of a table of times, and of the CSV that `taccl compare` writes.
+_TIMES_HEAD = r"[#|\t \"]*((message|msg|buffer|data)[ _])?(size|bytes)\b.*(\b|_)(time|latency|\w*bw)\b"
+_COMPARISON_HEAD = r"[\w,]*\bbackend,[\w,]*\bfinish_us,"
+#: A row with commas below comments and at most a header; or a matrix of p2pBandwidthLatencyTest.
+_MATRIX_ROWS = (
+    rf"(?i)\A(#.*\n|[^\S\n]*\n)*(?!{_TIMES_HEAD}|{_COMPARISON_HEAD}|gpu,bdf,)((?=.*,)[^=\[{{<\n]*\n)?{_COMMA_ROW}"
+    r"|P2P=(Enabled|Disabled).*Matrix"
+)
+#: Advice: what to do, or what to give instead.
+SHOW = "`taccl show {file}` reads it"
+FIT = "`taccl fit {file} --topology MACHINE` reads it, with the name of the machine"
+FIT_TABLE = "`taccl fit {file} --topology MACHINE --collective NAME` reads it, if its header names the units"
+WRITTEN = "the format is write-only; give the schedule or program that it was made of"
+_NCCL_DUMP = "the topology is in the file that NCCL writes with NCCL_TOPO_DUMP_FILE=topo.xml"
+_RCCL_DUMP = "the topology is in the file that RCCL writes with NCCL_TOPO_DUMP_FILE=topo.xml"
+_SERVER = (
+    "for the topology of a server give what `nvidia-smi topo -m` prints, or the file that NCCL writes with "
+    "NCCL_TOPO_DUMP_FILE=topo.xml"
+)
+_MATRIX = (
+    "save its matrix of GPUs as CSV, with GB/s in the first cell, or give what p2pBandwidthLatencyTest prints"
+)
+HOSTS = "for the network between hosts give a matrix of pairs as CSV, or what `taccl probe` measures"
+TIMES = "for measured times give a log of nccl-tests, rccl-tests, perftest or OSU micro-benchmarks"
+_SLOTS = (
+    "for `taccl reorder FILE --hosts` give the hosts in their present order, each a line name or name:slots"
+)
+_RATE = "the rate of a NIC is given as a number, e.g. nic_gb_per_s=50"
+_FILE = "write a topology file with [node], [nics] and [network]"
+
+
+class Text(NamedTuple):
+    """A kind of text: name, regular expression for its first lines, and advice on such a file."""
+
+    name: str
+    tells: str
+    advice: str
+
+
+def unsupported(remedy: str) -> str:
+    """Advice on a file that is not supported."""
+    return f"taccl does not read it; {remedy}"
+
+
+PICTURED = unsupported("save the text of the log or of the matrix that it shows")
+#: Kinds of text; the first match counts.
+TEXTS = (
+    # This package's own kinds, and supported ones.
+    Text("program", rf"\A{_BEFORE_ELEMENT}<algo\b", SHOW),
+    Text("module for PyTorch", r"\A\"\"\"[^\n]*; for PyTorch\.$", f"{WRITTEN}; Python imports it"),
+    Text("table of transfers", r"\Atransfer,chunk,", WRITTEN),
+    Text("comparison", rf"\A{_COMPARISON_HEAD}", "pandas reads it, and taccl does not"),
+    Text("NCCL topology", rf"\A{_BEFORE_ELEMENT}<(system|cpu|pci)\b", SHOW),
+    Text("ASTRA-sim network", r"^npus_count\s*:", SHOW),
+    Text("file of logs by pair", r"^#\s*pair:?\s+\S+\s+\S+\s*$", SHOW),
+    Text(
+        "log of nccl-tests or rccl-tests",
+        r"#\s+nThreads?:?\s+\d+\s+nGpus|#\s+Rank\s+\d+\s.*\bdevice\s+\d+\s+\[|\bsize\s+count\s+type\b"
+        r"|(^|[\s:>])\d+\s+\d+\s+(u?int\d+|float\d*|half|bfloat16|double|fp8\w*)\s+([a-z]+\s+)?[-\d.]+\s",
+        FIT,
+    ),
+    Text(
+        "log of Intel MPI Benchmarks or of oneCCL's benchmark",
+        r"Intel ?\(R\) MPI Benchmarks|^#\s*Benchmarking:?\s+\w|#bytes +#repetitions",
+        unsupported(TIMES),
+    ),
+    Text("log of mscclpp-test", r"\bsize\s+count\s+time(\s+\S+){3}\s+time\b|\bkernel num: \d", FIT_TABLE),
+    Text(
+        "log of perftest (ib_write_bw and its kind)",
+        r"^[ \t]*(RDMA_\w+|Send|Write\w*|Atomic\w*|Raw_\w+)\s.*\b(BW|Latency)\b.*Test\s*$"
+        r"|\bBW (peak|average)\[|\bt_typical\[usec\]",
+        FIT,
+    ),
+    Text("log of OSU micro-benchmarks", r"^#\s*OSU\s", FIT),
+    Text(
+        "log of DeepSpeed's communication or of all_reduce_bench.py",
+        r"^-* ?Performance of \w+ on \d+ devices|^Comm\. Op\s+Message Size\b"
+        r"|^The average bandwidth of \w+|^\|\s*payload\s*\|",
+        unsupported(TIMES),
+    ),
+    Text(
+        "table of measured times",
+        rf"(?i)\A(.*\n){{0,9}}{_TIMES_HEAD}",
+        FIT_TABLE,
+    ),
+    Text(
+        "output of `nvidia-smi topo -m`",
+        r"^(?=.*\bGPU0\b).*\bCPU Affinity|^(?=.*\bGPU0[ \t]+X\s).*\b(NV\d+|PIX|PXB|PHB|NODE|SYS)\b",
+        "`taccl show {file}` reads it, if it is whole: its header, and a row for every device",
+    ),
+    Text(
+        "table for NCCL's example tuner plugin",
+        r"^#\s*coll\w*,\s*min_?bytes|^(broadcast|reduce|all_?gather|reduce_?scatter|all_?reduce),\d+,\d+,\w+,",
+        unsupported(
+            "`taccl reorder HOSTS --nccl-tuner FILE` writes such a table; give the hosts or the machine"
+        ),
+    ),
+    Text("rank file of Open MPI", r"^rank\s+\d+\s*=\s*\S", unsupported(_SLOTS)),
+    Text(
+        "host file",
+        r"^[\w.-]+[ \t]+(max[_-])?slots\s*=\s*\d+|\A([\w.-]+:\d+[ \t]*(\n|\Z))+\Z",
+        "`taccl reorder FILE --hosts {file}` reads it, beside the FILE of a probe",
+    ),
+    Text(
+        "table of a benchmark, whose first column is not the size",
+        r"(?i)\A(#.*\n)*(?=[^\n]*,)(?=[^\n]*\b(size|bytes)\b)[^\n]*\b(time|alg_?bw|bus_?bw|latency)\b",
+        unsupported("save its columns of sizes and times as CSV, with the head `size (B),time (us)`"),
+    ),
+    Text(
+        "profile of PyTorch, Nsight Systems or NCCL's profiler",
+        r"\bTotal Time \(ns\)|\bSelf CPU %.*# of Calls"
+        r"|^[ \t]*\{\"name\": \"\w[\w ]*\", \"cat\": \"\w+\", \"ph\": ",
+        unsupported(TIMES),
+    ),
+    Text("record of NCCL's inspector", r"\A\s*\{\"header\": ?\{.*\"coll_perf\": ?\{", unsupported(TIMES)),
+    Text("output of ncclras", r"^Job summary\n=+$", unsupported(f"{_NCCL_DUMP}; {TIMES}")),
+    Text("matrix of pairs", _MATRIX_ROWS, SHOW),
+    # Benchmarks.
+    Text(
+        "log of iperf, netperf, qperf or ucx_perftest",
+        r"^\[\s*ID\]\s+Interval\s+Transfer|^(Client c|C)onnecting to |^\[ *\d+\] +local \S+ port "
+        r"|^MIGRATED \w+ STREAM|^(tcp|udp|rc|uc|ud)_\w+:\s*$"
+        r"|^\|\s*Stage\s*\|",
+        unsupported(HOSTS),
+    ),
+    Text(
+        "log of PARAM or of the benchmarks of gloo or HCL",
+        r"\bCOMMS-RES\b|^[ \t]*elements\s+min \(us\)|^\[BENCHMARK\]\s",
+        unsupported(TIMES),
+    ),
+    Text("matrix of nvbandwidth", r"^memcpy \w+ GPU\(row\) (->|<-) GPU\(column\) bandwidth", SHOW),
+    Text(
+        "output of nvbandwidth without a one-way matrix of GPUs",
+        r"^nvbandwidth Version|^memcpy (CE|SM) .*\bbandwidth \(GB/s\)",
+        "`nvbandwidth -t device_to_device_memcpy_read_ce` prints such a matrix",
+    ),
+    Text("output of bandwidthTest", r"\[CUDA Bandwidth Test\]", unsupported(_SERVER)),
+    Text(
+        "output of rocm_bandwidth_test or TransferBench",
+        r"RocmBandwidthTest|^[ \t]*TransferBench\b|peak bandwidth GB/s",
+        unsupported(_MATRIX),
+    ),
+    Text(
+        "output of p2pBandwidthLatencyTest, cut short",
+        r"P2P \(Peer-to-Peer\) GPU Bandwidth Latency Test|^P2P Connectivity Matrix",
+        "save the full output, with its matrix `P2P=Enabled Bandwidth`",
+    ),
+    # Servers.
+    Text(
+        "graph dump of NCCL (NCCL_GRAPH_DUMP_FILE)",
+        rf"\A{_BEFORE_ELEMENT}<graphs?\b",
+        unsupported(f"it has the rings and trees that NCCL chose; {_NCCL_DUMP}"),
+    ),
+    Text(
+        "debug log of NCCL (NCCL_DEBUG=INFO)",
+        r"\b(NCCL|RCCL|MSCCLPP) (INFO|WARN|TRACE)\b|^=== System : maxBw ",
+        unsupported(f"{_NCCL_DUMP}; {TIMES}"),
+    ),
+    Text(
+        "topology of hwloc (lstopo)",
+        r"<!DOCTYPE topology\b|^[ \t]*<topology\b|^(│ )?Machine (\(\d+\w+|L#0)",
+        unsupported(_SERVER),
+    ),
+    Text(
+        "output of `nvidia-smi topo -p2p`",
+        r"^(?=.*\bGPU0[ \t]+X\s).*\b(OK|CNS|GNS|TNS|DR|NS)\b",
+        unsupported(f"it says which GPUs may copy to each other, without rates; {_SERVER}"),
+    ),
+    Text(
+        "output of `nvidia-smi nvlink`",
+        r"^[ \t]*Link \d+: ([\d.]+ GB/s|Remote|<inactive>)",
+        unsupported(_SERVER),
+    ),
+    Text(
+        "output of nvidia-smi",
+        r"\bNVIDIA-SMI\s+\d|^=+NVSMI LOG=+|^GPU \d+: .*\(UUID: |\bpci\.bus_id\b",
+        unsupported(_SERVER),
+    ),
+    Text(
+        "output of `amd-smi topology`",
+        r"^[ \t]*(ACCESS|WEIGHT|HOPS|LINK TYPE|LINK METRIC|NUMA BW|CACHE COHERENCY) TABLE:"
+        r"|^AMDSMI_\w+ \|.*version|\Agpu,bdf,"
+        r"|\A(?=\s*[{\[])(?=[\s\S]*\"bdf\":)(?=[\s\S]*\"link_type\":)",
+        unsupported(_RCCL_DUMP),
+    ),
+    Text(
+        "output of `rocm-smi --showtopo`",
+        r"\b(Weight|Hops|Link Type|Bandwidth min/max) between two GPUs"
+        r"|^GPU\[\d+\]\s*: \(Topology\)|\"\(Topology\) "
+        r"|^GPU\d+[ \t]+(\S+[ \t]+)*?(XGMI|PCIE)\b",
+        unsupported(_RCCL_DUMP),
+    ),
+    Text("output of rocm-smi", r"ROCm System Management Interface|=\s*ROCm SMI\b", unsupported(_RCCL_DUMP)),
+    Text(
+        "output of dcgmi, xpu-smi, npu-smi or hl-smi",
+        r"\|\s*(Topology Information|Diagnostic\s+\|)"
+        r"|\bGPU \d+/\d+\s+GPU \d+/\d+|\bNPU0\s+NPU1\b|\b(npu|hl)-smi\b",
+        unsupported(f"{_FILE}; {_SERVER}"),
+    ),
+    Text("output of rocminfo", r"^ROCk module|^HSA System Attributes", unsupported(_RCCL_DUMP)),
+    Text(
+        "output of lspci",
+        r"^([0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] (\"|3D |[A-Z]|[0-9a-f]{4}: )"
+        r"|^[ \t]*Lnk(Cap|Sta)2?:\s|^-(\+-)?\[[0-9a-f]{4}:[0-9a-f]{2}(-\w+)?\]-",
+        unsupported(_SERVER),
+    ),
+    Text(
+        "output of ucx_info or fi_info",
+        r"^# (UCT version|Library version|UCP context)\b|^provider: \w+$",
+        unsupported(HOSTS),
+    ),
+    Text("output of lscpu or numactl", r"^Architecture:\s+\w|^available: \d+ nodes \(", unsupported(_SERVER)),
+    # Networks.
+    Text(
+        "output of ibnetdiscover",
+        r"^#\s*Topology file: generated on|^(Switch|Ca|Rt)\s+\d+\s+\"[SHR]-[0-9a-f]+\"|^vendid=0x",
+        unsupported(HOSTS),
+    ),
+    Text(
+        "output of ibstat, iblinkinfo or ibv_devinfo",
+        r"^\w+ port \d+ ==> \w+ \(|^link \w+/\d+ state "
+        r"|^CA '[\w:]+'|^Infiniband device '|^hca_id:\s|^CA: .*:$|^Switch: 0x[0-9a-f]+ ",
+        unsupported(f"{_RATE}; {HOSTS}"),
+    ),
+    Text(
+        "output of ethtool, ip or ifconfig",
+        r"^Settings for \S+:|^\d+: \S+: <[A-Z_,]+> mtu |^\w+: flags=\d+<",
+        unsupported(f"{_RATE}; {HOSTS}"),
+    ),
+    Text(
+        "topology.conf or topology.yaml of Slurm",
+        r"(?i)^[ \t]*((SwitchName|BlockName|RingName|BlockSizes)\s*=|- +(switch|block|topology) *: )",
+        SHOW,
+    ),
+    Text(
+        "map of processes by mpirun",
+        r"^[ \t]*=+\s+(ALLOCATED NODES|JOB MAP)\s+=+|\b[Rr]ank \d+ (is )?(bound to|not bound)",
+        unsupported(_SLOTS),
+    ),
+    Text("output of sinfo or scontrol", r"^PARTITION\s+AVAIL|^NodeName=\S|^NODELIST\b", unsupported(HOSTS)),
+    Text(
+        "topology of ns-3 (ASTRA-sim, SimAI)",
+        r"\A\d+ \d+ \d+[ \w]*\n[\d ]*\n\d+ \d+ [\d.]+[GM]bps [\d.]+\w?s ",
+        unsupported(_FILE),
+    ),
+    # Last, as these patterns match many other texts.
+    Text(
+        "matrix without commas",
+        rf"(?i)\A(#.*\n)*((?=.*[;\t]).*\n)?{_OTHER_ROW}|{_SPACED_ROWS}",
+        "taccl reads a matrix as CSV: put commas between its cells, and points into its numbers",
+    ),
+    Text(
+        "graph (GraphML, GML or DOT)",
+        rf"\A{_BEFORE_ELEMENT}<graphml\b|\A\s*(strict )?(di)?graph\b[^\n\[{{]*[\[{{]",
+        unsupported("read it with networkx, and give the graph to taccl.topologies.from_networkx"),
+    ),
+    Text(
+        "script",
+        r"\A#!|^(import|from) \w[\w.]*( import .*)?$|^#include\b",
+        unsupported("give the file that it writes, or the log that it prints"),
+    ),
+    Text(
+        "web page or picture",
+        rf"(?i)\A{_BEFORE_ELEMENT}<(!doctype (html|svg)|html|svg)\b",
+        PICTURED,
+    ),
+)
