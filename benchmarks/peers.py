@@ -1,16 +1,16 @@
 """Our schedules compared with figures of other synthesizers and algorithms, one row per comparison.
 
 - ForestColl, TE-CCL, TACOS, Swing, bucket: figures in ``benchmarks/data/peers.csv``, each with its source.
-- SCCL: (chunks, steps, rounds) on DGX-1 cost steps x alpha + rounds / chunks x size x beta, with beta of a
+- SCCL: (chunks, steps, rounds) on DGX-1 cost steps x alpha + rounds / chunks x size x beta. Beta is that of a
   single NVLink (Cai et al., PPoPP 2021).
 - BFB, MCF: optima of the peers' linear programs, solved here (`benchmarks.peer_graphs`).
 - FAST: the larger of the bytes into and out of a node, divided by the rate of its NICs (Lei et al., arXiv
   2505.09764). Ours is `taccl.AllToAllV`, warm, in at most 1 s of CPU for 32 ranks and 5 s for 128.
 
-A row misses its figure if our finish is more than the allowed multiple of the peer's figure, or of our lower
-bound if that is larger. The bound is for the number of chunks per rank if the row states one, else over all
-chunkings. Topology files are in the folder of the environment variable ``TACCL_TEST_DATA``
-(default ``../shared/data``).
+A row misses its figure if our finish is more than the allowed multiple of the peer's figure. If our lower
+bound is larger than that figure, it counts instead. The bound is for the number of chunks per rank if the row
+states one, else over all chunkings. Topology files are in the folder of the environment variable
+``TACCL_TEST_DATA`` (default ``../shared/data``).
 
 Examples
 --------

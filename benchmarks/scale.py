@@ -5,8 +5,8 @@ tried everything, so that two versions are compared by their best schedules.
 
 Every case runs in a separate process, so its peak memory is measured alone. CPU seconds are those of one core
 after compilation, from the problem to the columns of the schedule. Building the topology and the problem,
-proving the bound and verifying the schedule are counted separately. (For implicit schedules they include
-everything except verification, which does not list transfers.) At the end it prints the growth of time and
+proving the bound and verifying the schedule are counted separately. For implicit schedules they include
+everything except verification, which does not list transfers. At the end it prints the growth of time and
 memory with the number of ranks, from the meshes.
 
 Examples

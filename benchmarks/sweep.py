@@ -1,6 +1,6 @@
 """Sweep of a hundred runs: speedup of two workers over one, and time of a cached re-run.
 
-Every run is a synthesis on one solver thread that ends before its time limit, so the work does not depend on
+Every run is a synthesis on one solver thread that ends before its time limit. So the work does not depend on
 the number of concurrent runs. Each sweep is a separate process, timed from its start to the complete table.
 This includes the start of Python and of the workers. Each of the two sweeps has its own cache, empty at
 first; the re-run uses that of the second. The load average states other load of the machine.

@@ -2,7 +2,8 @@
 
 Before ranks send a block, they agree on its exponent: the largest of their own, which a switch finds as a
 maximum. Each number of a block is then at most ``2**exponent``. The scale of the block is the largest at
-which no sum of all ranks leaves 32 bits, and fixed point bounds the error of the block by its own numbers.
+which no sum of all ranks leaves 32 bits. The error of fixed point is thus bounded by the numbers of the block
+itself.
 
 References
 ----------

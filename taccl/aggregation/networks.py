@@ -27,7 +27,7 @@ def parameters_of(model: str) -> dict[str, int]:
     K. He, X. Zhang, S. Ren and J. Sun, "Deep residual learning for image recognition", CVPR 2016, table 1.
     K. Simonyan and A. Zisserman, "Very deep convolutional networks for large-scale image recognition",
     ICLR 2015, table 1, columns A and E. A. Krizhevsky, "One weird trick for parallelizing convolutional
-    neural networks", 2014, for AlexNet as torchvision has it.
+    neural networks", 2014, for AlexNet as in torchvision.
     """
     found = _NETWORKS[model]()
     assert sum(found.values()) == MODELS[model], "the shapes add up to the published number"

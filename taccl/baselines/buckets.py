@@ -42,14 +42,14 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
     may merge, a rank's chunks over a link in a step are one message. The `producer` names the faster form.
     Only the merging clauses of the sketch apply.
 
-    An allreduce of n bytes on a torus of p ranks with D equal dimensions of size a takes
-    2 (D s alpha + n beta (p - 1) / (2 D p)), where s is a - 1 steps in one direction, and a // 2 in both.
-    On a mesh s is a - 1, and the bytes take n beta (p - 1) / (D p).
+    On a torus an allreduce of n bytes takes 2 (D s alpha + n beta (p - 1) / (2 D p)). Here p ranks are in D
+    equal dimensions of size a; s is a - 1 steps in one direction, and a // 2 in both. On a mesh s is a - 1,
+    and the bytes take n beta (p - 1) / (D p).
 
     For smaller sizes, an allreduce scatters the sums of each part along j dimensions only. Along the others,
     ranks forward whole partial sums in both directions, and no gather follows. Then there are (D + j) s
-    steps, and the bytes take n beta (1 - 1 / a**j + (D - j) (a - 1) / (2 a**j)) / D on a torus, twice as long
-    on a mesh.
+    steps. On a torus the bytes take n beta (1 - 1 / a**j + (D - j) (a - 1) / (2 a**j)) / D; on a mesh they
+    take twice as long.
 
     Parameters
     ----------

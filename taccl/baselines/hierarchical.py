@@ -83,7 +83,7 @@ def hierarchical(
     a ring, directly, or by doubling.
 
     On other topologies there are two forms. In the first, chunks go round rings of the ranks with the same
-    local rank in all nodes, and then spread in each node, round a ring or directly. In the second, chunks
+    local rank in all nodes. They then spread in each node, round a ring or directly. In the second, chunks
     cross to these ranks directly, one chunk of each rank after another; each spreads in its node while the
     next one crosses. Reductions are the reverse. Chunks that cross a link in one step are one message where
     sends may merge. The fastest form is returned, and its `producer` names it. Only the merging clauses of

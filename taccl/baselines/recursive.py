@@ -59,8 +59,8 @@ def recursive(problem: Problem, *, cut: bool = True) -> Schedule:
 
     On a torus or a mesh of D dimensions, steps alternate between dimensions; each of D parts of the chunks
     starts with a different one. Partners are d hops away: 1, 2, 4, ... along each dimension. With merged
-    sends, an allreduce of n bytes takes the sum of d (alpha + n beta / (D 2**(s + 1))) over the steps
-    s = 0, 1, ... of both phases.
+    sends, step s = 0, 1, ... of an allreduce of n bytes takes d (alpha + n beta / (D 2**(s + 1))). Its time
+    is the sum over the steps of both phases.
 
     Parameters
     ----------
@@ -87,17 +87,17 @@ def recursive(problem: Problem, *, cut: bool = True) -> Schedule:
 def swing(problem: Problem, *, cut: bool = True) -> Schedule:
     """Schedule in which ranks exchange with log2(num_ranks) partners on alternate sides (Swing).
 
-    Half of the chunks start with partners on one side, the other half on the other side, so that both
+    Half of the chunks start with partners on one side, the others with partners on the other side. So both
     directions of a ring are used. On a torus or a mesh, steps alternate between dimensions, and two parts of
     the chunks start with each dimension. Elsewhere, nodes of equal size are the rows of a grid. Chunks spread
-    to far partners first, and sums come from near partners first, because near partners exchange the most.
-    An allreduce may instead exchange whole partial sums; the faster form is returned. Only the merging
-    clauses of the sketch apply.
+    to far partners first, and sums come from near partners first, because near partners exchange the most. An
+    allreduce may instead exchange whole partial sums; the faster form is returned. Only the merging clauses
+    of the sketch apply.
 
     On a torus of D dimensions, partners are d hops away: 1, 1, 3, 5, 11, ... along each dimension. With
-    merged sends, an allreduce of n bytes takes at most the sum of d (alpha + n beta / (2 D 2**(s + 1))) over
-    the steps s = 0, 1, ... of both phases. Whole sums take the sum of d (alpha + n beta / (2 D)) over the
-    steps of one phase.
+    merged sends, step s = 0, 1, ... of an allreduce of n bytes takes at most
+    d (alpha + n beta / (2 D 2**(s + 1))). Its time is the sum over the steps of both phases. If whole sums
+    are exchanged, a step takes d (alpha + n beta / (2 D)), and there is only one phase.
 
     Parameters
     ----------

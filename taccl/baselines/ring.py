@@ -159,8 +159,8 @@ def find_rings(topology: Topology, ticks: tuple[int, ...]) -> list[list[int]]:
     """Rings as lists of all ranks, best first; different rings share no links inside nodes, if possible.
 
     Each ring crosses from node to node once, by one link; later rings prefer links that share no resource
-    with those of earlier ones. If links form no such ring, or nodes differ in size, the only ring has the
-    ranks in numerical order, node by node, and may need relays. In that order, nodes that share the most
+    with those of earlier ones. If links form no such ring, or nodes differ in size, there is one ring: the
+    ranks in numerical order, node by node. It may need relays. In that order, nodes that share the most
     network paths (a rack, then a pod) are adjacent.
     """
     routes = ShortestRoutes(topology, ticks)

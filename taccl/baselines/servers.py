@@ -35,7 +35,7 @@ _MOST_SENDS = 200_000
 def servers(problem: Problem, *, cut: bool = True, levels: Literal["one", "two"] | None = None) -> Schedule:
     """Parameter-server schedule: contributors push to a chunk's root, and other ranks pull the sum from it.
 
-    With two levels, a server near the workers, such as one in their rack, adds up their pushes and forwards
+    With two levels, a server near the workers, such as one in their rack, adds up their pushes. It forwards
     only the sum to a far root; pulls take the same way back. The nearest servers are those with the fewest
     resources held on the way. The sketch does not apply.
 

@@ -44,9 +44,9 @@ _FEW_TRANSFERS, _LATE = 2000, 1.05
 def pairwise(problem: Problem, *, cut: bool = True) -> Schedule:
     """Pairwise exchange: in step s, rank r sends its chunks for rank r + s directly.
 
-    Between nodes of equal size, a step has one distance between nodes and one within them, so that shared
-    NICs carry the same load in every step. Chunks between ranks without a link are relayed over a shortest
-    route. Only the merging clauses of the sketch apply.
+    If nodes have equal sizes, all sends of a step have one distance in nodes, and one in local ranks. So
+    shared NICs carry the same load in every step. Chunks between ranks without a link are relayed over a
+    shortest route. Only the merging clauses of the sketch apply.
 
     Parameters
     ----------
@@ -200,8 +200,8 @@ def _sums(problem: Problem) -> Sends:
                 continue
             if not paths:
                 routes.route(rank, dst)  # raises the error
-            # Of several shortest routes, take the one with the fastest first link: then most contributions
-            # meet at ranks on their way, which add them up.
+            # If several routes are shortest, take the one with the fastest first link: then most
+            # contributions meet at ranks on their way, which add them up.
             _, _, link = min((ticks, used[link], link) for ticks, link in paths)
             used[link] += len(chunks)
             at, turn = links[link].dst, (links[link].dst - rank) % problem.topology.num_ranks

@@ -31,9 +31,9 @@ _Row = tuple[int, float]
 class Kink(NamedTuple):
     """A size at which a series leaves a smooth curve.
 
-    - `kind`: ``"outlier"`` for a single slow size, ``"late switch"`` or ``"wrong switch"`` for a change of
-      algorithm or protocol that comes too late or makes messages slower, ``"slow"`` for a size that is
-      further from its expected time than small and large ones.
+    - `kind`: ``"outlier"``: a single slow size. ``"late switch"``, ``"wrong switch"``: the algorithm or
+      protocol changes at too large a size, or to a slower one. ``"slow"``: a size whose time exceeds the
+      expected one by more than those of small and large sizes.
     - `size_bytes`: The slow size.
     - `evidence`: Times at this size and its neighbours.
     """

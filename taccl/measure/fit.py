@@ -309,7 +309,7 @@ def _estimated(
 ) -> tuple[list[Observed], Estimate, float, bool]:
     """(observations, estimate, share of a rank's rate in in-switch sums, True if logs show no such sums).
 
-    If switches can add, the estimate without such sums is preferred, unless its cost is more than
+    If switches can add, the estimate without such sums is preferred. It is not if its cost is more than
     `CONTRADICTED` higher, or it needs a link above `most_gb_per_s`.
     """
     found = []

@@ -1,11 +1,11 @@
 """Cost model for fits: time of a collective of a stock library, by protocol p.
 
-    time = launch + scale_p * (base_p + node * hops * hop_p) + network * network hops * network hop_p
-           + channel * further channels + bytes / (bandwidth * share_p)
+    time = launch + latency + channel * further_channels + bytes / (bandwidth * share_p);
+    latency = scale_p * (base_p + node * hops * hop_p) + network * network_hops * network_hop_p.
 
 Hops and bytes are those of a ring, a tree or sums in a switch, whichever is the fastest; a tree passes
 through a node along a chain. No protocol scales the network's latency, so logs of one node do not affect it.
-The latencies base_p, hop_p and network hop_p are from NCCL's tables. The parameters to fit are launch,
+The latencies base_p, hop_p and network_hop_p are from NCCL's tables. The parameters to fit are launch,
 scale_p, node, network, channel, bandwidth and share_p. NCCL chooses by a model of this form.
 """
 

@@ -307,10 +307,10 @@ class HostFabric:
     def least_crossing(self, messages: RankMessages) -> int:
         """Lower bound in ticks, over all orders, on the busy time of resources between two sets of hosts.
 
-        Consider a resource that every message from a set of k of the n hosts to the others holds. If every
-        rank sends as much as it receives, the ranks on these k hosts send at least ``a * k * (n - k) / n``
-        units to the others. Here `a` is the second eigenvalue of the Laplacian of the traffic between ranks,
-        averaged over both directions. The bound is 0 if some rank sends more or less than it receives.
+        Consider a resource that every message from a set of k of the n hosts to the others holds. Every rank
+        must send as much as it receives. Then the ranks on these k hosts send at least ``a * k * (n - k) /
+        n`` units to the others. Here `a` is the second eigenvalue of the Laplacian of the traffic between
+        ranks, averaged over both directions. The bound is 0 if some rank sends more or less than it receives.
 
         References
         ----------

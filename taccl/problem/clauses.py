@@ -1,8 +1,8 @@
 """Clauses: permissions and constraints of a sketch, in terms of links and ranks.
 
-Each clause is declared once, with its field of `Clauses`: its scope, the form of its values, the fields of a
-sketch that set it, its text in reports, and the chunks that it admits on links. All code that writes,
-renames, relaxes, evaluates and reports clauses iterates over `CLAUSES`.
+Each clause is declared once, with its field of `Clauses`: its scope, the form of its values, and the fields
+of a sketch that set it; also its text in reports, and the chunks that it admits on links. All code that
+writes, renames, relaxes, evaluates and reports clauses iterates over `CLAUSES`.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Data:
     def tolerance(self) -> float:
         """Largest difference between two sums of the same contributions, element for element.
 
-        Either sum is off by at most (n - 1) u n, for n numbers of at most 1 and a unit roundoff u = eps / 2.
+        A sum of n numbers of at most 1 is off by at most (n - 1) u n; u = eps / 2 is the unit roundoff.
         Source: Higham, Accuracy and Stability of Numerical Algorithms, section 4.2. In fixed point each of n
         numbers is off by half a unit.
         """

@@ -3,8 +3,8 @@
 A *place* is an element of a group of translations, to which one rank belongs. The pattern is a short table of
 sends. Each row sends an *item*, a chunk of place 0, from one place to another at some time. Translation g
 maps it to the send of g's chunk between the images of these two places. A pattern of R - 1 rows thus stands
-for the R (R - 1) transfers of an allgather, and a million ranks fit into memory. Transfers are computed on
-demand: a single one, a slice, those of one rank, or all in blocks.
+for the R (R - 1) transfers of an allgather. So schedules of a million ranks fit into memory. Transfers are
+computed on demand: a single one, a slice, those of one rank, or all in blocks.
 """
 
 from __future__ import annotations

@@ -220,8 +220,8 @@ def narrow(problem: Problem, ranks: Sequence[int]) -> tuple[int, Permutation | N
 class _Looks:
     """Keys that a symmetry must preserve: costs as small integers, which compare faster than fractions.
 
-    If every link has one source, one destination and no parallel link of the same cost (`tells_links`), the
-    image of a link is found from its `ends` alone.
+    `tells_links` is true if every link has one source, one destination and no parallel link of the same cost.
+    The image of a link is then found from its `ends` alone.
     """
 
     def __init__(self, topology: Topology) -> None:

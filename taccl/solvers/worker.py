@@ -68,9 +68,9 @@ def run_task(
 ) -> Outcome:
     """Run a task in a worker, and wait for its outcome.
 
-    On Ctrl-C the task is asked to stop, and killed if it has not ended within a third of a second
-    (immediately, if its worker is still loading). The outcome is then "interrupted", with the result or last
-    progress, and no KeyboardInterrupt is raised.
+    On Ctrl-C the task is asked to stop, and killed if it has not ended within a third of a second. If its
+    worker is still loading, it is killed immediately. The outcome is then "interrupted", with the result or
+    last progress, and no KeyboardInterrupt is raised.
 
     - `family`: Worker family, one of `taccl.solvers.process.FAMILIES`.
     - `function`: ``"taccl.package.module:name"``. The worker calls it as ``function(payload, control)`` with

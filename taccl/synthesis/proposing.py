@@ -89,9 +89,9 @@ PLUGINS: Plugins[Proposer] = Plugins(
 def register(proposer: Proposer) -> None:
     """Add a proposer to the portfolio of this process; it replaces one of the same name.
 
-    An installed package registers one by an entry point in the group ``taccl.proposers``, which names an
-    object with these methods, or a class of such objects. Worker processes of `taccl.compare` know only those
-    of packages.
+    An installed package registers one by an entry point in the group ``taccl.proposers``. The entry point
+    names an object with these methods, or a class of such objects. Worker processes of `taccl.compare` know
+    only those of packages.
 
     Raises
     ------

@@ -8,9 +8,10 @@ Common model:
 - Between nodes, there is one link for every pair of ranks that may communicate, with the alpha and beta of
   the network. A send holds the egress of the source's NIC and the ingress of the destination's NIC, which
   ranks of one NIC share. Egress and ingress are independent. The network between NICs is non-blocking.
-- A send holds a port for ``overhead + bytes * beta`` (o and G in LogGP), and a NIC for ``nic_alpha_us + bytes
-  * beta``. The rest of alpha is latency, during which port and NIC serve other messages. The same holds for
-  the link itself, except in the published profile `taccl`, where sends hold links and ports for all of alpha.
+- A send holds a port for ``overhead + bytes * beta`` (o and G in LogGP). It holds a NIC for ``nic_alpha_us +
+  bytes * beta``. The rest of alpha is latency, during which port and NIC serve other messages. The same holds
+  for the link itself, except in the published profile `taccl`, where sends hold links and ports for all of
+  alpha.
 
 Constants come from `taccl.topology.profiles`; ``constants=`` replaces any of them.
 """

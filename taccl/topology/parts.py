@@ -126,10 +126,10 @@ def add_crossbar(
 ) -> None:
     """Join `ranks` by a switch: a link for every ordered pair, and a port out and a port in for every rank.
 
-    A send holds the source's port out and the destination's port in for as long as its own link, so that a
-    rank sends to one rank at a time and receives from one at a time. Alpha (or the overhead that is part of
-    it) counts with "occupies", not with "pipelined". A switch that `reduces` also gets multicast and
-    reduction links (`add_aggregation`).
+    A send holds the source's port out and the destination's port in for as long as its own link. So a rank
+    sends to one rank at a time, and receives from one at a time. Alpha (or the overhead that is part of it)
+    counts with "occupies", not with "pipelined". A switch that `reduces` also gets multicast and reduction
+    links (`add_aggregation`).
 
     - `port_betas`: {rank: us/MB of its ports}, instead of the cost's beta for all; a link is as fast as the
       slower of its two ports.

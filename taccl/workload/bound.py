@@ -1,7 +1,7 @@
 """Lower bound on the finish of every schedule of a step with given tiles.
 
 A rank computes one tile at a time. Transfers last at least as long as `lower_bound` proves. A *head* is the
-minimum time before an operation starts at a rank (its release date), and a *tail* the minimum time after it
+minimum time before an operation starts at a rank (its release date). A *tail* is the minimum time after it
 ends there (its delivery time). Both are kept by rank, because ranks may begin and end with different
 operations. The tail after a rank's contribution to a collective counts only this contribution, as others may
 have arrived before.

@@ -1,6 +1,6 @@
 """Rules of the kinds of operations: shapes of results, axis labels of operands, and work.
 
-A shape function returns the shape of the result from the operation and the shapes of its operands, or raises
+A shape function returns the shape of the result from the operation and the shapes of its operands. It raises
 `WorkloadError` if these do not fit. A label function, mostly named ``of_…``, returns a label for each axis of
 each operand, from the same arguments and the result's shape. `taccl.workload.kinds` defines labels.
 """

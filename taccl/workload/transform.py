@@ -351,7 +351,7 @@ def _mover(workload: Workload, name: str, made: Tensor, wanted: Tensor, moved: O
 def _asked(workload: Workload) -> tuple[str, ...]:
     """Names of the tensors that the step returns, even if it does not list them.
 
-    By default a step returns the results without readers, and a transformation may change which these are.
+    The default is all results without readers, and a transformation may change which these are.
     """
     new = {name for _, name in workload.state}
     return workload.returned or tuple(name for name in workload.outputs if name not in new)

@@ -1,8 +1,9 @@
 """Mean flow time: a bound from the mean time at which bytes leave one rank and enter another.
 
 All bytes of a send leave at its end. With few sends, early bytes wait for later ones; with many sends, each
-adds its latency. So the mean byte leaves the source late. By time reversal, the mean byte enters the target
-long before the finish. In between, bytes cross the network. See docs/formulation.md, "Mean flow time".
+adds its latency. So the mean byte leaves the source late. The same holds in reversed time: the mean byte
+enters the target long before the finish. In between, bytes cross the network. See docs/formulation.md, "Mean
+flow time".
 """
 
 from __future__ import annotations
@@ -160,8 +161,8 @@ def _mean_ticks(lanes: Sequence[Lane], units: int) -> tuple[Fraction, Fraction]:
     """(min over all schedules of the mean ticks until a unit has left, dual price that proves it).
 
     The price is a flow time in ticks: each lane carries the number of units that maximises its gain at this
-    price. The number of all carried units is convex and piecewise linear in the price, so Newton's method
-    from above ends at the price at which all units leave.
+    price. The total number of units is convex and piecewise linear in the price. Newton's method from above
+    therefore ends at the price at which all units leave.
     """
     counted = Counter(lanes)
     caps = [Fraction(lane.idle + lane.alpha) for lane in lanes if not lane.beta]

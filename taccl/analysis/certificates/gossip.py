@@ -2,8 +2,8 @@
 
 The bound on sends between nodes counts early and late sends as fractions of a send. A send is early if it
 starts before any rank can hold all contributions of its node. It is late if it ends when a copy can no longer
-reach all ranks of a node. Such a send counts as a half, or as the share of the node's ranks whose data it can
-carry, or that it can still reach. docs/formulation.md, "Gossip", has the proof.
+reach all ranks of a node. Such a send counts as a half, or as a share of the node's ranks: those whose data
+it can carry, or those that it can still reach. docs/formulation.md, "Gossip", has the proof.
 """
 
 from __future__ import annotations

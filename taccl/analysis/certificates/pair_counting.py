@@ -207,8 +207,8 @@ def _pairs_left(facts: Facts, witness: PairCounting, ticks: Fraction) -> bool:
 def spans_of(soonest: Mapping[int, int], latest: Mapping[int, int]) -> Iterator[tuple[int, dict[int, int]]]:
     """Yield the levels (gain, {since: tail}) of sends, those that serve few pairs first.
 
-    A send serves `gain` more pairs than at the level below only if it starts at `since` or later, and ends at
-    least `tail` ticks before the finish.
+    A send serves `gain` more pairs than at the level below only if two conditions hold. It starts at `since`
+    or later, and it ends at least `tail` ticks before the finish.
     """
     below = 0
     for pairs in sorted({n * k for n in soonest for k in latest}):

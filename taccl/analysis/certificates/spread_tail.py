@@ -1,9 +1,9 @@
 """The spread-tail bound: the last chunks to enter sets of ranks must still spread inside them.
 
 Consider the last k entries of chunks into the sets, in any order of sends. They end no sooner than the border
-resources can let in all but k - 1 entries, and no sooner than enough ranks can hold chunks to send. Until
-then, no rank of a set holds any of these k entries. Each rank that wants one must then get it over the
-border, or from a rank of its set that has it. Each arrival adds one sender at most, and ranks far from the
+resources can let in all but k - 1 entries. They also end no sooner than enough ranks can hold chunks to send.
+Until then, no rank of a set holds any of these k entries. Each rank that wants one must then get it over the
+border, or from a rank of its set that holds it. Each arrival adds one sender at most, and ranks far from the
 entry point get the chunk later.
 """
 

@@ -1,9 +1,9 @@
 """Sum flow: a bound on sums from sends that end early in a schedule, or start late in it.
 
 Take one byte of a sum, and one time. For n ranks, at least n - 1 of the sends that carry this byte have ended
-by then or have not started yet, unless many others of these sends are under way at that time. Sends hold a
-resource one after another, each also for its latency. So few bytes can end early, and few can start late.
-See docs/formulation.md, "Sum flow".
+by then, or have not started yet. Otherwise, many others of these sends must be under way at that time. Sends
+hold a resource one after another, each also for its latency. So few bytes can end early, and few can start
+late. See docs/formulation.md, "Sum flow".
 """
 
 from __future__ import annotations

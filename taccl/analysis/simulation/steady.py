@@ -4,8 +4,9 @@ Runtimes loop a program over the tiles of a message, so its bandwidth is one til
 on each resource kept, send s of tile t starts at ``potential[s] + t * interval``. This is feasible if and
 only if no cycle of waits is longer than the interval times the number of tiles that it spans. The shortest
 interval is therefore the maximum cycle ratio. The search starts from the busiest resource's load. A cycle
-that is too long gives the next interval, until longest paths converge, which proves optimality (Dinkelbach's
-method, as in Lawler, Combinatorial Optimization, 1976, section 3.13). All arithmetic is on integers.
+that is too long gives the next interval, until longest paths converge, which proves optimality. This is
+Dinkelbach's method, as in Lawler, Combinatorial Optimization, 1976, section 3.13. All arithmetic is on
+integers.
 """
 
 from __future__ import annotations

@@ -201,8 +201,8 @@ class _PlanRun:
     def _place(self, rank: int, owner: int, buffer: str, index: int) -> Place:
         """Place of a chunk in a buffer of `owner`, as `rank` computes its address.
 
-        For a buffer of another rank, the executor adds the offset of its own buffer within its own allocation
-        to the address that the other rank registered.
+        For a buffer of another rank, the executor starts from the address that the other rank registered. It
+        adds the offset of its own buffer within its own allocation.
         """
         slot = Slot(_BUFFERS[buffer], index)
         return owner, *self.layouts[rank].place(slot, in_place=self.in_place)

@@ -3,10 +3,10 @@
 The executor runs the operations of a threadblock with all of its threads, without barriers in between. Copies
 and sums are done by all threads, each on its share. Signals, waits and semaphores are done by the first
 threads only, one per id listed. A put over a port channel is a request that the first thread writes. So a
-``nop``, which is a barrier, is required
+``nop``, which is a barrier, is required:
 
-- between a copy or a sum and the operation that signals its end,
-- between an operation that waits and a copy or a sum after it,
+- between a copy or a sum and the operation that signals its end;
+- between an operation that waits and a copy or a sum after it;
 - between two copies or sums that access the same place.
 """
 

@@ -1,8 +1,8 @@
 """Explanation of a sketch: conflict and remedy if it is infeasible, cost of each clause if it is feasible.
 
-For an infeasible problem, `explain` names a smallest set of clashing clauses and the smallest change that
-makes it feasible, with their places in the sketch's file. For a feasible problem it bounds the finish without
-each clause: the drop of the bound is the minimum cost of the clause.
+For an infeasible problem, `explain` names a smallest set of clashing clauses, and the smallest change that
+makes it feasible. Both are given with their places in the sketch's file. For a feasible problem it bounds the
+finish without each clause: the drop of the bound is the minimum cost of the clause.
 """
 
 from __future__ import annotations

@@ -102,8 +102,8 @@ class Improvement:
     def _start(self) -> None:
         """Take over the sends that the trees were read from, in the order of their starts.
 
-        A tree loses all its links if it uses one on which trees of its kind cannot grow, such as a reduction
-        over a link of several sources.
+        A tree loses all its links if trees of its kind cannot grow over one of them. An example is a
+        reduction over a link of several sources.
         """
         now, arcs = self.now, self.arcs
         send_of: dict[tuple[int, int, bool], int] = {}
@@ -173,8 +173,8 @@ def improve_schedule(
     """(schedule that finishes no later, text of what was done).
 
     Reductions without a broadcast phase are reversed in time, and improved as broadcasts. The search inserts
-    sends of broadcasts as early as possible, but those of reductions as late as possible before a finish that
-    is still an improvement.
+    sends of broadcasts as early as possible. Those of reductions are inserted as late as possible before a
+    finish that is still an improvement.
 
     - `schedule`: One of a problem that `suits_improvement`.
     - `turns`: Max turns; None for no limit. Each run has twice the turns of the one before, and starts from

@@ -1,11 +1,11 @@
 """Compiled spreading by draws: a free link sends one of the useful chunks of its source, drawn at random.
 
-A chunk is useful to a link if its source has it, and its destination neither has nor expects it. Sets of
-chunks are masks of 64-bit words. A link draws a word, goes on from there to the first few useful chunks, and
-takes the one that the fewest ranks have or expect.
+A chunk is useful to a link if its source holds it, and its destination neither holds nor expects it. Sets of
+chunks are masks of 64-bit words. A link draws a word and goes on from there to the first few useful chunks.
+It takes the one that the fewest ranks hold or expect.
 
 If chunks went in order of arrival, neighbours would soon have the same chunks, and links between them would
-idle. Random draws keep the sets of chunks different, so each rank receives at the rate of all links into it,
+idle. Random draws keep the sets of chunks different. So each rank receives at the rate of all links into it,
 even if link speeds vary irregularly. Rare chunks are drawn first, since otherwise the last few would arrive
 late. Source: Cohen, "Incentives build robustness in BitTorrent", P2PECON 2003.
 """

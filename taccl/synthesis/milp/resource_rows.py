@@ -1,8 +1,8 @@
 """Rows of the routing model on each resource: its load, and the order of two hops that may overlap on it.
 
 A resource must carry its load after the earliest start of its hops, and before the shortest path that follows
-them. Source: the one-machine relaxation with heads and tails of Carlier, "The one-machine sequencing
-problem", European Journal of Operational Research 11 (1), 1982, for sets of late heads or long tails.
+them. This is the one-machine relaxation with heads and tails, for sets of late heads or long tails. Source:
+Carlier, "The one-machine sequencing problem", European Journal of Operational Research 11 (1), 1982.
 
 These rows leave the order to the next stage, which often cannot reach the optimum of the relaxation. Rows
 tagged ``routing.sequence`` separate two hops if both are made, with a binary for each pair. They need a

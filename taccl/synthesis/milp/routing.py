@@ -175,7 +175,7 @@ class RoutingModel:
                     model.add_row([(1.0, x), (-1.0, y)], 0, tag="routing.transit")
 
     def _arrivals(self) -> None:
-        """s_r >= h_r + sum (h_a + l - h_r) y, and s_r >= s_a + l - M (1 - y) with M = UB + l - h_r."""
+        """s_r >= h_r + sum (h_a + l - h_r) y; s_r >= s_a + l - M (1 - y), where M = UB + l - h_r."""
         quotient = self.quotient
         for p, arrival in self.arrival.items():
             state = quotient.states[p]
@@ -231,7 +231,7 @@ class RoutingModel:
         """Local-first priority: s_relayed >= s_own + duration of the relayed hop, if both use the link.
 
         The relayed chunk starts no earlier than the unmerged arrival of an own chunk that starts as late as
-        it may, and so no earlier than the arrival in the model.
+        it may. That is no earlier than the arrival in the model.
         """
         quotient, hops = self.quotient, self.quotient.hops
         for link, rep in enumerate(quotient.link_rep):

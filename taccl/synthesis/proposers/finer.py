@@ -161,7 +161,7 @@ def offer_balanced_groups(search: Search, cut: Callable[[Problem, int], Problem]
     """Propose process groups balanced over their dimensions, in the chunks that suit these.
 
     Returns a search that holds the schedule in finer chunks. Returns None if groups do not go along
-    dimensions of their own, if there is no time, or if the schedule is of the problem's own chunks.
+    dimensions of their own, or if there is no time. None also if the schedule is of the problem's own chunks.
 
     - `cut`: Function from (problem, parts) to the problem with each chunk cut into that many parts.
     """

@@ -102,8 +102,8 @@ def _larger(
 ) -> NDArray[np.int32] | None:
     """Elements of the group that `generators` generate (Dimino's algorithm, by cosets).
 
-    None if this group is not larger than the one without the last generator, has more than `most` elements,
-    or has an element that is not `is_free`.
+    None if this group is not larger than the one without the last generator. None also if it has more than
+    `most` elements, or an element that is not `is_free`.
 
     - `kept`: Elements of the group that all generators but the last generate.
     """

@@ -220,8 +220,8 @@ def search_separate_contributions(search: Search, search_half: Callable[[Search]
 def _adds_up(problem: Problem, half: Schedule) -> bool:
     """True if the reversal of a reduce phase, searched as a broadcast, is a valid reduction.
 
-    A multicast may bring a chunk to a rank that has it or does not need it. In the reversed schedule that
-    rank would add its contribution twice, or have none to add.
+    A multicast may deliver a chunk to a rank that holds it already or does not need it. In the reversed
+    schedule that rank would add its contribution twice, or have none to add.
     """
     if not np.isin(half.link, wide_links(problem.topology)).any():
         return True

@@ -1,12 +1,12 @@
 """Topology as a capacitated network, whose switches edge splitting replaces by direct arcs.
 
 The network has an arc for each resource that data passes. A link is a path of arcs: resources shared near its
-source, then its own, then those shared near its destination. If all links that use a resource use the same
-other resource next, the two arcs meet in a node that is not a rank, such as a switch. The construction
+source, then its own, then those shared near its destination. All links that use a resource may use the same
+other resource next. Then the two arcs meet in a node that is not a rank, such as a switch. The construction
 applies to any topology.
 
-Splitting off a switch moves capacity from an arc into it and an arc out of it to an arc that bypasses it, as
-long as every set of nodes retains enough incoming capacity. Maximum flows determine how much. This is
+Splitting off a switch moves capacity to an arc that bypasses it, from an arc into the switch and an arc out
+of it. Every set of nodes must retain enough incoming capacity. Maximum flows determine how much. This is
 repeated for every switch, until arcs join ranks only. Each then stands for the path of a link.
 
 References
@@ -310,8 +310,8 @@ def _paired(state: _Splitting, switch: int, into: list[Path], out: list[Path]) -
     """Pairs of paths into and out of a switch, in the order in which capacity is assigned to them.
 
     Pairs of ranks with little other capacity between them come first: ranks behind another common switch need
-    this switch less. At ties, each port is paired with the next one, then with the one after that, and so on,
-    since sends wait least for one another if each port has few partners.
+    this switch less. At ties, each port is paired with the next one, then with the one after that, and so on.
+    Sends wait least for one another if each port has few partners.
     """
     width = state.widths_without(switch)
     place = {path: i for side in (into, out) for i, path in enumerate(side)}

@@ -193,7 +193,7 @@ class Entries:
     def fastest(self, links: list[int], most: int, *, of: Mapping[int, int] | None = None) -> Fastest:
         """Hypothetical sender over these links that is no slower than any rank (or any set of ranks).
 
-        - `of`: {rank: its set}; the ranks of a set then count as one sender. By default, each rank is one.
+        - `of`: {rank: its set}; the ranks of a set then count as one sender. Default: each rank is a sender.
         """
         label = [rank if of is None else of.get(rank, -1) for rank in self.facts.src]
         return Fastest(passages_of(self.facts, links, label).values(), most)

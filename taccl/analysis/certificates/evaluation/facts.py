@@ -1,8 +1,8 @@
 """Problem data as plain numbers, by which certificates are checked.
 
 Costs in ticks, and the links that may carry a chunk, come from the problem, as for finders. Shortest paths,
-and the idle times of resources at the start and at the end of a schedule, are computed here in integers,
-independently of finders. Costs of sends under dual prices are computed in exact fractions.
+and the idle times of resources at both ends of a schedule, are computed here in integers, independently of
+finders. Costs of sends under dual prices are computed in exact fractions.
 """
 
 from __future__ import annotations
@@ -236,7 +236,8 @@ def shortest_lengths(
 def soonest(facts: Facts, prices: Sequence[int], links: Sequence[int], need: Fraction) -> Fraction:
     """Earliest tick T by which the resources' holds, at their prices, can have paid `need`.
 
-    Only sends over `links` count. By time T, a resource can have been held for T minus its idle ticks.
+    Only sends over `links` count. Until time T, a resource can have been held for at most T minus its idle
+    ticks.
     """
     idle = _idle(facts, links)
     events = sorted((idle[r], price) for r, price in enumerate(prices) if price and r in idle)
