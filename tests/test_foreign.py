@@ -1,4 +1,4 @@
-"""How tests of other tools' files behave if the real files are missing."""
+"""Behaviour of tests of other tools' files if the real files are missing."""
 
 import os
 import re

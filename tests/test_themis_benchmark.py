@@ -51,8 +51,10 @@ def test_embeddings_travel_beside_bottom_layers():
 
 
 def test_groups_split_a_shared_dimension():
-    """A model-parallel group of 128 in 16 x 64 ranks has all ranks along the first dimension and 8 along the
-    second, which it shares with the data-parallel groups."""
+    """A model-parallel group of 128 ranks in 16 x 64 spans the first dimension, and 8 ranks of the second.
+
+    It shares the second dimension with the data-parallel groups.
+    """
     found = groups(("switch16@150", "switch64@100"), 128)
     assert found["model"] == ("switch16@150", "switch8@100")
     assert found["data"] == ("switch8@100",)

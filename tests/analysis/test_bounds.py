@@ -68,8 +68,8 @@ def test_a_sum_waits_for_its_farthest_contribution():
 def test_counting_passes_whole_chunks():
     """Cut counting counts whole chunks per link.
 
-    In 9 us links of 3 and 5 us pass floor(9 / 3) + floor(9 / 5) = 4 chunks, in 8 us only 2 + 1. Divisible
-    data would take 4 / (1/3 + 1/5) = 7.5 us.
+    Links of 3 and 5 us pass floor(9 / 3) + floor(9 / 5) = 4 chunks in 9 us. In 8 us they pass only 2 + 1.
+    Divisible data would take 4 / (1/3 + 1/5) = 7.5 us.
     """
     bound = lower_bound(problem_of(pair((0, 3), (0, 5)), collectives.broadcast(2, chunks_per_rank=4)))
     assert (bound.bound, bound.kind) == (9, "cut counting")
@@ -102,9 +102,9 @@ def test_one_machine_weighs_batches_releases_and_tails():
 
     A link may merge two chunks. One chunk is released there at 0, two more at 4. A batch of n chunks takes 10
     + n us; the next link then takes 5 us for each chunk, one at a time. If the first chunk is sent alone and
-    then the other two, the batches end at 11 and 23, and the last chunk arrives at 33. If two chunks are sent
-    first and then the third, the batches end at 16 and 27, and the last chunk arrives at 32. Three batches of
-    one chunk alone take 33 us.
+    then the other two, the batches end at 11 and 23. The last chunk then arrives at 33. If two chunks are
+    sent first and then the third, the batches end at 16 and 27, and the last chunk arrives at 32. Three
+    batches of one chunk alone take 33 us.
     """
     builder = TopologyBuilder("machine", [0, 0, 1, 1])
     builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=4)

@@ -364,11 +364,10 @@ def test_what_is_quick_is_never_left_out():
 
 
 def test_beyond_timed_borders_whole_chunks_are_counted(monkeypatch):
-    """A problem with too many chunks for timed cuts is bounded by prices of resources, and by counting chunks
-    at cuts without release dates.
+    """A problem with too many chunks for timed cuts is bounded by prices, and by counting without dates.
 
-    Counting gives the higher bound here. Over links of 3 and 5 us, four chunks pass in 9 us, 9 // 3 + 9 // 5,
-    but only 2 + 1 in 8 us. Prices give 4 / (1/3 + 1/5) = 7.5 us.
+    Counting gives the higher bound here. Links of 3 and 5 us pass 9 // 3 + 9 // 5 = 4 chunks in 9 us. In 8 us
+    they pass only 2 + 1. Prices give 4 / (1/3 + 1/5) = 7.5 us.
     """
     monkeypatch.setattr(bounds, "_MAX_TIMED", 0)
     topology = linked("pair", [0, 0], [(0, 1, 0, 3), (0, 1, 0, 5)])

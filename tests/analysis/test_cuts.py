@@ -233,9 +233,9 @@ def test_what_limits_is_said_in_words():
 def test_a_pool_of_slots_limits_what_is_shared(use):
     """The pool of a switch's slots and the ranks' ports together bound an allreduce.
 
-    With four workers at 80 us/MB and a pool of 160 us/MB, any mix of sums by switch and by ranks takes at
-    least 2 * 3 * 80 / (4 + 2 * 80 / 160) = 96 us/MB. In the best mix 0.6 of the data passes the switch. The
-    pool is then busy for 0.6 * 160 us/MB, and each port for (0.6 * 4 + 0.4 * 6) / 4 * 80 us/MB.
+    Four workers have ports of 80 us/MB, and the pool takes 160 us/MB. Sums in any mix of both take at least 2
+    * 3 * 80 / (4 + 2 * 80 / 160) = 96 us/MB. In the best mix 0.6 of the data passes the switch. The pool is
+    then busy for 0.6 * 160 us/MB. Each port is busy for (0.6 * 4 + 0.4 * 6) / 4 * 80 us/MB.
     """
     topology = topologies.in_network(4, slots=1, payload_bytes=62_500)
     problem = make_problem(topology, "allreduce", size_bytes=8_000_000)

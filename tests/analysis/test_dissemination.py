@@ -29,7 +29,7 @@ def test_what_ranks_have_doubles(name):
     """The number of ranks whose data a rank can have doubles with every send.
 
     A send takes 1 us, and 1 us more for each chunk. After 1 + 1 us a rank can have the data of two of the
-    four ranks, after 1 + 2 us more that of all four.
+    four ranks. After 1 + 2 us more it can have that of all four.
     """
     problem = merged(joined([0] * 4), name, 4)
     assert claims(problem) == [5]

@@ -115,7 +115,7 @@ def test_a_bound_over_all_chunkings_lets_any_sends_merge():
     """On a DGX-2 four sends deliver data of 15 ranks: 1.2 us of alphas and 0.12 us of bytes, met by a
     schedule.
 
-    By default sends merge only between nodes, but the search also merges inside nodes where that is faster.
+    The default merges sends only between nodes, but the search also merges inside nodes where that is faster.
     """
     problem = taccl.make_problem(taccl.topologies.dgx2(), "allgather", size_bytes=16_000)
     bound = taccl.lower_bound(problem)

@@ -68,8 +68,8 @@ def test_sends_shrink_by_the_bytes_of_a_latency():
 def test_sums_of_a_torus_leave_and_enter_by_all_ports():
     """The bound adds mean times to leave a rank by all ports, on the links, and to enter.
 
-    On an 8 x 8 torus 16 KB leave by each of four ports in 0.82 us, pass six links in 3 us, and enter in 0.82
-    us.
+    On an 8 x 8 torus, 16 KB leave by each of four ports in 0.82 us. They pass six links in 3 us, and enter in
+    0.82 us.
     """
     problem = taccl.make_problem(taccl.topologies.torus(8, 8), "allreduce", size_bytes=64_000)
     bound = taccl.lower_bound(problem)

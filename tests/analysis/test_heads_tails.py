@@ -88,8 +88,8 @@ def test_a_send_outlasts_a_hold_at_its_start():
 def test_a_hold_at_the_receiver_begins_late():
     """A hold at the receiver begins late, and one at the sender may end early.
 
-    A link of 2 us + 1 us/MB holds its sender for 1 + 1 us, which leaves 1 us after it, and its receiver for 1
-    us, which leaves 2 us before it.
+    A send of 1 MB takes 2 + 1 us. It holds its sender for the first 1 + 1 us, which leaves 1 us after the
+    hold. It holds its receiver for the last 1 us, which leaves 2 us before that hold.
     """
     builder = TopologyBuilder("port", [0, 0])
     link = builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)

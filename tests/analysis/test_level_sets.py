@@ -159,8 +159,7 @@ def test_borders_of_nodes_bound_without_a_linear_program(name, collective):
 def test_ranks_of_one_node_have_borders():
     """Ranks of a single node are bounded by cuts around single ranks.
 
-    On a star each rank sends and receives 2 (n - 1) / n of a sum's data, if the ranks add, and not the
-    switch.
+    If ranks add, and not the star's switch, each rank sends and receives 2 (n - 1) / n of a sum's data.
     """
     problem = merging_freely(taccl.make_problem(taccl.topologies.star(8), "allreduce", size_bytes=8 * MB))
     bound, witness = node_cut(Volume(as_spreading(problem), divisible=True))

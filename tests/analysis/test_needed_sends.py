@@ -79,7 +79,7 @@ def test_one_node_is_no_set():
         # Into rank 3 over link 2: release 4 + 11, tail 0; out of rank 0: release 0, tail 11 + 5.
         ((3,), True, (BorderJob(frozenset({2}), 1, 15, 0, held()),)),
         ((0,), False, (BorderJob(frozenset({0}), 1, 0, 16, held(1, 11)),)),
-        # Ranks 1 and 2 only relay the chunk, rank 0 has it, and rank 3 keeps it.
+        # Rank 0 holds the chunk, ranks 1 and 2 only relay it, and rank 3 keeps it.
         *(
             (ranks, entering, ())
             for ranks, entering in (((2,), True), ((0,), True), ((1,), False), ((3,), False))

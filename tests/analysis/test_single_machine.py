@@ -190,7 +190,8 @@ def test_a_batch_leaves_one_by_one():
 def test_jobs_of_unequal_size_count_by_size():
     """Jobs of different sizes count by size.
 
-    The bound is the sum of the release 4, alpha 2 once for a batch of two, 3 units at beta 1, and the tail 6.
+    The bound is 4 + 2 + 3 + 6: the release date, alpha once for a batch of two, 3 units at beta 1, and the
+    tail.
     """
     jobs = [BorderJob(frozenset({0}), units, 4, 6, frozenset()) for units in (1, 2)]
     assert ticks(chain(), jobs) == 4 + 2 + 3 + 6
@@ -337,7 +338,7 @@ def test_a_witness_with_another_number_of_ends_is_refused(number):
 
 
 def test_another_tail_is_refused():
-    """A witness with a tail one tick longer is refused, as no job has it."""
+    """A witness whose tail is one tick longer is refused, as no job has this tail."""
     bound = two_nics()
     witness: Any = bound.witness
     assert not replace(bound, witness=replace(witness, tail=witness.tail + 1)).check()

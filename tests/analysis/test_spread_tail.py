@@ -141,9 +141,9 @@ def test_few_can_send_to_a_node_at_first():
     """Entries into a node are limited by the number of outside ranks that hold the chunk by then.
 
     Each rank has a NIC of 10 us, and the root's node doubles its copies every 1 us. So the chunk can enter
-    the other node at 10, 11, 12 and 12 us. One rank of that node has it at 10 us, three at 11 us (two of them
-    by entries), all four at 12 us. If all ranks of the root's node had the chunk after 1 us, all four could
-    have it at 11 us.
+    the other node at 10, 11, 12 and 12 us. One rank of that node holds the chunk at 10 us, three at 11 us
+    (two of them by entries), all four at 12 us. If all ranks of the root's node had the chunk after 1 us, all
+    four could have it at 11 us.
     """
     builder = TopologyBuilder("a NIC each", [0] * 4 + [1] * 4)
     ports, nics = ([builder.add_resource(f"{kind} {r}") for r in range(8)] for kind in ("port", "NIC"))
@@ -316,8 +316,10 @@ def random_spreading(seed):
 
 
 def random_two_levels(seed):
-    """Two nodes of two ranks with ports and NICs of random costs, and one to three chunks that start in the
-    second node, or an allreduce."""
+    """Problems on two nodes of two ranks, with ports and NICs of random costs.
+
+    The collective is an allreduce, or sends one to three chunks from the second node.
+    """
     rng = random.Random(f"two levels {seed}")
     topology = two_levels(
         2,

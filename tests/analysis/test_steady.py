@@ -117,10 +117,10 @@ def test_cycle_over_two_tiles_limits():
     """The interval may be limited by a cycle of waits over two tiles, not by the busiest resource.
 
     Two tiles take 18 us, though a tile holds each bus for only 6 us. Chunk 0 starts at 6 us, after chunk 2's
-    last hop on bus A. Bus A serves chunk 2's last hop and then chunk 0's first, bus B chunk 1's first hop and
-    then chunk 0's last, bus C chunk 2's first hop and then chunk 1's last. The cycle has six steps of 3 us:
-    chunk 2 over C, chunk 2 over A, chunk 0 over A, chunk 0 over B, the next tile's chunk 1 over B, and its
-    chunk 1 over C. Chunk 2 of the third tile follows over C.
+    last hop on bus A. Bus A serves chunk 2's last hop and then chunk 0's first. Bus B serves chunk 1's first
+    hop and then chunk 0's last. Bus C serves chunk 2's first hop and then chunk 1's last. The cycle has six
+    steps of 3 us: chunk 2 over C and A, chunk 0 over A and B, and the next tile's chunk 1 over B and C. Chunk
+    2 of the third tile follows over C.
     """
     steady = initiation_interval(three_buses([6, 0, 0]))
     assert (steady.interval, steady.busiest_load, steady.cycle_tiles) == (9, 6, 2)

@@ -159,7 +159,7 @@ def test_chunk_sizes_break_the_symmetry():
 def test_declared_symmetries_are_used():
     """A declared symmetry that swaps 0 with 1 and 2 with 3, and is not a shift inside blocks, is used.
 
-    Links 0 -> 1, 1 -> 0 and 2 -> 3, 3 -> 2 have other costs than 0 -> 2, 1 -> 3 and back.
+    The links between 0 and 1, and between 2 and 3, have other costs than those between 0 and 2, and 1 and 3.
     """
     builder = TopologyBuilder("pairs", [0] * 4)
     costs = {(0, 1): 1, (1, 0): 1, (2, 3): 2, (3, 2): 2, (0, 3): 3, (1, 2): 3, (3, 0): 3, (2, 1): 3}

@@ -51,8 +51,8 @@ class Send(NamedTuple):
 def data_is_sound(schedule):
     """True if each send's data is present, ends are complete, and each contribution is counted once.
 
-    At every time at which a send ends or starts, what arrives at a rank together is either all added and
-    disjoint from what the rank holds, or all equal and at least what the rank holds.
+    Chunks that arrive at a rank together must meet one of two conditions. They are all added, and disjoint
+    from what the rank holds; or they are all equal, and include what the rank holds.
     """
     collective, links = schedule.problem.collective, schedule.problem.topology.links
     sums = collective.combining

@@ -67,12 +67,12 @@ def test_empty_schedule_of_something_to_do_fails():
         (relay, Row(0, 0, 6, 12)),
         # Rank 1 derives prefix 1 at 2; a copy that returns from rank 2 at 6 adds nothing.
         (scan, Row(1, 2, 4, 6)),
-        # Rank 1 sends the complete sum of chunk 0 to rank 2, which has it already.
+        # Rank 1 sends the complete sum of chunk 0 to rank 2, which holds it already.
         (allreduce, Row(0, 3, 4, 6)),
     ],
 )
 def test_what_comes_a_second_time_is_counted_and_allowed(make, again):
-    """A chunk received by a rank that already has it, derived it or summed it counts as redundant only."""
+    """A chunk received by a rank that already holds it, derived it or summed it only counts as redundant."""
     schedule = make()
     found = verify(build(schedule.problem, [*rows_of(schedule), again]))
     assert (found.ok, found.num_redundant) == (True, 1)

@@ -67,7 +67,7 @@ def relay() -> Schedule:
 
 
 def merged() -> Schedule:
-    """Rank 0 fetches chunk 1 (2 us), sends 0 and 1 merged to the other node (5 + 2 * 10), then 3 (5 + 10)."""
+    """Rank 0 gets chunk 1 in 2 us. Then it sends 0 and 1 merged across (5 + 2 * 10), and 3 (5 + 10)."""
     topology = TopologyBuilder("two nodes", [0, 0, 1, 1])
     topology.add_link(1, 0, alpha_us=1, beta_us_per_mb=1)
     topology.add_link(0, 2, alpha_us=5, beta_us_per_mb=10)

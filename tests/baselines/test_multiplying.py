@@ -59,9 +59,9 @@ def test_some_cross_before_the_sums_in_nodes_and_some_after():
     """Half of the data crosses between nodes before it is summed in nodes, the other half after that, over
     other links.
 
-    Two of four chunks of 20 kB take 10 us of latency and 4 us of bytes between nodes, and 1.04 us in a node
-    before or after that. The usual plan would take 16.08 us: scatter inside nodes, send each half of a node's
-    sum across once, and gather.
+    Two of four chunks of 20 kB take 10 us of latency and 4 us of bytes between nodes. Before or after that,
+    they take 1.04 us in a node. The usual plan would take 16.08 us: scatter inside nodes, send each half of a
+    node's sum across once, and gather.
     """
     problem = make_problem(two_nodes(), collectives.allreduce(4), size_bytes=80_000)
     schedule = multiplying(problem, cut=False)

@@ -197,8 +197,7 @@ def test_a_topology_may_stand_where_a_sketch_does(run):
 
 @pytest.mark.slow
 def test_chunks_that_may_merge_are_bounded_so(run_json):
-    """The bound for an open number of chunks allows small chunks to merge in a node, so it is below that for a
-    given number, whose chunks do not merge."""
+    """With an open number of chunks, the bound is lower, as small chunks may merge in a node."""
     words = ("dgx2", "--nodes", 1, "--collective", "allgather", "--size", "16KB")
     code, values = run_json("bound", *words)
     assert code == 0

@@ -170,7 +170,7 @@ def test_a_fallback_is_not_the_backends_own(problem, monkeypatch, stage, status)
 
 
 def test_what_a_solver_started_from_may_be_the_better_one(problem, monkeypatch):
-    """If the list scheduler's schedule is better than the solver's, the row has it, and the notes say so."""
+    """If the list scheduler's schedule beats the solver's, the row shows it, and the notes say so."""
 
     def outdone(problem, **options):
         found = SYNTHESIZE(problem, **{**options, "backend": "greedy"})

@@ -63,8 +63,10 @@ def test_logs_of_single_nics_tell_a_slow_rail(log):
 
 @pytest.mark.slow
 def test_logs_of_single_nics_exclude_lanes(log):
-    """If each NIC reaches its rate when measured alone, half of the rate on two rails is blamed on an unused NIC,
-    not on PCIe lanes or a slow rail."""
+    """Half of the rate on two rails is blamed on an unused NIC if each NIC reaches its rate alone.
+
+    PCIe lanes or a slow rail are not blamed.
+    """
     text = network_log([*[NIC] * 6, NIC / 2, NIC / 2])
     nic = log(perftest(NIC), "nic.log")
     causes = {each.name for each in judged(log(text), nic, topology="dgx-a100").causes}

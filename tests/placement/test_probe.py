@@ -367,7 +367,7 @@ class TestMatrices:
         )
         probe = load_probe(path)
         assert (probe.bandwidth_gb_per_s[0, 1], probe.latency_us[1, 0]) == (24, 2.2)
-        # Of several matrices the first is used, and the topology says which.
+        # If there are several matrices, the first is used, and the topology says which.
         reads = (
             "Unidirectional P2P=Enabled Bandwidth (P2P Reads) Matrix (GB/s)\n   D\\D 0 1\n 0 9 5\n 1 5 9\n"
         )

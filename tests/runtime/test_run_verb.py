@@ -297,8 +297,8 @@ class TestRefused:
     def test_more_memory_than_there_is(self, mpiexec, allgather_file, capsys, monkeypatch):
         """A run that needs more memory than is free is refused, and the error says how much it needs.
 
-        For an allgather of 4 MB on 4 ranks each rank needs 3 (1 + 4) chunks of 1 MB and two queues of 2
-        chunks: 76 MB in all.
+        In an allgather of 4 MB, each of 4 ranks needs 3 (1 + 4) chunks of 1 MB, and two queues of 2 chunks:
+        76 MB in all.
         """
         monkeypatch.setattr("taccl.synthesis.memory.free_memory_bytes", lambda: 75 * 10**6)
         assert main(["run", str(allgather_file), "--size", "4MB"]) == 2

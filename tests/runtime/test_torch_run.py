@@ -65,8 +65,8 @@ def test_a_log_names_its_collective(name):
 def test_the_cost_of_a_round():
     """The cost of a round is fitted to measured times of two sizes.
 
-    With 10 rounds, 110 us at 1000 B and 200 us at 100 kB fit 109.09 us + size / 1.1 GB/s, so 10.909 us per
-    round.
+    The measured times of 10 rounds are 110 us at 1000 B and 200 us at 100 kB. They fit 109.09 us + size / 1.1
+    GB/s, so 10.909 us per round.
     """
     assert report_of(*TIMED).round_us() == pytest.approx(10.909, rel=1e-3)
     assert report_of(TIMED[0]).round_us() is None

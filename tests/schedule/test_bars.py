@@ -23,7 +23,7 @@ def test_a_bar_for_every_send(exchange):
 
 
 def test_rows_are_ranks_that_send(exchange):
-    """By rank, rank 0 has two bars for its two sends, and rank 1 has one."""
+    """Grouped by rank, rank 0 has two bars for its two sends, and rank 1 has one."""
     bars = bars_of(exchange, "rank")
     assert bars.rows == ("rank 0", "rank 1")
     assert np.bincount(bars.row).tolist() == [2, 1]

@@ -136,9 +136,9 @@ def test_a_reduction_waits_for_all_that_it_includes():
 def test_what_arrives_later_is_not_read():
     """A rank's contribution must leave before the full sum is copied over it.
 
-    Rank 0 holds the sum of chunk 0 at 1 us, and a copy to rank 1 takes 1 us. But rank 1 sends its part of
-    chunk 0 to rank 2 only at 3 us, as link 1 -> 2 is busy with chunk 1 until then. So the copy may arrive at
-    4 us at the earliest, and starts at 3 us.
+    Rank 0 holds the sum of chunk 0 at 1 us, and a copy to rank 1 takes 1 us. But link 1 -> 2 is busy with
+    chunk 1 until 3 us. Only then does rank 1 send its part of chunk 0 to rank 2. So the copy may arrive at 4
+    us at the earliest, and starts at 3 us.
     """
     topology = linked("read before write", [0] * 3, [(2, 0, 0, 1), (1, 2, 0, 3), (0, 1, 0, 1)])
     problem = problem_of(topology, custom(3, [([0, 1, 2], [0]), ([1, 2], [2])], combining=True))
@@ -195,9 +195,9 @@ def test_own_and_relayed_chunks_are_a_latency_apart():
 def test_reductions_rooted_at_the_receiver_end_a_latency_after_others():
     """For reductions under local-first priority, a chunk rooted at the receiver starts once other sends ended.
 
-    Rank 1 sends chunk 0 (1 MB, bound for rank 2 through rank 0) and chunk 1 (3 MB, rooted at rank 0) over a
-    pipelined link. Chunk 0 is sent at 0 and ends at 4 + 1 = 5 us. Chunk 1 ends at 5 + (4 + 3) = 12 us, so it
-    starts at 5 us.
+    Rank 1 sends two chunks over a pipelined link: chunk 0 (1 MB, bound for rank 2 through rank 0) and chunk 1
+    (3 MB, rooted at rank 0). Chunk 0 is sent at 0 and ends at 4 + 1 = 5 us. Chunk 1 ends at 5 + (4 + 3) = 12
+    us, so it starts at 5 us.
     """
     problem = problem_of(
         linked("own last", [0] * 3, [(1, 0, 4, 1), (0, 2, 0, 1)], alpha_meaning="pipelined"),

@@ -22,8 +22,8 @@ def test_ranks_are_numbered_with_the_first_digit_fastest():
 def test_a_bandwidth_is_a_ranks_over_all_its_links():
     """A dimension's bandwidth is that of a rank over all its links.
 
-    At 60 GB/s, a ring's two links have 30 GB/s each, the five links of a fully connected dimension 12 GB/s each,
-    and a switch's port 60 GB/s.
+    At 60 GB/s, a ring's two links have 30 GB/s each. The five links of a fully connected dimension have 12
+    GB/s each, and a switch's port has 60 GB/s.
     """
     for kind, each in (("ring", 30), ("fully-connected", 12), ("switch", 60)):
         topology = multidim([(kind, 6, "60GB/s")])
@@ -43,7 +43,7 @@ def test_text_units_and_numbers_say_the_same():
 
 
 def test_latency_does_not_occupy_links_unless_asked():
-    """By default, as in ASTRA-sim, latency does not occupy a link: it is free once the bytes have left."""
+    """Latency does not occupy a link by default, as in ASTRA-sim: a link is free once the bytes have left."""
     assert multidim("ring4@50").alpha_meaning == "pipelined"
     assert multidim("ring4@50", alpha_meaning="occupies").alpha_meaning == "occupies"
 

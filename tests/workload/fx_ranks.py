@@ -161,7 +161,7 @@ def main(folder, which):
     for name, (graph, program, layouts, options) in cases(mesh, which).items():
         if rank == 0:
             step = from_fx(program, dist.get_world_size(), layouts=layouts, name=name, **options)
-            # Finding fusions takes 48 s for the longest step, so long steps are written without
+            # Finding fusions takes 48 s for the longest step. Long steps are therefore written without
             # transformations.
             is_short = len(step.operations) < 43
             tiled = (overlapped(fused(sharded(step, [])), 2, 0) or fused(step)) if is_short else step

@@ -123,7 +123,7 @@ def test_a_contribution_needs_less_than_the_whole_collective():
 def test_a_reader_may_start_before_all_ranks_have_their_results():
     """A kernel starts at each rank once that rank has the result of an allgather.
 
-    Rank 0 has it at 310 us, and rank 1 at 110 us; the kernel takes 5 us more.
+    Rank 0 gets the result at 310 us, and rank 1 at 110 us; the kernel takes 5 us more.
     """
     builder = TopologyBuilder("slow into 0", [0, 0])
     for src, us in ((0, 100), (1, 300)):
@@ -137,8 +137,7 @@ def test_a_reader_may_start_before_all_ranks_have_their_results():
 
 @pytest.mark.slow
 def test_tiles_keep_up_with_what_they_wait_for():
-    """The bound of a kernel and an allreduce in four tiles is at least 25 + 4 * 25 us, as the first send
-    waits for a tile.
+    """A kernel and an allreduce in four tiles take at least 25 + 4 * 25 us: the first send waits for a tile.
 
     Each tile takes 25 us of computation and 25 us of allreduce. In the allreduce of 2 MB, each link carries
     0.5 MB of partial sums and 0.5 MB of sums.
@@ -159,8 +158,10 @@ def test_a_rank_computes_one_kernel_at_a_time():
 
 
 def test_a_send_waits_for_nobody_else():
-    """If rank r sends to r + 1, the tail of a kernel is one hop and the next kernel, and the kernels of other
-    ranks do not count."""
+    """If rank r sends to r + 1, the tail of a kernel is one hop and the next kernel.
+
+    Kernels of other ranks do not count.
+    """
     step = Workload("w", 4).then("a", "compute", shape=(1_000_000,), layout="sliced(0)", cost_us=10)
     found = bound_of(step.then("s", "send", "a").then("z", "scale", "s", value=2, cost_us=7))
     assert found.tails["a"] == [107] * 4
@@ -168,8 +169,10 @@ def test_a_send_waits_for_nobody_else():
 
 
 def test_a_kernel_may_wait_for_an_operation_behind_its_head():
-    """A kernel of 1 + 1 us whose second operation reads a result that takes 2 us ends at 4 us, which is also
-    the bound."""
+    """A kernel of two operations ends at 4 us, which is also the bound.
+
+    Its operations take 1 us each, but the second reads a result that takes 2 us.
+    """
     step = Workload("late", 2).input("x", (4,)).input("y", (4,))
     step = step.then("a", "relu", "x", cost_us=1).then("b", "exp", "y", cost_us=2)
     step = fuse(step.then("c", "multiply", "a", "b", cost_us=1), "a", "c")

@@ -158,7 +158,7 @@ def forced(step, collective, operation):
     """Yield variants of a step's operations, in which `operation` is moved before `collective`.
 
     It is not checked that a variant computes the same values. There are two choices of operands: the moved
-    operation reads the collective's input instead of its output, or it does so for each operand that is a
+    operation reads the input of `collective` instead of its output, or that of each operand that is a
     collective of the same kind. For each choice, one variant has no collective after the moved operation, and
     the others have one collective of each kind.
     """

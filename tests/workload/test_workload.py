@@ -170,8 +170,10 @@ def test_softmax_is_over_whole_rows():
 
 
 def test_work_follows_from_shapes(layer):
-    """For its part of a product, a rank computes 2 x 4 x 3 x 8 operations, reads 4 x 3 + 3 x 8 floats and
-    writes 4 x 8."""
+    """For its part of a product, a rank does 2 x 4 x 3 x 8 operations.
+
+    It reads 4 x 3 + 3 x 8 floats, and writes 4 x 8.
+    """
     assert work_of(layer, layer.operation["y"]) == (192, 4 * (12 + 24 + 32))
     assert work_of(layer, layer.operation["z"]) == (0, 4 * (32 + 8 + 32))
     assert work_of(fuse(layer, "sum", "z"), layer.operation["z"].__class__("z", "add", ("sum", "b"), fused="sum")) == (

@@ -178,7 +178,7 @@ def test_long_threadblocks_are_refused_or_split():
 
 @pytest.mark.slow
 def test_what_is_split_unasked_is_warned_of():
-    """By default only a long threadblock is split, with a warning."""
+    """The default splits only a long threadblock, with a warning."""
     program = program_of("alltoall", "ring:5", chunks_per_rank=8)
     with pytest.warns(FallbackWarning, match="at most 64 operations per threadblock: longer ones were split"):
         plan = build_mscclpp_plan(program)

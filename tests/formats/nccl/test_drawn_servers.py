@@ -162,8 +162,10 @@ def test_receives_are_striped_by_the_rates_towards_the_gpu(tmp_path):
 
 
 def test_nics_are_not_divided_where_that_loses_capacity(tmp_path):
-    """Two GPUs with PCIe rates of 6 and 24 GB/s share all four NICs of 10 GB/s, as with two NICs each the second
-    GPU could send only 20 GB/s."""
+    """Two GPUs with PCIe rates of 6 and 24 GB/s share all four NICs of 10 GB/s.
+
+    With two NICs each, the second GPU could send only 20 GB/s.
+    """
     nics = [_part(f"NIC{i}", 24, (f"p{i}", 10)) for i in range(4)]
     topology = _import(tmp_path, (22, [_part("GPU0", 6), _part("GPU1", 24), *nics]))
     assert _out(topology) == pytest.approx(30)

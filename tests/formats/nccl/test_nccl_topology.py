@@ -247,7 +247,7 @@ def test_ndv2_shares_one_nic(load):
 def test_ndv4_numbers_ranks_by_bus_id(load):
     """Ranks are numbered in the order of their bus ids, whatever their CPUs.
 
-    Bus ids 1 and 2 are under CPU 1, 3 and 4 under CPU 0, b and c under CPU 3, d and e under CPU 2.
+    The bus ids of CPUs 0 to 3 are 3 and 4, 1 and 2, d and e, and b and c.
     """
     topology = load("azure-ndv4", nodes=2)
     assert _beta(topology, 0, 1) == GEN4

@@ -174,8 +174,10 @@ def test_dgx1_pcie_tree(dgx1):
     [(8, "NV12", True), (4, "NV4", False), (4, "NV6", False), (16, "NV6", True), (2, "NV12", False)],
 )
 def test_equal_cells_that_no_gpu_could_have_are_nvswitch(tmp_path, size, cell, is_switch):
-    """Equal NV cells mean an NVSwitch if, read as links between pairs, they would give a GPU more NVLinks (84 or
-    90 here) than any GPU has (18)."""
+    """Equal NV cells mean an NVSwitch if a GPU has too few NVLinks for links to every other GPU.
+
+    Read as links between pairs, the cells would give a GPU 84 or 90 NVLinks; no GPU has more than 18.
+    """
     topology = load_nvidia_smi(_write(tmp_path, *_equal(cell, size), columns=_gpus(size)))
     assert len(topology.links) == size * (size - 1)
     assert bool(topology.switches) == is_switch

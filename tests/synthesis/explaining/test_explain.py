@@ -52,7 +52,8 @@ def multicast():
 def circle():
     """Links (0, 1) -> 8 and (3, 4) -> 9, each with two sources that must both hold a chunk before it is sent.
 
-    Rank 8 sends to 4 and 5, rank 9 to 1 and 2, rank 6 to 0 and 1, and rank 7 to 3 and 4.
+    Two more links leave each of four ranks: 8 (to 4 and 5), 9 (to 1 and 2), 6 (to 0 and 1) and 7 (to 3 and
+    4).
     """
     builder = TopologyBuilder("circle", [0, 0, 0, 1, 1, 1, 0, 1, 1, 0])
     plain = ((6, 0), (6, 1), (7, 3), (7, 4), (8, 4), (8, 5), (9, 1), (9, 2))

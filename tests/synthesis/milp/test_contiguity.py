@@ -234,11 +234,13 @@ def shared_nic(*, beta, held):
 
 
 def test_a_shared_resource_keeps_its_order():
-    """Sends 0 -> 1, 0 -> 2 and 0 -> 1 keep their order at the NIC, so the first and the third do not merge.
+    """The first and the third of three sends do not merge, as they keep their order at the NIC.
 
-    A send takes 2 + 1 us and holds the NIC for 1 + 1 us, so starts are 0, 2 and 4, and the last send ends at 7.
-    In another order the two sends to rank 1 could merge and hold the NIC for 1 + 2 us. The send to rank 2 would
-    then start at 3 and end at 6.
+    The sends go from rank 0 to ranks 1, 2 and 1.
+
+    A send takes 2 + 1 us and holds the NIC for 1 + 1 us. So starts are 0, 2 and 4, and the last send ends at
+    7. In another order the two sends to rank 1 could merge and hold the NIC for 1 + 2 us. The send to rank 2
+    would then start at 3 and end at 6.
     """
     ways = [([0], [1]), ([0], [2]), ([0], [1])]
     topology = shared_nic(beta=1, held=1)
@@ -281,9 +283,9 @@ def test_a_merged_send_frees_a_fast_resource_early():
 def test_a_receiving_hold_begins_later_the_fuller_the_send():
     """A hold at the receiving end begins later, the more chunks a send has.
 
-    Link 0 -> 2 takes 2 us per chunk and holds the ingress of rank 2 at the end of a send, for 1 us per chunk. So
-    a send of two chunks holds it from 2 to 4 us. Link 1 -> 2 takes 2 us and holds the ingress all the time. It
-    sends first, from 0 to 2 us, and the schedule ends at 4 us.
+    Link 0 -> 2 takes 2 us per chunk. It holds the ingress of rank 2 at the end of a send, for 1 us per chunk.
+    So a send of two chunks holds it from 2 to 4 us. Link 1 -> 2 takes 2 us and holds the ingress all the
+    time. It sends first, from 0 to 2 us, and the schedule ends at 4 us.
     """
     builder = TopologyBuilder("ingress", [0, 0, 1])
     ingress = builder.add_resource("ingress")

@@ -236,7 +236,7 @@ def coming_back():
 
 
 def test_a_multicast_may_come_to_where_the_chunk_is():
-    """A multicast may deliver a chunk to a rank that has it already, and delays nothing there.
+    """A multicast may deliver a chunk to a rank that holds it already, and delays nothing there.
 
     Rank 1 has the chunk from 0 at 1 us, and the multicast delivers it again at 3 us.
     """
@@ -273,8 +273,8 @@ def test_a_single_path_may_pass_a_multicast():
 def test_own_chunks_first_over_a_multicast():
     """Local-first priority also holds on a multicast link.
 
-    Rank 1's chunk follows rank 0's on 0 -> {2, 3}, from 1 to 2 us, though a direct link delivers it to 2 at 1
-    us. It can leave rank 2 at 1 us: over 2 -> 4 it arrives at 3 us.
+    Rank 1's chunk follows rank 0's on 0 -> {2, 3}, from 1 to 2 us. A direct link delivers it to rank 2
+    already at 1 us. It can leave rank 2 at 1 us: over 2 -> 4 it arrives at 3 us.
     """
     builder = TopologyBuilder("own", [0] * 5)
     for src, dst, us in ((1, 0, 1), (1, 2, 1), (0, (2, 3), 1), (2, 4, 2)):

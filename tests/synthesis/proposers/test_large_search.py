@@ -318,8 +318,10 @@ class TestLimits:
 
 
 def test_a_first_schedule_has_the_time_that_is_kept_for_later():
-    """With 90 of 100 s reserved for later, part of a search may use all of the time until a schedule exists,
-    and at most 10 s afterwards."""
+    """Part of a search may use time that is reserved for later until a schedule exists, but not afterwards.
+
+    Here 90 of 100 s are reserved.
+    """
     search = Search(MESH, Options(), Deadline.after(100))
     with search.keeping(90):
         part = search.part(MESH, "", search.deadline.sooner(5), serves_above=True)

@@ -349,8 +349,8 @@ def test_fast_links_lag_by_what_they_take_beyond_what_they_are_busy():
 def test_slow_links_repeat_what_fast_ones_get_late():
     """Some chunks cross both slow rails, as the inner links would deliver them later.
 
-    If each chunk crossed once, 8 per rail, the last one would reach the neighbour at 10 + 8 + 5 + 1 = 24 us.
-    By 22 us a rail can deliver 12 of the 16 chunks that a rank needs, which leaves 4 to the inner link.
+    If each chunk crossed once, 8 per rail, the last would reach the neighbour at 10 + 8 + 5 + 1 us. Until 22
+    us a rail can deliver 12 of the 16 chunks that a rank needs, which leaves 4 to the inner link.
     """
     schedule = verified(late_ports(), rules=[Rule("in-turn", rarest=True)])
     assert schedule.finish_us == 22

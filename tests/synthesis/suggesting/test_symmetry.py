@@ -50,8 +50,7 @@ def test_shifts_of_a_torus_are_its_rows_and_columns():
 
 
 def test_shifts_of_dgx2_keep_pairs_at_their_nics():
-    """Ranks 2i and 2i + 1 share a NIC, so a shift by two inside a node is a symmetry and a shift by one is
-    not."""
+    """If ranks 2i and 2i + 1 share a NIC, shifts by two in a node are symmetries; shifts by one are not."""
     shifts = find_shifts(taccl.topologies.dgx2(nodes=2))
     assert Shift(16, 2) in shifts
     assert Shift(32, 16) in shifts
