@@ -152,8 +152,7 @@ def made_of(chunks, *derivations):
     ids=str,
 )
 def test_a_chunk_is_met_where_every_destination_has_it(chunk, is_sum, met):
-    """A chunk needs no send if every destination has it from the start; a sum of several contributions
-    does."""
+    """A chunk that all destinations hold at the start needs no send; a sum of several contributions does."""
     assert chunk.is_met(is_sum=is_sum) is met
 
 

@@ -102,9 +102,10 @@ def _crosses(facts: Facts, border: Border, ticks: Fraction) -> bool:
     return fills(facts, Counter(job.units for job in jobs), links, ticks - late, since=early)
 
 
-#: Max sets of each family whose chunks are counted on very large problems, those with the highest estimates.
+#: Max ranks, and max nodes, whose chunks are counted on very large problems: those with the highest
+#: estimates.
 _MOST_COUNTED = 32
-#: Max states of the dynamic program; above it, all queues merge into one, which only weakens the bound.
+#: Max states of the dynamic program; above it, all jobs share one queue, which only weakens the bound.
 _MAX_STATES = 20_000
 
 

@@ -198,7 +198,7 @@ def copies_served(
 
 
 def sums_served(ports: Counter[Port], windows: Windows, scale: int) -> Served:
-    """Upper bound on the (contribution, rank) pairs served by a time: a term per level of `windows`.
+    """Upper bound on the (contribution, rank) pairs served, over time: a sum over the levels of `windows`.
 
     A window is the time in which a send must lie; see `windows_of`. At each level, the smaller of two counts
     applies: the sum over all windows, or the count for the one span that contains them all.

@@ -224,7 +224,7 @@ def _rounded(price: NDArray[np.float64], symmetries: Symmetries) -> Iterator[lis
 
 
 def _flat(volume: Volume) -> Iterator[list[int]]:
-    """Yield 0-1 prices: 1 for all used resources; for those between nodes; for those that links share."""
+    """Yield 0-1 prices: 1 for all used resources; for those between nodes; for those of several links."""
     topology = volume.problem.topology
     link, resource, _ = volume.holds
     allowed = np.isin(link, volume.problem.links_allowed)

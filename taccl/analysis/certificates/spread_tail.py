@@ -222,7 +222,7 @@ class TailSpread:
             self.labels = labels_of(awake), labels_of(late), labels_of(entered)
 
     def best(self, sizes: Sequence[int]) -> tuple[int, int, int, list[int]]:
-        """(bound in ticks, k, earliest last entry, earliest ticks of pairs) for the k with the best bound.
+        """(best bound in ticks, its k, earliest tick of the k last entries, earliest ticks of their pairs).
 
         - `sizes`: Number of ranks of the set that want the chunk, for each entry, ascending.
         """

@@ -24,7 +24,7 @@ from taccl.problem.problem import Problem
 
 #: Max early sends over a resource, roughly, for which the bound is computed.
 _MOST_SENDS = 200
-#: Prices tried for a unit, in multiples of the least that the proof admits.
+#: Values of `SumFlow.price` to try, in multiples of the least that the proof admits.
 _MULTIPLES = (1.0, 1.4, 2.5, 8.0)
 #: Number of horizons tried in each round, and number of rounds; each narrows the range around the best
 #: horizon.

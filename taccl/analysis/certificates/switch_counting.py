@@ -68,7 +68,7 @@ def switch_counting(volume: Volume) -> Iterator[Claim]:
     if problem.collective.combining and not sums:
         return
     ends = [len(link.srcs if sums else link.dsts) for link in links]
-    #: {(additions per chunk, number of the set of links): total weight of these chunks}.
+    #: {(additions per chunk, index of the set of links that may carry it): total volume of these chunks}.
     kinds: dict[tuple[int, int], int] = defaultdict(int)
     for c, (data, weight) in enumerate(zip(problem.collective.chunks, volume.weight.tolist(), strict=True)):
         meets = len(data.origins) - 1 if sums else len({*data.destinations} - {*data.origins})

@@ -139,7 +139,7 @@ def _counting(servers: Sequence[tuple[int, int]], needed: int) -> int:
 def _host_of_ring(
     host: NamedFabric, collective: str, pieces: int, costs: ClassTicks
 ) -> tuple[int, list[tuple[list[tuple[int, int]], int, str]]]:
-    """(farthest distance in ticks, jobs) of a mesh, each of whose links costs as much as one of its ring.
+    """(farthest distance in ticks, jobs) of a mesh, all of whose links cost as much as those of its ring.
 
     A job is (servers, number of sends, what limits), as `_counting` takes it. One job counts the sends into
     the rank in a corner. For an allreduce, another job counts the sends over an average link. Servers are

@@ -48,7 +48,7 @@ class Fastest:
         self._known: dict[int, int] = {}
 
     def within(self, ticks: int) -> int:
-        """Max chunks that arrive in the `ticks` ticks after one sender gets data."""
+        """Max chunks of one sender that arrive in the first `ticks` ticks after it gets data."""
         if ticks not in self._known:
             self._known[ticks] = sum(max(gate.between(0, ticks) for gate in some) for some in self._places)
         return self._known[ticks]

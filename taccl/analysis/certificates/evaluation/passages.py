@@ -138,7 +138,7 @@ def passages_of(
 def by_place(
     sets: Iterable[Iterable[GatePassage]], key: Callable[[GatePassage], tuple[object, ...]]
 ) -> list[set[GatePassage]]:
-    """The first passages of all sets, then all second ones, and so on, with each set sorted by `key`."""
+    """Sort the passages of each set by `key`; return all first ones, all second ones, and so on."""
     places: dict[int, set[GatePassage]] = defaultdict(set)
     for gates in sets:
         for place, gate in enumerate(sorted(gates, key=key)):
@@ -147,9 +147,9 @@ def by_place(
 
 
 def strongest(sets: Iterable[list[GatePassage]]) -> list[GatePassage]:
-    """Passages that dominate those of every set: the best of all first ones, all second ones, and so on.
+    """Passages that dominate those of every set: the i-th has the best figures of all i-th ones.
 
-    The order is by hold, alpha, `most` and `before`.
+    Each set is sorted by hold, alpha, `most` and `before`.
     """
     found = []
     for some in by_place(sets, lambda gate: (gate.hold, gate.alpha, gate.most, gate.before)):

@@ -89,7 +89,7 @@ class Gates:
 
     @property
     def hold(self) -> Ints:
-        """Min ticks for which a send of one chunk holds each gate."""
+        """Min ticks for which a send of one chunk holds each gate (bottleneck resource)."""
         return self.alpha + self.beta
 
     def within(self, start: Ints | int, end: Ints | int) -> Ints:
@@ -174,7 +174,7 @@ def gates_of(costs: GateCosts, links: Ints, of_set: Ints, release: Ints | None =
 
 
 def _shared_out(links: list[int], codes: list[int], shares: list[int]) -> tuple[Ints, Ints]:
-    """Greedy cover of columns of holds: (index of the hold that counts for each link, index of its gate)."""
+    """Greedy cover of links by gates: (index of the hold that counts for each link, index of its gate)."""
     holds: dict[int, list[int]] = {}
     for hold, code in enumerate(codes):
         holds.setdefault(code, []).append(hold)
@@ -257,7 +257,7 @@ class Sender(NamedTuple):
 
 
 def fastest_senders(out: Gates, most: int = 1) -> list[Sender]:
-    """Senders that dominate every rank: the i-th is no slower than the i-th fastest gate of any rank.
+    """Senders that dominate every rank: the i-th is no slower than the i-th fastest resource of any rank.
 
     - `out`: Gates of sends, by sending rank.
     - `most`: Max chunks in a send. With 1, chunks are sent one by one, as each can go to another rank.
@@ -272,9 +272,9 @@ def fastest_senders(out: Gates, most: int = 1) -> list[Sender]:
 
 
 def fastest(gates: Gates) -> Gates:
-    """Gates of a set that dominates every other: the best of all first gates, all second ones, and so on.
+    """Gates of a hypothetical set that dominates all sets: the i-th has the best figures of all i-th gates.
 
-    Gates are ordered by hold, alpha, `most` and offset.
+    Each set is sorted by hold, alpha, `most` and offset.
     """
     places = _by_place(gates, gates.hold, gates.alpha, gates.most, gates.offset)
 
@@ -295,7 +295,7 @@ def fastest(gates: Gates) -> Gates:
 
 
 def _by_place(gates: Gates, *keys: Ints) -> list[Ints]:
-    """Indices of the first gates of all sets, of all second gates, and so on; sets sorted by `keys`."""
+    """Sort the gates of each set by `keys`; return indices of all first ones, all second ones, and so on."""
     order = np.lexsort((*reversed(keys), gates.of_set))
     _, sizes = np.unique(gates.of_set, return_counts=True)
     place = np.concatenate([np.arange(number) for number in (0, *sizes.tolist())])
