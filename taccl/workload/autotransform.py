@@ -177,7 +177,7 @@ def _grown(workload: Workload, head: str) -> Workload:
 
 
 def _kinds_behind(workload: Workload) -> dict[str, set[bool]]:
-    """{operation: kinds of it and of the operations that depend on it}.
+    """{operation: set of kinds of the operation and of those that depend on it}.
 
     A kind is True for an operation that communicates, and False for one that computes.
     """

@@ -105,9 +105,10 @@ class _Trace:
         self.absent = {source for each in nodes for source in each.after if source not in self.node}
 
     def _waits(self, node: TraceNode) -> list[int]:
-        """Ids of the nodes on which one depends.
+        """Ids of the nodes on which a node depends.
 
-        A control dependency on a host operation is left out, as it means a call and not its end.
+        Control dependencies from and to host operations are left out: they mean calls, and not that an
+        operation has ended.
         """
         control = (i for i in node.control if i in self.node and not _is_host(self.node[i]))
         return [*(i for i in node.after if i in self.node), *(control if not _is_host(node) else ())]

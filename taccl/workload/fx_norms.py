@@ -29,7 +29,7 @@ def _layernorm(graph: Graph, given: Arguments) -> Any:
 def _layernorm_and_moments(graph: Graph, given: Arguments) -> Any:
     """(layernorm, mean of each row, reciprocal deviation of each row), added to the step if read.
 
-    The note of mean and deviation is epsilon, with which gradients recompute them.
+    Gradients recompute mean and deviation, so their `Deferred.note` is epsilon.
     """
     x = given["input"]
 
@@ -148,7 +148,7 @@ def _rms_norm(graph: Graph, given: Arguments) -> Any:
 def _rms_norm_and_moment(graph: Graph, given: Arguments) -> Any:
     """(RMS norm, reciprocal root mean square of each row), added to the step if read.
 
-    The note of the latter is epsilon, with which gradients recompute it.
+    Gradients recompute the latter, so its `Deferred.note` is epsilon.
     """
     epsilon, of = _rms_epsilon(graph, given), f"of {graph.node.name}"
     return [

@@ -104,7 +104,7 @@ def _separated(graph: Graph, name: str) -> str | None:
 
 
 def _remade(graph: Graph, operation: Operation) -> Any:
-    """Partial result of an operation, made again with its parts separate; None if that is not possible."""
+    """Tensor with the ranks' parts of a partial result along its first axis; None if it cannot be made."""
     mesh, tensors = graph.mesh, graph.tensors
     out = tensors[operation.name]
     dims, axis = mesh.partial(out), operation.axis

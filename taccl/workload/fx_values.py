@@ -31,8 +31,8 @@ class View:
 class Stacked:
     """Equal pieces of a local tensor along an axis, one for each rank of a group, concatenated along axis 0.
 
-    In PyTorch, this is the result of an all-gather along an axis other than 0, and the operand of such a
-    reduce-scatter.
+    In PyTorch, this is the result of an all-gather along an axis other than 0, and the operand of a
+    reduce-scatter along such an axis.
     """
 
     name: str

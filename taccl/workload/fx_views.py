@@ -109,7 +109,10 @@ def alike_sliced(graph: Graph, names: Sequence[str]) -> list[str] | None:
 
 
 def _whole_shape(graph: Graph, view: View) -> tuple[int, ...] | None:
-    """Shape of a reshape of the view's tensor whose local parts are the view; None if there is none."""
+    """Global shape into which a view's tensor can be reshaped so that its local parts equal the view.
+
+    None if there is no such shape.
+    """
     tensor, local = graph.tensors[view.name], view.shape
     sliced = [axis for axis in range(len(tensor.shape)) if graph.mesh.slicing(tensor, axis)]
     parts = {axis: graph.mesh.slices(tensor, axis) for axis in sliced}

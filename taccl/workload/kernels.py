@@ -93,7 +93,7 @@ def _check_fused(workload: Workload, operation: Operation) -> None:
     is_fed = beside != [*operation.inputs]
     fed = [name for name in workload.readers[operation.name] if name in inside]
     ends_kernel = operation.kind in REDUCTIONS and not head.is_collective
-    # The layout of a reduction is compared by its operand, as its result is one number.
+    # For a reduction, the layout of its operand is compared, as its result is one number.
     laid_out = operation.inputs[0] if ends_kernel else operation.name
     is_apart = workload.tensors[laid_out].layout != workload.tensors[into].layout
     refuse_first(

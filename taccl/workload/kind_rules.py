@@ -1,4 +1,4 @@
-"""Rules of the kinds of operations: shapes of results, axis labels of operands, and work.
+"""Rules of the kinds of operations: shapes of results, axis labels of operands, floating-point operations.
 
 A shape function returns the shape of the result from the operation and the shapes of its operands. It raises
 `WorkloadError` if these do not fit. A label function, mostly named ``of_…``, returns a label for each axis of
@@ -363,7 +363,7 @@ def of_attention(
     return labels
 
 
-# Work.
+# Floating-point operations.
 
 
 def product_flops(operation: Operation, out: Shape, read: Sequence[Shape]) -> float:

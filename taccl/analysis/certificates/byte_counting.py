@@ -181,7 +181,7 @@ def copies_served(
     enough: int,
     scale: int,
 ) -> Served:
-    """Upper bound on the (copied byte, rank) pairs served by a time: a term per level of `spread`.
+    """Upper bound on the (copied byte, rank) pairs served, over time: a sum over the levels of `spread`.
 
     At each level, only sends that end early enough to reach that many ranks count.
 
