@@ -41,7 +41,7 @@ Grade = Literal["likely", "possible"]
 Of = Literal["rate", "latency", "sizes"]
 
 
-#: Causes that show in the dependence of the rate on the size, which no slow rail explains.
+#: Causes recognised by the way the rate depends on the size, which a slow rail cannot explain.
 _BY_SIZE = ("collapse",)
 
 
@@ -112,7 +112,7 @@ def causes_of(facts: Facts) -> tuple[Cause, ...]:
 
     A cause of slow large messages is graded possible, not likely, in three cases. Several causes match
     equally well; or the rate is within the error of the model. Or the network is slow and its NICs were not
-    measured one by one, since one slow rail explains any rate. Causes that show in the dependence of the rate
+    measured one by one, since one slow rail explains any rate. Causes recognised by the way the rate depends
     on the size remain likely.
     """
     found = [(rule, *each) for rule in _RULES if (each := rule.find(facts)) is not None]
@@ -175,7 +175,8 @@ def _protocol(facts: Facts) -> _Found:
     named = ((facts.shares[p], p) for p in ("ll", "ll128") if facts.shares.get(p, 1.0) < HEALTHY)
     told = f"{facts.share:.0%} of the expected bandwidth; protocol"
     found = _matched(facts.share, [(share, f"{told} {p} reaches {share:.0%}") for share, p in named])
-    # If simple without sums in the switch explains the rate as well, LL or LL128 is only possible.
+    # If protocol simple without in-switch sums explains the rate as well, LL or LL128 is only a possible
+    # cause.
     return found and ("possible" if _nvls_off(facts) else found[0], *found[1:])
 
 

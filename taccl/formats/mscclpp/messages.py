@@ -25,16 +25,16 @@ from taccl.program.program import Program, Slot, Step, StepAddress
 
 @dataclass(frozen=True, slots=True)
 class PlacedMessages:
-    """Parcels of a program, with their places at the receivers.
+    """Messages of a program (`Parcel`, chunks that one step sends), with their places at the receivers.
 
     - `packets`: True if messages are packets (protocol LL).
     - `layouts`: Layout of each rank's buffers.
-    - `received`, `sent`: {receiving step: parcel}, {sending step: parcel}.
+    - `received`, `sent`: {receiving step: message}, {sending step: message}.
     - `landing`: {receiving step: slot where its chunks land}; under LL, the packet's number in the scratch.
     - `sums`: {step: slot of its sum}, for steps that send a sum without keeping it.
-    - `crowded`: Parcels that land on a place used before.
-    - `opening`: {(rank, threadblock): first parcels of the queues that it receives from}, unless crowded.
-    - `awaiting`: Crowded and opening parcels: their sends wait for a signal that there is room.
+    - `crowded`: Messages that land on a place that the receiver has used before.
+    - `opening`: {(rank, threadblock): first messages of the queues that it receives from}, unless crowded.
+    - `awaiting`: Crowded and opening messages: their sends wait for a signal that there is room.
     - `scratch_chunks`: Number of scratch chunks of every rank, including the program's own.
     """
 
