@@ -177,7 +177,7 @@ class Cancellation:
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """Time after which work is given up, or a cancellation that ends it earlier.
+    """Time after which a task is given up; its cancellation may end it earlier.
 
     - `at_s`: Time on the clock of `time.monotonic`.
     - `cancellation`: Shared by all deadlines derived from this one.

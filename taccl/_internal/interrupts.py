@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _STARTS = threading.RLock()
 
-#: Increasing numbers of interrupts.
+#: Source of the numbers of interrupts, ascending.
 _NUMBERS = itertools.count(1)
 #: Interval in seconds at which the function `ready` is called.
 _TICK_S = 0.1

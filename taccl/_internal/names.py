@@ -46,7 +46,7 @@ def shown(text: str, most: int | None = None) -> str:
 
 
 def shown_lines(text: str) -> str:
-    """Text of several lines, each as by `shown`."""
+    """Text of several lines, each escaped as by `shown`."""
     return "\n".join(map(shown, text.split("\n")))
 
 

@@ -40,7 +40,7 @@ from taccl.schedule.combine import reduction_half
 _MOST_SETS = 8
 #: Max number of values to which numbers of contributions, and of reached ranks, are rounded up.
 _MOST_STEPS = 12
-#: Max starting ranks for which shortest paths sharpen the times.
+#: Max starting ranks for which shortest paths also limit the times.
 _MOST_RANKS = 256
 
 

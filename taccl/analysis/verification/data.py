@@ -34,7 +34,7 @@ from taccl.analysis.verification.loops import (
 if TYPE_CHECKING:
     from taccl.problem.chunks import RankSets
 
-#: Max transfers to replay in Python (about 3 s) once a kind has more faults than are listed.
+#: Max transfers replayed in Python (about 3 s) once there are more faults of a kind than are listed.
 _MOST_REPLAYED = 1 << 20
 
 

@@ -43,7 +43,7 @@ class NamedSums:
         self.num_redundant = 0
 
     def report(self, findings: Findings) -> None:
-        """Report sums with wrong names, and sums that ranks lack when they are sent or at the end."""
+        """Report sums that name wrong contributions, and sums that a rank lacks in a send or at the end."""
         columns, carried, everyone = self._columns, self._carried, self._everyone
         links, chunks = columns.topology.links, columns.collective.chunks
         if columns.collective.update_us_per_mb is not None:

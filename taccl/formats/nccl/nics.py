@@ -62,7 +62,7 @@ class Nics:
                 self.units[ranks, tuple(held)].append(nic)
 
     def _port_beta(self, rank: int, nic: int, side: Side) -> Fraction:
-        """Beta in us per MB for which a send of a rank holds one of its NICs."""
+        """Time in us per MB (beta) for which a send of a rank holds one of its NICs."""
         return self._shares[side][rank][nic] * self._server.nics[nic].beta_us_per_mb
 
     def name(self, unit: Sequence[int]) -> str:

@@ -33,7 +33,8 @@ from taccl.topology.topology import Link
 #: Alternative sets of edits, each of which lets a chunk leave the set of ranks that it reaches.
 _Cut: TypeAlias = frozenset[frozenset[Edit]]
 
-#: Max demands whose conflicts are compared, and max sets of clauses tried for each.
+#: Max demands (a chunk with its destinations) whose conflicts are compared, and max sets of clauses tried for
+#: each.
 _MAX_DEMANDS, _MAX_SETS = 64, 500
 #: Fields in order of preference for edits of equal cost.
 _GENTLE = (RELAYS, INSIDE, CONNECTIONS)
@@ -63,7 +64,7 @@ def reached_despite(barriers: Barriers, demand: Need, clauses: Collection[str]) 
 
 
 def clashing(barriers: Barriers, missed: Sequence[Need]) -> tuple[Need, tuple[str, ...]]:
-    """(unmet demand that the fewest clauses alone prevent, these clauses)."""
+    """(unmet demand for whose conflict the fewest clauses suffice, these clauses)."""
     found: list[tuple[Need, tuple[str, ...]]] = []
     for demand in missed[:_MAX_DEMANDS]:
         found.append(_clash_of(barriers, demand))

@@ -100,7 +100,7 @@ class Improvement:
         self._start()
 
     def _start(self) -> None:
-        """Take over the sends that the trees were read from, in the order of their starts.
+        """Copy the sends from which the trees were read into the arrays, in the order of their starts.
 
         A tree loses all its links if trees of its kind cannot grow over one of them. An example is a
         reduction over a link of several sources.
@@ -280,7 +280,7 @@ def _demand(problem: Problem, trees: Sequence[Tree], free: Collection[int] | Non
     n, chunks = problem.topology.num_ranks, problem.collective.chunks
     count = len(trees)
     kind = np.array([tree.reducing for tree in trees], np.int64)
-    # The two trees of a reduced chunk are adjacent.
+    # The two trees of a reduced chunk have adjacent numbers.
     partner = np.arange(count) ^ 1 if problem.collective.combining else np.full(count, -1)
     is_origin, is_target = np.zeros((count, n), bool), np.zeros((count, n), bool)
     for t, tree in enumerate(trees):

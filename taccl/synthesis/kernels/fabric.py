@@ -213,7 +213,7 @@ def make_demand(collective: Collective, costs: Costs) -> Demand:
 
 @dataclass(frozen=True, slots=True)
 class _Holds:
-    """Holds of shared resources as rows; and the occupation of each link by itself (`own_`)."""
+    """Holds (occupations) of shared resources as rows; and the occupation of each link by itself (`own_`)."""
 
     own_alpha: Ints
     own_beta: Ints

@@ -15,7 +15,7 @@ import numpy as np
 from taccl.solvers.child import Control
 from taccl.solvers.cpsat import new_solver
 
-#: Max hops of a merging link with as many batches as hops, so that the model allows all merges.
+#: Max hops of a merging link for which the model has a batch per hop, and so allows all merges.
 ALL_BATCHES = 10
 
 

@@ -131,7 +131,7 @@ def _spaced(values: set[int], most: int) -> list[int]:
 def _load(
     routing: RoutingModel, inside: Sequence[_Use], every: Sequence[_Use]
 ) -> tuple[list[tuple[Fraction, int]], Fraction]:
-    """(negative terms of the load of some occupations of a resource, maximum load).
+    """(terms of the negated load that some hops put on a resource, the load if all are made).
 
     If all hops of a merging link are included, each of its messages adds its alpha; otherwise each chunk adds
     its share of the alpha of a full message.

@@ -348,7 +348,7 @@ class RoutingModel:
         self.no_sooner("sequence", until, since, terms, least)
 
     def _start(self, m: int) -> tuple[int, int, int, int]:
-        """(variable, ticks by which the hop starts before it, earliest start, latest start).
+        """(time variable, ticks by which the hop starts before that time, earliest start, latest start).
 
         The variable exists also if the hop is not made.
         """

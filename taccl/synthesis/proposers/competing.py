@@ -31,7 +31,7 @@ from taccl.synthesis.proposers.large_search import offer_compiled
 from taccl.synthesis.search import Search
 from taccl.topology.recognise import dimensions, grid_of
 
-#: Max transfers of baselines with named contributions.
+#: Max transfers of baselines whose transfers name the contributions that they carry.
 _MOST_NAMED = 400_000
 #: CPU seconds to verify a transfer (estimate).
 _VERIFY_S = 6e-6
@@ -41,7 +41,7 @@ _VERIFY_S = 6e-6
 _FIRST_TIMES, _SAFE_SHARE = 2.0, 0.8
 #: Max share of the time left in which `quickest_first` puts the usually best baseline before quicker ones.
 _BEST_FIRST_SHARE = 0.2
-#: Name under which `tried_finer` lists recursive multiplying by estimate.
+#: Entry of `tried_finer` once finer chunks of recursive multiplying were chosen by estimated finishes.
 BY_ESTIMATE = "multiplying by estimate"
 #: The compiled list scheduler as a baseline: its name, CPU seconds to load it, and CPU seconds per 10,000
 #: arrivals, for chunks that are only copied and for sums.

@@ -54,8 +54,9 @@ _ESTIMATED_S_PER_ARRIVAL, _LISTED_GAIN = 2.5e-5, 1.2
 #: Max transfers of a baseline that is tried in finer chunks: those of whole sums on 64 ranks.
 _CUT_TRANSFERS = 64 * 64 * 6
 
-#: Verification of a baseline in finer chunks whose building the deadline cut off: min seconds allowed, and
-#: CPU seconds per transfer (estimate). Many of these transfers are merged or name their contributions.
+#: Verification of a baseline in finer chunks, after the deadline has ended its construction: min seconds
+#: allowed, and CPU seconds per transfer (estimate). Many of these transfers are merged or name their
+#: contributions.
 _CUT_VERIFY_S, _VERIFY_TRANSFER_S = 0.5, 2e-5
 
 

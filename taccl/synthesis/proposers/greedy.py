@@ -121,8 +121,8 @@ class _Machine:
         apart = count * bool(quotient.problem.collective.derivations)
         self.leaves = [[p + apart * hop.chunk for p in hop.srcs] for hop in quotient.hops]
         self.left: set[int] = set()
-        #: With a limit on path lengths: links that the copy at each state has passed; True per hop on
-        #: shortest paths.
+        #: If path lengths are limited: number of links that the copy at each state has passed; and for each
+        #: hop, True if it is on a path of fewest links.
         self.passed, self.hop_limit = [0] * count, quotient.hop_limit
         counts = quotient.hop_limit if fewest else None
         self.is_short = [

@@ -151,7 +151,7 @@ def send_in_turn(
 def send_without_gaps(
     fabric: Fabric, demand: Demand, routes: Routes, turn: Floats, limits: Limits = Limits()
 ) -> Sends | None:
-    """Best schedule in which no resource spans more time, from first to last use, than the busiest is busy.
+    """Best schedule in which no resource's span, from first to last use, exceeds the largest busy time.
 
     The tiles of a large message can then follow one another at the rate of the busiest resource. Resources
     that idle between sends begin later. None if no such schedule is found.
@@ -266,7 +266,7 @@ def _send_best(
 
 
 def travel_ticks(fabric: Fabric, units: Ints, routes: Routes) -> Ints:
-    """(num_hops,) least ticks from the start of each hop until the last rank behind it has the chunk."""
+    """(num_hops,) least ticks from each hop's start until all ranks that it leads to have the chunk."""
     hops = _make_hops(fabric, units, routes, 0, np.zeros(2, np.int64))
     ticks: Ints = np.ceil(-hops.key).astype(np.int64)
     return ticks

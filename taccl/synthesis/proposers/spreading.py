@@ -217,7 +217,7 @@ def has_chunk_masks(problem: Problem) -> bool:
 
 
 def spread_masked(problem: Problem, fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Sends:
-    """Best schedule of several along trees over the links allowed to each chunk.
+    """Best of several schedules along trees, each over the links that its chunk may use.
 
     - `problem`: A broadcast-like problem; `fabric` and `demand` are its arrays.
 

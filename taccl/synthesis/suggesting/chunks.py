@@ -267,7 +267,7 @@ def _overlapped(first: Mapping[int, Schedule], options: Options, until: Deadline
 
 @cached
 def improved_schedules(problem: Problem) -> list[Schedule]:
-    """Unverified schedules by which the number of chunks was chosen, from which the search goes on."""
+    """Unverified schedules by which the number of chunks was chosen; the search goes on from them."""
     return []
 
 

@@ -19,7 +19,7 @@ from taccl.analysis.certificates.certificate import Labels
 from taccl.analysis.certificates.evaluation.facts import NEVER, Facts
 from taccl.analysis.certificates.evaluation.passages import GatePassage, by_place, passages, passages_of
 
-#: Max starting ranks for which shortest paths sharpen the numbers.
+#: Max starting ranks for which shortest paths also limit the numbers of arrivals.
 _MOST_STARTS = 256
 #: [(since, more), ...]: from tick `since` on, `more` additional senders may hold data.
 Steps = Sequence[tuple[int, int]]

@@ -200,7 +200,7 @@ class Facts:
 
     @cached_property
     def alike(self) -> list[tuple[int, int]]:
-        """(chunk, number of equal ones) of each class of chunks.
+        """(one chunk, number of chunks) of each class of equal chunks.
 
         Equal chunks have the same origins, destinations, size, derivation and admitted links.
         """

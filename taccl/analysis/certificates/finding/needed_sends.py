@@ -269,7 +269,7 @@ class NeededSends:
 
     @cached
     def onward(self, links: int, units: int, ranks: frozenset[int]) -> frozenset[tuple[int, int]]:
-        """(resource, ticks) that a chunk must hold when it leaves any of the ranks, over any of the links.
+        """(resource, ticks) of holds that a chunk cannot avoid when it leaves any of the ranks by the links.
 
         If the chunk may be merged with others, only the ticks for its bytes (beta) count.
         """
