@@ -44,7 +44,7 @@ from benchmarks.scale_rivals import Rivals, find_rivals
 from taccl.analysis.verification.verify import verify
 from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.problem.collectives import together
-from taccl.problem.problem import Problem, make_problem
+from taccl.problem.making import make_problem
 from taccl.synthesis.improve.improvement import compile_improvement
 from taccl.synthesis.proposers.large import schedule_large
 
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
     from benchmarks.report import Column, Row
     from taccl.problem.collective import Collective
+    from taccl.problem.problem import Problem
     from taccl.topology.topology import Topology
 
 #: Time limit in seconds for a lower bound.

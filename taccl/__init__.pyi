@@ -61,8 +61,8 @@ from taccl.problem.alltoallv import alltoallv_collective as alltoallv_collective
 from taccl.problem.alltoallv import alltoallv_problem as alltoallv_problem
 from taccl.problem.alltoallv import skewed_sizes as skewed_sizes
 from taccl.problem.collective import Collective as Collective
+from taccl.problem.making import make_problem as make_problem
 from taccl.problem.problem import Problem as Problem
-from taccl.problem.problem import make_problem as make_problem
 from taccl.program.interpret import Interpretation as Interpretation
 from taccl.program.interpret import interpret as interpret
 from taccl.program.lift import lift as lift

@@ -42,6 +42,7 @@ LINES = (
     ("problem.clauses", "problem.collectives", "problem.costs"),
     ("problem.open_links",),
     ("problem.problem",),
+    ("problem.making",),
     ("problem.alltoallv",),
     ("runtimes",),
     ("sketch", "schedule", "measure"),

@@ -107,7 +107,7 @@ def test_modules_are_found_at_their_earlier_places():
         from taccl.collective import Chunk
     with pytest.warns(DeprecationWarning, match="taccl.problem.collectives now"):
         from taccl.collectives import allgather
-    with pytest.warns(DeprecationWarning, match="make_problem is in taccl.problem.problem now"):
+    with pytest.warns(DeprecationWarning, match="make_problem is in taccl.problem.making now"):
         from taccl.problem import make_problem
     assert Chunk.__module__ == "taccl.problem.chunks"
     assert allgather is taccl.collectives.allgather

@@ -23,7 +23,7 @@ from taccl.formats import registry
 from taccl.formats.table import FileFormat
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.synthesis.improve import improvement
 from taccl.synthesis.improve.improvement import improve_schedule
 from taccl.synthesis.kernels import (

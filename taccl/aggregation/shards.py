@@ -17,7 +17,7 @@ from taccl._internal.units import format_count, format_us, parse_size
 from taccl.aggregation.networks import MODELS, parameters_of
 from taccl.errors import InputError
 from taccl.problem.collectives import exchange
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.parts import check_ranks
 

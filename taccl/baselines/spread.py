@@ -14,7 +14,7 @@ from taccl._internal.caching import cached
 from taccl._internal.units import format_count
 from taccl.errors import CollectiveError
 from taccl.problem.costs import hold_columns
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.schedule.combine import reduction_half, spreading_half
 from taccl.schedule.listing import listed
 from taccl.schedule.schedule import make_schedule

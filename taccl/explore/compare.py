@@ -19,7 +19,8 @@ from taccl.explore.rows import DETAILS, NO_SKETCH, SHORT, new_row, shortened
 from taccl.problem import collectives
 from taccl.problem.collective import Collective
 from taccl.problem.collectives import CollectiveArguments
-from taccl.problem.problem import Problem, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Problem
 from taccl.sketch.apply import apply
 from taccl.sketch.library import load_sketch
 from taccl.solvers.registry import OWN_BACKENDS, require_known

@@ -18,7 +18,8 @@ from taccl.measure.library import candidates, chosen
 from taccl.measure.machine import machine_of
 from taccl.measure.predict import costs_of
 from taccl.measure.series import Series
-from taccl.problem.problem import Problem, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Problem
 from taccl.schedule.bars import busy_shares
 from taccl.topology.parts import thousandths
 from taccl.topology.profiles import PROFILES

@@ -23,7 +23,8 @@ from taccl.explore.plan_runtimes import check_collective, serving_parameters, un
 from taccl.explore.plan_search import PlanSearch
 from taccl.problem.collective import Collective
 from taccl.problem.collectives import CollectiveArguments
-from taccl.problem.problem import Problem, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Problem
 from taccl.program.runtimes import IN_BOTH_PLACES, USUALLY_IN_PLACE
 from taccl.runtimes.registry import runtime_named, usual_runtimes
 from taccl.sketch.apply import apply

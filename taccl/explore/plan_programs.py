@@ -9,7 +9,7 @@ from typing import Any
 from taccl.baselines.ring import ring
 from taccl.errors import ExportError, InputError
 from taccl.problem.collectives import allgather
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.program.interpret import interpret
 from taccl.program.lower import lower
 from taccl.program.program import Program

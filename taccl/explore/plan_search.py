@@ -17,7 +17,8 @@ from taccl.errors import ExportError, InfeasibleError, InputError, NoSolutionErr
 from taccl.explore.plan_programs import runnable
 from taccl.explore.plan_ranges import PlanRange
 from taccl.explore.plan_tiles import Tile, TimedSchedule, range_of, ratio, tiles_of, winner_at, without_one
-from taccl.problem.problem import Problem, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Problem
 from taccl.program.program import Program
 from taccl.runtimes.runtime import Runtime
 from taccl.runtimes.table import RUNTIMES

@@ -24,7 +24,8 @@ from taccl.errors import (
 from taccl.explore.cache import entry_document, key_of
 from taccl.explore.rows import OF_SCHEDULES, figures
 from taccl.problem.collectives import allgather
-from taccl.problem.problem import Problem, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Problem
 from taccl.schedule.schedule import MANY
 from taccl.solvers.process import WORKERS
 from taccl.topology.registry import parse

@@ -327,7 +327,7 @@ def _by_size(
 def _modelled(topology: Topology, kind: str) -> Iterator[dict[tuple[str, str], float]]:
     """{(algorithm, protocol): us} at each size, by NCCL's model of a machine."""
     from taccl.baselines.nccl import nccl_choices
-    from taccl.problem.problem import make_problem
+    from taccl.problem.making import make_problem
     from taccl.topology.profiles import profile_of
 
     nvls = "nvls" if topology.num_nodes == 1 else "nvls_tree"

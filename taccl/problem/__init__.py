@@ -9,8 +9,8 @@ from typing import Any
 
 def __getattr__(name: str) -> Any:
     """Name of the former module ``taccl.problem``, with a deprecation warning; only for one release."""
-    found = None if name.startswith("_") else vars(import_module("taccl.problem.problem")).get(name)
+    found = None if name.startswith("_") else getattr(import_module("taccl.problem.problem"), name, None)
     if found is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(f"{name} is in taccl.problem.problem now", DeprecationWarning, stacklevel=2)
+    warnings.warn(f"{name} is in {found.__module__} now", DeprecationWarning, stacklevel=2)
     return found

@@ -15,11 +15,12 @@ from taccl._internal.units import format_count, format_size, parse_size
 from taccl.errors import CollectiveError, FormatError, InputError
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
-from taccl.problem.problem import Clauses, Problem, make_problem
+from taccl.problem.making import make_problem
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+    from taccl.problem.problem import Clauses, Problem
     from taccl.topology.topology import Topology
 
 #: Number of chunks of the busiest rank's data, unless latency demands fewer; approximate max number of chunks

@@ -19,7 +19,8 @@ from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError
 from taccl.problem.collective import Collective
 from taccl.problem.costs import hold_columns
-from taccl.problem.problem import Clauses, Problem, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses, Problem
 from taccl.program.checks import MAX_CHUNKS, parcels_of
 from taccl.program.execution import Content, contents_of, execute
 from taccl.program.interpret import interpret

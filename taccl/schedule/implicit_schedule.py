@@ -27,7 +27,8 @@ from taccl.errors import InputError, TopologyError
 from taccl.problem.collective import busbw_factor
 from taccl.problem.collectives import make
 from taccl.problem.costs import MAX_TICKS_PER_US, ROUNDED_TICKS_PER_US
-from taccl.problem.problem import Problem, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Problem
 from taccl.schedule.figures import Figures
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.topology.named import NamedFabric

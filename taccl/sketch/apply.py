@@ -17,7 +17,8 @@ from taccl._internal.units import exact
 from taccl.errors import SketchError
 from taccl.problem.clauses import CLAUSES
 from taccl.problem.collectives import CollectiveArguments, argument_names, make, together
-from taccl.problem.problem import Clauses, Problem, SwitchPolicy, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses, Problem, SwitchPolicy
 from taccl.sketch.reachability import check_reachable
 from taccl.sketch.symmetry import check_clauses, check_topology, narrow, offset_permutation
 from taccl.topology.parts import check_ranks, links_among

@@ -6,7 +6,8 @@ import time
 
 from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError
-from taccl.problem.problem import Problem, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.chunks import cut, improved_schedules

@@ -16,7 +16,7 @@ import numpy as np
 from taccl._internal.caching import cached
 from taccl.baselines.spread import cut_chunks
 from taccl.errors import InputError
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

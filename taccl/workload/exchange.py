@@ -12,7 +12,7 @@ from taccl._internal.caching import cached
 from taccl.baselines import baseline
 from taccl.problem import collectives
 from taccl.problem.clauses import Clauses
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.workload.balanced import KINDS, number_of_pieces, sends_along

@@ -12,7 +12,7 @@ from taccl.baselines import one_shot
 from taccl.errors import InputError, SketchError, TopologyError
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.schedule.schedule import make_schedule
 from taccl.schedule.timing import exact_times
 from taccl.sketch.reachability import check_reachable

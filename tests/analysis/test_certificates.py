@@ -21,7 +21,8 @@ from taccl.analysis.verification.verify import verify
 from taccl.errors import CollectiveError, InputError, TopologyError
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
-from taccl.problem.problem import Clauses, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses
 from taccl.schedule.schedule import make_schedule
 from taccl.sketch.library import load_sketch
 from taccl.synthesis.synthesize import synthesize

@@ -11,7 +11,7 @@ import pytest
 import taccl
 from taccl.analysis.certificates.dimension_bound import balance, bound_along, dimension_bound
 from taccl.errors import CollectiveError
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from tests.fuzzing import cases
 
 

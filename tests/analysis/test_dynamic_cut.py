@@ -14,7 +14,7 @@ from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.dynamic_cut import DynamicCut, dynamic_cut_bounds
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.readings import as_spreading
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.machines import dgx2, ndv2
 from tests.analysis.few_sources import few_start, least_ticks

@@ -11,7 +11,7 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.finding.distances import least_time
 from taccl.analysis.certificates.finding.gates import FOREVER
 from taccl.analysis.certificates.finding.volume import Volume
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.topology.builder import TopologyBuilder
 from tests.synthesis.small_problems import custom, problem_of, two_nodes
 

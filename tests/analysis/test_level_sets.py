@@ -13,7 +13,7 @@ from taccl.analysis.certificates.level_sets import _Graph, _sides, level_cut, no
 from taccl.analysis.certificates.readings import as_spreading, merging_freely
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.transform import relabel
 from tests.synthesis.small_problems import MB, custom, linked, problem_of, random_problem, random_sum_problem

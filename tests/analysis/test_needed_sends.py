@@ -17,7 +17,8 @@ from taccl.baselines import BASELINES
 from taccl.errors import CollectiveError
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
-from taccl.problem.problem import Clauses, Problem, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses, Problem
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.builder import TopologyBuilder

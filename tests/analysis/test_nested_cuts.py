@@ -10,7 +10,8 @@ from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.spread_tail import SpreadTail, spread_tail_bounds
-from taccl.problem.problem import Clauses, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses
 from taccl.topology.fabrics import mesh
 from taccl.topology.machines import dgx_h100
 

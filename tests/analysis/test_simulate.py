@@ -9,7 +9,8 @@ from taccl import baselines, collectives, topologies
 from taccl.analysis.simulation.simulate import assume, simulate
 from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError
-from taccl.problem.problem import Clauses, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.profiles import find_profile

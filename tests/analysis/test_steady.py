@@ -8,7 +8,7 @@ import pytest
 from taccl import baselines, collectives, topologies
 from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.simulation.steady import initiation_interval
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.builder import TopologyBuilder
 from tests.analysis.random_schedules import few_schedules, random_schedules

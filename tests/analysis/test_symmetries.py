@@ -9,7 +9,8 @@ from taccl import collectives, topologies
 from taccl.analysis.certificates.cuts import throughput
 from taccl.analysis.certificates.finding.volume import Volume
 from taccl.analysis.certificates.flows import multicommodity
-from taccl.problem.problem import Clauses, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses
 from taccl.sketch.group import Symmetries, find_symmetries
 from taccl.topology.builder import TopologyBuilder
 from tests.fuzzing import cases

@@ -23,7 +23,8 @@ from taccl.baselines import baseline
 from taccl.errors import CollectiveError, InputError
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
-from taccl.problem.problem import Clauses, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses
 from taccl.schedule.implicit_schedule import IMPLICIT_COLLECTIVES, Pattern
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.proposers.large import schedule_large

@@ -11,7 +11,8 @@ import pytest
 from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.errors import NumericsWarning, VerificationError
-from taccl.problem.problem import Clauses, Problem, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses, Problem
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.builder import TopologyBuilder
 from tests.analysis.valid_schedules import (

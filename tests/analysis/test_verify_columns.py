@@ -11,7 +11,7 @@ from taccl.analysis.verification import columns, data
 from taccl.analysis.verification.columns import pairs
 from taccl.analysis.verification.findings import MOST_LISTED
 from taccl.analysis.verification.verify import verify
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.proposers.large import schedule_large
 from taccl.topology.builder import TopologyBuilder

@@ -9,7 +9,8 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
 from taccl import collectives
-from taccl.problem.problem import Clauses, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.builder import TopologyBuilder
 from tests.synthesis.small_problems import linked

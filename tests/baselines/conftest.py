@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taccl import collectives
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from taccl.baselines.along import implicit_along, paces_of, schedule_along, tran
 from taccl.baselines.hierarchical import level_orders
 from taccl.baselines.passages import Pace, form_of, plan_along
 from taccl.errors import CollectiveError, InputError, TopologyError
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.schedule.implicit_schedule import IMPLICIT_COLLECTIVES, ticks_of
 from taccl.topologies import dgx_h100, multidim, parse
 from taccl.topology.products import read_dimensions

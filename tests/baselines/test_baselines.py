@@ -13,7 +13,8 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES, baseline, best
 from taccl.errors import CollectiveError, InputError, TopologyError
-from taccl.problem.problem import Clauses, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses
 from taccl.sketch.upstream import load_problem
 from taccl.topology import fabrics, machines
 from taccl.topology.builder import TopologyBuilder

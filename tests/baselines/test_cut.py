@@ -12,7 +12,7 @@ from taccl.baselines.spread import cut_chunks, cut_while_it_pays
 from taccl.baselines.straight import least_one_shot_us
 from taccl.errors import CollectiveError
 from taccl.problem.collectives import together
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.topology import fabrics
 from taccl.topology.builder import TopologyBuilder
 

@@ -12,7 +12,8 @@ from taccl.baselines.multiplying_mixes import MixTimes, best_mix
 from taccl.baselines.multiplying_plans import Digit, PlanPart, all_plans
 from taccl.baselines.multiplying_times import Grid, StepTimes
 from taccl.errors import CollectiveError
-from taccl.problem.problem import Clauses, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses
 from taccl.topology import fabrics
 from taccl.topology.builder import TopologyBuilder
 

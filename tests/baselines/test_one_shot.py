@@ -10,7 +10,8 @@ from taccl.baselines import one_shot, recursive
 from taccl.errors import CollectiveError, TopologyError
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
-from taccl.problem.problem import Clauses, Problem, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses, Problem
 from taccl.topology.builder import TopologyBuilder
 
 US_PER_MB = 20

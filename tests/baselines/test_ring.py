@@ -10,7 +10,7 @@ from taccl.baselines import ring
 from taccl.baselines.ring import find_rings
 from taccl.baselines.routes import ShortestRoutes
 from taccl.errors import CollectiveError
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.topology import fabrics, machines
 from taccl.topology.builder import TopologyBuilder
 

@@ -6,7 +6,7 @@ import pytest
 from taccl import topologies
 from taccl.baselines import routes
 from taccl.baselines.routes import ShortestRoutes
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 
 
 @pytest.fixture(params=["ndv2 x2", "dgx1 x2", "dgx2 x2", "mi300x x2", "torus:3x4", "star:6"])

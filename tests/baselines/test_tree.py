@@ -9,7 +9,7 @@ from taccl.analysis.verification.verify import verify
 from taccl.baselines import tree
 from taccl.baselines.tree import binary_tree, two_trees
 from taccl.errors import CollectiveError
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.topology import fabrics, machines
 
 

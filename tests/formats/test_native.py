@@ -15,7 +15,8 @@ from taccl.analysis.verification.verify import verify
 from taccl.errors import FormatError, InputError, NumericsWarning
 from taccl.formats.files import write_whole
 from taccl.formats.native import _file_digest, dump_schedule, load, load_schedule, read_document, save
-from taccl.problem.problem import Clauses, SwitchPolicy, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses, SwitchPolicy
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.topology.builder import TopologyBuilder
 from tests.arguments import arguments_for

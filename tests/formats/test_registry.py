@@ -22,7 +22,7 @@ from taccl.formats.registry import (
     write,
 )
 from taccl.formats.table import CONVERSIONS, FORMATS, KINDS, FileFormat
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from tests.effort import brief_synthesis, cpu_s
 from tests.foreign import OURS, foreign_files
 

@@ -9,7 +9,7 @@ import taccl
 from taccl import collectives
 from taccl.errors import ExportError, InputError
 from taccl.formats.transfers_table import transfers_table
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.builder import TopologyBuilder
 

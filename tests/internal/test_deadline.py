@@ -24,7 +24,7 @@ from taccl.analysis.certificates import bounds
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.scopes import bound_of_every_cut
 from taccl.errors import NoSolutionError
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.sketch.group import find_symmetries
 from taccl.synthesis.parameters import SearchParameters
 from taccl.synthesis.proposers.competing import offer_baselines

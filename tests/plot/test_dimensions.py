@@ -6,7 +6,7 @@ import pytest
 import taccl
 from taccl.errors import TopologyError
 from taccl.plot.gantt import dimension_use
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.topologies import multidim, parse
 
 

@@ -22,7 +22,7 @@ from taccl.errors import InfeasibleError, InputError
 from taccl.problem.chunks import Chunk
 from taccl.problem.clauses import CLAUSES, Clauses, SwitchPolicy
 from taccl.problem.collective import Collective
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
 from taccl.sketch.reachability import check_reachable

@@ -8,7 +8,7 @@ import pytest
 
 from taccl.errors import NumericsWarning, TopologyError
 from taccl.problem.costs import exact_costs, hold_columns
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.topology.builder import TopologyBuilder
 from tests.synthesis.small_problems import custom, linked
 

@@ -10,7 +10,8 @@ from taccl import collectives
 from taccl.errors import CollectiveError
 from taccl.problem.chunks import Chunk, Derivation
 from taccl.problem.collective import Collective
-from taccl.problem.problem import Clauses, Problem, SwitchPolicy, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses, Problem, SwitchPolicy
 from tests.synthesis.small_problems import custom, full, problem_of, ring, two_nodes
 
 MB = 10**6

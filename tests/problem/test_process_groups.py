@@ -13,7 +13,8 @@ from taccl.errors import CollectiveError, InfeasibleError, SketchError, Topology
 from taccl.problem.chunks import Chunk, ProcessGroup
 from taccl.problem.collective import Collective
 from taccl.problem.collectives import together
-from taccl.problem.problem import Clauses, Problem, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses, Problem
 from taccl.schedule.combine import reduction_half, spreading_half
 from taccl.schedule.timing import exact_times
 from taccl.sketch.reachability import check_reachable

@@ -4,7 +4,8 @@ import pytest
 
 from taccl import collectives
 from taccl.analysis.verification.verify import verify
-from taccl.problem.problem import Clauses, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses
 from taccl.schedule.combine import (
     concatenate,
     prune,

@@ -12,7 +12,7 @@ from taccl.baselines import one_shot
 from taccl.errors import InputError
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.schedule.combine import separate_contributions, summed_at_destinations
 from taccl.schedule.contributions import Arrival, make_up
 from taccl.schedule.precedence import Precedence

@@ -8,7 +8,7 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl.errors import InputError
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.schedule.schedule import Transfer, make_schedule
 from tests.synthesis.small_problems import custom, linked, problem_of
 

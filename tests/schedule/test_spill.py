@@ -9,7 +9,7 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl.errors import FormatError, InputError
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.schedule import spill as spilling
 from taccl.schedule.combine import naming_contributions
 from taccl.schedule.schedule import Schedule

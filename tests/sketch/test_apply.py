@@ -4,7 +4,7 @@ import pytest
 
 from taccl import collectives
 from taccl.errors import CollectiveError, InputError, SketchError
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.sketch.sketch import Sketch
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.machines import dgx2, ndv2

@@ -4,7 +4,8 @@ import pytest
 
 from taccl import collectives, topologies
 from taccl.errors import SketchError
-from taccl.problem.problem import Clauses, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses
 from taccl.sketch.group import symmetry_group
 from taccl.sketch.symmetry import offset_permutation
 

@@ -8,7 +8,8 @@ from taccl import collectives
 from taccl.errors import SketchError, TopologyError
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
-from taccl.problem.problem import Clauses, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses
 from taccl.sketch.library import load_sketch
 from taccl.sketch.reachability import check_reachable
 from taccl.sketch.sketch import Sketch

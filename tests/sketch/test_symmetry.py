@@ -6,7 +6,7 @@ import pytest
 
 from taccl import collectives
 from taccl.errors import SketchError
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.sketch.symmetry import (
     check_topology,
     chunk_permutation,

@@ -9,7 +9,8 @@ from taccl import collectives
 from taccl.errors import InputError
 from taccl.problem.chunks import Chunk, Derivation, ProcessGroup
 from taccl.problem.collective import Collective
-from taccl.problem.problem import Clauses, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses
 from taccl.sketch.reachability import check_reachable
 from taccl.topology.builder import TopologyBuilder
 

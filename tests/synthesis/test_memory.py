@@ -11,7 +11,7 @@ from taccl import collectives
 from taccl._internal import address_space
 from taccl.errors import InputError
 from taccl.problem.collectives import together
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.synthesis import memory
 from taccl.synthesis.memory import check_memory, free_memory_bytes, memory_need
 from taccl.synthesis.proposers.large import schedule_large
@@ -37,7 +37,7 @@ import threading
 import time
 import taccl
 from taccl.analysis.verification.verify import verify
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.synthesis.proposers.large import schedule_large
 from taccl.synthesis.memory import memory_need
 

@@ -10,7 +10,7 @@ from taccl import collectives
 from taccl.errors import ExportError, InputError, LossyConversionWarning
 from taccl.problem.chunks import Chunk, Derivation
 from taccl.problem.collective import Collective
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.program.interpret import interpret
 from taccl.schedule.schedule import make_schedule
 from taccl.synthesis.proposers.large import schedule_large

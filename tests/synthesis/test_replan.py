@@ -11,7 +11,8 @@ from taccl import baselines, collectives
 from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError, TopologyError
 from taccl.problem.collectives import together
-from taccl.problem.problem import Clauses, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses
 from taccl.schedule.timing import exact_times
 from taccl.synthesis import replan as replanning
 from taccl.synthesis.improve.improvement import Improvement, suits_improvement

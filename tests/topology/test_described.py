@@ -9,7 +9,7 @@ from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES
 from taccl.errors import TopologyError
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.topology.file_writer import dump_topology
 from taccl.topology.files import load_topology
 from taccl.topology.machines import dgx1, dgx_h100, mi300x

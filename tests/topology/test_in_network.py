@@ -9,7 +9,7 @@ from taccl import collectives
 from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify
 from taccl.errors import TopologyError
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.schedule.timing import exact_times
 from taccl.topologies import InNetwork, Topology, dgx_h100, gb200_nvl72, parse
 from taccl.topology.file_writer import dump_topology

@@ -17,7 +17,8 @@ from taccl.errors import InputError
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
 from taccl.problem.costs import hold_columns
-from taccl.problem.problem import Problem, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Problem
 from taccl.schedule.combine import reduction_half
 from taccl.topology.in_network import shared_links
 

@@ -17,7 +17,8 @@ from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl._internal.units import format_gap, format_us
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate, InNetworkGrant
-from taccl.problem.problem import Problem, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.symmetry import share_permutations
 from taccl.topology.transform import rescaled

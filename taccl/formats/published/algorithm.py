@@ -38,7 +38,8 @@ from taccl.formats.published.fields import (
     build_topology,
     collective_of,
 )
-from taccl.problem.problem import Problem, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.schedule.timing import exact_times
 from taccl.topology.topology import Topology

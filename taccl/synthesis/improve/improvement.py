@@ -21,7 +21,8 @@ import numpy as np
 from taccl._internal.kernels import is_compiled
 from taccl.problem.collectives import make
 from taccl.problem.costs import hold_columns
-from taccl.problem.problem import Problem, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Problem
 from taccl.schedule.combine import reduction_half, reverse
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.improve.routes import Tree, bare_trees, read_trees

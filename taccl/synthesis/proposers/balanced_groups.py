@@ -11,7 +11,8 @@ import numpy as np
 from taccl.baselines.hierarchical import dimensions_of
 from taccl.errors import CollectiveError, TopologyError
 from taccl.problem.collectives import make
-from taccl.problem.problem import Problem, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Problem
 from taccl.schedule.columns import narrow
 from taccl.schedule.implicit_schedule import IMPLICIT_COLLECTIVES
 from taccl.schedule.schedule import Schedule

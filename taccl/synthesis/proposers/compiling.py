@@ -22,7 +22,8 @@ from taccl.analysis.verification.loops import accept_copies, accept_trees, compi
 from taccl.analysis.verification.verify import compile_verifier
 from taccl.errors import TacclError
 from taccl.problem.collectives import make
-from taccl.problem.problem import Clauses, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses
 from taccl.solvers.worker import Outcome, run_task
 from taccl.synthesis.improve.improvement import compile_improvement, suits_improvement
 from taccl.synthesis.kernels.drawing_kernel import spread_by_draws

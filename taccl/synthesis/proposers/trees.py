@@ -26,7 +26,7 @@ from taccl.analysis.verification.loops import accept_copies, accept_trees, compi
 from taccl.analysis.verification.verify import compile_verifier, verify
 from taccl.errors import InputError, NoSolutionError
 from taccl.problem.collectives import make
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.schedule.columns import narrow
 from taccl.schedule.schedule import MANY, Schedule
 from taccl.synthesis.kernels.fabric import problem_arrays

@@ -20,7 +20,8 @@ from taccl._internal.kernels import is_compiled
 from taccl._internal.units import format_count
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError
 from taccl.problem.costs import hold_columns
-from taccl.problem.problem import Problem, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.reachability import check_reachable
 from taccl.synthesis.improve.improvement import improve_schedule, suits_improvement

@@ -22,7 +22,8 @@ from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError, SketchError
 from taccl.problem.collective import Collective
 from taccl.problem.collectives import CollectiveArguments, make
-from taccl.problem.problem import Problem, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.apply import apply
 from taccl.sketch.reachability import check_reachable

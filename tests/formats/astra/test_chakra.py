@@ -11,7 +11,7 @@ from taccl.errors import ExportError, InputError, LossyConversionWarning
 from taccl.formats import files
 from taccl.formats.astra import chakra as module
 from taccl.formats.astra.chakra import dump_chakra
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.schedule.schedule import make_schedule
 from tests.effort import brief_synthesis
 from tests.synthesis.small_problems import linked

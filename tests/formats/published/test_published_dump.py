@@ -14,7 +14,8 @@ from taccl import collectives
 from taccl.errors import ExportError, InputError, LossyConversionWarning
 from taccl.formats.published.algorithm import load_upstream_algorithm
 from taccl.formats.published.dump import dump_upstream_algorithm
-from taccl.problem.problem import Clauses, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.builder import TopologyBuilder
 from tests.effort import brief_synthesis

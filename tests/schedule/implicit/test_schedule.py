@@ -9,7 +9,7 @@ import pytest
 from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError, TopologyError
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.schedule.implicit_schedule import ImplicitSchedule, Pattern, ticks_of
 from taccl.synthesis.symmetry.implicit import synthesize_implicit
 from taccl.synthesis.symmetry.translation import translate

@@ -12,7 +12,8 @@ from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError, SketchError
-from taccl.problem.problem import Clauses, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses
 from taccl.sketch import apply as apply_module
 from taccl.sketch.library import load_sketch
 from taccl.sketch.reachability import check_reachable, unmet

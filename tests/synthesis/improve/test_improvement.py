@@ -8,7 +8,7 @@ import pytest
 from taccl import collectives, topologies
 from taccl._internal.deadline import Deadline
 from taccl.analysis.verification.verify import verify
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.improve.improvement import (

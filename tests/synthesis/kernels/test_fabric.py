@@ -1,7 +1,7 @@
 """Classes of links by rate."""
 
 import taccl
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.synthesis.kernels.fabric import problem_arrays
 from taccl.topology.builder import TopologyBuilder
 

@@ -7,7 +7,8 @@ import taccl
 from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.problem.collectives import together
-from taccl.problem.problem import Clauses, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.kernels.fabric import problem_arrays
 from taccl.synthesis.kernels.limits import Limits

@@ -15,7 +15,7 @@ from taccl.cli import main
 from taccl.errors import CollectiveError, InputError, TopologyError
 from taccl.explore import plan as planning
 from taccl.explore.plan_search import PlanSearch
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.synthesis.proposers.balanced import choose_num_chunks, choose_orders
 from taccl.topologies import parse
 from tests.effort import AMPLE_S, brief_synthesis

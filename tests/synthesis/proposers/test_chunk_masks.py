@@ -7,7 +7,8 @@ import pytest
 
 import taccl
 from taccl import collectives
-from taccl.problem.problem import Clauses, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.proposers.large import effort, schedule_large, why_not
 from taccl.synthesis.proposers.spreading import has_chunk_masks

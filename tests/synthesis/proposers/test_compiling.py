@@ -9,7 +9,7 @@ import taccl
 from taccl import collectives
 from taccl._internal.deadline import Deadline
 from taccl.errors import TacclError
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.solvers.worker import Outcome
 from taccl.synthesis.kernels.flow_kernel import flow_up_to, largest_shortfall
 from taccl.synthesis.options import Observer, Options

@@ -4,7 +4,7 @@ import pytest
 
 from taccl import collectives
 from taccl.analysis.verification.verify import verify
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.synthesis.milp import jobshop
 from taccl.synthesis.milp.solutions import needed_hops
 from taccl.synthesis.proposers.greedy import critical_priorities, expand, list_schedule

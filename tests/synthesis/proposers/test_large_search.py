@@ -21,7 +21,7 @@ from taccl import collectives
 from taccl._internal import deadline
 from taccl._internal.deadline import Deadline, OutOfTime
 from taccl.errors import InputError, NoSolutionError
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.schedule.spill import ScheduleSummary
 from taccl.synthesis.options import Observer
 from taccl.synthesis.parameters import SearchParameters

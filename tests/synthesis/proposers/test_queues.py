@@ -19,7 +19,8 @@ from taccl.analysis.verification.verify import verify
 from taccl.errors import CollectiveError
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
-from taccl.problem.problem import Clauses, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.kernels import queue_kernel, spreading_kernel
 from taccl.synthesis.kernels.fabric import problem_arrays

@@ -14,7 +14,8 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.errors import CollectiveError
 from taccl.problem.collectives import together
-from taccl.problem.problem import Clauses, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.kernels.fabric import problem_arrays
 from taccl.synthesis.kernels.limits import Limits

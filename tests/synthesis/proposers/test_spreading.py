@@ -11,7 +11,8 @@ from taccl import collectives
 from taccl._internal.deadline import Deadline
 from taccl.analysis.verification.verify import verify
 from taccl.errors import CollectiveError
-from taccl.problem.problem import Clauses, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.kernels.fabric import Demand, make_demand, make_fabric, problem_arrays
 from taccl.synthesis.kernels.limits import Limits

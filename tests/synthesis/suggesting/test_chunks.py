@@ -9,7 +9,8 @@ import taccl
 from taccl._internal.deadline import NEVER, Deadline
 from taccl.errors import CollectiveError
 from taccl.problem.collectives import COLLECTIVES
-from taccl.problem.problem import Clauses, make_problem
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Clauses
 from taccl.synthesis.improve.improvement import compile_improvement, improve_schedule
 from taccl.synthesis.options import Options
 from taccl.synthesis.parameters import DEFAULTS

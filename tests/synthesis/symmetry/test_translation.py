@@ -16,7 +16,7 @@ from taccl.analysis.certificates.translation_bound import bound_of
 from taccl.analysis.verification.verify import verify
 from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.errors import InputError, TopologyError
-from taccl.problem.problem import make_problem
+from taccl.problem.making import make_problem
 from taccl.synthesis.symmetry.implicit import find_translations, implicit_translations, synthesize_implicit
 from taccl.synthesis.symmetry.translation import memory_needed, translate
 from taccl.topology import transform

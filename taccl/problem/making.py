@@ -1,0 +1,129 @@
+"""`make_problem`: problems from chunk sizes, or from a size as nccl-tests counts it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Unpack
+
+import numpy as np
+
+from taccl._internal.arguments import checked_as
+from taccl.errors import CollectiveError
+from taccl.problem.clauses import Clauses
+from taccl.problem.collectives import CollectiveArguments, make
+from taccl.problem.problem import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl._internal.arguments import Bytes, Count
+    from taccl.problem.collective import Collective
+    from taccl.topology.topology import Topology
+
+
+@checked_as(CollectiveError)
+def make_problem(
+    topology: Topology,
+    collective: Collective | str,
+    *,
+    chunk_bytes: Bytes | Sequence[Bytes] | None = None,
+    size_bytes: Bytes | None = None,
+    chunks_per_rank: Count | None = None,
+    clauses: Clauses | None = None,
+    notes: Sequence[str] = (),
+    **arguments: Unpack[CollectiveArguments],
+) -> Problem:
+    """Make a problem from chunk sizes, or from a size as nccl-tests counts it.
+
+    Parameters
+    ----------
+    topology : Topology
+        The topology.
+    collective : Collective or str
+        A name, or a `Collective`. If it was made without `chunks_per_rank` and a size is given, the number of
+        chunks is open: `taccl.synthesize` then chooses it.
+    chunk_bytes : int or sequence of int, optional
+        Size of all chunks, or of each.
+    size_bytes : int, optional
+        The larger of one rank's input and output buffer. A size that does not divide into chunks is padded;
+        a note in the problem says so. Exactly one of the two sizes must be given.
+    chunks_per_rank : int, optional
+        Number of chunks of each rank's own data. For a `Collective` only if it leaves the number open.
+    clauses : Clauses, optional
+        Default: any link may carry any chunk; sends between nodes merge up to 6 chunks. For small sums, any
+        number of chunks may merge, on all links whose alpha exceeds the time for the bytes of all data.
+    notes : sequence of str
+        Notes that the problem and its results show.
+    **arguments : CollectiveArguments
+        `root`, `roots` or `counts` of a named collective, as in `taccl.collectives.make`.
+
+    Raises
+    ------
+    CollectiveError
+        If neither or both sizes are given, they do not fit the collective, or the number of chunks is given
+        twice.
+    """
+    notes = list(notes)
+    if (chunk_bytes is None) == (size_bytes is None):
+        said = f"found {'neither' if size_bytes is None else 'both'}; give a size, or a chunk size"
+        raise CollectiveError(said, where="size_bytes, chunk_bytes")
+    if isinstance(collective, str):
+        collective = make(collective, topology.num_ranks, chunks_per_rank=chunks_per_rank, **arguments)
+    else:
+        collective = _as_given(collective, chunks_per_rank, **arguments)
+    # The costs of an upstream topology are for chunks of one size, so the number of chunks is fixed.
+    chunks_open = collective.chunks_open and size_bytes is not None and topology.cost_model == "physical"
+    if size_bytes is not None:
+        count = collective.size_chunks or 1  # 0 for a collective without chunks
+        each = -(-size_bytes // count)
+        if each * count != size_bytes:
+            padded = f"each is padded to {each} B"
+            notes.append(f"size {size_bytes} B does not divide into {count} chunks: {padded}")
+        sizes = (each,) * collective.num_chunks
+    elif isinstance(chunk_bytes, (int, np.integer)):
+        sizes = (int(chunk_bytes),) * collective.num_chunks
+        size_bytes = sizes[0] * collective.size_chunks if sizes else None
+    else:
+        sizes = tuple(int(b) for b in chunk_bytes or ())
+        size_bytes = _largest_buffer(collective, sizes) if len(sizes) == collective.num_chunks else None
+    if clauses is None:
+        clauses = _default_merging(topology, collective, sum(sizes))
+    return Problem(topology, collective, sizes, clauses, size_bytes, tuple(notes), chunks_open)
+
+
+def _as_given(collective: Collective, chunks_per_rank: int | None, **given: Any) -> Collective:
+    """The collective with the requested number of chunks.
+
+    Raises `CollectiveError` for an argument that the given collective already fixes.
+    """
+    if chunks_per_rank is not None and not collective.chunks_open:
+        given["chunks_per_rank"] = chunks_per_rank
+    told = [name for name, value in given.items() if value is not None]
+    if told:
+        said = "found one with a collective object; leave it out, or name the collective"
+        raise CollectiveError(said, where=told[0])
+    return collective if chunks_per_rank is None else collective.split(chunks_per_rank)
+
+
+def _default_merging(topology: Topology, collective: Collective, num_bytes: int) -> Clauses:
+    """Default clauses: sends between nodes merge; for small sums, also those on links with a large alpha."""
+    merging = frozenset(topology.internode_links)
+    if not collective.sums_up:
+        return Clauses(max_merge=6, merging=merging)
+    # Many links share the same cost objects, whose identities are much faster to hash than fractions.
+    costs = [(id(e.alpha_us), id(e.beta_us_per_mb)) for e in topology.links]
+    one_of = dict(zip(costs, topology.links, strict=True))
+    waits = {cost: e.alpha_us * 10**6 > e.beta_us_per_mb * num_bytes for cost, e in one_of.items()}
+    slow = {e for e, cost in enumerate(costs) if waits[cost]}
+    return Clauses(max_merge=max(6, collective.num_chunks) if slow else 6, merging=merging | slow)
+
+
+def _largest_buffer(collective: Collective, sizes: Sequence[int]) -> int | None:
+    """Bytes of the larger of one rank's input and output buffer, max over ranks; None if all are empty."""
+    if collective.derivations:  # a rank's output is the chunks that it derives; others are only relayed
+        made: Counter[int] = Counter()
+        for each in collective.derivations:
+            made[each.rank] += sizes[each.chunk]
+        return max(made.values()) or None
+    exact = np.int64 if sum(sizes) < 2**63 else object
+    return collective.most_at_a_rank(np.array(sizes, exact)) or None
