@@ -1,9 +1,10 @@
-"""Modules at their former names, which will be removed in the next release."""
+"""Modules and names at their former places, which will be removed in the next release."""
 
 from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from typing import Any
@@ -90,6 +91,17 @@ _MOVED = {
 
 #: Former packages, whose modules are listed above.
 _PACKAGES = ("taccl.schedule.implicit",)
+
+
+def former_names(module: str, moved: Mapping[str, str]) -> Callable[[str], Any]:
+    """``__getattr__`` of a module for names that have moved: {name: its present module}; for one release."""
+
+    def getattr_(name: str) -> Any:
+        if name in moved:
+            return getattr(import_module(moved[name]), name)
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return getattr_
 
 
 class _Finder:

@@ -27,7 +27,8 @@ from taccl.plot.style import (
     remark,
     title_of,
 )
-from taccl.synthesis.result import Result, Trace, TraceEntry
+from taccl.synthesis.result import Result
+from taccl.synthesis.stages import Trace, TraceEntry
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,12 +11,12 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from importlib import import_module
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from taccl._internal.arguments import checked_as, known_index
 from taccl._internal.caching import cached
+from taccl._internal.moved import former_names
 from taccl._internal.names import shown
 from taccl._internal.units import exact, format_count, format_size
 from taccl.errors import CollectiveError, InputError, SketchError
@@ -35,12 +35,6 @@ if TYPE_CHECKING:
     from taccl.problem.chunks import Chunk
 
 __all__ = ["Clauses", "Costs", "Problem", "SwitchPolicy"]
-
-#: {name that was here: its present module}.
-_MOVED = {
-    "alltoallv_problem": "taccl.problem.alltoallv",
-    "make_problem": "taccl.problem.making",
-}
 
 #: Max characters of a name in a title.
 _TITLE = 100
@@ -320,11 +314,10 @@ class Problem:
         return f"Problem({self.title}, {size}{sketch})"
 
 
-def __getattr__(name: str) -> Any:
-    """Names that are still available here for one release."""
-    if name in _MOVED:
-        return getattr(import_module(_MOVED[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = former_names(
+    __name__,
+    {"alltoallv_problem": "taccl.problem.alltoallv", "make_problem": "taccl.problem.making"},
+)
 
 
 def _written(chunks: Sequence[Chunk]) -> Iterator[str]:

@@ -33,7 +33,8 @@ from taccl.synthesis.bounding import bound_within, is_brief, no_bound
 from taccl.synthesis.options import Options
 from taccl.synthesis.parameters import SearchParameters
 from taccl.synthesis.proposers.greedy import ListSchedule
-from taccl.synthesis.result import Result, Stage, Stages, Trace, TraceEntry
+from taccl.synthesis.result import Result
+from taccl.synthesis.stages import Stage, Stages, Trace, TraceEntry
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.symmetry.quotient import Quotient
 from taccl.synthesis.symmetry.timing_group import timing_group

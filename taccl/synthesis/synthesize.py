@@ -35,8 +35,9 @@ from taccl.synthesis.proposers.compiling import begin_compiling
 from taccl.synthesis.proposers.large import effort
 from taccl.synthesis.proposers.stages import choose
 from taccl.synthesis.proposers.table import AGGREGATING, FIRST, LAST, propose_all
-from taccl.synthesis.result import GAP_MET, Result, Stage, with_note_on_gap
+from taccl.synthesis.result import GAP_MET, Result, with_note_on_gap
 from taccl.synthesis.search import Search
+from taccl.synthesis.stages import Stage
 from taccl.synthesis.suggesting.chunks import with_chunks
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.suggest import quick_schedule
