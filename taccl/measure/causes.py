@@ -9,7 +9,8 @@ from typing import Literal, NamedTuple
 from taccl._internal.units import format_size
 from taccl.measure.curve import Kink
 
-#: Min share of the expected bandwidth that counts as healthy, and max ratio of small times to usual ones.
+#: Healthy series: min share of the expected bandwidth, and max ratio of times of small messages to usual
+#: times.
 HEALTHY, USUAL = 0.93, 1.5
 #: Min share of the expected bandwidth that an error of the model may explain.
 WITHIN_ERROR = 0.85
@@ -20,9 +21,10 @@ _MATCHES, _INDISTINCT = 0.05, 0.03
 _WIRE = 1.08
 #: Max share of a node's bandwidth that suggests that GPUs cannot reach each other directly (P2P).
 _HOST_MEMORY = 0.2
-#: Max share of the network's bandwidth, and min ratio of small times to usual ones, without GPUDirect RDMA.
+#: Signs of transfers without GPUDirect RDMA: max share of the network's bandwidth, and min ratio of times of
+#: small messages to usual times.
 _BOUNCED, _BOUNCED_SMALL = 0.85, 1.3
-#: Min fall of the share from fewer to more nodes that shows oversubscription.
+#: Min fall of the share of the expected bandwidth, from fewer to more nodes, that shows oversubscription.
 _FALLS = 0.1
 #: Min ratio of the fastest to the slowest of several NICs that were measured one by one.
 _UNEQUAL = 1.15

@@ -193,7 +193,7 @@ class Run:
         return LL_HOP_US.get(self.costs.generation, hop_us) if is_ll else hop_us
 
     def _ll_gb_per_s(self, *, model: bool) -> float:
-        """Maximum rate of LL in GB/s; between nodes NCCL's model has less for hosts of AMD."""
+        """Maximum rate of LL in GB/s; NCCL's model assumes a lower one between nodes with AMD processors."""
         if self.num_nodes == 1:
             return float(LL_GB_PER_S[self.costs.generation])
         return LL_NETWORK_GB_PER_S[self.costs.host if model else "Intel"][min(self.num_nodes - 2, 1)]

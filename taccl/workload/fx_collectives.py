@@ -78,7 +78,7 @@ def _concatenated(graph: Graph, given: Arguments) -> Any:
 
 
 def _beside(graph: Graph, value: Repeated, other: Any) -> Any:
-    """Tensor with repeated elements in memory, sliced over ranks as another tensor is."""
+    """Tensor with the repeated elements in memory, sliced over ranks in the same way as `other`."""
     tensor, local = graph.tensor(other), graph.local_shape(value.source)
     local = (*(len(value.shape) - len(local)) * (1,), *local)
     axes = [axis for axis in range(len(tensor.shape)) if graph.mesh.slicing(tensor, axis)]

@@ -57,7 +57,7 @@ def _embedding_grad(graph: Graph, given: Arguments) -> Any:
 
 
 def _accumulated(graph: Graph, given: Arguments) -> Any:
-    """Sums of rows at ids, in a tensor of zeros: the gradient of an embedding, decomposed."""
+    """Tensor of zeros to which rows are added at ids: an embedding's gradient, as PyTorch decomposes it."""
     shape, _ = graph.stated()
     ids = given["indices"]
     if number_of(given["self"]) != 0 or len(ids) != 1 or not given["accumulate"] or not shape:
@@ -119,7 +119,7 @@ def _check(graph: Graph, given: Arguments) -> None:
 
 
 def _gathered(graph: Graph, given: Arguments) -> Any:
-    """Element of each row at an id."""
+    """One element of each row, at the index that the row's id gives."""
     rows = given["self"]
     shape = graph.local_shape(rows)
     ids = _one_per_row(graph, given, shape)

@@ -131,7 +131,7 @@ def _nodes(
             return set()
         return {made[i] for i in each.after}.union(*(came[chunk, each.rank] for chunk in each.chunks))
 
-    # Among equal times arrivals come before starts, so that nodes wait for earlier nodes only.
+    # At equal times arrivals come before starts, so that nodes wait for earlier nodes only.
     per_us = problem.costs.ticks_per_us
     moments: list[tuple[Fraction | int, int, int]] = [(t, 0, s) for s, t in enumerate(events.end)]
     moments += [(each.start_us * per_us, 1, i) for i, each in enumerate(computed)]

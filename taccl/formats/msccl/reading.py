@@ -177,8 +177,8 @@ class _File:
         sizes = list(ProgramKind(self.kind, self.size).buffer_chunks(self.num_ranks))
         for place, attribute in enumerate(("i_chunks", "o_chunks")):
             found, expected = self._number(gpu, attribute, 0, 2**20), sizes[place]
-            # In place the runtime needs one of the two buffers; the other may be declared empty. Ranks of a
-            # custom collective may lack one.
+            # An in-place program needs only one of the two buffers (input and output); the other may be
+            # declared empty. Ranks of a custom collective may lack one.
             if found != expected and (found or not (self.in_place or self.kind == "custom")):
                 raise gpu.error(
                     f"{attribute} is {found}; expected {expected} of {self.kind} in {self.size} chunks"

@@ -97,7 +97,7 @@ def dump_msccl_xml(
 
 
 def unseen_root(collective: str, root: int) -> str:
-    """Warning text for a rooted collective: runtimes do not compare roots."""
+    """Warning text: runtimes use the program of a rooted collective for calls with any root."""
     return f"runtimes of MSCCL XML take every {collective} for one with root {root}"
 
 

@@ -80,7 +80,7 @@ class _Shared:
     holds: dict[str, dict[int, tuple[Fraction, Side]]] = field(default_factory=lambda: defaultdict(dict))
 
     def add_link(self, src: int, dst: int, alpha_us: Fraction, name: str, steps: list[WayStep]) -> None:
-        """Add a link that is as slow as the slowest of its steps, and holds each of them."""
+        """Add a link as slow as the slowest step of its path; a send holds the resource of each step."""
         slowest = max(beta for _, beta, _ in steps)
         link = self.builder.add_link(
             src, dst, alpha_us=alpha_us, beta_us_per_mb=slowest, overhead_us=OVERHEAD_US, name=name
