@@ -122,7 +122,8 @@ class Borders:
         holds, betas = hold_columns(topology), [float(hold.beta_us_per_mb) for hold in topology.holds]
         rates = np.array([10**6 / beta if beta else math.inf for beta in betas])
         alphas = np.array([float(link.alpha_us) for link in topology.links])
-        #: Bytes per us (`rate`) and min latency in us (`lag`): out of each rank or node, and into it.
+        #: Max bytes per us (`rate`) and min latency in us (`lag`) out of each rank, into it, out of each
+        #: node, into it.
         self.rate = [np.array([_rate_across(each, holds, rates) for each in border]) for border in borders]
         self.lag = [np.where(border, alphas, math.inf).min(axis=1, initial=math.inf) for border in borders]
 

@@ -31,16 +31,16 @@ if TYPE_CHECKING:  # execution of programs imports this module for the free memo
 
 #: Bytes per transfer of a whole schedule while it is written to a file.
 _FILE_BYTES = 400
-#: Bytes per hop of a route: where the kernel orders and queues it, and in the columns that it fills.
+#: Bytes per hop of a route: in the kernel's orders and queues, and in the columns of sends that it fills.
 _HOP_BYTES, _SENT_BYTES = 37, 12
 #: Number of trees kept for every set of origins.
 _NUM_TREES = 8
-#: Bytes per rank and chunk whose path may be rerouted: its paths, the best so far, and work arrays.
+#: Bytes per (rank, chunk) pair if paths may be rerouted: current and best paths, and work arrays.
 _REROUTED_BYTES = 14
-#: Bytes per rank and chunk with some destinations: best trees so far, current trees, and destinations.
+#: Bytes per (rank, chunk) pair if chunks go to some ranks only: best and current trees, and destinations.
 _TREE_BYTES = 12
-#: Bytes per row of a block that the verifier reads, and per resource occupied until a send ends; rows per
-#: block.
+#: Verifier: bytes per row of a block, and further bytes per resource that a send holds until its end; rows
+#: per block.
 _VERIFIED_ROW_BYTES, _HELD_ROW_BYTES, _BLOCK = 90, 90, 1 << 18
 #: Bytes for the computation of the lower bound: its library, and per link of the linear program; max links of
 #: that program.
@@ -94,7 +94,7 @@ def memory_need(
     num_transfers = sum(half.num_sends for half in halves)
     if combining:
         # Peaks of a reduction: search of the first phase, reversal of its schedule, search of the second
-        # phase beside it, and concatenation of both.
+        # phase while that is kept, and concatenation of both.
         searches = [searches[0], 2 * kept[0] + halves[0].reversal, *(kept[0] + each for each in searches[1:])]
         searches += [2 * columns] if len(halves) > 1 else []
     file = 0

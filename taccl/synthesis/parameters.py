@@ -69,7 +69,8 @@ class ListParameters(_Group):
     # In the portfolio: the list scheduler's share of the time, and its max seconds.
     share: float = 0.1
     most_s: float = 1.0
-    # If it is the backend: its share of the time before the compiled one runs, and its min seconds.
+    # If the list scheduler is the backend: its share of the time before the compiled one runs, and its min
+    # seconds.
     alone_share: float = 0.2
     least_alone_s: float = 2.0
 

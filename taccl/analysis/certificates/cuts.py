@@ -34,7 +34,7 @@ from taccl.solvers.highs import minimise
 Parts = tuple[frozenset[int], ...]
 
 _MAX_SETS = 5_000
-#: Max ranks that get sets of their own, if more ranks differ under symmetry.
+#: Max ranks that are sets by themselves, counting one rank of each orbit under symmetry.
 _MOST_RANKS = 1_024
 _FLOW_SCALE = 1_000_000
 #: Min seconds for a linear program.

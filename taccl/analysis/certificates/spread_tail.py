@@ -47,7 +47,7 @@ from taccl.problem.problem import Problem
 _EVERY, _MOST = 16, 256
 #: Max number of thresholds `least` tried: chunks count if at least `least` ranks of a set want them.
 _MOST_SIZES = 4
-#: Max contributions of a rank times the number of other ranks, for bounds with each rank as a set.
+#: Max entries (contributions of a rank times the number of other ranks) for bounds with a set for each rank.
 _MOST_BY_RANK = 128
 #: Max pairs of an entry and a rank for which distances from entry points are used.
 _MOST_WAYS = 2_000_000

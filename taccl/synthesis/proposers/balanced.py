@@ -35,9 +35,9 @@ Policy = Literal["lp", "greedy"]
 BALANCED = "dimension-balanced"
 #: Max transfers of a listed schedule; larger ones must be implicit.
 MOST_TRANSFERS = 20_000_000
-#: Max ratio of planned finishes at which twice as many chunks count as a gain.
+#: Max ratio of the planned finish with twice as many chunks to the best so far at which it counts as a gain.
 _PAYS = Fraction(99, 100)
-#: Max ratio of planned finishes to the best up to which the second-best plan is improved as well.
+#: Max ratio of the second-best plan's finish to the best plan's at which it is improved as well.
 _NEAR = 1.05
 
 

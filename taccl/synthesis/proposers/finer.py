@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 #: Forms of recursive multiplying that are estimated: (parts per chunk, True if messages merge).
 _FORMS = ((1, True), (2, True), (2, False), (4, True), (4, False))
 
-#: CPU seconds per arrival to build and verify a form; max ratio of an estimated finish to the best known one
-#: if a list scheduler will time it.
+#: CPU seconds per arrival to build and verify a form (see `_FORMS`); max ratio of a form's estimated finish
+#: to the best known finish at which it is built, if a list scheduler then times its sends.
 _ESTIMATED_S_PER_ARRIVAL, _LISTED_GAIN = 2.5e-5, 1.2
 
-#: Max transfers of a baseline that is tried in finer chunks: those of whole sums on 64 ranks.
+#: Max transfers of a baseline that is tried in finer chunks; whole sums on 64 ranks have this many.
 _CUT_TRANSFERS = 64 * 64 * 6
 
 #: Verification of a baseline in finer chunks, after the deadline has ended its construction: min seconds

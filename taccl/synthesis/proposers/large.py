@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 #: Name of each phase in progress reports.
 _DOING = {"": "", "reduce": "reduction", "spread": "copies"}
-#: Share of the time for the first phase.
+#: Share of the time for the first of two phases.
 _HALF_SHARE = 0.5
 #: Total sends over all turns of ruin and recreate, and min turns.
 _TURN_SENDS, _LEAST_TURNS = 6_000_000, 200
-#: Max arrivals for which sends are merged.
+#: Max arrivals (chunks times destinations) of a problem whose sends are merged.
 _MOST_MERGED = 100_000
 
 

@@ -62,8 +62,8 @@ _REROUTING_PATIENCE = 4
 _MOST_OWN_STEPS, _OWN_LINK_NS = 20_000_000, 4
 #: Max pairs of a chunk and a rank for which paths are rerouted one by one.
 MOST_REROUTED = 20_000_000
-#: Estimated nanoseconds: to visit a link in the search for a tree; for a hop, a tree and a resource in a
-#: choice; and to schedule a hop. A pass only begins if the time left is at least `_MARGIN` times the estimate
+#: Estimated nanoseconds: to visit a link in the search for a tree; per resource of a hop in the choice of
+#: paths; and to schedule a hop. A pass only begins if the time left is at least `_MARGIN` times the estimate
 #: for it and for scheduling.
 _LINK_NS = 25
 _CHOICE_NS = 35

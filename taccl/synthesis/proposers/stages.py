@@ -43,7 +43,8 @@ from taccl.synthesis.transforms.halves import (
     search_separate_contributions,
 )
 
-#: Max hops per second of the time limit for the models, between `few_hops` and `most_hops`.
+#: Max hops of a problem for the models, per second of the time limit; at least `few_hops`, at most
+#: `most_hops`.
 _HOPS_PER_S = 50_000
 #: CPU seconds per hop of a run of the list scheduler, to turn a budget into a number of runs; and how many
 #: times the budget the runs may take on a busy machine.

@@ -39,7 +39,8 @@ from taccl.synthesis.suggesting.suggest import compiled_schedule, has_kernels, q
 
 #: Seconds per hop for a first sketch; with less time none is suggested.
 _SUGGEST_S_PER_HOP = 1.5e-6
-#: Max ratio of the finish with merging inside nodes to the finish without it, at which it is allowed.
+#: Max ratio of the finish with merging inside nodes to the finish without it, at which merging is allowed
+#: there.
 _MERGING_PAYS = 0.97
 #: Max ratio of finishes after and before a short run of ruin and recreate at which phases of sums count as
 #: overlapping. Then such runs also judge the other numbers of chunks.

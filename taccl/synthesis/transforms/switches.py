@@ -28,7 +28,7 @@ InNetworkUse = Literal["auto", "off", "only"]
 #: Parts per chunk to try if switches and ranks share the sums, so that sends of ranks fit between those of
 #: the switch.
 _CUTS = (8, 16, 32)
-#: Max transfers of the ring that shares the sums with switches.
+#: Max transfers of the ring schedule that shares the sums with switches.
 _MOST_TRANSFERS = 20_000
 
 
