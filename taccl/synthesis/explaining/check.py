@@ -233,7 +233,7 @@ class _Check:
         )
 
     def _nearest(self, name: str) -> str:
-        """Advice that names the symmetry nearest to one that the topology lacks; empty for other clauses."""
+        """Advice if the topology lacks the symmetry of a clause: the nearest one that it has; else empty."""
         if not name.startswith("symmetry["):
             return ""
         entry = self.sketch.symmetry[int(name[9:-1])]
@@ -283,7 +283,7 @@ class _Check:
         return ClauseReport(name, "binds", effect, cost.bound_us, cost.difference_us)
 
     def _symmetry(self, name: str, without: Problem) -> ClauseReport:
-        """Effect of a symmetry entry: how far it reduces the model."""
+        """Effect of a ``[[symmetry]]`` entry: by how much it reduces the model."""
         entry = self.sketch.symmetry[int(name[9:-1])]
         said = f"offset {entry.offset} in groups of {entry.group} "
         dropped = [note for note in self.problem.notes if said in note]
@@ -330,7 +330,7 @@ def _clause_names(sketch: Sketch) -> tuple[str, ...]:
 
 
 def _without_clauses(sketch: Sketch, names: Collection[str]) -> tuple[Sketch, dict[str, str]]:
-    """(sketch without some clauses, {remaining clause: its place in that sketch})."""
+    """(sketch without some clauses, {remaining clause: its name in that sketch})."""
     places = {name: name for name in _clause_names(sketch) if name not in names}
     changes: dict[str, Any] = {}
     for table, plain in _TABLES.items():

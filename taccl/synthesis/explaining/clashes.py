@@ -155,7 +155,7 @@ def fewest_edits(barriers: Barriers, some: Sequence[Need], *, solver: str, deadl
 
 
 def longer_paths(barriers: Barriers, change: Change) -> Change:
-    """The change and, if chunks must still pass more links than allowed, the smallest sufficient limit."""
+    """The change; if chunks must then pass more links than allowed, also the smallest limit that suffices."""
     loosened = barriers.loosened(change.edits)
     limits = loosened.clauses.said("path")
     if not limits:

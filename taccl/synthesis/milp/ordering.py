@@ -259,7 +259,7 @@ class _Lane:
         return [(1.0, self.released[held][m])], 0.0
 
     def _own_first(self, is_own: Mapping[int, bool]) -> None:
-        """Local-first priority: relayed chunks start at least a latency after each own one."""
+        """Add rows of local-first priority: relayed chunks start at least a latency after each own one."""
         free = self.whole.model.add_variable(0, self.upper)
         for m, own in is_own.items():
             start = self.whole.start[m]
@@ -268,7 +268,7 @@ class _Lane:
             self.whole.add("availability", row, latency)
 
     def _batches(self, is_own: Mapping[int, bool], max_merge: int) -> None:
-        """Hops of one batch share start and arrival, and there are at most `max_merge` of them."""
+        """Add rows: hops of one batch share start and arrival, and there are at most `max_merge` of them."""
         whole = self.whole
         start, arrival, begins = whole.start, whole.arrival, whole.begins
         whole.add("batch", [(1.0, begins[self.row[0]])], 1)

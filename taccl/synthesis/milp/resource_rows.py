@@ -72,7 +72,7 @@ def add_load_rows(routing: RoutingModel) -> None:
 
 
 def _count_messages(routing: RoutingModel) -> None:
-    """max_merge * n >= chunks over the link, for each merging link with n messages."""
+    """Add rows max_merge * n >= chunks over the link, for each merging link with n messages."""
     quotient = routing.quotient
     for link, hops in enumerate(quotient.hops_of_link):
         chunks = [(-float(routing.chunks_per_link(m)), routing.made[m]) for m in hops if m in routing.made]
@@ -158,7 +158,7 @@ def _load(
 
 
 def _copies(routing: RoutingModel, uses: dict[int, list[_Use]]) -> None:
-    """T >= arrival at a destination + load of the chunk's copies from there on one resource."""
+    """Add rows T >= arrival at a destination + load of the chunk's copies from there on one resource."""
     quotient = routing.quotient
     for _, some in sorted(uses.items()):
         copies: dict[int, list[_Use]] = defaultdict(list)

@@ -149,7 +149,7 @@ class RoutingModel:
         self.model.add_row(row, ticks / self.per_us, tag=f"routing.{tag}")
 
     def _flow(self) -> None:
-        """Each destination takes its chunk from one hop; a chunk leaves a state only if it entered it."""
+        """Rows: each destination takes its chunk from one hop; a chunk leaves only states that it entered."""
         quotient, model, made = self.quotient, self.model, self.made
         for p, state in enumerate(quotient.states):
             entering = [(1.0, self.taken[m, p]) for m in state.hops_in if m in made]
@@ -175,7 +175,7 @@ class RoutingModel:
                     model.add_row([(1.0, x), (-1.0, y)], 0, tag="routing.transit")
 
     def _arrivals(self) -> None:
-        """s_r >= h_r + sum (h_a + l - h_r) y; s_r >= s_a + l - M (1 - y), where M = UB + l - h_r."""
+        """Rows s_r >= h_r + sum (h_a + l - h_r) y; s_r >= s_a + l - M (1 - y), where M = UB + l - h_r."""
         quotient = self.quotient
         for p, arrival in self.arrival.items():
             state = quotient.states[p]
@@ -191,7 +191,7 @@ class RoutingModel:
                 self.no_sooner("finish", self.finish, arrival)
 
     def _crossings(self) -> None:
-        """A chunk must enter, at least once, each node that needs it and lacks it."""
+        """Rows: a chunk must enter, at least once, each node that needs it and lacks it."""
         topology, collective = self.quotient.problem.topology, self.quotient.problem.collective
         node = topology.node_of_rank
         into: dict[tuple[int, int], set[int]] = defaultdict(set)
@@ -206,7 +206,7 @@ class RoutingModel:
                 self.model.add_row([(1.0, x) for x in sorted(variables)], 1, tag="routing.crossing")
 
     def _hops(self) -> None:
-        """Limited paths, where u is the number of links that a chunk has passed at a state.
+        """Rows of limited paths, where u is the number of links that a chunk has passed at a state.
 
         u_r >= u_a + 1 - M (1 - y), and u is at most the limit minus the links to the nearest destination.
         """
@@ -228,7 +228,7 @@ class RoutingModel:
                     model.add_row([(1.0, self.passed[p]), *before, (-big, y)], 1.0 - big, tag="routing.hops")
 
     def _own_first(self) -> None:
-        """Local-first priority: s_relayed >= s_own + duration of the relayed hop, if both use the link.
+        """Rows of local-first priority: s_relayed >= s_own + duration of the relayed hop, if on one link.
 
         The relayed chunk starts no earlier than the unmerged arrival of an own chunk that starts as late as
         it may. That is no earlier than the arrival in the model.
@@ -286,7 +286,7 @@ class RoutingModel:
             self.model.add_row(row, 0, tag="routing.link-use")
 
     def _sequence(self, pairs: Sequence[Pair]) -> None:
-        """Disjunctions: if both hops of a pair are made, s_b >= s_a + gap, or the reverse.
+        """Disjunctive rows: if both hops of a pair are made, s_b >= s_a + gap, or the reverse.
 
         M is minimal for each pair, and for each condition that deactivates the row (a unmade, b unmade, other
         order).
@@ -310,7 +310,7 @@ class RoutingModel:
                 self._one_after_other(b, a, pair.reverse_gap, first, goes_first=0)
 
     def _cut(self, cut: Cut) -> None:
-        """T >= the cut's ticks if all its hops are made; a cut above the upper bound forbids making all."""
+        """Row T >= the cut's ticks if all its hops are made; a cut above the upper bound forbids that."""
         made = [self.made[m] for m in sorted(cut.hops) if m in self.made]
         if len(made) < len(cut.hops):
             return
@@ -322,7 +322,7 @@ class RoutingModel:
         self.no_sooner("cut", self.finish, None, terms, cut.ticks - late * len(made))
 
     def _start_of_multicast(self, m: int) -> int:
-        """Variable: start of a multicast, after arrivals at its sources and before those it causes."""
+        """Variable for the start of a multicast, after arrivals at its sources and before those it causes."""
         hop, earliest, latest = self.quotient.hops[m], self.windows.earliest[m], self.windows.latest[m]
         start = self.model.add_variable(earliest / self.per_us, latest / self.per_us)
         for p in hop.srcs:
@@ -336,7 +336,7 @@ class RoutingModel:
         return start
 
     def _one_after_other(self, a: int, b: int, gap: int, first: int | None, *, goes_first: int) -> None:
-        """s_b >= s_a + gap, if both are made and the order variable `first`, if any, equals `goes_first`."""
+        """Row s_b >= s_a + gap if both are made and the order variable `first`, if any, is `goes_first`."""
         (until, after, soonest, _), (since, ahead, _, latest) = (self._start(m) for m in (b, a))
         big = max(0, latest + gap - self.windows.earliest[b])
         unmade = max(0, latest + gap - soonest)

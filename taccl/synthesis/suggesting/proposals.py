@@ -278,7 +278,7 @@ def _wrapped(paragraph: str) -> list[str]:
 def make_sketch(
     problem: Problem, shape: SketchShape, plan: InternodePlan, max_merge: int, shifts: Sequence[Shift] = ()
 ) -> Sketch:
-    """The sketch of a plan for a problem's chunks, with merging and symmetry."""
+    """Sketch of a plan for a problem's chunks; `max_merge` chunks may merge, `shifts` are its symmetries."""
     from taccl.sketch.sketch import Sketch  # imports pydantic, which takes 0.12 s of CPU
 
     per_rank, sizes = problem.collective.chunks_per_rank, sorted(set(problem.chunk_bytes))

@@ -211,7 +211,7 @@ def _paths(
 
 
 def _axes(translations: Translations, number: dict[int, int]) -> tuple[list[int], list[int], tuple[int, ...]]:
-    """(classes one step up, classes one step down, moduli), for each axis of the group; -1 for no class."""
+    """(link classes one step up, one step down, lengths): an entry for each axis; -1 for no class."""
     group = translations.group
     moduli = tuple(m for m in group.moduli if m > 1) if isinstance(group, CyclicProduct) else ()
     upwards, downwards = [], []
