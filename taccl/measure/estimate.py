@@ -316,7 +316,7 @@ def _nonnegative_lines(weights: NDArray[np.float64], rows: NDArray[np.float64]) 
 
 
 def reassigned(predicted_us: NDArray[np.float64], times_us: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Protocol index of each size with the best agreement of predictions, (3, sizes), and times.
+    """Protocol index of each size with which predictions, (3, sizes), agree best with the times.
 
     Protocols keep their order over ascending sizes, and a range has at least `_LEAST` sizes.
     """

@@ -1,4 +1,4 @@
-"""Measurements that would determine the parameters of a fit that no log determines."""
+"""Measurements that would determine those parameters of a fit that its logs leave undetermined."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def bound_within(
     kept_s: float = 0.0,
     in_network: InNetworkGrant = False,
 ) -> Certificate:
-    """Lower bound in its share of the time until `limit`; zero, proving nothing, if that is too short.
+    """Lower bound, in its share of the time until `limit`; zero, which proves nothing, if that is too short.
 
     - `kept_s`: Seconds reserved for later stages. These use the bound, too, so a part of their seconds counts
       as time for it.

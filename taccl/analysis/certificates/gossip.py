@@ -163,7 +163,7 @@ def _passed(costs: GateCosts, e: Ints, times: tuple[list[int], list[int]], sends
 
 
 def _one_by_one(costs: GateCosts) -> GateCosts:
-    """Costs if chunks that may merge are sent singly, and hold resources for beta only.
+    """Costs if chunks that may merge are sent one by one, and hold resources for beta only.
 
     A single chunk then never holds a resource for longer than its share of a merged send does.
     """
@@ -288,7 +288,7 @@ def _most_work(
 
 
 def _singly(facts: Facts) -> Facts:
-    """Facts in which chunks that may merge are sent singly, and hold resources for beta only."""
+    """Facts in which chunks that may merge are sent one by one, and hold resources for beta only."""
     if facts.clauses.max_merge == 1:
         return facts
     single, merging = copy(facts), facts.clauses.merging

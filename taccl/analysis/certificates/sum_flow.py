@@ -172,7 +172,7 @@ class _Flow:
         return (ticks if 0 < width <= self.shortest else 0.0), horizon, price
 
     def exact(self, horizon: Fraction, price: Fraction) -> Fraction:
-        """Bound in ticks at prices, exact; 0 if the proof does not admit them."""
+        """Bound in ticks at a horizon and a price, exact; 0 if the proof does not admit these."""
         held, rate = 2 * self.pairs * (price + horizon), Fraction(self.pairs)
         for lane, count in self.lanes.items():
             held += count * (price * lane.idle / lane.beta - 2 * _gain(lane, horizon, price))

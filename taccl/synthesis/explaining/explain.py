@@ -317,7 +317,7 @@ def _priced(barriers: Barriers, deadline: float) -> Explanation:
 
 
 def bound_until(problem: Problem, deadline: float) -> Certificate:
-    """The best lower bound found by the deadline; zero, proving nothing, if the first bound takes longer."""
+    """Best lower bound found by the deadline; zero, which proves nothing, if the first bound takes longer."""
     limit = Deadline(deadline)
     with suppress(OutOfTime), limit.at_least(DEFAULTS.budget.last_bound_s).enforced():
         return lower_bound(problem, limit_s=limit.left_s)

@@ -89,7 +89,7 @@ def schedule_large(
     spill_dir: str | os.PathLike[str] | None = None,
     parameters: SearchParameters = DEFAULTS,
 ) -> Schedule:
-    """Schedule of a problem that `suits`, by the compiled kernels.
+    """Schedule by the compiled kernels, for a problem that they support (`suits`).
 
     - `merges`: True to merge sends if the problem allows it, it pays, and there are few enough.
     - `target_ticks`: Finish at which the search may stop, such as a lower bound.

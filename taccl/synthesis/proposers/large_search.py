@@ -117,7 +117,7 @@ def _found(
 
 
 def _single_ended(problem: Problem) -> Problem:
-    """The problem without hyperedges (multicast, reduction links); itself if a destination needs one."""
+    """The problem without hyperedges (multicast, reduction links); unchanged if a destination needs one."""
     fit = frozenset(problem.links_allowed).difference(wide_links(problem.topology))
     alone = problem.with_clauses(links_allowed=fit)
     try:

@@ -215,7 +215,7 @@ def find_own_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) ->
 
 
 def reroute(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits = Limits()) -> Routes:
-    """Paths with chunks on overloaded resources rerouted one by one; the given paths if these are no better.
+    """Paths in which chunks on overloaded resources are rerouted one by one; the given ones if no better.
 
     It helps if few of many chunks are large, as in skewed exchanges: shared trees offer too few paths for
     these.

@@ -280,7 +280,7 @@ _EXCHANGE = Turn(
     _exchanging_s,
     runs_late=True,
 )
-#: Proposers for sums that servers or switches make; these support what no other proposer does.
+#: Proposers for sums that servers or switches make; no other proposer supports such sums.
 AGGREGATING: tuple[Turn, ...] = (
     Turn(OwnProposer("servers", _by_servers, _updates), lambda search: not _may_use_switches(search)),
     Turn(OwnProposer("switches that add", _by_switches), _may_use_switches),

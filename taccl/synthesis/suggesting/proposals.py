@@ -154,7 +154,7 @@ def find_shape(topology: Topology, *, deadline: Deadline = NEVER) -> SketchShape
 
 
 def relay_plans(shape: SketchShape) -> Iterator[InternodePlan]:
-    """Plans that are possible on the topology's links; the least restrictive comes last."""
+    """Plans of which ranks send between nodes, as links permit; the least restrictive comes last."""
     if shape.topology.num_nodes == 1:
         yield InternodePlan("one-node", "there is one node, so no rank relays")
         return

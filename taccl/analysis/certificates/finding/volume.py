@@ -116,7 +116,7 @@ class Volume:
         return int(self.weight[wants & self._starts.meeting(rest)].sum())
 
     def entering_estimates(self, sets: Sequence[frozenset[int]]) -> NDArray[np.float64]:
-        """(num_sets,) estimated ticks in which the volume that each of some disjoint sets wants can enter it.
+        """(num_sets,) estimated ticks for the wanted volume to enter each of the disjoint sets of ranks.
 
         Data that starts inside counts, too, and links that share a resource count as independent.
         """
