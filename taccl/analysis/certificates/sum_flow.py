@@ -131,7 +131,7 @@ class _Flow:
         self.pairs = units * (num_ranks - 1)
 
     def near(self, horizon: float, price: float) -> float:
-        """Bound in ticks at prices, in floating point, whether the proof admits them or not."""
+        """Bound in ticks at a horizon and a price, in floating point, even if the proof rejects these."""
         held, rate = 2 * self.pairs * (price + horizon), float(self.pairs)
         for lane, count in self.lanes.items():
             held += count * (price * lane.idle / lane.beta - 2 * _gain_near(lane, horizon, price))

@@ -164,7 +164,7 @@ def _host_of_ring(
 def _along_axes(
     host: NamedFabric, translations: Translations, pieces: int, costs: ClassTicks
 ) -> list[tuple[list[tuple[int, int]], int, str]]:
-    """(servers, number of sends, what limits) for each axis of a torus: sends required along the axis."""
+    """(servers, number of sends that they must carry, what limits) of the links along each torus axis."""
     place_0 = np.zeros(len(costs.latency), dtype=np.int64)
     axis_of = host.axis(place_0, np.array([each.dst for each in translations.classes])).tolist()
     jobs = []

@@ -75,7 +75,7 @@ def is_quick(limit_s: float, parameters: SearchParameters) -> bool:
 class Improvement:
     """Ruin and recreate on one problem: its arrays, and the best schedule so far.
 
-    - `problem`: One that `suits_improvement`.
+    - `problem`: A problem for which `suits_improvement` is true.
     - `trees`: Trees of all chunks, with the sends that they were read from; incomplete trees are completed.
     - `merges`: True if a send may carry several chunks, where the problem allows it.
     - `chunks`: Chunks whose routes may change; None for all.
@@ -177,7 +177,7 @@ def improve_schedule(
     sends of broadcasts as early as possible. Those of reductions are inserted as late as possible before a
     finish that is still an improvement.
 
-    - `schedule`: One of a problem that `suits_improvement`.
+    - `schedule`: Schedule of a problem for which `suits_improvement` is true.
     - `turns`: Max turns; None for no limit. Each run has twice the turns of the one before, and starts from
       the best schedule. It ends after `idle_runs` consecutive runs without progress.
     - `merges`, `chunks`: See `Improvement`.

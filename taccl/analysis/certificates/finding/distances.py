@@ -187,7 +187,7 @@ class Distances:
 
 Proof = TypeVar("Proof")
 
-#: Max rounds of solving a linear program with the bound that the previous round proved.
+#: Max times that a linear program is solved, each time with the bound proved before.
 _MOST_ROUNDS = 4
 
 
