@@ -194,7 +194,7 @@ class Graph:
         return [*self.lazily(make), *(Deferred(f"result {place} {name}", None) for place in range(1, 10))]
 
     def note_of(self, value: Any, expected: str) -> Any:
-        """Note of a value that is `Deferred`; raises `WorkloadError` for any other value.
+        """Note of a `Deferred` value, which gradients use; raises `WorkloadError` for any other value.
 
         - `expected`: Description of the expected value, for the message.
         """
