@@ -127,7 +127,7 @@ SHOWN = tuple(name for name, advice in _ADVICE.items() if advice.startswith("`ta
 
 
 def tells(kind: str) -> str:
-    """Regular expression of a kind of text, for a search over lines."""
+    """Regular expression that recognises a kind of text, for a search over many lines."""
     return next(each.tells for each in TEXTS if each.name == kind)
 
 

@@ -22,12 +22,13 @@ _COMMA_ROW, _OTHER_ROW = (
 #: Header of a table of times, and of the CSV that `taccl compare` writes.
 _TIMES_HEAD = r"[#|\t \"]*((message|msg|buffer|data)[ _])?(size|bytes)\b.*(\b|_)(time|latency|\w*bw)\b"
 _COMPARISON_HEAD = r"[\w,]*\bbackend,[\w,]*\bfinish_us,"
-#: A row with commas below comments and at most a header; or a matrix of p2pBandwidthLatencyTest.
+#: Beginning of a matrix: a row with commas, below comments and at most one header; or the matrix of
+#: p2pBandwidthLatencyTest.
 _MATRIX_ROWS = (
     rf"(?i)\A(#.*\n|[^\S\n]*\n)*(?!{_TIMES_HEAD}|{_COMPARISON_HEAD}|gpu,bdf,)((?=.*,)[^=\[{{<\n]*\n)?{_COMMA_ROW}"
     r"|P2P=(Enabled|Disabled).*Matrix"
 )
-#: Advice: what to do, or what to give instead.
+#: Advice on files of a kind: a command for them, or the file to give instead.
 SHOW = "`taccl show {file}` reads it"
 FIT = "`taccl fit {file} --topology MACHINE` reads it, with the name of the machine"
 FIT_TABLE = "`taccl fit {file} --topology MACHINE --collective NAME` reads it, if its header names the units"

@@ -20,7 +20,7 @@ from taccl.sketch.group import Symmetries
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Occupation of resources by a send: `count` of an orbit, for ``alpha + u * beta`` ticks at u units."""
+    """Occupation by a send of u units: `count` resources of an orbit, for ``alpha + u * beta`` ticks."""
 
     resource: int
     alpha: int

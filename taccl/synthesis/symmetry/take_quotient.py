@@ -19,7 +19,7 @@ from taccl.problem.problem import Problem
 from taccl.sketch.group import Symmetries
 from taccl.synthesis.symmetry.quotient import ChunkState, Held, Hop, Quotient, with_hops
 
-#: Max distances to destinations that are processed at a time.
+#: Max distances to destinations that are computed in one block.
 _BLOCK = 2**21
 
 
@@ -157,7 +157,7 @@ def _derived_states(problem: Problem) -> dict[tuple[int, int], tuple[int, int]]:
 def _useful_links(
     problem: Problem, c: int, distances: Distances, durations: NDArray[np.int64]
 ) -> list[tuple[int, int, int]]:
-    """[(link, tail, after)] of links within the routing slack for a chunk; for the times see `Hop`."""
+    """[(link, `Hop.tail_ticks`, `Hop.after_ticks`)] of links within the routing slack for a chunk."""
     topology = problem.topology
     origins = distances.origins(c)
     destinations = [r for r in problem.collective.ends[c] if r not in origins]
