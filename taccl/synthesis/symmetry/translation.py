@@ -86,7 +86,7 @@ def translate(
 
 
 def memory_needed(translations: Translations, chunks_per_rank: int = 1) -> int:
-    """Estimated bytes for a tree over all offsets: neighbours of each offset by class, rows of the tree."""
+    """Estimated bytes for a tree over all offsets: each offset's neighbours by link class, and tree rows."""
     nodes = translations.num_ranks * chunks_per_rank
     return 4 * translations.num_ranks * len(translations.classes) + _BYTES_PER_ROW * nodes
 

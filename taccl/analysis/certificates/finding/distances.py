@@ -296,7 +296,7 @@ def idle_at_most(idle: Ints, known: int) -> Ints:
 def proven_in_rounds(
     idle: Ints, known: int, prove: Callable[[int], tuple[Fraction, Proof] | None]
 ) -> tuple[Fraction, Proof] | None:
-    """Best result of a linear program that is solved again with idle ticks capped at the bound it proved.
+    """Best result of a linear program solved repeatedly, with idle ticks capped at the last proven bound.
 
     - `prove`: Solves the program, given a known bound; returns (bound, proof), or None if it cannot.
     """
