@@ -26,7 +26,7 @@ class FileFormat:
     - `load`, `dump`: ``"module:function"``; empty if the format is not read, or not written.
     - `fields` (mapping of str to value): Top-level fields of a JSON file that identify the format; None for
       any value.
-    - `begins`: A regular expression that the first lines of other files match.
+    - `begins`: A regular expression that the first lines of a file match if it is not JSON.
     - `family`: Name of another format that users may give for this one, if the object is of this format's
       kind. Example: for a workload, ``torch`` means ``torch-step``.
     - `loses`: Losses of every file of this format, stated by `convert` if the writer itself states none.

@@ -1,8 +1,8 @@
 """One rank's part of an MSCCL++ plan: its threadblocks, channels, remote buffers and semaphores.
 
 Every queue of the program has its own channel in both directions. Signals in one direction announce data, and
-in the other direction room. Every pair of threadblocks of which one waits for the other has its own counting
-semaphore.
+in the other direction free buffer space. Every pair of threadblocks of which one waits for the other has its
+own counting semaphore.
 """
 
 from __future__ import annotations

@@ -298,7 +298,7 @@ class _Writing:
 
 
 def _holders(topology: Any) -> list[set[int]]:
-    """Links that hold each resource."""
+    """For each resource, the links whose sends hold it."""
     holders: list[set[int]] = [set() for _ in topology.resources]
     for hold in topology.holds:
         holders[hold.resource].add(hold.link)
