@@ -229,11 +229,12 @@ def _neediest_first(s: SpreadingState, now: events.Timeline) -> None:
 def _is_behind(fabric: Fabric, s: SpreadingState, e: int, d: int, k: int, theta: float, time: int) -> bool:
     """True if a slow link may bring rank d a chunk that d's component has, as fast links would take too long.
 
-    Before the first slow arrivals, fast links have little to deliver.
+    Fast links deliver at their rate until a slow send ends, except in the last `fast_lag` ticks, which their
+    own last chunk needs to arrive. Before the first slow arrivals, they have little to deliver.
     """
     claimed = s.log_of[d + 1] - s.log_of[d] - s.missing[d]
     behind = min(s.num_held[k, fabric.component[k, d]] - claimed, s.missing[d])
-    took = fabric.alpha[e] + s.units[0] * fabric.beta[e]
+    took = fabric.alpha[e] + s.units[0] * fabric.beta[e] - fabric.fast_lag[k, d]
     busy = time + fabric.own_alpha[e] + s.units[0] * fabric.own_beta[e] - fabric.fast_lag[k, d]
     rate = fabric.fast_rate[k, d]
     return bool(rate <= 0 or behind > theta * min(took, max(busy, 0)) * rate)

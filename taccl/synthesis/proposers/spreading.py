@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from taccl.synthesis.kernels.fabric import Bytes
 
 
-#: Min runs of open spreading; and values of `Rule.theta` to try if chunks go in order of arrival.
-_SPREADING_RUNS = 4
+#: Min runs of open spreading, and min runs if searching for the rarest chunks is quick.
+_SPREADING_RUNS, _QUICK_RUNS = 4, 6
+#: Values of `Rule.theta` to try if chunks go in order of arrival.
 _BEHIND = (1.0, 2.0, 0.5, 0.0)
 
 
@@ -54,17 +55,23 @@ class Rule:
     rarest: bool = False  # True: a link sends the rarest of its source's chunks; False: the first to arrive
 
 
+#: Rules by which slow links repeat chunks sooner, for fabrics with fast and slow links.
+_EAGER = (Rule("in-turn", 0.7), Rule("in-turn", 0.5, rarest=True))
+
+
 def default_rules(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> tuple[Rule, ...]:
     """Rules worth trying on a fabric, best guess first.
 
     Links send the rarest chunks first if searching for these is quick. If it is not, and links have many
     speeds without structure, the first rule draws chunks at random.
     """
+    rarest, tiered = fabric.num_ranks * demand.num_chunks**2 <= MANY_STEPS, len(fabric.component) > 1
+    thetas = _BEHIND if tiered and not rarest else _BEHIND[:1]
     orders = ("in-turn", "fewest-first") if fabric.num_resources else ("fewest-first", "in-turn")
-    rarest = fabric.num_ranks * demand.num_chunks**2 <= MANY_STEPS
-    thetas = _BEHIND[: 1 if rarest or len(fabric.component) == 1 else None]
     ordered = tuple(Rule(order, theta, rarest) for theta in thetas for order in orders)
-    return ordered if rarest or has_tiers(fabric) else (Rule("drawn"), *ordered)
+    if rarest:
+        return (*ordered, *_EAGER) if tiered else ordered
+    return ordered if has_tiers(fabric) else (Rule("drawn"), *ordered)
 
 
 def has_tiers(fabric: Fabric) -> bool:
@@ -96,7 +103,8 @@ def spread(
         again, number = divmod(run, len(tried))
         return _run(fabric, demand, tried[number], limit, replace(this, seed=limits.seed + again))
 
-    best = best_of(attempt, limits, limits.num_runs or max(_SPREADING_RUNS, len(tried)))
+    least_runs = _QUICK_RUNS if any(rule.rarest for rule in tried) else _SPREADING_RUNS
+    best = best_of(attempt, limits, limits.num_runs or max(least_runs, len(tried)))
     if best is None:
         raise OutOfTime("stopped before any rule had a schedule; give more time")
     is_over = (limits.until or limits.deadline).has_passed
