@@ -126,9 +126,11 @@ class Instance(NamedTuple):
 
 
 _AWS = "Amazon, EC2 accelerated computing instances:"
-_GCP = "Google, Compute Engine GPU machine types:"
+_GCP = "Google, Compute Engine, networking and GPU machines:"
 _AZURE = "Microsoft, Azure"
-_OCI = "Oracle, Compute shapes:"
+_OCI_NICS = "github.com/oracle-quickstart/oci-hpc-oke, docs/using-rdma-network-interfaces-in-manifests.md"
+_OCI_A100 = f"{_OCI_NICS}, and Oracle, Superclusters with RDMA (1.6 Tb/s for eight A100):"
+_OCI_B200 = f"{_OCI_NICS} (count), and NVIDIA, DGX B200 data sheet (rate):"
 _OCI_GUIDE = "github.com/oracle-quickstart/oci-gpu-quickstarts, READMEs by shape:"
 INSTANCES = {
     "p4d.24xlarge": Instance("dgx-a100", 2, "12.5", "efa", f"{_AWS} four NICs of 100 Gb/s"),
@@ -146,11 +148,11 @@ INSTANCES = {
     ),
     "nd-h100-v5": Instance("dgx-h100", 1, "50", "infiniband", f"{_AZURE} ND H100 v5: eight NICs of 400 Gb/s"),
     "nd-mi300x-v5": Instance("mi300x", 1, "50", "rccl", f"{_AZURE} ND MI300X v5: eight NICs of 400 Gb/s"),
-    "BM.GPU4.8": Instance("dgx-a100", 1, "25", "roce", f"{_OCI} 16 NICs of 100 Gb/s", "AMD", 2),
-    "BM.GPU.A100-v2.8": Instance("dgx-a100", 1, "25", "roce", f"{_OCI} 16 NICs of 100 Gb/s", "AMD", 2),
+    "BM.GPU4.8": Instance("dgx-a100", 1, "25", "roce", f"{_OCI_A100} 16 NICs of 100 Gb/s", "AMD", 2),
+    "BM.GPU.A100-v2.8": Instance("dgx-a100", 1, "25", "roce", f"{_OCI_A100} 16 NICs of 100 Gb/s", "AMD", 2),
     "BM.GPU.H100.8": Instance("dgx-h100", 1, "50", "roce", f"{_OCI_GUIDE} 16 NICs of 200 Gb/s", "Intel", 2),
     "BM.GPU.H200.8": Instance("h200", 1, "50", "roce", f"{_OCI_GUIDE} eight NICs of 400 Gb/s"),
-    "BM.GPU.B200.8": Instance("b200", 1, "50", "roce", f"{_OCI} eight NICs of 400 Gb/s"),
+    "BM.GPU.B200.8": Instance("b200", 1, "50", "roce", f"{_OCI_B200} eight NICs of 400 Gb/s"),
     "BM.GPU.MI300X.8": Instance("mi300x", 1, "50", "rccl", f"{_OCI_GUIDE} eight NICs of 400 Gb/s"),
 }
 """Instance types of clouds by name."""
