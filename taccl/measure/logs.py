@@ -7,14 +7,12 @@ follows from busbw / algbw. The number of nodes follows from the list of devices
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any
 
 from taccl._internal.file_kinds import LOGS, unquoted
 from taccl._internal.names import first_of, shown
@@ -22,6 +20,7 @@ from taccl._internal.reading import read_text, reads
 from taccl._internal.units import format_count
 from taccl.errors import FormatError
 from taccl.measure.rows import HALF_DIGIT, Columns, Row, columns_of, is_broken, nccl_row, plain
+from taccl.measure.run_reports import run_reports, series_of_reports
 from taccl.measure.series import POINT_TO_POINT, Counted, Log, Series
 from taccl.problem.collective import busbw_factor
 
@@ -53,6 +52,8 @@ _DEVICE = re.compile(
 )
 #: Number of GPUs whose kernels one thread launches, in the header of nccl-tests.
 _GPUS_PER_THREAD = re.compile(r"\bnThreads?:?\s+\d+\s+nGpus:?\s+(\d{1,4})\b")
+#: Process of a rank, in the list of devices.
+_PID = re.compile(r"\bPid:?\s+(\d+)\b")
 #: Title of a bandwidth test, with a group that matches if it adds up both directions. Then the title of an
 #: OSU benchmark or of a perftest latency test.
 _BANDWIDTH_TEST = re.compile(r"(bi-?directional\s+)?(?:BW|Bandwidth)\s+Test", re.IGNORECASE)
@@ -129,14 +130,15 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
     text = unquoted(text)
     lines = [plain(line) for line in text.splitlines()]
     left_out: list[str] = []
-    reports = list(_reports(text))
-    series = _of_reports(reports, where)
+    reports = list(run_reports(text))
+    series = series_of_reports(reports, where)
     notes = ["measured by MPI processes in host memory (taccl run)"] if reports else []
     if not reports:
         runs = _runs(lines, where, left_out, in_place=in_place)
         series = [_of_run(run, where, collective) for run in runs]
         forms = {**_HOST_MEMORY, **_LAUNCHED}
         notes = [*_uneven(runs), *_doubtful(runs), *_merged(runs, series)]
+        notes += [] if collective else _concluded(runs, where)
         notes += [said for said, form in forms.items() if form.search(text)]
     if not series:
         expected = "rows of nccl-tests, rccl-tests, perftest or OSU, or a report of `taccl run --json`"
@@ -173,6 +175,13 @@ def _doubtful(runs: Sequence[_LogRun]) -> Iterable[str]:
         yield f"rank 0 is listed on {listed}: the runs are independent, as of nccl-tests built without MPI=1"
 
 
+def _concluded(runs: Iterable[_LogRun], where: str) -> Iterable[str]:
+    """Notes on collectives that no name, but the checks of results tell, each once."""
+    for name in dict.fromkeys(_by_checks(run) for run in runs if not run.streams and not _named(run, where)):
+        told = "are" if name == "allgather" else "are not"
+        yield f"no collective is named; results in place {told} checked, as in {name}s (--collective)"
+
+
 def _merged(runs: Iterable[_LogRun], series: Iterable[Series]) -> Iterable[str]:
     """Notes on runs of one series that have sizes in common, which `joined` merges."""
     of_kind: dict[str, list[_LogRun]] = defaultdict(list)
@@ -190,6 +199,7 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
     run, runs = _LogRun(0), []
     names: list[str] = []
     hosts: dict[int, str] = {}
+    pids: dict[int, str] = {}
     groups: set[str] = set()
     firsts: list[str] = []  # hosts of rank 0, one for each list
     fresh = True  # True if the next device line begins the list of a new run
@@ -205,11 +215,13 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
             names += [each for each, form in _MENTIONS.items() if form.search(line)]
             if (device := _DEVICE.search(line)) is not None:
                 if fresh:
-                    hosts, groups, firsts = {}, set(), []
+                    hosts, pids, groups, firsts = {}, {}, set(), []
                 rank, group = int(device[1]), device[2] or "0"
                 groups.add(group)
                 if group == min(groups):
                     hosts.setdefault(rank, device[3])
+                    if (pid := _PID.search(line)) is not None:
+                        pids.setdefault(rank, pid[1])
                     firsts += [device[3]] * (rank == 0)
                 fresh = False
             if (title := _BANDWIDTH_TEST.search(line)) is not None:
@@ -243,12 +255,23 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
         if not run.rows:
             apart = tuple(dict.fromkeys(firsts)) if len(set(firsts)) > 1 else ()
             run = _LogRun(
-                number, list(names), [], dict(hosts), streams, is_osu, frozenset(groups), apart, per_process
-            )
+                number, list(names), [], dict(hosts), streams, is_osu, frozenset(groups), apart,
+                per_process or _ranks_per_process(hosts, pids),
+            )  # fmt: skip
             runs.append(run)
             fresh = True
         run.rows.append(row._replace(time_us=row.time_us * directions) if streams else row)
     return runs
+
+
+def _ranks_per_process(hosts: dict[int, str], pids: dict[int, str]) -> int:
+    """Max number of ranks of one process, by host and process of each rank.
+
+    0 if a rank's process is unknown, or is number 1, as the first processes of all containers are.
+    """
+    if hosts.keys() != pids.keys() or "1" in pids.values():
+        return 0
+    return max(Counter((host, pids[rank]) for rank, host in hosts.items()).values(), default=0)
 
 
 def _of_run(run: _LogRun, where: str, given: str | None) -> Series:
@@ -287,18 +310,37 @@ def _of_run(run: _LogRun, where: str, given: str | None) -> Series:
 
 
 def _collective(run: _LogRun, where: str) -> str:
-    """The last collective named that fits the columns, or else the only one that fits them."""
+    """The last collective named that fits the columns, or else the only one that fits columns and checks."""
+    found = _named(run, where)
+    if found:
+        return found[-1]
+    if concluded := _by_checks(run):
+        return concluded
+    kind = {True: "a reduction", False: "no reduction", None: "times"}[run.rows[0].reduces]
+    said = f"found a table of {kind} without its collective; give --collective"
+    raise FormatError(said, where=f"{where}: line {run.line}")
+
+
+def _named(run: _LogRun, where: str) -> list[str]:
+    """Collectives named that fit the columns, in order, or else the only one that fits them."""
     stem = os.path.basename(where)
     named = [*(each for each, form in _IN_STEM.items() if form.search(stem)), *run.names]
     possible = [each for each in _MENTIONS if _may_be(each, run.rows)]
     # sendrecv_perf prints a reduction operator although it does not reduce.
     known = {*possible, POINT_TO_POINT} if abs(_factor(run.rows) - 1) < _FACTOR_OFF else possible
-    found = [each for each in named if each in known] or (possible if len(possible) == 1 else [])
-    if found:
-        return found[-1]
-    kind = {True: "a reduction", False: "no reduction", None: "times"}[run.rows[0].reduces]
-    said = f"found a table of {kind} without its collective; give --collective"
-    raise FormatError(said, where=f"{where}: line {run.line}")
+    return [each for each in named if each in known] or (possible if len(possible) == 1 else [])
+
+
+def _by_checks(run: _LogRun) -> str:
+    """Allgather or alltoall, by the checks of its results; empty if these do not tell.
+
+    Both have the same columns, but nccl-tests does not check an alltoall in place.
+    """
+    checks = {row.checks_in_place for row in run.rows}
+    is_either = all(_may_be(each, run.rows) for each in ("allgather", "alltoall"))
+    if len(checks) > 1 or not is_either or not _factor(run.rows):
+        return ""
+    return {True: "allgather", False: "alltoall", None: ""}[checks.pop()]
 
 
 def _may_be(name: str, rows: list[Row]) -> bool:
@@ -325,36 +367,6 @@ def _may_have(num_ranks: int, name: str, rows: list[Row]) -> bool:
     """True if each row's ratio of busbw to algbw fits `num_ranks`, up to the rounding of both."""
     factor = busbw_factor(name, num_ranks) if num_ranks > 1 else 0.0
     return all(abs(row.busbw - factor * row.algbw) <= HALF_DIGIT * (1 + factor) for row in rows)
-
-
-def _reports(text: str) -> Iterable[dict[str, Any]]:
-    """Yield reports of ``taccl run --json``: the whole text as one JSON object, or one per line."""
-    for part in (text, *text.splitlines()):
-        if part.lstrip().startswith("{"):
-            try:
-                found = json.loads(part)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(found, dict) and {"collective", "size_bytes", "times", "num_ranks"} <= set(found):
-                yield found
-                if part is text:
-                    return
-
-
-def _of_reports(reports: list[dict[str, Any]], where: str) -> list[Series]:
-    found = []
-    for report in reports:
-        times = report["times"]
-        time_us: Any = times.get("median_us") if isinstance(times, dict) else None
-        counts = size, ranks, hosts = report["size_bytes"], report["num_ranks"], report.get("num_hosts", 0)
-        is_time = type(time_us) in (int, float) and 0 < time_us < 1e15
-        if not is_time or not all(type(each) is int and 0 <= each < 10**18 for each in counts):
-            said = "found a report without a time above 0, or whole numbers of bytes, ranks and hosts"
-            raise FormatError(f"{said}; expected what `taccl run --json` prints", where=where)
-        if size:
-            name = str(report["collective"])
-            found.append(Series(name, ranks, min(hosts, ranks), (size,), (float(time_us),), where))
-    return found
 
 
 def joined(series: Iterable[Series]) -> Iterable[Series]:

@@ -58,6 +58,8 @@ class Row(NamedTuple):
     - `is_bus`: True if the time is size / busbw, because the line states neither time nor algbw.
     - `num_wrong`: Wrong elements, out of place and in place; 0 if not stated.
     - `dtype`: Type of the elements; empty if not stated.
+    - `checks_in_place`: True if results in place were checked as well, False if those out of place alone
+      were; None if neither was, or the line does not state it.
     """
 
     size_bytes: int
@@ -69,6 +71,7 @@ class Row(NamedTuple):
     is_bus: bool = False
     num_wrong: int = 0
     dtype: str = ""
+    checks_in_place: bool | None = None
 
 
 def plain(line: str) -> str:
@@ -102,12 +105,18 @@ def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
         *places, wrong = _GROUPS.get(width, _GROUPS[3])
         at = width if in_place else 0
         num_wrong = sum(_count(each[wrong]) for each in (cells[:width], cells[width:]) if wrong and each)
+        checks = (
+            [bool(re.fullmatch(_NUMBER, cells[i + wrong])) for i in (0, width)] if twice and wrong else []
+        )
         figures = [cells[at + place] for place in places if at + place < len(cells)]
         if len(figures) == 3 and "N/A" not in figures and (twice or not in_place):
             reduces = found[4] not in (None, "none")
             time_us, algbw, busbw = map(float, figures)
             made = (_row(size, time_us, algbw, busbw, reduces) for size in _sizes(found[1]))
-            rows += [row._replace(num_wrong=num_wrong, dtype=found[3]) for row in made]
+            checked = checks[1] if checks and checks[0] else None
+            rows += [
+                row._replace(num_wrong=num_wrong, dtype=found[3], checks_in_place=checked) for row in made
+            ]
     return _best(rows, where)
 
 

@@ -44,6 +44,17 @@ def test_the_gpus_of_a_process_are_read(read):
     assert [read(text + table()).series[0].ranks_per_process for text in (head, "")] == [8, 0]
 
 
+@pytest.mark.parametrize(("pids", "count"), [((7, 7), 2), ((7, 8), 1), ((1, 1), 0), (("", ""), 0)])
+def test_processes_tell_how_many_gpus_each_launches(read, pids, count):
+    """Without the header, the list of devices tells the GPUs per process, as ranks of a process share its Pid.
+
+    Pid 1 tells nothing, since every container has one.
+    """
+    device = "#  Rank  {} Group  0 {} on host0 device  {} [0x00] NVIDIA A100-SXM4-80GB\n"
+    head = "".join(device.format(i, f"Pid {pid}" if pid else "", i) for i, pid in enumerate(pids))
+    assert read(head + table()).series[0].ranks_per_process == count
+
+
 @pytest.mark.parametrize(
     ("text", "collective", "ranks", "sizes", "times"),
     [
@@ -254,7 +265,7 @@ def test_texts_without_measurements_are_refused(read):
 
 def test_unnamed_collectives_are_asked_for(read):
     """A table without a reduction and without a name needs the collective's name."""
-    text = row(10**6, 10.0, redop="none", factor=0.875)
+    text = row(10**6, 10.0, redop="none", factor=0.875).replace("       0", "     N/A")
     with pytest.raises(FormatError, match="give --collective"):
         read(text)
     assert read(text, collective="alltoall").series[0].collective == "alltoall"
@@ -470,7 +481,8 @@ def test_uneven_exchanges_have_their_own_name(read):
 def test_rows_below_a_long_debug_log_are_asked_for_their_collective(read):
     """A log of rccl-tests whose table follows much output of NCCL_DEBUG is not called a debug log."""
     debug = "host:1:2 [0] NCCL INFO Channel 00 : 0[1] -> 1[2] via P2P\n" * 1500
-    text = "# nThreads: 1 nGpus: 1 nRanks: 1 minBytes: 8\n" + debug + table(redop="none").split("\n", 1)[1]
+    rows = table(redop="none").split("\n", 1)[1].replace("       0", "     N/A")
+    text = "# nThreads: 1 nGpus: 1 nRanks: 1 minBytes: 8\n" + debug + rows
     with pytest.raises(FormatError, match="without its collective; give --collective"):
         read(text)
 
@@ -493,3 +505,15 @@ def test_merged_runs_are_noted(read):
     assert found.notes == (
         "2 runs of allreduce on 8 ranks (types float, half) are merged: a time is the median of its size",
     )
+
+
+@pytest.mark.parametrize(("wrong", "name"), [("0", "allgather"), ("N/A", "alltoall")])
+def test_checks_of_results_tell_allgather_and_alltoall(read, wrong, name):
+    """A table without a name is an allgather if results in place are checked, and an alltoall if they are not."""
+    text = f"  8388608  262144  float  none  -1  100.0  83.89  73.40  0  100.0  83.89  73.40  {wrong}\n"
+    log = read(text)
+    assert log.series[0].collective == name
+    assert f"as in {name}s" in log.notes[0]
+    assert not read(text, collective=name).notes
+    with pytest.raises(FormatError, match="without its collective"):
+        read(text.replace("73.40  0 ", "73.40  N/A "))
