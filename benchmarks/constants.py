@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from taccl.measure.predict import costs_of
 from taccl.topology.networks import NETWORKS
 from taccl.topology.profiles import PROFILES
+from taccl.topology.tuning import LAUNCH_EACH_US
 
 if TYPE_CHECKING:
     from taccl.measure.library_costs import Costs
@@ -31,6 +32,7 @@ SOURCE_OF = {
     "mi355x_x1_allreduce_full": "protocols",
     "mi355x_x1_alltoall_full": "protocols",
     "p5_x1_allreduce_aws_batch": "launch",
+    **{f"unseen/dgx2_12gpu_{each}": "host of Volta" for each in ("allgather", "allreduce", "broadcast")},
     "unseen/l40s_2x1_allreduce": "network roce-pcie",
     "unseen/a100_x1_sendrecv_large": "pairs",
     "unseen/ndmv4_x1_alltoall": "pairs",
@@ -52,13 +54,16 @@ def costs_without(topology: str, log: str) -> Costs:
         return replace(costs, network=_other_network(costs.network.name))
     if kind == "launch":
         return replace(costs, launch_us=_OTHER_LAUNCH_US)
+    if kind == "host":
+        return replace(costs, serial_launch_us=LAUNCH_EACH_US)
     if kind == "pairs":
         return replace(costs, pair_share=1.0, all_pairs_share=1.0, pair_channel_gb_per_s=0.0)
     other = costs_of(_OTHER[topology])
     share = other.node_gb_per_s / _promised(_OTHER[topology])
     return replace(
-        costs, launch_us=other.launch_us, fitted=other.fitted, node_gb_per_s=share * _promised(topology)
-    )
+        costs, launch_us=other.launch_us, fitted=other.fitted, node_gb_per_s=share * _promised(topology),
+        serial_launch_us=LAUNCH_EACH_US,
+    )  # fmt: skip
 
 
 def _other_network(name: str) -> Network:

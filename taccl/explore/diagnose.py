@@ -29,7 +29,7 @@ from taccl.problem.collective import busbw_factor
 from taccl.runtimes.registry import usual_runtimes
 from taccl.runtimes.runtime import Runtime
 from taccl.topology.topology import Topology
-from taccl.topology.tuning import LAUNCH_US
+from taccl.topology.tuning import LAUNCH_US, PACK_BYTES
 
 #: Min size of a message that shows bandwidth, and max size of one that shows latency.
 _LARGE, _SMALL = 64 * 2**20, 4096
@@ -200,6 +200,7 @@ def _facts(
         *kinks(series),
         *(slow_middle(series, expected.predicted_us.tolist()) if expected.knows_latencies else ()),
     ]
+    launches_us = 0.0 if series.ranks_per_process else expected.launches_us
     joint = next(
         (word for word in ("NVSwitch", "NVLink", "xGMI") if any(word in r.name for r in on.resources)), "PCIe"
     )
@@ -209,8 +210,16 @@ def _facts(
         expected.nic_gb_per_s,
         len(on.ranks_of_node[0]) // figures.ranks_per_nic if on.num_nodes > 1 else 0, joint,
         joint == "xGMI", expected.shares() if is_slow else {}, share_of_nodes, nics, named,
-        tuple(kinked),
+        tuple(kinked), _unaligned_bytes(series), small_us / launches_us if small_us and launches_us else None,
     )  # fmt: skip
+
+
+def _unaligned_bytes(series: Series) -> int:
+    """Bytes of a rank's part at the largest size, if they are no multiple of a pack of NCCL's copies."""
+    if series.collective not in ("allgather", "reduce-scatter", "alltoall"):
+        return 0
+    part = series.size_bytes[-1] // series.num_ranks
+    return part if part % PACK_BYTES else 0
 
 
 def _judged(

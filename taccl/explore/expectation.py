@@ -85,6 +85,12 @@ class Expectation:
             return machine_of(self.topology).network_gb_per_s
         return self._costs.nic_gb_per_s * self._costs.network.efficiency
 
+    @property
+    def launches_us(self) -> float:
+        """Time in us in which one process launches the kernels of all GPUs of a node; 0 if unknown."""
+        each_us = 0.0 if self._costs is None else self._costs.serial_launch_us
+        return each_us * len(self.topology.ranks_of_node[0])
+
     def carried(self, topology: Topology) -> Topology:
         """The topology with network rates lowered to what large messages reach, if that is known."""
         share = 1.0 if self._costs is None else self._costs.network.efficiency

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from taccl._internal.units import format_size
 from taccl.measure.curve import Kink
+from taccl.topology.tuning import PACK_BYTES
 
 #: Healthy series: min share of the expected bandwidth, and max ratio of times of small messages to usual
 #: times.
@@ -28,6 +29,8 @@ _BOUNCED, _BOUNCED_SMALL = 0.85, 1.3
 _FALLS = 0.1
 #: Min ratio of the fastest to the slowest of several NICs that were measured one by one.
 _UNEQUAL = 1.15
+#: Max ratio, either way, of the time of small messages to that of launches by one process.
+_LAUNCHES = 1.3
 #: Max irregular sizes listed in the evidence.
 _SHOWN = 3
 #: {PCIe link: GB/s one way that DMA reaches}, as 0.85 of the raw rate (published measurements: 0.8 to 0.9).
@@ -41,10 +44,8 @@ PCIE_GB_PER_S = {
 Grade = Literal["likely", "possible"]
 #: Slow part of a series: the rate of large messages, the latency of small ones, or sizes off the curve.
 Of = Literal["rate", "latency", "sizes"]
-
-
-#: Causes recognised by the way the rate depends on the size, which a slow rail cannot explain.
-_BY_SIZE = ("collapse",)
+#: Causes that show in the sizes, or in the dependence of the rate on them, which no slow rail explains.
+_BY_SIZE = ("collapse", "unaligned")
 
 
 class Cause(NamedTuple):
@@ -70,6 +71,10 @@ class Facts:
     - `shares`: {protocol, or ``"no nvls"``: expected bandwidth under it over that of the best}.
     - `share_of_nodes`: {number of nodes: share}, of all series of this collective.
     - `nics_gb_per_s`: Rates of single NICs, from logs of perftest.
+    - `launches_ratio`: Measured time of small messages over the time in which one process launches all GPUs
+      of a node; None if the log states its processes, or the launch is unknown.
+    - `unaligned_bytes`: Bytes of a rank's part at the largest size, if NCCL cannot copy it in whole packs;
+      otherwise 0.
     - `named_network`: True if the user named the topology, False if it follows from names of GPUs.
     """
 
@@ -87,6 +92,8 @@ class Facts:
     nics_gb_per_s: tuple[float, ...] = ()
     named_network: bool = True
     kinks: tuple[Kink, ...] = ()
+    unaligned_bytes: int = 0
+    launches_ratio: float | None = None
 
     @property
     def is_slow(self) -> bool:
@@ -203,6 +210,13 @@ def _outliers(facts: Facts) -> _Found:
     return ("likely", 0.0, "; ".join(each.evidence for each in off[:_SHOWN])) if off else None
 
 
+def _unaligned(facts: Facts) -> _Found:
+    if not facts.is_slow or not facts.unaligned_bytes:
+        return None
+    told = f"a rank's part of the largest size has {facts.unaligned_bytes} bytes, no multiple of {PACK_BYTES}"
+    return "likely", 0.0, f"{told}: NCCL then copies element by element"
+
+
 def _no_p2p(facts: Facts) -> _Found:
     is_node = facts.num_nodes == 1 and facts.joint in ("NVSwitch", "NVLink", "xGMI")
     if not is_node or facts.share is None or facts.share > _HOST_MEMORY:
@@ -253,11 +267,8 @@ def _slow_rail(facts: Facts) -> _Found:
     if facts.nics_gb_per_s:
         return None
     slow = share * facts.nic_gb_per_s
-    return (
-        "possible",
-        0.1,
-        f"all rails carry equal parts: one at {slow:.3g} of {facts.nic_gb_per_s:.3g} GB/s explains it",
-    )
+    told = f"all rails carry equal parts: one at {slow:.3g} of {facts.nic_gb_per_s:.3g} GB/s explains it"
+    return "possible", 0.1, told
 
 
 def _oversubscribed(facts: Facts) -> _Found:
@@ -310,7 +321,15 @@ def _numa_balancing(facts: Facts) -> _Found:
     if not facts.is_late or facts.is_slow or facts.num_nodes > 1:
         return None
     told = f"small messages take {facts.small_ratio:.2g} times the usual time, and large ones do not"
-    return "likely" if facts.is_amd else "possible", 0.0, told
+    return "likely" if facts.is_amd and _one_process(facts) is None else "possible", 0.0, told
+
+
+def _one_process(facts: Facts) -> _Found:
+    ratio = facts.launches_ratio
+    if not facts.is_late or ratio is None or not 1 / _LAUNCHES <= ratio <= _LAUNCHES:
+        return None
+    told = f"{facts.small_ratio:.2g} times the usual time, {ratio:.2g} times that of launches by one process"
+    return "possible", 0.0, f"small messages take {told}; the log does not state its processes"
 
 
 def _fabric(facts: Facts) -> _Found:
@@ -334,6 +353,8 @@ def _nics_differ(facts: Facts) -> bool:
 
 
 _RULES = (
+    Rule("unaligned", "parts of ranks are not aligned", "rate", _unaligned,
+         f"measure sizes that are multiples of {PACK_BYTES} bytes for each rank, or update nccl-tests"),
     Rule("p2p-disabled", "GPUs do not talk directly (P2P disabled)", "rate", _no_p2p,
          "unset NCCL_P2P_DISABLE; give containers --ipc=host; look for P2P in NCCL_DEBUG=INFO"),
     Rule("nvls-off", "NVLS is off", "rate", _nvls_off,
@@ -360,6 +381,8 @@ _RULES = (
          "name the machine or a topology file: --topology"),
     Rule("numa-balancing", "NUMA balancing of the operating system", "latency", _numa_balancing,
          "sysctl kernel.numa_balancing=0; bind ranks to CPUs; set the CPU governor to performance"),
+    Rule("one-process", "one process launches the kernels of all GPUs (-g)", "latency", _one_process,
+         "start a process for each GPU: mpirun -np 8 ... -g 1"),
     Rule("slow-fabric", "a network with a higher latency (EFA, TCPX), or a path through host memory",
          "latency", _fabric,
          "name the instance type with --topology; look for GDRDMA in NCCL_DEBUG=INFO"),

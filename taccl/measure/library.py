@@ -33,6 +33,7 @@ from taccl.topology.tuning import (
     PCIE_HOPS_US,
     PLATEAU_BYTES,
     PROTOCOLS,
+    RING_CHANNEL,
     RING_LL128_CHANNEL,
     RING_PLATEAU,
     SIMPLE_POSTS,
@@ -62,12 +63,13 @@ def candidates(
     launched = costs.ranks_per_process
     if costs.generation == "Volta" and launched <= 1:  # benchmarks of that time ran one process per node
         launched = run.per_node
-    further = max(min(launched, run.per_node) - 1, 0)
-    start_us = (costs.launch_us + costs.serial_launch_us * further) * costs.launch_scale
+    start_us = costs.launch_us * costs.launch_scale
+    # The host launches an operation while the GPUs still run the one before, so the slower of both counts.
+    host_us = costs.serial_launch_us * costs.launch_scale * min(launched, run.per_node)
     if num_nodes > 1:
         start_us += costs.network.start_of(costs.host) * costs.network_latency
     return [
-        each._replace(time_us=each.time_us + start_us)
+        each._replace(time_us=np.maximum(each.time_us + start_us, host_us))
         for each in run.all()
         if not only or f"{each.algorithm} {each.protocol}" == only
     ]
@@ -211,6 +213,8 @@ class Run:
         if name == "ll128":
             most = self.num_channels * RING_LL128_CHANNEL[costs.generation] * scale
             return min(rate * PROTOCOLS[p].bandwidth_share, most)
+        if not model and not costs.pcie and costs.generation in RING_CHANNEL:
+            return min(rate, self.num_channels * RING_CHANNEL[costs.generation] * scale)
         return rate
 
     def _ring(self, p: int) -> Candidate:

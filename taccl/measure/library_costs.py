@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 
 #: Part of a node's rate that a single pair reaches, and that all pairs of an alltoall reach (our choice: 0.81
-#: on 8 A100, 0.93 on H100; 0.85 to 1.06 for all pairs).
-PAIR_SHARE, ALL_PAIRS_SHARE = 0.87, 0.93
+#: on 8 A100, 0.93 on H100; 0.85 to 0.93 for all pairs since Hopper). On Ampere, NCCL's table has 240 GB/s of
+#: 300, while copies of 8 A100 reach 255: alltoall and allgather of microsoft/superbenchmark, tests/data.
+PAIR_SHARE, ALL_PAIRS_SHARE, AMPERE_ALL_PAIRS_SHARE = 0.87, 0.93, 1.06
 #: Least rate of a channel between two ranks over NVLink in GB/s, from a published log of 8 A100: eight
 #: channels carry a message of 128 MB there.
 PAIR_CHANNEL_GB_PER_S = 13.9
@@ -41,9 +42,8 @@ class Costs:
     - `pcie`: True if ranks of a node communicate over PCIe.
     - `fitted`: {protocol: (base us, hop us, share)} of libraries without a table, such as RCCL.
     - `launch_us`: Time before the first step.
-    - `ranks_per_process`: Number of GPUs whose kernels one process launches one after another, each
-      `serial_launch_us` after the one before. 0 stands for all GPUs of a node on Volta, and for one on other
-      GPUs.
+    - `ranks_per_process`: Number of GPUs on which one process enqueues kernels one after another, in
+      `serial_launch_us` each. 0 stands for all GPUs of a node on Volta, and for one on other GPUs.
     - `pair_share`, `all_pairs_share`: Parts of a node's rate for one pair, and for all pairs of an alltoall.
     - `pair_channel_gb_per_s`: Least rate of a channel between two ranks; NCCL's search may find faster ones.
     - `launch_scale`, `node_latency`, `network_latency`: Factors of the launch and of latencies.

@@ -12,7 +12,7 @@ from taccl._internal.arguments import Bytes, Count, Number, checked, known_name
 from taccl._internal.units import exact
 from taccl.errors import InputError
 from taccl.measure.library import candidates, chosen
-from taccl.measure.library_costs import Costs
+from taccl.measure.library_costs import ALL_PAIRS_SHARE, AMPERE_ALL_PAIRS_SHARE, Costs
 from taccl.measure.model import COLLECTIVES
 from taccl.measure.series import POINT_TO_POINT
 from taccl.runtimes.registry import runtime_named
@@ -29,6 +29,7 @@ from taccl.topology.tuning import (
     NVLINK_GB_PER_S,
     PROTOCOLS,
     VOLTA_LAUNCH_EACH_US,
+    VOLTA_LAUNCH_US,
 )
 
 if TYPE_CHECKING:
@@ -196,9 +197,10 @@ def _of_model(name: str) -> Costs:
         return Costs(
             generation, links * float(NVLINK_GB_PER_S[generation]), links, nic, shape.ranks_per_nic,
             network, nvls=bool(shape.nvls), nvswitch=shape.joint == "NVSwitch",
-            launch_us=VOLTA_LAUNCH_EACH_US if is_old else LAUNCH_US,
+            launch_us=VOLTA_LAUNCH_US if is_old else LAUNCH_US,
             host=model.host, nics_per_rank=model.nics_per_rank,
             serial_launch_us=VOLTA_LAUNCH_EACH_US if is_old else LAUNCH_EACH_US,
+            all_pairs_share=AMPERE_ALL_PAIRS_SHARE if generation == "Ampere" else ALL_PAIRS_SHARE,
         )  # fmt: skip
     rate, links = 1000 / float(default["xgmi_beta_us_per_mb"]), len([p for p in shape.pairs if 0 in p])
     launch = RCCL_LAUNCH_US if default.launch is None else float(default.launch.value)
@@ -210,7 +212,11 @@ def _of_model(name: str) -> Costs:
         )
         for each in default.protocols
     }
-    return Costs("", links * rate, links, nic, shape.ranks_per_nic, network, launch_us=launch, fitted=fitted)
+    assert model.rccl is not None, "other machines have no library"
+    return Costs(
+        "", links * rate, links, nic, shape.ranks_per_nic, network, launch_us=launch, fitted=fitted,
+        serial_launch_us=float(model.rccl.launch_each_us),
+    )  # fmt: skip
 
 
 #: Collectives that one kernel can run, in which all pairs of ranks send concurrently.

@@ -12,10 +12,12 @@ SOURCE = "NCCL 2.30, tuning tables"
 #: Launch time in us. With LL's base and hops, it gives the 17 us of a published log for an allreduce of 1 to
 #: 16 KB on 8 H100.
 LAUNCH_US = 1.8
-#: Launch time in us of each further GPU, if one process launches the kernels of several in turn: published
-#: logs of 8 MI355X and of 2 x 8 H200 with one process per node. On a V100: NVIDIA, Getting Started with CUDA
-#: Graphs, 2019.
-LAUNCH_EACH_US, VOLTA_LAUNCH_EACH_US = 2.0, 3.8
+#: Launch time in us on Volta: NVIDIA, Getting Started with CUDA Graphs, 2019.
+VOLTA_LAUNCH_US = 3.8
+#: Host time in us to enqueue a collective on each GPU of a process (``src/group.cc``, ``doLaunches``), since
+#: Ampere and on Volta. On 8 A100 of one process, allreduce and broadcast both take 34.4 us up to 8 KB
+#: (microsoft/superbenchmark, tests/data). On 12 V100, three collectives take 57 to 61 us.
+LAUNCH_EACH_US, VOLTA_LAUNCH_EACH_US = 4.3, 5.0
 #: Launch time in us of a kernel that runs a whole collective (without NCCL's base latency), and its source.
 KERNEL_LAUNCH_US, KERNEL_LAUNCH = 4.95, "published times of MSCCL++ on A100, docs/performance-ndmv4.md"
 LAUNCH = "our choice: from the call to the first step of a kernel"
@@ -101,6 +103,9 @@ TREE_LL128_CHANNEL = {
     "Blackwell": (55.6, 31.67, 20.0),
 }  # fmt: skip
 RING_LL128_CHANNEL = {"Volta": 20.0, "Ampere": 20.0, "Hopper": 36.7, "Blackwell": 40.0}
+#: GB/s per channel that rings reach under simple; NCCL's model has no limit there. Published allgathers: 42
+#: on 8 B200, 38.5 on 2 x 8 B200, 41.1 on 2 x 8 H200, 44.6 on 2 x 4 GB300.
+RING_CHANNEL = {"Hopper": 41.5, "Blackwell": 41.5}
 #: The same for NVLS reductions joined by trees.
 NVLS_CHANNEL = {"Hopper": (0.0, 57.7, 45.5), "Blackwell": (0.0, 96.0, 80.0)}
 #: Part of the bandwidth that a tree reaches, by protocol (ll, ll128, simple), at 64 B, 128 B, ..., up to 512
@@ -119,6 +124,9 @@ NET_POST_US, SIMPLE_POSTS = {"Intel": 1.0, "AMD": 2.0}, 3
 #: Minimum bytes per channel, below which NCCL uses fewer channels (``src/enqueue.cc``); for rings under LL,
 #: per rank. Then the maximum bytes of a message between two ranks under LL.
 CHANNEL_BYTES, PAIR_LL_BYTES = {"ll": 512 * 8, "ll128": 640 * 8, "simple": 512 * 64}, 16 << 10
+#: Bytes of a pack of NCCL's copies; buffers that are not multiples of it are copied element by element
+#: (``src/device/common_kernel.h``, ``reduceCopy``).
+PACK_BYTES = 16
 #: Messages between two ranks over NVLink: bytes of a chunk (``src/init.cc``), and least and most bytes of a
 #: channel (``src/enqueue.cc``, ``addP2pToPlan``).
 PAIR_CHUNK_BYTES = 512 << 10

@@ -251,3 +251,48 @@ def test_published_logs_are_judged_as_their_threads_do(shared_data, name):
     """
     given, said = PUBLISHED[name]
     assert said in judged(str(shared_data / "nccl-tests" / f"{name}.txt"), **given).verdict
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("extra", "named"), [(4, {"unaligned"}), (16, set())])
+def test_parts_that_are_no_whole_packs_are_named(log, extra, named):
+    """If parts of ranks are no multiples of 16 bytes, an allgather at 0.6 of the expected rate is blamed on them."""
+    text = "".join(GPU.format(rank, rank, "NVIDIA A100-SXM4-80GB") for rank in range(8))
+    text += "# Collective test starting: all_gather_perf\n#  size  count  type  redop  root  time  algbw  busbw #wrong\n"
+    for power in range(7, 29, 3):
+        size = 8 * (2**power + extra)
+        time_us = 20 + size * 7 / 8 / 144e3
+        algbw = size / time_us / 1000
+        text += (
+            f"  {size}  {size // 4}  float  none  -1  {time_us:.2f}  {algbw:.2f}  {algbw * 7 / 8:.2f}  0\n"
+        )
+    found = judged(log(text), topology="dgx-a100")
+    assert found.share == pytest.approx(0.6, abs=0.02)
+    assert rates(found) == named
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("head", "likely", "possible"),
+    [
+        ("", set(), {"numa-balancing", "one-process"}),
+        ("# nThread 1 nGpus 1\n", {"numa-balancing"}, set()),
+        ("# nThread 1 nGpus 8\n", set(), set()),
+    ],
+)
+def test_launches_by_one_process_explain_slow_small_messages(log, head, likely, possible):
+    """Small messages of 45 us on 8 MI300X are usual for one process, and have two causes if the log does not
+    state its processes."""
+    text = head + "".join(
+        GPU.replace("Pid 1 ", "").format(rank, rank, "AMD Instinct MI300X") for rank in range(8)
+    )
+    text += "# Collective test starting: all_reduce_perf\n#  size  count  type  redop  root  time  algbw  busbw #wrong\n"
+    for size in (8, 1024, 65536, 1 << 30):
+        time_us = max(45.0, 40 + size * 14 / 8 / 316e3)
+        algbw = size / time_us / 1000
+        text += (
+            f"  {size}  {size // 4}  float  sum  -1  {time_us:.2f}  {algbw:.2f}  {algbw * 14 / 8:.2f}  0\n"
+        )
+    causes = judged(log(text), topology="mi300x").causes
+    named = {grade: {each.name for each in causes if each.grade == grade} for grade in ("likely", "possible")}
+    assert named == {"likely": likely, "possible": possible}
