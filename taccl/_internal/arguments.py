@@ -21,9 +21,10 @@ from taccl._internal.readers import Reader, reader_of
 from taccl._internal.readers import whole_number as whole_number
 from taccl.errors import InputError
 
-#: Types for annotations. Whole numbers of at least 1, and of at least 0.
+#: Types for annotations. Whole numbers of at least 1, of at least 0, and of at least 2.
 Count = int
 Natural = int
+AtLeastTwo = int
 #: Number, or an infinity, which may be the text ``"inf"`` or ``"-inf"``.
 Extended = float
 #: Whole number of bytes, and of MB, which may be text such as ``"4GB"``; a size, usually as text.

@@ -184,6 +184,7 @@ _KINDS = {
     "int": Reader("a whole number", whole_number, "number", plain=frozenset({int})),
     "Count": _count(1),
     "Natural": _count(0),
+    "AtLeastTwo": _count(2),
     **dict.fromkeys(
         ("Bytes", "Size"), Reader("a size such as '1MB', or a number of bytes", _bytes, "number text")
     ),

@@ -13,11 +13,12 @@ import numpy as np
 from taccl._internal.file_kinds import unquoted
 from taccl._internal.names import shown
 from taccl._internal.reading import parse_json, read_text, reads
+from taccl._internal.units import format_count
 from taccl.errors import FormatError, InputError
 from taccl.measure.logs import log_of_text
 from taccl.measure.series import POINT_TO_POINT
 from taccl.placement.hosts import USUAL_GB_PER_S, USUAL_OVERSUBSCRIPTION
-from taccl.placement.pair_cells import Table, table_of, unit_of, without_units
+from taccl.placement.pair_cells import Table, table_of, tables_of_pairs, unit_of, without_units
 from taccl.placement.probe import PortUse, Probe
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def load_probe(path: str | os.PathLike[str]) -> Probe:
 
     - CSV: a row and a column for every host, with host names at the head of both, of one or of neither.
       The first cell, each entry or a comment names the unit of a time or a rate; default: latencies in us.
+    - CSV: a list of pairs, a row ``host, host, figure`` each; the head of the column may name the unit.
     - Output of the CUDA sample p2pBandwidthLatencyTest: its first one-way matrices, with P2P enabled if
       present.
     - Output of nvbandwidth: its first one-way matrix of GPUs.
@@ -109,12 +111,38 @@ def _of_csv(lines: Sequence[str], where: str) -> Probe:
         if any(map(str.strip, row))
     }
     rows, in_cells = without_units(rows, where)
+    if tables := tables_of_pairs(rows, where):
+        return _of_list(tables, in_cells, " ".join(comments), where)
     table = table_of(rows, where)
     unit = unit_of((table.corner, in_cells, " ".join(comments)), where)
     values, assumed = table.values * unit.factor, (unit.assumed,) if unit.assumed else ()
     if unit.is_rate:
         return Probe(table.names, bandwidth_gb_per_s=values, assumed=assumed)
     return Probe(table.names, values, assumed=assumed)
+
+
+def _of_list(tables: Sequence[Table], in_cells: str, comments: str, where: str) -> Probe:
+    """Probe from the columns of a list of pairs: one of latencies, one of rates, or both."""
+    found: dict[bool, Any] = {}
+    assumed: list[str] = []
+    for table in tables:
+        unit = unit_of((table.corner, in_cells, comments), where)
+        if unit.is_rate in found:
+            said = f"found two columns of {'bandwidths' if unit.is_rate else 'latencies'}"
+            raise FormatError(f"{said}; keep one, and name the units, e.g. us, GB/s", where=where)
+        assumed += [unit.assumed] * bool(unit.assumed)
+        values = table.values * unit.factor
+        is_missing = np.isnan(values) & ~np.eye(len(values), dtype=bool)
+        if lone := np.argwhere(is_missing & is_missing.T).tolist():
+            pair = " and ".join(table.names[i] for i in lone[0])
+            said = f"found no row for {shown(pair, 90)}"
+            raise FormatError(f"{said}; expected one for every pair of hosts: measure it", where=where)
+        if is_missing.any():
+            count = format_count(int(is_missing.sum()), "pair")
+            assumed.append(f"{count} measured in one direction have the same figure in the other")
+            values = np.where(is_missing, values.T, values)
+        found[unit.is_rate] = values
+    return Probe(tables[0].names, found.get(False), found.get(True), assumed=tuple(dict.fromkeys(assumed)))
 
 
 def _of_p2p(lines: Sequence[str], where: str) -> Probe:

@@ -29,6 +29,11 @@ _TIME = re.compile(
 _ROUND_TRIP = re.compile(r"(?<![a-z])(rtt|round[ _-]?trip)", re.IGNORECASE)
 #: {beginning of a unit of time: microseconds}.
 _US = {"n": 1e-3, "u": 1.0, "µ": 1.0, "μ": 1.0, "micro": 1.0, "m": 1e3, "milli": 1e3}
+#: Heads of the two columns of hosts in a list of pairs.
+_ENDS = (
+    re.compile(r"(src|source|from|sender|client)(?![a-z])", re.IGNORECASE),
+    re.compile(r"(dst|dest|destination|to|receiver|server|target|peer)(?![a-z])", re.IGNORECASE),
+)
 _WITH_UNIT = re.compile(r"([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s?([^\W\d]\S*)")
 
 
@@ -120,9 +125,6 @@ def table_of(rows: dict[int, list[str]], where: str) -> Table:
         if len(row) - has_left != len(names) and (has_top or not has_left):
             said = f"found {len(row) - has_left} entries; expected {len(names)}, one for every host"
             raise FormatError(said, where=f"{where}: line {number}")
-    if len(body) > 1 and has_left and all(len(row) > 2 and _is_name(row[1]) for _, row in body):
-        said = "found a list of pairs; expected a matrix, with a row and a column for every host"
-        raise FormatError(f"{said}; write it with the hosts in its first row and column", where=where)
     widths = {len(row) - has_left for _, row in body}
     if len(widths) > 1 or {len(body)} != widths or len(body) != len(names):
         size = f"{len(body)} x {max(widths, default=0)}"
@@ -138,6 +140,36 @@ def table_of(rows: dict[int, list[str]], where: str) -> Table:
                 here = f"{where}: line {number}, column {has_left + column + 1}"
                 raise FormatError(f"{said}; measure it, or leave the host out", where=here)
     return Table(corner, tuple(names), values)
+
+
+def tables_of_pairs(rows: dict[int, list[str]], where: str) -> list[Table] | None:
+    """A matrix for each column of figures, from rows (host, host, figure, ...); None for other rows.
+
+    Numbers are names of hosts only below a head such as ``src,dst,us``. The head of a figure becomes the
+    corner of its matrix.
+    """
+    body, corners = list(rows.items()), [""] * (max(map(len, rows.values()), default=0) - 2)
+    if len(body) > 1 and len(body[0][1]) > 2 and all(map(np.isnan, map(_number, body[0][1]))):
+        corners = body.pop(0)[1][2:]
+    head = next(iter(rows.values()), [])
+    has_head = len(body) < len(rows) and all(end.match(cell) for end, cell in zip(_ENDS, head, strict=False))
+    for _, row in body:
+        if len(row) < 3 or not (has_head or all(map(_is_name, row[:2]))) or np.isnan(_number(row[2])):
+            return None
+    places = {name: i for i, name in enumerate(dict.fromkeys(name for _, row in body for name in row[:2]))}
+    values = np.full((len(corners), len(places), len(places)), np.nan)
+    for number, row in body:
+        here, (a, b) = f"{where}: line {number}", (places[name] for name in row[:2])
+        if len(row) != len(corners) + 2:
+            raise FormatError(f"found {len(row)} entries; expected {len(corners) + 2}", where=here)
+        for table, cell in zip(values, row[2:], strict=True):
+            if np.isnan(_number(cell)):
+                raise FormatError(f"found {shown(repr(cell), 60)}; expected a number", where=here)
+            if not np.isnan(table[a, b]):
+                pair = " to ".join(shown(repr(name), 60) for name in row[:2])
+                raise FormatError(f"found the pair {pair} again; keep one of its rows", where=here)
+            table[a, b] = _number(cell)
+    return [Table(corner, tuple(places), table) for corner, table in zip(corners, values, strict=True)]
 
 
 def _heads(rows: list[list[str]]) -> tuple[bool, bool]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl._internal.arguments import Bytes, Count, Natural, checked, checked_as
+from taccl._internal.arguments import AtLeastTwo, Bytes, Natural, checked, checked_as
 from taccl._internal.reading import read_bytes, read_text
 from taccl._internal.units import format_count, format_size, parse_size
 from taccl.errors import CollectiveError, FormatError, InputError
@@ -106,7 +106,7 @@ def alltoallv_collective(sizes: ArrayLike, *, chunk_bytes: Bytes | None = None) 
 
 @checked
 def skewed_sizes(
-    num_ranks: Count, rank_bytes: Bytes, skew: str = "zipf:0.8", *, seed: Natural = 0
+    num_ranks: AtLeastTwo, rank_bytes: Bytes, skew: str = "zipf:0.8", *, seed: Natural = 0
 ) -> NDArray[np.int64]:
     """Matrix of an exchange with a given skew, in whole bytes.
 
@@ -136,8 +136,6 @@ def skewed_sizes(
     if not (match := _SKEW.fullmatch(skew)):
         said = f"found {skew!r}; expected zipf:S, such as zipf:0.8, or hot:F, such as hot:64"
         raise InputError(said, where="skew")
-    if num_ranks < 2:
-        raise InputError("found 1; expected at least 2 ranks", where="num_ranks")
     off_diagonal = ~np.eye(num_ranks, dtype=bool)
     shares = np.ones(num_ranks * (num_ranks - 1))
     if match[1] == "zipf":

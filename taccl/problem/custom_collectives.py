@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from taccl._internal.arguments import checked_as
+from taccl._internal.names import in_runs
 from taccl._internal.units import exact
 from taccl.errors import CollectiveError
 from taccl.problem.chunks import Chunk, Derivation
@@ -13,7 +14,7 @@ from taccl.problem.collective import Collective
 from taccl.topology.parts import check_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from taccl._internal.arguments import Count, Number
 
@@ -51,13 +52,7 @@ def custom(
         If a chunk is missing from either, or names an unknown rank.
     """
     all_ranks(name, num_ranks, len(precondition))
-    expected = set(range(len(precondition)))
-    if set(precondition) != expected or set(postcondition) != expected:
-        missing = sorted(set(precondition) ^ set(postcondition) | (expected - set(precondition)))
-        raise CollectiveError(
-            f"chunks {missing} are not in both conditions, or leave a gap; expected 0..{len(expected) - 1}",
-            where=f"{name}: precondition, postcondition",
-        )
+    _check_chunks(precondition, postcondition, name)
     chunks = []
     for c in range(len(precondition)):
         ends = tuple(sorted(postcondition[c]))
@@ -65,6 +60,20 @@ def custom(
             raise CollectiveError(f"chunk {c}: its sum has no destination; name one", where=name)
         chunks.append(Chunk(tuple(sorted(precondition[c])), ends, ends[0] if combining and ends else None))
     return Collective(name, num_ranks, tuple(chunks), combining)
+
+
+def _check_chunks(precondition: Collection[int], postcondition: Collection[int], name: str) -> None:
+    """Raise `CollectiveError` unless both conditions name the chunks 0 to their number minus 1."""
+    conditions = {"precondition": precondition, "postcondition": postcondition}
+    named = {*precondition, *postcondition}
+    for missing, (where, chunks) in zip(("starts", "must end"), conditions.items(), strict=True):
+        if lacking := sorted(named.difference(chunks)):
+            said = f"found no chunk {in_runs(lacking)}, which the other condition names"
+            said = f"{said}; name the ranks where the chunk {missing}"
+            raise CollectiveError(said, where=f"{name}: {where}")
+    if unnamed := sorted({*range(len(named))} - named):
+        said = f"found chunks up to {max(named)}, but no chunk {in_runs(unnamed)}"
+        raise CollectiveError(f"{said}; number them from 0 without a gap", where=f"{name}: precondition")
 
 
 @checked_as(CollectiveError)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from taccl._internal.arguments import Count, Number, checked_as
+from taccl._internal.arguments import AtLeastTwo, Count, Number, checked_as
 from taccl.errors import TopologyError
 from taccl.topology.named import BANDWIDTH_GB_PER_S, NamedFabric, fabric
 from taccl.topology.products import ALPHA_US, read_dimensions
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @checked_as(TopologyError)
 def ring(
-    num_ranks: Count,
+    num_ranks: AtLeastTwo,
     *,
     bidirectional: bool = True,
     bandwidth_gb_per_s: Number = BANDWIDTH_GB_PER_S,
@@ -128,7 +128,7 @@ def hypercube(
 
 @checked_as(TopologyError)
 def fully_connected(
-    num_ranks: Count,
+    num_ranks: AtLeastTwo,
     *,
     bandwidth_gb_per_s: Number = BANDWIDTH_GB_PER_S,
     alpha_us: Number = ALPHA_US,
@@ -148,7 +148,7 @@ def fully_connected(
 
 @checked_as(TopologyError)
 def star(
-    num_ranks: Count,
+    num_ranks: AtLeastTwo,
     *,
     bandwidth_gb_per_s: Number = BANDWIDTH_GB_PER_S,
     alpha_us: Number = ALPHA_US,

@@ -332,12 +332,27 @@ class TestMatrices:
         probe = load_probe(path)
         assert (probe.num_hosts, probe.latency_us[0, 1]) == (2, 5)
 
+    def test_a_list_of_pairs(self, tmp_path):
+        """Rows of two hosts and figures are read, with numbers as names below a head, by the head's units."""
+        path = tmp_path / "m.csv"
+        path.write_text("src,dst,ms,Gbps\n7,9,2,100\n9,7,3,50\n")
+        probe = load_probe(path)
+        assert probe.hosts == ("7", "9")
+        assert (probe.latency_us[0, 1], probe.bandwidth_gb_per_s[1, 0]) == (2000, 6.25)
+        path.write_text("a,b,5 us\na,c,6 us\nc,b,7 us\n")
+        probe = load_probe(path)
+        assert (probe.latency_us[0, 1], probe.latency_us[1, 0], probe.latency_us[1, 2]) == (5, 5, 7)
+        assert probe.assumed == ("3 pairs measured in one direction have the same figure in the other",)
+
     @pytest.mark.parametrize(
         ("text", "complaint"),
         [
             ("GB/s,a,b,c\na,,5,9\nb,5,,9\n", "found 2 x 3 entries for 3 hosts; expected a square"),
             ("GB/s us,a,b\na,,5\nb,5,\n", "found the units GB/s, us; expected one"),
-            ("src,dst,us\na,b,5\nb,a,5\na,c,7\n", "found a list of pairs; expected a matrix"),
+            ("src,dst,us\na,b,5\nb,a,5\na,c,7\n", "found no row for b and c; expected one for every pair"),
+            ("a,b,5\nb,a,5\na,b,7\n", "line 3: found the pair 'a' to 'b' again; keep one of its rows"),
+            ("a,b,us,ms\np,q,1,1\nq,p,1,1\n", "found two columns of latencies; keep one"),
+            ("a,b,us\np,q,1\nq,p,1,1\n", "line 3: found 4 entries; expected 3"),
             (",a,b\na,,5 GB/s\nb,5 MB/s,\n", "found the units GB/s, MB/s; expected one"),
             ("0,5\n5,0\n3,4\n", "found 3 x 2 entries for 2 hosts; expected a square"),
             ("0,5,9\n5,0\n9,9,0\n", "line 2: found 2 entries; expected 3"),

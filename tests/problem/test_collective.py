@@ -116,6 +116,20 @@ def test_impossible_collectives_are_refused(build):
         build()
 
 
+@pytest.mark.parametrize(
+    ("starts", "ends", "message"),
+    [
+        ({0: [0], 1: [1]}, {0: [1]}, "postcondition: found no chunk 1, .*; name .* the chunk must end"),
+        ({0: [0]}, {0: [1], 1: [0]}, "precondition: found no chunk 1, .*; name .* the chunk starts"),
+        ({0: [0], 3: [1]}, {0: [1], 3: [0]}, "found chunks up to 3, but no chunk 1; number them from 0"),
+    ],
+)
+def test_missing_chunks_of_conditions_are_named(starts, ends, message):
+    """The error names the condition, the missing chunks and the remedy."""
+    with pytest.raises(CollectiveError, match=message):
+        collectives.custom(2, precondition=starts, postcondition=ends)
+
+
 def test_a_sum_of_one_contribution_is_rooted_where_it_starts():
     """A sum of one contribution gets its origin as root.
 

@@ -112,7 +112,7 @@ def test_the_bound_is_nothing_and_checks(name):
     bound = taccl.lower_bound(PROBLEMS[name])
     assert (bound.bound, bound.limits, bound.algbw_gb_per_s) == (
         0,
-        "nothing, as nothing has to be sent",
+        "nothing: every rank holds its data at the start",
         None,
     )
     assert bound.check()

@@ -154,6 +154,9 @@ def test_nodes_costs_and_holds(found, expected):
     ("make", "message"),
     [
         (lambda: ring(1), "expected a whole number of at least 2"),
+        (lambda: ring(0), "expected a whole number of at least 2"),
+        (lambda: fully_connected(0), "expected a whole number of at least 2"),
+        (lambda: star(-1), "expected a whole number of at least 2"),
         (lambda: star("8"), "num_ranks: found '8'"),
         (lambda: fully_connected(2.5), "num_ranks: found 2.5"),
         (lambda: mesh(), "found no axes"),

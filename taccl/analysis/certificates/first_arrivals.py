@@ -55,7 +55,7 @@ def latency(demand: NeededSends, *, divisible: bool, limit: float = math.inf) ->
 
     Only some chunks are examined above `_MOST_RANKS_TIMED` ranks, or after `limit` (as `time.monotonic`).
     """
-    best = Claim(0, "nothing, as nothing has to be sent", None)
+    best = Claim(0, "nothing: every rank holds its data at the start", None)
     # Largest chunks first, in case time runs out: they tend to have the longest paths.
     distances, kinds = demand.distances, sorted(demand.example.items(), key=lambda kind: -kind[0][1])
     is_large = demand.topology.num_ranks > _MOST_RANKS_TIMED

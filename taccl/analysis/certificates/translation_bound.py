@@ -67,7 +67,7 @@ def collective_bound(
     """
     host, num_ranks = translations.host, translations.num_ranks
     if num_ranks == 1:
-        return FabricBound(Fraction(0), "none", "nothing, as nothing has to be sent")
+        return FabricBound(Fraction(0), "none", "nothing: every rank holds its data at the start")
     costs = ticks_of(translations.classes, chunk_bytes)
     if isinstance(host, NamedFabric) and translations.ranks is not None:
         far, jobs = _host_of_ring(host, collective, chunks_per_rank, costs)

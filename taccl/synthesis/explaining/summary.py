@@ -20,7 +20,7 @@ _MOSTLY = 0.5
 _NEXT = {
     "bound met": "another number of chunks may find some of it",
     "time limit": "more time may find some of it",
-    "gap met": "a smaller until_gap may find some of it",
+    "gap met": "a smaller requested gap (until_gap, --until-gap) may find some of it",
     "nothing better found": "another sketch or number of chunks may find some of it",
 }
 
