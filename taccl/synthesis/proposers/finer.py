@@ -44,8 +44,9 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
 
 
-#: Forms of recursive multiplying that are estimated: (parts per chunk, True if messages merge).
-_FORMS = ((1, True), (2, True), (2, False), (4, True), (4, False))
+#: Forms of recursive multiplying that are estimated: (parts per chunk, True if messages merge). List
+#: scheduling of separate messages gains up to 25 % on large sums (dgx-h100 x4 allreduce), so it comes second.
+_FORMS = ((1, True), (2, False), (2, True), (4, True), (4, False))
 
 #: CPU seconds per arrival to build and verify a form (see `_FORMS`); max ratio of a form's estimated finish
 #: to the best known finish at which it is built, if a list scheduler then times its sends.

@@ -76,6 +76,26 @@ def test_merged_messages_compete_where_chunks_are_open():
     assert found.best.problem.clauses.merging and found.best.problem == found.problem
 
 
+@pytest.mark.slow
+def test_the_form_that_gains_most_comes_second(monkeypatch):
+    """With time for two forms only, 64 MB on 4 nodes of H100 finish as early as the best baseline does.
+
+    Without list scheduling of separate messages they finish at 364.73 us.
+    """
+    estimate, left = finer.Estimated.of, [2]
+
+    def estimated(*given):
+        if not left[0]:
+            raise OutOfTime("ended")
+        left[0] -= 1
+        return estimate(*given)
+
+    monkeypatch.setattr(finer.Estimated, "of", estimated)
+    problem = taccl.make_problem(taccl.topologies.dgx_h100(nodes=4), "allreduce", size_bytes=64 * 10**6)
+    found = finer.offer_estimated(Search(problem.in_its_chunks, Options(), Deadline.after(1000)), cut)
+    assert found.best.finish_us == pytest.approx(307.67, abs=0.01)
+
+
 def test_a_baseline_without_time_for_all_forms_offers_its_best(monkeypatch):
     """If a baseline in finer chunks exceeds the time limit, its best schedule so far is proposed.
 
