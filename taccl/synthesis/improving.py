@@ -11,6 +11,7 @@ from taccl._internal.deadline import Deadline
 from taccl.errors import InputError
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.budget import going_on, run
+from taccl.synthesis.ending import result_of
 from taccl.synthesis.improve.improvement import suits_improvement
 from taccl.synthesis.options import Observer, Options
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
@@ -85,5 +86,5 @@ def improve(
             run(search, IMPROVERS)
             search.options = replace(search.options, seed=search.options.seed + 1)
     search.options = options
-    found = search.result("ruin and recreate, from the schedule that was given")
+    found = result_of(search, "ruin and recreate, from the schedule that was given")
     return found if until_gap is None else with_note_on_gap(found, until_gap, is_judged=True)

@@ -19,22 +19,18 @@ from typing import Any
 import numpy as np
 
 from taccl._internal.deadline import NEVER, Deadline, busy_factor
-from taccl.analysis.certificates.bounds import latency_bound
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.dimension_bound import DimensionBound
-from taccl.analysis.certificates.scopes import bound_of_every_cut, stronger
+from taccl.analysis.certificates.scopes import bound_of_every_cut
 from taccl.analysis.verification.verify import verify
-from taccl.errors import FallbackWarning, warn
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import MANY, Schedule
 from taccl.sketch.group import symmetry_group
-from taccl.solvers.registry import package_versions
 from taccl.synthesis.bounding import bound_within, is_brief, no_bound
 from taccl.synthesis.options import Options
 from taccl.synthesis.parameters import SearchParameters
 from taccl.synthesis.proposers.greedy import ListSchedule
-from taccl.synthesis.result import Result
-from taccl.synthesis.stages import Stage, Stages, Trace, TraceEntry
+from taccl.synthesis.stages import Stage, TraceEntry
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.symmetry.quotient import Quotient
 from taccl.synthesis.symmetry.timing_group import timing_group
@@ -99,7 +95,7 @@ class Search:
     is_aggregated: bool = False  # its schedule is made by servers or switches
     choice: str = ""  # what searched it, and why; empty for baselines
     stopped: str = ""  # why it ended, once that is settled
-    _is_strengthened: bool = False  # its bound was compared with the bound over all chunkings
+    is_strengthened: bool = False  # its bound was compared with the bound over all chunkings
 
     def __post_init__(self) -> None:
         self.backend = self.backend or self.options.backend
@@ -385,71 +381,6 @@ class Search:
         if not self.serves_above:
             self.trace.append(self._entry(None if self.best is None else self.best.finish_us))
 
-    def settle(self) -> None:
-        """Compute the bounds, and set `stopped`: the reason why the search ended."""
-        self.look_for_bound()
-        bound, _ = self._sound_bound()
-        self.stopped = self._why_stopped(bound)
-
-    def _why_stopped(self, bound: Certificate) -> str:
-        """Reason why the search ended, as `Result.stopped` lists them."""
-        assert self.best is not None, "there is a schedule"
-        if self.interrupted:
-            return "interrupted"
-        if self.stopped:
-            return self.stopped
-        if self.best.finish <= bound.bound:
-            return "bound met"
-        if self.deadline.cancellation.why:
-            return self.deadline.cancellation.why
-        return "time limit" if self.ran_out or self.deadline.has_passed else "nothing better found"
-
-    def result(self, choice: str) -> Result:
-        """The result: incumbent, verified if it was not yet, with its bound, stages, trace and notes."""
-        assert self.best is not None, "there is a schedule"
-        if not self.is_verified:
-            since = time.monotonic()
-            verify(self.best).raise_if_failed()
-            self.record("verification", "taccl", "done", since)
-        bound, faults = self._sound_bound()
-        stopped = self._why_stopped(bound)
-        options = self.options
-        schedule, kept = options.kept(self.best)
-        for message in dict.fromkeys(self.fallbacks):
-            warn(message, FallbackWarning)
-        notes = tuple(dict.fromkeys((*faults, *self.problem.notes, *self.fallbacks, *self.notes, *kept)))
-        versions = package_versions()
-        self.record("overhead", "taccl", "done", options.began_s, message="time outside the other stages")
-        seconds = time.monotonic() - options.began_s
-        trace = Trace.of(self.trace, TraceEntry(seconds, schedule.finish_us, bound.bound_us))
-        return Result(
-            schedule, bound, options.backend, Stages(self.stages), seconds, options.seed, versions,
-            stopped, notes, trace, choice, self.dimension_bound,
-        )  # fmt: skip
-
     def _entry(self, finish_us: float | None) -> TraceEntry:
         """Trace entry for the current time; in a phase of a reduction, with the bound of that phase."""
         return TraceEntry(time.monotonic() - self.options.began_s, finish_us, self.bound_us, self.half)
-
-    def _sound_bound(self) -> tuple[Certificate, tuple[str, ...]]:
-        """(lower bound, messages): the larger of the problem's bound and the bound over all chunkings.
-
-        The bound is zero, with a message, if none was proven in time, or if a verified schedule refutes it.
-        """
-        assert self.best is not None, "there is a schedule"
-        if not (self.interrupted or self._is_strengthened):
-            self._is_strengthened = True
-            every = self.look_over_all_chunkings(self.bound)
-            known = self.bound
-            if known is None and every is None:
-                has_dates = self.problem.release_us or self.problem.due_us
-                known = no_bound(self.problem) if has_dates else latency_bound(self.problem)
-            self.bound = stronger(known or no_bound(self.problem), every)
-        if self.bound is None:
-            fault = "stopped before a lower bound was proven; give more time, or call lower_bound"
-        elif self.best.finish >= self.bound.bound:
-            return self.bound, ()
-        else:
-            logger.error("%r: the bound %r is above a verified schedule", self.problem, self.bound)
-            fault = "internal error: a bound above a verified schedule was dropped; please report it"
-        return no_bound(self.problem), (fault,)
