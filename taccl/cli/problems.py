@@ -58,7 +58,7 @@ _PROTOCOL_SHARE, _SLOW_SHARE, _SLOW_LIMIT = 0.3, 0.3, 0.7
 
 def schedule_in(file: str, options: argparse.Namespace) -> Schedule:
     """Load the schedule in a file of taccl or another tool, with the options of `add_schedule`."""
-    from taccl.formats.registry import readable, wrong_format
+    from taccl.formats.detection import readable, wrong_format
 
     given, found = picked(options, "topology", "chunk_size", "time_unit_us"), readable(file)
     if found.name == "upstream-algorithm":

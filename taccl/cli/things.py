@@ -93,7 +93,7 @@ def kind_of(word: str, *, unclear: Kind = "topology") -> Kind:
 
 def format_in(word: str | None) -> FileFormat | None:
     """Format of a file by its content; None for an unknown format, and for a word that is not a file."""
-    from taccl.formats.registry import format_of_content
+    from taccl.formats.detection import format_of_content
 
     if word is None or not is_file(word):
         return None

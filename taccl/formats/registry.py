@@ -1,20 +1,19 @@
-"""Format detection by content or name, and read, write and convert over the table of formats."""
+"""Read, write and convert over the table of formats."""
 
 from __future__ import annotations
 
 import inspect
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
-from taccl._internal.arguments import checked, known_name
-from taccl._internal.file_kinds import kinds_in, kinds_of_text, unquoted, wrong_kind
+from taccl._internal.arguments import checked
 from taccl._internal.names import did_you_mean
-from taccl._internal.reading import kinds_of, parse_json, read_text
+from taccl._internal.reading import kinds_of
 from taccl.errors import FormatError, InputError, LossyConversionWarning, TopologyError, warn
+from taccl.formats.detection import format_of_content, readable, writable
 from taccl.formats.files import check_writable, write_all
 from taccl.formats.program_kind import note_of_multiples
 from taccl.formats.table import CONVERSIONS, FORMATS, KINDS, FileFormat
@@ -28,15 +27,6 @@ FOREIGN_TOPOLOGIES = (
     "nccl-topology", "nvidia-smi", "taccl-probe", "pair-matrix", "slurm-topology", "astra-sim-network",
     "taccl-topology-json",
 )  # fmt: skip
-
-_LIMIT_BYTES = 10**9
-#: Max characters searched for marks of XML and text formats, which are near the top.
-_HEAD_CHARACTERS = 1 << 16
-#: Max characters of a file that is parsed whole because its first field does not identify it. Parsing needs
-#: many times the memory of the file.
-_PARSED_CHARACTERS = 64 * 10**6
-#: Name of the first XML element, after comments and declarations.
-_FIRST_ELEMENT = re.compile(r"(?:\s|<!--(?:(?!-->)[\s\S])*+-->|<\?(?:(?!\?>)[\s\S])*+\?>)*+<([\w.:-]+)")
 
 
 class Conversion(NamedTuple):
@@ -85,7 +75,7 @@ def write(
     ExportError
         If the format cannot hold the schedule.
     """
-    target = _writable(path, format)
+    target = writable(path, format)
     kind = _kind(schedule)
     return _write(schedule, path, target, _route(kind, target), overwrite=overwrite, options=options)[0]
 
@@ -142,7 +132,7 @@ def convert(
     ExportError
         If the target format cannot hold the object.
     """
-    reading, writing = readable(source, from_, "from"), _writable(target, to, "to")
+    reading, writing = readable(source, from_, "from"), writable(target, to, "to")
     writing = for_kind(writing, reading.holds)
     route = _route(reading.holds, writing)
     writers = (*route, resolve_name(writing.dump))
@@ -159,85 +149,10 @@ def convert(
     return Conversion(reading, writing, paths, notes)
 
 
-def format_named(name: str, *, where: str = "format") -> FileFormat:
-    """Format by name, ignoring case and dashes.
-
-    Raises `InputError` if there is none.
-    """
-    by_name = {each.family: each for each in FORMATS if each.family} | {each.name: each for each in FORMATS}
-    return by_name[known_name(name, by_name, where)]
-
-
 def for_kind(target: FileFormat, kind: str) -> FileFormat:
     """The format of the same family that holds a kind of object; the format itself if there is none."""
     alike = (each for each in FORMATS if target.name in (each.name, each.family))
     return next((each for each in alike if _steps(kind, each.holds) is not None), target)
-
-
-def format_of_name(path: str | os.PathLike[str]) -> FileFormat:
-    """Format by a path's extension; the longest matching extension decides.
-
-    Raises `InputError` if none matches.
-    """
-    name = os.fspath(path).lower()
-    fitting = [
-        (len(end), -place, each)
-        for place, each in enumerate(FORMATS)
-        for end in each.extensions
-        if name.endswith(end) and each.dump
-    ]
-    if not fitting:
-        ends = ", ".join(dict.fromkeys(end for each in FORMATS if each.dump for end in each.extensions))
-        raise InputError(
-            f"its ending names no format; expected one of {ends}, or name the format", where=os.fspath(path)
-        )
-    return max(fitting, key=lambda each: each[:2])[2]
-
-
-def format_of_content(path: str | os.PathLike[str]) -> FileFormat:
-    """Format of a file by its content, independent of its name.
-
-    The file is not checked further; its reader does that.
-
-    Raises `InputError` if the file cannot be read. `FormatError` if it matches no format of the table; the
-    message describes the content and lists the formats.
-    """
-    where = str(path)
-    text = read_text(path, _LIMIT_BYTES).lstrip()
-    head = unquoted(text[:_HEAD_CHARACTERS])
-    for each in FORMATS:
-        if _first_field_tells(each, head) or (each.begins and re.search(each.begins, head, re.MULTILINE)):
-            return each
-    if text.startswith("<"):
-        first = _FIRST_ELEMENT.match(text)
-        element = first[1] if first else ""
-        top = f"XML with <{element[:40]}> at its top" if element else "XML without an element"
-        raise _unknown(top, where, kinds_of_text(text))
-    if not text.startswith("{"):
-        kinds = kinds_of(path)
-        if kinds[:1] == ["topology"]:
-            return format_named("taccl-topology")
-        raise _unknown("text that is no JSON object", where, kinds)
-    if len(text) > _PARSED_CHARACTERS:
-        raise _unknown(f"{len(text)} characters of JSON of unknown kind", where)
-    data = parse_json(text, source=where, exact=True)
-    for each in FORMATS:
-        if each.fields and all(
-            name in data and value in (None, data[name]) for name, value in each.fields.items()
-        ):
-            return each
-    kinds = kinds_in(data)
-    if kinds[:1] == ["topology"]:
-        return format_named("taccl-topology")
-    names = ", ".join(repr(name[:40]) for name in list(data)[:6])
-    raise _unknown(f"JSON with fields {names}" if data else "an empty JSON object", where, kinds)
-
-
-def wrong_format(path: str | os.PathLike[str], found: FileFormat, wanted: str) -> InputError:
-    """Error for a file that holds another kind of object than `wanted`, with advice."""
-    where = os.fspath(path)
-    kind = next(iter(kinds_of(path)), found.holds)
-    return InputError(wrong_kind(kind, where, wanted), where=where)
 
 
 def foreign_topology(path: str | os.PathLike[str]) -> tuple[str, Callable[..., Topology]] | None:
@@ -269,47 +184,6 @@ def load_topology(path: str | os.PathLike[str], **arguments: Any) -> Topology:
         unknown = str(error).partition("argument ")[2] or str(error)
         said = f"found {name}, which takes no {unknown}; leave it out"
         raise TopologyError(said, where=os.fspath(path)) from None
-
-
-def _first_field_tells(each: FileFormat, head: str) -> bool:
-    """True if the first field of a JSON text identifies a format, so that reading can stop."""
-    if len(each.fields) != 1:
-        return False
-    [(name, value)] = each.fields.items()
-    mark = rf'\{{\s*"{re.escape(name)}"\s*:' + (rf'\s*"{re.escape(value)}"\s*[,}}]' if value else "")
-    return re.match(mark, head) is not None
-
-
-def _unknown(found: str, where: str, kinds: Sequence[str] = ()) -> FormatError:
-    if kinds:
-        wanted = "a schedule, a program, a topology or a workload"
-        return FormatError(wrong_kind(kinds[0], where, wanted), where=where)
-    known = ", ".join(each.name for each in FORMATS if each.load)
-    said = f"found {found}; expected one of {known} (`taccl convert --list` describes them)"
-    return FormatError(f"{said}; check the path", where=where)
-
-
-def readable(path: str | os.PathLike[str], name: str | None = None, where: str = "format") -> FileFormat:
-    """Format of a file by its content, or the format of a given name.
-
-    Raises `InputError` if the format is write-only, and errors as `format_of_content` and `format_named`.
-    """
-    each = format_of_content(path) if name is None else format_named(name, where=where)
-    if not each.load and not kinds_of(path):  # such as Parquet, which is not text
-        text = f"{each.name} ({each.description}) is write-only; give the {each.holds} that it was made of"
-        raise InputError(text, where=os.fspath(path))
-    if not each.load:
-        raise wrong_format(path, each, "")
-    return each
-
-
-def _writable(path: str | os.PathLike[str], name: str | None, where: str = "format") -> FileFormat:
-    each = format_of_name(path) if name is None else format_named(name, where=where)
-    if not each.dump:
-        known = ", ".join(other.name for other in FORMATS if other.dump)
-        text = f"{each.name} ({each.description}) is read-only; expected one of {known}"
-        raise InputError(text, where=os.fspath(path))
-    return each
 
 
 def _kind(thing: object) -> str:

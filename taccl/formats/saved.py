@@ -157,11 +157,11 @@ def load(path: str | os.PathLike[str]) -> Any:
     InputError
         If the file cannot be read; `FormatError` if its content is unknown.
     """
-    from taccl.formats import registry
+    from taccl.formats import detection, registry
     from taccl.sketch.library import load_sketch
 
     try:
-        known = registry.format_of_content(path)
+        known = detection.format_of_content(path)
     except FormatError as unknown:
         kinds = kinds_of(path)
         if "upstream topology" in kinds or "topology" in kinds:

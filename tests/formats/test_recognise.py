@@ -6,7 +6,8 @@ import pytest
 
 from taccl.errors import FormatError, InputError
 from taccl.formats import registry as module
-from taccl.formats.registry import foreign_topology, format_of_content
+from taccl.formats.detection import format_of_content
+from taccl.formats.registry import foreign_topology
 from taccl.formats.table import FORMATS
 
 TACCL_SCHEDULE = "taccl-schedule"

@@ -12,15 +12,8 @@ import taccl
 from taccl import collectives
 from taccl.errors import ExportError, FormatError, InputError, LossyConversionWarning, TacclError
 from taccl.formats import registry as module
-from taccl.formats.registry import (
-    convert,
-    format_named,
-    format_of_content,
-    format_of_name,
-    options_of,
-    read,
-    write,
-)
+from taccl.formats.detection import format_named, format_of_content, format_of_name
+from taccl.formats.registry import convert, options_of, read, write
 from taccl.formats.table import CONVERSIONS, FORMATS, KINDS, FileFormat
 from taccl.problem.making import make_problem
 from tests.effort import brief_synthesis, cpu_s

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 import taccl
 from taccl.errors import TacclWarning
+from taccl.formats.detection import format_of_content
 from taccl.formats.mscclpp.executor import run_plan
 from taccl.formats.mscclpp.plan import build_mscclpp_plan
-from taccl.formats.registry import format_of_content, read, write
+from taccl.formats.registry import read, write
 from taccl.formats.table import FORMATS
 from taccl.program.interpret import interpret
 from taccl.program.lower import lower

@@ -8,7 +8,7 @@ import pytest
 import taccl
 from taccl import Probe
 from taccl.errors import AssumptionWarning, FormatError, InputError
-from taccl.formats.registry import format_of_content
+from taccl.formats.detection import format_of_content
 from taccl.placement.matrices import load_probe
 from taccl.topology.recognise import _squares, completed, levels, nested_order
 from tests.foreign import OURS as FOREIGN

@@ -35,7 +35,8 @@ def add(verb: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """Write a file in another format, and say what is lost."""
-    from taccl.formats.registry import convert, format_named, format_of_name, readable
+    from taccl.formats.detection import format_named, format_of_name, readable
+    from taccl.formats.registry import convert
 
     if options.list:
         return _listed()

@@ -90,8 +90,8 @@ def _drawn(options: argparse.Namespace) -> Axes:
 
 def details_of(file: str) -> dict[str, Any]:
     """Details of the search in a schedule's file; empty if the file has none."""
+    from taccl.formats.detection import format_of_content
     from taccl.formats.native import read_document
-    from taccl.formats.registry import format_of_content
 
     if format_of_content(file).name != "taccl-schedule":
         return {}

@@ -130,7 +130,8 @@ def _run_step(options: argparse.Namespace, note: Callable[[str], None]) -> Answe
 
 def _program(options: argparse.Namespace) -> Program:
     """The program in a file, or the one that its schedule is lowered to."""
-    from taccl.formats.registry import format_of_content, read, wrong_format
+    from taccl.formats.detection import format_of_content, wrong_format
+    from taccl.formats.registry import read
     from taccl.program.lower import lower
     from taccl.program.program import Program
     from taccl.schedule.implicit_schedule import ImplicitSchedule

@@ -60,8 +60,8 @@ def _part(file: str, options: argparse.Namespace) -> Answer:
 def _file(file: str, options: argparse.Namespace) -> Answer:
     """Check the schedule, program or MSCCL++ plan in a file."""
     from taccl.cli.output import transfers_text
+    from taccl.formats.detection import format_of_content
     from taccl.formats.published.algorithm import retimed
-    from taccl.formats.registry import format_of_content
 
     by_format = {"msccl-xml": _program, "mscclpp": _plan}
     check = by_format.get(format_of_content(file).name)

@@ -8,9 +8,10 @@ import pytest
 
 import taccl
 from taccl.errors import ExportError, FallbackWarning, InputError, LossyConversionWarning
+from taccl.formats.detection import format_of_content
 from taccl.formats.mscclpp.executor import run_plan
 from taccl.formats.mscclpp.plan import build_mscclpp_plan
-from taccl.formats.registry import convert, format_of_content, write
+from taccl.formats.registry import convert, write
 from taccl.program.lower import lower
 from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
 from tests.effort import brief_synthesis

@@ -1,0 +1,139 @@
+"""Formats of files by name, by extension, and by content."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+from taccl._internal.arguments import known_name
+from taccl._internal.file_kinds import kinds_in, kinds_of_text, unquoted, wrong_kind
+from taccl._internal.reading import kinds_of, parse_json, read_text
+from taccl.errors import FormatError, InputError
+from taccl.formats.table import FORMATS, FileFormat
+
+_LIMIT_BYTES = 10**9
+#: Max characters searched for marks of XML and text formats, which are near the top.
+_HEAD_CHARACTERS = 1 << 16
+#: Max characters of a file that is parsed whole because its first field does not identify it. Parsing needs
+#: many times the memory of the file.
+_PARSED_CHARACTERS = 64 * 10**6
+#: Name of the first XML element, after comments and declarations.
+_FIRST_ELEMENT = re.compile(r"(?:\s|<!--(?:(?!-->)[\s\S])*+-->|<\?(?:(?!\?>)[\s\S])*+\?>)*+<([\w.:-]+)")
+
+
+def format_named(name: str, *, where: str = "format") -> FileFormat:
+    """Format by name, ignoring case and dashes.
+
+    Raises `InputError` if there is none.
+    """
+    by_name = {each.family: each for each in FORMATS if each.family} | {each.name: each for each in FORMATS}
+    return by_name[known_name(name, by_name, where)]
+
+
+def format_of_name(path: str | os.PathLike[str]) -> FileFormat:
+    """Format by a path's extension; the longest matching extension decides.
+
+    Raises `InputError` if none matches.
+    """
+    name = os.fspath(path).lower()
+    fitting = [
+        (len(end), -place, each)
+        for place, each in enumerate(FORMATS)
+        for end in each.extensions
+        if name.endswith(end) and each.dump
+    ]
+    if not fitting:
+        ends = ", ".join(dict.fromkeys(end for each in FORMATS if each.dump for end in each.extensions))
+        raise InputError(
+            f"its ending names no format; expected one of {ends}, or name the format", where=os.fspath(path)
+        )
+    return max(fitting, key=lambda each: each[:2])[2]
+
+
+def format_of_content(path: str | os.PathLike[str]) -> FileFormat:
+    """Format of a file by its content, independent of its name.
+
+    The file is not checked further; its reader does that.
+
+    Raises `InputError` if the file cannot be read. `FormatError` if it matches no format of the table; the
+    message describes the content and lists the formats.
+    """
+    where = str(path)
+    text = read_text(path, _LIMIT_BYTES).lstrip()
+    head = unquoted(text[:_HEAD_CHARACTERS])
+    for each in FORMATS:
+        if _first_field_tells(each, head) or (each.begins and re.search(each.begins, head, re.MULTILINE)):
+            return each
+    if text.startswith("<"):
+        first = _FIRST_ELEMENT.match(text)
+        element = first[1] if first else ""
+        top = f"XML with <{element[:40]}> at its top" if element else "XML without an element"
+        raise _unknown(top, where, kinds_of_text(text))
+    if not text.startswith("{"):
+        kinds = kinds_of(path)
+        if kinds[:1] == ["topology"]:
+            return format_named("taccl-topology")
+        raise _unknown("text that is no JSON object", where, kinds)
+    if len(text) > _PARSED_CHARACTERS:
+        raise _unknown(f"{len(text)} characters of JSON of unknown kind", where)
+    data = parse_json(text, source=where, exact=True)
+    for each in FORMATS:
+        if each.fields and all(
+            name in data and value in (None, data[name]) for name, value in each.fields.items()
+        ):
+            return each
+    kinds = kinds_in(data)
+    if kinds[:1] == ["topology"]:
+        return format_named("taccl-topology")
+    names = ", ".join(repr(name[:40]) for name in list(data)[:6])
+    raise _unknown(f"JSON with fields {names}" if data else "an empty JSON object", where, kinds)
+
+
+def wrong_format(path: str | os.PathLike[str], found: FileFormat, wanted: str) -> InputError:
+    """Error for a file that holds another kind of object than `wanted`, with advice."""
+    where = os.fspath(path)
+    kind = next(iter(kinds_of(path)), found.holds)
+    return InputError(wrong_kind(kind, where, wanted), where=where)
+
+
+def _first_field_tells(each: FileFormat, head: str) -> bool:
+    """True if the first field of a JSON text identifies a format, so that reading can stop."""
+    if len(each.fields) != 1:
+        return False
+    [(name, value)] = each.fields.items()
+    mark = rf'\{{\s*"{re.escape(name)}"\s*:' + (rf'\s*"{re.escape(value)}"\s*[,}}]' if value else "")
+    return re.match(mark, head) is not None
+
+
+def _unknown(found: str, where: str, kinds: Sequence[str] = ()) -> FormatError:
+    if kinds:
+        wanted = "a schedule, a program, a topology or a workload"
+        return FormatError(wrong_kind(kinds[0], where, wanted), where=where)
+    known = ", ".join(each.name for each in FORMATS if each.load)
+    said = f"found {found}; expected one of {known} (`taccl convert --list` describes them)"
+    return FormatError(f"{said}; check the path", where=where)
+
+
+def readable(path: str | os.PathLike[str], name: str | None = None, where: str = "format") -> FileFormat:
+    """Format of a file by its content, or the format of a given name.
+
+    Raises `InputError` if the format is write-only, and errors as `format_of_content` and `format_named`.
+    """
+    each = format_of_content(path) if name is None else format_named(name, where=where)
+    if not each.load and not kinds_of(path):  # such as Parquet, which is not text
+        text = f"{each.name} ({each.description}) is write-only; give the {each.holds} that it was made of"
+        raise InputError(text, where=os.fspath(path))
+    if not each.load:
+        raise wrong_format(path, each, "")
+    return each
+
+
+def writable(path: str | os.PathLike[str], name: str | None, where: str = "format") -> FileFormat:
+    """Format of a file to write, by name or by its extension; raises `InputError` if it is read-only."""
+    each = format_of_name(path) if name is None else format_named(name, where=where)
+    if not each.dump:
+        known = ", ".join(other.name for other in FORMATS if other.dump)
+        text = f"{each.name} ({each.description}) is read-only; expected one of {known}"
+        raise InputError(text, where=os.fspath(path))
+    return each
