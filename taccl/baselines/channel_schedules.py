@@ -7,14 +7,19 @@ tree.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 from functools import partial
-from heapq import heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from taccl.baselines.channel_sends import (
+    Columns,
+    first_come_us,
+    planned_order_us,
+    sends_around,
+    sends_of_pieces,
+)
 from taccl.baselines.channels import chain_channels, ring_channels
 from taccl.baselines.lanes import Lanes, is_allreduce
 from taccl.baselines.moves import Moves, check_number, routed
@@ -108,7 +113,9 @@ def _piped_us(lanes: Lanes) -> float:
         return min(planned_us, served_us + (pieces - few) * max(each_us, lanes.busiest_us(mb)))
     if plan is None:
         return served_us
-    by_plan_us = _by_plan_us(lanes, int(pieces), mb, plan)
+    by_plan_us = planned_order_us(
+        lanes.problem.topology, mb, sends_of_pieces(int(pieces) * len(lanes.hops), lanes, plan)
+    )
     return min(served_us, by_plan_us, plan.end_us + (pieces - 1) * plan.period_us)
 
 
@@ -123,29 +130,8 @@ def _is_poor(plan: Plan, lanes: Lanes, mb: float, pieces: float) -> bool:
 
 def _served_us(lanes: Lanes, pieces: int, mb: float) -> float:
     """Time of `pieces` pieces per open lane, of `mb` MB each, if resources serve first come, first served."""
-    columns = _pieces(pieces * len(lanes.hops), lanes, None)
-    return float(_first_come_us(lanes.problem.topology, mb, columns)[1].max(initial=0))
-
-
-def _by_plan_us(lanes: Lanes, pieces: int, mb: float, plan: Plan) -> float:
-    """Time of `pieces` pieces per open lane, if resources serve sends in order of their planned starts."""
-    topology, columns = lanes.problem.topology, _pieces(pieces * len(lanes.hops), lanes, plan)
-    us, holds = _held_us(topology, mb)
-    free = [0.0] * len(topology.resources)
-    copied: dict[tuple[int, int], float] = {}
-    summed: dict[tuple[int, int], float] = {}
-    order = np.argsort(columns.start, kind="stable")
-    sends = (columns.chunk[order].tolist(), columns.link[order].tolist(), columns.adds[order].tolist())
-    for chunk, over, adds in zip(*sends, strict=True):
-        source, end = (chunk, topology.links[over].src), (chunk, topology.links[over].dst)
-        sum_us = summed.get(source, 0.0)
-        start = sum_us if adds else copied.get(source, sum_us)
-        start = max(start, *(free[resource] - begin for resource, begin, _ in holds[over]))
-        for resource, _, until in holds[over]:
-            free[resource] = max(free[resource], start + until)
-        reached = summed if adds else copied
-        reached[end] = max(reached.get(end, 0.0), start + us[over])
-    return max(max(each.values(), default=0.0) for each in (copied, summed))
+    columns = sends_of_pieces(pieces * len(lanes.hops), lanes, None)
+    return float(first_come_us(lanes.problem.topology, mb, columns)[1].max(initial=0))
 
 
 def channels_of(problem: Problem, algorithm: Algorithm) -> Channels:
@@ -184,18 +170,18 @@ def over_channels(problem: Problem, algorithm: Algorithm, on: Topology, *, cut: 
     slack_us = _SLACK_TICKS / float(problem.costs.ticks_per_us)
     plan = None if lanes.goes_round else lanes.plan(mb, slack_us=slack_us)
     columns = (
-        _rounds(problem, lanes, roots)
+        sends_around(problem, lanes, roots)
         if lanes.goes_round
-        else _pieces(problem.collective.num_chunks, lanes, plan)
+        else sends_of_pieces(problem.collective.num_chunks, lanes, plan)
     )
     check_number(problem, len(columns.chunk))
     # Channels contend for resources; try the plan's order, first come first served, and order by step.
     is_small = len(columns.chunk) <= (_FEW_TRANSFERS if lanes.goes_round else _MOST_REPLAYED)
     made = [] if plan is None else [_planned(problem, columns, name)]
     if is_small or plan is None or _is_poor(plan, lanes, mb, problem.collective.num_chunks / len(lanes.hops)):
-        first_come_us, _ = _first_come_us(on, mb, columns)
+        first_come, _ = first_come_us(on, mb, columns)
         made.append(
-            _scheduled(problem, columns, (columns.lane, columns.turn, columns.step, first_come_us), name)
+            _scheduled(problem, columns, (columns.lane, columns.turn, columns.step, first_come), name)
         )
     if is_small and lanes.goes_round:
         orders = ((columns.lane, columns.turn, each) for each in (columns.start, columns.step))
@@ -203,7 +189,7 @@ def over_channels(problem: Problem, algorithm: Algorithm, on: Topology, *, cut: 
     return fastest(made)
 
 
-def _planned(problem: Problem, columns: _Columns, name: str) -> Schedule:
+def _planned(problem: Problem, columns: Columns, name: str) -> Schedule:
     """Schedule of sends in the plan's order on each resource; it is no slower than the plan."""
     ticks = np.ceil(columns.start * float(problem.costs.ticks_per_us)).astype(np.int64)
     return exact_times(
@@ -211,167 +197,12 @@ def _planned(problem: Problem, columns: _Columns, name: str) -> Schedule:
     )
 
 
-def _scheduled(problem: Problem, columns: _Columns, order: Sequence[Ints | Floats], name: str) -> Schedule:
+def _scheduled(problem: Problem, columns: Columns, order: Sequence[Ints | Floats], name: str) -> Schedule:
     """Schedule of sends in lexicographic order of some keys, the last key first, as in `numpy.lexsort`."""
     place = np.empty(len(columns.chunk), dtype=np.int64)
     place[np.lexsort(order)] = np.arange(len(place))
     return exact_times(
         problem, chunk=columns.chunk, link=columns.link, sequence=place, reduce=columns.adds, producer=name
-    )
-
-
-def _first_come_us(topology: Topology, mb: float, columns: _Columns) -> tuple[Floats, Floats]:
-    """(starts, ends), (num_sends,) in us, if resources serve sends first come, first served.
-
-    Among sends that are ready at the same time, those of earlier steps and turns go first. A send waits for
-    its chunk of `mb` MB, or for all contributions that it adds up, to reach its source.
-    """
-    links = topology.links
-    chunk, link, adds = columns.chunk.tolist(), columns.link.tolist(), columns.adds.tolist()
-    arrivals: dict[tuple[int, int, bool], list[int]] = defaultdict(list)
-    for send, over in enumerate(link):
-        arrivals[chunk[send], links[over].dst, adds[send]].append(send)
-    num_awaited: list[int] = []
-    followers: list[list[int]] = [[] for _ in link]
-    for send, over in enumerate(link):
-        sums = arrivals.get((chunk[send], links[over].src, True), [])
-        copies = [] if adds[send] else arrivals.get((chunk[send], links[over].src, False), [])
-        awaited = copies or sums
-        num_awaited.append(len(awaited))
-        for earlier in awaited:
-            followers[earlier].append(send)
-    us, holds = _held_us(topology, mb)
-    order = np.lexsort((columns.lane, columns.turn, columns.step)).tolist()
-    place = [0] * len(order)
-    for number, send in enumerate(order):
-        place[send] = number
-    # Messages of one lane pass a link in order, so at most one of them requests its resources at a time.
-    last_of: dict[tuple[int, int], int] = {}
-    next_of: dict[int, int] = {}
-    lane = columns.lane.tolist()
-    for send in order:
-        before = last_of.get((link[send], lane[send]), -1)
-        if before >= 0:
-            next_of[before] = send
-            num_awaited[send] += 1
-        last_of[link[send], lane[send]] = send
-    free, ready = [0.0] * len(topology.resources), [0.0] * len(order)
-    starts = np.zeros(len(order))
-    pending = [(0.0, place[send]) for send in order if not num_awaited[send]]
-    while pending:
-        now, number = heappop(pending)
-        send = order[number]
-        over = link[send]
-        start = now
-        for resource, begin, _ in holds[over]:  # `max` of a generator takes twice as long
-            if free[resource] - begin > start:
-                start = free[resource] - begin
-        if start > now:
-            heappush(pending, (start, number))
-            continue
-        starts[send] = now
-        for resource, _, until in holds[over]:
-            if now + until > free[resource]:
-                free[resource] = now + until
-        reached = [(later, now + us[over]) for later in followers[send]]
-        if send in next_of:
-            reached.append((next_of[send], now))
-        for later, at in reached:
-            if at > ready[later]:
-                ready[later] = at
-            num_awaited[later] -= 1
-            if not num_awaited[later]:
-                heappush(pending, (ready[later], place[later]))
-    return starts, starts + np.array(us)[columns.link]
-
-
-def _held_us(topology: Topology, mb: float) -> tuple[list[float], list[list[tuple[int, float, float]]]]:
-    """(time of a send of `mb` MB over each link, resources that it holds), in us, by link.
-
-    The second are lists of (resource, begin of the hold, end of the hold), relative to the send's start.
-    """
-    us = [float(e.alpha_us) + mb * float(e.beta_us_per_mb) for e in topology.links]
-    holds: list[list[tuple[int, float, float]]] = []
-    for over, each in enumerate(topology.holds_of_link):
-        lasts = [(hold, float(hold.alpha_us) + mb * float(hold.beta_us_per_mb)) for hold in each]
-        holds.append(
-            [
-                (hold.resource, us[over] - last, us[over])
-                if hold.side == "receive"
-                else (hold.resource, 0.0, last)
-                for hold, last in lasts
-            ]
-        )
-    return us, holds
-
-
-class _Columns(NamedTuple):
-    """Columns of sends: `adds` is True for reductions; `turn` and `lane` as in `Lanes`."""
-
-    chunk: Ints
-    link: Ints
-    adds: Ints
-    start: Floats
-    step: Ints
-    turn: Ints
-    lane: Ints
-
-
-def _rounds(problem: Problem, lanes: Lanes, roots: Sequence[int] | None) -> _Columns:
-    """Columns of sends on rings: chunks are dealt to the rings, and go round once, or twice for allreduce."""
-    collective, num, n = problem.collective, len(lanes.hops), problem.topology.num_ranks
-    place = np.empty((num, n), dtype=np.int64)
-    for number, hops in enumerate(lanes.hops):
-        place[number, [src for src, _ in hops]] = np.arange(n)
-    ends = roots or [c.origins[0] if c.root is None else c.root for c in collective.chunks]
-    number_of = [0] * n
-    numbers = []
-    for rank in ends:
-        numbers.append(number_of[rank])
-        number_of[rank] += 1
-    row, lane = (each[:, None] for each in np.divmod(np.array(numbers), num))
-    begin, steps = place[lane, np.array(ends)[:, None]], np.arange(n - 1)[None, :]
-    phases = []
-    if collective.combining:
-        phases.append((begin + 1 + steps, steps, True))
-    if not collective.stays_at_roots:
-        phases.append((begin + steps, steps + (n - 1) * collective.combining, False))
-    mb = max(problem.chunk_bytes) / 1e6 * (1 + row.max())
-    starts = lanes.round_us(mb, (n - 1) * len(phases))[0]
-    found = []
-    for place_of_hop, step, adds in phases:
-        hop = place_of_hop % n
-        nothing = 0 * hop
-        found.append(
-            (np.arange(len(ends))[:, None] + nothing, lanes.links[0, lane, hop],
-             np.full(hop.shape, adds), starts[step, lane, hop], step * (1 + row.max()) + row + nothing,
-             row * (1 + lanes.turns.max()) + lanes.turns[0, lane, hop],
-             lane + nothing)
-        )  # fmt: skip
-    return _Columns(
-        *(np.concatenate([each.ravel() for each in column]) for column in zip(*found, strict=True))
-    )
-
-
-def _pieces(num_chunks: int, lanes: Lanes, plan: Plan | None) -> _Columns:
-    """Columns of sends on open lanes: chunks are dealt to the lanes, and follow one another along each.
-
-    - `plan`: Plan with the starts of the sends; None sets all starts to 0.
-    """
-    num = len(lanes.hops)
-    chunk = np.arange(num_chunks)[:, None]
-    piece, lane = np.divmod(chunk, num)
-    period = 0.0 if plan is None else plan.period_us
-    starts = np.zeros(lanes.links.shape) if plan is None else plan.starts_us
-    hop = np.arange(starts.shape[2])[None, :]
-    found = [
-        (chunk + 0 * hop, lanes.links[way, lane, hop], np.full((len(chunk), hop.size), adds),
-         piece * period + starts[way, lane, hop], piece + 0 * hop, lanes.turns[way, lane, hop],
-         lane + 0 * hop)
-        for way, adds in enumerate(lanes.backwards)
-    ]  # fmt: skip
-    return _Columns(
-        *(np.concatenate([each.ravel() for each in column]) for column in zip(*found, strict=True))
     )
 
 
