@@ -51,9 +51,6 @@ MANY_STEPS = 30_000_000  # max links visited in searches for trees over all runs
 _ORDER_NS = 70  # estimated nanoseconds to order a hop
 #: Weights of a chunk's turn (when it is due) relative to its route ahead, by which waiting chunks are sorted.
 _TURN_WEIGHTS = (0.5, 1.0)
-#: The same weights for schedules without idle gaps; and max rounds in which starts on idle resources are
-#: delayed.
-_STEADY_WEIGHTS, _MOST_DELAYS = (0.2, 0.35), 12
 VERIFY_US_PER_TRANSFER = 2.0  # estimated microseconds to verify a transfer of a chunk with one destination
 
 
@@ -142,46 +139,17 @@ def send_in_turn(
 
     def attempt(run: int, limit: int, limits: Limits) -> Sends | None:
         due = _TURN_WEIGHTS[run] * routes.peak_ticks * turn
-        return _send(fabric, demand, routes, limit, limits, rule="travel time", due=due)
+        return send_once(fabric, demand, routes, limit, limits, rule="travel time", due=due)
 
     steps = sending_ns(fabric, len(routes.slot), limits)
     return best_of(attempt, limits, len(_TURN_WEIGHTS), steps=steps)
 
 
-def send_without_gaps(
-    fabric: Fabric, demand: Demand, routes: Routes, turn: Floats, limits: Limits = Limits()
-) -> Sends | None:
-    """Best schedule in which no resource's span, from first to last use, exceeds the largest busy time.
-
-    The tiles of a large message can then follow one another at the rate of the busiest resource. Resources
-    that idle between sends begin later. None if no such schedule is found.
-    """
-    found = (_gapless(fabric, demand, routes, each * turn, limits) for each in _STEADY_WEIGHTS)
-    return min(filter(None, found), key=lambda sends: sends.finish_ticks, default=None)
-
-
-def _gapless(fabric: Fabric, demand: Demand, routes: Routes, turn: Floats, limits: Limits) -> Sends | None:
-    """Schedule without idle gaps (see `send_without_gaps`); None if none is found in `_MOST_DELAYS` rounds.
-
-    - `turn`: As in `send_in_turn`, times a weight relative to the route ahead.
-    """
-    begins, due = np.zeros(fabric.num_slots, np.int64), routes.peak_ticks * turn
-    for _ in range(_MOST_DELAYS):
-        found = _send(fabric, demand, routes, 2**62, limits, rule="travel time", due=due, begins=begins)
-        if found is None:
-            break
-        late = _late_begins(fabric, int(demand.units[0]), found)
-        if late is None:
-            return _at_earliest(fabric, demand, routes, found)
-        begins = np.maximum(begins, late)
-    return None
-
-
-def _at_earliest(fabric: Fabric, demand: Demand, routes: Routes, found: Sends) -> Sends:
+def send_at_earliest(fabric: Fabric, demand: Demand, routes: Routes, found: Sends) -> Sends:
     """The same sends at their earliest starts, in the same order on each link and resource."""
     hops = _make_hops(fabric, demand.units, routes, 0, np.zeros(2, np.int64))
     by_hop = np.lexsort((hops.slot, hops.chunk))
-    by_send = np.lexsort((_slots(fabric, found), found.chunk))
+    by_send = np.lexsort((slots_of(fabric, found), found.chunk))
     start = np.empty(len(by_hop), np.int64)
     start[by_hop] = found.start[by_send]
     return _in_order(fabric, demand, hops, np.argsort(start, kind="stable"))
@@ -189,7 +157,7 @@ def _at_earliest(fabric: Fabric, demand: Demand, routes: Routes, found: Sends) -
 
 def routes_of(fabric: Fabric, num_chunks: int, found: Sends) -> tuple[Routes, Ints]:
     """(routes of the chunks in a schedule, (num_hops,) start of each hop in ticks)."""
-    slot, chunk = _slots(fabric, found).astype(np.int32), found.chunk.astype(np.int64)
+    slot, chunk = slots_of(fabric, found).astype(np.int32), found.chunk.astype(np.int64)
     came = np.full(num_chunks * fabric.num_ranks, -1)
     came[chunk * fabric.num_ranks + fabric.dst[slot]] = np.arange(len(chunk))
     # A hop follows the hop that brings its chunk; hops of one chunk from the same rank are adjacent.
@@ -259,7 +227,7 @@ def _send_best(
         if routes.peak_ticks > limit:
             return None
         rule = "travel time" if demand.target is None else PATH_RULES[run % orders]
-        return _send(fabric, demand, routes, limit, limits, rule=rule)
+        return send_once(fabric, demand, routes, limit, limits, rule=rule)
 
     steps = sending_ns(fabric, len(routes.slot), limits)
     return best_of(attempt, limits, num_runs, steps=steps, limit_ticks=limit_ticks)
@@ -272,7 +240,7 @@ def travel_ticks(fabric: Fabric, units: Ints, routes: Routes) -> Ints:
     return ticks
 
 
-def _send(
+def send_once(
     fabric: Fabric,
     demand: Demand,
     routes: Routes,
@@ -310,41 +278,7 @@ def _send(
     return found if found.finish_ticks >= 0 else None
 
 
-def _late_begins(fabric: Fabric, size: int, found: Sends) -> Ints | None:
-    """(num_slots,) earliest starts on links, in ticks, delayed to remove idle time; None if none is idle.
-
-    A link or resource has idle time if the span from its first to its last use exceeds the largest busy time
-    of any. Its uses then start later by the difference.
-
-    - `size`: Size of every chunk.
-    """
-    num_slots, slot = fabric.num_slots, _slots(fabric, found)
-    count, start = np.bincount(slot, minlength=num_slots), found.start.astype(np.int64)
-    first, last = np.full(num_slots, 2**62), np.full(num_slots, -(2**62))
-    np.minimum.at(first, slot, start)
-    np.maximum.at(last, slot, start)
-    own, took = fabric.own_alpha + size * fabric.own_beta, fabric.alpha + size * fabric.beta
-    user = np.repeat(np.arange(num_slots), np.diff(fabric.hold_of))
-    held = fabric.hold_alpha + size * fabric.hold_beta
-    lead = np.where(fabric.hold_receives, took[user] - held, 0)
-    # Busy ticks of all links, followed by those of all shared resources.
-    load = np.concatenate((count * own, np.zeros(fabric.num_resources, np.int64)))
-    begin = np.concatenate((first, np.full(fabric.num_resources, 2**62)))
-    end = np.concatenate((last + own, np.full(fabric.num_resources, -(2**62))))
-    resource = num_slots + fabric.hold_resource
-    np.add.at(load, resource, count[user] * held)
-    np.minimum.at(begin, resource, first[user] + lead)
-    np.maximum.at(end, resource, last[user] + lead + held)
-    over = np.where(load > 0, end - begin - load.max(), 0)
-    if (over <= 0).all():
-        return None
-    begin = np.where(over > 0, begin + over, 0)
-    late = begin[:num_slots].copy()
-    np.maximum.at(late, user, begin[resource] - np.where(over[resource] > 0, lead, 0))
-    return late
-
-
-def _slots(fabric: Fabric, found: Sends) -> Ints:
+def slots_of(fabric: Fabric, found: Sends) -> Ints:
     """Slot of each send's link."""
     slot_of_link = np.zeros(int(fabric.link.max()) + 1, np.int64)
     slot_of_link[fabric.link] = np.arange(fabric.num_slots)

@@ -34,7 +34,8 @@ from taccl.synthesis.kernels.flow_kernel import flow_up_to, largest_shortfall
 from taccl.synthesis.kernels.limits import Limits
 from taccl.synthesis.kernels.queue_kernel import send_along
 from taccl.synthesis.proposers.large import effort
-from taccl.synthesis.proposers.queues import send_in_turn, send_without_gaps
+from taccl.synthesis.proposers.queues import send_in_turn
+from taccl.synthesis.proposers.steady import send_without_gaps
 from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.chunks import cut, with_note_on_chunks
 from taccl.synthesis.transforms.halves import join, split
