@@ -1,7 +1,8 @@
-"""Tiles of operations that overlap: the axis along which each result is cut."""
+"""Tiles of operations that overlap: the axis along which each result is cut, and the order of all tiles."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,7 +10,7 @@ from taccl.errors import WorkloadError
 from taccl.workload.operations import refuse_first
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from taccl._internal.arguments import Count, Natural
     from taccl.workload.operations import Operation
@@ -202,3 +203,61 @@ def reached(
         for source in sources[unit]:
             behind[source] |= behind[unit] | 1 << unit
     return dict(place), before, behind
+
+
+def ordered_tiles(
+    workload: Workload, unit: Mapping[str, int]
+) -> dict[tuple[str, int], tuple[tuple[str, int], ...]]:
+    """{(operation, number of a tile): tiles that it reads}, with producers before consumers.
+
+    Overlaps are ordered tile by tile. Raises `WorkloadError` if an overlap depends on an operation outside
+    that depends on the overlap itself.
+
+    - `unit`: {operation: its unit}; an overlap is one unit.
+    """
+    import networkx as nx
+
+    members = defaultdict[int, list[str]](list)
+    for name, number in unit.items():
+        members[number].append(name)
+    graph = nx.DiGraph()
+    graph.add_nodes_from(members)
+    for each in workload.operations:
+        sources = {unit[name] for name in workload.waits[each.name] if name in unit} - {unit[each.name]}
+        graph.add_edges_from((source, unit[each.name]) for source in sources)
+    try:
+        order = list(nx.lexicographical_topological_sort(graph))
+    except nx.NetworkXUnfeasible:
+        units = [unit for unit, _ in nx.find_cycle(graph)]
+        for overlap in workload.overlaps:
+            if unit[overlap.operations[0]] in units:
+                raise circular(overlap.operations[0]) from None
+        heads = {workload.operation[members[each][0]].fused or members[each][0] for each in units}
+        fused = sorted(heads & {each.fused for each in workload.operations})
+        said = f"the kernels of {' and '.join(fused)} wait for each other; fuse fewer operations"
+        raise WorkloadError(said, where=fused[0]) from None
+    return {
+        (name, tile): tuple(_reads(workload, name, tile))
+        for number in order
+        for tile in range(workload.tiling(members[number][0]).tiles)
+        for name in _in_order(workload, members[number])
+    }
+
+
+def _in_order(workload: Workload, names: Sequence[str]) -> list[str]:
+    """Sort operations of one overlap by dependency, and by program order where that leaves a choice."""
+    left, order = list(names), list[str]()
+    while left:
+        ready = next(name for name in left if not set(left).intersection(workload.waits[name]))
+        left.remove(ready)
+        order.append(ready)
+    return order
+
+
+def _reads(workload: Workload, operation: str, tile: int) -> Iterator[tuple[str, int]]:
+    """Yield the tiles for which a tile waits: within its overlap those of its number, otherwise all."""
+    overlap = workload.tiling(operation).overlap
+    for name in workload.waits[operation]:
+        cut = workload.tiling(name)
+        within = overlap is not None and cut.overlap is overlap
+        yield from ((name, each) for each in ([tile] if within else range(cut.tiles)))

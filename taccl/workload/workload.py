@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, reduce
 from operator import or_
@@ -16,10 +16,10 @@ from taccl.workload.kernels import check_kernels, waits
 from taccl.workload.layouts import infer
 from taccl.workload.mesh import Mesh
 from taccl.workload.operations import Operation, Tensor, operand_axes, refuse_first
-from taccl.workload.tiling import Overlap, Tiling, circular, reached, tilings_of
+from taccl.workload.tiling import Overlap, Tiling, circular, ordered_tiles, reached, tilings_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -290,56 +290,8 @@ class Workload:
 
     @cached_property
     def tiles(self) -> dict[tuple[str, int], tuple[tuple[str, int], ...]]:
-        """{(operation, number of a tile): tiles that it reads}, with producers before consumers.
-
-        Overlaps are ordered tile by tile. Raises `WorkloadError` if an overlap depends on an operation
-        outside that depends on the overlap itself.
-        """
-        import networkx as nx
-
-        unit = self._units  # an overlap is one unit
-        members = defaultdict[int, list[str]](list)
-        for name, number in unit.items():
-            members[number].append(name)
-        graph = nx.DiGraph()
-        graph.add_nodes_from(members)
-        for each in self.operations:
-            sources = {unit[name] for name in self.waits[each.name] if name in unit} - {unit[each.name]}
-            graph.add_edges_from((source, unit[each.name]) for source in sources)
-        try:
-            order = list(nx.lexicographical_topological_sort(graph))
-        except nx.NetworkXUnfeasible:
-            units = [unit for unit, _ in nx.find_cycle(graph)]
-            for overlap in self.overlaps:
-                if unit[overlap.operations[0]] in units:
-                    raise circular(overlap.operations[0]) from None
-            heads = {self.operation[members[each][0]].fused or members[each][0] for each in units}
-            fused = sorted(heads & {each.fused for each in self.operations})
-            said = f"the kernels of {' and '.join(fused)} wait for each other; fuse fewer operations"
-            raise WorkloadError(said, where=fused[0]) from None
-        return {
-            (name, tile): tuple(self._reads(name, tile))
-            for number in order
-            for tile in range(self.tiling(members[number][0]).tiles)
-            for name in self._in_order(members[number])
-        }
-
-    def _in_order(self, names: Sequence[str]) -> list[str]:
-        """Sort operations of one overlap by dependency, and by program order where that leaves a choice."""
-        left, order = list(names), list[str]()
-        while left:
-            ready = next(name for name in left if not set(left).intersection(self.waits[name]))
-            left.remove(ready)
-            order.append(ready)
-        return order
-
-    def _reads(self, operation: str, tile: int) -> Iterator[tuple[str, int]]:
-        """Yield the tiles for which a tile waits: within its overlap those of its number, otherwise all."""
-        overlap = self.tiling(operation).overlap
-        for name in self.waits[operation]:
-            cut = self.tiling(name)
-            within = overlap is not None and cut.overlap is overlap
-            yield from ((name, each) for each in ([tile] if within else range(cut.tiles)))
+        """{(operation, number of a tile): tiles that it reads}, in order; see `tiling.ordered_tiles`."""
+        return ordered_tiles(self, self._units)
 
     @checked_as(WorkloadError)
     def input(
