@@ -29,13 +29,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from taccl.errors import InputError
 from taccl.problem.costs import hold_columns
-from taccl.problem.problem import Costs, Problem
+from taccl.problem.problem import Problem
+from taccl.schedule.clause_waits import add_local_first, add_releases
 from taccl.schedule.columns import check_indices
 from taccl.schedule.contributions import Arrival, all_bits, make_up
 from taccl.schedule.schedule import Schedule, make_schedule
 
-#: Causes of a wait: arrival of data, reading or replacement of a sum, a clause. Others: index of a resource.
-DATA, SUM, CLAUSE = -1, -2, -3
+#: Causes of a wait: arrival of data, reading or replacement of a sum. Others are a clause (see
+#: `taccl.schedule.clause_waits`), or the index of a resource.
+DATA, SUM = -1, -2
 #: Max events for which a send waits individually; more are combined by a join.
 _FEW = 2
 #: (source, target, after, lead, extra, cause, tile); a plain tuple, as there may be millions.
@@ -94,7 +96,7 @@ class Precedence:
         impose: bool = False,
         contributions: Sequence[Collection[int]] | None = None,
     ) -> None:
-        self.problem, self.own, self._places, self._impose = problem, own, places, impose
+        self.problem, self.own, self._places, self.impose = problem, own, places, impose
         check_indices(own, chunk, link)
         _, first, send = np.unique(group, return_index=True, return_inverse=True)
         timed = [] if end is None else [("start", start), ("end", end)]
@@ -141,8 +143,8 @@ class Precedence:
             self._of_sums()
         else:
             self._of_copies()
-        self._of_own_first()
-        self._of_releases()
+        add_local_first(self)
+        add_releases(self)
 
     def schedule(self, start: ArrayLike, *, producer: str, problem: Problem | None = None) -> Schedule:
         """Schedule of the sends with the given starts.
@@ -156,17 +158,18 @@ class Precedence:
             end=begin + np.array(self.duration)[self.send], producer=producer,
         )  # fmt: skip
 
-    def _wait(
+    def wait(
         self, source: int, target: int, cause: int, after: int = 0, *, lead: int = 0, extra: int = 0
     ) -> None:
+        """Add a wait; see the head of this module for its parts."""
         self.waits.append((source, target, after, lead, extra, cause, 0))
 
-    def _join(self, pending: Iterable[tuple[int, int]], cause: int) -> int:
+    def join(self, pending: Iterable[tuple[int, int]], cause: int) -> int:
         """Add a join that occurs `after` ticks after each source in `pending`; return its index."""
         joined = self.num_events
         self.num_events += 1
         for source, after in pending:
-            self._wait(source, joined, cause, after)
+            self.wait(source, joined, cause, after)
         return joined
 
     def _on_resources(self) -> None:
@@ -219,7 +222,7 @@ class Precedence:
         own_begin, begin = (np.minimum.reduceat(column[order], new) for column in (own_begin, begin))
         own_until, until = (np.maximum.reduceat(column[order], new) for column in (own_until, until))
         # With tentative times, holds that begin together keep the given order, those without duration first.
-        ties = (own_until > own_begin,) if self._impose else (start[send], own_until)
+        ties = (own_until > own_begin,) if self.impose else (start[send], own_until)
         order = np.lexsort((send, *ties, own_begin, resource))
         return resource[order], send[order], begin[order], until[order]
 
@@ -251,7 +254,7 @@ class Precedence:
                     raise _absent(rank, self.chunk[transfer])
                 source = brought[rank, self.chunk[transfer]][1]
                 if source >= 0:
-                    self._wait(source, s, DATA, duration[source])
+                    self.wait(source, s, DATA, duration[source])
 
     def _of_contributions(self, contributions: Sequence[Collection[int]]) -> None:
         """Add waits for named contributions: a sum is sent after all arrivals of which it is composed."""
@@ -276,16 +279,16 @@ class Precedence:
                 if parts is None or any(part.end > begun for part in parts):
                     here = arrivals[rank, chunk]
                     parts = make_up(bits, [each for each in here if each.end <= begun])
-                    if parts is None and self._impose:
+                    if parts is None and self.impose:
                         parts = make_up(bits, here)
                     if parts is None:
                         raise _absent(rank, chunk)
                     awaited = [(part.send, self.duration[part.send]) for part in parts if part.send >= 0]
                     if len(awaited) > _FEW:
-                        awaited = [(self._join(awaited, DATA), 0)]
+                        awaited = [(self.join(awaited, DATA), 0)]
                     known[rank, chunk, bits] = parts, awaited
                 for source, after in awaited:
-                    self._wait(source, s, DATA, after=after)
+                    self.wait(source, s, DATA, after=after)
 
     def _of_sums(self) -> None:
         """Add waits for sums in place: a sum is sent after the arrivals it includes, and before others."""
@@ -312,21 +315,21 @@ class Precedence:
         when: dict[int, int] = {}  # {send: its arrival in ticks of the given times}
         for time, phase, s in moments:
             if phase == 2:
-                if not (included or contributes or self._impose):
+                if not (included or contributes or self.impose):
                     raise _absent(rank, chunk)
                 if len(included) > _FEW:
-                    included = [(self._join(included, DATA), 0)]
+                    included = [(self.join(included, DATA), 0)]
                 for source, after in included:
-                    self._wait(source, s, DATA, after, extra=update)
+                    self.wait(source, s, DATA, after, extra=update)
                 readers.append((s, 0))
                 continue
             lead = duration[s]
             if len(readers) > _FEW:
-                readers = [(self._join(readers, SUM), 0)]
+                readers = [(self.join(readers, SUM), 0)]
             replaced = copies if phase == 0 else included
             before = [each for each in replaced if when.get(each[0], -1) < time]
             for source, after in (*readers, *before):
-                self._wait(source, s, SUM, after, lead=lead, extra=1)
+                self.wait(source, s, SUM, after, lead=lead, extra=1)
             when[s] = time
             if phase == 1:
                 included = [each for each in included if each not in before]
@@ -340,68 +343,6 @@ class Precedence:
             return 0
         us = collective.update_us_per_mb * Fraction(problem.chunk_bytes[chunk], 10**6)
         return ceil(us * problem.costs.ticks_per_us)
-
-    def _of_own_first(self) -> None:
-        """Add waits for local-first priority: local chunks start at least one latency before relayed ones.
-
-        In a reduction they end at least one latency after relayed ones. An order that has this gap keeps it.
-        With `impose`, an order that has local chunks first gets it.
-        """
-        topology, costs, own_costs = self.own.topology, self.problem.costs, self.own.costs
-        lanes: dict[tuple[int, bool], list[int]] = defaultdict(list)
-        for transfer, s in enumerate(self.send):
-            if self.link[s] in self.own.clauses.own_first:
-                lanes[self.link[s], self.reduce[transfer]].append(transfer)
-        for (link, reducing), members in lanes.items():
-            near = set(topology.links[link].dsts if reducing else topology.links[link].srcs)
-            own = [t for t in members if not near.isdisjoint(self._starts(self.chunk[t], reducing))]
-            rest = sorted({self.send[t] for t in members} - {self.send[t] for t in own})
-            if not own or not rest:
-                continue
-            latency, own_latency = self._latencies(costs, own), self._latencies(own_costs, own)
-            if reducing:
-                joined = self._join([(s, self.duration[s]) for s in rest], CLAUSE)
-                last = max((self.start if self._impose else self.end)[s] for s in rest)
-                for s in latency:
-                    if last <= (self.start[s] if self._impose else self.end[s] - own_latency[s]):
-                        self._wait(joined, s, CLAUSE, lead=self.duration[s] - latency[s])
-                continue
-            joined = self._join(latency.items(), CLAUSE)
-            free = max(self.start[s] + (0 if self._impose else gap) for s, gap in own_latency.items())
-            for s in rest:
-                if self.start[s] >= free:
-                    self._wait(joined, s, CLAUSE)
-
-    def _of_releases(self) -> None:
-        """Add waits for release dates: until then, a rank neither sends its initial data nor adds to it."""
-        released = self.problem.release_ticks
-        if not released:
-            return
-        zero = self._join((), CLAUSE)
-        for transfer, s in enumerate(self.send):
-            ends, chunk = self.problem.topology.links[self.link[s]], self.chunk[transfer]
-            for rank in ends.srcs:
-                if (chunk, rank) in released:
-                    self._wait(zero, s, CLAUSE, released[chunk, rank])
-            for rank in ends.dsts:
-                if self.reduce[transfer] and (chunk, rank) in released:
-                    self._wait(zero, s, CLAUSE, released[chunk, rank], lead=self.duration[s])
-
-    def _latencies(self, costs: Costs, transfers: Sequence[int]) -> dict[int, int]:
-        """{send: ticks that its largest chunk among the given transfers would take, sent alone}."""
-        found: dict[int, int] = {}
-        for t in transfers:
-            s, units = self.send[t], int(costs.chunk_units[self.chunk[t]])
-            found[s] = max(found.get(s, 0), costs.duration(self.link[s], units))
-        return found
-
-    def _starts(self, chunk: int, reducing: bool) -> set[int | None]:
-        """Ranks where a chunk starts, or {the root} to which it is reduced."""
-        collective = self.own.collective
-        root = collective.chunks[chunk].root
-        if reducing or (collective.combining and root is not None):
-            return {root}
-        return set(collective.starts[chunk])
 
 
 def _absent(rank: int, chunk: int) -> InputError:
