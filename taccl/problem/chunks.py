@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from taccl.errors import CollectiveError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,6 +47,19 @@ class Derivation:
     source: int
     rank: int
     chunk: int
+
+
+def in_turn(derivations: Sequence[Derivation], chunks: Sequence[Chunk]) -> tuple[Derivation, ...]:
+    """Derivations, each after the derivation of its source chunk; cyclic ones are left out."""
+    makes: dict[int, list[Derivation]] = defaultdict(list)
+    for each in derivations:
+        makes[each.source].append(each)
+    turn: list[Derivation] = []
+    there = [c for c, chunk in enumerate(chunks) if makes and chunk.origins]
+    for c in there:  # the list grows while it is read
+        turn += makes[c]
+        there += [each.chunk for each in makes.pop(c)]
+    return tuple(turn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +103,16 @@ class RankSets:
     def among(self, chunks: range) -> Iterator[tuple[int, ...]]:
         """Distinct sets of some consecutive chunks."""
         return (self.sets[i] for i in np.unique(self.of_chunk[chunks.start : chunks.stop]).tolist())
+
+
+def check_members(ranks: Sequence[int], num_ranks: int, *, where: str) -> None:
+    """Raise `CollectiveError` unless there are members, all valid and each named once."""
+    if not ranks:
+        raise CollectiveError("found no members; expected at least one", where=where)
+    for rank in ranks:
+        if not 0 <= rank < num_ranks:
+            said = f"rank {rank} does not exist; there are ranks 0-{num_ranks - 1}"
+            raise CollectiveError(said, where=where)
+    if len(set(ranks)) < len(ranks):
+        twice = sorted({rank for rank in ranks if list(ranks).count(rank) > 1})
+        raise CollectiveError(f"ranks {twice} are named twice; name each member once", where=where)

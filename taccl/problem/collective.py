@@ -9,7 +9,7 @@ A *process group* is a subset of the ranks of a topology: `Collective.among` put
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from copy import copy
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -23,7 +23,7 @@ from taccl._internal.arguments import checked_as
 from taccl._internal.names import shown
 from taccl._internal.units import exact
 from taccl.errors import CollectiveError
-from taccl.problem.chunks import Chunk, Derivation, ProcessGroup, RankSets
+from taccl.problem.chunks import Chunk, Derivation, ProcessGroup, RankSets, check_members, in_turn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -142,7 +142,7 @@ class Collective:
     def _check_groups(self) -> None:
         """Raise `CollectiveError` unless groups have valid ranks, and each chunk belongs to one group."""
         for index, group in enumerate(self.groups):
-            _check_members(group.ranks, self.num_ranks, where=f"{self.name}: group {index}")
+            check_members(group.ranks, self.num_ranks, where=f"{self.name}: group {index}")
         counted = sum(group.num_chunks for group in self.groups)
         if counted != self.num_chunks or min(group.num_chunks for group in self.groups) < 0:
             found = f"found groups of {[group.num_chunks for group in self.groups]} chunks"
@@ -182,15 +182,7 @@ class Collective:
     @cached_property
     def derivations_in_turn(self) -> tuple[Derivation, ...]:
         """Derivations, each after the derivation of its source chunk; cyclic ones are left out."""
-        makes: dict[int, list[Derivation]] = defaultdict(list)
-        for each in self.derivations:
-            makes[each.source].append(each)
-        turn: list[Derivation] = []
-        there = [c for c, chunk in enumerate(self.chunks) if makes and chunk.origins]
-        for c in there:  # the list grows while it is read
-            turn += makes[c]
-            there += [each.chunk for each in makes.pop(c)]
-        return tuple(turn)
+        return in_turn(self.derivations, self.chunks)
 
     @cached_property
     def starts(self) -> tuple[tuple[int, ...], ...]:
@@ -335,7 +327,7 @@ class Collective:
         """
         where = f"{self.name}: ranks of the group"
         members = tuple(ranks)
-        _check_members(members, num_ranks, where=where)
+        check_members(members, num_ranks, where=where)
         if len(members) != self.num_ranks:
             said = f"found {len(members)} members; the collective is over {self.num_ranks} ranks"
             raise CollectiveError(said, where=where)
@@ -402,16 +394,3 @@ def busbw_factor(name: str, num_ranks: int) -> float:
     if name in ("allgather", "reduce-scatter", "alltoall", "gather", "scatter"):
         return (num_ranks - 1) / num_ranks
     return 2 * (num_ranks - 1) / num_ranks if name == "allreduce" else 1.0
-
-
-def _check_members(ranks: Sequence[int], num_ranks: int, *, where: str) -> None:
-    """Raise `CollectiveError` unless there are members, all valid and each named once."""
-    if not ranks:
-        raise CollectiveError("found no members; expected at least one", where=where)
-    for rank in ranks:
-        if not 0 <= rank < num_ranks:
-            said = f"rank {rank} does not exist; there are ranks 0-{num_ranks - 1}"
-            raise CollectiveError(said, where=where)
-    if len(set(ranks)) < len(ranks):
-        twice = sorted({rank for rank in ranks if list(ranks).count(rank) > 1})
-        raise CollectiveError(f"ranks {twice} are named twice; name each member once", where=where)
