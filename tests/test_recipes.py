@@ -16,9 +16,10 @@ from taccl._internal.kernels import _Kernel
 from taccl.analysis.certificates import bounds
 from taccl.analysis.certificates.certificate import Claim, OfRanks
 from taccl.baselines.moves import Moves, routed
-from taccl.baselines.spread import cut_while_it_pays, run
+from taccl.baselines.spread import cut_while_it_pays, require_no_derivations, run
 from taccl.baselines.table import BASELINES, TABLE, Baseline, label_of
 from taccl.cli import main
+from taccl.errors import CollectiveError
 from taccl.formats import registry
 from taccl.formats.table import FileFormat
 from taccl.problem.chunks import Chunk
@@ -85,6 +86,7 @@ def line(problem, *, cut=True):
         src, dst = (start + step) % ranks, (start + step + 1) % ranks
         return routed(some, Moves.of([(step, np.arange(chunks), src, dst, False)]))
 
+    require_no_derivations(problem, baseline="line")
     return cut_while_it_pays(
         problem, lambda some: run(some, passed_on).schedule(some, producer="line"), name="line", cut=cut
     )
@@ -100,6 +102,8 @@ def test_a_baseline(monkeypatch):
     taccl.verify(found).raise_if_failed()
     assert taccl.baselines.best(problem, time_limit_s=1e-9).producer == "line"
     assert label_of("line") == "hand to hand"
+    with pytest.raises(CollectiveError, match="line does not support scan"):
+        line(problem_of(ring(3), collectives.scan(3)))
 
 
 def test_a_ruin_move(monkeypatch):
@@ -214,14 +218,21 @@ class OneArrival(OfRanks):
     ranks: frozenset[int]
 
     def holds(self, facts, ticks):
-        """True if the fastest link needs that time for the smallest chunk."""
-        unit = min(facts.units)
-        return ticks <= min(facts.alpha[e] + facts.beta[e] * unit for e in facts.allowed)
+        """True if a chunk must enter each rank, and the fastest link needs that time for the smallest chunk."""
+        lacks = {
+            r
+            for chunk in facts.collective.chunks
+            for r in chunk.destinations
+            if r not in chunk.origins or (facts.sums and len(chunk.origins) > 1)
+        }
+        return self.ranks <= lacks and ticks <= min(facts.took(e, min(facts.units)) for e in facts.allowed)
 
 
 def one_arrival(demand, *, in_network):
-    """Yield the claim for rank 0."""
+    """Yield the claim for rank 0, if a chunk must enter it."""
     del in_network
+    if not demand.border(frozenset({0}), entering=True):
+        return
     costs, unit = demand.problem.costs, int(demand.problem.costs.chunk_units.min())
     ticks = min(int(costs.link_alpha[e] + costs.link_beta[e] * unit) for e in demand.problem.links_allowed)
     yield Claim(ticks, "one arrival", OneArrival(frozenset({0})))
@@ -237,6 +248,11 @@ def test_a_bound(monkeypatch):
     us = Fraction(claim.ticks) / problem.costs.ticks_per_us
     assert (proves(bound=us).check(), proves(bound=2 * us).check()) == (True, False)
     assert bounds.lower_bound(problem).kind != "one arrival"
+    scattered = problem_of(full(3), collectives.scatter(3))  # no chunk enters its root, rank 0
+    assert "one arrival" not in {each.kind for each in bounds.claims_of(scattered)}
+    assert not taccl.Certificate(
+        scattered, bound=us, kind=claim.kind, limits=claim.limits, witness=claim.witness
+    ).check()
 
 
 def lines_of(schedule):

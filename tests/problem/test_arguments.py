@@ -40,7 +40,7 @@ CASES = [
 @pytest.mark.parametrize("name", collectives.COLLECTIVES)
 def test_arguments_are_read_off_a_collective(name):
     """`arguments_of` returns the arguments of `make`, except for several roots."""
-    arguments = {"root": 2} if name in collectives.ROOTED else arguments_for(name, 3)
+    arguments = arguments_for(name, 3) | ({"root": 2} if name in collectives.ROOTED else {})
     made = collectives.make(name, 3, chunks_per_rank=2, **arguments)
     assert arguments_of(made) == {each: value for each, value in arguments.items() if each != "roots"}
 
