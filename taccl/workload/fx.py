@@ -8,8 +8,9 @@ from typing import Any
 from taccl._internal.arguments import Count, checked_as
 from taccl._internal.names import did_you_mean
 from taccl.errors import WorkloadError
-from taccl.workload.fx_graph import TRACE, Graph
+from taccl.workload.fx_graph import TRACE, Graph, has_effects
 from taccl.workload.fx_operations import READERS
+from taccl.workload.fx_reading import NodeReader
 from taccl.workload.workload import Workload
 
 
@@ -64,7 +65,7 @@ def from_fx(
     }
     asked = _by_placeholder(layouts or {}, nodes, known)
     grid = Workload(name, num_ranks, mesh=tuple(mesh)).grid
-    graph = Graph(grid, groups or {}, READERS)
+    graph = NodeReader(grid, groups or {}, READERS)
     for node in nodes:
         if node.op in ("placeholder", "get_attr"):
             if node.users or node.name in asked:
@@ -77,7 +78,7 @@ def from_fx(
                 graph.values[node] = node.meta["val"] if is_number else graph.add_input(node, layout)
         elif node.op == "output":
             returned = _outputs(graph, node, signature, known)
-        else:
+        elif node.users or has_effects(node):
             graph.values[node] = graph.read(node)
     state = tuple(graph.state.items())
     operations, inputs = tuple(graph.operations), tuple(graph.inputs)

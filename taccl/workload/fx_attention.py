@@ -24,7 +24,7 @@ def _options(graph: Graph, given: Arguments) -> tuple[list[Any], dict[str, Any]]
     for name, value in _PLAIN.items():
         if given.get(name, value) != value:
             said = f"{graph.node.target} has {name}={given[name]!r}"
-            raise graph.refused(f"{said}; only {value!r} is supported")
+            raise graph.unread(f"{said}; only {value!r} is supported")
     masks = [given[name] for name in ("attn_mask", "attn_bias") if given.get(name) is not None]
     return masks, {"causal": bool(given["is_causal"]), "value": given.get("scale")}
 
@@ -38,7 +38,7 @@ def _heads(graph: Graph, given: Arguments) -> tuple[int, int, int]:
     for name, each in (("keys", key), ("values", value)):
         if query[-3] % each[-3]:
             said = f"{graph.node.target} has {query[-3]} heads of queries, and {each[-3]} of {name}"
-            raise graph.refused(f"{said}; expected a number that divides the former")
+            raise graph.unread(f"{said}; expected a number that divides the former")
     return query[-3] // key[-3], query[-3] // value[-3], len(query) - 3
 
 

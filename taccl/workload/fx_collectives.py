@@ -11,7 +11,8 @@ import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from taccl.workload.fx_values import Named, Piece, Repeated, Stacked, View, described
+from taccl.workload.fx_parts import own_of, parts_of, spread
+from taccl.workload.fx_values import Named, Own, Piece, Repeated, Stacked, View, described
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +31,7 @@ def _in_pieces(graph: Graph, given: Arguments) -> Any:
     """
     source, axis = given["self"], given["dim"]
     if not isinstance(source, (Named, Stacked)):
-        source = Named(graph.name_of(source))
+        source = Named(graph.name_of(spread(graph, source)))
     shape = graph.local_shape(source)
     axis %= max(len(shape), 1)
     parts: Any = graph.node.meta.get("val", graph.node.meta.get("tensor_meta"))
@@ -63,8 +64,10 @@ def _joined(graph: Graph, given: Arguments) -> Any:
         return Named(source.name)
     if isinstance(source, Named) and to == 0:
         return Stacked(source.name, first.axis, first.count)
+    if isinstance(source, Named):
+        return _concatenated(graph, given)
     said = f"cuts {described(source)} into {first.count} pieces along axis {first.axis}"
-    raise graph.refused(f"{said}, and concatenates them along axis {to}; concatenate along axis {first.axis}")
+    raise graph.unread(f"{said}, and concatenates them along axis {to}; concatenate along axis {first.axis}")
 
 
 def _concatenated(graph: Graph, given: Arguments) -> Any:
@@ -124,8 +127,16 @@ def _reduced(graph: Graph, given: Arguments, total: Named, size: int) -> Named:
     return total if operation == "sum" else graph.make("scale", total, value=1 / size)
 
 
+def _source(graph: Graph, value: Any) -> Any:
+    """Operand of a collective that moves slices; a sum of known parts is what each rank has of its own."""
+    if isinstance(value, (Stacked, Own)) or not graph.mesh.partial(graph.tensor(value)):
+        return value
+    return own_of(graph, Named(graph.name_of(value))) or value
+
+
 def _all_gather(graph: Graph, given: Arguments) -> Any:
     group, size = graph.group(given)
+    given = given | {"input": spread(graph, _source(graph, given["input"]))}
     return _gathered(graph, graph.make("allgather", given["input"], group=group), given["input"], group, size)
 
 
@@ -134,8 +145,22 @@ def _all_to_all(graph: Graph, given: Arguments) -> Any:
     for which in ("output_split_sizes", "input_split_sizes"):
         if len(set(given[which])) > 1:
             raise graph.refused(f"has {which} {given[which]}; only equal slices are supported")
-    source, axis = _along(graph, given, size)
+    source, axis = _along(graph, given | {"input": _source(graph, given["input"])}, size)
+    if isinstance(source, Own):  # the parts of a rank's own tensor, one for each rank, and then one from each
+        made = graph.make("alltoall", Named(parts_of(graph, source, source.shape)), axis=1, group=group)
+        return View(made.name, source.shape)
     return _gathered(graph, graph.make("alltoall", source, axis=axis, group=group), source, group, size)
+
+
+def _broadcast(graph: Graph, given: Arguments) -> Any:
+    """The tensor itself: all ranks of the group must have it already, as they have initial parameters."""
+    group, _ = graph.group(given)
+    tensor = graph.tensor(given["input"])
+    dims = graph.mesh.dims_of(group, where=graph.node.name)
+    if any(tensor.along(dim) != "replicated" for dim in dims):
+        said = f"broadcasts {tensor.name}, which is {tensor}; only tensors that all ranks have are supported"
+        raise graph.refused(f"{said}: gather it, and take the part of one rank")
+    return given["input"]
 
 
 def _along(graph: Graph, given: Arguments, size: int) -> tuple[Any, int]:
@@ -174,6 +199,7 @@ COLLECTIVE_READERS: dict[str, Reader] = {
     "_c10d_functional.reduce_scatter_tensor": _reduce_scatter,
     "_c10d_functional.all_gather_into_tensor": _all_gather,
     "_c10d_functional.all_to_all_single": _all_to_all,
+    "_c10d_functional.broadcast": _broadcast,
     "_c10d_functional.all_reduce_coalesced": _each(_all_reduce),
     "_c10d_functional.reduce_scatter_tensor_coalesced": _each(_reduce_scatter),
     "_c10d_functional.all_gather_into_tensor_coalesced": _each(_all_gather),

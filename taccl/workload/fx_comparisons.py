@@ -84,7 +84,7 @@ def _triangle(kind: str) -> Reader:
         whole = shape if number is not None else graph.tensor(source).shape
         if shape is None or whole is None or len(shape) < 2 or whole[-2:] != shape[-2:]:
             said = f"{graph.node.target} reads {described(source)}"
-            raise graph.refused(f"{said}; only matrices that every rank holds whole are supported")
+            raise graph.unread(f"{said}; only matrices that every rank holds whole are supported")
         rows, columns = shape[-2:]
         column, row = Positions(0, columns, (1, columns)), Positions(0, rows, (rows, 1))
         distance = graph.make("subtract", *(graph.cast(each, "float32") for each in (column, row)))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from taccl.workload.fx_parts import spread
+from taccl.workload.fx_views import with_axis_last
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -78,11 +81,14 @@ def _rows_grad(kind: str) -> Reader:
     """Converter of the gradient of softmax or log-softmax, which becomes an operation of `kind`."""
 
     def read(graph: Graph, given: Arguments) -> Any:
-        count = len(graph.tensor(given["output"]).shape)
-        if given["dim"] % count != count - 1:
-            said = f"is over axis {given['dim']}; only the last one is supported"
-            raise graph.refused(f"{said}: transpose the tensor first")
-        return graph.make(kind, given["grad_output"], given["output"])
+        grad, output = (spread(graph, given[name]) for name in ("grad_output", "output"))
+        count = len(graph.local_shape(output))
+        axis = given["dim"] % max(count, 1)
+        tensors = [graph.tensor(each) for each in (grad, output)]
+        if axis == count - 1 and not any(graph.mesh.slicing(each, len(each.shape) - 1) for each in tensors):
+            return graph.make(kind, grad, output)
+        (one, _), (two, back) = (with_axis_last(graph, each, axis) for each in (grad, output))
+        return back(graph.make(kind, one, two))
 
     return read
 

@@ -8,12 +8,11 @@ graph states. This module does not import PyTorch.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from taccl.errors import WorkloadError
-from taccl.workload.fx_parts import of_parts, total_of
+from taccl.workload.fx_parts import of_parts, rows_of, spread, total_of
 from taccl.workload.fx_values import (
     Deferred,
     Filled,
@@ -23,12 +22,14 @@ from taccl.workload.fx_values import (
     Positions,
     Repeated,
     Stacked,
+    Unread,
     View,
     Whole,
     described,
 )
 from taccl.workload.fx_views import alike_sliced, made_whole, of_each_slice, unviewed
-from taccl.workload.layouts import infer
+from taccl.workload.kinds import TABLE
+from taccl.workload.layouts import has_types, infer
 from taccl.workload.operations import (
     COLLECTIVES,
     DTYPE_BYTES,
@@ -40,12 +41,14 @@ from taccl.workload.operations import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from taccl.workload.mesh import Mesh
 
     Reader = Callable[["Graph", dict[str, Any]], Any]
 
+#: Kinds that read a tensor that each rank computes from its own data as parts of a sum.
+_OF_PARTS = ("allreduce", "reduce_scatter", "aten", "reshape")
 TRACE = "trace the step with torch.export or make_fx"
 
 
@@ -75,6 +78,10 @@ class Graph:
         """Error with this text that names the current node."""
         return WorkloadError(said, where=self.node.name)
 
+    def unread(self, said: str) -> Unread:
+        """Error with this text for a form of an operation that converters lack, which names the node."""
+        return Unread(said, where=self.node.name)
+
     def make(self, kind: str, *values: Any, **options: Any) -> Any:
         """Add an operation and return its result, which is a view if point-wise operands are views."""
         if any(isinstance(value, (Positions, Whole)) for value in values):
@@ -98,11 +105,20 @@ class Graph:
         shape = None
         if kind in POINTWISE and any(isinstance(value, View) for value in values):
             values, shape = unviewed(self, values)
+        if kind not in (*_OF_PARTS, *POINTWISE) and any(isinstance(value, Own) for value in values):
+            found = self._of_rows(kind, values, **options)
+            if found is not None:
+                return found
+            if kind in TABLE and hasattr(self.node.target, "tags"):
+                told = " and ".join(described(value) for value in values)
+                raise self.unread(f"{kind} of {told} is not one operation on a global tensor")
         names = tuple(self.name_of(value) for value in values)
         operation = Operation(self._fresh(f"{self.node.name}_{kind}"), kind, names, **options)
         try:
             made = infer(operation, [self.tensors[name] for name in names], self.mesh)
         except WorkloadError as error:
+            if kind in TABLE and not has_types(operation, [self.tensors[name] for name in names]):
+                raise self.unread(error.message) from None
             matched = alike_sliced(self, names) if kind in POINTWISE else None
             if matched is not None:
                 found = self.make(kind, *map(Named, matched), **options)
@@ -110,11 +126,47 @@ class Graph:
             found = of_parts(self, kind, [Named(name) for name in names], **options)
             if found is not None:
                 return found if shape is None else self.viewed(found, shape)
+            found = self._of_rows(kind, values, **options)
+            if found is not None:
+                return found
+            is_own = any(isinstance(value, (Own, Repeated)) for value in values)
+            if kind in TABLE and (is_own or self._are_distributed(names)):
+                raise self.unread(error.message) from None
             advice = "; correct the layouts of the inputs" if kind in COLLECTIVES else ""
             raise self.refused(error.message + advice) from None
         self.tensors[operation.name] = made
         self.operations.append(operation)
         return Named(operation.name) if shape is None else View(operation.name, shape)
+
+    def _of_rows(self, kind: str, values: Sequence[Any], **options: Any) -> Any:
+        """Result of an operation that reads each `Own` as slices along its first axis.
+
+        None if there is none, or if the operation has no valid layout then.
+        """
+        if not any(isinstance(value, Own) and value.shape for value in values):
+            return None
+        first = len(self.operations)
+        try:
+            sliced = [spread(self, value) for value in values]
+            return self.make(kind, *sliced, **options)
+        except WorkloadError:
+            self.forget(first)
+            return None
+
+    def _are_distributed(self, names: Sequence[str]) -> bool:
+        """True if several tensors are distributed, over the same dimensions: ranks may combine own parts."""
+        tensors = [self.tensors[name] for name in names]
+        dims = [tuple(self.mesh.slicing(each, axis)) for each in tensors for axis in range(len(each.shape))]
+        return len([each for each in dims if each]) > 1 and len({each for each in dims if each}) == 1
+
+    def forget(self, first: int) -> None:
+        """Remove the operations from number `first` on."""
+        names = {each.name for each in self.operations[first:]}
+        del self.operations[first:]
+        for name in names:
+            del self.tensors[name]
+        self.reshaped = {key: name for key, name in self.reshaped.items() if name not in names}
+        self.parts = {key: name for key, name in self.parts.items() if not {key, name} & names}
 
     def name_of(self, value: Any) -> str:
         """Name of the tensor that holds a value; if there is none yet, operations that make it are added.
@@ -133,7 +185,8 @@ class Graph:
             return self.name_of(self._repeated(value))
         if isinstance(value, Own):
             if value not in self.reshaped:
-                self.reshaped[value] = total_of(self, value)
+                is_summed = self.tensors[value.name].dtype in FLOATS or not value.shape
+                self.reshaped[value] = (total_of if is_summed else rows_of)(self, value)
             return self.reshaped[value]
         if isinstance(value, View):
             if value.shape == self.local_shape(Named(value.name)):
@@ -141,7 +194,7 @@ class Graph:
             if value not in self.reshaped:
                 self.reshaped[value] = made_whole(self, value)
             return self.reshaped[value]
-        raise self.refused(f"{self.node.target} reads {described(value)}; only whole tensors are supported")
+        raise self.unread(f"{self.node.target} reads {described(value)}; only whole tensors are supported")
 
     def viewed(self, value: Named | View | Own, shape: tuple[int, ...]) -> View | Own:
         """The same value viewed in another local shape."""
@@ -181,7 +234,7 @@ class Graph:
         for name, value in expected.items():
             if name in given and given[name] != value:
                 said = f"{self.node.target} has {name}={given[name]!r}; only {value!r} is supported"
-                raise self.refused(said)
+                raise self.unread(said)
 
     def lazily(self, *makers: Callable[[], Any]) -> list[Deferred]:
         """Results of a node that has several; each is added to the step once another node selects it."""
@@ -200,7 +253,7 @@ class Graph:
         """
         if isinstance(value, Deferred) and value.note is not None:
             return value.note
-        raise self.refused(f"{self.node.target} reads {described(value)}; expected {expected}")
+        raise self.unread(f"{self.node.target} reads {described(value)}; expected {expected}")
 
     def tensor(self, value: Any) -> Tensor:
         """Tensor that a value stands for."""
@@ -252,62 +305,6 @@ class Graph:
             shape[0] *= value.count
         return tuple(shape)
 
-    def read(self, node: Any) -> Any:
-        """Convert a node that calls an operation, and return its value."""
-        self.node = node
-        target = str(node.target)
-        first = len(self.operations)
-        if getattr(node.target, "__name__", "") == "getitem":
-            return self._named(self._item(*node.args), first)
-        schema = getattr(node.target, "_schema", None)
-        name = target.rpartition(".")[0].replace("_functional_autograd", "_functional")
-        reader = self.readers.get(name)
-        if reader is None and name.endswith("_") and self._is_last_reader(node):
-            reader = self.readers.get(name.removesuffix("_"))
-        if node.op != "call_function" or schema is None or reader is None:
-            told = ", ".join(described(self.value(each)) for each in (*node.args, *node.kwargs.values()))
-            what = f"{target} of {told or 'nothing'}"
-            if schema is None:
-                raise self.refused(f"found {node.op} {what}; {TRACE}, which yield aten operations")
-            advice = "remove it, or decompose it with run_decompositions()"
-            raise self.refused(f"found {what}, which is not supported; {advice}")
-        given = {each.name: each.default_value for each in schema.arguments}
-        given |= dict(zip(given, node.args, strict=False)) | dict(node.kwargs)
-        return self._named(reader(self, {name: self.value(each) for name, each in given.items()}), first)
-
-    def _is_last_reader(self, node: Any) -> bool:
-        """True if later nodes read the tensor written in place only through this node's result."""
-        written = node.args[0] if node.args else None
-        users, target = getattr(written, "users", ()), getattr(written, "target", None)
-        # In evaluation, dropout returns its operand itself.
-        is_made = getattr(written, "op", "") == "call_function" and "dropout" not in str(target)
-        is_made &= not getattr(target, "is_view", True)
-        return is_made and all(
-            user is node or (user in self.values and not getattr(user.target, "is_view", True))
-            for user in users
-        )
-
-    def _item(self, source: Any, place: int) -> Any:
-        """Result number `place` of the node `source`; its operations and messages name that node."""
-        found, node = self.values[source][place], self.node
-        if not isinstance(found, Deferred) or not found.is_taken:
-            return found
-        self.node = source
-        made = found.value(self)
-        self.node = node
-        return made
-
-    def _named(self, found: Any, first: int) -> Any:
-        """Return a value after checking it; its operation gets the node's name.
-
-        - `first`: Number of operations before the node. Earlier operations keep their names.
-        """
-        if isinstance(found, (Named, View, Stacked, Own)):
-            if len(self.operations) > first and self.operations[-1].name == found.name:
-                found = replace(found, name=self._last_as(self._fresh(self.node.name)))
-            self._check(found)
-        return found
-
     def value(self, argument: Any) -> Any:
         """Value of an argument: a node's value, a list of values, or a constant unchanged."""
         if isinstance(argument, (list, tuple)):
@@ -345,47 +342,35 @@ class Graph:
         self.inputs.append(self.tensors[node.name])
         return Named(node.name)
 
-    def _last_as(self, name: str) -> str:
-        """Rename the last operation; return the new name."""
-        last = self.operations[-1]
-        self.operations[-1] = replace(last, name=name)
-        self.tensors[name] = replace(self.tensors.pop(last.name), name=name)
-        return name
-
     def _fresh(self, name: str) -> str:
         while name in self.tensors:
             name += "_"
         return name
 
-    def _check(self, found: Named | View | Stacked | Own) -> None:
-        """Raise `WorkloadError` unless a result has the local shape and type that the graph states."""
-        shape, dtype = self.stated()
-        tensor, local = self.tensors[found.name], self.local_shape(found)
-        fits = (shape, dtype) == (local, tensor.dtype)
-        if isinstance(found, View):
-            fits &= math.prod(local) == math.prod(self.local_shape(Named(found.name)))
-        if shape is not None and not fits:
-            read = ", ".join(f"{name} {self.tensors[name]}" for name in self._inputs_of(found))
-            raise self.refused(
-                f"{self.node.target} gives {dtype}{list(shape)} at each rank, but {read} would give "
-                f"{tensor.dtype}{list(local)}; correct the layouts of the inputs"
-            )
-
     def stated(self) -> tuple[tuple[int, ...] | None, str]:
         """Local shape (None if not stated) and element type of the current node in the graph."""
         return _shape_and_dtype(self.node)
 
-    def _inputs_of(self, found: Named | View | Stacked | Own) -> tuple[str, ...]:
-        made = next((each for each in self.operations if each.name == found.name), None)
-        return made.inputs if made is not None else (found.name,)
+    def stated_by(self, meta: Any) -> tuple[tuple[int, ...] | None, str]:
+        """Local shape and element type of one result of the current node, as the graph states."""
+        return _stated(meta, self.node.name)
+
+
+def has_effects(node: Any) -> bool:
+    """False if a node only makes a value, so that it can be left out if no node reads that."""
+    is_item = getattr(node.target, "__name__", "") == "getitem"
+    return not is_item and getattr(getattr(node.target, "_schema", None), "is_mutable", True)
 
 
 def _shape_and_dtype(node: Any) -> tuple[tuple[int, ...] | None, str]:
     """Local shape and element type of a node's result; (None, "") if the graph does not state one tensor."""
-    meta = node.meta.get("val", node.meta.get("tensor_meta"))
+    return _stated(node.meta.get("val", node.meta.get("tensor_meta")), node.name)
+
+
+def _stated(meta: Any, where: str) -> tuple[tuple[int, ...] | None, str]:
     if not hasattr(meta, "shape") or not hasattr(meta, "dtype"):
         return None, ""
     if not all(type(length) is int for length in meta.shape):
         said = f"found shape {list(meta.shape)} with unknown lengths; trace the step without dynamic shapes"
-        raise WorkloadError(said, where=node.name)
+        raise WorkloadError(said, where=where)
     return tuple(meta.shape), str(meta.dtype).removeprefix("torch.")

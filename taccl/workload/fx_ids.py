@@ -22,7 +22,7 @@ def _positions(graph: Graph, given: Arguments) -> Any:
     start, end = given.get("start", 0) or 0, given["end"]
     if given.get("step", 1) not in (None, 1) or not isinstance(start, int) or not isinstance(end, int):
         said = f"counts from {start} to {end} with step {given.get('step')}"
-        raise graph.refused(f"{said}; only whole numbers with step 1 are supported")
+        raise graph.unread(f"{said}; only whole numbers with step 1 are supported")
     found = Positions(start, end, (end - start,))
     return graph.cast(found, given["dtype"]) if "float" in str(given.get("dtype")) else found
 
@@ -42,7 +42,7 @@ def _embedding(graph: Graph, given: Arguments) -> Any:
 def _embedding_grad(graph: Graph, given: Arguments) -> Any:
     if given["scale_grad_by_freq"] or given["padding_idx"] >= 0:
         said = f"has scale_grad_by_freq or padding_idx {given['padding_idx']}"
-        raise graph.refused(f"{said}; only unscaled gradients of all rows are supported")
+        raise graph.unread(f"{said}; only unscaled gradients of all rows are supported")
     grad, ids, rows = given["grad_output"], given["indices"], given["num_weights"]
     if isinstance(ids, Repeated) and isinstance(ids.source, Positions):
         shape = (*(len(ids.shape) - len(ids.source.shape)) * (1,), *ids.source.shape)
@@ -63,7 +63,7 @@ def _accumulated(graph: Graph, given: Arguments) -> Any:
     if number_of(given["self"]) != 0 or len(ids) != 1 or not given["accumulate"] or not shape:
         said = f"{graph.node.target} writes {described(given['values'])} at {described(ids)} of"
         said += f" {described(given['self'])}"
-        raise graph.refused(f"{said}; only sums of rows in a tensor of zeros are supported")
+        raise graph.unread(f"{said}; only sums of rows in a tensor of zeros are supported")
     return graph.make("embedding_grad", given["values"], ids[0], stop=shape[0])
 
 
@@ -77,7 +77,7 @@ def _only_whole(graph: Graph, value: Any, axis: int) -> None:
 
 def _cross_entropy(graph: Graph, given: Arguments) -> Any:
     if given["label_smoothing"]:
-        raise graph.refused(f"has label_smoothing={given['label_smoothing']}; only 0 is supported")
+        raise graph.unread(f"has label_smoothing={given['label_smoothing']}; only 0 is supported")
     _only_rows(graph, given)
     return _nll(graph, given | {"self": graph.make("log_softmax", given["self"])})
 
@@ -108,11 +108,11 @@ def _nll_grad(graph: Graph, given: Arguments) -> Any:
 def _check(graph: Graph, given: Arguments) -> None:
     if given["weight"] is not None or given["reduction"] not in (1, 2):
         said = f"{graph.node.target} has weights, or reduction={given['reduction']}"
-        raise graph.refused(f"{said}; only the mean (1) and the sum (2) without weights are supported")
+        raise graph.unread(f"{said}; only the mean (1) and the sum (2) without weights are supported")
     ignored = given["ignore_index"]
     if ignored >= 0:
         said = f"{graph.node.target} has ignore_index={ignored}, which may be a target"
-        raise graph.refused(f"{said}; the step counts every target: mask the loss first")
+        raise graph.unread(f"{said}; the step counts every target: mask the loss first")
     if given["reduction"] == 1:
         said = f"{graph.node.name} omits targets of {ignored} from its mean; the step counts every target"
         warn(said, LossyConversionWarning)
@@ -133,7 +133,7 @@ def _one_per_row(graph: Graph, given: Arguments, shape: tuple[int, ...]) -> Name
     ids = given["index"]
     if given["dim"] % len(shape) != len(shape) - 1 or graph.local_shape(ids) != (*shape[:-1], 1):
         said = f"{graph.node.target} has ids {described(ids)} along axis {given['dim']} of {list(shape)}"
-        raise graph.refused(f"{said}; only one element per row, along the last axis, is supported")
+        raise graph.unread(f"{said}; only one element per row, along the last axis, is supported")
     name = ids.name if isinstance(ids, View) else graph.name_of(ids)
     return Named(graph.name_of(View(name, shape[:-1], is_squeezed=True)))
 
@@ -141,10 +141,11 @@ def _one_per_row(graph: Graph, given: Arguments, shape: tuple[int, ...]) -> Name
 def _scattered(graph: Graph, given: Arguments) -> Any:
     """Tensor filled with one number, except for another number at one id per row: gradient of `_gathered`."""
     shape, dtype = graph.stated()
-    before, number = number_of(given["self"]), number_of(given["value"])
+    before, number = number_of(given["self"]), number_of(given.get("value"))
     if before is None or number is None or not shape:
-        said = f"{graph.node.target} writes {described(given['value'])} into {described(given['self'])}"
-        raise graph.refused(f"{said}; only one number in a tensor of another is supported")
+        written = given.get("value", given.get("src"))
+        said = f"{graph.node.target} writes {described(written)} into {described(given['self'])}"
+        raise graph.unread(f"{said}; only one number in a tensor of another is supported")
     made = graph.make("one_hot", _one_per_row(graph, given, shape), stop=shape[-1], dtype=dtype)
     made = graph.make("scale", made, value=number - before)
     return graph.make("offset", made, value=before) if before else made
@@ -155,7 +156,7 @@ def _only_rows(graph: Graph, given: Arguments) -> None:
     shape = graph.local_shape(given["self"])
     if len(shape) > 2:
         said = f"{graph.node.target} has classes along axis 1 of {list(shape)}"
-        raise graph.refused(f"{said}; only the last of 2 axes is supported: flatten the other axes first")
+        raise graph.unread(f"{said}; only the last of 2 axes is supported: flatten the other axes first")
 
 
 #: {operator in an FX graph, without its overload: function that converts the node}.

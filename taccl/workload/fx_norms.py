@@ -94,7 +94,7 @@ def _whole_rows(graph: Graph, given: Arguments) -> None:
     last = graph.tensor(given["input"]).shape[-1:]
     if tuple(given["normalized_shape"]) != last:
         said = f"is over axes of lengths {list(given['normalized_shape'])}; only the last axis is supported"
-        raise graph.refused(said)
+        raise graph.unread(said)
 
 
 def _layernorm_grad(graph: Graph, given: Arguments) -> Any:

@@ -18,6 +18,7 @@ from taccl.workload.fx_gradients import GRADIENT_READERS
 from taccl.workload.fx_ids import ID_READERS
 from taccl.workload.fx_images import IMAGE_READERS
 from taccl.workload.fx_norms import NORM_READERS
+from taccl.workload.fx_parts import spread
 from taccl.workload.fx_values import (
     Deferred,
     Filled,
@@ -31,6 +32,7 @@ from taccl.workload.fx_values import (
     described,
     number_of,
 )
+from taccl.workload.fx_views import with_axis_last
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,7 +100,7 @@ def _over(graph: Graph, given: Arguments) -> Any:
     b = number_of(given["other"])
     if b is not None:
         if not b:
-            raise graph.refused(f"{graph.node.target} divides by 0; the result would not be finite")
+            raise graph.unread(f"{graph.node.target} divides by 0; the result would not be finite")
         return _times(graph, {"self": given["self"], "other": 1 / b})
     if number_of(given["self"]) is not None:
         inverse = graph.make("power", given["other"], value=-1.0)
@@ -113,7 +115,7 @@ def _power(exponent: float | None = None) -> Reader:
         number = number_of(given["exponent"]) if exponent is None else exponent
         if number is None:
             said = f"found exponent {described(given['exponent'])}; only numbers are supported"
-            raise graph.refused(said)
+            raise graph.unread(said)
         if number in (1.0, 2.0, 0.5):
             kind = {2.0: "square", 0.5: "sqrt"}.get(number)
             return graph.make(kind, given["self"]) if kind else given["self"]
@@ -130,6 +132,8 @@ def _matmul(graph: Graph, given: Arguments) -> Any:
         one = Named(found[1].source.name)
         if graph.local_shape(one) == found[1].shape[-2:]:
             found[1] = one
+    if any(isinstance(each, Own) for each in found):
+        return graph.make("matmul", *found)
     return _product(
         graph, *(each if isinstance(each, View) else Named(graph.name_of(each)) for each in found)
     )
@@ -166,7 +170,7 @@ def _linear(graph: Graph, given: Arguments) -> Any:
 
 
 def _transpose(graph: Graph, given: Arguments) -> Any:
-    count = len(graph.tensor(given["self"]).shape)
+    count = len(graph.local_shape(given["self"]))
     axes = list(range(count))
     if "dims" in given:
         axes = [each % count for each in given["dims"]]
@@ -226,7 +230,7 @@ def _repeated(graph: Graph, given: Arguments) -> Any:
     """Value with each element repeated along an axis."""
     if not isinstance(given["repeats"], int) or given["dim"] is None:
         said = f"{graph.node.target} has repeats={described(given['repeats'])} and dim={given['dim']}"
-        raise graph.refused(f"{said}; only one whole number of repeats along one axis is supported")
+        raise graph.unread(f"{said}; only one whole number of repeats along one axis is supported")
     axis = given["dim"] % len(graph.local_shape(given["self"]))
     return graph.make("repeat", given["self"], axis=axis, stop=given["repeats"])
 
@@ -247,7 +251,7 @@ def _sliced(graph: Graph, given: Arguments) -> Any:
     axis %= len(shape)
     start, stop, step = slice(start, end, given["step"]).indices(shape[axis])
     if step != 1 or start >= stop:
-        raise graph.refused(
+        raise graph.unread(
             f"slices {start}:{stop}:{step} of {described(source)}; expected start < stop and step 1"
         )
     whole = Named(graph.name_of(source))
@@ -272,7 +276,7 @@ def _slice_grad(graph: Graph, given: Arguments) -> Any:
     length = given["input_sizes"][axis]
     start, _, step = slice(given["start"], given["end"], given["step"]).indices(length)
     if step != 1:
-        raise graph.refused(f"has step {step}; only step 1 is supported")
+        raise graph.unread(f"has step {step}; only step 1 is supported")
     return graph.padded(given["grad_output"], axis, start, length)
 
 
@@ -284,15 +288,17 @@ def _select_grad(graph: Graph, given: Arguments) -> Any:
 
 
 def _softmax(graph: Graph, given: Arguments, kind: str = "softmax") -> Any:
-    count = len(graph.tensor(given["self"]).shape)
-    if given["dim"] % max(count, 1) != count - 1:
-        said = f"is over axis {given['dim']} of {described(given['self'])}; only the last one is supported"
-        raise graph.refused(f"{said}: transpose the tensor first")
+    """Softmax along an axis; if ranks hold slices of it, of each rank's slice."""
     graph.only(given, half_to_float=False)
     found = given["self"]
     if given.get("dtype") is not None:
         found = graph.cast(found, given["dtype"])
-    return graph.make(kind, found)
+    count = len(graph.local_shape(found))
+    axis = given["dim"] % max(count, 1)
+    if axis == count - 1 and isinstance(found, (View, Own)):
+        return graph.make(kind, found)
+    rows, back = with_axis_last(graph, spread(graph, found), axis)
+    return back(graph.make(kind, rows))
 
 
 def _cast(graph: Graph, given: Arguments) -> Any:
@@ -315,7 +321,7 @@ def _averaged(graph: Graph, value: Named, given: Arguments, factor: float) -> An
     """Scale a value by `factor`; for a mean, also divide it by the number of local elements."""
     if given["reduction"] not in (1, 2):
         said = f"{graph.node.target} has reduction={given['reduction']}"
-        raise graph.refused(f"{said}; only the mean (1) and the sum (2) are supported")
+        raise graph.unread(f"{said}; only the mean (1) and the sum (2) are supported")
     number = math.prod(graph.local_shape(given["self"])) if given["reduction"] == 1 else 1
     return graph.make("scale", value, value=factor / number)
 

@@ -12,12 +12,17 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from taccl.workload.fx_values import Named, Own
+from taccl.workload.fx_views import by_rank
+from taccl.workload.kind_rules import permutation
 from taccl.workload.operations import POINTWISE, Operation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taccl.workload.fx_graph import Graph
+
+#: Kinds that move the elements of a tensor along one axis, or exchange axes.
+_MOVES = ("transpose", "narrow", "pad", "repeat", "concat")
 
 
 def of_parts(graph: Graph, kind: str, values: Sequence[Any], **options: Any) -> Any:
@@ -28,7 +33,7 @@ def of_parts(graph: Graph, kind: str, values: Sequence[Any], **options: Any) -> 
     if kind not in POINTWISE or kind == "dropout":
         return None
     mesh = graph.mesh
-    owned = [_own(graph, value) for value in values]
+    owned = [own_of(graph, value) for value in values]
     rest = [graph.tensor(value) for value, own in zip(values, owned, strict=True) if own is None]
     axes = [(each, axis) for each in rest for axis in range(len(each.shape)) if mesh.slicing(each, axis)]
     dims = {mesh.slicing(each, axis) for each, axis in axes}
@@ -46,20 +51,32 @@ def of_parts(graph: Graph, kind: str, values: Sequence[Any], **options: Any) -> 
         elif places:
             names.append(_widened(graph, own, *next(iter(places))))
         else:
-            names.append(_parts(graph, own, (*(count - len(own.shape)) * (1,), *own.shape)))
+            names.append(parts_of(graph, own, (*(count - len(own.shape)) * (1,), *own.shape)))
     made = graph.make(kind, *map(Named, names), **options)
     return made if places else Own(made.name, graph.tensor(made).shape[1:])
 
 
 def total_of(graph: Graph, value: Own) -> str:
     """Name of the partial tensor whose part at each rank is the rank's own part of `value`."""
-    apart = _parts(graph, value, value.shape)
+    apart = parts_of(graph, value, value.shape)
     name = graph.name_of(graph.make("sum", Named(apart), axis=0))
     graph.parts[name] = apart
     return name
 
 
-def _parts(graph: Graph, value: Own, shape: tuple[int, ...]) -> str:
+def spread(graph: Graph, value: Any) -> Any:
+    """The value, or for an `Own` with axes the tensor of `rows_of`."""
+    return Named(rows_of(graph, value)) if isinstance(value, Own) and value.shape else value
+
+
+def rows_of(graph: Graph, value: Own) -> str:
+    """Name of a tensor, sliced along its first axis, whose part at each rank is the rank's own `value`."""
+    apart = parts_of(graph, value, value.shape)
+    ranks, first, *rest = graph.tensors[apart].shape
+    return graph.name_of(graph.make("reshape", Named(apart), shape=(ranks * first, *rest)))
+
+
+def parts_of(graph: Graph, value: Own, shape: tuple[int, ...]) -> str:
     """Name of the tensor with the part of each rank along its first axis, each part in a given shape."""
     ranks, *before = graph.tensors[value.name].shape
     if (*before,) == shape:
@@ -72,14 +89,14 @@ def _widened(graph: Graph, number: Own, place: int, length: int) -> str:
 
     - `place`: Index of the axis, counted from the end (below 0); the axes after it have length 1.
     """
-    flat = _parts(graph, number, ())
+    flat = parts_of(graph, number, ())
     made = graph.make("repeat", Named(flat), axis=0, stop=length // graph.tensors[flat].shape[0])
     if place != -1:
         made = graph.make("reshape", made, shape=(length, *(-place - 1) * (1,)))
     return graph.name_of(made)
 
 
-def _own(graph: Graph, value: Any) -> Own | None:
+def own_of(graph: Graph, value: Any) -> Own | None:
     """Parts of a partial tensor; None if a value is no such tensor, or its parts cannot be separated."""
     if isinstance(value, Own):
         return value
@@ -121,7 +138,9 @@ def _remade(graph: Graph, operation: Operation) -> Any:
                 order = (axis, *(i for i in range(len(cut)) if i != axis))
                 made = graph.make("transpose", made, axes=order)
             return graph.make("sum", made, axis=axis + 1)
-    if operation.kind not in (*POINTWISE, "sum", "reshape") or operation.kind == "dropout":
+    if operation.kind == "matmul":
+        return _product_remade(graph, operation, dims)
+    if operation.kind not in (*POINTWISE, *_MOVES, "sum", "reshape") or operation.kind == "dropout":
         return None
     names: list[str] = []
     for each in operation.inputs:
@@ -135,8 +154,30 @@ def _remade(graph: Graph, operation: Operation) -> Any:
     options = {
         each.name: getattr(operation, each.name) for each in fields(Operation) if each.name not in apart
     }
-    if operation.kind == "sum":
-        options["axis"] = 1 + (axis or 0)
+    if axis is not None:
+        options["axis"] = 1 + axis
+    elif operation.kind == "transpose":
+        options["axes"] = (0, *(each + 1 for each in permutation(operation, len(out.shape))))
     elif operation.kind == "reshape":
         options["shape"] = (mesh.size(dims), *operation.shape)
     return graph.make(operation.kind, *map(Named, names), **options)
+
+
+def _product_remade(graph: Graph, operation: Operation, dims: Sequence[str]) -> Any:
+    """Parts of a matrix product over a sliced axis, or of a product with a partial first matrix."""
+    mesh = graph.mesh
+    a, b = (graph.tensors[name] for name in operation.inputs)
+    both, count = len(a.shape) - 1, len(b.shape)
+    if mesh.partial(a) == dims and not mesh.partial(b):
+        known = _separated(graph, a.name) if count == 2 else None
+        return None if known is None else graph.make("matmul", Named(known), Named(b.name))
+    is_over = mesh.slicing(a, both) == dims == mesh.slicing(b, count - 2)
+    if not is_over or mesh.partial(a) or (count == 2 and len(a.shape) > 3):
+        return None
+    (_, one), (ranks, two) = by_rank(graph, a.name, both), by_rank(graph, b.name, count - 2)
+    if count == 2 and len(a.shape) == 3:  # rows of several matrices, multiplied by one
+        shape = graph.tensor(one).shape
+        one = graph.make("reshape", one, shape=(ranks, shape[1] * shape[2], shape[3]))
+    made = graph.make("matmul", one, two)
+    out = graph.tensors[operation.name].shape
+    return made if graph.tensor(made).shape[1:] == out else graph.make("reshape", made, shape=(ranks, *out))

@@ -5,10 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from taccl.errors import WorkloadError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taccl.workload.fx_graph import Graph
+
+
+class Unread(WorkloadError):
+    """An operation that no converter supports, or not in this form."""
 
 
 @dataclass(frozen=True, slots=True)

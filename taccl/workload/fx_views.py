@@ -9,7 +9,7 @@ from taccl.workload.fx_values import Named, Own, View, described
 from taccl.workload.operations import Operation, Tensor, labels_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from taccl.workload.fx_graph import Graph
 
@@ -42,7 +42,7 @@ def made_whole(graph: Graph, view: View) -> str:
         said = f"{graph.node.target} reads {described(view)}, but {view.name} is {tensor}"
         raise graph.refused(f"{said}: no global tensor has these local parts; slice one axis alone")
     # The new tensor has the elements of the first slice, then those of the second, and so on.
-    ranks, made = _by_rank(graph, view.name, axes[0])
+    ranks, made = by_rank(graph, view.name, axes[0])
     if not view.shape:
         flat = graph.make("reshape", made, shape=(ranks,))
         return graph.name_of(Own(graph.name_of(flat), ()))
@@ -50,7 +50,7 @@ def made_whole(graph: Graph, view: View) -> str:
     return graph.name_of(graph.make("reshape", made, shape=shape))
 
 
-def _by_rank(graph: Graph, name: str, axis: int) -> tuple[int, Any]:
+def by_rank(graph: Graph, name: str, axis: int) -> tuple[int, Any]:
     """(number of slices, tensor whose first axis counts the slices) for a tensor sliced along `axis`."""
     tensor = graph.tensors[name]
     ranks, shape = graph.mesh.slices(tensor, axis), tensor.shape
@@ -81,6 +81,29 @@ def of_each_slice(graph: Graph, kind: str, values: list[Any], axis: int, **optio
     return graph.make("reshape", made, shape=one)
 
 
+def with_axis_last(graph: Graph, value: Any, axis: int) -> tuple[Any, Callable[[Any], Any]]:
+    """(value with an axis of its local shape last, function that undoes this for a tensor of that shape).
+
+    If ranks hold slices of the axis, each slice becomes a row of its own.
+    """
+    named = Named(graph.name_of(value))
+    before = graph.tensor(named).shape
+    ranks = graph.mesh.slices(graph.tensor(named), axis)
+    shape = (*before[:axis], ranks, before[axis] // ranks, *before[axis + 1 :]) if ranks > 1 else before
+    axis += ranks > 1
+    order = (*(i for i in range(len(shape)) if i != axis), axis)
+    inverse = tuple(order.index(i) for i in range(len(shape)))
+    is_last = axis == len(shape) - 1
+    made: Any = named if ranks == 1 else graph.make("reshape", named, shape=shape)
+    made = made if is_last else graph.make("transpose", made, axes=order)
+
+    def back(found: Any) -> Any:
+        found = found if is_last else graph.make("transpose", found, axes=inverse)
+        return found if ranks == 1 else graph.make("reshape", found, shape=before)
+
+    return made, back
+
+
 def alike_sliced(graph: Graph, names: Sequence[str]) -> list[str] | None:
     """Tensors with the same local parts, all sliced along the axis of the first that is sliced.
 
@@ -100,7 +123,7 @@ def alike_sliced(graph: Graph, names: Sequence[str]) -> list[str] | None:
         local, to = tensor.local_shape(mesh), len(tensor.shape) + wanted
         if to < 0 or local[to] != length:
             return None
-        ranks, made = _by_rank(graph, name, axes[0])
+        ranks, made = by_rank(graph, name, axes[0])
         order = (*range(1, to + 1), 0, *range(to + 1, len(local) + 1))
         made = graph.make("transpose", made, axes=order) if to else made
         shape = (*local[:to], ranks * local[to], *local[to + 1 :])
@@ -127,5 +150,5 @@ def _whole_shape(graph: Graph, view: View) -> tuple[int, ...] | None:
             moved = sum(abs(axis - place) for axis, place in zip(sliced, to, strict=True))
             before = graph.local_shape(Named(view.name))
             other = sum(before[a] != local[b] for a, b in zip(sliced, to, strict=True))
-            found.append(((other if view.is_squeezed else 0, moved), tuple(shape)))
+            found.append(((other, moved), tuple(shape)))
     return min(found)[1] if found else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from taccl.workload import aten
 from taccl.workload.kind_rules import permutation
 from taccl.workload.kind_values import EPSILON
 
@@ -130,6 +131,7 @@ def attention_grad(of, grad, query, key, value, mask=None, scale=None, causal=Fa
 '''
 #: {source of functions: kinds whose expressions call them}.
 _CALLED_BY = {
+    aten.EACH_OWN: ("aten",),
     _PADDED: ("pad",),
     _LAYERNORM_GRAD: ("layernorm_grad",),
     _IDS: ("embedding", "embedding_grad", "pick", "one_hot"),
@@ -145,7 +147,12 @@ def functions_of(kinds: set[str]) -> str:
 
 
 def text_of(
-    operation: Operation, operands: Sequence[str], shape: tuple[int, ...], *, first: str = "0", rows: str = ""
+    operation: Operation,
+    operands: Sequence[str],
+    shape: tuple[int, ...],
+    *,
+    first: str = "0",
+    rows: str = "",
 ) -> str:
     """Python expression of an operation's value at a rank.
 
@@ -154,6 +161,8 @@ def text_of(
     - `first`: Expression of the index of the first row (or element) that the rank has of operand 0.
     - `rows`: Expression of the positions of the rank's queries in attention; empty if it has all queries.
     """
+    if operation.kind == "aten":
+        return aten.text_of(operation, operands)
     default = EPSILON if operation.kind in ("layernorm", "layernorm_grad") else 0.0
     value = default if operation.value is None else operation.value
     given = f", scale={operation.value!r}" if operation.value is not None else ""

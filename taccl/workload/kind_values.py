@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from taccl.workload import aten
 from taccl.workload.kind_rules import permutation
 from taccl.workload.kinds import TABLE
 
@@ -40,6 +41,8 @@ def value_of(
     - `drawn`: Returns random numbers in [0, 1) for the result.
     """
     kind, value = operation.kind, operation.value
+    if kind == "aten":
+        return aten.value_of(operation, read)
     if kind in _BY_PLACE:
         return _BY_PLACE[kind](operation, read, places)
     if kind in _BY_VALUE:

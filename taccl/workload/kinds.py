@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from taccl.workload import aten
 from taccl.workload import kind_rules as rules
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Kind:
     - `pointwise`: True if an element of the result needs only that element of each operand.
     - `typed`: Positions of the operands that determine the result's element type; None for all that compute.
     - `makes`: Element type of the result; empty if it follows from the operands or the option `dtype`.
+    - `mixed`: True if operands may be of any types, and `dtype` is the result's, of any type.
     """
 
     says: str
@@ -60,6 +62,7 @@ class Kind:
     pointwise: bool = False
     typed: tuple[int, ...] | None = None
     makes: str = ""
+    mixed: bool = False
 
 
 def _pointwise(
@@ -236,4 +239,10 @@ TABLE: dict[str, Kind] = {
         work=rules.attention_flops(2.0, 0),
     ),
     **_attention_grads(),
+    "aten": Kind(
+        "the result of PyTorch's operator `call` (result number `item`, if it has several) with `arguments`, "
+        "of shape `shape` and type `dtype`; `labels` tells which axes match", aten.shape_of, aten.labels_of,
+        tuple(range(64)), ("CALL", "ARGUMENTS", "labels", "item", "shape", "dtype"), whole=aten.WHOLE,
+        ids=None, mixed=True,
+    ),
 }  # fmt: skip

@@ -121,9 +121,22 @@ def _check_order(
             raise refused(operation, f"{said}; slice another axis, or name {few[0]} first in the mesh")
 
 
+def has_types(operation: Operation, inputs: Sequence[Tensor]) -> bool:
+    """True if an operation supports the element types of its operands."""
+    try:
+        _dtype(operation, inputs)
+    except WorkloadError:
+        return False
+    return True
+
+
 def _dtype(operation: Operation, inputs: Sequence[Tensor]) -> str:
     """Element type of a result; `WorkloadError` if the kind does not support an operand's type."""
     kind = TABLE[operation.kind]
+    if kind.mixed:
+        if operation.dtype not in DTYPE_BYTES:
+            raise refused(operation, f"found dtype {operation.dtype}; expected {' or '.join(DTYPE_BYTES)}")
+        return operation.dtype
     first = next((each.dtype for at, each in enumerate(inputs) if at not in kind.masks), "")
     for at, each in enumerate(inputs):
         known = FLOATS if kind.ids is not None or first in FLOATS else (first,)

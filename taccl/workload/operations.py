@@ -171,7 +171,10 @@ class Operation:
         True if each query of `attention` reads only keys up to its own position.
     shape, dtype, layout
         Shape, element type and layout of the result of `compute`, a kernel whose function is unknown.
-        `reshape` has a `shape`, and `cast` and `one_hot` have a `dtype`, too.
+        `reshape` has a `shape`, `cast` and `one_hot` have a `dtype`, and `aten` has both.
+    call, arguments, labels, item
+        Operator of PyTorch that `aten` calls, its arguments as JSON, the axes of operands and result that
+        match, and the number of the result if the operator has several (`taccl.workload.aten`).
     cost_us : float, optional
         Time of the whole operation at one rank, in microseconds. The default is the longer of its FLOPs and
         its memory bytes at the machine's rates.
@@ -197,6 +200,10 @@ class Operation:
     shape: tuple[Count, ...] = ()
     dtype: str = "float32"
     layout: str = "replicated"
+    call: str = ""
+    arguments: str = ""
+    labels: str = ""
+    item: Natural | None = None
     cost_us: float | None = None
     flops: float | None = None
     memory_bytes: float | None = None
@@ -218,7 +225,7 @@ class Operation:
         takes = TABLE[kind].operands if kind in TABLE else (count,) if kind == "compute" else (1,)
         told = f"{takes[0]} to {takes[-1]}" if len(takes) > 1 else f"{takes[0]}"
         needed = [name.lower() for name in _OPTIONS.get(kind, ()) if name.isupper()]
-        absent = next((name for name in needed if getattr(self, name) is None), "")
+        absent = next((name for name in needed if getattr(self, name) in (None, "")), "")
         costs = {name: getattr(self, name) for name in _COSTS if getattr(self, name) is not None}
         bad = next((f"{name} {us}" for name, us in costs.items() if not 0 <= us < math.inf), "")
         has_no_end = kind not in (*COMPARISONS, "masked_fill") and math.isinf(self.value or 0.0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from taccl.errors import WorkloadError
-from taccl.workload.operations import refuse_first
+from taccl.workload.operations import free_axes, refuse_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -73,7 +73,9 @@ def _join(
         found = {axes[operation.fused]}
     own = min((each for each in found if each is not None), default=0)
     whole = next((name for name, each in read if each is None), None)
-    shape = workload.tensors[operation.name].shape
+    out = workload.tensors[operation.name]
+    at_once = free_axes(operation, workload.operands(operation), out) if operation.kind == "aten" else []
+    shape = out.shape
     refuse_first(
         operation.name,
         (not found, "reads no result of the overlap; leave it out of the overlap"),
@@ -82,6 +84,8 @@ def _join(
             f"reads all of {whole} along axis {axes.get(whole or '')} for each of its tiles; end the "
             "overlap before it",
         ),
+        (own in at_once, f"computes axis {own} of its result at once, by {operation.call}; overlap along "
+         "another axis"),
         (len(found) > 1, f"reads tiles along several axes, {found}; leave it out of the overlap"),
         (tiles < 1 or not 0 <= own < len(shape), f"found {tiles} tiles along axis "
          f"{own} of shape {shape}; expected 1 or more along an axis that it has"),

@@ -264,8 +264,9 @@ class _Program:
             if tiling.overlap is not None and tiling.axis == to and not together:
                 held = grid.slices(tensor, axis) if operation.is_collective else grid.slices(out, to)
                 text = self._cut(text, axis, held, tiling)
-        # Casts and comparisons (whose results are masks) read operands in the operands' own types.
-        wanted = out.dtype if operation.kind != "cast" and out.dtype in FLOATS else tensor.dtype
+        # Casts, comparisons (whose results are masks) and `aten` read operands in the operands' own types.
+        is_typed = operation.kind not in ("cast", "aten") and out.dtype in FLOATS
+        wanted = out.dtype if is_typed else tensor.dtype
         if tensor.dtype != wanted and tensor.dtype in FLOATS and not operation.is_collective:
             text = f"{text}.to(torch.{wanted})"
         return text

@@ -18,7 +18,7 @@ from taccl.workload import from_fx, load_workload, save_workload
 from taccl.workload.autotransform import fused, overlapped, sharded
 from taccl.workload.meaning import random_inputs
 from taccl.workload.torch_program import dump_torch_step
-from tests.workload import fx_models
+from tests.workload import fx_calls, fx_models
 
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
@@ -129,9 +129,11 @@ def of_tokens():
 def cases(mesh, which):
     """{name: (graph to run, program to import, layouts, further options)}.
 
-    If `which` is "groups", only the graphs that use process groups.
+    If `which` is "groups", only the graphs that use process groups; if it is "calls", those of `fx_calls`.
     """
     torch.manual_seed(1)
+    if which == "calls":
+        return fx_calls.cases(dist.group.WORLD)
     if which == "groups":
         return of_groups(mesh)
     exported = torch.export.export(Block(), (torch.randn(3, 4, 8),))
@@ -163,7 +165,7 @@ def main(folder, which):
             step = from_fx(program, dist.get_world_size(), layouts=layouts, name=name, **options)
             # Finding fusions takes 48 s for the longest step. Long steps are therefore written without
             # transformations.
-            is_short = len(step.operations) < 43
+            is_short = len(step.operations) < (150 if which == "calls" else 43)
             tiled = (overlapped(fused(sharded(step, [])), 2, 0) or fused(step)) if is_short else step
             Path(folder, f"{name}.py").write_text(dump_torch_step(tiled))
             save_workload(step, Path(folder, f"{name}.toml"))
@@ -183,7 +185,10 @@ def main(folder, which):
             f"{folder}/{name}.{rank}.npz",
             **{f"torch_{key}": value for key, value in zip(outputs, found, strict=True)},
             **{f"ours_{key}": ours[key].float().numpy() for key in outputs},
-        )
+            # Operations `aten` need PyTorch also where the step is run as a whole.
+            **({f"run_{key}": values[rank] for key, values in step.run().items() if key in outputs}
+               if which == "calls" else {}),
+        )  # fmt: skip
     dist.destroy_process_group()
 
 
