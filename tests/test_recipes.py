@@ -20,7 +20,7 @@ from taccl.baselines.spread import cut_while_it_pays, require_no_derivations, ru
 from taccl.baselines.table import BASELINES, TABLE, Baseline, label_of
 from taccl.cli import main
 from taccl.errors import CollectiveError
-from taccl.formats import registry
+from taccl.formats import detection, registry
 from taccl.formats.table import FileFormat
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
@@ -266,7 +266,8 @@ def test_a_file_format(monkeypatch, tmp_path):
     mine = FileFormat(
         "lines", "schedule", "a line for every transfer", (".lines",), dump=f"{__name__}:lines_of"
     )
-    monkeypatch.setattr(registry, "FORMATS", (*registry.FORMATS, mine))
+    for module in (detection, registry):
+        monkeypatch.setattr(module, "FORMATS", (*module.FORMATS, mine))
     schedule = taccl.baselines.ring(problem_of(ring(2), collectives.allgather(2)))
     taccl.write(schedule, tmp_path / "found.lines")
     taccl.save(schedule, tmp_path / "found.json")

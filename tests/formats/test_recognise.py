@@ -5,7 +5,7 @@ import json
 import pytest
 
 from taccl.errors import FormatError, InputError
-from taccl.formats import registry as module
+from taccl.formats import detection
 from taccl.formats.detection import format_of_content
 from taccl.formats.registry import foreign_topology
 from taccl.formats.table import FORMATS
@@ -171,7 +171,7 @@ def test_missing_file_is_an_input_error(tmp_path):
 
 def test_large_file_is_not_parsed_for_its_format(tmp_path, monkeypatch):
     """Above a size limit, only the first field is used to recognise a file."""
-    monkeypatch.setattr(module, "_PARSED_CHARACTERS", 100)
+    monkeypatch.setattr(detection, "_PARSED_CHARACTERS", 100)
     rest = {"x": "y" * 200}
     assert recognise(_write(tmp_path, json.dumps({"format": "taccl-schedule"} | rest))) == TACCL_SCHEDULE
     with pytest.raises(FormatError, match="of unknown kind"):

@@ -11,6 +11,7 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl.errors import ExportError, FormatError, InputError, LossyConversionWarning, TacclError
+from taccl.formats import detection
 from taccl.formats import registry as module
 from taccl.formats.detection import format_named, format_of_content, format_of_name
 from taccl.formats.registry import convert, options_of, read, write
@@ -345,7 +346,8 @@ def test_format_more_is_an_entry_more(tmp_path, saved, monkeypatch):
     entry = FileFormat(
         "finish", "number", "the finish in text", (".finish",), dump=f"{__name__}:_dump_number"
     )
-    monkeypatch.setattr(module, "FORMATS", (*FORMATS, entry))
+    for each in (detection, module):
+        monkeypatch.setattr(each, "FORMATS", (*FORMATS, entry))
     with pytest.raises(InputError, match="found finish, which cannot hold a schedule"):
         convert(saved, tmp_path / "x.finish")
     monkeypatch.setitem(module.CONVERSIONS, ("schedule", "number"), f"{__name__}:_number_of")
