@@ -7,11 +7,11 @@ of the given times.
 
 A wait is the constraint ``start[target] >= start[source] + after - lead + extra``, all in ticks. `after` is
 the time from the source's start to the end of its hold, or to its arrival. `lead` is the time from the
-target's start until it needs the resource or the data. `extra` is the one tick by which a sum must be read
-before it changes, or the time that a server updates a sum before it is sent. If a message is
-sent in several tiles, all with the same sends, a wait with `tile` 1 is between two successive tiles: the
-first send on a resource waits for the last one of the previous tile. Other waits are within a tile.
-Events after the sends are joins, which occur once all their waits are over.
+target's start until it needs the resource or the data. `extra` is one tick where a sum must be read before it
+changes. Where a server updates a sum before it is sent, `extra` is the time that the update takes. If a
+message is sent in several tiles, all with the same sends, a wait with `tile` 1 is between two successive
+tiles: the first send on a resource waits for the last one of the previous tile. Other waits are within a
+tile. Events after the sends are joins, which occur once all their waits are over.
 """
 
 from __future__ import annotations

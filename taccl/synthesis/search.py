@@ -69,7 +69,7 @@ class Search:
     serves_above: bool = False  # its schedules are also schedules of the problem of `above`
     best: Schedule | None = None
     best_on_quotient: ListSchedule | None = None  # the incumbent as a schedule of the quotient
-    rival: Search | None = None  # of a solver alone: the search whose schedule it started from
+    rival: Search | None = None  # for a search by one solver: the search whose schedule it started from
     is_verified: bool = False  # the incumbent was verified; otherwise `result` verifies it
     earliest: list[Schedule] = field(default_factory=list)  # best schedules along trees, earliest first
     most_earliest: int = 0  # max length of `earliest`
@@ -242,7 +242,7 @@ class Search:
     ) -> float | None:
         """Expand a quotient schedule and propose it; return its finish in us, or None if it is invalid.
 
-        - `whole`: The expanded schedule, if the caller has it already.
+        - `whole`: The expanded schedule, if the caller expanded it already.
         """
         if whole is None:
             whole = Symmetry(self.problem, (self.quotient,)).invert([schedule], producer=producer)
@@ -288,7 +288,7 @@ class Search:
         return whole.finish_us
 
     def _remember(self, whole: Schedule) -> None:
-        """Add a schedule of the outermost problem to `earliest`, unless an equal one is there."""
+        """Add a schedule of the outermost problem to `earliest`, unless it contains an equal one."""
         top, at = self.top, self
         while at.above is not None and at.serves_above:
             at = at.above

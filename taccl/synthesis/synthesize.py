@@ -272,7 +272,7 @@ def _solve(problem: Problem, options: Options, limit: Deadline) -> Schedule:
 
 
 def _prepared(whole: Search) -> Search:
-    """Set up the search of the problem in its best chunking, with sums rooted where they can be made."""
+    """Set up the search of the problem in its best chunking, with other roots if sums cannot reach theirs."""
     since, limit, options, budget = time.monotonic(), whole.deadline, whole.options, whole.parameters.budget
     start, proposals = options.start, whole.proposals
     if start is not None and isinstance(options.sketch, str):

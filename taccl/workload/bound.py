@@ -268,7 +268,7 @@ class StepBound:
         return found
 
     def _computed(self) -> Fraction:
-        """Single-machine relaxation of each rank's computation; the largest bound over ranks."""
+        """Largest bound over ranks from the single-machine relaxation of their computation."""
         names = [each.name for each in self.workload.operations if not each.is_collective]
         alike = {
             tuple((self.starts[name][rank], self.whole[name], self.tails[name][rank]) for name in names)

@@ -134,7 +134,7 @@ class Workload:
         return other
 
     def depending(self, names: Iterable[str]) -> tuple[int, int, int]:
-        """Bit masks of units (`tiling.reached`): those of `names`, those needed, and those that need them."""
+        """Bit masks of the units of `names`, of the units they need, and of the units that need them."""
         place, before, behind = self._reached
         inside = {place[name] for name in names}
         needed = reduce(or_, (before[unit] for unit in inside), 0)
@@ -203,7 +203,7 @@ class Workload:
         return WorkloadError(said, where=operation.name)
 
     def needed(self, name: str) -> set[str]:
-        """Names of all operations on which one depends, directly or indirectly."""
+        """Names of all operations on which operation `name` depends, directly or indirectly."""
         found, pending = set[str](), [name]
         while pending:
             more = self.operation.keys() & set(self.operation[pending.pop()].inputs) - found

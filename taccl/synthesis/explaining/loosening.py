@@ -22,7 +22,7 @@ from taccl.sketch.apply import carried
 CONNECTIONS, INSIDE, RELAYS = "internode.connections", "intranode.links", "internode.relays"
 CROSSING, OWN_FIRST, SWITCH = "internode.crossing", "internode.own_before_relayed", "switch"
 
-#: Cost of an edit: adding one pair or rank is the smallest change, removing a clause the largest.
+#: Costs of edits: to add an item, to set a number, to remove one sender's entry, to remove a whole clause.
 _ADD, _SET, _REMOVE_ENTRY, _REMOVE_CLAUSE = 1, 1, 2, 4
 
 

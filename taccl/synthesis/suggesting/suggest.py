@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 #: Max share of the time for bounds of proposals; max seconds for the best one's bound, and for each other
 #: bound.
 _BOUNDS_SHARE, _FIRST_BOUND_S, _BOUND_S = 0.3, 5.0, 2.0
-#: Max hops, after symmetry reduction, for which the list scheduler in Python tries a candidate, and its
-#: seconds; above, the compiled list scheduler does.
+#: Trial of a candidate by the list scheduler in Python: max hops after symmetry reduction (above, the
+#: compiled list scheduler runs), and max seconds.
 _MOST_RANKED_HOPS, _RANKING_S = 40_000, 0.5
 #: Max chunks in one send between nodes.
 _MOST_MERGED = 6
