@@ -29,7 +29,7 @@ _BOUNCED, _BOUNCED_SMALL = 0.85, 1.3
 _FALLS = 0.1
 #: Min ratio of the fastest to the slowest of several NICs that were measured one by one.
 _UNEQUAL = 1.15
-#: Max ratio, either way, of the time of small messages to that of launches by one process.
+#: Max ratio of the time of small messages to that of launches by one process, or of the latter to the former.
 _LAUNCHES = 1.3
 #: Max irregular sizes listed in the evidence.
 _SHOWN = 3
@@ -44,7 +44,7 @@ PCIE_GB_PER_S = {
 Grade = Literal["likely", "possible"]
 #: Slow part of a series: the rate of large messages, the latency of small ones, or sizes off the curve.
 Of = Literal["rate", "latency", "sizes"]
-#: Causes that show in the sizes, or in the dependence of the rate on them, which no slow rail explains.
+#: Causes that depend on the sizes; a slow rail explains no such dependence.
 _BY_SIZE = ("collapse", "unaligned")
 
 

@@ -43,7 +43,7 @@ class Costs:
     - `fitted`: {protocol: (base us, hop us, share)} of libraries without a table, such as RCCL.
     - `launch_us`: Time before the first step.
     - `ranks_per_process`: Number of GPUs on which one process enqueues kernels one after another, in
-      `serial_launch_us` each. 0 stands for all GPUs of a node on Volta, and for one on other GPUs.
+      `serial_launch_us` each. 0 means all GPUs of a node on Volta, and one on other GPUs.
     - `pair_share`, `all_pairs_share`: Parts of a node's rate for one pair, and for all pairs of an alltoall.
     - `pair_channel_gb_per_s`: Least rate of a channel between two ranks; NCCL's search may find faster ones.
     - `launch_scale`, `node_latency`, `network_latency`: Factors of the launch and of latencies.

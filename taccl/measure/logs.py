@@ -176,7 +176,7 @@ def _doubtful(runs: Sequence[_LogRun]) -> Iterable[str]:
 
 
 def _concluded(runs: Iterable[_LogRun], where: str) -> Iterable[str]:
-    """Notes on collectives that no name, but the checks of results tell, each once."""
+    """Notes on collectives that no name states and the checks of results tell, each once."""
     for name in dict.fromkeys(_by_checks(run) for run in runs if not run.streams and not _named(run, where)):
         told = "are" if name == "allgather" else "are not"
         yield f"no collective is named; results in place {told} checked, as in {name}s (--collective)"
@@ -310,7 +310,7 @@ def _of_run(run: _LogRun, where: str, given: str | None) -> Series:
 
 
 def _collective(run: _LogRun, where: str) -> str:
-    """The last collective named that fits the columns, or else the only one that fits columns and checks."""
+    """Last of the named collectives that fit the columns; else the only one that fits columns and checks."""
     found = _named(run, where)
     if found:
         return found[-1]
@@ -322,7 +322,7 @@ def _collective(run: _LogRun, where: str) -> str:
 
 
 def _named(run: _LogRun, where: str) -> list[str]:
-    """Collectives named that fit the columns, in order, or else the only one that fits them."""
+    """Named collectives that fit the columns, in order; without any, the only collective that fits them."""
     stem = os.path.basename(where)
     named = [*(each for each, form in _IN_STEM.items() if form.search(stem)), *run.names]
     possible = [each for each in _MENTIONS if _may_be(each, run.rows)]
@@ -332,7 +332,7 @@ def _named(run: _LogRun, where: str) -> list[str]:
 
 
 def _by_checks(run: _LogRun) -> str:
-    """Allgather or alltoall, by the checks of its results; empty if these do not tell.
+    """Allgather or alltoall, as the checks of a run's results tell; empty if they do not tell.
 
     Both have the same columns, but nccl-tests does not check an alltoall in place.
     """

@@ -27,7 +27,7 @@ def run_reports(text: str) -> Iterable[dict[str, Any]]:
 
 
 def series_of_reports(reports: list[dict[str, Any]], where: str) -> list[Series]:
-    """One series for each report. Raises `FormatError` if its figures are no times or counts."""
+    """One series for each report. Raises `FormatError` for invalid times or counts."""
     found = []
     for report in reports:
         times = report["times"]

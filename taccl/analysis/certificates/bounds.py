@@ -64,7 +64,7 @@ _LEAST_S = 1.0
 Finder = Callable[[], Iterable[Claim]]
 #: Finders of bounds without linear programs, in the order in which they run: for whole chunks, and for all
 #: chunkings. Each takes a `NeededSends` and ``in_network=``. `throughput_claims` runs the linear programs.
-#: `counting` is first, since it also runs before these.
+#: `counting` must be the first of them, as it may run before the linear programs.
 WHOLE_CHUNKS: list[Callable[..., Iterable[Claim]]] = [
     counting, dissemination_bounds, pair_counting_bounds, sum_flow_bounds, spread_tail_bounds,
     dynamic_cut_bounds, single_machine,
