@@ -64,7 +64,7 @@ def reached_despite(barriers: Barriers, demand: Need, clauses: Collection[str]) 
 
 
 def clashing(barriers: Barriers, missed: Sequence[Need]) -> tuple[Need, tuple[str, ...]]:
-    """(unmet demand for whose conflict the fewest clauses suffice, these clauses)."""
+    """(unmet demand that the fewest clauses suffice to prevent, these clauses)."""
     found: list[tuple[Need, tuple[str, ...]]] = []
     for demand in missed[:_MAX_DEMANDS]:
         found.append(_clash_of(barriers, demand))
