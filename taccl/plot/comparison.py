@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-_NEEDED = ("backend", "sketch", "seconds", "finish_us", "bound_us", "gap", "status")
+_NEEDED = ("backend", "seconds", "finish_us", "bound_us", "gap", "status")
 #: Max bars in a picture.
 _MOST_BARS = 100
 #: Height at which a run without a schedule is marked, as a share of the axes' height.
@@ -153,7 +153,10 @@ def backends(table: Any, *, ax: Axes | None = None) -> Axes:
 
 
 def rows_of(table: Any) -> list[dict[str, Any]]:
-    """Rows of a comparison as dictionaries; `InputError` if the table has none or lacks a column."""
+    """Rows of a comparison as dictionaries; `InputError` if the table has none or lacks a column.
+
+    A table with details has no column for the sketch if all rows have the same one; the sketch is then "".
+    """
     missing = [name for name in _NEEDED if name not in getattr(table, "columns", ())]
     if missing:
         said = f"found a table without {', '.join(missing)}; give what taccl.compare or taccl.sweep returned"
@@ -161,7 +164,7 @@ def rows_of(table: Any) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = table.astype(object).where(table.notna(), None).to_dict("records")
     if not rows:
         raise InputError("found a table without rows; expected at least one run", where="table")
-    return rows
+    return [{"sketch": "", **row} for row in rows]
 
 
 def _look(backend: int, shape: int, num_shapes: int) -> tuple[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
+from taccl._internal.units import format_size
 from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError
 from taccl.problem.making import make_problem
@@ -11,6 +13,9 @@ from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.chunks import cut, improved_schedules
+
+if TYPE_CHECKING:
+    from taccl.topology.topology import Topology
 
 #: `Result.choice` if the result is the given schedule.
 GIVEN = "the schedule given to start from"
@@ -30,8 +35,8 @@ def checked_start(problem: Problem, start: Schedule) -> Schedule:
         ("size", own.size_bytes, asked.size_bytes),
     ):
         if found != expected:
-            ours, theirs = (getattr(each, "name", each) for each in (expected, found))
-            other = f"{theirs} under other costs or another protocol" if ours == theirs else str(theirs)
+            ours, theirs = _shown(expected), _shown(found)
+            other = f"{theirs} under other costs or another protocol" if ours == theirs else theirs
             raise _refused(f"of another {name}, {other}", f"of {ours}")
     if problem.chunks_open and own.collective != asked.collective:
         parts, rest = divmod(own.collective.num_chunks, asked.collective.num_chunks)
@@ -51,6 +56,10 @@ def checked_start(problem: Problem, start: Schedule) -> Schedule:
             return schedule
     fault = verification.violations[0].message
     raise _refused(f"that the verifier refuses ({fault})", "that is valid for the problem")
+
+
+def _shown(value: Topology | str | int | None) -> str:
+    return format_size(value) if isinstance(value, int) else str(getattr(value, "name", value))
 
 
 def _refused(found: str, expected: str) -> InputError:

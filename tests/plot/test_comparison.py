@@ -4,7 +4,7 @@ import pytest
 
 import taccl
 from taccl.errors import InputError
-from taccl.explore.rows import frame, new_row
+from taccl.explore.rows import DETAILS, frame, new_row, shortened
 
 
 def row(backend, gap, **known):
@@ -84,3 +84,11 @@ def test_other_tables_are_refused():
         taccl.plot.comparison(pd.DataFrame({"gap": [1.0]}))
     with pytest.raises(InputError, match="without rows"):
         taccl.plot.comparison(frame([]))
+
+
+@pytest.mark.parametrize("name", ["comparison", "backends", "performance_profile"])
+def test_tables_with_details_are_drawn(name):
+    """A table with details, which has no column of one sketch for all rows, is drawn."""
+    table = shortened(frame([row("greedy", 0.2), row("highs", 0.0)]), DETAILS)
+    assert "sketch" not in table
+    assert getattr(taccl.plot, name)(table).has_data()

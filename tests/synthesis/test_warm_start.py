@@ -75,7 +75,7 @@ class TestStart:
         [
             (problem_of("alltoall"), "of another collective, allgather; expected one of alltoall"),
             (problem_of(ranks=5), "of another topology, ring:4; expected one of ring:5"),
-            (problem_of(size="2MB"), "of another size, 1000000; expected one of 2000000"),
+            (problem_of(size="2MB"), "of another size, 1MB; expected one of 2MB"),
             (
                 problem_of(chunks_per_rank=2),
                 "in other chunks, 4; expected one in 8, or leave chunks_per_rank out",
