@@ -38,11 +38,11 @@ def dump_topology(topology: Topology) -> str:
     if topology.cost_model != "physical":
         raise ExportError(
             "a topology file holds costs per byte, but this topology has the published tool's costs per "
-            "chunk{_SAVED}"
+            f"chunk{_SAVED}"
         )
     named = topology.machine or topology.profile
     names = "machine, profile and protocol" if topology.protocol else "machine and profile"
-    lost = [f"the names of {names}, which it keeps as a comment"] if named else []
+    lost = [f"the names of {names}, except as a comment"] if named else []
     lines = [*_comments(topology), "schema = 1", f"name = {toml_text(topology.name)}"]
     if topology.assumed:
         lines += ["assumed = [", *(f"  {toml_text(each)}," for each in topology.assumed), "]"]

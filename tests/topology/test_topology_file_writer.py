@@ -161,6 +161,16 @@ def test_links_without_a_resource_of_their_own_are_refused():
         dump_topology(bare)
 
 
+def test_costs_per_chunk_are_refused():
+    """A topology with the published tool's costs cannot be written; the message names the call that can."""
+    whole = taccl.topologies.ring(3)
+    theirs = Topology(
+        "theirs", whole.node_of_rank, whole.links, whole.resources, whole.holds, cost_model="upstream"
+    )
+    with pytest.raises(ExportError, match=r"costs per chunk; save it as JSON: taccl\.save\("):
+        dump_topology(theirs)
+
+
 @pytest.mark.parametrize("names", [("a", "b"), ("a", "a"), ("", "")])
 def test_parallel_links_of_two_kinds_return(names, tmp_path):
     """If one of two parallel links holds a port, the file's entry names that link.

@@ -56,13 +56,15 @@ def run(options: Namespace) -> Answer:
     if options.name is None:
         raise InputError("found none; give the name of a baseline (see --list)", where="NAME")
     check_output(options)
+    is_nccl = bool(matching(options.name, ["nccl"]))
+    if is_nccl and options.protocol == "auto":
+        options.protocol = None  # its own model chooses the protocol
     problem = problem_from_options(options)
     began = time.perf_counter()
     schedule = _schedule(options.name, problem, options.deadline, nvls=not options.no_nvls)
     took_s = time.perf_counter() - began
     taccl.verify(schedule).raise_if_failed()
-    is_nccl, notes = bool(matching(options.name, ["nccl"])), list(schedule.problem.notes)
-    bounded = schedule.problem
+    notes, bounded = list(schedule.problem.notes), schedule.problem
     considered: tuple[Considered, ...] = ()
     if is_nccl:
         considered = taccl.baselines.nccl_choices(problem, nvls=not options.no_nvls)

@@ -84,7 +84,7 @@ def _text(found: taccl.Fit) -> str:
 
 def add_diagnose(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    help = "output of nccl-tests or rccl-tests; of ib_write_bw beside it, one log for each NIC"
+    help = "logs of nccl-tests or rccl-tests; also of ib_write_bw, one log for each NIC"
     verb.add_argument("logs", nargs="+", metavar="LOG", help=help)
     help = "a machine, an instance type or a topology file (default: by the GPUs that a log names)"
     add_options(verb, "--topology", help=help)

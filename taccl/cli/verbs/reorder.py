@@ -45,7 +45,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     help = "ring, rings:4, double-tree:8, halving-doubling, doubling, pairwise, hierarchical:8; or a schedule"
     option(verb, "--algorithm NAME|FILE", help, default="ring")
     add_options(verb, "--size", default="100MB", help="larger of a rank's input and output")
-    add_options(verb, "--nodes")
+    add_options(verb, "--nodes", help="number of nodes of a machine")
     add_limit(verb)
     add_options(verb, "--seed")
     add_output(verb, "the placement as JSON")
@@ -66,7 +66,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     help = "adopt the new order and write its files even if the gain may be noise"
     option(group, "--within-noise", help)
     help = "the hosts in their present order, each a line name, name:slots or name slots=N (default: the "
-    help += "probe's); of a file of SLURM, those of the job"
+    help += "probe's); for a SLURM file, the hosts of the job"
     option(group, "--hosts FILE", help)
     option(group, "--hostfile FILE", "write a host file in the new order")
     help = "launcher of the host file (default mpich, with Hydra); for torchrun, a script that prints options"

@@ -139,9 +139,11 @@ def _text(topology: Topology, found: Sequence[taccl.SketchProposal], rival: Sche
     title += f", {format_size(size)}" if size else ""
     facts = [("symmetries", shifts)]
     if rival is None:
-        facts.append(("best baseline", "not timed: too little time, or too many arrivals of chunks"))
+        facts.append(("best baseline", "not timed: too little time, or a problem too large for baselines"))
     else:
-        sooner = ", before every sketch" if rival.finish_us < min(each.finish_us for each in found) else ""
+        sooner = (
+            ", faster than every sketch" if rival.finish_us < min(each.finish_us for each in found) else ""
+        )
         facts.append(("best baseline", f"{rival.producer}: {format_us(rival.finish)}{sooner}"))
     return "\n".join(
         [title, table(facts, indent="  "), "", listed, "", textwrap.indent("\n".join(why), "  ")]
