@@ -265,4 +265,4 @@ def choose_servers(
         found[name] = synthesize(problem)
     told = ", ".join(f"{name} {format_us(each.schedule.finish)}" for name, each in found.items())
     choice = min(found, key=lambda name: found[name].schedule.finish)
-    return replace(found[choice], choice=f"{choice} of {told}")
+    return replace(found[choice], choice=f"{choice} servers, as the faster: {told}")

@@ -63,7 +63,7 @@ def priors(node_gb_per_s: float, network_gb_per_s: float, rates_source: str) -> 
         *((f"{p.name}_latency", 1.0, 0.8, "times", SOURCE) for p in PROTOCOLS),
         ("node_gb_per_s", node_gb_per_s, 0.3, "GB/s", rates_source),
         ("network_gb_per_s", network_gb_per_s, 1.0, "GB/s", rates_source),
-        *((f"{p.name}_share", p.bandwidth_share, 2.0, "of it", SOURCE) for p in PROTOCOLS[:-1]),
+        *((f"{p.name}_share", p.bandwidth_share, 2.0, "share", SOURCE) for p in PROTOCOLS[:-1]),
         ("channel_us", 0.3, 1.5, "us", "our choice: a further channel's part in a message"),
     ]
     return tuple(Parameter(*row) for row in rows)

@@ -145,7 +145,7 @@ def test_workers_serve_where_a_box_is_too_narrow(cards, choice):
     """
     n, k = range(8), range(8, 8 + cards)
     served = choose_servers(rack(8, cards), "100MB", workers=n, servers=k)
-    assert served.choice.startswith(f"{choice} of central ")
+    assert served.choice.startswith(f"{choice} servers, as the faster: central ")
     assert served.bound.bound <= served.schedule.finish
     assert {chunk.root for chunk in served.schedule.problem.collective.chunks} == set(
         k if choice == "central" else n
