@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
+#: Relative rounding error of figures in floating point.
+ROUNDING = 1e-12
 #: Cost of a worker's port in us/MB.
 PORT_US_PER_MB = 80
 SLOTS = (16, 32, 64, 96, 112, 122, 128, 192, 256, 512)
@@ -69,7 +71,8 @@ def row(what: str, found: float, expected: float, allowed: float | str) -> Row:
     - `allowed`: Max relative difference, or ``"or more"`` or ``"or less"`` for a one-sided limit.
     """
     if isinstance(allowed, str):
-        met = found >= expected if allowed == "or more" else found <= expected
+        slack = ROUNDING * abs(expected)
+        met = found >= expected - slack if allowed == "or more" else found <= expected + slack
     else:
         met = abs(found - expected) <= allowed * abs(expected)
     return {"what": what, "found": found, "expected": expected, "allowed": allowed, "met": bool(met)}

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Problem
 
 #: Up to FEW_ARRIVALS pairs of chunk and destination all baselines are constructed, up to MOST_ARRIVALS only
-#: ring and pairwise. Above, lower bounds of these two are used, as construction would be slow.
-FEW_ARRIVALS, MOST_ARRIVALS = 6_000, 300_000
+#: ring and pairwise, as construction of more would be slow. Up to MOST_COUNTED lower bounds of these two are
+#: used (35 s of CPU); routes between more ranks would need several GB.
+FEW_ARRIVALS, MOST_ARRIVALS, MOST_COUNTED = 6_000, 300_000, 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +47,22 @@ class Rivals:
 def find_rivals(problem: Problem, finish: Fraction) -> Rivals:
     """Baselines of a problem that can be constructed in a few seconds, and the one with the earliest finish.
 
-    With too many arrivals, lower bounds of ring and pairwise are used instead, counted only until they exceed
-    `finish`. For reductions and chunks with several origins these are not available, so nothing is compared.
+    With many arrivals, lower bounds of ring and pairwise are used instead, counted only until they exceed
+    `finish`. Nothing is compared with still more arrivals, or if no such bounds are available (reductions,
+    chunks with several origins).
 
     - `finish`: Finish in us of the schedule to compare.
     """
     arrivals = sum(max(len(c.origins), len(c.destinations)) for c in problem.collective.chunks)
     if arrivals > MOST_ARRIVALS:
-        if problem.collective.combining or any(len(c.origins) > 1 for c in problem.collective.chunks):
-            return Rivals("nothing: too many arrivals", "", Fraction(0))
-        floors = {"ring": ring_floor(problem), "pairwise": pairwise_floor(problem, finish)}
+        has_several = any(len(c.origins) > 1 for c in problem.collective.chunks)
+        if arrivals > MOST_COUNTED or problem.collective.combining or has_several:
+            return Rivals("nothing: too many arrivals")
+        ring = ring_floor(problem)
+        floors = {} if ring is None else {"ring": ring}
+        floors["pairwise"] = pairwise_floor(problem, finish)
         first = min(floors, key=lambda name: floors[name])
-        return Rivals("ring, pairwise (at least)", first, floors[first])
+        return Rivals(f"{', '.join(floors)} (at least)", first, floors[first])
     names = list(BASELINES) if arrivals <= FEW_ARRIVALS else ["ring", "pairwise"]
     finishes: dict[str, Fraction] = {}
     gc.disable()  # garbage collection scans millions of live lists, which takes half of the time
@@ -71,27 +76,30 @@ def find_rivals(problem: Problem, finish: Fraction) -> Rivals:
     return Rivals(", ".join(finishes) or "none applies", first, finishes.get(first))
 
 
-def ring_floor(problem: Problem) -> Fraction:
+def ring_floor(problem: Problem) -> Fraction | None:
     """Lower bound in us on a ring algorithm: successive hops of a chunk that travels half the ring.
 
-    0 if two neighbours on some ring have no direct link, as relayed chunks may take shortcuts.
+    None if the fastest route between two neighbours on some ring has relays, as relayed chunks may take
+    shortcuts.
     """
     costs, routes = problem.costs, ShortestRoutes.of(problem)
     for order in find_rings(problem.topology, routes.ticks):
         if any(routes.direct(a, b) is None for a, b in zip(order, [*order[1:], order[0]], strict=True)):
-            return Fraction(0)
+            return None
     units = int(costs.chunk_units.min())
     hop = min(costs.duration(e, units) for e in range(len(problem.topology.links)))
     return costs.us(problem.topology.num_ranks // 2 * hop)
 
 
 def pairwise_floor(problem: Problem, enough: Fraction) -> Fraction:
-    """Lower bound in us on pairwise exchange: load of the busiest link into one rank with the fewest links.
+    """Lower bound in us on pairwise exchange: load of the busiest link into the rank with the least rate.
 
     Sends from the nearest rank numbers are counted first; the count stops once it exceeds `enough`.
     """
     costs, topology, routes = problem.costs, problem.topology, ShortestRoutes.of(problem)
-    into = np.bincount([link.dst for link in topology.links], minlength=topology.num_ranks)
+    units = int(costs.chunk_units.max())
+    rates = [1 / costs.duration(link, units) for link in range(len(topology.links))]
+    into = np.bincount([link.dst for link in topology.links], rates, minlength=topology.num_ranks)
     dst = int(into.argmin())
     starts = {c.origins[0]: i for i, c in enumerate(problem.collective.chunks) if dst in c.destinations}
     ticks: Counter[int] = Counter()
