@@ -131,7 +131,8 @@ class ExactTicks:
 
     def latency(self, link: Any, units: Any) -> Any:
         """Duration of sends in ticks, rounded up to whole ticks."""
-        return -(-(self.link_alpha[link] + units * self.link_beta[link]) // self.divisor)
+        ticks = self.link_alpha[link] + units * self.link_beta[link]
+        return ticks if self.divisor == 1 else -(-ticks // self.divisor)
 
     def exact_latency(self, link: int, units: int) -> Fraction:
         """Exact duration of a send in ticks."""
@@ -158,6 +159,11 @@ class Columns:
         self.chunk, self.link, self.start, self.end, self.group, reduce = schedule.kept
         #: True if the schedule has enough transfers for compiled loops.
         self.is_large = len(self) >= MANY * (1 if "numba" in sys.modules else _TIMES_UNLOADED)
+        #: (num_links,) Duration in ticks of a chunk over each link; None if chunks have several sizes.
+        self._of_link: NDArray[np.int64] | None = None
+        if len(set(problem.chunk_bytes)) == 1:
+            units = self.ticks.chunk_units[0]
+            self._of_link = self.ticks.latency(np.arange(len(self.topology.links)), units)
         self.units: NDArray[np.int64] | None = None
         self.carried: list[int] | None = None
         self._reduces = reduce if isinstance(reduce, np.ndarray) else None
@@ -191,7 +197,13 @@ class Columns:
         chunk, link, start = (column[rows].astype(np.int64) for column in (self.chunk, self.link, self.start))
         if self.end is not None:
             return chunk, link, start, self.end[rows].astype(np.int64)
-        return chunk, link, start, start + self.ticks.latency(link, self.ticks.chunk_units[chunk])
+        return chunk, link, start, start + self.durations(chunk, link)
+
+    def durations(self, chunk: NDArray[np.int64], link: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Duration in ticks of each transfer as a send of its own."""
+        if self._of_link is not None:
+            return self._of_link[link]
+        return np.asarray(self.ticks.latency(link, self.ticks.chunk_units[chunk]))
 
     def take(self, rows: NDArray[np.int64]) -> None:
         """Keep only the given transfers, in the given order."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.analysis.verification.columns import BLOCK, Columns, LinkEnds, flat_sets, roots_of
+from taccl.analysis.verification.columns import Columns, LinkEnds, flat_sets, roots_of
 from taccl.analysis.verification.findings import MOST_LISTED, Findings
 from taccl.analysis.verification.loops import (
     NEVER,
@@ -25,11 +25,10 @@ from taccl.analysis.verification.loops import (
     accept_copies,
     accept_sets,
     accept_trees,
-    compiled_loop,
     fitted,
-    place_by_chunk,
     views,
 )
+from taccl.analysis.verification.sorting import offsets, sorted_blocks
 
 if TYPE_CHECKING:
     from taccl.problem.chunks import RankSets
@@ -75,19 +74,15 @@ def by_chunk(
       `Sums.lands` is then filled, too.
     """
     root = roots_of(columns.problem)
-    order, first = _order(columns, len(root))
+    first = offsets(columns, len(root))
     origins, given, given_end = flat_sets(starts)
     wanted, want, want_end = flat_sets(columns.collective.destination_sets)
     rows = sorted((c, rank, ticks) for (c, rank), ticks in (dates or {}).items())
     dated_chunk, dated, since = np.array(rows, np.int64).reshape(-1, 3).T.copy()
-    low = 0
-    while low < len(root):
-        high = max(low + 1, int(np.searchsorted(first, first[low] + BLOCK)) - 1)
-        at = order[first[low] : first[high]].astype(np.int64)
+    for low, high, (at, link, start) in sorted_blocks(columns, first):
         chunk, adds = np.repeat(np.arange(low, high), np.diff(first[low : high + 1])), columns.adds(at)
-        link, start = columns.link[at].astype(np.int64), columns.start[at].astype(np.int64)
         if columns.end is None:
-            end = start + columns.ticks.latency(link, columns.ticks.chunk_units[chunk])
+            end = start + columns.durations(chunk, link)
         else:
             end = columns.end[at].astype(np.int64)
         lands = landing_order(chunk, end, adds) if dates is None else at[:0]
@@ -99,23 +94,6 @@ def by_chunk(
             wanted, want[mine], want_end[mine], dated, date, since,
         )  # fmt: skip
         yield ChunkBlock(low, at, sums, chunks)
-        low = high
-
-
-def _order(columns: Columns, num_chunks: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """(transfers in order of chunk and start, offset of each chunk's first transfer in this order)."""
-    chunk, first = columns.chunk, np.zeros(num_chunks + 1, np.int64)
-    blocks = range(0, len(chunk), BLOCK)
-    for i in blocks:
-        np.add.at(first, chunk[i : i + BLOCK].astype(np.int64) + 1, 1)
-    np.cumsum(first, out=first)
-    if not columns.is_large:
-        return np.argsort(chunk, kind="stable"), first
-    order = np.empty(len(chunk), np.int32 if len(chunk) < 2**31 else np.int64)
-    place, loop = first[:-1].copy(), compiled_loop(place_by_chunk)
-    for i in blocks:
-        loop(chunk[i : i + BLOCK].astype(np.int64), i, place, order)
-    return order, first
 
 
 class Replay:

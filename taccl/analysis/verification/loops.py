@@ -160,15 +160,18 @@ class SumChunks(NamedTuple):
 
 
 def place_by_chunk(
-    chunk: NDArray[np.int64], first: int, place: NDArray[np.int64], order: NDArray[Any]
-) -> None:
-    """Write the transfers from number `first` on into their order by chunk: one step of a counting sort.
+    chunk: NDArray[np.int64], row: NDArray[np.int64], link: NDArray[np.int64], start: NDArray[np.int64],
+    place: NDArray[np.int64], placed: NDArray[np.int64],
+) -> None:  # fmt: skip
+    """Place transfers into their order by chunk: one step of a counting sort.
 
-    - `place`, (num_chunks,): Next free position of each chunk in `order`; updated.
+    - `place`, (num_chunks,): Next free position of each chunk in `placed`; updated.
+    - `placed`, (3, num_transfers): Output: index, link and start of each transfer.
     """
     for i in range(len(chunk)):
-        order[place[chunk[i]]] = first + i
-        place[chunk[i]] += 1
+        at = place[chunk[i]]
+        placed[0, at], placed[1, at], placed[2, at] = row[i], link[i], start[i]
+        place[chunk[i]] = at + 1
 
 
 def accept_copies(
