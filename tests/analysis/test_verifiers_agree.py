@@ -17,7 +17,7 @@ import pytest
 
 from taccl import collectives, topologies
 from taccl.analysis.verification import columns as in_columns
-from taccl.analysis.verification import data, sorting
+from taccl.analysis.verification import sorting
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
 from taccl.errors import CollectiveError, InputError
