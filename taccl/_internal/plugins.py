@@ -72,5 +72,6 @@ class Plugins(Generic[T]):
             if self._fits(thing):
                 found.append(thing)
             else:
-                warn(f"the entry point {entry.name} names no {self.noun}; it is left out", FallbackWarning)
+                said = f"the entry point {entry.name} names {entry.value}, which is no {self.noun}"
+                warn(f"{said} (expected {self.expected}); it is left out", FallbackWarning)
         return found

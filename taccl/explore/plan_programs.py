@@ -14,7 +14,7 @@ from taccl.program.interpret import interpret
 from taccl.program.lower import lower
 from taccl.program.program import Program
 from taccl.program.split import split_threadblocks
-from taccl.runtimes.runtime import Runtime, called
+from taccl.runtimes.runtime import Runtime
 from taccl.schedule.schedule import Schedule
 from taccl.topology.registry import parse
 
@@ -37,7 +37,7 @@ def runnable(schedule: Schedule, lowering: dict[str, Any], runtime: Runtime) -> 
         for program in (whole, split_threadblocks(whole, max_steps=runtime.max_steps)):
             try:
                 if runtime.check:
-                    called(runtime.check)(runtime, program)
+                    runtime.outcome("check", runtime, program)
             except ExportError as error:
                 last = error
             else:

@@ -11,7 +11,7 @@ from pkgutil import resolve_name
 from typing import Any, TypeVar
 
 from taccl._internal.arguments import checked
-from taccl.errors import InputError
+from taccl.errors import InputError, TacclError
 from taccl.topology.tuning import PROTOCOLS
 
 T = TypeVar("T")
@@ -146,11 +146,34 @@ class Runtime:
         args, options
             Arguments of the function.
         """
-        found = called(getattr(self, role))(*args, **options)
+        found = self.outcome(role, *args, **options)
         if not isinstance(found, kind):
             said = f"{role} returned a {type(found).__name__}; expected a {kind.__name__}"
             raise InputError(f"{self.title}: {said}", where="runtime")
         return found
+
+    def outcome(self, role: str, *args: Any, **options: Any) -> Any:
+        """Result of one of the runtime's functions.
+
+        Raises `InputError` with the runtime's name if a function of another package fails.
+
+        Parameters
+        ----------
+        role : str
+            Field that holds the function.
+        args, options
+            Arguments of the function.
+        """
+        function = called(getattr(self, role))
+        try:
+            return function(*args, **options)
+        except TacclError:
+            raise
+        except Exception as error:
+            if str(getattr(function, "__module__", "")).startswith("taccl."):
+                raise
+            said = f"{self.title}: {role} failed ({type(error).__name__}: {error}); mend the runtime"
+            raise InputError(said, where="runtime") from error
 
     def reason_against(self, collective: Any, topology: Any, protocol: str = "") -> str:
         """Reason why the runtime cannot run a collective, or not under a protocol; empty if it can.
@@ -162,7 +185,7 @@ class Runtime:
         protocol : str
             A protocol in small letters; empty to ask about the collective under any protocol.
         """
-        return str(called(self.why_not)(self, collective, topology, protocol)) if self.why_not else ""
+        return str(self.outcome("why_not", self, collective, topology, protocol)) if self.why_not else ""
 
 
 def called(function: Any) -> Callable[..., Any]:

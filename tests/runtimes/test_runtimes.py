@@ -8,7 +8,7 @@ import pytest
 
 import taccl
 from taccl.cli import main
-from taccl.errors import ExportError, InputError
+from taccl.errors import ExportError, FallbackWarning, InputError
 from taccl.explore.plan_programs import runnable
 from taccl.explore.plan_runtimes import check_collective
 from taccl.runtimes import Launch, PlanFiles, RunReport, Runtime, register, registered, unregister
@@ -115,6 +115,18 @@ def test_a_run_without_a_report_is_refused(mine, ring_file, capsys):
     assert "the interpreter: run returned a NoneType; expected a RunReport" in capsys.readouterr().err
 
 
+def test_a_failure_of_its_functions_names_the_runtime(mine, ring_file, capsys):
+    """An error in a function of a registered runtime is reported with the runtime, not as an error of taccl."""
+
+    def run(read, **options):
+        raise RuntimeError("device lost")
+
+    register(replace(MINE, run=run))
+    assert main(["run", ring_file, "--engine", "in-python"]) == 2
+    said = "runtime: the interpreter: run failed (RuntimeError: device lost); mend the runtime"
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_lowering_and_times_of_its_own(mine, plan_of_ring):
     """A runtime's `lower` makes the programs, and its `Launch.predict` the times, with their source."""
@@ -187,6 +199,10 @@ def test_installed_packages_register_by_entry_points(monkeypatch):
         "importlib.metadata.entry_points", lambda group: [Entry()] * (group == "taccl.runtimes")
     )
     assert PLUGINS.installed() == [MINE]
+    Entry.value = "mine:make"
+    monkeypatch.setattr(Entry, "load", lambda self: lambda: MINE)
+    with pytest.warns(FallbackWarning, match="names mine:make, which is no runtime .expected a Runtime"):
+        assert PLUGINS.installed() == []
 
 
 @pytest.mark.parametrize("name", RUNTIMES)
