@@ -68,6 +68,16 @@ TEXTS = {
         "#    Intel(R) MPI Benchmarks 2021.3, MPI-1 part\n# Benchmarking Allreduce\n# #processes = 4\n"
         "       #bytes #repetitions  t_min[usec]  t_max[usec]  t_avg[usec]\n        1024   1000  2.5  2.7  2.6\n"
     ),
+    "log of libfabric's tests (fi_pingpong and its kind)": (
+        "bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n"
+        "64      1k      =1k      124k        0.02s      7.77       8.24       0.12\n"
+    ),
+    "log of gdrcopy": "BAR writing test, size=131072 offset=0 num_iters=10000\nwrite BW: 10984.5MB/s\n",
+    "log of ROCm Validation Suite (RVS)": "[RESULT] [ 8632.137] Action name :pebb\n",
+    "log of ucc_perftest or of a benchmark in PyTorch": (
+        "       Count        Size                Time, us                           Bandwidth, GB/s\n"
+        "         128         512       21.31       20.88       21.98        0.04        0.04        0.04\n"
+    ),
     "log of PARAM or of the benchmarks of gloo or HCL": (
         "Device:      tcp, pci=0000:01:00.0, iface=eth0\nAlgorithm:   allreduce_ring\n\n"
         "   elements   min (us)   p50 (us)   p99 (us)   max (us)   avg (GB/s)    samples\n"

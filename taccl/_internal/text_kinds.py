@@ -86,6 +86,11 @@ TEXTS = (
         r"Intel ?\(R\) MPI Benchmarks|^#\s*Benchmarking:?\s+\w|#bytes +#repetitions",
         unsupported(TIMES),
     ),
+    Text(
+        "log of ucc_perftest or of a benchmark in PyTorch",
+        r"^Collective:\s+\w+$|\bTime, us +Bandwidth, GB/s|^size\(MB\) +tavg\(usec\)",
+        unsupported(TIMES),
+    ),
     Text("log of mscclpp-test", r"\bsize\s+count\s+time(\s+\S+){3}\s+time\b|\bkernel num: \d", FIT_TABLE),
     Text(
         "log of perftest (ib_write_bw and its kind)",
@@ -99,6 +104,11 @@ TEXTS = (
         r"^-* ?Performance of \w+ on \d+ devices|^Comm\. Op\s+Message Size\b"
         r"|^The average bandwidth of \w+|^\|\s*payload\s*\|",
         unsupported(TIMES),
+    ),
+    Text(
+        "log of libfabric's tests (fi_pingpong and its kind)",
+        r"^[ \t]*bytes[ \t]+(#sent|iters)[ \t].*\busec/xfer\b",
+        unsupported(HOSTS),
     ),
     Text(
         "table of measured times",
@@ -145,6 +155,8 @@ TEXTS = (
         r"|^\|\s*Stage\s*\|",
         unsupported(HOSTS),
     ),
+    Text("log of gdrcopy", r"^BAR writing test, size=|^(write|read) BW: [\d.]+ ?MB/s$", unsupported(_SERVER)),
+    Text("log of ROCm Validation Suite (RVS)", r"^\[RESULT\] \[ *\d+\.\d+\]", unsupported(_RCCL_DUMP)),
     Text(
         "log of PARAM or of the benchmarks of gloo or HCL",
         r"\bCOMMS-RES\b|^[ \t]*elements\s+min \(us\)|^\[BENCHMARK\]\s",

@@ -10,8 +10,7 @@ from taccl._internal.units import format_size
 from taccl.measure.curve import Kink
 from taccl.topology.tuning import PACK_BYTES
 
-#: Healthy series: min share of the expected bandwidth, and max ratio of times of small messages to usual
-#: times.
+#: Healthy series: min share of the expected bandwidth, max ratio of times of small messages to usual ones.
 HEALTHY, USUAL = 0.93, 1.5
 #: Min share of the expected bandwidth that an error of the model may explain.
 WITHIN_ERROR = 0.85

@@ -126,6 +126,12 @@ def test_a_known_output_is_named_wherever_it_is_not_read(tmp_path, kind):
             "debug log of NCCL (NCCL_DEBUG=INFO)",
         ),
         ("provider: efa\n    fabric: efa\n", "output of ucx_info or fi_info"),
+        ("write BW: 10984.5MB/s\n", "log of gdrcopy"),
+        ("Collective:             Allreduce\n", "log of ucc_perftest or of a benchmark in PyTorch"),
+        (
+            "size(MB)   tavg(usec)    tmin(usec)\n0.10 227.7 196.8\n",
+            "log of ucc_perftest or of a benchmark in PyTorch",
+        ),
         ("=== Bandwidth min/max between two GPUs ===\n", "output of `rocm-smi --showtopo`"),
         ("| Diagnostic    | Result   |\n", "output of dcgmi, xpu-smi, npu-smi or hl-smi"),
         ("[BENCHMARK]     NW Bandwidth   : 258.2 GB/s\n", "log of PARAM or of the benchmarks of gloo or HCL"),

@@ -517,3 +517,10 @@ def test_checks_of_results_tell_allgather_and_alltoall(read, wrong, name):
     assert not read(text, collective=name).notes
     with pytest.raises(FormatError, match="without its collective"):
         read(text.replace("73.40  0 ", "73.40  N/A "))
+
+
+def test_a_busbw_above_algbw_is_an_allreduces(read):
+    """In a table of nccom-test, which names no reduction, busbw is 1.875 times algbw: an allreduce on 16 ranks."""
+    head = "size(B)    count(elems)    type    time:avg(us)    algbw(GB/s)    busbw(GB/s)\n"
+    (found,) = read(head + "   33554432    8388608    fp32    768    43.69    81.92\n").series
+    assert (found.collective, found.num_ranks, found.times_us) == ("allreduce", 16, (768.0,))
