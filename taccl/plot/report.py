@@ -138,7 +138,10 @@ def report(
         computed.append(rates)
         known = rates.dropna(axis="columns", how="all").rename(index=format_size)
         shown = known.to_html(float_format="{:.4g}".format, na_rep="", border=0) if known.size else ""
-        why = "".join(_paragraph(f"{name}: {said}") for name, said in rates.attrs["undefined"].items())
+        reasons: dict[str, list[str]] = {}
+        for name, said in rates.attrs["undefined"].items():
+            reasons.setdefault(said, []).append(name)
+        why = "".join(_paragraph(f"{', '.join(names)}: {said}") for said, names in reasons.items())
         return f'{picture(drawn, "bandwidth-picture")}<div class="wide">{shown}</div>{why}'
 
     def load() -> str:

@@ -235,7 +235,7 @@ def bandwidths(
         try:
             rates = _in_time(limit, _rates, name, problem, every)
             if rates is None:
-                undefined[called] = f"{_NOT_TIMED}: the budget of {budget_s:g} s is spent"
+                undefined[called] = f"{_NOT_TIMED}: the time budget is spent"
                 continue
             lines[called] = rates
             baselines.append(called)

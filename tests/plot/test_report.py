@@ -98,6 +98,14 @@ def test_a_page_of_many_bars_is_small(monkeypatch, found):
 
 
 @pytest.mark.slow
+def test_baselines_without_time_are_listed_once(found):
+    """Baselines that the time budget leaves out are named in one sentence."""
+    said = section(taccl.report(found, budget_s=1e-9), "sizes")
+    assert said.count("not timed: the time budget is spent") == 1
+    assert "ring, double binary tree" in said
+
+
+@pytest.mark.slow
 def test_a_report_of_thousands_of_transfers_is_below_a_megabyte(monkeypatch):
     """The report of 3,840 transfers between 16 GPUs, with three timelines and a topology, is below 1 MB."""
     monkeypatch.setattr("taccl.plot.report._MOST_REPLAYED", 0)  # no bandwidths over size, which take long
