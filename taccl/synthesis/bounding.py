@@ -45,9 +45,12 @@ def bound_within(
         return no_bound(problem)
 
 
-def is_brief(problem: Problem) -> bool:
-    """True if a bound of this problem takes fractions of a second, so that it needs no time limit."""
-    return problem.collective.num_chunks * len(problem.links_allowed) <= _BRIEF_HOPS
+def is_brief(problem: Problem, factor: float = 1.0) -> bool:
+    """True if a bound of this problem takes fractions of a second, so that it needs no time limit.
+
+    - `factor`: Seconds per second of work, as `busy_factor` returns.
+    """
+    return factor * problem.collective.num_chunks * len(problem.links_allowed) <= _BRIEF_HOPS
 
 
 def no_bound(problem: Problem, *, divisible: bool = False) -> Certificate:

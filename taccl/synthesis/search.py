@@ -345,10 +345,10 @@ class Search:
     def look_for_bound(self) -> None:
         """Compute the lower bound in its share of the time, unless there is one already.
 
-        Once time is up, this bound is only computed for small problems. Larger ones use the bound over all
-        chunkings, which is also valid for the problem's own chunks.
+        Once time is up, this bound is only computed for small problems; the busier the machine, the smaller.
+        Others use the bound over all chunkings, which is also valid for the problem's own chunks.
         """
-        is_late = self.deadline.has_passed and not is_brief(self.problem)
+        is_late = self.deadline.has_passed and not is_brief(self.problem, busy_factor())
         if self.bound is None and not (self.interrupted or is_late):
             since = time.monotonic()
             found = bound_within(self.problem, self.deadline, self.parameters.budget, kept_s=self.kept_s)

@@ -6,6 +6,9 @@ import pytest
 
 import taccl
 from taccl import topologies
+from taccl._internal.deadline import Deadline
+from taccl.synthesis import search as searching
+from taccl.synthesis.search import Options, Search
 from tests.fuzzing import thinned
 
 #: Seconds by which the clock jumps: past the time limit, but within the time for a first schedule.
@@ -46,3 +49,17 @@ def test_a_search_that_ends_at_any_look_at_the_clock_has_a_schedule(name, leapin
         found = taccl.synthesize(PROBLEMS[name](), time_limit_s=_LIMIT_S)
         assert taccl.verify(found.schedule).ok, count
         assert found.bound_us <= found.finish_us, count
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_a_late_bound_is_left_out_on_a_busy_machine(monkeypatch, factor):
+    """Once time is up, a bound of 3,328 hops (32 chunks, 104 links) is computed only on an idle machine.
+
+    A third of a core would need three times as many seconds for it.
+    """
+    problem = taccl.make_problem(topologies.mesh(4, 8), "allreduce", size_bytes="256KB").in_its_chunks
+    monkeypatch.setattr(searching, "busy_factor", lambda: factor)
+    monkeypatch.setattr(searching, "bound_within", lambda problem, *_, **__: searching.no_bound(problem))
+    search = Search(problem, Options(), Deadline.after(-1))
+    search.look_for_bound()
+    assert (search.bound is None) == (factor == 3.0)
