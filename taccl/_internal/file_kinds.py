@@ -112,13 +112,15 @@ _BINARY = {
     "PDF": (b"%PDF-",),
     "picture": (b"\x89PNG", b"\xff\xd8\xff", b"GIF8"),
     "Chakra trace": (),  # see _CHAKRA
-    "database or profile": (b"SQLite format 3", b"\x89HDF", b"PAR1"),
+    "database or profile": (b"SQLite format 3", b"\x89HDF"),
+    "table in Parquet": (b"PAR1",),
 }
 #: First bytes of a Chakra trace: sizes, and a version or the key of one.
 _CHAKRA = re.compile(rb"[\s\S]{1,7}\n(\x05\d\.\d\.\d|\x06schema)")
 _ADVICE |= dict.fromkeys(_BINARY, PICTURED) | {
     "archive": "unpack it, and give the file inside",
     "Chakra trace": "taccl.workload.from_chakra reads it in Python",
+    "table in Parquet": "if taccl wrote it, give the schedule that it was made of; else save it as text",
 }
 _ADVICE |= {each.name: each.advice for each in TEXTS}
 #: Kinds that `taccl fit` reads, and kinds that `taccl show` reads.

@@ -363,6 +363,14 @@ def _dump_number(number, *, unit="us"):
     return f"{number} {unit}"
 
 
+def test_a_table_in_parquet_is_named(tmp_path):
+    """A table that taccl wrote in Parquet is no database; the message names the file to give instead."""
+    path = tmp_path / "file"
+    path.write_bytes(b"PAR1\x00\xff")
+    with pytest.raises(InputError, match="found a table in Parquet; .* give the schedule that it was made of"):
+        read(path)
+
+
 @pytest.mark.parametrize("name", [each.name for each in FORMATS if each.dump and not each.load])
 def test_formats_that_are_only_written_say_so(name, tmp_path):
     """For a file of a write-only format, such as Parquet, the message gives no advice to read it."""
