@@ -367,7 +367,7 @@ def test_a_table_in_parquet_is_named(tmp_path):
     """A table that taccl wrote in Parquet is no database; the message names the file to give instead."""
     path = tmp_path / "file"
     path.write_bytes(b"PAR1\x00\xff")
-    with pytest.raises(InputError, match="found a table in Parquet; .* give the schedule that it was made of"):
+    with pytest.raises(InputError, match="found a table in Parquet; .* give the schedule that"):
         read(path)
 
 
