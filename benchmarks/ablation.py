@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from benchmarks.report import Column, Row
     from taccl.problem.problem import Problem
     from taccl.synthesis.budget import Turn
-    from taccl.synthesis.stages import Stage
+    from taccl.synthesis.result import Stage
 
 #: Max ratio of two finishes that count as equal.
 _SAME = 1 + 1e-9

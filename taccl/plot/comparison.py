@@ -27,8 +27,7 @@ from taccl.plot.style import (
     remark,
     title_of,
 )
-from taccl.synthesis.result import Result
-from taccl.synthesis.stages import Trace, TraceEntry
+from taccl.synthesis.result import Result, Trace, TraceEntry
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from taccl._internal.units import format_rates, format_us, gb_per_s
 
+if TYPE_CHECKING:
+    from taccl.schedule.schedule import Schedule
+
 
 class Figures:
     """Finish of a schedule, and bandwidths derived from it. A subclass defines `finish_ticks`."""
@@ -90,3 +93,29 @@ class Figures:
         """Bus bandwidth in GB/s, the launch included as in measurements; None as for `busbw_gb_per_s`."""
         algbw = gb_per_s(self.size_bytes, self.launch + self.finish)
         return None if algbw is None else algbw * self.busbw_factor
+
+
+def schedule_figures(schedule: Schedule) -> dict[str, Any]:
+    """Problem and finish of a schedule, as plain values."""
+    problem = schedule.problem
+    return {
+        "finish_us": schedule.finish_us,
+        "launch_us": schedule.launch_us,
+        "predicted_us": schedule.predicted_us,
+        "algbw_gb_per_s": schedule.algbw_gb_per_s,
+        "busbw_gb_per_s": schedule.busbw_gb_per_s,
+        "collective": problem.collective.name,
+        "topology": problem.topology.name,
+        "sketch": problem.clauses.name or None,
+        "cost_model": problem.topology.cost_model,
+        "assumed": list(problem.topology.assumed),
+        "protocol": problem.topology.protocol or None,
+        "size_bytes": problem.size_bytes,
+        "num_ranks": problem.topology.num_ranks,
+        "num_chunks": problem.collective.num_chunks,
+        "chunks_per_rank": problem.collective.chunks_per_rank,
+        "num_transfers": schedule.num_transfers,
+        "num_sends": schedule.num_sends,
+        "producer": schedule.producer,
+        "digest": schedule.digest(),
+    }

@@ -1,19 +1,30 @@
-"""Lower bounds within a search: their share of the time, and the bound of zero, which proves nothing."""
+"""Lower bounds within a search: their share of the time, and the larger of the bounds of a problem."""
 
 from __future__ import annotations
 
+import logging
+import time
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from taccl._internal.deadline import OutOfTime, busy_factor
-from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.bounds import latency_bound, lower_bound
 from taccl.analysis.certificates.certificate import Certificate, InNetworkGrant
+from taccl.analysis.certificates.scopes import bound_of_every_cut, stronger
 
 if TYPE_CHECKING:
     from taccl._internal.deadline import Deadline
     from taccl.problem.problem import Problem
     from taccl.synthesis.parameters import BudgetParameters
+    from taccl.synthesis.search import Search
 
+logger = logging.getLogger(__name__)
+
+#: On a busy machine, largest share of the time left for the bound over all chunkings.
+_MOST_EVERY_SHARE = 0.3
+#: On a busy machine, the bound over all chunkings may run past the limit by up to this many times its
+#: minimum.
+_LATE_TIMES = 1.0
 #: Max hops of a problem whose bound is computed without a time limit (fractions of a second).
 _BRIEF_HOPS = 5_000
 
@@ -59,3 +70,59 @@ def no_bound(problem: Problem, *, divisible: bool = False) -> Certificate:
     - `divisible`: True for a bound over all chunkings.
     """
     return Certificate(problem, Fraction(0), "none", "no proof so far", None, divisible)
+
+
+def look_for_bound(search: Search) -> None:
+    """Compute the lower bound of a search in its share of the time, unless there is one already.
+
+    Once time is up, this bound is only computed for small problems; the busier the machine, the smaller.
+    Others use the bound over all chunkings, which is also valid for the problem's own chunks.
+    """
+    is_late = search.deadline.has_passed and not is_brief(search.problem, busy_factor())
+    if search.bound is None and not (search.interrupted or is_late):
+        since = time.monotonic()
+        found = bound_within(search.problem, search.deadline, search.parameters.budget, kept_s=search.kept_s)
+        search.prove(found, since)
+
+
+def bound_over_all_chunkings(search: Search, known: Certificate | None = None) -> Certificate | None:
+    """Lower bound over all chunkings, computed once in a share of the time; None if that is too short.
+
+    - `known`: A lower bound for the problem's own chunks, if there is one.
+    """
+    budget, since, left_s = search.parameters.budget, time.monotonic(), search.deadline.left_s
+    # On a busy machine the bound gets more seconds, of which only a few may be after the time limit.
+    least_s = budget.least_every_s
+    least_s = min(least_s * busy_factor(), max(_LATE_TIMES * least_s, _MOST_EVERY_SHARE * left_s))
+    every_s = max(least_s, min(budget.most_every_s, budget.bound_share * left_s))
+    every = bound_of_every_cut(known or no_bound(search.problem), budget_s=every_s)
+    every_us, name = None if every is None else every.bound_us, "bound over all chunkings"
+    if (name, every_us) not in ((each.name, each.bound_us) for each in search.stages):
+        search.record(name, "taccl", "done", since, bound_us=every_us)
+    if every is not None and search.above is None:
+        search.options.observer.bound(every)
+    return every
+
+
+def sound_bound(search: Search) -> tuple[Certificate, tuple[str, ...]]:
+    """(lower bound, messages): the larger of the problem's bound and the bound over all chunkings.
+
+    The bound is zero, with a message, if none was proven in time, or if a verified schedule refutes it.
+    """
+    assert search.best is not None, "there is a schedule"
+    if not (search.interrupted or search.is_strengthened):
+        search.is_strengthened = True
+        every = bound_over_all_chunkings(search, search.bound)
+        known = search.bound
+        if known is None and every is None:
+            has_dates = search.problem.release_us or search.problem.due_us
+            known = no_bound(search.problem) if has_dates else latency_bound(search.problem)
+        search.bound = stronger(known or no_bound(search.problem), every)
+    if search.bound is None:
+        fault = "stopped before a lower bound was proven; give more time, or call lower_bound"
+    elif search.best.finish >= search.bound.bound:
+        return search.bound, ()
+    else:
+        logger.error("%r: the bound %r is above a verified schedule", search.problem, search.bound)
+        fault = "internal error: a bound above a verified schedule was dropped; please report it"
+    return no_bound(search.problem), (fault,)

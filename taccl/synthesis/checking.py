@@ -1,7 +1,10 @@
-"""Checks before a search: compatible options, and sums that some rank can make."""
+"""Before a search: compatible options, transforms of the whole problem, and sums that some rank can make."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from taccl._internal.deadline import Deadline
 from taccl.errors import InfeasibleError, InputError, SketchError, TopologyError
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
@@ -9,10 +12,14 @@ from taccl.sketch.reachability import check_reachable, is_possible
 from taccl.solvers.registry import OWN_BACKENDS, require_known
 from taccl.synthesis.explaining.explain import infeasible
 from taccl.synthesis.options import Options
+from taccl.synthesis.proposers.balanced import BALANCED, cut_balanced
 from taccl.synthesis.proposers.competing import obeying
+from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.chunks import cut_as
 from taccl.synthesis.suggesting.sketched_search import check_proposal
-from taccl.synthesis.transforms.requirements import OtherRoots
+from taccl.synthesis.transforms.requirements import OtherRoots, ReleaseDates
+from taccl.synthesis.transforms.switches import PlainLinks
+from taccl.synthesis.transforms.transform import Transform
 
 
 def check_options(problem: Problem, options: Options) -> None:
@@ -51,3 +58,34 @@ def feasible(problem: Problem, time_limit_s: float) -> tuple[OtherRoots | None, 
             raise
         raise infeasible(problem, time_limit_s=time_limit_s) or InfeasibleError(str(error)) from None
     return None, None
+
+
+def transformed(
+    problem: Problem, options: Options, limit: Deadline
+) -> tuple[Search, list[Transform[Problem, Schedule]]]:
+    """Remove release dates and in-network reduction from a problem, and set up the search of the rest.
+
+    Returns the search, and the transforms that were applied, which `synthesize` inverts. With transforms, the
+    search keeps the transfers of its schedules in memory, since inverting needs them.
+    """
+    transforms: list[Transform[Problem, Schedule]] = []
+    if (dates := ReleaseDates.apply(problem.in_its_chunks)) is not None:
+        (problem,), transforms = dates.parts, [dates]
+        options = replace(options, keep="schedule", spill_dir=None, to_file=False)
+    check_options(problem, options)
+    if options.backend == BALANCED:
+        problem = cut_balanced(problem, policy=options.policy)
+    links = PlainLinks.apply(problem)
+    plain = problem if links is None else links.parts[0]
+    if links is not None and options.in_network == "off":
+        links = None  # the result must not use switches, so the problem without them is the problem asked
+    if links is not None:
+        transforms.append(links)
+        options = replace(options, keep="schedule", spill_dir=None)
+    if transforms:  # gap and start refer to the untransformed problem
+        options.observer.until_gap, options = None, replace(options, start=None)
+    whole = Search(replace(plain, chunks_open=False), options, limit, asked=plain, made_by=links)
+    names = [each.name for each in transforms] + [BALANCED] * (options.backend == BALANCED)
+    if names:
+        whole.record("transforms", "taccl", "done", options.began_s, message=", ".join(names))
+    return whole, transforms

@@ -10,8 +10,8 @@ from taccl._internal.arguments import Natural, Seconds, Share, checked
 from taccl._internal.deadline import Deadline
 from taccl.errors import InputError
 from taccl.schedule.schedule import Schedule
+from taccl.synthesis.bounding import look_for_bound
 from taccl.synthesis.budget import going_on, run
-from taccl.synthesis.ending import result_of
 from taccl.synthesis.improve.improvement import suits_improvement
 from taccl.synthesis.options import Observer, Options
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
@@ -79,12 +79,12 @@ def improve(
     search.offer_whole(given, producer="start", verified=True)
     search.record("start", "taccl", "done", since, finish_us=given.finish_us, message="verified")
     with going_on(search):
-        search.look_for_bound()
+        look_for_bound(search)
         finish = None
         while finish != search.finish and not search.done:
             finish = search.finish
             run(search, IMPROVERS)
             search.options = replace(search.options, seed=search.options.seed + 1)
     search.options = options
-    found = result_of(search, "ruin and recreate, from the schedule that was given")
+    found = search.result("ruin and recreate, from the schedule that was given")
     return found if until_gap is None else with_note_on_gap(found, until_gap, is_judged=True)

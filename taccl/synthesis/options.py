@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taccl.analysis.certificates.certificate import Certificate
-    from taccl.synthesis.stages import Stage
+    from taccl.synthesis.result import Stage
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from taccl._internal import html
-from taccl._internal.moved import former_names
 from taccl._internal.names import note_lines, table
-from taccl._internal.units import format_count
+from taccl._internal.units import format_count, format_us
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.dimension_bound import DimensionBound
 from taccl.analysis.certificates.scopes import (
@@ -20,14 +20,16 @@ from taccl.analysis.certificates.scopes import (
     standing,
 )
 from taccl.errors import NumericsWarning, warn
+from taccl.schedule.figures import schedule_figures
 from taccl.schedule.schedule import Schedule
-from taccl.synthesis.stages import STAGE_COLUMNS, Stages, Trace
 
 if TYPE_CHECKING:
     import pandas as pd
 
 #: Values of `Result.stopped`: the caller's rule ended the search, or it reached the gap that was asked for.
 STOPPING_RULE, GAP_MET = "stopping rule", "gap met"
+#: Headings of the table of stages.
+STAGE_COLUMNS = ("stage", "solver", "status", "seconds", "finish", "its bound", "")
 
 #: Finish in us below which there is a warning if the profile has no latencies, as these would dominate.
 _WARN_BELOW_US = 20.0
@@ -41,6 +43,119 @@ def _tell_no_latency() -> None:
         "one from `taccl fit`)"
     )
     warn(said, NumericsWarning)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRun:
+    """Size of a linear model that a solver worked on, and times of the solver since its start.
+
+    - `num_nonzeros`: Nonzero coefficients.
+    - `first_feasible_s`, `proof_s`: When the solver found its first feasible point, and when it proved the
+      optimum; None if it did not.
+    """
+
+    num_columns: int
+    num_rows: int
+    num_nonzeros: int
+    first_feasible_s: float | None = None
+    proof_s: float | None = None
+    solver_version: str = ""
+    num_nodes: int | None = None  # of the search tree; branches for CP-SAT
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One step of a synthesis.
+
+    Its bound is the solver's bound on the stage's own model, which may exclude some paths and asymmetric
+    routes. So it is not a bound on the problem. A job shop, or a routing with orders, may also report an
+    earlier bound. Only the bound of the stage ``"bound"`` is the problem's.
+    """
+
+    name: str  # "greedy", "routing", "contiguity", "job shop", "improve" ...
+    solver: str  # program that ran, e.g. "highs"; "taccl" for the library's own code
+    status: str  # a status of `taccl.solvers.solver.Solution`, or "done", "skipped"
+    seconds: float
+    finish_us: float | None = None  # of the schedule found
+    bound_us: float | None = None
+    message: str = ""  # for users: reason of a skip or failure
+    model: ModelRun | None = None  # for stages that solved a linear model
+    began_s: float = 0.0  # seconds since the start
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The stage as a row of a table with `STAGE_COLUMNS`."""
+        finish, bound = ("" if us is None else format_us(us) for us in (self.finish_us, self.bound_us))
+        return self.name, self.solver, self.status, f"{self.seconds:.2f}", finish, bound, self.message
+
+
+@dataclass(frozen=True, slots=True)
+class TraceEntry:
+    """Best finish and bound, `seconds` after a synthesis began.
+
+    In a phase of a reduction (`half`: ``"reduce"`` or ``"spread"``), the finish and the bound are those of
+    the phase alone.
+    """
+
+    seconds: float
+    finish_us: float | None
+    bound_us: float | None
+    half: str = ""
+
+
+class Stages(tuple[Stage, ...]):
+    """Stages of a synthesis in the order in which they ended."""
+
+    __slots__ = ()
+
+    def to_frame(self) -> pd.DataFrame:
+        """A pandas DataFrame with a row per stage: seconds, and its finish and bound in us.
+
+        Seconds of a stage exclude those of stages nested in it, so that the rows add up to the time of the
+        search.
+        """
+        return _frame(self, "name solver status began_s seconds finish_us bound_us message")
+
+
+class Trace(tuple[TraceEntry, ...]):
+    """Incumbent trace: an entry for each better schedule or bound; the last entry is that of the result."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, entries: Iterable[TraceEntry], last: TraceEntry) -> Trace:
+        """Trace of searches that may use different chunks, in order of time, ended by the result's entry.
+
+        Entries of a whole schedule that finishes later than an earlier one keep their bound, with the earlier
+        finish. A bound above the best finish so far was proven for other chunks, and is left out.
+        """
+        kept: list[TraceEntry] = []
+        best_us = math.inf
+        for entry in entries:
+            if entry.half:
+                kept.append(entry)
+                continue
+            was_us, best_us = best_us, min(best_us, math.inf if entry.finish_us is None else entry.finish_us)
+            is_known = entry.bound_us is not None and entry.bound_us <= best_us
+            if best_us < was_us or is_known:
+                finish_us = None if best_us == math.inf else best_us
+                kept.append(
+                    replace(entry, finish_us=finish_us, bound_us=entry.bound_us if is_known else None)
+                )
+        return cls((*kept, last))
+
+    def to_frame(self) -> pd.DataFrame:
+        """A pandas DataFrame with a row per entry: seconds, finish and bound in us, and the phase."""
+        return _frame(self, "seconds finish_us bound_us half")
+
+
+def _frame(rows: Iterable[Any], names: str) -> pd.DataFrame:
+    """A DataFrame of attributes by name; times in us are numbers, NaN for None."""
+    import pandas as pd
+
+    columns = names.split()
+    found = pd.DataFrame([[getattr(row, name) for name in columns] for row in rows], columns=columns)
+    return found.astype({name: "float64" for name in columns if name.endswith("_us")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,32 +370,6 @@ class Result:
         return "\n".join([self.schedule.problem.title, *self.lines()])
 
 
-def schedule_figures(schedule: Schedule) -> dict[str, Any]:
-    """Problem and finish of a schedule, as plain values."""
-    problem = schedule.problem
-    return {
-        "finish_us": schedule.finish_us,
-        "launch_us": schedule.launch_us,
-        "predicted_us": schedule.predicted_us,
-        "algbw_gb_per_s": schedule.algbw_gb_per_s,
-        "busbw_gb_per_s": schedule.busbw_gb_per_s,
-        "collective": problem.collective.name,
-        "topology": problem.topology.name,
-        "sketch": problem.clauses.name or None,
-        "cost_model": problem.topology.cost_model,
-        "assumed": list(problem.topology.assumed),
-        "protocol": problem.topology.protocol or None,
-        "size_bytes": problem.size_bytes,
-        "num_ranks": problem.topology.num_ranks,
-        "num_chunks": problem.collective.num_chunks,
-        "chunks_per_rank": problem.collective.chunks_per_rank,
-        "num_transfers": schedule.num_transfers,
-        "num_sends": schedule.num_sends,
-        "producer": schedule.producer,
-        "digest": schedule.digest(),
-    }
-
-
 def with_note_on_gap(result: Result, until_gap: float, *, is_judged: bool) -> Result:
     """The result with a note on `until_gap`, the gap at which its search was to end.
 
@@ -297,8 +386,3 @@ def with_note_on_gap(result: Result, until_gap: float, *, is_judged: bool) -> Re
         return replace(result, notes=(said, *result.notes))
     said = f"stopped at a gap of {percent} to the bound for other roots of sums"
     return replace(result, stopped=STOPPING_RULE, notes=(said, *result.notes))
-
-
-__getattr__ = former_names(
-    __name__, dict.fromkeys(("ModelRun", "Stage", "TraceEntry"), "taccl.synthesis.stages")
-)

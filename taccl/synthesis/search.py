@@ -21,16 +21,17 @@ import numpy as np
 from taccl._internal.deadline import NEVER, Deadline, busy_factor
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.dimension_bound import DimensionBound
-from taccl.analysis.certificates.scopes import bound_of_every_cut
 from taccl.analysis.verification.verify import verify
+from taccl.errors import FallbackWarning, warn
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import MANY, Schedule
 from taccl.sketch.group import symmetry_group
-from taccl.synthesis.bounding import bound_within, is_brief, no_bound
+from taccl.solvers.registry import package_versions
+from taccl.synthesis.bounding import look_for_bound, sound_bound
 from taccl.synthesis.options import Options
 from taccl.synthesis.parameters import SearchParameters
 from taccl.synthesis.proposers.greedy import ListSchedule
-from taccl.synthesis.stages import Stage, TraceEntry
+from taccl.synthesis.result import Result, Stage, Stages, Trace, TraceEntry
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.symmetry.quotient import Quotient
 from taccl.synthesis.symmetry.timing_group import timing_group
@@ -42,13 +43,8 @@ logger = logging.getLogger(__name__)
 
 #: A function that finds a schedule of a problem, until a deadline.
 Solve = Callable[[Problem, Options, Deadline], Schedule]
-#: On a busy machine, largest share of the time left for the bound over all chunkings.
-_MOST_EVERY_SHARE = 0.3
 #: Minimum seconds without progress before improvement may end.
 _LEAST_IDLE_S = 1.0
-#: On a busy machine, the bound over all chunkings may run past the limit by up to this many times its
-#: minimum.
-_LATE_TIMES = 1.0
 
 
 @dataclass
@@ -342,36 +338,6 @@ class Search:
         self.stages.append(stage)
         self.options.observer.stage(stage)
 
-    def look_for_bound(self) -> None:
-        """Compute the lower bound in its share of the time, unless there is one already.
-
-        Once time is up, this bound is only computed for small problems; the busier the machine, the smaller.
-        Others use the bound over all chunkings, which is also valid for the problem's own chunks.
-        """
-        is_late = self.deadline.has_passed and not is_brief(self.problem, busy_factor())
-        if self.bound is None and not (self.interrupted or is_late):
-            since = time.monotonic()
-            found = bound_within(self.problem, self.deadline, self.parameters.budget, kept_s=self.kept_s)
-            self.prove(found, since)
-
-    def look_over_all_chunkings(self, known: Certificate | None = None) -> Certificate | None:
-        """Lower bound over all chunkings, computed once in a share of the time; None if that is too short.
-
-        - `known`: A lower bound for the problem's own chunks, if there is one.
-        """
-        budget, since, left_s = self.parameters.budget, time.monotonic(), self.deadline.left_s
-        # On a busy machine the bound gets more seconds, of which only a few may be after the time limit.
-        least_s = budget.least_every_s
-        least_s = min(least_s * busy_factor(), max(_LATE_TIMES * least_s, _MOST_EVERY_SHARE * left_s))
-        every_s = max(least_s, min(budget.most_every_s, budget.bound_share * left_s))
-        every = bound_of_every_cut(known or no_bound(self.problem), budget_s=every_s)
-        every_us, name = None if every is None else every.bound_us, "bound over all chunkings"
-        if (name, every_us) not in ((each.name, each.bound_us) for each in self.stages):
-            self.record(name, "taccl", "done", since, bound_us=every_us)
-        if every is not None and self.above is None:
-            self.options.observer.bound(every)
-        return every
-
     def prove(self, bound: Certificate, since: float) -> None:
         """Keep and log a bound whose computation began at `since`."""
         self.bound = bound
@@ -380,6 +346,48 @@ class Search:
             self.options.observer.bound(bound)
         if not self.serves_above:
             self.trace.append(self._entry(None if self.best is None else self.best.finish_us))
+
+    def settle(self) -> None:
+        """Compute the bounds, and set `stopped`: the reason why the search ended."""
+        look_for_bound(self)
+        bound, _ = sound_bound(self)
+        self.stopped = self._why_stopped(bound)
+
+    def _why_stopped(self, bound: Certificate) -> str:
+        """Reason why the search ended, as `Result.stopped` lists them."""
+        assert self.best is not None, "there is a schedule"
+        if self.interrupted:
+            return "interrupted"
+        if self.stopped:
+            return self.stopped
+        if self.best.finish <= bound.bound:
+            return "bound met"
+        if self.deadline.cancellation.why:
+            return self.deadline.cancellation.why
+        return "time limit" if self.ran_out or self.deadline.has_passed else "nothing better found"
+
+    def result(self, choice: str) -> Result:
+        """The result: incumbent, verified if it was not yet, with its bound, stages, trace and notes."""
+        assert self.best is not None, "there is a schedule"
+        if not self.is_verified:
+            since = time.monotonic()
+            verify(self.best).raise_if_failed()
+            self.record("verification", "taccl", "done", since)
+        bound, faults = sound_bound(self)
+        stopped = self._why_stopped(bound)
+        options = self.options
+        schedule, kept = options.kept(self.best)
+        for message in dict.fromkeys(self.fallbacks):
+            warn(message, FallbackWarning)
+        notes = tuple(dict.fromkeys((*faults, *self.problem.notes, *self.fallbacks, *self.notes, *kept)))
+        versions = package_versions()
+        self.record("overhead", "taccl", "done", options.began_s, message="time outside the other stages")
+        seconds = time.monotonic() - options.began_s
+        trace = Trace.of(self.trace, TraceEntry(seconds, schedule.finish_us, bound.bound_us))
+        return Result(
+            schedule, bound, options.backend, Stages(self.stages), seconds, options.seed, versions,
+            stopped, notes, trace, choice, self.dimension_bound,
+        )  # fmt: skip
 
     def _entry(self, finish_us: float | None) -> TraceEntry:
         """Trace entry for the current time; in a phase of a reduction, with the bound of that phase."""

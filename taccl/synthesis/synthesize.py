@@ -10,23 +10,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
 from taccl._internal.arguments import Count, Megabytes, Natural, Seconds, Share, checked, known_word
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor
-from taccl._internal.units import format_count
-from taccl.analysis.certificates.certificate import Certificate
+from taccl._internal.units import format_count, format_us
+from taccl.analysis.certificates.certificate import Certificate, InNetworkGrant
 from taccl.analysis.certificates.scopes import share_bound_of_every_cut
 from taccl.errors import InputError, NoSolutionError
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
-from taccl.synthesis.bounding import bound_within
+from taccl.synthesis.bounding import bound_within, look_for_bound
 from taccl.synthesis.budget import going_on, run
-from taccl.synthesis.checking import feasible
-from taccl.synthesis.ending import settle
+from taccl.synthesis.checking import feasible, transformed
 from taccl.synthesis.memory import check_memory
 from taccl.synthesis.options import Observer, Options, SearchState
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
@@ -35,15 +34,15 @@ from taccl.synthesis.proposers.compiling import begin_compiling
 from taccl.synthesis.proposers.large import effort
 from taccl.synthesis.proposers.stages import choose
 from taccl.synthesis.proposers.table import AGGREGATING, FIRST, LAST, propose_all
-from taccl.synthesis.result import Result, with_note_on_gap
+from taccl.synthesis.result import GAP_MET, Result, Stage, with_note_on_gap
 from taccl.synthesis.search import Search
-from taccl.synthesis.stages import Stage
 from taccl.synthesis.suggesting.chunks import with_chunks
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.suggest import quick_schedule
-from taccl.synthesis.transforming import inverted, transformed
+from taccl.synthesis.transforms.requirements import ReleaseDates
 from taccl.synthesis.transforms.switches import InNetworkUse
-from taccl.synthesis.warm_start import begin_with, checked_start, continue_from
+from taccl.synthesis.transforms.transform import Transform
+from taccl.synthesis.warm_start import GIVEN, begin_with, checked_start, continue_from
 
 #: Default time limit in seconds; and, if no limit was given, the share of the elapsed time without progress
 #: after which improvement ends.
@@ -192,12 +191,12 @@ def synthesize(
             _check_room(whole)
             begin_compiling(whole)
             run(whole, FIRST)  # baselines
-            settle(_search_in_best_chunks(whole))
+            _search_in_best_chunks(whole).settle()
     is_met = any(each.stopped == "bound met" for each in whole.others)
     if not (is_met or limit.cancellation.why):
         with limit.interruptible():
             run(whole, LAST)  # other baselines
-    found = inverted(whole.earliest_search, whole, transforms, options)
+    found = _inverted(whole.earliest_search, whole, transforms, options)
     found = found.over_all_chunkings() if is_open else found
     return found if until_gap is None else with_note_on_gap(found, until_gap, is_judged=not transforms)
 
@@ -308,3 +307,65 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _inverted(
+    best: Search, whole: Search, transforms: Sequence[Transform[Problem, Schedule]], options: Options
+) -> Result:
+    """The result for the problem that was asked: the best schedule, transformed back, bound and verified."""
+    choice = _choice(best, whole)
+    if any(isinstance(each, ReleaseDates) for each in transforms):  # re-timing needs all sends
+        options = replace(options, keep="schedule", spill_dir=None, to_file=False)
+    if not best.choice:  # found by a baseline
+        best.ran_out |= whole.ran_out
+        best.notes = [*whole.notes, *(note for each in whole.others if each.choice for note in each.notes)]
+    roots = [] if best is whole or best.made_by is None else [best.made_by]
+    applied = [*roots, *reversed(transforms)]
+    if not (best.made_by or best.is_aggregated):  # same data, in a chunking of its own
+        share_bound_of_every_cut(best.problem, whole.problem)
+    last = best
+    if applied:
+        since, schedule = time.monotonic(), best.best
+        assert schedule is not None, "there is a schedule"
+        for transform in applied:
+            schedule = transform.invert([schedule])
+            choice += transform.told
+        start = options.start  # the search of the transformed problem could not start from it
+        if start is not None and start.finish < schedule.finish:
+            schedule, choice = start, GIVEN
+        shared = ("stages", "trace", "notes", "fallbacks", "ran_out", "dimension_bound")
+        last = Search(
+            schedule.problem, options, whole.deadline, best=schedule,
+            **{name: getattr(best, name) for name in shared},
+        )  # fmt: skip
+        names = ", ".join(each.name for each in applied)
+        last.record("inverted", "taccl", "done", since, finish_us=last.best_us, message=names)
+        since = time.monotonic()
+        grants: InNetworkGrant = "only" if options.in_network == "only" else False
+        last.prove(
+            bound_within(last.problem, whole.deadline, options.parameters.budget, in_network=grants), since
+        )
+    try:
+        look_for_bound(last)
+        return last.result(choice)
+    except KeyboardInterrupt:  # during verification
+        last.interrupt()
+        return last.result(choice)
+
+
+def _choice(best: Search, whole: Search) -> str:
+    """Text for `Result.choice`: what found the schedule and why that ran."""
+    made = [each.choice for each in whole.others if each.choice]
+    if whole.made_by is not None:
+        ranks = [each for each in (*whole.others, whole) if each.best is not None and not each.is_aggregated]
+        if ranks:
+            made = [each.choice for each in whole.others if each.is_aggregated]
+            made.append(f"ranks alone: {format_us(min(each.finish for each in ranks))}")
+        return "; ".join(made)
+    if best.choice:
+        return best.choice
+    if not any(each.choice and each.best is not None for each in whole.others):
+        if whole.deadline.cancellation.why == GAP_MET:
+            return "the first schedule; its gap meets the requested one"
+        return "the first schedule, as no other was found in time"
+    return f"{made[0]}; a baseline with other chunks finishes sooner"

@@ -17,7 +17,7 @@ from taccl.explore import run as run_module
 from taccl.explore.rows import COLUMNS, DETAILS, SHORT
 from taccl.explore.run import RunRequest, failed_row
 from taccl.solvers.process import WORKERS
-from taccl.synthesis.stages import Stage
+from taccl.synthesis.result import Stage
 from tests.fuzzing import MANY
 
 #: The function `taccl.synthesize` itself, also while a test replaces it.

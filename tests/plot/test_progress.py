@@ -8,7 +8,7 @@ import taccl
 from taccl import collectives
 from taccl.errors import InputError
 from taccl.plot.comparison import trace_in
-from taccl.synthesis.stages import TraceEntry
+from taccl.synthesis.result import TraceEntry
 from tests.effort import brief_synthesis
 from tests.synthesis.small_problems import problem_of, relayed, ring
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from taccl.synthesis import bounding
-from taccl.synthesis import search as searching
 
 
 @pytest.fixture
@@ -18,4 +17,4 @@ def loose_bound(monkeypatch):
         return replace(bound, bound=bound.bound / 2)
 
     monkeypatch.setattr(bounding, "lower_bound", half)
-    monkeypatch.setattr(searching, "bound_of_every_cut", lambda *_, **__: None)  # may meet the optimum
+    monkeypatch.setattr(bounding, "bound_of_every_cut", lambda *_, **__: None)  # may meet the optimum

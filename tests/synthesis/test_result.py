@@ -16,8 +16,7 @@ import taccl
 from taccl import collectives
 from taccl.cli import main
 from taccl.sketch.upstream import load_problem
-from taccl.synthesis.result import Result
-from taccl.synthesis.stages import Stage, Stages, Trace, TraceEntry
+from taccl.synthesis.result import Result, Stage, Stages, Trace, TraceEntry
 from tests.effort import AMPLE_S, HASTY, brief_synthesis
 from tests.foreign import OURS
 from tests.synthesis.small_problems import problem_of, ring, star

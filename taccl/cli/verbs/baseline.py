@@ -46,8 +46,7 @@ def run(options: Namespace) -> Answer:
     """Show the schedule of a well-known algorithm, without a sketch."""
     from taccl.baselines.nccl import Considered, nccl_bounded
     from taccl.cli.output import figures_table, result_answer
-    from taccl.synthesis.result import Result
-    from taccl.synthesis.stages import Stages
+    from taccl.synthesis.result import Result, Stages
 
     if options.list:
         known = {**taccl.baselines.BASELINES, "nccl": taccl.baselines.nccl}.items()

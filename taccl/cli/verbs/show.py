@@ -119,7 +119,7 @@ def _of_schedule(file: str, *, limit: int | None) -> Answer:
     """A schedule's figures and first transfers, and how it was found, as far as the file says."""
     from taccl.cli.output import finish_text, title_of, transfers_text
     from taccl.formats.native import load_schedule, read_document
-    from taccl.synthesis.result import schedule_figures
+    from taccl.schedule.figures import schedule_figures
 
     document = read_document(file)
     schedule = load_schedule(document, where=file)

@@ -126,7 +126,7 @@ def run(options: argparse.Namespace) -> Answer:
 
 def _with_start(result: Result, began_s: float) -> Result:
     """The result with an additional first stage: the time from the start of the command to the search."""
-    from taccl.synthesis.stages import Stage, Stages
+    from taccl.synthesis.result import Stage, Stages
 
     seconds = time.monotonic() - result.seconds - began_s
     said = "Python, its modules and the inputs"

@@ -23,8 +23,8 @@ from taccl.synthesis.milp import jobshop, ordering, routing
 from taccl.synthesis.milp.jobshop import Cut
 from taccl.synthesis.milp.solutions import needed_hops, project, routing_hint, routing_of
 from taccl.synthesis.proposers.greedy import ListSchedule, expand
+from taccl.synthesis.result import ModelRun
 from taccl.synthesis.search import Search
-from taccl.synthesis.stages import ModelRun
 from taccl.synthesis.symmetry.quotient import Quotient
 
 #: Min seconds of a job shop, and of a contiguity model.

@@ -18,6 +18,7 @@ from taccl._internal.units import format_us
 from taccl.errors import NoSolutionError, SolverUnavailableError
 from taccl.problem.problem import Problem
 from taccl.solvers.worker import warm_up
+from taccl.synthesis.bounding import look_for_bound
 from taccl.synthesis.budget import Turn, run
 from taccl.synthesis.explaining.explain import infeasible
 from taccl.synthesis.improve.improvement import improve_schedule, is_quick, suits_improvement
@@ -339,7 +340,7 @@ def search_plain(search: Search) -> None:
         return
     if search.backend in ("auto", "cpsat"):
         warm_up("ortools")
-    search.look_for_bound()
+    look_for_bound(search)
     portfolio = search.parameters.portfolio
     keeps_apart = may_separate_contributions(search.problem, most_hops=portfolio.apart_hops)
     with search.keeping(keeps_apart * portfolio.apart_share * search.deadline.left_s):
@@ -373,7 +374,7 @@ def _search_spreading(search: Search) -> None:
     """Run the stages of a backend on a broadcast-like problem; after Ctrl-C, return the first schedule."""
     first = partial(greedy, search, budget_s=0.0, max_runs=1)
     try:
-        search.look_for_bound()
+        look_for_bound(search)
         if search.interrupted or search.problem.collective.is_met:  # or nothing has to be sent
             first()
         else:

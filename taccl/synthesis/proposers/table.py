@@ -10,7 +10,7 @@ from taccl.baselines.servers import servers
 from taccl.baselines.table import BASELINES, row_of
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
-from taccl.synthesis.bounding import bound_within
+from taccl.synthesis.bounding import bound_over_all_chunkings, bound_within, look_for_bound
 from taccl.synthesis.budget import Turn, nothing, run
 from taccl.synthesis.improve.improvement import suits_improvement
 from taccl.synthesis.proposers.balanced import BALANCED, search_balanced
@@ -140,7 +140,7 @@ def _bound_all_chunkings(search: Search) -> None:
     If time is up already, `Search.result` computes it.
     """
     if not search.deadline.has_passed:
-        search.look_over_all_chunkings()
+        bound_over_all_chunkings(search)
 
 
 def _last_baselines(search: Search) -> None:
@@ -250,7 +250,7 @@ def _no_time_to_exchange(search: Search) -> str:
 def _balanced(search: Search) -> None:
     """Propose the dimension-balanced schedule, and compute the bound."""
     search_balanced(search, policy=search.options.policy)
-    search.look_for_bound()
+    look_for_bound(search)
 
 
 def _offer_registered(search: Search) -> None:

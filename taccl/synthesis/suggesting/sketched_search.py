@@ -15,6 +15,7 @@ from taccl._internal.deadline import OutOfTime
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.errors import InputError, NoSolutionError
 from taccl.problem.problem import Problem
+from taccl.synthesis.bounding import look_for_bound
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.compiling import have_compiled
 from taccl.synthesis.proposers.large import effort, suits
@@ -75,7 +76,7 @@ def search_guided(search: Search) -> None:
             is_searched = False
         search.bound, search.ran_out = part.bound, part.ran_out
     if not is_searched:
-        search.look_for_bound()
+        look_for_bound(search)
     if search.is_met or search.interrupted:
         return
     limit_s = search.deadline.left_s

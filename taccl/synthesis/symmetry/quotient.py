@@ -119,7 +119,7 @@ class HopLimit:
 
 @dataclass(frozen=True)
 class Quotient:
-    """A problem reduced by a group of its symmetries; see `taccl.synthesis.symmetry.take_quotient`.
+    """A problem reduced by a group of its symmetries; see `taccl.synthesis.transforms.symmetry`.
 
     - `link_rep`, (num_link_orbits,): Representative of each orbit of links.
     - `holds`, (num_link_orbits,): Occupations of resources by a send over each orbit of links.
