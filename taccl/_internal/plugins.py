@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
+from taccl._internal.names import shown
 from taccl.errors import FallbackWarning, InputError, warn
 
 
@@ -40,7 +41,7 @@ class Plugins(Generic[T]):
         Raises `InputError` if it is not of the kind.
         """
         if not self._fits(thing):
-            raise InputError(f"found {thing!r}; expected {self.expected}", where=self.noun)
+            raise InputError(f"found {shown(repr(thing), 60)}; expected {self.expected}", where=self.noun)
         self._registered[thing.name] = thing
 
     def unregister(self, name: str) -> None:

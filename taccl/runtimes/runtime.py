@@ -42,6 +42,11 @@ class Launch:
     predict : function
         From (costs, collective, ranks, nodes, bytes) to a `taccl.Prediction`, in place of the times of a
         library or of one kernel.
+
+    Raises
+    ------
+    InputError
+        If a time is negative, or a share is not above 0.
     """
 
     us: float | None
@@ -52,6 +57,13 @@ class Launch:
     one_shot: bool = True
     falls_back: bool = False
     predict: Any = ""
+
+    def __post_init__(self) -> None:
+        for where, figure in (("us", self.us or 0.0), ("hops_us", min(self.hops_us))):
+            if figure < 0:
+                raise InputError(f"found {figure:g}; expected a time of at least 0", where=f"launch: {where}")
+        if min(self.shares) <= 0:
+            raise InputError(f"found {min(self.shares):g}; expected shares above 0", where="launch: shares")
 
 
 @checked

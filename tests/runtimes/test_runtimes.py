@@ -186,6 +186,20 @@ def test_what_is_no_runtime_is_not_registered():
             register(thing)
 
 
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        ({"us": -1.0}, "us: found -1; expected a time of at least 0"),
+        ({"us": None, "hops_us": (1.0, -2.0)}, "hops_us: found -2; expected a time"),
+        ({"us": 1.0, "shares": (0.0, 1.0)}, "shares: found 0; expected shares above 0"),
+    ],
+)
+def test_impossible_launches_are_refused(figures, said):
+    """Negative times, and kernels without a rate, are refused before a prediction counts them."""
+    with pytest.raises(InputError, match=said):
+        Launch(source="ours", **figures)
+
+
 def test_installed_packages_register_by_entry_points(monkeypatch):
     """Installed packages register runtimes by entry points."""
 
