@@ -290,11 +290,13 @@ def merged(problem: Problem) -> Problem | None:
 
 
 def _cut_short(problem: Problem, untried: Sequence[int]) -> Problem:
-    """The problem, with a note on the numbers of chunks that were not tried for lack of time."""
-    if not untried:
+    """The problem, with a note on the other numbers of chunks that were not tried for lack of time."""
+    own = problem.collective.chunks_per_rank
+    numbers = ", ".join(str(number) for number in untried if number != own)
+    if not numbers:
         return problem
-    numbers = ", ".join(map(str, untried))
-    note = f"time was too short to try {numbers} chunks per rank; give a longer limit (--time-limit)"
+    instead = f", and {own} was used untried" if own in untried else ""
+    note = f"time was too short to try {numbers} chunks per rank{instead}; give a longer limit (--time-limit)"
     return replace(problem, notes=(*problem.notes, note))
 
 

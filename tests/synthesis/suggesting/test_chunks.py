@@ -317,6 +317,17 @@ def test_numbers_that_time_was_too_short_for_are_said(monkeypatch):
     assert any("too short to try 3, 4, 6, 8, 16 chunks per rank" in note for note in chosen.notes)
 
 
+def test_a_number_that_is_used_untried_is_said():
+    """If no number of chunks was tried, the note names the one in use apart from the others."""
+    problem, over = (
+        taccl.make_problem(taccl.topologies.ring(4), "allgather", size_bytes="64MB"),
+        Deadline.after(0),
+    )
+    chosen, _ = chunks.choose_with_sketches(problem, Options(), over, give_up=over)
+    said = "too short to try 2, 3, 4, 6, 8, 16 chunks per rank, and 1 was used untried"
+    assert any(said in note for note in chosen.notes)
+
+
 @pytest.mark.slow
 def test_a_ring_competes_with_chunks():
     """On racks of two behind a narrow core one chunk per rank is chosen, because of the ring baseline.
