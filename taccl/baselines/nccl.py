@@ -135,8 +135,13 @@ def _by_volume(problem: Problem, way: Way, protocol: str, on: Topology) -> Consi
     assert problem.size_bytes is not None, "checked"
     if way.algorithm == "pairwise" and problem.size_bytes:
         # Pairs without a link are relayed, and NICs are shared, so use the busiest resource of all hops.
-        busy_us = exchange_us(replace(problem, topology=on))
-        us_per_kb = float(busy_us.max(initial=0)) * 1000 / problem.size_bytes
+        # The alpha of a send to each peer occupies ports as well.
+        by_bytes_us, busy_us = (
+            float(exchange_us(replace(problem, topology=on), alphas=alphas).max(initial=0))
+            for alphas in (False, True)
+        )
+        us_per_kb = by_bytes_us * 1000 / problem.size_bytes
+        latency_us += busy_us - by_bytes_us
     time_us = latency_us + problem.size_bytes * us_per_kb / 1000
     return Considered(way.algorithm, protocol, num_channels, latency_us, 1 / us_per_kb, time_us)
 

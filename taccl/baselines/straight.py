@@ -152,11 +152,11 @@ def _exchange(problem: Problem) -> Sends:
     return sends_over(problem, chunk[pair[order]], link[order], message[order])
 
 
-def exchange_us(problem: Problem) -> Floats:
-    """(num_resources,) us for which the bytes of a pairwise exchange hold each resource."""
+def exchange_us(problem: Problem, *, alphas: bool = False) -> Floats:
+    """(num_resources,) us for which a pairwise exchange holds each resource, as in `busy_by_bytes_us`."""
     chunk, src, dst = _pairs(problem)
     pair, _, link = ShortestRoutes.of(problem).hops(src, dst)
-    return busy_by_bytes_us(problem, chunk[pair], link)
+    return busy_by_bytes_us(problem, chunk[pair], link, alphas=alphas)
 
 
 def _pairs(problem: Problem) -> tuple[Ints, Ints, Ints]:

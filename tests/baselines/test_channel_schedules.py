@@ -206,6 +206,13 @@ def test_a_schedule_that_is_slower_than_its_model_is_no_measure():
     assert "before claiming to beat NCCL" in said
 
 
+@pytest.mark.parametrize("machine", [machines.dgx1, machines.dgx2])
+def test_alltoalls_agree_with_their_model_where_sends_occupy_ports(machine):
+    """Ports are occupied by the alpha of a send to each peer, which the model of an alltoall counts as well."""
+    problem = problem_of(machine(), "alltoall", size="64KB")
+    assert model_gap(nccl(problem), nccl_choices(problem)[0]) == ""
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_colours_of_edges_are_as_few_as_can_be(seed):
     """Edge colouring uses as many colours as the maximum degree, and no two edges at a vertex share one."""
