@@ -166,7 +166,7 @@ def fixed_point(_: float) -> Iterator[Row]:
 
 
 def _blocks(rng: np.random.Generator, ranks: int) -> Iterator[Row]:
-    """Errors with an exponent for each block of 256, on numbers whose blocks differ by up to 10**9."""
+    """Errors with an exponent for each block of 256 numbers, if blocks differ in magnitude by up to 10**9."""
     values = rng.uniform(-1, 1, (ranks, 100, 256)) * 10 ** rng.uniform(-9, 0, (100, 1))
     agreed = np.max([block_exponents(each) for each in values], axis=0)
     sums = sum(quantise_blocks(each, agreed, ranks=ranks).astype(np.int64) for each in values)

@@ -110,7 +110,7 @@ class PlainCase:
         return taccl.make_problem(topology, made, size_bytes=self.size_bytes)
 
 
-#: {chunks per rank: finish to meet in us}. With multicast links the same must be met.
+#: {chunks per rank: finish to meet in us}. With multicast links the same finish must be met.
 _NDV2_US = {1: 68.375, 2: 66.1875, 4: 65.1}
 #: {chunks per rank: finish to meet in us}. Each of four chunks has 7,813 bytes, rounded up from 7,812.5, with
 #: which the finish would be 9.25.

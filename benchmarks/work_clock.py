@@ -202,7 +202,8 @@ def _cpsat_work(limit_s: float) -> Iterator[Callable[[], float]]:
 
 @contextmanager
 def _highs_work(limit_s: float) -> Iterator[Callable[[], float]]:
-    """Context in which HiGHS counts its CPU; yields a function that returns a share of the limit."""
+    """Context in which HiGHS is limited by its CPU time; yields a function that returns the seconds to count
+    for its run."""
     from taccl.solvers import highs
 
     listen, began_s = highs._listen, time.process_time()

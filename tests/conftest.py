@@ -44,7 +44,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Number of cores plus one, as tests wait for solvers and other processes."""
+    """Number of test workers: one more than cores, as tests wait for solvers and other processes."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return cores + 1
 

@@ -36,9 +36,9 @@ _LARGE, _SMALL = 64 * 2**20, 4096
 #: Sizes for better schedules, and max ranks for which they are sought (seconds for 16 ranks).
 _GAIN_SIZES, _GAIN_RANKS = (8 * 2**10, 2**20, 2**30), 16
 
-#: Max causes in the verdict that cannot be told apart, and max sizes off the curve.
+#: Max number of each that a verdict names: causes that cannot be told apart, and sizes off the curve.
 _NAMED = 3
-#: Min share of the expected bandwidth that no error of the model explains.
+#: Ratio of measured to expected bandwidth above which no error of the model explains the difference.
 _TOO_FAST = 1.25
 
 

@@ -332,7 +332,7 @@ def dimension_use(
 
 
 def _busy(time: NDArray[np.float64], begins: NDArray[np.int64]) -> NDArray[np.float64]:
-    """At each of `time`: the sum of the times that have elapsed since those of `begins` before it."""
+    """For each entry of `time`, the sum of the times elapsed since all earlier entries of `begins`."""
     begins = np.sort(begins)
     count = np.searchsorted(begins, time)
     so_far = np.concatenate(([0], np.cumsum(begins, dtype=np.float64)))

@@ -129,7 +129,7 @@ class Value:
     - `born`: Time from which it is complete.
     - `read_until`: End of the last send or copy that reads it.
     - `added_at`: Time at which an arrival is added to it, which makes the next value; -1 if none is.
-    - `added_to`: The value that it was made from by adding an arrival; None if it was made otherwise.
+    - `added_to`: Value from which it was made by adding an arrival; None if it was made otherwise.
     - `final`: True if it is the rank's output.
     - `slot`: Its slot; None until it is placed.
     """

@@ -55,12 +55,13 @@ def test_each_sum_is_within_the_bound_of_its_block(rows, block):
     [(1.0, 0), (1.0000001, 1), (0.75, 0), (0.5, -1), (2.0**128, 128), (0.0, LEAST), (1e-45, LEAST)],
 )
 def test_the_exponent_is_the_least_that_bounds_a_block(most, exponent):
-    """A block's exponent is the least whose power of two bounds it, down to the smallest exponent."""
+    """A block's exponent is the least one whose power of two bounds its numbers, but not below the smallest
+    exponent."""
     assert block_exponents([most / 2, -most], block=2).tolist() == [exponent]
 
 
 def test_blocks_are_cut_in_order_and_the_last_one_may_be_short():
-    """Seven numbers in blocks of three, of any shape, are cut in order; the last block is shorter."""
+    """Arrays of any shape are cut in order: seven numbers give two blocks of three and a shorter last one."""
     values = np.array([[1, 2, 4, 8, 16, 32, 64]], np.float32)
     exponents = block_exponents(values, block=3)
     assert exponents.tolist() == [2, 5, 6]

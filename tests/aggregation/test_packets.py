@@ -1,4 +1,4 @@
-"""The packet protocol: each sum exactly once on any network, and the need for its shadow copy."""
+"""The packet protocol delivers each sum exactly once on any network, and needs its shadow copy for that."""
 
 import pytest
 from hypothesis import given

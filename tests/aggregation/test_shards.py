@@ -177,7 +177,8 @@ def test_what_cannot_be_placed_is_said(call, error):
 
 
 def test_layers_of_a_file(tmp_path):
-    """Names may be quoted, sizes have units, and a first row with headings is skipped."""
+    """In a file of layers, names may be quoted, sizes have units, and a first row with headings is
+    skipped."""
     file = tmp_path / "layers.csv"
     file.write_text('name,bytes\n"fc, first",4MB\n\nfc2, 12\n')
     assert layer_bytes(str(file)) == {"fc, first": 4_000_000, "fc2": 12}

@@ -365,7 +365,8 @@ def test_what_is_quick_is_never_left_out():
 
 
 def test_beyond_timed_borders_whole_chunks_are_counted(monkeypatch):
-    """A problem with too many chunks for timed cuts is bounded by prices, and by counting without dates.
+    """A problem with too many chunks for timed cuts is bounded by prices, and by counting chunks without
+    release dates.
 
     Counting gives the higher bound here. Links of 3 and 5 us pass 9 // 3 + 9 // 5 = 4 chunks in 9 us. In 8 us
     they pass only 2 + 1. Prices give 4 / (1/3 + 1/5) = 7.5 us.

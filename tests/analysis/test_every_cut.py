@@ -351,8 +351,8 @@ def test_the_gap_that_was_asked_for_comes_first():
 
 @pytest.mark.slow
 def test_a_problem_with_an_open_number_is_bounded_over_all_chunkings():
-    """For an open number of chunks the bound and gap are over all chunkings; those for the chosen chunks are
-    extra."""
+    """If the number of chunks is open, bound and gap are over all chunkings; those for the chosen chunks are
+    given besides."""
     problem = taccl.make_problem(
         taccl.topologies.ring(4), taccl.collectives.allgather(4), size_bytes=4_000_000
     )
@@ -365,8 +365,7 @@ def test_a_problem_with_an_open_number_is_bounded_over_all_chunkings():
 
 
 def test_chunks_that_merge_by_default_are_under_no_sketch():
-    """If the only change is that more chunks may merge than by default, the standing does not say "under this
-    sketch".
+    """If clauses only let more chunks merge than by default, the standing does not say "under this sketch".
 
     It says "for 1 chunk per rank", as whole chunks are padded from 62.5 to 63 bytes.
     """
@@ -377,8 +376,8 @@ def test_chunks_that_merge_by_default_are_under_no_sketch():
 
 @pytest.mark.slow
 def test_bounds_of_little_work_do_not_hang_on_the_clock(monkeypatch):
-    """With a budget of 0 s, 256 chunks on two NDv2 have the same bound as with a minute, and so has divisible
-    data."""
+    """On two NDv2 the bounds of 256 chunks and of divisible data are the same with a budget of 0 s as with a
+    minute."""
     for name in ("_FIRST_S", "_SMALL_S"):
         monkeypatch.setattr(bounds, name, 60)
     for divisible in (False, True):

@@ -74,7 +74,8 @@ def test_gains_of_two_sends_by_hand():
     one, two = Fraction(16), Fraction(52, 3)
     assert _gain(lane, Fraction(10), Fraction(0)) == max(one, two)
     assert _most_gained(Fraction(10), 2, 1, Fraction(0)) == max(one, two)
-    # A price of 1 a unit charges each send the 2 units that its latency displaces: a second one gains less.
+    # At a price of 1 per unit each send also pays for the 2 units that would fit into its latency, so two
+    # sends gain less than one.
     assert _gain(lane, Fraction(10), Fraction(1)) == max(one - 2, two - 4)
 
 

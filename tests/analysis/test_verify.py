@@ -54,7 +54,7 @@ def test_empty_schedule_of_nothing_to_do_is_valid():
 
 
 def test_empty_schedule_of_something_to_do_fails():
-    """An empty schedule of a broadcast names each of its two destinations."""
+    """The violations of an empty schedule of a broadcast name each of its two destinations."""
     found = verify(build(relay().problem, []))
     assert [(v.kind, v.rank, v.chunk) for v in found.violations] == [
         ("postcondition", 1, 0),

@@ -75,7 +75,7 @@ def test_eight_ranks_that_are_all_linked_have_seven_rings():
 def test_switches_that_add_are_used():
     """NVLS is chosen where switches reduce.
 
-    It moves each byte there and back once, at 450 GB/s with 0.85 efficiency on 5 of 6 channels.
+    Each byte goes to the switch and back once, at 450 GB/s with 0.85 efficiency on 5 of 6 channels.
     """
     problem = problem_of(taccl.topologies.dgx_h100(profile="nominal", nvls=True), size=2**30)
     best, found = nccl_choices(problem)[0], nccl(problem)

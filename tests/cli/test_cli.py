@@ -594,7 +594,7 @@ class TestOneRank:
         ],
     )
     def test_synthesize(self, run_json, alone, name):
-        """The result is the empty schedule, which is optimal."""
+        """On one rank the result is the empty schedule, which is optimal."""
         code, values = run_json(
             "synthesize", alone, "--collective", name, "--size", "1MB", "--time-limit", "2"
         )
@@ -602,7 +602,7 @@ class TestOneRank:
         assert values["algbw_gb_per_s"] is None
 
     def test_plan(self, run, alone):
-        """The plan has one range of sizes, all of which take no time."""
+        """On one rank a plan has a single range of sizes, all of which take no time."""
         code, out, _ = run(
             "plan", alone, "--collective", "allreduce", "--sizes", "1KB,1MB", "--time-limit", "1"
         )

@@ -99,7 +99,7 @@ def test_equal_counts_make_an_allgather():
 
 
 def test_bandwidth_factor_is_what_the_rank_with_least_data_receives():
-    """The bandwidth factor is the share of all data that the rank with the least data of its own receives.
+    """The bandwidth factor is the share of all data received by the rank that contributes least.
 
     The rank with 1 of 6 chunks receives the other 5: factor 5/6. Groups count their own chunks.
     """

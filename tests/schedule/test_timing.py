@@ -95,7 +95,8 @@ def ingress():
     ],
 )
 def test_a_receiving_hold_orders_a_later_send(tentative, start):
-    """The long send holds [7, 12) of the common port."""
+    """Two sends share a receiving port, which the long one holds from 7 to 12 us; the short one fits before
+    or after."""
     schedule = exact_times(ingress(), chunk=[0, 1], link=[0, 1], starts=[0, tentative])
     assert starts_of(schedule) == {(0, 0): 0, (1, 1): start}
 

@@ -165,8 +165,8 @@ class TestWhatIsKept:
 
     @pytest.mark.slow
     def test_a_degraded_link_is_relieved(self):
-        """Two links of 1 us/MB carry a chunk each; at a twentieth of its rate, one is avoided by a path of
-        two hops."""
+        """If a link of 1 us/MB drops to a twentieth of its rate, its chunk takes a path of two hops
+        instead."""
         builder = TopologyBuilder("square", [0] * 3)
         for a, b in ((0, 1), (0, 2), (2, 1)):
             builder.add_link(a, b, alpha_us=0, beta_us_per_mb=1)
@@ -179,7 +179,8 @@ class TestWhatIsKept:
 
     @pytest.mark.slow
     def test_a_degraded_link_may_still_be_best(self):
-        """At half its rate a link ties with the detour, and the chunk stays."""
+        """At half its rate a link is still faster (4 us) than the path of two hops (6 us), and keeps its
+        chunk."""
         builder = TopologyBuilder("square", [0] * 3)
         for a, b in ((0, 1), (0, 2), (2, 1)):
             builder.add_link(a, b, alpha_us=2, beta_us_per_mb=1)

@@ -50,7 +50,7 @@ def gated(x, gate, up, down, group):
 
 
 def routed(x, gate, up, group):
-    """Tokens sent to experts with places for two of each rank's tokens, and back (GShard)."""
+    """Tokens are sent to experts, each of which accepts two tokens of every rank, and back (GShard)."""
     ranks = group.size()
     shares = torch.softmax(x @ gate, -1)
     chosen = nn.functional.one_hot(shares.argmax(-1), 4)

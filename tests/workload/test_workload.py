@@ -261,7 +261,8 @@ def test_a_norm_may_end_a_kernel():
 
 
 def test_what_a_collective_is_to_combine_with_is_fused_too(adam):
-    """`old` fused into the collective's kernel runs after the sum and is not written."""
+    """The operation `old`, fused into the collective's kernel, runs after the sum, and its result is not
+    written to memory."""
     fused = fuse(adam, "sum", "m_new", "old", "p_new")
     assert bytes_of(fused, "old") == 4 * 8
     assert fused.waits["old"] == ("m", "sum")

@@ -72,7 +72,7 @@ def pair_of_pairs(*, multicast):
 
 
 def _suited(problems, *, at_least):
-    """Those of `problems` that the improvement supports; asserts that they are at least `at_least`."""
+    """Those of `problems` that the improvement supports; asserts that their number is at least `at_least`."""
     suited = [problem for problem in problems if suits_improvement(problem)]
     assert len(suited) >= at_least
     return suited

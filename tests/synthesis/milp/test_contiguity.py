@@ -266,7 +266,7 @@ def test_batches_of_a_pipelined_link_are_only_beta_apart():
 
 
 def test_a_merged_send_frees_a_fast_resource_early():
-    """A merged send frees a resource faster than its link before it ends.
+    """A merged send frees a resource before its own end if the resource is faster than the link.
 
     0 -> 1 takes 2 + 2 us per chunk, its NIC 1 + 1: two merged chunks arrive at 6, but free the NIC at 3. So 0
     -> 2, with the same costs, goes from 3 to 7.

@@ -153,7 +153,8 @@ def test_an_allgather_meets_its_bound(topology, rounds):
 
 
 def test_pipelined_alpha_does_not_hold_the_link():
-    """Two chunks over one link: the second starts after 20 us, not 30, and arrives at 50."""
+    """A pipelined link is free before its chunk arrives: the second chunk starts at 20 us, not 30, and
+    arrives at 50."""
     topology = linked("pair", [0, 0], [(0, 1)], alpha_us=10, beta_us_per_mb=20, alpha_meaning="pipelined")
     problem = problem_of(topology, collectives.broadcast(2, chunks_per_rank=2))
     assert verified(problem).finish_us == 50
