@@ -7,7 +7,7 @@ import pytest
 import taccl
 from taccl import topologies
 from taccl._internal.deadline import Deadline
-from taccl.synthesis import search as searching
+from taccl.synthesis import bounding
 from taccl.synthesis.search import Options, Search
 from tests.fuzzing import thinned
 
@@ -58,8 +58,8 @@ def test_a_late_bound_is_left_out_on_a_busy_machine(monkeypatch, factor):
     A third of a core would need three times as many seconds for it.
     """
     problem = taccl.make_problem(topologies.mesh(4, 8), "allreduce", size_bytes="256KB").in_its_chunks
-    monkeypatch.setattr(searching, "busy_factor", lambda: factor)
-    monkeypatch.setattr(searching, "bound_within", lambda problem, *_, **__: searching.no_bound(problem))
+    monkeypatch.setattr(bounding, "busy_factor", lambda: factor)
+    monkeypatch.setattr(bounding, "bound_within", lambda problem, *_, **__: bounding.no_bound(problem))
     search = Search(problem, Options(), Deadline.after(-1))
-    search.look_for_bound()
+    bounding.look_for_bound(search)
     assert (search.bound is None) == (factor == 3.0)
