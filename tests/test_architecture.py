@@ -33,6 +33,7 @@ LINES = (
         "_internal.plugins",
         "_internal.units",
     ),
+    ("_internal.value_readers",),
     ("_internal.readers",),
     ("_internal.arguments", "_internal.kernels", "_internal.reading"),
     ("_internal.validation",),

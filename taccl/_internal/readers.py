@@ -7,26 +7,18 @@ the Python types that they stand for.
 from __future__ import annotations
 
 import ast
-import contextlib
-import functools
 import inspect
 import itertools
-import math
 import numbers
-import operator
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
-from fractions import Fraction
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
 
 from taccl._internal.names import did_you_mean, noun, quoted
-from taccl._internal.units import exact, parse_size, parse_time_us
+from taccl._internal.value_readers import KINDS, Reader
 from taccl.errors import InputError
 
-_MAX_WHOLE = 2**63 - 1
 #: Maximum number of items read from an iterable, which may be endless.
 _MAX_ITEMS = 1_000_000
 _SEVERAL = ("Collection", "Iterable", "Sequence", "frozenset", "list", "tuple")
@@ -40,169 +32,6 @@ _HINTS = {
     "Schedule": "taccl.synthesize finds one, and taccl.load reads one from a file",
     "Sketch": "taccl.load_sketch(name) reads one",
     "Topology": "taccl.topologies.parse(name) makes one",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """Check and conversion of values for an annotation.
-
-    - `expected`: Description of valid values, for messages.
-    - `read`: Function of a value and its parameter's name; returns the converted value or raises
-      `InputError`.
-    - `family`: Kinds of values that it reads ("number", "text", "several"). If all readers of a union fail,
-      the error is that of a reader whose family includes the value.
-    - `classes`: Names of classes whose instances are valid.
-    - `plain`: Types whose values need no conversion, for speed.
-    """
-
-    expected: str
-    read: Callable[[Any, str], Any]
-    family: str = ""
-    classes: tuple[str, ...] = ()
-    plain: frozenset[type] = frozenset()
-
-
-def whole_number(number: object, where: str, *, at_least: int | None = None) -> int:
-    """Convert a whole number of any type to `int`; with `at_least`, also check that it fits 64 bits."""
-    if type(number) is int:
-        whole: int | None = number
-    else:
-        whole = None if isinstance(number, (bool, np.bool_)) else _whole(number)
-    if whole is None or (at_least is not None and whole < at_least):
-        raise InputError(f"found {quoted(number)}; expected {_whole_words(at_least)}", where=where)
-    if at_least is not None and whole > _MAX_WHOLE:
-        raise InputError(f"found {quoted(number)}; expected less than 2**63", where=where)
-    return whole
-
-
-def _whole(number: Any) -> int | None:
-    try:
-        return int(operator.index(number))
-    except TypeError:
-        whole = isinstance(number, numbers.Real) and math.isfinite(number) and not number % 1
-        return int(number) if whole else None
-
-
-def _whole_words(at_least: int | None) -> str:
-    return "a whole number" if at_least is None else f"a whole number of at least {at_least}"
-
-
-def _count(at_least: int) -> Reader:
-    return Reader(_whole_words(at_least), functools.partial(whole_number, at_least=at_least), "number")
-
-
-def _finite(value: Any, where: str) -> float:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real) or not math.isfinite(value):
-        raise InputError(f"found {quoted(value)}; expected a finite number", where=where)
-    return float(value)
-
-
-def _extended(value: Any, where: str) -> float:
-    if isinstance(value, str) and value in ("inf", "-inf"):
-        value = float(value)
-    if isinstance(value, float) and math.isinf(value):
-        return value
-    return _finite(value, where)
-
-
-def _seconds(value: Any, where: str, *, zero: bool = False) -> float:
-    expected = f"expected a {'finite' if zero else 'positive'} number of seconds"
-    if isinstance(value, str) and value.strip()[-1:].lower() == "s":
-        value = float(parse_time_us(value, where=where) / 10**6)
-    try:
-        seconds = _finite(value, where)
-    except (InputError, OverflowError):
-        seconds = -1.0
-    if seconds < 0 or (seconds == 0 and not zero):
-        raise InputError(f"found {quoted(value)}; {expected}", where=where)
-    return seconds
-
-
-def _share(value: Any, where: str) -> float:
-    share = value
-    if isinstance(value, str) and value.strip().endswith("%"):
-        with contextlib.suppress(ValueError):
-            share = float(value.strip()[:-1]) / 100
-    try:
-        share = _finite(share, where)
-    except (InputError, OverflowError):
-        share = -1.0
-    if share < 0:
-        said = "expected a share of at least 0, such as 0.01 or '1%'"
-        raise InputError(f"found {quoted(value)}; {said}", where=where)
-    return share
-
-
-def _bytes(value: Any, where: str) -> int:
-    if not isinstance(value, str):
-        value = whole_number(value, at_least=1, where=where)
-    return parse_size(value, where=where)
-
-
-def _megabytes(value: Any, where: str) -> int:
-    if isinstance(value, str):
-        return max(1, parse_size(value, where=where) // 10**6)
-    return whole_number(value, at_least=1, where=where)
-
-
-def _number(value: Any, where: str) -> Any:
-    if isinstance(value, np.generic):
-        value = value.item()
-    if not isinstance(value, (int, float, str, Fraction)):
-        raise InputError(f"found {quoted(value)}; expected a finite number", where=where)
-    return value
-
-
-def _fraction(value: Any, where: str) -> Fraction:
-    return exact(_number(value, where), where=where)
-
-
-def _such(
-    fits: Callable[[Any], bool],
-    expected: str,
-    family: str = "",
-    *,
-    make: Any = None,
-    plain: type | None = None,
-) -> Reader:
-    """Reader of values that fulfil `fits`; `make` converts them if given."""
-
-    def read(value: Any, where: str) -> Any:
-        if not fits(value):
-            raise InputError(f"found {quoted(value)}; expected {expected}", where=where)
-        return make(value) if make else value
-
-    return Reader(expected, read, family, plain=frozenset({plain} if plain else ()))
-
-
-def _is_a(*kinds: type) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, kinds)
-
-
-_KINDS = {
-    "int": Reader("a whole number", whole_number, "number", plain=frozenset({int})),
-    "Count": _count(1),
-    "Natural": _count(0),
-    "AtLeastTwo": _count(2),
-    **dict.fromkeys(
-        ("Bytes", "Size"), Reader("a size such as '1MB', or a number of bytes", _bytes, "number text")
-    ),
-    "Megabytes": Reader("a whole number of MB, or a size such as '4GB'", _megabytes, "number text"),
-    "Seconds": Reader("a positive number of seconds", _seconds, "number text"),
-    "Duration": Reader("a number of seconds", functools.partial(_seconds, zero=True), "number text"),
-    "Share": Reader("a share of at least 0, such as 0.01 or '1%'", _share, "number text"),
-    "float": Reader("a finite number", _finite, "number"),
-    "Extended": Reader("a finite number, 'inf' or '-inf'", _extended, "number text"),
-    "Fraction": Reader("a number that is not negative", _fraction, "number text"),
-    "Number": Reader(
-        "a number that is not negative", _number, "number text", plain=frozenset({int, Fraction})
-    ),
-    "bool": _such(_is_a(bool, np.bool_), "True or False", make=bool, plain=bool),
-    "str": _such(_is_a(str), "text", "text", plain=str),
-    "PathLike": _such(_is_a(os.PathLike), "a path"),
-    "Callable": _such(lambda value: callable(value) and not isinstance(value, type), "a function"),
-    "None": _such(_is_a(type(None)), "None", plain=type(None)),
 }
 
 
@@ -225,7 +54,7 @@ def _kind(node: ast.expr, scope: Mapping[str, Any]) -> Reader | None:
     if isinstance(node, ast.BinOp):
         return _any_of(_alternatives(node), scope)
     if isinstance(node, ast.Constant):
-        return _KINDS["None"] if node.value is None else _kind(_parsed(node.value), scope)
+        return KINDS["None"] if node.value is None else _kind(_parsed(node.value), scope)
     inner: list[ast.expr] = []
     if isinstance(node, ast.Subscript):
         inner = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
@@ -242,8 +71,8 @@ def _kind(node: ast.expr, scope: Mapping[str, Any]) -> Reader | None:
     alias = scope.get(name)
     if get_origin(alias) is Literal:
         return _one_of(get_args(alias))
-    if name in _KINDS:
-        return _KINDS[name]
+    if name in KINDS:
+        return KINDS[name]
     return _of_class((name,))
 
 
@@ -257,7 +86,7 @@ def _any_of(nodes: Sequence[ast.expr], scope: Mapping[str, Any]) -> Reader | Non
     kinds = [kind for kind in found if kind is not None]
     if len(kinds) < len(found):
         return None
-    none = _KINDS["None"]
+    none = KINDS["None"]
     optional = none in kinds
     classes = tuple(name for kind in kinds for name in kind.classes)
     kinds = [kind for kind in kinds if kind is not none and not kind.classes]
