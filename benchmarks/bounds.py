@@ -264,7 +264,7 @@ def kinds() -> Iterator[Row]:
     """Yield a row per kind of bound: number of problems in which it is the best, and in which it alone is.
 
     Rows of bounds for whole (indivisible) chunks come first. A row also names the collectives and sizes for
-    which its kind most often is the best alone. If it never is, they are those for which it is the best.
+    which its kind most often is the only best one, or, if it never is, one of the best.
     """
     for divisible in (False, True):
         best, alone = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)

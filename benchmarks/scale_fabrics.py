@@ -131,7 +131,8 @@ def mesh_with_failure() -> Topology:
 
 
 def zipf_sizes(collective: Collective, *, by_destination: bool = False, seed: int = 0) -> list[int]:
-    """Chunk sizes in bytes of an alltoall: per rank Zipf with exponent 0.8, 1 MB on average.
+    """Chunk sizes in bytes of an alltoall; those of each rank follow Zipf's law of exponent 0.8, 1 MB on
+    average.
 
     - `by_destination`: True if all ranks send most to the same destinations; else their order is random.
     """

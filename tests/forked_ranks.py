@@ -1,7 +1,7 @@
 """Ranks of PyTorch, forked from a process that has loaded what they import: ``forked_ranks.py NUMBER SCRIPT WORDS ...``.
 
 The output of rank 0 goes to ``rank-0`` of the current folder, and so on. The last line printed lists the exit codes.
-Without arguments it reads jobs from standard input, so that one process loads PyTorch for all of them, and nothing else.
+Without arguments it reads jobs from standard input, so that a single process loads PyTorch for all jobs.
 """
 
 import ast

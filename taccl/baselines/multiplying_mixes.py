@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 #: Max number of parts of a mix; and numbers of parts of the mixes from which the search starts, all parts
 #: with the same plan and of equal size.
 _MOST_PARTS, _EQUAL_PARTS = 12, (1, 2, 4, 8)
-#: Other starts add a small part with another plan: 1 / 16 or 1 / 8 of the chunks.
+#: The search also starts from mixes in which a small part has another plan: 1 / 16 or 1 / 8 of the chunks.
 _SHARES = (16, 8)
 #: Number of starts of local search, best by estimate; and successive moves without gain that end a search.
 _STARTS, _PATIENCE = 8, 600

@@ -109,8 +109,7 @@ class StepPlan(NamedTuple):
 
     @property
     def block(self) -> int:
-        """Number of consecutive chunks dealt to a part at a time: the max number of ranks over which a part
-        is scattered."""
+        """Number of consecutive chunks dealt to a part: the most ranks over which any part is scattered."""
         return max(math.prod(digit.base for digit in part.scattered) for part in self.parts)
 
 

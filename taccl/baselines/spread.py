@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _KEPT, _MOST_KEPT = f"{__name__}: whole chunks", 8
 #: Finer chunks are kept if they finish within this share of the time of coarser ones.
 _PAYS = Fraction(97, 100)
-#: The same share for schedules that exchange whole partial sums (`or_whole_sums`). It is nearer to 1:
+#: Like `_PAYS`, for schedules that exchange whole partial sums (`or_whole_sums`). It is nearer to 1:
 #: a smaller gain suffices, because the cut makes the parts of a chunk equal in size.
 _PAYS_EVENLY = Fraction(999, 1000)
 #: Max pairs of a chunk and a rank for which whole sums are tried (some 500,000 transfers).

@@ -125,7 +125,7 @@ def serving_parameters(collective: Collective) -> tuple[SearchParameters, list[s
 
 
 def serving_counts(collective: Collective, counts: Sequence[int]) -> list[int]:
-    """Those `counts` (parts per chunk) whose files runtimes use for powers of two; all if there are none.
+    """The `counts` (parts per chunk) whose files serve sizes that are powers of two; all if there are none.
 
     - `collective`: A collective with an open number of chunks, in one chunk per rank.
     """

@@ -17,9 +17,8 @@ CLAUSE = -3
 def add_local_first(order: Precedence) -> None:
     """Add waits for local-first priority: local chunks start at least one latency before relayed ones.
 
-    In a reduction, local chunks end at least one latency after relayed
-    ones. An order with this gap keeps it. With `impose`, an order with local chunks first (in a reduction,
-    last) is given the gap.
+    In a reduction, local chunks end at least one latency after relayed ones. An order with this gap keeps it.
+    With `impose`, an order with local chunks first (in a reduction, last) is given the gap.
     """
     topology, costs, own_costs = order.own.topology, order.problem.costs, order.own.costs
     lanes: dict[tuple[int, bool], list[int]] = defaultdict(list)

@@ -16,7 +16,7 @@ from taccl.topologies import TopologyBuilder, rack
 
 
 def servers_of(*betas):
-    """Two workers, and a server for each beta whose card takes that many us per MB."""
+    """Two workers, and a server for each of `betas`, the time in us per MB of its NIC ("card")."""
     builder = TopologyBuilder("servers", range(2 + len(betas)))
     for server, beta in enumerate(betas, start=2):
         card = builder.add_resource(f"card of {server}")
@@ -81,7 +81,7 @@ def test_slow_cards_get_less():
 
 
 def test_a_chunk_goes_where_it_is_done_soonest():
-    """Chunks go to the card that is done soonest, even if another one is idle.
+    """Each chunk goes to the card that would finish it first, even if another one is idle.
 
     Two chunks of 1 MB, at 1 and 100 us/MB, both go to the fast card, 2 us.
     """
@@ -118,7 +118,7 @@ def test_a_server_may_have_several_cards():
 
 
 def test_shards_make_an_exchange():
-    """Shards form an exchange with every chunk at its server, which verifies."""
+    """An exchange with every chunk summed at the server of its shard has a schedule that verifies."""
     topology = rack(2, 3)
     shards = place_shards([70_000, 10_000], topology, [2, 3, 4], chunk="10KB")
     collective = exchange(2, 3, roots=shards.servers)
@@ -129,7 +129,8 @@ def test_shards_make_an_exchange():
 
 @pytest.mark.slow
 def test_an_exchange_without_a_chunk_count_is_cut_as_pays():
-    """An open exchange of 10 MB, 8 workers and ten cards is cut to approach its bound of 805 us."""
+    """With an open number of chunks, an exchange of 10 MB between 8 workers and ten cards is cut to approach
+    its bound of 805 us."""
     problem = make_problem(rack(8, 10), exchange(8, 10, update_us_per_mb=2), size_bytes=10_000_000)
     found = synthesize(problem)
     assert found.schedule.problem.collective.chunks_per_rank > 1

@@ -75,7 +75,7 @@ def test_one_node_is_no_set():
     [
         # Into the node that needs it: release 4, then 5 more ticks, in which link 2 -> 3 is held.
         ((2, 3), True, (BorderJob(frozenset({1}), 1, 4, 5, held(2, 5)),)),
-        # The same link, out of the node where it starts.
+        # Out of the node where the chunk starts, over the same link.
         ((0, 1), False, (BorderJob(frozenset({1}), 1, 4, 5, held(2, 5)),)),
         # Into rank 3 over link 2: release 4 + 11, tail 0; out of rank 0: release 0, tail 11 + 5.
         ((3,), True, (BorderJob(frozenset({2}), 1, 15, 0, held()),)),
@@ -249,7 +249,8 @@ def test_where_nothing_leads_out_nothing_is_held():
 
 
 def must_cross(problem, ranks, *, entering):
-    """Chunks that a set of ranks needs and lacks, or that only it has and others need."""
+    """The chunks found are those that a set of ranks needs and lacks, or those that only the set has and
+    others need."""
     chunks = set()
     for c, data in enumerate(problem.collective.chunks):
         starts, ends = set(data.origins), set(data.destinations)

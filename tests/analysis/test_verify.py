@@ -73,7 +73,8 @@ def test_empty_schedule_of_something_to_do_fails():
     ],
 )
 def test_what_comes_a_second_time_is_counted_and_allowed(make, again):
-    """A chunk received by a rank that already holds it, derived it or summed it only counts as redundant."""
+    """If a rank already holds, derived or summed a chunk, its arrival counts as redundant and is no
+    violation."""
     schedule = make()
     found = verify(build(schedule.problem, [*rows_of(schedule), again]))
     assert (found.ok, found.num_redundant) == (True, 1)

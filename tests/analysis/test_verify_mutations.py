@@ -369,7 +369,7 @@ def test_random_mutations_are_caught_or_harmless(example):
 
 @pytest.mark.parametrize("clause", ["links_allowed", "own_first", "max_merge", "merging", "carries_from"])
 def test_valid_schedule_fails_a_stricter_clause(clause):
-    """The schedule of `merged` violates clauses that it was not made for."""
+    """The valid schedule `merged` violates each of these stricter clauses."""
     schedule = valid.merged()
     stricter = {
         "links_allowed": frozenset({0, 2, 3}),  # without link 1, off the node

@@ -405,7 +405,7 @@ class TestProblem:
 
     @pytest.mark.parametrize("name", taccl.collectives.COLLECTIVES)
     def test_chunks_are_counted_before_they_are_made(self, name):
-        """With five chunks per rank, every collective counts five times as many chunks, before creating any."""
+        """With five chunks per rank every collective has five times as many chunks as with one."""
         one, five = (
             taccl.collectives.make(name, 3, chunks_per_rank=k, **arguments_for(name, 3)).num_chunks
             for k in (1, 5)

@@ -20,7 +20,7 @@ def log(tmp_path):
 
 @pytest.mark.slow
 def test_json_has_errors_and_parameters(log, capsys):
-    """Errors are fractions; each parameter has value, low, high and source."""
+    """In the JSON of a fit errors are fractions, and each parameter has value, low, high and source."""
     assert run(["fit", log, "--topology", "dgx-h100", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert 0 <= found["median_error"] <= found["p90_error"] <= found["max_error"] < 0.2

@@ -40,7 +40,7 @@ def test_a_switch_that_does_not_add_is_named(log):
 
 @pytest.mark.slow
 def test_a_healthy_network_is_as_expected(log):
-    """23.3 of 25 GB/s on every NIC is as expected."""
+    """A rate of 23.3 of 25 GB/s on every NIC is judged as expected, without any cause."""
     found = judged(log(network_log([NIC] * 8)), topology="dgx-a100")
     assert found.share > 0.93
     assert not rates(found, "possible")
@@ -98,7 +98,8 @@ def test_a_machine_of_alike_gpus_is_an_assumption(log, gpu, machine):
 
 @pytest.mark.slow
 def test_host_memory_instead_of_nvlink_is_named(log):
-    """12 GB/s of busbw in a node with NVSwitch is the rate of host memory."""
+    """12 GB/s of busbw in a node with NVSwitch is blamed on disabled peer-to-peer access (copies through host
+    memory)."""
     assert rates(judged(log(node_log(12.0)))) == {"p2p-disabled"}
 
 

@@ -21,7 +21,7 @@ from tests.effort import brief_synthesis, cpu_s
 from tests.foreign import OURS, foreign_files
 
 NAMES = [each.name for each in FORMATS]
-#: Written without any package beyond those that taccl needs.
+#: Formats of schedules that are written without any package beyond those that taccl needs.
 WRITTEN = [each.name for each in FORMATS if each.dump and each.holds == "schedule" and each.name != "parquet"]
 
 
@@ -248,7 +248,7 @@ def test_formats_are_named_as_people_type(name, message):
 
 
 def test_unknown_options_are_refused(tmp_path, schedule):
-    """An option that the format's writer lacks is named, with those that it has."""
+    """The error for an option that the format's writer lacks names it, and lists the writer's options."""
     with pytest.raises(InputError, match=r"no option 'time_unit'.*time_unit_us"):
         write(schedule, tmp_path / "x", format="upstream-algorithm", time_unit=1)
     assert not list(tmp_path.iterdir())

@@ -45,7 +45,7 @@ def test_logs_of_the_machine_need_no_note():
     ],
 )
 def test_other_gpus_are_named(gpu, found):
-    """Other GPUs in the device list are named; unknown names are ignored."""
+    """If the device list has other GPUs than the machine, a note names them; unknown names are ignored."""
     notes = _notes(_devices(*["a"] * 8, gpu=gpu) + table())
     assert [found in note for note in notes] == ([True] if found else [])
 

@@ -129,7 +129,7 @@ class TestChoices:
 
     @pytest.mark.slow
     def test_mpich_runs_what_is_selected(self, mpich, tmp_path):
-        """MPICH rounds sums as with the file's algorithm when that algorithm is forced, so it follows the file."""
+        """With the file, MPICH rounds sums as if the file's algorithm were forced: it follows the file."""
         mpiexec, library = mpich
         program = tmp_path / "sums.py"
         program.write_text(SUMS)

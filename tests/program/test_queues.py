@@ -111,7 +111,7 @@ def test_broadcast_counts_with_a_single_slot():
 
 
 def test_first_size_is_the_smallest():
-    """The first size at which only a given number of chunks fits is exact: one byte below it, one more
+    """The smallest size at which only a given number of chunks fits is exact: at one byte less, one more
     fits."""
     for library, protocols in LIBRARIES.items():
         for protocol in protocols:

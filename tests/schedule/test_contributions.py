@@ -176,7 +176,8 @@ def test_names_are_part_of_the_schedule():
 
 @pytest.mark.slow
 def test_replanned():
-    """Re-planning without a failure keeps the schedule; without one link it makes a new one that verifies."""
+    """Without a failure, re-planning keeps the schedule; after the loss of a link, the new schedule
+    verifies."""
     problem = make_problem(taccl.topologies.fully_connected(4), one_sum(4), chunk_bytes=1000)
     schedule = one_shot(problem)
     same = taccl.replan(schedule, problem)

@@ -164,7 +164,8 @@ def held_with(topology, link):
         (SWITCH, {"0->1,2", "0->1", "0->2", "1->2", "2->1"}),
         # Without a switch, the multicast conflicts with the links that it runs over, not with others.
         (f"{LINKS[0]}{LINKS[1]}{LINKS[2]}", {"0->1,2", "0->1", "0->2"}),
-        # This multicast conflicts only with another one from the same rank, or into one of its ranks.
+        # This multicast conflicts only with another multicast from its source, or into one of its
+        # destinations.
         ("[[link]]\nsrc = 0\ndst = [2, 3]\nmulticast = true\nbeta_us_per_mb = 1\n", {"0->1,2", "0->2,3"}),
         ("[[link]]\nsrc = 3\ndst = [0, 2]\nmulticast = true\nbeta_us_per_mb = 1\n", {"0->1,2", "3->0,2"}),
         # The switch's reduction link to 0 holds other ports: out of 1 and 2, and into 0.

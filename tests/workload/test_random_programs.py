@@ -177,8 +177,8 @@ def forced(step, collective, operation):
 
 
 def attempts(step, rng):
-    """Yield random transformations, legal or not: (kind, function that applies it, lists of operations that
-    it could give).
+    """Yield random transformations, legal or not: (kind, function that applies it, possible lists of
+    operations after it).
 
     The lists are None except for "reorder".
     """

@@ -122,7 +122,8 @@ class Drawn:
         return graph
 
     def between_nodes(self, used: Mapping[str, Iterable[int]], ranks: Iterable[int]) -> float:
-        """GB/s from some ranks of one server to all ranks of its twin, each through the ports that it uses.
+        """Rate in GB/s from some ranks of a server to all ranks of an equal server, each through the ports
+        that it uses.
 
         - `used`: {port: ranks that use it}.
         """

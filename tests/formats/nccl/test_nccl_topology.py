@@ -309,7 +309,7 @@ def test_g5_needs_to_be_told_its_gpus(shared_data):
 
 
 def test_g5_with_gpus_named(load):
-    """Eight GPUs at 12 GB/s, with no known limit between CPUs, and one NIC at CPU 1."""
+    """The file gives eight GPUs at 12 GB/s, no limit between CPUs, and one NIC at CPU 1."""
     topology = load("aws-g5.48xl", nodes=2)
     assert {link.beta_us_per_mb for link in topology.links} == {GEN3}
     assert len(_holders(topology, "NIC 0000:00:15.0 of node 0 egress")) == 64

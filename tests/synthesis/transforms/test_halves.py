@@ -203,7 +203,7 @@ def test_links_that_add_up_count_a_contribution_once(name, backend):
 
 
 def test_links_that_add_up_may_be_needed_and_count_twice():
-    """It is an error if no schedule adds each contribution once.
+    """A problem for which no schedule adds each contribution once is an error.
 
     Here rank 0 is reached only by a reduction link from ranks 1 and 2, and rank 2 only from rank 1.
     """
