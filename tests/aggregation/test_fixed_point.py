@@ -163,6 +163,6 @@ def test_bits_of_bfloat16_are_numbers():
     ],
 )
 def test_what_cannot_be_quantised_is_said(call, error):
-    """The error names the value found and what is expected."""
+    """The error for values that cannot be quantised names the value found and what is expected."""
     with pytest.raises(InputError, match=error):
         call()

@@ -72,6 +72,6 @@ def test_without_losses_nothing_needs_the_shadow_copy():
     ],
 )
 def test_what_is_no_network_is_refused(said, error):
-    """Invalid network parameters are refused by name."""
+    """Invalid network parameters are refused, and the error names the parameter."""
     with pytest.raises(InputError, match=error):
         simulate_packets(10, **said)

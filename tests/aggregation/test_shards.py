@@ -172,7 +172,7 @@ def test_workers_serve_where_a_box_is_too_narrow(cards, choice):
     ],
 )
 def test_what_cannot_be_placed_is_said(call, error):
-    """The error names the fault and its place."""
+    """The error for layers or servers that cannot be placed names the fault and its place."""
     with pytest.raises(InputError, match=error):
         call()
 

@@ -263,7 +263,7 @@ def test_tiles_follow_on_every_resource():
     ids=["tiles", "two sources of costs", "a profile", "a shape", "an order", "a chunk", "a group"],
 )
 def test_what_cannot_be_simulated_is_refused(schedule, assumed, message):
-    """Invalid assumptions are refused with one sentence."""
+    """Assumptions that cannot be simulated are refused with one sentence."""
     with pytest.raises(InputError, match=message):
         simulate(schedule, **assumed)
 
@@ -434,7 +434,7 @@ def test_large_schedule_is_fast():
     ],
 )
 def test_bad_assumption_is_refused(options, where):
-    """The error for a wrong option names the option."""
+    """The error for an invalid option of `simulate` names the option."""
     with pytest.raises(InputError) as caught:
         simulate(relay(), **options)
     assert caught.value.where == where
@@ -451,7 +451,7 @@ def test_size_needs_a_known_size():
 
 @pytest.mark.parametrize("row", [Row(7, 0, 0, 6), Row(0, 9, 0, 6)])
 def test_unknown_chunk_or_link_is_refused(row):
-    """Unknown chunks and links are refused."""
+    """A schedule with an unknown chunk or link is refused by `simulate`."""
     with pytest.raises(InputError, match="verify the schedule"):
         simulate(build(relay().problem, [row]))
 

@@ -211,7 +211,7 @@ def test_long_hold_contends_beyond_its_neighbour():
 
 
 def test_message_names_rank_chunk_link_and_times():
-    """A message starts with rank, chunk, link and times."""
+    """The message of a violation starts with rank, chunk, link and times."""
     schedule = relay()
     first, second = rows_of(schedule)
     found = verify(build(schedule.problem, [first, second._replace(start=5, end=10)]))

@@ -190,7 +190,7 @@ def test_hierarchical_of_dimensions_is_implicit():
     ],
 )  # fmt: skip
 def test_odd_chunks_and_orders_are_refused(given, said):
-    """Bad numbers of chunks and bad orders are refused in one sentence."""
+    """Invalid numbers of chunks and invalid orders of dimensions are refused in one sentence."""
     topology = parse("multidim:switch4@100,ring3@50")
     with pytest.raises(InputError, match="found") as caught:
         hierarchical(make_problem(topology, "allreduce", size_bytes=10**6), **given)

@@ -203,7 +203,7 @@ def test_unknown_backends_are_refused_at_once(problem):
     ],
 )  # fmt: skip
 def test_options_that_make_no_sense(problem, options, where):
-    """The error for an invalid option names the argument."""
+    """The error for an invalid option of `compare` names the argument."""
     with pytest.raises(taccl.InputError) as caught:
         compare(problem, **options)
     assert caught.value.where == where

@@ -67,7 +67,7 @@ def test_a_run_without_a_schedule_has_none(impossible, cache):
 
 
 def test_a_schedule_that_is_not_there(cache):
-    """The error for a missing schedule names where it was sought."""
+    """The error for a schedule that the cache lacks names the folder where it was sought."""
     with pytest.raises(taccl.InputError, match="found nothing in"):
         cache.schedule(KEY)
     with pytest.raises(taccl.InputError, match="64 hexadecimal digits"):

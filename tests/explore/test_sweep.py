@@ -97,7 +97,7 @@ def test_a_collective_at_hand():
     ],
 )  # fmt: skip
 def test_what_cannot_be_used_at_all(options, match):
-    """Wrong types are refused before anything runs."""
+    """Arguments of wrong types are refused before any run begins."""
     with pytest.raises(taccl.InputError, match=match):
         sweep("ring:4", "allgather", **{"sizes": ["4KB"], **options})
 

@@ -374,7 +374,7 @@ def test_huge_file_is_refused_at_once(tmp_path):
     ("name", "message"), [("none.json", r"none\.json: there is no such file"), (".", "is a folder")]
 )
 def test_what_is_no_file_is_an_input_error(tmp_path, name, message):
-    """The message names the missing path, and a folder is refused."""
+    """The error for a missing file names its path, and a folder is refused."""
     with pytest.raises(InputError, match=message):
         load(tmp_path / name)
 

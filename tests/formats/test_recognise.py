@@ -67,7 +67,7 @@ def test_format_is_recognised_by_its_mark(tmp_path, text, name):
     ],
 )
 def test_other_files_are_refused_with_what_is_known(tmp_path, text, found):
-    """The message states what was found, and lists the accepted formats."""
+    """The error for an unknown file states what was found, and lists the accepted formats."""
     path = _write(tmp_path, text)
     with pytest.raises(FormatError) as caught:
         recognise(path)

@@ -126,7 +126,7 @@ def test_ending_tells_the_format(name, expected):
 
 
 def test_unknown_ending_is_refused():
-    """The message lists the endings that identify a format."""
+    """The error for an unknown file ending lists the endings that identify a format."""
     with pytest.raises(InputError, match=r"\.csv.*\.et") as caught:
         format_of_name("x.docx")
     assert caught.value.where == "x.docx"

@@ -154,7 +154,7 @@ def test_other_files_are_loaded_as_what_they_hold(tmp_path):
 
 
 def test_text_of_no_kind_is_refused(tmp_path):
-    """The message lists the formats that are read."""
+    """The error for text of no known kind lists the formats that are read."""
     (tmp_path / "x.txt").write_text("hello\n")
     with pytest.raises(FormatError, match="expected one of"):
         taccl.load(tmp_path / "x.txt")

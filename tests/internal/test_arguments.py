@@ -94,7 +94,7 @@ def test_what_is_plainly_meant(name, value, expected):
     ],
 )
 def test_what_is_not_meant(name, value, message):
-    """The error names the parameter, the value found and the expected kind."""
+    """The error for an invalid argument names the parameter, the value found and the expected kind."""
     with pytest.raises(InputError) as caught:
         asked(**{name: value})
     assert str(caught.value) == message

@@ -295,7 +295,8 @@ def test_the_library_chooses_by_its_own_model():
     ],
 )
 def test_what_is_not_known_is_said(machine, collective, options, said):
-    """Errors list the known names."""
+    """Errors for unknown names and unsupported options list the known names, or give the limit or the
+    remedy."""
     with pytest.raises(InputError, match=said):
         taccl.predict(machine, collective, 8, **options)
 

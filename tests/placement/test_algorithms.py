@@ -131,6 +131,7 @@ def test_a_schedule_of_ours_is_an_algorithm():
     ],
 )
 def test_what_cannot_be_done_is_said(name, collective, num_ranks, complaint):
-    """The error states what was found and what is expected."""
+    """The error for an unsupported algorithm, collective or number of ranks states what was found and
+    expected."""
     with pytest.raises(InputError, match=complaint):
         stock(name, collective, num_ranks)

@@ -151,7 +151,7 @@ def test_passes_are_read_back(tmp_path):
     ],
 )
 def test_bad_passes_are_named(tmp_path, passes, complaint):
-    """The error names the fault and the file."""
+    """The error for invalid passes in a probe file names the fault and the file."""
     path = tmp_path / "probe.json"
     path.write_text(json.dumps(probed(0).to_dict() | {"latency_repeats_us": passes}))
     with pytest.raises(FormatError, match=complaint):

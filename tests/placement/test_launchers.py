@@ -73,7 +73,7 @@ class TestHosts:
         ],
     )
     def test_bad_hosts_are_named(self, tmp_path, text, complaint):
-        """The error names the line."""
+        """The error for an invalid host file names the line."""
         path = tmp_path / "hosts"
         path.write_text(text)
         with pytest.raises(FormatError, match=complaint):

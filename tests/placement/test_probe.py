@@ -77,7 +77,7 @@ class TestClusters:
     ],
 )  # fmt: skip
 def test_bad_matrices_are_named(matrix, complaint):
-    """The error names row, column and hosts."""
+    """The error for an invalid matrix names row, column and hosts."""
     with pytest.raises(InputError, match=complaint):
         Probe(NAMES, matrix)
 
@@ -226,7 +226,7 @@ def test_probes_are_read_back(tmp_path):
     ],
 )
 def test_damaged_files_are_refused(tmp_path, change, complaint):
-    """The error names the fault and the file."""
+    """The error for a damaged probe file names the fault and the file."""
     path = tmp_path / "probe.json"
     path.write_text(json.dumps(Probe(NAMES, OURS).to_dict() | change))
     with pytest.raises(FormatError, match=complaint):
@@ -363,7 +363,7 @@ class TestMatrices:
         ],
     )
     def test_bad_csv_is_named(self, tmp_path, text, complaint):
-        """The error names the line, or row and column."""
+        """The error for an invalid CSV file names the line, or row and column."""
         path = tmp_path / "m.csv"
         path.write_text(text)
         with pytest.raises(FormatError, match=complaint):

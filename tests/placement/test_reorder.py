@@ -134,7 +134,7 @@ def test_a_time_limit_still_gives_an_answer():
     ],
 )
 def test_bad_input_is_said_in_a_sentence(options, complaint):
-    """The error states what was found and what is expected."""
+    """The error for invalid input of `reorder` states what was found and what is expected."""
     with pytest.raises(InputError, match=complaint):
         taccl.reorder(taccl.topologies.ring(4), **options)
 

@@ -129,7 +129,7 @@ def test_hosts_of_a_job_are_chosen():
     ],
 )  # fmt: skip
 def test_bad_files_are_named(tmp_path, text, complaint):
-    """The error names the line or the topology, and the correction."""
+    """The error for an invalid file of SLURM names the line or the topology, and the correction."""
     with pytest.raises(FormatError, match=complaint):
         load_slurm(written(tmp_path, text))
 

@@ -26,7 +26,7 @@ def test_the_ending_says_the_format(exchange, tmp_path, name, begins):
 
 
 def test_other_endings_are_refused(exchange, tmp_path):
-    """The error for another ending lists the supported ones."""
+    """The error for a picture file with another ending lists the supported endings."""
     with pytest.raises(InputError, match=r"\.svg, \.png, \.pdf"):
         taccl.plot.save(taccl.plot.gantt(exchange), tmp_path / "a.gif")
     assert list(tmp_path.iterdir()) == []

@@ -92,7 +92,7 @@ def test_sizes_are_read_from_numpy(tmp_path):
     ],
 )
 def test_files_without_a_matrix_are_refused(tmp_path, name, content, word):
-    """The error names the line and the expected content."""
+    """The error for a file without a matrix names the line and the expected content."""
     (tmp_path / name).write_bytes(content)
     with pytest.raises(FormatError, match=word):
         load_sizes(tmp_path / name)

@@ -125,7 +125,7 @@ def test_impossible_collectives_are_refused(build):
     ],
 )
 def test_missing_chunks_of_conditions_are_named(starts, ends, message):
-    """The error names the condition, the missing chunks and the remedy."""
+    """The error for conditions that lack chunks names the condition, the chunks and the remedy."""
     with pytest.raises(CollectiveError, match=message):
         collectives.custom(2, precondition=starts, postcondition=ends)
 

@@ -181,5 +181,5 @@ def test_notes_do_not_tell_problems_apart():
 
 
 def test_repr_names_collective_topology_size_and_sketch():
-    """The repr is one line with collective, topology, size and sketch."""
+    """The repr of a problem is one line with collective, topology, size and sketch."""
     assert repr(rich()) == "Problem(allgather on two nodes, 10B, sketch 'rich')"

@@ -265,7 +265,7 @@ def test_one_threadblock_for_both_directions_halves_their_number():
     ],
 )  # fmt: skip
 def test_unknown_options_are_named(options):
-    """The error for an unknown option starts with its name."""
+    """The error for an unknown option of `lower` starts with the option's name."""
     with pytest.raises(InputError) as caught:
         program_of("allgather", "ring:2", **options)
     assert caught.value.where == next(iter(options))

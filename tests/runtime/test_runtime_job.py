@@ -42,7 +42,7 @@ def test_round_trip():
     ],
 )
 def test_bad_values_are_refused(options, where):
-    """The error for a bad value names the argument."""
+    """The error for an invalid value of a job names the argument."""
     with pytest.raises(InputError) as refused:
         make_job(program_for("allgather"), "1KB", **options)
     assert refused.value.where == where

@@ -160,7 +160,7 @@ def test_moments_are_kept_in_files(problem, tmp_path):
     ],
 )
 def test_moments_that_cannot_be_are_refused(problem, moments, said):
-    """Invalid dates are refused in one sentence with chunk, rank and remedy."""
+    """Invalid release and due dates are refused in one sentence with chunk, rank and remedy."""
     with pytest.raises(taccl.CollectiveError, match=said):
         replace(problem, **moments)
 

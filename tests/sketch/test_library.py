@@ -69,7 +69,7 @@ def test_missing_file():
 
 
 def test_message_has_the_path(tmp_path):
-    """The error for a wrong field has the path as given."""
+    """The error for a wrong field of a sketch file has the file's path as given."""
     path = tmp_path / "a.toml"
     path.write_text("schema = 1\nmachin = 2")
     with pytest.raises(SketchError) as caught:

@@ -124,7 +124,7 @@ def test_wrong_field_is_named(text, message):
     ids=["all faults are told", "no version", "a later version"],
 )
 def test_faults_of_a_file(text, message):
-    """The error names file and field."""
+    """The error for an invalid sketch file names file and field."""
     with pytest.raises(SketchError, match=message):
         Sketch.from_toml(text, source="a.toml")
 
@@ -184,6 +184,6 @@ def test_topology_without_machine():
     ],
 )
 def test_topology_of_unknown_machine(text, message):
-    """The error names file and field."""
+    """The error for an unknown machine in a sketch file names file and field."""
     with pytest.raises(SketchError, match=message):
         read(text).topology()

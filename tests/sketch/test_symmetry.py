@@ -114,7 +114,7 @@ def test_shared_resource_has_to_map():
 
 
 def test_refusal_names_a_pair_of_ranks():
-    """The error for a rotation names two links of different cost.
+    """The error for a rotation that is no symmetry names two links of different cost.
 
     On NDv2, 0-1 is a double NVLink (23 us/MB) and 1-2 a single one (46 us/MB).
     """

@@ -410,7 +410,7 @@ def test_machine_overrides_the_files_nics(edited):
     ],
 )
 def test_wrong_sketch_file(edited, edit, message):
-    """The error names a wrong field as in the file."""
+    """The error for a wrong field of a sketch file names the field as in the file."""
     with pytest.raises(SketchError, match=rf"ndv2-n2\.json: (.*)?{message}"):
         edited(sketch=edit)
 

@@ -80,7 +80,7 @@ def test_groups_check_what_they_are_made_of():
 
 
 def test_a_file_that_is_missing(tmp_path):
-    """The error for a missing file names its path."""
+    """The error for a missing file of parameters names its path."""
     with pytest.raises(FormatError, match="there is no such file"):
         SearchParameters.load(tmp_path / "none.toml")
 

@@ -180,7 +180,7 @@ def test_a_name_is_registered_once(added):
 
 
 def test_an_unknown_name_cannot_be_taken_out():
-    """The error for an unknown name lists the registered names."""
+    """The error for removing an unknown proposer lists the registered names."""
     with pytest.raises(InputError, match="registered: none"):
         unregister("nobody")
 

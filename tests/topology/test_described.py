@@ -173,7 +173,7 @@ def test_what_a_few_lines_say_is_written_link_by_link(load, tmp_path):
     ],
 )
 def test_mistakes_are_named(load, old, new, said):
-    """The error names the field, what was found, and the remedy."""
+    """The error for an invalid topology file names the field, what was found, and the remedy."""
     assert old in TWO_SERVERS
     text = TWO_SERVERS.replace(old, new)
     if said is None:

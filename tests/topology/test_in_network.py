@@ -152,7 +152,7 @@ def test_a_switch_loses_what_its_lost_ranks_took_part_in():
     ],
 )
 def test_what_no_switch_can_do_is_refused(said, error):
-    """The error names the field, what was found, and what is expected."""
+    """The error for an impossible switch names the field, what was found, and what is expected."""
     with pytest.raises(TopologyError, match=error):
         InNetwork(**said)
     with pytest.raises(TopologyError, match=error):
@@ -172,7 +172,7 @@ def test_what_no_switch_can_do_is_refused(said, error):
     ],
 )
 def test_files_say_where_a_switch_is_wrong(tmp_path, text, error):
-    """The error names file and field, and what to write instead."""
+    """The error for a wrong switch in a file names file and field, and what to write instead."""
     with pytest.raises(TopologyError, match=error) as caught:
         loaded(tmp_path, SWITCH + text)
     assert "mine.toml: switch[0].reduces" in str(caught.value)

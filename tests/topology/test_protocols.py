@@ -95,7 +95,7 @@ def test_protocol_and_launch_are_kept_in_files():
     ],
 )
 def test_a_protocol_that_a_machine_lacks(make, said):
-    """The error lists the protocols of the machine."""
+    """The error for a protocol that the machine lacks lists the machine's protocols."""
     with pytest.raises(TopologyError, match=said):
         make()
 

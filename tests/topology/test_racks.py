@@ -104,7 +104,7 @@ def test_one_rack_has_no_core():
     ],
 )
 def test_what_is_no_rack_is_refused(make, error):
-    """The error names the argument in one sentence."""
+    """The error for an impossible rack names the argument in one sentence."""
     with pytest.raises(TopologyError, match=error):
         make()
 

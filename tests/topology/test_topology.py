@@ -208,7 +208,7 @@ def _one_link(**changes):
     ],
 )
 def test_what_cannot_be_a_topology_is_refused(changes, message):
-    """Invalid changes are refused however the topology is constructed."""
+    """Changes that make a topology invalid are refused however it is constructed."""
     with pytest.raises(TopologyError, match=message):
         _one_link(**changes)
 

@@ -276,7 +276,7 @@ def test_resources_are_held_by_the_links_named(load, cost, held):
     ],
 )
 def test_mistakes_are_named_by_file_and_field(load, text, message):
-    """The error names file and field, and what was found and expected."""
+    """The error for an invalid file names file and field, and what was found and expected."""
     with pytest.raises(TopologyError, match=message) as caught:
         load(text)
     assert "\n" not in str(caught.value)

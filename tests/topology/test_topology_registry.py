@@ -89,6 +89,6 @@ def test_keywords_are_passed_on():
     ],
 )
 def test_what_names_no_topology_is_refused(name, options, message):
-    """The error lists the known names, and suggests the nearest."""
+    """The error for an unknown name of a topology lists the known names, and suggests the nearest."""
     with pytest.raises(TopologyError, match=message):
         parse(name, **options)

@@ -124,7 +124,7 @@ def test_a_program_calls_the_operator():
 
 
 def test_values_of_calls_need_pytorch(monkeypatch):
-    """The error without PyTorch names the operator and the package."""
+    """If PyTorch is missing, the error for running a call names the operator and the package."""
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(
         WorkloadError, match=r"^y: calls aten\.convolution\.default, which needs PyTorch; install"

@@ -104,7 +104,7 @@ def reduced(shape=(4, 8), size=None):
 
 
 def test_an_unknown_operation_is_refused_by_name():
-    """The error for an unknown operation names it and its inputs."""
+    """The error for an unknown operation of a graph names the operation and its inputs."""
     x = Node("placeholder", "x", shape=(4,))
     y = Node("call_function", "y", "aten.cumsum", (x, 0), (4,), schema=("self", "dim"))
     with pytest.raises(
@@ -136,7 +136,7 @@ def test_layouts_make_tensors_of_local_ones_global():
 
 
 def test_an_unknown_input_is_refused():
-    """The error for an unknown input lists the inputs."""
+    """The error for an unknown input of a graph lists the graph's inputs."""
     with pytest.raises(WorkloadError, match="is not an input of the graph.*expected some of x"):
         from_fx(reduced(), 2, layouts={"z": "partial"})
 

@@ -142,6 +142,6 @@ def test_files_keep_groups(tmp_path):
     ],
 )  # fmt: skip
 def test_wrong_groups_are_refused(make, said):
-    """The error for a wrong group names the dimension."""
+    """The error for an invalid process group names the dimension."""
     with pytest.raises(WorkloadError, match=said):
         make()

@@ -45,7 +45,7 @@ def adam():
 
 
 def test_a_step_reads_as_a_program(layer):
-    """The repr shows inputs with layouts, operations in order, and returned values."""
+    """The repr of a step shows inputs with layouts, operations in order, and returned values."""
     assert repr(layer).splitlines()[1:] == [
         "  x: float32[4, 6] sliced(1)",
         "  w: float32[6, 8] sliced(0)",
@@ -341,7 +341,7 @@ def test_a_larger_result_than_the_buffer_is_written_for_the_rest(layer):
     ],
 )
 def test_what_is_wrong_is_named_with_its_operation(layer, make, said):
-    """The error for an invalid operation or call names the operation."""
+    """The error for an invalid operation or call of a step names the operation."""
     with pytest.raises(WorkloadError, match=said) as found:
         make(layer)
     assert "\n" not in str(found.value)
@@ -388,7 +388,7 @@ def test_an_overlap_must_not_wait_for_itself():
     ],
 )  # fmt: skip
 def test_files_that_make_no_step_are_refused(tmp_path, text, said):
-    """The error for a bad file names the file and the operation."""
+    """The error for an invalid step file names the file and the operation."""
     path = tmp_path / "step.toml"
     path.write_text(text)
     with pytest.raises(WorkloadError, match=said) as found:

@@ -203,7 +203,7 @@ def test_every_assumption_is_a_note():
     ],
 )
 def test_wrong_file_is_named_with_its_field(tmp_path, text, message):
-    """The error names the file, and the field or the line."""
+    """The error for an invalid network file names the file, and the field or the line."""
     path = _write(tmp_path, text)
     with pytest.raises(FormatError) as caught:
         load_astra_network(path)
@@ -219,7 +219,7 @@ def test_nodes_must_divide_the_ranks():
 
 
 def test_missing_file_is_an_input_error(tmp_path):
-    """The error names the missing path."""
+    """The error for a missing file names its path."""
     with pytest.raises(InputError, match=r"nothing\.yml"):
         load_astra_network(tmp_path / "nothing.yml")
 

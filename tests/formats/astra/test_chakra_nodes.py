@@ -71,7 +71,7 @@ def test_the_json_of_the_feeder_is_read(tmp_path):
     ],
 )
 def test_other_files_are_refused(tmp_path, content, said):
-    """The error states what the file contains."""
+    """The error for a file that is not a Chakra trace states what the file contains."""
     (tmp_path / "trace").write_bytes(content)
     with pytest.raises(FormatError, match=said):
         load_trace_nodes(tmp_path / "trace")

@@ -437,7 +437,7 @@ def test_net_gives_rate_latency_and_name(tmp_path):
     ],
 )
 def test_wrong_file_is_named_with_line_and_element(tmp_path, devices, message):
-    """The error names file, line and element."""
+    """The error for an invalid topology file names file, line and element."""
     path = _write(tmp_path, *devices)
     with pytest.raises(FormatError) as caught:
         load_nccl_topology(path)
@@ -496,7 +496,7 @@ def test_device_that_an_argument_names_must_exist(tmp_path):
 
 
 def test_missing_file_is_an_input_error(tmp_path):
-    """The error names the missing path."""
+    """The error for a missing file names its path."""
     with pytest.raises(InputError, match=r"nothing\.xml"):
         load_nccl_topology(tmp_path / "nothing.xml")
 

@@ -253,7 +253,7 @@ def test_colours_legends_and_prompts_are_understood(tmp_path):
     ],
 )
 def test_wrong_matrix_is_named(tmp_path, rows, message):
-    """The error names file, line and devices."""
+    """The error for an invalid matrix names file, line and devices."""
     path = _write(tmp_path, *rows, columns=_gpus(2))
     with pytest.raises(FormatError) as caught:
         load_nvidia_smi(path)
@@ -295,7 +295,7 @@ def test_wrong_argument_is_named(arguments, message):
 
 
 def test_missing_file_is_an_input_error(tmp_path):
-    """The error names the missing path."""
+    """The error for a missing file names its path."""
     with pytest.raises(InputError, match=r"nothing\.txt"):
         load_nvidia_smi(tmp_path / "nothing.txt")
 

@@ -416,7 +416,7 @@ def test_clauses_that_time_leaves_unpriced_are_named():
 
 
 def test_repr_and_dict():
-    """The text shows clauses and change; `to_dict` gives them as plain values."""
+    """The text of an explanation shows clauses and change; `to_dict` gives them as plain values."""
     explanation = explain(problem_of("no-connections"))
     text = repr(explanation)
     assert "infeasible" in text

@@ -196,7 +196,7 @@ def test_without_link_use_only_time_counts():
 
 
 def test_a_hint_is_a_point_of_the_model():
-    """The list schedule as a hint violates no row, under any clause."""
+    """As a hint, the list schedule violates no row of the routing model, under any clause."""
     for name, problem in cases().items():
         quotient, model, found = built(problem)
         hint = routing_hint(model, found)

@@ -318,7 +318,7 @@ def test_a_topology_is_known_by_its_links(name):
     ],
 )
 def test_bad_names_are_refused(name, options, text):
-    """Bad names are refused before any work, with the reason."""
+    """Invalid names and costs of fabrics are refused before any work, with the reason."""
     with pytest.raises(TopologyError, match=text):
         synthesize_implicit(name, **options)
 
