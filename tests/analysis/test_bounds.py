@@ -37,7 +37,7 @@ def pair(*links, meaning="occupies"):
 
 
 def test_nothing_to_send_takes_no_time():
-    """The bound is 0 if every chunk starts where it must end."""
+    """The bound of a problem is 0 if every chunk starts where it must end."""
     bound = lower_bound(problem_of(pair((1, 1)), custom(2, [([0], [0])])))
     assert (bound.bound, bound.kind) == (0, "none")
 

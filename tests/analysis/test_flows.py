@@ -62,7 +62,7 @@ HAND = {
 
 @pytest.mark.parametrize("name", HAND)
 def test_flows_by_hand(name):
-    """The bound equals the optimum of the linear program, exactly."""
+    """The multicommodity bound equals the optimum of the linear program derived by hand, exactly."""
     topology, collective, expected = HAND[name]
     bound, _, solved = flowed(problem_of(topology, collective))
     assert solved

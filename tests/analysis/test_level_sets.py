@@ -120,7 +120,7 @@ def test_witnesses_of_random_problems_hold(seed):
 
 
 def test_no_time_is_no_cut():
-    """Without budget no cut is returned."""
+    """Without any time budget the search along level sets returns no cut."""
     assert level_cut(Volume(grid(3, 3), divisible=False), budget_s=-1) is None
 
 

@@ -198,7 +198,7 @@ def test_check_refuses_potentials_that_break_a_wait():
 
 
 def test_table_has_a_row_for_each_send():
-    """The table has a heading and the three sends of the cycle."""
+    """The table of an initiation interval has a heading and the three sends of the critical cycle."""
     lines = initiation_interval(there_and_back()).table().splitlines()
     assert len(lines) == 4
     assert any(line.endswith("resource: bus") for line in lines)

@@ -81,7 +81,7 @@ def test_a_missing_row():
 
 
 def test_no_rows():
-    """Without rows no rank receives anything."""
+    """If a pattern has no rows, the verifier says that no rank receives anything."""
     for collective in COLLECTIVES:
         assert "postcondition" in kinds(chosen(made(collective=collective), np.arange(0)))
 

@@ -198,7 +198,7 @@ def test_odd_chunks_and_orders_are_refused(given, said):
 
 
 def test_what_has_no_dimensions_says_why():
-    """The error gives the reason: NDv2 is not a product of dimensions, a broadcast has no phases along them."""
+    """Errors give the reason: NDv2 is not a product of dimensions, a broadcast has no phases along them."""
     problem = make_problem(taccl.topologies.ndv2(2), "allreduce", size_bytes=10**6)
     with pytest.raises(CollectiveError, match="no product of dimensions"):
         hierarchical(problem, order=(0, 1))

@@ -47,7 +47,7 @@ def test_a_cycle_of_resources_needs_more_than_the_busiest():
 
 
 def test_without_sends_there_is_no_plan():
-    """Without sends there is no plan."""
+    """If there are no sends, there is no periodic plan."""
     assert periodic([], [], [], [[]]) is None
 
 

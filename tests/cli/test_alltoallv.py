@@ -66,7 +66,7 @@ def test_a_plan_of_a_matrix(run, matrix):
 
 @pytest.mark.slow
 def test_a_schedule_of_a_matrix(run_json, matrix, tmp_path):
-    """The schedule has chunks of at most 100 KB for each pair, and verifies."""
+    """The schedule of a size matrix has chunks of at most 100 KB for each pair, and verifies."""
     path = tmp_path / "schedule.json"
     words = ["--matrix", matrix, "--chunk-size", "100KB", "--time-limit", "2", "-o", path]
     assert run_json("synthesize", *WORDS, *words)[0] == 0

@@ -29,7 +29,7 @@ class TestSynthesize:
 
     @pytest.mark.slow
     def test_summary(self, run):
-        """The text has finish, bound and gap; in a pipe nothing is on stderr."""
+        """The text of a synthesis has finish, bound and gap; in a pipe nothing is on stderr."""
         code, out, err = run("synthesize", *SMALL, "--backend", "greedy")
         assert (code, err) == (0, "")
         assert out.startswith("allgather on ring:4, 4KB\n  finish")

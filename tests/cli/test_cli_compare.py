@@ -83,7 +83,7 @@ def test_modules_of_the_current_folder_are_left_alone(run, monkeypatch):
 
 @pytest.mark.slow
 def test_compare_as_json(run_json):
-    """The JSON has every column of every run."""
+    """The JSON of a comparison has every column of every run."""
     code, values = run_json(*SMALL)
     (row,) = values["rows"]
     # Two hops of 0.5 us + 1000 B / (50 GB/s).

@@ -40,7 +40,7 @@ def test_a_topology_by_name_is_drawn(run, tmp_path):
 
 @pytest.mark.slow
 def test_a_report_is_written(run_json, saved, tmp_path):
-    """The page contains the commands that made the schedule and the page."""
+    """The page of a report contains the commands that made the schedule and the page."""
     path = tmp_path / "report.html"
     code, values = run_json("report", saved, "-o", path, "--budget", "1")
     assert code == 0

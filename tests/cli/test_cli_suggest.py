@@ -44,7 +44,7 @@ def test_usual_size(run):
 
 @pytest.mark.slow
 def test_a_table_of_sketches(run):
-    """The table has every sketch with its finish, its bound and its reason."""
+    """The table of suggested sketches has each one's finish, bound and reason."""
     code, out, _ = run(*QUICK)
     assert code == 0
     head, symmetries, baseline, *_ = out.splitlines()
@@ -104,7 +104,7 @@ def test_files_are_not_replaced(run, tmp_path):
 
 @pytest.mark.slow
 def test_json_has_the_toml(run_json):
-    """The JSON has the TOML text of each sketch."""
+    """The JSON of a suggestion has the TOML text of each sketch."""
     code, values = run_json(*QUICK, "--most", "1")
     assert code == 0
     (proposal,) = values["proposals"]

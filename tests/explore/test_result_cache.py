@@ -263,7 +263,7 @@ def test_info_and_clear(problem, cache):
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="the folders of Linux")
 def test_the_users_folder(monkeypatch, environment, expected):
-    """The folder is TACCL_CACHE_DIR, or the platform's cache folder."""
+    """The default folder of the cache is TACCL_CACHE_DIR, or the platform's cache folder."""
     for name in ("TACCL_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/home/me")

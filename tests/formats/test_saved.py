@@ -128,7 +128,8 @@ def savable():
 
 @pytest.mark.parametrize("name", ["program", "step", "workload"])
 def test_other_objects_are_refused_with_the_call_that_saves_them(name, savable, tmp_path, monkeypatch):
-    """The error names the call that saves the object; a step is refused, not saved as its sends alone."""
+    """The error for an object of another kind names the call that saves it; a step is refused, not saved as
+    its sends alone."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError) as refused:
         taccl.save(savable[name], "x.json")

@@ -211,7 +211,7 @@ def test_large_numbers_of_wrong_elements_are_said(read):
 
 
 def test_a_benchmark_without_usable_rows_is_named(read):
-    """The error names the benchmark of OSU whose rows are not read."""
+    """The error for a benchmark of OSU whose rows are not read names the benchmark."""
     text = "# OSU MPI Non-blocking Allreduce Latency Test v7.2\n# Size Overall(us) Compute(us)\n4 9.1 6.0\n"
     with pytest.raises(
         FormatError, match=r"measurement of 'OSU MPI Non-blocking Allreduce Latency Test v7\.2'"

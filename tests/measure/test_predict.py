@@ -128,7 +128,7 @@ def test_sums_in_switches_are_slower_by_the_last_channel():
 
 
 def test_nvls_can_be_turned_off():
-    """Without NVLS a ring carries large messages."""
+    """If NVLS is turned off, a ring carries large messages."""
     assert taccl.predict("dgx-h100", "allreduce", "1GB", nvls=False).algorithm == "ring"
 
 

@@ -25,7 +25,7 @@ def test_every_run_has_a_mark():
 
 
 def test_failures_say_why():
-    """The legend shows the status of runs without a schedule."""
+    """The legend of a comparison shows the status of runs without a schedule."""
     ax = taccl.plot.comparison(frame([row("greedy", 0.2), row("scip", None)]))
     assert "scip (x: unavailable)" in [text.get_text() for text in ax.get_legend().get_texts()]
 

@@ -41,13 +41,13 @@ def test_reductions_are_apart(found):
 
 
 def test_a_result_has_its_bound_drawn(found):
-    """The title has finish and bound."""
+    """The title of the chart has the bound if a result is drawn, and not if a schedule is."""
     assert "bound" in taccl.plot.gantt(found).get_title(loc="left")
     assert "bound" not in taccl.plot.gantt(found.schedule).get_title(loc="left")
 
 
 def test_what_is_left_out_is_said(exchange):
-    """The axis label says that one of two links is shown."""
+    """If rows are limited to one of two links, the axis label says so."""
     assert "the 1 busiest of 2 links; 1 bar not shown" in taccl.plot.gantt(exchange, max_rows=1).get_xlabel()
 
 

@@ -36,7 +36,7 @@ def test_every_section_is_there(page):
 
 @pytest.mark.slow
 def test_the_figures_are_those_of_the_result(page, found):
-    """The page has the result's finish, bound and bandwidth with units, and its digest."""
+    """The page of a report has the result's finish, bound and bandwidth with units, and its digest."""
     for figure in (
         format_us(found.finish_us),
         format_us(found.bound_us),
@@ -150,7 +150,7 @@ def test_nothing_is_fetched(page):
 
 @pytest.mark.slow
 def test_the_same_schedule_is_the_same_page(exchange):
-    """The page has no date and no random identifier."""
+    """The page of a report has no date and no random identifier."""
     assert taccl.report(exchange, budget_s=1e-9) == taccl.report(exchange, budget_s=1e-9)
 
 

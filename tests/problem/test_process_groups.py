@@ -205,7 +205,7 @@ class TestRelays:
         assert [limited.may_carry(link, c) for c in range(4)] == [True, True, False, False]
 
     def test_the_verifier_sees_a_stranger(self):
-        """The verifier names a relay, rank 1, that is not allowed."""
+        """If rank 1 relays a chunk without being allowed to, the verifier names it."""
         placed = collectives.custom(3, precondition={0: [0]}, postcondition={0: [2]})
         topology = mesh(3)
         links = [topology.links_between(0, 1)[0], topology.links_between(1, 2)[0]]

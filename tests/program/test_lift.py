@@ -202,7 +202,7 @@ def test_parallel_links_are_taken_in_turn():
 
 
 def test_a_missing_link_is_named_by_its_ranks():
-    """The error names the ranks without a link: 0 and 2 on a ring of four."""
+    """The error for a missing link names the ranks without it: 0 and 2 on a ring of four."""
     program = lower(schedule_of("alltoall", "fully-connected:4"))
     with pytest.raises(InputError, match=r"from rank 0 to rank 2, but ring:4 has no such link"):
         lift(program, topology=taccl.topologies.ring(4), size="1MB")

@@ -301,7 +301,8 @@ def test_symmetry_that_the_relays_lack():
     ],
 )
 def test_sketch_that_does_not_fit_the_topology(text, message):
-    """The error names the missing part of the topology, with file and field."""
+    """The error for a sketch that does not fit names the missing part of the topology, with file and
+    field."""
     with pytest.raises(SketchError, match=rf"^a\.toml: {message}"):
         apply(text)
 

@@ -184,7 +184,7 @@ def test_narrow_to_what_the_collective_has():
 
 
 def test_narrow_to_nothing():
-    """With one root only the identity remains."""
+    """If a broadcast has a single root, a rotation is narrowed to the identity."""
     problem = make_problem(ring(4), collectives.broadcast(4), chunk_bytes=1)
     assert narrow(problem, offset_permutation(4, 1, 4)) == (4, None)
 

@@ -108,7 +108,7 @@ def test_the_compiled_scheduler_sends_nothing(name):
 
 @every
 def test_the_bound_is_nothing_and_checks(name):
-    """The bound is 0, and its certificate checks."""
+    """If there is nothing to send, the bound is 0, and its certificate passes the check."""
     bound = taccl.lower_bound(PROBLEMS[name])
     assert (bound.bound, bound.limits, bound.algbw_gb_per_s) == (
         0,

@@ -67,7 +67,7 @@ def uneven(n):
 
 @pytest.mark.slow
 def test_ranks_may_end_with_different_kernels():
-    """The bound is valid even if ranks compute their kernels in different orders.
+    """The bound of a step is valid even if ranks compute their kernels in different orders.
 
     Rank 0 first computes the input of an alltoall, which it sends slowly. The other ranks first compute that
     of an allgather, which rank 1 receives slowly.

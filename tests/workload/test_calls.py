@@ -94,7 +94,7 @@ def test_calls_of_another_form_are_refused(given, said):
 
 
 def test_an_axis_that_is_needed_whole_may_not_be_sliced():
-    """Without labels every axis is needed whole."""
+    """A call whose axes have no labels needs every axis whole, and is refused for sliced operands."""
     with pytest.raises(WorkloadError, match="^y: aten is over axis 0 of x, which is sliced over ranks"):
         convolved("sliced(0)", labels="")
 

@@ -98,7 +98,7 @@ def _set(step, name, value):
 
 @pytest.mark.slow
 def test_the_files_are_valid():
-    """The files are valid before faults are added."""
+    """The MSCCL XML files are valid before faults are added."""
     for text in texts():
         assert interpret(parse_msccl_xml(text)).ok
 

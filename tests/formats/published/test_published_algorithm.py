@@ -182,7 +182,7 @@ def test_notes_say_what_was_not_taken_from_our_allreduce():
 
 
 def test_notes_say_what_was_not_taken_from_the_allreduce(samples):
-    """The note states that 106.6 = 998.8 - 892.2 units are missing."""
+    """The note on the published allreduce states that 106.6 = 998.8 - 892.2 units are missing."""
     assert_notes(samples["allreduce-ndv2-n2"], "106.6")
     assert not samples["allgather-ndv2-n2"].problem.notes
 
@@ -451,7 +451,7 @@ BAD = [
 
 @pytest.mark.parametrize(("path", "value", "field"), BAD, ids=[f"{b[0]}={str(b[1])[:12]}" for b in BAD])
 def test_bad_fields_are_refused_with_their_place(tmp_path, path, value, field):
-    """The error names file and field, for every missing, ill-typed or contradictory field."""
+    """For every missing, ill-typed or contradictory field the error names file and field."""
     document = _small()
     parent = document
     for key in path[:-1]:

@@ -266,7 +266,7 @@ def test_shared_nics_are_lost():
 
 
 def test_overlapping_halves_are_named(tmp_path):
-    """The warning says that readers re-time copies that start before the last reduction ends.
+    """If copies start before the last reduction ends, a warning says that readers of the file re-time them.
 
     The reduction over 1->0 takes from 0 to 3 us, that over 2->3 from 0 to 9, and a copy starts at 3. Nothing
     can start earlier, so the times are unchanged here.

@@ -146,7 +146,7 @@ class TestChoice:
 
     @pytest.mark.slow
     def test_result_says_why(self):
-        """The result states the number of hops and the limit that it exceeds."""
+        """The result of a compiled search states the number of hops and the limit that it exceeds."""
         result = synthesize(MESH, backend="greedy")
         assert "compiled list scheduler: about 1.4e+04 hops" in result.choice
         assert "more than the 1000" in result.choice

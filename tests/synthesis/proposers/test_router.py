@@ -87,7 +87,7 @@ def test_every_target_is_reached_once():
 
 
 def test_a_chunk_that_cannot_come_is_named():
-    """The error names the chunk whose destination, rank 3, has no incoming link."""
+    """If rank 3 has no incoming link, the error names the chunk that must reach it."""
     wants = custom(4, [([0], [1, 2]), ([0], [1, 3])])
     fabric, demand, _ = arrays(star((0, 1), (0, 2)), wants)
     with pytest.raises(CollectiveError, match="chunk 1 cannot reach"):

@@ -38,13 +38,14 @@ def unsketched(proposal):
 
 
 def test_the_schedule_is_of_the_problem_that_was_given(problem, result):
-    """The schedule is one of the given problem: the sketch only guides the search."""
+    """A schedule found with a suggested sketch is one of the given problem: the sketch only guides the
+    search."""
     assert result.schedule.problem == problem
     assert taccl.verify(result.schedule).ok
 
 
 def test_the_bound_is_of_the_problem_without_the_sketch(problem, result):
-    """The bound is that of the problem without the sketch."""
+    """The bound of a search with a suggested sketch is that of the problem without the sketch."""
     assert result.bound.problem == problem
     assert result.bound_us <= taccl.lower_bound(problem).bound_us
     assert result.bound.check()
@@ -58,7 +59,7 @@ def test_the_result_says_which_sketch_and_how_to_do_without(result):
 
 
 def test_the_best_of_all_is_kept(result):
-    """The result is the earliest finish of all stages, with and without sketches."""
+    """The result has the earliest finish of all stages, with and without sketches."""
     finishes = [stage.finish_us for stage in result.stages if stage.finish_us is not None]
     assert result.finish_us == min(finishes)
 

@@ -355,7 +355,7 @@ def test_rings_that_are_none():
 
 
 def test_the_bound_names_what_limits():
-    """The bound names what limits: latency on small fabrics, links on large ones.
+    """The bound of an implicit schedule names what limits: latency on small fabrics, links on large ones.
 
     On 16 ranks four hops take as long as 15 chunks over 4 links; on 64 ranks links limit.
     """

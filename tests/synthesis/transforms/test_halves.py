@@ -85,7 +85,7 @@ KNOWN = [
 
 @pytest.mark.parametrize(("topology", "collective", "finish_us"), KNOWN)
 def test_known_finish(topology, collective, finish_us):
-    """The finish equals the value derived by hand."""
+    """The finish found for a reducing collective equals the value derived by hand."""
     result = brief_synthesis(problem_of(TOPOLOGIES[topology], collective))
     assert result.finish_us == finish_us
 
