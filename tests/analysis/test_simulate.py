@@ -457,6 +457,6 @@ def test_unknown_chunk_or_link_is_refused(row):
 
 
 def test_tiles_are_no_schedule():
-    """`as_schedule` requires one tile without jitter."""
+    """`as_schedule` refuses a simulation of several tiles."""
     with pytest.raises(InputError, match="one tile"):
         simulate(relay(), tiles=2).as_schedule()

@@ -84,7 +84,7 @@ def test_a_broadcast_goes_the_shortest_way(make, unit_costs):
     [machines.dgx2(), machines.ndv2(2), fabrics.torus(4, 2, ranks_per_node=4), fabrics.hypercube(3)],
 )
 def test_other_collectives(function, collective, topology):
-    """Broadcasts, reductions and alltoalls are valid."""
+    """Swing's broadcasts, reductions and alltoalls are valid."""
     schedule = function(
         make_problem(topology, collectives.make(collective, topology.num_ranks), chunk_bytes=10**5)
     )

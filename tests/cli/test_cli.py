@@ -424,7 +424,7 @@ class TestProblem:
 
     @pytest.mark.slow
     def test_rooted_and_multi_root(self, run_json):
-        """``--root`` and ``--roots`` reach the collective."""
+        """The roots given by ``--root`` and ``--roots`` are those of the collective."""
         fabric = ("--topology", "fully-connected:4", "--size", "1KB")
         assert run_json("bound", *fabric, "--collective", "broadcast", "--root", 3)[0] == 0
         _, values = run_json("bound", *fabric, "--collective", "multi-root-broadcast", "--roots", "0,2")

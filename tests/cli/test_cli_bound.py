@@ -101,7 +101,7 @@ class TestBound:
         assert (values["in_switches"] is not None) == is_shared
 
     def test_check(self, run, run_json):
-        """``--check`` evaluates the certificate again."""
+        """With ``--check``, ``taccl bound`` checks the certificate again."""
         code, values = run_json("bound", *SMALL, "--check")
         assert (code, values["checked"]) == (0, True)
         assert "the witness proves the bound" in run("bound", *SMALL, "--check")[1]

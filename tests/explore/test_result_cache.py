@@ -123,7 +123,7 @@ def test_keys_tell_runs_apart(monkeypatch):
 
 
 def test_a_registered_proposer_changes_the_key():
-    """A registered proposer changes the key."""
+    """A registered proposer changes the key of a run in the cache."""
 
     class Mine:
         name = "mine"

@@ -81,7 +81,7 @@ def test_root(tiny):
 
 
 def test_a_collective_at_hand():
-    """A `Collective` object is swept unchanged."""
+    """A `Collective` object in place of a name is swept unchanged."""
     ring = taccl.topologies.parse("ring:4")
     collective = taccl.collectives.allgather(4, chunks_per_rank=2)
     (row,) = sweep(ring, collective, sizes=["4KB"]).itertuples()

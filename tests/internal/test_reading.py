@@ -53,7 +53,7 @@ def test_byte_order_mark(tmp_path):
 
 
 def test_file_of_just_the_limit(tmp_path):
-    """The size limit is inclusive."""
+    """A file whose size is exactly the limit is read."""
     (tmp_path / "a").write_text("x" * 10)
     assert read_text(tmp_path / "a", 10) == "x" * 10
     with pytest.raises(FormatError, match="larger than 9B"):
@@ -130,7 +130,7 @@ def test_json_that_is_refused(text, message):
 
 
 def test_json_exact_decimals():
-    """Decimals keep their written digits."""
+    """Decimals read from JSON keep their written digits."""
     assert parse_json('{"a": 0.1}', source="a.json", exact=True)["a"] == Decimal("0.1")
 
 

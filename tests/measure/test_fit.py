@@ -51,7 +51,7 @@ def test_large_sizes_claim_no_latency(log):
 
 @pytest.mark.slow
 def test_intervals_hold_their_values(line_fit):
-    """Every parameter lies in its interval."""
+    """Every fitted parameter lies in its confidence interval."""
     for each in line_fit.parameters:
         assert each.low <= each.value <= each.high
 

@@ -406,7 +406,7 @@ def test_osu_counts_a_ranks_part(read, title, collective, counted):
 
 
 def test_both_directions_are_halved(read):
-    """A bidirectional test's sum is halved."""
+    """The bandwidth of a bidirectional test, a sum over both directions, is halved."""
     bits = " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]\n"
     for text in (
         f"                    RDMA_Write Bidirectional BW Test\n{bits} 8388608 5000 784.1 784.0 0.0058\n",

@@ -36,5 +36,5 @@ def test_ring_counts_steps_between_racks(placement):
 
 @pytest.mark.slow
 def test_pictures_are_the_same_each_time(placement):
-    """Pictures are reproducible to the byte."""
+    """Pictures of a placement are reproducible to the byte."""
     assert render(matrices(placement, ax=figure()), "svg") == render(matrices(placement, ax=figure()), "svg")

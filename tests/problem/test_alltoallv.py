@@ -77,7 +77,7 @@ def test_sizes_are_read_from_text(tmp_path, name, content):
 
 
 def test_sizes_are_read_from_numpy(tmp_path):
-    """Whole floats are accepted as sizes."""
+    """Floats with whole values are accepted as sizes."""
     np.save(tmp_path / "sizes.npy", np.array([[0.0, 1e6], [2.0, 0.0]]))
     assert load_sizes(tmp_path / "sizes.npy").tolist() == [[0, 10**6], [2, 0]]
 

@@ -155,7 +155,7 @@ def test_a_problem_survives_its_dict():
     [{"max_merge": 2}, {"own_first": frozenset()}, {"routing_slack": Fraction(1, 2)}, {"link_use": "free"}],
 )
 def test_any_clause_changes_the_digest(change):
-    """Any changed clause changes the digest."""
+    """Any changed clause changes the digest of a problem."""
     assert rich().with_clauses(**change).digest() != rich().digest()
 
 

@@ -59,5 +59,5 @@ def test_a_sum_stays_in_its_slot():
 
 
 def test_an_output_is_never_overwritten():
-    """An output slot is never reused."""
+    """A slot that holds an output is never reused."""
     assert not Value(0, 5, read_until=6, final=True).makes_room(Value(1, FOREVER - 1))

@@ -20,7 +20,7 @@ def ring_on_h100(size):
 
 
 def test_one_instance_is_the_program():
-    """One instance returns the same program."""
+    """`replicate` with one instance returns the same program."""
     program = program_of("allgather", "ring:2")
     assert replicate(program, 1) is program
 

@@ -49,7 +49,7 @@ def test_bad_values_are_refused(options, where):
 
 
 def test_buffers_that_do_not_fit_the_collective_are_refused():
-    """An allgather of four into an output of three would write past it."""
+    """An allgather of four chunks into an output of three is refused, as it would write past the output."""
     program = program_for("allgather")
     short = replace(program.ranks[0], output_chunks=3, threadblocks=())
     with pytest.raises(VerificationError, match="the output of rank 0 holds 3 chunks; expected 4"):

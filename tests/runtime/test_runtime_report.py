@@ -38,7 +38,7 @@ def test_times_and_bandwidths():
 
 
 def test_right():
-    """A correct run raises nothing."""
+    """The report of a correct run raises nothing."""
     assert RIGHT.ok
     RIGHT.raise_if_failed()
     assert "agrees with MPI_Allreduce, 200 us (MPI's own 400 us)" in repr(RIGHT)

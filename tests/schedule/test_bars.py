@@ -83,7 +83,7 @@ def test_the_busiest_rows_are_kept(exchange):
 
 
 def test_busy_shares_match_the_simulation(found):
-    """Busy shares equal the simulation's utilisation."""
+    """The busy shares of resources in a chart equal the simulation's utilisation."""
     import taccl
 
     shares = busy_shares(found.schedule)

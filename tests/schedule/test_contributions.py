@@ -132,7 +132,7 @@ def test_links_that_add_carry_the_union():
 
 
 def test_contributions_need_a_sum():
-    """An allgather with contributions is refused."""
+    """An allgather, which sums nothing, is refused with named contributions."""
     problem = make_problem(taccl.topologies.ring(3), taccl.collectives.allgather(3), chunk_bytes=1)
     with pytest.raises(InputError, match="has no sums"):
         make_schedule(problem, chunk=[0], link=[0], start=[0], end=[1], contributions=[{0}])
@@ -153,13 +153,13 @@ def test_contributions_are_ranks_of_each_transfer(contributions):
 
 
 def test_columns_have_one_length():
-    """Columns of different lengths are refused."""
+    """A schedule whose columns differ in length is refused."""
     with pytest.raises(InputError, match="length"):
         make_schedule(exchange().problem, chunk=[0], link=[0], start=[0], end=[1], contributions=[{0}, {1}])
 
 
 def test_saved_and_read(tmp_path):
-    """A file keeps the contributions."""
+    """A schedule file keeps the named contributions."""
     schedule = exchange()
     taccl.save(schedule, tmp_path / "sums.json")
     assert taccl.load(tmp_path / "sums.json").contributions == schedule.contributions

@@ -98,14 +98,14 @@ def test_another_schedule_has_another_digest(change):
 
 
 def test_columns_are_read_only():
-    """Columns are read-only arrays."""
+    """The columns of a schedule are read-only arrays."""
     schedule = relay()
     with pytest.raises(ValueError, match="read-only"):
         schedule.start[0] = 1
 
 
 def test_columns_of_different_length_are_refused():
-    """Columns of unequal length are refused."""
+    """A schedule whose columns differ in length is refused."""
     with pytest.raises(ValueError, match="differ in length"):
         relay(start=[0, 0, 0])
 

@@ -331,7 +331,7 @@ def test_partitioning_of_the_collective_holds():
 
 
 def test_machine_may_be_spelt_with_a_dash():
-    """DGX_A100 and dgx-a100 are one machine."""
+    """DGX_A100 and dgx-a100 in a sketch name the same machine."""
     from taccl.topology.machines import dgx_a100
 
     apply("machine = 'DGX_A100'", dgx_a100(1))

@@ -32,7 +32,7 @@ def test_crossing_is_direct_by_default():
 
 
 def test_chunk_size_has_units():
-    """MB is 10**6 bytes."""
+    """In a sketch's chunk size, MB stands for 10**6 bytes."""
     assert read("[chunks]\nsize = '2MB'").chunk_bytes == 2_000_000
 
 

@@ -123,7 +123,7 @@ def test_refusal_names_a_pair_of_ranks():
 
 
 def test_refusal_names_a_missing_link():
-    """A rotation of the line 0->1->2 would need a link 2->0."""
+    """A rotation of the line 0->1->2 is refused, as it would need a link 2->0."""
     builder = TopologyBuilder("line", [0, 0, 0])
     builder.add_link(0, 1, **COSTS)
     builder.add_link(1, 2, **COSTS)

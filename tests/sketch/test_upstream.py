@@ -500,7 +500,7 @@ def test_sketch_without_connections():
     ],
 )
 def test_wrong_argument(edited, options, message):
-    """A wrong argument is named."""
+    """The error for a wrong argument of a reader names the argument."""
     with pytest.raises(InputError, match=message):
         edited(**options)
 

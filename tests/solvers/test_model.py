@@ -30,7 +30,7 @@ def test_zero_factors_are_dropped():
 
 
 def test_counts():
-    """Variables and rows are counted."""
+    """A model counts its variables and rows."""
     model = small()
     assert (model.num_variables, model.arrays().num_rows) == (2, 2)
 

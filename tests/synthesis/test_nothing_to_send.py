@@ -120,7 +120,7 @@ def test_the_bound_is_nothing_and_checks(name):
 
 @every
 def test_it_is_explained(name):
-    """`explain` finds no conflict."""
+    """`explain` finds no conflict in a problem without sends."""
     assert taccl.explain(PROBLEMS[name]).feasible
 
 
@@ -184,7 +184,7 @@ def test_it_is_lowered_and_interpreted(name):
 
 @every
 def test_it_is_planned_anew(name):
-    """`replan` keeps and adds nothing."""
+    """`replan` of an empty schedule keeps and adds nothing."""
     assert len(taccl.replan(empty(PROBLEMS[name]), PROBLEMS[name]).schedule) == 0
 
 

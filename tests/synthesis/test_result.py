@@ -144,7 +144,7 @@ class TestRepr:
         assert lines[1].endswith("4 us")
 
     def test_notes_come_last(self, result):
-        """Each note has a line."""
+        """The printed result has a line for each note, at the end."""
         text = repr(replace(result, notes=("first", "second")))
         assert text.splitlines()[-2:] == ["  note: first", "  note: second"]
 
@@ -165,7 +165,7 @@ class TestToDict:
         assert set(result.to_dict()) == FIGURES
 
     def test_plain_values(self, result):
-        """JSON stores the values unchanged."""
+        """The plain values of a result are unchanged after a round trip through JSON."""
         values = result.to_dict()
         assert json.loads(json.dumps(values, allow_nan=False)) == values
 

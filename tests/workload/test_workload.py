@@ -397,6 +397,6 @@ def test_files_that_make_no_step_are_refused(tmp_path, text, said):
 
 
 def test_rates_are_positive():
-    """Rates must be above 0."""
+    """Processor rates of 0 or less are refused."""
     with pytest.raises(WorkloadError, match="above 0"):
         Rates(0, 1)

@@ -267,7 +267,7 @@ def test_file_is_for_sizes_about_that_of_its_schedule():
 
 
 def test_sizes_must_be_a_range():
-    """`minBytes` must be below `maxBytes`."""
+    """A file whose `minBytes` is not below its `maxBytes` is refused."""
     with pytest.raises(InputError, match="min_bytes"):
         dump_msccl_xml(program_of("allgather", "ring:2"), min_bytes=2, max_bytes=1)
 

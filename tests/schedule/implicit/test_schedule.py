@@ -126,7 +126,7 @@ def test_what_ranks_send_is_all_there_is(collective):
 
 
 def test_transfers_start_in_order():
-    """Iteration is in order of start."""
+    """Iteration over an implicit schedule gives its transfers in order of start."""
     shape = translations_of_fabric(parse_named("torus:4x5", **COSTS))
     starts = [t.start_ticks for t in translate(shape, chunk_bytes=1000)]
     assert starts == sorted(starts)

@@ -314,7 +314,7 @@ def test_unreachable_ranks_are_an_error():
 
 
 def test_combining_collectives_are_refused():
-    """Reductions are refused."""
+    """A demand for greedy synthesis cannot be made of a reducing collective."""
     problem = problem_of(topologies.ring(3), collectives.allreduce(3))
     with pytest.raises(CollectiveError, match="found a reducing collective"):
         make_demand(problem.collective, problem.costs)

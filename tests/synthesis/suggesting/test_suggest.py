@@ -34,7 +34,7 @@ def test_the_best_is_near_the_physical_bound(a100, proposals):
 
 @pytest.mark.slow
 def test_proposals_are_in_order_of_their_finish(proposals):
-    """Proposals are sorted by finish."""
+    """Suggested sketches are sorted by finish."""
     finishes = [each.finish_us for each in proposals]
     assert finishes == sorted(finishes)
     assert 1 <= len(proposals) <= 4
