@@ -252,7 +252,7 @@ def test_kernels_take_few_arguments():
 
 @pytest.mark.slow
 def test_only_the_command_line_prints():
-    """No module but the command line's calls print."""
+    """Only modules of the command line call `print`."""
     printing = [
         str(path.relative_to(PACKAGE))
         for path in FILES

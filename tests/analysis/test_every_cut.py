@@ -272,7 +272,7 @@ def test_padding_is_no_part_of_the_bound_of_every_cut():
 
 
 def test_it_is_found_once():
-    """A second request returns the same bound object."""
+    """A second request for a problem's bound over all chunkings returns the same object."""
     bound = _bound(RING, "allgather", 5_000_000, chunks_per_rank=1)
     assert bound_of_every_cut(bound) is bound_of_every_cut(bound)
 

@@ -112,7 +112,7 @@ def test_later_turn_at_an_ingress_may_start_first():
 @pytest.mark.parametrize("name", ["allgather", "alltoall", "allreduce", "reduce"])
 @pytest.mark.parametrize("topology", ["ndv2", "dgx2", "torus:3x3"])
 def test_baselines_keep_their_finish(topology, name):
-    """The best baseline on real machines keeps its finish."""
+    """The best baseline on real machines keeps its finish in a simulation."""
     schedule = baselines.best(machine_problem(topologies.parse(topology), name), cut=False)
     assert simulate(schedule).finish == schedule.finish
 

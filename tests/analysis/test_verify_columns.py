@@ -63,7 +63,7 @@ def test_a_chunk_from_where_it_never_is_is_found():
 
 
 def test_a_chunk_that_never_arrives_is_found():
-    """A missing last send violates the postcondition."""
+    """If the last send is missing, the postcondition is violated."""
     problem, chunk, link, start = ring_exchange(3)
     (fault,) = verify(Schedule(problem, chunk[:-1], link[:-1], start[:-1])).violations
     assert fault.kind == "postcondition"
@@ -145,7 +145,7 @@ MUTATIONS = {
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_valid_columns_pass(name):
-    """The valid rows of every example pass."""
+    """The verifier accepts the valid rows of every example."""
     example, rows, _ = MUTATIONS[name]
     assert not kinds(columns_of(example().problem, *rows))
 

@@ -259,7 +259,7 @@ def test_a_class_that_is_too_cheap(cost):
 
 
 def test_holds_that_are_left_out():
-    """Missing, shorter or wrong holds of a class are violations."""
+    """Missing, shorter or wrong holds of a link class are violations."""
     schedule = made()
     hold = schedule.translations.classes[0].holds[0]
     for holds in ((), (hold._replace(beta_us_per_mb=Fraction(0)),), (hold._replace(resource=1),)):

@@ -58,7 +58,7 @@ def test_a_rank_may_be_both():
     ],
 )
 def test_roles_are_given_once(arguments, error):
-    """A repeated rank or an empty role is refused."""
+    """An exchange with a repeated rank or an empty role is refused."""
     with pytest.raises(CollectiveError, match=error):
         exchange(*arguments)
 

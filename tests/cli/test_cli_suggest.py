@@ -94,7 +94,7 @@ def test_files_of_a_folder(run, tmp_path):
 
 @pytest.mark.slow
 def test_files_are_not_replaced(run, tmp_path):
-    """A second call refuses to replace the files."""
+    """A second `taccl suggest` into the same folder refuses to replace the files."""
     assert run(*QUICK, "-o", tmp_path)[0] == 0
     code, _, err = run(*QUICK, "-o", tmp_path)
     assert code == 2

@@ -79,7 +79,7 @@ def test_every_size_of_the_plan_gets_its_file_from_rccl(tmp_path):
     "collective", thinned(["reduce_scatter", "allgather", "alltoall", "broadcast", "reduce"], every=2)
 )
 def test_rccl_reads_every_collective(collective, tmp_path):
-    """Files use RCCL's names of collectives, such as reducescatter."""
+    """Files for RCCL use its names of collectives, such as reducescatter."""
     saved(plan_of("mi300x", collective, "rccl"), tmp_path / "p")
     known = {rccl.load(each).collective for each in (tmp_path / "p" / "msccl-algorithms").iterdir()}
     assert known == {collective.replace("_", "")}
@@ -104,7 +104,7 @@ def test_mscclpp_gets_the_places_that_pytorch_calls(collective, places, tmp_path
 
 
 def test_a_place_that_was_asked_for_is_the_only_one(tmp_path):
-    """A requested placement is the only one."""
+    """If a placement (in place or not) is requested, the plan has files for it alone."""
     index = saved(plan_of("ring:4", "allreduce", in_place=False), tmp_path / "p")
     assert [set(row["files"]) for row in index["ranges"]] == [
         {"msccl_xml", "mscclpp", "schedule"} for _ in index["ranges"]

@@ -298,7 +298,7 @@ def test_a_bare_schedule_is_saved_without_derived_columns(reduce, monkeypatch, t
 
 @pytest.mark.parametrize("version", [1, 4, "2", None, True, 2.0])
 def test_other_version_is_refused(version):
-    """Only versions 2 and 3 are read."""
+    """Schedule files of other versions than 2 and 3 are refused."""
     document = {**_document(), "version": version}
     with pytest.raises(FormatError, match="reads versions 2 and 3"):
         load_schedule(document)

@@ -176,7 +176,7 @@ def test_other_forms_of_an_output_are_told(text, kind):
 ], ids=["quoted", "indented", "lines of Windows"])  # fmt: skip
 @pytest.mark.parametrize("kind", ALL)
 def test_a_pasted_file_is_told_as_the_file(tmp_path, kind, pasted):
-    """Quote marks, indentation and carriage returns do not matter."""
+    """A pasted file is recognised despite quote marks, indentation and carriage returns."""
     path = tmp_path / "file"
     path.write_bytes(pasted(ALL[kind]).encode())
     assert kinds_of(path)[0] == kind

@@ -9,7 +9,7 @@ KNOWN = ("allgather", "reduce-scatter", "broadcast")
 
 @pytest.mark.parametrize("word", ["reduce-scatter", "Reduce_Scatter", "REDUCESCATTER", " reduce scatter"])
 def test_spelling_does_not_matter(word):
-    """Case, dashes, underscores and blanks are ignored."""
+    """Case, dashes, underscores and blanks in names are ignored."""
     assert matching(word, KNOWN) == "reduce-scatter"
 
 

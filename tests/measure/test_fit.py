@@ -88,7 +88,7 @@ def test_logs_of_different_machines_are_refused(log):
 
 
 def test_more_ranks_than_the_machine_has_are_refused(log):
-    """16 ranks are not one node of 8."""
+    """A log of 16 ranks is refused for one node of 8."""
     with pytest.raises(
         InputError, match="found 16 ranks in 2 nodes; expected at most 1 node of 8 ranks; check"
     ):

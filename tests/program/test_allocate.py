@@ -10,7 +10,7 @@ def allocator():
 
 
 def test_an_output_goes_where_it_must_be():
-    """A final value is placed in its output slot."""
+    """The final value of a chunk is placed in its output slot."""
     value = Value(0, born=5, final=True)
     allocator().place([value])
     assert value.slot == Slot("output", 0)

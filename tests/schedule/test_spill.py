@@ -73,7 +73,7 @@ def test_large_problem_is_not_written(schedule, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_changed_columns_are_refused(schedule, tmp_path):
-    """Changed files are refused by their digest."""
+    """If files of a spilled schedule were changed, their digest differs, and they are refused."""
     spill(schedule, tmp_path)
     np.save(tmp_path / "link.npy", np.zeros(len(schedule), np.int32))
     with pytest.raises(FormatError, match="changed after they were written"):
@@ -91,7 +91,7 @@ def test_missing_part_is_refused(name, schedule, tmp_path):
 
 
 def test_index_of_another_kind_is_refused(tmp_path):
-    """An index of another format is refused."""
+    """A folder whose index has another format is refused."""
     (tmp_path / "schedule.json").write_text(json.dumps({"format": "other"}))
     with pytest.raises(FormatError, match="taccl-spilled-schedule"):
         load_spilled(tmp_path)

@@ -187,7 +187,7 @@ def test_relays():
 
 
 def test_intranode_links():
-    """Only the named pairs remain inside every node."""
+    """If a sketch names pairs of local ranks, only their links remain inside every node."""
     ring = [0, 1, 3, 2, 6, 7, 5, 4]
     pairs = [[ring[i], ring[(i + 1) % 8]] for i in range(8)]
     problem = apply(f"[intranode]\nlinks = {pairs}")

@@ -23,7 +23,7 @@ def everyone(num_ranks, *symmetry):
 
 
 def test_generated():
-    """The group has the mirror image and the identity."""
+    """The symmetry group of the line has the mirror image and the identity."""
     group = symmetry_group(problem((2, 1, 0)))
     assert (group.order, group.has((2, 1, 0)), group.has((0, 1, 2)), group.has((1, 0, 2))) == (
         2,

@@ -27,7 +27,7 @@ def test_every_shipped_sketch_applies(name):
 
 @pytest.mark.parametrize("name", shipped_sketches())
 def test_shipped_name_follows_from_the_path(name):
-    """A sketch is called after its file."""
+    """A shipped sketch has the name of its file."""
     assert load_sketch(name).name == name.replace("/", "-")
 
 

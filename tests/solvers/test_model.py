@@ -25,7 +25,7 @@ def test_terms_of_one_variable_are_summed():
 
 
 def test_zero_factors_are_dropped():
-    """A factor of zero makes no nonzero."""
+    """A term with a factor of zero makes no nonzero in the model's matrix."""
     assert small().arrays().num_nonzeros == 3
 
 

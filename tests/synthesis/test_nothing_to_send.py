@@ -151,7 +151,7 @@ def test_it_is_drawn_and_reported(name):
 
 @every
 def test_it_is_saved_and_read(name, tmp_path):
-    """A saved empty schedule is loaded unchanged."""
+    """A saved empty schedule is equal when it is loaded."""
     taccl.save(empty(PROBLEMS[name]), tmp_path / "s.json")
     assert taccl.load(tmp_path / "s.json") == empty(PROBLEMS[name])
 

@@ -266,7 +266,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize("limit", [0, -1, float("inf")])
     def test_time_is_positive(self, limit):
-        """A time limit must be positive and finite."""
+        """A time limit of `replan` that is not positive and finite is refused."""
         old = planned(problem(ring(3), collectives.allgather(3)))
         with pytest.raises(InputError, match="time_limit_s"):
             replan(old, old.problem, time_limit_s=limit)

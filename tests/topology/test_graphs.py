@@ -42,7 +42,7 @@ def test_numbered_vertices_keep_their_number():
     ],
 )
 def test_edges_without_a_cost_are_refused(attributes, message):
-    """An edge must have one rate, which must be positive."""
+    """A graph is refused unless every edge has one rate, which is positive."""
     graph = nx.DiGraph()
     graph.add_edge(0, 1, **attributes)
     with pytest.raises(TopologyError, match=message):

@@ -197,7 +197,7 @@ def test_machines_have_the_nodes_asked_for(make, nodes):
 
 @pytest.mark.parametrize("nodes", [0, -1, 1.5, True, "2", None])
 def test_a_wrong_number_of_nodes_is_refused(nodes):
-    """The number of nodes must be a positive integer."""
+    """A number of nodes that is not a positive integer is refused."""
     with pytest.raises(TopologyError, match="nodes: found .*; expected a whole number of at least 1"):
         ndv2(nodes)
 

@@ -199,7 +199,7 @@ def test_link_that_an_entry_names_must_exist(tmp_path):
 
 
 def test_assumptions_return(tmp_path):
-    """An import's assumptions are a field of the file."""
+    """The assumptions of an import are written to a field of the file, and read again."""
     topology = replace(taccl.topologies.ring(3), assumed=("a guess", 'another "one"'))
     assert again(topology, tmp_path).assumed == topology.assumed
 

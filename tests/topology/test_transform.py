@@ -152,7 +152,7 @@ def test_links_and_ranks_can_fail_together():
     ],
 )
 def test_what_fails_must_exist(failed, message):
-    """A failed link or rank must exist."""
+    """A failed link or rank that does not exist is refused."""
     with pytest.raises(TopologyError, match=message):
         without(ring(4), **failed)
 

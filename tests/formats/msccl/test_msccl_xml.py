@@ -240,7 +240,7 @@ def test_limits_are_named_with_a_remedy(program, words):
 
 @pytest.mark.parametrize("program", [many(216, wait=127), steps(256), steps(1, chunks=71), peers(32)])
 def test_up_to_the_limits_all_is_well(program):
-    """The largest allowed number is written and read."""
+    """A program that exactly reaches a limit of the runtime is written and read."""
     parse_msccl_xml(dump_msccl_xml(program))
 
 

@@ -349,7 +349,7 @@ def test_matrix_in_a_paste_is_read(tmp_path, mark, fence):
 
 @pytest.mark.parametrize("mark", ["{:3}  ", "{}: ", "{} | ", "2026-01-02T03:04:0{}Z "])
 def test_matrix_with_numbered_lines_is_read(tmp_path, mark):
-    """Line numbers and timestamps before each line are ignored."""
+    """Line numbers and timestamps before each line of a matrix are ignored."""
     plain = _near(tmp_path, 2, 1)
     numbered = tmp_path / "numbered.txt"
     lines = plain.read_text().splitlines()

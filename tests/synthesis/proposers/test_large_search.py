@@ -167,7 +167,7 @@ class TestKept:
     """Schedules kept after verification: whole, as a summary, or in files."""
 
     def test_summary(self):
-        """A summary has the figures of the whole schedule."""
+        """With ``keep="summary"`` the result has the figures of the whole schedule."""
         result = synthesize(MESH, backend="greedy", keep="summary")
         assert isinstance(result.schedule, ScheduleSummary)
         assert (result.finish_us, result.schedule.num_transfers) == (656, 4032)

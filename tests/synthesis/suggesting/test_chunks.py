@@ -41,7 +41,7 @@ def test_a_name_and_a_size_leave_the_number_open():
 
 @pytest.mark.parametrize("options", [{"chunks_per_rank": 1}, {"chunks_per_rank": 4}])
 def test_a_number_that_is_given_holds(options):
-    """A given number is kept, also one chunk per rank."""
+    """A given number of chunks per rank is kept, even if it is one."""
     problem = _problem(**options)
     assert not problem.chunks_open
     assert problem.collective.chunks_per_rank == options["chunks_per_rank"]

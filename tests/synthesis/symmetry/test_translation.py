@@ -87,7 +87,7 @@ def test_tori_meet_the_bound(dims):
 
 @pytest.mark.parametrize("name", ["hypercube:1", "hypercube:7", "ring:9", "fully-connected:40", "star:20"])
 def test_other_fabrics_meet_the_bound(name):
-    """An allgather on other fabrics meets the bound."""
+    """On fabrics other than tori an allgather meets the bound."""
     assert synthesize_implicit(name).gap == 0
 
 
