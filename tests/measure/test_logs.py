@@ -98,7 +98,7 @@ def test_tables_are_read(read, text, collective, ranks, sizes, times):
 
 
 def test_hosts_are_counted(read):
-    """Two ranks on two hosts are two nodes."""
+    """The table of two ranks on two hosts is read as one of two nodes."""
     devices = "".join(f"#  Rank  {r} Group 0 Pid 1 on host{r} device  0 [0000:05:00] A GPU\n" for r in (0, 1))
     log = read(f"# Using devices\n{devices}" + table(ranks=2))
     assert [(each.num_ranks, each.num_nodes) for each in log.series] == [(2, 2)]
@@ -244,7 +244,7 @@ def test_two_per_cent_are_allowed(read):
 
 
 def test_several_collectives_of_one_file_are_apart(read):
-    """Headings separate the collectives of one file."""
+    """If a file has tables of several collectives, headings separate them."""
     other = row(10**6, 10.0, redop="none", factor=0.875)
     log = read(table() + "\n### NCCL All-to-All\n" + other + "\n")
     assert [each.collective for each in log.series] == ["allreduce", "alltoall"]
@@ -355,7 +355,7 @@ def _table(head, *rows):
     ("message size   bandwidth min   alg bw (Gb/s)", ("8388608  1  800", "16777216  1  1066.4")),
 ])  # fmt: skip
 def test_tables_with_a_header_of_their_own_are_read(read, head, rows):
-    """A header gives each column's meaning and unit."""
+    """The header of a table gives each column's meaning and unit."""
     (found,) = read(_table("all_reduce_perf", head, *rows)).series
     assert found.collective == "allreduce"
     assert found.size_bytes == (2**23, 2**24)

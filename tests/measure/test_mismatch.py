@@ -29,7 +29,7 @@ def _notes(text, *, machine=H100, fitted=()):
 
 
 def test_logs_of_the_machine_need_no_note():
-    """Two full nodes of the machine's GPUs give no note."""
+    """A log of two full nodes of the machine's GPUs gives no note."""
     assert _notes(_devices(*["a"] * 8, *["b"] * 8) + table(ranks=16)) == ()
 
 
@@ -128,7 +128,7 @@ def test_rates_beyond_the_data_sheet_are_named(name, value, sheet, is_odd):
 
 @pytest.mark.slow
 def test_a_fit_says_what_does_not_match(tmp_path):
-    """Notes are in the result's text and plain values."""
+    """Notes on mismatches are in the fit's text and plain values."""
     path = tmp_path / "cpu.log"
     path.write_text("# OSU MPI Allreduce Latency Test v7.3\n# Size       Avg Latency(us)\n"
                     + "".join(f"{4**n} {2 + 4**n / 3000:.2f}\n" for n in range(1, 13)))  # fmt: skip

@@ -83,7 +83,7 @@ def test_bad_matrices_are_named(matrix, complaint):
 
 
 def test_nothing_measured_is_refused():
-    """A probe must have latencies or bandwidths."""
+    """A probe without latencies and bandwidths is refused."""
     with pytest.raises(InputError, match="neither latency_us nor bandwidth_gb_per_s"):
         Probe(NAMES)
 
@@ -264,7 +264,7 @@ class TestMatrices:
 
     @pytest.mark.parametrize(("unit", "factor"), [("GB/s", 1), ("Gb/s", 8)])
     def test_csv_of_bandwidths(self, tmp_path, unit, factor):
-        """The first cell or a comment gives the unit."""
+        """The unit of a CSV of bandwidths is given by the first cell or by a comment."""
         path = tmp_path / "m.csv"
         path.write_text(f"{unit},a,b\na,0,16\nb,16,0\n")
         probe = load_probe(path)

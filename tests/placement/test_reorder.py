@@ -78,7 +78,7 @@ def test_up_to_ten_ranks_the_order_is_proven():
 
 @pytest.mark.slow
 def test_one_seed_gives_one_order():
-    """The search depends on its seed alone."""
+    """Two searches with one seed give the same order."""
     truth, _, _ = cloud((4, 3, 4), seed=3)
     one, other = (taccl.reorder(truth, algorithm="ring", seed=5).order for _ in range(2))
     assert one == other

@@ -25,7 +25,7 @@ def test_each_size_has_the_fastest():
 
 
 def test_rules_are_those_of_the_library():
-    """Rules contain Open MPI's numbers of the fastest algorithms."""
+    """The rules file contains Open MPI's numbers of the fastest algorithms."""
     found = Tuning("openmpi", 4, (1024,), {"alltoall": {"bruck": [1.0], "pairwise": [2.0]}})
     assert "0 3 0 0  # bruck" in found.rules().splitlines()
 

@@ -33,7 +33,7 @@ def test_other_endings_are_refused(exchange, tmp_path):
 
 
 def test_files_are_kept(exchange, tmp_path):
-    """An existing file is replaced only on request."""
+    """An existing picture file is replaced only on request."""
     path = tmp_path / "a.svg"
     path.write_text("mine")
     with pytest.raises(InputError, match="exists"):

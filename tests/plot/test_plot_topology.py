@@ -55,7 +55,7 @@ def test_many_ranks_are_drawn_by_node():
     ["ndv2", "dgx2", "hypercube:3", "hypercube:4", "torus:3x3x3", "mesh:3x5", "star:6", "fully-connected:5"],
 )
 def test_ranks_are_apart(name):
-    """No two ranks are at the same place."""
+    """In the picture of a topology no two ranks are at the same place."""
     place = lay_out(taccl.topologies.parse(name)).place
     distance = np.linalg.norm(place[:, None] - place[None, :], axis=2) + 9 * np.eye(len(place))
     assert distance.min() > 0.1
@@ -93,6 +93,6 @@ def test_without_a_schedule_kinds_are_told():
 
 
 def test_another_topology_is_refused(exchange):
-    """Loads of a schedule on another topology are refused."""
+    """The picture of a topology is refused for a schedule on another topology."""
     with pytest.raises(InputError, match="schedule"):
         taccl.plot.topology(taccl.topologies.parse("ring:8"), exchange)

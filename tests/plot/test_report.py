@@ -30,7 +30,7 @@ def section(page, name):
 
 @pytest.mark.slow
 def test_every_section_is_there(page):
-    """Sections are in the order of the table of contents."""
+    """The sections of a report are in the order of its table of contents."""
     assert tuple(re.findall(r'<section id="(\w+)"', page)) == SECTIONS
 
 
@@ -253,7 +253,7 @@ def test_schedules_without_ends_have_a_page(found):
 
 @pytest.mark.slow
 def test_pages_are_written_whole_or_not_at_all(tmp_path, exchange):
-    """An existing file is kept, unless replacement is requested."""
+    """An existing report file is kept, unless replacement is requested."""
     path = tmp_path / "report.html"
     path.write_text("mine")
     with pytest.raises(InputError, match="exists"):

@@ -99,7 +99,7 @@ def test_files_without_a_matrix_are_refused(tmp_path, name, content, word):
 
 
 def test_objects_of_numpy_are_refused(tmp_path):
-    """Pickled objects and fractional arrays are refused."""
+    """NumPy files with pickled objects or fractions are refused."""
     np.save(tmp_path / "objects.npy", np.array([[{}]]), allow_pickle=True)
     np.save(tmp_path / "half.npy", np.array([[0.5]]))
     with pytest.raises(FormatError, match="found no NumPy array"):
@@ -120,7 +120,7 @@ def test_pairs_are_rounded_up_to_chunks_of_one_size():
 
 @pytest.mark.parametrize("sizes", [3, [[0, 1]], [[0, 1], [2]], [[0, 0.5], [1, 0]], []])
 def test_no_square_matrix_makes_no_collective(sizes):
-    """Scalars, rows of other lengths and fractions are refused."""
+    """Size matrices that are scalars, have rows of other lengths, or fractions, are refused."""
     with pytest.raises(CollectiveError, match="sizes: found"):
         alltoallv_collective(sizes)
 

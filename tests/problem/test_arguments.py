@@ -49,7 +49,7 @@ def test_arguments_are_read_off_a_collective(name):
 @pytest.mark.parametrize("taker", TAKERS)
 @pytest.mark.parametrize(("name", "given"), CASES)
 def test_all_arguments_are_taken(taker, name, given):
-    """Each function accepts root, roots and counts."""
+    """Each function that takes a collective by name accepts root, roots and counts."""
     assert (
         len(TAKERS[taker](name, **given)) if taker in ("sweep", "suggest") else TAKERS[taker](name, **given)
     )

@@ -50,7 +50,7 @@ def test_scan_derives_each_prefix_from_the_one_before():
 
 
 def test_multi_root_chunks_take_their_roots_in_turn():
-    """Chunk c belongs to roots[c mod 2]."""
+    """With two roots, chunk c belongs to roots[c mod 2]."""
     broadcast = collectives.multi_root_broadcast(4, roots=(3, 1), chunks_per_rank=2)
     assert [c.origins for c in broadcast.chunks] == [(3,), (1,), (3,), (1,)]
     scatter = collectives.multi_root_scatter(2, roots=(1, 0))

@@ -172,7 +172,7 @@ def test_the_digest_is_of_what_to_dict_writes():
 
 
 def test_notes_do_not_tell_problems_apart():
-    """Notes do not change equality or digest."""
+    """The notes of a problem change neither equality nor digest."""
     one, other = (
         make_problem(full(2), collectives.allgather(2), chunk_bytes=1, notes=notes) for notes in ([], ["a"])
     )

@@ -166,7 +166,7 @@ class TestGroups:
         ],
     )
     def test_groups_must_fit_their_chunks(self, groups, message):
-        """Every chunk's ranks must be in its group."""
+        """A collective is refused if a chunk has a rank outside its group."""
         chunks = collectives.allgather(2).chunks
         with pytest.raises(CollectiveError, match=message):
             Collective("a", 2, chunks, groups=groups)
@@ -273,7 +273,7 @@ class TestRelays:
             problem(collectives.allgather(4), relays={9})
 
     def test_the_clause_survives_a_round_trip(self):
-        """The clause survives a round trip and changes the digest."""
+        """The clause on relays survives a round trip and changes the digest."""
         placed = collectives.allgather(2).among([0, 2], num_ranks=4)
         limited = problem(placed, relays={3})
         assert Problem.from_dict(limited.to_dict()) == limited
