@@ -163,7 +163,7 @@ TEXTS = {
     "web page or picture": "<!DOCTYPE html>\n<html>\n<head><title>a log</title></head>\n",
 }  # fmt: skip
 
-#: Minimal JSON and TOML with the fields of each kind.
+#: {kind of file: minimal JSON or TOML text with the fields that identify the kind}.
 FIELDS = {
     "schedule": '{"format": "taccl-schedule"}',
     "plan": '{"format": "taccl-plan", "version": 1}',

@@ -261,9 +261,11 @@ def _protocols(topology: Topology, collective: str, size: int) -> tuple[str, ...
 
 
 def _with_switches(problem: Problem) -> Problem:
-    """Return the problem on the same machine with switches that add, if its model has them.
+    """Return an allreduce on its topology with the links of switches that reduce (NVLS) added.
 
-    Otherwise it is returned unchanged; also if links were removed or costs changed, or clauses name links.
+    The problem is returned unchanged if it is no allreduce, has clauses other than merging, or has such links
+    already. It is also unchanged if its machine has no such switches or no profile. The same holds if its
+    links or their costs differ from the machine's model.
     """
     topology, shape = problem.topology, SHAPES.get(problem.topology.machine)
     if shape is None or not shape.nvls or _nvls_links(topology) or problem.collective.name != "allreduce":

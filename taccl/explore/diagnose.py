@@ -33,7 +33,8 @@ from taccl.topology.tuning import LAUNCH_US, PACK_BYTES
 
 #: Min size of a message that shows bandwidth, and max size of one that shows latency.
 _LARGE, _SMALL = 64 * 2**20, 4096
-#: Sizes for better schedules, and max ranks for which they are sought (seconds for 16 ranks).
+#: Buffer sizes in bytes near which a better schedule is sought, and max ranks for this search (takes
+#: seconds for 16 ranks).
 _GAIN_SIZES, _GAIN_RANKS = (8 * 2**10, 2**20, 2**30), 16
 
 #: Max number of each that a verdict names: causes that cannot be told apart, and sizes off the curve.

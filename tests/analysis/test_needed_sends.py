@@ -242,7 +242,10 @@ def test_ways_out_share_a_port_or_nothing():
 
 
 def test_where_nothing_leads_out_nothing_is_held():
-    """Rank 3 ends the chain, so nothing is held beyond it."""
+    """No link leads out of rank 3, the end of the chain, so a chunk there holds no further resource.
+
+    Out of rank 1, a chunk of 2 units holds link 1 -> 2 for 10 + 2 us.
+    """
     demand = NeededSends(chain(custom(4, [([0], [3])])))
     assert demand.onward(demand.distances.carried(0), 1, frozenset({3})) == held()
     assert demand.onward(demand.distances.carried(0), 2, frozenset({1})) == held(1, 12)

@@ -1,9 +1,9 @@
 """Sum flow: a bound on sums from sends that end early in a schedule, or start late in it.
 
-Take one byte of a sum, and one time. For n ranks, at least n - 1 of the sends that carry this byte have ended
-by then, or have not started yet. Otherwise, many others of these sends must be under way at that time. Sends
-hold a resource one after another, each also for its latency. So few bytes can end early, and few can start
-late. See docs/formulation.md, "Sum flow".
+Consider the sends that carry one byte of a sum of n ranks, at any time. At least n of them have ended or have
+not started, unless many are under way: n - 1 for each one below n. A resource carries one send after another,
+each with its latency, so few bytes can be in sends that end early or start late. This bounds the makespan.
+See docs/formulation.md, "Sum flow".
 """
 
 from __future__ import annotations
