@@ -190,9 +190,10 @@ def held_out() -> Iterator[Row]:
 
 
 def medians(rows: list[Row]) -> Iterator[Row]:
-    """Print and yield median errors of three sets of points.
+    """Print and yield three median errors; outliers are not counted.
 
-    These are all points, those of logs that no constant comes from, and all with substituted constants.
+    The first is over the points of all logs. The second omits logs from which a constant comes. The third is
+    over all logs again, but replaces constants that come from the predicted log (`costs_without`).
     """
     counted = [row for row in rows if not row["outlier"]]
     unseen = [row for row in counted if not row["source"]]

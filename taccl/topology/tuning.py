@@ -131,9 +131,9 @@ PACK_BYTES = 16
 #: channel (``src/enqueue.cc``, ``addP2pToPlan``).
 PAIR_CHUNK_BYTES = 512 << 10
 PAIR_LEAST_PART, PAIR_MOST_PART = PAIR_CHUNK_BYTES // 8, PAIR_CHUNK_BYTES * 32
-#: NVLS by GPU generation: part of the bandwidth; channels found by the search and GB/s of each
-#: (``src/graph/search.cc``: the highest speed in its table, as often as the NVLinks carry it); thread blocks
-#: on one node and on several (``src/transport/nvls.cc``).
+#: NVLS by GPU generation. Part of the bandwidth that NVLS reaches; (channels, GB/s of each) by NCCL's search
+#: (``src/graph/search.cc``), at its highest speed with as many channels as the NVLinks carry; and (thread
+#: blocks on one node, on several) (``src/transport/nvls.cc``).
 NVLS_SHARE = {"Hopper": 0.85, "Blackwell": 0.74}
 NVLS_CHANNELS = {"Hopper": (6, 60.0), "Blackwell": (8, 90.0)}
 NVLS_BLOCKS = {"Hopper": (16, 16), "Blackwell": (24, 32)}

@@ -16,8 +16,10 @@ ALPHA, BETA = 0.5, 20e-6
 
 
 def steps_of(sizes):
-    """Number within its dimension of each step of recursive halving, whose steps alternate between
-    dimensions."""
+    """Step numbers of recursive halving, counted within each dimension; dimensions alternate.
+
+    Dimensions of 4 and 8 ranks give 0, 0, 1, 1, 2.
+    """
     return [
         step for step, _ in sorted((s, k) for k, n in enumerate(sizes) for s in range(n.bit_length() - 1))
     ]

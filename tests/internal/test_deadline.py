@@ -108,7 +108,7 @@ def test_baselines_are_not_begun_late(problem, left_s, competes):
 
 
 def test_a_bound_that_is_cut_is_throughput(problem, monkeypatch):
-    """A bound without any time limit left is the throughput bound: volume of data over rates."""
+    """With a time limit of 0, the bound of a large problem is the throughput bound (volume over rates)."""
     monkeypatch.setattr(bounds, "_MAX_BRIEF", 0)
     assert lower_bound(problem, limit_s=0.0).kind == "throughput"
 

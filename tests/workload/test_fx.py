@@ -335,7 +335,10 @@ def test_classes_along_an_inner_axis_are_refused():
 
 @pytest.mark.filterwarnings("error::taccl.LossyConversionWarning")
 def test_a_sum_of_losses_needs_no_warning():
-    """A sum of losses ignores targets of -100, as PyTorch does; their mean counts them, and gives a warning."""
+    """A sum of losses gives no warning, as targets of -100 add 0, as in PyTorch.
+
+    A mean gives a warning: it counts these targets, which PyTorch omits.
+    """
     assert from_fx(lost((4, 6), (4,), reduction=2), 2).tensors["y"].shape == ()
     with pytest.raises(LossyConversionWarning, match="omits targets of -100 from its mean"):
         from_fx(lost((4, 6), (4,)), 2)

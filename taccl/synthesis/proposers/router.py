@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 #: Exponents in the congestion prices of trees, pass by pass (the price grows with load ** 2 ** exponent).
 #: They are low at first, so that trees spread out, and steep at the end, when only the largest loads matter.
 TREE_EXPONENTS = (0, 1, 2, 3, 4, 5, 5, 6)
-#: Price of a tick of the most loaded resource, in excess of its time, for trees and for paths; and price of a
-#: tick that a rank waits for a chunk.
+#: Congestion price of the most loaded resource, per tick that a send occupies it, for trees and for paths. It
+#: is added to the send's duration. Then the cost of each tick by which a chunk reaches a rank later.
 _TREE_WEIGHT = 8.0
 _PATH_WEIGHT = 4.0
 _WAITING = 0.25
