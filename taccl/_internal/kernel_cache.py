@@ -135,7 +135,8 @@ class _FunctionCache(caching.FunctionCache):
 class KernelCache(caching.NullCache):
     """Cache of one kernel, opened at its first call; errors of the cache never end a run.
 
-    - `stamp`: Function that returns the stamp of the kernel, once all that it reaches is defined.
+    - `stamp`: Function that returns the kernel's stamp, a digest of all that is compiled into the kernel. It
+      is called at the cache's first use, when all functions that the kernel calls are defined.
     """
 
     def __init__(self, function: Callable[..., Any], stamp: Callable[[], str]) -> None:

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
     """Bucket schedule on a torus or a mesh: chunks pass one dimension after another, along rings or lines.
 
-    Chunks are divided into two parts per dimension. Each part starts with another dimension, so that all
-    dimensions are in use; one of its two parts goes upwards, the other downwards. Along a ring, chunks go all
-    the way round in one direction, or half way in both. Along a line, they go in both directions. If sends
+    Chunks are divided into two parts per dimension. Both parts of a dimension pass it first, so that all
+    dimensions are in use. Along rings, one of the two parts goes all the way round upwards, the other
+    downwards; or both go half way in both directions. Along a line, chunks go in both directions. If sends
     may merge, a rank's chunks over a link in a step are one message. The `producer` names the faster form.
     Only the merging clauses of the sketch apply.
 

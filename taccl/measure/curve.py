@@ -32,8 +32,8 @@ class Kink(NamedTuple):
     """A size at which a series leaves a smooth curve.
 
     - `kind`: ``"outlier"``: a single slow size. ``"late switch"``, ``"wrong switch"``: the algorithm or
-      protocol changes at too large a size, or to a slower one. ``"slow"``: a size whose time exceeds the
-      expected one by more than those of small and large sizes.
+      protocol changes at too large a size, or to a slower one. ``"slow"``: the ratio of measured to
+      expected time is far above that ratio at both ends of the series.
     - `size_bytes`: The slow size.
     - `evidence`: Times at this size and its neighbours.
     """

@@ -168,7 +168,8 @@ def held_with(topology, link):
         # destinations.
         ("[[link]]\nsrc = 0\ndst = [2, 3]\nmulticast = true\nbeta_us_per_mb = 1\n", {"0->1,2", "0->2,3"}),
         ("[[link]]\nsrc = 3\ndst = [0, 2]\nmulticast = true\nbeta_us_per_mb = 1\n", {"0->1,2", "3->0,2"}),
-        # The switch's reduction link to 0 holds other ports: out of 1 and 2, and into 0.
+        # The reduction link to 0 holds the ports out of 1 and 2, and into 0. The multicast holds none of
+        # these, so the two do not conflict.
         (f"{SWITCH}[[link]]\nsrc = [1, 2]\ndst = 0\nbeta_us_per_mb = 1\n",
          {"0->1,2", "0->1", "0->2", "1->2", "2->1"}),
     ],

@@ -277,7 +277,14 @@ class TailSpread:
         return np.sort(times[first]), np.sort(times[first & self._wants[rank]])
 
     def _spread(self, entries: Ints, into: Ints, pairs: int, last: int) -> list[int]:
-        """Earliest ticks of 1, 2, ... pairs, made by entries and by ranks that hold a chunk."""
+        """Earliest ticks at which there can be 1, 2, ..., `pairs` pairs (last entry, rank with its chunk).
+
+        A pair arises if the chunk crosses into the set, or if a rank of the set sends it to another.
+
+        - `entries`: Earliest ticks of successive crossings into the sets, ascending.
+        - `into`: Earliest arrivals of the chunks at ranks, ascending.
+        - `last`: Number of last entries.
+        """
         senders = self._senders(last if self._merges else 1)
         soonest = np.maximum(into[:pairs], self._reached(entries, pairs)[: len(into)])
         return spread_times(

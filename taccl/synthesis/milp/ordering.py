@@ -223,7 +223,10 @@ class _Lane:
         return so_far
 
     def _rest(self) -> dict[int, int]:
-        """{hop: variable that is at most the units from the hop to the end of its batch}."""
+        """{hop: variable for the total units of this hop and of all later hops in its batch}.
+
+        The rows only bound the variable from above.
+        """
         whole, total = self.whole, sum(self.units.values())
         rest = {m: whole.model.add_variable(0, total) for m in self.row}
         for m, after in self.neighbours():

@@ -165,8 +165,10 @@ def _copies(
     """(number of copies of a tree that an edge can extend, (num_nodes,) bool: limiting set of nodes).
 
     The number is the largest for which all trees can still be completed. The limiting set is a minimum cut:
-    of all sets that the edge enters, the one with the least capacity in excess of its demand. In the flow
-    network each other unfinished tree is a node that bypasses the edge.
+    of all sets that the edge enters, the one with the least capacity in excess of its demand.
+
+    The flow network has an extra node for each unfinished tree of `begun`. Edges lead from the tail of `edge`
+    to the extra node, and on to all nodes that the tree reaches. Their capacity is the tree's copies.
     """
     tail, head = edge
     num_nodes = len(left)
