@@ -187,6 +187,7 @@ def multidim(
         The kind is ``"ring"`` (bidirectional), ``"fully-connected"`` or ``"switch"``. The bandwidth is the
         total of a rank's links in the dimension, in each direction: a number in GB/s, ``"100GB/s"`` or
         ``"800Gbps"``. An alpha is a number of us, or ``"0.5us"``. As text: ``"switch16@100,ring8@50@0.7us"``.
+        Dimensions of size 1 are skipped.
     alpha_us : number
         Latency in us of dimensions without an alpha.
     alpha_meaning : {"occupies", "pipelined"}
@@ -199,8 +200,8 @@ def multidim(
     Raises
     ------
     TopologyError
-        If a kind is unknown, a size is less than 2, a bandwidth is missing or not positive, or the product of
-        the sizes differs from `num_ranks`.
+        If a kind is unknown, a size is less than 1, all sizes are 1, a bandwidth is missing or not positive,
+        or the product of the sizes differs from `num_ranks`.
     """
     found = read_dimensions(dims, alpha_us=alpha_us)
     sizes = [each.size for each in found]

@@ -208,16 +208,22 @@ def add_dimensions(
 
 
 def read_dimensions(dims: str | Sequence[Any], *, alpha_us: Number = ALPHA_US) -> tuple[Dimension, ...]:
-    """Dimensions from text or tuples, as in `multidim`. Raises `TopologyError` for invalid ones."""
+    """Dimensions from text or tuples, as in `multidim`, without those of size 1, which have no links.
+
+    Raises `TopologyError` for invalid ones, and if all sizes are 1.
+    """
     where = "multidim: dims"
     given: Sequence[Any] = [_split(word) for word in dims.split(",")] if isinstance(dims, str) else dims
     if isinstance(given, Mapping) or not 0 < len(given) <= MAX_DIMENSIONS:
         raise TopologyError(
             f"found {len(given)} dimensions; expected 1 to {MAX_DIMENSIONS}, as in {_EXAMPLE}", where=where
         )
-    return tuple(
+    found = [
         _read(each, alpha_us, f"multidim: dims: dimension {number}") for number, each in enumerate(given, 1)
-    )
+    ]
+    if all(each.size == 1 for each in found):
+        raise TopologyError("found one rank; expected a dimension of at least 2 ranks", where=where)
+    return tuple(each for each in found if each.size > 1)
 
 
 def _split(word: str) -> tuple[str | None, ...]:
@@ -244,7 +250,7 @@ def _read(given: Any, default_alpha: Number, where: str) -> Dimension:
         raise TopologyError(f"found {quoted(kind)}; expected a kind, {', '.join(_MADE)}{hint}", where=where)
     if isinstance(size, str) and size.strip().isdecimal():
         size = int(size)
-    size = check_count(size, where=f"{where}: size", least=2)
+    size = check_count(size, where=f"{where}: size", least=1)
     assert known in get_args(Kind)
     return Dimension(known, size, _rate(rate, f"{where}: bandwidth"), _alpha(alpha, default_alpha, where))  # type: ignore[arg-type]
 

@@ -81,6 +81,13 @@ def test_a_topology_file_names_a_product(tmp_path):
     assert taccl.topologies.load(path) == parse("multidim:switch4@100,ring3@50")
 
 
+def test_dimensions_of_size_1_are_skipped():
+    """A product with a dimension of size 1 is the product without it, as in files of ASTRA-sim."""
+    found = parse("multidim:ring2@100,switch1@50,ring4@25")
+    assert found == parse("multidim:ring2@100,ring4@25")
+    assert taccl.dimensions(found).sizes == (2, 4)
+
+
 @pytest.mark.parametrize(
     ("dims", "said"),
     [
@@ -88,7 +95,7 @@ def test_a_topology_file_names_a_product(tmp_path):
         ([("ring", 4, None)], "bandwidth: found none"),
         ("switch16@0", "found 0 GB/s; expected a positive bandwidth"),
         ("switch0@5", "size: found 0"),
-        ("switch1@5", "expected a whole number of at least 2"),
+        ("switch1@5,ring1@2", "found one rank; expected a dimension of at least 2 ranks"),
         ("swich4@5", "did you mean 'switch'"),
         ("ring4@-3", "not negative"),
         ("ring4@5TB", "expected GB/s"),
