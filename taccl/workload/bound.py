@@ -29,10 +29,11 @@ from taccl.workload.exchange import parts_of, problem_of
 from taccl.workload.meaning import groups_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from taccl.problem.problem import Problem
     from taccl.topology.topology import Topology
+    from taccl.workload.exchange import CollectivePart
     from taccl.workload.operations import Operation
     from taccl.workload.workload import Workload
 
@@ -193,20 +194,19 @@ class StepBound:
     @cached
     def transfers(self, name: str, *, one: bool = False) -> Transfers:
         """Lower bounds on the transfers of a collective; with `one`, only on those of its first tile."""
-        operation = self.workload.operation[name]
         parts = [part for part in self.parts if part.operation == name and not (one and part.tile)]
-        sizes = tuple(part.chunk_bytes for part in parts)
-        return self._transfers_of((operation.kind, operation.shift, operation.group, sizes), name, len(parts))
+        return self._transfers_of(parts)
 
-    def _transfers_of(self, key: object, name: str, count: int) -> Transfers:
-        """Lower bounds on the transfers of a collective's first `count` parts (pieces of tiles).
+    def _transfers_of(self, parts: Sequence[CollectivePart]) -> Transfers:
+        """Lower bounds on the transfers of some parts (pieces of tiles) of a collective.
 
-        They are cached by `key`.
+        Steps on the same topology share them.
         """
-        if key in self.cache:
-            known: Transfers = self.cache[key]
+        cache: dict[Any, Any] = self.topology.cache
+        key = "bound of transfers", *map(self._alike, parts)
+        if key in cache:
+            known: Transfers = cache[key]
             return known
-        parts = [part for part in self.parts if part.operation == name][:count]
         problem = problem_of(self.workload, self.topology, parts)
         # All parts have equal groups, so a symmetry of one part is a symmetry of all.
         orbits = find_symmetries(problem_of(self.workload, self.topology, parts[:1])).ranks.tolist()
@@ -218,15 +218,24 @@ class StepBound:
         found = Transfers(
             _bound_us(problem, _BOUND_S), [from_us[r] for r in orbits], [to_us[r] for r in orbits]
         )
-        self.cache[key] = found
+        cache[key] = found
         return found
 
-    @cached
+    def _alike(self, part: CollectivePart) -> tuple[object, ...]:
+        """Key of a part: equal for parts with the same collective, groups and size in any step."""
+        operation = self.workload.operation[part.operation]
+        return operation.kind, operation.shift, part.groups, part.chunk_bytes
+
     def sent(self, names: frozenset[str]) -> Fraction:
-        """Lower bound on the transfers of some collectives together."""
+        """Lower bound on the transfers of some collectives together; steps on the same topology share it."""
         sums = self._sums(names)
         parts = [part for part in self.parts if part.operation in names - set(sums.values())]
-        return _bound_us(problem_of(self.workload, self.topology, parts, sums=sums), _BOUND_S)
+        cache: dict[Any, Any] = self.topology.cache
+        key = ("bound of sends", *((*self._alike(part), part.operation in sums) for part in parts))
+        if key not in cache:
+            cache[key] = _bound_us(problem_of(self.workload, self.topology, parts, sums=sums), _BOUND_S)
+        known: Fraction = cache[key]
+        return known
 
     def _sums(self, names: frozenset[str]) -> dict[str, str]:
         """{allgather: reduce-scatter} pairs that together form an allreduce of each chunk."""
