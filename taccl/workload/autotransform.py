@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from taccl._internal.arguments import checked_as
 from taccl._internal.deadline import Deadline
@@ -17,13 +17,15 @@ from taccl.workload.tiling import GrowingOverlap
 from taccl.workload.transform import fuse, overlap, reorder, slice_state, split
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from taccl._internal.arguments import Count, Seconds
     from taccl.topology.topology import Topology
     from taccl.workload.costs import Rates
     from taccl.workload.step import Step
     from taccl.workload.workload import Workload
+
+_Way = TypeVar("_Way")
 
 #: Max allreduces for which every subset is split; with more, either all or none are.
 _MOST_SUBSETS = 3
@@ -47,6 +49,10 @@ def autotransform(
     into compute kernels. Then operations that depend on each other tile by tile are overlapped. The number of
     tiles grows until the step gets no faster.
 
+    The usual forms of the step are scheduled first: the program itself, with fused kernels, and with sharded
+    state (ZeRO-1), each operation after the one before. So no result is slower than any of these. Untiled
+    steps follow, then tiled ones, those with the earliest estimated finish first.
+
     Parameters
     ----------
     workload, topology, rates, communication_share
@@ -55,8 +61,8 @@ def autotransform(
         Numbers of tiles to try, ascending. Numbers that do not divide the axis, or lead to too many chunks,
         are skipped.
     time_limit_s : float
-        Time limit in seconds, which applies once a tiled step is scheduled. Ctrl-C ends the search and keeps
-        the best step so far.
+        Time limit in seconds, which applies once the usual forms and a tiled step are scheduled. Ctrl-C ends
+        the search and keeps the best step so far.
     note : callable, optional
         Called with a line of text after each scheduled step.
 
@@ -76,18 +82,34 @@ def autotransform(
         note(f"{format_count(tried, 'step')} scheduled, best {format_us(best.finish)}")
         return step
 
-    def in_tiles() -> list[tuple[Workload, int]]:
-        """(transformed step, tile axis) pairs, ordered by finish under stock algorithms, fastest first."""
-        quick: list[tuple[float, Workload, int]] = []
-        for variant in _variants(workload):
+    def by_estimate(steps: Iterable[tuple[Workload, _Way]]) -> list[_Way]:
+        """Sort by finish under stock algorithms, fastest first; estimate only one once time is up."""
+        quick: list[tuple[float, _Way]] = []
+        for some, way in steps:
+            if not (deadline.has_passed and quick):
+                quick.append((scheduled(some, algorithm="stock").finish_us, way))
+        return [way for _, way in sorted(quick, key=lambda each: each[0])]
+
+    def in_tiles() -> Iterator[tuple[Workload, tuple[Workload, int]]]:
+        """Yield (step in the fewest tiles, (transformed step, tile axis))."""
+        for variant in variants:
             for axis in range(max(len(tensor.shape) for tensor in variant.tensors.values()) or 1):
                 some = next(filter(None, (_tiled(variant, count, axis) for count in tiles)), None)
-                if some is not None and not (deadline.has_passed and quick):
-                    quick.append((scheduled(some, algorithm="stock").finish_us, variant, axis))
-        return [(variant, axis) for _, variant, axis in sorted(quick, key=lambda each: each[0])]
+                if some is not None:
+                    yield some, (variant, axis)
 
     def search() -> None:
-        ways = in_tiles()
+        for form in forms:
+            if form != workload:
+                scheduled(form, order="in-sequence")
+        for form in forms:
+            if not deadline.has_passed:
+                scheduled(form)
+        others = [each for each in variants if each not in forms]
+        for variant in [] if deadline.has_passed else by_estimate((each, each) for each in others):
+            if not deadline.has_passed:
+                scheduled(variant)
+        ways = by_estimate(in_tiles())
         least = tried + 1
         for variant, axis in ways:
             last: Step | None = None
@@ -98,15 +120,26 @@ def autotransform(
                 if last is not None and step.finish >= last.finish:
                     break
                 last = step
-        for variant in _variants(workload):
-            if variant is not workload and not deadline.has_passed:
-                scheduled(variant)
 
-    scheduled(workload, order="in-sequence")
-    found = scheduled(workload)
+    found = scheduled(workload, order="in-sequence")
     with contextlib.suppress(KeyboardInterrupt):
+        forms, variants = list(_baselines(workload)), list(_variants(workload))
         search()
     return best or found
+
+
+def _baselines(workload: Workload) -> Iterator[Workload]:
+    """Yield the forms in which steps usually run: the program, with fused kernels, and with sharded state.
+
+    They are the plain program, one compute kernel after each collective, and ZeRO-1.
+    """
+    plain = fused(workload, collectives=False)
+    yield workload
+    if plain != workload:
+        yield plain
+    sums = [each.name for each in workload.operations if each.kind == "allreduce"]
+    if sums:
+        yield fused(sharded(workload, sums), collectives=False)
 
 
 def _tiled(workload: Workload, tiles: int, axis: int) -> Workload | None:

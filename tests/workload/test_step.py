@@ -18,6 +18,7 @@ from taccl.workload import (
     slice_state,
     split,
 )
+from taccl.workload.autotransform import fused, sharded
 
 #: Four ranks, fully connected, 1 us per hop and 100 us/MB.
 RANKS = taccl.topologies.fully_connected(4, alpha_us=1, bandwidth_gb_per_s=10)
@@ -262,6 +263,26 @@ def test_a_search_without_time_still_overlaps():
     """A search with almost no time still overlaps computation and communication, in 4 tiles, the minimum."""
     found = autotransform(sums(160, 1), RANKS, time_limit_s=1e-9)
     assert [each.tiles for each in found.workload.overlaps] == [4]
+
+
+def test_a_search_without_time_is_no_slower_than_the_usual_forms():
+    """A search with almost no time returns at least the best of the usual forms, here ZeRO-1.
+
+    With 50 us per hop, tiles cost more latency than their overlap saves.
+    """
+    slow = taccl.topologies.fully_connected(4, alpha_us=50, bandwidth_gb_per_s=10)
+    step = Workload("momentum", 4).input("g", (1 << 16,), layout="partial").input("m", (1 << 16,))
+    step = step.input("p", (1 << 16,)).then("sum", "allreduce", "g").then("old", "scale", "m", value=0.9)
+    step = step.then("m_new", "add", "old", "sum").then("p_new", "subtract", "p", "m_new")
+    step = step.updating(m="m_new", p="p_new").returning("p_new")
+    kernels = fused(step, collectives=False)
+    zero = fused(sharded(step, ["sum"]), collectives=False)
+    usual = [
+        schedule_workload(each, slow, rates=Rates(1, 10), order="in-sequence").finish
+        for each in (step, kernels, zero)
+    ]
+    assert usual[2] == min(usual)
+    assert autotransform(step, slow, rates=Rates(1, 10), time_limit_s=1e-9).finish <= min(usual)
 
 
 @pytest.mark.parametrize(
