@@ -50,10 +50,13 @@ _BOUND_S, _BOUND_S_PER_LINK, _ESTIMATE_S_PER_LINK, _BASELINE_S_PER_LINK = 0.1, 8
 _LEAST_CHUNK, _CHUNKS_PER_SERVER = 32_000, 64
 
 
-#: Share of a verb's time limit that comparing protocols may take. Then two shares of that time for baselines
-#: and bounds. For chunks of equal size, estimates replace these if they are expected to need more than the
-#: first share, or have no result within the second.
-_PROTOCOL_SHARE, _SLOW_SHARE, _SLOW_LIMIT = 0.3, 0.3, 0.7
+#: Shares of a verb's time limit that comparing protocols may take: by baselines and bounds, and by estimates.
+#: Estimates may take longer, as another protocol can be ten times as fast for small messages; then the min
+#: seconds for estimates, whatever the time limit.
+_PROTOCOL_SHARE, _ESTIMATE_SHARE, _LEAST_ESTIMATE_S = 0.3, 0.5, 0.4
+#: Two shares of the time for baselines and bounds. For chunks of equal size, estimates replace these if they
+#: are expected to need more than the first share, or have no result within the second.
+_SLOW_SHARE, _SLOW_LIMIT = 0.3, 0.7
 
 
 def schedule_in(file: str, options: argparse.Namespace) -> Schedule:
@@ -218,6 +221,7 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
     from taccl.baselines.multiplying import estimated_us
 
     limit: Deadline = options.deadline
+    last = limit.sooner(_ESTIMATE_SHARE * limit.left_s).at_least(_LEAST_ESTIMATE_S)
     limit = limit.sooner(_PROTOCOL_SHARE * limit.left_s)
     links = len(problem.topology.links)
     is_even, is_tried = len(set(problem.chunk_bytes)) < 2, arrivals <= _TRIED_ARRIVALS
@@ -253,8 +257,8 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
                 promised = {each: promise(under, made) for each, under in unders.items()}
     with suppress(CollectiveError, OutOfTime):
         estimate_s = busy_factor() * len(protocols) * links * _ESTIMATE_S_PER_LINK
-        if not promised and is_even and estimate_s <= limit.left_s:
-            with limit.enforced():
+        if not promised and is_even and estimate_s <= last.left_s:
+            with last.enforced():
                 promised = {each: estimate(under) for each, under in unders.items()}
     if not promised:
         taken = problem.topology.protocol
