@@ -211,7 +211,7 @@ def under(topology: Topology, protocol: str) -> Topology:
             f"found a launch of {topology.launch_us} us, less than the profile's; expected {old.launch_us} us"
         )
         raise TopologyError(said, where="launch_us")
-    found = rescaled(topology.changed(protocol=protocol, launch_us=launch_us), factors)
+    found = rescaled(_alike(topology, topology.changed(protocol=protocol, launch_us=launch_us)), factors)
     found.cache["profile"] = new
     return found
 
@@ -250,6 +250,12 @@ def rescaled(
         found = topology.changed(links=links, holds=holds)
     else:
         found = replace(topology, links=links, holds=holds)
+    return _alike(topology, found)
+
+
+def _alike(topology: Topology, found: Topology) -> Topology:
+    """Return `found` with the cached shape of a topology with the same ends of links and nodes."""
+    topology.nodes_of_link  # noqa: B018  computed once for both
     found.cache[ALIKE] = topology
     vars(found).update({name: getattr(topology, name) for name in _SHAPE if name in vars(topology)})
     return found
