@@ -14,7 +14,7 @@ import numpy as np
 from taccl._internal.arguments import checked
 from taccl.baselines.moves import Moves, routed
 from taccl.baselines.multiplying_mixes import best_mix
-from taccl.baselines.multiplying_plans import BEHIND, BY_NODE, Digit, PlanPart, StepPlan, all_plans
+from taccl.baselines.multiplying_plans import BEHIND, BY_NODE, Digit, StepPlan, all_plans
 from taccl.baselines.multiplying_times import MOST_SENDS, Grid, StepTimes
 from taccl.baselines.recursive import after_exchange, exchange, swaps
 from taccl.baselines.spread import (
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
 
 #: Max plans that become schedules, overall and per kind; max transfers; max ratio of estimate to best finish.
-_MOST_PLANS, _MOST_ALIKE, _MOST_TRANSFERS, _LATE = 3, 3, 24_000, 1.2
+_MOST_PLANS, _MOST_ALIKE, MOST_TRANSFERS, _LATE = 3, 3, 24_000, 1.2
 #: Max ratio of the bases of digits that count as similar.
 _ALIKE = 2
 #: Finer chunks are kept if they finish within this share of the time of coarser ones.
@@ -137,8 +137,8 @@ def estimated_us(problem: Problem) -> float:
     """
     _require_supported(problem)
     times, plans = _plans_of(without_sketch(problem))
-    few = (plan for plan in plans if not plan.how and _is_plain(plan.parts[0]))
-    return min(map(times.ticks, few), default=math.inf) / problem.costs.ticks_per_us
+    found = times.soonest(filter(_is_simple, plans))
+    return math.inf if found is None else found[0] / problem.costs.ticks_per_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +153,15 @@ class Estimated:
     plan: StepPlan
 
     @classmethod
-    def of(cls, problem: Problem, likely: StepPlan | None = None) -> Estimated:
+    def of(cls, problem: Problem, likely: StepPlan | None = None, *, simple: bool = False) -> Estimated:
         """Best plan of a problem by estimate; raises `CollectiveError` if no plan supports the problem.
 
         - `likely`: Plan to estimate first, which saves time if it is among the best.
+        - `simple`: True to estimate simple plans only, as `estimated_us` does.
         """
         _require_supported(problem)
         times, plans = _plans_of(without_sketch(problem))
+        plans = filter(_is_simple, plans) if simple else plans
         found = times.soonest(plans, likely)
         if found is None:
             raise _too_many_sends(problem)
@@ -176,8 +178,14 @@ class Estimated:
         return _plain_trees(found, self.times, self.plan)
 
 
-def _is_plain(part: PlanPart) -> bool:
-    """True if a part has at most two steps in nodes and two between nodes, along digits of similar bases."""
+def _is_simple(plan: StepPlan) -> bool:
+    """True if a plan treats all chunks alike, with at most two steps in nodes and two between nodes.
+
+    The steps are along digits of similar bases.
+    """
+    if plan.how:
+        return False
+    part = plan.parts[0]
     digits = (*part.scattered, *part.summed)
     bases = [[digit.base for digit in digits if digit.across is across] for across in (False, True)]
     return all(len(some) <= 2 and max(some, default=0) <= _ALIKE * min(some, default=0) for some in bases)
@@ -212,14 +220,14 @@ def _fastest_plan(problem: Problem) -> Schedule:
     best, made = None, 0
     for number, (ticks, plan) in enumerate(times.ranked(plans)):
         is_late = best is not None and ticks > _LATE * best.finish_ticks
-        if best is not None and (is_late or made + best.num_transfers > _MOST_TRANSFERS):
+        if best is not None and (is_late or made + best.num_transfers > MOST_TRANSFERS):
             break
         seen[plan.how] += 1
         if number >= _MOST_PLANS and seen[plan.how] > _MOST_ALIKE:
             continue
         known: set[bytes] = set()
         for pieces in _PIECES[: problem.collective.num_chunks if times.sums else 1]:
-            if best is not None and made + best.num_transfers > _MOST_TRANSFERS:
+            if best is not None and made + best.num_transfers > MOST_TRANSFERS:
                 break
             sends = _sends(times, plan, pieces)
             made += len(sends.chunk)

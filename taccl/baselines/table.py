@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from taccl.baselines.buckets import bucket
 from taccl.baselines.hierarchical import dimension_balanced, hierarchical
 from taccl.baselines.in_network import in_network
-from taccl.baselines.multiplying import multiplying
+from taccl.baselines.multiplying import MOST_TRANSFERS, multiplying
 from taccl.baselines.recursive import bine, recursive, swing
 from taccl.baselines.ring import ring
 from taccl.baselines.servers import servers
@@ -32,6 +32,7 @@ class Baseline(NamedTuple):
     - `grid_place`: `place` on tori and meshes, if it differs there.
     - `small_torus_place`: The same for small messages on tori of several dimensions, if it differs there.
     - `build_s`: Approximate CPU seconds to build and verify 10,000 transfers.
+    - `forms_transfers`: Max transfers of all forms that it builds to keep the best; 0 if it builds one form.
     - `competes`: False if only searches for topologies with reducing switches or servers propose it.
     - `names_contributions`: True if its sends name the contributions that they carry, which takes longer.
     - `finer_chunks`: Collectives for which finer chunks usually help, on tori or several nodes: ``"root"``
@@ -45,6 +46,7 @@ class Baseline(NamedTuple):
     grid_place: int | None = None
     small_torus_place: int | None = None
     build_s: float = 0.3
+    forms_transfers: int = 0
     competes: bool = True
     names_contributions: bool = False
     finer_chunks: Literal["", "root", "all"] = ""
@@ -67,7 +69,8 @@ TABLE: dict[str, Baseline] = {
         turn=-2,
         place=0,
         small_torus_place=-3,
-        build_s=0.33,
+        build_s=0.6,
+        forms_transfers=MOST_TRANSFERS,
         names_contributions=True,
     ),  # fmt: skip
     "in-network": Baseline(in_network, "in the network", competes=False),

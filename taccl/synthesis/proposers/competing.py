@@ -35,6 +35,8 @@ from taccl.topology.recognise import dimensions, grid_of
 _MOST_NAMED = 400_000
 #: CPU seconds to verify a transfer (estimate).
 _VERIFY_S = 6e-6
+#: Max forms that a baseline builds before it keeps the best (estimate).
+_MOST_FORMS = 11
 #: Choice of the next baseline while there is no schedule. If the preferred baseline would need more than
 #: `_SAFE_SHARE` of the time left to build, another replaces it: the most preferred of those with a build time
 #: of at most `_FIRST_TIMES` times the shortest build time.
@@ -145,6 +147,7 @@ def _offer_quickest(
     if problem.collective.is_met:
         return
     builds_s = _build_times(problem, portfolio.first_transfers, parameters.choice.few_hops)
+    begins_s = _build_times(problem, portfolio.first_transfers, parameters.choice.few_hops, whole=False)
     preferred = _preferred(problem)
     left = sorted(builds_s.keys() - {*made_of(problem), *excluded}, key=[*preferred, _COMPILED].index)
     if not is_last and BY_ESTIMATE in tried_finer(problem):  # its remaining forms run after the search
@@ -154,20 +157,26 @@ def _offer_quickest(
     skipped: list[str] = []
     while left:
         is_known, factor = search.has_found, busy_factor()
-        name, limit = left[0], until_best if left[0] == preferred[0] else until
-        if is_known and factor * builds_s[name] > limit.left_s:
-            left.remove(name)
-            skipped.append(name)
-            continue
-        if not is_known and factor * builds_s[name] > _SAFE_SHARE * limit.left_s:
+        limits = {name: until_best if name == preferred[0] else until for name in left}
+        share = 1.0 if is_known else _SAFE_SHARE
+        in_time = [name for name in left if factor * builds_s[name] <= share * limits[name].left_s]
+        if is_known and not in_time:  # the first form of a baseline counts, too
+            in_time = [name for name in left if factor * begins_s[name] <= limits[name].left_s]
+            if not in_time:
+                skipped.extend(left)
+                break
+        if is_known or left[0] in in_time:
+            name = in_time[0]
+        else:
             quick_s = _FIRST_TIMES * min(builds_s[name] for name in left)
             name = next(name for name in left if builds_s[name] <= quick_s)
+        limit = limits[name]
         left.remove(name)
         if name == _COMPILED:
             offer_compiled(search, budget_s=until.left_s, num_runs=1, late_s=late_s)
             continue
         verify_s = factor * _VERIFY_S * num_arrivals(problem) * (1 + problem.collective.sums_up)
-        found = _in_time(name, problem, limit.later(-verify_s) if is_known else late)
+        found = _in_time(name, problem, limit.later(-verify_s), limit if is_known else late)
         with suppress(OutOfTime), (limit.at_least(verify_s) if is_known else late).enforced():
             is_better = found is not None and (search.best is None or found.finish < search.best.finish)
             if found is not None and is_better and verify(found).ok:
@@ -182,14 +191,17 @@ def left_out(names: Sequence[str]) -> str:
     return f"; no time for {', '.join(names)}" if names else ""
 
 
-def _in_time(name: str, problem: Problem, limit: Deadline) -> Schedule | None:
+def _in_time(name: str, problem: Problem, limit: Deadline, last: Deadline) -> Schedule | None:
     """Schedule of a baseline in the problem's own chunks.
 
-    If the deadline stops it, the best schedule that it had completed; None without one.
+    If a deadline stops it, the best schedule that it had completed; None without one.
+
+    - `limit`: Deadline once it has completed a schedule.
+    - `last`: Deadline before that.
     """
     complete = complete_so_far(without_sketch(problem))
     complete.clear()
-    with suppress(InputError, OutOfTime), limit.enforced():
+    with suppress(InputError, OutOfTime), limit.enforced(lambda: bool(complete) or last.has_passed):
         return _as_asked(name, problem)
     return replace(complete[-1], problem=problem) if complete else None
 
@@ -226,10 +238,14 @@ def quickest_first(problem: Problem, left_s: float = 0.0) -> list[str]:
     return sorted(builds_s, key=lambda name: (name != first, builds_s[name], name))
 
 
-def _build_times(problem: Problem, most_transfers: int, few_hops: int) -> dict[str, float]:
+def _build_times(
+    problem: Problem, most_transfers: int, few_hops: int, *, whole: bool = True
+) -> dict[str, float]:
     """{baseline: CPU seconds to build it (estimate)} of the baselines with at most `most_transfers`.
 
     One run of the compiled list scheduler is included for problems of more than `few_hops` hops.
+
+    - `whole`: False for the first form alone of those baselines that build several forms and keep the best.
     """
     per_link_s = 2e-5 * len(problem.topology.links)
     starting, ending = _ends(problem)
@@ -239,8 +255,9 @@ def _build_times(problem: Problem, most_transfers: int, few_hops: int) -> dict[s
         for name in BASELINES
         if row_of(name).competes
     }
+    most = {name: row_of(name).forms_transfers if whole else 0 for name in transfers}
     found = {
-        name: per_link_s + row_of(name).build_s * count / 10_000
+        name: per_link_s + row_of(name).build_s * max(count, min(most[name], _MOST_FORMS * count)) / 10_000
         for name, count in transfers.items()
         if count <= most_transfers
     }

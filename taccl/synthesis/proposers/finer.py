@@ -52,6 +52,10 @@ _FORMS = ((1, True), (2, False), (2, True), (4, True), (4, False))
 #: to the best known finish at which it is built, if a list scheduler then times its sends.
 _ESTIMATED_S_PER_ARRIVAL, _LISTED_GAIN = 2.5e-5, 1.2
 
+#: CPU seconds per link to estimate all plans of recursive multiplying; max share of the time left for that.
+#: If it takes longer, only simple plans are estimated.
+_PLANS_S_PER_LINK, _PLANS_SHARE = 1.2e-4, 0.4
+
 #: Max transfers of a baseline that is tried in finer chunks; whole sums on 64 ranks have this many.
 _CUT_TRANSFERS = 64 * 64 * 6
 
@@ -75,7 +79,8 @@ def offer_estimated(search: Search, cut: Callable[[Problem, int], Problem]) -> S
     open_problem, ends = replace(problem, chunks_open=True), problem.collective.destination_sets
     if not may_merge(open_problem) or grid_of(problem.topology) is not None or _is_one_rank(ends):
         return None
-    arrivals, least_s = num_arrivals(problem), BASELINE_S_PER_LINK * len(problem.topology.links)
+    arrivals, links = num_arrivals(problem), len(problem.topology.links)
+    least_s = BASELINE_S_PER_LINK * links
     if arrivals * 2 > search.parameters.portfolio.first_transfers:
         return None
     until = search.deadline.sooner(for_baselines_s(search.deadline, search.parameters.portfolio.best_share))
@@ -94,7 +99,8 @@ def offer_estimated(search: Search, cut: Callable[[Problem, int], Problem]) -> S
             finer = cut_chunks(open_problem, parts) if parts > 1 else open_problem
             limit = until if best is not None else late
             with limit.enforced():
-                form = Estimated.of(merging(finer) if merges else finer, likely)
+                is_short = busy_factor() * _PLANS_S_PER_LINK * links > _PLANS_SHARE * until.left_s
+                form = Estimated.of(merging(finer) if merges else finer, likely, simple=is_short)
             likely = form.plan
             if form.us >= (1.0 if merges else _LISTED_GAIN) * finish_us:
                 settled.add(merges)

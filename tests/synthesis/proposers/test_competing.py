@@ -74,9 +74,51 @@ def test_the_best_baseline_as_a_rule_has_a_larger_share(monkeypatch):
     search = Search(problem, Options(), Deadline.after(1000))
     builds_s = {"pairwise": 0.0, "ring": 300.0, "bucket": 300.0}
     monkeypatch.setattr(competing, "busy_factor", lambda: 1.0)
-    monkeypatch.setattr(competing, "_build_times", lambda *_: builds_s)
+    monkeypatch.setattr(competing, "_build_times", lambda *_, **__: builds_s)
     competing.offer_first(search)
     assert set(competing.made_of(problem)) == {"pairwise", "bucket"}
+
+
+def test_a_baseline_of_several_forms_waits_for_quick_ones(monkeypatch):
+    """If all forms of the preferred baseline take too long, those that are in time precede its first form."""
+    problem = problem_of()
+    search = Search(problem, Options(), Deadline.after(1000))
+    order, made = [], competing.baseline
+
+    def recorded(name, problem, *, cut):
+        order.append(name)
+        return made(name, problem, cut=cut)
+
+    def times(*_, whole=True):
+        return {"bucket": 600.0 if whole else 60.0, "ring": 1.0, "tree": 50.0}
+
+    monkeypatch.setattr(competing, "busy_factor", lambda: 1.0)
+    monkeypatch.setattr(competing, "_build_times", times)
+    monkeypatch.setattr(competing, "baseline", recorded)
+    competing.offer_first(search)
+    assert order == ["ring", "tree", "bucket"]
+
+
+def test_the_estimate_for_multiplying_includes_all_its_forms():
+    """The estimated build time of multiplying is that of up to eleven forms, not of the first one alone."""
+    problem = problem_of(num_ranks=32)
+    first, whole = (competing._build_times(problem, 10**6, 10**9, whole=each) for each in (False, True))
+    assert whole["multiplying"] > 8 * first["multiplying"]
+    assert whole["ring"] == first["ring"]
+
+
+def test_a_baseline_with_a_complete_schedule_stops_at_its_limit(monkeypatch):
+    """After its limit, a baseline only runs on until it has completed a first schedule."""
+    problem = problem_of()
+    ring = taccl.baselines.baseline("ring", problem, cut=False)
+
+    def endless(*_, **__):
+        competing.complete_so_far(competing.without_sketch(problem)).append(ring)
+        while True:
+            pass
+
+    monkeypatch.setattr(competing, "baseline", endless)
+    assert competing._in_time("tree", problem, Deadline.after(0.05), NEVER).finish == ring.finish
 
 
 def test_baselines_that_take_long_come_last(monkeypatch):
@@ -85,7 +127,7 @@ def test_baselines_that_take_long_come_last(monkeypatch):
     search = Search(problem, Options(), Deadline.after(1000))
     monkeypatch.setattr(competing, "busy_factor", lambda: 1.0)
     monkeypatch.setattr(
-        competing, "_build_times", lambda *_: {"pairwise": 0.0, "ring": 500.0, "tree": 2000.0}
+        competing, "_build_times", lambda *_, **__: {"pairwise": 0.0, "ring": 500.0, "tree": 2000.0}
     )
     competing.offer_first(search)
     assert set(competing.made_of(problem)) == {"pairwise"}
@@ -173,7 +215,7 @@ def test_what_is_complete_of_a_baseline_counts(monkeypatch):
 
     problem = taccl.make_problem(taccl.topologies.dgx1(1), "allreduce", size_bytes=10**6, chunks_per_rank=1)
     monkeypatch.setattr(import_module("taccl.baselines.spread"), "listed", ends)
-    monkeypatch.setattr(competing, "_build_times", lambda *_: {"multiplying": 0.0})
+    monkeypatch.setattr(competing, "_build_times", lambda *_, **__: {"multiplying": 0.0})
     search = Search(problem, Options(), NEVER)
     competing.offer_first(search)
     assert search.best.producer.startswith("multiplying") and taccl.verify(search.best).ok
