@@ -207,7 +207,7 @@ def _part_of_sums(
         return np.asarray((digits[some][:, :, None] == target[some][:, None, :]).all(axis=0))
 
     def away(k: int, way: int, hops: int) -> Flags:
-        """(num_ranks, num_chunks) True if the rank is `hops` from the chunk's target on one side."""
+        """(num_ranks, num_chunks) True if the rank is `hops` from the chunk's target in direction `way`."""
         there = target[k] + way * hops
         is_far = digits[k][:, None] == (there % dims.sizes[k] if dims.dims[k].kind == "ring" else there)
         return np.asarray(is_far & (hops <= reach(k, way)))

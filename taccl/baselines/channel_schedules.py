@@ -48,12 +48,12 @@ if TYPE_CHECKING:
 
 #: Max transfers of ring schedules for which several orders are tried.
 _FEW_TRANSFERS = 100_000
-#: A plan is poor if its period exceeds the busiest resource's time by the first factor, or if waits of the
-#: first piece take more than the second share of the total time.
+#: Max ratio of a plan's period to the busiest resource's time; above it, the plan is poor. Max share of the
+#: total time that the first piece waits; above it, the plan is poor, too.
 _POOR, _WAITS = 1.05, 0.25
 #: Min ticks in a plan between the arrival of data and their next send, as starts are rounded later.
 _SLACK_TICKS = 2
-#: Max messages to simulate (about 0.15 s), above which only a plan is used; and min number of pieces.
+#: Max messages to simulate (about 0.15 s); if there are more, only a plan is used. Min pieces to simulate.
 _MOST_REPLAYED, _FEWEST_PIECES = 20_000, 2
 
 

@@ -32,12 +32,14 @@ if TYPE_CHECKING:
     #: (ticks of a step, [(resource, ticks for which the step holds it), ...]).
     Step = tuple[float, list[tuple[int, float]]]
 
-#: Max number of parts of a mix; and numbers of parts of the mixes from which the search starts, all parts
-#: with the same plan and of equal size.
+#: Max number of parts of a mix. Numbers of equal parts, all with one plan, in the mixes from which the search
+#: starts.
 _MOST_PARTS, _EQUAL_PARTS = 12, (1, 2, 4, 8)
-#: The search also starts from mixes in which a small part has another plan: 1 / 16 or 1 / 8 of the chunks.
+#: Denominators of the share of a small part with another plan, in further mixes from which the search starts:
+#: 1 / 16 or 1 / 8 of the chunks.
 _SHARES = (16, 8)
-#: Number of starts of local search, best by estimate; and successive moves without gain that end a search.
+#: Number of mixes from which local search starts, the best by estimate. Number of successive moves without
+#: gain after which a search ends.
 _STARTS, _PATIENCE = 8, 600
 #: Max number of resources with different loads for which mixes are searched: on irregular machines, estimates
 #: would take too long.
@@ -224,7 +226,7 @@ def _fits(times: StepTimes, digit: Digit) -> bool:
 
 
 def _that_delay(times: StepTimes, digits: Iterable[tuple[Digit, bool]]) -> Ints:
-    """Indices of undominated resources: no other one is held at least as long in every step."""
+    """Indices of resources that can limit a plan: no other one is held as long or longer in every step."""
     loads = []
     for digit, is_same in digits:
         used, _, alphas, betas = times.loads(digit, is_same)

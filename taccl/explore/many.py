@@ -115,7 +115,7 @@ def _rows(
 def _answers(waiting: Sequence[tuple[int, RunRequest]], num_workers: int | None) -> Generator[Answer]:
     """Yield the outcome of each run, in the order in which runs end.
 
-    If a worker dies, the runs under way are repeated one at a time, to find the one that ends it.
+    If a worker dies, the runs under way are repeated one at a time, to find the run that kills its worker.
     """
     num_jobs = num_at_once(num_workers, len(waiting))
     left = {

@@ -33,7 +33,8 @@ from taccl.synthesis.parameters import DEFAULTS
 from taccl.topology.registry import parse
 from taccl.topology.topology import Topology
 
-#: Shares of the time limit for baselines, and for programs and bounds at the end; max seconds for the latter.
+#: Share of the time limit for baselines. Share of the time limit for programs and bounds at the end. Max
+#: seconds for programs and bounds.
 _BASELINES_SHARE, _FINISHING_SHARE, _MOST_FINISHING_S = 0.3, 0.35, 60.0
 #: Factor between successive sizes at which schedules are synthesized.
 _FACTOR = 4

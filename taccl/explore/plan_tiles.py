@@ -23,7 +23,8 @@ from taccl.program.program import Program
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.bounding import no_bound
 
-#: Max seconds for each bound of a range; seconds beyond twice that before the trivial bound is used.
+#: Max seconds for each bound of a range. Seconds of grace after twice that time; then a known or trivial
+#: bound is used.
 _BOUND_S, _LATE_S = 1.0, 0.1
 
 
@@ -140,7 +141,7 @@ def tiles_of(candidates: Sequence[TimedSchedule], grid: Sequence[int]) -> list[T
 
 
 def without_one(tiles: Sequence[Tile], grid: Sequence[int]) -> list[TimedSchedule]:
-    """The winners without the one whose loss costs least, by the worst ratio over all sizes."""
+    """All winners but the one whose removal slows sizes down least, by the worst ratio over all sizes."""
     winners = list(dict.fromkeys(winner for _, _, winner in tiles))
     sizes = sorted({*grid, *(end for first, last, _ in tiles for end in (first, last))})
 

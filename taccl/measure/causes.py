@@ -10,25 +10,27 @@ from taccl._internal.units import format_size
 from taccl.measure.curve import Kink
 from taccl.topology.tuning import PACK_BYTES
 
-#: Healthy series: min share of the expected bandwidth, max ratio of times of small messages to usual ones.
+#: Min share of the expected bandwidth that a healthy series reaches. Max ratio of its times of small messages
+#: to usual times.
 HEALTHY, USUAL = 0.93, 1.5
 #: Min share of the expected bandwidth that an error of the model may explain.
 WITHIN_ERROR = 0.85
-#: Max relative difference between a measured share and that of a cause, and between measured causes that
-#: cannot be told apart.
+#: Max relative difference between the measured share of the bandwidth and the share that a cause would leave.
+#: Max difference between two causes that cannot be told apart.
 _MATCHES, _INDISTINCT = 0.05, 0.03
 #: Max ratio of the measured bandwidth to that of rings: the wire's rate over the rate that messages reach.
 _WIRE = 1.08
 #: Max share of a node's bandwidth that suggests that GPUs cannot reach each other directly (P2P).
 _HOST_MEMORY = 0.2
-#: Signs of transfers without GPUDirect RDMA: max share of the network's bandwidth, and min ratio of times of
-#: small messages to usual times.
+#: Max share of the network's bandwidth that suggests transfers without GPUDirect RDMA. Min ratio of times of
+#: small messages to usual times that suggests the same.
 _BOUNCED, _BOUNCED_SMALL = 0.85, 1.3
 #: Min fall of the share of the expected bandwidth, from fewer to more nodes, that shows oversubscription.
 _FALLS = 0.1
 #: Min ratio of the fastest to the slowest of several NICs that were measured one by one.
 _UNEQUAL = 1.15
-#: Max ratio of the time of small messages to that of launches by one process, or of the latter to the former.
+#: Max ratio, in either direction, between the time of small messages and the time in which one process
+#: launches all kernels.
 _LAUNCHES = 1.3
 #: Max irregular sizes listed in the evidence.
 _SHOWN = 3

@@ -10,18 +10,18 @@ from typing import Literal, NamedTuple
 from taccl._internal.units import format_size, format_us
 from taccl.measure.series import Series
 
-#: Min ratio of a single outlier's time to those at both neighbouring sizes.
+#: Min ratio of a single outlier's time to the times at both neighbouring sizes.
 _OUTLIER = 1.2
-#: Min ratio of a time to that at a larger size: the larger message is faster.
+#: Min ratio of a time to the time at a larger size: the larger message is faster.
 _REVERSED = 1.15
 #: Min ratio of time growth to size growth: several messages of the smaller size would be faster.
 _FALL = 1.25
-#: Late switch of protocol at a size: min ratio of time growth to size growth from the previous size, where
-#: the old protocol is bandwidth-bound, and max ratio to the next size, where the new protocol is faster.
+#: Late switch of protocol at a size. Min growth of the time over growth of the size, from the previous size:
+#: the old protocol is bandwidth-bound. Max growth over growth to the next size: the new protocol is faster.
 _BOUND, _FREE = 0.8, 0.6
 
-#: Slow middle: min ratio of measured to expected time, relative to that ratio at both ends of the series;
-#: number of sizes at each end.
+#: Min slowness of a size relative to both ends of its series, where slowness is measured over expected time.
+#: Number of sizes that make up each end.
 _SLOW, _END = 1.6, 4
 
 #: A size in bytes and its measured time in us.
@@ -69,7 +69,7 @@ def kinks(series: Series) -> tuple[Kink, ...]:
 
 
 def slow_middle(series: Series, predicted_us: Sequence[float]) -> Iterator[Kink]:
-    """Yield sizes whose times exceed the expected ones by far more than those at both ends of the series."""
+    """Yield sizes whose ratio of measured to expected time is far above that at both ends of the series."""
     ratios = [time_us / wanted for time_us, wanted in zip(series.times_us, predicted_us, strict=True)]
     ends = max(1.0, *(median(some) for some in (ratios[:_END], ratios[-_END:])))
     for size, time_us, ratio in zip(series.size_bytes, series.times_us, ratios, strict=True):

@@ -36,7 +36,7 @@ _ON_PCIE, _ON_BRIDGE = re.compile(r"\bPCIe?\b", re.IGNORECASE), re.compile(r"\bN
 #: Min credible time of a collective on GPUs in us. It lasts at least about 4 us, mostly for the kernel
 #: launch.
 _LEAST_US = 3.0
-#: Min and max credible ratio of a fitted rate to that of the data sheet, which no link exceeds.
+#: Min and max credible ratio of a fitted rate to the data sheet's rate, which no link exceeds.
 _LEAST_RATE, _MOST_RATE = 0.2, 1.05
 #: Min credible ratio for the network, as networks of one machine model differ more.
 _LEAST_NETWORK_RATE = 0.05

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from taccl.placement.fabric import RankMessages
     from taccl.topology.topology import Topology
 
-#: Messages timed per search (sets the number of orders tried); minimum and maximum number of orders tried.
+#: Messages to time in one search; their number divided by the messages of an order is the number of orders
+#: tried. Minimum and maximum number of orders tried.
 _MOST_MESSAGES, _FEWEST_TRIES, _MOST_TRIES = 10**8, 1500, 150_000
 #: Initial temperature of each annealing run, as a part of the makespan.
 _WARMTHS = (0.003, 0.01, 0.05)

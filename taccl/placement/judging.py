@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from taccl.placement.hosts import ProbedHosts
     from taccl.placement.probe import Probe
 
-#: Number of random splits of the measurements into halves; effort of the search on each half, as a part of
+#: Number of random splits of the measurements into halves. Effort of the search on each half, as a part of
 #: the usual number of orders.
 _SPLITS, _EFFORT = 3, 0.2
-#: Resamples for the standard error: usual and minimum number.
+#: Usual number of resamples for the standard error, and the minimum number.
 _RESAMPLES, _FEWEST_RESAMPLES = 12, 4
 #: Share of the time limit to search for an order on each half of the measurements; the rest is for the
 #: standard error of the mean gain.

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-#: Speedups below the first factor are given in per cent; those below 1 plus the second count as none.
+#: Min speedup given as a factor; smaller ones are given in per cent. Max increase over 1 of a speedup that
+#: counts as none.
 _LITTLE, _NONE = 1.1, 5e-4
 #: Wording of the claim that branch and bound proves.
 _SIMULATED = "is simulated faster"

@@ -314,7 +314,7 @@ def _heights(groups: Mapping[str, _Group], where: str) -> tuple[dict[str, int], 
 def _clusters(
     parts: Sequence[Sequence[tuple[str, ...]]], hosts: Sequence[str]
 ) -> tuple[tuple[tuple[int, ...], ...], NDArray[np.float64], int]:
-    """Cluster of every host by level; number of levels between two hosts; number of unconnected parts.
+    """(cluster of every host by level, number of levels between two hosts, number of unconnected parts).
 
     Hosts are in one cluster of a level if a chain of switches up to that level joins them. So clusters
     nest even if a switch has several parents. Levels that separate no hosts, or all, are left out.

@@ -22,8 +22,8 @@ from taccl.program.emit import read_slots, written_slots
 from taccl.program.layout import RankLayout, contributions, layouts_of
 from taccl.program.program import OPERATIONS, PROTOCOLS, Block, Program, Queue, Slot, Step, StepAddress
 
-#: `ANYONE` replaces the contributing rank if the collective does not reduce, as all copies of a chunk are
-#: then equal. `AGAIN` marks contributions that were added twice to a sum.
+#: Rank that stands for any contributor (`ANYONE`), if the collective does not reduce: all copies of a chunk
+#: are then equal. Mark of contributions that were added twice to a sum (`AGAIN`).
 ANYONE, AGAIN = -1, "again"
 
 

@@ -42,7 +42,7 @@ from taccl.program.execution import (
 from taccl.program.layout import RankLayout, layouts_of
 from taccl.program.program import Program, Slot
 
-#: Max faults in the list, and max contributions that the message of a fault names.
+#: Max faults in the list. Max contributions that the message of a fault names.
 _MOST_FAULTS, _MOST_NAMED = 100, 4
 
 

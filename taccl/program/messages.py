@@ -163,7 +163,11 @@ class _Piece:
 
 @dataclass(eq=False, slots=True)
 class _Reader:
-    """Part to be sent, or final result, that sums arrivals: tick at which it reads them, and their ids."""
+    """Part to be sent, or final result, that sums arrivals.
+
+    - `since`: Tick at which the arrivals are read.
+    - `arrivals`: Ids of the parts that arrived.
+    """
 
     since: int
     arrivals: set[int]

@@ -14,13 +14,13 @@ from taccl.runtimes.registry import usual_runtimes as usual_runtimes
 from taccl.runtimes.runtime import Runtime as Runtime
 from taccl.runtimes.table import RUNTIMES as RUNTIMES
 
-#: Limits of the parsers and kernels of MSCCL XML: number of a threadblock that a step waits for, peers over
-#: one channel, chunks per message, and elements of a rank.
+#: Limits of the parsers and kernels of MSCCL XML. Max number (id) of a threadblock that a step waits for. Max
+#: peers over one channel. Max chunks per message. Max elements of a rank.
 MAX_DEPENDED_ID, MAX_PEERS, MAX_COUNT, MAX_ELEMENTS = 127, 32, 71, 4095
-#: Limits of the MSCCL XML parsers on text: characters of a name, attributes of an element, characters of a
-#: value.
+#: Limits of the MSCCL XML parsers on text. Max characters of a name. Max attributes of an element. Max
+#: characters of a value.
 MAX_NAME, MAX_ATTRIBUTES, MAX_VALUE = 63, 16, 255
-#: Collectives that PyTorch calls in place, and those that it calls both in place and out of place.
+#: Collectives that PyTorch calls in place. Collectives that it calls both in place and out of place.
 USUALLY_IN_PLACE, IN_BOTH_PLACES = ("allreduce", "reduce", "broadcast"), ("allgather", "reduce-scatter")
 
 

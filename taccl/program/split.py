@@ -26,7 +26,7 @@ def weight(step: Step) -> int:
 
 
 def split_threadblocks(program: Program, *, max_steps: int) -> Program:
-    """The program with at most `max_steps` steps per threadblock, by `weight`; itself if it fits."""
+    """The program with at most `max_steps` steps per threadblock, by `weight`; unchanged if it fits."""
     weights = {block: sum(map(weight, threadblock.steps)) for block, threadblock in program.threadblocks()}
     if max(weights.values(), default=0) <= max_steps:
         return program

@@ -225,11 +225,11 @@ def _none(topology: Topology, why: str) -> TopologyError:
 _LEAST_RATIO = 1.2
 #: Maximum number of levels of clusters: racks, pods, and one more.
 _MOST_LEVELS = 3
-#: Permutation test for clusters: significance level; number of permutations; number of hosts from which only
-#: the minimum number of permutations is used.
+#: Permutation test for clusters. Significance level. Number of permutations for few hosts. Min number of
+#: hosts for which only as many permutations are tried as the level needs.
 _BY_CHANCE, _DEALS, _MANY = 0.1, 99, 128
-#: Number of hosts below which a permutation test is not possible; there, clusters must be apart by at least
-#: this multiple of the asymmetry of distances.
+#: Min number of hosts for a permutation test. With fewer hosts, the ratio of distances must instead exceed 1
+#: plus this multiple of their asymmetry.
 _FEW, _NOISES = 8, 2.0
 
 

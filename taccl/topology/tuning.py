@@ -48,16 +48,17 @@ PROTOCOLS = (
 )
 #: Time in us of a hop over PCIe under ll, ll128 and simple.
 PCIE_HOPS_US = {"ring": (1.0, 2.5, 5.7), "tree": (1.0, 1.9, 4.0)}
-#: GB/s of an NVLink in one direction, and maximum rate of LL inside a node, by GPU generation.
+#: GB/s of an NVLink in one direction, by GPU generation.
 NVLINK_GB_PER_S = {"Volta": "20", "Ampere": "20", "Hopper": "20.6", "Blackwell": "40.1"}
+#: Maximum rate of LL in GB/s inside a node, by GPU generation.
 LL_GB_PER_S = {"Volta": "39", "Ampere": "87.7", "Hopper": "141", "Blackwell": "282"}
-#: Time in us of a hop inside a node under LL where it is not the table's, by GPU generation: published log of
-#: 8 B200, allreduce (14 hops) and allgather (7 hops) of 1 to 16 KB.
+#: Time in us of a hop inside a node under LL, for GPU generations that differ from the table. Source:
+#: published log of 8 B200, allreduce (14 hops) and allgather (7 hops) of 1 to 16 KB.
 LL_HOP_US = {"Blackwell": 1.2}
 #: Maximum rate of LL in GB/s on two nodes, and on more, by processor of the hosts.
 LL_NETWORK_GB_PER_S = {"Intel": (39.0, 20.4), "AMD": (22.5, 19.0)}
-#: Speeds in GB/s that NCCL's search tries for a channel (``src/graph/search.cc``), in a node and between
-#: nodes, before Hopper and by generation since.
+#: {GPU generation: (speeds in a node, speeds between nodes)} in GB/s that NCCL's search tries for a channel
+#: (``src/graph/search.cc``). The empty name stands for all generations before Hopper.
 CHANNEL_SPEEDS = {
     "": (
         (40.0, 30.0, 20.0, 18.0, 15.0, 12.0, 10.0, 9.0, 7.0, 6.0, 5.0, 4.0, 3.0),
@@ -72,10 +73,10 @@ CHANNEL_SPEEDS = {
         (96.0, 86.0, 80.0, 48.0, 45.1, 42.0, 40.0, 30.0, 24.0, 22.0, 20.0, 17.5, 15.0, 12.0, 6.0, 3.0, 2.4),
     ),
 }
-#: NCCL splits channels in two if each has at least the first speed in GB/s. Since Hopper, more channels than
-#: the given number are split only from the last speed on (``src/graph/search.cc``).
+#: Min speed in GB/s of channels that NCCL splits in two. Since Hopper, sets of more than `SPLIT_MANY`
+#: channels are split only from the higher speed `SPLIT_MANY_GB_PER_S` on (``src/graph/search.cc``).
 SPLIT_GB_PER_S, SPLIT_MANY, SPLIT_MANY_GB_PER_S = 25.0, 4, 50.0
-#: Part of a ring's bandwidth that tree allreduces reach; base time in us of reductions in NVSwitch (NVLS).
+#: Part of a ring's bandwidth that tree allreduces reach. Base time in us of reductions in NVSwitch (NVLS).
 TREE_SHARE, NVLS_US = 0.92, 25
 #: Time in us of a hop between nodes for NVLS reductions joined by trees.
 NVLS_NETWORK_US = 20.9
@@ -83,25 +84,28 @@ NVLS_NETWORK_US = 20.9
 NVLS_RANKS = 32
 #: Time in us of a hop between nodes for NVLS reductions joined by network switches (SHARP).
 NVLS_SHARP_US = 18.0
-#: CollNet (reductions in network switches): time in us inside a node and between nodes, direct and by chains;
-#: time in us per peer; part of the bandwidth since Hopper; maximum number of ranks per node
-#: (``src/include/device.h``).
+#: CollNet (reductions in network switches): (time inside a node, time between nodes) in us, for direct sends
+#: in nodes and for chains. Time in us per further rank of a node, for direct sends.
 COLLNET_DIRECT_US, COLLNET_CHAIN_US, COLLNET_ARITY_US = (3.7, 31.0), (2.8, 30.0), 0.4
+#: CollNet with direct sends: part of the bandwidth that it reaches since Hopper. Maximum number of ranks per
+#: node (``src/include/device.h``).
 COLLNET_DIRECT_SHARE, COLLNET_DIRECT_RANKS = 0.85, 8
-#: Parallel aggregated trees (PAT), for one GPU per node: base in us, us per rank, hops covered by one
-#: latency, and part of the bandwidth.
+#: Parallel aggregated trees (PAT), for one GPU per node. Base time in us. Time in us per rank. Number of hops
+#: that one latency covers. Part of the bandwidth that PAT reaches.
 PAT_BASE_US, PAT_RANK_US, PAT_HOPS, PAT_SHARE = 8.0, 2.8, 3.5, 0.75
-#: Part of a tree's bandwidth under LL, and under LL128 on one node and on several.
+#: Part of its bandwidth that a tree reaches under LL. The same part under LL128, on one node and on several.
 TREE_LL_SHARE, TREE_LL128_SHARES = 1 / 3.8, (7 / 9, 120 / 128)
-#: Maximum GB/s per channel on one node, two nodes and more: trees, trees under LL128, rings under LL128.
+#: Maximum GB/s per channel of a tree, by GPU generation: on one node, on two, and on more.
 TREE_CHANNEL = {
     "Volta": (26.5, 18.5, 10.0), "Ampere": (24.0, 23.6, 17.8), "Hopper": (38.7, 41.4, 36.0),
     "Blackwell": (70.0, 42.8, 24.0),
 }  # fmt: skip
+#: Maximum GB/s per channel of a tree under LL128, by GPU generation: on one node, on two, and on more.
 TREE_LL128_CHANNEL = {
     "Volta": (20.0, 20.0, 20.0), "Ampere": (20.0, 20.0, 20.0), "Hopper": (36.7, 36.7, 29.0),
     "Blackwell": (55.6, 31.67, 20.0),
 }  # fmt: skip
+#: Maximum GB/s per channel of a ring under LL128, by GPU generation.
 RING_LL128_CHANNEL = {"Volta": 20.0, "Ampere": 20.0, "Hopper": 36.7, "Blackwell": 40.0}
 #: GB/s per channel that rings reach under simple; NCCL's model has no limit there. Published allgathers: 42
 #: on 8 B200, 38.5 on 2 x 8 B200, 41.1 on 2 x 8 H200, 44.6 on 2 x 4 GB300.
@@ -115,10 +119,10 @@ TREE_CORRECTION = (
     (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, *[0.6] * 6, 0.8, 0.9, 0.9, 0.9, 0.9, 1, 1, 1),
     (*[0.9] * 7, 0.8, 0.7, 0.6, 0.6, *[0.5] * 4, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9, 0.9),
 )
-#: Factor on a ring's latency under simple between nodes, before Ampere and since; bytes per channel and rank
-#: from which it applies.
+#: Factor on a ring's latency under simple between nodes, before Ampere and since. Min bytes per channel and
+#: rank from which this factor applies.
 RING_PLATEAU, PLATEAU_BYTES = (1.9, 1.4), 64
-#: Time in us in which a host posts a message to a NIC, by its processor; number of messages posted under
+#: Time in us that a host takes to post a message to a NIC, by its processor. Number of messages posted under
 #: simple.
 NET_POST_US, SIMPLE_POSTS = {"Intel": 1.0, "AMD": 2.0}, 3
 #: Minimum bytes per channel, below which NCCL uses fewer channels (``src/enqueue.cc``); for rings under LL,
@@ -127,21 +131,24 @@ CHANNEL_BYTES, PAIR_LL_BYTES = {"ll": 512 * 8, "ll128": 640 * 8, "simple": 512 *
 #: Bytes of a pack of NCCL's copies; buffers that are not multiples of it are copied element by element
 #: (``src/device/common_kernel.h``, ``reduceCopy``).
 PACK_BYTES = 16
-#: Messages between two ranks over NVLink: bytes of a chunk (``src/init.cc``), and least and most bytes of a
-#: channel (``src/enqueue.cc``, ``addP2pToPlan``).
+#: Bytes of a chunk of a message between two ranks over NVLink (``src/init.cc``).
 PAIR_CHUNK_BYTES = 512 << 10
+#: Minimum and maximum bytes of such a message that one channel carries (``src/enqueue.cc``,
+#: ``addP2pToPlan``).
 PAIR_LEAST_PART, PAIR_MOST_PART = PAIR_CHUNK_BYTES // 8, PAIR_CHUNK_BYTES * 32
-#: NVLS by GPU generation. Part of the bandwidth that NVLS reaches; (channels, GB/s of each) by NCCL's search
-#: (``src/graph/search.cc``), at its highest speed with as many channels as the NVLinks carry; and (thread
-#: blocks on one node, on several) (``src/transport/nvls.cc``).
+#: Part of the bandwidth that NVLS reaches, by GPU generation.
 NVLS_SHARE = {"Hopper": 0.85, "Blackwell": 0.74}
+#: (channels of NVLS, GB/s of each), by GPU generation, as NCCL's search finds them: its highest speed, with
+#: as many channels as the NVLinks carry at this speed (``src/graph/search.cc``).
 NVLS_CHANNELS = {"Hopper": (6, 60.0), "Blackwell": (8, 90.0)}
+#: Thread blocks of NVLS, by GPU generation: on one node, and on several (``src/transport/nvls.cc``).
 NVLS_BLOCKS = {"Hopper": (16, 16), "Blackwell": (24, 32)}
-#: Bytes of a channel's step under simple, a buffer of 4 MiB over 8 steps (``src/init.cc``); bytes of an NVLS
-#: chunk on one node and on several.
+#: Bytes of a channel's step under simple: 1/8 of a buffer of 4 MiB (``src/init.cc``).
 STEP_BYTES = 512 << 10
+#: Bytes of an NVLS chunk, by GPU generation: on one node, and on several.
 NVLS_CHUNK_BYTES = {"Hopper": (128 << 10, 128 << 10), "Blackwell": (128 << 10, 64 << 10)}
-#: Maximum bytes of an NVLS chunk on this number of nodes or more (``src/transport/nvls.cc``).
+#: Minimum number of nodes for a lower limit on NVLS chunks, and this limit in bytes
+#: (``src/transport/nvls.cc``).
 NVLS_MANY_NODES, NVLS_MANY_CHUNK_BYTES = 4, 64 << 10
 #: (max bytes of an NVLS chunk, n) on one node, and on several (``src/enqueue.cc``). They apply in order: each
 #: limits the chunk if the data is less than n chunks for each thread block of each rank of a node.
@@ -149,6 +156,6 @@ NVLS_CHUNKS = (
     ((64 << 10, 64), (32 << 10, 8), (16 << 10, 2)),
     ((256 << 10, 32), (128 << 10, 16), (64 << 10, 4), (32 << 10, 1)),
 )
-#: GB/s of one thread block over its channel (our choice: GPUs reach 20 to 40 GB/s); maximum number of
+#: GB/s of one thread block over its channel (our choice: GPUs reach 20 to 40 GB/s). Maximum number of
 #: channels.
 CHANNEL_GB_PER_S, MAX_CHANNELS = 30, 32

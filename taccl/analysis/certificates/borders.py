@@ -102,8 +102,8 @@ def _crosses(facts: Facts, border: Border, ticks: Fraction) -> bool:
     return fills(facts, Counter(job.units for job in jobs), links, ticks - late, since=early)
 
 
-#: Max ranks, and max nodes, whose chunks are counted on very large problems: those with the highest
-#: estimates.
+#: Max sets of each kind (single ranks, nodes) for which cut counting runs on very large problems. Sets with
+#: the highest estimated bounds are chosen.
 _MOST_COUNTED = 32
 #: Max states of the dynamic program; above it, all jobs share one queue, which only weakens the bound.
 _MAX_STATES = 20_000
@@ -221,7 +221,7 @@ def machine_ticks(
 
 
 def _shared(onward: Sequence[frozenset[tuple[int, int]]]) -> int:
-    """Min hold in ticks, per job, of an onward resource that all jobs share; 0 if they share none."""
+    """Min ticks per job on a resource that all jobs hold after the border; 0 if they share none."""
     held = [dict(each) for each in onward]
     common = set.intersection(*(set(each) for each in held)) if held else set()
     return max((min(each[resource] for each in held) for resource in common), default=0)
@@ -296,7 +296,7 @@ def _passes_late(facts: Facts, machine: SingleMachine, ticks: int) -> bool:
 
 
 def _leaving(jobs: Sequence[BorderJob]) -> int:
-    """Min hold in ticks of an onward resource that all jobs with a tail share; 0 if they share none."""
+    """Min ticks per job on a resource that all jobs with a tail hold after the border; 0 if there is none."""
     held = [dict(job.onward) for job in jobs if job.tail]
     shared = frozenset(held[0]).intersection(*held[1:]) if held else ()
     return max((min(each[resource] for each in held) for resource in shared), default=0)

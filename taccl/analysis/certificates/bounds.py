@@ -55,10 +55,12 @@ _CUTS_S = 20.0
 _FIRST_SHARE = 0.5
 #: Share of the time for cut counting, which runs before the first linear programs.
 _COUNTING_SHARE = 0.5
-#: Min seconds for the first linear programs, and for all arguments of small problems, even beyond the limit.
-#: They are about ten times the usual need, so that a busy machine finds the same bounds.
+#: Min seconds for the first linear programs; and min seconds for all arguments on small problems. Both hold
+#: even beyond the time limit. Each is about ten times the usual need, so that a busy machine finds the same
+#: bounds.
 _FIRST_S, _SMALL_S = 1.0, 1.5
-#: Min seconds for the last linear programs, within the limit; also for the bound of one release date.
+#: Min seconds for the last linear programs, if the time limit permits. The bound of a single release date
+#: also gets at least this time.
 _LEAST_S = 1.0
 
 Finder = Callable[[], Iterable[Claim]]

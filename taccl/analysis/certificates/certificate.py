@@ -27,7 +27,8 @@ from taccl.problem.problem import Problem
 
 #: Max ranks of a set to list, unless they are consecutive.
 _MOST_SHOWN = 12
-#: ((ticks, most), ...), both ascending: before `ticks`, at most `most` of the counted items are possible.
+#: ((ticks, most), ...), both ascending: before `ticks`, at most `most` of the counted events can have
+#: happened.
 Labels = tuple[tuple[int, int], ...]
 #: True if all switches are assumed to reduce; ``"only"`` if only reducing switches make sums.
 InNetworkGrant = bool | Literal["only"]

@@ -39,7 +39,7 @@ _MOST_RANKS = 1_024
 _FLOW_SCALE = 1_000_000
 #: Min seconds for a linear program.
 _LEAST_S = 0.1
-#: Max sets for which a bound is computed from that set alone, if no linear program was solved.
+#: Max sets tried one at a time, without a linear program, if none was solved.
 _MOST_ALONE = 8
 
 

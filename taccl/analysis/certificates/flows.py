@@ -224,7 +224,11 @@ def _rounded(price: NDArray[np.float64], symmetries: Symmetries) -> Iterator[lis
 
 
 def _flat(volume: Volume) -> Iterator[list[int]]:
-    """Yield 0-1 prices: 1 for all used resources; for those between nodes; for those of several links."""
+    """Yield up to three vectors of prices, each of which is 1 for some resources and 0 for all others.
+
+    Price 1 is given to all used resources, then to resources between nodes, then to resources that several
+    links hold.
+    """
     topology = volume.problem.topology
     link, resource, _ = volume.holds
     allowed = np.isin(link, volume.problem.links_allowed)

@@ -38,7 +38,8 @@ from taccl.schedule.combine import reduction_half
 
 #: Max ranks, and max nodes, for which the bound is computed.
 _MOST_SETS = 8
-#: Max number of values to which numbers of contributions, and of reached ranks, are rounded up.
+#: Approximate max length of a list of (tick, number) labels; numbers of longer lists are rounded up to fewer
+#: values.
 _MOST_STEPS = 12
 #: Max starting ranks for which shortest paths also limit the times.
 _MOST_RANKS = 256

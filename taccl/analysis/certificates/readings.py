@@ -70,7 +70,7 @@ def _reversed_if_to_root(problem: Problem) -> Problem:
 
 
 def over_links(problem: Problem, *, shared: bool) -> Problem:
-    """Return the problem with only the links of reducing switches (`shared`), or with all links but these."""
+    """Return the problem with only the links of reducing switches (`shared`), or without these links."""
     several = set(shared_links(problem.topology))
     if not several and not shared:
         return problem

@@ -42,8 +42,8 @@ from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import set_of_rank
 from taccl.problem.problem import Problem
 
-#: Numbers k of last entries (of chunks into the sets) to try: every k up to the first value, then in steps
-#: of a quarter up to the second.
+#: Values of k, the number of last entries considered: every k up to the first figure. Above it, k grows by a
+#: quarter from one value to the next, up to the second figure.
 _EVERY, _MOST = 16, 256
 #: Max number of thresholds `least` tried: chunks count if at least `least` ranks of a set want them.
 _MOST_SIZES = 4
@@ -185,8 +185,9 @@ class TailSpread:
         def gates(chosen: NDArray[np.bool_], of_set: Ints, since: Ints | None = None) -> Gates:
             return gates_of(costs, np.flatnonzero(used & chosen), of_set, since)
 
-        #: Gates (bottleneck resources) of sends into the sets: in total, by set, by receiving rank; and of
-        #: sends inside the sets, by receiving rank.
+        #: Gates (bottleneck resources) of sends into the sets, as one group (`enter`), by set (`into_set`),
+        #: and by receiving rank (`direct`). `inside` has the gates of sends inside the sets, by receiving
+        #: rank.
         self.enter, self.into_set = gates(enters, none, release), gates(enters, dst)
         self.direct, self.inside = gates(enters, costs.dst, release), gates(inside, costs.dst)
         #: (num_ranks,) min ticks until 1, 2, ... ranks can hold a chunk that entered at one of them.
@@ -292,7 +293,7 @@ class TailSpread:
         )
 
     def _reached(self, entries: Ints, pairs: int) -> Ints:
-        """(pairs,) earliest ticks of 1, 2, ... pairs, from the distances between entry points and ranks."""
+        """(pairs,) earliest ticks of 1, 2, ... (chunk, rank) pairs, by distances of ranks to entry points."""
         some = entries[:pairs]
         if not self.near.any() or len(some) * len(self.near) > _MOST_WAYS:
             return np.repeat(entries[:1], pairs)

@@ -1,9 +1,9 @@
 """Sum flow: a bound on sums from sends that end early in a schedule, or start late in it.
 
-Consider the sends that carry one byte of a sum of n ranks, at any time. At least n of them have ended or have
-not started, unless many are under way: n - 1 for each one below n. A resource carries one send after another,
-each with its latency, so few bytes can be in sends that end early or start late. This bounds the makespan.
-See docs/formulation.md, "Sum flow".
+Consider the sends that carry one byte of a sum of n ranks. At any time, A of them have ended, B have not
+started, and C are under way. Then ``A + B + C / (n - 1) >= n``, as docs/formulation.md, "Sum flow", proves.
+A resource carries one send after another, each with its latency, so few bytes can be in sends that end early
+or start late. This bounds the makespan.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from taccl.problem.problem import Problem
 
 #: Max early sends over a resource, roughly, for which the bound is computed.
 _MOST_SENDS = 200
-#: Values of `SumFlow.price` to try, in multiples of the least that the proof admits.
+#: Values of `SumFlow.price` to try, as multiples of the lowest price that the proof admits.
 _MULTIPLES = (1.0, 1.4, 2.5, 8.0)
 #: Number of horizons tried in each round, and number of rounds; each narrows the range around the best
 #: horizon.
@@ -187,7 +187,8 @@ class _Flow:
 def _gain(lane: Lane, horizon: Fraction, price: Fraction) -> Fraction:
     """Max gain of the units whose sends end before the horizon, less the price of their sends' latencies.
 
-    With m sends, the units in send i satisfy ``i alpha + beta (all + own) = horizon - idle``.
+    In an optimum, send i carries u units with ``i alpha + beta (total + u) = horizon - idle``, where total is
+    the sum of the units of all sends.
     """
     spare = horizon - lane.idle
     if not lane.alpha:

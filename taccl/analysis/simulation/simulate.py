@@ -139,7 +139,7 @@ def _scaled_gaps(events: Events, scale: Sequence[int], scale_before: Sequence[in
 def _play_tile(
     events: Events, gap: Sequence[int], before: Sequence[int] | None
 ) -> tuple[list[int], list[int]]:
-    """(starts of a tile's events, the wait of each that ends last), given the previous tile's starts."""
+    """(start of each event of a tile, index of its wait that ends last), given the previous tile's starts."""
     start, binding = [0] * events.num_events, [-1] * events.num_events
     for component in events.components:
         rounds = 0

@@ -23,8 +23,8 @@ from taccl.analysis.verification.findings import Findings
 from taccl.analysis.verification.loops import count_links, fitted
 from taccl.analysis.verification.named_sums import NamedSums
 
-#: A check of a clause, in two parts: True for each send of a block that breaks the clause; and the message
-#: for such a send, from its chunk, its link, and True if it travels to the chunk's root.
+#: First part of the check of a clause: True for each send of a block that breaks the clause. Second part:
+#: function (chunk, link, True if the chunk travels to its root) -> message for a send that breaks it.
 _Breaks: TypeAlias = "Callable[[Sends], NDArray[np.bool_]]"
 _Says: TypeAlias = "Callable[[int, int, bool], str]"
 
@@ -213,7 +213,8 @@ def check_order(columns: Columns, findings: Findings, reducing: NDArray[np.bool_
     is_asked = facts.marked(columns.clauses.own_first)
     is_start = np.zeros((len(facts.starts.sets), facts.num_ranks), bool)
     is_start[pairs(facts.starts.sets)] = True
-    #: Earliest start of relayed chunks in each lane, in ticks; and the own chunk that determines it.
+    #: `free_from`: Earliest tick at which relayed chunks may start in each lane. `due_to`: The link's own
+    #: chunk that determines this tick; -1 if there is none.
     free_from, due_to = np.full((2, 2 * facts.num_links), [[np.iinfo(np.int64).min], [-1]])
 
     def lanes() -> Iterator[tuple[NDArray[np.int64], ...]]:

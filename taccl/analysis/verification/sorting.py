@@ -50,7 +50,7 @@ def sorted_blocks(
 
 
 def _end(first: NDArray[np.int64], low: int, most: int) -> int:
-    """End of the chunks from `low` on with at most `most` transfers together; at least one chunk."""
+    """End (exclusive) of the chunks from `low` on that have at most `most` transfers; at least one chunk."""
     return max(low + 1, int(np.searchsorted(first, first[low] + most, side="right")) - 1)
 
 

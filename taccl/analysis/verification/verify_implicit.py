@@ -37,7 +37,8 @@ from taccl.topology.translations import CyclicProduct, LinkClass, Translations
 
 #: Max faulty rows to list for each rule.
 _MOST = 5
-#: Max ratio of all (item, place) pairs to used ones for a dense table; above it, a sparse one.
+#: Max ratio of all (item, place) pairs to used ones for which a table is dense; above it, the table is
+#: sparse.
 _SPARSE = 8
 _NEVER = 2**62
 

@@ -29,7 +29,8 @@ class Facts:
 
     def __init__(self, problem: Problem, *, divisible: bool, in_network: bool | Literal["only"]) -> None:
         self.problem, self.divisible = problem, divisible
-        #: True if all switches are assumed to reduce; and True if only reduction links add contributions.
+        #: The first is True if all switches are assumed to reduce. The second is True if only reduction links
+        #: add contributions.
         self.in_network, self.only_switches_add = in_network is True, in_network == "only"
         self.topology, self.collective, self.clauses = problem.topology, problem.collective, problem.clauses
         self.units = problem.costs.chunk_units.tolist()

@@ -138,7 +138,7 @@ def passages_of(
 def by_place(
     sets: Iterable[Iterable[GatePassage]], key: Callable[[GatePassage], tuple[object, ...]]
 ) -> list[set[GatePassage]]:
-    """Sort the passages of each set by `key`; return all first ones, all second ones, and so on."""
+    """Sort the passages of each set by `key`; then group them by position over all sets."""
     places: dict[int, set[GatePassage]] = defaultdict(set)
     for gates in sets:
         for place, gate in enumerate(sorted(gates, key=key)):

@@ -295,7 +295,7 @@ def fastest(gates: Gates) -> Gates:
 
 
 def _by_place(gates: Gates, *keys: Ints) -> list[Ints]:
-    """Sort the gates of each set by `keys`; return indices of all first ones, all second ones, and so on."""
+    """Sort the gates of each set by `keys`; for each position, indices of the gates at it in all sets."""
     order = np.lexsort((*reversed(keys), gates.of_set))
     _, sizes = np.unique(gates.of_set, return_counts=True)
     place = np.concatenate([np.arange(number) for number in (0, *sizes.tolist())])

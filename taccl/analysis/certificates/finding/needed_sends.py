@@ -115,7 +115,10 @@ class NeededSends:
         return alike and self.single_ended and not self.problem.collective.derivations and not in_network
 
     def both_directions(self) -> Iterator[tuple[NeededSends, bool]]:
-        """Yield (self, False); if chunks start at fewer ranks than want some, also (time-reversed, True)."""
+        """Yield (self, False), and (needed sends of the time-reversed problem, True) if that may differ.
+
+        The time-reversed problem is used only if fewer ranks start with chunks than want chunks.
+        """
         yield self, False
         chunks = self.problem.collective.chunks
         starts, ends = ({r for c in chunks for r in getattr(c, side)} for side in ("origins", "destinations"))
