@@ -22,18 +22,23 @@ from taccl._internal.value_readers import Reader
 from taccl._internal.value_readers import whole_number as whole_number
 from taccl.errors import InputError
 
-#: Types for annotations. Whole numbers of at least 1, of at least 0, and of at least 2.
+#: Annotation of whole numbers of at least 1.
 Count = int
+#: Annotation of whole numbers of at least 0.
 Natural = int
+#: Annotation of whole numbers of at least 2.
 AtLeastTwo = int
 #: Number, or an infinity, which may be the text ``"inf"`` or ``"-inf"``.
 Extended = float
-#: Whole number of bytes, and of MB, which may be text such as ``"4GB"``; a size, usually as text.
+#: Whole number of bytes, which may be text such as ``"4GB"``.
 Bytes = int
+#: Whole number of MB, which may be text such as ``"4GB"``.
 Megabytes = int
+#: A size, usually as text.
 Size = int | float | str
-#: Finite number of seconds above 0, and of at least 0, which may be text such as ``"60s"``.
+#: Finite number of seconds above 0, which may be text such as ``"60s"``.
 Seconds = float
+#: Finite number of seconds of at least 0, which may be text such as ``"60s"``.
 Duration = float
 #: Finite share of at least 0, which may be text such as ``"1%"``.
 Share = float

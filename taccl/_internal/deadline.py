@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-#: File with the run time and waiting time of the calling thread in ns; minimum run time in seconds between
-#: two evaluations.
+#: File with the run time and the waiting time of the calling thread, in ns. Min seconds of run time between
+#: two evaluations of this file.
 _RUN_TIMES, _LEAST_RUN_S = "/proc/thread-self/schedstat", 0.2
 
 
@@ -93,7 +93,7 @@ T = TypeVar("T")
 _TICK_S = 0.1
 #: Seconds to wait for the work's result once time is up or Ctrl-C came.
 _PATIENCE_S = 0.75
-#: Name of threads that may be abandoned; seconds that the interpreter's exit waits for each.
+#: Name of threads that may be abandoned. Seconds that the exit of the interpreter waits for each of them.
 _LEFT_BEHIND, _LAST_WAIT_S = "taccl-work", 5.0
 
 
@@ -122,8 +122,8 @@ class Cancellation:
     def __init__(self) -> None:
         self.why = ""
         self._signals: list[NDArray[np.int64]] = []
-        #: Stack of scopes, the outermost first, and the function that returns the done part of the innermost.
-        #: Replaced, never modified, as another thread reads it.
+        #: Stack of scopes, the outermost first; and function that returns the done part of the innermost
+        #: scope. The pair is replaced, never modified, as another thread reads it.
         self._under_way: tuple[tuple[_Scope, ...], Callable[[], float] | None] = (_Scope("", 1.0, 0.0),), None
         self._known: float | None = None
         self._doing = ""

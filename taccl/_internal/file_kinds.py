@@ -123,8 +123,9 @@ _ADVICE |= dict.fromkeys(_BINARY, PICTURED) | {
     "table in Parquet": "if taccl wrote it, give the schedule that it was made of; else save it as text",
 }
 _ADVICE |= {each.name: each.advice for each in TEXTS}
-#: Kinds that `taccl fit` reads, and kinds that `taccl show` reads.
+#: Kinds of files that `taccl fit` reads.
 LOGS = tuple(name for name, advice in _ADVICE.items() if advice in (FIT, FIT_TABLE))
+#: Kinds of files that `taccl show` reads.
 SHOWN = tuple(name for name, advice in _ADVICE.items() if advice.startswith("`taccl show {file}`"))
 
 

@@ -19,8 +19,9 @@ _COMMA_ROW, _OTHER_ROW = (
     rf" {{0,20}}{_NUMBER}{after} {{0,20}}(?=[{mark}]|$)"
     for mark, after in ((",", _UNIT), (r";\t", r"(?:,\d+)?"))
 )
-#: Header of a table of times, and of the CSV that `taccl compare` writes.
+#: Header of a table of times.
 _TIMES_HEAD = r"[#|\t \"]*((message|msg|buffer|data)[ _])?(size|bytes)\b.*(\b|_)(time|latency|\w*bw)\b"
+#: Header of the CSV that `taccl compare` writes.
 _COMPARISON_HEAD = r"[\w,]*\bbackend,[\w,]*\bfinish_us,"
 #: Beginning of a matrix: a row with commas, below comments and at most one header; or the matrix of
 #: p2pBandwidthLatencyTest.

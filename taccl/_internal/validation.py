@@ -27,9 +27,11 @@ UNION_TAGS = {"as-table": "a table", "as-word": "a word", "as-pairs": "a list of
 _NO_FIELDS = {*UNION_TAGS, "[key]", "int", "list[int]", "constrained-int", "list[constrained-int]"}
 
 Model = TypeVar("Model", bound=BaseModel)
-#: Whole numbers of at least 1, and of at least 0; exact costs.
+#: Whole number of at least 1.
 Positive = Annotated[int, Field(strict=True, ge=1)]
+#: Whole number of at least 0.
 Index = Annotated[int, Field(strict=True, ge=0)]
+#: Exact cost, nonnegative.
 Cost = Annotated[Fraction, BeforeValidator(exact)]
 
 

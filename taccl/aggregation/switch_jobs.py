@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from taccl.topology.in_network import InNetwork
 
 FORMAT, VERSION = "taccl-switch-job", 1
-#: Limits of SwitchML's prototype: workers of a session, slots, and numbers of a packet.
+#: Limits of SwitchML's prototype. Max workers of a session. Max slots. Possible numbers of values in a
+#: packet.
 _MOST_WORKERS, _MOST_SLOTS, _PACKET_NUMBERS = 32, 8192, (64, 256)
 _NUMBER_BYTES = {"int32": 4, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 

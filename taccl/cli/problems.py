@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 
 
 #: Max arrivals of chunks and contributions for which baselines compare protocols (about 2 s; 9 s if 32 ranks
-#: reduce); max arrivals for which bounds compare them.
+#: reduce). Max arrivals for which bounds compare them.
 _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
 
 
-#: Expected CPU seconds: fixed part of a bound under one protocol; then seconds per link of a bound, of an
-#: estimate, and of a baseline.
+#: Expected CPU seconds for the fixed part of a bound under one protocol. Expected CPU seconds per link: of a
+#: bound, of an estimate, and of a baseline.
 _BOUND_S, _BOUND_S_PER_LINK, _ESTIMATE_S_PER_LINK, _BASELINE_S_PER_LINK = 0.1, 8e-5, 2e-5, 2e-5
 
 
-#: Min bytes of a chunk of layers, as in the paper on PHub. Then usual number of chunks per server; with 64,
-#: the pulls of the last chunks add 1.6 % to the time.
+#: Min bytes of a chunk of layers, as in the paper on PHub. Usual number of chunks per server: with 64, the
+#: pulls of the last chunks add 1.6 % to the time.
 _LEAST_CHUNK, _CHUNKS_PER_SERVER = 32_000, 64
 
 

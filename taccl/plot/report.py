@@ -292,7 +292,7 @@ def _word(value: object) -> str:
     return shown(text, 2000)
 
 
-#: Gap above which a longer search is the first advice; and ratio of bandwidths that counts as a difference.
+#: Min gap at which a longer search is the first advice. Min ratio of bandwidths that counts as a difference.
 _WIDE_GAP, _DIFFERS = 0.05, 1.005
 #: Max number of next actions that a verdict names.
 _MOST = 3

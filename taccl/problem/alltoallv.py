@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Clauses, Problem
     from taccl.topology.topology import Topology
 
-#: Number of chunks of the busiest rank's data, unless latency demands fewer; approximate max number of chunks
+#: Number of chunks of the busiest rank's data, unless latency demands fewer. Approximate max number of chunks
 #: of all pairs together.
 _CHUNKS_OF_A_RANK, _MOST_CHUNKS = 64, 30_000
 _SKEW = re.compile(r"(zipf|hot):(\d+(?:\.\d*)?|\.\d+)")

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     #: (nodes at the start, nodes at the end) of a link or of a chunk's transit.
     _Nodes: TypeAlias = tuple[frozenset[int], frozenset[int]]
 
-#: Subject of a clause: links, chunks (or chunks of process groups) on links, number of links on a path, order
-#: of sends over a link, merged sends; or only the search.
+#: Subject of a clause: links ("link"), chunks on links ("chunk"), chunks of process groups on links
+#: ("group"), the number of links on a path ("path"), the order of sends over a link ("order"), or merged
+#: sends ("merge"). A clause of scope "search" constrains no schedule.
 Scope: TypeAlias = Literal["link", "chunk", "group", "path", "order", "merge", "search"]
 #: Scopes of clauses that constrain schedules; the other clauses only guide the search.
 BINDING: tuple[Scope, ...] = ("link", "chunk", "group", "path", "order", "merge")

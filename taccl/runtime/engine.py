@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from taccl.program.program import Program, Slot
     from taccl.runtime.buffers import RankMemory
 
-#: Max and min seconds to sleep while nothing progresses: short compared with a message, long compared with a
-#: poll.
+#: Max seconds to sleep while nothing progresses: short compared with a message.
 _LONGEST_SLEEP_S = 1e-3
+#: Min seconds to sleep while nothing progresses: long compared with a poll.
 _SHORTEST_SLEEP_S = 2e-5
 #: Polls without a sleep, if every rank has a core of its own.
 _EAGER_LOOKS = 2000

@@ -26,7 +26,8 @@ _TERMINATE_S = 1.0
 _KILL_S = 5.0
 _POLL_S = 0.02
 _NUM_STDERR_LINES = 8
-#: Files for stdout and stderr of mpiexec and the ranks, in the folder of the job.
+#: Name of the file for the stdout of mpiexec and the ranks, in the folder of the job. Name of the file for
+#: their stderr.
 _SAID, _COMPLAINED = "said", "complained"
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Costs
     from taccl.schedule.precedence import Precedence
 
-#: Cause of these waits.
+#: Value of `cause` in waits for clauses.
 CLAUSE = -3
 
 

@@ -124,7 +124,7 @@ class _Internode(Table):
 
 class _Hyperparameters(Table):
     input_chunkup: Positive = 1
-    #: Unused by the published tool.
+    #: Field that the published tool does not use.
     heuristic: Any = None
 
 

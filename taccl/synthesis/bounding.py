@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: On a busy machine, largest share of the time left for the bound over all chunkings.
+#: Max share of the time left for the bound over all chunkings, on a busy machine.
 _MOST_EVERY_SHARE = 0.3
-#: On a busy machine, the bound over all chunkings may run past the limit by up to this many times its
-#: minimum.
+#: Time that the bound over all chunkings may take on a busy machine even if little is left, as a multiple of
+#: its minimum.
 _LATE_TIMES = 1.0
 #: Max hops of a problem whose bound is computed without a time limit (fractions of a second).
 _BRIEF_HOPS = 5_000

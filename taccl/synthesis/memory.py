@@ -31,7 +31,8 @@ if TYPE_CHECKING:  # execution of programs imports this module for the free memo
 
 #: Bytes per transfer of a whole schedule while it is written to a file.
 _FILE_BYTES = 400
-#: Bytes per hop of a route: in the kernel's orders and queues, and in the columns of sends that it fills.
+#: Bytes per hop of a route in the kernel's orders and queues. Bytes per hop in the columns of sends that the
+#: kernel fills.
 _HOP_BYTES, _SENT_BYTES = 37, 12
 #: Number of trees kept for every set of origins.
 _NUM_TREES = 8
@@ -39,11 +40,11 @@ _NUM_TREES = 8
 _REROUTED_BYTES = 14
 #: Bytes per (rank, chunk) pair if chunks go to some ranks only: best and current trees, and destinations.
 _TREE_BYTES = 12
-#: Verifier: bytes per row of a block, and further bytes per resource that a send holds until its end; rows
-#: per block.
+#: Bytes of the verifier per row of a block. Further bytes per row for each resource that a send holds until
+#: its end. Number of rows per block.
 _VERIFIED_ROW_BYTES, _HELD_ROW_BYTES, _BLOCK = 90, 90, 1 << 18
-#: Bytes for the computation of the lower bound: its library, and per link of the linear program; max links of
-#: that program.
+#: Bytes of the library that computes the lower bound. Further bytes per link of its linear program. Max links
+#: of that program.
 _PROOF_BYTES, _PROOF_LINK_BYTES, _MOST_PROOF_LINKS = 60 * 10**6, 30_000, 16_000
 #: Share of the free memory that may be used if the caller gives no limit.
 _MEMORY_SHARE = 0.8

@@ -26,7 +26,8 @@ from taccl.schedule.schedule import Schedule
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Values of `Result.stopped`: the caller's rule ended the search, or it reached the gap that was asked for.
+#: Value of `Result.stopped` if the caller's rule ended the search. Its value if the search reached the
+#: requested gap.
 STOPPING_RULE, GAP_MET = "stopping rule", "gap met"
 #: Headings of the table of stages.
 STAGE_COLUMNS = ("stage", "solver", "status", "seconds", "finish", "its bound", "")

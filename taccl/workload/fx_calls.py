@@ -94,7 +94,7 @@ def called(graph: Graph, given: Arguments | None = None, *, item: int | None = N
 
 
 def _json(call: _Call, raw: Arguments) -> str:
-    """Arguments of a call as JSON; its operands are collected."""
+    """Arguments of a call as JSON; its tensors are added to the operands of the call."""
     graph, schema = call.graph, call.graph.node.target._schema
     positional, named = list[Any](), dict[str, Any]()
     for argument in schema.arguments:
@@ -334,7 +334,7 @@ def _convolution_grad(item: int | None) -> Rule:
     return rule
 
 
-#: Operators along the axes `dim`, which all other axes leave apart.
+#: Operators that work along the axes `dim`; each index of the other axes is treated separately.
 _ALONG = (
     "topk", "sort", "argsort", "msort", "kthvalue", "mode", "cumsum", "cumprod", "cummax", "cummin",
     "logcumsumexp", "logsumexp", "argmax", "argmin", "amax", "amin", "max", "min", "median", "nanmedian",

@@ -128,7 +128,7 @@ def _reduced(graph: Graph, given: Arguments, total: Named, size: int) -> Named:
 
 
 def _source(graph: Graph, value: Any) -> Any:
-    """Operand of a collective that moves slices; a sum of known parts is what each rank has of its own."""
+    """Operand of a collective that moves slices; for a partial tensor, the ranks' own parts if known."""
     if isinstance(value, (Stacked, Own)) or not graph.mesh.partial(graph.tensor(value)):
         return value
     return own_of(graph, Named(graph.name_of(value))) or value

@@ -52,9 +52,9 @@ def _in_evaluation(graph: Graph, given: Arguments) -> Any:
 
 
 def _by_channel(graph: Graph, value: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """(values of each channel at each rank, function that undoes this).
+    """(values of each channel at each rank, function that restores the shape of `value`).
 
-    The first has the shape (ranks, channels, values of a rank).
+    The values have the shape (ranks, channels, values of a channel at one rank).
     """
     named = Named(graph.name_of(spread(graph, value)))
     tensor, mesh = graph.tensor(named), graph.mesh
@@ -79,7 +79,7 @@ def _by_channel(graph: Graph, value: Any) -> tuple[Any, Callable[[Any], Any]]:
 def _in_training(graph: Graph, given: Arguments) -> list[Deferred]:
     """(batch norm by a rank's own means and variances, means, reciprocal deviations, updated statistics).
 
-    The note of means and deviations is epsilon, with which gradients recompute them.
+    The `Deferred.note` of means and deviations is epsilon, as gradients recompute both with it.
     """
     x, epsilon, of = given["input"], given["eps"], f"of {graph.node.name}"
     count = len(graph.local_shape(x))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from taccl.workload.costs import Rates
     from taccl.workload.workload import Workload
 
-#: If a step balanced over dimensions has at most this gap, no other collectives are synthesized for it.
+#: Max gap of a step balanced over dimensions at which no other collectives are synthesized for it.
 _SETTLED = 0.02
 
 

@@ -95,7 +95,7 @@ def _join(
 
 
 def _cut(workload: Workload, name: str, axis: int) -> tuple[frozenset[str], frozenset[int]]:
-    """(dimensions that slice an operation's tensors on its tile axis, their lengths on that axis)."""
+    """(mesh dimensions that slice an operation's tensors on its tile axis, lengths of the tensors there)."""
     if (name, axis) not in workload.cuts:
         out, grid = workload.tensors[name], workload.grid
         every = [(out, axis)]

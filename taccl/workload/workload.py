@@ -143,7 +143,7 @@ class Workload:
 
     @cached_property
     def _reached(self) -> tuple[dict[str, int], dict[int, int], dict[int, int]]:
-        """Units of the step, and what each depends on; see `tiling.reached`."""
+        """({operation: its unit}, units that each unit needs, units that need it); see `tiling.reached`."""
         return reached(self, self._units)
 
     @property

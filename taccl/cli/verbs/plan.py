@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from taccl.sketch.sketch import Sketch
     from taccl.topology.topology import Topology
 
-#: Time reserved for writing the files: share of the time limit; min CPU seconds; max share of the limit that
-#: this minimum may take.
+#: Share of the time limit that is reserved for writing the files. Min CPU seconds reserved. Max share of the
+#: limit that this minimum may take.
 _WRITING_SHARE, _WRITING_S, _MOST_WRITING_SHARE = 0.1, 1.0, 0.35
 
 _instances = reader(lambda w: w if w == "auto" else whole(w), bool, "auto or a positive whole number")

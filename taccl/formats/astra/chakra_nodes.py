@@ -212,7 +212,7 @@ def _packed(content: bytes) -> list[int]:
 
 
 def _varint(content: bytes, at: int) -> tuple[int, int]:
-    """Value of the varint at position `at`, and the position after it."""
+    """(value of the varint at position `at`, position after the varint)."""
     value = shift = 0
     while True:
         byte = content[at]

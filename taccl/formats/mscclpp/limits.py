@@ -12,8 +12,8 @@ OPERATIONS = (
     "nop", "put", "ppkt", "copy", "upkt", "re", "repkt", "signal", "wait", "flush", "sem_acquire",
     "sem_release",
 )  # fmt: skip
-#: Limits of MSCCL++ 0.9.0 (``src/core/include/execution_common.hpp``): operations and ids of a threadblock,
-#: channels and buffers of an operation.
+#: Limits of MSCCL++ 0.9.0 (``src/core/include/execution_common.hpp``). Max operations of a threadblock. Max
+#: ids of a threadblock. Max channels of an operation. Max buffers of an operation.
 _MAX_OPERATIONS, _MAX_IDS, _MAX_CHANNELS, _MAX_BUFFERS = 64, 16, 8, 10
 
 

@@ -24,9 +24,11 @@ _COMMAS = re.compile(r"\bGPU\d+\s*,\s*\w+\d+\s*,", re.MULTILINE)
 NVLINK = re.compile(r"^NV([1-9]\d{0,2})$")
 #: {cell of earlier drivers: current name}.
 _EARLIER_CELLS = {"SOC": "SYS"}
-#: Patterns: one cell; several cells without spaces between them; a last cell joined to the affinity.
+#: Pattern of one cell.
 _CELL = r"X|SYS|SOC|NODE|PHB|PXB|PIX|NV[1-9]\d*"
+#: Several cells without spaces between them.
 _GLUED = re.compile(rf"(?:{_CELL}){{2,}}")
+#: The last cell of a row, joined to the affinity after it.
 _GLUED_AFFINITY = re.compile(rf"({_CELL})(N/A|\d[\d,-]*)")
 _GLUED_COLUMNS = re.compile(r"(?<=\d)(?=(?:GPU|NIC|mlx\d+_)\d|CPU Affinity)")
 ONE_SWITCH, SWITCHES, ONE_CPU = {"PIX"}, {"PIX", "PXB"}, {"PIX", "PXB", "PHB", "NODE"}

@@ -35,10 +35,11 @@ from taccl.topology.topology import Topology
 
 REMEDY = "write the file again with the tool that made it"
 
-#: Index of a rank, chunk or link; count of parts; start in tenths of a unit, limited so that the tick grid
-#: does not overflow.
+#: Index of a rank, chunk or link.
 _Index = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+#: Number of parts.
 _Count = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
+#: Start in tenths of the file's unit of time, limited so that the tick grid does not overflow.
 _Tenths = Annotated[int, Field(strict=True, ge=0, le=10**15)]
 
 #: Name of a topology: kind of machine, name of the topology file, and often the number of ranks per node.

@@ -22,7 +22,8 @@ from taccl.sketch.apply import carried
 CONNECTIONS, INSIDE, RELAYS = "internode.connections", "intranode.links", "internode.relays"
 CROSSING, OWN_FIRST, SWITCH = "internode.crossing", "internode.own_before_relayed", "switch"
 
-#: Costs of edits: to add an item, to set a number, to remove one sender's entry, to remove a whole clause.
+#: Costs of edits: to add an item, to set a number, to remove the entry of one sender, to remove a whole
+#: clause.
 _ADD, _SET, _REMOVE_ENTRY, _REMOVE_CLAUSE = 1, 1, 2, 4
 
 
@@ -32,8 +33,8 @@ class Edit:
 
     clause: str
     verb: str  # "add", "allow", "remove entry", "remove" or "set"
-    #: Items added or removed: (src, dst) pairs, (sender, origin) pairs of relays, (sender,) or (link,); or
-    #: the number that is set. Empty if the whole clause is removed.
+    #: Items that the edit adds or removes: (src, dst) pairs, (sender, origin) pairs of relays, (sender,) or
+    #: (link,). For an edit that sets a number, the number alone. Empty if the edit removes the whole clause.
     items: tuple[tuple[int, ...], ...]
     cost: int
 

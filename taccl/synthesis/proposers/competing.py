@@ -45,19 +45,20 @@ _FIRST_TIMES, _SAFE_SHARE = 2.0, 0.8
 _BEST_FIRST_SHARE = 0.2
 #: Entry of `tried_finer` once finer chunks of recursive multiplying were chosen by estimated finishes.
 BY_ESTIMATE = "multiplying by estimate"
-#: The compiled list scheduler as a baseline: its name, CPU seconds to load it, and CPU seconds per 10,000
-#: arrivals, for chunks that are only copied and for sums.
+#: Name of the compiled list scheduler as a baseline. CPU seconds to load it. CPU seconds that it needs per
+#: 10,000 arrivals: of copied chunks, and of sums.
 _COMPILED, _LOAD_S, _RUN_S = "compiled list scheduler", 0.5, (0.3, 1.0)
 
 
-#: CPU seconds of verifier and bound at the end, per link and per transfer; max share of the time reserved.
+#: CPU seconds of verifier and bound at the end, per link. The same per transfer. Max share of the time
+#: reserved for both.
 _RESERVE_S_PER_LINK, _RESERVE_S_PER_TRANSFER, _MOST_RESERVE_SHARE = 3e-5, 1.5e-5, 0.4
-#: CPU seconds to build and verify a baseline: per arrival, per link, and per transfer with named
-#: contributions.
+#: CPU seconds to build and verify a baseline, per arrival. The same per link. The same per transfer with
+#: named contributions.
 _BASELINE_S_PER_ARRIVAL, BASELINE_S_PER_LINK, _NAMED_S_PER_TRANSFER = 6e-5, 2e-5, 1e-5
-#: Baselines before the search: min CPU seconds, and max share of the time left for this minimum.
+#: Min CPU seconds for baselines before the search. Max share of the time left for this minimum.
 _LEAST_FIRST_S, _MOST_FIRST_SHARE = 1.25, 0.9
-#: Schedules balanced over dimensions: CPU seconds per transfer, and max CPU seconds in total with which one
+#: CPU seconds per transfer of a schedule balanced over dimensions. Max CPU seconds for which such a schedule
 #: is tried even after the time limit.
 _BALANCED_S_PER_TRANSFER, _BALANCED_LEAST_S = 5e-6, 0.3
 

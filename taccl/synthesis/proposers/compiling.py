@@ -61,7 +61,7 @@ COLD = (
 )
 #: Min seconds of compiling or loading kernels to be recorded as a stage.
 _NOTABLE_S = 0.005
-#: Max seconds of a worker's compilation; seconds between checks whether it has ended.
+#: Max seconds of a worker's compilation. Seconds between checks whether it has ended.
 _LONGEST_S, _TICK_S = 900.0, 0.05
 #: Nice value of workers: the search has priority.
 _NICE = 5

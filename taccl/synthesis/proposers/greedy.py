@@ -115,16 +115,16 @@ class _Machine:
         self.beta = [int(costs.link_beta[e]) for e in quotient.link_rep]
         self.claimed = [state.is_origin for state in quotient.states]
         self.stays = [_stays(quotient, m) for m in range(len(quotient.hops))]
-        #: `leaves`: source states (chunk, rank) of each hop. `left`: source states of all sends so far. Where
-        #: a rank derives a chunk, that chunk has the state of its base chunk. An offset per chunk tells the
-        #: sends of the two apart.
+        #: `leaves`: Source states (chunk, rank) of each hop. `left`: Source states of all sends so far. At
+        #: the rank that derives a chunk, the derived chunk and its base chunk share a state; an offset per
+        #: chunk tells their sends apart.
         apart = count * bool(quotient.problem.collective.derivations)
         self.leaves = [[p + apart * hop.chunk for p in hop.srcs] for hop in quotient.hops]
         self.left: set[int] = set()
-        #: If path lengths are limited: number of links that the copy at each state has passed; and for each
-        #: hop, True if it is on a path of fewest links.
+        #: Number of links that the copy at each state has passed, and the limit on this number (or None).
         self.passed, self.hop_limit = [0] * count, quotient.hop_limit
         counts = quotient.hop_limit if fewest else None
+        #: True for each hop on a path of fewest links, if path lengths are limited; otherwise for all.
         self.is_short = [
             counts is None or counts.is_shortest(m, hop, alone=quotient.single_path[hop.chunk])
             for m, hop in enumerate(quotient.hops)

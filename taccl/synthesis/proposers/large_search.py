@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from taccl.synthesis.search import Search
 
 
-#: Share of the time left for the second, better bound; min seconds for the first bound; multiple of the first
-#: bound's time that must be left for the second one to be computed.
+#: Share of the time left for the second, better bound. Min seconds for the first bound. Min time left for the
+#: second bound, as a multiple of the time that the first one took.
 _BOUND_SHARE, _LEAST_BOUND_S, _MORE_BOUND_TIMES = 0.8, 0.25, 3.0
 #: Min ranks from which a result waits for its first bound, however long that takes.
 _PATIENT_RANKS = 1_000
-#: Verification of copies: microseconds per transfer, max share of the time left, and seconds that are always
-#: allowed.
+#: Microseconds to verify a transfer of a copied chunk. Max share of the time left for verification. Seconds
+#: of verification that are always allowed.
 _VERIFY_COPY_US, _VERIFY_SHARE, _BRIEF_S = 0.2, 0.5, 0.5
 
 

@@ -38,12 +38,15 @@ if TYPE_CHECKING:
     from taccl.synthesis.kernels.fabric import Demand, Fabric, Floats, Ints
 
 
-#: Max sends over all runs; max runs, and max runs along trees. There are at least two runs.
+#: Max sends over all runs; there are at least two runs.
 _TOTAL_SENDS = 200_000
+#: Max runs along paths.
 _MOST_RUNS = 40
+#: Max runs along trees.
 _MOST_TREE_RUNS = 100
-#: Priority rules that are tried in turn along the same paths; number of seeds tried along the same trees.
+#: Priority rules that are tried in turn along the same paths.
 PATH_RULES = ("in step", "latest start", "spread", "travel time", "in step")
+#: Number of seeds tried along the same trees.
 _TREE_ORDERS = 2
 _STARTS = {"latest start": latest_starts, "spread": spread_starts}
 _WAITING = (0.25, 4.0, 1.0, 16.0)  # price of a tick of waiting in the search for trees, in rotation

@@ -37,37 +37,42 @@ if TYPE_CHECKING:
 #: Exponents in the congestion prices of trees, pass by pass (the price grows with load ** 2 ** exponent).
 #: They are low at first, so that trees spread out, and steep at the end, when only the largest loads matter.
 TREE_EXPONENTS = (0, 1, 2, 3, 4, 5, 5, 6)
-#: Congestion price of the most loaded resource, per tick that a send occupies it, for trees and for paths. It
-#: is added to the send's duration. Then the cost of each tick by which a chunk reaches a rank later.
+#: Congestion price of the most loaded resource in the search for trees, per tick that a send occupies it. The
+#: price is added to the send's duration.
 _TREE_WEIGHT = 8.0
+#: The same price in the choice of paths.
 _PATH_WEIGHT = 4.0
+#: Cost of each tick by which a chunk reaches a rank later.
 _WAITING = 0.25
 #: Max links visited by all passes over all trees (several seconds).
 _MOST_STEPS = 1_000_000_000
 #: Max links visited by all passes of the search for routes through relays. With more chunks there are fewer
 #: passes, but at least one.
 KEPT_STEPS = 480_000_000
-#: Exponents of prices, with an entry for each tree from which paths are chosen: in the search for the tree,
-#: and in the choices of paths after it. They are low at first, so that paths differ, and high at the end.
+#: Exponent of prices in the search for each tree from which paths are chosen. Exponents are low at first, so
+#: that paths differ, and high at the end.
 _PATH_EXPONENTS = (0, 2, 3, 4, 4, 4, 5, 5)
+#: Exponents of prices in the choices of paths after the search for each tree, one for each choice.
 _PATH_CHOICES = ((1,), (3,), (4,), (5,), (5, 6), (5, 6), (6,), (6,))
 _PATIENCE = 2  # consecutive trees without a lower peak after which no further tree is searched
-#: For each pass of rerouting: exponent of prices, price of a tick of the most loaded resource, and share of
-#: the peak from which a resource counts as overloaded. In the last passes any detour is better than a peak.
+#: (exponent of prices, price of a tick of the most loaded resource, share of the peak from which a resource
+#: counts as overloaded) for each pass of rerouting. In the last passes, any detour is better than a peak.
 _EVENING = tuple((exponent, _TREE_WEIGHT, 0.8) for exponent in (3, 4, 5, 5, 6, 6))
 _LOWERING_PEAKS = ((7, 1000.0, 0.97),) * 12
 #: Number of consecutive `_LOWERING_PEAKS` passes without a lower peak, after which rerouting ends.
 _REROUTING_PATIENCE = 4
-#: Max links visited in a pass that searches a path for each chunk alone; nanoseconds per link (estimate).
+#: Max links visited in a pass that searches a path for each chunk alone. Estimated nanoseconds per link
+#: visited.
 _MOST_OWN_STEPS, _OWN_LINK_NS = 20_000_000, 4
 #: Max pairs of a chunk and a rank for which paths are rerouted one by one.
 MOST_REROUTED = 20_000_000
-#: Estimated nanoseconds: to visit a link in the search for a tree; per resource of a hop in the choice of
-#: paths; and to schedule a hop. A pass only begins if the time left is at least `_MARGIN` times the estimate
-#: for it and for scheduling.
+#: Estimated nanoseconds to visit a link in the search for a tree.
 _LINK_NS = 25
+#: Estimated nanoseconds per resource of a hop in the choice of paths.
 _CHOICE_NS = 35
+#: Estimated nanoseconds to schedule a hop.
 _QUEUE_NS = 1000
+#: Min ratio of the time left to the estimate for a pass and for scheduling, for the pass to begin.
 _MARGIN = 1.3
 
 

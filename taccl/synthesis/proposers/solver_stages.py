@@ -27,7 +27,7 @@ from taccl.synthesis.result import ModelRun
 from taccl.synthesis.search import Search
 from taccl.synthesis.symmetry.quotient import Quotient
 
-#: Min seconds of a job shop, and of a contiguity model.
+#: Min seconds of a job shop. Min seconds of a contiguity model.
 _LEAST_S, _LEAST_CONTIGUITY_S = 0.2, 1.0
 #: Tolerance, in ticks, when a solver's bound is rounded up to a whole tick.
 _TICK_SLACK = 1e-3
@@ -41,12 +41,13 @@ _NEXT_SEED = 1_000_003
 #: multiplied by one of the factors, drawn at random.
 _FREE_FIRST, _FREE_LEAST, _FREE_MOST = 0.2, 0.1, 0.6
 _FREE_STEPS = (0.8, 1.0, 1.3)
-#: Share of rounds that free the last arrivals; factor on this share after such a round, until the incumbent
-#: improves; and the share of these rounds that demand a schedule that meets the bound.
+#: Share of rounds that free the last arrivals. Factor on this share after such a round, until the incumbent
+#: improves. Share of these rounds in which the schedule must meet the bound.
 _LAST_SHARE, _LAST_LESS_OFTEN, _LAST_BOUND_SHARE = 0.5, 0.7, 0.7
 #: Share of the other rounds that free random states; the rest free states reached near a random time.
 _RANDOM_SHARE = 0.5
-#: Seconds of a round: base, base for the last arrivals, extra per optional hop, and max.
+#: Seconds of a round. Seconds of a round that frees the last arrivals. Further seconds per optional hop. Max
+#: seconds of any round.
 _ROUND_S, _LAST_ROUND_S, _ROUND_S_PER_HOP, _MOST_ROUND_S = 1.0, 0.6, 0.001, 4.0
 
 

@@ -47,10 +47,10 @@ from taccl.synthesis.transforms.halves import (
 #: Max hops of a problem for the models, per second of the time limit; at least `few_hops`, at most
 #: `most_hops`.
 _HOPS_PER_S = 50_000
-#: CPU seconds per hop of a run of the list scheduler, to turn a budget into a number of runs; and how many
-#: times the budget the runs may take on a busy machine.
+#: CPU seconds per hop of a run of the list scheduler, to turn a time budget into a number of runs. Max time
+#: of these runs on a busy machine, as a multiple of the budget.
 _RUN_S_PER_HOP, _PATIENCE = 6e-6, 4.0
-#: Seconds of the portfolio's first turn; index of the first stage that later turns repeat.
+#: Seconds of the portfolio's first turn. Index of the first stage that later turns repeat.
 _FIRST_TURN_S, _REPEATED = 4.0, 2
 #: Share of the time reserved for ruin and recreate after a named solver.
 _IMPROVED_SHARE = 0.25
@@ -62,8 +62,8 @@ _LEAST_RESTARTS_S = 0.2
 _NOISES = (0.0, 0.1, 0.5, 2.0, 8.0)
 #: Max hops for the list scheduler over any path (about 60 ms per run).
 _DETOUR_HOPS = 10_000
-#: Share of a turn for the compiled list scheduler; max seconds of the joint job shop, and of that after
-#: routing.
+#: Share of a turn for the compiled list scheduler. Max seconds of the joint job shop. Max seconds of a job
+#: shop after routing.
 _COMPILED_SHARE, _MOST_JOINT_S, _MOST_JOB_SHOP_S = 0.1, 5.0, 4.0
 
 
@@ -275,9 +275,9 @@ def too_short(search: Search) -> str:
     return f"its kernels are not compiled, and {search.limit_s:.2g} s are too few to compile them"
 
 
-#: The list scheduler: as a stage of the portfolio, and as a backend. The same for the compiled list
-#: scheduler.
+#: The list scheduler as a stage of the portfolio, and as a backend.
 _LIST, _LIST_ALONE = (OwnProposer("list scheduler", each) for each in (_first, _alone))
+#: The compiled list scheduler as a stage of the portfolio, and as a backend.
 _COMPILED, _COMPILED_ALONE = (
     OwnProposer("compiled list scheduler", partial(_compiled, share=share))
     for share in (_COMPILED_SHARE, 1.0)

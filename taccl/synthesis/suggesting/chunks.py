@@ -37,7 +37,7 @@ from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.sketched_search import is_unguided
 from taccl.synthesis.suggesting.suggest import compiled_schedule, has_kernels, quick_schedule, suggest_for
 
-#: Seconds per hop for a first sketch; with less time none is suggested.
+#: Seconds per hop that a first sketch takes; with less time left, no sketch is suggested.
 _SUGGEST_S_PER_HOP = 1.5e-6
 #: Max ratio of the finish with merging inside nodes to the finish without it, at which merging is allowed
 #: there.
@@ -45,7 +45,7 @@ _MERGING_PAYS = 0.97
 #: Max ratio of finishes after and before a short run of ruin and recreate at which phases of sums count as
 #: overlapping. Then such runs also judge the other numbers of chunks.
 _OVERLAPS = 0.95
-#: Turns of this short run of ruin and recreate; max product of turns and sends (about 0.5 s of CPU).
+#: Number of turns of the short run of ruin and recreate. Max product of turns and sends (about 0.5 s of CPU).
 _RUN_TURNS, _RUN_SENDS = 1_000, 4_000_000
 #: Max ratio of a list scheduler's finish to the earliest at which a short run also tries a number of chunks.
 _FAR = 1.1

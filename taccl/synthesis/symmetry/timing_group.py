@@ -17,8 +17,8 @@ from taccl.problem.problem import Problem
 from taccl.sketch.group import Automorphism, Symmetries, symmetry_group
 from taccl.sketch.symmetry import chunk_permutation, order, power
 
-#: Max symmetries tried; and max images of ranks, links and resources over these, which may be the tighter
-#: limit.
+#: Max symmetries tried. Max images of ranks, links and resources under all of these symmetries; it may be the
+#: tighter limit.
 _MOST_TRIED, _MOST_IMAGES = 512, 2**21
 #: Max images of ranks, links and resources under all symmetries of the subgroup that is kept.
 _MOST_KEPT = 2**25

@@ -11,8 +11,8 @@ from taccl.synthesis.transforms.switches import PlainLinks
 from taccl.synthesis.transforms.symmetry import Symmetry
 from taccl.synthesis.transforms.transform import Transform
 
-#: Transforms of the whole problem, applied and inverted by `taccl.synthesize`; and those that proposers
-#: apply.
+#: Transforms of the whole problem, which `taccl.synthesize` applies and inverts.
 OUTER: tuple[type[Transform[Any, Any]], ...] = (ReleaseDates, PlainLinks, OtherRoots)
+#: Transforms that proposers apply and invert.
 INNER: tuple[type[Transform[Any, Any]], ...] = (SingleChunk, Phases, SeparateContributions, Symmetry)
 TRANSFORMS = OUTER + INNER

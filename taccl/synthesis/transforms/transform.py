@@ -22,8 +22,9 @@ class Transform(ABC, Generic[Easier, Found]):
     - `parts`: The easier problems that are searched instead, in order.
     """
 
-    #: Name in the table of stages; and text that its inversion adds to `Result.choice`.
+    #: Name of the transform in the table of stages.
     name: ClassVar[str]
+    #: Text that the inversion adds to `Result.choice`.
     told: ClassVar[str] = ""
 
     problem: Problem
