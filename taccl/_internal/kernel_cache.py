@@ -128,7 +128,7 @@ class _FunctionCache(caching.FunctionCache):
         self._cache_file = _Files(self._cache_path, cache_name(py_func), stamp)
 
     def _index_key(self, sig: Any, codegen: object) -> tuple[Any, ...]:
-        """Key of a signature, ending with its layouts: numba's types are equal even if their fields differ."""
+        """Key of a signature, ending with its layouts: numba's types are equal even if fields differ."""
         return (*super()._index_key(sig, codegen), layouts(sig))
 
 
