@@ -12,7 +12,7 @@ class _Keeps(Protocol):
     def cache(self) -> dict[Any, Any]: ...
 
 
-#: Cache key under which a reversed topology keeps the original, to reuse arrays computed for that.
+#: Cache key under which a reversed topology keeps the original, to reuse arrays computed for the original.
 REVERSED_FROM = "reversed from"
 #: Cache key under which a topology with changed costs keeps the original. Both have the same links, and links
 #: occupy the same resources.

@@ -36,8 +36,8 @@ _RUN_TIMES, _LEAST_RUN_S = "/proc/thread-self/schedstat", 0.2
 def busy_factor() -> float:
     """Approximate seconds of wall time per second of work, by the load of the machine; at least 1.
 
-    On Linux, the run time and waiting time of the calling thread are compared since the last evaluation.
-    Elsewhere the load average of the last minute is used, or 1 if there is none.
+    On Linux, the factor follows from the run time and the waiting time of the calling thread since the last
+    evaluation. Elsewhere the load average of the last minute is used, or 1 if there is none.
     """
     try:
         with open(_RUN_TIMES, encoding="ascii") as file:

@@ -142,7 +142,10 @@ class _Slot:
 
 @dataclass
 class _Run:
-    """State of the workers, the switch and the packets in flight; `given` is by packet and worker."""
+    """State of the workers, the switch and the packets in flight.
+
+    - `given`: Contribution of each worker to each packet, indexed [packet][worker].
+    """
 
     given: list[list[int]]
     slots: int

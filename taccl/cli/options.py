@@ -98,9 +98,9 @@ def _collective(word: str, *more: str) -> str:
     return name
 
 
-#: Collective whose sizes come from a matrix; forms in which a matrix is given, for messages.
+#: `BY_MATRIX`: collective whose sizes come from a matrix. `MATRICES`: forms of such a matrix, for messages.
 BY_MATRIX, MATRICES = "alltoallv", "a CSV or .npy file, or a skew such as zipf:0.8 or hot:64"
-#: Collective of servers and workers, and its options.
+#: `EXCHANGE`: collective of servers and workers. `ROLES`: its options.
 EXCHANGE, ROLES = "exchange", ("servers", "worker_ranks", "layers", "update_us_per_mb")
 #: Size if neither a sketch nor an option states one.
 USUAL_SIZE = "64MB"

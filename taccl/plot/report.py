@@ -56,10 +56,11 @@ _MOST_SHAPES = 2400
 _MOST_DRAWN = 1_000_000
 #: Max transfers for which the certificate is checked again, which lasts as long as finding it.
 _MOST_CHECKED = 20_000
-#: Max seconds for the bound of a schedule without one. Then shares of the time budget: for each bound, and
-#: reserved for the parts after the bandwidths.
+#: `_BOUND_S`: max seconds for the bound of a schedule without one. `_BOUND_SHARE`: share of the time budget
+#: for each bound. `_REST_SHARE`: share of the time budget reserved for the parts after the bandwidths.
 _BOUND_S, _BOUND_SHARE, _REST_SHARE = 5.0, 0.2, 0.1
-#: Min seconds for each bound. Then max transfers for which pictures are always drawn, as they are quick.
+#: `_LEAST_BOUND_S`: min seconds for each bound. `_FEW_TRANSFERS`: max transfers for which pictures are always
+#: drawn, as they are quick.
 _LEAST_BOUND_S, _FEW_TRANSFERS = 0.5, 500
 
 

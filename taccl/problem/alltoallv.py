@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: of all pairs together.
 _CHUNKS_OF_A_RANK, _MOST_CHUNKS = 64, 30_000
 _SKEW = re.compile(r"(zipf|hot):(\d+(?:\.\d*)?|\.\d+)")
-#: Min size of a chunk: this number times the bytes that a resource could pass during the alpha of a hold.
+#: Min bytes of a chunk, as a multiple of the bytes that a resource could pass during the alpha of a hold.
 _HOLDS = 8
 
 

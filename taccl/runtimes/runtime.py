@@ -91,8 +91,10 @@ class Runtime:
         Max files that it loads; None if there is no limit that plans reach.
     renamed : mapping
         {MSCCL's name of a collective: the runtime's name}.
-    takes_custom, includes_most : bool
-        True if it accepts custom collectives; true if it also uses a file at its largest size.
+    takes_custom : bool
+        True if the runtime accepts custom collectives.
+    includes_most : bool
+        True if the runtime uses a file also at the largest of its sizes.
     usual_for : str
         ``"nvidia"``, ``"amd"`` or ``"any"``: plans for GPUs of this maker include files of the runtime by
         default. Empty if only on request.

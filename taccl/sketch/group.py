@@ -167,7 +167,7 @@ class Symmetries:
         return _MOST_COUNTED if self.order is None else self.order
 
     def has(self, ranks: Sequence[int]) -> bool:
-        """True if a permutation of ranks is in the group; in a very large one, only if it is a generator."""
+        """True if a permutation of ranks is in the group; in a very large group, only for generators."""
         if tuple(ranks) in {g.ranks for g in self.generators}:
             return True
         return self._listed is not None and np.asarray(ranks, dtype=np.int32).tobytes() in self._listed

@@ -26,8 +26,8 @@ from taccl.solvers.model import RELATIVE_GAP, LinearModel
 
 LIBRARIES = ("highspy", "pulp")
 
-_STOP_GRACE_S = 1.0  # between the interrupt and killing CBC
-_OVERRUN_S = 3.0  # past the time limit until CBC is interrupted; it checks its clock only between nodes
+_STOP_GRACE_S = 1.0  # seconds between the interrupt and killing CBC
+_OVERRUN_S = 3.0  # seconds past the time limit after which CBC is interrupted, as it rarely checks it
 _VERSION = re.compile(r"^Version:\s*(\S+)", re.MULTILINE)
 _NUMBER = r"(-?[\d.]+(?:e[+-]?\d+)?)"
 _SOLUTION = re.compile(rf"^Cbc\d+I (?:Integer s|S)olution (?:of|found of) {_NUMBER}")
@@ -37,7 +37,7 @@ _SEARCH = re.compile(
 _NODES = re.compile(r"^Enumerated nodes:\s+(\d+)", re.MULTILINE)
 _FINAL_BOUND = re.compile(rf"^Lower bound:\s*{_NUMBER}", re.MULTILINE)
 _NOTHING = 1e40  # CBC writes the objective 1e+50 when it has no solution
-_LOG_PRECISION = 1e-6  # bounds from the log are loosened by this part, as it shows eight digits
+_LOG_PRECISION = 1e-6  # relative loosening of bounds from the log, which shows eight digits
 
 
 def availability(payload: dict[str, Any], control: Control) -> dict[str, Any]:

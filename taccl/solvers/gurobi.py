@@ -13,7 +13,7 @@ LIBRARIES = ("gurobipy", "scipy.sparse")
 
 _OUT_OF_MEMORY = 10001
 _NO_LICENCE = 10009
-_TOO_LARGE = 10010  # raised by optimize(), not when the model is built
+_TOO_LARGE = 10010  # code of the error that optimize() raises for a model too large for the licence
 _LIMITED = 2000  # maximum number of variables, and of rows, under the bundled licence
 _NO_EXPIRATION = 99999999
 

@@ -29,7 +29,7 @@ _STATUSES = {
     "NO_SOLUTION_FOUND": "feasible",
 }
 _NO_MEMORY = "SCIP error code -1 "  # SCIP_NOMEMORY
-_LOG_PRECISION = 1e-6  # bounds from the log are loosened by this part, as it shows seven digits
+_LOG_PRECISION = 1e-6  # relative loosening of bounds from the log, which shows seven digits
 
 
 def availability(payload: dict[str, Any], control: Control) -> dict[str, Any]:

@@ -39,8 +39,8 @@ def bound_within(
 ) -> Certificate:
     """Lower bound, in its share of the time until `limit`; zero, which proves nothing, if that is too short.
 
-    - `kept_s`: Seconds reserved for later stages. These use the bound, too, so a part of their seconds counts
-      as time for it.
+    - `kept_s`: Seconds reserved for later stages. Later stages use the bound, too, so a part of these seconds
+      counts as time for the bound.
     - `in_network`: Assumptions on in-network reduction, as for `lower_bound`.
     """
     left_s, share = limit.left_s, budget.bound_share
@@ -76,7 +76,7 @@ def look_for_bound(search: Search) -> None:
     """Compute the lower bound of a search in its share of the time, unless there is one already.
 
     Once time is up, this bound is only computed for small problems; the busier the machine, the smaller.
-    Others use the bound over all chunkings, which is also valid for the problem's own chunks.
+    Larger problems use the bound over all chunkings, which is also valid for the problem's own chunks.
     """
     is_late = search.deadline.has_passed and not is_brief(search.problem, busy_factor())
     if search.bound is None and not (search.interrupted or is_late):

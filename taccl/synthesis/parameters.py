@@ -35,13 +35,13 @@ class ChoiceParameters(_Group):
     """Limits of solver models and of the compiled search (``benchmarks.quality``, ``benchmarks.scale``)."""
 
     # Max hops, after symmetry reduction, for the models (MILP, job shop); larger problems go to the compiled
-    # search. Problems of at most `few_hops` go to the models whatever the time limit.
+    # search.
     most_hops: int = 200_000
-    few_hops: int = 100_000
-    # Min seconds that must be left for kernels that only improve schedules: if they are not compiled yet, and
-    # if they are cached. With less than the first, no sketch is suggested to the compiled search either.
+    few_hops: int = 100_000  # problems of at most this many hops go to the models whatever the time limit
+    # Min seconds left to compile kernels that only improve schedules. With less time, no sketch is suggested
+    # to the compiled search either.
     compiling_s: float = 5.0
-    compiled_s: float = 0.5
+    compiled_s: float = 0.5  # min seconds left to run these kernels if they are cached
     cold_s: float = 12.0  # min seconds to compile the kernels of a first schedule if they are not cached
 
 
@@ -51,14 +51,12 @@ class BudgetParameters(_Group):
 
     reserve_s: float = 0.2  # min seconds reserved to verify the result and for its bound
     late_s: float = 10.0  # max seconds past the time limit for a first schedule
-    # Shares of the time after which slow bounds are not started, and after which the bound is stopped.
-    bound_share: float = 0.2
-    most_bound_share: float = 0.5
+    bound_share: float = 0.2  # share of the time after which no slow bound is started
+    most_bound_share: float = 0.5  # share of the time after which the bound is stopped
     least_bound_s: float = 0.1  # min seconds for the bound, even with less time left
     last_bound_s: float = 0.6  # min seconds until a bound that begins near the deadline is stopped
-    # Min and max seconds of work on the bound over all chunkings.
-    least_every_s: float = 0.5
-    most_every_s: float = 1.0
+    least_every_s: float = 0.5  # min seconds of work on the bound over all chunkings
+    most_every_s: float = 1.0  # max seconds of work on the bound over all chunkings
     improve_share: float = 0.5  # share reserved for ruin and recreate if the search uses a sketch
 
 
@@ -66,70 +64,56 @@ class BudgetParameters(_Group):
 class ListParameters(_Group):
     """The list scheduler and its restarts (``benchmarks.quality``)."""
 
-    # In the portfolio: the list scheduler's share of the time, and its max seconds.
-    share: float = 0.1
-    most_s: float = 1.0
-    # If the list scheduler is the backend: its share of the time before the compiled one runs, and its min
-    # seconds.
+    share: float = 0.1  # in the portfolio: the list scheduler's share of the time
+    most_s: float = 1.0  # in the portfolio: its max seconds
+    # If the list scheduler is the backend: its share of the time before the compiled list scheduler runs.
     alone_share: float = 0.2
-    least_alone_s: float = 2.0
+    least_alone_s: float = 2.0  # min seconds of that share
 
 
 @dataclass(frozen=True, slots=True)
 class PortfolioParameters(_Group):
     """Baselines, models and improvement in the portfolio (``benchmarks.quality``, ``benchmarks.sums``)."""
 
-    # Max hops for which routing, ordering and contiguity are solved as one job shop from the start. The three
-    # shares are of one turn of the portfolio: for this job shop, for routing, and for the job shop after
-    # routing.
+    # Max hops for which routing, ordering and contiguity are solved as one joint job shop from the start.
     joint_hops: int = 600
-    joint_share: float = 0.3
-    routing_share: float = 0.25
-    job_shop_share: float = 0.15
-    # Improvement by job shop ends after this share of a turn's time without progress, but not before
-    # `least_improve_s`. The first share is for a whole problem, the second for one phase of a reduction.
-    improve_share: float = 0.4
-    half_improve_share: float = 0.5
-    least_improve_s: float = 3.0
-    # Baselines within the search: max arrivals (chunks times destinations), and the share of the time left
-    # if other stages follow.
-    baseline_arrivals: int = 20_000
-    baseline_share: float = 0.5
+    joint_share: float = 0.3  # share of a turn of the portfolio for the joint job shop
+    routing_share: float = 0.25  # share of a turn for routing
+    job_shop_share: float = 0.15  # share of a turn for the job shop after routing
+    # Improvement by job shop: share of a turn's time without progress after which it ends.
+    improve_share: float = 0.4  # for a whole problem
+    half_improve_share: float = 0.5  # for one phase of a reduction
+    least_improve_s: float = 3.0  # min seconds without progress before it ends
+    baseline_arrivals: int = 20_000  # baselines within the search: max arrivals (chunks times destinations)
+    baseline_share: float = 0.5  # their share of the time left if other stages follow
     baseline_least_s: float = 0.1  # baselines that take fewer seconds are tried even after the time limit
-    # Shares of the time for baselines that run before the search, and for the baseline that is usually best;
-    # max transfers of each baseline.
-    first_share: float = 0.2
-    best_share: float = 0.5
-    first_transfers: int = 100_000
+    first_share: float = 0.2  # share of the time for baselines that run before the search
+    best_share: float = 0.5  # share of the time for the one of these baselines that is usually best
+    first_transfers: int = 100_000  # max transfers of a baseline that runs before the search
     # Max transfers for chunks balanced over dimensions, the only baseline above `baseline_arrivals`.
     balanced_transfers: int = 2_000_000
     registered_share: float = 0.3  # share of the time left for each proposer that a user registered
     exchanged: int = 4  # number of earliest schedules for which the exchange of sums at roots is tried
-    # Max hops for which schedules with unreduced contributions are searched, too, and their share of the
-    # time.
-    apart_hops: int = 10_000
-    apart_share: float = 0.3
+    apart_hops: int = 10_000  # max hops for which schedules with unreduced contributions are searched, too
+    apart_share: float = 0.3  # share of the time for schedules with unreduced contributions
 
 
 @dataclass(frozen=True, slots=True)
 class SuggestingParameters(_Group):
     """Sketches and numbers of chunks tried if the problem leaves them open (``benchmarks.suggest``)."""
 
-    # Problems of fewer hops need no suggested sketch; above the second number, trying one candidate takes too
-    # long.
-    few_hops: int = 600
-    most_hops: int = 3_000_000
+    few_hops: int = 600  # problems of fewer hops need no suggested sketch
+    most_hops: int = 3_000_000  # for problems of more hops, trying one candidate takes too long
     most_suggest_s: float = 20.0  # max seconds to suggest sketches
     give_up_share: float = 0.5  # share of the time after which a search stops waiting for a first suggestion
     sketches: int = 3  # max suggested sketches searched, while their bounds are below the best finish
     # Numbers of chunks per rank tried under a sketch; candidate sketches are compared with `first_partition`.
     partitions: tuple[int, ...] = (1, 2, 4, 8)
     first_partition: int = 2
-    # Problems with an open number of chunks: numbers of chunks per rank that are tried, and the share of the
-    # time for these trials. With `counts_only` 1, baselines use these numbers only, too.
+    # Numbers of chunks per rank that are tried for problems that leave this number open.
     counts: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 16)
-    chunks_share: float = 0.3
-    counts_only: int = 0
+    chunks_share: float = 0.3  # share of the time for trials of numbers of chunks
+    counts_only: int = 0  # 1: baselines use the numbers in `counts` only, too; 0: they use any number
     ranking_runs: int = 15  # runs of the list scheduler to rank a candidate, for each phase of a reduction
 
 

@@ -114,8 +114,8 @@ class _PlanRun:
             assert self.collective is not None, "without it there are no inputs"
             self.contents[self._place(r, r, "i", index)] = content_at_start(self.collective, r, chunk)
         self.label = f"the caller of gpu {r}"
-        # Under LL the caller's event leaves out the scratch: successive calls use different halves of it, so
-        # their accesses need no order.
+        # Under LL the user does not access the scratch buffer: successive calls use different halves of it,
+        # so their accesses need no order.
         buffers = "io" if self.packed else "ios"
         self.users.append(
             {self._place(r, r, buffer, i) for buffer in buffers for i in range(self._size(r, buffer))}

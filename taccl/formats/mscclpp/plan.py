@@ -204,8 +204,8 @@ def why_no_packets(collective: Collective | None, nodes: Sequence[int]) -> str:
     - `nodes`: Node of each rank.
 
     Successive calls alternate between the two halves of the scratch buffer. A rank may overwrite the data of
-    two calls ago only after they have been read. It knows that only if data from every other rank has arrived
-    since.
+    two calls ago only after they have been read. It knows that they have been read only if data from every
+    other rank has arrived since.
     """
     if len(set(nodes)) > 1:
         return "plans of several nodes are not written as packets (LL)"

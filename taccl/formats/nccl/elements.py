@@ -365,7 +365,7 @@ def _cpu_rate(cpu: XmlElement) -> tuple[Fraction | None, str]:
     if kind == ("x86_64", "GenuineIntel"):
         return Fraction(_intel_rate(family, model)), f"Intel, family {family}, model {model}"
     if kind == ("x86_64", "AuthenticAMD"):
-        # In each pair, the second number is the one under which earlier NCCL versions wrote the same family.
+        # Earlier NCCL versions wrote each family as the second number of its pair.
         rate = 32 if family in (26, 0xBF) else 24 if family in (25, 0xAF) else 16
         return Fraction(rate), f"AMD, family {family}"
     if kind in (("x86_64", "CentaurHauls"), ("x86_64", "  Shanghai  ")):

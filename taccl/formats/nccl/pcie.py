@@ -133,10 +133,10 @@ class PcieServer:
         return [(name, beta, side) for name, beta, side in steps if beta is not None]
 
     def near_nics(self, gpu: str) -> tuple[int, ...]:
-        """NICs of a GPU, by index: the nearest, and farther ones that are faster than each of these.
+        """NICs of a GPU, by index: the nearest NICs, and farther NICs that are faster than all nearest ones.
 
-        The nearest NICs join the GPU's path up the tree at its lowest part; bridges on the NIC's own side do
-        not count. NCCL prefers a farther NIC that is faster.
+        The nearest NICs are those whose paths up the tree meet the GPU's path at the lowest part. Bridges on
+        the NIC's own side of that part do not count. NCCL prefers a farther NIC that is faster.
         """
         above, far, reached = set(self._above(gpu)), [], []
         for nic in self.nics:

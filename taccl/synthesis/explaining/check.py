@@ -55,8 +55,8 @@ class ClauseReport:
     clause: str  # its field, e.g. "internode.relays" or "symmetry[0]"
     verdict: str
     effect: str  # effect as a sentence
-    bound_us: float | None = None  # without it; None if it was not computed
-    cost_us: float | None = None  # minimum cost: by how much the bound rises with it
+    bound_us: float | None = None  # lower bound without the clause; None if not computed
+    cost_us: float | None = None  # minimum cost: by how much the clause raises the bound
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -64,7 +64,7 @@ def reached_despite(barriers: Barriers, demand: Need, clauses: Collection[str]) 
 
 
 def clashing(barriers: Barriers, missed: Sequence[Need]) -> tuple[Need, tuple[str, ...]]:
-    """(unmet demand that the fewest clauses suffice to prevent, these clauses)."""
+    """(unmet demand, clauses that prevent it), for the demand that the fewest clauses prevent."""
     found: list[tuple[Need, tuple[str, ...]]] = []
     for demand in missed[:_MAX_DEMANDS]:
         found.append(_clash_of(barriers, demand))
@@ -74,7 +74,7 @@ def clashing(barriers: Barriers, missed: Sequence[Need]) -> tuple[Need, tuple[st
 
 
 def _clash_of(barriers: Barriers, demand: Need) -> tuple[Need, tuple[str, ...]]:
-    """(demand with one destination, smallest set of clauses found that keeps the chunk from it)."""
+    """(demand with one destination, smallest set of clauses found that keeps the chunk from there)."""
     links = range(len(barriers.problem.topology.links))
     blocking = (barriers.blocking(e, demand.chunk, reducing=demand.reducing) for e in links)
     paths = {each.said[0] for each in barriers.clauses.said("path")}

@@ -59,7 +59,7 @@ class ClauseCost:
 
     clause: str  # "file: field", or "every clause"
     bound_us: float  # without the clause
-    difference_us: float  # by how much the bound drops without it
+    difference_us: float  # by how much the bound drops without the clause
     percent: float  # the same, relative to `bound_us`
 
 

@@ -2,7 +2,7 @@
 
 A tree leads from a chunk's origins to all ranks that need it. A reduced chunk has a second tree, along which
 its contributions are collected. That tree grows from the rank where the sum is complete, against the
-direction of its links. So both kinds of trees are read and grown alike.
+direction of its links. So both kinds of trees are read and grown in the same way.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def read_trees(schedule: Schedule) -> list[Tree]:
     """Trees of all chunks of a schedule, in order of chunks, reduction before broadcast; no derived chunks.
 
     Only the first arrival of a chunk at a rank counts. If two ranks complete a sum simultaneously by
-    exchanging partial sums, one of them becomes the root, and the other waits for it. If its partial sums do
-    not travel along a tree for another reason, the chunk's trees have no links.
+    exchanging partial sums, one of them becomes the root, and the other waits for it. If the partial sums of
+    a chunk do not travel along a tree for another reason, the chunk's trees have no links.
     """
     problem = schedule.problem
     by_chunk: dict[int, list[Transfer]] = defaultdict(list)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
-#: Links whose send time is this multiple of that of a class's fastest link, or more, are in a slower class.
+#: Ratio of the send times of a link and of the fastest link of a speed class, from which the link belongs to
+#: a slower class.
 _CLASS_RATIO = 1.3
 _MAX_CLASSES = 4
 
@@ -89,8 +90,8 @@ class Demand:
     origin_of: Ints  # chunk c starts at ranks `origin[origin_of[c]:origin_of[c + 1]]`
     origin: Int32s
     wanted: Bytes | None = None  # bits by rank: chunks that it receives; None: all ranks receive all
-    needed: Bytes | None = None  # `wanted` without relayed chunks; sends to others are removed
-    reach: Ints | None = None  # ticks that each chunk has to travel; a rank sends its longest first
+    needed: Bytes | None = None  # `wanted` without chunks that a rank only relays
+    reach: Ints | None = None  # ticks that each chunk has to travel; ranks send the largest first
     target: Int32s | None = None  # destination of each chunk if all have exactly one; then `wanted` is None
 
     @property

@@ -47,9 +47,9 @@ class CongestionPrices(NamedTuple):
     """Constants of the cost of a send: its time, plus a price of resources that rises with their load."""
 
     exponent: int  # the price is proportional to load ** 2 ** exponent
-    weight: float  # price of a tick of the most loaded resource, in excess of its time
+    weight: float  # price of one tick of use of the most loaded resource, added to the tick itself
     waiting: float  # price of a tick that a rank waits for the net
-    most: float  # load in ticks priced at `weight`, unless the peak is higher; 0.0: the peak so far
+    most: float  # load in ticks whose price is `weight`; 0.0: the peak load so far
 
 
 class RoutingState(NamedTuple):
@@ -58,9 +58,9 @@ class RoutingState(NamedTuple):
     way: Int32s  # by net and rank: the slot by which the net's tree reaches the rank; -1 for none
     load: Floats  # ticks of use of each slot; below, of each resource
     resource_load: Floats
-    price: Floats  # of a tick of each slot, in excess of its time
+    price: Floats  # price of one tick of use of each slot; below, of each resource
     resource_price: Floats
-    cost: Floats  # of reaching each rank
+    cost: Floats  # cost of reaching each rank
     depth: Floats  # ticks from the net's origin to each rank
     came: Ints  # slot of the cheapest path to each rank
     path: Ints  # ranks from a target back to the tree

@@ -6,8 +6,9 @@ of number.
 
 Contiguity is a MILP of linear size: sends keep their order, and a binary per send of a merging link says
 whether it starts a batch. Merging saves alpha, but the first chunks of a batch wait for its last. Every block
-of rows has a tag (`TAGS`). The rows are exact: the optimum is that over all ways to merge. Source: section
-5.3 there; the rows here are those of a cumulative completion time, which avoids products of binaries.
+of rows has a tag (`TAGS`). The rows are exact: their optimum is the optimum over all ways to merge. Source:
+section 5.3 of that paper; the rows here are those of a cumulative completion time, which avoids products of
+binaries.
 """
 
 from __future__ import annotations

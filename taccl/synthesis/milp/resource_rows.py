@@ -59,8 +59,8 @@ def add_load_rows(routing: RoutingModel) -> None:
         for head, tail in _windows(some):
             inside = [use for use in some if use.head >= head and use.tail >= tail]
             hops = tuple(use.hop for use in inside)
-            # A row without hops would state T >= head + tail, so the idle time is limited to the proven
-            # bound.
+            # Idle time of the resource before and after its hops. It is limited to the proven bound: a row
+            # without hops would state T >= head + tail.
             head, tail = (min((getattr(use, end) for use in inside), default=0) for end in ("head", "tail"))
             idle = max(0, min(head + tail, least))
             if inside and hops not in done:

@@ -230,8 +230,8 @@ class RoutingModel:
     def _own_first(self) -> None:
         """Rows of local-first priority: s_relayed >= s_own + duration of the relayed hop, if on one link.
 
-        The relayed chunk starts no earlier than the unmerged arrival of an own chunk that starts as late as
-        it may. That is no earlier than the arrival in the model.
+        A relayed chunk starts no earlier than an own chunk would arrive that started as late as possible and
+        unmerged. The model's arrival of the own chunk is no later than that.
         """
         quotient, hops = self.quotient, self.quotient.hops
         for link, rep in enumerate(quotient.link_rep):
@@ -247,7 +247,7 @@ class RoutingModel:
                     self.no_sooner("own-first", late, early, both, length - 2 * big)
 
     def _switch_policies(self) -> None:
-        """Objective T +- mu * sum(u); a connection is used if u = 1: u >= x for few, u <= sum(x) for many."""
+        """Objective T +- mu * sum(u); u = 1 for a used connection (u >= x for few, u <= sum(x) for many)."""
         quotient, model, tag = self.quotient, self.model, "routing.switch-policy"
         weight = float(quotient.problem.clauses.objective_weight)
         users: dict[int, list[int]] = defaultdict(list)

@@ -33,8 +33,8 @@ def routing_of(routing: RoutingModel, values: NDArray[np.float64]) -> dict[tuple
 def routing_hint(routing: RoutingModel, schedule: ListSchedule) -> NDArray[np.float64] | None:
     """Values of the MILP's variables for a schedule on the same quotient, as a start for the solver.
 
-    None if the MILP lacks one of the schedule's hops. Arrivals are those of unmerged sends, since under
-    local-first priority relayed chunks wait no longer than for these.
+    None if the MILP lacks one of the schedule's hops. Arrivals are those of unmerged sends, since local-first
+    priority makes relayed chunks wait for these only, not for merged sends.
     """
     quotient, per_us, entries = routing.quotient, routing.per_us, needed_entries(routing.quotient, schedule)
     if not routing.made.keys() >= set(entries.values()):

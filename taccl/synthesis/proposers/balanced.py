@@ -35,9 +35,11 @@ Policy = Literal["lp", "greedy"]
 BALANCED = "dimension-balanced"
 #: Max transfers of a listed schedule; larger ones must be implicit.
 MOST_TRANSFERS = 20_000_000
-#: Max ratio of the planned finish with twice as many chunks to the best so far at which it counts as a gain.
+#: Max ratio of the planned finish with twice as many chunks to the best planned finish so far, for the larger
+#: number to count as a gain.
 _PAYS = Fraction(99, 100)
-#: Max ratio of the second-best plan's finish to the best plan's at which it is improved as well.
+#: Max ratio of the second-best plan's finish to the best plan's, for local search to improve the second-best
+#: plan, too.
 _NEAR = 1.05
 
 

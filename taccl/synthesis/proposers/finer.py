@@ -166,10 +166,11 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
 
 
 def offer_balanced_groups(search: Search, cut: Callable[[Problem, int], Problem]) -> Search | None:
-    """Propose process groups balanced over their dimensions, in the chunks that suit these.
+    """Propose schedules of process groups, each balanced over its dimensions, in chunks that suit these.
 
-    Returns a search that holds the schedule in finer chunks. Returns None if groups do not go along
-    dimensions of their own, or if there is no time. None also if the schedule is of the problem's own chunks.
+    Returns a search that holds the schedule in finer chunks. Returns None if the ranks of a group do not span
+    dimensions of their own, or if time is short. Returns None also if the schedule is in the problem's own
+    chunks.
 
     - `cut`: Function from (problem, parts) to the problem with each chunk cut into that many parts.
     """

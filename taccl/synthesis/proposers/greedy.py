@@ -81,10 +81,11 @@ def list_schedule(
 
     Raises `OutOfTime` once the deadline has passed.
     """
-    # Three rules may end in a dead end, so runs without them follow. Detours: a chunk with one destination
-    # may reach a rank that it cannot leave; shortest paths avoid that. `enter_once` with local-first
-    # priority: a chunk expected over another path may arrive too late for its own link. Limited paths: a
-    # chunk may reach a rank over too many links to continue; paths of the fewest links avoid that.
+    # Runs (enter_once, detours, fewest), until one finds a schedule: each rule may end in a dead end. With
+    # detours, a chunk with one destination may reach a rank that it cannot leave; shortest paths avoid that.
+    # With `enter_once` and local-first priority, a chunk expected over another path may arrive too late for
+    # its own link. With limited paths, a chunk may reach a rank over too many links to continue; paths of the
+    # fewest links avoid that.
     tries = [(True, True, False), (True, False, False), (False, True, False), (False, False, False)]
     if quotient.hop_limit is not None:
         tries.append((False, True, True))

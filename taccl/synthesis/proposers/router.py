@@ -58,6 +58,7 @@ _PATIENCE = 2  # consecutive trees without a lower peak after which no further t
 #: (exponent of prices, price of a tick of the most loaded resource, share of the peak from which a resource
 #: counts as overloaded) for each pass of rerouting. In the last passes, any detour is better than a peak.
 _EVENING = tuple((exponent, _TREE_WEIGHT, 0.8) for exponent in (3, 4, 5, 5, 6, 6))
+#: The last passes, in which any detour is better than a peak.
 _LOWERING_PEAKS = ((7, 1000.0, 0.97),) * 12
 #: Number of consecutive `_LOWERING_PEAKS` passes without a lower peak, after which rerouting ends.
 _REROUTING_PATIENCE = 4

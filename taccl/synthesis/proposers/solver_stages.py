@@ -37,9 +37,9 @@ _NEXT_SEED = 1_000_003
 
 # Improvement by the job shop: constants of the large-neighbourhood search.
 
-#: Share of chunk-rank states whose routes are freed: in the first round, min and max. After each round it is
-#: multiplied by one of the factors, drawn at random.
+#: Share of chunk-rank states whose routes are freed in a round: in the first round, min and max.
 _FREE_FIRST, _FREE_LEAST, _FREE_MOST = 0.2, 0.1, 0.6
+#: Factors on that share, of which one is drawn at random after each round.
 _FREE_STEPS = (0.8, 1.0, 1.3)
 #: Share of rounds that free the last arrivals. Factor on this share after such a round, until the incumbent
 #: improves. Share of these rounds in which the schedule must meet the bound.

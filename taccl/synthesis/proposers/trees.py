@@ -57,7 +57,7 @@ _FEW_SENDS = 10_000
 _SHARE, _LEAST_S, _MOST_SHARE = 0.3, 2.0, 0.6
 #: Ratio of finishes below which finer chunks count as a gain.
 _PAYS = 0.999
-#: Max ratio of a gapless schedule's finish to the best finish; up to it, the gapless schedule is preferred.
+#: Max ratio of a gapless schedule's finish to the best finish, for the gapless schedule to be preferred.
 #: Tiles of a large message can repeat a gapless schedule at the rate of the busiest resource.
 _STEADY = Fraction(1002, 1000)
 #: Number of consecutive chunk counts without gain after which no finer chunks are tried.

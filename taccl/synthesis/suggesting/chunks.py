@@ -42,8 +42,8 @@ _SUGGEST_S_PER_HOP = 1.5e-6
 #: Max ratio of the finish with merging inside nodes to the finish without it, at which merging is allowed
 #: there.
 _MERGING_PAYS = 0.97
-#: Max ratio of finishes after and before a short run of ruin and recreate at which phases of sums count as
-#: overlapping. Then such runs also judge the other numbers of chunks.
+#: Phases of sums count as overlapping if a short run of ruin and recreate shortens the list scheduler's
+#: finish to at most this share. Then such runs also judge the other numbers of chunks.
 _OVERLAPS = 0.95
 #: Number of turns of the short run of ruin and recreate. Max product of turns and sends (about 0.5 s of CPU).
 _RUN_TURNS, _RUN_SENDS = 1_000, 4_000_000

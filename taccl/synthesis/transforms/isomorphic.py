@@ -37,7 +37,7 @@ def find_isomorphism(one: Problem, other: Problem) -> Isomorphism | None:
         return None
     num_ranks = one.topology.num_ranks
     asked = dict.fromkeys((*one.clauses.said(), *other.clauses.said()))
-    said = [each for each in asked if not each.in_reverse]  # without clauses on sums only: phases make none
+    said = [each for each in asked if not each.in_reverse]  # phases make no sums
     other_chunks = _chunk_names(other, range(num_ranks))
     other_links = _link_names(other, range(num_ranks), said)
     shifts = (offset_permutation(num_ranks, *shift) for shift in block_shifts(num_ranks))

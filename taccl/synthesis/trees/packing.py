@@ -185,7 +185,10 @@ def _copies(
 
 
 class TreeRoutes(NamedTuple):
-    """Routes along trees, and (num_chunks,) share of its rank's chunks that precede each chunk."""
+    """Routes of chunks along trees.
+
+    - `turn`, (num_chunks,): For each chunk, the share of the chunks of the same root that precede it.
+    """
 
     routes: Routes
     turn: NDArray[np.float64]
