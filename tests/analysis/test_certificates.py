@@ -449,8 +449,9 @@ def test_bandwidth_of_machines(machine, nodes, name, in_network, gb_per_s):
 def test_prices_come_apart():
     """`prices` separates the time lost by the sketch, by whole chunks and by the search.
 
-    On a ring of 3, the sketch makes 4 MB take two hops of 5 us instead of one. For divisible data each rank
-    sends 7/3, 4/3 and 1/3 MB at best, which arrive after 53/12 us on average. The search adds no loss.
+    On a ring of 3, the sketch makes 4 MB take two hops of 5 us instead of one. For divisible data, each rank
+    on the path does best to cut the 4 MB into sends of 7/3, 4/3 and 1/3 MB. In these, the data arrive after
+    53/12 us on average. The search adds no loss.
     """
     topology = ring(3)
     allowed = frozenset(e for e, link in enumerate(topology.links) if (link.src, link.dst) != (0, 1))

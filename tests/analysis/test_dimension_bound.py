@@ -18,7 +18,7 @@ from tests.fuzzing import cases
 def test_loads_by_hand():
     """Loads of both orders of a 16 x 64 product, as computed by hand.
 
-    At 100 GB/s they are 15/16 and 63/64 / 16 of 10 us per MB; in reverse order 63/64 and 15/16 / 64.
+    At 100 GB/s they are 15/16 and (63/64)/16 of 10 us per MB; in reverse order 63/64 and (15/16)/64.
     """
     dims = taccl.dimensions("multidim:switch16@100,switch64@100")
     assert dims.loads_us_per_mb((0, 1)) == (Fraction(150, 16), Fraction(630, 1024))

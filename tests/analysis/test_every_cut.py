@@ -351,8 +351,10 @@ def test_the_gap_that_was_asked_for_comes_first():
 
 @pytest.mark.slow
 def test_a_problem_with_an_open_number_is_bounded_over_all_chunkings():
-    """If the number of chunks is open, bound and gap are over all chunkings; those for the chosen chunks are
-    given besides."""
+    """If the number of chunks is open, bound and gap are over all chunkings.
+
+    The bound and the gap for the chosen chunks are given as well.
+    """
     problem = taccl.make_problem(
         taccl.topologies.ring(4), taccl.collectives.allgather(4), size_bytes=4_000_000
     )

@@ -117,8 +117,8 @@ def test_the_parts_that_a_sum_is_of_start_everywhere():
     ("prices", "needed", "time"),
     [
         ([(1, 0)], 6, 6),
-        ([(1, 0), (1, 4)], 6, 5),  # 5 of the one, 1 of the other
-        ([(1, 0), (1, 9)], 6, 6),  # the other comes too late
+        ([(1, 0), (1, 4)], 6, 5),  # 5 from the first resource, 1 from the second
+        ([(1, 0), (1, 9)], 6, 6),  # the second resource begins too late
         ([(2, 3), (0, 0)], 6, 6),
         ([(1, 0), (5, FOREVER)], 6, 6),
         ([(1, 3)], 0, 0),

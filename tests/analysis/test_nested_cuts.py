@@ -1,5 +1,4 @@
-"""Spread-tail bounds for chunks that one rank needs: after entering the rank's node they must still reach it;
-derived by hand."""
+"""Spread-tail bounds for chunks for one rank, which they must still reach from where they enter its node."""
 
 from dataclasses import replace
 from fractions import Fraction

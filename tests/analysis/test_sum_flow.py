@@ -133,7 +133,7 @@ def sends_of_a_sum(rng, num_ranks):
 
 @pytest.mark.fuzz
 def test_few_sends_are_under_way_or_many_are_needed():
-    """At any time, (n - 2) times the ended and unstarted sends, plus all sends, are at least n (n - 1)."""
+    """At any time, (n - 2) * s + (number of sends) >= n (n - 1), if s sends have ended or not started."""
     tight = 0
     for seed in cases("sends of a sum at a time", few=300, many=30_000):
         rng = random.Random(f"sum {seed}")

@@ -47,7 +47,7 @@ def test_a_search_counts_the_same_at_every_run():
 
 
 def test_a_finish_in_the_range_of_the_whole_is_chance():
-    """The full system finishes at 10 to 12 us by seed: 11 us without a mechanism is not an effect."""
+    """The full system takes 10 to 12 us, depending on the seed: 11 us without a mechanism is no effect."""
     row = compared("baselines", runs(10.0, 12.0, without=[11.0]), 2)
     assert (row["later"], row["sooner"], row["same"]) == (0, 0, 1)
 

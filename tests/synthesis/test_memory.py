@@ -149,7 +149,10 @@ def test_refusal_offers_what_fits():
 
 @pytest.mark.slow
 def test_spilled_alltoall_keeps_its_queues_in_memory():
-    """Spilling an alltoall moves 12 of 61 bytes per hop to files, for the best columns and for the next."""
+    """Spilling an alltoall saves 24 bytes of memory per transfer, as its queues stay in memory.
+
+    There are 12 bytes for the best columns, and 12 for the columns of the current run.
+    """
     problem = problem_of(topologies.torus(16, 16), "alltoall")
     need, spilled = (memory_need(problem, spilled=each) for each in (False, True))
     assert need.search - spilled.search == 2 * 12 * need.num_transfers

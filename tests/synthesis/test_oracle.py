@@ -163,9 +163,9 @@ def test_what_is_made_of_chunks_is_found_and_bounded():
 def test_own_chunks_of_unlike_sizes():
     """A link with local-first priority sends own chunks of 2 and 1 MB, then relays one of 1 MB: optimum 10 us.
 
-    The link 0 -> 1 takes 1 us/MB. The large chunk still takes 8 us from rank 1 to 3, so it leaves first, alone,
-    and arrives at 10 us. The small one leaves at 2 us, and the relayed one at 3, once the small one has
-    arrived. It reaches rank 1 at 4 us and rank 4 at 10.
+    The link 0 -> 1 takes 1 us/MB. The large chunk still takes 8 us from rank 1 to 3, so it leaves first,
+    alone, and arrives at 10 us. The small one leaves at 2 us, and the relayed one at 3, once the small one
+    has arrived. The relayed chunk reaches rank 1 at 4 us and rank 4 at 10.
     """
     builder = TopologyBuilder("sizes", [0] * 5)
     for src, dst, beta in ((2, 0, 1), (0, 1, 1), (1, 3, 4), (1, 4, 6)):

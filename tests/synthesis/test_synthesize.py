@@ -836,7 +836,8 @@ class TestContributionsApart:
     def test_contributions_are_kept_apart(self, topology, steps):
         """Contributions that are sent without partial sums take as many steps as the bound requires.
 
-        These are two on a ring of five, one with links between all ranks, and two for three ranks with ports.
+        These are two steps on a ring of five, one step with links between all ranks, and two steps for three
+        ranks with ports.
         """
         problem = problem_of(topology, one_sum(topology.num_ranks))
         result = synthesized(problem)

@@ -75,7 +75,7 @@ def _finish(quotient, schedule, order, joined):
         quotient.problem.costs.duration(quotient.link_rep[link], u)
         for link, u in zip(links, units, strict=True)
     ]
-    gaps = []  # the second starts at least so long after the first
+    gaps = []  # (batch, later batch, min ticks from the start of one to that of the other)
     entered = {}
     for m in order:
         b = batch_of[m]
@@ -83,7 +83,7 @@ def _finish(quotient, schedule, order, joined):
         for p in quotient.hops[m].dsts:
             entered.setdefault(p, b)
     for queue in _queues(quotient, schedule).values():
-        turns = []  # batch, from when, until when
+        turns = []  # (batch, begin, end) of the holds of one resource
         for m, held in queue:
             b = batch_of.get(m, -1)
             if b >= 0 and (not turns or turns[-1][0] != b):

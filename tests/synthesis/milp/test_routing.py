@@ -114,8 +114,8 @@ def test_load_sends_chunks_round_the_other_way():
     """The load of a direct link makes some chunks take a detour.
 
     Four chunks go 0 -> 1 in 2 us directly or in 4 through rank 2; all on the direct link would load it for 8
-    us. Two and two load every link for 4 us, and link 2 -> 1 is idle until the first arrives at 2; three and
-    one take as long.
+    us. With two chunks on each path, every link is loaded for 4 us, and link 2 -> 1 is idle until the first
+    chunk arrives at 2: 6 us. With three chunks on the direct link it is loaded for 6 us, too.
     """
     problem = problem_of(ring(3), custom(3, [([0], [1])] * 4))
     pairs, answer = solved(problem)

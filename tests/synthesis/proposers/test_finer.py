@@ -78,8 +78,8 @@ def test_merged_messages_compete_where_chunks_are_open():
 
 @pytest.mark.slow
 def test_the_form_that_gains_most_comes_second(monkeypatch):
-    """With time to estimate only two forms of the schedule, 64 MB on 4 nodes of H100 finish as early as by
-    the best baseline.
+    """With time to estimate only two forms of the schedule, 64 MB on 4 nodes of H100 finish as early as the
+    best baseline.
 
     Without list scheduling of separate messages they finish at 364.73 us.
     """

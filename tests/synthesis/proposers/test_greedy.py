@@ -135,8 +135,9 @@ def test_a_multicast_may_bring_a_rank_what_it_made_itself(chunks_per_rank, finis
     """A multicast may deliver a prefix to a rank that has already derived and forwarded the prefix itself.
 
     In this scan that is rank 1. Computed by hand: a chunk takes 2 us from 0 to 1, where prefix 1 is formed.
-    It reaches 2 through 4, 0 and 3 after 11 + 2 + 2 + 2 us, where prefix 2 is formed at 19 us. That reaches 3
-    after 1 + 11 + 2 + 2 us, where prefix 3 is formed at 35 us. Prefix 3 reaches 4 after 2 + 1 + 11 us.
+    It reaches 2 through 4, 0 and 3 after 11 + 2 + 2 + 2 us, where prefix 2 is formed at 19 us. Prefix 2
+    reaches 3 after 1 + 11 + 2 + 2 us, where prefix 3 is formed at 35 us. Prefix 3 reaches 4 after 2 + 1 + 11
+    us.
     """
     builder = TopologyBuilder("scan", [0] * 5)
     for src, dst, alpha, beta in ((4, 0, 1, 1), (2, 1, 0, 1), (1, 4, 10, 1), (3, 2, 0, 2), (0, (1, 3), 1, 1)):

@@ -41,7 +41,7 @@ def test_chunks_that_may_not_all_merge_are_left_alone():
 
 @pytest.mark.parametrize("name", ["allreduce", "reduce_scatter", "reduce"])
 def test_fused_chunks_hold_what_their_parts_do(name):
-    """A fused chunk has origins, root, destinations and total bytes of its parts; each chunk is part of one."""
+    """A fused chunk has the ranks of its parts and their total bytes; each chunk is in one fused chunk."""
     problem = sums(taccl.topologies.ring(4), name, per_rank=4)
     whole, parts = fused(problem)
     assert sorted(c for each in parts for c in each) == list(range(problem.collective.num_chunks))

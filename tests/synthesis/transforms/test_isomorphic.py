@@ -57,8 +57,9 @@ def test_neighbours_that_send_and_receive_swap_names():
 
 @pytest.mark.parametrize("sketch", ["dgx2/sk1", "dgx2/sk2"])
 def test_relays_limit_sums_by_their_roots_and_spreads_by_their_origins(sketch):
-    """On DGX-2 relays, one rank of a pair sends and one receives: the phases are isomorphic despite
-    `carries_to`."""
+    """If one rank of each pair on a DGX-2 sends and the other one receives, the phases are isomorphic despite
+    `carries_to`.
+    """
     topology = taccl.topologies.dgx2(nodes=2)
     collective = collectives.allreduce(topology.num_ranks)
     problem = taccl.load_sketch(sketch).apply(topology, collective, size="1MB")
