@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl._internal.arguments import Size
-    from taccl.placement.fabric import RankMessages
+    from taccl.placement.fabric import Flows, HostPaths, RankMessages, Relaxed
     from taccl.topology.topology import Topology
 
 #: Messages to time in one search; their number divided by the messages of an order is the number of orders
@@ -87,14 +87,21 @@ class Case:
             links = HostLinks.of_problem(problem_of(self.algorithm, self.topology, self.size_bytes))
         self.ticks_per_us = links.ticks_per_us
         self.chunk_units = links.chunk_units
-        is_alike = like is not None and np.array_equal(like.chunk_units, self.chunk_units)
-        self.messages: RankMessages = (
-            like.messages if like is not None and is_alike else as_messages(self.algorithm, self.chunk_units)
-        )
+        if like is not None and np.array_equal(like.chunk_units, self.chunk_units):
+            self.messages: RankMessages = like.messages
+            flows: Flows | None = like.flows
+        else:
+            self.messages, flows = as_messages(self.algorithm, self.chunk_units), None
         self.fabric = HostFabric(links, self.messages)
-        self.relaxed = self.fabric.relaxed(self.messages)
+        self.relaxed: Relaxed = self.fabric.relaxed(self.messages, flows)
+        self.flows: Flows = self.relaxed.flows
         self.arrays = self.messages, self.fabric.paths, self.relaxed
         self.is_small = len(self.messages.src) <= _FEW_MESSAGES
+
+    @cached_property
+    def bounds(self) -> tuple[RankMessages, HostPaths, Relaxed]:
+        """The arrays with tighter bounds for open ranks."""
+        return self.messages, self.fabric.paths, self.fabric.with_ports(self.relaxed, self.messages)
 
     @property
     def topology(self) -> Topology:
@@ -117,9 +124,8 @@ class Case:
         - `is_relaxed`: True for a lower bound: a message holds each resource as soon as the resource is free.
         """
         function = timed if compiled else getattr(timed, "py_func", timed)
-        return int(
-            function(*self.arrays, np.array(order, dtype=np.int64), TOO_LONG, *self.room(), is_relaxed)
-        )
+        arrays, hosts = self.bounds if min(order) < 0 else self.arrays, np.array(order, dtype=np.int64)
+        return int(function(*arrays, hosts, TOO_LONG, *self.room(), is_relaxed))
 
     def ends(self, order: Sequence[int]) -> NDArray[np.int64]:
         """(num_messages,) ticks at which each message of an order ends."""
@@ -173,7 +179,7 @@ class Case:
         orders = np.tile(np.array(found[0], dtype=np.int64), (3, 1))
         signal = np.zeros(2, dtype=np.int64)
         with deadline.stopping(signal), deadline.scope("proving optimality of the order"):
-            ticks = prove(*self.arrays, orders, signal, found[1], *self.room())
+            ticks = prove(*self.bounds, orders, signal, found[1], *self.room())
         return tuple(orders[0].tolist()), int(ticks), bool(signal[1])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import chain, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -179,25 +180,40 @@ class HostLinks(NamedTuple):
         links = np.arange(len(src))
         takes = np.stack((-(-alpha[off] * 10**6 // unit), beta[off]))
         kind, num_ports = costs.kind[off], count * num_kinds
-        rows: list[tuple[NDArray[np.int64], ...]] = []
+        rows: list[tuple[NDArray[np.int64], Any, int, Any, Any]] = []  # no row has a link twice
         if costs.has_ports:
-            rows.append((links, src * num_kinds + kind, np.zeros_like(links), *takes))
-            rows.append((links, num_ports + dst * num_kinds + kind, np.ones_like(links), *takes))
+            rows.append((links, src * num_kinds + kind, 0, *takes))
+            rows.append((links, num_ports + dst * num_kinds + kind, 1, *takes))
+        number_of = np.cumsum(off).reshape(count, count) - 1
         for number, each in enumerate(costs.shared):
             held = round(each.beta_us_per_mb * 10**DECIMALS)
-            for receives, (near, far) in enumerate(((src, dst), (dst, src))):
-                crossing = links[each.inside[near] & ~each.inside[far]]
-                fixed = (2 * num_ports + 2 * number + receives, receives, 0, held)
-                rows.append((crossing, *(np.full_like(crossing, value) for value in fixed)))
-        of_link, resource, received, *held_for = (
-            np.concatenate([*map(np.stack, rows)], axis=1) if rows else (np.zeros((5, 0), dtype=np.int64))
-        )
-        order = np.argsort(of_link, kind="stable")
+            inside, outside = np.flatnonzero(each.inside), np.flatnonzero(~each.inside)
+            for receives, pairs in enumerate((np.ix_(inside, outside), np.ix_(outside, inside))):
+                crossing = number_of[pairs].ravel()
+                rows.append((crossing, 2 * num_ports + 2 * number + receives, receives, 0, held))
+        number_of_holds = np.zeros(len(links), dtype=np.int64)
+        for crossing, *_ in rows:
+            number_of_holds[crossing] += 1
+        of_link = np.repeat(links, number_of_holds)
+        at = np.cumsum(number_of_holds) - number_of_holds  # where the next hold of each link goes
+        columns = np.empty((4, len(of_link)), dtype=np.int64)
+        for crossing, *values in rows:
+            place = at[crossing]
+            for column, value in zip(columns, values, strict=True):
+                column[place] = value
+            at[crossing] += 1
+        resource, received = columns[:2]
         return cls(
-            count, off.ravel().astype(np.int64), links, takes, of_link[order], resource[order],
-            received[order] == 1, np.stack(held_for)[:, order], costs.resources(), 10**9 // unit,
-            -(-np.array(sizes, dtype=np.int64) // unit),
+            count, off.ravel().astype(np.int64), links, takes, of_link, resource, received == 1,
+            columns[2:], costs.resources(), 10**9 // unit, -(-np.array(sizes, dtype=np.int64) // unit),
         )  # fmt: skip
+
+
+def _sizes_of(messages: RankMessages) -> NDArray[np.int64]:
+    """Units of each kind of message, ascending."""
+    sizes = np.zeros(int(messages.kind.max(initial=-1)) + 1, dtype=np.int64)
+    sizes[messages.kind] = messages.units
+    return sizes
 
 
 def _flows_of(messages: RankMessages) -> Flows:
@@ -217,11 +233,15 @@ def _is_implied(
 
     Only this link uses the resource of the hold, and the other hold lasts at least as long for every size.
     """
-    alone = np.bincount(resource)[resource] == 1
+    alone: NDArray[np.bool_] = np.bincount(resource)[resource] == 1
+    if not alone.any():
+        return alone
     longest = np.zeros((2, int(side.max(initial=-1)) + 1), dtype=np.int64)
-    order = np.lexsort((*held, side))
-    order = order[~alone[order]]
-    longest[:, side[order]] = held[:, order]
+    beside = np.zeros(longest.shape[1], dtype=np.bool_)
+    beside[side[alone]] = True
+    others = np.flatnonzero(beside[side] & ~alone)
+    others = others[np.lexsort((*held[:, others], side[others]))]
+    longest[:, side[others]] = held[:, others]
     implied: NDArray[np.bool_] = alone & (held <= longest[:, side]).all(axis=0)
     return implied
 
@@ -231,7 +251,6 @@ class HostFabric:
 
     - `paths`: The arrays that kernels read.
     - `took`: [alpha, beta] of the path of each pair of hosts, in ticks and ticks per unit.
-    - `held`: [alpha, beta] of the time for which a message of a pair (row) holds each resource (column).
     """
 
     def __init__(self, links: HostLinks, messages: RankMessages) -> None:
@@ -240,35 +259,51 @@ class HostFabric:
         count = self.num_hosts = links.num_hosts
         of_link, held, resource, receives = links.of_link, links.held, links.resource, links.receives
         kept = ~_is_implied(2 * of_link + receives, held, resource)
-        of_link, held, resource, receives = of_link[kept], held[:, kept], resource[kept], receives[kept]
-        name, resource = np.unique(resource, return_inverse=True)
+        if not kept.all():
+            of_link, held, resource, receives = of_link[kept], held[:, kept], resource[kept], receives[kept]
+        is_used = np.bincount(resource, minlength=len(links.names)) > 0
+        name, resource = np.flatnonzero(is_used), (np.cumsum(is_used) - 1)[resource]
         self.names = [links.names[each] for each in name.tolist()]
         num_links = links.takes.shape[1]
         hold_of = np.searchsorted(of_link, np.arange(num_links + 1))
         path_of = np.concatenate(([0], np.cumsum(links.hops)))
-        units = np.unique(messages.units)[:, None]
+        units = _sizes_of(messages)[:, None]
         takes, times = links.takes[0] + units * links.takes[1], held[0] + units * held[1]
         whole = takes[:, of_link]
         before, after = np.where(receives, times, whole), np.where(receives, 0, whole - times)
         self.paths = HostPaths(path_of, links.link, hold_of, resource, takes, times, before, after, name)
         pair = np.repeat(np.arange(count * count), links.hops)
         ones = np.ones(len(links.link), dtype=np.int64)
-        hop = csr_array((ones, (pair, links.link)), (count * count, num_links))
-        self.took = [hop @ ticks for ticks in links.takes]
-        self.held = [hop @ csr_array((ticks, resource, hold_of), (num_links, len(name))) for ticks in held]
+        self._hop = csr_array((ones, (pair, links.link)), (count * count, num_links))
+        self._of_links = [csr_array((ticks, resource, hold_of), (num_links, len(name))) for ticks in held]
+        self.took = [self._hop @ ticks for ticks in links.takes]
 
-    def relaxed(self, messages: RankMessages) -> Relaxed:
-        """Lower bounds on the times of messages whose ends are partly placed, with `tail` 0 for all."""
-        sizes, rows = np.unique(messages.units), []
+    @cached_property
+    def held(self) -> list[Any]:
+        """[alpha, beta] of the time for which a message of a pair (row) holds each resource (column)."""
+        return [self._hop @ ticks for ticks in self._of_links]
+
+    def relaxed(self, messages: RankMessages, flows: Flows | None = None) -> Relaxed:
+        """Lower bounds on the times of messages whose ends are partly placed; `tail` and ports are 0.
+
+        - `flows`: Flows of the messages, if known.
+        """
+        sizes, rows = _sizes_of(messages), []
         for units in sizes.tolist():
             took = (self.took[0] + units * self.took[1]).reshape(self.num_hosts, -1)
             np.fill_diagonal(took, np.iinfo(np.int64).max)
-            rows.append((took.min(), took.min(axis=1), took.min(axis=0), *self._ports(units)))
-        anywhere, from_host, to_host, port_out, port_in = (
+            rows.append((took.min(), took.min(axis=1), took.min(axis=0)))
+        anywhere, from_host, to_host = (
             np.array(column, dtype=np.int64) for column in zip(*rows, strict=True)
         )
-        tail = np.zeros(len(messages.units), dtype=np.int64)
-        return Relaxed(anywhere, from_host, to_host, port_out, port_in, tail, _flows_of(messages))
+        tail, none = np.zeros(len(messages.units), dtype=np.int64), np.zeros(len(sizes), dtype=np.int64)
+        return Relaxed(anywhere, from_host, to_host, none, none, tail, flows or _flows_of(messages))
+
+    def with_ports(self, relaxed: Relaxed, messages: RankMessages) -> Relaxed:
+        """Tighter lower bounds: with the times of ports, which count only where ends are not placed."""
+        ports = np.array([self._ports(units) for units in _sizes_of(messages).tolist()], dtype=np.int64)
+        port_out, port_in = np.ascontiguousarray(ports.T)
+        return relaxed._replace(port_out=port_out, port_in=port_in)
 
     def _ports(self, units: int) -> list[int]:
         """Minimum ticks for which a message holds a port of its source, and one of its destination.
@@ -276,14 +311,17 @@ class HostFabric:
         A port counts if all messages of its host in that direction hold it; the minimum is over hosts.
         """
         held, ports = self._held(units).tocoo(), []
-        size = held.shape[1]
-        for host in (held.row // self.num_hosts, held.row % self.num_hosts):
-            of_all, which, number = np.unique(host * size + held.col, return_inverse=True, return_counts=True)
-            least = np.full(len(of_all), np.iinfo(np.int64).max)
-            np.minimum.at(least, which, held.data)
-            common, longest = number == self.num_hosts - 1, np.zeros(self.num_hosts, dtype=np.int64)
-            np.maximum.at(longest, of_all[common] // size, least[common])
-            ports.append(int(longest.min()))
+        # Only resources of enough pairs count. There are at most as many (host, resource) as holds.
+        often = np.bincount(held.col, minlength=held.shape[1]) >= self.num_hosts - 1
+        kept, size = often[held.col], int(often.sum())
+        pair, times, column = held.row[kept], held.data[kept], (np.cumsum(often) - 1)[held.col[kept]]
+        for host in (pair // self.num_hosts, pair % self.num_hosts):
+            key = host * size + column
+            number = np.bincount(key, minlength=self.num_hosts * size)
+            least = np.full(len(number), np.iinfo(np.int64).max)
+            np.minimum.at(least, key, times)
+            common = np.where(number == self.num_hosts - 1, least, 0).reshape(self.num_hosts, size)
+            ports.append(int(common.max(axis=1, initial=0).min()))
         return ports
 
     def _held(self, units: int) -> Any:
@@ -291,7 +329,8 @@ class HostFabric:
 
     def distance(self, units: int) -> NDArray[np.float64]:
         """(num_hosts, num_hosts) ticks: time of a message on its path, plus its holds of resources."""
-        whole = self.took[0] + units * self.took[1] + self._held(units).sum(axis=1)
+        held = self._hop @ np.stack([ticks.sum(axis=1) for ticks in self._of_links], axis=1)
+        whole = self.took[0] + held[:, 0] + units * (self.took[1] + held[:, 1])
         return np.asarray(whole, dtype=np.float64).reshape(self.num_hosts, -1)
 
     def busiest(self, messages: RankMessages, order: NDArray[np.int64]) -> tuple[str, int]:

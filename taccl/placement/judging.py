@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 _SPLITS, _EFFORT = 3, 0.2
 #: Usual number of resamples for the standard error, and the minimum number.
 _RESAMPLES, _FEWEST_RESAMPLES = 12, 4
-#: Share of the time limit to search for an order on each half of the measurements; the rest is for the
-#: standard error of the mean gain.
+#: Maximum share of the time left to search for an order on each half of the measurements; the rest is for the
+#: gains and the standard error of their mean.
 _SEARCHING = 0.6
 #: One-sided confidence at which a gain is confirmed.
 _CONFIDENCE = 0.99
@@ -137,14 +138,18 @@ def judge(
         return Judgement(reason=reason, has_clusters=has_clusters)
     ranks = range(probe.num_hosts)
 
-    def case(figures: _Figures) -> Case:
-        noisy = replace(hosts, probe=_with_figures(probe, figures))
+    def case(noisy_probe: Probe) -> Case:
+        noisy = replace(hosts, probe=noisy_probe)
         steps = searched.algorithm
         return Case(noisy, steps.collective.name, steps, searched.size_bytes, like=searched)
 
     def logs(figures: _Figures, orders: Sequence[Sequence[int]]) -> list[float]:
         """Logarithm of the gain of each order, by figures with reduced noise."""
-        judging = case(_shrunk(probe, figures, noise))
+        noisy = _with_figures(probe, figures)
+        shrunk = _with_figures(probe, _shrunk(noisy, figures, noise))
+        if not probe.is_one_server:  # clusters of the figures; shrinkage to the means of classes keeps them
+            shrunk = replace(shrunk, clusters=tuple(tuple(labels.tolist()) for labels in noisy.levels))
+        judging = case(shrunk)
         before = judging.us(judging.ticks(ranks, is_relaxed=True))
         return [float(np.log(before / judging.us(judging.ticks(order)))) for order in orders]
 
@@ -152,19 +157,29 @@ def judge(
     gains: list[float] = []
     splits = [_halves(probe, stacks, np.random.default_rng((seed, split))) for split in range(_SPLITS)]
     noise = {name: float(np.mean([_noise(*split)[name] ** 2 for split in splits])) for name in stacks}
-    searching = deadline.sooner(_SEARCHING * deadline.left_s)
+    began = time.monotonic()
+    halves = [case(_with_figures(probe, half)) for half in splits[0]]
+    halves[0].ticks(ranks)
+    # Building and timing a case takes about as long as judging an order. One order more, as times vary.
+    reserved_s = (3 + _FEWEST_RESAMPLES) / 2 * (time.monotonic() - began)
+    searching = deadline.sooner(min(_SEARCHING * deadline.left_s, deadline.left_s - reserved_s))
     for split in splits:
-        found = [case(half).search(ranks, seed, searching, effort=_EFFORT)[0] for half in split]
+        found = []
+        for number, half in enumerate(split):
+            one = halves[number] if split is splits[0] else case(_with_figures(probe, half))
+            until = searching.sooner(searching.left_s / (2 - number))
+            found.append(one.search(ranks, seed, until, effort=_EFFORT)[0])
         if searching.has_passed and orders:
             break
         orders += found
         gains += [logs(half, [order])[0] for half, order in zip(split, found[::-1], strict=True)]
     resampled = _resampled(probe, splits, noise, np.random.default_rng((seed, _SPLITS)))
-    means = []
-    for _ in range(_RESAMPLES):
-        if deadline.has_passed:
-            break
+    means: list[float] = []
+    longest_s = 0.0
+    while len(means) < _RESAMPLES and deadline.left_s > longest_s:
+        began = time.monotonic()
         means.append(float(np.mean(logs(next(resampled), orders))))
+        longest_s = max(longest_s, time.monotonic() - began)
     if len(means) < _FEWEST_RESAMPLES:
         return Judgement(reason="the time limit was reached; give more time", has_clusters=has_clusters)
     # Each split gives a gain for each half. Their noise is independent, so their mean has half the variance.
@@ -254,6 +269,7 @@ def _shrunk(probe: Probe, figures: _Figures, variance: Mapping[str, float]) -> _
     pairs would seem slower than the slowest of few, though all are equal. Pairs whose hosts share as many
     levels of clusters form a class.
 
+    - `probe`: The probe with these figures.
     - `variance`: {field: variance of the noise}.
 
     References
@@ -261,7 +277,7 @@ def _shrunk(probe: Probe, figures: _Figures, variance: Mapping[str, float]) -> _
     B. Efron and C. Morris, "Stein's estimation rule and its competitors", J. Am. Stat. Assoc. 68 (1973).
     """
     shared = np.zeros((probe.num_hosts, probe.num_hosts), dtype=np.int64)
-    for labels in _with_figures(probe, figures).levels:
+    for labels in probe.levels:
         shared += labels[:, None] == labels
     np.fill_diagonal(shared, -1)
     found = {}
@@ -290,7 +306,7 @@ def _resampled(
     noises = [_noise(*split) for split in splits]
     of_all = {name: variance[name] / 2 for name in variance}
     both = {name: (splits[0][0][name] + splits[0][1][name]) / 2 for name in variance}
-    centre = _shrunk(probe, both, of_all)
+    centre = _shrunk(_with_figures(probe, both), both, of_all)
     while True:
         for each in noises:
             hosts, sign = rng.permutation(probe.num_hosts), rng.choice((-1, 1))

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -170,7 +171,7 @@ class Probe:
         assert self.bandwidth_gb_per_s is not None
         return self.filled(1.0 / self.bandwidth_gb_per_s)
 
-    @property
+    @cached_property
     def levels(self) -> list[NDArray[np.int64]]:
         """Cluster of every host, level by level: those given, or those found from the distances."""
         if self.clusters is not None:
