@@ -127,11 +127,12 @@ def _by_volume(problem: Problem, way: Way, protocol: str, on: Topology) -> Consi
     node_us, network_us = (_hop_us(on, between=between) for between in (False, True))
     if way.algorithm == "nvls":
         node_us = float(on.links[shared_links(on)[0]].alpha_us)
+    node_rate = machine.node_gb_per_s / (way.node_volume if way.algorithm == "nvls" else 1)
     latency_us = float(on.launch_us) + way.node_hops * node_us + way.network_hops * network_us
     shared = way.network_volume * machine.ranks_per_nic
     loads = ((way.node_volume, machine.node_gb_per_s), (shared, machine.network_gb_per_s))
     us_per_kb = max(volume / rate for volume, rate in loads if volume)
-    num_channels = _num_channels(max(machine.node_gb_per_s, machine.network_gb_per_s))
+    num_channels = _num_channels(max(node_rate, machine.network_gb_per_s))
     assert problem.size_bytes is not None, "checked"
     if way.algorithm == "pairwise" and problem.size_bytes:
         # Pairs without a link are relayed, and NICs are shared, so use the busiest resource of all hops.
@@ -177,7 +178,11 @@ def nccl(problem: Problem, *, cut: bool = True, nvls: bool = True) -> Schedule:
     The NVIDIA Collective Communications Library, version 2.30: its tuning tables, and the model in which it
     uses them. If a switch reduces: NVLS, and trees between nodes for the sums of their switches.
     """
-    best = nccl_choices(problem, nvls=nvls)[0]
+    return scheduled(problem, nccl_choices(problem, nvls=nvls)[0], cut=cut)
+
+
+def scheduled(problem: Problem, best: Considered, *, cut: bool = True) -> Schedule:
+    """Schedule of one of `nccl_choices`; arguments as of `nccl`."""
     problem = _with_switches(problem) if best.algorithm == "nvls" else problem
     assert problem.size_bytes is not None, "checked"
     on = _topology(problem.topology, best.protocol, best.algorithm, problem.size_bytes)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.baselines.nccl import nccl, nccl_choices
+from taccl.baselines.nccl import nccl_choices, scheduled
 from taccl.measure.diagnosis import Limit
 from taccl.measure.library import candidates, chosen
 from taccl.measure.machine import machine_of
@@ -173,13 +173,20 @@ class Expectation:
     def limits(self, measured_us: float) -> tuple[Limit, ...]:
         """The busiest resource of each kind in NCCL's schedule of the largest size, busiest first."""
         on, is_cut = self.topology, self.topology.num_ranks <= _CUT_RANKS
-        schedule = nccl(self.problem(self.series.size_bytes[-1]), cut=is_cut)
+        problem = self.problem(self.series.size_bytes[-1])
+        able = nccl_choices(problem)
+        own = next((each for each in able if each.algorithm == self.best.algorithm), able[0])
+        schedule = scheduled(problem, own, cut=is_cut)
         busy_us = busy_shares(schedule) * schedule.finish_us
         if not is_cut:  # whole chunks load one channel each: take the mean of a kind
             names = [_NUMBERS.sub("", resource.name) for resource in on.resources]
             _, group, count = np.unique(names, return_inverse=True, return_counts=True)
             busy_us = (np.bincount(group, weights=busy_us) / count)[group]
-        betas = {hold.resource: float(hold.beta_us_per_mb) for hold in on.holds}
+        used = set(schedule.link.tolist())
+        betas: dict[int, float] = {}
+        for hold in schedule.problem.topology.holds:  # messages differ in rate: take the least
+            if hold.link in used:
+                betas[hold.resource] = max(betas.get(hold.resource, 0.0), float(hold.beta_us_per_mb))
         between = {hold.resource for hold in on.holds if on.is_internode(hold.link)}
         kinds: dict[str, Limit] = {}
         for index in np.argsort(-busy_us, kind="stable").tolist():

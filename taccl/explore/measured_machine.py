@@ -11,7 +11,7 @@ from taccl._internal.units import format_count
 from taccl.errors import FormatError, InputError
 from taccl.formats.registry import foreign_topology, load_topology
 from taccl.measure.logs import read_log
-from taccl.measure.machine import COUNTABLE, gpu_models, is_stand_in, machine_by_gpus, modelled
+from taccl.measure.machine import COUNTABLE, check_alike, is_stand_in, machine_by_gpus, modelled
 from taccl.measure.series import Log, Series
 from taccl.topology.machines import SHAPES
 from taccl.topology.registry import machine_names, parse
@@ -46,15 +46,8 @@ def read_logs(paths: Sequence[str], *, collective: str | None, in_place: bool) -
     if not paths:
         raise InputError("found no log; give at least one file", where="logs")
     logs = [modelled(read_log(path, collective=collective, in_place=in_place)) for path in paths]
-    first = next((log for log in logs if log.gpus), logs[0])
+    check_alike(logs, "diagnose")
     for log in logs:
-        if len(gpu_models(log.gpus)) > 1:
-            names = first_of([shown(name, 60) for name in sorted(log.gpus)], 4)
-            raise FormatError(f"found mixed GPUs, {names}; diagnose equal GPUs only", where=log.path)
-        if log.gpus and gpu_models(log.gpus) != gpu_models(first.gpus):
-            here, there = (", ".join(sorted(each.gpus)) for each in (log, first))
-            said = f"found {shown(here, 80)}, but {first.path} is of {shown(there, 80)}"
-            raise FormatError(f"{said}; diagnose them one at a time", where=log.path)
         on_cpu = [note for note in log.notes if note.startswith("measured ")]
         if on_cpu:
             raise FormatError(f"found times {on_cpu[0]}; expected a log of GPUs", where=log.path)

@@ -70,8 +70,10 @@ class Gain(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Share of the measured time that is saved, or "within the error"."""
-        return f"{1 - self.predicted_us / self.measured_us:.0%} less" if self.is_sure else "within the error"
+        """Share of the measured time that is saved; "none" if it is longer by more than the error."""
+        if self.is_sure:
+            return f"{1 - self.predicted_us / self.measured_us:.0%} less"
+        return "none" if self.predicted_us > self.measured_us * self.error else "within the error"
 
     @property
     def is_sure(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from taccl._internal.arguments import Bytes, Count, Natural, checked
-from taccl.errors import FormatError, InputError
+from taccl.errors import InputError
 from taccl.measure.calibrate import calibrated
 from taccl.measure.estimate import (
     CONTRADICTED,
@@ -24,7 +24,7 @@ from taccl.measure.estimate import (
 )
 from taccl.measure.library_costs import Costs
 from taccl.measure.logs import joined, read_log
-from taccl.measure.machine import Machine, find_machine, machine_of, mismatches, modelled, placed
+from taccl.measure.machine import Machine, check_alike, find_machine, machine_of, mismatches, modelled, placed
 from taccl.measure.missing import missing_measurements
 from taccl.measure.model import COLLECTIVES, PARAMETERS, Parameter, priors, terms_of, times_us
 from taccl.measure.predict import costs_of, predicted_us
@@ -257,12 +257,7 @@ def fit(
         said = f"found {collective!r}; expected one of {', '.join(COLLECTIVES)}"
         raise InputError(said, where="collective")
     read = [modelled(read_log(log, collective=collective, in_place=in_place)) for log in logs]
-    first = next((log for log in read if log.gpus), read[0])
-    for log in read:
-        if log.gpus and log.gpus != first.gpus:
-            here, there = (", ".join(sorted(each.gpus)) for each in (log, first))
-            said = f"found {here}, but {first.path} is of {there}; expected logs of one machine"
-            raise FormatError(f"{said}: fit them separately", where=log.path)
+    check_alike(read, "fit")
     is_named = isinstance(topology, str)
     machine = find_machine(topology) if isinstance(topology, str) else machine_of(topology)
     rates_source = f"profile nominal of {machine.name}" if is_named else machine.name

@@ -79,7 +79,11 @@ def find_machine(name: str) -> Machine:
 def machine_of(topology: Topology) -> Machine:
     """Figures of any topology, as seen from rank 0; all nodes are assumed alike."""
     ours = topology.links_from[0]
-    inside = [e for e in ours if not topology.is_internode(e) and len(topology.links[e].dsts) == 1]
+    # Sums and copies in switches have rates of their own.
+    inside = [
+        e for e in ours
+        if not topology.is_internode(e) and len(topology.links[e].srcs) == len(topology.links[e].dsts) == 1
+    ]  # fmt: skip
     across = [e for e in ours if topology.is_internode(e)]
     holds: dict[int, dict[int, float]] = {}
     users: dict[int, set[int]] = {}
@@ -90,9 +94,11 @@ def machine_of(topology: Topology) -> Machine:
 
     def rate(links: list[int]) -> float:
         """Joint rate of links in GB/s, or the rate of the resource that they share."""
+        if not links:
+            return 0.0
         total = float(sum(1000 / topology.links[each].beta_us_per_mb for each in links))
-        shared = [max(betas.values()) for betas in holds.values() if set(links) <= set(betas)]
-        return min([total, *(1000 / beta for beta in shared if beta)]) if links else 0.0
+        shared = [max(betas[e] for e in links) for betas in holds.values() if set(links) <= set(betas)]
+        return min([total, *(1000 / beta for beta in shared if beta)])
 
     nics = [len(users[each]) for each, betas in holds.items() if set(across) & set(betas)]
     per_node = len(topology.ranks_of_node[0])
@@ -141,6 +147,27 @@ def placed(each: Series, ranks_per_node: int, nodes: int | None, most_ranks: int
 def gpu_models(gpus: Iterable[str]) -> set[str]:
     """Models in the names of GPUs: ``{"H100"}``."""
     return {model[1] for name in gpus if (model := _MODEL.search(name))}
+
+
+def _kinds(gpus: Collection[str]) -> Collection[str]:
+    """Models in the names of GPUs; the names themselves if they have none."""
+    return gpu_models(gpus) or set(gpus)
+
+
+def check_alike(logs: Sequence[Log], purpose: str) -> None:
+    """Check that the logs are of one kind of GPU.
+
+    - `purpose`: What is done with them: ``"fit"`` or ``"diagnose"``.
+    """
+    first = next((log for log in logs if log.gpus), None)
+    for log in logs:
+        if len(gpu_models(log.gpus)) > 1:
+            names = first_of([shown(name, 60) for name in sorted(log.gpus)], 4)
+            raise FormatError(f"found mixed GPUs, {names}; {purpose} equal GPUs only", where=log.path)
+        if first and log.gpus and _kinds(log.gpus) != _kinds(first.gpus):
+            here, there = (", ".join(sorted(each.gpus)) for each in (log, first))
+            said = f"found {shown(here, 80)}, but {first.path} is of {shown(there, 80)}"
+            raise FormatError(f"{said}; {purpose} them one at a time", where=log.path)
 
 
 def machine_by_gpus(gpus: Collection[str]) -> str | None:

@@ -15,20 +15,19 @@ NVLS, RINGS = 478.0, 365.0
 NIC, HALF_SLOT = 23.3, 13.2
 
 
-def network_log(rails, *, seed=0, latency_us=30.0):
-    """Log of an allgather on two nodes of eight A100: 15/16 of the data leaves each, over the given rails."""
-    slowest = min(rails)
-    return _log(
-        "all_gather", "none", "NVIDIA A100-SXM4-80GB", 2, 15 / 16, latency_us, slowest * len(rails), seed
-    )
+def network_log(rails, *, seed=0, latency_us=30.0, name="all_gather"):
+    """Log of a collective in rings on two nodes of eight A100, over the given rails."""
+    return _log(name, "NVIDIA A100-SXM4-80GB", 2, latency_us, min(rails) * len(rails), seed)
 
 
-def node_log(busbw, *, seed=0, latency_us=15.0):
-    """Log of an allreduce on eight H100 in a node, with the given bus bandwidth in GB/s."""
-    return _log("all_reduce", "sum", "NVIDIA H100 80GB HBM3", 1, 14 / 8, latency_us, busbw, seed)
+def node_log(busbw, *, seed=0, latency_us=15.0, name="all_reduce"):
+    """Log of a collective on eight H100 in a node, with the given bus bandwidth in GB/s."""
+    return _log(name, "NVIDIA H100 80GB HBM3", 1, latency_us, busbw, seed)
 
 
-def _log(name, redop, gpu, nodes, factor, latency_us, busbw, seed):
+def _log(name, gpu, nodes, latency_us, busbw, seed):
+    part = 1 - 1 / (8 * nodes)
+    redop, factor = {"all_gather": ("none", part), "all_reduce": ("sum", 2 * part)}[name]
     noise = random.Random(seed)
     lines = [f"# Collective test starting: {name}_perf", "# Using devices"]
     lines += [

@@ -4,6 +4,7 @@ import pytest
 
 import taccl
 from taccl.errors import FormatError, InputError
+from taccl.measure.diagnosis import Gain
 from tests.explore.degraded import CASES, HALF_SLOT, NIC, NVLS, RINGS, network_log, node_log
 
 GPU = "#  Rank {} Group 0 Pid 1 on host0 device {} [0000:00:00] {}\n"
@@ -120,6 +121,29 @@ def test_limits_are_resources_with_rate_and_use(log):
     assert limits[0].resource.startswith("NIC ")
     assert limits[0].gb_per_s == 25
     assert 0.9 < limits[0].use <= 1.05
+
+
+@pytest.mark.slow
+def test_limits_are_of_the_algorithm_in_the_verdict(log):
+    """Rings carry an allreduce of 16 A100 between nodes; on healthy NICs they use at least 0.9 of each NIC."""
+    found = judged(log(network_log([NIC] * 8, name="all_reduce")), topology="dgx-a100")
+    assert "(ring, " in found.verdict
+    nic = next(each for each in found.limits if each.resource.startswith("NIC "))
+    assert 0.9 < nic.use <= 1.05
+
+
+@pytest.mark.slow
+def test_limits_have_the_rate_of_the_messages_that_use_them(log):
+    """An allgather in rings uses ports at the full rate, not at the lower one of sums in NVSwitch."""
+    (port,) = judged(log(node_log(RINGS, name="all_gather"))).limits
+    assert port.gb_per_s == pytest.approx(370.8)
+    assert 0.9 < port.use <= 1.05
+
+
+def test_a_slower_schedule_is_no_gain():
+    """A schedule is no gain if it is predicted slower by more than the model's error; within it, it may be."""
+    texts = [Gain(2**30, "msccl", 100.0, us, 1.1, "").text for us in (50.0, 95.0, 105.0, 250.0)]
+    assert texts == ["50% less", "within the error", "within the error", "none"]
 
 
 @pytest.mark.slow

@@ -83,8 +83,19 @@ def test_logs_of_different_machines_are_refused(log):
     for gpu in ("NVIDIA A", "AMD B"):
         device = f"#  Rank  0 Group 0 Pid 1 on host0 device  0 [0000:05:00] {gpu}\n"
         paths.append(log(device + table(), f"{gpu}.log"))
-    with pytest.raises(FormatError, match="found AMD B, but .* is of NVIDIA A; expected logs of one machine"):
+    with pytest.raises(FormatError, match="found AMD B, but .* is of NVIDIA A; fit them one at a time"):
         taccl.fit(paths, "dgx-h100")
+
+
+def test_a_log_of_mixed_gpus_is_refused(log):
+    """A log whose ranks have two kinds of GPU is not fitted, as its machine is mixed."""
+    names = ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB")
+    devices = "".join(
+        f"#  Rank  {rank} Group 0 Pid 1 on host0 device  {rank} [0000:05:00] {names[rank % 2]}\n"
+        for rank in range(8)
+    )
+    with pytest.raises(FormatError, match="found mixed GPUs, .*; fit equal GPUs only"):
+        taccl.fit([log(devices + table())], "dgx-h100")
 
 
 def test_more_ranks_than_the_machine_has_are_refused(log):

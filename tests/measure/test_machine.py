@@ -4,9 +4,10 @@ import pytest
 
 import taccl
 from taccl.errors import InputError
-from taccl.measure.machine import find_machine, machine_by_gpus
+from taccl.measure.machine import find_machine, machine_by_gpus, machine_of
 from taccl.measure.predict import costs_of, known_machines
 from taccl.topology.models import MODELS
+from taccl.topology.registry import parse
 
 
 @pytest.mark.parametrize(("name", "ranks_per_node", "ranks_per_nic", "node", "network"), [
@@ -19,6 +20,13 @@ def test_promises(name, ranks_per_node, ranks_per_nic, node, network):
     found = find_machine(name)
     assert (found.ranks_per_node, found.ranks_per_nic) == (ranks_per_node, ranks_per_nic)
     assert (found.node_gb_per_s, found.network_gb_per_s) == pytest.approx((node, network))
+
+
+@pytest.mark.parametrize("machine", ["dgx-h100", "b200"])
+def test_sums_in_switches_do_not_lower_the_rate_between_ranks(machine):
+    """A rank sends to another at the full rate of its links, with or without sums in NVSwitch (NVLS)."""
+    with_sums, without = (machine_of(parse(machine, nvls=nvls)) for nvls in (True, False))
+    assert with_sums.node_gb_per_s == without.node_gb_per_s
 
 
 @pytest.mark.parametrize(("gpu", "machine"), [
