@@ -160,13 +160,16 @@ def judge(
     began = time.monotonic()
     halves = [case(_with_figures(probe, half)) for half in splits[0]]
     halves[0].ticks(ranks)
-    # Building and timing a case takes about as long as judging an order. One order more, as times vary.
-    reserved_s = (3 + _FEWEST_RESAMPLES) / 2 * (time.monotonic() - began)
+    # Building and timing a case takes about as long as judging an order. Reserve one more, as times vary.
+    one_s = (time.monotonic() - began) / 2
+    reserved_s = (3 + _FEWEST_RESAMPLES) * one_s
     searching = deadline.sooner(min(_SEARCHING * deadline.left_s, deadline.left_s - reserved_s))
     for split in splits:
+        if orders and searching.left_s < 2 * one_s:
+            break
         found = []
         for number, half in enumerate(split):
-            one = halves[number] if split is splits[0] else case(_with_figures(probe, half))
+            one = halves.pop(0) if halves else case(_with_figures(probe, half))
             until = searching.sooner(searching.left_s / (2 - number))
             found.append(one.search(ranks, seed, until, effort=_EFFORT)[0])
         if searching.has_passed and orders:
@@ -175,7 +178,7 @@ def judge(
         gains += [logs(half, [order])[0] for half, order in zip(split, found[::-1], strict=True)]
     resampled = _resampled(probe, splits, noise, np.random.default_rng((seed, _SPLITS)))
     means: list[float] = []
-    longest_s = 0.0
+    longest_s = one_s
     while len(means) < _RESAMPLES and deadline.left_s > longest_s:
         began = time.monotonic()
         means.append(float(np.mean(logs(next(resampled), orders))))
