@@ -102,7 +102,9 @@ def machine_of(topology: Topology) -> Machine:
 
     nics = [len(users[each]) for each, betas in holds.items() if set(across) & set(betas)]
     per_node = len(topology.ranks_of_node[0])
-    return Machine(topology.machine, per_node, max(nics, default=1), rate(inside), rate(across))
+    return Machine(
+        topology.machine or topology.name, per_node, max(nics, default=1), rate(inside), rate(across)
+    )
 
 
 def modelled(log: Log) -> Log:

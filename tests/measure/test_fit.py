@@ -236,3 +236,10 @@ def test_a_stream_gives_the_rate_of_a_nic():
     """A stream measured by perftest sets the NIC's rate."""
     stream = Series("point-to-point", 2, 2, (1 << 23,), ((1 << 23) / 20e3,), "", streams=True)
     assert calibrated(costs_of("dgx-a100"), [stream]).nic_gb_per_s == pytest.approx(20)
+
+
+def test_a_fit_to_a_topology_file_names_it(log):
+    """A topology without a machine model is named by its own name, also in sources of priors."""
+    fit = taccl.fit([log(table(ranks=4))], replace(taccl.topologies.ring(4), machine=""))
+    assert fit.machine == "ring:4"
+    assert any(each.source == "prior, not determined (ring:4)" for each in fit.parameters)
