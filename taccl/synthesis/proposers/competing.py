@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taccl._internal.caching import cached
 from taccl._internal.deadline import Deadline, OutOfTime, busy_factor
@@ -25,8 +24,7 @@ from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.parameters import DEFAULTS, BudgetParameters, SearchParameters
 from taccl.synthesis.proposers.balanced import BALANCED, search_balanced
-from taccl.synthesis.proposers.compiling import are_kept
-from taccl.synthesis.proposers.large import effort, suits
+from taccl.synthesis.proposers.build_times import COMPILED, build_times, ends_of, num_arrivals
 from taccl.synthesis.proposers.large_search import offer_compiled
 from taccl.synthesis.search import Search
 from taccl.topology.recognise import dimensions, grid_of
@@ -35,8 +33,6 @@ from taccl.topology.recognise import dimensions, grid_of
 _MOST_NAMED = 400_000
 #: CPU seconds to verify a transfer (estimate).
 _VERIFY_S = 6e-6
-#: Max forms that a baseline builds before it keeps the best (estimate).
-_MOST_FORMS = 11
 #: Choice of the next baseline while there is no schedule. If the preferred baseline would need more than
 #: `_SAFE_SHARE` of the time left to build, another replaces it: the most preferred of those with a build time
 #: of at most `_FIRST_TIMES` times the shortest build time.
@@ -45,10 +41,6 @@ _FIRST_TIMES, _SAFE_SHARE = 2.0, 0.8
 _BEST_FIRST_SHARE = 0.2
 #: Entry of `tried_finer` once finer chunks of recursive multiplying were chosen by estimated finishes.
 BY_ESTIMATE = "multiplying by estimate"
-#: Name of the compiled list scheduler as a baseline. CPU seconds to load it. CPU seconds that it needs per
-#: 10,000 arrivals: of copied chunks, and of sums.
-_COMPILED, _LOAD_S, _RUN_S = "compiled list scheduler", 0.5, (0.3, 1.0)
-
 
 #: CPU seconds of verifier and bound at the end, per link. The same per transfer. Max share of the time
 #: reserved for both.
@@ -100,7 +92,7 @@ def offer_first(search: Search, names: Collection[str] | None = None) -> None:
         search.deadline.sooner(for_baselines_s(search.deadline, share))
         for share in (portfolio.first_share, portfolio.best_share)
     )
-    excluded = () if names is None else {*BASELINES, _COMPILED} - {*names}
+    excluded = () if names is None else {*BASELINES, COMPILED} - {*names}
     _offer_quickest(search, until, until_best, excluded=excluded)
 
 
@@ -124,7 +116,7 @@ def offer_rest(search: Search, found: Schedule | None) -> None:
     until = search.deadline.later(-reserve_s(search.problem, search.deadline.left_s, budget))
     until = until.sooner(search.idle_s)
     if search.best is not None and not until.has_passed:
-        _offer_quickest(search, until, until, excluded=(_COMPILED,), is_last=True)
+        _offer_quickest(search, until, until, excluded=(COMPILED,), is_last=True)
 
 
 def _offer_quickest(
@@ -148,10 +140,10 @@ def _offer_quickest(
     portfolio, best = parameters.portfolio, ""
     if problem.collective.is_met:
         return
-    builds_s = _build_times(problem, portfolio.first_transfers, parameters.choice.few_hops)
-    begins_s = _build_times(problem, portfolio.first_transfers, parameters.choice.few_hops, whole=False)
+    builds_s = build_times(problem, portfolio.first_transfers, parameters.choice.few_hops)
+    begins_s = build_times(problem, portfolio.first_transfers, parameters.choice.few_hops, whole=False)
     preferred = _preferred(problem)
-    left = sorted(builds_s.keys() - {*made_of(problem), *excluded}, key=[*preferred, _COMPILED].index)
+    left = sorted(builds_s.keys() - {*made_of(problem), *excluded}, key=[*preferred, COMPILED].index)
     if not is_last and BY_ESTIMATE in tried_finer(problem):  # its remaining forms run after the search
         left = [name for name in left if name != "multiplying"]
     late_s = parameters.budget.late_s * busy_factor()
@@ -174,7 +166,7 @@ def _offer_quickest(
             name = next(name for name in left if builds_s[name] <= quick_s)
         limit = limits[name]
         left.remove(name)
-        if name == _COMPILED:
+        if name == COMPILED:
             offer_compiled(search, budget_s=until.left_s, num_runs=1, late_s=late_s)
             continue
         verify_s = factor * _VERIFY_S * num_arrivals(problem) * (1 + problem.collective.sums_up)
@@ -233,40 +225,11 @@ def quickest_first(problem: Problem, left_s: float = 0.0) -> list[str]:
 
     - `left_s`: Seconds left; the usually best one comes first if it takes a small share of them.
     """
-    builds_s = _build_times(problem, DEFAULTS.portfolio.first_transfers, 2**63)
+    builds_s = build_times(problem, DEFAULTS.portfolio.first_transfers, 2**63)
     best = _preferred(problem)[0]
     best_s = busy_factor() * builds_s.get(best, math.inf)
     first = best if best_s <= _BEST_FIRST_SHARE * left_s else ""
     return sorted(builds_s, key=lambda name: (name != first, builds_s[name], name))
-
-
-def _build_times(
-    problem: Problem, most_transfers: int, few_hops: int, *, whole: bool = True
-) -> dict[str, float]:
-    """{baseline: CPU seconds to build it (estimate)} of the baselines with at most `most_transfers`.
-
-    One run of the compiled list scheduler is included for problems of more than `few_hops` hops.
-
-    - `whole`: False for the first form alone of those baselines that build several forms and keep the best.
-    """
-    per_link_s = 2e-5 * len(problem.topology.links)
-    starting, ending = _ends(problem)
-    phases = 1 + problem.collective.sums_up
-    transfers = {
-        name: int(starting @ ending) if name == "one-shot" else num_arrivals(problem) * phases
-        for name in BASELINES
-        if row_of(name).competes
-    }
-    most = {name: row_of(name).forms_transfers if whole else 0 for name in transfers}
-    found = {
-        name: per_link_s + row_of(name).build_s * max(count, min(most[name], _MOST_FORMS * count)) / 10_000
-        for name, count in transfers.items()
-        if count <= most_transfers
-    }
-    if effort(problem) > few_hops and suits(problem) and are_kept(problem):
-        each_s = _RUN_S[problem.collective.combining]
-        found[_COMPILED] = _LOAD_S + each_s * num_arrivals(problem) / 10_000
-    return found
 
 
 def share_baselines(problem: Problem, other: Problem) -> None:
@@ -363,32 +326,13 @@ def _takes_s(name: str, problem: Problem, parameters: SearchParameters) -> float
         transfers = 2 * collective.chunks_per_rank * topology.num_ranks**2
         is_long = transfers > portfolio.balanced_transfers
         return math.inf if is_long else transfers * _BALANCED_S_PER_TRANSFER + links_s
-    starting, ending = _ends(problem)
+    starting, ending = ends_of(problem)
     arrivals = num_arrivals(problem)
     if arrivals > portfolio.baseline_arrivals:
         return math.inf
     if row_of(name).names_contributions:
         return min(int(starting @ ending), _MOST_NAMED) * _NAMED_S_PER_TRANSFER
     return arrivals * _BASELINE_S_PER_ARRIVAL + links_s
-
-
-def _ends(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(num_chunks,) numbers of origins and of destinations of each chunk."""
-    collective = problem.collective
-    starting, ending = (
-        np.array([len(ranks) for ranks in ends.sets], dtype=np.int64)[ends.of_chunk]
-        for ends in (collective.origin_sets, collective.destination_sets)
-    )
-    return starting, ending
-
-
-def num_arrivals(problem: Problem) -> int:
-    """Number of arrivals: over all chunks, the sum of the numbers of destinations.
-
-    For sums, the number of contributions of a chunk counts instead, if it is larger.
-    """
-    starting, ending = _ends(problem)
-    return int(np.maximum(ending, starting * problem.collective.sums_up).sum())
 
 
 def _as_asked(name: str, problem: Problem) -> Schedule:

@@ -23,13 +23,13 @@ from taccl.baselines.spread import (
 from taccl.baselines.table import row_of
 from taccl.errors import InputError
 from taccl.synthesis.proposers.balanced import balanced_schedule, cut_balanced
+from taccl.synthesis.proposers.build_times import num_arrivals
 from taccl.synthesis.proposers.competing import (
     BASELINE_S_PER_LINK,
     BY_ESTIMATE,
     for_baselines_s,
     left_out,
     made_of,
-    num_arrivals,
     tried_finer,
 )
 from taccl.synthesis.search import Search

@@ -74,7 +74,7 @@ def test_the_best_baseline_as_a_rule_has_a_larger_share(monkeypatch):
     search = Search(problem, Options(), Deadline.after(1000))
     builds_s = {"pairwise": 0.0, "ring": 300.0, "bucket": 300.0}
     monkeypatch.setattr(competing, "busy_factor", lambda: 1.0)
-    monkeypatch.setattr(competing, "_build_times", lambda *_, **__: builds_s)
+    monkeypatch.setattr(competing, "build_times", lambda *_, **__: builds_s)
     competing.offer_first(search)
     assert set(competing.made_of(problem)) == {"pairwise", "bucket"}
 
@@ -93,7 +93,7 @@ def test_a_baseline_of_several_forms_waits_for_quick_ones(monkeypatch):
         return {"bucket": 600.0 if whole else 60.0, "ring": 1.0, "tree": 50.0}
 
     monkeypatch.setattr(competing, "busy_factor", lambda: 1.0)
-    monkeypatch.setattr(competing, "_build_times", times)
+    monkeypatch.setattr(competing, "build_times", times)
     monkeypatch.setattr(competing, "baseline", recorded)
     competing.offer_first(search)
     assert order == ["ring", "tree", "bucket"]
@@ -102,7 +102,7 @@ def test_a_baseline_of_several_forms_waits_for_quick_ones(monkeypatch):
 def test_the_estimate_for_multiplying_includes_all_its_forms():
     """The estimated build time of multiplying is that of up to eleven forms, not of the first one alone."""
     problem = problem_of(num_ranks=32)
-    first, whole = (competing._build_times(problem, 10**6, 10**9, whole=each) for each in (False, True))
+    first, whole = (competing.build_times(problem, 10**6, 10**9, whole=each) for each in (False, True))
     assert whole["multiplying"] > 8 * first["multiplying"]
     assert whole["ring"] == first["ring"]
 
@@ -127,7 +127,7 @@ def test_baselines_that_take_long_come_last(monkeypatch):
     search = Search(problem, Options(), Deadline.after(1000))
     monkeypatch.setattr(competing, "busy_factor", lambda: 1.0)
     monkeypatch.setattr(
-        competing, "_build_times", lambda *_, **__: {"pairwise": 0.0, "ring": 500.0, "tree": 2000.0}
+        competing, "build_times", lambda *_, **__: {"pairwise": 0.0, "ring": 500.0, "tree": 2000.0}
     )
     competing.offer_first(search)
     assert set(competing.made_of(problem)) == {"pairwise"}
@@ -215,7 +215,7 @@ def test_what_is_complete_of_a_baseline_counts(monkeypatch):
 
     problem = taccl.make_problem(taccl.topologies.dgx1(1), "allreduce", size_bytes=10**6, chunks_per_rank=1)
     monkeypatch.setattr(import_module("taccl.baselines.spread"), "listed", ends)
-    monkeypatch.setattr(competing, "_build_times", lambda *_, **__: {"multiplying": 0.0})
+    monkeypatch.setattr(competing, "build_times", lambda *_, **__: {"multiplying": 0.0})
     search = Search(problem, Options(), NEVER)
     competing.offer_first(search)
     assert search.best.producer.startswith("multiplying") and taccl.verify(search.best).ok

@@ -1,0 +1,65 @@
+"""Estimates of the CPU seconds that baselines take to build."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taccl.baselines.table import BASELINES, row_of
+from taccl.problem.problem import Problem
+from taccl.synthesis.proposers.compiling import are_kept
+from taccl.synthesis.proposers.large import effort, suits
+
+#: Max forms that a baseline builds before it keeps the best (estimate).
+_MOST_FORMS = 11
+#: Name of the compiled list scheduler as a baseline. CPU seconds to load it. CPU seconds that it needs per
+#: 10,000 arrivals: of copied chunks, and of sums.
+COMPILED, _LOAD_S, _RUN_S = "compiled list scheduler", 0.5, (0.3, 1.0)
+
+
+def build_times(
+    problem: Problem, most_transfers: int, few_hops: int, *, whole: bool = True
+) -> dict[str, float]:
+    """{baseline: CPU seconds to build it (estimate)} of the baselines with at most `most_transfers`.
+
+    One run of the compiled list scheduler is included for problems of more than `few_hops` hops.
+
+    - `whole`: False for the first form alone of those baselines that build several forms and keep the best.
+    """
+    per_link_s = 2e-5 * len(problem.topology.links)
+    starting, ending = ends_of(problem)
+    phases = 1 + problem.collective.sums_up
+    transfers = {
+        name: int(starting @ ending) if name == "one-shot" else num_arrivals(problem) * phases
+        for name in BASELINES
+        if row_of(name).competes
+    }
+    most = {name: row_of(name).forms_transfers if whole else 0 for name in transfers}
+    found = {
+        name: per_link_s + row_of(name).build_s * max(count, min(most[name], _MOST_FORMS * count)) / 10_000
+        for name, count in transfers.items()
+        if count <= most_transfers
+    }
+    if effort(problem) > few_hops and suits(problem) and are_kept(problem):
+        each_s = _RUN_S[problem.collective.combining]
+        found[COMPILED] = _LOAD_S + each_s * num_arrivals(problem) / 10_000
+    return found
+
+
+def ends_of(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(num_chunks,) numbers of origins and of destinations of each chunk."""
+    collective = problem.collective
+    starting, ending = (
+        np.array([len(ranks) for ranks in ends.sets], dtype=np.int64)[ends.of_chunk]
+        for ends in (collective.origin_sets, collective.destination_sets)
+    )
+    return starting, ending
+
+
+def num_arrivals(problem: Problem) -> int:
+    """Number of arrivals: over all chunks, the sum of the numbers of destinations.
+
+    For sums, the number of contributions of a chunk counts instead, if it is larger.
+    """
+    starting, ending = ends_of(problem)
+    return int(np.maximum(ending, starting * problem.collective.sums_up).sum())
