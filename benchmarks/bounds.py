@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 QUALITY = Path(__file__).resolve().parent / "results" / "quality-upstream.json"
 MB = 10**6
-#: Max median gap, and max largest gap, over all cases.
+#: Max median of the gaps of all cases. Max gap of any case.
 MEDIAN_GAP, LARGEST_GAP = 0.02, 0.06
 
 

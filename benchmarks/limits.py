@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from benchmarks.report import Column, Row
 
-#: Max seconds of a verb beyond its limit; then max ratio of finishes that count as equal.
+#: Max seconds that a verb may take beyond its limit. Max ratio of finishes that count as equal.
 _SPARE_S, _SAME = 2.0, 1 + 1e-9
 #: (arguments of a verb, option for its time limit); ``{folder}`` is a separate folder for each run.
 VERBS: tuple[tuple[str, str], ...] = (

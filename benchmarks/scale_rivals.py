@@ -18,9 +18,9 @@ from taccl.errors import CollectiveError, TopologyError
 if TYPE_CHECKING:
     from taccl.problem.problem import Problem
 
-#: Up to FEW_ARRIVALS pairs of chunk and destination all baselines are constructed, up to MOST_ARRIVALS only
-#: ring and pairwise, as construction of more would be slow. Up to MOST_COUNTED lower bounds of these two are
-#: used (35 s of CPU); routes between more ranks would need several GB.
+#: Max pairs of a chunk and a destination for which all baselines are constructed. Max pairs for which ring
+#: and pairwise exchange are constructed; others would be too slow. Max pairs for which lower bounds on these
+#: two are used instead (35 s of CPU); above it, routes would need several GB.
 FEW_ARRIVALS, MOST_ARRIVALS, MOST_COUNTED = 6_000, 300_000, 10_000_000
 
 

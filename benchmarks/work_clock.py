@@ -35,14 +35,16 @@ if TYPE_CHECKING:
 
     from taccl.solvers.child import Control
 
-#: CPU seconds per hop of a run of the list scheduler, and per send of a run of a compiled one.
+#: CPU seconds per hop of a run of the list scheduler. CPU seconds per send of a run of a compiled list
+#: scheduler.
 _S_PER_HOP, _S_PER_SEND = 6e-6, 1e-6
-#: CPU seconds of an iteration of ruin and recreate: constant part, and part per send of the schedule.
+#: CPU seconds of the constant part of an iteration of ruin and recreate. CPU seconds per send of the
+#: schedule.
 _TURN_S, _TURN_S_PER_SEND = 2e-5, 1.2e-7
-#: Deterministic time of CP-SAT per CPU second; its workers, whose turns are counted.
+#: Deterministic time of CP-SAT per CPU second. Number of its workers, whose turns are counted.
 _CPSAT_RATE, _CPSAT_WORKERS = 0.2, 2
-#: A MILP counts as the smallest of these shares of its time limit that exceeds its CPU time, or as the whole
-#: limit.
+#: Shares of the time limit of a MILP that it may count as: the smallest share that exceeds its CPU time, or
+#: else the whole limit.
 _MILP_SHARES = (0.01, 0.1, 1.0)
 #: Min seconds counted for a solver's task, so that a loop over tasks that end immediately still ends.
 _LEAST_TASK_S = 0.02

@@ -57,7 +57,8 @@ KINDS = {
     "multicommodity",
 }
 
-#: Options of a bound besides the defaults; in capitals, limits above which families are skipped.
+#: Options of a bound besides the defaults. Names in capitals are limits of modules, above which a family of
+#: bounds is skipped.
 OPTIONS = (
     {"divisible": True},
     {"in_network": True},

@@ -228,7 +228,7 @@ def test_links_with_many_ends_are_told_apart():
 
 
 def test_a_multicast_enters_where_one_of_its_ends_is():
-    """A multicast link can deliver to rank 1 just as the plain link to it."""
+    """A multicast link can deliver to rank 1, just as the plain link to rank 1 can."""
     topology = linked("multicast", [0] * 3, [(0, (1, 2)), (0, 1)], alpha_us=0, beta_us_per_mb=1)
     (job,) = jobs_at(problem_of(topology, custom(3, [([0], [1])])), 1)
     assert job.links == {0, 1}

@@ -58,7 +58,7 @@ def test_contributions_that_no_rank_outside_adds_make_no_pairs():
 
 
 def test_what_is_no_sum_has_no_pairs():
-    """Copies give no pairs, nor do sums for one rank, whose reversal is bounded as copies."""
+    """Copies and sums for one rank yield no claim; such sums are bounded as copies in reversed time."""
     assert claims(problem_of(joined([0] * 3), collectives.allgather(3))) == []
     assert claims(problem_of(joined([0] * 3), collectives.reduce(3))) == []
 

@@ -33,7 +33,7 @@ def test_a_pool_of_few_slots_bounds_sums_by_switches_alone():
 
 @pytest.mark.slow
 def test_the_result_has_that_bound():
-    """With in_network="only" the result's bound is this one, within 0.2 % of the finish."""
+    """With in_network="only" the result has the bound by switch counting, within 0.2 % of the finish."""
     problem = make_problem(in_network(8, slots=16), "allreduce", size_bytes=100_000_000)
     result = synthesize(problem, in_network="only", time_limit_s=60)
     assert result.bound.kind == "switch counting"
@@ -96,7 +96,7 @@ def random_case(rng):
 
 @pytest.mark.fuzz
 def test_no_schedule_by_switches_alone_is_faster():
-    """On random pools, sums, sizes and orders the bound holds, is proven, and other resources prove no more."""
+    """On random pools, sums, sizes and orders the bound is proven and holds; other resources prove no more."""
     for seed in cases("switch counting against schedules", few=8, many=1_000):
         rng = random.Random(seed)
         problem, schedule = random_case(rng)

@@ -282,7 +282,7 @@ def test_ports_that_are_told_apart():
 
 
 def test_ports_that_all_classes_tell_apart():
-    """Ports of their own for all classes of a star are a violation."""
+    """If the link classes of a star have no ports in common, that is a violation."""
     star = made("star:5")
     classes = tuple(
         dataclasses.replace(

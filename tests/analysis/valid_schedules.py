@@ -68,7 +68,10 @@ def relay() -> Schedule:
 
 
 def merged() -> Schedule:
-    """Rank 0 gets chunk 1 in 2 us. Then it sends 0 and 1 merged across (5 + 2 * 10), and 3 (5 + 10)."""
+    """Rank 0 gets chunk 1 in 2 us. Then it sends chunks 0 and 1 to the other node together in 5 + 2 * 10 us.
+
+    Chunk 3 follows in 5 + 10 us.
+    """
     topology = TopologyBuilder("two nodes", [0, 0, 1, 1])
     topology.add_link(1, 0, alpha_us=1, beta_us_per_mb=1)
     topology.add_link(0, 2, alpha_us=5, beta_us_per_mb=10)
@@ -86,7 +89,7 @@ def merged() -> Schedule:
 
 
 def shared_nic() -> Schedule:
-    """Two links of 4 + 8 us share a NIC that each send holds for 1 + 8: the second starts at 9."""
+    """Two links of 4 + 8 us share a NIC that each send holds for 1 + 8 us: the second send starts at 9 us."""
     topology = TopologyBuilder("shared NIC", [0, 0, 1, 1])
     nic = topology.add_resource("NIC of node 0")
     for src, dst in ((0, 2), (1, 3)):
@@ -98,7 +101,7 @@ def shared_nic() -> Schedule:
 
 
 def ingress_nic() -> Schedule:
-    """Sends of 12 and 6 us hold a NIC for the last 5 of them: ends at 12 and 7."""
+    """Two sends of 12 and 6 us hold one NIC for their last 5 us, and end at 12 and 7 us."""
     topology = TopologyBuilder("ingress NIC", [0, 0, 1, 1])
     nic = topology.add_resource("NIC of node 1")
     for src, dst, alpha, beta in ((0, 2, 4, 8), (1, 3, 2, 4)):

@@ -48,7 +48,7 @@ def test_two_rings_share_the_chunks(make, unit_costs):
 
 
 def test_ring_follows_ndv2s_double_links():
-    """On one NDv2 node the first ring uses the double links, 23 us per MB, only."""
+    """On one NDv2 node the first ring uses only the double links, of 23 us per MB."""
     topology = machines.ndv2(profile="taccl")
     routes = ShortestRoutes.of(make_problem(topology, collectives.allgather(8), chunk_bytes=10**6))
     order = find_rings(topology, routes.ticks)[0]

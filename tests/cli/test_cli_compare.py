@@ -12,7 +12,7 @@ from taccl.cli.verbs import compare
 from tests.fuzzing import MANY
 from tests.hardships import without_privileges
 
-#: With a given number of chunks, as choosing it would take longer than the runs.
+#: Options of each run. The number of chunks is given, as choosing it would take longer than the runs.
 RUNS = (
     "--collective", "allgather", "--chunks-per-rank", "1", "--backends", "greedy", "--time-limit", "5", "--workers", "1",
 )  # fmt: skip

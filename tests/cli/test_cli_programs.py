@@ -40,7 +40,7 @@ def test_bound_of_a_program(direct, run):
 
 
 def test_show_says_what_a_program_does(run):
-    """``taccl show`` prints a program's steps and threadblocks, and that it deadlocks."""
+    """``taccl show`` prints a program's steps and threadblocks, and says that the program deadlocks."""
     code, out, _ = run("show", HANGING, "--transfers", "2")
     assert code == 0
     assert "12, of them 0 within ranks" in out
@@ -106,7 +106,7 @@ def test_verify_checks_all_files_of_a_plan(run, run_json, tmp_path):
 
 @pytest.mark.slow
 def test_a_plan_says_what_each_runtime_gets(run, run_json, tmp_path):
-    """The text has the sizes covered by each runtime's files; with --runtime, those of that one only."""
+    """The text has the sizes covered by each runtime's files, or, with --runtime, by the given runtime's files."""
     words = ("--topology", "fully-connected:2", "--collective", "allreduce", "--sizes", "4KB,64KB")
     code, out, _ = run("plan", *words, "--time-limit", "0.5", "-o", tmp_path / "p")
     assert code == 0

@@ -41,7 +41,7 @@ def test_a_topology_by_node_stands_where_a_sketch_may(run, tmp_path):
     "verb", ["verify", "simulate", "report -o page.html", "plot -o picture.svg --what gantt"]
 )
 def test_a_topology_is_no_schedule(run, tmp_path, verb):
-    """If a schedule is expected, a topology file is named as one, not as text that is not JSON."""
+    """If a schedule is expected, the message calls a topology file a topology, rather than invalid JSON."""
     path = tmp_path / "mine.toml"
     path.write_text(BY_NODE)
     verb, *options = verb.split()

@@ -331,7 +331,7 @@ def dying(index, run, parent):
 
 @pytest.mark.slow
 def test_a_run_that_ends_its_worker_is_a_row(problem, monkeypatch):
-    """If a run ends its worker process, the others continue; running each alone shows which one it is."""
+    """If a run ends its worker process, other runs continue. Running each one alone shows which run it was."""
     monkeypatch.setattr("taccl.explore.many._numbered", dying)
     table = taccl.compare(problem, backends=["greedy"], seeds=range(3), num_workers=2, cache=False, full=True)
     assert [*table.status] == ["proven for its chunks", "crashed", "proven for its chunks"]

@@ -59,7 +59,7 @@ def quiet():
 
 @pytest.mark.parametrize("each", FORMATS, ids=NAMES)
 def test_functions_of_the_table_are_there(each):
-    """Readers have `path` as first parameter; writers that have it, have it as second; none has `overwrite`."""
+    """Readers have `path` as first parameter, writers as second or not at all; writers have no `overwrite`."""
     assert each.load or each.dump
     if each.load:
         assert next(iter(inspect.signature(resolve_name(each.load)).parameters)) == "path"

@@ -51,7 +51,7 @@ def test_a_program_began_before_it_ran_and_waited(run_times):
 
 
 def test_without_run_times_a_program_began_its_cpu_time_ago(tmp_path, monkeypatch):
-    """Without the kernel's run times the program is taken to have started 200 s ago, its CPU time."""
+    """Without the kernel's run times, a program that has used 200 s of CPU is assumed to be 200 s old."""
     monkeypatch.setattr(deadline, "_RUN_TIMES", str(tmp_path / "none"))
     monkeypatch.setattr("time.process_time", lambda: 200.0)
     assert time.monotonic() - deadline.process_began_s() == pytest.approx(200.0, abs=5)

@@ -340,7 +340,7 @@ print(result.finish_us, time.process_time(), *late)
 @pytest.mark.skipif(not MANY, reason="compiles all kernels, for two minutes of CPU; set TACCL_MANY=1")
 @pytest.mark.parametrize("collective", ["allgather", "alltoall"])
 def test_a_cold_start_answers_as_well_as_a_warm_one(collective, tmp_path):
-    """A cold start compiles nothing during the time limit, and its CPU is a small multiple of a warm one's."""
+    """A cold start compiles nothing within the time limit; its CPU time is a small multiple of a warm start's."""
 
     def run():
         done = subprocess.run(

@@ -25,7 +25,7 @@ def test_every_parameter_has_its_measurement():
 
 @pytest.mark.slow
 def test_one_node_lacks_the_network(line_fit):
-    """A log of one node asks for one of two nodes."""
+    """A fit to a log of one node asks for a log of two nodes."""
     assert (
         "large sizes (64 MB and more) on two nodes, or ib_write_bw would determine network_gb_per_s"
         in line_fit.missing

@@ -23,7 +23,7 @@ needs_openmpi = pytest.mark.skipif(
     not OPENMPI, reason="TACCL_OPENMPI names no environment with Open MPI, mpi4py and numpy"
 )
 ANY = 2**63 - 1
-#: Open MPI refuses to run as root without these.
+#: Environment variables without which Open MPI refuses to run as root.
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 #: Sums of floats whose rounding depends on the order in which an algorithm adds.
 SUMS = """

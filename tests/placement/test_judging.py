@@ -14,7 +14,7 @@ from tests.fuzzing import MANY, cases
 
 NAMES = tuple("abcdefgh")
 GIVEN = tuple(range(8))
-#: Latency dominates at this size; a time limit that no loaded machine reaches.
+#: Options of a search: a size at which latency dominates, and a time limit that no loaded machine reaches.
 SMALL = {"size": "1KB", "time_limit_s": 3600}
 
 

@@ -47,7 +47,7 @@ def test_python_and_the_kernel_agree():
 
 @pytest.mark.slow
 def test_cutoff_gives_up():
-    """With a cutoff of 11 us an order that takes 12 us is rejected, with 12 us it is not."""
+    """An order that takes 12 us is rejected with a cutoff of 11 us, but not with a cutoff of 12 us."""
     case = Case(racks_of_two(), "allreduce", "ring", 4_000_000)
     order, ticks = np.array((0, 2, 1, 3)), case.ticks_per_us
 

@@ -32,7 +32,8 @@ names = ("PMI_RANK", "OMPI_COMM_WORLD_RANK"), ("MPI_LOCALRANKID", "OMPI_COMM_WOR
 words = [next((os.environ[each] for each in some if each in os.environ), "-") for some in names]
 os.write(1, (" ".join(words) + " " + ",".join(map(str, sorted(os.sched_getaffinity(0)))) + "\\n").encode())
 """
-#: Hosts of four slots: each once, each twice in a row, and alternately. The order is (2, 0, 3, 1).
+#: Host of each of four slots: different hosts, two hosts with two slots in a row each, and two hosts
+#: alternately.
 HOSTS = {"once": "abcd", "in a row": "aabb", "in turns": "abab"}
 
 

@@ -140,7 +140,7 @@ def test_identifiers_are_unique(page):
 
 
 def test_nothing_is_fetched(page):
-    """No element refers to another file, and the policy forbids it."""
+    """No element refers to another file, and the page's policy forbids such references."""
     assert "default-src 'none'" in page.replace("&#x27;", "'")
     for attribute, target in re.findall(r'<[^>]*?\b(src|href|xlink:href|action)="([^"]*)"', page):
         assert target.startswith(("#", "data:")), attribute

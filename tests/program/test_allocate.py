@@ -48,7 +48,7 @@ def test_what_arrives_together_is_kept_together():
 
 
 def test_a_sum_stays_in_its_slot():
-    """A sum reuses the slot of its operand, unless a send still reads that."""
+    """A sum reuses the slot of its operand, unless a send still reads the slot."""
     for read_until, expected in ((START, 0), (20, 1)):
         each = allocator()
         before = Value(1, 10, read_until=read_until, added_at=20)

@@ -121,7 +121,7 @@ def test_an_allgather_in_place_copies_nothing():
 
 
 def test_two_ranks_by_hand():
-    """Rank 0 copies its chunk to its output, sends it from the input, and receives rank 1's into slot 1."""
+    """Rank 0 copies its chunk to its output, sends it from its input, and receives rank 1's chunk in slot 1."""
     program = program_of("allgather", "ring:2")
     steps = {step for tb in program.ranks[0].threadblocks for step in tb.steps}
     assert steps == {

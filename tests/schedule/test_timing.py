@@ -45,7 +45,7 @@ def test_sends_keep_their_order(order):
 
 @pytest.mark.parametrize("orders", [{}, {"starts": [0], "sequence": [0]}], ids=["neither", "both"])
 def test_exactly_one_order_is_given(orders):
-    """`exact_times` refuses both `starts` and `sequence`, and neither."""
+    """`exact_times` requires `starts` or `sequence`, and refuses both together."""
     with pytest.raises(ValueError, match="either starts or sequence"):
         exact_times(one_link(1), chunk=[0], link=[0], **orders)
 

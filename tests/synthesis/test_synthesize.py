@@ -404,7 +404,7 @@ class TestFallbacks:
 
     @pytest.mark.slow
     def test_said_once(self, size_limited):
-        """If both phases of an allreduce fall back for one reason, it is warned of and noted once."""
+        """If both phases of an allreduce fall back for one reason, there is one warning and one note."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             problem = problem_of(ring(8), collectives.allreduce(8, chunks_per_rank=8))

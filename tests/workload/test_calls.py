@@ -100,7 +100,7 @@ def test_an_axis_that_is_needed_whole_may_not_be_sliced():
 
 
 def test_a_call_is_not_repeated_for_tiles_of_an_axis_that_it_needs_whole():
-    """A convolution overlaps along images, but not along their rows, which it computes at once."""
+    """A convolution is cut into tiles of images, but not into tiles of rows, as it computes all rows at once."""
     step = convolved("sliced(1)", "sliced(1)").then("sum", "allreduce", "y")
     assert overlap(step, ["y", "sum"], tiles=2).overlaps
     with pytest.raises(WorkloadError, match=r"^y: computes axis 2 of its result at once, by aten\.conv"):
@@ -114,7 +114,7 @@ def test_a_step_with_calls_is_stored(tmp_path):
 
 
 def test_a_program_calls_the_operator():
-    """The generated program has the call with its arguments, and one for each rank's own tensors."""
+    """The generated program has the call with its arguments, also if each rank calls on its own tensors."""
     text = dump_torch_step(convolved("sliced(0)"))
     assert "torch.ops.aten.convolution.default(x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)" in text
     own = Workload("own", 2).input("x", (2, 3), layout="sliced(0)")

@@ -348,7 +348,7 @@ def test_what_is_wrong_is_named_with_its_operation(layer, make, said):
 
 
 def test_norms_of_partial_tiles_are_refused(layer):
-    """A norm is refused as a tile, as it needs all tiles of its input."""
+    """An overlap with a norm is refused, as a norm needs all tiles of its input."""
     step = layer.then("n", "norm", "out")
     with pytest.raises(WorkloadError, match="n: reads all of out along axis 0"):
         overlap(step, ["out", "n"], tiles=2)
@@ -356,15 +356,15 @@ def test_norms_of_partial_tiles_are_refused(layer):
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_product_of_a_tensor_with_itself_is_no_tile(axis):
-    """An overlap is refused if an operation reads a tensor of it twice, once by tiles and once whole."""
+    """An overlap is refused if an operation reads one tensor twice, once by tiles and once as a whole."""
     step = Workload("w", 2).input("x", (4, 4)).then("y", "relu", "x").then("z", "matmul", "y", "y")
     with pytest.raises(WorkloadError, match=f"z: reads all of y along axis {axis} for each of its tiles"):
         overlap(step.returning("z"), ["y", "z"], tiles=2, axis=axis)
 
 
 def test_an_overlap_must_not_wait_for_itself():
-    """An overlap is refused if an operation outside it reads one of its results and feeds another of its
-    operations."""
+    """An overlap is refused if an operation outside it reads a result of the overlap, and the overlap reads
+    that operation's result."""
     step = (
         Workload("w", 2)
         .input("x", (4,))

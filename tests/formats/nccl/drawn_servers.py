@@ -30,8 +30,9 @@ CPUS = {
 }
 #: {GT/s: GB/s of one lane in NCCL's tables}.
 LANES = {"5.0": 0.375, "8.0": 0.75, "16.0": 1.5, "32.0": 3.0, "64.0": 6.0}
-#: {compute capability times ten: GB/s of one NVLink}; {AMD's architecture: GB/s of one xGMI link}.
+#: {compute capability times ten: GB/s of one NVLink}.
 NVLINKS = {60: 18, 70: 20, 80: 20, 86: 12, 90: 20.6, 100: 40.1}
+#: {AMD's architecture: GB/s of one xGMI link}.
 XGMI = {"gfx908": 24, "gfx90a": 36, "gfx942": 48}
 
 Pair = tuple[str, str]

@@ -13,7 +13,8 @@ from tests.foreign import OURS, foreign_files
 GEN3 = Fraction(1000, 12)  # us per MB at 12 GB/s
 
 
-#: NVLinks along the sides of a square of GPUs, three of them or one; a switch and a NIC for each pair.
+#: Matrix of four GPUs on a square, whose sides have three NVLinks or one. Each pair with three NVLinks also
+#: shares a PCIe switch and a NIC.
 SQUARE = OURS / "nvidia-smi" / "square.txt"
 
 

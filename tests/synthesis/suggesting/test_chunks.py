@@ -318,7 +318,7 @@ def test_numbers_that_time_was_too_short_for_are_said(monkeypatch):
 
 
 def test_a_number_that_is_used_untried_is_said():
-    """If no number of chunks was tried, the note names the one in use apart from the others."""
+    """If no number of chunks was tried, the note names the number in use separately from the untried ones."""
     problem, over = (
         taccl.make_problem(taccl.topologies.ring(4), "allgather", size_bytes="64MB"),
         Deadline.after(0),

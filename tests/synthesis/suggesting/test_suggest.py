@@ -163,7 +163,7 @@ def test_a_disconnected_topology_is_an_error():
     ],
 )
 def test_what_does_not_fit_is_refused(options, said):
-    """The error for a size or number of chunks that gives no valid problem names it."""
+    """If a size or a number of chunks gives no valid problem, the error names this size or number."""
     with pytest.raises(InputError, match=said):
         taccl.suggest_sketches(taccl.topologies.ring(4), "allgather", **options)
 
