@@ -45,7 +45,8 @@ def periodic(
     - `takes`: Duration of each send.
     - `before`: Index of the send whose data each send forwards; -1 if there is none.
     - `orders`: Orders in which sends choose their phases, besides random ones. A send takes the first free
-      phase after the arrival of its data, or the first free one of all. The first feasible order counts.
+      phase after the arrival of its data, or else the first free phase of the period. The first feasible
+      order counts.
     """
     busy: dict[int, float] = defaultdict(float)
     for each in holds:

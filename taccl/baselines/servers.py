@@ -36,8 +36,8 @@ def servers(problem: Problem, *, cut: bool = True, levels: Literal["one", "two"]
     """Parameter-server schedule: contributors push to a chunk's root, and other ranks pull the sum from it.
 
     With two levels, a server near the workers, such as one in their rack, adds up their pushes. It forwards
-    only the sum to a far root; pulls take the same way back. The nearest servers are those with the fewest
-    resources held on the way. The sketch does not apply.
+    only the sum to a far root; pulls take the same route back. The nearest servers are those to which a
+    send holds the fewest resources. The sketch does not apply.
 
     Parameters
     ----------

@@ -69,7 +69,7 @@ class Facts:
     - `network_shares`: {algorithm: share of the NICs' rate that explains `share`}; empty in a single node.
     - `nic_gb_per_s`, `nics_per_node`: Rate that messages reach on a NIC, and NICs of a node.
     - `joint`: Links of a node: ``"NVSwitch"``, ``"NVLink"``, ``"xGMI"`` or ``"PCIe"``.
-    - `shares`: {protocol, or ``"no nvls"``: expected bandwidth under it over that of the best}.
+    - `shares`: {protocol, or ``"no nvls"``: expected bandwidth under it, divided by that of the best choice}.
     - `share_of_nodes`: {number of nodes: share}, of all series of this collective.
     - `nics_gb_per_s`: Rates of single NICs, from logs of perftest.
     - `launches_ratio`: Measured time of small messages over the time in which one process launches all GPUs

@@ -47,7 +47,7 @@ class Machine(NamedTuple):
 
     - `node_gb_per_s`: Rate at which a rank can send inside its node, over all of its links.
     - `network_gb_per_s`: Rate at which a NIC can send; 0 for a single node.
-    - `nvls_share`: Share of a rank's rate that sums in the node's switch reach; 0 if it cannot add.
+    - `nvls_share`: Share of a rank's rate that sums in the node's switch reach; 0 if the switch cannot add.
     """
 
     name: str

@@ -69,7 +69,7 @@ def written_slots(step: Draft | Step) -> Iterator[Slot]:
 
 
 def assemble(drafts: Sequence[Draft], *, relays: bool = False) -> tuple[Threadblock, ...]:
-    """Threadblocks of a rank; those that others wait for have the lowest numbers.
+    """Threadblocks of a rank; threadblocks for which others wait have the lowest numbers.
 
     - `relays`: True to join a receiving threadblock with the threadblock that sends most of its data on.
     """

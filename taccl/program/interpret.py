@@ -130,7 +130,7 @@ def interpret(program: Program, *, capacity: int | None = None) -> Interpretatio
     """Run a program symbolically, and check it for all of its sizes (`Program.sizes_bytes`).
 
     Only hangs depend on the size: the larger the chunks, the fewer of them fit into one message
-    (`taccl.program.checks`). The verdict is the stricter of those for the default buffers of NCCL and RCCL.
+    (`taccl.program.checks`). The verdict holds for the default buffers of both NCCL and RCCL.
 
     Parameters
     ----------

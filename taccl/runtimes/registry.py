@@ -30,7 +30,7 @@ PLUGINS: Plugins[Runtime] = Plugins(
 
 @checked
 def register(runtime: Runtime) -> None:
-    """Add a runtime in this process; one of the same name is replaced.
+    """Add a runtime in this process; it replaces a runtime of the same name.
 
     An installed package registers by an entry point of the group ``taccl.runtimes``, which names a `Runtime`.
 

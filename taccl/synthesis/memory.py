@@ -58,8 +58,8 @@ class MemoryNeed:
 
     num_transfers: int  # estimate
     proof: int = 0  # kept until the end
-    search: int = 0  # peak of the search; below, of the verification; each with the columns so far
-    verification: int = 0
+    search: int = 0  # peak of the search, with the columns made so far
+    verification: int = 0  # peak of the verification, with the columns made so far
     columns: int = 0  # of the returned schedule
     file: int = 0  # while the schedule is written to a file
 

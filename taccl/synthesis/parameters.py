@@ -41,7 +41,7 @@ class ChoiceParameters(_Group):
     # Min seconds left to compile kernels that only improve schedules. With less time, no sketch is suggested
     # to the compiled search either.
     compiling_s: float = 5.0
-    compiled_s: float = 0.5  # min seconds left to run these kernels if they are cached
+    compiled_s: float = 0.5  # min seconds left to run such kernels if they are cached on disk
     cold_s: float = 12.0  # min seconds to compile the kernels of a first schedule if they are not cached
 
 
@@ -65,7 +65,7 @@ class ListParameters(_Group):
     """The list scheduler and its restarts (``benchmarks.quality``)."""
 
     share: float = 0.1  # in the portfolio: the list scheduler's share of the time
-    most_s: float = 1.0  # in the portfolio: its max seconds
+    most_s: float = 1.0  # in the portfolio: max seconds of the list scheduler
     # If the list scheduler is the backend: its share of the time before the compiled list scheduler runs.
     alone_share: float = 0.2
     least_alone_s: float = 2.0  # min seconds of that share
@@ -85,7 +85,7 @@ class PortfolioParameters(_Group):
     half_improve_share: float = 0.5  # for one phase of a reduction
     least_improve_s: float = 3.0  # min seconds without progress before it ends
     baseline_arrivals: int = 20_000  # baselines within the search: max arrivals (chunks times destinations)
-    baseline_share: float = 0.5  # their share of the time left if other stages follow
+    baseline_share: float = 0.5  # share of the time left for these baselines if other stages follow
     baseline_least_s: float = 0.1  # baselines that take fewer seconds are tried even after the time limit
     first_share: float = 0.2  # share of the time for baselines that run before the search
     best_share: float = 0.5  # share of the time for the one of these baselines that is usually best

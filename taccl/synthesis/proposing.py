@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 class Proposer(Protocol):
     """An algorithm that finds schedules of a problem; `taccl.synthesis.register` adds one to the portfolio.
 
-    The library's own are listed in `taccl.synthesis.proposers.table`. The portfolio runs registered ones
-    after the first baselines and before its own searches. The verifier checks the schedule that one returns.
-    If that is the best so far, the search continues from it.
+    `taccl.synthesis.proposers.table` lists the library's own proposers. The portfolio runs registered
+    proposers after the first baselines and before its own searches. The verifier checks the schedule that a
+    proposer returns. If that schedule is the best so far, the search continues from it.
     """
 
     @property
@@ -87,11 +87,11 @@ PLUGINS: Plugins[Proposer] = Plugins(
 
 
 def register(proposer: Proposer) -> None:
-    """Add a proposer to the portfolio of this process; it replaces one of the same name.
+    """Add a proposer to the portfolio of this process; it replaces a proposer of the same name.
 
-    An installed package registers one by an entry point in the group ``taccl.proposers``. The entry point
-    names an object with these methods, or a class of such objects. Worker processes of `taccl.compare` know
-    only those of packages.
+    An installed package registers a proposer by an entry point in the group ``taccl.proposers``. The entry
+    point names an object with the methods of `Proposer`, or a class of such objects. Worker processes of
+    `taccl.compare` know only the proposers of packages.
 
     Raises
     ------

@@ -138,7 +138,7 @@ def _check_divides(workload: Workload, name: str, axis: int, tiles: int, ways: i
 class GrowingOverlap:
     """An overlap to which kernels are added one by one; each is checked against the earlier kernels only.
 
-    - `workload`: The step; none of its other overlaps has one of the operations.
+    - `workload`: The step, whose other overlaps contain none of the operations.
     - `tiles`, `axis`: Those of the overlap.
     """
 

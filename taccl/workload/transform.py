@@ -203,8 +203,8 @@ def overlap(workload: Workload, operations: Sequence[str], *, tiles: Count, axis
     workload : Workload
         The step that contains them.
     operations : sequence of str
-        Names of the operations. Each except the first reads results of others among them. Operations in the
-        same kernels overlap as well.
+        Names of the operations. Each except the first reads a result of another one in the list. Operations
+        in the same kernels overlap as well.
     tiles : int
         Number of tiles into which the first operation's result is cut.
     axis : int

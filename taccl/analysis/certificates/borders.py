@@ -185,8 +185,8 @@ def machine_ticks(
 ) -> tuple[int, int, tuple[int, ...]]:
     """Single-machine bound: (bound in ticks, min tail of the jobs that count, labels of the dynamic program).
 
-    Several minimum tails are tried, and the highest bound is returned. Only jobs with at least the minimum
-    tail count. Chunks of the last batch leave one by one if their onward links share a resource.
+    Several minimum tails are tried, and the highest bound is returned. Jobs with a shorter tail are ignored.
+    Chunks of the last batch leave one by one if their onward links share a resource.
 
     - `held`: {link: (alpha, beta, receives)}: hold of the machine by a send over each link of the jobs.
       `receives` is True if the hold ends with the send (receiving side), False if it starts with it.

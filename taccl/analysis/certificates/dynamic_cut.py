@@ -38,7 +38,7 @@ _RATE_SCALE = 2**32
 class DynamicCut(Witness):
     """Witness of a dynamic cut: a target rank, and the time from which each rank is on the near side.
 
-    - `moments`: That time in ticks for each rank; the target is never on the near side.
+    - `moments`: Tick from which each rank is on the near side of the border; the target never is.
     - `backwards`: True if the bound is for the time-reversed problem.
     """
 

@@ -81,9 +81,9 @@ def reserve_s(problem: Problem, left_s: float, budget: BudgetParameters) -> floa
 def offer_first(search: Search, names: Collection[str] | None = None) -> None:
     """Propose the baselines that fit into a share of the time, in order of preference.
 
-    The usually best one has a larger share. If its build takes longer than that share, and there is no
-    schedule yet, the quickest to build comes first. Each is stopped at its time limit, and its best complete
-    schedule counts.
+    The baseline that is usually best has a larger share. If its build takes longer than that share, and there
+    is no schedule yet, the baseline that is quickest to build comes first. Each baseline is stopped at its
+    time limit; then the best schedule that it has completed is proposed.
 
     - `names`: The only baselines to propose; default: all.
     """

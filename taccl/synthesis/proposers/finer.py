@@ -120,8 +120,8 @@ def offer_estimated(search: Search, cut: Callable[[Problem, int], Problem]) -> S
 def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Deadline) -> Search:
     """Propose baselines of few transfers in finer chunks; returns a search for the best, or `search` itself.
 
-    Those that fit into the time come first, by their earliest possible finish; those that cannot finish
-    sooner than the incumbent are skipped.
+    Baselines that fit into the time left come first, in order of their earliest possible finish. Baselines
+    that cannot finish sooner than the incumbent are skipped.
 
     - `cut`: Function from (problem, parts) to the problem with each chunk cut into that many parts.
     """

@@ -68,7 +68,7 @@ class OtherRoots(Transform[Problem, Schedule]):
     def invert(self, found: Sequence[Schedule]) -> Schedule:
         """The same sends, with the roots that were asked for.
 
-        Raises `NoSolutionError` if they break the sketch with these roots.
+        Raises `NoSolutionError` if the sends break the sketch with these roots.
         """
         schedule = found[0].under(self.problem)
         if verify(schedule).ok:

@@ -147,7 +147,7 @@ class Entries:
         self.by = cache(self._by)
 
     def limited_by(self, awake: Labels, inside: Labels, entered: Labels) -> bool:
-        """Check labels of holders of chunks, and limit the entries by them; False if one may be exceeded.
+        """Check the labels of chunk holders, and limit entries by these labels; False if one may be exceeded.
 
         - `awake`, `inside`, `entered`: Labels of the number of outside ranks, ranks of sets, and sets.
         """
