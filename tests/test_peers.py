@@ -25,7 +25,8 @@ def test_rounds_of_a_breadth_first_broadcast(name, steps, rounds):
 
 @pytest.mark.parametrize(("name", "rounds"), [("Q3", 4), ("K4,4", 2.5), ("torus 3x3", 3)])
 def test_rounds_of_a_multicommodity_flow(name, rounds):
-    """On symmetric graphs the rounds equal the total distance from a rank over its number of links."""
+    """On symmetric graphs the rounds are the sum of a rank's distances to all others, divided by its number
+    of links."""
     assert multicommodity(GRAPHS[name]) == pytest.approx(rounds)
 
 

@@ -167,15 +167,15 @@ def rows_of(table: Any) -> list[dict[str, Any]]:
 
 
 def _look(backend: int, shape: int, num_shapes: int) -> tuple[str, Any]:
-    """Colour and marker of a run, by the numbers of its backend and shape; distinct for each pair."""
+    """Colour and marker of a run. Each pair of a backend's number and a shape's number has its own."""
     again, colour = divmod(backend, len(OKABE_ITO))
     return OKABE_ITO[colour], style.mark(again * num_shapes + shape)
 
 
 def _shapes(rows: Sequence[dict[str, Any]]) -> tuple[str, list[Any]]:
-    """Column whose values are told apart by marker shapes, and these values.
+    """Name of the column that decides the marker of a run, and the different values in that column.
 
-    It is the first of sketch, size and collective that varies.
+    The column is the first of sketch, size and collective whose value varies; else the sketch.
     """
     for name in ("sketch", "size_bytes", "collective"):
         values = list(dict.fromkeys(row.get(name) for row in rows))
@@ -206,7 +206,7 @@ def _key(
     style.legend(ax, [Line2D([], [], color=c, marker=m, label=text, **look) for c, m, text in key])
 
 
-#: Columns that identify the problem of a run, if the table has them.
+#: Columns of a table that identify the problem of a run; a table may lack some.
 _LABELS = ("topology", "collective", "num_ranks", "sketch", "size_bytes", "chunks_per_rank", "seed")
 
 

@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from taccl.workload.step import Step
 
 
-#: Ids of the two groups of bars in an SVG file.
+#: Ids in an SVG file of the group of bars of copies, and of that of reductions.
 COPIES, REDUCTIONS = "copies", "reductions"
 #: Max bars that SVG and PDF hold as shapes; more become one raster image.
 MOST_SHAPES = 8000
 _ROW_INCHES = 0.17
 #: Hues that remain distinct when lightened, unlike black.
 _HUES = (*OKABE_ITO[:-1], "#6B4226")
-#: Share of white in the hues of the first and the second group of ranks.
+#: Share of white in the colours of the first group of ranks, and in those of the second group.
 _WHITE = (0.0, 0.45)
 
 
@@ -160,7 +160,7 @@ def _bars(ax: Axes, bars: Bars, title: str, topology: Topology, *, is_image: boo
 
 
 def _shades(topology: Topology, ranks: list[int]) -> dict[int, str]:
-    """{rank: colour}; hues follow the place in the node, and a second node has lighter ones.
+    """{rank: colour}. The local rank decides the hue; ranks of a second node have lighter colours.
 
     Empty if the nodes are too many or too large for distinct shades.
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _TAG = re.compile(r"<[^>]*>")
 _PROLOGUE = re.compile(r"^.*?(?=<svg)|<metadata>.*?</metadata>\s*", re.DOTALL)
 _REFERENCE = re.compile(r'(\bid="|url\(#|href="#)')
-#: Content security policy: the page fetches nothing and runs no script, whatever an input file contains.
+#: Content security policy of a page, under which it fetches nothing and runs no script, whatever its content.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _STYLE = """
 :root { color-scheme: light dark; }

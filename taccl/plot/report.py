@@ -48,19 +48,21 @@ if TYPE_CHECKING:
 _VIEWS: tuple[By, ...] = ("rank", "link", "resource")
 _MOST_VIOLATIONS = 50
 _MOST_TRANSFERS = 300
-#: Max transfers to replay; more take too long for a page.
+#: Max transfers of a schedule that is replayed; more take too long for a page.
 _MOST_REPLAYED = 20_000
 #: Max bars of a page that are drawn as shapes, each with a tooltip; charts with further bars become images.
 _MOST_SHAPES = 2400
-#: Max transfers to draw; more need too much memory.
+#: Max transfers of a schedule that is drawn; more need too much memory.
 _MOST_DRAWN = 1_000_000
-#: Max transfers for which the certificate is checked again, which lasts as long as finding it.
+#: Max transfers of a schedule whose certificate is checked again; the check lasts as long as the search for
+#: the certificate.
 _MOST_CHECKED = 20_000
-#: `_BOUND_S`: max seconds for the bound of a schedule without one. `_BOUND_SHARE`: share of the time budget
-#: for each bound. `_REST_SHARE`: share of the time budget reserved for the parts after the bandwidths.
+#: `_BOUND_S` is the max seconds for the bound of a schedule that has none.
+#: `_BOUND_SHARE` is the max share of the page's time budget for one bound.
+#: `_REST_SHARE` is the share of that budget reserved for the parts of the page after the bandwidths.
 _BOUND_S, _BOUND_SHARE, _REST_SHARE = 5.0, 0.2, 0.1
-#: `_LEAST_BOUND_S`: min seconds for each bound. `_FEW_TRANSFERS`: max transfers for which pictures are always
-#: drawn, as they are quick.
+#: `_LEAST_BOUND_S` is the min seconds for one bound.
+#: `_FEW_TRANSFERS` is the max transfers of a schedule whose pictures are drawn even after the time budget.
 _LEAST_BOUND_S, _FEW_TRANSFERS = 0.5, 500
 
 
@@ -222,7 +224,7 @@ def _bound(problem: Problem, seconds: float) -> Certificate:
 
 
 def _with_launch(schedule: Schedule) -> str:
-    """Bus bandwidth including the launch, as curves over size show it; empty if no launch is known."""
+    """Text of the bus bandwidth with the launch included, as in curves over size; empty without a launch."""
     busbw = schedule.predicted_busbw_gb_per_s if schedule.launch else None
     return "" if busbw is None else f"busbw {busbw:.4g} GB/s, as measured and in bandwidth over size"
 
@@ -293,7 +295,8 @@ def _word(value: object) -> str:
     return shown(text, 2000)
 
 
-#: Min gap at which a longer search is the first advice. Min ratio of bandwidths that counts as a difference.
+#: `_WIDE_GAP` is the min gap to the bound at which a longer search is the first advice.
+#: `_DIFFERS` is the min ratio of two bandwidths that are called different.
 _WIDE_GAP, _DIFFERS = 0.05, 1.005
 #: Max number of next actions that a verdict names.
 _MOST = 3

@@ -53,17 +53,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Deprecated: `taccl.baselines.table.label_of` has the label of each.
+#: Deprecated: {name of a baseline: label}. `taccl.baselines.table.label_of` returns the label of one.
 NAMES_OF_BASELINES = {name: label_of(name) for name in BASELINES}
-#: Name of the bound that holds for schedules under any protocol; shown with measured points.
+#: Label of the bound for schedules under any protocol, which is drawn beside measured points.
 _ANY_PROTOCOL = "bound, any protocol"
-#: Start of the reason why a baseline is missing for lack of time.
+#: First words of the reason that is given for a baseline left out for lack of time.
 _NOT_TIMED = "not timed"
 #: Default sizes in bytes: 1 KiB to 1 GiB, in factors of 4.
 _SIZES = tuple(4**power for power in range(5, 16))
-#: Seconds for the bound at each size.
+#: Max seconds for the bound at each size.
 _BOUND_S = 0.2
-#: Max transfers of a schedule to be timed at many sizes; more take too long.
+#: Max transfers of a schedule that is timed at many sizes; more take too long.
 _MOST_TRANSFERS = 20_000
 
 
@@ -285,7 +285,7 @@ def _bounds(problem: Problem, sizes: tuple[int, ...], limit: Deadline) -> tuple[
 
 
 def usual_sizes(own_bytes: int) -> tuple[int, ...]:
-    """Default sizes in bytes, where a schedule's own size replaces those within a factor of 2."""
+    """A schedule's own size and the default sizes in bytes, except defaults within a factor of 2 of it."""
     apart = (size for size in _SIZES if not own_bytes / 2 < size < own_bytes * 2)
     return tuple(sorted((own_bytes, *apart)))
 

@@ -32,7 +32,7 @@ GREY = "#9a9a9a"
 INK = "#333333"
 FORMATS = ("svg", "png", "pdf")
 
-#: Metadata to remove, so that a file shows neither its date nor the version that wrote it.
+#: {format: metadata to omit}, so that files show neither their date nor the version that wrote them.
 _METADATA: dict[str, dict[str, Any]] = {
     "svg": {"Date": None, "Creator": None},
     "png": {"Software": None},

@@ -24,17 +24,18 @@ from taccl.topology.topology import Topology
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Max kinds of links with their own colour and label; the rest share one.
+#: Max kinds of links with a colour and label of their own; further kinds share one colour and label.
 _MOST_KINDS = 7
 #: Max lines drawn; more would not be distinct.
 _MOST_LINES = 6000
 _MOST_LABELS = 128
 
-#: Max ranks drawn; with more (in several nodes), one dot stands for each node.
+#: Max ranks drawn one by one; with more ranks, in several nodes, one dot stands for each node.
 _MOST_RANKS = 256
-#: Max linked pairs of ranks in different nodes drawn as own lines; with more, one line joins two nodes.
+#: Max pairs of linked ranks in different nodes that have a line each; with more pairs, one line joins two
+#: nodes.
 _MOST_PAIRS = 48
-#: Max ranks placed by their links, which is slow; more go on a circle.
+#: Max ranks whose positions are computed from their links, which is slow; more ranks go on a circle.
 _MOST_PLACED = 128
 
 
@@ -206,7 +207,7 @@ class Places:
     grid: bool = False
 
 
-#: (field of `Places`, index in it).
+#: End of a line: (name of a field of `Places`, index in that field).
 _End: TypeAlias = tuple[str, int]
 
 
@@ -315,7 +316,7 @@ def _line(
 
 
 def _hubs(topology: Topology, place: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Position of each switch, (num_switches, 2): amid its ranks, apart from other switches there."""
+    """Position of each switch, (num_switches, 2): the centre of its ranks, or beside it if taken."""
     hubs: list[NDArray[np.float64]] = []
     for switch in topology.switches:
         middle = place[list(switch.ranks)].mean(axis=0)

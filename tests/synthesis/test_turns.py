@@ -9,7 +9,7 @@ from taccl.synthesis.proposers import stages
 
 @pytest.fixture
 def turns(monkeypatch):
-    """Function that returns the lengths in s of a search's turns, whose stages find nothing."""
+    """Function that returns the seconds of each turn of a search in which no stage finds anything."""
 
     def lengths(limit_s, backend="auto", found=()):
         asked = []
@@ -26,8 +26,7 @@ def turns(monkeypatch):
 
 @pytest.mark.parametrize("limit_s", [3.0, 12.0, 30.0])
 def test_turns_are_as_long_at_every_limit(limit_s, turns):
-    """At every limit the first turn has four seconds and the next eight; a turn that finds nothing is the
-    last."""
+    """At every time limit the first turn has 4 s and the second 8 s, which is the last as it finds nothing."""
     assert turns(limit_s) == [4.0, 8.0]
 
 

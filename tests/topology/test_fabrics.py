@@ -79,7 +79,7 @@ def test_torus_degrees(dims):
 @given(dims=DIMS)
 @settings(max_examples=40, deadline=None)
 def test_mesh_links(dims):
-    """An axis of d ranks has d - 1 pairs on each of its lines, linked both ways, without duplicates."""
+    """Each line of d ranks along an axis has d - 1 neighbouring pairs, linked once in each direction."""
     topology = mesh(*dims)
     ranks = math.prod(dims)
     assert len(topology.links) == sum(2 * (dim - 1) * ranks // dim for dim in dims)

@@ -24,7 +24,7 @@ def test_an_undirected_edge_is_a_link_each_way():
 
 
 def test_numbered_vertices_keep_their_number():
-    """Vertices that are numbers keep them, in any order of the graph."""
+    """Vertices that are numbers become ranks of the same numbers, in whichever order they were added."""
     graph = nx.DiGraph()
     graph.add_edge(1, 0, beta_us_per_mb=1)
     assert [(link.src, link.dst) for link in from_networkx(graph).links] == [(1, 0)]
@@ -56,7 +56,7 @@ def test_an_empty_graph_is_refused():
 
 
 def test_a_vertex_in_no_numbered_node_is_refused():
-    """A node that is not a number is refused."""
+    """A graph whose node attribute is not a number is refused."""
     graph = nx.DiGraph()
     graph.add_node(0, node="left")
     with pytest.raises(TopologyError, match="graph: node of 0: found 'left'"):

@@ -152,7 +152,7 @@ SWITCH = "[[switch]]\nranks = [0, 1, 2]\nbeta_us_per_mb = 1\n"
 
 
 def held_with(topology, link):
-    """Links that share a resource with one link, and so cannot be used at the same time."""
+    """Ends of all links that hold a resource of the link numbered `link`, that link included."""
     mine = {hold.resource for hold in topology.holds_of_link[link]}
     return {topology.links[hold.link].ends for hold in topology.holds if hold.resource in mine}
 

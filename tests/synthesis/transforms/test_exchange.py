@@ -84,8 +84,8 @@ def test_improvement_begins_from_an_exchange():
 
 @pytest.mark.slow
 def test_what_fails_leaves_most_of_an_exchange():
-    """After a failure most of an exchange is kept, and the rest is re-planned along trees and exchanged
-    again."""
+    """After a link failed, most sends of an exchanged schedule are kept. The others are re-planned along
+    trees, whose sums are then exchanged."""
     topology = ring(6, alpha=0)
     problem = problem_of(topology, collectives.allreduce(6))
     old = brief_synthesis(problem).schedule

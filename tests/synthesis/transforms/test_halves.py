@@ -214,7 +214,8 @@ def test_links_that_add_up_may_be_needed_and_count_twice():
 
 
 def test_sums_are_kept_where_contributions_cannot_go_apart():
-    """A link carries only the sum formed at rank 1, not rank 0's contribution, to rank 2: the sum is kept."""
+    """If rank 2 can receive only the sum formed at rank 1, sending each contribution by itself is infeasible,
+    and the schedule with that sum remains the best."""
     builder = TopologyBuilder("line", [0, 0, 0])
     for src, dst in ((0, 1), (1, 2)):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)

@@ -96,7 +96,7 @@ def test_auto_is_what_ranks_do_where_the_switch_is_slow():
     ("collective", "megabytes"), [("reduce-scatter", 3), ("allgather", 3), ("broadcast", 4), ("reduce", 4)]
 )
 def test_other_collectives_go_through_the_switch_too(collective, megabytes):
-    """For 4 MB a port carries 3 MB if each rank has its own part, and 4 MB from or to a root."""
+    """Of 4 MB a port carries 3 MB if every rank has a part of the data, and 4 MB if one root has all."""
     problem = make_problem(in_network(4, slots=4096), collective, size_bytes="4MB", chunks_per_rank=1)
     schedule = baseline("in-network", problem, cut=False)
     assert verify(schedule).ok

@@ -76,8 +76,7 @@ def test_a_transform_that_does_not_apply_is_none(transform):
 
 
 def test_other_roots_keep_the_sketch():
-    """Links 0 -> 2, 1 -> 2 and 2 -> 3: the sum is formed at rank 2 instead of its root 0, under the same
-    sketch."""
+    """With links 0 -> 2, 1 -> 2 and 2 -> 3, the sum is formed at rank 2 instead of root 0, same sketch."""
     builder = TopologyBuilder("one-way", [0] * 4)
     for src, dst in ((0, 2), (1, 2), (2, 3)):
         builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=10)
