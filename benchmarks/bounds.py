@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 
 QUALITY = Path(__file__).resolve().parent / "results" / "quality-upstream.json"
 MB = 10**6
-#: Max median of the gaps of all cases. Max gap of any case.
+#: `MEDIAN_GAP`: max median of the gaps of all cases.
+#: `LARGEST_GAP`: max gap of any case.
 MEDIAN_GAP, LARGEST_GAP = 0.02, 0.06
 
 

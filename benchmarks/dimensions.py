@@ -45,8 +45,9 @@ PRODUCTS = {
     "switch16@200,switch8@100,switch8@50": 1.64,
     "switch8@100,switch16@25,switch8@12.5": 1.20,
 }
-#: Max CPU seconds to plan 1,024 ranks. Max CPU seconds to time and verify 256 ranks send by send. Max CPU
-#: seconds to verify implicit schedules.
+#: `PLAN_S`: max CPU seconds to plan 1,024 ranks.
+#: `LISTED_S`: max CPU seconds to time and verify 256 ranks send by send.
+#: `IMPLICIT_S`: max CPU seconds to verify implicit schedules.
 PLAN_S, LISTED_S, IMPLICIT_S = 1.0, 20.0, 5.0
 LARGE = (
     "switch16@100,switch64@100", "switch16@100,switch32@100,switch32@100", "ring16@100,ring32@100,ring32@100",

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
     from benchmarks.report import Column, Row
 
-#: Max seconds that a verb may take beyond its limit. Max ratio of finishes that count as equal.
+#: `_SPARE_S`: max seconds that a verb may take beyond its limit.
+#: `_SAME`: max ratio of finishes that count as equal.
 _SPARE_S, _SAME = 2.0, 1 + 1e-9
 #: (arguments of a verb, option for its time limit); ``{folder}`` is a separate folder for each run.
 VERBS: tuple[tuple[str, str], ...] = (

@@ -71,10 +71,12 @@ _SCCL = {
     "alltoall": ((8, 2, 3), (24, 2, 8)),
     "allreduce": ((16, 4, 6), (48, 6, 14)),
 }
-#: Microseconds that a rank's buffer takes over a single NVLink. Bytes of that buffer. Collectives whose size
-#: is that of the buffers of all eight ranks together.
+#: `_SCCL_US`: microseconds that a rank's buffer takes over a single NVLink.
+#: `_SCCL_BYTES`: bytes of that buffer.
+#: `_SCCL_GATHERS`: collectives whose size is that of the buffers of all eight ranks together.
 _SCCL_US, _SCCL_BYTES, _SCCL_GATHERS = 1000, 25 * MB, ("allgather", "gather")
-#: {nodes of DGX-H100: max CPU seconds of a schedule and its verification}. Mean bytes that a rank sends.
+#: `_FAST_NODES`: {nodes of DGX-H100: max CPU seconds of a schedule and its verification}.
+#: `_FAST_BYTES`: mean bytes that a rank sends.
 _FAST_NODES, _FAST_BYTES = {2: 1.0, 4: 1.0, 16: 5.0}, 64 * MB
 _FAST_GAP, _FAST_BOUND_S = 1.05, 10.0
 

@@ -30,12 +30,14 @@ if TYPE_CHECKING:
 
     from benchmarks.report import Column, Row
 
-#: Min recovered share of the best known gain. Max CPU seconds. Max ratio of the heuristic search's makespan
-#: to the exact optimum.
+#: `RECOVERED`: min recovered share of the best known gain.
+#: `LARGE_S`: max CPU seconds from a probe of a large cluster to a judged order.
+#: `NEAR`: max ratio of the heuristic search's makespan to the exact optimum.
 RECOVERED, LARGE_S, NEAR = 0.95, 60.0, 1.05
 #: Size at which latency is negligible.
 SIZE = "1GB"
-#: GB/s of a host. Latencies in us inside a rack, between racks, and between pods.
+#: `RATE`: GB/s of a host.
+#: `LATENCIES`: latencies in us inside a rack, between racks, and between pods.
 RATE, LATENCIES = 12.5, (10.0, 20.0, 30.0)
 CLOUDS = {
     "8 racks of 8": ((8,) * 8, 1),

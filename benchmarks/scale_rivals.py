@@ -18,9 +18,11 @@ from taccl.errors import CollectiveError, TopologyError
 if TYPE_CHECKING:
     from taccl.problem.problem import Problem
 
-#: Max pairs of a chunk and a destination for which all baselines are constructed. Max pairs for which ring
-#: and pairwise exchange are constructed; others would be too slow. Max pairs for which lower bounds on these
-#: two are used instead (35 s of CPU); above it, routes would need several GB.
+#: `FEW_ARRIVALS`: max pairs of a chunk and a destination for which all baselines are constructed.
+#: `MOST_ARRIVALS`: max such pairs for which ring and pairwise exchange are constructed; others would be too
+#: slow.
+#: `MOST_COUNTED`: max such pairs for which lower bounds on ring and pairwise exchange are used instead (35 s
+#: of CPU); beyond, routes would need several GB.
 FEW_ARRIVALS, MOST_ARRIVALS, MOST_COUNTED = 6_000, 300_000, 10_000_000
 
 

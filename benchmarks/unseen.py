@@ -41,10 +41,12 @@ if TYPE_CHECKING:
     from taccl.measure.fit import Fit
     from taccl.measure.library_costs import Costs
 
-#: Max median error of all points under default profiles. Max median error of one machine's points under them.
+#: `WORST_DEFAULT`: max median error of all points under default profiles.
+#: `WORST_MACHINE`: max median error of one machine's points under default profiles.
 WORST_DEFAULT, WORST_MACHINE = 0.12, 0.25
-#: Max median error of a log under a fit to other logs. Max median error of several nodes below 16 MB. Max
-#: median error of runtimes in one kernel.
+#: `WORST_LEFT_OUT`: max median error of a log under a fit to other logs.
+#: `WORST_SMALL`: max median error of several nodes below 16 MB.
+#: `WORST_KERNEL`: max median error of runtimes in one kernel.
 WORST_LEFT_OUT, WORST_SMALL, WORST_KERNEL = 0.10, 0.20, 0.07
 #: Sizes from which bandwidth dominates between nodes.
 LARGE_BYTES = 16 << 20

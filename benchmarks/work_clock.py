@@ -35,13 +35,14 @@ if TYPE_CHECKING:
 
     from taccl.solvers.child import Control
 
-#: CPU seconds per hop of a run of the list scheduler. CPU seconds per send of a run of a compiled list
-#: scheduler.
+#: `_S_PER_HOP`: CPU seconds per hop of a run of the list scheduler.
+#: `_S_PER_SEND`: CPU seconds per send of a run of a compiled list scheduler.
 _S_PER_HOP, _S_PER_SEND = 6e-6, 1e-6
-#: CPU seconds of the constant part of an iteration of ruin and recreate. CPU seconds per send of the
-#: schedule.
+#: `_TURN_S`: CPU seconds of the constant part of an iteration of ruin and recreate.
+#: `_TURN_S_PER_SEND`: CPU seconds per send of the schedule.
 _TURN_S, _TURN_S_PER_SEND = 2e-5, 1.2e-7
-#: Deterministic time of CP-SAT per CPU second. Number of its workers, whose turns are counted.
+#: `_CPSAT_RATE`: deterministic time of CP-SAT per CPU second.
+#: `_CPSAT_WORKERS`: number of workers of CP-SAT whose turns are counted.
 _CPSAT_RATE, _CPSAT_WORKERS = 0.2, 2
 #: Shares of the time limit of a MILP that it may count as: the smallest share that exceeds its CPU time, or
 #: else the whole limit.

@@ -15,8 +15,8 @@ _resource: Any = None
 with suppress(ImportError):
     _resource = import_module("resource")
 
-#: Min address space in bytes to load numpy, scipy and BLAS (measured: 325 MB on two cores). Min address space
-#: in bytes to load numba and LLVM.
+#: `BLAS_BYTES`: min address space in bytes to load numpy, scipy and BLAS (measured: 325 MB on two cores).
+#: `LLVM_BYTES`: min address space in bytes to load numba and LLVM.
 BLAS_BYTES, LLVM_BYTES = 400 * 10**6, 640 * 10**6
 #: Address space in bytes that LLVM may map while it compiles or loads a function.
 _FUNCTION_BYTES = 64 * 10**6

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-#: File with the run time and the waiting time of the calling thread, in ns. Min seconds of run time between
-#: two evaluations of this file.
+#: `_RUN_TIMES`: file with the run time and the waiting time of the calling thread, in ns.
+#: `_LEAST_RUN_S`: min seconds of run time between two evaluations of this file.
 _RUN_TIMES, _LEAST_RUN_S = "/proc/thread-self/schedstat", 0.2
 
 
@@ -93,7 +93,8 @@ T = TypeVar("T")
 _TICK_S = 0.1
 #: Seconds to wait for the work's result once time is up or Ctrl-C came.
 _PATIENCE_S = 0.75
-#: Name of threads that may be abandoned. Seconds that the exit of the interpreter waits for each of them.
+#: `_LEFT_BEHIND`: name of threads that may be abandoned.
+#: `_LAST_WAIT_S`: seconds that the exit of the interpreter waits for each abandoned thread.
 _LEFT_BEHIND, _LAST_WAIT_S = "taccl-work", 5.0
 
 

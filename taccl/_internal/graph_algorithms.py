@@ -21,8 +21,8 @@ _DENSE_SHARE = 0.05
 #: Length added to each arc, as SciPy drops arcs of length 0; far below 1 / number of nodes, so that rounding
 #: down removes it.
 _STEP = 2.0**-20
-#: Max number of (start, arc) pairs for shortest paths without SciPy (up to about 0.1 s). Max rounds over all
-#: arcs.
+#: `_MOST_IN_ROUNDS`: max number of (start, arc) pairs for shortest paths without SciPy (up to about 0.1 s).
+#: `_FEW_ROUNDS`: max rounds over all arcs.
 _MOST_IN_ROUNDS, _FEW_ROUNDS = 4_000_000, 6
 
 

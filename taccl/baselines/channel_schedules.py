@@ -48,12 +48,13 @@ if TYPE_CHECKING:
 
 #: Max transfers of ring schedules for which several orders are tried.
 _FEW_TRANSFERS = 100_000
-#: Max ratio of a plan's period to the busiest resource's time; above it, the plan is poor. Max share of the
-#: total time that the first piece waits; above it, the plan is poor, too.
+#: `_POOR`: max ratio of a plan's period to the busiest resource's time; above it, the plan is poor.
+#: `_WAITS`: max share of the total time that the first piece waits; above it, the plan is poor, too.
 _POOR, _WAITS = 1.05, 0.25
 #: Min ticks in a plan between the arrival of data and their next send, as starts are rounded later.
 _SLACK_TICKS = 2
-#: Max messages to simulate (about 0.15 s); if there are more, only a plan is used. Min pieces to simulate.
+#: `_MOST_REPLAYED`: max messages to simulate (about 0.15 s); if there are more, only a plan is used.
+#: `_FEWEST_PIECES`: min pieces to simulate.
 _MOST_REPLAYED, _FEWEST_PIECES = 20_000, 2
 
 

@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 _MOST_EXACT = 10
 #: Max rounds of column generation; nodes of eight ranks need about 20.
 _MAX_ROUNDS = 60
-#: Share of the bound on the rate at which the search for channels ends. Share of the best rate found that the
-#: returned set must reach; the smallest such set is returned.
+#: `_ENOUGH`: share of the bound on the rate at which the search for channels ends.
+#: `_NEARLY`: share of the best rate found that the returned set must reach; the smallest such set is
+#: returned.
 _ENOUGH, _NEARLY = 0.995, 0.97
 #: Min and max number of random orders in which depth-first search looks for disjoint rings.
 _FEWEST_TRIES, _TRIES = 3, 20

@@ -49,8 +49,9 @@ _MOST_PLANS, _MOST_ALIKE, MOST_TRANSFERS, _LATE = 3, 3, 24_000, 1.2
 _ALIKE = 2
 #: Finer chunks are kept if they finish within this share of the time of coarser ones.
 _PAYS = Fraction(99, 100)
-#: Wanted number of chunks of a mixed plan, as a multiple of the ranks per node. Max transfers of a mixed
-#: plan. Approximate transfers of a mixed plan per chunk and rank.
+#: `_MIXED_BLOCKS`: wanted number of chunks of a mixed plan, as a multiple of the ranks per node.
+#: `_MIXED_TRANSFERS`: max transfers of a mixed plan.
+#: `_TRANSFERS_EACH`: approximate transfers of a mixed plan per chunk and rank.
 _MIXED_BLOCKS, _MIXED_TRANSFERS, _TRANSFERS_EACH = 16, 50_000, 3
 #: Finer chunks are not tried for single plans if a mixed plan takes less than this share of their time.
 _MIX_PAYS = Fraction(98, 100)

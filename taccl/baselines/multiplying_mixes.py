@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     #: (ticks of a step, [(resource, ticks for which the step holds it), ...]).
     Step = tuple[float, list[tuple[int, float]]]
 
-#: Max number of parts of a mix. Numbers of equal parts, all with one plan, in the mixes from which the search
-#: starts.
+#: `_MOST_PARTS`: max number of parts of a mix.
+#: `_EQUAL_PARTS`: numbers of equal parts, all with one plan, in the mixes from which the search starts.
 _MOST_PARTS, _EQUAL_PARTS = 12, (1, 2, 4, 8)
 #: Denominators of the share of a small part with another plan, in further mixes from which the search starts:
 #: 1 / 16 or 1 / 8 of the chunks.
 _SHARES = (16, 8)
-#: Number of mixes from which local search starts, the best by estimate. Number of successive moves without
-#: gain after which a search ends.
+#: `_STARTS`: number of mixes from which local search starts, the best by estimate.
+#: `_PATIENCE`: number of successive moves without gain after which a search ends.
 _STARTS, _PATIENCE = 8, 600
 #: Max number of resources with different loads for which mixes are searched: on irregular machines, estimates
 #: would take too long.

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-#: Plans within this factor of the fastest are estimated first. On demand, the limit is multiplied by it
-#: again, at most this number of times; then all remaining plans are estimated.
+#: `_NEAR`: max ratio of a plan's time to that of the fastest plan, in the first round of estimates. Every
+#: further round multiplies the limit by this ratio again.
+#: `_MOST_ROUNDS`: max number of further rounds; after these, all remaining plans are estimated.
 _NEAR, _MOST_ROUNDS = 1.25, 6
 #: Max sends of one step; plans with more are left out.
 MOST_SENDS = 50_000

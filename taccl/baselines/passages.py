@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 NUM_CHUNKS = 64
 #: Max runs of a plan; to stay below it, several steps are combined into a run.
 _MOST_RUNS = 20_000
-#: Max ratio of a plan's finish to the busiest dimension's time; above it, the plan is improved. Max number of
-#: runs to schedule for improvement. Max number of tries of improvement.
+#: `_NEAR`: max ratio of a plan's finish to the busiest dimension's time; above it, the plan is improved.
+#: `_WORK`: max number of runs to schedule for improvement.
+#: `_MOST_TRIES`: max number of tries of improvement.
 _NEAR, _WORK, _MOST_TRIES = 1.01, 100_000, 150
 #: Standard deviations of random shifts of chunks, as shares of the finish: for all chunks, or for a few.
 _A_LITTLE, _FAR = 0.02, 0.15

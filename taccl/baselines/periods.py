@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 #: A hold of a send: (resource, us from the send's start to the hold's start, us of the hold).
 Held = tuple[int, float, float]
 
-#: Max random orders of sends to try. Max sends in all these orders together.
+#: `_SHUFFLES`: max random orders of sends to try.
+#: `_MOST_SHUFFLED`: max sends in all these orders together.
 _SHUFFLES, _MOST_SHUFFLED = 16, 2000
 #: Steps of the bisection of the period.
 _BISECTIONS = 8

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-#: Key of schedules in whole chunks in a topology's cache. Max problems whose schedules are cached under this
-#: key.
+#: `_KEPT`: key of schedules in whole chunks in a topology's cache.
+#: `_MOST_KEPT`: max problems whose schedules are cached under this key.
 _KEPT, _MOST_KEPT = f"{__name__}: whole chunks", 8
 #: Finer chunks are kept if they finish within this share of the time of coarser ones.
 _PAYS = Fraction(97, 100)
@@ -39,7 +39,8 @@ _PAYS = Fraction(97, 100)
 _PAYS_EVENLY = Fraction(999, 1000)
 #: Max pairs of a chunk and a rank for which whole sums are tried (some 500,000 transfers).
 _MOST_OF_WHOLE_SUMS = 80_000
-#: Default max transfers of a schedule that is cut further. Max transfers of a schedule after the cut.
+#: `MANY_CUT`: default max transfers of a schedule that is cut further.
+#: `_MOST_CUT`: max transfers of a schedule after the cut.
 MANY_CUT, _MOST_CUT = 20_000, 100_000
 
 

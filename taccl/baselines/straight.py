@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-#: Max transfers for which list scheduling is tried (about 0.1 s). Min ratio of the finish in pairwise order
-#: to the busiest resource's time, for list scheduling to be tried.
+#: `_FEW_TRANSFERS`: max transfers for which list scheduling is tried (about 0.1 s).
+#: `_LATE`: min ratio of the finish in pairwise order to the busiest resource's time, for list scheduling to
+#: be tried.
 _FEW_TRANSFERS, _LATE = 2000, 1.05
 
 

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
-#: Max arrivals of chunks and contributions for which baselines compare protocols (about 2 s; 9 s if 32 ranks
-#: reduce). Max arrivals for which bounds compare them.
+#: `_TRIED_ARRIVALS`: max arrivals of chunks and contributions for which baselines compare protocols, which
+#: takes about 2 s, or 9 s if 32 ranks reduce.
+#: `_BOUNDED_ARRIVALS`: max arrivals for which bounds compare protocols.
 _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
 
 
@@ -45,8 +46,9 @@ _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
 _BOUND_S, _BOUND_S_PER_LINK, _ESTIMATE_S_PER_LINK, _BASELINE_S_PER_LINK = 0.1, 8e-5, 2e-5, 2e-5
 
 
-#: Min bytes of a chunk of layers, as in the paper on PHub. Usual number of chunks per server: with 64, the
-#: pulls of the last chunks add 1.6 % to the time.
+#: `_LEAST_CHUNK`: min bytes of a chunk of layers, as in the paper on PHub.
+#: `_CHUNKS_PER_SERVER`: usual number of chunks per server: with 64, the pulls of the last chunks add 1.6 % to
+#: the time.
 _LEAST_CHUNK, _CHUNKS_PER_SERVER = 32_000, 64
 
 
@@ -54,8 +56,10 @@ _LEAST_CHUNK, _CHUNKS_PER_SERVER = 32_000, 64
 #: Estimates may take longer, as another protocol can be ten times as fast for small messages; then the min
 #: seconds for estimates, whatever the time limit.
 _PROTOCOL_SHARE, _ESTIMATE_SHARE, _LEAST_ESTIMATE_S = 0.3, 0.5, 0.4
-#: Two shares of the time for baselines and bounds. For chunks of equal size, estimates replace these if they
-#: are expected to need more than the first share, or have no result within the second.
+#: `_SLOW_SHARE`: max share of the time left that baselines or bounds may be expected to need; if they need
+#: more and chunks are of equal size, estimates replace them.
+#: `_SLOW_LIMIT`: max share of the time left for baselines and bounds; if they have no result by then,
+#: estimates replace them, too.
 _SLOW_SHARE, _SLOW_LIMIT = 0.3, 0.7
 
 

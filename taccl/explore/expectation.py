@@ -34,7 +34,8 @@ _NUMBERS = re.compile(r"\d+")
 _CUT_RANKS = 16
 #: Seconds for the bound.
 _BOUND_S = 2.0
-#: (max ranks, number of sizes at which the model is evaluated), ascending. Number of sizes for more ranks.
+#: `_SIZES`: (max ranks, number of sizes at which the model is evaluated), ascending.
+#: `_FEW_SIZES`: number of sizes for more ranks.
 _SIZES, _FEW_SIZES = ((16, 8), (64, 5)), 3
 
 

@@ -33,8 +33,9 @@ from taccl.synthesis.parameters import DEFAULTS
 from taccl.topology.registry import parse
 from taccl.topology.topology import Topology
 
-#: Share of the time limit for baselines. Share of the time limit for programs and bounds at the end. Max
-#: seconds for programs and bounds.
+#: `_BASELINES_SHARE`: share of the time limit for baselines.
+#: `_FINISHING_SHARE`: share of the time limit for programs and bounds at the end.
+#: `_MOST_FINISHING_S`: max seconds for programs and bounds.
 _BASELINES_SHARE, _FINISHING_SHARE, _MOST_FINISHING_S = 0.3, 0.35, 60.0
 #: Factor between successive sizes at which schedules are synthesized.
 _FACTOR = 4

@@ -29,8 +29,8 @@ from taccl.topology.topology import Topology
 
 #: Share of the time left at the end for programs; the rest is for bounds.
 _PROGRAMS_SHARE = 0.6
-#: Min seconds that must be left for a synthesis to begin. Seconds beyond the time limit that are allowed for
-#: a first schedule or program.
+#: `_LEAST_S`: min seconds that must be left for a synthesis to begin.
+#: `_LATE_S`: seconds beyond the time limit that are allowed for a first schedule or program.
 _LEAST_S, _LATE_S = 0.1, 1.5
 
 

@@ -23,8 +23,8 @@ from taccl.program.program import Program
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.bounding import no_bound
 
-#: Max seconds for each bound of a range. Seconds of grace after twice that time; then a known or trivial
-#: bound is used.
+#: `_BOUND_S`: max seconds for each bound of a range.
+#: `_LATE_S`: seconds of grace after twice that time; then a known or trivial bound is used.
 _BOUND_S, _LATE_S = 1.0, 0.1
 
 

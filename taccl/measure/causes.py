@@ -10,20 +10,21 @@ from taccl._internal.units import format_size
 from taccl.measure.curve import Kink
 from taccl.topology.tuning import PACK_BYTES
 
-#: Min share of the expected bandwidth that a healthy series reaches. Max ratio of its times of small messages
-#: to usual times.
+#: `HEALTHY`: min share of the expected bandwidth that a healthy series reaches.
+#: `USUAL`: max ratio of times of small messages to usual times in a healthy series.
 HEALTHY, USUAL = 0.93, 1.5
 #: Min share of the expected bandwidth that an error of the model may explain.
 WITHIN_ERROR = 0.85
-#: Max relative difference between the measured share of the bandwidth and the share that a cause would leave.
-#: Max difference between two causes that cannot be told apart.
+#: `_MATCHES`: max relative difference between the measured share of the bandwidth and the share that a cause
+#: would leave.
+#: `_INDISTINCT`: max difference between two causes that cannot be told apart.
 _MATCHES, _INDISTINCT = 0.05, 0.03
 #: Max ratio of the measured bandwidth to that of rings: the wire's rate over the rate that messages reach.
 _WIRE = 1.08
 #: Max share of a node's bandwidth that suggests that GPUs cannot reach each other directly (P2P).
 _HOST_MEMORY = 0.2
-#: Max share of the network's bandwidth that suggests transfers without GPUDirect RDMA. Min ratio of times of
-#: small messages to usual times that suggests the same.
+#: `_BOUNCED`: max share of the network's bandwidth that suggests transfers without GPUDirect RDMA.
+#: `_BOUNCED_SMALL`: min ratio of times of small messages to usual times that suggests the same.
 _BOUNCED, _BOUNCED_SMALL = 0.85, 1.3
 #: Min fall of the share of the expected bandwidth, from fewer to more nodes, that shows oversubscription.
 _FALLS = 0.1

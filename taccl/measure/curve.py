@@ -20,8 +20,9 @@ _FALL = 1.25
 #: the old protocol is bandwidth-bound. Max growth over growth to the next size: the new protocol is faster.
 _BOUND, _FREE = 0.8, 0.6
 
-#: Min slowness of a size relative to both ends of its series, where slowness is measured over expected time.
-#: Number of sizes that make up each end.
+#: `_SLOW`: min slowness of a size relative to both ends of its series, where slowness is measured over
+#: expected time.
+#: `_END`: number of sizes that make up each end.
 _SLOW, _END = 1.6, 4
 
 #: A size in bytes and its measured time in us.

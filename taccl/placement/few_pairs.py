@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 
 #: Maximum number of pairs measured to find clusters, as a multiple of n log2 n.
 _MOST = 2
-#: Minimum ratio of the mean latencies of two classes of pairs. Minimum distance between the means of their
-#: logarithms, in standard deviations.
+#: `_LEAST_RATIO`: minimum ratio of the mean latencies of two classes of pairs.
+#: `_DEVIATIONS`: minimum distance between the mean logarithms of these latencies, in standard deviations.
 _LEAST_RATIO, _DEVIATIONS = 1.2, 4.0
 #: Maximum number of classes of latencies: pairs in a rack, in a pod, in a zone, and others.
 _MOST_CLASSES = 4
-#: Number of rounds of held-out pairs chosen at random. Number of rounds of held-out pairs inside clusters.
+#: `_AT_RANDOM`: number of rounds of held-out pairs chosen at random.
+#: `_INSIDE`: number of rounds of held-out pairs inside clusters.
 _AT_RANDOM, _INSIDE = 2, 1
 #: Minimum part of the variance of held-out pairs that clusters must explain; our choice.
 _EXPLAINED = 0.5

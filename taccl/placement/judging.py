@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from taccl.placement.hosts import ProbedHosts
     from taccl.placement.probe import Probe
 
-#: Number of random splits of the measurements into halves. Effort of the search on each half, as a part of
-#: the usual number of orders.
+#: `_SPLITS`: number of random splits of the measurements into halves.
+#: `_EFFORT`: effort of the search on each half, as a part of the usual number of orders.
 _SPLITS, _EFFORT = 3, 0.2
 #: Usual number of resamples for the standard error, and the minimum number.
 _RESAMPLES, _FEWEST_RESAMPLES = 12, 4

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-#: Min speedup given as a factor; smaller ones are given in per cent. Max increase over 1 of a speedup that
-#: counts as none.
+#: `_LITTLE`: min speedup given as a factor; smaller ones are given in per cent.
+#: `_NONE`: max increase over 1 of a speedup that counts as none.
 _LITTLE, _NONE = 1.1, 5e-4
 #: Wording of the claim that branch and bound proves.
 _SIMULATED = "is simulated faster"

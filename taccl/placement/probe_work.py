@@ -10,7 +10,8 @@ from taccl.placement.hosts import USUAL_GB_PER_S, USUAL_LATENCY_US
 
 #: Number of messages sent before the timed ones.
 WARM_UP = 3
-#: Ratio of the number of small messages to that of large ones. Minimum number of large messages in a pass.
+#: `FEWER`: ratio of the number of small messages to that of large ones.
+#: `FEWEST`: minimum number of large messages in a pass.
 FEWER, FEWEST = 4, 3
 #: Number of passes over all pairs, so far apart in time that temporary load affects only some of them.
 PASSES = 4

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from taccl._internal.arguments import Count, Size
     from taccl.placement.files import Choice
 
-#: Smallest size measured, in bytes. Ratio of consecutive sizes. Number of calls before the timed ones.
+#: `_FROM_BYTES`: smallest size measured, in bytes.
+#: `_TIMES`: ratio of consecutive sizes.
+#: `WARM_UP`: number of calls before the timed ones.
 _FROM_BYTES, _TIMES, WARM_UP = 1 << 10, 4, 3
 #: Timeout in seconds for ranks without any message.
 _PATIENCE_S = 300.0

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Clauses, Problem
     from taccl.topology.topology import Topology
 
-#: Number of chunks of the busiest rank's data, unless latency demands fewer. Approximate max number of chunks
-#: of all pairs together.
+#: `_CHUNKS_OF_A_RANK`: number of chunks of the busiest rank's data, unless latency demands fewer.
+#: `_MOST_CHUNKS`: approximate max number of chunks of all pairs together.
 _CHUNKS_OF_A_RANK, _MOST_CHUNKS = 64, 30_000
 _SKEW = re.compile(r"(zipf|hot):(\d+(?:\.\d*)?|\.\d+)")
 #: Min bytes of a chunk, as a multiple of the bytes that a resource could pass during the alpha of a hold.

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 T = TypeVar("T", bound=np.generic)
-#: Max ticks per microsecond for exact costs. Ticks per microsecond for costs that must be rounded.
+#: `MAX_TICKS_PER_US`: max ticks per microsecond for exact costs.
+#: `ROUNDED_TICKS_PER_US`: ticks per microsecond for costs that must be rounded.
 MAX_TICKS_PER_US, ROUNDED_TICKS_PER_US = 10**9, 10**6
 _MAX_FINISH_TICKS = 2**62
 

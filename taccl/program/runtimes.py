@@ -20,7 +20,8 @@ MAX_DEPENDED_ID, MAX_PEERS, MAX_COUNT, MAX_ELEMENTS = 127, 32, 71, 4095
 #: Limits of the MSCCL XML parsers on text. Max characters of a name. Max attributes of an element. Max
 #: characters of a value.
 MAX_NAME, MAX_ATTRIBUTES, MAX_VALUE = 63, 16, 255
-#: Collectives that PyTorch calls in place. Collectives that it calls both in place and out of place.
+#: `USUALLY_IN_PLACE`: collectives that PyTorch calls in place.
+#: `IN_BOTH_PLACES`: collectives that PyTorch calls both in place and out of place.
 USUALLY_IN_PLACE, IN_BOTH_PLACES = ("allreduce", "reduce", "broadcast"), ("allgather", "reduce-scatter")
 
 

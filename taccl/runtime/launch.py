@@ -26,8 +26,8 @@ _TERMINATE_S = 1.0
 _KILL_S = 5.0
 _POLL_S = 0.02
 _NUM_STDERR_LINES = 8
-#: Name of the file for the stdout of mpiexec and the ranks, in the folder of the job. Name of the file for
-#: their stderr.
+#: `_SAID`: name of the file for the stdout of mpiexec and the ranks, in the folder of the job.
+#: `_COMPLAINED`: name of the file for the stderr of mpiexec and the ranks, in the same folder.
 _SAID, _COMPLAINED = "said", "complained"
 
 

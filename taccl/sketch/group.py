@@ -29,7 +29,8 @@ from taccl.sketch.symmetry import (
     resource_permutation,
 )
 
-#: Maximum number of symmetries that are counted. Maximum number of rank images stored while counting.
+#: `_MOST_COUNTED`: maximum number of symmetries that are counted.
+#: `_MOST_IMAGES`: maximum number of rank images stored while counting.
 _MOST_COUNTED, _MOST_IMAGES = 4096, 2**26
 
 

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
     from taccl.topology.topology import Topology
 
-#: Chunk sizes to try, in order, as multiples of the usual size. Max number of chunks for sizes below the
-#: usual one. Ratio of the finish to the lower bound (`Borders`) at which the search ends.
+#: `_SHARES`: chunk sizes to try, in order, as multiples of the usual size.
+#: `_MOST_CHUNKS`: max number of chunks for sizes below the usual one.
+#: `_ENOUGH`: ratio of the finish to the lower bound (`Borders`) at which the search ends.
 _SHARES, _MOST_CHUNKS, _ENOUGH = (1.0, 0.25, 4.0, 0.0625), 30_000, 1.045
 
 

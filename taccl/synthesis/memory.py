@@ -31,8 +31,8 @@ if TYPE_CHECKING:  # execution of programs imports this module for the free memo
 
 #: Bytes per transfer of a whole schedule while it is written to a file.
 _FILE_BYTES = 400
-#: Bytes per hop of a route in the kernel's orders and queues. Bytes per hop in the columns of sends that the
-#: kernel fills.
+#: `_HOP_BYTES`: bytes per hop of a route in the kernel's orders and queues.
+#: `_SENT_BYTES`: bytes per hop in the columns of sends that the kernel fills.
 _HOP_BYTES, _SENT_BYTES = 37, 12
 #: Number of trees kept for every set of origins.
 _NUM_TREES = 8
@@ -40,11 +40,13 @@ _NUM_TREES = 8
 _REROUTED_BYTES = 14
 #: Bytes per (rank, chunk) pair if chunks go to some ranks only: best and current trees, and destinations.
 _TREE_BYTES = 12
-#: Bytes of the verifier per row of a block. Further bytes per row for each resource that a send holds until
-#: its end. Number of rows per block.
+#: `_VERIFIED_ROW_BYTES`: bytes of the verifier per row of a block.
+#: `_HELD_ROW_BYTES`: further bytes per row for each resource that a send holds until its end.
+#: `_BLOCK`: number of rows per block.
 _VERIFIED_ROW_BYTES, _HELD_ROW_BYTES, _BLOCK = 90, 90, 1 << 18
-#: Bytes of the library that computes the lower bound. Further bytes per link of its linear program. Max links
-#: of that program.
+#: `_PROOF_BYTES`: bytes of the library that computes the lower bound.
+#: `_PROOF_LINK_BYTES`: further bytes per link of its linear program.
+#: `_MOST_PROOF_LINKS`: max links of that program.
 _PROOF_BYTES, _PROOF_LINK_BYTES, _MOST_PROOF_LINKS = 60 * 10**6, 30_000, 16_000
 #: Share of the free memory that may be used if the caller gives no limit.
 _MEMORY_SHARE = 0.8

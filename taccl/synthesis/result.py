@@ -26,8 +26,8 @@ from taccl.schedule.schedule import Schedule
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Value of `Result.stopped` if the caller's rule ended the search. Its value if the search reached the
-#: requested gap.
+#: `STOPPING_RULE`: value of `Result.stopped` if the caller's rule ended the search.
+#: `GAP_MET`: value of `Result.stopped` if the search reached the requested gap.
 STOPPING_RULE, GAP_MET = "stopping rule", "gap met"
 #: Headings of the table of stages.
 STAGE_COLUMNS = ("stage", "solver", "status", "seconds", "finish", "its bound", "")

@@ -44,8 +44,9 @@ from taccl.synthesis.transforms.switches import InNetworkUse
 from taccl.synthesis.transforms.transform import Transform
 from taccl.synthesis.warm_start import GIVEN, begin_with, checked_start, continue_from
 
-#: Default time limit in seconds. Max share of the elapsed time without progress, after which improvement ends
-#: if no limit was given.
+#: `DEFAULT_LIMIT_S`: default time limit in seconds.
+#: `IDLE_SHARE`: max share of the elapsed time without progress, after which improvement ends if no limit was
+#: given.
 DEFAULT_LIMIT_S, IDLE_SHARE = 30.0, 1 / 3
 #: Minimum seconds for the main search, even if baselines and the choice of chunks used up the time limit.
 _LEAST_SEARCH_S = 0.05

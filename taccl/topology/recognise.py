@@ -228,8 +228,9 @@ _MOST_LEVELS = 3
 #: Permutation test for clusters. Significance level. Number of permutations for few hosts. Min number of
 #: hosts for which only as many permutations are tried as the level needs.
 _BY_CHANCE, _DEALS, _MANY = 0.1, 99, 128
-#: Min number of hosts for a permutation test. With fewer hosts, the ratio of distances must instead exceed 1
-#: plus this multiple of their asymmetry.
+#: `_FEW`: min number of hosts for a permutation test.
+#: `_NOISES`: multiple of the asymmetry of distances by which their ratio must exceed 1 if there are fewer
+#: hosts.
 _FEW, _NOISES = 8, 2.0
 
 

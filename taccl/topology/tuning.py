@@ -76,7 +76,8 @@ CHANNEL_SPEEDS = {
 #: Min speed in GB/s of channels that NCCL splits in two. Since Hopper, sets of more than `SPLIT_MANY`
 #: channels are split only from the higher speed `SPLIT_MANY_GB_PER_S` on (``src/graph/search.cc``).
 SPLIT_GB_PER_S, SPLIT_MANY, SPLIT_MANY_GB_PER_S = 25.0, 4, 50.0
-#: Part of a ring's bandwidth that tree allreduces reach. Base time in us of reductions in NVSwitch (NVLS).
+#: `TREE_SHARE`: part of a ring's bandwidth that tree allreduces reach.
+#: `NVLS_US`: base time in us of reductions in NVSwitch (NVLS).
 TREE_SHARE, NVLS_US = 0.92, 25
 #: Time in us of a hop between nodes for NVLS reductions joined by trees.
 NVLS_NETWORK_US = 20.9
@@ -87,13 +88,15 @@ NVLS_SHARP_US = 18.0
 #: CollNet (reductions in network switches): (time inside a node, time between nodes) in us, for direct sends
 #: in nodes and for chains. Time in us per further rank of a node, for direct sends.
 COLLNET_DIRECT_US, COLLNET_CHAIN_US, COLLNET_ARITY_US = (3.7, 31.0), (2.8, 30.0), 0.4
-#: CollNet with direct sends: part of the bandwidth that it reaches since Hopper. Maximum number of ranks per
-#: node (``src/include/device.h``).
+#: `COLLNET_DIRECT_SHARE`: part of the bandwidth that CollNet with direct sends reaches since Hopper.
+#: `COLLNET_DIRECT_RANKS`: max number of ranks per node for CollNet with direct sends
+#: (``src/include/device.h``).
 COLLNET_DIRECT_SHARE, COLLNET_DIRECT_RANKS = 0.85, 8
 #: Parallel aggregated trees (PAT), for one GPU per node. Base time in us. Time in us per rank. Number of hops
 #: that one latency covers. Part of the bandwidth that PAT reaches.
 PAT_BASE_US, PAT_RANK_US, PAT_HOPS, PAT_SHARE = 8.0, 2.8, 3.5, 0.75
-#: Part of its bandwidth that a tree reaches under LL. The same part under LL128, on one node and on several.
+#: `TREE_LL_SHARE`: part of its bandwidth that a tree reaches under LL.
+#: `TREE_LL128_SHARES`: parts of its bandwidth that a tree reaches under LL128, on one node and on several.
 TREE_LL_SHARE, TREE_LL128_SHARES = 1 / 3.8, (7 / 9, 120 / 128)
 #: Maximum GB/s per channel of a tree, by GPU generation: on one node, on two, and on more.
 TREE_CHANNEL = {
@@ -119,14 +122,15 @@ TREE_CORRECTION = (
     (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, *[0.6] * 6, 0.8, 0.9, 0.9, 0.9, 0.9, 1, 1, 1),
     (*[0.9] * 7, 0.8, 0.7, 0.6, 0.6, *[0.5] * 4, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9, 0.9),
 )
-#: Factor on a ring's latency under simple between nodes, before Ampere and since. Min bytes per channel and
-#: rank from which this factor applies.
+#: `RING_PLATEAU`: factor on a ring's latency under simple between nodes, before Ampere and since.
+#: `PLATEAU_BYTES`: min bytes per channel and rank from which this factor applies.
 RING_PLATEAU, PLATEAU_BYTES = (1.9, 1.4), 64
-#: Time in us that a host takes to post a message to a NIC, by its processor. Number of messages posted under
-#: simple.
+#: `NET_POST_US`: time in us that a host takes to post a message to a NIC, by its processor.
+#: `SIMPLE_POSTS`: number of messages posted under simple.
 NET_POST_US, SIMPLE_POSTS = {"Intel": 1.0, "AMD": 2.0}, 3
-#: Minimum bytes per channel, below which NCCL uses fewer channels (``src/enqueue.cc``); for rings under LL,
-#: per rank. Then the maximum bytes of a message between two ranks under LL.
+#: `CHANNEL_BYTES`: {protocol: min bytes per channel}, below which NCCL uses fewer channels
+#: (``src/enqueue.cc``); for rings under LL, min bytes per channel and rank.
+#: `PAIR_LL_BYTES`: max bytes of a message between two ranks under LL.
 CHANNEL_BYTES, PAIR_LL_BYTES = {"ll": 512 * 8, "ll128": 640 * 8, "simple": 512 * 64}, 16 << 10
 #: Bytes of a pack of NCCL's copies; buffers that are not multiples of it are copied element by element
 #: (``src/device/common_kernel.h``, ``reduceCopy``).
@@ -156,6 +160,6 @@ NVLS_CHUNKS = (
     ((64 << 10, 64), (32 << 10, 8), (16 << 10, 2)),
     ((256 << 10, 32), (128 << 10, 16), (64 << 10, 4), (32 << 10, 1)),
 )
-#: GB/s of one thread block over its channel (our choice: GPUs reach 20 to 40 GB/s). Maximum number of
-#: channels.
+#: `CHANNEL_GB_PER_S`: GB/s of one thread block over its channel (our choice: GPUs reach 20 to 40 GB/s).
+#: `MAX_CHANNELS`: maximum number of channels.
 CHANNEL_GB_PER_S, MAX_CHANNELS = 30, 32

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
     from taccl.workload.workload import Workload
 
-#: (min bytes per chunk, max pieces) of a whole collective, and of a tile in an overlap. Own choice.
+#: `_PIECES`: (min bytes per chunk, max pieces) of a whole collective; own choice.
+#: `_TILE_PIECES`: (min bytes per chunk, max pieces) of a tile in an overlap; own choice.
 _PIECES, _TILE_PIECES = (1 << 20, 8), (1 << 18, 4)
 #: Max chunks of a step with several pieces per tile. Own choice: a chunk needs sends from every rank.
 MOST_CHUNKS = 8_192

@@ -7,11 +7,11 @@ parts: the NIC of each rail, and the links of a node. Times have noise of 1.5 %.
 import random
 
 SIZES = tuple(2**power for power in range(10, 34, 3))
-#: Bus bandwidth in GB/s of sums on 8 H100 with in-switch sums (published log: 481). The same without
-#: in-switch sums (published logs: 362 to 370).
+#: `NVLS`: bus bandwidth in GB/s of sums on 8 H100 with in-switch sums (published log: 481).
+#: `RINGS`: bus bandwidth in GB/s of sums on 8 H100 without in-switch sums (published logs: 362 to 370).
 NVLS, RINGS = 478.0, 365.0
-#: GB/s of messages on a NIC of 200 Gb/s (published logs: 23 of 25). GB/s on such a NIC in a slot with half of
-#: the PCIe 4.0 lanes.
+#: `NIC`: GB/s of messages on a NIC of 200 Gb/s (published logs: 23 of 25).
+#: `HALF_SLOT`: GB/s on such a NIC in a slot with half of the PCIe 4.0 lanes.
 NIC, HALF_SLOT = 23.3, 13.2
 
 

@@ -27,8 +27,9 @@ from taccl.problem.problem import Problem
 if TYPE_CHECKING:
     from taccl.analysis.certificates.finding.needed_sends import ChunkKind, NeededSends
 
-#: Max target ranks to examine. Max nodes of origin to examine for each target. Max borders to examine for
-#: each target and node of origin.
+#: `_MOST_TARGETS`: max target ranks to examine.
+#: `_MOST_NODES`: max nodes of origin to examine for each target.
+#: `_MOST_BORDERS`: max borders to examine for each target and node of origin.
 _MOST_TARGETS, _MOST_NODES, _MOST_BORDERS = 8, 2, 32
 #: Scale of integer flow rates, per chunk per tick.
 _RATE_SCALE = 2**32

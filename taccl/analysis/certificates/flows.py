@@ -31,8 +31,10 @@ from taccl.solvers.highs import minimise
 
 #: Max flow variables of a linear program; above it, all resources get the same price.
 _MAX_FLOWS = 400_000
-#: Max flow variables for the simplex method. Larger programs use the interior-point method, which seldom
-#: checks the clock, so it needs one second of budget per `_FLOWS_PER_S` variables.
+#: `_FEW_FLOWS`: max flow variables of a program for the simplex method; larger ones use the interior-point
+#: method.
+#: `_FLOWS_PER_S`: max flow variables per second of budget for the interior-point method, which seldom checks
+#: the clock.
 _FEW_FLOWS, _FLOWS_PER_S = 20_000, 10_000
 #: Max integer price, so that path costs stay exact in double precision.
 _PRICE_TOTAL = 10**6

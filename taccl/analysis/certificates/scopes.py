@@ -23,11 +23,11 @@ from taccl.schedule.schedule import Schedule
 from taccl.sketch.symmetry import share_permutations
 from taccl.topology.transform import rescaled
 
-#: Budget of a bound over all chunkings, in seconds. Time limit of its search (`limit_s` of `lower_bound`), as
-#: a multiple of the budget.
+#: `_BUDGET_S`: budget of a bound over all chunkings, in seconds.
+#: `_LIMIT_TIMES`: time limit of its search (`limit_s` of `lower_bound`), as a multiple of the budget.
 _BUDGET_S, _LIMIT_TIMES = 1.0, 2.0
-#: Hard time limit of the search, as a multiple of the budget. Max chunk-link pairs of a problem for which
-#: there is no hard limit.
+#: `_END_TIMES`: hard time limit of the search, as a multiple of the budget.
+#: `_BRIEF_MOVES`: max chunk-link pairs of a problem for which there is no hard limit.
 _END_TIMES, _BRIEF_MOVES = 2.0, 5_000
 #: Min ratio of a new budget to the time already used, for a bound to be computed again.
 _LARGER = 1.5

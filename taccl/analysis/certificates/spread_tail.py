@@ -42,8 +42,9 @@ from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import set_of_rank
 from taccl.problem.problem import Problem
 
-#: Values of k, the number of last entries considered: every k up to the first figure. Above it, k grows by a
-#: quarter from one value to the next, up to the second figure.
+#: `_EVERY`: k up to which every number k of last entries is considered; above it, k grows by a quarter each
+#: time.
+#: `_MOST`: max k that is considered.
 _EVERY, _MOST = 16, 256
 #: Max number of thresholds `least` tried: chunks count if at least `least` ranks of a set want them.
 _MOST_SIZES = 4

@@ -25,8 +25,8 @@ from taccl.schedule.schedule import Schedule
 
 #: Transfers per block, so that the columns of a block fit into the processor's cache.
 BLOCK = 1 << 16
-#: Min transfers for which loops are compiled. If numba is not loaded yet, this number is multiplied by the
-#: second figure, as loading takes 0.5 s.
+#: `MANY`: min transfers of a schedule for which compiled loops are used, if numba is loaded.
+#: `_TIMES_UNLOADED`: factor on this minimum if numba is not loaded yet, as loading takes 0.5 s.
 MANY, _TIMES_UNLOADED = 1 << 15, 4
 #: Max ticks per microsecond of a problem. Costs that need more may have been rounded up to this grid.
 _FINEST_TICKS_PER_US = 10**6

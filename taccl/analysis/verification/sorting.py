@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from taccl.analysis.verification.columns import BLOCK, Columns
 from taccl.analysis.verification.loops import compiled_loop, place_by_chunk
 
-#: Max number of passes, and min transfers of a pass if there are several. A transfer takes 24 bytes.
+#: `_PASSES`: max number of passes.
+#: `_PASS`: min transfers of a pass, if there are several passes. A transfer takes 24 bytes.
 _PASSES, _PASS = 8, 1 << 20
 
 

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from taccl.sketch.sketch import Sketch
     from taccl.topology.topology import Topology
 
-#: Share of the time limit that is reserved for writing the files. Min CPU seconds reserved. Max share of the
-#: limit that this minimum may take.
+#: `_WRITING_SHARE`: share of the time limit that is reserved for writing the files.
+#: `_WRITING_S`: min CPU seconds reserved for writing the files.
+#: `_MOST_WRITING_SHARE`: max share of the time limit that this minimum may take.
 _WRITING_SHARE, _WRITING_S, _MOST_WRITING_SHARE = 0.1, 1.0, 0.35
 
 _instances = reader(lambda w: w if w == "auto" else whole(w), bool, "auto or a positive whole number")

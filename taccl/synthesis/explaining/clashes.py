@@ -33,8 +33,8 @@ from taccl.topology.topology import Link
 #: Alternative sets of edits, each of which lets a chunk leave the set of ranks that it reaches.
 _Cut: TypeAlias = frozenset[frozenset[Edit]]
 
-#: Max demands (a chunk with its destinations) whose conflicts are compared. Max sets of clauses tried for
-#: each demand.
+#: `_MAX_DEMANDS`: max demands (a chunk with its destinations) whose conflicts are compared.
+#: `_MAX_SETS`: max sets of clauses tried for each demand.
 _MAX_DEMANDS, _MAX_SETS = 64, 500
 #: Fields in order of preference for edits of equal cost.
 _GENTLE = (RELAYS, INSIDE, CONNECTIONS)

@@ -41,15 +41,16 @@ if TYPE_CHECKING:
 #: Further ones are dropped, so the search may underestimate finishes (`Improvement.schedule` computes exact
 #: times). `_MOST_RUINED`: number of removed sends after which a turn of ruin and recreate removes no more.
 _MOST_MERGED, _MOST_HOLDS, _MOST_RUINED = 16, 4_096, 40
-#: Number of times that a re-timing of all sends goes backward and then forward. Mean number of iterations
-#: (turns) from one re-timing to the next.
+#: `_PASSES`: number of times that a re-timing of all sends goes backward and then forward.
+#: `_EVERY`: mean number of iterations (turns) from one re-timing to the next.
 _PASSES, _EVERY = 1, 16
 #: Max relative increase in the value of a schedule that is accepted in the first iteration.
 _THRESHOLD = 0.01
 #: Weights in the value of schedules of equal finish, relative to the finish: of late sends, and of resource
 #: usage. Number of times that lateness is squared, so that sends in the last tenth count most.
 _LATENESS, _ECONOMY, _SHARPNESS = 0.5, 0.1, 5
-#: Max iterations (turns) per send in the first run. Max product of iterations and sends in the first run.
+#: `_TURNS_PER_SEND`: max iterations (turns) per send in the first run.
+#: `_RUN_SENDS`: max product of iterations and sends in the first run.
 _TURNS_PER_SEND, _RUN_SENDS = 100, 10_000_000
 
 

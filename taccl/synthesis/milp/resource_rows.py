@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from taccl.synthesis.milp.routing import RoutingModel
 
 
-#: Max numbers of distinct heads, and of distinct tails, for the rows of a resource. If there are more, evenly
-#: spaced ones are used.
+#: `_MOST_HEADS`: max number of distinct heads in the rows of a resource; of more, evenly spaced ones are
+#: used.
+#: `_MOST_TAILS`: max number of distinct tails, likewise.
 _MOST_HEADS, _MOST_TAILS = 6, 4
 
 

@@ -42,16 +42,19 @@ _BEST_FIRST_SHARE = 0.2
 #: Entry of `tried_finer` once finer chunks of recursive multiplying were chosen by estimated finishes.
 BY_ESTIMATE = "multiplying by estimate"
 
-#: CPU seconds of verifier and bound at the end, per link. The same per transfer. Max share of the time
-#: reserved for both.
+#: `_RESERVE_S_PER_LINK`: CPU seconds of verifier and bound at the end, per link.
+#: `_RESERVE_S_PER_TRANSFER`: CPU seconds of verifier and bound at the end, per transfer.
+#: `_MOST_RESERVE_SHARE`: max share of the time reserved for both.
 _RESERVE_S_PER_LINK, _RESERVE_S_PER_TRANSFER, _MOST_RESERVE_SHARE = 3e-5, 1.5e-5, 0.4
-#: CPU seconds to build and verify a baseline, per arrival. The same per link. The same per transfer with
-#: named contributions.
+#: `_BASELINE_S_PER_ARRIVAL`: CPU seconds to build and verify a baseline, per arrival.
+#: `BASELINE_S_PER_LINK`: CPU seconds to build and verify a baseline, per link.
+#: `_NAMED_S_PER_TRANSFER`: CPU seconds to build and verify a baseline, per transfer with named contributions.
 _BASELINE_S_PER_ARRIVAL, BASELINE_S_PER_LINK, _NAMED_S_PER_TRANSFER = 6e-5, 2e-5, 1e-5
-#: Min CPU seconds for baselines before the search. Max share of the time left for this minimum.
+#: `_LEAST_FIRST_S`: min CPU seconds for baselines before the search.
+#: `_MOST_FIRST_SHARE`: max share of the time left for this minimum.
 _LEAST_FIRST_S, _MOST_FIRST_SHARE = 1.25, 0.9
-#: CPU seconds per transfer of a schedule balanced over dimensions. Max CPU seconds for which such a schedule
-#: is tried even after the time limit.
+#: `_BALANCED_S_PER_TRANSFER`: CPU seconds per transfer of a schedule balanced over dimensions.
+#: `_BALANCED_LEAST_S`: max CPU seconds for which such a schedule is tried even after the time limit.
 _BALANCED_S_PER_TRANSFER, _BALANCED_LEAST_S = 5e-6, 0.3
 
 

@@ -49,8 +49,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Names of the kernels of ruin and recreate, and of packings of trees. The other kernels (list schedulers and
-#: verifier) are named after the collective that they are compiled with.
+#: `IMPROVEMENT`: name of the kernels of ruin and recreate.
+#: `TREES`: name of the kernels of packings of trees. Other kernels (list schedulers and verifier) have the
+#: name of the collective that they are compiled with.
 IMPROVEMENT, TREES = "ruin and recreate", "trees"
 #: Names of all kernels, one tuple per worker process; kernels in a tuple share compiled functions.
 _EVERY = (("allgather", "reduce-scatter", "alltoall"), (IMPROVEMENT, TREES))
@@ -61,7 +62,8 @@ COLD = (
 )
 #: Min seconds of compiling or loading kernels to be recorded as a stage.
 _NOTABLE_S = 0.005
-#: Max seconds of a worker's compilation. Seconds between checks whether it has ended.
+#: `_LONGEST_S`: max seconds of a worker's compilation.
+#: `_TICK_S`: seconds between checks whether the compilation has ended.
 _LONGEST_S, _TICK_S = 900.0, 0.05
 #: Nice value of workers: the search has priority.
 _NICE = 5

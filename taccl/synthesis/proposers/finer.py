@@ -48,20 +48,23 @@ if TYPE_CHECKING:
 #: scheduling of separate messages gains up to 25 % on large sums (dgx-h100 x4 allreduce), so it comes second.
 _FORMS = ((1, True), (2, False), (2, True), (4, True), (4, False))
 
-#: CPU seconds per arrival to build and verify a form (see `_FORMS`). Max ratio of a form's estimated finish
-#: to the best known finish for it to be built, if a list scheduler then times its sends.
+#: `_ESTIMATED_S_PER_ARRIVAL`: CPU seconds per arrival to build and verify a form (see `_FORMS`).
+#: `_LISTED_GAIN`: max ratio of a form's estimated finish to the best known finish for it to be built, if a
+#: list scheduler then times its sends.
 _ESTIMATED_S_PER_ARRIVAL, _LISTED_GAIN = 2.5e-5, 1.2
 
-#: CPU seconds per link to estimate all plans of recursive multiplying; max share of the time left for that.
-#: If it takes longer, only simple plans are estimated.
+#: `_PLANS_S_PER_LINK`: CPU seconds per link to estimate all plans of recursive multiplying.
+#: `_PLANS_SHARE`: max share of the time left for these estimates; if they need more, only simple plans are
+#: estimated.
 _PLANS_S_PER_LINK, _PLANS_SHARE = 1.2e-4, 0.4
 
 #: Max transfers of a baseline that is tried in finer chunks; whole sums on 64 ranks have this many.
 _CUT_TRANSFERS = 64 * 64 * 6
 
-#: Min seconds allowed to verify a baseline in finer chunks once the deadline has ended its construction. CPU
-#: seconds per transfer of this verification (estimate): many transfers are merged or name their
-#: contributions.
+#: `_CUT_VERIFY_S`: min seconds allowed to verify a baseline in finer chunks once the deadline has ended its
+#: construction.
+#: `_VERIFY_TRANSFER_S`: CPU seconds per transfer of this verification (estimate): many transfers are merged
+#: or name their contributions.
 _CUT_VERIFY_S, _VERIFY_TRANSFER_S = 0.5, 2e-5
 
 

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 _DOING = {"": "", "reduce": "reduction", "spread": "copies"}
 #: Share of the time for the first of two phases.
 _HALF_SHARE = 0.5
-#: Total number of sends over all turns of ruin and recreate. Min number of turns.
+#: `_TURN_SENDS`: total number of sends over all turns of ruin and recreate.
+#: `_LEAST_TURNS`: min number of turns.
 _TURN_SENDS, _LEAST_TURNS = 6_000_000, 200
 #: Max arrivals (chunks times destinations) of a problem whose sends are merged.
 _MOST_MERGED = 100_000

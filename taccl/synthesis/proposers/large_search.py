@@ -34,13 +34,15 @@ if TYPE_CHECKING:
     from taccl.synthesis.search import Search
 
 
-#: Share of the time left for the second, better bound. Min seconds for the first bound. Min time left for the
-#: second bound, as a multiple of the time that the first one took.
+#: `_BOUND_SHARE`: share of the time left for the second, better bound.
+#: `_LEAST_BOUND_S`: min seconds for the first bound.
+#: `_MORE_BOUND_TIMES`: min time left for the second bound, as a multiple of the time that the first one took.
 _BOUND_SHARE, _LEAST_BOUND_S, _MORE_BOUND_TIMES = 0.8, 0.25, 3.0
 #: Min ranks from which a result waits for its first bound, however long that takes.
 _PATIENT_RANKS = 1_000
-#: Microseconds to verify a transfer of a copied chunk. Max share of the time left for verification. Seconds
-#: of verification that are always allowed.
+#: `_VERIFY_COPY_US`: microseconds to verify a transfer of a copied chunk.
+#: `_VERIFY_SHARE`: max share of the time left for verification.
+#: `_BRIEF_S`: seconds of verification that are always allowed.
 _VERIFY_COPY_US, _VERIFY_SHARE, _BRIEF_S = 0.2, 0.5, 0.5
 
 

@@ -62,8 +62,8 @@ _EVENING = tuple((exponent, _TREE_WEIGHT, 0.8) for exponent in (3, 4, 5, 5, 6, 6
 _LOWERING_PEAKS = ((7, 1000.0, 0.97),) * 12
 #: Number of consecutive `_LOWERING_PEAKS` passes without a lower peak, after which rerouting ends.
 _REROUTING_PATIENCE = 4
-#: Max links visited in a pass that searches a path for each chunk alone. Estimated nanoseconds per link
-#: visited.
+#: `_MOST_OWN_STEPS`: max links visited in a pass that searches a path for each chunk alone.
+#: `_OWN_LINK_NS`: estimated nanoseconds per link visited.
 _MOST_OWN_STEPS, _OWN_LINK_NS = 20_000_000, 4
 #: Max pairs of a chunk and a rank for which paths are rerouted one by one.
 MOST_REROUTED = 20_000_000

@@ -27,7 +27,8 @@ from taccl.synthesis.result import ModelRun
 from taccl.synthesis.search import Search
 from taccl.synthesis.symmetry.quotient import Quotient
 
-#: Min seconds of a job shop. Min seconds of a contiguity model.
+#: `_LEAST_S`: min seconds of a job shop.
+#: `_LEAST_CONTIGUITY_S`: min seconds of a contiguity model.
 _LEAST_S, _LEAST_CONTIGUITY_S = 0.2, 1.0
 #: Tolerance, in ticks, when a solver's bound is rounded up to a whole tick.
 _TICK_SLACK = 1e-3
@@ -41,13 +42,16 @@ _NEXT_SEED = 1_000_003
 _FREE_FIRST, _FREE_LEAST, _FREE_MOST = 0.2, 0.1, 0.6
 #: Factors on that share, of which one is drawn at random after each round.
 _FREE_STEPS = (0.8, 1.0, 1.3)
-#: Share of rounds that free the last arrivals. Factor on this share after such a round, until the incumbent
-#: improves. Share of these rounds in which the schedule must meet the bound.
+#: `_LAST_SHARE`: share of rounds that free the last arrivals.
+#: `_LAST_LESS_OFTEN`: factor on this share after such a round, until the incumbent improves.
+#: `_LAST_BOUND_SHARE`: share of these rounds in which the schedule must meet the bound.
 _LAST_SHARE, _LAST_LESS_OFTEN, _LAST_BOUND_SHARE = 0.5, 0.7, 0.7
 #: Share of the other rounds that free random states; the rest free states reached near a random time.
 _RANDOM_SHARE = 0.5
-#: Seconds of a round. Seconds of a round that frees the last arrivals. Further seconds per optional hop. Max
-#: seconds of any round.
+#: `_ROUND_S`: seconds of a round.
+#: `_LAST_ROUND_S`: seconds of a round that frees the last arrivals.
+#: `_ROUND_S_PER_HOP`: further seconds per optional hop.
+#: `_MOST_ROUND_S`: max seconds of any round.
 _ROUND_S, _LAST_ROUND_S, _ROUND_S_PER_HOP, _MOST_ROUND_S = 1.0, 0.6, 0.001, 4.0
 
 

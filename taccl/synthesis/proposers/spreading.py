@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from taccl.synthesis.kernels.fabric import Bytes
 
 
-#: Min runs of open spreading. Min runs if some rule sends the rarest chunks first.
+#: `_SPREADING_RUNS`: min runs of open spreading.
+#: `_QUICK_RUNS`: min runs if some rule sends the rarest chunks first.
 _SPREADING_RUNS, _QUICK_RUNS = 4, 6
 #: Values of `Rule.theta` to try if chunks go in order of arrival.
 _BEHIND = (1.0, 2.0, 0.5, 0.0)

@@ -47,10 +47,12 @@ from taccl.synthesis.transforms.halves import (
 #: Max hops of a problem for the models, per second of the time limit; at least `few_hops`, at most
 #: `most_hops`.
 _HOPS_PER_S = 50_000
-#: CPU seconds per hop of a run of the list scheduler, to turn a time budget into a number of runs. Max time
-#: of these runs on a busy machine, as a multiple of the budget.
+#: `_RUN_S_PER_HOP`: CPU seconds per hop of a run of the list scheduler, to turn a time budget into a number
+#: of runs.
+#: `_PATIENCE`: max time of these runs on a busy machine, as a multiple of the budget.
 _RUN_S_PER_HOP, _PATIENCE = 6e-6, 4.0
-#: Seconds of the portfolio's first turn. Index of the first stage that later turns repeat.
+#: `_FIRST_TURN_S`: seconds of the portfolio's first turn.
+#: `_REPEATED`: index of the first stage that later turns repeat.
 _FIRST_TURN_S, _REPEATED = 4.0, 2
 #: Share of the time reserved for ruin and recreate after a named solver.
 _IMPROVED_SHARE = 0.25
@@ -62,8 +64,9 @@ _LEAST_RESTARTS_S = 0.2
 _NOISES = (0.0, 0.1, 0.5, 2.0, 8.0)
 #: Max hops for the list scheduler over any path (about 60 ms per run).
 _DETOUR_HOPS = 10_000
-#: Share of a turn for the compiled list scheduler. Max seconds of the joint job shop. Max seconds of a job
-#: shop after routing.
+#: `_COMPILED_SHARE`: share of a turn for the compiled list scheduler.
+#: `_MOST_JOINT_S`: max seconds of the joint job shop.
+#: `_MOST_JOB_SHOP_S`: max seconds of a job shop after routing.
 _COMPILED_SHARE, _MOST_JOINT_S, _MOST_JOB_SHOP_S = 0.1, 5.0, 4.0
 
 

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from taccl.synthesis.proposers.router import Routes
 
 
-#: Weights of a chunk's turn (when it is due) relative to its route ahead, by which waiting chunks are sorted.
-#: Max rounds in which starts on idle resources are delayed.
+#: `_STEADY_WEIGHTS`: weights of a chunk's turn (when it is due) relative to its route ahead, by which waiting
+#: chunks are sorted.
+#: `_MOST_DELAYS`: max rounds in which starts on idle resources are delayed.
 _STEADY_WEIGHTS, _MOST_DELAYS = (0.2, 0.35), 12
 
 

@@ -48,12 +48,14 @@ if TYPE_CHECKING:
 
     from taccl.problem.problem import Problem
 
-#: Max ranks for which trees are packed (about 1 s at 64). Max sends of a schedule along trees.
+#: `_MOST_RANKS`: max ranks for which trees are packed (about 1 s at 64).
+#: `_MOST_SENDS`: max sends of a schedule along trees.
 _MOST_RANKS, _MOST_SENDS = 96, 350_000
 #: Schedules of at most this many sends are tried without comparing estimates.
 _FEW_SENDS = 10_000
-#: Share of the time left for the search for trees. Min CPU seconds for this search. Max share of the time
-#: left for this minimum.
+#: `_SHARE`: share of the time left for the search for trees.
+#: `_LEAST_S`: min CPU seconds for this search.
+#: `_MOST_SHARE`: max share of the time left for this minimum.
 _SHARE, _LEAST_S, _MOST_SHARE = 0.3, 2.0, 0.6
 #: Ratio of finishes below which finer chunks count as a gain.
 _PAYS = 0.999
@@ -62,13 +64,13 @@ _PAYS = 0.999
 _STEADY = Fraction(1002, 1000)
 #: Number of consecutive chunk counts without gain after which no finer chunks are tried.
 _PATIENCE = 2
-#: Estimated time to fill the pipeline, as a multiple of the slowest send's duration. Max ratio of the
-#: estimated finish to the best estimate at which a number of chunks is tried.
+#: `_HOPS`: estimated time to fill the pipeline, as a multiple of the slowest send's duration.
+#: `_FAR`: max ratio of the estimated finish to the best estimate at which a number of chunks is tried.
 _HOPS, _FAR = 8, Fraction(105, 100)
 #: Relative difference of times caused by rounding to whole bytes.
 _ROUNDED = Fraction(1, 10_000)
-#: CPU seconds to compile the kernels, which are then cached. Max share of the time left for their
-#: compilation.
+#: `_COMPILE_S`: CPU seconds to compile the kernels, which are then cached.
+#: `_COMPILE_SHARE`: max share of the time left for the compilation of the kernels.
 _COMPILE_S, _COMPILE_SHARE = 9.0, 0.5
 
 

@@ -45,7 +45,8 @@ _MERGING_PAYS = 0.97
 #: Phases of sums count as overlapping if a short run of ruin and recreate shortens the list scheduler's
 #: finish to at most this share. Then such runs also judge the other numbers of chunks.
 _OVERLAPS = 0.95
-#: Number of turns of the short run of ruin and recreate. Max product of turns and sends (about 0.5 s of CPU).
+#: `_RUN_TURNS`: number of turns of the short run of ruin and recreate.
+#: `_RUN_SENDS`: max product of turns and sends (about 0.5 s of CPU).
 _RUN_TURNS, _RUN_SENDS = 1_000, 4_000_000
 #: Max ratio of a list scheduler's finish to the earliest at which a short run also tries a number of chunks.
 _FAR = 1.1

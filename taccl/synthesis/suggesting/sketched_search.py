@@ -25,13 +25,15 @@ from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.suggest import suggest_for
 
-#: Share of the time for a first schedule without a sketch. Share of the time for suggestions. Share of the
-#: remaining time for the search under one sketch.
+#: `_PLAIN_SHARE`: share of the time for a first schedule without a sketch.
+#: `_SUGGEST_SHARE`: share of the time for suggestions.
+#: `_SKETCH_SHARE`: share of the remaining time for the search under one sketch.
 _PLAIN_SHARE, _SUGGEST_SHARE, _SKETCH_SHARE = 0.1, 0.25, 0.7
 #: Share of the time for the compiled search before sketches are suggested.
 _LARGE_SHARE = 0.5
-#: Seconds per hop for the first schedule of the list scheduler. If less time is left, the compiled list
-#: scheduler runs instead, which needs no quotient: min seconds left for it.
+#: `_S_PER_HOP`: seconds per hop for the first schedule of the list scheduler; if less time is left, the
+#: compiled list scheduler runs instead, which needs no quotient.
+#: `_LEAST_COMPILED_S`: min seconds left for the compiled list scheduler to run.
 _S_PER_HOP, _LEAST_COMPILED_S = 1e-4, 1.0
 
 

@@ -51,11 +51,13 @@ from taccl.topology.topology import Topology
 if TYPE_CHECKING:
     from taccl.sketch.sketch import Sketch
 
-#: Max share of the time for bounds of proposals. Max seconds for the bound of the best proposal. Max seconds
-#: for each other bound.
+#: `_BOUNDS_SHARE`: max share of the time for bounds of proposals.
+#: `_FIRST_BOUND_S`: max seconds for the bound of the best proposal.
+#: `_BOUND_S`: max seconds for each other bound.
 _BOUNDS_SHARE, _FIRST_BOUND_S, _BOUND_S = 0.3, 5.0, 2.0
-#: Max hops after symmetry reduction for which the list scheduler in Python tries a candidate; above it, the
-#: compiled one does. Max seconds of such a trial.
+#: `_MOST_RANKED_HOPS`: max hops after symmetry reduction for which the list scheduler in Python tries a
+#: candidate; above it, the compiled one does.
+#: `_RANKING_S`: max seconds of such a trial.
 _MOST_RANKED_HOPS, _RANKING_S = 40_000, 0.5
 #: Max chunks in one send between nodes.
 _MOST_MERGED = 6

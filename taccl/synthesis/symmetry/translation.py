@@ -33,7 +33,8 @@ from taccl.topology.translations import CyclicProduct, LinkClass, Translations
 _PRODUCER = "translation"
 _BYTES_PER_ROW = 100  # estimated bytes of memory per row of a pattern
 _NO_DEADLINE = 2**62  # ticks beyond any finish
-#: Max restarts with random orders. Max product of the rows of a pattern and the restarts.
+#: `_RESTARTS`: max restarts with random orders.
+#: `_RESTART_ROWS`: max product of the rows of a pattern and the restarts.
 _RESTARTS, _RESTART_ROWS = 60, 400_000
 
 

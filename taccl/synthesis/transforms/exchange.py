@@ -20,8 +20,8 @@ from taccl.synthesis.improve.routes import Tree, read_trees
 from taccl.synthesis.parameters import SearchParameters
 from taccl.synthesis.search import Search
 
-#: Estimated seconds per transfer to exchange sums. Max share of the time for all transfers; above it, no
-#: exchange is tried.
+#: `_EXCHANGE_S_PER_TRANSFER`: estimated seconds per transfer to exchange sums.
+#: `_EXCHANGE_SHARE`: max share of the time for all transfers; above it, no exchange is tried.
 _EXCHANGE_S_PER_TRANSFER, _EXCHANGE_SHARE = 1.5e-4, 0.1
 
 

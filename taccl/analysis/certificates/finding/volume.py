@@ -30,8 +30,9 @@ from taccl.problem.chunks import RankSets
 from taccl.problem.costs import hold_columns, wide_links
 from taccl.problem.problem import Problem
 
-#: Max product of `Volume.ticks_scale` and a beta, so that sums are exact in double precision. Max product of
-#: `Volume.ticks_scale` and an alpha, so that it fits into 64 bits.
+#: `_MOST_OF_BETA`: max product of `Volume.ticks_scale` and a beta, so that sums are exact in double
+#: precision.
+#: `_MOST_OF_ALPHA`: max product of `Volume.ticks_scale` and an alpha, so that it fits into 64 bits.
 _MOST_OF_BETA, _MOST_OF_ALPHA = 2**31, 2**62
 
 
