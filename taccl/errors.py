@@ -19,7 +19,8 @@ class TacclError(Exception):
         super().__init__(shown_lines(message))
 
 
-#: Max characters of a message, and of `where`; names and paths may be of any length.
+#: `_MOST`: max characters of a message; names and paths in it may be of any length.
+#: `_MOST_WHERE`: max characters of `where`, likewise.
 _MOST, _MOST_WHERE = 4000, 400
 
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from taccl._internal.arguments import Count
 
-#: Least and largest exponent, those of normal float32 numbers; blocks of smaller numbers get the least
-#: exponent.
+#: `LEAST`: least exponent, that of the smallest normal float32; blocks of smaller numbers have it, too.
+#: `MOST`: largest exponent, that of the largest float32 numbers.
 LEAST, MOST = -126, 128
 
 

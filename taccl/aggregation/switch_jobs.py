@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from taccl.topology.in_network import InNetwork
 
 FORMAT, VERSION = "taccl-switch-job", 1
-#: Limits of SwitchML's prototype. Max workers of a session. Max slots. Possible numbers of values in a
-#: packet.
+#: Limits of SwitchML's prototype.
+#: `_MOST_WORKERS`: max workers of a session.
+#: `_MOST_SLOTS`: max slots.
+#: `_PACKET_NUMBERS`: possible numbers of values in a packet.
 _MOST_WORKERS, _MOST_SLOTS, _PACKET_NUMBERS = 32, 8192, (64, 256)
 _NUMBER_BYTES = {"int32": 4, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 

@@ -42,7 +42,8 @@ _MAX_ROUNDS = 60
 #: `_NEARLY`: share of the best rate found that the returned set must reach; the smallest such set is
 #: returned.
 _ENOUGH, _NEARLY = 0.995, 0.97
-#: Min and max number of random orders in which depth-first search looks for disjoint rings.
+#: `_FEWEST_TRIES`: min number of random orders in which depth-first search looks for disjoint rings.
+#: `_TRIES`: max number of these orders.
 _FEWEST_TRIES, _TRIES = 3, 20
 #: Max transfers of chunks that go once round all rings (about 5 s); limits the channels of large machines.
 _MOST_TRANSFERS = 250_000

@@ -43,7 +43,10 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-#: Max plans that become schedules, overall and per kind; max transfers; max ratio of estimate to best finish.
+#: `_MOST_PLANS`: number of plans that become schedules, the best by estimate.
+#: `_MOST_ALIKE`: number of plans of each kind that become schedules, too.
+#: `MOST_TRANSFERS`: max transfers of all these schedules together.
+#: `_LATE`: max ratio of a plan's estimate to the best finish.
 _MOST_PLANS, _MOST_ALIKE, MOST_TRANSFERS, _LATE = 3, 3, 24_000, 1.2
 #: Max ratio of the bases of digits that count as similar.
 _ALIKE = 2

@@ -31,7 +31,7 @@ from taccl._internal.units import format_count
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-#: Kinds of plans whose parts send separate messages.
+#: Names of the kinds of plans whose parts send separate messages: `BEHIND`, `BY_NODE` and `MIXED`.
 BEHIND, BY_NODE, MIXED = "one behind another", "node by node", "mixed"
 
 

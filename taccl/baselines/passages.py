@@ -34,7 +34,8 @@ _MOST_RUNS = 20_000
 #: `_WORK`: max number of runs to schedule for improvement.
 #: `_MOST_TRIES`: max number of tries of improvement.
 _NEAR, _WORK, _MOST_TRIES = 1.01, 100_000, 150
-#: Standard deviations of random shifts of chunks, as shares of the finish: for all chunks, or for a few.
+#: `_A_LITTLE`: standard deviation of random shifts of all chunks, as a share of the finish.
+#: `_FAR`: standard deviation of random shifts of a few chunks, as a share of the finish.
 _A_LITTLE, _FAR = 0.02, 0.15
 
 

@@ -41,8 +41,10 @@ if TYPE_CHECKING:
 _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
 
 
-#: Expected CPU seconds for the fixed part of a bound under one protocol. Expected CPU seconds per link: of a
-#: bound, of an estimate, and of a baseline.
+#: `_BOUND_S`: expected CPU seconds for the fixed part of a bound under one protocol.
+#: `_BOUND_S_PER_LINK`: expected CPU seconds per link of a bound.
+#: `_ESTIMATE_S_PER_LINK`: expected CPU seconds per link of an estimate.
+#: `_BASELINE_S_PER_LINK`: expected CPU seconds per link of a baseline.
 _BOUND_S, _BOUND_S_PER_LINK, _ESTIMATE_S_PER_LINK, _BASELINE_S_PER_LINK = 0.1, 8e-5, 2e-5, 2e-5
 
 
@@ -52,9 +54,10 @@ _BOUND_S, _BOUND_S_PER_LINK, _ESTIMATE_S_PER_LINK, _BASELINE_S_PER_LINK = 0.1, 8
 _LEAST_CHUNK, _CHUNKS_PER_SERVER = 32_000, 64
 
 
-#: Shares of a verb's time limit that comparing protocols may take: by baselines and bounds, and by estimates.
-#: Estimates may take longer, as another protocol can be ten times as fast for small messages; then the min
-#: seconds for estimates, whatever the time limit.
+#: `_PROTOCOL_SHARE`: max share of a verb's time left for comparing protocols by baselines and bounds.
+#: `_ESTIMATE_SHARE`: max share of that time for comparing protocols by estimates. It is larger, as another
+#: protocol can be ten times as fast for small messages.
+#: `_LEAST_ESTIMATE_S`: min seconds for these estimates, whatever the time limit.
 _PROTOCOL_SHARE, _ESTIMATE_SHARE, _LEAST_ESTIMATE_S = 0.3, 0.5, 0.4
 #: `_SLOW_SHARE`: max share of the time left that baselines or bounds may be expected to need; if they need
 #: more and chunks are of equal size, estimates replace them.

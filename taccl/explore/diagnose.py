@@ -31,10 +31,11 @@ from taccl.runtimes.runtime import Runtime
 from taccl.topology.topology import Topology
 from taccl.topology.tuning import LAUNCH_US, PACK_BYTES
 
-#: Min size of a message that shows bandwidth, and max size of one that shows latency.
+#: `_LARGE`: min bytes of a message that shows bandwidth.
+#: `_SMALL`: max bytes of a message that shows latency.
 _LARGE, _SMALL = 64 * 2**20, 4096
-#: Buffer sizes in bytes near which a better schedule is sought, and max ranks for this search (takes
-#: seconds for 16 ranks).
+#: `_GAIN_SIZES`: buffer sizes in bytes near which a better schedule is sought.
+#: `_GAIN_RANKS`: max ranks for this search, which takes seconds for 16 ranks.
 _GAIN_SIZES, _GAIN_RANKS = (8 * 2**10, 2**20, 2**30), 16
 
 #: Max number of each that a verdict names: causes that cannot be told apart, and sizes off the curve.

@@ -16,8 +16,10 @@ _OUTLIER = 1.2
 _REVERSED = 1.15
 #: Min ratio of time growth to size growth: several messages of the smaller size would be faster.
 _FALL = 1.25
-#: Late switch of protocol at a size. Min growth of the time over growth of the size, from the previous size:
-#: the old protocol is bandwidth-bound. Max growth over growth to the next size: the new protocol is faster.
+#: Limits for a switch of protocol that comes too late, at a size. Growth is that of the time over that of the
+#: size, between two consecutive sizes.
+#: `_BOUND`: min growth from the previous size, which shows that the old protocol is bandwidth-bound.
+#: `_FREE`: max growth to the next size, which shows that the new protocol is faster.
 _BOUND, _FREE = 0.8, 0.6
 
 #: `_SLOW`: min slowness of a size relative to both ends of its series, where slowness is measured over

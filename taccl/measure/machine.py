@@ -31,12 +31,14 @@ _MODEL = re.compile(r"\b(MI\d{2,3}[A-Z]?|[A-Z]{1,2}\d{1,3}[A-Z]?)\b")
 #: Max ranks whose exact number follows from bandwidths with two decimals. A larger number is rounded to equal
 #: nodes.
 COUNTABLE = 64
-#: Names of GPU boards without NVSwitch: PCIe boards, and pairs joined by NVLink bridges.
+#: `_ON_PCIE`: pattern in names of PCIe boards, which have no NVSwitch.
+#: `_ON_BRIDGE`: pattern in names of pairs of boards joined by NVLink bridges, which have none, either.
 _ON_PCIE, _ON_BRIDGE = re.compile(r"\bPCIe?\b", re.IGNORECASE), re.compile(r"\bNVL\b", re.IGNORECASE)
 #: Min credible time of a collective on GPUs in us. It lasts at least about 4 us, mostly for the kernel
 #: launch.
 _LEAST_US = 3.0
-#: Min and max credible ratio of a fitted rate to the data sheet's rate, which no link exceeds.
+#: `_LEAST_RATE`: min credible ratio of a fitted rate to the data sheet's rate.
+#: `_MOST_RATE`: max credible ratio, as no link exceeds the data sheet's rate.
 _LEAST_RATE, _MOST_RATE = 0.2, 1.05
 #: Min credible ratio for the network, as networks of one machine model differ more.
 _LEAST_NETWORK_RATE = 0.05

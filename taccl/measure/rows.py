@@ -45,7 +45,9 @@ _UNIT = re.compile(r"\b([nuµμm]?s(?:ec)?|(?:[GMK]i?|)[Bb](?:ps|/s(?:ec)?))(?![
 _US = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}
 _GB_PER_S = {"GB": 1.0, "Gb": 1 / 8, "MB": 1e-3, "Mb": 1e-3 / 8, "GiB": 2**30 / 1e9, "MiB": 2**20 / 1e9}
 _PREFIXES = " KMGT"
-#: Tolerance of algbw: relative, plus half of the last printed digit in GB/s.
+#: `_TOLERANCE`: relative tolerance of algbw.
+#: `HALF_DIGIT`: absolute tolerance of algbw in GB/s, added to the relative one: half of the last printed
+#: digit.
 _TOLERANCE, HALF_DIGIT = 0.02, 0.0051
 
 

@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from taccl.placement.fabric import Flows, HostPaths, RankMessages, Relaxed
     from taccl.topology.topology import Topology
 
-#: Messages to time in one search; their number divided by the messages of an order is the number of orders
-#: tried. Minimum and maximum number of orders tried.
+#: `_MOST_MESSAGES`: number of messages to time in one search. Divided by the messages of an order, it gives
+#: the number of orders tried.
+#: `_FEWEST_TRIES`: minimum number of orders tried.
+#: `_MOST_TRIES`: maximum number of orders tried.
 _MOST_MESSAGES, _FEWEST_TRIES, _MOST_TRIES = 10**8, 1500, 150_000
 #: Initial temperature of each annealing run, as a part of the makespan.
 _WARMTHS = (0.003, 0.01, 0.05)

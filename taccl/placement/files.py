@@ -215,8 +215,9 @@ _TABLE_SIZES = tuple(1 << power for power in range(3, 34))
 #: {protocol: (bytes per thread below which NCCL 2.30 drops a channel, minimum threads per channel)}. The
 #: minimum for simple is that of PCIe.
 _THREAD_BYTES = {"ll": (8, 512), "ll128": (8, 640), "simple": (64, 256)}
-#: Minimum and maximum number of channels written. The plugin sets one channel where no rule matches, which
-#: slows large messages down. NCCL 2.30 builds at most 64.
+#: `_FEWEST_CHANNELS`: minimum number of channels written. The plugin sets one channel where no rule matches,
+#: which slows large messages down.
+#: `_MOST_CHANNELS`: maximum number of channels written, as NCCL 2.30 builds at most 64.
 _FEWEST_CHANNELS, _MOST_CHANNELS = 2, 64
 #: {collective: NCCL's algorithms besides ring}, the fallbacks if NCCL_ALGO excludes the earlier rules.
 _OTHERS = {

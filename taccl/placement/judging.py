@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 #: `_SPLITS`: number of random splits of the measurements into halves.
 #: `_EFFORT`: effort of the search on each half, as a part of the usual number of orders.
 _SPLITS, _EFFORT = 3, 0.2
-#: Usual number of resamples for the standard error, and the minimum number.
+#: `_RESAMPLES`: usual number of resamples for the standard error.
+#: `_FEWEST_RESAMPLES`: minimum number of resamples.
 _RESAMPLES, _FEWEST_RESAMPLES = 12, 4
 #: Maximum share of the time left to search for an order on each half of the measurements; the rest is for the
 #: gains and the standard error of their mean.

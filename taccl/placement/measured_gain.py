@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 #: Timeout in seconds for ranks without any message.
 _PATIENCE_S = 300.0
-#: One-sided confidence of each end of the interval. Minimum gain that counts. Both are our choice.
+#: `_CONFIDENCE`: one-sided confidence of each end of the interval (our choice).
+#: `_LEAST`: minimum gain that counts (our choice).
 _CONFIDENCE, _LEAST = 0.99, 0.01
 _FIELDS = {"order", "hosts", "collective", "algorithm", "size_bytes"}
 

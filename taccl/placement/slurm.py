@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 _KIND = "topology.conf or topology.yaml of Slurm"
-#: Maximum number of hosts in a file, and in a topology (which has a link for each pair).
+#: `_MOST_NAMES`: maximum number of hosts in a file.
+#: `_MOST_HOSTS`: maximum number of hosts in a topology, which has a link for each pair.
 _MOST_NAMES, _MOST_HOSTS = 100_000, 2048
 #: Latency in us that each level of switches above the first adds; our choice.
 _LEVEL_US = 2.0

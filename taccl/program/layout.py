@@ -117,7 +117,8 @@ def _position(part: Sequence[int], whole: Sequence[int]) -> int | None:
     return begin if tuple(whole[begin : begin + len(part)]) == tuple(part) else None
 
 
-#: Ticks before every send, and after all sends.
+#: `START`: tick before every send.
+#: `FOREVER`: tick after all sends.
 START, FOREVER = -1, 2**63
 
 

@@ -173,7 +173,8 @@ class _Reader:
     arrivals: set[int]
 
 
-#: Stand-ins for ids of parts: a rank's own contribution, and a copy of it in the slot of the rank's result.
+#: `_OWN`: stand-in for the id of a part that is a rank's own contribution.
+#: `_COPY`: stand-in for the id of a copy of that contribution in the slot of the rank's result.
 _OWN, _COPY = -1, -2
 
 

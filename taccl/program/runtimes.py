@@ -14,11 +14,16 @@ from taccl.runtimes.registry import usual_runtimes as usual_runtimes
 from taccl.runtimes.runtime import Runtime as Runtime
 from taccl.runtimes.table import RUNTIMES as RUNTIMES
 
-#: Limits of the parsers and kernels of MSCCL XML. Max number (id) of a threadblock that a step waits for. Max
-#: peers over one channel. Max chunks per message. Max elements of a rank.
+#: Limits of the parsers and kernels of MSCCL XML.
+#: `MAX_DEPENDED_ID`: max number (id) of a threadblock that a step waits for.
+#: `MAX_PEERS`: max peers over one channel.
+#: `MAX_COUNT`: max chunks per message.
+#: `MAX_ELEMENTS`: max elements of a rank.
 MAX_DEPENDED_ID, MAX_PEERS, MAX_COUNT, MAX_ELEMENTS = 127, 32, 71, 4095
-#: Limits of the MSCCL XML parsers on text. Max characters of a name. Max attributes of an element. Max
-#: characters of a value.
+#: Limits of the MSCCL XML parsers on text.
+#: `MAX_NAME`: max characters of a name.
+#: `MAX_ATTRIBUTES`: max attributes of an element.
+#: `MAX_VALUE`: max characters of a value.
 MAX_NAME, MAX_ATTRIBUTES, MAX_VALUE = 63, 16, 255
 #: `USUALLY_IN_PLACE`: collectives that PyTorch calls in place.
 #: `IN_BOTH_PLACES`: collectives that PyTorch calls both in place and out of place.

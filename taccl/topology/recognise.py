@@ -225,8 +225,10 @@ def _none(topology: Topology, why: str) -> TopologyError:
 _LEAST_RATIO = 1.2
 #: Maximum number of levels of clusters: racks, pods, and one more.
 _MOST_LEVELS = 3
-#: Permutation test for clusters. Significance level. Number of permutations for few hosts. Min number of
-#: hosts for which only as many permutations are tried as the level needs.
+#: Permutation test for clusters.
+#: `_BY_CHANCE`: significance level.
+#: `_DEALS`: number of permutations for few hosts.
+#: `_MANY`: min number of hosts for which only as many permutations are tried as the level needs.
 _BY_CHANCE, _DEALS, _MANY = 0.1, 99, 128
 #: `_FEW`: min number of hosts for a permutation test.
 #: `_NOISES`: multiple of the asymmetry of distances by which their ratio must exceed 1 if there are fewer

@@ -14,11 +14,14 @@ SOURCE = "NCCL 2.30, tuning tables"
 LAUNCH_US = 1.8
 #: Launch time in us on Volta: NVIDIA, Getting Started with CUDA Graphs, 2019.
 VOLTA_LAUNCH_US = 3.8
-#: Host time in us to enqueue a collective on each GPU of a process (``src/group.cc``, ``doLaunches``), since
-#: Ampere and on Volta. On 8 A100 of one process, allreduce and broadcast both take 34.4 us up to 8 KB
-#: (microsoft/superbenchmark, tests/data). On 12 V100, three collectives take 57 to 61 us.
+#: `LAUNCH_EACH_US`: host time in us to enqueue a collective on each GPU of a process (``src/group.cc``,
+#: ``doLaunches``), since Ampere. On 8 A100 of one process, allreduce and broadcast both take 34.4 us up to 8
+#: KB (microsoft/superbenchmark, tests/data).
+#: `VOLTA_LAUNCH_EACH_US`: the same time on Volta. On 12 V100, three collectives take 57 to 61 us.
 LAUNCH_EACH_US, VOLTA_LAUNCH_EACH_US = 4.3, 5.0
-#: Launch time in us of a kernel that runs a whole collective (without NCCL's base latency), and its source.
+#: `KERNEL_LAUNCH_US`: launch time in us of a kernel that runs a whole collective, without NCCL's base
+#: latency.
+#: `KERNEL_LAUNCH`: source of this time.
 KERNEL_LAUNCH_US, KERNEL_LAUNCH = 4.95, "published times of MSCCL++ on A100, docs/performance-ndmv4.md"
 LAUNCH = "our choice: from the call to the first step of a kernel"
 
@@ -73,8 +76,10 @@ CHANNEL_SPEEDS = {
         (96.0, 86.0, 80.0, 48.0, 45.1, 42.0, 40.0, 30.0, 24.0, 22.0, 20.0, 17.5, 15.0, 12.0, 6.0, 3.0, 2.4),
     ),
 }
-#: Min speed in GB/s of channels that NCCL splits in two. Since Hopper, sets of more than `SPLIT_MANY`
-#: channels are split only from the higher speed `SPLIT_MANY_GB_PER_S` on (``src/graph/search.cc``).
+#: `SPLIT_GB_PER_S`: min speed in GB/s of channels that NCCL splits in two (``src/graph/search.cc``).
+#: `SPLIT_MANY`: max number of channels for which this speed applies since Hopper.
+#: `SPLIT_MANY_GB_PER_S`: min speed in GB/s of channels that NCCL splits if there are more of them, since
+#: Hopper.
 SPLIT_GB_PER_S, SPLIT_MANY, SPLIT_MANY_GB_PER_S = 25.0, 4, 50.0
 #: `TREE_SHARE`: part of a ring's bandwidth that tree allreduces reach.
 #: `NVLS_US`: base time in us of reductions in NVSwitch (NVLS).
@@ -85,15 +90,20 @@ NVLS_NETWORK_US = 20.9
 NVLS_RANKS = 32
 #: Time in us of a hop between nodes for NVLS reductions joined by network switches (SHARP).
 NVLS_SHARP_US = 18.0
-#: CollNet (reductions in network switches): (time inside a node, time between nodes) in us, for direct sends
-#: in nodes and for chains. Time in us per further rank of a node, for direct sends.
+#: CollNet (reductions in network switches).
+#: `COLLNET_DIRECT_US`: (time inside a node, time between nodes) in us, for direct sends in nodes.
+#: `COLLNET_CHAIN_US`: (time inside a node, time between nodes) in us, for chains.
+#: `COLLNET_ARITY_US`: time in us per further rank of a node, for direct sends.
 COLLNET_DIRECT_US, COLLNET_CHAIN_US, COLLNET_ARITY_US = (3.7, 31.0), (2.8, 30.0), 0.4
 #: `COLLNET_DIRECT_SHARE`: part of the bandwidth that CollNet with direct sends reaches since Hopper.
 #: `COLLNET_DIRECT_RANKS`: max number of ranks per node for CollNet with direct sends
 #: (``src/include/device.h``).
 COLLNET_DIRECT_SHARE, COLLNET_DIRECT_RANKS = 0.85, 8
-#: Parallel aggregated trees (PAT), for one GPU per node. Base time in us. Time in us per rank. Number of hops
-#: that one latency covers. Part of the bandwidth that PAT reaches.
+#: Parallel aggregated trees (PAT), for one GPU per node.
+#: `PAT_BASE_US`: base time in us.
+#: `PAT_RANK_US`: time in us per rank.
+#: `PAT_HOPS`: number of hops that one latency covers.
+#: `PAT_SHARE`: part of the bandwidth that PAT reaches.
 PAT_BASE_US, PAT_RANK_US, PAT_HOPS, PAT_SHARE = 8.0, 2.8, 3.5, 0.75
 #: `TREE_LL_SHARE`: part of its bandwidth that a tree reaches under LL.
 #: `TREE_LL128_SHARES`: parts of its bandwidth that a tree reaches under LL128, on one node and on several.
@@ -137,8 +147,9 @@ CHANNEL_BYTES, PAIR_LL_BYTES = {"ll": 512 * 8, "ll128": 640 * 8, "simple": 512 *
 PACK_BYTES = 16
 #: Bytes of a chunk of a message between two ranks over NVLink (``src/init.cc``).
 PAIR_CHUNK_BYTES = 512 << 10
-#: Minimum and maximum bytes of such a message that one channel carries (``src/enqueue.cc``,
-#: ``addP2pToPlan``).
+#: `PAIR_LEAST_PART`: minimum bytes of a message between two ranks that one channel carries
+#: (``src/enqueue.cc``, ``addP2pToPlan``).
+#: `PAIR_MOST_PART`: maximum bytes of such a message that one channel carries.
 PAIR_LEAST_PART, PAIR_MOST_PART = PAIR_CHUNK_BYTES // 8, PAIR_CHUNK_BYTES * 32
 #: Part of the bandwidth that NVLS reaches, by GPU generation.
 NVLS_SHARE = {"Hopper": 0.85, "Blackwell": 0.74}
@@ -151,8 +162,8 @@ NVLS_BLOCKS = {"Hopper": (16, 16), "Blackwell": (24, 32)}
 STEP_BYTES = 512 << 10
 #: Bytes of an NVLS chunk, by GPU generation: on one node, and on several.
 NVLS_CHUNK_BYTES = {"Hopper": (128 << 10, 128 << 10), "Blackwell": (128 << 10, 64 << 10)}
-#: Minimum number of nodes for a lower limit on NVLS chunks, and this limit in bytes
-#: (``src/transport/nvls.cc``).
+#: `NVLS_MANY_NODES`: minimum number of nodes for a lower limit on NVLS chunks (``src/transport/nvls.cc``).
+#: `NVLS_MANY_CHUNK_BYTES`: this limit in bytes.
 NVLS_MANY_NODES, NVLS_MANY_CHUNK_BYTES = 4, 64 << 10
 #: (max bytes of an NVLS chunk, n) on one node, and on several (``src/enqueue.cc``). They apply in order: each
 #: limits the chunk if the data is less than n chunks for each thread block of each rank of a node.

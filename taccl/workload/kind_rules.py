@@ -332,7 +332,10 @@ def of_one_hot(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Lab
     return [[*range(len(out) - 1)]]
 
 
-#: Inner labels of attention: number of keys, width of keys, width of values, number of queries.
+#: `KEYS`: inner label of attention for the number of keys.
+#: `WIDTH`: inner label for the width of keys.
+#: `VALUE_WIDTH`: inner label for the width of values.
+#: `QUERIES`: inner label for the number of queries.
 KEYS, WIDTH, VALUE_WIDTH, QUERIES = -1, -2, -3, -4
 
 

@@ -55,9 +55,10 @@ _CUTS_S = 20.0
 _FIRST_SHARE = 0.5
 #: Share of the time for cut counting, which runs before the first linear programs.
 _COUNTING_SHARE = 0.5
-#: Min seconds for the first linear programs; and min seconds for all arguments on small problems. Both hold
-#: even beyond the time limit. Each is about ten times the usual need, so that a busy machine finds the same
-#: bounds.
+#: `_FIRST_S`: min seconds for the first linear programs.
+#: `_SMALL_S`: min seconds for all arguments on small problems.
+#: Both hold even beyond the time limit. Each is about ten times the usual need, so that a busy machine finds
+#: the same bounds.
 _FIRST_S, _SMALL_S = 1.0, 1.5
 #: Min seconds for the last linear programs, if the time limit permits. The bound of a single release date
 #: also gets at least this time.

@@ -26,8 +26,8 @@ from taccl.problem.problem import Problem
 _MOST_SENDS = 200
 #: Values of `SumFlow.price` to try, as multiples of the lowest price that the proof admits.
 _MULTIPLES = (1.0, 1.4, 2.5, 8.0)
-#: Number of horizons tried in each round, and number of rounds; each narrows the range around the best
-#: horizon.
+#: `_VALUES`: number of horizons tried in each round.
+#: `_ROUNDS`: number of rounds, each of which narrows the range around the best horizon.
 _VALUES, _ROUNDS = 9, 4
 #: Number of rounds that alternate between the best price and the bound at that price.
 _SETTLING = 4

@@ -14,7 +14,8 @@ from taccl.analysis.certificates.flows import multicommodity
 from taccl.analysis.certificates.level_sets import level_cut
 from taccl.sketch.group import Symmetries
 
-#: Shares of the time for dual prices: for cuts along level sets, and for multicommodity flows.
+#: `_LEVELS_SHARE`: share of the time for dual prices of cuts along level sets.
+#: `_FLOWS_SHARE`: share of the time for dual prices of multicommodity flows.
 _LEVELS_SHARE, _FLOWS_SHARE = 0.1, 0.5
 
 

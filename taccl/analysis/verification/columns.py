@@ -31,7 +31,8 @@ MANY, _TIMES_UNLOADED = 1 << 15, 4
 #: Max ticks per microsecond of a problem. Costs that need more may have been rounded up to this grid.
 _FINEST_TICKS_PER_US = 10**6
 _BYTES_PER_MB = 10**6
-#: Range of times in ticks, such that a time plus a duration fits into 64 bits.
+#: Range of starts in ticks, from `_LEAST` to below `_MOST`, such that a start plus a duration fits into 64
+#: bits.
 _LEAST, _MOST = -(2**62), 2**62
 
 

@@ -225,7 +225,7 @@ def _total_chunks(problem: Problem) -> int:
     return collective.size_chunks if alike and collective.size_chunks % collective.num_ranks == 0 else 0
 
 
-#: Field numbers of the value of an attribute, by type.
+#: Field number of an attribute's value, for each type of value that an attribute may have.
 _INT32, _INT64, _BOOL, _STRING = 7, 9, 27, 29
 
 

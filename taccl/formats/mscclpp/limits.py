@@ -12,8 +12,11 @@ OPERATIONS = (
     "nop", "put", "ppkt", "copy", "upkt", "re", "repkt", "signal", "wait", "flush", "sem_acquire",
     "sem_release",
 )  # fmt: skip
-#: Limits of MSCCL++ 0.9.0 (``src/core/include/execution_common.hpp``). Max operations of a threadblock. Max
-#: ids of a threadblock. Max channels of an operation. Max buffers of an operation.
+#: Limits of MSCCL++ 0.9.0 (``src/core/include/execution_common.hpp``).
+#: `_MAX_OPERATIONS`: max operations of a threadblock.
+#: `_MAX_IDS`: max ids of a threadblock.
+#: `_MAX_CHANNELS`: max channels of an operation.
+#: `_MAX_BUFFERS`: max buffers of an operation.
 _MAX_OPERATIONS, _MAX_IDS, _MAX_CHANNELS, _MAX_BUFFERS = 64, 16, 8, 10
 
 

@@ -44,7 +44,8 @@ COLLECTIVES = {
     "alltoall": "alltoall", "broadcast": "broadcast", "reduce": "reduce",
 }  # fmt: skip
 
-#: Largest offset of the executor, and alignment of data, both in bytes.
+#: `_OFFSETS`: largest offset of the executor in bytes.
+#: `_ALIGNMENT`: alignment of data in bytes.
 _OFFSETS, _ALIGNMENT = 2**32 - 1, 16
 _MAX_THREADS = 1024
 _SEARCHED_FOR_RACES = 100_000

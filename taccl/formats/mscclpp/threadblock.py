@@ -21,7 +21,8 @@ from taccl.program.program import Slot
 #: One operation, as an entry of the plan.
 Op = dict[str, Any]
 
-#: Limits of the executor: operations of a threadblock, and semaphores of one operation.
+#: `MAX_OPERATIONS`: executor's max operations of a threadblock.
+#: `MAX_IDS`: executor's max semaphores of one operation.
 MAX_OPERATIONS, MAX_IDS = 64, 16
 
 

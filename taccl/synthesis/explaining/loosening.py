@@ -22,8 +22,10 @@ from taccl.sketch.apply import carried
 CONNECTIONS, INSIDE, RELAYS = "internode.connections", "intranode.links", "internode.relays"
 CROSSING, OWN_FIRST, SWITCH = "internode.crossing", "internode.own_before_relayed", "switch"
 
-#: Costs of edits: to add an item, to set a number, to remove the entry of one sender, to remove a whole
-#: clause.
+#: `_ADD`: cost of an edit that adds an item.
+#: `_SET`: cost of an edit that sets a number.
+#: `_REMOVE_ENTRY`: cost of an edit that removes the entry of one sender.
+#: `_REMOVE_CLAUSE`: cost of an edit that removes a whole clause.
 _ADD, _SET, _REMOVE_ENTRY, _REMOVE_CLAUSE = 1, 1, 2, 4
 
 

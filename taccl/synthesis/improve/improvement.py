@@ -46,8 +46,9 @@ _MOST_MERGED, _MOST_HOLDS, _MOST_RUINED = 16, 4_096, 40
 _PASSES, _EVERY = 1, 16
 #: Max relative increase in the value of a schedule that is accepted in the first iteration.
 _THRESHOLD = 0.01
-#: Weights in the value of schedules of equal finish, relative to the finish: of late sends, and of resource
-#: usage. Number of times that lateness is squared, so that sends in the last tenth count most.
+#: `_LATENESS`: weight of late sends relative to the finish, in the value of schedules of equal finish.
+#: `_ECONOMY`: weight of resource usage in that value.
+#: `_SHARPNESS`: number of times that lateness is squared, so that sends in the last tenth count most.
 _LATENESS, _ECONOMY, _SHARPNESS = 0.5, 0.1, 5
 #: `_TURNS_PER_SEND`: max iterations (turns) per send in the first run.
 #: `_RUN_SENDS`: max product of iterations and sends in the first run.

@@ -18,9 +18,11 @@ from taccl.synthesis.proposers.solver_stages import (
 )
 from taccl.synthesis.search import Search
 
-#: CPU seconds for the first routing (doubled after each routing that was not proven optimal). CPU seconds for
-#: a contiguity model, for the job shop of a routing, for a cut, and for rounds of job shops without
-#: improvement.
+#: `_ROUTING_S`: CPU seconds for the first routing; doubled after each routing that was not proven optimal.
+#: `_CONTIGUITY_S`: CPU seconds for a contiguity model.
+#: `_JOB_SHOP_S`: CPU seconds for the job shop of a routing.
+#: `_CUT_S`: CPU seconds for a cut.
+#: `_ROUNDS_S`: CPU seconds for rounds of job shops without improvement.
 _ROUTING_S, _CONTIGUITY_S, _JOB_SHOP_S, _CUT_S, _ROUNDS_S = 5.0, 2.0, 3.0, 1.0, 4.0
 #: Max pairs of hops that share a resource for which routing also decides their order. Each pair may need a
 #: binary and two rows; with more pairs, solvers mostly do not end within a few seconds.

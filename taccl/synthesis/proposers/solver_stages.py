@@ -38,7 +38,9 @@ _NEXT_SEED = 1_000_003
 
 # Improvement by the job shop: constants of the large-neighbourhood search.
 
-#: Share of chunk-rank states whose routes are freed in a round: in the first round, min and max.
+#: `_FREE_FIRST`: share of chunk-rank states whose routes are freed in the first round.
+#: `_FREE_LEAST`: min share of these states in a round.
+#: `_FREE_MOST`: max share of these states in a round.
 _FREE_FIRST, _FREE_LEAST, _FREE_MOST = 0.2, 0.1, 0.6
 #: Factors on that share, of which one is drawn at random after each round.
 _FREE_STEPS = (0.8, 1.0, 1.3)

@@ -278,9 +278,11 @@ def too_short(search: Search) -> str:
     return f"its kernels are not compiled, and {search.limit_s:.2g} s are too few to compile them"
 
 
-#: The list scheduler as a stage of the portfolio, and as a backend.
+#: `_LIST`: list scheduler as a stage of the portfolio.
+#: `_LIST_ALONE`: list scheduler as a backend.
 _LIST, _LIST_ALONE = (OwnProposer("list scheduler", each) for each in (_first, _alone))
-#: The compiled list scheduler as a stage of the portfolio, and as a backend.
+#: `_COMPILED`: compiled list scheduler as a stage of the portfolio.
+#: `_COMPILED_ALONE`: compiled list scheduler as a backend.
 _COMPILED, _COMPILED_ALONE = (
     OwnProposer("compiled list scheduler", partial(_compiled, share=share))
     for share in (_COMPILED_SHARE, 1.0)
