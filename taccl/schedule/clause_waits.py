@@ -17,8 +17,9 @@ CLAUSE = -3
 def add_local_first(order: Precedence) -> None:
     """Add waits for local-first priority: local chunks start at least one latency before relayed ones.
 
-    In a reduction, local chunks end at least one latency after relayed ones. An order with this gap keeps it.
-    With `impose`, an order with local chunks first (in a reduction, last) is given the gap.
+    In a reduction, local chunks end at least one latency after relayed ones. If the given order has this gap,
+    the waits keep it. With `impose`, they also add it wherever local chunks come first (in a reduction,
+    last).
     """
     topology, costs, own_costs = order.own.topology, order.problem.costs, order.own.costs
     lanes: dict[tuple[int, bool], list[int]] = defaultdict(list)

@@ -101,7 +101,7 @@ class Tasks:
         return number
 
     def tails(self) -> list[int]:
-        """Tail of each task: longest path from its start to the end of it and all its successors."""
+        """Tail of each task: least time from its start until it and all its successors have ended."""
         tail = list(self.duration)
         for task in reversed(self.order()):
             for later, gap in self.after[task]:

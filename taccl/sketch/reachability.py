@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Problem
     from taccl.topology.topology import Topology
 
-#: Max hops from rank 0 to every rank up to which a search replaces strongly connected components.
+#: Max hops of the search from rank 0 to every rank; if it needs more, strongly connected components are
+#: computed.
 _FEW_HOPS = 32
 
 

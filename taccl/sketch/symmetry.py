@@ -125,7 +125,7 @@ def _indices_by_name(names: Iterable[Hashable]) -> dict[Hashable, list[int]]:
 
 
 def _taken(alike: Mapping[Hashable, list[int]], wanted: Sequence[Hashable]) -> Permutation | None:
-    """Match each wanted key to an index, the k-th of equal keys to the k-th; None if one is missing."""
+    """Match each wanted key to an index of that key, the k-th to the k-th; None if one is missing."""
     if len(alike) == len(wanted):  # keys are unique
         found = [indices[0] for indices in map(alike.get, wanted) if indices]
         return tuple(found) if len(found) == len(wanted) == len(set(found)) else None

@@ -49,7 +49,7 @@ LocalRanks = Annotated[
     AfterValidator(_check_ranks),
     Field(json_schema_extra={"minItems": 1, "uniqueItems": True}),
 ]
-#: TOML and JSON keys are text, so they are converted to numbers here.
+#: {local rank: local ranks}. The keys, which are text in TOML and JSON, are converted to numbers here.
 PerLocalRank = dict[Annotated[int, Field(ge=0)], LocalRanks]
 Pair = tuple[LocalRank, LocalRank]
 SketchSize = Annotated[

@@ -123,8 +123,8 @@ class Borders:
         holds, betas = hold_columns(topology), [float(hold.beta_us_per_mb) for hold in topology.holds]
         rates = np.array([10**6 / beta if beta else math.inf for beta in betas])
         alphas = np.array([float(link.alpha_us) for link in topology.links])
-        #: Max bytes per us (`rate`) and min latency in us (`lag`) out of each rank, into it, out of each
-        #: node, into it.
+        #: Max bytes per us (`rate`) and min latency in us (`lag`) of data, as four arrays each: out of each
+        #: rank, into each rank, out of each node, into each node.
         self.rate = [np.array([_rate_across(each, holds, rates) for each in border]) for border in borders]
         self.lag = [np.where(border, alphas, math.inf).min(axis=1, initial=math.inf) for border in borders]
 

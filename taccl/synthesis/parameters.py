@@ -130,12 +130,12 @@ class LargeParameters(_Group):
 class RuinParameters(_Group):
     """Ruin and recreate over routes and order of sends (``benchmarks.quality``)."""
 
-    most_routes: int = 40_000  # larger problems (trees times ranks) are skipped
+    most_routes: int = 40_000  # max routes (trees times ranks); larger problems are skipped
     # Max turns of the first run; each further run has twice as many. Improvement ends after `idle_runs`
     # consecutive runs without progress.
     run_turns: int = 10_000
     idle_runs: int = 2
-    s_per_transfer: float = 4e-5  # time to read and write a schedule; with less left it is skipped
+    s_per_transfer: float = 4e-5  # seconds to read and write a transfer; with less time left, it is skipped
 
 
 @dataclass(frozen=True, slots=True)

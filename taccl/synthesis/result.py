@@ -61,7 +61,7 @@ class ModelRun:
     first_feasible_s: float | None = None
     proof_s: float | None = None
     solver_version: str = ""
-    num_nodes: int | None = None  # of the search tree; branches for CP-SAT
+    num_nodes: int | None = None  # nodes of the search tree; for CP-SAT, branches
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Stage:
     solver: str  # program that ran, e.g. "highs"; "taccl" for the library's own code
     status: str  # a status of `taccl.solvers.solver.Solution`, or "done", "skipped"
     seconds: float
-    finish_us: float | None = None  # of the schedule found
+    finish_us: float | None = None  # finish of the schedule found
     bound_us: float | None = None
     message: str = ""  # for users: reason of a skip or failure
     model: ModelRun | None = None  # for stages that solved a linear model

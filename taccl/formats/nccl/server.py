@@ -1,7 +1,7 @@
 """Topologies of several equal servers, all described by one file.
 
 A rank is a GPU, and a node is a server; ``docs/formats.md`` describes the resulting topology. A resource is
-omitted if another one, held by at least the same sends for at least as long, implies it.
+omitted if another one implies it: a resource that all of its sends also hold, for at least as long.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ Pair = tuple[int, int]
 
 PcieUse = Literal["where-needed", "always"]
 
-#: Latencies in us of TACCL's published NDv2 (topo-ndv2-1MB.json: alpha, remote_alpha); PCIe has the latency
-#: of NVLink.
+#: Latency in us of links inside a node (NVLink and PCIe): alpha of TACCL's published NDv2
+#: (topo-ndv2-1MB.json).
 INTRANODE_ALPHA_US = Fraction("0.3")
+#: Latency in us of links between nodes: remote_alpha in the same file.
 INTERNODE_ALPHA_US = Fraction("2.6")
 
 

@@ -32,10 +32,11 @@ Pairs = dict[tuple[int, int], int]
 Switches = list[dict[int, int]]
 
 MAX_FILE_BYTES = 16 * 10**6
-#: (10 times the compute capability, GB/s of one NVLink in each direction), descending: NCCL's constants.
+#: ((10 times the compute capability, GB/s of one NVLink in each direction), ...), descending: NCCL's
+#: constants.
 _NVLINK_GB_PER_S = ((100, "40.1"), (90, "20.6"), (87, "20"), (86, "12"), (80, "20"), (70, "20"), (60, "18"))
 _NVLINK_GB_PER_S_UNKNOWN = "20"
-#: (prefix of the GPU's architecture, GB/s of one xGMI link in each direction): RCCL's constants.
+#: ((prefix of the GPU's architecture, GB/s of one xGMI link in each direction), ...): RCCL's constants.
 _XGMI_GB_PER_S = (("gfx90a", "36"), ("gfx94", "48"), ("gfx95", "48"))
 _XGMI_GB_PER_S_UNKNOWN = "24"
 #: {number of an architecture in files of early RCCL: its name}.

@@ -365,7 +365,7 @@ def _obeyed(problem: Problem) -> tuple[object, ...]:
     clauses, collective = problem.clauses, problem.collective
     links = problem.links_allowed
     merging = frozenset(clauses.merging) & frozenset(links) if clauses.max_merge > 1 else frozenset()
-    longest = problem.topology.num_ranks - 1  # of any path without a cycle
+    longest = problem.topology.num_ranks - 1  # max links of a path without a cycle
     longest = min(longest, clauses.path_limit or longest)
     rest = clauses.max_merge if merging else 1, merging, longest, clauses.values("group")
     across = [e for e in links if problem.topology.is_internode(e)]

@@ -52,7 +52,7 @@ class Trees(NamedTuple):
     units: Ints
     kind: Ints
     partner: Ints  # the other tree of a chunk that is reduced and then broadcast; -1 for none
-    is_origin: Bools  # by tree and rank
+    is_origin: Bools  # by tree and rank: True if the tree's chunk starts at the rank
     is_target: Bools
     open_class: Ints
     is_open: Bools  # by class and link: True if trees of the class may use it
@@ -76,7 +76,7 @@ class SearchState(NamedTuple):
     root: Ints  # root of each tree with a partner; -1 for others
     way: Ints  # by tree and rank: the link by which the tree reaches the rank; -1 for none
     send: Ints  # the send over that link
-    link: Ints  # of each send
+    link: Ints  # link of each send
     kind: Ints
     carries: Ints  # number of chunks in each send; 0 for unused numbers
     units: Ints
@@ -87,7 +87,7 @@ class SearchState(NamedTuple):
     spare: Ints  # unused numbers of sends
     size: Ints  # number of used sends, of unused numbers, finish in ticks, 1 + highest number used
     load: Ints  # ticks of use of each resource
-    calendar: Calendar  # of the same sends
+    calendar: Calendar  # occupations by the same sends
 
 
 class Room(NamedTuple):
@@ -102,7 +102,7 @@ class Room(NamedTuple):
     path: Ints
     heap_cost: Floats
     heap_rank: Ints
-    price: Floats  # of a tick of each resource
+    price: Floats  # price of a tick of each resource
     key: Ints
     sorted: Ints
     following: Ints  # lists of sends on arcs that may merge: the next send, by send

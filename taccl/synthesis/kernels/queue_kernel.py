@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Hops(NamedTuple):
     """Routes of chunks as columns of hops, with their order and priorities."""
 
-    units: Ints  # by chunk
+    units: Ints  # size of each chunk
     slot: Int32s
     chunk: Int32s
     is_first: Bools  # True if a hop leaves an origin of its chunk

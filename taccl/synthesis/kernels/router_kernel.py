@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _NONE = -1
 _NEVER = 1e300  # a cost above all others
 
-#: Indices in the kernels' `signal` array: a request to stop (1), the number of nets or chunks done, and a net
-#: or chunk without a route (-1 for none).
+#: Indices in the kernels' `signal` array. `STOP`: 1 requests a stop. `DONE`: number of nets or chunks done.
+#: `LOST`: a net or chunk without a route; -1 for none.
 STOP, DONE, LOST = range(3)
 
 

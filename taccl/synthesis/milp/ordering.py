@@ -95,7 +95,8 @@ def _remaining(quotient: Quotient) -> list[int]:
     return [heights[m] for m in range(len(quotient.hops))]
 
 
-#: Ordering rules by name: priority of a hop from its remaining path (ticks) and the longest one of all hops.
+#: {rule: function to the priority of a hop, from its remaining path and the longest remaining path, in
+#: ticks}.
 RULES: dict[str, Callable[[Quotient, Hop, int, int], float]] = {
     "longest-path-first": lambda quotient, hop, remaining, longest: remaining,
     # Own chunks of the sender first, then by remaining path.

@@ -33,9 +33,9 @@ from taccl.topology.recognise import dimensions, grid_of
 _MOST_NAMED = 400_000
 #: CPU seconds to verify a transfer (estimate).
 _VERIFY_S = 6e-6
-#: Choice of the next baseline while there is no schedule. If the preferred baseline would need more than
-#: `_SAFE_SHARE` of the time left to build, another replaces it: the most preferred of those with a build time
-#: of at most `_FIRST_TIMES` times the shortest build time.
+#: Choice of the next baseline while there is no schedule. If building the preferred baseline would need more
+#: than `_SAFE_SHARE` of the time left, another one is built. That is the most preferred baseline whose build
+#: time is at most `_FIRST_TIMES` times the shortest one.
 _FIRST_TIMES, _SAFE_SHARE = 2.0, 0.8
 #: Max share of the time left in which `quickest_first` puts the usually best baseline before quicker ones.
 _BEST_FIRST_SHARE = 0.2

@@ -99,7 +99,7 @@ def _convoy_size(fabric: Fabric, demand: Demand) -> int:
 class _Convoys:
     """Clusters of ranks, and the chunks of each: `chunk[first[k]:first[k + 1]]` are those of cluster k."""
 
-    cluster_of: Ints  # by rank
+    cluster_of: Ints  # cluster of each rank
     first: Ints
     chunk: Ints
 

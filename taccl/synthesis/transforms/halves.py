@@ -37,7 +37,8 @@ from taccl.synthesis.transforms.transform import Transform
 
 #: Share of the time for the reduce phase; the rest is for the broadcast phase.
 _FIRST_SHARE = 0.5
-#: The same share if both phases are the same problem.
+#: Share of the time for the reduce phase if the broadcast phase is isomorphic, so that one schedule serves
+#: both.
 _ISOMORPHIC_SHARE = 0.8
 
 
