@@ -274,7 +274,7 @@ def result_answer(result: Result, deadline: Deadline = NEVER) -> Answer:
         result = replace(result, is_brief=True)
     try:
         return Answer("\n".join([title_of(result.schedule.problem), *result.lines()]), result.to_dict)
-    except KeyboardInterrupt:  # the bound over all chunkings may take seconds: without it
+    except KeyboardInterrupt:  # Ctrl-C during the bound over all chunkings: answer without it
         return result_answer(replace(result, stopped="interrupted"))
 
 

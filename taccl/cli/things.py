@@ -86,7 +86,7 @@ def kind_of(word: str, *, unclear: Kind = "topology") -> Kind:
     if known is not None and known.name == "taccl-schedule":
         return "schedule"
     if known is not None and known.holds != "topology":
-        return unclear  # its reader reports what it is
+        return unclear  # the reader of such files reports what it found
     found = kinds_of(word)
     return next((each for each in get_args(Kind) if each in found), unclear)
 

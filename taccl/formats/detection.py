@@ -121,7 +121,7 @@ def readable(path: str | os.PathLike[str], name: str | None = None, where: str =
     Raises `InputError` if the format is write-only, and errors as `format_of_content` and `format_named`.
     """
     each = format_of_content(path) if name is None else format_named(name, where=where)
-    if not each.load and not kinds_of(path):  # such as Parquet, which is not text
+    if not each.load and not kinds_of(path):  # a write-only format that is not text, such as Parquet
         text = f"{each.name} ({each.description}) is write-only; give the {each.holds} that it was made of"
         raise InputError(text, where=os.fspath(path))
     if not each.load:

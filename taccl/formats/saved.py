@@ -168,7 +168,7 @@ def load(path: str | os.PathLike[str]) -> Any:
             return registry.load_topology(path)
         if "sketch" in kinds or "upstream sketch" in kinds:
             return load_sketch(path)
-        try:  # only the name of a machine
+        try:  # a file with only the name of a machine
             return registry.load_topology(path)
         except InputError:
             raise unknown from None

@@ -110,7 +110,7 @@ def bandwidth(
     }
     looks["best of baselines"] = {"color": GREY, "linewidth": 5, "alpha": 0.45}
     thin = {"linewidth": 1.0, "markersize": 4}
-    others = len(MARKS) - 1  # the first is this schedule's
+    others = len(MARKS) - 1  # the first mark is that of this schedule
     for number, name in enumerate(rates.attrs["baselines"]):
         which, dashes = 1 + number % others, ("-", "--")[number // others]
         looks[name] = {"color": OKABE_ITO[which], "marker": MARKS[which], "linestyle": dashes, **thin}

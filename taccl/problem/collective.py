@@ -281,7 +281,7 @@ class Collective:
         """The same collective with its number of chunks left open, or fixed."""
         if self.chunks_open == is_open:
             return self
-        other = copy(self)  # keeps the cached properties, which do not depend on it
+        other = copy(self)  # keeps the cached properties, which do not depend on `is_open`
         object.__setattr__(other, "chunks_open", is_open)
         return other
 

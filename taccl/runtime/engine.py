@@ -183,7 +183,7 @@ class Engine:
 
     def _wait(self, t: int, reason: str) -> Wait:
         steps, s = self.blocks[t].steps, self.position[t]
-        if s == len(steps):  # all is done, but its last send is not received
+        if s == len(steps):  # all steps are done, but the last send is not received
             s = max(i for i, step in enumerate(steps) if OPERATIONS[step.operation].sends)
         return Wait(StepAddress(self.rank, t, s), str(steps[s]), reason)
 

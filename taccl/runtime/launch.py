@@ -85,7 +85,7 @@ def _start(
                 stdout=said,
                 stderr=complained,
                 start_new_session=True,  # this process alone handles Ctrl-C
-                restore_signals=False,  # ignores SIGPIPE: it ends mpiexec if a proxy of MPICH ended first
+                restore_signals=False,  # SIGPIPE stays ignored: it ends mpiexec if an MPICH proxy ended first
                 env={**few_threads, **os.environ, **environment, "PYTHONPATH": path, MARK: str(folder)},
             )
     except OSError as error:

@@ -48,7 +48,7 @@ def add_local_first(order: Precedence) -> None:
 
 
 def add_releases(order: Precedence) -> None:
-    """Add waits for release dates: until then, a rank neither sends its initial data nor adds to it."""
+    """Add waits for release dates: before its date, initial data of a rank is neither sent nor added to."""
     released = order.problem.release_ticks
     if not released:
         return

@@ -227,7 +227,7 @@ class Precedence:
         return resource[order], send[order], begin[order], until[order]
 
     def _of_copies(self) -> None:
-        """Add waits for copies: a chunk is sent after the first arrival of it or of its source chunk."""
+        """Add waits for copies: a chunk is sent after it, or its source chunk, first arrives."""
         collective, links = self.own.collective, self.own.topology.links
         duration, end = self.duration, self.end
         brought: dict[tuple[int, int], tuple[int, int]] = {}  # (rank, chunk) -> (arrival, send)

@@ -83,7 +83,7 @@ def _may_be_summed(problem: Problem, chunk: int) -> bool:
     """
     data = problem.collective.chunks[chunk]
     if len(data.origins) == 1 or problem.collective.update_us_per_mb is not None:
-        return False  # complete at its origin, or once its root has updated it
+        return False  # the sum is complete at its origin, or once its root has updated it
 
     def origins_of(rank: int, *, reducing: bool) -> Iterable[int]:
         return hops_from(

@@ -286,7 +286,7 @@ def share_permutations(topology: Topology, other: Topology) -> None:
     Costs that are equal in one topology must be equal in the other.
     """
     names = {each.__qualname__ for each in (link_permutation, resource_permutation, _looks)}
-    for key, found in list(other.cache.items()):  # a thread left running may add to it
+    for key, found in list(other.cache.items()):  # a thread left running may add to the cache
         if isinstance(key, tuple) and key[0] in {f"{__name__}.{name}" for name in names}:
             topology.cache.setdefault(key, found)
 

@@ -78,7 +78,7 @@ def transformed(
     links = PlainLinks.apply(problem)
     plain = problem if links is None else links.parts[0]
     if links is not None and options.in_network == "off":
-        links = None  # the result must not use switches, so the problem without them is the problem asked
+        links = None  # the result must not use switches, so keep the problem without them
     if links is not None:
         transforms.append(links)
         options = replace(options, keep="schedule", spill_dir=None)

@@ -83,7 +83,7 @@ class PortfolioParameters(_Group):
     # Improvement by job shop: share of a turn's time without progress after which it ends.
     improve_share: float = 0.4  # for a whole problem
     half_improve_share: float = 0.5  # for one phase of a reduction
-    least_improve_s: float = 3.0  # min seconds without progress before it ends
+    least_improve_s: float = 3.0  # min seconds without progress before this improvement ends
     baseline_arrivals: int = 20_000  # baselines within the search: max arrivals (chunks times destinations)
     baseline_share: float = 0.5  # share of the time left for these baselines if other stages follow
     baseline_least_s: float = 0.1  # baselines that take fewer seconds are tried even after the time limit
@@ -123,7 +123,7 @@ class LargeParameters(_Group):
 
     grace_s: float = 0.5  # seconds past the time limit for a run while there is no schedule
     told_after_s: float = 2.0  # seconds after which progress of a run is reported
-    merging_share: float = 0.03  # sends may merge if latency is this share of a send's link time
+    merging_share: float = 0.03  # sends may merge if latency is at least this share of a send's link time
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,9 @@ class RuinParameters(_Group):
     # consecutive runs without progress.
     run_turns: int = 10_000
     idle_runs: int = 2
-    s_per_transfer: float = 4e-5  # seconds to read and write a transfer; with less time left, it is skipped
+    s_per_transfer: float = (
+        4e-5  # seconds to read and write a transfer; with less time, improvement is skipped
+    )
 
 
 @dataclass(frozen=True, slots=True)

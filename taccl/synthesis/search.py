@@ -60,13 +60,13 @@ class Search:
     deadline: Deadline
     bound: Certificate | None = None
     gives_up: bool = False
-    prefix: str = ""  # prefix of its stages' names, such as "reduce: "
+    prefix: str = ""  # prefix of names of stages, such as "reduce: "
     above: Search | None = None  # the search that this one is a part of; None for the outermost
-    serves_above: bool = False  # its schedules are also schedules of the problem of `above`
+    serves_above: bool = False  # True if its schedules also solve the problem of `above`
     best: Schedule | None = None
     best_on_quotient: ListSchedule | None = None  # the incumbent as a schedule of the quotient
     rival: Search | None = None  # for a search by one solver: the search whose schedule it started from
-    is_verified: bool = False  # the incumbent was verified; otherwise `result` verifies it
+    is_verified: bool = False  # True if the incumbent was verified; otherwise `result` does so
     earliest: list[Schedule] = field(default_factory=list)  # best schedules along trees, earliest first
     most_earliest: int = 0  # max length of `earliest`
     exchanged: Schedule | None = None  # best schedule with sums exchanged at roots
@@ -80,18 +80,20 @@ class Search:
     dimension_bound: DimensionBound | None = None  # bound on algorithms along dimensions; None if none ran
     kept_s: float = 0.0  # seconds of the time reserved for later stages
     backend: str = ""  # by default that of the options
-    limit_s: float = 0.0  # seconds that it had when its proposers began
+    limit_s: float = 0.0  # seconds left when the first proposer began
     turn_s: float = 0.0  # seconds of which the stages take shares
     is_large: bool | None = None  # True if only the compiled search would end in time; None: not decided yet
     proposals: Sequence[SketchProposal] = ()  # sketches to search under
     solve: Solve | None = None  # function that searches a problem derived from this one
-    asked: Problem | None = None  # the problem as asked, its chunks open if they were
+    asked: Problem | None = None  # the problem as asked, before the number of chunks was chosen
     made_by: Transform[Problem, Schedule] | None = None  # transform that made the problem
-    others: list[Search] = field(default_factory=list)  # the same data in other chunks, or by servers
-    is_aggregated: bool = False  # its schedule is made by servers or switches
-    choice: str = ""  # what searched it, and why; empty for baselines
-    stopped: str = ""  # why it ended, once that is settled
-    is_strengthened: bool = False  # its bound was compared with the bound over all chunkings
+    others: list[Search] = field(
+        default_factory=list
+    )  # searches of the same data in other chunks, or by servers
+    is_aggregated: bool = False  # True if servers or switches make the sums
+    choice: str = ""  # name of what ran, and the reason; empty for baselines
+    stopped: str = ""  # reason why the search ended; empty until `settle`
+    is_strengthened: bool = False  # True once the bound was compared with that over all chunkings
 
     def __post_init__(self) -> None:
         self.backend = self.backend or self.options.backend

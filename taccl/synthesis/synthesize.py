@@ -322,7 +322,7 @@ def _inverted(
         best.notes = [*whole.notes, *(note for each in whole.others if each.choice for note in each.notes)]
     roots = [] if best is whole or best.made_by is None else [best.made_by]
     applied = [*roots, *reversed(transforms)]
-    if not (best.made_by or best.is_aggregated):  # same data, in a chunking of its own
+    if not (best.made_by or best.is_aggregated):  # a search of the same data, in a chunking of its own
         share_bound_of_every_cut(best.problem, whole.problem)
     last = best
     if applied:
@@ -331,7 +331,7 @@ def _inverted(
         for transform in applied:
             schedule = transform.invert([schedule])
             choice += transform.told
-        start = options.start  # the search of the transformed problem could not start from it
+        start = options.start  # the search of the transformed problem could not use this start
         if start is not None and start.finish < schedule.finish:
             schedule, choice = start, GIVEN
         shared = ("stages", "trace", "notes", "fallbacks", "ran_out", "dimension_bound")

@@ -57,7 +57,7 @@ def run(options: Namespace) -> Answer:
     check_output(options)
     is_nccl = bool(matching(options.name, ["nccl"]))
     if is_nccl and options.protocol == "auto":
-        options.protocol = None  # its own model chooses the protocol
+        options.protocol = None  # NCCL's model chooses the protocol
     problem = problem_from_options(options)
     began = time.perf_counter()
     schedule = _schedule(options.name, problem, options.deadline, nvls=not options.no_nvls)

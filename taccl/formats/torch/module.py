@@ -18,7 +18,7 @@ from taccl.formats.torch.places import Local, Place, RankRound, place
 from taccl.formats.torch.rounds import rounds_of
 from taccl.program.program import Program
 
-#: {collective: its methods}; those that PyTorch 2.13 renamed have both names.
+#: {collective: its methods}; a method that PyTorch 2.13 renamed has both names.
 METHODS = {
     "allreduce": ("all_reduce",), "reduce": ("reduce",), "broadcast": ("broadcast",),
     "allgather": ("all_gather_into_tensor", "all_gather_single"),

@@ -49,9 +49,9 @@ class RankRound:
 
 
 def place(found: Rounds) -> list[dict[int, RankRound]]:
-    """For each rank, {round: its part in the round}.
+    """For each rank, {round: the rank's part in the round}.
 
-    The key `num_rounds` has its operations after all rounds.
+    The key `num_rounds` has the rank's operations after all rounds.
     """
     return _Placing(found).run()
 

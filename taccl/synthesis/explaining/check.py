@@ -52,7 +52,7 @@ class ClauseReport:
     - ``"guides"``: it only affects the search.
     """
 
-    clause: str  # its field, e.g. "internode.relays" or "symmetry[0]"
+    clause: str  # field of the clause, e.g. "internode.relays" or "symmetry[0]"
     verdict: str
     effect: str  # effect as a sentence
     bound_us: float | None = None  # lower bound without the clause; None if not computed
@@ -257,7 +257,7 @@ class _Check:
         """Effect of a clause in a sketch that admits a schedule."""
         try:
             without = self.apply(name)
-        except SketchError as error:  # other clauses depend on it
+        except SketchError as error:  # other clauses depend on this one
             return ClauseReport(name, "binds", f"without it another clause does not fit: {error.message}")
         if name.startswith("symmetry"):
             return self._symmetry(name, without)
@@ -318,7 +318,7 @@ class _Check:
 def _clause_names(sketch: Sketch) -> tuple[str, ...]:
     """The clauses of a sketch, as ``"internode.relays"`` or ``"switch[0]"``, in order."""
     names = []
-    if sketch.internode is not None:  # its default for crossing, "direct", is a clause, too
+    if sketch.internode is not None:  # the default of `crossing`, "direct", is a clause, too
         given = {*sketch.internode.model_fields_set, "crossing"}
         names += [f"internode.{field}" for field in Internode.model_fields if field in given]
     names += [f"intranode.{field}" for field in sorted(sketch.intranode.model_fields_set)]

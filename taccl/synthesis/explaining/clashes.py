@@ -155,7 +155,7 @@ def fewest_edits(barriers: Barriers, some: Sequence[Need], *, solver: str, deadl
 
 
 def longer_paths(barriers: Barriers, change: Change) -> Change:
-    """The change; if chunks must then pass more links than allowed, also the smallest limit that suffices."""
+    """The change; if its paths exceed the limit on links, also the smallest limit that suffices."""
     loosened = barriers.loosened(change.edits)
     limits = loosened.clauses.said("path")
     if not limits:
@@ -175,7 +175,7 @@ def longer_paths(barriers: Barriers, change: Change) -> Change:
 
 
 def _price(edit: Edit) -> int:
-    """Cost of an edit, in hundredths; of edits with equal cost, those of earlier fields in `_GENTLE` win."""
+    """Cost of an edit, in hundredths; at equal costs, fields that come earlier in `_GENTLE` win."""
     return 100 * edit.cost + (_GENTLE.index(edit.clause) if edit.clause in _GENTLE else len(_GENTLE))
 
 

@@ -25,9 +25,9 @@ class Tree:
     """Tree of links for the broadcast of one chunk, or, if `reducing`, for the sum of its contributions."""
 
     chunk: int
-    reducing: bool  # True: it grows against the direction of its links
+    reducing: bool  # True: the tree grows against the direction of its links
     origins: set[int]
-    targets: set[int]  # ranks that it must reach
+    targets: set[int]  # ranks that the tree must reach
     #: {rank: link over which the tree reaches it; in a reduction, the link over which the rank sends}.
     link_to: dict[int, int] = field(default_factory=dict)
     #: {rank: send of the schedule that delivered the chunk to it, or collected its contribution}.

@@ -130,7 +130,7 @@ class Rules(NamedTuple):
     turns: int  # max turns
     passes: int
     every: int
-    threshold: float  # relative increase accepted at first (3 times it from the best); falls to 0
+    threshold: float  # relative increase accepted at first (from the best: 3 times that); falls to 0
     most_ruined: int
     lateness: float
     economy: float

@@ -39,8 +39,8 @@ class Nets(NamedTuple):
     units: Ints  # sizes
     origin_of: Ints  # net c starts at `origin[origin_of[c]:origin_of[c + 1]]`
     origin: Ints
-    target_of: Ints  # its targets; a net without targets is routed to all ranks, and adds no load
-    target: Int32s  # none of them an origin
+    target_of: Ints  # targets of net c; a net without any is routed to all ranks, and adds no load
+    target: Int32s  # ranks, none of which is an origin
 
 
 class CongestionPrices(NamedTuple):

@@ -267,7 +267,7 @@ class RoutingModel:
                     model.add_row([(1.0, used), *((-1.0, x) for x in users[link])], upper=0, tag=tag)
 
     def _link_use(self) -> None:
-        """Objective T + mu * (uses of the most used link in nodes), or T - mu * (those of the least used)."""
+        """Objective T + mu * (uses of a node's most used link), or T - mu * (uses of the least used one)."""
         quotient, clauses = self.quotient, self.quotient.problem.clauses
         if clauses.link_use == "free":
             return
@@ -322,7 +322,7 @@ class RoutingModel:
         self.no_sooner("cut", self.finish, None, terms, cut.ticks - late * len(made))
 
     def _start_of_multicast(self, m: int) -> int:
-        """Variable for the start of a multicast, after arrivals at its sources and before those it causes."""
+        """Variable for the start of a multicast: after arrivals at its sources, before arrivals by it."""
         hop, earliest, latest = self.quotient.hops[m], self.windows.earliest[m], self.windows.latest[m]
         start = self.model.add_variable(earliest / self.per_us, latest / self.per_us)
         for p in hop.srcs:

@@ -284,7 +284,7 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
             if (search.best is None or other.finish < search.best.finish) and verify(other).ok:
                 search.offer_whole(other, producer=other.producer, verified=True)
                 best = name
-        if not rows[name].names_contributions:  # these take longer than others
+        if not rows[name].names_contributions:  # such baselines take longer to build
             longest_s = max(longest_s, time.monotonic() - begun)
     message = f"{best or 'none better'}{left_out(skipped)}"
     search.record("baselines", "taccl", "done", since, finish_us=search.best_us, message=message)

@@ -181,7 +181,7 @@ def clusters(fabric: Fabric, size: int) -> Ints:
         if cluster[seed] >= 0:
             continue
         grown: list[int] = []
-        inside = {seed: 0}  # ranks beside the cluster, with their number of neighbours inside
+        inside = {seed: 0}  # {rank next to the cluster: number of neighbours inside}
         heap = [(0, seed)]
         while heap and len(grown) < size:
             count, rank = heapq.heappop(heap)

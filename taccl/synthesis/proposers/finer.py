@@ -131,7 +131,7 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
     if not search.has_found:
         return search
     problem, since, best, finish_us = search.problem, time.monotonic(), search, search.earliest_us
-    open_problem = _opened(problem)  # with it messages may merge
+    open_problem = _opened(problem)  # a problem with an open number may merge messages
     producer, tried = "", tried_finer(problem)
     most_s, factor = until.left_s / busy_factor(), 2 * MANY_CUT / 10_000  # each cut doubles the one before
     kind = "root" if is_at_one_rank(problem) else "all"
@@ -154,7 +154,7 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
         with suppress(InputError, OutOfTime), until.enforced():
             found = baseline(name, open_problem)
             tried.add(name)
-        if found is None:  # time ended it
+        if found is None:  # time was up before a schedule was complete
             found = next(iter(soonest_so_far(open_problem)), None)
         if found is None or found.finish_us >= finish_us:
             continue

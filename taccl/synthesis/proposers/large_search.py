@@ -163,7 +163,7 @@ class _Runs:
             if search.best is None:
                 past_s = time.monotonic() - search.options.began_s
                 needed = "more time"
-                if self._left_s is not None:  # estimated from the progress so far, plus a quarter
+                if self._left_s is not None:  # time left: estimated from the progress so far, plus a quarter
                     needed = f"about {1.25 * (past_s + self._left_s):.2g} s in all"
                 raise NoSolutionError(
                     f"{search.problem.title}: no schedule in {past_s:.2g} s, as {effort(search.problem):.2g} "

@@ -49,7 +49,7 @@ PATH_RULES = ("in step", "latest start", "spread", "travel time", "in step")
 #: Number of seeds tried along the same trees.
 _TREE_ORDERS = 2
 _STARTS = {"latest start": latest_starts, "spread": spread_starts}
-_WAITING = (0.25, 4.0, 1.0, 16.0)  # price of a tick of waiting in the search for trees, in rotation
+_WAITING = (0.25, 4.0, 1.0, 16.0)  # prices of a tick of waiting in the search for trees, one per run
 MANY_STEPS = 30_000_000  # max links visited in searches for trees over all runs (about 1 s)
 _ORDER_NS = 70  # estimated nanoseconds to order a hop
 #: Weights of a chunk's turn (when it is due) relative to its route ahead, by which waiting chunks are sorted.
@@ -62,7 +62,7 @@ def send_queued(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Se
 
     The default number of runs grows as the number of sends falls.
 
-    - `demand`: One with a target for every chunk.
+    - `demand`: A demand in which every chunk has a target.
 
     Raises `CollectiveError` if a chunk cannot reach its target; `OutOfTime` if it was stopped before there
     was a schedule.

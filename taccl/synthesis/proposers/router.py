@@ -149,7 +149,7 @@ def find_trees(
 def find_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Routes:
     """Paths of chunks with one destination each, chosen among trees that chunks of the same origins share.
 
-    - `demand`: One with a target for every chunk.
+    - `demand`: A demand in which every chunk has a target.
 
     Raises `CollectiveError` if a chunk cannot reach its target; `OutOfTime` if it was stopped before every
     chunk had a path.

@@ -119,7 +119,7 @@ def route(
         answer = replace(answer, status="optimal", bound=upper_us)
         proven = f"no routing by symmetry and slack finishes before {format_us(upper_us)}"
     message = "; ".join(part for part in (proven, answer.message, size, order, cut) if part)
-    if answer.status == "unlicensed":  # its message states the size already
+    if answer.status == "unlicensed":  # the solver's message states the size already
         message = answer.message
     _record(search, "routing", solver, since, arrays, answer, message=message)
     if answer.values is None:

@@ -4,8 +4,8 @@
 one row per send, without Python objects for sends.
 
 `spread_masked` obeys clauses of a sketch on single chunks. Chunks with the same allowed links share a fabric
-of these links, on which their trees grow; the load that trees put on links and resources is shared by all.
-The order of sends along the trees follows.
+of these links, on which their trees grow; all trees are charged for the total load on links and resources.
+Then the sends along the trees are ordered.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _run(fabric: Fabric, demand: Demand, rule: Rule, limit: int, limits: Limits)
 
 
 def _pruned(fabric: Fabric, demand: Demand, needed: Bytes, found: Sends) -> Sends:
-    """Only those sends that lead to ranks that need the chunk."""
+    """Sends without those that lead to no rank that needs the chunk."""
     slot_of_link = np.zeros(int(fabric.link.max()) + 1, np.int32)
     slot_of_link[fabric.link] = np.arange(fabric.num_slots, dtype=np.int32)
     slot = slot_of_link[found.link]

@@ -330,7 +330,7 @@ PROPOSERS: tuple[Turn, ...] = (
         reserve_s=_competing_s,
         runs_late=True,
     ),
-    replace(_EXCHANGE, reserve_s=nothing),  # if it meets the bound, nothing is left to improve
+    replace(_EXCHANGE, reserve_s=nothing),  # if an exchange meets the bound, nothing is left to improve
     Turn(
         OwnProposer("ruin and recreate", ruin_and_recreate, suits_improvement),
         _is_free,

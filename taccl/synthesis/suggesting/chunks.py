@@ -39,8 +39,8 @@ from taccl.synthesis.suggesting.suggest import compiled_schedule, has_kernels, q
 
 #: Seconds per hop that a first sketch takes; with less time left, no sketch is suggested.
 _SUGGEST_S_PER_HOP = 1.5e-6
-#: Max ratio of the finish with merging inside nodes to the finish without it, at which merging is allowed
-#: there.
+#: Merging inside nodes is allowed if the finish with such merging is at most this share of the finish
+#: without.
 _MERGING_PAYS = 0.97
 #: Phases of sums count as overlapping if a short run of ruin and recreate shortens the list scheduler's
 #: finish to at most this share. Then such runs also judge the other numbers of chunks.
@@ -105,7 +105,7 @@ def choose_with_sketches(
         return whole, []
     try:
         check_reachable(problem)
-    except SketchError:  # the search explains it later
+    except SketchError:  # the search explains the error later
         return whole, []
     most = (problem.size_bytes or 0) // problem.collective.size_chunks  # chunks have at least one byte
     problems = {count: cut(whole, count) for count in suggesting.counts if count <= max(1, most)}
@@ -122,7 +122,7 @@ def choose_with_sketches(
             if found and found[0].finish_us < best_us:
                 best = partitions[found[0].problem.collective.chunks_per_rank]
             sketches = [each for each in found if each.problem.collective == best.collective]
-    if all(best is not each for each in problems.values()):  # it merges chunks, unlike these sketches
+    if all(best is not each for each in problems.values()):  # `best` merges chunks, unlike these sketches
         sketches = []
     chosen = _cut_short(with_note_on_chunks(best), untried)
     if chosen is not best:

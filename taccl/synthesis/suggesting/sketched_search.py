@@ -98,7 +98,7 @@ def search_guided(search: Search) -> None:
     if not is_searched:
         first_s = _PLAIN_SHARE * limit_s  # by whichever list scheduler is fast enough
         if effort(problem) * _S_PER_HOP <= first_s:
-            with contextlib.suppress(OutOfTime):  # then there is a schedule already
+            with contextlib.suppress(OutOfTime):  # after OutOfTime there is a schedule already
                 run(problem, first_s, backend="greedy")
         if not (search.is_met or search.interrupted) and suits(problem):
             have_compiled(search)  # compiled now, since sketches may need them, too
@@ -114,7 +114,9 @@ def search_guided(search: Search) -> None:
         finish_us = search.offer_sketched(sketch.schedule, sketch.sketch.name)  # the proposal's own schedule
         search.record("suggested", "taccl", "done", since, finish_us=finish_us)
         tried.append(sketch)
-        alike = sum(each.finish_us == sketch.finish_us for each in proposals[i:])  # these share the time
+        alike = sum(
+            each.finish_us == sketch.finish_us for each in proposals[i:]
+        )  # proposals with the same finish share the time
         limit_s = _SKETCH_SHARE / alike * search.deadline.left_s
         with contextlib.suppress(NoSolutionError):
             run(sketch.problem, limit_s, bound=sketch.bound)

@@ -62,7 +62,7 @@ def offer_exchanged(search: Search) -> None:
 
 
 def exchanged(schedule: Schedule) -> Schedule | None:
-    """The schedule with its sums exchanged at their roots; None if no send starts earlier by it.
+    """The schedule with its sums exchanged at their roots; None if no send then starts earlier.
 
     None also if transfers name their contributions, since these do not follow trees. Raises `InputError` or
     `ValueError` if merged sends would wait for each other.
