@@ -285,8 +285,8 @@ class Deadline:
     ) -> Iterator[None]:
         """Context that reports a part of the task as under way, with its progress.
 
-        - `doing`: Description; if empty, scopes inside give it.
-        - `done`: Function for the done part, from 0 to 1; if None, scopes inside give it.
+        - `doing`: Description of the part; if empty, inner scopes describe it.
+        - `done`: Function that returns the done share, from 0 to 1; if None, inner scopes determine it.
         - `steps`, `ahead`: Size of this part, and of what follows it in the outer scope, in any common unit.
         """
         with self.cancellation._within(_Scope(doing, steps, ahead), done):

@@ -60,7 +60,7 @@ class Interrupt:
     def __init__(self, at_s: float, ready: Callable[[], bool] | None) -> None:
         self._at_s, self._ready, self._thread = at_s, ready, threading.get_ident()
         self._left, self._lock = threading.Event(), threading.Lock()
-        self._apart = _frames_without_interrupt(self._thread)  # at the start; above 0 in an import
+        self._apart = _frames_without_interrupt(self._thread)  # count at the start, above 0 in an import
         self._is_sent = False  # an exception was sent and has not arrived
         self.was_sent = False  # any exception was sent
 

@@ -55,7 +55,7 @@ def validated(
     - `source`: Name of the file, for messages.
     - `error`: Class of the error raised.
     - `rename`: {field: its name in a file of another format}.
-    - `remedy`: Advice instead of one for each field.
+    - `remedy`: Advice that replaces the advice on each field.
     """
     try:
         return model.model_validate(data)

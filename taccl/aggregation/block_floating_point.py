@@ -59,7 +59,7 @@ def block_exponents(values: ArrayLike, *, block: Count = 256) -> NDArray[np.int1
     found = np.abs(finite_numbers(values)).ravel()
     most = np.maximum.reduceat(found, np.arange(0, len(found), block)) if len(found) else found
     mantissa, exponent = np.frexp(most)
-    exponent = np.where(mantissa == 0.5, exponent - 1, exponent)  # 2**k itself
+    exponent = np.where(mantissa == 0.5, exponent - 1, exponent)  # the number is exactly a power of two
     if (exponent > MOST).any():
         raise InputError(f"found {most.max():g}; expected at most 2**{MOST}, as of float32", where="values")
     return np.where(most > 0, np.maximum(exponent, LEAST), LEAST).astype(np.int16)

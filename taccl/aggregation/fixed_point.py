@@ -158,7 +158,7 @@ def _positive(scale: float) -> float:
 def _product(
     real: NDArray[np.float64], scale: float | NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Products rounded to float64, and their rounding errors, as errors of the products' mantissas.
+    """(products rounded to float64, their rounding errors as errors of the mantissas).
 
     Errors are exact (Dekker, "A floating-point technique for extending the available precision", 1971), as
     mantissas neither overflow nor underflow.

@@ -113,7 +113,7 @@ def place_shards(
         raise InputError(f"found {list(servers)[:16]}; expected servers, each once", where="servers")
     keys, sizes = _cut(layer_bytes, most)
     cards = [(server, name, beta) for server in servers for name, beta in _cards(topology, server).items()]
-    # The first free one of equally fast NICs finishes any chunk first.
+    # Among equally fast NICs, the one that is free first finishes any chunk first.
     free: dict[Fraction, list[tuple[Fraction, int]]] = defaultdict(list)
     for card, (_, _, beta) in enumerate(cards):
         free[beta].append((Fraction(0), card))

@@ -85,8 +85,8 @@ class SwitchJob:
     ) -> str:
         """The `switchml.cfg` of a worker of SwitchML's prototype: its section ``[general]``.
 
-        The prototype takes a packet as a block. For one scale, send whole numbers of type int32, which it
-        leaves as they are.
+        The prototype takes a packet as a block. If the job has one scale, send whole numbers of type int32,
+        which the prototype does not change.
 
         Parameters
         ----------

@@ -46,7 +46,7 @@ def kind_of(program: Program, format_name: str) -> ProgramKind:
     everyone, count, n = tuple(range(program.num_ranks)), collective.num_chunks, program.num_ranks
     starts = [chunk.origins for chunk in collective.chunks]
     ends = [chunk.destinations for chunk in collective.chunks]
-    own = [(c // -(-count // n),) for c in range(count)] if count % n == 0 else None  # owners, in rank order
+    own = [(c // -(-count // n),) for c in range(count)] if count % n == 0 else None  # owner of each chunk
     if not collective.derivations and {*(starts if collective.combining else ends)} == {everyone}:
         # Every chunk is a sum over all ranks (combining), or is sent to all ranks (not combining).
         others = ends if collective.combining else starts

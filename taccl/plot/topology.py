@@ -306,9 +306,7 @@ def _line(
     if what == "between nodes":  # from circle to circle
         margin = 0.0 if places.by_node else 1.17 * places.radius
         start, end, by = start + margin * along, end - margin * along, 0.06
-    elif (
-        places.grid and length > 1.5
-    ):  # a link that wraps around: a stub at its source, away from its destination
+    elif places.grid and length > 1.5:  # a wrap-around link: a stub at its source, pointing away
         what, end, by = "wrap-around link", start - 0.5 * along, 0.0
     side = "receive" if src[0] == "hub" else "send" if dst[0] == "hub" else None
     held = (hold for link in links for hold in topology.holds_of_link[link])

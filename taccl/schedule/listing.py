@@ -170,7 +170,7 @@ class Tasks:
                     continue
                 heapq.heappop(queues[key])
             task = order[first]
-            blocker = None  # (time until which a hold is blocked, resource, begin of the hold); the latest
+            blocker = None  # hold that is blocked longest: (until when, resource, its begin)
             for resource, begin, _ in holds[task]:
                 if (until := free[resource] - begin) > now:
                     each = (until, resource, begin)

@@ -165,7 +165,7 @@ class Precedence:
         self.waits.append((source, target, after, lead, extra, cause, 0))
 
     def join(self, pending: Iterable[tuple[int, int]], cause: int) -> int:
-        """Add a join that occurs `after` ticks after each source in `pending`; return its index."""
+        """Add a join that waits for each (source, ticks after it) in `pending`; return the join's index."""
         joined = self.num_events
         self.num_events += 1
         for source, after in pending:

@@ -37,7 +37,7 @@ def bound_within(
     kept_s: float = 0.0,
     in_network: InNetworkGrant = False,
 ) -> Certificate:
-    """Lower bound, in its share of the time until `limit`; zero, which proves nothing, if that is too short.
+    """Lower bound, in its share of the time until `limit`; zero, which proves nothing, if time is short.
 
     - `kept_s`: Seconds reserved for later stages. Later stages use the bound, too, so a part of these seconds
       counts as time for the bound.
@@ -86,7 +86,7 @@ def look_for_bound(search: Search) -> None:
 
 
 def bound_over_all_chunkings(search: Search, known: Certificate | None = None) -> Certificate | None:
-    """Lower bound over all chunkings, computed once in a share of the time; None if that is too short.
+    """Lower bound over all chunkings, computed once in a share of the time; None if the share is too short.
 
     - `known`: A lower bound for the problem's own chunks, if there is one.
     """

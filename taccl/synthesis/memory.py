@@ -97,7 +97,7 @@ def memory_need(
     num_transfers = sum(half.num_sends for half in halves)
     if combining:
         # Peaks of a reduction: search of the first phase, reversal of its schedule, search of the second
-        # phase while that is kept, and concatenation of both.
+        # phase while the reversed schedule is kept, and concatenation of both.
         searches = [searches[0], 2 * kept[0] + halves[0].reversal, *(kept[0] + each for each in searches[1:])]
         searches += [2 * columns] if len(halves) > 1 else []
     file = 0
@@ -265,7 +265,7 @@ class _Half:
         pairs, entered = self.num_ranks * self.num_chunks, self.num_sends + self.num_chunks
         kept = 12 * entered if pairs > 3 * entered else 4 * pairs
         most_rows = _BLOCK
-        if num_summed:  # an order by chunk, and a flag for sums; all rows of a chunk at a time
+        if num_summed:  # 5 bytes for order and flag; a block has all rows of a chunk
             kept, most_rows = 5 * num_summed, max(_BLOCK, num_summed // self.num_chunks)
         row_bytes = round(_VERIFIED_ROW_BYTES + _HELD_ROW_BYTES * num_held)
         return kept + row_bytes * min(max(num_summed, self.num_sends), most_rows) + 400 * self.num_links

@@ -135,9 +135,7 @@ class RuinParameters(_Group):
     # consecutive runs without progress.
     run_turns: int = 10_000
     idle_runs: int = 2
-    s_per_transfer: float = (
-        4e-5  # seconds to read and write a transfer; with less time, improvement is skipped
-    )
+    s_per_transfer: float = 4e-5  # min seconds left per transfer, to read and write the schedule
 
 
 @dataclass(frozen=True, slots=True)

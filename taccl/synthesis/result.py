@@ -80,7 +80,7 @@ class Stage:
     finish_us: float | None = None  # finish of the schedule found
     bound_us: float | None = None
     message: str = ""  # for users: reason of a skip or failure
-    model: ModelRun | None = None  # for stages that solved a linear model
+    model: ModelRun | None = None  # size of the linear model, for stages that solved one
     began_s: float = 0.0  # seconds since the start
 
     @property

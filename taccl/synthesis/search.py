@@ -81,15 +81,13 @@ class Search:
     kept_s: float = 0.0  # seconds of the time reserved for later stages
     backend: str = ""  # by default that of the options
     limit_s: float = 0.0  # seconds left when the first proposer began
-    turn_s: float = 0.0  # seconds of which the stages take shares
+    turn_s: float = 0.0  # seconds of the current turn, of which stages take shares
     is_large: bool | None = None  # True if only the compiled search would end in time; None: not decided yet
     proposals: Sequence[SketchProposal] = ()  # sketches to search under
     solve: Solve | None = None  # function that searches a problem derived from this one
     asked: Problem | None = None  # the problem as asked, before the number of chunks was chosen
     made_by: Transform[Problem, Schedule] | None = None  # transform that made the problem
-    others: list[Search] = field(
-        default_factory=list
-    )  # searches of the same data in other chunks, or by servers
+    others: list[Search] = field(default_factory=list)  # the same data in other chunks, or by servers
     is_aggregated: bool = False  # True if servers or switches make the sums
     choice: str = ""  # name of what ran, and the reason; empty for baselines
     stopped: str = ""  # reason why the search ended; empty until `settle`

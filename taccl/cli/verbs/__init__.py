@@ -1,7 +1,8 @@
 """The verbs, by subject: ``add(verb)`` declares the options of one, ``run(options)`` answers.
 
 In modules of several verbs, these functions end in the name of the verb (`SHARED`). The docstring of `run` is
-the help of the verb, which ends with its lines of ``EXAMPLES``. Heavy modules are imported inside it.
+the help of the verb, which ends with the verb's lines of ``EXAMPLES``. Heavy modules are imported inside
+`run`.
 """
 
 from __future__ import annotations

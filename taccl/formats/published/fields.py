@@ -244,7 +244,7 @@ def build_topology(
 
 
 def _reversed_edges(edges: list[Edge]) -> list[Edge]:
-    """Links to add in the reverse direction of `edges`, where it has fewer links."""
+    """Links to add between ranks where one direction of `edges` has fewer links than the other."""
     there: Counter[tuple[int, int]] = Counter((edge.src, edge.dst) for edge in edges)
     seen: Counter[tuple[int, int]] = Counter()
     turned = []

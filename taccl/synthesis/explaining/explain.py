@@ -58,7 +58,7 @@ class ClauseCost:
     """Minimum cost of one clause."""
 
     clause: str  # "file: field", or "every clause"
-    bound_us: float  # without the clause
+    bound_us: float  # lower bound without the clause
     difference_us: float  # by how much the bound drops without the clause
     percent: float  # the same, relative to `bound_us`
 

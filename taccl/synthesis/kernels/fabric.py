@@ -89,7 +89,7 @@ class Demand:
     units: Ints  # size of each chunk, in the units of `Costs`
     origin_of: Ints  # chunk c starts at ranks `origin[origin_of[c]:origin_of[c + 1]]`
     origin: Int32s
-    wanted: Bytes | None = None  # bits by rank: chunks that it receives; None: all ranks receive all
+    wanted: Bytes | None = None  # bits by rank: chunks that the rank receives; None: all ranks receive all
     needed: Bytes | None = None  # `wanted` without chunks that a rank only relays
     reach: Ints | None = None  # ticks that each chunk has to travel; ranks send the largest first
     target: Int32s | None = None  # destination of each chunk if all have exactly one; then `wanted` is None

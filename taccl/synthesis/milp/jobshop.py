@@ -32,7 +32,7 @@ class JobShopAnswer:
     """Result of the job shop.
 
     - `status`: As for `taccl.solvers.solver.Solution`.
-    - `schedule`: On the quotient; None if none was found.
+    - `schedule`: Schedule on the quotient; None if none was found.
     - `bound_ticks`: Lower bound on the job shop's finish; None without one.
     """
 

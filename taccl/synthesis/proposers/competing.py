@@ -325,7 +325,7 @@ def _takes_s(name: str, problem: Problem, parameters: SearchParameters) -> float
     """Seconds to build a baseline (estimate); infinity if it has too many transfers to compete."""
     portfolio, collective, topology = parameters.portfolio, problem.collective, problem.topology
     links_s = len(topology.links) * BASELINE_S_PER_LINK
-    if name == BALANCED:  # without the search for dimensions
+    if name == BALANCED:  # the estimate leaves out the search for dimensions
         transfers = 2 * collective.chunks_per_rank * topology.num_ranks**2
         is_long = transfers > portfolio.balanced_transfers
         return math.inf if is_long else transfers * _BALANCED_S_PER_TRANSFER + links_s

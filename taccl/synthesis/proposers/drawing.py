@@ -87,7 +87,8 @@ def _make_state(fabric: Fabric, demand: Demand, seed: int) -> DrawingState:
 def _convoy_size(fabric: Fabric, demand: Demand) -> int:
     """Number of chunks of a cluster; 1 if chunks travel alone.
 
-    Convoys need links without shared resources, and chunks of one size from one rank each to all ranks.
+    Convoys require that links share no resources, that chunks have equal sizes, and that each chunk goes from
+    one rank to all ranks.
     """
     is_plain = fabric.num_resources == 0 and demand.wanted is None and len(np.unique(demand.units)) == 1
     if not is_plain or (np.diff(demand.origin_of) != 1).any():

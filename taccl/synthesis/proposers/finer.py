@@ -203,7 +203,7 @@ def _opened(problem: Problem) -> Problem:
 
 
 def _search_for(search: Search, found: Schedule, cut: Callable[[Problem, int], Problem]) -> Search | None:
-    """A search that holds a schedule in finer chunks; None if these are not allowed or it is invalid."""
+    """Search with a schedule in finer chunks; None if it is invalid, or finer chunks are not allowed."""
     suggesting = search.parameters.suggesting
     count = found.problem.collective.chunks_per_rank // search.problem.collective.chunks_per_rank
     if suggesting.counts_only and count not in suggesting.counts:

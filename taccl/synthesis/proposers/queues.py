@@ -180,7 +180,8 @@ def send_along_trees(
 ) -> Sends | None:
     """Best schedule of several seeds along trees; the fewer sends and links, the more seeds.
 
-    - `routes`, `find`: The first trees to try; and a function from limits and `waiting` to further ones.
+    - `routes`: The first trees to try.
+    - `find`: Function from limits and `waiting` to further trees.
     - `limit_ticks`: Latest finish that counts.
 
     None if no schedule finishes by then, or it was stopped.

@@ -286,7 +286,7 @@ def holds_of(fabric: Fabric, units: Ints, routes: Routes) -> tuple[Ints, Ints, F
 
 
 def _starts_of_hops(way: Int32s) -> Ints:
-    """(num_chunks + 1,) first hop of each chunk and the total, for trees `way` by chunk and rank."""
+    """(num_chunks + 1,) first hop of each chunk, then the number of hops; `way`: trees by chunk and rank."""
     return np.concatenate(([0], np.cumsum((way >= 0).sum(axis=1)))).astype(np.int64)
 
 

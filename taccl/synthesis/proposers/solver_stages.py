@@ -42,7 +42,7 @@ _NEXT_SEED = 1_000_003
 #: `_FREE_LEAST`: min share of these states in a round.
 #: `_FREE_MOST`: max share of these states in a round.
 _FREE_FIRST, _FREE_LEAST, _FREE_MOST = 0.2, 0.1, 0.6
-#: Factors on that share, of which one is drawn at random after each round.
+#: Factors on the share of freed states, of which one is drawn at random after each round.
 _FREE_STEPS = (0.8, 1.0, 1.3)
 #: `_LAST_SHARE`: share of rounds that free the last arrivals.
 #: `_LAST_LESS_OFTEN`: factor on this share after such a round, until the incumbent improves.
@@ -146,7 +146,7 @@ def schedule_routed(search: Search, routed: Routed, solver: str, budget_s: float
     schedule, rule = ordered
     found, finish = _offer_restricted(search, quotient, schedule, f"{solver} routing, {rule}")
     if solver == "cpsat":
-        required = needed_hops(search.quotient, found)  # not hops to ranks that have the chunk
+        required = needed_hops(search.quotient, found)  # without hops to ranks that already have the chunk
         better = job_shop(search, "job shop", required=required, optional=(), hint=found, budget_s=budget_s)
         return better or found
     search.record("ordering", "taccl", "done", since, finish_us=finish, message=rule)

@@ -161,7 +161,7 @@ def _run(fabric: Fabric, demand: Demand, rule: Rule, limit: int, limits: Limits)
 
 
 def _pruned(fabric: Fabric, demand: Demand, needed: Bytes, found: Sends) -> Sends:
-    """Sends without those that lead to no rank that needs the chunk."""
+    """Sends that lead to some rank that needs the chunk; all others are left out."""
     slot_of_link = np.zeros(int(fabric.link.max()) + 1, np.int32)
     slot_of_link[fabric.link] = np.arange(fabric.num_slots, dtype=np.int32)
     slot = slot_of_link[found.link]

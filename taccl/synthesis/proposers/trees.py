@@ -57,7 +57,7 @@ _FEW_SENDS = 10_000
 #: `_LEAST_S`: min CPU seconds for this search.
 #: `_MOST_SHARE`: max share of the time left for this minimum.
 _SHARE, _LEAST_S, _MOST_SHARE = 0.3, 2.0, 0.6
-#: Ratio of finishes below which finer chunks count as a gain.
+#: Max ratio of the finish in finer chunks to the best finish so far that counts as a gain.
 _PAYS = 0.999
 #: Max ratio of a gapless schedule's finish to the best finish, for the gapless schedule to be preferred.
 #: Tiles of a large message can repeat a gapless schedule at the rate of the busiest resource.

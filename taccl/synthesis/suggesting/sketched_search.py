@@ -1,7 +1,7 @@
 """Search under suggested sketches and without, for problems without a sketch; the better schedule is kept.
 
-Every schedule under a sketch is also valid without it. So schedules are compared on the original problem, and
-the bound is that problem's. Its chunks do not change.
+Every schedule under a sketch is also valid without it. So schedules are compared on the original problem,
+whose bound is used. Its chunks do not change.
 """
 
 from __future__ import annotations
@@ -114,9 +114,8 @@ def search_guided(search: Search) -> None:
         finish_us = search.offer_sketched(sketch.schedule, sketch.sketch.name)  # the proposal's own schedule
         search.record("suggested", "taccl", "done", since, finish_us=finish_us)
         tried.append(sketch)
-        alike = sum(
-            each.finish_us == sketch.finish_us for each in proposals[i:]
-        )  # proposals with the same finish share the time
+        # Proposals with the same finish share the time.
+        alike = sum(each.finish_us == sketch.finish_us for each in proposals[i:])
         limit_s = _SKETCH_SHARE / alike * search.deadline.left_s
         with contextlib.suppress(NoSolutionError):
             run(sketch.problem, limit_s, bound=sketch.bound)

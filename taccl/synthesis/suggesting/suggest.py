@@ -1,7 +1,7 @@
 """`suggest_sketches`: suggested sketches for a topology, a collective and a size.
 
 Every plan of which ranks send between nodes is tried with and without merging, and the best of these then
-with other numbers of chunks. The list scheduler works on the quotient of each by its symmetry, and its
+with other numbers of chunks. The list scheduler works on the quotient of each candidate by its symmetry; the
 schedules are verified. The proposals are the candidates that finish first, with their bounds.
 """
 

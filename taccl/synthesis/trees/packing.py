@@ -270,7 +270,7 @@ def _from_root(tree: Tree) -> list[tuple[int, int]]:
 
 
 def _take(room: list[list[int]]) -> int:
-    """A link between two ranks with capacity left, which is reduced by one."""
+    """Choose a link between two ranks with capacity left, and reduce its capacity by one."""
     while not room[-1][0]:
         room.pop()
     room[-1][0] -= 1
