@@ -173,7 +173,10 @@ def _offer_quickest(
             offer_compiled(search, budget_s=until.left_s, num_runs=1, late_s=late_s)
             continue
         verify_s = factor * _VERIFY_S * num_arrivals(problem) * (1 + problem.collective.sums_up)
-        found = _in_time(name, problem, limit.later(-verify_s), limit if is_known else late)
+        last = limit if is_known else late
+        # A first schedule of one form takes little time, and its variants may be far sooner.
+        ends = limit.later(-verify_s) if is_known or row_of(name).forms_transfers else late
+        found = _in_time(name, problem, ends, last)
         with suppress(OutOfTime), (limit.at_least(verify_s) if is_known else late).enforced():
             is_better = found is not None and (search.best is None or found.finish < search.best.finish)
             if found is not None and is_better and verify(found).ok:
