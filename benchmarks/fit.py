@@ -29,7 +29,11 @@ from taccl.errors import NumericsWarning
 if TYPE_CHECKING:
     from benchmarks.report import Column
 
-#: Max median, 90th percentile, mean and left-out median of relative errors. Max CPU seconds per log.
+#: `WORST_MEDIAN`: max median of relative errors.
+#: `WORST_P90`: max 90th percentile of relative errors.
+#: `WORST_MEAN`: max mean of the median errors of single logs.
+#: `WORST_LEFT_OUT`: max median of relative errors of points that are left out of the fit.
+#: `MOST_SECONDS`: max CPU seconds per log.
 WORST_MEDIAN, WORST_P90, WORST_MEAN, WORST_LEFT_OUT, MOST_SECONDS = 0.06, 0.20, 0.04, 0.08, 5.0
 #: Max error of the prediction for two nodes, from logs of one node and of a NIC, at 1 GiB.
 WORST_PREDICTED = 0.15

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 #: Max ratio of the automatic sketch's finish to the shipped sketch's.
 WORST_RATIO = 1.02
-#: Max gap to the physical bound, and max seconds to reach it.
+#: `WORST_GAP`: max gap to the physical bound.
+#: `MOST_SECONDS`: max seconds of a search until its gap is that small.
 WORST_GAP, MOST_SECONDS = 0.10, 60.0
 LARGER = tuple(product(("dgx-a100", "dgx-h100"), ("allgather", "allreduce", "alltoall")))
 LARGER_NODES, LARGER_SIZE = 4, "64MB"

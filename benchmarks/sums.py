@@ -38,7 +38,8 @@ COLUMNS: tuple[Column, ...] = (
     ("all chunkings", "bound_of_every_cut_us", ">11.4g"), ("gap", "gap", ">8.2%"),
     ("producer", "producer", "<22"),
 )  # fmt: skip
-#: Latency per hop in us, inside a node and between nodes.
+#: `INSIDE_US`: latency per hop inside a node, in us.
+#: `BETWEEN_US`: latency per hop between nodes, in us.
 INSIDE_US, BETWEEN_US = 1, 3
 
 

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 DATA = tomllib.loads((Path(__file__).parent / "data" / "themis.toml").read_text(encoding="utf-8"))
 SIZE, CHUNKS = 10**9, 64
-#: Latency of a hop, and microseconds of a cycle.
+#: `HOP`: latency of a hop.
+#: `CYCLE_US`: microseconds of a cycle.
 HOP, CYCLE_US = "0.001us", 1e-3
 
 

@@ -76,8 +76,8 @@ def _block(step: Workload, n: int, inner: int) -> Workload:
     return step.then("dropped", "dropout", "biased", value=0.1).then("out", "add", "dropped", "residual")
 
 
-#: BERT-large: 24 layers of 12,596,224 parameters, embeddings of 30,522 + 512 + 2 rows of 1024 (Devlin et al.
-#: 2019).
+#: `_LAYER`: parameters of each of the 24 layers of BERT-large (Devlin et al. 2019).
+#: `_EMBEDDING`: parameters of its embeddings, 30,522 + 512 + 2 rows of 1024.
 _LAYER, _EMBEDDING = 12_596_224, 31_036 * 1024
 
 

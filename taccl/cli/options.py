@@ -98,9 +98,11 @@ def _collective(word: str, *more: str) -> str:
     return name
 
 
-#: `BY_MATRIX`: collective whose sizes come from a matrix. `MATRICES`: forms of such a matrix, for messages.
+#: `BY_MATRIX`: name of the collective whose message sizes come from a matrix.
+#: `MATRICES`: text on the forms in which the matrix may be given.
 BY_MATRIX, MATRICES = "alltoallv", "a CSV or .npy file, or a skew such as zipf:0.8 or hot:64"
-#: `EXCHANGE`: collective of servers and workers. `ROLES`: its options.
+#: `EXCHANGE`: name of the collective of servers and workers.
+#: `ROLES`: options of this collective.
 EXCHANGE, ROLES = "exchange", ("servers", "worker_ranks", "layers", "update_us_per_mb")
 #: Size if neither a sketch nor an option states one.
 USUAL_SIZE = "64MB"

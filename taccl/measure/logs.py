@@ -36,7 +36,9 @@ _NAMES = {
     POINT_TO_POINT: r"sendrecv(?=_perf)|(?:OSU \S+ (?:bi-directional )?|RDMA_\w+ |Send )"
     r"(?:latency|bandwidth) test",
 }  # fmt: skip
-#: Patterns of names in lines, and in the stem of a file's name, such as nccl_broadcast.log.
+#: `_MENTIONS`: {collective or other test: pattern of its names in lines}.
+#: `_IN_STEM`: {collective or other test: pattern of its names in the stem of a file's name, such as
+#: nccl_broadcast.log}.
 _MENTIONS, _IN_STEM = (
     {
         name: re.compile(rf"(?<![a-z])(?:{form.replace('SURE', sure)})", re.IGNORECASE)

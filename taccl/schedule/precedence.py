@@ -35,8 +35,10 @@ from taccl.schedule.columns import check_indices
 from taccl.schedule.contributions import Arrival, all_bits, make_up
 from taccl.schedule.schedule import Schedule, make_schedule
 
-#: Causes of a wait. `DATA`: arrival of data. `SUM`: reading or replacement of a sum. Other causes are a
-#: clause (see `taccl.schedule.clause_waits`), or the index of a resource.
+#: Causes of a wait.
+#: `DATA`: arrival of data.
+#: `SUM`: reading or replacement of a sum.
+#: Other causes are a clause (see `taccl.schedule.clause_waits`), or the index of a resource.
 DATA, SUM = -1, -2
 #: Max events for which a send waits individually; more are combined by a join.
 _FEW = 2

@@ -11,7 +11,8 @@ from taccl.topology.fabrics import mesh
 from tests.fuzzing import MANY, thinned
 
 SIZES = [16_000, 64_000, 256_000, 10**6, 4 * 10**6, 16 * 10**6]
-#: Latency of a link in us per send, and us per byte.
+#: `ALPHA`: latency of a link in us per send.
+#: `BETA`: us per byte over a link.
 ALPHA, BETA = 0.5, 20e-6
 
 

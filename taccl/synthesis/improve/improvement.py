@@ -37,9 +37,10 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.kernels.fabric import Ints
 
-#: `_MOST_MERGED`: max chunks in a merged send. `_MOST_HOLDS`: max occupations per resource in the calendar.
-#: Further ones are dropped, so the search may underestimate finishes (`Improvement.schedule` computes exact
-#: times). `_MOST_RUINED`: number of removed sends after which a turn of ruin and recreate removes no more.
+#: `_MOST_MERGED`: max chunks in a merged send.
+#: `_MOST_HOLDS`: max occupations per resource in the calendar. Further ones are dropped, so the search may
+#: underestimate finishes (`Improvement.schedule` computes exact times).
+#: `_MOST_RUINED`: number of removed sends after which a turn of ruin and recreate removes no more.
 _MOST_MERGED, _MOST_HOLDS, _MOST_RUINED = 16, 4_096, 40
 #: `_PASSES`: number of times that a re-timing of all sends goes backward and then forward.
 #: `_EVERY`: mean number of iterations (turns) from one re-timing to the next.
