@@ -30,7 +30,8 @@ class Data:
         assert job.program.collective is not None
         self.collective: Collective = job.program.collective
         self.dtype, self.elements, self.seed = job.wire, job.elements, job.seed
-        #: `is_fixed`: True for fixed point. `scale`: The number that represents 1 in messages.
+        #: `is_fixed`: True for fixed point.
+        #: `scale`: The number that represents 1 in messages.
         self.is_fixed, self.scale = job.dtype == "fixed32", 1.0
         if self.is_fixed:
             from taccl.aggregation.fixed_point import largest_scale

@@ -25,8 +25,9 @@ from taccl.analysis.certificates.finding.gates import FOREVER, Gates, Ints, fast
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.problem.problem import Problem
 
-#: Above this many ranks, only about `_FEW_CHUNKS` chunks are examined for latency.
+#: Max ranks for which all chunks are examined for latency.
 _MOST_RANKS_TIMED = 2_048
+#: Approximate number of chunks that are examined for latency on more ranks.
 _FEW_CHUNKS = 16
 
 

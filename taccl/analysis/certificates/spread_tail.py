@@ -186,9 +186,10 @@ class TailSpread:
         def gates(chosen: NDArray[np.bool_], of_set: Ints, since: Ints | None = None) -> Gates:
             return gates_of(costs, np.flatnonzero(used & chosen), of_set, since)
 
-        #: Gates (bottleneck resources) of sends into the sets, as one group (`enter`), by set (`into_set`),
-        #: and by receiving rank (`direct`). `inside` has the gates of sends inside the sets, by receiving
-        #: rank.
+        #: `enter`: Gates (bottleneck resources) of sends into the sets, as one group.
+        #: `into_set`: The same gates by set.
+        #: `direct`: The same gates by receiving rank.
+        #: `inside`: Gates of sends inside the sets, by receiving rank.
         self.enter, self.into_set = gates(enters, none, release), gates(enters, dst)
         self.direct, self.inside = gates(enters, costs.dst, release), gates(inside, costs.dst)
         #: (num_ranks,) min ticks until 1, 2, ... ranks can hold a chunk that entered at one of them.

@@ -144,8 +144,8 @@ class Contention:
         )  # fmt: skip
         self._most_holds = int(np.diff(of_link).max(initial=0))
         num_resources = len(topology.resources)
-        #: For each resource, the latest end of the intervals swept so far, and the send whose interval ends
-        #: then.
+        #: `_until`: For each resource, the latest end of the intervals swept so far.
+        #: `_holder`: For each resource, the send whose interval ends then.
         self._until, self._holder = np.full(num_resources, -NEVER), np.full(num_resources, -1)
         self._waiting: tuple[NDArray[np.int64], ...] = (np.zeros(0, np.int64),) * 4
         self._clashes: list[NDArray[np.int64]] = []

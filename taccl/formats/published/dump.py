@@ -152,8 +152,8 @@ class _Writing:
         if rest or (self.num_nodes > 1 and not in_order):
             raise ExportError("its nodes differ in size, or their ranks are not consecutive")
         units = int(costs.chunk_units[0]) if len(costs.chunk_units) else 1
-        #: {link: its index among the parallel links of the same two ranks}. {pair of local ranks: number of
-        #: parallel links}.
+        #: `number`: {link: its index among the parallel links of the same two ranks}.
+        #: `parallel`: {pair of local ranks: number of parallel links}.
         self.number, self.parallel = dict.fromkeys(self.links, 0), Counter[tuple[int, int]]()
         #: {pair of local ranks: cost of a chunk in ticks} of links inside nodes.
         self.inside: dict[tuple[int, int], int] = {}

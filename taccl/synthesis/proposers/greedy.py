@@ -122,7 +122,8 @@ class _Machine:
         apart = count * bool(quotient.problem.collective.derivations)
         self.leaves = [[p + apart * hop.chunk for p in hop.srcs] for hop in quotient.hops]
         self.left: set[int] = set()
-        #: Number of links that the copy at each state has passed, and the limit on this number (or None).
+        #: `passed`: Number of links that the copy at each state has passed.
+        #: `hop_limit`: Max value of this number; None if there is no limit.
         self.passed, self.hop_limit = [0] * count, quotient.hop_limit
         counts = quotient.hop_limit if fewest else None
         #: True for each hop on a path of fewest links, if path lengths are limited; otherwise for all.

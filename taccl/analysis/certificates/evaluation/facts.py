@@ -29,8 +29,8 @@ class Facts:
 
     def __init__(self, problem: Problem, *, divisible: bool, in_network: bool | Literal["only"]) -> None:
         self.problem, self.divisible = problem, divisible
-        #: The first is True if all switches are assumed to reduce. The second is True if only reduction links
-        #: add contributions.
+        #: `in_network`: True if all switches are assumed to reduce.
+        #: `only_switches_add`: True if only reduction links add contributions.
         self.in_network, self.only_switches_add = in_network is True, in_network == "only"
         self.topology, self.collective, self.clauses = problem.topology, problem.collective, problem.clauses
         self.units = problem.costs.chunk_units.tolist()
@@ -46,7 +46,7 @@ class Facts:
             self.holds[hold.link][hold.resource] = (alpha, beta, hold.side == "receive")
         links = self.topology.links
         self.multi = any(len(links[e].srcs) + len(links[e].dsts) > 2 for e in self.allowed)
-        #: Ends of links; meaningful for links from one rank to one rank.
+        #: `src`, `dst`: Ends of each link; meaningful for links from one rank to one rank.
         self.src, self.dst = [link.src for link in links], [link.dst for link in links]
         self._admitted: dict[tuple[int, ...], list[int]] = {}
         self._out: dict[tuple[int, int, bool], Arcs] = {}
