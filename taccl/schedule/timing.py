@@ -93,8 +93,9 @@ class _Sums:
 
     def __init__(self, reduce: Sequence[bool]) -> None:
         self._reduce = reduce
-        #: {(rank, chunk): tick}: of the last included arrival (`_included`), copy (`_copied`) and read
-        #: (`_read`).
+        #: `_included`: {(rank, chunk): tick of the last included arrival}.
+        #: `_copied`: {(rank, chunk): tick of the last copy}.
+        #: `_read`: {(rank, chunk): tick of the last read}.
         self._included, self._copied, self._read = (dict[tuple[int, int], int]() for _ in range(3))
 
     def ready(self, rank: int, chunk: int, transfer: int, place: int) -> int | None:

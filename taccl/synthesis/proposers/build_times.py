@@ -12,8 +12,9 @@ from taccl.synthesis.proposers.large import effort, suits
 
 #: Max forms that a baseline builds before it keeps the best (estimate).
 _MOST_FORMS = 11
-#: Name of the compiled list scheduler as a baseline. CPU seconds to load it. CPU seconds that it needs per
-#: 10,000 arrivals: of copied chunks, and of sums.
+#: `COMPILED`: name of the compiled list scheduler as a baseline.
+#: `_LOAD_S`: CPU seconds to load the compiled list scheduler.
+#: `_RUN_S`: CPU seconds that it needs per 10,000 arrivals: of copied chunks, and of sums.
 COMPILED, _LOAD_S, _RUN_S = "compiled list scheduler", 0.5, (0.3, 1.0)
 
 

@@ -33,9 +33,11 @@ from taccl.topology.recognise import dimensions, grid_of
 _MOST_NAMED = 400_000
 #: CPU seconds to verify a transfer (estimate).
 _VERIFY_S = 6e-6
-#: Choice of the next baseline while there is no schedule. If building the preferred baseline would need more
-#: than `_SAFE_SHARE` of the time left, another one is built. That is the most preferred baseline whose build
-#: time is at most `_FIRST_TIMES` times the shortest one.
+#: Limits for the choice of the next baseline while there is no schedule.
+#: `_FIRST_TIMES`: max ratio of the build time of the chosen baseline to the shortest build time, if the
+#: preferred baseline takes too long.
+#: `_SAFE_SHARE`: max share of the time left that the preferred baseline may need; otherwise, the most
+#: preferred baseline within `_FIRST_TIMES` is built.
 _FIRST_TIMES, _SAFE_SHARE = 2.0, 0.8
 #: Max share of the time left in which `quickest_first` puts the usually best baseline before quicker ones.
 _BEST_FIRST_SHARE = 0.2
