@@ -29,7 +29,7 @@ _MATRIX_ROWS = (
     rf"(?i)\A(#.*\n|[^\S\n]*\n)*(?!{_TIMES_HEAD}|{_COMPARISON_HEAD}|gpu,bdf,)((?=.*,)[^=\[{{<\n]*\n)?{_COMMA_ROW}"
     r"|P2P=(Enabled|Disabled).*Matrix"
 )
-#: Advice on files of a kind: a command for them, or the file to give instead.
+#: Advice on files of a kind: a command that reads such a file, or the file to give instead.
 SHOW = "`taccl show {file}` reads it"
 FIT = "`taccl fit {file} --topology MACHINE` reads it, with the name of the machine"
 FIT_TABLE = "`taccl fit {file} --topology MACHINE --collective NAME` reads it, if its header names the units"

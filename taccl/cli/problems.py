@@ -322,7 +322,7 @@ def resized(sketch: Sketch, options: argparse.Namespace, topology: Topology) -> 
 
 
 def _upstream_problem(options: argparse.Namespace) -> Problem:
-    """Problem on an upstream topology file; by default with its costs if the sketch is upstream's, too."""
+    """Problem on an upstream topology file; by default with that file's costs if the sketch is upstream's."""
     refuse(options, ("along",), "an upstream topology file has no dimensions; leave it out")
     from taccl.sketch.upstream import load_problem
 

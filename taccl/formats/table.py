@@ -21,8 +21,8 @@ class FileFormat:
     """One format.
 
     - `holds`: The kind of the object in a file.
-    - `extensions`: Extensions of such files. The first of two formats with one extension is its default for
-      writing.
+    - `extensions`: Extensions of such files. If two formats share an extension, the first one is the default
+      for writing.
     - `load`, `dump`: ``"module:function"``; empty if the format is not read, or not written.
     - `fields` (mapping of str to value): Top-level fields of a JSON file that identify the format; None for
       any value.

@@ -303,7 +303,7 @@ def _line(
     length = float(np.linalg.norm(end - start)) or 1.0
     along = (end - start) / length
     by = 0.018
-    if what == "between nodes":  # from circle to circle
+    if what == "between nodes":  # a line from one node's circle to the other's
         margin = 0.0 if places.by_node else 1.17 * places.radius
         start, end, by = start + margin * along, end - margin * along, 0.06
     elif places.grid and length > 1.5:  # a wrap-around link: a stub at its source, pointing away

@@ -18,7 +18,7 @@ from taccl.program.program import PROTOCOLS, Program
 if TYPE_CHECKING:
     from taccl._internal.arguments import Count, Natural, Seconds, Size
 
-#: "fixed32" is real numbers in fixed point, which travel and are added up as int32.
+#: Types of numbers. ``"fixed32"``: real numbers in fixed point, which travel and are added up as int32.
 DTYPES = ("int32", "int64", "float32", "float64", "fixed32")
 
 

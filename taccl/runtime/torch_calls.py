@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 INSTALL = "pip install 'taccl[torch]'"
 #: Max bytes of a text that ranks exchange.
 _TEXT_BYTES = 255
-#: {collective: (for its input, for its output)}: True for a block per rank, False for one block.
+#: {collective: (input, output)}; True if that buffer has a block per rank, False if it has one block.
 _BLOCKS = {
     "allgather": (False, True), "reduce-scatter": (True, False), "alltoall": (True, True),
     "gather": (False, True), "scatter": (True, False),

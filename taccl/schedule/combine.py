@@ -156,7 +156,7 @@ def reverse(schedule: Schedule, problem: Problem) -> Schedule:
 
 
 def concatenate(schedules: Sequence[Schedule], problem: Problem, *, producer: str = "") -> Schedule:
-    """Concatenate schedules: each resource serves them in sequence; re-timed, so that they may overlap.
+    """Concatenate schedules: each resource serves one after the other; re-timed, so that they may overlap.
 
     - `schedules`: Schedules whose chunk and link indices are those of `problem`.
     """

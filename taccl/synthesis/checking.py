@@ -1,4 +1,4 @@
-"""Before a search: compatible options, transforms of the whole problem, and sums that some rank can make."""
+"""Preparation of a search: check its options, find other roots for impossible sums, transform the problem."""
 
 from __future__ import annotations
 

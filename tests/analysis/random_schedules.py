@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @cache
 def random_schedules() -> tuple[Schedule, ...]:
-    """List schedules of random problems, half of them with reductions; the others also with shuffled sends."""
+    """List schedules of random problems, half of them reductions; the other half also with shuffled sends."""
     return tuple(_schedules(range(some(20, 40)), shuffles=some(6, 25)))
 
 

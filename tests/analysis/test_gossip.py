@@ -29,7 +29,8 @@ def claims(problem):
 def test_sums_are_made_before_they_cross_and_spread_after():
     """Additions inside nodes precede the sends between nodes, and copies inside nodes follow them.
 
-    Four sums through a NIC each way need 4 sends of 3 us, 1 us before them and 1 us after them.
+    Four sums through a NIC each way need 4 sends of 3 us; before them 1 us for an addition inside a node, and
+    after them 1 us for a copy.
     """
     problem = problem_of(two_levels(2, local=1, nic=3), collectives.allreduce(4))
     assert claims(problem)[1:] == [12, 14]

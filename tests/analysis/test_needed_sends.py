@@ -252,8 +252,8 @@ def test_where_nothing_leads_out_nothing_is_held():
 
 
 def must_cross(problem, ranks, *, entering):
-    """The chunks found are those that a set of ranks needs and lacks, or those that only the set has and
-    others need."""
+    """Chunks that start outside a set of ranks and end in it (`entering`), or start only in the set and end
+    outside."""
     chunks = set()
     for c, data in enumerate(problem.collective.chunks):
         starts, ends = set(data.origins), set(data.destinations)

@@ -64,7 +64,7 @@ def test_what_is_no_sum_has_no_pairs():
 
 
 def test_what_one_rank_needs_is_said_of_it():
-    """The certificate says what limits: rank 0 of three needs 6 contributions, those of two others to three
+    """The certificate says what limits: rank 0 of three needs 6 contributions, from two ranks to each of three
     sums."""
     problem = problem_of(joined([0] * 3), collectives.allreduce(3))
     said = [each.limits for each in pair_counting_bounds(NeededSends(problem), in_network=False)]

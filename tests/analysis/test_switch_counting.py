@@ -44,7 +44,7 @@ def test_the_result_has_that_bound():
 def test_a_link_serves_as_many_contributions_as_its_group_has():
     """Two groups of three ranks share a pool of slots, which each sum holds once.
 
-    A sum joins each rank's contribution with two others of its group, not with five.
+    A sum joins the contributions of the three ranks of a group, not of all six ranks.
     """
     groups = [[0, 1, 2], [3, 4, 5]]
     both = together([allreduce(3).among(of, num_ranks=6) for of in groups])

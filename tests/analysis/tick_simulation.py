@@ -67,7 +67,7 @@ def _resources_suffice(schedule, sends) -> bool:
 
 
 def _home(schedule, chunk: int) -> set[int]:
-    """Ranks from which a chunk spreads: its root if it is a sum, else its origins and where it is derived."""
+    """Ranks from which a chunk spreads: the root of a sum; otherwise origins and ranks that derive it."""
     collective = schedule.problem.collective
     root = collective.chunks[chunk].root
     if collective.combining and root is not None:

@@ -109,7 +109,7 @@ class _Rules:
         return masks
 
     def home(self, chunk: int) -> set[int]:
-        """Ranks from which a chunk spreads: its root if it is a sum, else its origins and ranks that derive it."""
+        """Ranks from which a chunk spreads: the root of a sum; otherwise origins and ranks that derive it."""
         data = self.collective.chunks[chunk]
         if self.collective.combining and data.root is not None:
             return {data.root}

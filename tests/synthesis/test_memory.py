@@ -114,7 +114,7 @@ def test_number_of_transfers_is_known(name, topology):
 def test_columns_are_ten_bytes_a_transfer():
     """1024 chunks go to 1023 ranks each, and a transfer takes ten bytes.
 
-    Two bytes are for its chunk, four for its link, and four for its start.
+    A transfer's chunk takes two bytes, its link four, and its start four.
     """
     assert memory_need(MESH).columns == 10 * 1024 * 1023
 

@@ -193,8 +193,8 @@ def test_folding_has_a_price_where_the_best_lacks_the_symmetry():
     """Alltoall on a ring of 4, 2 us per hop: under symmetry all chunks for opposite ranks take one
     direction.
 
-    Each link of that direction then carries a neighbour's chunk and two hops of others, 6 us. If half of them
-    go the other way, the 8 + 8 hops load each of the 8 links with two, 4 us.
+    Each link of that direction then carries a neighbour's chunk and two hops of chunks for opposite ranks,
+    6 us. If half of those chunks go the other way, the 8 + 8 hops load each of the 8 links with two, 4 us.
     """
     problem = problem_of(ring(4), collectives.alltoall(4), symmetry=(QUARTER,))
     assert proven(problem, reduced=True).finish_ticks == 6

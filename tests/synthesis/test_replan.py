@@ -165,8 +165,7 @@ class TestWhatIsKept:
 
     @pytest.mark.slow
     def test_a_degraded_link_is_relieved(self):
-        """If a link of 1 us/MB drops to a twentieth of its rate, its chunk takes a path of two hops
-        instead."""
+        """If a link drops to a twentieth of its rate, its chunk takes a path of two hops instead."""
         builder = TopologyBuilder("square", [0] * 3)
         for a, b in ((0, 1), (0, 2), (2, 1)):
             builder.add_link(a, b, alpha_us=0, beta_us_per_mb=1)
@@ -179,8 +178,7 @@ class TestWhatIsKept:
 
     @pytest.mark.slow
     def test_a_degraded_link_may_still_be_best(self):
-        """At half its rate a link is still faster (4 us) than the path of two hops (6 us), and keeps its
-        chunk."""
+        """A link at half its rate (4 us) is still faster than a path of two hops (6 us); it keeps its chunk."""
         builder = TopologyBuilder("square", [0] * 3)
         for a, b in ((0, 1), (0, 2), (2, 1)):
             builder.add_link(a, b, alpha_us=2, beta_us_per_mb=1)

@@ -1,4 +1,4 @@
-"""``taccl bound``: a lower bound on any schedule's finish, and the costs of the sketch and whole chunks."""
+"""``taccl bound``: a lower bound on any schedule's finish; what the sketch and whole chunks cost."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def run(options: Namespace) -> Answer:
 
 
 def _bounded(problem: Problem, options: Namespace) -> tuple[Answer, Certificate]:
-    """Answer on a lower bound, its bottleneck, and costs of the sketch and whole chunks; and the bound."""
+    """(answer with bound, bottleneck, and what the sketch and whole chunks cost; the bound's certificate)."""
     prices = taccl.prices(problem, time_limit_s=max(_LEAST_PRICES_S, _PRICES_SHARE * options.deadline.left_s))
     bound, whole = prices.bound, f"whole chunks cost {prices.chunks:+.2%}"
     other = "all chunkings", f"{_brief(prices.divisible)}; {whole}"

@@ -109,7 +109,7 @@ class _PlanRun:
         }  # fmt: skip
 
     def _begin(self, r: int) -> None:
-        """Fill the buffers of a rank as its user; then let its threads and NICs begin."""
+        """Fill the buffers of a rank, as its user does; then let its threads and NICs begin."""
         for index, chunk in enumerate(self.layouts[r].inputs):
             assert self.collective is not None, "without it there are no inputs"
             self.contents[self._place(r, r, "i", index)] = content_at_start(self.collective, r, chunk)

@@ -76,7 +76,7 @@ class Nics:
         )
 
     def steps(self, rank: int, side: Side) -> list[WayStep]:
-        """PCIe steps to or from the NICs of a local rank; each is held for its share of the bytes."""
+        """PCIe links to or from the NICs of a local rank, each with the time for its share of the bytes."""
         server, gpu, held = self._server, self._server.gpus[rank], dict[str, Fraction]()
         for nic, share in self._shares[side][rank].items():
             at = server.nics[nic].at

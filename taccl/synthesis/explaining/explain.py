@@ -60,7 +60,7 @@ class ClauseCost:
     clause: str  # "file: field", or "every clause"
     bound_us: float  # lower bound without the clause
     difference_us: float  # by how much the bound drops without the clause
-    percent: float  # the same, relative to `bound_us`
+    percent: float  # difference relative to `bound_us`
 
 
 @dataclass(frozen=True, slots=True, repr=False)

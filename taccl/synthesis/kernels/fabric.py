@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
-#: Ratio of the send times of a link and of the fastest link of a speed class, from which the link belongs to
-#: a slower class.
+#: Ratio that separates speed classes: a link is in a slower class if its sends take at least this many times
+#: as long as those of the class's fastest link.
 _CLASS_RATIO = 1.3
 _MAX_CLASSES = 4
 

@@ -42,7 +42,7 @@ class Arcs(NamedTuple):
     head: Ints
     out_of: Ints  # arcs of kind k that leave rank r are `out[out_of[k * num_ranks + r]:...]`
     out: Ints
-    in_of: Ints  # and those that enter it `into[in_of[k * num_ranks + r]:...]`
+    in_of: Ints  # arcs of kind k that enter r are `into[in_of[k * num_ranks + r]:...]`
     into: Ints
 
 
@@ -105,8 +105,8 @@ class Room(NamedTuple):
     price: Floats  # price of a tick of each resource
     key: Ints
     sorted: Ints
-    following: Ints  # lists of sends on arcs that may merge: the next send, by send
-    first: Ints  # and the first send, by arc
+    following: Ints  # by send: the next send in the list of its arc, whose sends may merge
+    first: Ints  # by arc: the first send in its list
     ruined: Ints  # trees that lack routes
     is_ruined: Bools
     queue: Ints

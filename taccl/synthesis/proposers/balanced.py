@@ -179,7 +179,7 @@ def search_balanced(
 ) -> None:
     """Propose the dimension-balanced schedule.
 
-    - `competes`: True if it only competes with others: it must finish first, and errors are ignored.
+    - `competes`: True if the schedule only competes with others: it must finish first; errors are ignored.
     """
     since, problem = time.monotonic(), search.problem
     search.report("balancing dimensions")

@@ -70,7 +70,7 @@ _NICE = 5
 
 
 def needed(problem: Problem) -> tuple[str, ...]:
-    """Names of the kernels that a problem needs; a reduction also needs those of its broadcast phase."""
+    """Names of the kernels for a problem; for a reduction, with the kernels of its broadcast phase."""
     lists: tuple[str, ...] = ("alltoall",) if _goes_to_one(problem) else ("allgather",)
     if problem.collective.combining:
         lists = ("reduce-scatter", "allgather")

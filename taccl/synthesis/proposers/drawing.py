@@ -39,7 +39,7 @@ _BLOCK = 1 << 18
 
 
 def spread_drawn(fabric: Fabric, demand: Demand, limit: int, limits: Limits) -> Sends:
-    """Sends of one run of the kernel. If it finds no schedule, their finish is a negative reason.
+    """Sends of one run of the kernel; their finish is a negative code if the run finds no schedule.
 
     - `limit`: Latest finish of interest.
     """
@@ -98,7 +98,7 @@ def _convoy_size(fabric: Fabric, demand: Demand) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Convoys:
-    """Clusters of ranks, and the chunks of each: `chunk[first[k]:first[k + 1]]` are those of cluster k."""
+    """Clusters of ranks, and the chunks of each: cluster k has `chunk[first[k]:first[k + 1]]`."""
 
     cluster_of: Ints  # cluster of each rank
     first: Ints

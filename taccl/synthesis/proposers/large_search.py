@@ -130,7 +130,7 @@ def _single_ended(problem: Problem) -> Problem:
 
 
 class _Runs:
-    """Runs of the compiled list scheduler, with the estimated times of these and of the verifier."""
+    """Runs of the compiled list scheduler, with the estimated times of a run and of the verifier."""
 
     def __init__(self, search: Search) -> None:
         self.search, self._large = search, search.parameters.large

@@ -50,10 +50,10 @@ def _gapless(fabric: Fabric, demand: Demand, routes: Routes, turn: Floats, limit
 
 
 def _late_begins(fabric: Fabric, size: int, found: Sends) -> Ints | None:
-    """(num_slots,) earliest starts on links, in ticks, delayed to remove idle time; None if none is idle.
+    """(num_slots,) earliest starts on links, in ticks, delayed to remove idle time; None if there is none.
 
-    A link or resource has idle time if the span from its first to its last use exceeds the largest busy time
-    of any. Its uses then start later by the difference.
+    A link or resource has idle time if the span from its first to its last use exceeds the busy time of the
+    busiest one. Its uses then start later by the difference.
 
     - `size`: Size of every chunk.
     """

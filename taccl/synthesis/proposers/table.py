@@ -272,7 +272,7 @@ def _sums_up(problem: Problem) -> bool:
 
 
 #: Exchange of partial sums between a sum's root and its last contributor (`transforms/exchange.py`); it runs
-#: before ruin and recreate, and again after it.
+#: before and after ruin and recreate.
 _EXCHANGE = Turn(
     OwnProposer("exchange", offer_exchanged, _sums_up),
     lambda search: search.backend == "auto",

@@ -245,7 +245,7 @@ def _compiled(search: Search) -> bool:
 
 
 def along_trees(problem: Problem, limits: Limits = Limits(), *, gapless: bool = False) -> Schedule | None:
-    """Schedule of a problem in its own chunks along packed spanning trees; None if these do not exist.
+    """Schedule of a problem in its own chunks along packed spanning trees; None without such trees.
 
     - `gapless`: True for a schedule that can be repeated at the rate of its busiest resource; the result is
       None if none is found.

@@ -126,7 +126,12 @@ def _link_names(problem: Problem, ranks: Sequence[int], said: Sequence[Clause]) 
 
 
 def _holders(problem: Problem, links: Mapping[int, int]) -> list[list[tuple[int, ...]]]:
-    """For each resource in use: the links that occupy it, from when and how long; with links renamed."""
+    """For each resource in use, a row for each link that occupies it.
+
+    - `links`: {link: its new number}; other links are left out.
+
+    A row gives the link's new number, the alpha and beta cost of the occupation, and those of its delay.
+    """
     costs = problem.costs
     held: dict[int, list[tuple[int, ...]]] = defaultdict(list)
     for index, hold in enumerate(problem.topology.holds):

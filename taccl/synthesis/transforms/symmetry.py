@@ -27,7 +27,7 @@ _BLOCK = 2**21
 
 @dataclass(frozen=True)
 class Symmetry(Transform[Quotient, ListSchedule]):
-    """Quotient of a problem by the symmetries that schedules may have; without these, the problem itself."""
+    """Quotient by the symmetries that schedules may have; without symmetries, the problem itself."""
 
     name: ClassVar[str] = "symmetry"
 

@@ -1,4 +1,4 @@
-"""Protocol of transforms: `apply` makes easier problems of a problem, `invert` a schedule from theirs."""
+"""Protocol of transforms: `apply` turns a problem into easier ones, `invert` turns their schedules back."""
 
 from __future__ import annotations
 

@@ -233,8 +233,8 @@ def least_time(network: Network, counts: Ints, units: int) -> tuple[int, Ints]:
 def trees_per_chunk(network: Network, counts: Ints) -> tuple[Fraction, int]:
     """(least time per unit of a chunk in arbitrarily fine parts, least number of parts that reaches it).
 
-    Latencies do not count. With that number of parts all capacities are whole numbers; it is 0 if capacities
-    exceed `_MOST_CAPACITY`.
+    Latencies do not count. With that number of parts all capacities are whole numbers; the number is 0 if
+    capacities exceed `_MOST_CAPACITY`.
     """
     total = int(counts.sum())
     beta = [int(each) / share for each, share in zip(network.beta, network.share, strict=True)]

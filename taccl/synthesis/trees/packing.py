@@ -122,8 +122,8 @@ def _next_edge(
 ) -> tuple[tuple[int, int], int]:
     """(edge that extends a tree, number of copies that it can extend).
 
-    - `is_tight`, (num_nodes, num_nodes): True for edges into sets whose whole capacity other trees need. They
-      remain so while this tree is built; found ones are added.
+    - `is_tight`, (num_nodes, num_nodes): True for edges into sets of nodes whose whole capacity other trees
+      need. Such edges stay tight while this tree is built. The function marks those that it finds.
     - `begun`: Other unfinished trees.
     """
     best, most, tried = (0, 0), 0, 0

@@ -472,7 +472,7 @@ def test_resources_may_be_taken_in_different_orders():
     """Two sends may hold a shared egress in one order and a shared ingress in the other.
 
     A send of 8 us holds the egress for its first 2 us and the ingress for its last 2. Short sends that start
-    later pass the ingress before it.
+    later pass the ingress before the long one.
     """
     builder = TopologyBuilder("two ways", [0, 0])
     egress, ingress = builder.add_resource("egress"), builder.add_resource("ingress")

@@ -68,8 +68,8 @@ def test_one_that_takes_too_long_is_broken_off(monkeypatch):
 
 
 def test_the_best_baseline_as_a_rule_has_a_larger_share(monkeypatch):
-    """The usually fastest baseline starts once a schedule exists, and its share of the time is twice that of
-    others."""
+    """The usually fastest baseline starts once a schedule exists, and gets twice the time of each other
+    baseline."""
     problem = problem_of()
     search = Search(problem, Options(), Deadline.after(1000))
     builds_s = {"pairwise": 0.0, "ring": 300.0, "bucket": 300.0}
