@@ -141,8 +141,8 @@ def together(collectives: Sequence[Collective]) -> Collective:
 
     Chunks are numbered consecutively, those of the first collective first. `Collective.groups` and
     `Collective.group_of_chunk` give the group of each. A rank may be in several groups. If some collective
-    combines, chunks of the others become sums with one contribution. The number of chunks is open if all
-    collectives leave it open.
+    combines, chunks of copying collectives become sums with one contribution. The number of chunks is open if
+    all collectives leave it open.
 
     Raises
     ------

@@ -34,10 +34,10 @@ def execute(
 ) -> Execution:
     """Execute a program with real messages between MPI ranks, and check its outputs.
 
-    The outputs are compared with those of MPI's own collective, bit for bit unless floats are added up. Both
-    are timed. A process that a launcher (mpiexec, srun) started as one of several ranks joins the others:
-    each of them calls this function, the program of rank 0 is executed, and all get the same result.
-    Otherwise one rank is started on this machine for each rank of the program.
+    The program and MPI's own collective are timed, and their outputs compared, bit for bit unless floats are
+    added up. A process that a launcher (mpiexec, srun) started as one of several ranks joins the others: each
+    of them calls this function, the program of rank 0 is executed, and all get the same result. Otherwise one
+    rank is started on this machine for each rank of the program.
 
     Parameters
     ----------

@@ -24,8 +24,8 @@ class Nics:
     """NICs of each local rank, and the rate limits of its paths to other nodes, such as PCIe links and NICs.
 
     A rank uses all of its nearest NICs as one NIC whose rate is the sum. It stripes each send over them in
-    proportion to the rates at which PCIe reaches them. Ranks with the same nearest NICs divide them if the
-    numbers permit and no capacity is lost, and otherwise share all of them.
+    proportion to the rates at which PCIe reaches them. Ranks with the same nearest NICs divide these NICs if
+    the numbers permit and no capacity is lost; otherwise each rank uses all of them.
 
     - `rails`: True if a rank sends across nodes only to ranks with its own local rank.
     - `of_rank`: NICs of each local rank.

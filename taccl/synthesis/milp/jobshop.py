@@ -5,10 +5,10 @@ which hops are assigned. If hops are optional, the solver also routes. This modu
 the calling process; `jobshop_model` runs in a worker process, the only place where ortools is loaded.
 
 A cut comes from the critical path of a schedule: logic-based Benders decomposition with routing as the master
-problem. The hops of that path, and those that bring their chunks, are scheduled alone. The bound that CP-SAT
-proves for them holds for every routing that makes all of them. Sources: Hooker and Ottosson, "Logic-based
-Benders decomposition", Mathematical Programming 96, 2003; Jain and Grossmann, "Algorithms for hybrid MILP/CP
-models for a class of optimization problems", INFORMS Journal on Computing 13 (4), 2001.
+problem. The hops of that path, and the hops that bring their chunks, are scheduled alone. The bound that
+CP-SAT proves for these hops holds for every routing that includes them all. Sources: Hooker and Ottosson,
+"Logic-based Benders decomposition", Mathematical Programming 96, 2003; Jain and Grossmann, "Algorithms for
+hybrid MILP/CP models for a class of optimization problems", INFORMS Journal on Computing 13 (4), 2001.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ def send_in_turn(
     """Best schedule along routes in which chunks go in the order of their turns; None if it was stopped.
 
     If chunks wait for the same link, the earlier turn goes first, then the longer route ahead. So a rank
-    forwards chunks at the rate at which it receives them, rather than all those with long routes first.
+    forwards chunks at the rate at which it receives them, rather than all chunks with long routes first.
 
     - `turn`, (num_chunks,): When each chunk is due, as a share of the peak time, 0 to 1.
     """

@@ -159,7 +159,7 @@ def suggest_for(
       time.
     - `give_up`: Deadline at which the function returns without proposals; by default it waits for one.
     - `along`: True to include schedules along the dimensions of a product as candidates. A search that goes
-      on from the best candidate does better without them, and tries them itself.
+      on from the best candidate tries such schedules itself, and does better if it does not start from one.
     """
     suggesting = options.parameters.suggesting
     is_patient = give_up is NEVER
