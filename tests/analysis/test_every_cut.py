@@ -309,7 +309,7 @@ def test_scope_names_the_chunks():
 
 
 def test_the_bound_over_all_chunkings_holds_for_the_chunks_used():
-    """A weak bound of whole chunks is raised to the bound over all chunkings; a larger one is kept."""
+    """A weak bound of whole chunks is raised to the bound over all chunkings; a larger bound stays."""
     problem = taccl.make_problem(RING, "allgather", size_bytes=11, chunks_per_rank=1)
     whole = taccl.lower_bound(problem)
     every = bound_of_every_cut(whole)

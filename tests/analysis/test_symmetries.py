@@ -85,7 +85,7 @@ def circulant(rng):
 def test_random_circulants_fold_to_no_lower_bound(name, divisible):
     """On random circulants the bound of the folded program is no lower than that of the whole program.
 
-    It may be higher: among equal optima, other prices give better heads and tails.
+    It may be higher: of several optima, it may find one whose prices give better heads and tails.
     """
     for seed in cases("random circulants have quotients of no lower bound", few=16, many=400):
         some = problem(circulant(random.Random(seed)), name)

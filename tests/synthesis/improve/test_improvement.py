@@ -319,7 +319,7 @@ def test_what_one_seed_does_not_find_another_may():
 def test_a_send_that_is_taken_over_has_one_link():
     """Two sends of one chunk over different links stay two sends, even if both have one group number.
 
-    Re-planning gives such numbers.
+    Re-planning gives equal group numbers to such sends.
     """
     problem = make_problem(topologies.ring(5), collectives.allgather(5), chunk_bytes=MB)
     problem = problem.with_clauses(max_merge=4, merging=frozenset(range(len(problem.topology.links))))

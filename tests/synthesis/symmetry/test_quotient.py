@@ -260,7 +260,7 @@ def test_more_symmetries_than_memory_holds():
 def test_several_symmetries_fold_in_little_memory(topology, offsets, order, in_time):
     """Several symmetries give quotients of known group orders, in at most 64 MB of memory.
 
-    `order` is that of the whole group, None if it is not counted, and `in_time` that of the timing group. The
+    `order`: order of the whole group, None if it is not counted. `in_time`: order of the timing group. The
     twelve rotations in groups of 3 and 4 are products of several generators.
     """
     num_ranks = topology.num_ranks

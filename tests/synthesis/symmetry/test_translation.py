@@ -143,7 +143,7 @@ def test_the_same_seed_makes_the_same_schedule():
 
 
 def test_a_one_way_ring_needs_reversed_links_for_sums():
-    """On a ring of links in one direction, allgather and reduce-scatter both use them, and both are valid."""
+    """A ring of links in one direction has valid schedules of allgather and of sums; allgather's is optimal."""
     topology = topologies.ring(5).without(links=range(5, 10))
     for collective in COLLECTIVES:
         result = synthesize_implicit(topology, collective)

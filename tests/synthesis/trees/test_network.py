@@ -64,13 +64,13 @@ def test_the_narrowest_set_of_ranks_limits_throughput():
 
 @pytest.mark.parametrize(("num_ranks", "parts"), [(3, 1), (4, 2), (5, 1), (6, 2)])
 def test_parts_that_fill_a_ring(num_ranks, parts):
-    """An odd number of ranks fills both directions of a ring in whole chunks; an even number needs halves."""
+    """Whole chunks fill both directions of a ring of an odd number of ranks; an even number needs halves."""
     found, counts, _ = network(taccl.topologies.ring(num_ranks))
     assert trees_per_chunk(found, counts)[1] == parts
 
 
 def test_whole_chunks_take_at_least_the_optimum():
-    """On a ring of four, whole chunks take two steps in both directions, halves one and a half."""
+    """On a ring of four, whole chunks take two steps in both directions, half chunks one and a half."""
     topology = taccl.topologies.ring(4, alpha_us=0, bandwidth_gb_per_s=1)
     found, counts, problem = network(topology, size=4 * 10**6)
     units = int(problem.costs.chunk_units[0])
