@@ -39,6 +39,8 @@ _VERIFY_S = 6e-6
 #: `_SAFE_SHARE`: max share of the time left that the preferred baseline may need; otherwise, the most
 #: preferred baseline within `_FIRST_TIMES` is built.
 _FIRST_TIMES, _SAFE_SHARE = 2.0, 0.8
+#: Max seconds past the time limit for variants of the first baseline, once one of its forms is complete.
+_VARIANTS_S = 1.0
 #: Max share of the time left in which `quickest_first` puts the usually best baseline before quicker ones.
 _BEST_FIRST_SHARE = 0.2
 #: Entry of `tried_finer` once finer chunks of recursive multiplying were chosen by estimated finishes.
@@ -176,8 +178,9 @@ def _offer_quickest(
             continue
         verify_s = factor * _VERIFY_S * num_arrivals(problem) * (1 + problem.collective.sums_up)
         last = limit if is_known else late
-        # A first schedule of one form takes little time, and its variants may be far sooner.
-        ends = limit.later(-verify_s) if is_known or row_of(name).forms_transfers else late
+        # A first form takes little time, and variants may finish far sooner than it.
+        has_variants = not (is_known or row_of(name).forms_transfers)
+        ends = limit.later(_VARIANTS_S if has_variants else -verify_s)
         found = _in_time(name, problem, ends, last)
         with suppress(OutOfTime), (limit.at_least(verify_s) if is_known else late).enforced():
             is_better = found is not None and (search.best is None or found.finish < search.best.finish)
