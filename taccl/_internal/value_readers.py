@@ -43,7 +43,11 @@ class Reader:
 
 
 def whole_number(number: object, where: str, *, at_least: int | None = None) -> int:
-    """Convert a whole number of any type to `int`; with `at_least`, also check that it fits 64 bits."""
+    """Convert a whole number of any type to `int`, or raise `InputError`.
+
+    - `where`: Place of the number, for the message of the error.
+    - `at_least`: Min value. If it is given, the number must also be less than 2**63.
+    """
     if type(number) is int:
         whole: int | None = number
     else:

@@ -131,10 +131,13 @@ def as_messages(algorithm: Algorithm, chunk_units: NDArray[np.int64]) -> RankMes
 class HostLinks(NamedTuple):
     """Links and holds between hosts as columns; costs in ticks (alpha) and ticks per unit of data (beta).
 
-    - `hops`: (num_hosts ** 2,) int64, number of links from row to column of each pair.
-    - `link`: Links of all pairs, one pair after the other.
+    - `hops`: (num_hosts ** 2,) int64, number of links on the path of each (source, destination) pair. Pairs
+      are in order of source, then destination.
+    - `link`: Links of the paths of all pairs, one pair after the other.
     - `takes`: (2, num_links) int64, alpha and beta of a send.
-    - `of_link`, `resource`, `receives`: (num_holds,), sorted by link; `held`: (2, num_holds), alpha and beta.
+    - `of_link`, `resource`: (num_holds,) int64, link and resource of each hold, sorted by link.
+    - `receives`: (num_holds,) bool, True if the hold ends with the send, False if it begins with it.
+    - `held`: (2, num_holds) int64, alpha and beta of each hold.
     - `names`: Name of each resource.
     - `chunk_units`: (num_chunks,) int64, size of each chunk in units.
     """

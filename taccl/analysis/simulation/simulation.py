@@ -23,7 +23,8 @@ class TimedSend:
 
     - `chunks`: Indices of the chunks that it carries.
     - `group`: Number of the send in the schedule.
-    - `start`, `end`: Exact microseconds; in a cycle, relative to the start of the last send one round before.
+    - `start`, `end`: Exact microseconds. A cycle repeats; time 0 is the start of its last send in the
+      previous repetition.
     - `waited_for`: Kind of the wait that ended last before the start; ``"nothing"`` for a send at time 0.
     - `what`: Name of the awaited chunk, resource or clause.
     """

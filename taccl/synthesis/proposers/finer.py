@@ -61,10 +61,9 @@ _PLANS_S_PER_LINK, _PLANS_SHARE = 1.2e-4, 0.4
 #: Max transfers of a baseline that is tried in finer chunks; whole sums on 64 ranks have this many.
 _CUT_TRANSFERS = 64 * 64 * 6
 
-#: `_CUT_VERIFY_S`: min seconds allowed to verify a baseline in finer chunks once the deadline has ended its
-#: construction.
-#: `_VERIFY_TRANSFER_S`: CPU seconds per transfer of this verification (estimate): many transfers are merged
-#: or name their contributions.
+#: `_CUT_VERIFY_S`: min seconds allowed to verify a baseline in finer chunks, even past the deadline.
+#: `_VERIFY_TRANSFER_S`: CPU seconds per transfer to verify it. This estimate includes the extra work for
+#: merged transfers and for named contributions, both of which are frequent in these baselines.
 _CUT_VERIFY_S, _VERIFY_TRANSFER_S = 0.5, 2e-5
 
 
@@ -203,7 +202,13 @@ def _opened(problem: Problem) -> Problem:
 
 
 def _search_for(search: Search, found: Schedule, cut: Callable[[Problem, int], Problem]) -> Search | None:
-    """Search with a schedule in finer chunks; None if it is invalid, or finer chunks are not allowed."""
+    """Return a new search that holds `found`, a schedule in finer chunks.
+
+    Returns None if this number of chunks is not allowed, or if `cut` makes chunks of other sizes. Returns
+    None also if `found` is invalid for the problem in finer chunks.
+
+    - `cut`: Function from (problem, parts) to the problem with each chunk cut into that many parts.
+    """
     suggesting = search.parameters.suggesting
     count = found.problem.collective.chunks_per_rank // search.problem.collective.chunks_per_rank
     if suggesting.counts_only and count not in suggesting.counts:
