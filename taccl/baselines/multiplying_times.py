@@ -290,11 +290,12 @@ class StepTimes:
 
     @cached
     def hops(self, digit: Digit, is_same: bool = False) -> list[Ints]:
-        """Links of the first hops of all routes along a digit, of all second hops, and so on.
+        """Links of all routes in an exchange, an array per hop: first hops, second hops, and so on.
 
-        Empty if there are more than `MOST_SENDS`.
+        Every rank sends to its partners in the digit (see `Grid.turns`) along shortest routes. Empty if the
+        routes have more than `MOST_SENDS` hops in total.
 
-        - `is_same`: True if data that a rank sends crosses each link once.
+        - `is_same`: True if a rank sends the same data to all partners, which then crosses each link once.
         """
         turns = np.array(self.grid.turns(digit))
         src, dst = (each.ravel() for each in np.broadcast_arrays(np.arange(turns.shape[1]), turns))

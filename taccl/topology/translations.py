@@ -197,7 +197,7 @@ class Translations:
         return self.host.num_ranks
 
     def rank_at(self, place: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Ranks at places."""
+        """Ranks at the given places, the positions that translations permute; usually places are ranks."""
         return place if self.ranks is None else np.asarray(self.ranks[place])
 
     def reversed(self) -> tuple[LinkClass, ...]:

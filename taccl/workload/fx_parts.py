@@ -26,9 +26,11 @@ _MOVES = ("transpose", "narrow", "pad", "repeat", "concat")
 
 
 def of_parts(graph: Graph, kind: str, values: Sequence[Any], **options: Any) -> Any:
-    """Result of a point-wise operation on the parts of partial tensors; None if they cannot be separated.
+    """Result of a point-wise operation that each rank applies to its own part of partial tensors.
 
-    It is an `Own`, or a tensor that is sliced as another operand is.
+    If another operand is sliced, the result is a tensor sliced in the same way. Otherwise the result is an
+    `Own`, with a part per rank. None for operations that are not point-wise, for parts that cannot be
+    separated, and for operands that do not fit together.
     """
     if kind not in POINTWISE or kind == "dropout":
         return None

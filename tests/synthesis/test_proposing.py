@@ -135,7 +135,7 @@ def test_what_raises_inside_a_proposer_reaches_the_caller(allgather, added):
     ids=lambda turn: turn.proposer.name,
 )
 def test_the_librarys_own_have_the_protocol_of_users(turn, problem):
-    """The library's own proposers implement the same protocol, with a test of support."""
+    """The library's own proposers implement `Proposer`, as users' do, and `supports` returns a bool."""
     assert isinstance(turn.proposer, Proposer)
     assert turn.proposer.supports(problem) in (True, False)
 

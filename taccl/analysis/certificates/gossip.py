@@ -46,8 +46,10 @@ class Gossip(OfRanks):
     """Witness of gossip: sends between ranks of a set, or between nodes, that shared sums require.
 
     - `between_nodes`: True for sends between nodes; `ranks` are then all ranks.
-    - `collected`: Labels of the number of ranks of a node whose contributions one of them can hold.
-    - `spread`: Labels of the number of ranks of a node that can hold a copy that entered at one of them.
+    - `collected`: ((ticks, most), ...): before `ticks`, a rank can hold the contributions of at most `most`
+      ranks of its node.
+    - `spread`: ((ticks, most), ...): less than `ticks` after a copy enters a node, at most `most` ranks of
+      the node can hold it.
     """
 
     kind, proves = "gossip", "cut counting"

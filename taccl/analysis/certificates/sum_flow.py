@@ -119,11 +119,11 @@ def _lane(demand: NeededSends, links: Iterable[int], resource: int) -> Lane:
 
 
 class _Flow:
-    """Sums of all ranks that cross links grouped into lanes, and the bound at given prices.
+    """Sum-flow bound at a given horizon and price, for sums with contributions of all ranks.
 
-    - `units`: Units of all sums.
-    - `lanes`: {lane: number of such resources}; together they cover every link.
-    - `shortest`: Min latency of a link, in ticks.
+    - `units`: Total units of the sums.
+    - `lanes`: {lane: number of resources with its costs}; the resources together cover every usable link.
+    - `shortest`: Min latency of a usable link, in ticks.
     """
 
     def __init__(self, num_ranks: int, units: int, lanes: Counter[Lane], shortest: int) -> None:

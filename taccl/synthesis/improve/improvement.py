@@ -104,10 +104,10 @@ class Improvement:
         self._start()
 
     def _start(self) -> None:
-        """Copy the sends from which the trees were read into the arrays, in the order of their starts.
+        """Copy the sends of each tree (`Tree.read_from`) into the arrays of the current state.
 
-        A tree loses all its links if trees of its kind cannot grow over one of them. An example is a
-        reduction over a link of several sources.
+        A tree with an unsupported link is left empty, and the search then rebuilds it. Broadcast trees
+        support allowed links with one source, reduction trees allowed links with one destination.
         """
         now, arcs = self.now, self.arcs
         send_of: dict[tuple[int, int, bool], int] = {}

@@ -295,7 +295,11 @@ def fastest(gates: Gates) -> Gates:
 
 
 def _by_place(gates: Gates, *keys: Ints) -> list[Ints]:
-    """Sort the gates of each set by `keys`; for each position, indices of the gates at it in all sets."""
+    """Lists of gate indices: first the first gate of every set, then the second of every set, and so on.
+
+    The gates (bottleneck resources) of each set are sorted by `keys`. Sets with fewer gates are left out of
+    the later lists.
+    """
     order = np.lexsort((*reversed(keys), gates.of_set))
     _, sizes = np.unique(gates.of_set, return_counts=True)
     place = np.concatenate([np.arange(number) for number in (0, *sizes.tolist())])
