@@ -188,10 +188,11 @@ class Lanes:
 
     @cached_property
     def _replayed(self) -> tuple[float, Floats]:
-        """(`stretch` of closed rings, start of each hop in the first step, as a fraction of a step's time).
+        """(stretch, starts) of closed rings, measured on a simulation of a few steps without latency.
 
-        Measured on a simulation of a few steps without latency. Hops of a step are scheduled in the order of
-        their `turns`.
+        `stretch` is the ratio of a step's time to that of its busiest resource. The starts, (directions,
+        lanes, hops), are those of the first step, as fractions of a step's time. Hops of a step are scheduled
+        in the order of their `turns`.
         """
         order = np.lexsort((np.arange(self.turns.size), self.turns.ravel())).tolist()
         holds = [holds for lane in self._holds for holds in lane]

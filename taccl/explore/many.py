@@ -83,7 +83,7 @@ def table_of(
 def _rows(
     asked: Asked, num_workers: int | None, cache: Cache | None, until_s: float
 ) -> Generator[tuple[int, dict[str, Any]]]:
-    """Yield (index, row) of each run: first those that are cached or make no problem, then the others."""
+    """Yield (index, row) of each run: first those cached or without a valid problem, then the others."""
     waiting: list[tuple[int, RunRequest]] = []
     damage: list[str] = []
     for index, (make, labels) in enumerate(asked):

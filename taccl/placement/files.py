@@ -219,7 +219,8 @@ _THREAD_BYTES = {"ll": (8, 512), "ll128": (8, 640), "simple": (64, 256)}
 #: which slows large messages down.
 #: `_MOST_CHANNELS`: maximum number of channels written, as NCCL 2.30 builds at most 64.
 _FEWEST_CHANNELS, _MOST_CHANNELS = 2, 64
-#: {collective: NCCL's algorithms besides ring}, the fallbacks if NCCL_ALGO excludes the earlier rules.
+#: {collective: NCCL's algorithms besides ring}. The table has fallback rules for them, in this order, as
+#: NCCL_ALGO may exclude the fastest algorithm.
 _OTHERS = {
     "allreduce": ("tree", "nvls", "nvls_tree", "collnet_direct", "collnet_chain"),
     "allgather": ("pat", "nvls", "collnet_direct"),

@@ -242,7 +242,10 @@ def test_equal_switches_are_planes(tmp_path):
 
 
 def test_disjoint_switches(tmp_path):
-    """Two switches of eight ranks: ports inside each, plain links between them, all int(2.5 + 3.75) = 6."""
+    """Two switches of eight ranks have ports only for links within a switch.
+
+    Links between the switches hold no port. A chunk takes int(2.5 + 3.75) = 6 us on them.
+    """
     content = json.loads(files("dgx2-n1").read_text())
     content["intranode_sketch"].update(
         switches=[list(range(8)), list(range(8, 16))], switch_hyperedge_strategy=["uc-min", "uc-max"]

@@ -317,7 +317,10 @@ def _crossings(demand: NeededSends) -> int:
 
 
 def _late_border(problem: Problem, *, in_network: bool | Literal["only"]) -> list[Claim]:
-    """Claim of the best cut around a node or a rank, for divisible data; none with too many chunk ends."""
+    """Claim of the best cut around a node or a rank, for divisible data.
+
+    No claim if the different chunks together have more than `_MAX_TIMED` origins and destinations.
+    """
     problem = by_switches_alone(problem) if in_network == "only" else problem
     demand = NeededSends(as_spreading(problem))
     if _crossings(demand) > _MAX_TIMED:

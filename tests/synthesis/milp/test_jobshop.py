@@ -61,7 +61,7 @@ def test_a_hint_that_does_not_fit_does_no_harm():
 
 
 def test_a_hint_may_make_hops_that_are_not_given():
-    """The hint may contain hops that are not given: here only chunk 0's hops are timed."""
+    """If all hops of the hint are required and no others are optional, the schedule has just these hops."""
     quotient = orbits_of(problem_of(ring(3), collectives.broadcast(3)))
     hint = listed(quotient)
     needed = [m for send in hint.sends for m in send.hops]

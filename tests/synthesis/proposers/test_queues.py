@@ -363,7 +363,7 @@ def test_chunks_take_the_routes_that_merging_makes_short():
 
 
 def test_nothing_merges_where_latency_is_a_small_part():
-    """Chunks of 1 GB with 1 us of latency are not merged, and the schedule stays compact."""
+    """Chunks of 1 GB with 1 us of latency are not merged, and the schedule stores no column of groups."""
     topology = through_rank_1(5)
     clauses = Clauses(max_merge=3, merging=frozenset([len(topology.links) - 1]))
     problem = make_problem(topology, to_rank_0(5, range(2, 5)), chunk_bytes=1000 * MB, clauses=clauses)
