@@ -91,9 +91,10 @@ def bound_over_all_chunkings(search: Search, known: Certificate | None = None) -
     - `known`: A lower bound for the problem's own chunks, if there is one.
     """
     budget, since, left_s = search.parameters.budget, time.monotonic(), search.deadline.left_s
-    # On a busy machine the bound gets more seconds, of which only a few may be after the time limit.
-    least_s = budget.least_every_s
-    least_s = min(least_s * busy_factor(), max(_LATE_TIMES * least_s, _MOST_EVERY_SHARE * left_s))
+    # On a busy machine the bound gets more seconds. For large problems, few may be after the time limit.
+    least_s = budget.least_every_s * busy_factor()
+    if not is_brief(search.problem):
+        least_s = min(least_s, max(_LATE_TIMES * budget.least_every_s, _MOST_EVERY_SHARE * left_s))
     every_s = max(least_s, min(budget.most_every_s, budget.bound_share * left_s))
     every = bound_of_every_cut(known or no_bound(search.problem), budget_s=every_s)
     every_us, name = None if every is None else every.bound_us, "bound over all chunkings"

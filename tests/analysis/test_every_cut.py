@@ -321,7 +321,7 @@ def test_the_bound_over_all_chunkings_holds_for_the_chunks_used():
 
 
 def test_a_synthesis_out_of_time_shows_no_less_than_the_bound_over_all_chunkings():
-    """If time is short, the result's bound is at least the bound over all chunkings.
+    """If time is short, the result's bound is at least the bound over all chunkings, up to rounded prices.
 
     The problem is an alltoall on the generalized Kautz graph of degree 2 and order 12.
     """
@@ -331,7 +331,7 @@ def test_a_synthesis_out_of_time_shows_no_less_than_the_bound_over_all_chunkings
     topology = taccl.topologies.from_networkx(graph)
     problem = taccl.make_problem(topology, "alltoall", size_bytes=10**8, chunks_per_rank=1)
     result = taccl.synthesize(problem, backend="greedy", time_limit_s=0.01)
-    assert result.bound.bound >= taccl.lower_bound(problem, divisible=True).bound
+    assert result.bound.bound >= (1 - Fraction(1, 10**6)) * taccl.lower_bound(problem, divisible=True).bound
 
 
 def test_the_gap_that_was_asked_for_comes_first():

@@ -85,11 +85,11 @@ def test_the_form_that_gains_most_comes_second(monkeypatch):
     """
     estimate, left = finer.Estimated.of, [2]
 
-    def estimated(*given):
+    def estimated(*given, **options):
         if not left[0]:
             raise OutOfTime("ended")
         left[0] -= 1
-        return estimate(*given)
+        return estimate(*given, **options)
 
     monkeypatch.setattr(finer.Estimated, "of", estimated)
     problem = taccl.make_problem(taccl.topologies.dgx_h100(nodes=4), "allreduce", size_bytes=64 * 10**6)

@@ -202,8 +202,8 @@ def test_same_seed_same_sends():
 
 def num_runs(monkeypatch, limits):
     """Number of runs that the kernel makes for an alltoall."""
-    runs, send = [], queues._send
-    monkeypatch.setattr(queues, "_send", lambda *given, **named: runs.append(1) or send(*given, **named))
+    runs, send = [], queues.send_once
+    monkeypatch.setattr(queues, "send_once", lambda *given, **named: runs.append(1) or send(*given, **named))
     fabric, demand = problem_arrays(problem_of(topologies.dgx2(2), collectives.alltoall(32)))
     send_queued(fabric, demand, limits)
     return len(runs)
@@ -296,7 +296,7 @@ def test_ranks_serve_others_in_step():
 @pytest.mark.slow
 def test_what_is_broken_off_is_sent_at_once(monkeypatch):
     """If queueing along routes is interrupted, the routes still give a valid schedule."""
-    monkeypatch.setattr(queues, "_send", lambda *_, **__: None)
+    monkeypatch.setattr(queues, "send_once", lambda *_, **__: None)
     assert verify(schedule_large(problem_of(topologies.dgx2(2), collectives.alltoall(32)))).ok
 
 
