@@ -27,6 +27,7 @@ from taccl.measure.model import COLLECTIVES, Way, further_channels, nvls_way, wa
 from taccl.schedule.timing import exact_times
 from taccl.topology.in_network import shared_links
 from taccl.topology.machines import SHAPES
+from taccl.topology.nvls import with_nvls
 from taccl.topology.parts import thousandths
 from taccl.topology.profiles import find_profile, profile_of
 from taccl.topology.registry import parse
@@ -203,10 +204,12 @@ def nccl_bounded(problem: Problem, schedule: Schedule, chosen: Considered) -> tu
     The problem has the topology as given, under the schedule's protocol. The schedule itself may be on slower
     links, as NCCL's model grants trees only a part of the bandwidth.
     """
-    notes = []
+    notes: list[str] = []
     if chosen.algorithm == "nvls" and not _nvls_links(problem.topology):
         notes.append("reductions in switches (NVLS) are on, as in NCCL (--no-nvls excludes them)")
-        problem = _with_switches(problem)
+        switched, known = _with_switches(problem), problem.topology.assumed
+        notes += [f"assumed: {each}" for each in switched.topology.assumed if each not in known]
+        problem = switched
     topology = problem.topology
     if chosen.protocol:
         topology = topology.under(chosen.protocol)
@@ -269,14 +272,15 @@ def _with_switches(problem: Problem) -> Problem:
     """Return an allreduce on its topology with the links of switches that reduce (NVLS) added.
 
     The problem is returned unchanged if it is no allreduce, has clauses other than merging, or has such links
-    already. It is also unchanged if its machine has no such switches or no profile. The same holds if its
-    links or their costs differ from the machine's model.
+    already. It is also unchanged if its machine has no such switches or no profile, or if its links or their
+    costs differ from the machine's model. For topologies of files, `with_nvls` decides.
     """
     topology, shape = problem.topology, SHAPES.get(problem.topology.machine)
-    if shape is None or not shape.nvls or _nvls_links(topology) or problem.collective.name != "allreduce":
+    if _nvls_links(topology) or problem.collective.name != "allreduce" or without_sketch(problem) != problem:
         return problem
-    plain, profile = without_sketch(problem), profile_of(topology)
-    if profile is None or plain != problem:
+    if not topology.machine:
+        return replace(problem, topology=with_nvls(topology))
+    if (profile := profile_of(topology)) is None or shape is None or not shape.nvls:
         return problem
     for rails in {shape.has_rails, False}:
         made = parse(
@@ -370,16 +374,14 @@ def _hop_us(topology: Topology, *, between: bool) -> float:
 def _topology(topology: Topology, protocol: str, algorithm: str, size: int) -> Topology:
     """The topology under a protocol, with the latency of the channels that a message of this size uses.
 
-    For NVLS and trees, also with the costs in NCCL's tuning tables.
+    For NVLS and trees, also with the costs in NCCL's tuning tables; for those of files, NVLS alone.
     """
-    if not protocol:
-        return topology
-    found, profile = topology.under(protocol), profile_of(topology)
+    found, profile = topology.under(protocol) if protocol else topology, profile_of(topology)
     if profile is not None and profile.channel is not None and protocol in CHANNEL_BYTES:
         further = float(further_channels(protocol, np.array([float(size)]))[0])
         ramp_us = thousandths(profile.channel.value * Fraction(further))
         found = replace(found, launch_us=found.launch_us + ramp_us)
-    if algorithm == "nvls":
+    if algorithm == "nvls" and (protocol or not topology.machine):
         wide, hop_us = shared_links(found), Fraction(NVLS_US, 2)
         slower = (e._replace(alpha_us=hop_us) if i in wide else e for i, e in enumerate(found.links))
         return replace(found, links=tuple(slower))

@@ -11,7 +11,14 @@ from taccl._internal.units import format_count
 from taccl.errors import FormatError, InputError
 from taccl.formats.registry import foreign_topology, load_topology
 from taccl.measure.logs import read_log
-from taccl.measure.machine import COUNTABLE, check_alike, is_stand_in, machine_by_gpus, modelled
+from taccl.measure.machine import (
+    COUNTABLE,
+    check_alike,
+    is_stand_in,
+    machine_by_gpus,
+    modelled,
+    with_switches,
+)
 from taccl.measure.series import Log, Series
 from taccl.topology.machines import SHAPES
 from taccl.topology.registry import machine_names, parse
@@ -88,6 +95,9 @@ def topology_of(series: Series, machine: Machine, gpus: Collection[str]) -> tupl
         whole = first if first and nodes == first.num_nodes else _made(word, nodes, machine.profile)
         if is_assumed and nodes > 1 and not series.num_nodes:
             notes.append(f"the log lists no hosts; {format_count(nodes, 'node')} assumed (--nodes)")
+    switched = with_switches(whole, gpus)
+    notes += [f"assumed: {each}" for each in switched.assumed if each not in whole.assumed]
+    whole = switched
     if machine.topology is None and isinstance(word, str) and is_stand_in(word, gpus):
         listed = first_of([shown(name, 60) for name in sorted(gpus)], 3)
         notes.append(f"the GPUs are {listed}; {word}, whose links are alike, is assumed (--topology)")

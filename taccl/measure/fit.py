@@ -24,7 +24,16 @@ from taccl.measure.estimate import (
 )
 from taccl.measure.library_costs import Costs
 from taccl.measure.logs import joined, read_log
-from taccl.measure.machine import Machine, check_alike, find_machine, machine_of, mismatches, modelled, placed
+from taccl.measure.machine import (
+    Machine,
+    check_alike,
+    figures_of,
+    find_machine,
+    mismatches,
+    modelled,
+    placed,
+    with_switches,
+)
 from taccl.measure.missing import missing_measurements
 from taccl.measure.model import COLLECTIVES, PARAMETERS, Parameter, priors, terms_of, times_us
 from taccl.measure.predict import costs_of, predicted_us
@@ -259,7 +268,13 @@ def fit(
     read = [modelled(read_log(log, collective=collective, in_place=in_place)) for log in logs]
     check_alike(read, "fit")
     is_named = isinstance(topology, str)
-    machine = find_machine(topology) if isinstance(topology, str) else machine_of(topology)
+    guesses: list[str] = []
+    if isinstance(topology, str):
+        machine = find_machine(topology)
+    else:
+        on = with_switches(topology, {name for log in read for name in log.gpus})
+        guesses = [f"assumed: {each}" for each in on.assumed if each not in topology.assumed]
+        machine = figures_of(on)
     rates_source = f"profile nominal of {machine.name}" if is_named else machine.name
     before = priors(machine.node_gb_per_s, machine.network_gb_per_s or _USUAL_NIC, rates_source)
     most = max(each.num_ranks for log in read for each in log.series)
@@ -288,6 +303,7 @@ def fit(
     poor = f"the 90th percentile of the errors is {p90:.0%}: some sizes fit badly; see their table"
     notes = (
         *mismatches(read, kept, machine, rates),
+        *guesses,
         *_at_limits(parameters),
         *([poor] if p90 > WORST_P90 else []),
     )

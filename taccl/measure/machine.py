@@ -109,6 +109,24 @@ def machine_of(topology: Topology) -> Machine:
     )
 
 
+def with_switches(topology: Topology, gpus: Collection[str]) -> Topology:
+    """A file's topology with in-switch sums (NVLS), if NCCL uses them on its GPUs.
+
+    - `gpus`: Names of the GPUs, as far as they are known.
+    """
+    from taccl.topology.models import MODELS
+    from taccl.topology.nvls import with_nvls
+
+    machine = machine_by_gpus(gpus)
+    return with_nvls(topology, MODELS[machine].generation if machine else "")
+
+
+def figures_of(topology: Topology) -> Machine:
+    """Figures of a file's topology, with the share of in-switch sums if its switches do these."""
+    shares = [float(switch.reduces.efficiency) for switch in topology.switches if switch.reduces]
+    return machine_of(topology)._replace(nvls_share=min(shares, default=0.0))
+
+
 def modelled(log: Log) -> Log:
     """The log without collectives that NCCL's model does not cover, which a note names.
 

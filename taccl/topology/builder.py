@@ -66,6 +66,17 @@ class TopologyBuilder:
         default_factory=dict, init=False
     )
 
+    @classmethod
+    def continuing(cls, topology: Topology) -> TopologyBuilder:
+        """Builder that holds all of a topology but its notes and assumptions, for further links."""
+        words = {name: getattr(topology, name) for name in (*WORDS, "protocol", "launch_us")}
+        made = cls(**words, node_of_rank=topology.node_of_rank)
+        made.links += topology.links
+        made._resources += topology.resources
+        made._holds += topology.holds
+        made._switches += topology.switches
+        return made
+
     @checked_as(TopologyError)
     def add_link(
         self,

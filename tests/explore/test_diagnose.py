@@ -6,6 +6,7 @@ import taccl
 from taccl.errors import FormatError, InputError
 from taccl.measure.diagnosis import Gain
 from tests.explore.degraded import CASES, HALF_SLOT, NIC, NVLS, RINGS, network_log, node_log
+from tests.nvswitch import matrix, server_xml
 
 GPU = "#  Rank {} Group 0 Pid 1 on host0 device {} [0000:00:00] {}\n"
 
@@ -321,3 +322,31 @@ def test_launches_by_one_process_explain_slow_small_messages(log, head, likely, 
     causes = judged(log(text), topology="mi300x").causes
     named = {grade: {each.name for each in causes if each.grade == grade} for grade in ("likely", "possible")}
     assert named == {"likely": likely, "possible": possible}
+
+
+@pytest.mark.parametrize("text", [server_xml(90, 18), matrix(18)], ids=["xml", "topo -m"])
+def test_files_of_hopper_servers_are_judged_as_the_machine(log, tmp_path, text):
+    """A healthy log of NVLS is as expected on a file of its server, and one of rings is slow.
+
+    NVLS is then off by the rates of NCCL's XML; by those of data sheets, assumed for matrices, it need not be.
+    """
+    path = tmp_path / ("h100.xml" if text.startswith("<") else "h100.txt")
+    path.write_text(text)
+    healthy, named = (judged(log(node_log(NVLS)), topology=on) for on in (str(path), "dgx-h100"))
+    assert healthy.share == pytest.approx(named.share, rel=0.07)
+    assert "(NVLS, " in healthy.verdict
+    assert healthy.verdict.endswith("; as expected")
+    rings = judged(log(node_log(RINGS)), topology=str(path))
+    assert rings.share == pytest.approx(RINGS / 459.6, rel=0.03)
+    assert rates(rings) == ({"nvls-off"} if text.startswith("<") else set())
+
+
+def test_a_server_of_a_file_without_names_of_gpus_has_nvls_as_a_guess(log, tmp_path):
+    """If the log names no GPUs, the notes state the guess; on a topology of A100 there is none."""
+    nameless = "\n".join(line for line in node_log(NVLS).splitlines() if "Rank" not in line)
+    for nvlinks, notes in ((18, ["Hopper"]), (12, [])):
+        path = tmp_path / f"{nvlinks}.txt"
+        path.write_text(matrix(nvlinks))
+        found = judged(log(nameless), topology=str(path))
+        said = [note for note in found.notes if "NVLS" in note]
+        assert [word for word in ("Hopper", "Ampere") for note in said if word in note] == notes

@@ -7,12 +7,15 @@ import pytest
 
 import taccl
 from taccl.errors import FormatError, InputError
+from taccl.formats.nccl.topology import load_nccl_topology
 from taccl.measure.calibrate import calibrated
 from taccl.measure.estimate import Observed, estimate, lines
 from taccl.measure.model import PARAMETERS, priors, terms_of, times_us
 from taccl.measure.predict import costs_of, predicted_us
 from taccl.measure.series import Series
+from tests.explore.degraded import NVLS, node_log
 from tests.measure.logs import SIZES, table
+from tests.nvswitch import server_xml
 
 pytestmark = pytest.mark.usefixtures("_quick_fits")
 
@@ -146,6 +149,20 @@ def test_an_allgather_says_nothing_of_sums_in_switches(log):
     text = table(redop="none", sizes=SIZES[::3]).replace("all_reduce", "all_gather")
     fit = taccl.fit([log(text)], "dgx-h100", collective="allgather")
     assert (fit.nvls_share, fit.costs.nvls) == (0.0, True)
+
+
+@pytest.mark.filterwarnings("ignore::taccl.errors.AssumptionWarning")
+@pytest.mark.parametrize(("nvlinks", "sm"), [(18, 90), (12, 80)], ids=["h100", "a100"])
+def test_sums_in_switches_of_a_file_are_no_faster_links(log, tmp_path, nvlinks, sm):
+    """On a file of 8 H100, a log of NVLS fits links at their own rate; on one of A100, of as much as it needs."""
+    path = tmp_path / "server.xml"
+    path.write_text(server_xml(sm, nvlinks))
+    text = "\n".join(line for line in node_log(NVLS).splitlines() if "Rank" not in line)
+    fit = taccl.fit([log(text)], load_nccl_topology(path), nodes=1)
+    rate = found_in(fit)["node_gb_per_s"].value
+    assert fit.nvls_share == pytest.approx(17 / 24 if sm == 90 else 0)
+    assert rate == pytest.approx(370.8 if sm == 90 else NVLS, rel=0.08)
+    assert any("NVSwitch sums data (NVLS)" in note for note in fit.notes) == (sm == 90)
 
 
 @pytest.mark.slow

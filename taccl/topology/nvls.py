@@ -1,0 +1,100 @@
+"""NVLS in imported topologies: sums and multicasts in NVSwitch, as NCCL has them from Hopper on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, NamedTuple
+
+from taccl.topology.builder import TopologyBuilder
+from taccl.topology.in_network import PROFILES
+from taccl.topology.models import MODELS
+from taccl.topology.parts import LinkCost, add_aggregation
+from taccl.topology.tuning import NVLINK_GB_PER_S, NVLS_SHARE
+
+if TYPE_CHECKING:
+    from taccl.topology.topology import Switch, Topology
+
+#: Max relative difference of a port from the rates of a generation, for rates that are rounded.
+_ROUNDED = Fraction(1, 100)
+
+
+class _Ports(NamedTuple):
+    """Ports of a switch: {rank: resource} of its sends and its receives, and the cost of a send."""
+
+    out: dict[int, int]
+    into: dict[int, int]
+    cost: LinkCost
+
+
+def with_nvls(topology: Topology, generation: str = "") -> Topology:
+    """An imported topology with the multicast and reduction links of its NVSwitches (NVLS).
+
+    Links are added if all ranks of each node share an NVSwitch, and the nodes have as many GPUs as machine
+    models of a generation with NVLS. Other topologies are returned unchanged, such as machines by name.
+
+    - `generation`: Generation of the GPUs, such as ``"Hopper"``, if it is known; otherwise it follows from
+      the rate of the ports, which `Topology.assumed` then says. A rate of GPUs without NVLS prevails.
+    """
+    if topology.machine or any(switch.reduces for switch in topology.switches):
+        return topology
+    ports = [_ports(topology, switch) for switch in topology.switches]
+    known = [each for each in ports if each is not None]
+    nodes = [set(ranks) for ranks in topology.ranks_of_node]
+    costs = {each.cost for each in known}
+    if len(costs) != 1 or len(known) < len(ports) or [set(each.out) for each in known] != nodes:
+        return topology
+    rate = 1000 / known[0].cost.beta_us_per_mb
+    guess = _generation(rate)
+    found = generation or guess
+    models = [each for each in MODELS.values() if each.generation == found and each.shape.nvls]
+    sizes = {each.shape.ranks_per_node for each in models}
+    if guess not in ("", *NVLS_SHARE) or any(len(node) not in sizes for node in nodes):
+        return topology
+    # The rate of sums is NCCL's figure for the generation, limited by the rate of the ports.
+    stated = models[0].num_nvlinks * Fraction(NVLINK_GB_PER_S[found])
+    profile = PROFILES[models[0].shape.nvls]
+    share = min(Fraction(profile.efficiency) * stated / rate, Fraction(str(NVLS_SHARE[found])))
+    reduces = replace(profile, efficiency=share)
+    builder = TopologyBuilder.continuing(topology)
+    switches = []
+    for switch, each in zip(topology.switches, known, strict=True):
+        links = add_aggregation(builder, each.out, each.into, each.cost, reduces=reduces, name=switch.name)
+        switches.append(replace(switch, links=(*switch.links, *links), reduces=reduces))
+    said = f"NVSwitch sums data (NVLS), as ports of {float(rate):.4g} GB/s are those of {found} GPUs"
+    assumed = topology.assumed if generation else (*topology.assumed, said)
+    return replace(builder.build(), switches=tuple(switches), notes=topology.notes, assumed=assumed)
+
+
+def _generation(gb_per_s: Fraction) -> str:
+    """Generation of the GPUs whose ports have this rate: from NCCL's figure to that of the data sheet."""
+    for model in MODELS.values():
+        if model.num_nvlinks and "nvswitch" in model.links:
+            most = Fraction(str(model.links["nvswitch"][0]))
+            least = model.num_nvlinks * Fraction(NVLINK_GB_PER_S[model.generation])
+            if least * (1 - _ROUNDED) <= gb_per_s <= most * (1 + _ROUNDED):
+                return model.generation
+    return ""
+
+
+def _ports(topology: Topology, switch: Switch) -> _Ports | None:
+    """Ports of an NVSwitch; None unless its ranks have one port out and one port in each, all alike."""
+    if "NVSwitch" not in switch.name:
+        return None
+    holds = [(topology.links[e], hold) for e in switch.links for hold in topology.holds_of_link[e]]
+    users = Counter(hold.resource for _, hold in holds)
+    out: dict[int, int] = {}
+    into: dict[int, int] = {}
+    costs = set()
+    for link, hold in holds:
+        if users[hold.resource] == 1:
+            continue  # the resource of the link itself
+        ports, rank = (out, link.src) if hold.side == "send" else (into, link.dst)
+        if ports.setdefault(rank, hold.resource) != hold.resource:
+            return None
+        costs.add(LinkCost(link.alpha_us, hold.beta_us_per_mb, hold.alpha_us))
+    if len(costs) != 1 or not set(out) == set(into) == set(switch.ranks):
+        return None
+    cost = costs.pop()
+    return _Ports(out, into, cost) if cost.beta_us_per_mb else None

@@ -1,0 +1,32 @@
+"""Files of servers whose GPUs share an NVSwitch: NCCL's topology XML, and the matrix of ``nvidia-smi topo -m``."""
+
+
+def server_xml(sm, nvlinks, *, gpus=8):
+    """NCCL's XML of GPUs with a compute capability and NVLinks into the switch, and a NIC of 400 Gb/s each."""
+    lines = ['<system version="1">', '<cpu numaid="0" affinity="ffff" arch="x86_64" vendor="GenuineIntel">']
+    link = 'link_speed="32.0 GT/s PCIe" link_width="16"'
+    for gpu in range(gpus):
+        lines += [
+            f'<pci busid="0000:{gpu}0:00.0" class="0x060400" {link}>',
+            f'<pci busid="0000:{gpu}1:00.0" class="0x030200" {link}>',
+            f'<gpu dev="{gpu}" sm="{sm}" rank="{gpu}" gdr="1">',
+            f'<nvlink target="0000:a0:00.0" count="{nvlinks}" tclass="0x068000"/></gpu></pci>',
+            f'<pci busid="0000:{gpu}2:00.0" class="0x020700" {link}><nic>',
+            f'<net name="mlx5_{gpu}" dev="{gpu}" speed="400000" port="1" gdr="1"/></nic></pci></pci>',
+        ]
+    return "\n".join([*lines, "</cpu></system>"])
+
+
+def matrix(nvlinks, *, gpus=8):
+    """Matrix of GPUs with as many NVLinks each, and of a NIC beside each GPU."""
+    names = [f"{kind}{place}" for kind in ("GPU", "NIC") for place in range(gpus)]
+
+    def cell(a, b):
+        if a == b:
+            return "X"
+        if a.startswith("GPU") and b.startswith("GPU"):
+            return f"NV{nvlinks}"
+        return "PXB" if a[3:] == b[3:] else "NODE"
+
+    rows = ["\t".join([a, *(cell(a, b) for b in names), "0-63", "0"]) for a in names]
+    return "\n".join(["\t" + "\t".join([*names, "CPU Affinity", "NUMA Affinity"]), *rows]) + "\n"

@@ -1,0 +1,107 @@
+"""In-switch sums (NVLS) of imported topologies: which have them, at which rate, and how NCCL's model uses them."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+import taccl
+from taccl.baselines.nccl import nccl, nccl_bounded, nccl_choices
+from taccl.formats.nccl.nvidia_smi import load_nvidia_smi
+from taccl.formats.nccl.topology import load_nccl_topology
+from taccl.topology.in_network import shared_links
+from taccl.topology.nvls import with_nvls
+from tests.nvswitch import matrix, server_xml
+
+#: Rate in GB/s of sums in switches of Hopper, as of dgx-h100 in its default profile.
+SUMS = Fraction("370.8") * 17 / 24
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Function that writes a file and loads it as NCCL's XML or as a matrix of nvidia-smi."""
+
+    def loaded(text, **given):
+        is_xml = text.startswith("<")
+        path = tmp_path / ("server.xml" if is_xml else "server.txt")
+        path.write_text(text)
+        return load_nccl_topology(path, **given) if is_xml else load_nvidia_smi(path, **given)
+
+    return loaded
+
+
+def algorithms(topology, **given):
+    """Algorithms that NCCL's model considers for a large allreduce."""
+    problem = taccl.make_problem(topology, "allreduce", size_bytes=2**30)
+    return [each.algorithm for each in nccl_choices(problem, **given)]
+
+
+def sums(topology):
+    """Rates in GB/s of the links that reduce or multicast."""
+    return {1000 / topology.links[e].beta_us_per_mb for e in shared_links(topology)}
+
+
+@pytest.mark.parametrize("text", [server_xml(90, 18), matrix(18)], ids=["xml", "topo -m"])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_eight_hopper_gpus_sum_in_their_switch(load, text, nodes):
+    """NVLS is NCCL's choice, at the same rate for both formats, unless it is excluded; the guess is stated."""
+    topology = load(text, nodes=nodes, nic_gb_per_s=50)
+    switched = with_nvls(topology)
+    assert sums(switched) == {SUMS}
+    assert len(shared_links(switched)) == 16 * nodes
+    assert [each for each in switched.assumed if "NVLS" in each] == list(switched.assumed[-1:])
+    assert algorithms(topology)[0] == "nvls"
+    assert "nvls" not in algorithms(topology, nvls=False)
+
+
+def test_the_schedule_of_an_import_sums_in_its_switch(load):
+    """The schedule takes the time that the model promises, and a note states the guess."""
+    problem = taccl.make_problem(load(server_xml(90, 18)), "allreduce", size_bytes=2**30)
+    best, *_ = nccl_choices(problem)
+    schedule = nccl(problem)
+    assert schedule.finish_us == pytest.approx(best.time_us, rel=0.02)
+    _, notes = nccl_bounded(problem, schedule, best)
+    assert any("assumed: NVSwitch sums data" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "generation"),
+    [
+        (server_xml(80, 12), ""),
+        (server_xml(80, 12), "Hopper"),
+        (matrix(12), ""),
+        (matrix(18), "Ampere"),
+        (matrix(18, gpus=4), ""),
+        (matrix(8), ""),
+    ],
+    ids=["a100 xml", "a100 links", "a100", "named a100", "4 gpus", "unknown rate"],
+)
+def test_others_have_no_sums(load, text, generation):
+    """GPUs before Hopper, servers of fewer GPUs, and rates of no known generation are left as they are."""
+    topology = load(text)
+    assert with_nvls(topology, generation) is topology
+
+
+def test_a_known_generation_is_no_guess(load):
+    """With 8 NVLinks of a known Hopper GPU, sums take NCCL's share of its ports, without an assumption."""
+    topology = load(matrix(8))
+    switched = with_nvls(topology, "Hopper")
+    assert sums(switched) == {200 * Fraction("0.85")}
+    assert switched.assumed == topology.assumed
+
+
+def test_faster_links_are_of_blackwell(load):
+    """Ports at NCCL's rate for Blackwell make sums at that of b200."""
+    topology = load(server_xml(100, 18))
+    made = taccl.topologies.b200(nvls=True)
+    assert sums(with_nvls(topology)) == sums(made)
+
+
+def test_lost_ranks_and_machines_by_name_are_unchanged(load):
+    """Seven GPUs of eight get no links, nor do machines by name, which have models of their own."""
+    left = load(server_xml(90, 18)).without(ranks=[7])
+    named = taccl.topologies.dgx_h100()
+    assert with_nvls(left) is left
+    assert with_nvls(named) is named
+    own = replace(with_nvls(load(server_xml(90, 18))), assumed=())
+    assert with_nvls(own) is own
