@@ -1,8 +1,8 @@
 """Files of servers whose GPUs share an NVSwitch: NCCL's topology XML, and the matrix of ``nvidia-smi topo -m``."""
 
 
-def server_xml(sm, nvlinks, *, gpus=8):
-    """NCCL's XML of GPUs with a compute capability and NVLinks into the switch, and a NIC of 400 Gb/s each."""
+def server_xml(sm, nvlinks, *, gpus=8, nic_mbit_per_s=400_000):
+    """NCCL's XML of GPUs with a compute capability and NVLinks into the switch, and a NIC each."""
     lines = ['<system version="1">', '<cpu numaid="0" affinity="ffff" arch="x86_64" vendor="GenuineIntel">']
     link = 'link_speed="32.0 GT/s PCIe" link_width="16"'
     for gpu in range(gpus):
@@ -12,7 +12,7 @@ def server_xml(sm, nvlinks, *, gpus=8):
             f'<gpu dev="{gpu}" sm="{sm}" rank="{gpu}" gdr="1">',
             f'<nvlink target="0000:a0:00.0" count="{nvlinks}" tclass="0x068000"/></gpu></pci>',
             f'<pci busid="0000:{gpu}2:00.0" class="0x020700" {link}><nic>',
-            f'<net name="mlx5_{gpu}" dev="{gpu}" speed="400000" port="1" gdr="1"/></nic></pci></pci>',
+            f'<net name="mlx5_{gpu}" dev="{gpu}" speed="{nic_mbit_per_s}" port="1" gdr="1"/></nic></pci></pci>',
         ]
     return "\n".join([*lines, "</cpu></system>"])
 

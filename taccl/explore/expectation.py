@@ -21,6 +21,7 @@ from taccl.measure.series import Series
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Problem
 from taccl.schedule.bars import busy_shares
+from taccl.topology.networks import NETWORKS
 from taccl.topology.parts import thousandths
 from taccl.topology.profiles import PROFILES
 from taccl.topology.topology import Topology
@@ -28,6 +29,9 @@ from taccl.topology.transform import rescaled
 
 #: Factor by which links between nodes are slowed, so that they alone determine the predicted time.
 _SLOWED = 16
+#: Profiles of imports, whose NICs have line rates. Class of network that is assumed for them; RoCE reaches as
+#: large a part of its line rate.
+_LINE_RATES, _USUAL_NETWORK = ("nccl", "nvidia-smi"), "infiniband"
 #: Numbers in names of resources.
 _NUMBERS = re.compile(r"\d+")
 #: Max ranks for which chunks of NCCL's schedule are cut into a part for each channel (about 1 s).
@@ -71,6 +75,11 @@ class Expectation:
             if topology.profile in built_in
             else None
         )
+        is_import = not topology.machine and topology.profile in _LINE_RATES
+        network = NETWORKS[_USUAL_NETWORK] if is_import else None
+        network = network if self._costs is None else self._costs.network
+        #: Part of the rates of NICs that large messages reach.
+        self._reached = 1.0 if network is None else network.efficiency
 
     @property
     def knows_latencies(self) -> bool:
@@ -82,9 +91,8 @@ class Expectation:
         """Rate of a NIC that large messages reach, in GB/s; 0 in a single node."""
         if self.topology.num_nodes == 1:
             return 0.0
-        if self._costs is None:
-            return machine_of(self.topology).network_gb_per_s
-        return self._costs.nic_gb_per_s * self._costs.network.efficiency
+        rate = machine_of(self.topology).network_gb_per_s if self._costs is None else self._costs.nic_gb_per_s
+        return rate * self._reached
 
     @property
     def launches_us(self) -> float:
@@ -94,8 +102,7 @@ class Expectation:
 
     def carried(self, topology: Topology) -> Topology:
         """The topology with network rates lowered to what large messages reach, if that is known."""
-        share = 1.0 if self._costs is None else self._costs.network.efficiency
-        return rescaled(topology, {(True, "beta"): 1 / Fraction(str(share))}, thousandths)
+        return rescaled(topology, {(True, "beta"): 1 / Fraction(str(self._reached))}, thousandths)
 
     def problem(self, size_bytes: int, topology: Topology | None = None) -> Problem:
         """Problem of the measured collective at a size."""
@@ -155,11 +162,13 @@ class Expectation:
         if self.topology.num_nodes == 1:
             return {}
         least = self._choices(self.series.size_bytes[-1], slowed=True)
+        # The library's figures include the part of the line rate that messages reach.
+        reached = self._reached if self._costs is None else 1.0
         slowed = {(each.algorithm, each.protocol): each.time_us for each in least}
         shares: dict[str, float] = {}
         for each in self.choices[-1]:
             if each.time_us <= measured_us and (each.algorithm, each.protocol) in slowed:
-                share = slowed[each.algorithm, each.protocol] / _SLOWED / measured_us
+                share = slowed[each.algorithm, each.protocol] / _SLOWED / measured_us / reached
                 shares[each.algorithm] = min(share, shares.get(each.algorithm, 1.0))
         return shares
 

@@ -324,6 +324,7 @@ def test_launches_by_one_process_explain_slow_small_messages(log, head, likely, 
     assert named == {"likely": likely, "possible": possible}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [server_xml(90, 18), matrix(18)], ids=["xml", "topo -m"])
 def test_files_of_hopper_servers_are_judged_as_the_machine(log, tmp_path, text):
     """A healthy log of NVLS is as expected on a file of its server, and one of rings is slow.
@@ -341,6 +342,7 @@ def test_files_of_hopper_servers_are_judged_as_the_machine(log, tmp_path, text):
     assert rates(rings) == ({"nvls-off"} if text.startswith("<") else set())
 
 
+@pytest.mark.slow
 def test_a_server_of_a_file_without_names_of_gpus_has_nvls_as_a_guess(log, tmp_path):
     """If the log names no GPUs, the notes state the guess; on a topology of A100 there is none."""
     nameless = "\n".join(line for line in node_log(NVLS).splitlines() if "Rank" not in line)
@@ -350,3 +352,16 @@ def test_a_server_of_a_file_without_names_of_gpus_has_nvls_as_a_guess(log, tmp_p
         found = judged(log(nameless), topology=str(path))
         said = [note for note in found.notes if "NVLS" in note]
         assert [word for word in ("Hopper", "Ampere") for note in said if word in note] == notes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on", ["dgx-a100", "a100.xml"])
+def test_half_of_the_nics_are_unused_on_machines_and_files(log, tmp_path, on):
+    """A ring at the rate of 4 of 8 NICs is recognised by the rate that messages reach on a NIC, in files too."""
+    if on.endswith(".xml"):
+        path = tmp_path / on
+        path.write_text(server_xml(80, 12, nic_mbit_per_s=200_000))
+        on = str(path)
+    found = judged(log(network_log([NIC / 2] * 8, name="all_reduce")), topology=on)
+    (unused,) = (each for each in found.causes if each.name == "nic-unused")
+    assert unused.evidence.endswith("the rate of 4 of 8 NICs")

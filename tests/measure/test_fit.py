@@ -151,6 +151,7 @@ def test_an_allgather_says_nothing_of_sums_in_switches(log):
     assert (fit.nvls_share, fit.costs.nvls) == (0.0, True)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::taccl.errors.AssumptionWarning")
 @pytest.mark.parametrize(("nvlinks", "sm"), [(18, 90), (12, 80)], ids=["h100", "a100"])
 def test_sums_in_switches_of_a_file_are_no_faster_links(log, tmp_path, nvlinks, sm):
