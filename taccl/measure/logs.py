@@ -269,11 +269,15 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
 def _ranks_per_process(hosts: dict[int, str], pids: dict[int, str]) -> int:
     """Max number of ranks of one process, by host and process of each rank.
 
-    0 if a rank's process is unknown, or is number 1, as the first processes of all containers are.
+    0 if a rank's process is unknown, or if several ranks of a host state process 1: the first process of
+    every container has this number.
     """
-    if hosts.keys() != pids.keys() or "1" in pids.values():
+    if hosts.keys() != pids.keys():
         return 0
-    return max(Counter((host, pids[rank]) for rank, host in hosts.items()).values(), default=0)
+    ranks = Counter((host, pids[rank]) for rank, host in hosts.items())
+    if any(pid == "1" and count > 1 for (_, pid), count in ranks.items()):
+        return 0
+    return max(ranks.values(), default=0)
 
 
 def _of_run(run: _LogRun, where: str, given: str | None) -> Series:
