@@ -269,7 +269,7 @@ def _protocols(topology: Topology, collective: str, size: int) -> tuple[str, ...
 
 
 def _with_switches(problem: Problem) -> Problem:
-    """Return an allreduce on its topology with the links of switches that reduce (NVLS) added.
+    """Return an allreduce whose topology also has the links of switches that reduce (NVLS).
 
     The problem is returned unchanged if it is no allreduce, has clauses other than merging, or has such links
     already. It is also unchanged if its machine has no such switches or no profile, or if its links or their

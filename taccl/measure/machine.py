@@ -177,7 +177,7 @@ def _kinds(gpus: Collection[str]) -> Collection[str]:
 
 
 def check_alike(logs: Sequence[Log], purpose: str) -> None:
-    """Check that the logs are of one kind of GPU.
+    """Raise `FormatError` if the logs name different kinds of GPU.
 
     - `purpose`: What is done with them: ``"fit"`` or ``"diagnose"``.
     """

@@ -29,13 +29,14 @@ class _Ports(NamedTuple):
 
 
 def with_nvls(topology: Topology, generation: str = "") -> Topology:
-    """An imported topology with the multicast and reduction links of its NVSwitches (NVLS).
+    """Return an imported topology with the multicast and reduction links of its NVSwitches (NVLS).
 
-    Links are added if all ranks of each node share an NVSwitch, and the nodes have as many GPUs as machine
-    models of a generation with NVLS. Other topologies are returned unchanged, such as machines by name.
+    Links are added if all ranks of each node share an NVSwitch, and each node has as many GPUs as a machine
+    model of a generation with NVLS. Other topologies, such as machines by name, are returned unchanged.
 
-    - `generation`: Generation of the GPUs, such as ``"Hopper"``, if it is known; otherwise it follows from
-      the rate of the ports, which `Topology.assumed` then says. A rate of GPUs without NVLS prevails.
+    - `generation`: Generation of the GPUs, such as ``"Hopper"``. If it is empty, the rate of the ports
+      determines the generation, and `Topology.assumed` says so. At a rate of GPUs without NVLS, no links are
+      added.
     """
     if topology.machine or any(switch.reduces for switch in topology.switches):
         return topology

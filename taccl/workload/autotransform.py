@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from taccl.workload.step import Step
     from taccl.workload.workload import Workload
 
-_Way = TypeVar("_Way")
+_Choice = TypeVar("_Choice")
 
 #: Max allreduces for which every subset is split; with more, either all or none are.
 _MOST_SUBSETS = 3
@@ -82,13 +82,16 @@ def autotransform(
         note(f"{format_count(tried, 'step')} scheduled, best {format_us(best.finish)}")
         return step
 
-    def by_estimate(steps: Iterable[tuple[Workload, _Way]]) -> list[_Way]:
-        """Sort by finish under stock algorithms, fastest first; estimate only one once time is up."""
-        quick: list[tuple[float, _Way]] = []
-        for some, way in steps:
+    def by_estimate(steps: Iterable[tuple[Workload, _Choice]]) -> list[_Choice]:
+        """Choices in order of the finishes of their steps under stock algorithms, earliest first.
+
+        Once time is up, only the first step is estimated, and the others are left out.
+        """
+        quick: list[tuple[float, _Choice]] = []
+        for some, choice in steps:
             if not (deadline.has_passed and quick):
-                quick.append((scheduled(some, algorithm="stock").finish_us, way))
-        return [way for _, way in sorted(quick, key=lambda each: each[0])]
+                quick.append((scheduled(some, algorithm="stock").finish_us, choice))
+        return [choice for _, choice in sorted(quick, key=lambda each: each[0])]
 
     def in_tiles() -> Iterator[tuple[Workload, tuple[Workload, int]]]:
         """Yield (step in the fewest tiles, (transformed step, tile axis))."""
