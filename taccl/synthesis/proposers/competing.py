@@ -14,17 +14,17 @@ from taccl._internal.caching import cached
 from taccl._internal.deadline import Deadline, OutOfTime, busy_factor
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
-from taccl.baselines.spread import (
-    complete_so_far,
-    without_sketch,
-)
+from taccl.baselines.build_times import build_times as baseline_times
+from taccl.baselines.build_times import ends_of, num_arrivals
+from taccl.baselines.spread import complete_so_far, without_sketch
 from taccl.baselines.table import BASELINES, row_of
 from taccl.errors import InputError
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.parameters import DEFAULTS, BudgetParameters, SearchParameters
 from taccl.synthesis.proposers.balanced import BALANCED, search_balanced
-from taccl.synthesis.proposers.build_times import COMPILED, build_times, ends_of, num_arrivals
+from taccl.synthesis.proposers.compiling import are_kept
+from taccl.synthesis.proposers.large import effort, suits
 from taccl.synthesis.proposers.large_search import offer_compiled
 from taccl.synthesis.search import Search
 from taccl.topology.recognise import dimensions, grid_of
@@ -33,6 +33,10 @@ from taccl.topology.recognise import dimensions, grid_of
 _MOST_NAMED = 400_000
 #: CPU seconds to verify a transfer (estimate).
 _VERIFY_S = 6e-6
+#: `_COMPILED`: name of the compiled list scheduler as a baseline.
+#: `_LOAD_S`: CPU seconds to load the compiled list scheduler.
+#: `_RUN_S`: CPU seconds that it needs per 10,000 arrivals: of copied chunks, and of sums.
+_COMPILED, _LOAD_S, _RUN_S = "compiled list scheduler", 0.5, (0.3, 1.0)
 #: Limits for the choice of the next baseline while there is no schedule.
 #: `_FIRST_TIMES`: max ratio of the build time of the chosen baseline to the shortest build time, if the
 #: preferred baseline takes too long.
@@ -99,7 +103,7 @@ def offer_first(search: Search, names: Collection[str] | None = None) -> None:
         search.deadline.sooner(for_baselines_s(search.deadline, share))
         for share in (portfolio.first_share, portfolio.best_share)
     )
-    excluded = () if names is None else {*BASELINES, COMPILED} - {*names}
+    excluded = () if names is None else {*BASELINES, _COMPILED} - {*names}
     _offer_quickest(search, until, until_best, excluded=excluded)
 
 
@@ -123,7 +127,7 @@ def offer_rest(search: Search, found: Schedule | None) -> None:
     until = search.deadline.later(-reserve_s(search.problem, search.deadline.left_s, budget))
     until = until.sooner(search.idle_s)
     if search.best is not None and not until.has_passed:
-        _offer_quickest(search, until, until, excluded=(COMPILED,), is_last=True)
+        _offer_quickest(search, until, until, excluded=(_COMPILED,), is_last=True)
 
 
 def _offer_quickest(
@@ -150,7 +154,7 @@ def _offer_quickest(
     builds_s = build_times(problem, portfolio.first_transfers, parameters.choice.few_hops)
     begins_s = build_times(problem, portfolio.first_transfers, parameters.choice.few_hops, whole=False)
     preferred = _preferred(problem)
-    left = sorted(builds_s.keys() - {*made_of(problem), *excluded}, key=[*preferred, COMPILED].index)
+    left = sorted(builds_s.keys() - {*made_of(problem), *excluded}, key=[*preferred, _COMPILED].index)
     if not is_last and BY_ESTIMATE in tried_finer(problem):  # its remaining forms run after the search
         left = [name for name in left if name != "multiplying"]
     late_s = parameters.budget.late_s * busy_factor()
@@ -173,7 +177,7 @@ def _offer_quickest(
             name = next(name for name in left if builds_s[name] <= quick_s)
         limit = limits[name]
         left.remove(name)
-        if name == COMPILED:
+        if name == _COMPILED:
             offer_compiled(search, budget_s=until.left_s, num_runs=1, late_s=late_s)
             continue
         verify_s = factor * _VERIFY_S * num_arrivals(problem) * (1 + problem.collective.sums_up)
@@ -241,6 +245,22 @@ def quickest_first(problem: Problem, left_s: float = 0.0) -> list[str]:
     best_s = busy_factor() * builds_s.get(best, math.inf)
     first = best if best_s <= _BEST_FIRST_SHARE * left_s else ""
     return sorted(builds_s, key=lambda name: (name != first, builds_s[name], name))
+
+
+def build_times(
+    problem: Problem, most_transfers: int, few_hops: int, *, whole: bool = True
+) -> dict[str, float]:
+    """{baseline: CPU seconds to build it (estimate)} of the baselines with at most `most_transfers`.
+
+    One run of the compiled list scheduler is included for problems of more than `few_hops` hops.
+
+    - `whole`: False for the first form alone of those baselines that build several forms and keep the best.
+    """
+    found = baseline_times(problem, most_transfers, whole=whole)
+    if effort(problem) > few_hops and suits(problem) and are_kept(problem):
+        each_s = _RUN_S[problem.collective.combining]
+        found[_COMPILED] = _LOAD_S + each_s * num_arrivals(problem) / 10_000
+    return found
 
 
 def share_baselines(problem: Problem, other: Problem) -> None:

@@ -11,6 +11,7 @@ from taccl._internal.caching import cached
 from taccl._internal.deadline import OutOfTime, busy_factor
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
+from taccl.baselines.build_times import num_arrivals
 from taccl.baselines.multiplying import Estimated
 from taccl.baselines.spread import (
     MANY_CUT,
@@ -23,7 +24,6 @@ from taccl.baselines.spread import (
 from taccl.baselines.table import row_of
 from taccl.errors import InputError
 from taccl.synthesis.proposers.balanced import balanced_schedule, cut_balanced
-from taccl.synthesis.proposers.build_times import num_arrivals
 from taccl.synthesis.proposers.competing import (
     BASELINE_S_PER_LINK,
     BY_ESTIMATE,

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
 from taccl.baselines.table import BASELINES, row_of
-from taccl.problem.problem import Problem
-from taccl.synthesis.proposers.compiling import are_kept
-from taccl.synthesis.proposers.large import effort, suits
+
+if TYPE_CHECKING:
+    from taccl.problem.problem import Problem
 
 #: Max forms that a baseline builds before it keeps the best (estimate).
 _MOST_FORMS = 11
-#: `COMPILED`: name of the compiled list scheduler as a baseline.
-#: `_LOAD_S`: CPU seconds to load the compiled list scheduler.
-#: `_RUN_S`: CPU seconds that it needs per 10,000 arrivals: of copied chunks, and of sums.
-COMPILED, _LOAD_S, _RUN_S = "compiled list scheduler", 0.5, (0.3, 1.0)
 
 
-def build_times(
-    problem: Problem, most_transfers: int, few_hops: int, *, whole: bool = True
-) -> dict[str, float]:
+def build_times(problem: Problem, most_transfers: int, *, whole: bool = True) -> dict[str, float]:
     """{baseline: CPU seconds to build it (estimate)} of the baselines with at most `most_transfers`.
-
-    One run of the compiled list scheduler is included for problems of more than `few_hops` hops.
 
     - `whole`: False for the first form alone of those baselines that build several forms and keep the best.
     """
@@ -36,15 +30,11 @@ def build_times(
         if row_of(name).competes
     }
     most = {name: row_of(name).forms_transfers if whole else 0 for name in transfers}
-    found = {
+    return {
         name: per_link_s + row_of(name).build_s * max(count, min(most[name], _MOST_FORMS * count)) / 10_000
         for name, count in transfers.items()
         if count <= most_transfers
     }
-    if effort(problem) > few_hops and suits(problem) and are_kept(problem):
-        each_s = _RUN_S[problem.collective.combining]
-        found[COMPILED] = _LOAD_S + each_s * num_arrivals(problem) / 10_000
-    return found
 
 
 def ends_of(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
