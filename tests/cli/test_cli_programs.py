@@ -180,7 +180,7 @@ def test_plan_writes_a_folder(run, tmp_path):
         "--backend",
         "greedy",
         "--time-limit",
-        "5",
+        "120",
     )
     code, out, err = run("plan", *words, "-o", folder)
     assert (code, err.count("no sketch")) == (0, 3)
