@@ -106,7 +106,7 @@ def lower(
     -----
     LossyConversionWarning
         If sends have several ends because a switch multicasts or reduces: the program has a send for each
-        end.
+        end. If merged sends are split because their chunks are not contiguous at both ends.
 
     Raises
     ------
@@ -134,6 +134,9 @@ def lower(
     _choose_channels(messages, channels, num_channels, collective.num_ranks)
     placing = _Placing(layouts, in_place, sums, merged == "pack", max_count, threadblocks == "per-peer")
     drafts, scratch = placing.run(messages)
+    notes = [note for note in (_replaced(schedule), _split(placing.runs_of_split)) if note]
+    for note in notes:
+        warn(note, LossyConversionWarning)
     program = Program(
         name or problem.title,
         tuple(
@@ -147,7 +150,7 @@ def lower(
         protocol,
         problem.topology.node_of_rank,
         None if problem.size_bytes is None else (problem.size_bytes // 2, 2 * problem.size_bytes),
-        _replaced(schedule),
+        tuple(notes),
     )
     if instances == "auto":
         links = problem.topology.links
@@ -161,18 +164,20 @@ def lower(
     return replicate(program, instances)
 
 
-def _replaced(schedule: Schedule) -> tuple[str, ...]:
-    """Notes on sends with several ends, which programs replace by single sends; also issued as warnings."""
+def _replaced(schedule: Schedule) -> str:
+    """A note on sends with several ends, which a program replaces by single sends; empty for none."""
     links = schedule.problem.topology.links
     wide = {t.group for t in schedule if len(links[t.link].srcs) + len(links[t.link].dsts) > 2}
-    if not wide:
-        return ()
+    said = f"{len(wide)} of {schedule.num_sends} sends are multicast or reduced by a switch"
+    return f"{said}; the program sends to each end separately, and takes longer" if wide else ""
+
+
+def _split(runs: Sequence[int]) -> str:
+    """A note on merged sends that are split; `runs`: contiguous runs of each of these. Empty for none."""
     said = (
-        f"{len(wide)} of {schedule.num_sends} sends are multicast or reduced by a switch; the program "
-        "sends to each end separately, and takes longer"
+        f"merged sends with scattered chunks: {len(runs)}; these are {sum(runs)} sends in the program, each"
     )
-    warn(said, LossyConversionWarning)
-    return (said,)
+    return f"{said} with the latency of a send; merged=pack copies the chunks together" if runs else ""
 
 
 def _choose_channels(
@@ -211,6 +216,7 @@ class _Placing:
         self.drafts: list[list[Draft]] = [[] for _ in layouts]
         self.finals: list[list[Value]] = [[] for _ in layouts]
         self.packed: dict[Message, list[Slot]] = {}
+        self.runs_of_split: list[int] = []  # for each message that is split: its number of contiguous runs
 
     def run(self, messages: Sequence[Message]) -> tuple[list[list[Draft]], list[int]]:
         self._note_outputs(messages)
@@ -333,6 +339,8 @@ class _Placing:
 
     def _send(self, message: Message, moves: Sequence[_PlacedPart]) -> None:
         """Draft the steps at both ends, one per contiguous run."""
+        if breaks := sum(not _is_one_run(pair) for pair in pairwise(moves)):
+            self.runs_of_split.append(1 + breaks)
         for i, run in enumerate(_runs(moves, self.max_count)):
             first, count = run[0], len(run)
             order = (message.end, message.number, 0, i)

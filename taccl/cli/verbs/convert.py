@@ -79,6 +79,7 @@ def run(options: argparse.Namespace) -> Answer:
         if issubclass(each.category, LossyConversionWarning)
     ]
     notes = [on_command_line(note, options.flags) for note in done.notes]
+    notes = [note for note in notes if note not in lost]  # a warning shows it already
     paths = [str(path) for path in done.paths]
     where = paths[0] if len(paths) == 1 else f"{paths[0]} ... {paths[-1]} ({len(paths)} files)"
     lines = [f"{done.source.name} -> {done.target.name}: written to {shown(where)}", *notes]
