@@ -134,10 +134,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser(only: str | None = None) -> argparse.ArgumentParser:
-    """Build the parser of all verbs, or, in less time, that of the verb `only`.
-
-    Other verbs then have a name but no options.
-    """
+    """Build the parser of all verbs, or, in less time, of the verb `only`."""
     parser = _Parser(
         prog="taccl",
         description="Synthesize verified schedules for collective communication from sketches.",
@@ -147,10 +144,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="store_true", help="show the version and exit")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
-    for name in VERBS:
-        if only not in (None, name):
-            verbs.add_parser(name)
-            continue
+    for name in VERBS if only is None else (only,):
         module, suffix = (SHARED[name], f"_{name}") if name in SHARED else (name, "")
         functions = vars(import_module(f"taccl.cli.verbs.{module}"))
         add, run = functions[f"add{suffix}"], functions[f"run{suffix}"]

@@ -13,7 +13,7 @@ WORDS = ["synthesize", "--topology", "multidim:ring4@100,switch2@50", "--size", 
 
 def problem_of(*words):
     """Problem that the given options describe."""
-    return problem_from_options(build_parser().parse_args([*WORDS, *words]))
+    return problem_from_options(build_parser(WORDS[0]).parse_args([*WORDS, *words]))
 
 
 def test_dimensions_are_counted_from_1():

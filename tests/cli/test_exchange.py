@@ -13,7 +13,7 @@ WORDS = ["synthesize", "--topology", "star:5", "--collective", "exchange"]
 
 def problem_of(*words):
     """Problem that the given options describe."""
-    return problem_from_options(build_parser().parse_args([*WORDS, *words]))
+    return problem_from_options(build_parser(WORDS[0]).parse_args([*WORDS, *words]))
 
 
 def test_all_but_the_servers_work():
