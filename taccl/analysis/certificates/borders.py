@@ -105,7 +105,7 @@ def _crosses(facts: Facts, border: Border, ticks: Fraction) -> bool:
 #: Max sets of each kind (single ranks, nodes) for which cut counting runs on very large problems. Sets with
 #: the highest estimated bounds are chosen.
 _MOST_COUNTED = 32
-#: Max states of the dynamic program; above it, all jobs share one queue, which only weakens the bound.
+#: Max states of the dynamic program. Above it, all jobs are put into one queue, which may lower the bound.
 _MAX_STATES = 20_000
 
 
@@ -221,7 +221,7 @@ def machine_ticks(
 
 
 def _shared(onward: Sequence[frozenset[tuple[int, int]]]) -> int:
-    """Min ticks per job on a resource that all jobs hold after the border; 0 if they share none."""
+    """Min ticks per job on a resource that every job holds once its chunk has crossed; 0 if there is none."""
     held = [dict(each) for each in onward]
     common = set.intersection(*(set(each) for each in held)) if held else set()
     return max((min(each[resource] for each in held) for resource in common), default=0)
@@ -296,7 +296,7 @@ def _passes_late(facts: Facts, machine: SingleMachine, ticks: int) -> bool:
 
 
 def _leaving(jobs: Sequence[BorderJob]) -> int:
-    """Min ticks per job on a resource that all jobs with a tail hold after the border; 0 if there is none."""
+    """Min ticks per job on a resource that every job with a tail holds once its chunk has crossed; else 0."""
     held = [dict(job.onward) for job in jobs if job.tail]
     shared = frozenset(held[0]).intersection(*held[1:]) if held else ()
     return max((min(each[resource] for each in held) for resource in shared), default=0)

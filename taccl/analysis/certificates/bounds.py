@@ -51,12 +51,12 @@ _MAX_TIMED = 60_000
 _MAX_BRIEF = 3_000
 #: Default budget of `lower_bound`, in seconds.
 _CUTS_S = 20.0
-#: Share of the whole time for the first linear programs, which run before most other arguments.
+#: Share of the whole time for the first linear programs, which run before most other finders of bounds.
 _FIRST_SHARE = 0.5
 #: Share of the time for cut counting, which runs before the first linear programs.
 _COUNTING_SHARE = 0.5
 #: `_FIRST_S`: min seconds for the first linear programs.
-#: `_SMALL_S`: min seconds for all arguments on small problems.
+#: `_SMALL_S`: min seconds for all kinds of bounds together, on small problems.
 #: Both hold even beyond the time limit. Each is about ten times the usual need, so that a busy machine finds
 #: the same bounds.
 _FIRST_S, _SMALL_S = 1.0, 1.5
@@ -171,7 +171,7 @@ def latency_bound(problem: Problem) -> Certificate:
 def _certified(
     problem: Problem, claim: Claim, *, divisible: bool = False, in_network: InNetworkGrant = False
 ) -> Certificate:
-    """The certificate of a claim about a problem."""
+    """The certificate that states a claim as a bound of a problem, in microseconds."""
     bound = Fraction(claim.ticks) / problem.costs.ticks_per_us
     return Certificate(problem, bound, claim.kind, claim.limits, claim.witness, divisible, in_network)
 
@@ -185,7 +185,7 @@ def claims_of(
     limit_s: float | None = None,
     finish: Fraction | None = None,
 ) -> Iterator[Claim]:
-    """Yield the claims of all arguments about a problem without release dates, as they are found.
+    """Yield the claims of all finders about a problem without release dates, as they are found.
 
     Parameters, and the error if a chunk cannot reach a destination, are those of `lower_bound`.
     """
@@ -312,7 +312,7 @@ def _claims(
 
 
 def _crossings(demand: NeededSends) -> int:
-    """Number of chunk ends: origins and destinations of all different chunks."""
+    """Number of origins plus destinations of chunks, with one chunk counted for each `ChunkKind`."""
     return sum(len(data.destinations) + len(data.origins) for data, *_ in demand.classes)
 
 

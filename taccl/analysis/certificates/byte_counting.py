@@ -104,8 +104,9 @@ class ByteCounting(OfRanks):
     """Witness of byte counting: ranks that want data from outside, and resources that cover their border.
 
     - `resources`: Resources that cover the links into the ranks, in the order in which they do so.
-    - `collected`: Labels of the number of ranks whose data one rank can hold.
-    - `spread`: Labels of the number of ranks of the set that can hold a byte that entered at one of them.
+    - `collected`: ((ticks, most), ...): before `ticks`, a rank can hold the data of at most `most` ranks.
+    - `spread`: ((ticks, most), ...): less than `ticks` after a byte entered at a rank of the set, at most
+      `most` ranks of the set can hold it.
     """
 
     kind = proves = "byte counting"
@@ -181,9 +182,10 @@ def copies_served(
     enough: int,
     scale: int,
 ) -> Served:
-    """Upper bound on the (copied byte, rank) pairs served, over time: a sum over the levels of `spread`.
+    """Upper bound on the number of (copied byte, rank) pairs that sends can serve, as a function of time.
 
-    At each level, only sends that end early enough to reach that many ranks count.
+    It is a sum over the entries (ticks, ranks) of `spread`. In the term of an entry, only those sends count
+    that end early enough for their data to reach that many ranks.
 
     - `known`: (ticks, units) pairs, ascending: from `ticks` on, a sender can hold that many units.
     - `spread`: (ticks, ranks) pairs, ascending: data needs `ticks` after its entry to reach that many ranks.
@@ -198,10 +200,11 @@ def copies_served(
 
 
 def sums_served(ports: Counter[Port], windows: Windows, scale: int) -> Served:
-    """Upper bound on the (contribution, rank) pairs served, over time: a sum over the levels of `windows`.
+    """Upper bound on the number of (contribution, rank) pairs that sends can serve, as a function of time.
 
-    A window is the time in which a send must lie; see `windows_of`. At each level, the smaller of two counts
-    applies: the sum over all windows, or the count for the one span that contains them all.
+    It is a sum over the levels of `windows`. A window is the time in which a send must lie; see `windows_of`.
+    At each level, the smaller of two counts applies: the sum over all windows, or the count for the one span
+    that contains them all.
     """
 
     def passed(some: Sequence[tuple[int, int]], ticks: Time) -> Time:

@@ -79,7 +79,7 @@ class CutDual(Witness):
 
 @dataclass(frozen=True, slots=True)
 class _Priced:
-    """Solution of the linear program: prices and charges per orbit, sends per link, the bound in ticks."""
+    """Solution of the linear program: prices and charges per orbit, sends per link, and bound in ticks."""
 
     price: NDArray[np.float64]
     charge: NDArray[np.float64]

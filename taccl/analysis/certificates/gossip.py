@@ -137,7 +137,8 @@ def _passed(costs: GateCosts, e: Ints, times: tuple[list[int], list[int]], sends
 
     0 if nothing is proven.
 
-    - `times`: Ticks until a rank can hold data of 1, 2, ... ranks of a node, and until a copy reaches them.
+    - `times`: Two lists by number of ranks 1, 2, ...: ticks until a rank can hold data of that many ranks of
+      its node, and ticks until a copy can reach that many.
     """
     single = _one_by_one(costs)
     took, gates = (single.link_alpha + single.link_beta)[e], gates_of(single, e, np.zeros_like(single.src))

@@ -49,8 +49,10 @@ _MOST_RANKS = 256
 class PairCounting(OfRanks):
     """Witness of pair counting: ranks that want sums to which ranks outside contribute.
 
-    - `collected`: Labels of the number of ranks whose contributions one rank can hold.
-    - `spread`: Labels of the number of ranks of the set that can hold data that entered at one of them.
+    - `collected`: ((ticks, most), ...): before `ticks`, a rank can hold the contributions of at most `most`
+      ranks.
+    - `spread`: ((ticks, most), ...): less than `ticks` after data entered at a rank of the set, at most
+      `most` ranks of the set can hold them.
     """
 
     kind = proves = "pair counting"

@@ -46,12 +46,12 @@ from taccl.problem.problem import Problem
 #: time.
 #: `_MOST`: max k that is considered.
 _EVERY, _MOST = 16, 256
-#: Max number of thresholds `least` tried: chunks count if at least `least` ranks of a set want them.
+#: Max number of values of `SpreadTail.least` to try (min ranks of a set that want a chunk, for it to count).
 _MOST_SIZES = 4
 #: Max entries (contributions of a rank times the number of other ranks) for bounds with a set for each rank.
 _MOST_BY_RANK = 128
 #: Max pairs of an entry and a rank for which distances from entry points are used.
-_MOST_WAYS = 2_000_000
+_MOST_DISTANCES = 2_000_000
 
 #: [(bottleneck resources by sender, ticks from which senders hold data), ...]
 Fed = list[tuple[Gates, list[int]]]
@@ -66,9 +66,10 @@ class SpreadTail(Witness):
     - `last`: Number of last entries.
     - `backwards`: True if the bound is for the time-reversed problem.
     - `since`: Earliest time, in ticks, of the first of the last entries.
-    - `awake`, `inside`, `entered`: Labels of the number of outside ranks, of ranks of the sets, and of sets
-      that hold some chunk.
-    - `pairs`: Labels of the number of pairs of a last entry and a rank of its set that holds the chunk.
+    - `awake`, `inside`, `entered`: ((ticks, most), ...): before `ticks`, at most `most` outside ranks, ranks
+      of the sets, and sets, respectively, can hold some chunk.
+    - `pairs`: ((ticks, most), ...): before `ticks`, there are at most `most` pairs of a last entry and a rank
+      of its set that holds the chunk.
     """
 
     kind = proves = "spread tail"
@@ -201,7 +202,7 @@ class TailSpread:
         #: Gates of sends into the sets from outside, and from other sets: by sending rank, and in total (or
         #: by sending set).
         self._fed: list[Fed] = []
-        #: Labels of the number of outside ranks, inside ranks, and sets that hold data.
+        #: `awake`, `inside` and `entered` of `SpreadTail`.
         self.labels: tuple[Labels, Labels, Labels] = (), (), ()
         outside, every = int(np.count_nonzero(label < 0)), int(np.count_nonzero(label >= 0))
         if first is not None and (len(sets) > 1 or len(first) < outside):
@@ -225,7 +226,7 @@ class TailSpread:
             self.labels = labels_of(awake), labels_of(late), labels_of(entered)
 
     def best(self, sizes: Sequence[int]) -> tuple[int, int, int, list[int]]:
-        """(best bound in ticks, its k, earliest tick of the k last entries, earliest ticks of their pairs).
+        """(best bound in ticks, number of last entries, their earliest tick, earliest ticks of their pairs).
 
         - `sizes`: Number of ranks of the set that want the chunk, for each entry, ascending.
         """
@@ -253,7 +254,7 @@ class TailSpread:
         return best
 
     def _into_sets(self, last: int, num: int) -> Ints:
-        """(num,) min ticks until chunks of the last k = `last` entries cross into sets 1, 2, ... times.
+        """(num,) min ticks until chunks of the last k = `last` entries have crossed borders 1, 2, ... times.
 
         Ticks count from the earliest of these entries. A chunk may cross into its set several times.
         The entries concern at most k sets, each assumed to be as fast as the fastest.
@@ -297,7 +298,7 @@ class TailSpread:
     def _reached(self, entries: Ints, pairs: int) -> Ints:
         """(pairs,) earliest ticks of 1, 2, ... (chunk, rank) pairs, by distances of ranks to entry points."""
         some = entries[:pairs]
-        if not self.near.any() or len(some) * len(self.near) > _MOST_WAYS:
+        if not self.near.any() or len(some) * len(self.near) > _MOST_DISTANCES:
             return np.repeat(entries[:1], pairs)
         times: Ints = np.sort((some[:, None] + self.near).ravel())[:pairs]
         return times

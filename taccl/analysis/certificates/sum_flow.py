@@ -22,7 +22,7 @@ from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import cover_of
 from taccl.problem.problem import Problem
 
-#: Max early sends over a resource, roughly, for which the bound is computed.
+#: Approximate max number of early sends over a resource for which the bound is computed.
 _MOST_SENDS = 200
 #: Values of `SumFlow.price` to try, as multiples of the lowest price that the proof admits.
 _MULTIPLES = (1.0, 1.4, 2.5, 8.0)

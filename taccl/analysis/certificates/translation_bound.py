@@ -70,7 +70,7 @@ def collective_bound(
         return FabricBound(Fraction(0), "none", "nothing: every rank holds its data at the start")
     costs = ticks_of(translations.classes, chunk_bytes)
     if isinstance(host, NamedFabric) and translations.ranks is not None:
-        far, jobs = _host_of_ring(host, collective, chunks_per_rank, costs)
+        far, jobs = _mesh_jobs(host, collective, chunks_per_rank, costs)
     else:
         hops, far = _distances(translations, costs)
         needed = {"allreduce": 2 * (num_ranks - 1), "alltoall": hops}.get(collective, num_ranks - 1)
@@ -127,7 +127,7 @@ def _servers(costs: ClassTicks, classes: set[int] | None = None) -> list[tuple[i
 
 
 def _counting(servers: Sequence[tuple[int, int]], needed: int) -> int:
-    """Min ticks in which the servers of a rank, (hold, latency) each, can do `needed` sends together."""
+    """Min ticks in which servers (links or ports), each a (hold, latency) pair, can carry `needed` sends."""
 
     def done(ticks: int) -> bool:
         busy = ((held, ticks - latency) for held, latency in servers if ticks >= latency)
@@ -136,14 +136,14 @@ def _counting(servers: Sequence[tuple[int, int]], needed: int) -> int:
     return first_tick(done)
 
 
-def _host_of_ring(
+def _mesh_jobs(
     host: NamedFabric, collective: str, pieces: int, costs: ClassTicks
 ) -> tuple[int, list[tuple[list[tuple[int, int]], int, str]]]:
     """(farthest distance in ticks, jobs) of a mesh, all of whose links cost as much as those of its ring.
 
-    A job is (servers, number of sends, what limits), as `_counting` takes it. One job counts the sends into
-    the rank in a corner. For an allreduce, another job counts the sends over an average link. Servers are
-    (hold, latency) of links, in ticks.
+    A job, (servers, number of sends, what limits), gives a bound by `_counting`. One job counts the sends
+    into the rank in a corner. For an allreduce, another job counts the sends over an average link. Servers
+    are (hold, latency) of links, in ticks.
     """
     num_ranks, corner = host.num_ranks, sum(dim > 1 for dim in host.dims)
     latency, held = int(costs.latency[0]), costs.holds[0][0][1]

@@ -37,7 +37,7 @@ class Fastest:
         full = max((gate.most for mine in limited for gate in mine), default=1)
 
         def pace(gate: GatePassage) -> tuple[object, ...]:
-            """Sort key: ticks per full send, in units common to all passages; then the first arrival."""
+            """Sort key of a bottleneck resource: ticks that `full` chunks hold it, then the first arrival."""
             return (
                 full // gate.most * (gate.alpha + gate.most * gate.beta),
                 gate.before + gate.after[0],
@@ -108,7 +108,7 @@ def reached(
 
 #: Max ranks for which distances from entry points are used.
 _MOST_RANKS = 4_000
-#: Set of (bottleneck resource, number of equal ones).
+#: Distinct bottleneck resources: {(resource, number of resources equal to it)}.
 Passages = frozenset[tuple[GatePassage, int]]
 
 
@@ -149,7 +149,8 @@ class Entries:
     def limited_by(self, awake: Labels, inside: Labels, entered: Labels) -> bool:
         """Check the labels of chunk holders, and limit entries by these labels; False if one may be exceeded.
 
-        - `awake`, `inside`, `entered`: Labels of the number of outside ranks, ranks of sets, and sets.
+        - `awake`, `inside`, `entered`: Labels of the numbers of outside ranks, of ranks in the sets, and of
+          sets that hold some chunk.
         """
         if not self._is_fed:
             return True
@@ -200,13 +201,13 @@ class Entries:
 
 
 class Pairs:
-    """Max number of (entry, rank) pairs by a time, for the last entries of chunks into sets of ranks.
+    """Upper bound on the number of (entry, rank) pairs by a given time, over the last entries of a schedule.
 
-    An entry is the first arrival of a chunk in a set. It forms a pair with each rank of this set that can
-    hold the chunk by then.
+    An entry is the first arrival of a chunk in a set of ranks. By a time, it forms a pair with each rank of
+    this set that can hold the chunk then.
 
     - `since`: Tick before which none of the last entries happens.
-    - `last`: Number of last entries.
+    - `last`: Number of entries that count, the last ones in order of time.
     """
 
     def __init__(self, entries: Entries, since: int, last: int) -> None:
@@ -247,7 +248,7 @@ class Pairs:
         return min(max(0, self._entries.by(ticks) - self._before), self._num_entered * into)
 
     def room(self, ticks: int, ranks: frozenset[int]) -> int:
-        """Max number of last entries that can have arrived at the ranks by `ticks`, summed over ranks.
+        """Max number of arrivals by `ticks`, at these ranks together, of chunks of the last entries.
 
         Sends inside a set start at `since` or later; sends over a border end at `since` or later.
         """
@@ -260,5 +261,5 @@ class Pairs:
 
 
 def _counted(gates: Iterable[GatePassage]) -> Passages:
-    """Set of (bottleneck resource, number of equal ones)."""
+    """Distinct bottleneck resources: {(resource, number of resources equal to it)}."""
     return frozenset(Counter(gates).items())

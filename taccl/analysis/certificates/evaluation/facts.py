@@ -75,7 +75,7 @@ class Facts:
     def times(
         self, links: Sequence[int], units: int, starts: dict[int, int], *, backwards: bool = False
     ) -> dict[int, int]:
-        """{rank: earliest tick from `starts`}; backwards, {rank: min ticks from there to a start}.
+        """{rank: earliest tick at which a chunk can reach it}; backwards, {rank: min ticks to a start}.
 
         A link of several sources waits for the first one only. `links` must be a list that `admitted`
         returned, as results are cached by its identity.
@@ -235,7 +235,7 @@ def shortest_lengths(
 
 
 def soonest(facts: Facts, prices: Sequence[int], links: Sequence[int], need: Fraction) -> Fraction:
-    """Earliest tick T by which the resources' holds, at their prices, can have paid `need`.
+    """Earliest tick T by which resources can have paid `need`: each pays its price for every tick of a hold.
 
     Only sends over `links` count. Until time T, a resource can have been held for at most T minus its idle
     ticks.

@@ -138,7 +138,7 @@ def passages_of(
 def by_place(
     sets: Iterable[Iterable[GatePassage]], key: Callable[[GatePassage], tuple[object, ...]]
 ) -> list[set[GatePassage]]:
-    """Sort the passages of each set by `key`; then group them by position over all sets."""
+    """[the first passage of every set, the second one of every set, ...], each set sorted by `key`."""
     places: dict[int, set[GatePassage]] = defaultdict(set)
     for gates in sets:
         for place, gate in enumerate(sorted(gates, key=key)):
@@ -147,9 +147,10 @@ def by_place(
 
 
 def strongest(sets: Iterable[list[GatePassage]]) -> list[GatePassage]:
-    """Passages that dominate those of every set: the i-th has the best figures of all i-th ones.
+    """Hypothetical passages that dominate those of every set.
 
-    Each set is sorted by hold, alpha, `most` and `before`.
+    Each set is sorted by hold, alpha, `most` and `before`. The i-th passage of the result has the best
+    figures of the i-th passages of all sets.
     """
     found = []
     for some in by_place(sets, lambda gate: (gate.hold, gate.alpha, gate.most, gate.before)):

@@ -30,8 +30,8 @@ def shortest_times(problem: Problem, links: tuple[int, ...], units: int) -> NDAr
     """Shortest times between all ranks over some links, for a chunk of `units`.
 
     A link of several sources counts as waiting for its first source, which can only shorten times. Paths
-    respect the problem's limit on the links that a chunk may pass. For sums, the limit is doubled: it holds
-    to the root, and again from it.
+    respect the problem's limit on the number of links of a path. For sums, the limit is doubled: it holds on
+    the way to the root, and again on the way from it.
 
     Returns
     -------
@@ -285,7 +285,7 @@ def least_time(prices: Iterable[tuple[int, int]], needed: Fraction) -> Fraction:
 
 
 def idle_at_most(idle: Ints, known: int) -> Ints:
-    """Idle ticks for a linear program, capped at the known bound; 0 for resources that no send holds.
+    """Idle ticks of resources, capped at the known bound; 0 for resources that no send holds.
 
     In a schedule of T ticks, a resource is held for at most max(0, T - idle). With idle <= known <= T this is
     linear in T, as the program requires.

@@ -257,7 +257,9 @@ class Sender(NamedTuple):
 
 
 def fastest_senders(out: Gates, most: int = 1) -> list[Sender]:
-    """Senders that dominate every rank: the i-th is no slower than the i-th fastest resource of any rank.
+    """Senders that together dominate every rank.
+
+    The i-th sender is no slower than the i-th fastest bottleneck resource of any rank.
 
     - `out`: Gates of sends, by sending rank.
     - `most`: Max chunks in a send. With 1, chunks are sent one by one, as each can go to another rank.
@@ -272,9 +274,10 @@ def fastest_senders(out: Gates, most: int = 1) -> list[Sender]:
 
 
 def fastest(gates: Gates) -> Gates:
-    """Gates of a hypothetical set that dominates all sets: the i-th has the best figures of all i-th gates.
+    """Gates of a hypothetical set that dominates all sets.
 
-    Each set is sorted by hold, alpha, `most` and offset.
+    The gates of each set are sorted by hold, alpha, `most` and offset. The i-th gate of the result has the
+    best figures of the i-th gates of all sets.
     """
     places = _by_place(gates, gates.hold, gates.alpha, gates.most, gates.offset)
 
@@ -352,8 +355,8 @@ def sends_of(senders: list[Sender], received: Iterable[int]) -> Iterator[int]:
 
 #: Number of ticks, whole or fractional.
 Time = int | Fraction
-#: Pairs that sends can serve by a time, as a sum over levels (gain, functions of time): gain times the least
-#: of the functions.
+#: Number of pairs that sends can serve by a time, as a list of terms (gain, functions of time). The number is
+#: the sum over terms of the gain times the least value of the functions.
 Served = list[tuple[int, tuple[Callable[[Time], Time], ...]]]
 
 
