@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 #: Max ratio of two finishes that count as equal.
 _SAME = 1 + 1e-9
-#: Runs of the list scheduler without restarts.
+#: Max runs of the list scheduler in a search that does not use restarts.
 _FIRST_RUNS = 10
 #: {case: {run by mechanism and seed: row}}.
 Runs = dict[str, dict[str, "Row"]]

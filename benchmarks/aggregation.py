@@ -117,7 +117,7 @@ def switch(_: float) -> Iterator[Row]:
 
 
 def makespan(limit_s: float) -> Iterator[Row]:
-    """Makespan of whole schedules, as users get them: 1 GB at one server box, 100 MB by switches alone."""
+    """Makespans of schedules as users get them: 1 GB summed at one server, 100 MB summed in switches."""
     for workers, cards in ((8, 4), (24, 14), (8, 10)):
         topology, box = rack(workers, cards), range(workers, workers + cards)
         collective = exchange(workers, box, num_ranks=topology.num_ranks)
@@ -166,7 +166,7 @@ def fixed_point(_: float) -> Iterator[Row]:
 
 
 def _blocks(rng: np.random.Generator, ranks: int) -> Iterator[Row]:
-    """Errors with an exponent for each block of 256 numbers, if blocks differ in magnitude by up to 10**9."""
+    """Rows of errors with an exponent per block of 256 numbers, whose magnitudes differ by up to 10**9."""
     values = rng.uniform(-1, 1, (ranks, 100, 256)) * 10 ** rng.uniform(-9, 0, (100, 1))
     agreed = np.max([block_exponents(each) for each in values], axis=0)
     sums = sum(quantise_blocks(each, agreed, ranks=ranks).astype(np.int64) for each in values)
@@ -195,7 +195,7 @@ def interval_us_per_mb(topology: Topology, workers: range, keepers: range) -> fl
 
 
 def central(_: float) -> Iterator[Row]:
-    """Central server against colocated servers, and the choice between them."""
+    """Rows that compare a central server with colocated servers, and check the choice between them."""
     for workers in WORKERS:
         own = interval_us_per_mb(rack(workers, 1), range(workers), range(workers))
         yield row(f"colocated us/MB, n={workers}", own, PORT_US_PER_MB * 2 * (workers - 1) / workers, 0.02)
@@ -226,7 +226,7 @@ def core_bytes(schedule: Schedule) -> int:
 
 
 def shards(_: float) -> Iterator[Row]:
-    """Bytes over the core, balance of network cards, and shares of tenants."""
+    """Rows on bytes over the core, balance of network cards, and bandwidth shares of tenants."""
     for workers, racks in ((8, 4), (4, 2)):
         topology = rack(workers, 2, racks, 4)
         collective = exchange(workers * racks, 2 * racks)
@@ -254,7 +254,10 @@ def shards(_: float) -> Iterator[Row]:
 
 
 def table(limit_s: float) -> Iterator[Row]:
-    """All algorithms for an allreduce of 100 MB: racks of 8 and 16, and 4 racks of 8 with a 4:1 core."""
+    """Finishes of all algorithms for an allreduce of 100 MB, on three clusters.
+
+    These are one rack of 8 workers, one of 16, and 4 racks of 8 with a core oversubscribed 4:1.
+    """
     for name, workers, racks, cards in (("8", 8, 1, 10), ("16", 16, 1, 20), ("4 x 8, 4:1", 8, 4, 10)):
         oversubscription = 1 if racks == 1 else 4
         adding = in_network(workers, racks=racks, core_oversubscription=oversubscription)

@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _schedule(folder: str) -> None:
-    """Write the schedule for the report verb."""
+    """Write ``schedule.json`` into the folder, for the verb ``report``."""
     words = "synthesize ndv2 --nodes 2 --collective allgather --size 1MB --time-limit 5 -o"
     path = f"{folder}/schedule.json"
     subprocess.run(

@@ -74,9 +74,10 @@ def clouds() -> Iterator[Row]:
 
 
 def recovered(name: str, algorithm: str) -> Row:
-    """Row of one cloud over all random starts.
+    """Row of an algorithm on a cloud: least share of the best known gain that a probe recovers.
 
-    The best known order comes from a long search or from any of the starts.
+    The least is over all random starts. The best known order comes from a long search or from any of the
+    starts.
     """
     racks, pods = CLOUDS[name]
     found, before = [], []

@@ -134,7 +134,7 @@ def known_index(index: int, count: int, where: str) -> int:
 
 
 def known_word(word: str, known: Iterable[str], where: str, error: type[InputError] = InputError) -> None:
-    """Raise an error that suggests the most similar word, unless the word is known."""
+    """Raise an error that suggests the most similar known word, unless `word` is in `known`."""
     if word not in known:
         near, words = did_you_mean(word, known), ", ".join(known)
         raise error(f"found {quoted(word)}; expected one of {words}{near}", where=where)

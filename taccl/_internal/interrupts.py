@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 _STARTS = threading.RLock()
 
-#: Source of the numbers of interrupts, ascending.
+#: Counter that numbers interrupts in ascending order.
 _NUMBERS = itertools.count(1)
 #: Interval in seconds at which the function `ready` is called.
 _TICK_S = 0.1
 #: Number of bytecodes within which a sent interrupt arrives.
 _MOST_LOOKS = 1000
-#: Seconds between two interrupts of a thread that does not end.
+#: Seconds after which an interrupt is sent again if the thread has not ended its work.
 _AGAIN_S = 1.0
 #: Interval in seconds at which a thread that must not be interrupted is checked again.
 _NO_INTERRUPT_S = 0.01

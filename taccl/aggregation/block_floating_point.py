@@ -136,7 +136,7 @@ def dequantise_blocks(
 
 @checked
 def block_error_bounds(exponents: ArrayLike, *, ranks: Count) -> NDArray[np.float64]:
-    """Largest error of a sum in each block: n / (2 * scale), about n**2 * 2**exponent / 2**32."""
+    """Largest error of a sum of n ranks, by block: n / (2 * scale), about n**2 * 2**exponent / 2**32."""
     return np.array([error_bound(ranks, each) for each in block_scales(exponents, ranks=ranks).tolist()])
 
 
@@ -156,5 +156,5 @@ def _check_number(exponents: NDArray[np.int64], real: NDArray[np.float64], block
 
 
 def _spread(scales: NDArray[np.float64], real: NDArray[np.float64], block: int) -> NDArray[np.float64]:
-    """The scale of each number's block."""
+    """For each number in `real`, the scale of its block."""
     return np.repeat(scales, block)[: real.size].reshape(real.shape)

@@ -36,7 +36,10 @@ def parameters_of(model: str) -> dict[str, int]:
 
 
 def _resnet(blocks: Sequence[int], *, widens: int) -> dict[str, int]:
-    """A residual network; its blocks have two convolutions, or, if they widen, three."""
+    """{layer: number of parameters} of a residual network with `blocks` blocks in each stage.
+
+    A block has two convolutions, or three if its result is `widens` > 1 times as wide as they are.
+    """
     numbers = {"conv1": 7 * 7 * 3 * 64, "bn1.scale": 64, "bn1.shift": 64}
     inputs = 64
     for stage, (width, count) in enumerate(zip((64, 128, 256, 512), blocks, strict=True), 1):
@@ -74,7 +77,7 @@ def _alexnet() -> dict[str, int]:
 
 
 def _weighted(shapes: Iterable[tuple[str, int, int]]) -> dict[str, int]:
-    """{``NAME.weight`` or ``NAME.bias``: their number} of layers (name, inputs per output, outputs)."""
+    """{``NAME.weight`` or ``NAME.bias``: number of parameters}, from (name, inputs per output, outputs)."""
     return {
         f"{name}.{what}": count
         for name, ins, outs in shapes

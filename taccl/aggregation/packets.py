@@ -43,7 +43,8 @@ class PacketRun:
     Parameters
     ----------
     wrong : tuple of (int, int)
-        (worker, packet) pairs whose sum was not that of all contributions, each counted once.
+        (worker, packet) pairs whose sum was wrong: it did not contain each worker's contribution exactly
+        once.
     missing : int
         Number of sums that never arrived.
     sent, lost, repeated : int

@@ -220,7 +220,7 @@ def refuse(options: argparse.Namespace, names: Iterable[str], why: str) -> None:
 
 
 def _along(word: str) -> tuple[int, ...] | str:
-    """Dimensions, or the name of process groups, for argparse."""
+    """Convert the value of ``--along``: dimensions such as ``1,3``, or the name of process groups."""
     if word[:1].isdigit():
         return reader(several(positive), bool, "dimensions such as 1,3")(word)
     return word

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
-#: `_TRIED_ARRIVALS`: max arrivals of chunks and contributions for which baselines compare protocols, which
-#: takes about 2 s, or 9 s if 32 ranks reduce.
-#: `_BOUNDED_ARRIVALS`: max arrivals for which bounds compare protocols.
+#: `_TRIED_ARRIVALS`: max arrivals of chunks and contributions for which protocols are compared by the
+#: finishes of baselines. That takes about 2 s, or 9 s if 32 ranks reduce.
+#: `_BOUNDED_ARRIVALS`: max arrivals for which protocols are compared by lower bounds.
 _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
 
 

@@ -38,7 +38,7 @@ _LARGE, _SMALL = 64 * 2**20, 4096
 #: `_GAIN_RANKS`: max ranks for this search, which takes seconds for 16 ranks.
 _GAIN_SIZES, _GAIN_RANKS = (8 * 2**10, 2**20, 2**30), 16
 
-#: Max number of each that a verdict names: causes that cannot be told apart, and sizes off the curve.
+#: Max number of indistinguishable causes that a verdict names, and of irregular sizes.
 _NAMED = 3
 #: Ratio of measured to expected bandwidth above which no error of the model explains the difference.
 _TOO_FAST = 1.25

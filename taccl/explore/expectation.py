@@ -29,8 +29,7 @@ from taccl.topology.transform import rescaled
 
 #: Factor by which links between nodes are slowed, so that they alone determine the predicted time.
 _SLOWED = 16
-#: Profiles of imports, whose NICs have line rates. Class of network that is assumed for them; RoCE reaches as
-#: large a part of its line rate.
+#: `_LINE_RATES`: profiles of imported topologies, whose NICs have line rates.
 _LINE_RATES, _USUAL_NETWORK = ("nccl", "nvidia-smi"), "infiniband"
 #: Numbers in names of resources.
 _NUMBERS = re.compile(r"\d+")
@@ -78,7 +77,7 @@ class Expectation:
         is_import = not topology.machine and topology.profile in _LINE_RATES
         network = NETWORKS[_USUAL_NETWORK] if is_import else None
         network = network if self._costs is None else self._costs.network
-        #: Part of the rates of NICs that large messages reach.
+        #: Share of the topology's NIC rates that large messages reach.
         self._reached = 1.0 if network is None else network.efficiency
 
     @property

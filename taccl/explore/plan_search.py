@@ -168,11 +168,11 @@ class PlanSearch:
         programs: dict[TimedSchedule, Program],
         limit: Deadline,
     ) -> list[Tile]:
-        """Tiles of the schedules that have programs; a single tile if there are too many, or time is up.
+        """Ranges of sizes (tiles), each with its fastest schedule among those that have programs.
 
-        The best schedules for the largest size and for the smallest get programs in any case. Sizes larger
-        than any that a schedule was made for are left to the library. Raises `NoSolutionError` if no schedule
-        has a program by the limit.
+        A single tile if there are too many, or time is up. The best schedules for the largest size and for
+        the smallest get programs in any case. Sizes larger than any that a schedule was made for are left to
+        the library. Raises `NoSolutionError` if no schedule has a program by the limit.
         """
         made = {size for each in self.candidates for size in each.made_us}
         last = max(made)
@@ -202,7 +202,7 @@ class PlanSearch:
         programs: dict[TimedSchedule, Program],
         notes: list[str],
     ) -> list[Tile]:
-        """Best tiles whose schedules can be lowered; adds to `programs` and `notes`."""
+        """Best ranges of sizes (tiles) whose schedules can be lowered; adds to `programs` and `notes`."""
         remaining = list(self.candidates)
         # Large sizes first: finishes there give the tightest limits on finishes at other sizes.
         best = {size: winner_at(remaining, size).finish(size) for size in reversed(self.grid)}

@@ -1,4 +1,4 @@
-"""Tiles of a plan: the schedule that wins at each size of a range, with few simulations."""
+"""Tiles of a plan: ranges of sizes, each with the fastest schedule there, found by few simulations."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class TimedSchedule:
         return self._range(self._chunk_bytes(size))[0]
 
     def _range(self, key: int) -> tuple[Fraction | float, Fraction | float]:
-        """Lower and upper limit of the finish; equal if it is known, or interpolated exactly."""
+        """Lower and upper limit of the finish for chunks of `key` bytes; equal if it is known exactly."""
         if key in self._finish:
             return (self._finish[key],) * 2
         known = sorted((x, Fraction(y)) for x, y in self._finish.items() if y < math.inf)
@@ -98,7 +98,7 @@ class TimedSchedule:
         return schedule
 
 
-#: First size, last size, and the schedule that wins there.
+#: Range of sizes of a plan: first size, last size, and the schedule that is fastest from one to the other.
 Tile = tuple[int, int, TimedSchedule]
 
 
@@ -125,7 +125,10 @@ def tiles_of(candidates: Sequence[TimedSchedule], grid: Sequence[int]) -> list[T
     def starts(
         first: int, before: TimedSchedule, last: int, after: TimedSchedule
     ) -> list[tuple[int, TimedSchedule]]:
-        """Starts of tiles after `first`, up to `last`, and their winners."""
+        """(first size, winner) of each tile that starts after size `first`, up to size `last`.
+
+        - `before`, `after`: Winners at sizes `first` and `last`.
+        """
         if before is after or last - first == 1:
             return [] if before is after else [(last, after)]
         middle = (first + last) // 2
@@ -141,7 +144,10 @@ def tiles_of(candidates: Sequence[TimedSchedule], grid: Sequence[int]) -> list[T
 
 
 def without_one(tiles: Sequence[Tile], grid: Sequence[int]) -> list[TimedSchedule]:
-    """All winners but the one whose removal slows sizes down least, by the worst ratio over all sizes."""
+    """All winners of `tiles` except the one that is least missed.
+
+    That is the one without which the largest ratio of finish to best finish, over all sizes, is least.
+    """
     winners = list(dict.fromkeys(winner for _, _, winner in tiles))
     sizes = sorted({*grid, *(end for first, last, _ in tiles for end in (first, last))})
 
@@ -162,7 +168,7 @@ def ratio(finish: Fraction | float, best: Fraction | float) -> Fraction | float:
 
 
 def range_of(tile: Tile, program: Program, bound_s: float, known: KnownBounds) -> PlanRange:
-    """The range of a tile: schedule, times and bounds; each bound takes at most `bound_s` seconds.
+    """Range of a plan from a tile: schedule, times and bounds; each bound takes at most `bound_s` seconds.
 
     - `known`: Bounds of syntheses, for sizes without a bound in time.
     """

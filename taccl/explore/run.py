@@ -53,7 +53,7 @@ class RunRequest(NamedTuple):
     - `home`: Identifier of the process that compares.
     - `stores`: True if results go into the cache.
     - `until_s`: End of all runs on the clock of `time.time`; inf if each has its own limit.
-    - `rounds`: Number of successive runs of a worker until then, this one included.
+    - `rounds`: Number of successive runs of one worker until `until_s`, this one included.
     """
 
     problem: Problem

@@ -17,9 +17,10 @@ HEALTHY, USUAL = 0.93, 1.5
 WITHIN_ERROR = 0.85
 #: `_MATCHES`: max relative difference between the measured share of the bandwidth and the share that a cause
 #: would leave.
-#: `_INDISTINCT`: max difference between two causes that cannot be told apart.
+#: `_INDISTINCT`: max difference between these differences of two causes that cannot be told apart.
 _MATCHES, _INDISTINCT = 0.05, 0.03
-#: Max ratio of the measured bandwidth to that of rings: the wire's rate over the rate that messages reach.
+#: Max ratio of the measured bandwidth to that expected of rings: rate of the wire over the rate that messages
+#: reach.
 _WIRE = 1.08
 #: Max share of a node's bandwidth that suggests that GPUs cannot reach each other directly (P2P).
 _HOST_MEMORY = 0.2
@@ -156,7 +157,8 @@ def _matched(share: float, expected: Iterable[tuple[float, str]]) -> _Found:
 def _off_rate(ratio: float) -> float:
     """Relative distance of a measured rate from the expected one, given their ratio.
 
-    An excess is scaled down, so that the rate of the wire is still at the distance `_MATCHES`.
+    If the measured rate is higher, the distance is scaled so that the rate of the wire (`_WIRE`) is at the
+    distance `_MATCHES`.
     """
     return 1 - ratio if ratio < 1 else (ratio - 1) * _MATCHES / (_WIRE - 1)
 

@@ -16,8 +16,8 @@ _OUTLIER = 1.2
 _REVERSED = 1.15
 #: Min ratio of time growth to size growth: several messages of the smaller size would be faster.
 _FALL = 1.25
-#: Limits for a switch of protocol that comes too late, at a size. Growth is that of the time over that of the
-#: size, between two consecutive sizes.
+#: Limits on growth by which a size shows that its protocol changes too late. Growth between two consecutive
+#: sizes is the ratio of their times over the ratio of the sizes.
 #: `_BOUND`: min growth from the previous size, which shows that the old protocol is bandwidth-bound.
 #: `_FREE`: max growth to the next size, which shows that the new protocol is faster.
 _BOUND, _FREE = 0.8, 0.6

@@ -106,7 +106,7 @@ def _nvls_chunk(run: Run) -> Floats:
 
 
 def _nvls_copies(run: Run) -> Candidate:
-    """NVLS in one node, in one direction: multicast of each rank's part (allgather), or its sum."""
+    """NVLS in one node, either multicasts of all ranks' parts (allgather) or sums (reduce-scatter)."""
     costs, g, kb = run.costs, run.per_node, run.size / 1000
     rate = _nvls_rate(run) * (g - 1) / g
     time_us = NVLS_US * costs.node_latency + kb / (rate * costs.node_rate)

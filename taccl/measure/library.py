@@ -163,7 +163,10 @@ class Run:
         return not self.costs.pcie and (self.num_nodes == 1 or self.costs.network.ll128)
 
     def network_us(self, p: int, algorithm: str, *, model: bool) -> float:
-        """Latency in us of a hop between nodes, by the library's model or as predicted."""
+        """Latency in us of a hop between nodes, by the library's model if `model`, else as predicted.
+
+        - `p`: Index of the protocol in `PROTOCOLS`.
+        """
         row, times = PROTOCOLS[p], 2 if PROTOCOLS[p].name == "simple" else 1
         is_alone = model and self.per_node == 1  # the model then uses the hop of a tree
         hop = row.tree_network_us if algorithm == "tree" or is_alone else row.ring_network_us

@@ -56,8 +56,8 @@ _DEVICE = re.compile(
 _GPUS_PER_THREAD = re.compile(r"\bnThreads?:?\s+\d+\s+nGpus:?\s+(\d{1,4})\b")
 #: Process of a rank, in the list of devices.
 _PID = re.compile(r"\bPid:?\s+(\d+)\b")
-#: Title of a bandwidth test, with a group that matches if it adds up both directions. Then the title of an
-#: OSU benchmark or of a perftest latency test.
+#: `_BANDWIDTH_TEST`: title of a bandwidth test; its group matches if the test adds up both directions.
+#: `_OSU`: title of an OSU benchmark, or of a latency test of perftest.
 _BANDWIDTH_TEST = re.compile(r"(bi-?directional\s+)?(?:BW|Bandwidth)\s+Test", re.IGNORECASE)
 _OSU = re.compile(r"#\s*OSU\s|^\s*(?:RDMA_\w+|Send)\s+Latency Test", re.IGNORECASE)
 #: Title of a benchmark of OSU or of perftest.
@@ -178,7 +178,7 @@ def _doubtful(runs: Sequence[_LogRun]) -> Iterable[str]:
 
 
 def _concluded(runs: Iterable[_LogRun], where: str) -> Iterable[str]:
-    """Notes on collectives that no name states and the checks of results tell, each once."""
+    """Notes on collectives that logs do not name, but that follow from checks of results; each once."""
     for name in dict.fromkeys(_by_checks(run) for run in runs if not run.streams and not _named(run, where)):
         told = "are" if name == "allgather" else "are not"
         yield f"no collective is named; results in place {told} checked, as in {name}s (--collective)"

@@ -102,7 +102,7 @@ class Case:
 
     @cached_property
     def bounds(self) -> tuple[RankMessages, HostPaths, Relaxed]:
-        """The arrays with tighter bounds for open ranks."""
+        """Arrays for the kernels, with tighter bounds for messages of open ranks (ranks without a host)."""
         return self.messages, self.fabric.paths, self.fabric.with_ports(self.relaxed, self.messages)
 
     @property

@@ -314,7 +314,8 @@ class HostFabric:
         A port counts if all messages of its host in that direction hold it; the minimum is over hosts.
         """
         held, ports = self._held(units).tocoo(), []
-        # Only resources of enough pairs count. There are at most as many (host, resource) as holds.
+        # All num_hosts - 1 pairs of a host hold its port, so resources held by fewer pairs are left out. Then
+        # an array of (host, resource) is about as long as the number of holds.
         often = np.bincount(held.col, minlength=held.shape[1]) >= self.num_hosts - 1
         kept, size = often[held.col], int(often.sum())
         pair, times, column = held.row[kept], held.data[kept], (np.cumsum(often) - 1)[held.col[kept]]

@@ -52,7 +52,7 @@ class FewPairs:
 
     - `latency_us`: (num_hosts, num_hosts) float64, symmetric, nan where unknown.
     - `left`: Number of pairs that may still be measured.
-    - `unresolved`: Number of clusters that may form one cluster with another.
+    - `unresolved`: Number of clusters that may yet turn out to belong to another cluster.
     """
 
     def __init__(self, num_hosts: int, seed: int = 0) -> None:

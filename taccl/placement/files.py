@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
-#: {collective: {algorithm here: (number in Open MPI, name in MPICH)}}; the MPICH name is the end of its
-#: function's name.
+#: {collective: {our name of an algorithm: (number in Open MPI, name in MPICH)}}; the MPICH name is the end of
+#: its function's name.
 LIBRARY_NAMES = {
     "allreduce": {
         "doubling": (3, "recursive_doubling"),
@@ -41,7 +41,7 @@ LIBRARY_NAMES = {
 _OPENMPI_KINDS = {"allreduce": 2, "allgather": 0, "alltoall": 3}
 #: {collective: variable of message size in MPICH's selection file}.
 _COUNTED = {"allreduce": "avg_msg_size", "allgather": "total_msg_size", "alltoall": "avg_msg_size"}
-#: {collective: {algorithm here: algorithm in NCCL}}.
+#: {collective: {our name of an algorithm: NCCL's name}}.
 _NCCL = {
     "allreduce": {"ring": "ring", "double-tree": "tree"},
     "allgather": {"ring": "ring"},
@@ -166,7 +166,8 @@ def mpich_selection(choices: Sequence[Choice], num_ranks: int, *, base: str | os
 
         for choice in each:
             last = choice.most_bytes == _ENDLESS
-            # MPICH compares the bytes to one rank in an alltoall, and the total in an allgather.
+            # MPICH's rules refer to the bytes for one rank in an alltoall, and to the total bytes in an
+            # allgather.
             parts, counted = num_ranks if kind == "alltoall" else 1, _COUNTED[kind]
             key = f"{counted}=any" if last else f"{counted}<={choice.most_bytes // parts}"
             rules[key] = run(choice.algorithm)
@@ -205,7 +206,7 @@ def _selection_of(base: Path) -> dict[str, Any]:
     raise FormatError(said, where=str(base))
 
 
-#: {collective here: name in the plugin} of the collectives that the plugin supports.
+#: {our name: the plugin's name} of the collectives that the plugin supports.
 _COLLECTIVES = {
     "allreduce": "allreduce", "allgather": "allgather", "reduce-scatter": "reducescatter",
     "broadcast": "broadcast", "reduce": "reduce",

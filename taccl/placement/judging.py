@@ -37,7 +37,7 @@ _CONFIDENCE = 0.99
 _FEW = 0.1
 #: Minimum gain that counts, as a part of the time; our choice.
 _LEAST = 0.01
-#: Minimum number of pairs of hosts in a class for which figures of the class are shrunk.
+#: Minimum number of pairs of hosts in a class whose figures are moved towards their mean (`_shrunk`).
 _FEWEST_PAIRS = 4
 
 

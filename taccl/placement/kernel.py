@@ -85,7 +85,7 @@ def timed(
             elif b >= 0:
                 takes = relaxed.to_host[kind, b]
             out, into = ports + src, ports + hosts + dst
-            # The time is 0 if hosts have no port; then a message delays no other.
+            # The minimum time at a port is 0 if hosts have no ports; then a message delays no other.
             if relaxed.port_out[kind]:
                 free[out] = max(free[out], start) + relaxed.port_out[kind]
             if relaxed.port_in[kind]:

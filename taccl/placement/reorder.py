@@ -91,7 +91,7 @@ def reorder(
     best, after, proven = given, before, before <= bound * (1 + _NOTHING)
     measured = hosts if isinstance(hosts, ProbedHosts) else None
     judgement = None
-    # The figures of the placement follow after the search. Those of the given order take as long as the rest.
+    # These figures of the original order are for the report alone, so their time does not count.
     began = time.monotonic()
     least = case.ticks(given, compiled=not case.is_small, is_relaxed=True)
     limits = case.limits(given, before)

@@ -37,7 +37,7 @@ _NOISE = 0.05
 #: Environment variables that make Open MPI and MPICH obey a forced algorithm; each ignores the other's.
 _FORCED = {"OMPI_MCA_coll_tuned_use_dynamic_rules": "1", "OMPI_MCA_coll_tuned_priority": "90"}
 _FORCED |= {"MPIR_CVAR_DEVICE_COLLECTIVES": "none"}
-#: {name in the library's version text: name here} of libraries that accept a forced algorithm.
+#: {name in the library's version text: our name} of the libraries that accept a forced algorithm.
 LIBRARIES = {"Open MPI": "openmpi", "MPICH": "mpich"}
 
 

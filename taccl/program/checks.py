@@ -58,7 +58,7 @@ class ProgramFault:
 
 
 class Parcel(NamedTuple):
-    """Neighbouring chunks that one step sends and another receives; `chunks` is their number."""
+    """Neighbouring chunks that one step sends and another step receives; `chunks` counts them."""
 
     queue: Queue
     send: StepAddress

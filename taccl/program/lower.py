@@ -371,7 +371,7 @@ class _Placing:
 
 
 def _next(slot: Slot | None, later: Slot | None) -> bool:
-    """True if a slot directly follows another, or both are None."""
+    """True if `later` directly follows `slot` in memory, or both are None."""
     if slot is None or later is None:
         return slot is later
     return slot.buffer == later.buffer and slot.offset + 1 == later.offset

@@ -74,7 +74,7 @@ def replicate(program: Program, instances: Count) -> Program:
 
 
 def _replicate_rank(rank: RankProgram, instances: int, channels: int) -> RankProgram:
-    # Number of steps up to the end of each step, by threadblock, after steps of several chunks are cut.
+    # For each threadblock and step, the number of steps up to its end once steps of several chunks are cut.
     ends = [[*accumulate(max(step.count, 1) for step in tb.steps)] for tb in rank.threadblocks]
     threadblocks: list[Threadblock] = []
     for threadblock in rank.threadblocks:

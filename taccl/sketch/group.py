@@ -47,9 +47,9 @@ class Fixing(NamedTuple):
     """Orbits under the symmetries that fix one chunk (its stabiliser).
 
     - `ranks`, (num_ranks,); `links`, (num_links,): Smallest index in the orbit of each.
-    - `turned`, (num_links,): A chunk for the smallest link of each of these orbits; undefined for other
-      links. A symmetry of the whole group maps this chunk to the fixed one. It also maps the smallest link of
-      an orbit of the whole group into this orbit of links. If several chunks qualify, the smallest is taken.
+    - `turned`, (num_links,): For the smallest link of each of these orbits, the smallest suitable chunk;
+      undefined for other links. Suitable: some symmetry of the whole group maps the chunk to the fixed one,
+      and also maps the smallest link of the whole group's orbit of this link into this orbit.
     """
 
     ranks: NDArray[np.int64]
@@ -69,29 +69,32 @@ class Symmetries:
 
     @cached_property
     def ranks(self) -> NDArray[np.int64]:
-        """(num_ranks,) orbits."""
+        """(num_ranks,) smallest rank in the orbit of each rank."""
         return self._orbits("ranks", self.problem.topology.num_ranks)
 
     @cached_property
     def links(self) -> NDArray[np.int64]:
-        """(num_links,) orbits."""
+        """(num_links,) smallest link index in the orbit of each link."""
         return self._orbits("links", len(self.problem.topology.links))
 
     @cached_property
     def resources(self) -> NDArray[np.int64]:
-        """(num_resources,) orbits."""
+        """(num_resources,) smallest resource index in the orbit of each resource."""
         return self._orbits("resources", len(self.problem.topology.resources))
 
     @cached_property
     def chunks(self) -> NDArray[np.int64]:
-        """(num_chunks,) orbits."""
+        """(num_chunks,) smallest chunk in the orbit of each chunk."""
         return self._orbits("chunks", self.problem.collective.num_chunks)
 
     def _orbits(self, what: str, size: int) -> NDArray[np.int64]:
         return smallest_of_orbits([getattr(g, what) for g in self.generators], size)
 
     def sets(self, sets: Sequence[frozenset[int]]) -> NDArray[np.int64]:
-        """(num_sets,) orbits of disjoint sets of ranks, which the symmetries must permute."""
+        """(num_sets,) smallest index in the orbit of each of some disjoint rank sets.
+
+        The symmetries must map these sets to one another.
+        """
         of_rank = {r: i for i, ranks in enumerate(sets) for r in ranks}
         first = [min(ranks) for ranks in sets]
         return smallest_of_orbits([[of_rank[g.ranks[r]] for r in first] for g in self.generators], len(sets))
@@ -150,7 +153,7 @@ class Symmetries:
 
     @cached_property
     def _moves(self) -> list[NDArray[np.int32]]:
-        """Permutation of each generator on ranks followed by links."""
+        """Each generator as one permutation: of ranks, followed by links (numbered on from the last rank)."""
         start = self.problem.topology.num_ranks
         moves = (np.concatenate((g.ranks, np.add(g.links, start))) for g in self.generators)
         return [each.astype(np.int32) for each in moves]

@@ -34,7 +34,9 @@ _FEW_HOPS = 32
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Required delivery of a chunk from any of `starts` to all of `ends`; stands for all equal chunks.
+    """Required delivery of a chunk from any of `starts` to all of `ends`.
+
+    It stands for all chunks with the same ranks that the clauses treat alike.
 
     If `reducing`, contributions must get from each of `ends` to the root, which is the only entry of
     `starts`.
@@ -139,7 +141,7 @@ def _demand_key(problem: Problem, chunk: int) -> Hashable:
 
 
 def unmet(problem: Problem) -> Iterator[Need]:
-    """Demands that cannot be met, each with only the unreachable ends."""
+    """Yield required deliveries that are impossible, each with only the unreachable ends."""
     known: dict[Hashable, Set[int]] = {}
     for demand in demands(problem):
         kind = demand.starts, demand.reducing, id(problem.open_links(demand.chunk, reducing=demand.reducing))

@@ -31,7 +31,7 @@ def _kept(check: Callable[[Any], Any]) -> BeforeValidator:
 
 
 def optional(default: Any, description: str) -> Any:
-    """An optional field."""
+    """Declare a field of a table, with its default and its description for documentation."""
     return Field(default=default, description=description)
 
 

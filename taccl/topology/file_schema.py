@@ -154,7 +154,7 @@ def _multicasts_beside_links(value: object) -> object:
 class ResourceEntry(_Costed):
     """A shared resource and the links that hold it.
 
-    With a rate, alpha_us defaults to 0. Without one, alpha and beta default to those for which a send holds
+    With a rate, alpha_us defaults to 0. Without a rate or an alpha, a send holds the resource for as long as
     its link.
     """
 

@@ -20,7 +20,7 @@ OTHER_SIDE: dict[Side, Side] = {"send": "receive", "receive": "send"}
 
 
 class Link(NamedTuple):
-    """A directed link from one rank to another; multicasts and reductions in switches have several.
+    """A directed link from one rank to another; to several for a multicast, from several for a reduction.
 
     A send of b bytes takes ``alpha_us + b * beta_us_per_mb / 10**6`` microseconds.
     """

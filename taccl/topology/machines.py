@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from taccl._internal.arguments import Count, Number
     from taccl.topology.models import Model
 
-#: {machine model or instance type: its node}.
+#: {machine model or instance type: links of a node}.
 SHAPES: dict[str, NodeShape] = {name: each.shape for name, each in MODELS.items()}
 
 

@@ -218,8 +218,8 @@ MODELS: dict[str, Model] = {
         NodeShape(8, 1, _FULL_MESH, "xGMI", "Ethernet"),
         {"xgmi": (64, "AMD, Instinct MI300X data sheet (2023): 7 links to GPUs, 128 GB/s both ways each")},
         (50, f"{_AMD} 400 Gb/s NICs, one for each GPU"),
-        # The MI355X's launches by one process, times the ratio of boost clocks (our choice): 5.0 GHz of EPYC
-        # 9575F to 3.8 GHz of Xeon 8480+, hosts of both in Oracle's shapes.
+        # `launch_each_us` is 4.3 us of MI355X times the ratio of the hosts' boost clocks (our choice): 5.0
+        # GHz of the MI355X's EPYC 9575F to 3.8 GHz of the MI300X's Xeon 8480+, both in Oracle's shapes.
         rccl=RcclFit(
             "7",
             "5.66",
@@ -238,8 +238,8 @@ MODELS: dict[str, Model] = {
         {"xgmi": ("76.8", f"{_MI355X}: 7 links to GPUs, 153.6 GB/s both ways each")},
         (50, f"{_AMD} Pollara 400, one for each GPU"),
         network="pollara",
-        # Launches of 8 GPUs by one process hide the latencies of its small messages, so launch and ll are
-        # those of MI300X.
+        # In the logs, one process launches 8 GPUs, which hides the latencies of small messages. So launch and
+        # ll are those of MI300X.
         rccl=RcclFit(
             "7",
             "4.3",

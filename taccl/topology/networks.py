@@ -13,8 +13,8 @@ class Network(NamedTuple):
 
     - `hop_us`: Latency in us of a hop in addition to NCCL's table; the simple protocol pays it twice, for
       data and for the flush.
-    - `start_us`: Time in us of a collective between nodes before its first hop; `amd_start_us` with hosts of
-      AMD, if it differs.
+    - `start_us`: Time in us of a collective between nodes before its first hop; `amd_start_us` for hosts with
+      AMD processors, if it differs.
     - `post_us`: Time in us for each further channel's message of a hop, as hosts post them one by one.
     - `efficiency`: Part of the line rate that large messages reach.
     - `stated_us`: Latency in us that the network's plugin reports to NCCL, which chooses algorithms by it.

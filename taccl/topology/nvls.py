@@ -16,12 +16,12 @@ from taccl.topology.tuning import NVLINK_GB_PER_S, NVLS_SHARE
 if TYPE_CHECKING:
     from taccl.topology.topology import Switch, Topology
 
-#: Max relative difference of a port from the rates of a generation, for rates that are rounded.
+#: Max relative difference between a port's rate and a generation's that counts as rounding.
 _ROUNDED = Fraction(1, 100)
 
 
 class _Ports(NamedTuple):
-    """Ports of a switch: {rank: resource} of its sends and its receives, and the cost of a send."""
+    """Ports of a switch: {rank: port of its sends}, {rank: port of its receives}, and the cost of a send."""
 
     out: dict[int, int]
     into: dict[int, int]
@@ -69,7 +69,10 @@ def with_nvls(topology: Topology, generation: str = "") -> Topology:
 
 
 def _generation(gb_per_s: Fraction) -> str:
-    """Generation of the GPUs whose ports have this rate: from NCCL's figure to that of the data sheet."""
+    """GPU generation whose ports can have this rate; empty if there is none.
+
+    Its rates range from NCCL's figure to that of the data sheet.
+    """
     for model in MODELS.values():
         if model.num_nvlinks and "nvswitch" in model.links:
             most = Fraction(str(model.links["nvswitch"][0]))

@@ -65,7 +65,7 @@ def thousandths(cost: Fraction) -> Fraction:
 def rates_of_axes(
     bandwidth_gb_per_s: Number | Sequence[Number], num_axes: int, *, where: str
 ) -> tuple[Fraction, ...]:
-    """Us/MB along every axis, from one bandwidth for all axes or one for each."""
+    """Beta in us/MB along each axis, from one bandwidth for all axes or one for each."""
     several = isinstance(bandwidth_gb_per_s, Sequence) and not isinstance(bandwidth_gb_per_s, str)
     rates: Sequence[Any] = bandwidth_gb_per_s if several else (bandwidth_gb_per_s,) * num_axes  # type: ignore[assignment]
     if len(rates) != num_axes:
@@ -92,7 +92,7 @@ def check_ranks(
     error: type[InputError] = TopologyError,
     of: str = "the topology has ranks",
 ) -> None:
-    """Raise an error for a rank that does not exist."""
+    """Raise `error` for the first of `ranks` that is not from 0 to `count` - 1."""
     for rank in ranks:
         if not 0 <= rank < count:
             raise error(f"rank {rank} does not exist; {of} 0-{count - 1}", where=where)
@@ -237,7 +237,7 @@ def add_nodes(
     """Join the ranks of equal nodes, pairwise or (without `pairs`) by a switch, and then the nodes.
 
     - `pairs`: {pair of local ranks: number of links between them}.
-    - `costs`: {number of links: their joint cost}.
+    - `costs`: {number of parallel links: cost of a send over all of them together}.
     - `switch`: Name of the switch.
     """
     num_nodes = builder.node_of_rank[-1] + 1

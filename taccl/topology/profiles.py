@@ -145,7 +145,10 @@ def _by_protocol(
 
 
 def _published(machine: str, file: str, betas: Mapping[str, tuple[str, str]]) -> Profile:
-    """Profile of TACCL's published file, from (us/MB, field) for each kind of link in a node."""
+    """Profile of a file that TACCL's authors published.
+
+    - `betas`: {kind of link in a node: (us/MB, field of the file)}.
+    """
 
     def constant(name: str, value: str, field: str) -> Constant:
         return Constant(name, Fraction(value), f"{file}: {field}")

@@ -151,7 +151,10 @@ class _Costs:
 
 
 def _kind(cost: _Costs, first: int, stride: int, size: int) -> Kind | None:
-    """Kind of links between ranks at a stride, all at one cost; None if they differ or are missing."""
+    """Kind of the dimension of `size` ranks from `first` on, each `stride` after the one before.
+
+    None if links are missing or differ in cost.
+    """
     ranks = [first + i * stride for i in range(size)]
     both = [pair for a, b in pairwise(ranks) for pair in ((a, b), (b, a))]
     if len({cost.get(pair) for pair in both}) > 1 or both[0] not in cost:
@@ -173,7 +176,7 @@ def _along(
     stride: int,
     size: int,
 ) -> Dimension:
-    """Dimension of `size` ranks at a stride. Raises `TopologyError` if its groups of ranks differ."""
+    """Dimension of `size` ranks that are `stride` apart; `TopologyError` if its groups of ranks differ."""
     kind = _kind(cost, 0, stride, size)
     assert kind is not None, "only rank 0's links were examined"
     for first in range(topology.num_ranks):
@@ -228,11 +231,11 @@ _MOST_LEVELS = 3
 #: Permutation test for clusters.
 #: `_BY_CHANCE`: significance level.
 #: `_DEALS`: number of permutations for few hosts.
-#: `_MANY`: min number of hosts for which only as many permutations are tried as the level needs.
+#: `_MANY`: min number of hosts from which on only as many permutations are tried as the level requires.
 _BY_CHANCE, _DEALS, _MANY = 0.1, 99, 128
 #: `_FEW`: min number of hosts for a permutation test.
-#: `_NOISES`: multiple of the asymmetry of distances by which their ratio must exceed 1 if there are fewer
-#: hosts.
+#: `_NOISES`: if there are fewer hosts, the ratio of distances must exceed 1 by this multiple of their
+#: asymmetry.
 _FEW, _NOISES = 8, 2.0
 
 

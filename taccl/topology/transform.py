@@ -254,7 +254,7 @@ def rescaled(
 
 
 def _alike(topology: Topology, found: Topology) -> Topology:
-    """Return `found` with the cached shape of a topology with the same ends of links and nodes."""
+    """Copy the cached properties of `_SHAPE` from `topology` to `found`, which has equal links and nodes."""
     topology.nodes_of_link  # noqa: B018  computed once for both
     found.cache[ALIKE] = topology
     vars(found).update({name: getattr(topology, name) for name in _SHAPE if name in vars(topology)})
@@ -264,7 +264,7 @@ def _alike(topology: Topology, found: Topology) -> Topology:
 def _each_once(
     costs: Iterable[First], others: Iterable[Second], make: Callable[[First, Second], Found]
 ) -> Iterator[Found]:
-    """``make(cost, other)`` of each pair, computed once for the same objects, as most links share costs."""
+    """Yield ``make(cost, other)`` for each pair; computed once per pair of objects, as links share costs."""
     costs, others = list(costs), list(others)
     keys = list(zip(map(id, costs), map(id, others), strict=True))
     made = {key: make(*pair) for key, pair in dict(zip(keys, zip(costs, others), strict=True)).items()}

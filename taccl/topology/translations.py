@@ -38,7 +38,10 @@ _MAX_TABLE = 4096
 
 @dataclass(frozen=True, slots=True)
 class CyclicProduct:
-    """Product of cyclic groups (tori, rings, hypercubes): digits, the last fastest, added without carry."""
+    """Product of cyclic groups, for tori, rings and hypercubes: digits are added without carry.
+
+    The last digit of an element or a place varies fastest.
+    """
 
     moduli: tuple[int, ...]
 
@@ -52,7 +55,7 @@ class CyclicProduct:
         return self._added(place, element, 1)
 
     def taking(self, src: Any, dst: Any) -> NDArray[np.int64]:
-        """Elements that take sources to destinations."""
+        """Group element that takes each source place to its destination; numbers or arrays that broadcast."""
         return self._added(dst, src, -1)
 
     def _added(self, first: Any, second: Any, sign: int) -> NDArray[np.int64]:
@@ -147,7 +150,7 @@ class PermutationGroup:
         return np.asarray(self.table[element, place])
 
     def taking(self, src: Any, dst: Any) -> NDArray[np.int64]:
-        """Elements that take sources to destinations."""
+        """Group element that takes each source place to its destination; numbers or arrays that broadcast."""
         return np.asarray(self._taking[src, dst])
 
     def to_dict(self) -> dict[str, Any]:
@@ -348,7 +351,10 @@ def translations_of_topology(
 
 
 def _resource_classes(topology: Topology, members: Sequence[Sequence[int]]) -> list[int]:
-    """Class of every resource: at equal positions, links of one class hold resources of one class."""
+    """Number of the class of every resource; -1 if no link holds it.
+
+    The links of a class must have equal costs. Their first holds are of resources of one class, and so on.
+    """
     require_address_space()
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components

@@ -42,7 +42,7 @@ _TYPE = re.compile(r"[a-z]+\d*", re.ASCII)
 
 
 def operand(place: int) -> dict[str, int]:
-    """Argument that stands for the operand at a position."""
+    """Placeholder in the JSON of arguments for the operand at a position."""
     return {"operand": place}
 
 
@@ -151,7 +151,7 @@ def text_of(operation: Operation, operands: Sequence[str]) -> str:
 
 
 def _marked(operation: Operation) -> list[bool]:
-    """True for each operand that has a part for each call; empty without `labels`."""
+    """For each operand, True if each call reads a part of its own (axis ``*``); empty without `labels`."""
     return [each[:1] == ("*",) for each in _words(operation.labels)[0]] if operation.labels else []
 
 

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 #: Max number of sets of collectives bounded together: those with the largest estimates.
 _MOST_SETS = 6
-#: Seconds for the bound of a set of collectives; also in total for each kind of per-rank bound of one
-#: collective.
+#: Seconds for the bound of a set of collectives. The bounds by rank of one collective also have this time in
+#: total: once for all contributions, and once for all results.
 _BOUND_S = 4.0
 _NOTHING = Fraction(0)
 
@@ -94,7 +94,7 @@ class StepBound:
         return overlap is not None and overlap is self.workload.tiling(two).overlap
 
     def takes(self, name: str, other: str) -> Fraction:
-        """Minimum time of operation `name` on paths through `other`: one tile if they overlap, else all."""
+        """Minimum time of `name` before `other` can follow: of one tile if the two overlap, else of all."""
         return (self.tile if self.together(name, other) else self.whole)[name]
 
     def _look_ahead(self) -> None:
@@ -187,7 +187,7 @@ class StepBound:
         return self.workload.operation[name].kind == "send"
 
     def _everyones(self, name: str, us: Fraction) -> Fraction:
-        """Return `us` if every result depends on all ranks' contributions, else 0 (send, several groups)."""
+        """Return `us`, or 0 if some result does not depend on all ranks: for a send, or several groups."""
         groups = groups_of(self.workload, self.workload.operation[name])
         return _NOTHING if self._is_send(name) or len(groups) > 1 else us
 

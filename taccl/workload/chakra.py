@@ -107,8 +107,8 @@ class _Trace:
     def _waits(self, node: TraceNode) -> list[int]:
         """Ids of the nodes on which a node depends.
 
-        Control dependencies from and to host operations are left out: they mean calls, and not that an
-        operation has ended.
+        Control dependencies from and to host operations are left out: they show which operation calls
+        another, and not which waits for another's end.
         """
         control = (i for i in node.control if i in self.node and not _is_host(self.node[i]))
         return [*(i for i in node.after if i in self.node), *(control if not _is_host(node) else ())]

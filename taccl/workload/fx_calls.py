@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     Arguments = dict[str, Any]
     Shape = tuple[int, ...]
     Names = list[str]
-    #: Names of the axes of operands and result, from arguments and local shapes; None if it has no rule.
+    #: Function that returns the names of the axes of each operand and of the result; None if the call has no
+    #: rule. It is called with the arguments, the operands' local shapes, and the result's.
     Rule = Callable[[Arguments, list[Shape], Shape], tuple[list[Names], Names] | None]
 
 #: Arguments that do not change values.
@@ -165,7 +166,7 @@ def exact(graph: Graph, value: Any) -> Named:
 
 
 def _full(graph: Graph, filling: tuple[float, str], shape: Shape) -> Named:
-    """Tensor of a shape that is filled with one number, from the number and the element type."""
+    """Tensor of the given shape, filled with one number; `filling` is (number, element type)."""
     number, dtype = filling
     filled: Any = number if dtype not in ("bool", "int64", "int32") else int(number)
     arguments = json.dumps([[list(shape), filled], {"dtype": {"dtype": dtype}, "device": {"device": "own"}}])
@@ -174,7 +175,7 @@ def _full(graph: Graph, filling: tuple[float, str], shape: Shape) -> Named:
 
 
 def _by_rule(call: _Call, options: dict[str, Any]) -> Named | None:
-    """Result of a call on global tensors; None if it has no rule, or another axis is sliced."""
+    """Result of a call on global tensors; None if it has no rule, or a rule that forbids the slices."""
     graph, mesh = call.graph, call.graph.mesh
     rule = _rule_of(graph.node.target, call.item)
     found = None if rule is None else rule(call.given, call.shapes, call.shape)
@@ -297,7 +298,7 @@ def _along(given: Arguments, shapes: list[Shape], out: Shape) -> tuple[list[Name
 
 
 def _indexed(given: Arguments, shapes: list[Shape], out: Shape) -> tuple[list[Names], Names] | None:
-    """An index tensor along one axis: its axes take the place of that axis."""
+    """One axis is indexed by a tensor: in the result, the axes of the index replace that axis."""
     indices = given.get("indices", [])
     if "index" in given:  # index_select
         indices = [None] * (given["dim"] % len(shapes[0])) + [given["index"]]
@@ -342,7 +343,7 @@ _ALONG = (
     "scatter_add", "scatter_reduce", "_softmax", "softmax", "_log_softmax", "log_softmax", "glu",
     "linalg_vector_norm",
 )  # fmt: skip
-#: Operators on images, without the number of their axes.
+#: Names of operators on images; ``{}`` stands for the number of axes of an image.
 _PLANES = (
     "max_pool{}d", "max_pool{}d_with_indices", "max_pool{}d_with_indices_backward", "avg_pool{}d",
     "avg_pool{}d_backward", "adaptive_avg_pool{}d", "_adaptive_avg_pool{}d", "_adaptive_avg_pool{}d_backward",

@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 
     Reader = Callable[["Graph", dict[str, Any]], Any]
 
-#: Kinds that read a tensor that each rank computes from its own data as parts of a sum.
+#: Kinds of operations that treat an `Own` (a tensor that each rank computes from its own data) as the parts
+#: of a partial tensor.
 _OF_PARTS = ("allreduce", "reduce_scatter", "aten", "reshape")
 TRACE = "trace the step with torch.export or make_fx"
 
@@ -79,7 +80,7 @@ class Graph:
         return WorkloadError(said, where=self.node.name)
 
     def unread(self, said: str) -> Unread:
-        """Error with this text for a form of an operation that converters lack, which names the node."""
+        """Error with this text that names the node, for a form of an operation that no converter supports."""
         return Unread(said, where=self.node.name)
 
     def make(self, kind: str, *values: Any, **options: Any) -> Any:
@@ -139,9 +140,9 @@ class Graph:
         return Named(operation.name) if shape is None else View(operation.name, shape)
 
     def _of_rows(self, kind: str, values: Sequence[Any], **options: Any) -> Any:
-        """Result of an operation that reads each `Own` as slices along its first axis.
+        """Result of an operation that reads each operand of type `Own` as slices along its first axis.
 
-        None if there is none, or if the operation has no valid layout then.
+        None if no operand is such an `Own`, or if the operation has no valid layout on slices.
         """
         if not any(isinstance(value, Own) and value.shape for value in values):
             return None
@@ -154,7 +155,7 @@ class Graph:
             return None
 
     def _are_distributed(self, names: Sequence[str]) -> bool:
-        """True if several tensors are distributed, over the same dimensions: ranks may combine own parts."""
+        """True if several tensors are sliced, over the same dimensions: a rank may combine its own parts."""
         tensors = [self.tensors[name] for name in names]
         dims = [tuple(self.mesh.slicing(each, axis)) for each in tensors for axis in range(len(each.shape))]
         return len([each for each in dims if each]) > 1 and len({each for each in dims if each}) == 1

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 def _of_channel(graph: Graph, value: Any, count: int) -> Any:
-    """One number for each channel, with the axes of an image tensor of `count` axes after it."""
+    """Tensor of a number per channel, with axes of length 1 to fit an image tensor of `count` axes."""
     shape = (*graph.local_shape(value), *(count - 2) * (1,))
     return Named(graph.name_of(View(graph.name_of(value), shape, is_squeezed=True)))
 
 
 def _weighted(graph: Graph, value: Any, given: Arguments, count: int) -> Any:
-    """Channels times the weights plus the biases, each if there are some."""
+    """Value with each channel multiplied by its weight, then increased by its bias, as far as these exist."""
     if given["weight"] is not None:
         value = graph.make("multiply", value, _of_channel(graph, given["weight"], count))
     return (
@@ -180,7 +180,8 @@ def _convolution(graph: Graph, given: Arguments) -> Any:
     fits = fits and given["groups"] == 1 and not given.get("transposed") and not any(given["padding"])
     if not fits or any(step != 1 for step in given["dilation"]) or len(shape) != len(kernel) + 2:
         local, _ = graph.stated()
-        # Per output element, a transposed convolution reads the channels of the operand through its kernels.
+        # An output element has a term for each kernel element and each channel that it reads; the kernels of
+        # a transposed convolution have the operand's channels first.
         terms = math.prod(graph.local_shape(weight)) // (shape[1] if given.get("transposed") else out)
         terms *= shape[1] // given["groups"] if given.get("transposed") else 1
         flops = 2.0 * math.prod(local or ()) * terms

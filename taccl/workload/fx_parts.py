@@ -67,7 +67,7 @@ def total_of(graph: Graph, value: Own) -> str:
 
 
 def spread(graph: Graph, value: Any) -> Any:
-    """The value, or for an `Own` with axes the tensor of `rows_of`."""
+    """The value itself; for an `Own` with axes, the sliced tensor that `rows_of` makes of it."""
     return Named(rows_of(graph, value)) if isinstance(value, Own) and value.shape else value
 
 

@@ -243,7 +243,7 @@ class _PlanRun:
         return buffer["rank"], buffer["type"]
 
     def _inboxes(self, r: int, t: int, op: Op) -> list[Inbox]:
-        """Inboxes of an operation: at its ends of channels, or in semaphores of its rank."""
+        """Inboxes to which an operation refers: ends of channels, or semaphores of its rank."""
         if "semaphore_ids" in op:
             return [("semaphore", r, number) for number in op["semaphore_ids"]]
         return [self._channel(r, t, op, i) for i in range(len(op["channel_ids"]))]

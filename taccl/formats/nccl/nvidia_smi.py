@@ -134,7 +134,7 @@ def load_nvidia_smi(
 
 
 def _joined(server: PcieServer) -> list[str]:
-    """Ranks that NVSwitches join, and ranks that NVLinks are assumed to join pair by pair."""
+    """Assumptions, one text each: ranks joined by an NVSwitch, pair by pair, or by no NVLink."""
     assumed = [
         f"ranks {in_runs(counts)} share an NVSwitch, with {max(counts.values())} NVLinks each "
         "(nvlink_joins='pairs' says otherwise)"

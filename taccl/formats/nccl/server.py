@@ -111,7 +111,10 @@ class _Shared:
 
 
 def _implies(outer: Mapping[int, tuple[Fraction, Side]], inner: Mapping[int, tuple[Fraction, Side]]) -> bool:
-    """True if the exclusive use of `outer` implies that of `inner`."""
+    """True if no two sends can overlap at resource `inner` as long as none overlap at resource `outer`.
+
+    - `outer`, `inner`: {link: (beta in us per MB, end at which a send holds the resource)}.
+    """
     return len(outer) >= len(inner) and all(
         link in outer and outer[link][1] == side and outer[link][0] >= beta
         for link, (beta, side) in inner.items()

@@ -138,7 +138,7 @@ def _transfers(schedule: Schedule, other: Schedule) -> Counter[tuple[int, ...]]:
 
 @dataclass(eq=False)
 class _Writing:
-    """A variant of the file: number of nodes, links that are written, and with or without switches."""
+    """A variant of the file: its number of nodes, the links in it, and True if it has switches."""
 
     schedule: Schedule
     num_nodes: int
