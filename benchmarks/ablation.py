@@ -73,7 +73,7 @@ class Mechanism:
 
 
 def _of_table(*names: str) -> Callable[[ExitStack], None]:
-    """Leave proposers out of the tables of the portfolio."""
+    """Function that leaves the proposers with these names out of the portfolio until its stack is closed."""
 
     def leave_out(stack: ExitStack) -> None:
         table = import_module("taccl.synthesis.proposers.table")
@@ -92,7 +92,7 @@ def _of_table(*names: str) -> Callable[[ExitStack], None]:
 
 
 def _by_parameters(**changed: Mapping[str, Any]) -> Callable[[ExitStack], dict[str, Any]]:
-    """Set parameters of the search, by group."""
+    """Function that returns ``parameters=`` for `taccl.synthesize`, with the given values by group."""
     return lambda stack: {"parameters": taccl.SearchParameters.from_dict(changed)}
 
 

@@ -102,14 +102,14 @@ def _replace(stack: ExitStack, function: Callable[..., Any], replacement: Callab
 
 
 def _checked(deadline: Deadline, ready: Callable[[], bool] | None = None) -> AbstractContextManager[None]:
-    """Check a deadline once, instead of interrupts that follow the wall clock."""
+    """Replacement of `Deadline.enforced` that checks the deadline once: interrupts would follow wall time."""
     if ready is None or ready():
         deadline.check()
     return nullcontext()
 
 
 def _turns(clock: _Clock, run: Callable[..., int]) -> Callable[..., int]:
-    """Wrap ruin and recreate, to run as many iterations as the counted time allows."""
+    """Wrap ruin and recreate so that it runs as many iterations as the counted time allows."""
 
     def counted(self: Improvement, *, turns: int) -> int:
         each_s = _TURN_S + _TURN_S_PER_SEND * int(self.now.size[0])

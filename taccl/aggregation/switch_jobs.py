@@ -180,5 +180,5 @@ def switch_job(schedule: Schedule, *, most: Number | None = None) -> SwitchJob:
 
 
 def dump_switch_job(schedule: Schedule, *, most: Number | None = None) -> str:
-    """The job of a schedule as JSON; parameters and errors as of `switch_job`."""
+    """The job of a schedule as JSON; parameters and errors as in `switch_job`."""
     return json.dumps(switch_job(schedule, most=most).to_dict(), indent=1) + "\n"

@@ -52,7 +52,7 @@ seconds = reader(float, lambda x: 0 < x < math.inf, "a positive number of second
 
 
 def _ranks_and_runs(text: str) -> tuple[int, ...]:
-    """Ranks and ranges of ranks, such as ``0-3,8``; ValueError for anything else."""
+    """Ranks in a list of ranks and ranges, such as ``0-3,8``; ValueError for any other text."""
     runs = [word.partition("-") for word in text.split(",")]
     return tuple(rank for a, dash, b in runs for rank in range(whole(a), whole(b if dash else a) + 1))
 

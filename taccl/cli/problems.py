@@ -322,7 +322,10 @@ def resized(sketch: Sketch, options: argparse.Namespace, topology: Topology) -> 
 
 
 def _upstream_problem(options: argparse.Namespace) -> Problem:
-    """Problem on an upstream topology file; by default with that file's costs if the sketch is upstream's."""
+    """Problem on a topology file of the published tool, by default with the machine's costs.
+
+    If the sketch is also a file of that tool, the default is the topology file's own costs.
+    """
     refuse(options, ("along",), "an upstream topology file has no dimensions; leave it out")
     from taccl.sketch.upstream import load_problem
 

@@ -215,7 +215,7 @@ def sweep(
 def _part_s(
     time_limit_s: float, total_limit_s: float | None, num_runs: int, num_workers: int | None
 ) -> dict[str, float]:
-    """Time limit of each run, as an entry of a row."""
+    """{``"time_limit_s"``: seconds for each run}, an equal part of `total_limit_s` if that is given."""
     if total_limit_s is not None:
         time_limit_s /= -(-num_runs // num_at_once(num_workers, num_runs))
     return {"time_limit_s": time_limit_s}

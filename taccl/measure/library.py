@@ -204,7 +204,14 @@ class Run:
         return LL_NETWORK_GB_PER_S[self.costs.host if model else "Intel"][min(self.num_nodes - 2, 1)]
 
     def _ring_gb_per_s(self, p: int, wires: float, node: float, scale: float, *, model: bool) -> float:
-        """Bus bandwidth of rings in GB/s; in nodes of g ranks, 1 / g of a rank's sends leave the node."""
+        """Bus bandwidth of rings in GB/s under protocol number `p`.
+
+        In nodes of g ranks, 1 / g of a rank's sends leave the node.
+
+        - `wires`, `node`: Rates in GB/s out of a node, and of a rank inside its node.
+        - `scale`: Factor of the protocol's maximum rate.
+        - `model`: True for the rate by the library's model, False for the predicted rate.
+        """
         g, costs, name = self.per_node, self.costs, PROTOCOLS[p].name
         across = self.num_nodes > 1
         rate = min(node * g / (g - 1) if g > 1 else np.inf, wires) if across else node

@@ -328,7 +328,7 @@ def _by_size(
 
 
 def _modelled(topology: Topology, kind: str) -> Iterator[dict[tuple[str, str], float]]:
-    """{(algorithm, protocol): us} at each size, by NCCL's model of a machine."""
+    """Yield {(algorithm, protocol): time in us} for each size, by NCCL's model of a machine."""
     from taccl.baselines.nccl import nccl_choices
     from taccl.problem.making import make_problem
     from taccl.topology.profiles import profile_of
@@ -349,7 +349,7 @@ def _modelled(topology: Topology, kind: str) -> Iterator[dict[tuple[str, str], f
 def _tabled(
     kind: str, num_ranks: int, num_nodes: int, size: int, gb_per_s: float
 ) -> dict[tuple[str, str], float]:
-    """{(algorithm, protocol): us} by NCCL's tables, with the rate of the slowest hop."""
+    """{(algorithm, protocol): time in us} by NCCL's tables, with the rate of the slowest hop."""
     from taccl.measure.model import ways
     from taccl.topology.tuning import PROTOCOLS
 

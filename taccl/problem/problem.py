@@ -340,5 +340,5 @@ def _written(chunks: Sequence[Chunk]) -> Iterator[str]:
 
 
 def _compact(values: object) -> str:
-    """Plain values as JSON, deterministic."""
+    """Plain values as JSON without spaces; equal values give equal text."""
     return json.dumps(values, sort_keys=True, separators=(",", ":"))

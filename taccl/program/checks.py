@@ -222,7 +222,7 @@ def chunks_per_message(program: Program, size_bytes: int, library: str) -> int:
 
 
 def fewest_chunks(program: Program, size_bytes: int) -> int:
-    """Max chunks per message, as `chunks_per_message`, of the library with the smallest messages."""
+    """Result of `chunks_per_message` for the library with the smallest messages."""
     return min(chunks_per_message(program, size_bytes, each) for each in LIBRARIES)
 
 

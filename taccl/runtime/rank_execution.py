@@ -230,7 +230,7 @@ def _versions() -> dict[str, str]:
 
 
 def placing(communicator: Any) -> tuple[int, bool]:
-    """Number of machines of the ranks, and True if any has more ranks than cores for them."""
+    """(number of machines on which ranks run, True if ranks of a machine share cores)."""
     from mpi4py import MPI
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

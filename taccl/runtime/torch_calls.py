@@ -71,7 +71,7 @@ def module_of(program: Program, name: str = "taccl_collective") -> ModuleType:
 
 
 def call_of(module: ModuleType, collective: str) -> Callable[..., Any]:
-    """The method of a module's collective, on all ranks."""
+    """Method that runs a module's schedule for a collective, on the group of all ranks."""
     call: Callable[..., Any] = getattr(module.Collective(), METHODS[collective][0])
     return call
 

@@ -306,7 +306,7 @@ class Topology:
 
 
 def _listed(count: int, entries: Iterable[tuple[T, int]]) -> tuple[tuple[T, ...], ...]:
-    """For each index from 0 to `count` - 1, the values of the (index, value) pairs with it, in order."""
+    """For each index from 0 to `count` - 1, the values of the (value, index) pairs with it, in order."""
     lists: list[list[T]] = [[] for _ in range(count)]
     for entry, place in entries:
         lists[place].append(entry)

@@ -254,7 +254,7 @@ def rescaled(
 
 
 def _alike(topology: Topology, found: Topology) -> Topology:
-    """Copy the cached properties of `_SHAPE` from `topology` to `found`, which has equal links and nodes."""
+    """Copy cached properties named in `_SHAPE` to `found`, which differs from `topology` only in costs."""
     topology.nodes_of_link  # noqa: B018  computed once for both
     found.cache[ALIKE] = topology
     vars(found).update({name: getattr(topology, name) for name in _SHAPE if name in vars(topology)})

@@ -98,7 +98,7 @@ class StepBound:
         return (self.tile if self.together(name, other) else self.whole)[name]
 
     def _look_ahead(self) -> None:
-        """Compute starts and ends, in the order of execution."""
+        """Compute `starts`, `ends` and `last` of all operations, in the order of execution."""
         ranks, own = range(self.topology.num_ranks), dict[str, set[str]]()
         for each in self.order:
             name, inputs = each.name, self.before[each.name]
@@ -148,7 +148,7 @@ class StepBound:
         self.last[name] = max(*self.ends[name], *late, first + found.all_us, last + min(given))
 
     def _look_back(self) -> None:
-        """Compute tails and spans, in reverse order of execution."""
+        """Compute `tails` and `spans` of all operations, in reverse order of execution."""
         ranks, own = range(self.topology.num_ranks), dict[str, set[str]]()
         for each in reversed(self.order):
             name, readers = each.name, self.behind[each.name]

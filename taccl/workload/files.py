@@ -24,7 +24,10 @@ _WORDS = {"Count": Positive, "Natural": Index, "Extended": float | Literal["inf"
 
 
 def _model(kind: type, **columns: Any) -> Any:
-    """Pydantic model of a table in a file, with the fields of a class."""
+    """Pydantic model of a table in a file, with the fields of the data class `kind`.
+
+    - `columns`: {field: its annotation in files}, where that differs from the class's.
+    """
     hints = get_type_hints(kind, localns=_WORDS) | columns
     of_file: dict[str, Any] = {
         each.name: (hints[each.name], ... if each.default is MISSING else each.default)

@@ -88,7 +88,7 @@ def from_fx(
 def _by_placeholder(
     layouts: Mapping[str, str], nodes: Sequence[Any], known: Mapping[str, str]
 ) -> dict[str, str]:
-    """{placeholder: layout}. Raises `WorkloadError` for an unknown input."""
+    """{name of a placeholder node: layout}, from layouts by input; `WorkloadError` for an unknown input."""
     given = [node.name for node in nodes if node.op in ("placeholder", "get_attr")]
     names = {**dict(zip(given, given, strict=True)), **known}
     for each in layouts:

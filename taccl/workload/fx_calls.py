@@ -258,7 +258,7 @@ def _letters(count: int) -> Names:
 
 
 def _elementwise(given: Arguments, shapes: list[Shape], out: Shape) -> tuple[list[Names], Names] | None:
-    """All axes match, as in NumPy's broadcasting."""
+    """Rule for element-wise operators: all axes match, as in NumPy's broadcasting."""
     names = _letters(len(out))
     read = []
     for shape in shapes:
@@ -282,7 +282,7 @@ def _of_planes(num: int) -> Rule:
 
 
 def _along(given: Arguments, shapes: list[Shape], out: Shape) -> tuple[list[Names], Names] | None:
-    """All axes match but those along which the operator works."""
+    """Rule for operators along some axes: all other axes match."""
     dim = next((given[name] for name in ("dim", "dims") if given.get(name) is not None), None)
     count = len(shapes[0]) if shapes else 0
     if not count or any(len(each) != count for each in shapes):
@@ -298,7 +298,7 @@ def _along(given: Arguments, shapes: list[Shape], out: Shape) -> tuple[list[Name
 
 
 def _indexed(given: Arguments, shapes: list[Shape], out: Shape) -> tuple[list[Names], Names] | None:
-    """One axis is indexed by a tensor: in the result, the axes of the index replace that axis."""
+    """Rule for an operand indexed by a tensor along one axis: the axes of the index replace that axis."""
     indices = given.get("indices", [])
     if "index" in given:  # index_select
         indices = [None] * (given["dim"] % len(shapes[0])) + [given["index"]]
@@ -312,7 +312,7 @@ def _indexed(given: Arguments, shapes: list[Shape], out: Shape) -> tuple[list[Na
 
 
 def _convolved(given: Arguments, shapes: list[Shape], out: Shape) -> tuple[list[Names], Names] | None:
-    """Images and channels of the result match; without groups, channels of the operand are summed over."""
+    """Rule for convolutions: images match; without groups, the operand's channels are summed over."""
     rest = [*(len(out) - 2) * "."]
     if len(shapes) != 2 or any(len(each) != len(out) for each in shapes):
         return None

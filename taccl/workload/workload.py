@@ -110,7 +110,7 @@ class Workload:
         _ = self._tilings, self.tiles  # these raise if tiles do not divide, or depend on themselves
 
     def _check_names_of_overlaps(self) -> None:
-        """Raise `WorkloadError` unless overlaps are of different operations."""
+        """Raise `WorkloadError` if an overlap names an unknown operation, or two overlaps the same one."""
         for name, times in Counter(name for each in self.overlaps for name in each.operations).items():
             if name not in self.operation:
                 raise WorkloadError(f"is not an operation of {self.name}; name an operation", where=name)

@@ -120,7 +120,7 @@ def table_answer(found: pd.DataFrame, options: argparse.Namespace) -> Answer:
 
 
 def _text(rows: list[dict[str, Any]], *, details: bool = False) -> str:
-    """Table of runs: the columns that differ, and the quality of each, or the reason for no schedule."""
+    """Table of runs: columns in which they differ, and each run's quality, or why it found no schedule."""
     from taccl.explore.rows import DETAILS
 
     first = next((row for row in rows if row["topology"] is not None), rows[0])  # some may not have started

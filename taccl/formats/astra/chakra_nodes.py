@@ -138,7 +138,10 @@ def _from_protobuf(content: bytes) -> Iterator[TraceNode]:
 
 
 def _node(message: bytes) -> TraceNode:
-    """A `Node` message: 1 id, 2 name, 3 type, 4 and 5 dependencies, 7 duration, 10 attributes."""
+    """Node from a `Node` message.
+
+    Its fields are 1 id, 2 name, 3 type, 4 and 5 dependencies, 7 duration, and 10 attributes.
+    """
     number, name, kind, took_us = 0, "", 0, 0.0
     waits: dict[int, list[int]] = {4: [], 5: []}
     attributes: dict[str, Any] = {}

@@ -164,7 +164,7 @@ class PlanGpu:
         ops.signal(channel, kind)
 
     def _work(self, ops: PlanThreadblock, address: StepAddress, step: Step) -> Slot | None:
-        """Add the operations of a step within its rank; return the slot of the result."""
+        """Add to `ops` the operations that a step does within its rank; return the slot of the result."""
         src, dst = self._own(step.src), self._own(step.dst)
         landing = self.messages.landing.get(address)
         if landing is None and not OPERATIONS[step.operation].writes:

@@ -117,7 +117,7 @@ class PcieServer:
                 self.add_device(key, parent, lifted, name=name, guess=guess)
 
     def _above(self, key: str) -> Iterator[str]:
-        """Yield the device and the PCIe switches above it."""
+        """Yield the device `key`, then the PCIe switches above it, from the lowest to the highest."""
         while key in self.devices:
             yield key
             key = self.devices[key][0]

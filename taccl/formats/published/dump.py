@@ -128,7 +128,7 @@ def _read_back(schedule: Schedule, text: str, unit_us: Fraction) -> Schedule:
 
 
 def _transfers(schedule: Schedule, other: Schedule) -> Counter[tuple[int, ...]]:
-    """Transfers of a schedule with multiplicities, with times on a common tick grid with `other`."""
+    """{transfer of a schedule: number of times it occurs}; ticks are those of a grid shared with `other`."""
     links, finer = schedule.problem.topology.links, other.problem.costs.ticks_per_us
     return Counter(
         (t.chunk, links[t.link].src, links[t.link].dst, t.start_ticks * finer, t.end_ticks * finer, t.reduce)
