@@ -112,8 +112,8 @@ class PlainCase:
 
 #: {chunks per rank: finish to meet in us}. With multicast links the same finish must be met.
 _NDV2_US = {1: 68.375, 2: 66.1875, 4: 65.1}
-#: {chunks per rank: finish to meet in us}. Each of four chunks has 7,813 bytes, rounded up from 7,812.5, with
-#: which the finish would be 9.25.
+#: {chunks per rank: finish to meet in us}.
+#: Each of four chunks has 7,813 bytes, rounded up from 7,812.5, with which the finish would be 9.25.
 _DGX2_US = {1: 11.0, 2: 9.8, 4: 9.250336}
 _MULTICAST_US = {MB: 68.375, 64 * MB: 4124, 1000 * MB: 64379}
 

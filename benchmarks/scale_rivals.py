@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Problem
 
 #: `FEW_ARRIVALS`: max pairs of a chunk and a destination for which all baselines are constructed.
-#: `MOST_ARRIVALS`: max such pairs for which ring and pairwise exchange are constructed; others would be too
-#: slow.
-#: `MOST_COUNTED`: max such pairs for which lower bounds on ring and pairwise exchange are used instead (35 s
-#: of CPU); beyond, routes would need several GB.
+#: `MOST_ARRIVALS`: max such pairs for which ring and pairwise exchange are constructed; others are too slow.
+#: `MOST_COUNTED`: max such pairs for which lower bounds on these two replace them (35 s of CPU).
+#: Above `MOST_COUNTED`, routes would need several GB.
 FEW_ARRIVALS, MOST_ARRIVALS, MOST_COUNTED = 6_000, 300_000, 10_000_000
 
 

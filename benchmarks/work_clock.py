@@ -44,8 +44,7 @@ _TURN_S, _TURN_S_PER_SEND = 2e-5, 1.2e-7
 #: `_CPSAT_RATE`: deterministic time of CP-SAT per CPU second.
 #: `_CPSAT_WORKERS`: number of workers of CP-SAT whose turns are counted.
 _CPSAT_RATE, _CPSAT_WORKERS = 0.2, 2
-#: Shares of the time limit of a MILP that it may count as: the smallest share that exceeds its CPU time, or
-#: else the whole limit.
+#: Shares of the time limit of a MILP that it may count as: the smallest one above its CPU time, or 1.
 _MILP_SHARES = (0.01, 0.1, 1.0)
 #: Min seconds counted for a solver's task, so that a loop over tasks that end immediately still ends.
 _LEAST_TASK_S = 0.02

@@ -45,8 +45,8 @@ MACHINES: dict[str, Callable[[], Topology]] = {
     "dgx-h100 x4": lambda: taccl.topologies.dgx_h100(4),
 }
 #: `MOST`: max ratio of finish to bound.
-#: `EVEN`: {number of tiles: max ratio of finish to communication time} for rows with equal times of
-#: computation and communication.
+#: `EVEN`: {number of tiles: max ratio of finish to communication time}.
+#: `EVEN` is for rows with equal times of computation and communication.
 MOST, EVEN = 1.05, {16: 1.10, 64: 1.04}
 COLUMNS: tuple[Column, ...] = (
     ("case", "case", "<20"), ("machine", "machine", "<12"), ("in sequence", "sequence_us", ">11.1f"),

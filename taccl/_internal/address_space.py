@@ -25,8 +25,7 @@ _NUMBER_OF_HEAPS = -8
 
 #: Parts of the messages of native libraries and Python when an allocation fails.
 MEMORY_WORDS = ("bad_alloc", "MemoryError", "Cannot allocate memory", "out of memory", "Out of memory")
-#: Parts of further messages, of Python and the dynamic loader, when an allocation fails in a limited address
-#: space.
+#: Parts of further messages of Python and the dynamic loader if a limited address space is exhausted.
 _BOUNDED_WORDS = ("can't start new thread", "failed to map segment", "find/load shared object file")
 
 

@@ -68,8 +68,7 @@ def checked_as(error: type[InputError]) -> Callable[[T], T]:
         further = next((str(each.annotation) for each in parameters if each.kind is each.VAR_KEYWORD), None)
         takes_any = further is not None and not further.startswith("Unpack[")
         kinds: dict[str, Reader | None] = {}
-        #: {types of positional arguments, names and types of keyword arguments: arguments that need
-        #: conversion}.
+        #: {types of positional arguments, names and types of keyword arguments: arguments to convert}.
         unread: dict[tuple[Any, ...], tuple[list[tuple[int, Reader, str]], list[tuple[str, Reader]]]] = {}
 
         @functools.wraps(function)

@@ -123,8 +123,8 @@ class Cancellation:
     def __init__(self) -> None:
         self.why = ""
         self._signals: list[NDArray[np.int64]] = []
-        #: Stack of scopes, the outermost first; and function that returns the done part of the innermost
-        #: scope. The pair is replaced, never modified, as another thread reads it.
+        #: (stack of scopes, outermost first; function that returns the done part of the innermost scope).
+        #: The pair is replaced, never modified, as another thread reads it.
         self._under_way: tuple[tuple[_Scope, ...], Callable[[], float] | None] = (_Scope("", 1.0, 0.0),), None
         self._known: float | None = None
         self._doing = ""

@@ -15,11 +15,10 @@ Floats = NDArray[np.float64]
 
 #: Maximum number of nodes for which eigenvectors come from a dense matrix (20 ms); above it, from ARPACK.
 _MOST_OF_MATRIX = 200
-#: Minimum ratio of starts times arcs to the cube of the number of nodes for which the Floyd-Warshall
-#: algorithm is faster than Dijkstra's from each start.
+#: Min ratio of starts * arcs to nodes**3 for which Floyd-Warshall is faster than Dijkstra from each start.
 _DENSE_SHARE = 0.05
-#: Length added to each arc, as SciPy drops arcs of length 0; far below 1 / number of nodes, so that rounding
-#: down removes it.
+#: Length added to each arc, as SciPy drops arcs of length 0.
+#: It is far below 1 / number of nodes, so that rounding down removes it from the length of a path.
 _STEP = 2.0**-20
 #: `_MOST_IN_ROUNDS`: max number of (start, arc) pairs for shortest paths without SciPy (up to about 0.1 s).
 #: `_FEW_ROUNDS`: max rounds over all arcs.

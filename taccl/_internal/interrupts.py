@@ -26,8 +26,7 @@ _MOST_LOOKS = 1000
 _AGAIN_S = 1.0
 #: Interval in seconds at which a thread that must not be interrupted is checked again.
 _NO_INTERRUPT_S = 0.01
-#: Prefixes of modules in which a thread must not be interrupted: imports, compilations and processes would be
-#: left half done.
+#: Prefixes of modules in which an interrupt would leave imports, compilations or processes half done.
 _NO_INTERRUPT = ("importlib.", "numba.", "llvmlite.", "subprocess")
 #: {module: functions} that must not be interrupted.
 _NO_INTERRUPT_IN = {
@@ -80,9 +79,9 @@ class Interrupt:
         """Raise nothing from now on."""
         with self._lock:
             self._left.set()
-        # Wait here for an exception that was sent, as it would otherwise interrupt later code. It cannot be
-        # withdrawn: under a profiler, CPython 3.11 would then look for it without end. It may never arrive,
-        # if an exception sent later has replaced it.
+        # Wait here for an exception that was sent, as it would otherwise interrupt later code.
+        # It cannot be withdrawn: under a profiler, CPython 3.11 would then look for it without end.
+        # It may never arrive, if an exception sent later has replaced it.
         with suppress(self.kind):
             for _ in range(_MOST_LOOKS):
                 if not self._is_sent:

@@ -29,8 +29,7 @@ MAX_FILE_BYTES = 16 * 10**6
 _PIECE_BYTES = 1 << 20
 
 Reader = TypeVar("Reader", bound=Callable[..., Any])
-#: Maximum nesting of tables: files of this package have ten levels or fewer, and Python's recursion limit is
-#: near a thousand.
+#: Max nesting of tables: our files have ten levels or fewer; Python's recursion limit is near 1000.
 _MAX_DEPTH = 64
 #: Maximum number of entries of a nested table on one line; a larger one has a line for each.
 _FEW_ENTRIES = 4

@@ -23,8 +23,8 @@ _COMMA_ROW, _OTHER_ROW = (
 _TIMES_HEAD = r"[#|\t \"]*((message|msg|buffer|data)[ _])?(size|bytes)\b.*(\b|_)(time|latency|\w*bw)\b"
 #: Header of the CSV that `taccl compare` writes.
 _COMPARISON_HEAD = r"[\w,]*\bbackend,[\w,]*\bfinish_us,"
-#: Beginning of a matrix: a row with commas, below comments and at most one header; or the matrix of
-#: p2pBandwidthLatencyTest.
+#: Beginning of a matrix: a row with commas, below comments and at most one header.
+#: Or the beginning of the matrix of p2pBandwidthLatencyTest.
 _MATRIX_ROWS = (
     rf"(?i)\A(#.*\n|[^\S\n]*\n)*(?!{_TIMES_HEAD}|{_COMPARISON_HEAD}|gpu,bdf,)((?=.*,)[^=\[{{<\n]*\n)?{_COMMA_ROW}"
     r"|P2P=(Enabled|Disabled).*Matrix"

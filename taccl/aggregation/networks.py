@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-#: Parameters of each network, as published with torchvision's models; the shapes below add up to these
-#: numbers.
+#: Number of parameters of each network, as published with torchvision; the shapes below add up to it.
 MODELS = {
     "alexnet": 61_100_840,
     "resnet-18": 11_689_512,

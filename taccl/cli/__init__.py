@@ -20,8 +20,7 @@ from types import FrameType
 
 from taccl._internal.deadline import await_left_behind, process_began_s, signals_to
 
-#: Allocations between garbage collections. Python's default of 700 costs a fifth of the time of large
-#: topologies.
+#: Allocations between garbage collections. Python's 700 would cost a fifth of the time of large topologies.
 _COLLECT_EVERY = 100_000
 
 

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
-#: `_TRIED_ARRIVALS`: max arrivals of chunks and contributions for which protocols are compared by the
-#: finishes of baselines. That takes about 2 s, or 9 s if 32 ranks reduce.
-#: `_BOUNDED_ARRIVALS`: max arrivals for which protocols are compared by lower bounds.
+#: `_TRIED_ARRIVALS`: max arrivals of chunks and contributions for which baselines rate the protocols.
+#: Baselines rate the protocols in about 2 s, or in 9 s if 32 ranks reduce.
+#: `_BOUNDED_ARRIVALS`: max arrivals for which lower bounds rate the protocols.
 _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
 
 
@@ -49,20 +49,18 @@ _BOUND_S, _BOUND_S_PER_LINK, _ESTIMATE_S_PER_LINK, _BASELINE_S_PER_LINK = 0.1, 8
 
 
 #: `_LEAST_CHUNK`: min bytes of a chunk of layers, as in the paper on PHub.
-#: `_CHUNKS_PER_SERVER`: usual number of chunks per server: with 64, the pulls of the last chunks add 1.6 % to
-#: the time.
+#: `_CHUNKS_PER_SERVER`: usual number of chunks per server; with 64, pulls of the last chunks add 1.6 %.
 _LEAST_CHUNK, _CHUNKS_PER_SERVER = 32_000, 64
 
 
 #: `_PROTOCOL_SHARE`: max share of a verb's time left for comparing protocols by baselines and bounds.
-#: `_ESTIMATE_SHARE`: max share of that time for comparing protocols by estimates. It is larger, as another
-#: protocol can be ten times as fast for small messages.
+#: `_ESTIMATE_SHARE`: max share of that time for comparing protocols by estimates.
+#: The share is larger, as another protocol can be ten times as fast for small messages.
 #: `_LEAST_ESTIMATE_S`: min seconds for these estimates, whatever the time limit.
 _PROTOCOL_SHARE, _ESTIMATE_SHARE, _LEAST_ESTIMATE_S = 0.3, 0.5, 0.4
-#: `_SLOW_SHARE`: max share of the time left that baselines or bounds may be expected to need; if they need
-#: more and chunks are of equal size, estimates replace them.
-#: `_SLOW_LIMIT`: max share of the time left for baselines and bounds; if they have no result by then,
-#: estimates replace them, too.
+#: `_SLOW_SHARE`: max share of the time left that baselines or bounds may be expected to need.
+#: Estimates replace baselines or bounds that need more, if chunks are of equal size.
+#: `_SLOW_LIMIT`: max share of the time left for baselines and bounds; afterwards, estimates replace them.
 _SLOW_SHARE, _SLOW_LIMIT = 0.3, 0.7
 
 

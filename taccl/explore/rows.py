@@ -128,8 +128,8 @@ DETAILS = (
 
 #: Columns that compare a finish with bounds.
 _GAPS = ("gap", "gap_in_chunks", "gap_of_every_cut")
-#: `_MEASURES`: columns that follow from a schedule alone. `OF_SCHEDULES`: columns that are empty without a
-#: schedule.
+#: `_MEASURES`: columns that follow from a schedule alone.
+#: `OF_SCHEDULES`: columns that are empty without a schedule.
 _MEASURES = (
     "finish_us", "launch_us", "predicted_us", "algbw_gb_per_s", "busbw_gb_per_s", "num_transfers",
     "num_sends", "producer",

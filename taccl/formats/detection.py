@@ -15,8 +15,8 @@ from taccl.formats.table import FORMATS, FileFormat
 _LIMIT_BYTES = 10**9
 #: Max characters searched for marks of XML and text formats, which are near the top.
 _HEAD_CHARACTERS = 1 << 16
-#: Max characters of a file that is parsed whole because its first field does not identify it. Parsing needs
-#: many times the memory of the file.
+#: Max characters of a file that is parsed whole because its first field does not identify its format.
+#: Parsing needs many times the memory of the file.
 _PARSED_CHARACTERS = 64 * 10**6
 #: Name of the first XML element, after comments and declarations.
 _FIRST_ELEMENT = re.compile(r"(?:\s|<!--(?:(?!-->)[\s\S])*+-->|<\?(?:(?!\?>)[\s\S])*+\?>)*+<([\w.:-]+)")

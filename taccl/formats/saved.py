@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 _LIMIT_BYTES = 10**9
-#: Schema name in sketch files, so that a sketch with few fields is not taken for a topology. Editors use it
-#: too.
+#: Schema name in sketch files, for editors, and so that no short sketch is taken for a topology.
 _SCHEMA = "sketch.schema.json"
 #: {class that `save` does not support: the call that saves it}.
 _SAVED_BY = {

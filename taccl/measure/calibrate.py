@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from taccl.measure.library_costs import Costs
     from taccl.measure.series import Series
 
-#: {factor: standard deviation of the normal prior of its logarithm} (our choice). Networks vary more than
-#: nodes, and hosts more than GPUs, whose links and latencies are those of one data sheet.
+#: {factor: standard deviation of the normal prior of its logarithm} (our choice).
+#: Networks vary more than nodes, and hosts more than GPUs.
 _SPREADS = {
     "launch_scale": 0.5, "node_latency": 0.1, "network_latency": 0.5, "node_rate": 0.08, "network_rate": 0.2,
 }  # fmt: skip

@@ -15,12 +15,11 @@ from taccl.topology.tuning import PACK_BYTES
 HEALTHY, USUAL = 0.93, 1.5
 #: Min share of the expected bandwidth that an error of the model may explain.
 WITHIN_ERROR = 0.85
-#: `_MATCHES`: max relative difference between the measured share of the bandwidth and the share that a cause
-#: would leave.
+#: `_MATCHES`: max relative difference between the measured share of the bandwidth and a cause's share.
 #: `_INDISTINCT`: max difference between these differences of two causes that cannot be told apart.
 _MATCHES, _INDISTINCT = 0.05, 0.03
-#: Max ratio of the measured bandwidth to that expected of rings: rate of the wire over the rate that messages
-#: reach.
+#: Max ratio of the measured bandwidth to that expected of rings.
+#: It is the rate of the wire over the rate that messages reach.
 _WIRE = 1.08
 #: Max share of a node's bandwidth that suggests that GPUs cannot reach each other directly (P2P).
 _HOST_MEMORY = 0.2
@@ -31,8 +30,7 @@ _BOUNCED, _BOUNCED_SMALL = 0.85, 1.3
 _FALLS = 0.1
 #: Min ratio of the fastest to the slowest of several NICs that were measured one by one.
 _UNEQUAL = 1.15
-#: Max ratio, in either direction, between the time of small messages and the time in which one process
-#: launches all kernels.
+#: Max ratio, in either direction, of the time of small messages to the time of launches by one process.
 _LAUNCHES = 1.3
 #: Max irregular sizes listed in the evidence.
 _SHOWN = 3
@@ -188,8 +186,7 @@ def _protocol(facts: Facts) -> _Found:
     named = ((facts.shares[p], p) for p in ("ll", "ll128") if facts.shares.get(p, 1.0) < HEALTHY)
     told = f"{facts.share:.0%} of the expected bandwidth; protocol"
     found = _matched(facts.share, [(share, f"{told} {p} reaches {share:.0%}") for share, p in named])
-    # If protocol simple without in-switch sums explains the rate as well, LL or LL128 is only a possible
-    # cause.
+    # If protocol simple without in-switch sums also explains the rate, LL or LL128 is only possible.
     return found and ("possible" if _nvls_off(facts) else found[0], *found[1:])
 
 

@@ -16,14 +16,13 @@ _OUTLIER = 1.2
 _REVERSED = 1.15
 #: Min ratio of time growth to size growth: several messages of the smaller size would be faster.
 _FALL = 1.25
-#: Limits on growth by which a size shows that its protocol changes too late. Growth between two consecutive
-#: sizes is the ratio of their times over the ratio of the sizes.
+#: Limits on growth by which a size shows that its protocol changes too late.
+#: Growth from a size to the next is the ratio of their times over the ratio of the sizes.
 #: `_BOUND`: min growth from the previous size, which shows that the old protocol is bandwidth-bound.
 #: `_FREE`: max growth to the next size, which shows that the new protocol is faster.
 _BOUND, _FREE = 0.8, 0.6
 
-#: `_SLOW`: min slowness of a size relative to both ends of its series, where slowness is measured over
-#: expected time.
+#: `_SLOW`: min slowness (measured over expected time) of a size, relative to both ends of its series.
 #: `_END`: number of sizes that make up each end.
 _SLOW, _END = 1.6, 4
 

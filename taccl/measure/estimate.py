@@ -17,17 +17,16 @@ from taccl.measure.model import LATENCIES, PARAMETERS, CostTerms, Parameter, tim
 
 #: Max ratio of posterior to prior spread at which a parameter counts as determined by the data.
 _DETERMINED = 0.5
-#: Max increase of the cost (half a sum of squares) when a parameter is fixed at its prior: 1 by Akaike's
-#: criterion.
+#: Max increase of the cost if a parameter is fixed at its prior: 1 by Akaike's criterion.
 CONTRADICTED = 1.0
 #: Max exponent of the growth of times with sizes at which latencies are visible.
 _FLAT = 0.5
-#: Relative scale of the penalty if the observed protocol is slower than the fastest one. A library chooses
-#: the protocol that it predicts to be the fastest. Own choice.
+#: Relative scale of the penalty if the observed protocol is slower than the fastest one (own choice).
+#: A library chooses the protocol that it predicts to be the fastest.
 _CHOICE = 0.1
 _MAX_ROUNDS = 4
-#: {parameter: least and most}, by physics: LL sends a flag with each word, and no hop takes more than 5 times
-#: what NCCL's table says.
+#: {parameter: least and most value}, by physics.
+#: LL sends a flag with each word, and no hop takes more than 5 times the time in NCCL's table.
 LIMITS = {
     **dict.fromkeys(("ll_latency", "ll128_latency", "simple_latency"), (1e-3, 5.0)),
     "ll_share": (0.2, 0.5), "ll128_share": (0.2, 1.0),
@@ -46,8 +45,7 @@ _PRICE = 3.0
 _ROUNDS = 5
 #: Min sizes per range: any two points fit a line.
 _LEAST = 3
-#: Two rows count as parallel if their Gram determinant is at most this share of the product of their squared
-#: norms (rounding errors).
+#: Two rows count as parallel if their Gram determinant is at most this share of their squared norms' product.
 _PARALLEL = 1e-13
 
 

@@ -77,8 +77,7 @@ def _nvls(run: Run) -> Candidate:
     has_correction = m > 1 and costs.generation == "Blackwell"
     correction = run.corrected(_SIMPLE) if has_correction else np.ones_like(run.size)
     kb = run.size / 1000
-    # Each round of the pipeline moves one chunk per block and rank: into the switch, over the network, and
-    # out.
+    # Each round of the pipeline moves one chunk per block and rank into the switch, on, and out.
     turn_kb = np.minimum(_nvls_chunk(run) * NVLS_BLOCKS[costs.generation][m > 1] * g, run.size) / 1000
     hop_us = PROTOCOLS[_SIMPLE].ring_hop_us * costs.node_latency
     turn_us = turn_kb / (rate * costs.node_rate) + hop_us

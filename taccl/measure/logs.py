@@ -37,8 +37,7 @@ _NAMES = {
     r"(?:latency|bandwidth) test",
 }  # fmt: skip
 #: `_MENTIONS`: {collective or other test: pattern of its names in lines}.
-#: `_IN_STEM`: {collective or other test: pattern of its names in the stem of a file's name, such as
-#: nccl_broadcast.log}.
+#: `_IN_STEM`: {collective or other test: pattern of its names in file names, such as nccl_broadcast.log}.
 _MENTIONS, _IN_STEM = (
     {
         name: re.compile(rf"(?<![a-z])(?:{form.replace('SURE', sure)})", re.IGNORECASE)

@@ -28,14 +28,13 @@ _PCIE_GPUS = {
 }  # fmt: skip
 #: Model in the name of a GPU: H100, GB300, MI300X, L40S.
 _MODEL = re.compile(r"\b(MI\d{2,3}[A-Z]?|[A-Z]{1,2}\d{1,3}[A-Z]?)\b")
-#: Max ranks whose exact number follows from bandwidths with two decimals. A larger number is rounded to equal
-#: nodes.
+#: Max ranks whose exact number follows from bandwidths with two decimals.
+#: A larger number of ranks is rounded to equal nodes.
 COUNTABLE = 64
 #: `_ON_PCIE`: pattern in names of PCIe boards, which have no NVSwitch.
 #: `_ON_BRIDGE`: pattern in names of pairs of boards joined by NVLink bridges, which have none, either.
 _ON_PCIE, _ON_BRIDGE = re.compile(r"\bPCIe?\b", re.IGNORECASE), re.compile(r"\bNVL\b", re.IGNORECASE)
-#: Min credible time of a collective on GPUs in us. It lasts at least about 4 us, mostly for the kernel
-#: launch.
+#: Min credible time in us of a collective on GPUs; the kernel launch alone takes most of about 4 us.
 _LEAST_US = 3.0
 #: `_LEAST_RATE`: min credible ratio of a fitted rate to the data sheet's rate.
 #: `_MOST_RATE`: max credible ratio, as no link exceeds the data sheet's rate.

@@ -16,15 +16,16 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LABEL = re.compile(r"\[\d+(?:,\d+)?\](?:<std(?:out|err)>:)?(?=\D)")
 #: Characters that pages, lists and quotes put between cells.
 _BETWEEN = str.maketrans("\u00a0|\"',;", "      ")
-#: Row of nccl-tests: size, count, type, optional reduction and root, times and bandwidths. Prefixes of
-#: launchers (``0:``, ``[1,0]<stdout>:``, a time, a name) are skipped. So are a remark, a time stamp, and
-#: words after the figures, as rccl-tests prints the algorithm and the protocol.
+#: Row of nccl-tests: size, count, type, optional reduction and root, times and bandwidths.
+#: Prefixes of launchers (``0:``, ``[1,0]<stdout>:``, a time, a name) are skipped, and a remark or time stamp.
+#: Words after the figures are skipped as well: rccl-tests prints the algorithm and the protocol there.
 _NCCL = re.compile(
     rf"(?:^|[\s:>])({_SIZE})\s+(\d{{1,18}})\s+([a-z][a-z0-9_]*)\s+(?:([a-z]+)\s+)?"
     rf"({_NUMBER}(?:\s+(?:{_NUMBER}|N/A|nan|inf))*)(?:\s+(?:#|//|<|\d{{4}}-\d\d-|[A-Za-z]{{3}}).*)?\s*$"
 )
-#: {number of cells in a group: places of time, algbw, busbw, and number of wrong elements}. Five cells have
-#: the time of HIP events (rccl-tests), and eight the spread over iterations (nccl-tests 2.19).
+#: {number of cells in a group: places of time, algbw, busbw, and number of wrong elements}.
+#: Five cells have the time of HIP events (rccl-tests).
+#: Eight cells have the spread over iterations (nccl-tests 2.19).
 _GROUPS = {3: (0, 1, 2, None), 4: (0, 1, 2, 3), 5: (0, 2, 3, 4), 8: (0, 1, 2, 3)}
 #: Beginning of a row of nccl-tests (see `_NCCL`), up to the reduction or the root.
 _BEGINS_ROW = re.compile(
@@ -46,8 +47,7 @@ _US = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}
 _GB_PER_S = {"GB": 1.0, "Gb": 1 / 8, "MB": 1e-3, "Mb": 1e-3 / 8, "GiB": 2**30 / 1e9, "MiB": 2**20 / 1e9}
 _PREFIXES = " KMGT"
 #: `_TOLERANCE`: relative tolerance of algbw.
-#: `HALF_DIGIT`: absolute tolerance of algbw in GB/s, added to the relative one: half of the last printed
-#: digit.
+#: `HALF_DIGIT`: absolute tolerance of algbw in GB/s in addition: half of the last printed digit.
 _TOLERANCE, HALF_DIGIT = 0.02, 0.0051
 
 

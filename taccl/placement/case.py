@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from taccl.placement.fabric import Flows, HostPaths, RankMessages, Relaxed
     from taccl.topology.topology import Topology
 
-#: `_MOST_MESSAGES`: number of messages to time in one search. Divided by the messages of an order, it gives
-#: the number of orders tried.
+#: `_MOST_MESSAGES`: number of messages to time in one search.
+#: Divided by the messages of an order, it gives the number of orders tried.
 #: `_FEWEST_TRIES`: minimum number of orders tried.
 #: `_MOST_TRIES`: maximum number of orders tried.
 _MOST_MESSAGES, _FEWEST_TRIES, _MOST_TRIES = 10**8, 1500, 150_000

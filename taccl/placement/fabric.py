@@ -174,8 +174,8 @@ class HostLinks(NamedTuple):
         """Links and holds of the topology that `ProbedHosts.topology` would build, without building it."""
         count, num_kinds = len(costs.node), int(costs.kind.max()) + 1
         alpha, beta = in_thousandths(costs.alpha_us), in_thousandths(costs.beta_us_per_mb)
-        # A thousandth of a us per MB is a femtosecond per byte. Large data gets coarser ticks, so that times
-        # fit into 64 bits.
+        # A thousandth of a us per MB is a femtosecond per byte.
+        # Large data gets coarser ticks, so that times fit into 64 bits.
         longest = count * (int(beta.max()) * sum(sizes) + int(alpha.max()) * 10**6 * len(sizes))
         unit = next((each for each in (1, 10**3, 10**6) if longest // each < TOO_LONG), 10**6)
         off = ~np.eye(count, dtype=bool)
@@ -314,8 +314,8 @@ class HostFabric:
         A port counts if all messages of its host in that direction hold it; the minimum is over hosts.
         """
         held, ports = self._held(units).tocoo(), []
-        # All num_hosts - 1 pairs of a host hold its port, so resources held by fewer pairs are left out. Then
-        # an array of (host, resource) is about as long as the number of holds.
+        # All num_hosts - 1 pairs of a host hold its port, so resources held by fewer pairs are left out.
+        # Then an array of (host, resource) is about as long as the number of holds.
         often = np.bincount(held.col, minlength=held.shape[1]) >= self.num_hosts - 1
         kept, size = often[held.col], int(often.sum())
         pair, times, column = held.row[kept], held.data[kept], (np.cumsum(often) - 1)[held.col[kept]]

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
-#: {collective: {our name of an algorithm: (number in Open MPI, name in MPICH)}}; the MPICH name is the end of
-#: its function's name.
+#: {collective: {our name of an algorithm: (number in Open MPI, name in MPICH)}}.
+#: The MPICH name is the end of the name of the algorithm's function.
 LIBRARY_NAMES = {
     "allreduce": {
         "doubling": (3, "recursive_doubling"),
@@ -166,8 +166,7 @@ def mpich_selection(choices: Sequence[Choice], num_ranks: int, *, base: str | os
 
         for choice in each:
             last = choice.most_bytes == _ENDLESS
-            # MPICH's rules refer to the bytes for one rank in an alltoall, and to the total bytes in an
-            # allgather.
+            # MPICH's rules are by the bytes for one rank in an alltoall, by the total bytes in an allgather.
             parts, counted = num_ranks if kind == "alltoall" else 1, _COUNTED[kind]
             key = f"{counted}=any" if last else f"{counted}<={choice.most_bytes // parts}"
             rules[key] = run(choice.algorithm)
@@ -213,15 +212,15 @@ _COLLECTIVES = {
 }  # fmt: skip
 #: Sizes in bytes at which choices are made, 8 B to 8 GiB; each choice applies up to the next size.
 _TABLE_SIZES = tuple(1 << power for power in range(3, 34))
-#: {protocol: (bytes per thread below which NCCL 2.30 drops a channel, minimum threads per channel)}. The
-#: minimum for simple is that of PCIe.
+#: {protocol: (bytes per thread below which NCCL 2.30 drops a channel, minimum threads per channel)}.
+#: The minimum threads for simple are those of PCIe.
 _THREAD_BYTES = {"ll": (8, 512), "ll128": (8, 640), "simple": (64, 256)}
-#: `_FEWEST_CHANNELS`: minimum number of channels written. The plugin sets one channel where no rule matches,
-#: which slows large messages down.
+#: `_FEWEST_CHANNELS`: minimum number of channels written.
+#: The plugin sets one channel where no rule matches, which slows large messages down.
 #: `_MOST_CHANNELS`: maximum number of channels written, as NCCL 2.30 builds at most 64.
 _FEWEST_CHANNELS, _MOST_CHANNELS = 2, 64
-#: {collective: NCCL's algorithms besides ring}. The table has fallback rules for them, in this order, as
-#: NCCL_ALGO may exclude the fastest algorithm.
+#: {collective: NCCL's algorithms besides ring}, in the order of their fallback rules in the table.
+#: Fallback rules apply if NCCL_ALGO excludes the fastest algorithm.
 _OTHERS = {
     "allreduce": ("tree", "nvls", "nvls_tree", "collnet_direct", "collnet_chain"),
     "allgather": ("pat", "nvls", "collnet_direct"),

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from taccl._internal.arguments import Count, Size
     from taccl.placement.few_pairs import Pairs
 
-#: An uplink is shared if the ranks together get less than this part of the sum of their rates alone; our
-#: choice.
+#: An uplink is shared if ranks together get less than this part of the sum of single rates (our choice).
 _SHARED = 0.75
 #: Timeout in seconds for a round without any message.
 _ROUND_S = 120.0

@@ -219,8 +219,7 @@ def bandwidths(
         lines["bound"] = at_most
     else:
         lines["bound without the sketch"] = at_most
-        # A bound without the sketch also holds under it, so use whichever of the two is smaller (NaN: not
-        # ready).
+        # A bound without the sketch also holds under it, so use the smaller of the two (NaN: not ready).
         lines["bound under the sketch"] = np.fmin(np.array(_bounds(problem, every, limit), float), at_most)
     others = [each for each in problem.topology.protocols if each != problem.topology.protocol]
     if points and others:

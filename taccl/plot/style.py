@@ -57,8 +57,7 @@ def drawing(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
 
         with rc_context(_RULES):
             made = function(*given, **named)
-            # The first figure loads the backend. In a notebook that turns interactive mode on, which must
-            # persist after these settings are restored.
+            # In a notebook, loading the backend turns interactive mode on, which must outlast these settings.
             shows = is_interactive()
         interactive(shows)
         return made

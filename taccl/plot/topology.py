@@ -32,8 +32,8 @@ _MOST_LABELS = 128
 
 #: Max ranks drawn one by one; with more ranks, in several nodes, one dot stands for each node.
 _MOST_RANKS = 256
-#: Max pairs of linked ranks in different nodes that have a line each; with more pairs, one line joins two
-#: nodes.
+#: Max pairs of linked ranks in different nodes that have a line each.
+#: With more such pairs, one line joins two nodes.
 _MOST_PAIRS = 48
 #: Max ranks whose positions are computed from their links, which is slow; more ranks go on a circle.
 _MOST_PLACED = 128
@@ -253,8 +253,8 @@ def lay_out(topology: Topology) -> Places:
         else:
             axes = np.arange(len(digits))
             turns = math.pi * (axes + 0.5) / max(1, len(digits))
-            # Each axis has a vector of another length. With equal lengths, the vectors of the first and the
-            # third of three axes would add up to that of the second, so that ranks would coincide.
+            # Each axis has a vector of another length, so that ranks do not coincide.
+            # With equal lengths, the first and the third of three vectors would add up to the second.
             place = digits.T @ (np.stack([np.cos(turns), np.sin(turns)], axis=1) * (1 + 0.2 * axes)[:, None])
         centre = place if alone else np.zeros((1, 2))
         return Places(place, centre, np.zeros((0, 2)), 0.0, grid=is_grid)

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     #: (nodes at the start, nodes at the end) of a link or of a chunk's transit.
     _Nodes: TypeAlias = tuple[frozenset[int], frozenset[int]]
 
-#: Subject of a clause: links ("link"), chunks on links ("chunk"), chunks of process groups on links
-#: ("group"), the number of links on a path ("path"), the order of sends over a link ("order"), or merged
-#: sends ("merge"). A clause of scope "search" constrains no schedule.
+#: Subject of a clause.
+#: "link": links. "chunk": chunks on links. "group": chunks of process groups on links.
+#: "path": number of links on a path. "order": order of sends over a link. "merge": merged sends.
+#: "search": none, as the clause constrains no schedule.
 Scope: TypeAlias = Literal["link", "chunk", "group", "path", "order", "merge", "search"]
 #: Scopes of clauses that constrain schedules; the other clauses only guide the search.
 BINDING: tuple[Scope, ...] = ("link", "chunk", "group", "path", "order", "merge")

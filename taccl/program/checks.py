@@ -210,8 +210,8 @@ LIBRARIES = {
     "NCCL": {"Simple": 2**21, "LL": 2**15, "LL128": 576_000},
     "RCCL": {"Simple": 2**21, "LL": 2**14, "LL128": 50_176},
 }
-#: Collectives whose messages use one slot of the Simple buffer, not four (``BROADCAST_CHUNKSTEPS``,
-#: ``REDUCE_CHUNKSTEPS``).
+#: Collectives whose messages use one slot of the Simple buffer, not four.
+#: Sources: ``BROADCAST_CHUNKSTEPS`` and ``REDUCE_CHUNKSTEPS``.
 _ONE_STEP = ("broadcast", "reduce")
 
 

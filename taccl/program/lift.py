@@ -231,8 +231,8 @@ def _times(
             after[before].append((m, duration[before]))
             after[begins[sent[before].receiver]].append((m, 0))
         queue.append(m)
-    # A step without a send is done once it has begun and its input has arrived. A step with a send is done
-    # `occupied` ticks after the send's start.
+    # A step without a send is done once it has begun and its input has arrived.
+    # A step with a send is done `occupied` ticks after the send's start.
     done: dict[StepAddress, list[tuple[int, int]]] = {}
     for address, step in program.steps():
         done[address] = [(begins[address], 0)]

@@ -271,8 +271,8 @@ class Program:
         )
 
 
-# Plain values are read here without pydantic, as each rank of a run reads the program: loading pydantic would
-# take longer than the rest.
+# Plain values are read here without pydantic, as each rank of a run reads the program.
+# Loading pydantic would take longer than the rest.
 def _plain(value: Any) -> Any:
     """Records as {field: value} without defaults, tuples as lists."""
     if isinstance(value, (RankProgram, Threadblock, Step)):

@@ -96,8 +96,8 @@ def _cuts(
 
 
 def _split_rank(r: int, rank: RankProgram, piece_of: dict[StepAddress, int], channels: int) -> RankProgram:
-    # {(threadblock, step): (piece that contains the step, index of the step in the piece)}. A piece is
-    # (threadblock, number of the piece in this threadblock).
+    # {(threadblock, step): (piece that contains the step, index of the step in the piece)}.
+    # A piece is (threadblock, number of the piece in this threadblock).
     places: dict[tuple[int, int], tuple[tuple[int, int], int]] = {}
     pieces: dict[tuple[int, int], list[tuple[int, Step]]] = defaultdict(list)
     for t, threadblock in enumerate(rank.threadblocks):

@@ -67,8 +67,8 @@ class Engine:
         self.chunks = chunks
         self.rank, self.memory, self.communicator, self.crowded = rank, memory, communicator, crowded
         self.capacity, self.blocks = PROTOCOLS[program.protocol], program.ranks[rank].threadblocks
-        # State by threadblock: current step, receive under way, and sends in flight, oldest first. Buffers by
-        # threadblock: `landing` for received data to be added, `leaving` for data to send.
+        # State by threadblock: current step, receive under way, and sends in flight, oldest first.
+        # Buffers by threadblock: `landing` for received data to be added, `leaving` for data to send.
         self.position = [0] * len(self.blocks)
         self.receiving: list[Any] = [None] * len(self.blocks)
         self.sending: list[deque[Any]] = [deque() for _ in self.blocks]

@@ -268,8 +268,7 @@ class UpstreamModel:
         pairs = []
         for src, dst, parallel, beta, total in self._node_links():
             num_planes = planes[src, dst][1] if (src, dst) in planes else 1
-            # The tool adds alpha only where it splits a switch into planes; elsewhere it uses the file's
-            # total.
+            # The tool adds alpha where it splits a switch into planes; elsewhere the file's total counts.
             cost = int(self.file.alpha + beta / num_planes) if self.sketch.switch else int(total)
             per_mb = self._per_mb(cost, "node_betas_list" if self.sketch.switch else "node_invbws_list")
             pairs.append((src, dst, parallel * num_planes, per_mb))

@@ -204,9 +204,9 @@ def new_solver(payload: dict[str, Any], control: Control) -> Any:
 
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = payload["threads"]
-    # Search strategies take turns by counted work, which makes runs repeatable. Independent
-    # threads share solutions depending on timing, so that a second run may return another schedule. One
-    # thread runs one strategy, and finds less (ortools 9.15).
+    # Search strategies take turns by counted work, which makes runs repeatable.
+    # Independent threads share solutions depending on timing, so runs may return other schedules.
+    # One thread runs one strategy, and finds less (ortools 9.15).
     solver.parameters.interleave_search = payload.get("in_turns", True)
     solver.parameters.random_seed = payload["seed"] % 2**31
     solver.parameters.max_time_in_seconds = control.time_left_s()

@@ -138,8 +138,8 @@ def _on_pcie(gpus: str, generation: str, version: str, gb_per_s: str, nccl_gb_pe
     )
 
 
-#: {name: machine model}. NDv2's hybrid cube mesh has the rank numbers of TACCL's published topology, DGX-1's
-#: those of `nvidia-smi topo -m`.
+#: {name: machine model}. The rank numbers of NDv2's cube mesh are those of TACCL's published topology.
+#: The rank numbers of DGX-1's are those of `nvidia-smi topo -m`.
 MODELS: dict[str, Model] = {
     "ndv2": Model(
         "Azure NDv2: 8 V100 a node in a hybrid cube mesh, and one NIC that all 8 ranks share.",
@@ -218,8 +218,8 @@ MODELS: dict[str, Model] = {
         NodeShape(8, 1, _FULL_MESH, "xGMI", "Ethernet"),
         {"xgmi": (64, "AMD, Instinct MI300X data sheet (2023): 7 links to GPUs, 128 GB/s both ways each")},
         (50, f"{_AMD} 400 Gb/s NICs, one for each GPU"),
-        # `launch_each_us` is 4.3 us of MI355X times the ratio of the hosts' boost clocks (our choice): 5.0
-        # GHz of the MI355X's EPYC 9575F to 3.8 GHz of the MI300X's Xeon 8480+, both in Oracle's shapes.
+        # `launch_each_us` is 4.3 us of MI355X times the ratio of the hosts' boost clocks (our choice).
+        # The clocks, in Oracle's shapes: 5.0 GHz (EPYC 9575F, MI355X), 3.8 GHz (Xeon 8480+, MI300X).
         rccl=RcclFit(
             "7",
             "5.66",
@@ -238,8 +238,8 @@ MODELS: dict[str, Model] = {
         {"xgmi": ("76.8", f"{_MI355X}: 7 links to GPUs, 153.6 GB/s both ways each")},
         (50, f"{_AMD} Pollara 400, one for each GPU"),
         network="pollara",
-        # In the logs, one process launches 8 GPUs, which hides the latencies of small messages. So launch and
-        # ll are those of MI300X.
+        # In the logs, one process launches 8 GPUs, which hides the latencies of small messages.
+        # So launch and ll are those of MI300X.
         rccl=RcclFit(
             "7",
             "4.3",

@@ -195,8 +195,8 @@ def add_aggregation(
             held_us, _ = builder.links[link].held_us(builder.alpha_meaning, cost.overhead_us)
             for src in srcs:
                 builder.add_hold(link, port_out[src], alpha_us=held_us, beta_us_per_mb=port_beta)
-            # If the pool of slots (or another resource) is slower than the port, data arrives throughout the
-            # send, with gaps. Its busy time at the port is counted as one block at the start of the send.
+            # If the pool of slots (or another resource) is slower than the port, data arrives with gaps.
+            # The port's busy time is then counted as one block at the start of the send.
             side: Side = "receive" if beta == port_beta else "send"
             for dst in dsts:
                 builder.add_hold(link, port_in[dst], alpha_us=held_us, beta_us_per_mb=port_beta, side=side)

@@ -69,8 +69,8 @@ def _rate(name: str, gb_per_s: int | str, source: str) -> Constant:
 
 
 _NO_ALPHA = "data sheets state no latency, so it is 0"
-# No source is known for the time that a message occupies a NIC beyond its bytes. 0 is the optimistic choice,
-# the alpha of the link the pessimistic one; `constants=` sets any value.
+# No source is known for the time that a message occupies a NIC beyond its bytes; `constants=` sets it.
+# 0 is the optimistic choice, the alpha of the link the pessimistic one.
 _NIC_ALPHA = Constant(
     "nic_alpha_us",
     Fraction(0),

@@ -234,8 +234,7 @@ _MOST_LEVELS = 3
 #: `_MANY`: min number of hosts from which on only as many permutations are tried as the level requires.
 _BY_CHANCE, _DEALS, _MANY = 0.1, 99, 128
 #: `_FEW`: min number of hosts for a permutation test.
-#: `_NOISES`: if there are fewer hosts, the ratio of distances must exceed 1 by this multiple of their
-#: asymmetry.
+#: `_NOISES`: for fewer hosts, multiple of the distances' asymmetry by which their ratio must exceed 1.
 _FEW, _NOISES = 8, 2.0
 
 

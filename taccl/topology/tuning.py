@@ -9,19 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SOURCE = "NCCL 2.30, tuning tables"
-#: Launch time in us. With LL's base and hops, it gives the 17 us of a published log for an allreduce of 1 to
-#: 16 KB on 8 H100.
+#: Launch time in us; with LL's base and hops it gives 17 us for a small allreduce on 8 H100 (published log).
 LAUNCH_US = 1.8
 #: Launch time in us on Volta: NVIDIA, Getting Started with CUDA Graphs, 2019.
 VOLTA_LAUNCH_US = 3.8
-#: `LAUNCH_EACH_US`: host time in us to enqueue a collective on each GPU of a process (``src/group.cc``,
-#: ``doLaunches``), since Ampere. On 8 A100 of one process, allreduce and broadcast both take 34.4 us up to 8
-#: KB (microsoft/superbenchmark, tests/data).
+#: `LAUNCH_EACH_US`: host time in us to enqueue a collective on each GPU of a process, since Ampere.
+#: Source: ``src/group.cc``, ``doLaunches``, and microsoft/superbenchmark (tests/data) for the time.
+#: There, allreduce and broadcast up to 8 KB both take 34.4 us on 8 A100 of one process.
 #: `VOLTA_LAUNCH_EACH_US`: the same time on Volta. On 12 V100, three collectives take 57 to 61 us.
 LAUNCH_EACH_US, VOLTA_LAUNCH_EACH_US = 4.3, 5.0
-#: `KERNEL_LAUNCH_US`: launch time in us of a kernel that runs a whole collective, without NCCL's base
-#: latency.
-#: `KERNEL_LAUNCH`: source of this time.
+#: `KERNEL_LAUNCH_US`: launch time in us of a kernel that runs a whole collective, without base latency.
+#: `KERNEL_LAUNCH`: source of `KERNEL_LAUNCH_US`.
 KERNEL_LAUNCH_US, KERNEL_LAUNCH = 4.95, "published times of MSCCL++ on A100, docs/performance-ndmv4.md"
 LAUNCH = "our choice: from the call to the first step of a kernel"
 
@@ -60,8 +58,8 @@ LL_GB_PER_S = {"Volta": "39", "Ampere": "87.7", "Hopper": "141", "Blackwell": "2
 LL_HOP_US = {"Blackwell": 1.2}
 #: Maximum rate of LL in GB/s on two nodes, and on more, by processor of the hosts.
 LL_NETWORK_GB_PER_S = {"Intel": (39.0, 20.4), "AMD": (22.5, 19.0)}
-#: {GPU generation: (speeds in a node, speeds between nodes)} in GB/s that NCCL's search tries for a channel
-#: (``src/graph/search.cc``). The empty name stands for all generations before Hopper.
+#: {GPU generation: (speeds in a node, speeds between nodes)} in GB/s that NCCL's search tries for a channel.
+#: Source: ``src/graph/search.cc``. The empty name stands for all generations before Hopper.
 CHANNEL_SPEEDS = {
     "": (
         (40.0, 30.0, 20.0, 18.0, 15.0, 12.0, 10.0, 9.0, 7.0, 6.0, 5.0, 4.0, 3.0),
@@ -78,8 +76,7 @@ CHANNEL_SPEEDS = {
 }
 #: `SPLIT_GB_PER_S`: min speed in GB/s of channels that NCCL splits in two (``src/graph/search.cc``).
 #: `SPLIT_MANY`: max number of channels for which this speed applies since Hopper.
-#: `SPLIT_MANY_GB_PER_S`: min speed in GB/s of channels that NCCL splits if there are more of them, since
-#: Hopper.
+#: `SPLIT_MANY_GB_PER_S`: min speed in GB/s, since Hopper, if there are more channels than `SPLIT_MANY`.
 SPLIT_GB_PER_S, SPLIT_MANY, SPLIT_MANY_GB_PER_S = 25.0, 4, 50.0
 #: `TREE_SHARE`: part of a ring's bandwidth that tree allreduces reach.
 #: `NVLS_US`: base time in us of reductions in NVSwitch (NVLS).
@@ -96,8 +93,7 @@ NVLS_SHARP_US = 18.0
 #: `COLLNET_ARITY_US`: time in us per further rank of a node, for direct sends.
 COLLNET_DIRECT_US, COLLNET_CHAIN_US, COLLNET_ARITY_US = (3.7, 31.0), (2.8, 30.0), 0.4
 #: `COLLNET_DIRECT_SHARE`: part of the bandwidth that CollNet with direct sends reaches since Hopper.
-#: `COLLNET_DIRECT_RANKS`: max number of ranks per node for CollNet with direct sends
-#: (``src/include/device.h``).
+#: `COLLNET_DIRECT_RANKS`: max ranks per node for CollNet with direct sends (``src/include/device.h``).
 COLLNET_DIRECT_SHARE, COLLNET_DIRECT_RANKS = 0.85, 8
 #: Parallel aggregated trees (PAT), for one GPU per node.
 #: `PAT_BASE_US`: base time in us.
@@ -120,13 +116,12 @@ TREE_LL128_CHANNEL = {
 }  # fmt: skip
 #: Maximum GB/s per channel of a ring under LL128, by GPU generation.
 RING_LL128_CHANNEL = {"Volta": 20.0, "Ampere": 20.0, "Hopper": 36.7, "Blackwell": 40.0}
-#: GB/s per channel that rings reach under simple; NCCL's model has no limit there. Published allgathers: 42
-#: on 8 B200, 38.5 on 2 x 8 B200, 41.1 on 2 x 8 H200, 44.6 on 2 x 4 GB300.
+#: GB/s per channel that rings reach under simple; NCCL's model has no limit there.
+#: Published allgathers: 42 on 8 B200, 38.5 on 2 x 8 B200, 41.1 on 2 x 8 H200, 44.6 on 2 x 4 GB300.
 RING_CHANNEL = {"Hopper": 41.5, "Blackwell": 41.5}
 #: Maximum GB/s per channel on one node, two nodes and more, for NVLS reductions joined by trees.
 NVLS_CHANNEL = {"Hopper": (0.0, 57.7, 45.5), "Blackwell": (0.0, 96.0, 80.0)}
-#: Part of the bandwidth that a tree reaches, by protocol (ll, ll128, simple), at 64 B, 128 B, ..., up to 512
-#: MB.
+#: Part of the bandwidth that a tree reaches, by protocol (ll, ll128, simple), at 64 B, 128 B, ..., 512 MB.
 TREE_CORRECTION = (
     (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1, 1, 1),
     (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, *[0.6] * 6, 0.8, 0.9, 0.9, 0.9, 0.9, 1, 1, 1),
@@ -138,23 +133,22 @@ RING_PLATEAU, PLATEAU_BYTES = (1.9, 1.4), 64
 #: `NET_POST_US`: time in us that a host takes to post a message to a NIC, by its processor.
 #: `SIMPLE_POSTS`: number of messages posted under simple.
 NET_POST_US, SIMPLE_POSTS = {"Intel": 1.0, "AMD": 2.0}, 3
-#: `CHANNEL_BYTES`: {protocol: min bytes per channel}, below which NCCL uses fewer channels
-#: (``src/enqueue.cc``); for rings under LL, min bytes per channel and rank.
+#: `CHANNEL_BYTES`: {protocol: min bytes per channel}; below, NCCL uses fewer channels (``src/enqueue.cc``).
+#: For rings under LL, it is the min bytes per channel and rank.
 #: `PAIR_LL_BYTES`: max bytes of a message between two ranks under LL.
 CHANNEL_BYTES, PAIR_LL_BYTES = {"ll": 512 * 8, "ll128": 640 * 8, "simple": 512 * 64}, 16 << 10
-#: Bytes of a pack of NCCL's copies; buffers that are not multiples of it are copied element by element
-#: (``src/device/common_kernel.h``, ``reduceCopy``).
+#: Bytes of a pack of NCCL's copies (``reduceCopy`` in ``src/device/common_kernel.h``).
+#: Buffers whose length is not a multiple of a pack are copied element by element.
 PACK_BYTES = 16
 #: Bytes of a chunk of a message between two ranks over NVLink (``src/init.cc``).
 PAIR_CHUNK_BYTES = 512 << 10
-#: `PAIR_LEAST_PART`: minimum bytes of a message between two ranks that one channel carries
-#: (``src/enqueue.cc``, ``addP2pToPlan``).
-#: `PAIR_MOST_PART`: maximum bytes of such a message that one channel carries.
+#: `PAIR_LEAST_PART`: min bytes of a message between two ranks that one channel carries (``addP2pToPlan``).
+#: `PAIR_MOST_PART`: max bytes of such a message that one channel carries (``src/enqueue.cc``).
 PAIR_LEAST_PART, PAIR_MOST_PART = PAIR_CHUNK_BYTES // 8, PAIR_CHUNK_BYTES * 32
 #: Part of the bandwidth that NVLS reaches, by GPU generation.
 NVLS_SHARE = {"Hopper": 0.85, "Blackwell": 0.74}
-#: (channels of NVLS, GB/s of each), by GPU generation, as NCCL's search finds them: its highest speed, with
-#: as many channels as the NVLinks carry at this speed (``src/graph/search.cc``).
+#: (channels of NVLS, GB/s of each), by GPU generation, as NCCL's search finds them (``src/graph/search.cc``).
+#: The search takes its highest speed, with as many channels as the NVLinks carry at this speed.
 NVLS_CHANNELS = {"Hopper": (6, 60.0), "Blackwell": (8, 90.0)}
 #: Thread blocks of NVLS, by GPU generation: on one node, and on several (``src/transport/nvls.cc``).
 NVLS_BLOCKS = {"Hopper": (16, 16), "Blackwell": (24, 32)}
@@ -165,8 +159,8 @@ NVLS_CHUNK_BYTES = {"Hopper": (128 << 10, 128 << 10), "Blackwell": (128 << 10, 6
 #: `NVLS_MANY_NODES`: minimum number of nodes for a lower limit on NVLS chunks (``src/transport/nvls.cc``).
 #: `NVLS_MANY_CHUNK_BYTES`: this limit in bytes.
 NVLS_MANY_NODES, NVLS_MANY_CHUNK_BYTES = 4, 64 << 10
-#: (max bytes of an NVLS chunk, n) on one node, and on several (``src/enqueue.cc``). They apply in order: each
-#: limits the chunk if the data is less than n chunks for each thread block of each rank of a node.
+#: (max bytes of an NVLS chunk, n) on one node, and on several (``src/enqueue.cc``), to apply in order.
+#: Each limits the chunk if the data is less than n chunks for each thread block of each rank of a node.
 NVLS_CHUNKS = (
     ((64 << 10, 64), (32 << 10, 8), (16 << 10, 2)),
     ((256 << 10, 32), (128 << 10, 16), (64 << 10, 4), (32 << 10, 1)),

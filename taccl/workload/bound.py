@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 #: Max number of sets of collectives bounded together: those with the largest estimates.
 _MOST_SETS = 6
-#: Seconds for the bound of a set of collectives. The bounds by rank of one collective also have this time in
-#: total: once for all contributions, and once for all results.
+#: Seconds for the bound of a set of collectives.
+#: The bounds by rank of one collective have this time in total, for contributions and again for results.
 _BOUND_S = 4.0
 _NOTHING = Fraction(0)
 

@@ -35,8 +35,8 @@ class Rates:
             )
 
 
-#: {machine: peak rates of NVIDIA's data sheets}: dense 16-bit matrix products, and memory bandwidth. A100 80
-#: GB SXM, H100 SXM, V100 SXM2 32 GB.
+#: {machine: peak rates of NVIDIA's data sheets}: dense 16-bit matrix products, and memory bandwidth.
+#: The GPUs are A100 80 GB SXM, H100 SXM and V100 SXM2 32 GB.
 RATES = {
     "dgx-a100": Rates(312, 2039), "dgx-h100": Rates(989, 3350), "dgx1": Rates(125, 900),
     "dgx2": Rates(125, 900), "ndv2": Rates(125, 900),

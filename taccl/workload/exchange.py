@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 _PIECES, _TILE_PIECES = (1 << 20, 8), (1 << 18, 4)
 #: Max chunks of a step with several pieces per tile. Own choice: a chunk needs sends from every rank.
 MOST_CHUNKS = 8_192
-#: Seconds of synthesis for one part. The portfolio skips baselines, which take longer to schedule than the
-#: list scheduler, and unreduced contributions, which cannot be added tile by tile.
+#: Seconds of synthesis for one part of a step.
+#: The portfolio skips baselines, which take longer to schedule than the list scheduler.
+#: It also skips unreduced contributions, which cannot be added tile by tile.
 _SEARCH_S = 20.0
 _PARAMETERS = replace(
     DEFAULTS, portfolio=replace(DEFAULTS.portfolio, baseline_arrivals=0, balanced_transfers=0, apart_hops=0)
@@ -181,8 +182,7 @@ def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Schedule
         is_sum = operation.kind == "allreduce" and algorithm == "synthesized"
         for kind in ("reduce_scatter", "allgather") if is_sum else (operation.kind,):
             sent = (kind, operation.shift, algorithm, merging, part.groups)
-            # The best schedule changes little within a factor of 4 in size, so similar sizes share a
-            # schedule.
+            # Similar sizes share a schedule, as the best one changes little within a factor of 4 in size.
             found = _alone(topology, sent, 4 ** (((part.chunk_bytes - 1).bit_length() + 1) // 2))
             columns["chunk"].append(found.chunk + part.first)
             columns["link"].append(found.link)

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     Arguments = dict[str, Any]
     Shape = tuple[int, ...]
     Names = list[str]
-    #: Function that returns the names of the axes of each operand and of the result; None if the call has no
-    #: rule. It is called with the arguments, the operands' local shapes, and the result's.
+    #: Function that returns the names of the axes of each operand, and of the axes of the result.
+    #: It is called with the arguments, and the local shapes of operands and result.
+    #: It returns None for a call that it does not cover.
     Rule = Callable[[Arguments, list[Shape], Shape], tuple[list[Names], Names] | None]
 
 #: Arguments that do not change values.

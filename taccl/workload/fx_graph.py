@@ -47,8 +47,7 @@ if TYPE_CHECKING:
 
     Reader = Callable[["Graph", dict[str, Any]], Any]
 
-#: Kinds of operations that treat an `Own` (a tensor that each rank computes from its own data) as the parts
-#: of a partial tensor.
+#: Kinds of operations that read an `Own`, which each rank computes by itself, as parts of a partial tensor.
 _OF_PARTS = ("allreduce", "reduce_scatter", "aten", "reshape")
 TRACE = "trace the step with torch.export or make_fx"
 

@@ -180,8 +180,8 @@ def _convolution(graph: Graph, given: Arguments) -> Any:
     fits = fits and given["groups"] == 1 and not given.get("transposed") and not any(given["padding"])
     if not fits or any(step != 1 for step in given["dilation"]) or len(shape) != len(kernel) + 2:
         local, _ = graph.stated()
-        # An output element has a term for each kernel element and each channel that it reads; the kernels of
-        # a transposed convolution have the operand's channels first.
+        # An output element has a term for each kernel element and each channel that it reads.
+        # The kernels of a transposed convolution have the operand's channels first.
         terms = math.prod(graph.local_shape(weight)) // (shape[1] if given.get("transposed") else out)
         terms *= shape[1] // given["groups"] if given.get("transposed") else 1
         flops = 2.0 * math.prod(local or ()) * terms

@@ -127,8 +127,8 @@ def _power(exponent: float | None = None) -> Reader:
 def _matmul(graph: Graph, given: Arguments) -> Any:
     found = [given[name] for name in ("self", "other", "mat2") if name in given]
     if isinstance(found[1], Repeated) and isinstance(found[1].source, (Named, View)):
-        # Multiply by the matrix itself if the whole batch shares it. Copies would have the local length of
-        # the batch, which differs from the global one where ranks hold slices of the batch.
+        # Multiply by the matrix itself if the whole batch shares it.
+        # Copies would have the local length of the batch, which is not the global one if the batch is sliced.
         one = Named(found[1].source.name)
         if graph.local_shape(one) == found[1].shape[-2:]:
             found[1] = one

@@ -220,8 +220,8 @@ def dtype_of(tensor: Tensor) -> str:
     return "float32" if tensor.dtype == "bfloat16" else tensor.dtype
 
 
-#: {element type: largest difference that counts as rounding, relative to the largest value}. Own choice: 256
-#: machine epsilons (float64 and float32), 32 (float16) and 8 (bfloat16).
+#: {element type: largest difference that counts as rounding, relative to the largest value}.
+#: Own choice: 256 machine epsilons (float64 and float32), 32 (float16) and 8 (bfloat16).
 TOLERANCE = {
     "float64": 2.0**-44, "float32": 2.0**-15, "float16": 2.0**-5, "bfloat16": 2.0**-4,
     "int64": 0.0, "int32": 0.0, "bool": 0.0,

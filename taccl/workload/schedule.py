@@ -112,8 +112,8 @@ class _StepTasks:
         columns = {**sends.columns, "end": None, "contributions": None}
         self.precedence = Precedence(sends.problem, sends.problem, **columns, places=True, impose=True)
         self.tasks, self.per_us = Tasks.of_sends(self.precedence), sends.problem.costs.ticks_per_us
-        #: {(operation, tile, rank): task}. The end of a task in `makes` completes the tile at that rank. For
-        #: a collective, the end of a task in `gives` completes the rank's contribution.
+        #: {(operation, tile, rank): task}. The end of a task in `makes` completes the tile at that rank.
+        #: For a collective, the end of a task in `gives` completes the rank's contribution.
         self.makes: dict[tuple[str, int, int], int] = {}
         self.gives: dict[tuple[str, int, int], int] = {}
         #: {task: (position of its tile in program order, number of the tile)}.

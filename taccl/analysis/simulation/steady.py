@@ -160,8 +160,7 @@ def initiation_interval(schedule: Schedule) -> SteadyState:
     gaps = events.gaps()
     loads = {resource: sum(use.until - use.begin for use in uses) for resource, uses in events.uses.items()}
     busiest = max(loads, key=lambda resource: loads[resource])
-    # Waits between successive sends on the busiest resource; the last one leads to the next tile's first
-    # send.
+    # Waits between successive sends on the busiest resource; the last leads to the next tile's first send.
     after = {events.source[wait]: wait for wait, cause in enumerate(events.cause) if cause == busiest}
     interval, cycle = Fraction(loads[busiest]), [after[use.send] for use in events.uses[busiest]]
     while True:

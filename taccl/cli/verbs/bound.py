@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from taccl.analysis.certificates.certificate import Certificate
     from taccl.problem.problem import Problem
 
-#: Share of the time limit for bounds with and without the sketch and whole chunks; the rest is for the bound
-#: with sums in switches.
+#: Share of the time limit for bounds with and without the sketch and whole chunks.
+#: The rest of the time limit is for the bound with sums in switches.
 _PRICES_SHARE = 0.75
-#: Least seconds for the bounds with and without the sketch and whole chunks, even if a busy machine needed
-#: all of the time limit to load modules and read files.
+#: Least seconds for the bounds with and without the sketch and whole chunks, even on a busy machine.
+#: A busy machine may need all of the time limit to load modules and read files.
 _LEAST_PRICES_S = 1.0
 #: {kind of a file whose problem is bounded: options that its content makes superfluous}.
 _OF_NOUN = {"program": ("time_unit_us",), "schedule": ("nodes", "profile", "size")}

@@ -120,8 +120,7 @@ class _File:
         if len(name) > MAX_NAME:
             raise algo.error(f"name has {len(name)} characters; expected at most {MAX_NAME}")
         least = self._number(algo, "minBytes", 0, 2**63 - 1, default=0)
-        # In RCCL and the MSCCL executor, maxBytes="0" means no limit; MSCCL itself accepts 0 only if minBytes
-        # is 0, too.
+        # In RCCL and the MSCCL executor, maxBytes="0" means no limit; in MSCCL it requires minBytes="0".
         most = self._number(algo, "maxBytes", 0, NO_LIMIT, default=2**27) or NO_LIMIT
         if least > most:
             raise algo.error(f"minBytes is {least} and maxBytes {most}; expected a range")
@@ -177,8 +176,8 @@ class _File:
         sizes = list(ProgramKind(self.kind, self.size).buffer_chunks(self.num_ranks))
         for place, attribute in enumerate(("i_chunks", "o_chunks")):
             found, expected = self._number(gpu, attribute, 0, 2**20), sizes[place]
-            # An in-place program needs only one of the two buffers (input and output); the other may be
-            # declared empty. Ranks of a custom collective may lack one.
+            # An in-place program needs only one of input and output; the other buffer may be declared empty.
+            # Ranks of a custom collective may lack one of the two.
             if found != expected and (found or not (self.in_place or self.kind == "custom")):
                 raise gpu.error(
                     f"{attribute} is {found}; expected {expected} of {self.kind} in {self.size} chunks"

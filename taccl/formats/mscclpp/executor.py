@@ -40,8 +40,9 @@ _FIRST_PACKET = {"upkt": 0, "repkt": 1}
 Op = dict[str, Any]
 #: Place of a chunk: (rank, memory, index).
 Place = tuple[int, str, int]
-#: Inbox of signals: an end of a channel, ``(kind, rank, peer, index among the rank's channels of this kind to
-#: the peer)``, or a semaphore, ``("semaphore", rank, number)``.
+#: Inbox of signals: an end of a channel, or a semaphore.
+#: A channel's end is ``(kind, rank, peer, index among the rank's channels of this kind to the peer)``.
+#: A semaphore is ``("semaphore", rank, number)``.
 Inbox = tuple[Any, ...]
 
 
@@ -114,8 +115,7 @@ class _PlanRun:
             assert self.collective is not None, "without it there are no inputs"
             self.contents[self._place(r, r, "i", index)] = content_at_start(self.collective, r, chunk)
         self.label = f"the caller of gpu {r}"
-        # Under LL the user does not access the scratch buffer: successive calls use different halves of it,
-        # so their accesses need no order.
+        # Under LL, successive calls use different halves of the scratch buffer, so they need no order.
         buffers = "io" if self.packed else "ios"
         self.users.append(
             {self._place(r, r, buffer, i) for buffer in buffers for i in range(self._size(r, buffer))}

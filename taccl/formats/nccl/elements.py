@@ -31,8 +31,7 @@ _GPU, _NIC, _SWITCH, _NVSWITCH = "GPU", "NIC", "PCIe switch", "NVSwitch"
 GPU_CLASSES = ("0x03", "0x1200")
 #: {element of links between GPUs: fabric}.
 FABRICS = {"nvlink": "NVLink", "xgmi": "xGMI"}
-#: Beta in us per MB of two lanes of PCIe 1. Virtual machines report rates this low for bridges that are
-#: faster.
+#: Beta in us per MB of two lanes of PCIe 1; virtual machines report rates this low for faster bridges.
 _VIRTUAL_BETA = beta_of_bandwidth(Fraction(2 * 15, 80))
 
 

@@ -94,8 +94,7 @@ def read_matrix(text: str, where: str) -> Matrix:
     lines = [_COLOUR.sub(" ", line) for line in text.splitlines()]
     repairs: list[str] = []
     found = [(i, match) for i, line in enumerate(lines) if (match := _HEADER.match(line))]
-    # Old drivers print no affinities. If some header line has them, a line without affinities is not a
-    # header.
+    # Old drivers print no affinities. If some header line has them, any line without them is no header.
     headers = [(i, match) for i, match in found if "CPU Affinity" in lines[i]]
     start, header = next(iter(headers or [each for each in found if not each[1][1].strip()]), (None, None))
     if start is None or header is None:

@@ -39,8 +39,8 @@ _NVLINK_GB_PER_S = 25
 _OTHER_NVLINKS = "20 (P100), 14 (RTX 3090, A6000) or 50 (B200)"
 #: Max NVLinks of a GPU (H100, B200). If the cells of a GPU add up to more, it shares them through NVSwitch.
 _MOST_NVLINKS = 18
-#: (max NVLinks of a GPU, its assumed PCIe generation, GB/s of 16 lanes by NCCL's constants). P100 and V100
-#: have 4 to 6 NVLinks, A100 has 12, H100 and B200 have 18.
+#: (max NVLinks of a GPU, its assumed PCIe generation, GB/s of 16 lanes by NCCL's constants).
+#: P100 and V100 have 4 to 6 NVLinks, A100 has 12, H100 and B200 have 18.
 _PCIE_BY_NVLINKS = ((6, "PCIe 3", 12), (12, "PCIe 4", 24), (_MOST_NVLINKS, "PCIe 5", 48))
 
 

@@ -25,8 +25,7 @@ Pair = tuple[int, int]
 
 PcieUse = Literal["where-needed", "always"]
 
-#: Latency in us of links inside a node (NVLink and PCIe): alpha of TACCL's published NDv2
-#: (topo-ndv2-1MB.json).
+#: Latency in us of links inside a node (NVLink and PCIe): alpha in TACCL's topo-ndv2-1MB.json.
 INTRANODE_ALPHA_US = Fraction("0.3")
 #: Latency in us of links between nodes: remote_alpha in the same file.
 INTERNODE_ALPHA_US = Fraction("2.6")

@@ -32,8 +32,7 @@ Pairs = dict[tuple[int, int], int]
 Switches = list[dict[int, int]]
 
 MAX_FILE_BYTES = 16 * 10**6
-#: ((10 times the compute capability, GB/s of one NVLink in each direction), ...), descending: NCCL's
-#: constants.
+#: (10 times the compute capability, GB/s of one NVLink each way) pairs, descending: NCCL's constants.
 _NVLINK_GB_PER_S = ((100, "40.1"), (90, "20.6"), (87, "20"), (86, "12"), (80, "20"), (70, "20"), (60, "18"))
 _NVLINK_GB_PER_S_UNKNOWN = "20"
 #: ((prefix of the GPU's architecture, GB/s of one xGMI link in each direction), ...): RCCL's constants.

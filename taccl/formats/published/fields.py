@@ -270,8 +270,8 @@ def collective_of(file: AlgorithmFile) -> tuple[dict[int, int], Collective, list
     if numbers.issubset(by_address) or not any(send.operation for send in sends):
         sums = [_sum(file, address, parts) for address, parts in by_address.items()]
         return numbered, _named(file, sums, combining=True), []
-    # The tool's own allreduce: sends name chunks by number. Each is a piece of every rank's data, and is
-    # summed at the rank where the file lets it start.
+    # The tool's own allreduce: sends name chunks by number, and each chunk is a piece of every rank's data.
+    # A chunk is summed at the rank where the file lets it start.
     everyone = tuple(range(file.num_ranks))
     pieces = []
     for index, each in enumerate(chunks):
