@@ -121,7 +121,7 @@ def _load(name: str) -> dict[str, Any]:
 
 
 def _quality(data: dict[str, Any], title: str) -> str:
-    # Floors apply to upstream costs only.
+    # Floors (finishes to meet) apply to upstream costs only.
     rows = [row if row["cost_model"] == "upstream" else row | {"floor": None} for row in data["rows"]]
     return _section(title, data, _QUALITY, rows)
 

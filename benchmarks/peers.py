@@ -73,7 +73,7 @@ _SCCL = {
     "allreduce": ((16, 4, 6), (48, 6, 14)),
 }
 #: `_SCCL_US`: microseconds that a rank's buffer takes over a single NVLink.
-#: `_SCCL_BYTES`: bytes of that buffer.
+#: `_SCCL_BYTES`: bytes of a rank's buffer.
 #: `_SCCL_GATHERS`: collectives whose size is that of the buffers of all eight ranks together.
 _SCCL_US, _SCCL_BYTES, _SCCL_GATHERS = 1000, 25 * MB, ("allgather", "gather")
 #: `_FAST_NODES`: {nodes of DGX-H100: max CPU seconds of a schedule and its verification}.

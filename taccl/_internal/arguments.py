@@ -34,7 +34,7 @@ Extended = float
 Bytes = int
 #: Whole number of MB, which may be text such as ``"4GB"``.
 Megabytes = int
-#: A size, usually as text.
+#: Size, usually as text such as ``"1MB"``.
 Size = int | float | str
 #: Finite number of seconds above 0, which may be text such as ``"60s"``.
 Seconds = float
@@ -42,7 +42,7 @@ Seconds = float
 Duration = float
 #: Finite share of at least 0, which may be text such as ``"1%"``.
 Share = float
-#: A cost, kept exact.
+#: Number or text of a cost, which is kept exact.
 Number = int | float | str | Fraction
 
 T = TypeVar("T")

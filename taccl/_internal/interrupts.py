@@ -76,7 +76,7 @@ class Interrupt:
         start(threading.Thread(target=self._watch, name="taccl-deadline", daemon=True))
 
     def end(self) -> None:
-        """Raise nothing from now on."""
+        """End the interrupt: raise nothing in its thread from now on."""
         with self._lock:
             self._left.set()
         # Wait here for an exception that was sent, as it would otherwise interrupt later code.

@@ -148,7 +148,7 @@ TEXTS = (
     Text("record of NCCL's inspector", r"\A\s*\{\"header\": ?\{.*\"coll_perf\": ?\{", unsupported(TIMES)),
     Text("output of ncclras", r"^Job summary\n=+$", unsupported(f"{_NCCL_DUMP}; {TIMES}")),
     Text("matrix of pairs", _MATRIX_ROWS, SHOW),
-    # Benchmarks.
+    # Texts of benchmarks.
     Text(
         "log of iperf, netperf, qperf or ucx_perftest",
         r"^\[\s*ID\]\s+Interval\s+Transfer|^(Client c|C)onnecting to |^\[ *\d+\] +local \S+ port "
@@ -180,7 +180,7 @@ TEXTS = (
         r"P2P \(Peer-to-Peer\) GPU Bandwidth Latency Test|^P2P Connectivity Matrix",
         "save the full output, with its matrix `P2P=Enabled Bandwidth`",
     ),
-    # Servers.
+    # Texts on a server and its devices.
     Text(
         "graph dump of NCCL (NCCL_GRAPH_DUMP_FILE)",
         rf"\A{_BEFORE_ELEMENT}<graphs?\b",
@@ -245,7 +245,7 @@ TEXTS = (
         unsupported(HOSTS),
     ),
     Text("output of lscpu or numactl", r"^Architecture:\s+\w|^available: \d+ nodes \(", unsupported(_SERVER)),
-    # Networks.
+    # Texts on networks.
     Text(
         "output of ibnetdiscover",
         r"^#\s*Topology file: generated on|^(Switch|Ca|Rt)\s+\d+\s+\"[SHR]-[0-9a-f]+\"|^vendid=0x",

@@ -134,7 +134,7 @@ def place_shards(
 
 
 def _cut(layers: Mapping[str, int], most: int | None) -> tuple[list[str], list[int]]:
-    """Layer, and bytes, of every chunk."""
+    """(layer of every chunk, bytes of every chunk): layers cut into chunks of at most `most` bytes."""
     keys: list[str] = []
     sizes: list[int] = []
     for name, size in layers.items():

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "taccl-switch-job", 1
 #: Limits of SwitchML's prototype.
 #: `_MOST_WORKERS`: max workers of a session.
-#: `_MOST_SLOTS`: max slots.
+#: `_MOST_SLOTS`: max slots of a session.
 #: `_PACKET_NUMBERS`: possible numbers of values in a packet.
 _MOST_WORKERS, _MOST_SLOTS, _PACKET_NUMBERS = 32, 8192, (64, 256)
 _NUMBER_BYTES = {"int32": 4, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -71,7 +71,7 @@ class SwitchJob:
 
     @property
     def packet_numbers(self) -> int | None:
-        """Numbers in a packet."""
+        """Number of values in a packet; None if the size of packets is no setting of the switch."""
         return None if self.packet_bytes is None else self.packet_bytes // _NUMBER_BYTES[self.dtype]
 
     def to_dict(self) -> dict[str, Any]:

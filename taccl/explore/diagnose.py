@@ -345,7 +345,7 @@ def _has(runtime: Runtime, protocol: str) -> bool:
 
 
 def _command(expected: Expectation, machine: Machine, size: int, runtime: str) -> str:
-    """Command line that makes the plan."""
+    """Command line of ``taccl plan`` that makes a schedule for the collective, a size and a runtime."""
     on = expected.topology
     word = machine.topology if isinstance(machine.topology, str) else on.machine or on.name
     words = ["taccl", "plan", "--topology", word]

@@ -35,7 +35,7 @@ _LINE_RATES, _USUAL_NETWORK = ("nccl", "nvidia-smi"), "infiniband"
 _NUMBERS = re.compile(r"\d+")
 #: Max ranks for which chunks of NCCL's schedule are cut into a part for each channel (about 1 s).
 _CUT_RANKS = 16
-#: Seconds for the bound.
+#: Max seconds for the lower bound of a series.
 _BOUND_S = 2.0
 #: `_SIZES`: (max ranks, number of sizes at which the model is evaluated), ascending.
 #: `_FEW_SIZES`: number of sizes for more ranks.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from taccl.placement.files import Choice
 
 #: `_FROM_BYTES`: smallest size measured, in bytes.
-#: `_TIMES`: ratio of consecutive sizes.
+#: `_TIMES`: ratio of consecutive sizes measured.
 #: `WARM_UP`: number of calls before the timed ones.
 _FROM_BYTES, _TIMES, WARM_UP = 1 << 10, 4, 3
 #: Timeout in seconds for ranks without any message.

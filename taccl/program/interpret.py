@@ -42,7 +42,7 @@ from taccl.program.execution import (
 from taccl.program.layout import RankLayout, layouts_of
 from taccl.program.program import Program, Slot
 
-#: `_MOST_FAULTS`: max faults in the list.
+#: `_MOST_FAULTS`: max faults that an `Interpretation` lists.
 #: `_MOST_NAMED`: max contributions that the message of a fault names.
 _MOST_FAULTS, _MOST_NAMED = 100, 4
 

@@ -16,9 +16,9 @@ from taccl.runtimes.table import RUNTIMES as RUNTIMES
 
 #: Limits of the parsers and kernels of MSCCL XML.
 #: `MAX_DEPENDED_ID`: max number (id) of a threadblock that a step waits for.
-#: `MAX_PEERS`: max peers over one channel.
+#: `MAX_PEERS`: max peers of a rank over one channel.
 #: `MAX_COUNT`: max chunks per message.
-#: `MAX_ELEMENTS`: max elements of a rank.
+#: `MAX_ELEMENTS`: max XML elements of a rank, such as threadblocks and steps.
 MAX_DEPENDED_ID, MAX_PEERS, MAX_COUNT, MAX_ELEMENTS = 127, 32, 71, 4095
 #: Limits of the MSCCL XML parsers on text.
 #: `MAX_NAME`: max characters of a name.

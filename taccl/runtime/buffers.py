@@ -30,7 +30,7 @@ class Data:
         assert job.program.collective is not None
         self.collective: Collective = job.program.collective
         self.dtype, self.elements, self.seed = job.wire, job.elements, job.seed
-        #: `is_fixed`: True for fixed point.
+        #: `is_fixed`: True if numbers travel in fixed point.
         #: `scale`: The number that represents 1 in messages.
         self.is_fixed, self.scale = job.dtype == "fixed32", 1.0
         if self.is_fixed:

@@ -101,7 +101,7 @@ class _JobRank:
         if job.program.collective is not None:
             data = Data(job)
             self.tolerance, self.scale = data.tolerance, data.scale
-            # MPI has no fixed point.
+            # MPI has no collective for fixed point, so its sums are compared with sums of the real numbers.
             self.counterpart = None if data.is_fixed else counterpart(job.program.collective)
             other = REAL_SUMS if data.is_fixed else COMPUTED
             self.compared_with = self.counterpart.name if self.counterpart else other

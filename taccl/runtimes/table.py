@@ -76,5 +76,5 @@ RUNTIMES = {
     )
 }  # fmt: skip
 
-#: {earlier name: name}
+#: {earlier name of a runtime: its present name}
 ALIASES = {"msccl-xml": "msccl"}

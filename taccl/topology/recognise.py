@@ -228,7 +228,7 @@ def _none(topology: Topology, why: str) -> TopologyError:
 _LEAST_RATIO = 1.2
 #: Maximum number of levels of clusters: racks, pods, and one more.
 _MOST_LEVELS = 3
-#: Permutation test for clusters.
+#: Constants of the permutation test for clusters.
 #: `_BY_CHANCE`: significance level.
 #: `_DEALS`: number of permutations for few hosts.
 #: `_MANY`: min number of hosts from which on only as many permutations are tried as the level requires.

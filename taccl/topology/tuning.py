@@ -87,7 +87,7 @@ NVLS_NETWORK_US = 20.9
 NVLS_RANKS = 32
 #: Time in us of a hop between nodes for NVLS reductions joined by network switches (SHARP).
 NVLS_SHARP_US = 18.0
-#: CollNet (reductions in network switches).
+#: Constants of CollNet, whose reductions are made in network switches.
 #: `COLLNET_DIRECT_US`: (time inside a node, time between nodes) in us, for direct sends in nodes.
 #: `COLLNET_CHAIN_US`: (time inside a node, time between nodes) in us, for chains.
 #: `COLLNET_ARITY_US`: time in us per further rank of a node, for direct sends.
@@ -95,9 +95,9 @@ COLLNET_DIRECT_US, COLLNET_CHAIN_US, COLLNET_ARITY_US = (3.7, 31.0), (2.8, 30.0)
 #: `COLLNET_DIRECT_SHARE`: part of the bandwidth that CollNet with direct sends reaches since Hopper.
 #: `COLLNET_DIRECT_RANKS`: max ranks per node for CollNet with direct sends (``src/include/device.h``).
 COLLNET_DIRECT_SHARE, COLLNET_DIRECT_RANKS = 0.85, 8
-#: Parallel aggregated trees (PAT), for one GPU per node.
-#: `PAT_BASE_US`: base time in us.
-#: `PAT_RANK_US`: time in us per rank.
+#: Constants of parallel aggregated trees (PAT), for one GPU per node.
+#: `PAT_BASE_US`: base time of PAT in us.
+#: `PAT_RANK_US`: further time in us per rank.
 #: `PAT_HOPS`: number of hops that one latency covers.
 #: `PAT_SHARE`: part of the bandwidth that PAT reaches.
 PAT_BASE_US, PAT_RANK_US, PAT_HOPS, PAT_SHARE = 8.0, 2.8, 3.5, 0.75
@@ -157,7 +157,7 @@ STEP_BYTES = 512 << 10
 #: Bytes of an NVLS chunk, by GPU generation: on one node, and on several.
 NVLS_CHUNK_BYTES = {"Hopper": (128 << 10, 128 << 10), "Blackwell": (128 << 10, 64 << 10)}
 #: `NVLS_MANY_NODES`: minimum number of nodes for a lower limit on NVLS chunks (``src/transport/nvls.cc``).
-#: `NVLS_MANY_CHUNK_BYTES`: this limit in bytes.
+#: `NVLS_MANY_CHUNK_BYTES`: max bytes of an NVLS chunk on `NVLS_MANY_NODES` nodes or more.
 NVLS_MANY_NODES, NVLS_MANY_CHUNK_BYTES = 4, 64 << 10
 #: (max bytes of an NVLS chunk, n) on one node, and on several (``src/enqueue.cc``), to apply in order.
 #: Each limits the chunk if the data is less than n chunks for each thread block of each rank of a node.

@@ -88,7 +88,7 @@ def shape_of(operation: Operation, shapes: Sequence[Shape]) -> Shape:
 
 
 def labels_of(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Labels of each operand's axes."""
+    """Labels of each operand's axes, from the names in the field `labels`."""
     read, made = names_of(operation, shapes)
     found, summed, last = list[list[int | None]](), dict[str, int](), -63
     for names in read:
@@ -169,7 +169,7 @@ def _texts(operation: Operation, operands: Sequence[str]) -> str:
 
 
 class _Text(str):
-    """Text of an expression."""
+    """Python expression, which `_text` inserts as it is, and not as a string in quotes."""
 
     __slots__ = ()
 

@@ -251,7 +251,7 @@ def _by_ranks(call: _Call, options: dict[str, Any]) -> Named | Own:
     return Own(found.name, call.shape)
 
 
-# Rules.
+# Rules: functions from the arguments and shapes of a call to the names of its axes.
 
 
 def _letters(count: int) -> Names:

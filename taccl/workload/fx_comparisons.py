@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     Arguments = dict[str, Any]
     Reader = Callable[[Graph, Arguments], Any]
 
-#: {comparison in PyTorch: kind}.
+#: {comparison in PyTorch: kind of operation}.
 _KINDS = {
     "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater",
     "ge": "greater_equal",

@@ -85,7 +85,7 @@ def one_hot(ids, count, dtype):
     """Row of `count` elements for each id: 1 at the id, else 0."""
     return (ids.unsqueeze(-1) == torch.arange(count, device=ids.device)).to(dtype)
 '''
-#: Source of padding, and of the gradient of a layernorm.
+#: Source of the functions for padding, and for the gradient of a layernorm.
 _PADDED = '''
 def padded(x, axis, start, stop):
     """Pad `x` with zeros along an axis to length `stop`; its first index becomes `start`."""
@@ -101,7 +101,7 @@ def layernorm_grad(grad, x, eps):
     along = (grad * normed).mean(-1, keepdim=True)
     return spread * (grad - grad.mean(-1, keepdim=True) - normed * along)
 '''
-#: Source of attention and its gradients.
+#: Source of the functions for attention and its gradients.
 _ATTENTION = '''
 def attention(query, key, value, mask=None, scale=None, causal=False, rows=None):
     """Attention; if `causal`, a query reads only keys up to its own position in the sequence.

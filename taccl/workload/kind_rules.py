@@ -55,7 +55,7 @@ def groups_of_axes(before: Shape, after: Shape) -> list[tuple[range, range]]:
     return found
 
 
-# Shapes.
+# Shape functions, which return the shape of a result.
 
 
 def broadcast(operation: Operation, shapes: Sequence[Shape]) -> Shape:
@@ -227,7 +227,7 @@ def attention_grad(at: int) -> Callable[[Operation, Sequence[Shape]], Shape]:
     return shape
 
 
-# Labels.
+# Label functions, which return the labels of the axes of each operand.
 
 
 def same_axes(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
@@ -366,7 +366,7 @@ def of_attention(
     return labels
 
 
-# Floating-point operations.
+# Functions that count floating-point operations.
 
 
 def product_flops(operation: Operation, out: Shape, read: Sequence[Shape]) -> float:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Share of the time limit for the schedule; the rest is for its verification and bounds.
 _SCHEDULE_SHARE = 0.6
-#: Max seconds for the bound.
+#: Max seconds for the lower bound, with which the schedule is compared.
 _BOUND_S = 20.0
 
 

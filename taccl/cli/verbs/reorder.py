@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from taccl.placement.hosts import ProbedHosts
     from taccl.topology.topology import Topology
 
-#: `_ORDERS`: options for files of launchers.
-#: `_RULES`: options for files of libraries.
+#: `_ORDERS`: options that write a file for a launcher.
+#: `_RULES`: options that write a file for an MPI library or NCCL.
 _ORDERS, _RULES = ("hostfile", "rankfile"), ("openmpi_rules", "mpich_selection", "nccl_tuner")
 
 _times = reader(float, lambda x: 1 <= x < 1e6, "a number of at least 1")

@@ -24,7 +24,7 @@ _COMMAS = re.compile(r"\bGPU\d+\s*,\s*\w+\d+\s*,", re.MULTILINE)
 NVLINK = re.compile(r"^NV([1-9]\d{0,2})$")
 #: {cell of earlier drivers: current name}.
 _EARLIER_CELLS = {"SOC": "SYS"}
-#: Pattern of one cell.
+#: Pattern of one cell of the matrix.
 _CELL = r"X|SYS|SOC|NODE|PHB|PXB|PIX|NV[1-9]\d*"
 #: Several cells without spaces between them.
 _GLUED = re.compile(rf"(?:{_CELL}){{2,}}")

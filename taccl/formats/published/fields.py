@@ -37,7 +37,7 @@ REMEDY = "write the file again with the tool that made it"
 
 #: Index of a rank, chunk or link.
 _Index = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
-#: Number of parts.
+#: Number of ranks, nodes, links or other parts; at least 1.
 _Count = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
 #: Start in tenths of the file's unit of time, limited so that the tick grid does not overflow.
 _Tenths = Annotated[int, Field(strict=True, ge=0, le=10**15)]
@@ -131,7 +131,7 @@ class ChunkFields(_FileObject):
 
 
 class CollectiveFields(_FileObject):
-    """The tool's collective."""
+    """The collective in a file of the tool."""
 
     name: str
     nodes: _Count
