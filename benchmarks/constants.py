@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from taccl.measure.library_costs import Costs
     from taccl.topology.networks import Network
 
-#: {log: constants that come from it}; the first word is the kind.
+#: {log: constants that come from it}; the first word of a constant is its kind.
 SOURCE_OF = {
     "a100_p4de.24xlarge_x2_allreduce_aws": "network efa",
     "b200_lambda_x2_allreduce": "network infiniband",

@@ -18,7 +18,7 @@ _MOST_OF_MATRIX = 200
 #: Min ratio of starts * arcs to nodes**3 for which Floyd-Warshall is faster than Dijkstra from each start.
 _DENSE_SHARE = 0.05
 #: Length added to each arc, as SciPy drops arcs of length 0.
-#: It is far below 1 / number of nodes, so that rounding down removes it from the length of a path.
+#: The added length is far below 1 / number of nodes, so that rounding path lengths down removes it.
 _STEP = 2.0**-20
 #: `_MOST_IN_ROUNDS`: max number of (start, arc) pairs for shortest paths without SciPy (up to about 0.1 s).
 #: `_FEW_ROUNDS`: max rounds over all arcs.

@@ -80,8 +80,8 @@ class Interrupt:
         with self._lock:
             self._left.set()
         # Wait here for an exception that was sent, as it would otherwise interrupt later code.
-        # It cannot be withdrawn: under a profiler, CPython 3.11 would then look for it without end.
-        # It may never arrive, if an exception sent later has replaced it.
+        # A sent exception cannot be withdrawn: under a profiler, CPython 3.11 would look for it without end.
+        # The exception may never arrive, if one sent later has replaced it.
         with suppress(self.kind):
             for _ in range(_MOST_LOOKS):
                 if not self._is_sent:

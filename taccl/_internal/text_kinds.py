@@ -24,7 +24,7 @@ _TIMES_HEAD = r"[#|\t \"]*((message|msg|buffer|data)[ _])?(size|bytes)\b.*(\b|_)
 #: Header of the CSV that `taccl compare` writes.
 _COMPARISON_HEAD = r"[\w,]*\bbackend,[\w,]*\bfinish_us,"
 #: Beginning of a matrix: a row with commas, below comments and at most one header.
-#: Or the beginning of the matrix of p2pBandwidthLatencyTest.
+#: The second alternative is the matrix of p2pBandwidthLatencyTest.
 _MATRIX_ROWS = (
     rf"(?i)\A(#.*\n|[^\S\n]*\n)*(?!{_TIMES_HEAD}|{_COMPARISON_HEAD}|gpu,bdf,)((?=.*,)[^=\[{{<\n]*\n)?{_COMMA_ROW}"
     r"|P2P=(Enabled|Disabled).*Matrix"

@@ -125,7 +125,7 @@ def nearest_whole(real: NDArray[np.float64], scale: float | NDArray[np.float64])
     whole = np.rint(product)
     # `rest` is exact, and the error is at most half an ulp of the product.
     # So the error matters only if `rest` is 1/2 or -1/2.
-    # It is not added to `rest`, as the rounded sum would lose a small error.
+    # The error is not added to `rest`, as the rounded sum would lose a small error.
     rest = product - whole
     up, down = (rest == 0.5) & (error > 0), (rest == -0.5) & (error < 0)
     return np.asarray(whole + up - down).astype(np.int32)
@@ -159,10 +159,10 @@ def _positive(scale: float) -> float:
 def _product(
     real: NDArray[np.float64], scale: float | NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(products rounded to float64, their rounding errors as errors of the mantissas).
+    """(``real * scale`` rounded to float64, exact rounding errors of the products of the mantissas).
 
-    Errors are exact (Dekker, "A floating-point technique for extending the available precision", 1971), as
-    mantissas neither overflow nor underflow.
+    The errors are exact, as products of mantissas neither overflow nor underflow: Dekker, "A floating-point
+    technique for extending the available precision", 1971.
     """
     mantissa, exponent = np.frexp(real)
     factor, places = np.frexp(scale)

@@ -55,7 +55,7 @@ _LEAST_CHUNK, _CHUNKS_PER_SERVER = 32_000, 64
 
 #: `_PROTOCOL_SHARE`: max share of a verb's time left for comparing protocols by baselines and bounds.
 #: `_ESTIMATE_SHARE`: max share of that time for comparing protocols by estimates.
-#: The share is larger, as another protocol can be ten times as fast for small messages.
+#: `_ESTIMATE_SHARE` is larger, as another protocol can be ten times as fast for small messages.
 #: `_LEAST_ESTIMATE_S`: min seconds for these estimates, whatever the time limit.
 _PROTOCOL_SHARE, _ESTIMATE_SHARE, _LEAST_ESTIMATE_S = 0.3, 0.5, 0.4
 #: `_SLOW_SHARE`: max share of the time left that baselines or bounds may be expected to need.

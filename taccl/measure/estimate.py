@@ -40,7 +40,7 @@ Protocols: TypeAlias = Sequence[NDArray[np.int64]]
 
 #: Relative error below which the cost is quadratic; above, it is linear (own choice).
 NOISE = 0.02
-#: Penalty for each further line of the fit, in units of `robust`.
+#: Penalty for each further line (range of sizes) of the fit, on the scale of the loss `robust`.
 _PRICE = 3.0
 _ROUNDS = 5
 #: Min sizes per range: any two points fit a line.

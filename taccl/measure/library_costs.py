@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: `PAIR_SHARE`: part of a node's rate that a single pair reaches (our choice: 0.81 on 8 A100, 0.93 on H100).
 #: `ALL_PAIRS_SHARE`: part that all pairs of an alltoall reach since Hopper (our choice: 0.85 to 0.93).
-#: `AMPERE_ALL_PAIRS_SHARE`: the same part on Ampere; above 1, as NCCL's table has 240 GB/s of 300.
+#: `AMPERE_ALL_PAIRS_SHARE`: part that all pairs reach on Ampere; above 1, as NCCL has only 240 of 300 GB/s.
 #: On 8 A100, copies reach 255 GB/s (alltoall and allgather of microsoft/superbenchmark, tests/data).
 PAIR_SHARE, ALL_PAIRS_SHARE, AMPERE_ALL_PAIRS_SHARE = 0.87, 0.93, 1.06
 #: Least rate in GB/s of a channel between two ranks over NVLink, from a published log of 8 A100.

@@ -39,7 +39,7 @@ _LEAST_US = 3.0
 #: `_LEAST_RATE`: min credible ratio of a fitted rate to the data sheet's rate.
 #: `_MOST_RATE`: max credible ratio, as no link exceeds the data sheet's rate.
 _LEAST_RATE, _MOST_RATE = 0.2, 1.05
-#: Min credible ratio for the network, as networks of one machine model differ more.
+#: Min credible ratio for a network's rate; it is low, as networks of one machine model differ.
 _LEAST_NETWORK_RATE = 0.05
 
 

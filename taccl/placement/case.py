@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 #: `_MOST_MESSAGES`: number of messages to time in one search.
-#: Divided by the messages of an order, it gives the number of orders tried.
+#: This number divided by the messages of an order is the number of orders tried.
 #: `_FEWEST_TRIES`: minimum number of orders tried.
 #: `_MOST_TRIES`: maximum number of orders tried.
 _MOST_MESSAGES, _FEWEST_TRIES, _MOST_TRIES = 10**8, 1500, 150_000

@@ -203,9 +203,10 @@ def check_sizes(program: Program, layouts: Sequence[RankLayout]) -> Iterator[Pro
 NO_LIMIT = 2**63 - 1
 #: Max chunks per message (``MSCCL_MAX_COUNT - 1``).
 MAX_CHUNKS = 71
-#: Max payload of a message in bytes, by library and protocol, with the default buffer sizes. Simple:
-#: half of a 4 MiB buffer. LL: half of a slot of 8 lines x 16 bytes x 512 (NCCL) or 256 (RCCL) threads. LL128:
-#: 15/16 of a slot of 120 x 640 words (NCCL), 7/8 of one of 28 x 256 words (RCCL).
+#: Max payload of a message in bytes, by library and protocol, with the default buffer sizes.
+#: Simple: half of a 4 MiB buffer.
+#: LL: half of a slot of 8 lines x 16 bytes x 512 (NCCL) or 256 (RCCL) threads.
+#: LL128: 15/16 of a slot of 120 x 640 words (NCCL), or 7/8 of one of 28 x 256 words (RCCL).
 LIBRARIES = {
     "NCCL": {"Simple": 2**21, "LL": 2**15, "LL128": 576_000},
     "RCCL": {"Simple": 2**21, "LL": 2**14, "LL128": 50_176},

@@ -30,8 +30,8 @@ _GRACE_S = 5.0  # seconds past its time limit after which a task is killed
 _LONGEST_WAIT_S = 3600.0  # max seconds of a single wait; channels cannot wait for years
 # Seconds between Ctrl-C and killing the task.
 # HiGHS 1.15, SCIP 10 and CBC 2.10 do not react to an interrupt during the first relaxation of a MILP.
-# HiGHS has reported its best solution by then.
-# One of SCIP or CBC is lost if a relaxation, or a round of cuts, takes longer.
+# HiGHS reports its best solution before it is killed.
+# The best solution of SCIP or CBC is lost if a relaxation, or a round of cuts, takes longer.
 _INTERRUPT_S = 0.35
 _KILLED_S = 2.0  # seconds for a killed process to end
 #: Statuses after which a worker with a memory limit ends, as a library may be only partly imported.

@@ -116,7 +116,7 @@ class LinkEntry(_Rated):
     bidirectional: Annotated[bool, Field(strict=True)] = False
     #: True if several destinations mean one multicast link, not one link each.
     multicast: Annotated[bool, Field(strict=True)] = False
-    #: True if a multicast or reduction link shares no ports of its ranks, except by [[resource]].
+    #: True if a multicast or reduction link shares no port with other links, except by a [[resource]].
     own_port: Annotated[bool, Field(strict=True)] = False
     name: str = ""
 

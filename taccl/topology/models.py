@@ -139,7 +139,7 @@ def _on_pcie(gpus: str, generation: str, version: str, gb_per_s: str, nccl_gb_pe
 
 
 #: {name: machine model}. The rank numbers of NDv2's cube mesh are those of TACCL's published topology.
-#: The rank numbers of DGX-1's are those of `nvidia-smi topo -m`.
+#: The rank numbers of DGX-1's cube mesh are those of `nvidia-smi topo -m`.
 MODELS: dict[str, Model] = {
     "ndv2": Model(
         "Azure NDv2: 8 V100 a node in a hybrid cube mesh, and one NIC that all 8 ranks share.",
@@ -239,7 +239,7 @@ MODELS: dict[str, Model] = {
         (50, f"{_AMD} Pollara 400, one for each GPU"),
         network="pollara",
         # In the logs, one process launches 8 GPUs, which hides the latencies of small messages.
-        # So launch and ll are those of MI300X.
+        # So the launch and the costs of ll are those of MI300X.
         rccl=RcclFit(
             "7",
             "4.3",

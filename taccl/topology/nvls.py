@@ -71,7 +71,7 @@ def with_nvls(topology: Topology, generation: str = "") -> Topology:
 def _generation(gb_per_s: Fraction) -> str:
     """GPU generation whose ports can have this rate; empty if there is none.
 
-    Its rates range from NCCL's figure to that of the data sheet.
+    Rates of a generation's ports range from NCCL's figure to that of the data sheet.
     """
     for model in MODELS.values():
         if model.num_nvlinks and "nvswitch" in model.links:

@@ -15,7 +15,7 @@ LAUNCH_US = 1.8
 VOLTA_LAUNCH_US = 3.8
 #: `LAUNCH_EACH_US`: host time in us to enqueue a collective on each GPU of a process, since Ampere.
 #: Source: ``src/group.cc``, ``doLaunches``, and microsoft/superbenchmark (tests/data) for the time.
-#: There, allreduce and broadcast up to 8 KB both take 34.4 us on 8 A100 of one process.
+#: In these data, allreduce and broadcast up to 8 KB both take 34.4 us on 8 A100 of one process.
 #: `VOLTA_LAUNCH_EACH_US`: the same time on Volta. On 12 V100, three collectives take 57 to 61 us.
 LAUNCH_EACH_US, VOLTA_LAUNCH_EACH_US = 4.3, 5.0
 #: `KERNEL_LAUNCH_US`: launch time in us of a kernel that runs a whole collective, without base latency.
@@ -53,8 +53,8 @@ PCIE_HOPS_US = {"ring": (1.0, 2.5, 5.7), "tree": (1.0, 1.9, 4.0)}
 NVLINK_GB_PER_S = {"Volta": "20", "Ampere": "20", "Hopper": "20.6", "Blackwell": "40.1"}
 #: Maximum rate of LL in GB/s inside a node, by GPU generation.
 LL_GB_PER_S = {"Volta": "39", "Ampere": "87.7", "Hopper": "141", "Blackwell": "282"}
-#: Time in us of a hop inside a node under LL, for GPU generations that differ from the table. Source:
-#: published log of 8 B200, allreduce (14 hops) and allgather (7 hops) of 1 to 16 KB.
+#: Time in us of a hop inside a node under LL, for GPU generations that differ from the table.
+#: Source: published log of 8 B200, allreduce (14 hops) and allgather (7 hops) of 1 to 16 KB.
 LL_HOP_US = {"Blackwell": 1.2}
 #: Maximum rate of LL in GB/s on two nodes, and on more, by processor of the hosts.
 LL_NETWORK_GB_PER_S = {"Intel": (39.0, 20.4), "AMD": (22.5, 19.0)}
@@ -134,7 +134,7 @@ RING_PLATEAU, PLATEAU_BYTES = (1.9, 1.4), 64
 #: `SIMPLE_POSTS`: number of messages posted under simple.
 NET_POST_US, SIMPLE_POSTS = {"Intel": 1.0, "AMD": 2.0}, 3
 #: `CHANNEL_BYTES`: {protocol: min bytes per channel}; below, NCCL uses fewer channels (``src/enqueue.cc``).
-#: For rings under LL, it is the min bytes per channel and rank.
+#: For rings under LL, `CHANNEL_BYTES` is the min bytes per channel and rank.
 #: `PAIR_LL_BYTES`: max bytes of a message between two ranks under LL.
 CHANNEL_BYTES, PAIR_LL_BYTES = {"ll": 512 * 8, "ll128": 640 * 8, "simple": 512 * 64}, 16 << 10
 #: Bytes of a pack of NCCL's copies (``reduceCopy`` in ``src/device/common_kernel.h``).
@@ -159,8 +159,8 @@ NVLS_CHUNK_BYTES = {"Hopper": (128 << 10, 128 << 10), "Blackwell": (128 << 10, 6
 #: `NVLS_MANY_NODES`: minimum number of nodes for a lower limit on NVLS chunks (``src/transport/nvls.cc``).
 #: `NVLS_MANY_CHUNK_BYTES`: max bytes of an NVLS chunk on `NVLS_MANY_NODES` nodes or more.
 NVLS_MANY_NODES, NVLS_MANY_CHUNK_BYTES = 4, 64 << 10
-#: (max bytes of an NVLS chunk, n) on one node, and on several (``src/enqueue.cc``), to apply in order.
-#: Each limits the chunk if the data is less than n chunks for each thread block of each rank of a node.
+#: Limits (max bytes, n) on NVLS chunks, to apply in order: on one node, on several (``src/enqueue.cc``).
+#: A limit applies if the data is less than n chunks for each thread block of each rank of a node.
 NVLS_CHUNKS = (
     ((64 << 10, 64), (32 << 10, 8), (16 << 10, 2)),
     ((256 << 10, 32), (128 << 10, 16), (64 << 10, 4), (32 << 10, 1)),

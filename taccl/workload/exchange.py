@@ -33,7 +33,7 @@ _PIECES, _TILE_PIECES = (1 << 20, 8), (1 << 18, 4)
 MOST_CHUNKS = 8_192
 #: Seconds of synthesis for one part of a step.
 #: The portfolio skips baselines, which take longer to schedule than the list scheduler.
-#: It also skips unreduced contributions, which cannot be added tile by tile.
+#: The portfolio also skips unreduced contributions, which cannot be added tile by tile.
 _SEARCH_S = 20.0
 _PARAMETERS = replace(
     DEFAULTS, portfolio=replace(DEFAULTS.portfolio, baseline_arrivals=0, balanced_transfers=0, apart_hops=0)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     Shape = tuple[int, ...]
     Names = list[str]
     #: Function that returns the names of the axes of each operand, and of the axes of the result.
-    #: It is called with the arguments, and the local shapes of operands and result.
-    #: It returns None for a call that it does not cover.
+    #: A rule is called with the arguments, and the local shapes of operands and result.
+    #: A rule returns None for a call that it does not cover.
     Rule = Callable[[Arguments, list[Shape], Shape], tuple[list[Names], Names] | None]
 
 #: Arguments that do not change values.

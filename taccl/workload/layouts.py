@@ -193,7 +193,7 @@ def _of_partial(operation: Operation, inputs: Sequence[Tensor]) -> str:
     partial = next(each for each in inputs if each.layout == "partial").name
     letters = "".join({"partial": "p", "replicated": "r"}.get(each, "s") for each in layouts)
     before, after = DTYPE_BYTES[inputs[0].dtype], DTYPE_BYTES.get(operation.dtype, 0)
-    # A wider type holds every part exactly.
+    # A cast of partial tensors to a wider type is exact, as the wider type holds every part exactly.
     is_cast = kind == "cast" and (before < after or inputs[0].dtype == operation.dtype)
     if is_cast or letters in TABLE[kind].linear or (set(letters) == {"p"} and "p+" in TABLE[kind].linear):
         return "partial"

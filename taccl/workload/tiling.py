@@ -159,7 +159,7 @@ class GrowingOverlap:
         new = {name for head in heads for name in workload.kernels[head]} - self._axes.keys()
         axes, dims = dict(self._axes), set(self._dims)
         # New operations can be added last if they come later in the program and the others do not read them.
-        # Otherwise all operations are joined again, in program order.
+        # If new operations cannot be added last, all operations are joined again, in program order.
         is_first = any(place[name] < self._first for name in new)
         if is_first or any(not axes.keys().isdisjoint(workload.readers[name]) for name in new):
             new, axes, dims = new | axes.keys(), {}, set[str]()

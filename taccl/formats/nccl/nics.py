@@ -98,7 +98,10 @@ class Nics:
         ]
 
     def undercut(self) -> dict[tuple[str, Fraction, Fraction], list[str]]:
-        """{(assumption, its beta, joint beta of the NICs): names of NICs limited by assumed PCIe rates}."""
+        """{(assumption on a PCIe rate, its beta, joint beta of some NICs): names of these NICs}.
+
+        An entry means that the assumed rate is lower than the joint rate of the NICs.
+        """
         server = self._server
         through: dict[tuple[str, Fraction], set[int]] = defaultdict(set)
         for gpu, nics in zip(server.gpus, self.of_rank, strict=True):
