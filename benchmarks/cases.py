@@ -25,7 +25,7 @@ MB = 10**6
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One instance.
+    """One instance of the quality benchmark: a collective, a sketch and a topology.
 
     Parameters
     ----------

@@ -47,7 +47,7 @@ class Shards:
     method : str
         Placement method: ``"LPT"``, largest chunk first, each on the NIC that finishes it earliest.
     card_us : mapping of str to float
-        Busy time in us of each NIC for one share from every worker.
+        Busy time in us of each NIC for its chunks of one worker's data.
     """
 
     keys: tuple[str, ...]

@@ -36,7 +36,7 @@ class SwitchJob:
     Parameters
     ----------
     collective, topology : str
-        Their names.
+        Names of the schedule's collective and topology.
     workers : tuple of int
         Ranks that contribute; a worker's number is its index here.
     slots : int, optional

@@ -25,8 +25,8 @@ class PlanRange:
     """Schedule for a range of sizes, both ends included.
 
     - `min_bytes`, `max_bytes`: Sizes as nccl-tests counts them.
-    - `schedule`: Verified; timed at ``schedule.problem.size_bytes``, its own size or the nearest in the
-      range.
+    - `schedule`: The verified schedule, timed at ``schedule.problem.size_bytes``: its own size, or the
+      nearest in the range.
     - `source`: The sketch that it was synthesized with, or the baseline, and the size of that synthesis.
     - `finish_min`, `finish_max`: Exact microseconds at both ends.
     - `bound`, `bound_min`, `bound_max`: Lower bounds at the size of `schedule`, and at both ends, for any
@@ -103,7 +103,7 @@ class Plan:
     num_candidates : int
         Different schedules that were compared.
     stopped : str
-        ``"done"``, ``"time limit"`` or ``"interrupted"``: fewer schedules were compared then.
+        ``"done"``, ``"time limit"`` or ``"interrupted"``. With the last two, fewer schedules were compared.
     runtimes : tuple of str
         Names in `taccl.runtimes` for which `save` writes files.
     lowering : mapping

@@ -50,7 +50,7 @@ class RunRequest(NamedTuple):
     """A run to perform.
 
     - `row`: Its row, as far as it is known.
-    - `home`: Identifier of the process that compares.
+    - `home`: Identifier of the process that called `compare` or `sweep`.
     - `stores`: True if results go into the cache.
     - `until_s`: End of all runs on the clock of `time.time`; inf if each has its own limit.
     - `rounds`: Number of successive runs of one worker until `until_s`, this one included.

@@ -18,7 +18,7 @@ from taccl._internal.file_kinds import MARKS, tells
 
 @dataclass(frozen=True, slots=True)
 class FileFormat:
-    """One format.
+    """A file format: kind of the object in a file, marks for detection, reader and writer.
 
     - `holds`: The kind of the object in a file.
     - `extensions`: Extensions of such files. If two formats share an extension, the first one is the default

@@ -45,8 +45,8 @@ class Algorithm:
     - `chunk`, `src`, `dst` (num_transfers,): The chunk, and the ranks that send and receive it.
     - `reduces` (num_transfers,) bool: True if the destination adds the chunk to its own.
     - `message` (num_transfers,): Number of the message that carries the transfer, ascending.
-    - `begins`, `ends` (num_transfers,): Steps, or ticks of a schedule. A rank forwards a chunk after all
-      arrivals of that chunk which end by the step in which it sends.
+    - `begins`, `ends` (num_transfers,): Steps of each transfer, or ticks if the table is that of a schedule.
+      A rank forwards a chunk after all arrivals of the chunk that end by the step in which it sends.
     - `carries`: Contributing ranks of each transfer, if partial sums are kept apart; None otherwise.
     - `weights`: Relative sizes of the chunks of a schedule; empty if all chunks have one size.
     - `in_steps`: True if a rank sends in a step only after all its sends and receives of the step before.

@@ -79,8 +79,8 @@ class Relaxed(NamedTuple):
     """Lower bounds in ticks on messages whose ends are partly placed, for pruning.
 
     - `anywhere`, (num_sizes,) int64: Minimum time of a message if neither end is placed.
-    - `from_host`, `to_host`, (num_sizes, num_hosts) int64: The same if the source or the destination is
-      placed.
+    - `from_host`, `to_host`, (num_sizes, num_hosts) int64: Minimum time of a message if only its source, or
+      only its destination, is placed: on each host.
     - `port_out`, `port_in`, (num_sizes,) int64: Minimum time for which a message holds a port of its source
       and of its destination; 0 if hosts have no port.
     - `tail`, (num_messages,) int64: Minimum time from the end of the message to the makespan.

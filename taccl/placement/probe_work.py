@@ -21,7 +21,7 @@ _FEWEST_HOSTS = 32
 
 @dataclass(frozen=True)
 class ProbeWork:
-    """Work of a probe.
+    """Work of a probe: its pairs, rounds, bytes and minimum time.
 
     - `pairs`, `rounds`: Number in each pass. For a probe of few pairs: the maximum number of pairs, and the
       minimum number of rounds.

@@ -57,7 +57,7 @@ class Costs:
 class HoldColumns:
     """Holds of a topology as columns, indexed by link.
 
-    - `link`, `resource`: (num_holds,) int64.
+    - `link`, `resource`: (num_holds,) int64, link and resource of each hold.
     - `receives`, (num_holds,) bool: True if the hold ends with the send (receiving side), False if it begins
       with the send.
     """

@@ -30,8 +30,8 @@ class RoundCosts:
     """Costs of messages in PyTorch, fitted to logs of the same ranks.
 
     - `round_us`: Time of a round without data.
-    - `us_per_byte`: Time of a byte that the busiest rank of a round moves; None if the logs have one size
-      only.
+    - `us_per_byte`: Time in us for each byte that the busiest rank of a round moves; None if the logs have
+      one size only.
     - `source`: The logs, and the backend.
     """
 

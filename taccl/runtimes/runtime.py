@@ -80,7 +80,7 @@ class Runtime:
     reads : str
         Format of its files, such as ``"msccl-xml"``; empty if it has none of its own.
     protocols : tuple of str
-        Its protocols, of ``"Simple"``, ``"LL"`` and ``"LL128"``.
+        Protocols that it supports, among ``"Simple"``, ``"LL"`` and ``"LL128"``.
     max_steps : int
         Max steps per threadblock that its parser of MSCCL XML accepts, including steps that only wait.
     max_threadblocks : int

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Network(NamedTuple):
-    """A class of networks.
+    """A class of networks between nodes, with its latencies and efficiency.
 
     - `hop_us`: Latency in us of a hop in addition to NCCL's table; the simple protocol pays it twice, for
       data and for the flush.

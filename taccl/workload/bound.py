@@ -48,8 +48,8 @@ _NOTHING = Fraction(0)
 class Transfers(NamedTuple):
     """Lower bounds in us on the transfers of a collective.
 
-    - `all_us`: Time from all contributions to all results.
-    - `from_us`: Time by rank, from its contribution to all results that need it.
+    - `all_us`: Time from the last contribution to the last result.
+    - `from_us`: Time by rank, from its contribution to the last result that needs it.
     - `to_us`: Time by rank, from all contributions to its result.
     """
 

@@ -33,14 +33,14 @@ class Kind:
     """Description of a kind of operation: its operands, options, result and work.
 
     - `says`: The result in words, for the table in the documentation.
-    - `shape`: Shape of the result, from the operation and the shapes of its operands.
-    - `labels`: Labels of each operand's axes, from the operation, the operands' shapes and the result's.
+    - `shape`: Function that returns the result's shape, from the operation and the operands' shapes.
+    - `labels`: Function that returns the labels of the operands' axes, from the operation and all shapes.
     - `operands`: Allowed numbers of operands.
     - `options`: Names of its options; those in capitals are required.
     - `whole`: Inner labels of axes that may not be sliced.
     - `linear`: Layouts of the operands for which the result is partial, too, with one letter per operand:
       ``p`` for partial, ``r`` for replicated; ``p+`` stands for any number of partial operands.
-    - `work`: Floating-point operations, from the operation and the lengths of its result and operands.
+    - `work`: Function that returns the floating-point operations, from the operation and all shapes.
     - `ids`: Positions of operands that are integers; None if the operation moves elements of any type.
     - `masks`: Positions of operands that may be of type bool.
     - `pointwise`: True if an element of the result needs only that element of each operand.

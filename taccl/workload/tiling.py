@@ -139,7 +139,7 @@ class GrowingOverlap:
     """An overlap to which kernels are added one by one; each is checked against the earlier kernels only.
 
     - `workload`: The step, whose other overlaps contain none of the operations.
-    - `tiles`, `axis`: Those of the overlap.
+    - `tiles`, `axis`: Number of tiles of the overlap, and axis along which its first result is cut.
     """
 
     def __init__(self, workload: Workload, tiles: int, axis: int) -> None:

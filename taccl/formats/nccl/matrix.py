@@ -37,7 +37,7 @@ _CELLS = "X, NV1, NV2, ..., PIX, PXB, PHB, NODE or SYS"
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Parsed matrix.
+    """Matrix of ``nvidia-smi topo -m``, as parsed from text.
 
     - `devices`: Devices in the order of their columns.
     - `cells`: {(device, device): cell}.

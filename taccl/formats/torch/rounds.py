@@ -46,7 +46,7 @@ class Value:
     - `contributors`: Ranks whose contributions it contains, as bits.
     - `round`: First round in which it can be sent.
     - `summands`: The two values that it is the sum of; empty otherwise.
-    - `source`: The value that arrived as this one; None if it did not arrive.
+    - `source`: The value at the sender of which this one is the copy that arrived; None if it did not arrive.
     - `input_slot`: Its slot in the input buffer; -1 if it is not an input.
     - `output_slot`: Slot of the output buffer that it must end in; -1 if it is not an output.
     - `number`: Position in order of creation.
