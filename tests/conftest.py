@@ -68,7 +68,8 @@ _WHOLE_RUN = 2000
 
 @pytest.hookimpl(tryfirst=True)  # before -m is looked at
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark fuzz tests as slow; without the real files, skip their tests as one (on CI each fails)."""
+    """Mark fuzz tests as slow. Without the real files of other tools, one test of them stands for all (on CI
+    each fails)."""
     for item in items:
         if item.get_closest_marker("fuzz"):
             item.add_marker("slow")

@@ -18,7 +18,8 @@ T = TypeVar("T")
 
 #: Time limit in seconds that no test's search reaches, so that results do not depend on the clock.
 AMPLE_S = 3600.0
-#: Small problems: stages end by their work, long before the time limit; solvers have 1.5 s each.
+#: Search parameters for small problems: each stage ends by a limit on its work, long before the time limit;
+#: solvers have 1.5 s each.
 BRIEF = taccl.SearchParameters.from_dict(
     {
         "budget": {"bound_share": 1.5 / AMPLE_S, "most_bound_share": 3 / AMPLE_S},
@@ -32,8 +33,8 @@ BRIEF = taccl.SearchParameters.from_dict(
     }
 )  # fmt: skip
 
-#: Large problems whose result is not asserted: solvers have about 0.1 s each, and two runs compare suggested
-#: sketches, one of which is searched.
+#: Search parameters for large problems whose result is not asserted: solvers have about 0.1 s each. Suggested
+#: sketches are compared in two runs, and one of them is searched.
 HASTY = taccl.SearchParameters.from_dict(
     {
         **BRIEF.to_dict(),
@@ -50,7 +51,7 @@ HASTY = taccl.SearchParameters.from_dict(
         "suggesting": {"most_suggest_s": AMPLE_S, "ranking_runs": 2, "sketches": 1},
     }
 )
-#: Wait for a first schedule without limit, with default stages.
+#: Search parameters that wait for a first schedule without limit; its stages are the default ones.
 PATIENT = taccl.SearchParameters.from_dict({"budget": {"late_s": AMPLE_S}})
 
 
@@ -96,7 +97,7 @@ def quick_fits() -> Iterator[None]:
 def cpu_s(work: Callable[[], object]) -> float:
     """Minimum CPU seconds of this thread for some work, in three attempts, for comparison with other work.
 
-    As `timeit` does, without the garbage collector, which looks at all that earlier tests left.
+    The garbage collector is off, as in `timeit`: its passes over objects of earlier tests would count.
     """
     return min(timeit.repeat(work, timer=time.thread_time, repeat=3, number=1))
 

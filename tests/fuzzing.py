@@ -1,6 +1,6 @@
 """Number of random cases that a fuzz tries: few by default, many with ``TACCL_MANY=1`` in the environment.
 
-Another number multiplies: ``TACCL_MANY=4`` tries four times as many, ``TACCL_MANY=0.1`` a tenth. A fuzz is a
+Another number is a factor: ``TACCL_MANY=4`` tries four times as many, ``TACCL_MANY=0.1`` a tenth. A fuzz is a
 test that goes over `cases`, or a hypothesis test under `fuzzed`. Both count each case that ends;
 ``TACCL_MANY=1 python -m pytest -m fuzz`` runs the fuzzers alone and prints counts and CPU as a table.
 """

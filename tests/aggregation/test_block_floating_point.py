@@ -100,13 +100,13 @@ def test_small_blocks_keep_their_digits_beside_large_ones():
         (lambda: dequantise_blocks([4], [2, 2], ranks=2), r"found exponents of shape \(2,\); expected 1"),
     ],
 )
-def test_what_does_not_fit_is_refused(call, message):
+def test_invalid_values_are_refused(call, message):
     """The error for an invalid value says which values are valid."""
     with pytest.raises(InputError, match=message):
         call()
 
 
-def test_no_numbers_are_no_blocks():
+def test_an_empty_array_has_no_blocks():
     """An empty array has no blocks and is not an error."""
     nothing = block_exponents([])
     assert nothing.shape == quantise_blocks([], nothing, ranks=2).shape == (0,)

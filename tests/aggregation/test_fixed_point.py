@@ -91,7 +91,7 @@ def test_extreme_numbers_are_quantised_without_a_warning(values, scale):
 
 
 @pytest.mark.slow
-def test_the_bound_is_met_by_what_is_worst():
+def test_the_error_bound_can_be_reached():
     """The error bound can be reached: eight ranks that are each off by 1/2 give a sum that is off by 4."""
     ranks, scale = 8, 1024.0
     sums = ranks * quantise([0.5 / scale], scale, ranks=ranks)
@@ -162,7 +162,7 @@ def test_bits_of_bfloat16_are_numbers():
         (lambda: from_bfloat16(np.array([1.0])), "bits: found float64; expected uint16"),
     ],
 )
-def test_what_cannot_be_quantised_is_said(call, error):
+def test_values_that_cannot_be_quantised_are_refused(call, error):
     """The error for values that cannot be quantised names the value found and what is expected."""
     with pytest.raises(InputError, match=error):
         call()

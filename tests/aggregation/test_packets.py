@@ -1,4 +1,5 @@
-"""The packet protocol delivers each sum exactly once on any network, and needs its shadow copy for that."""
+"""The packet protocol delivers each sum exactly once on any network, if the switch keeps a shadow copy of
+each slot (its previous sum)."""
 
 import pytest
 from hypothesis import given
@@ -41,7 +42,8 @@ def test_every_sum_comes_once_over_a_network_that_loses_packets(loss):
 def test_no_pattern_of_losses_makes_a_sum_wrong(
     workers, slots, packets, seed, loss, duplicates, reordering, timeout_us
 ):
-    """No pattern of losses gives a wrong sum, even with early retransmission and packets two versions late."""
+    """No pattern of losses gives a wrong sum, even if workers retransmit early, and packets arrive after
+    their slot was reused twice."""
     run = simulate_packets(
         packets, workers=workers, slots=slots, loss=loss, duplicates=duplicates, reordering=reordering,
         timeout_us=timeout_us, seed=seed,
@@ -71,7 +73,7 @@ def test_without_losses_nothing_needs_the_shadow_copy():
         ({"timeout_us": -1.0}, "timeout_us: found -1.0"),
     ],
 )
-def test_what_is_no_network_is_refused(said, error):
+def test_invalid_network_parameters_are_refused(said, error):
     """Invalid network parameters are refused, and the error names the parameter."""
     with pytest.raises(InputError, match=error):
         simulate_packets(10, **said)

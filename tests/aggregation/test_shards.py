@@ -128,9 +128,9 @@ def test_shards_make_an_exchange():
 
 
 @pytest.mark.slow
-def test_an_exchange_without_a_chunk_count_is_cut_as_pays():
-    """With an open number of chunks, an exchange of 10 MB between 8 workers and ten cards is cut to approach
-    its bound of 805 us."""
+def test_an_exchange_without_a_chunk_count_is_cut_until_it_is_near_its_bound():
+    """If no number of chunks is given, an exchange of 10 MB between 8 workers and ten cards is cut finely
+    enough to finish within 5 % of its bound, 805 us."""
     problem = make_problem(rack(8, 10), exchange(8, 10, update_us_per_mb=2), size_bytes=10_000_000)
     found = synthesize(problem)
     assert found.schedule.problem.collective.chunks_per_rank > 1
@@ -139,10 +139,11 @@ def test_an_exchange_without_a_chunk_count_is_cut_as_pays():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("cards", "choice"), [(10, "central"), (4, "colocated")])
-def test_workers_serve_where_a_box_is_too_narrow(cards, choice):
+def test_workers_serve_if_a_server_box_has_too_few_cards(cards, choice):
     """The arrangement of servers that moves the least data is chosen for eight workers.
 
-    Workers that also serve move the data 1.75 times, a box of ten cards once, a box of four twice.
+    A worker that also serves moves 1.75 times the data over its port. With a server box of ten cards every
+    port moves the data once at most; with a box of four, each card moves it twice.
     """
     n, k = range(8), range(8, 8 + cards)
     served = choose_servers(rack(8, cards), "100MB", workers=n, servers=k)
@@ -151,7 +152,7 @@ def test_workers_serve_where_a_box_is_too_narrow(cards, choice):
     assert {chunk.root for chunk in served.schedule.problem.collective.chunks} == set(
         k if choice == "central" else n
     )
-    # 80 us/MB over a worker's port: once, or 1.75 times; a box of four would take it twice.
+    # A port takes 80 us/MB. It moves 100 MB once with the box of ten, or 1.75 times where workers serve.
     assert served.finish_us == pytest.approx(8000 * (1 if choice == "central" else 1.75), rel=0.02)
 
 
@@ -171,7 +172,7 @@ def test_workers_serve_where_a_box_is_too_narrow(cards, choice):
         (lambda: layer_bytes("vgg19x"), "did you mean 'vgg-19'"),
     ],
 )
-def test_what_cannot_be_placed_is_said(call, error):
+def test_layers_that_cannot_be_placed_are_refused(call, error):
     """The error for layers or servers that cannot be placed names the fault and its place."""
     with pytest.raises(InputError, match=error):
         call()

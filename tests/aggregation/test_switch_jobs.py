@@ -59,8 +59,9 @@ def test_a_bound_on_the_numbers_gives_one_scale():
 
 
 @pytest.mark.slow
-def test_a_mix_says_the_share_of_the_switch():
-    """For a mix of switch and ranks the job states the switch's share of the bytes."""
+def test_a_job_of_switch_and_ranks_states_the_share_of_the_switch():
+    """If some sums are formed by the switch and the others by ranks, the job states the switch's share of the
+    bytes."""
     problem = taccl.make_problem(in_network(8, slots=64), "allreduce", size_bytes=10**7)
     schedule = taccl.synthesize(problem, time_limit_s=60).schedule
     job = switch_job(schedule)
@@ -86,7 +87,7 @@ def test_a_switch_of_real_numbers_has_no_scale():
 
 
 def test_schedules_without_one_group_of_sums_are_refused():
-    """A schedule without in-network sums, or with two groups of them, is refused."""
+    """A schedule is refused if the switch sums nothing, or sums for two groups of workers."""
     with pytest.raises(ExportError, match="no sum made by a switch"):
         switch_job(summed(in_network(4), name="ring"))
     groups = [range(4), range(4, 8)]

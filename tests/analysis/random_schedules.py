@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 @cache
 def random_schedules() -> tuple[Schedule, ...]:
-    """List schedules of random problems, half of them reductions; the other half also with shuffled sends."""
+    """List schedules of random problems with and without reductions. For those without, also schedules of the
+    same sends in random orders."""
     return tuple(_schedules(range(some(20, 40)), shuffles=some(6, 25)))
 
 

@@ -13,7 +13,7 @@ RING = taccl.topologies.ring(5, alpha_us=0)
 
 
 @pytest.mark.slow
-def test_what_rests_on_assumptions_is_proven_for_this_model(tmp_path):
+def test_results_state_their_number_of_assumptions(tmp_path):
     """Results, saved results and figures of an imported topology state its number of assumptions."""
     topology = replace(RING, assumed=("every port 12.5 GB/s", "no uplinks"))
     problem = taccl.make_problem(topology, "allgather", size_bytes=5_000_000, chunks_per_rank=1)

@@ -169,8 +169,8 @@ def test_a_sketch_raises_the_bound():
 
 
 def test_a_hold_that_some_link_escapes_limits_nothing():
-    """If one link holds a resource for alpha only, and another for beta only, the bound still is at most the
-    optimum.
+    """Two links share a resource, which one holds for its alpha only and the other for its beta only: the
+    bound is at most the optimum.
 
     The least alpha and the least beta of a hold are both 0, so the resource limits nothing.
     """
@@ -295,7 +295,7 @@ def test_greedy_never_beats_the_bound(name, num_ranks, costs, extra, two, pipeli
 
 
 @pytest.mark.slow
-def test_with_no_time_something_crosses_a_border_all_the_same():
+def test_a_cut_bounds_without_any_time():
     """With a budget of 0 s a cut still gives a bound.
 
     The corner of a mesh receives 100 sums over two links of 20.5 us, which takes 50 rounds.
@@ -308,7 +308,8 @@ def test_with_no_time_something_crosses_a_border_all_the_same():
 
 
 def test_the_bound_so_far_is_returned_at_the_end(monkeypatch):
-    """If the bound family after latency never returns, the result at the time limit is the latency bound."""
+    """If the search for the bound after the latency bound never ends, the latency bound is returned at the
+    time limit."""
     find = bounds._claims
 
     def endless(*args, **how):
@@ -321,14 +322,14 @@ def test_the_bound_so_far_is_returned_at_the_end(monkeypatch):
     assert lower_bound(problem, end_s=0.05).kind == "latency"
 
 
-def test_without_any_bound_at_the_end_time_is_up():
-    """If time ends before the latency bound is found, OutOfTime is raised."""
+def test_a_time_limit_before_the_first_bound_is_an_error():
+    """If the time limit ends before the latency bound is found, `OutOfTime` is raised."""
     problem = make_problem(mesh(3, 3), collectives.allgather(9), chunk_bytes=MB)
     with pytest.raises(OutOfTime):
         lower_bound(problem, end_s=0.0)
 
 
-def test_where_no_program_is_solved_one_set_alone_charges(monkeypatch):
+def test_one_cut_bounds_if_no_linear_program_is_solved(monkeypatch):
     """If no linear program is solved, the bound comes from the prices of one cut.
 
     The cut is around a corner of the mesh, which 100 sums enter over two links: 50 rounds.
@@ -380,8 +381,9 @@ def test_a_finish_ends_the_search_after_each_release_date(monkeypatch):
     assert asked == [174, 164]
 
 
-def test_no_limit_leaves_less_than_the_bound_over_all_chunkings():
-    """If no time is left, the bound is still volume divided by rates, and not only latency.
+def test_bandwidth_counts_however_short_the_time():
+    """If no time is left, the bound is still the volume of data over the rates of resources, and not only
+    latency.
 
     The 56 pairs of ranks on a ring of 8 send different amounts of data, up to 64 MB.
     """
@@ -392,7 +394,7 @@ def test_no_limit_leaves_less_than_the_bound_over_all_chunkings():
     assert hurried.check()
 
 
-def test_the_largest_chunks_are_asked_for_their_latency_first():
+def test_the_latency_of_the_largest_chunk_is_computed_first():
     """Past the time limit the bound is still the latency of the largest chunk.
 
     One pair of ranks has a chunk of 64 MB; the chunks of the other pairs are far smaller.

@@ -48,7 +48,7 @@ def sends(problem, *rows):
 # ---- by hand
 
 
-def test_the_search_sends_own_contributions_late():
+def test_the_search_finds_the_optimum_of_a_one_shot_sum():
     """A one-shot sum over 3 ranks with a port each takes 2 us; exhaustive search finds no schedule one tick
     shorter."""
     problem = problem_of(full(3, port=True), one_sum(3, range(3), range(3), 0))

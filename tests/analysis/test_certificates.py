@@ -192,7 +192,7 @@ def test_chunks_that_are_made_of_others_at_different_ranks():
     assert lower_bound(problem).bound == 2
 
 
-def test_chunks_that_only_a_symmetry_without_relays_joins():
+def test_symmetries_respect_relays():
     """A symmetry of the links is no symmetry of the problem if it maps the only relay to another rank.
 
     In a ring of four with diagonals of 10 us only rank 3 relays. The chunk from 2 to 0 can avoid its diagonal
@@ -354,7 +354,7 @@ def test_a_bound_in_no_time_still_holds(seed, combining):
 
 @pytest.mark.slow
 def test_what_is_quick_is_never_left_out():
-    """With a budget of 0 s a small problem gets all bounds except linear programs.
+    """With a budget of 0 s a small problem gets all bounds except those from linear programs.
 
     The highest bound is that of a single machine: merged sends over one InfiniBand link.
     """
@@ -447,8 +447,8 @@ def test_bandwidth_of_machines(machine, nodes, name, in_network, gb_per_s):
     assert bound.check()
 
 
-def test_prices_come_apart():
-    """`prices` separates the time lost by the sketch, by whole chunks and by the search.
+def test_losses_of_sketch_chunks_and_search_are_separated():
+    """`prices` states the loss from the sketch, from whole chunks, and from the search.
 
     On a ring of 3, the sketch makes 4 MB take two hops of 5 us instead of one. For divisible data, each rank
     on the path does best to cut the 4 MB into sends of 7/3, 4/3 and 1/3 MB. In these, the data arrive after
@@ -528,7 +528,7 @@ def test_a_link_without_capacity_is_no_link(beta):
 
 
 @pytest.mark.usefixtures("no_solver")
-def test_next_to_no_capacity_is_refused():
+def test_a_beta_whose_times_exceed_64_bits_is_refused():
     """A beta of 10**30 us/MB, whose times exceed 64 bits, raises an error."""
     topology = linked("all but dead", [0, 0], [(0, 1)], alpha_us=0, beta_us_per_mb=10**30)
     with pytest.raises(InputError, match="64 bits"):
@@ -552,8 +552,8 @@ def test_the_gap_of_nothing_to_do():
 
 
 def test_past_the_limit_latency_and_throughput_are_claimed_alone(monkeypatch):
-    """Problems above the size limit get latency and throughput bounds only; chunks at cuts are not
-    counted."""
+    """Problems above the size limit get only latency and throughput bounds, none that counts whole chunks at
+    cuts."""
     monkeypatch.setattr(bounds, "_MAX_BRIEF", 0)
     sketch = load_sketch("ndv2/sk1")
     topology = sketch.topology()

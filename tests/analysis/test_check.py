@@ -121,8 +121,8 @@ def test_a_path_to_an_origin_is_refused():
             assert not replace(each, witness=replace(each.witness, destination=origins[0])).check()
 
 
-def test_a_border_that_all_are_inside_of_is_refused():
-    """A cut around all ranks is refused except for sums: no chunk enters it."""
+def test_a_cut_around_all_ranks_is_refused():
+    """A cut around all ranks is refused unless chunks are summed, since no chunk enters such a set."""
     for each in of_kind("cut counting"):
         everyone = frozenset(range(each.problem.topology.num_ranks))
         if not each.problem.collective.combining:
@@ -172,8 +172,11 @@ def test_charges_below_zero_are_refused():
 
 
 def test_a_dropped_charge_is_refused_of_divisible_data():
-    """For divisible data each charge adds to the bound, so dropping one is refused (whole chunks may round
-    up)."""
+    """For divisible data the charge of each set of ranks adds to the bound, so a witness that lacks one is
+    refused.
+
+    For whole chunks it may pass, as their bound is rounded up.
+    """
     bound = lower_bound(problem_of(full(4, port=True), collectives.allgather(4)), divisible=True)
     assert isinstance(bound.witness, CutDual)
     assert bound.witness.charges
@@ -206,8 +209,9 @@ def test_a_partition_whose_parts_overlap_is_refused():
     assert not replace(bound, witness=replace(bound.witness, charges=charges)).check()
 
 
-def test_a_partition_is_refused_of_copies():
-    """A chunk copied to k parts takes k - 1 sends, not 2 (k - 1) as a sum does: its partition is refused."""
+def test_a_partition_is_refused_for_copies():
+    """A witness that charges a partition (sets of ranks) is refused for copied chunks: k parts need k - 1
+    sends of a copy, but 2 (k - 1) of a sum."""
     problem = problem_of(full(3), collectives.allgather(3))
     parts = tuple(frozenset((r,)) for r in range(3))
     prices = (1,) * len(problem.topology.resources)

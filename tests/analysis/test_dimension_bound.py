@@ -18,7 +18,8 @@ from tests.fuzzing import cases
 def test_loads_by_hand():
     """Loads of both orders of a 16 x 64 product, as computed by hand.
 
-    At 100 GB/s they are 15/16 and (63/64)/16 of 10 us per MB; in reverse order 63/64 and (15/16)/64.
+    The loads of dimensions 1 and 2, in units of 10 us per MB (100 GB/s), are 15/16 and (63/64)/16. In reverse
+    order they are (15/16)/64 and 63/64.
     """
     dims = taccl.dimensions("multidim:switch16@100,switch64@100")
     assert dims.loads_us_per_mb((0, 1)) == (Fraction(150, 16), Fraction(630, 1024))
@@ -58,7 +59,8 @@ def test_the_worked_example():
     ],
 )  # fmt: skip
 def test_what_balancing_gains(dims, ratio):
-    """The gain is the time of a fixed order over the optimal mix of orders, for bandwidth alone."""
+    """The gain is the finish of a fixed order of dimensions over that of the optimal mix, if only bandwidth
+    counts."""
     bound = dimension_bound(taccl.dimensions(f"multidim:{dims}"), "allreduce", 10**9)
     assert round(bound.gain, 2) == ratio
 
@@ -80,7 +82,8 @@ def test_a_bound_that_prices_do_not_prove_is_refused():
 
 
 def test_the_optimum_is_that_over_every_order():
-    """The optimum equals a linear program with a column per order by another solver; the prices prove it."""
+    """The optimum equals that of a linear program with a column per order of dimensions, solved by another
+    solver; the prices prove it."""
     from scipy.optimize import linprog
 
     for seed in cases("dimension bounds", few=10, many=300):

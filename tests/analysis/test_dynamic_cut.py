@@ -55,7 +55,7 @@ def test_chunks_come_one_after_another_on_both_ways(number, finish_us):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", thinned(["scatter", "gather"]))
-def test_what_a_port_passes_does_not_go_round_by_another_node(name):
+def test_chunks_that_wait_for_a_port_gain_nothing_by_a_detour(name):
     """Chunks that wait for a port cannot arrive earlier by a detour through another node.
 
     15 chunks leave rank 0 by its port in 0.3 us each; a detour out and back through NICs takes 2 * 2.6 us.
@@ -84,7 +84,7 @@ def test_a_node_of_an_ndv2_broadcasts_two_chunks(name):
     assert max(3 * quick, quick + slow) < bound.bound <= 2 * slow
 
 
-def test_moments_that_are_made_up_prove_no_more():
+def test_altered_times_prove_no_more():
     """A witness with other times at the ranks proves no more; the target's own time is ignored."""
     problem = two_ways(3)
     bound = lower_bound(problem)

@@ -33,7 +33,7 @@ def _bound(topology, collective, size, **options):
     return taccl.lower_bound(taccl.make_problem(topology, collective, size_bytes=size, **options))
 
 
-def test_a_finish_that_another_cut_beats_is_best_for_its_chunks_alone():
+def test_a_finish_that_other_chunks_beat_is_optimal_for_its_chunks_alone():
     """A finish that other chunks beat is called optimal only for its own number of chunks.
 
     Whole chunks on a ring of 4 take 40 us; half chunks go both ways, and take 30 us.
@@ -98,7 +98,7 @@ def test_other_chunks_of_the_same_data_share_their_bound():
     assert bound_of_every_cut(taccl.lower_bound(two)) is found
 
 
-def test_every_chunking_pays_an_alpha_for_what_starts_or_ends_apart():
+def test_data_of_other_origins_or_destinations_pay_an_alpha_in_every_chunking():
     """Over all chunkings, data of different origins or destinations pay an alpha each.
 
     16 KB on the 16 ranks of a DGX-2, unmerged: each rank receives 15 sends of 0.3 us, and 15 KB at 8 us/MB.
@@ -218,7 +218,7 @@ def test_no_chunking_beats_the_bound_over_all():
 
 
 def test_a_later_finish_has_no_standing():
-    """A finish above the bound has no proof of optimality: `standing` is empty."""
+    """A result whose finish exceeds the bound is not called optimal: `standing` is empty."""
     bound = _bound(RING, "allgather", 5_000_000, chunks_per_rank=1)
     every = bound_of_every_cut(bound)
     assert standing(bound, bound.bound, every) == "proven best"
@@ -232,7 +232,7 @@ def test_what_is_best_under_a_sketch_says_so():
     assert standing(sketched, sketched.bound, bound_of_every_cut(sketched)) == "proven best under this sketch"
 
 
-def test_none_is_looked_for_after_ctrl_c(monkeypatch):
+def test_no_bound_over_all_chunkings_is_sought_after_ctrl_c(monkeypatch):
     """If Ctrl-C interrupts the bound over all chunkings, the result is shown without it."""
     problem = taccl.make_problem(RING, "allgather", size_bytes=5_000_000, chunks_per_rank=1)
     result = taccl.synthesize(problem, time_limit_s=1)
@@ -261,7 +261,7 @@ def test_what_a_sketch_keeps_from_merging_is_said():
     assert standing(bound, bound.bound, every) == "optimal for 1 chunk per rank under this sketch"
 
 
-def test_padding_is_no_part_of_the_bound_of_every_cut():
+def test_padding_is_no_part_of_the_bound_over_all_chunkings():
     """The bound over all chunkings counts the data without padding: 11 B, not 5 chunks of 3 B."""
     bound = _bound(RING, "allgather", 11, chunks_per_rank=1)
     every = bound_of_every_cut(bound)
@@ -271,7 +271,7 @@ def test_padding_is_no_part_of_the_bound_of_every_cut():
     assert every.check()
 
 
-def test_it_is_found_once():
+def test_the_bound_over_all_chunkings_is_found_once():
     """A second request for a problem's bound over all chunkings returns the same object."""
     bound = _bound(RING, "allgather", 5_000_000, chunks_per_rank=1)
     assert bound_of_every_cut(bound) is bound_of_every_cut(bound)
@@ -286,7 +286,7 @@ def test_it_is_found_once():
         ["allreduce", "reduce-scatter", "allgather", "alltoall"],
     ),
 )
-def test_no_baseline_in_any_cut_beats_it(name, collective, size):
+def test_no_baseline_in_any_chunks_beats_the_bound(name, collective, size):
     """No baseline in any number of chunks finishes before the bound over all chunkings."""
     topology = taccl.topologies.parse(name)
     every = bound_of_every_cut(_bound(topology, collective, size, chunks_per_rank=1))
@@ -321,7 +321,8 @@ def test_the_bound_over_all_chunkings_holds_for_the_chunks_used():
 
 
 def test_a_synthesis_out_of_time_shows_no_less_than_the_bound_over_all_chunkings():
-    """If time is short, the result's bound is at least the bound over all chunkings, up to rounded prices.
+    """If time is short, the result's bound is at least the bound over all chunkings, apart from rounding of
+    prices.
 
     The problem is an alltoall on the generalized Kautz graph of degree 2 and order 12.
     """
@@ -367,7 +368,8 @@ def test_a_problem_with_an_open_number_is_bounded_over_all_chunkings():
 
 
 def test_chunks_that_merge_by_default_are_under_no_sketch():
-    """If clauses only let more chunks merge than by default, the standing does not say "under this sketch".
+    """If clauses only let more chunks merge than by default, `standing` (what is proven of a finish) does not
+    say "under this sketch".
 
     It says "for 1 chunk per rank", as whole chunks are padded from 62.5 to 63 bytes.
     """

@@ -136,7 +136,7 @@ def test_ranks_of_a_node_that_others_cannot_reach_share_sums_through_those_that_
 def test_ranks_that_others_reach_need_no_sends_among_themselves():
     """Ranks that other nodes reach directly need no sends among themselves, and count as outside.
 
-    Two of a node's 3 ranks are such; the third needs 2 sends per sum through its port.
+    Other nodes reach two of a node's 3 ranks; the third rank needs 2 sends per sum through its port.
     """
     topology, clauses = gated(3, 2, local=1, nic=1)
     problem = problem_of(topology, collectives.allreduce(6), **clauses)

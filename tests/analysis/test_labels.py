@@ -1,4 +1,5 @@
-"""Labels of witnesses: each is the largest that the others allow, and a larger one is refused."""
+"""Labels of witnesses, pairs (time, max number): each is the largest that the others allow, and a larger one
+is refused."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def between_nodes():
 
 @cache
 def found_bound(make):
-    """Certificate made by a function, once."""
+    """The certificate that `make` returns, computed once and cached."""
     return make()
 
 
@@ -85,8 +86,8 @@ def test_a_label_with_one_item_fewer_is_refused(bound):
         assert not relabelled(bound, **{field: changed}).check(), (field, place)
 
 
-def test_a_label_later_than_those_behind_it_is_refused(bound):
-    """Labels that do not ascend are refused."""
+def test_labels_must_ascend(bound):
+    """A witness whose labels do not ascend in time is refused."""
     for field, labels, place in places(bound):
         assert not relabelled(bound, **{field: (*labels, labels[place])}).check(), (field, place)
 

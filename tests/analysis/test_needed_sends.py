@@ -55,7 +55,7 @@ def jobs_at(problem, *ranks, entering=True):
     return NeededSends(problem).border(frozenset(ranks), entering=entering)
 
 
-def test_ranks_and_nodes_are_looked_at():
+def test_sends_are_needed_into_ranks_and_nodes():
     """Needed sends are found for each single rank, and for each node if there are several."""
     sets = {frozenset((r,)) for r in range(4)}
     (name, ranks), (other, nodes) = NeededSends(problem_of(two_nodes(), collectives.allgather(4))).families

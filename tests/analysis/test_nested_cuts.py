@@ -1,4 +1,5 @@
-"""Spread-tail bounds for chunks for one rank, which they must still reach from where they enter its node."""
+"""Spread-tail bounds for chunks with one destination: a chunk must still travel from the rank where it enters
+a node to its destination there."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -51,7 +52,7 @@ def test_the_last_chunks_still_spread_inside(name, entering):
 def test_merged_chunks_may_come_at_once():
     """With merging, more of the last chunks may arrive over a rank's own NIC, so fewer follow by its port.
 
-    All 3 chunks of its own NIC may be among the last 8 at 60 us, so 5 follow.
+    All 3 chunks that enter over the rank's own NIC may be among the last 8 at 60 us, so 5 follow by its port.
     """
     topology = dgx_h100(4, profile="nominal")
     merging = make_problem(

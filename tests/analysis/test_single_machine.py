@@ -292,7 +292,8 @@ def test_holds_at_the_receiving_end_may_come_late():
 
 
 def two_nics():
-    """Single-machine bound of five chunks, two of them late, that leave rank 0 by two links."""
+    """Single-machine bound of five chunks that leave rank 0 over two links of one port; two of them reach
+    rank 0 late."""
     builder = TopologyBuilder("two queues", [0] * 4)
     port = builder.add_resource("port")
     builder.add_link(3, 0, alpha_us=3, beta_us_per_mb=1)

@@ -71,8 +71,8 @@ def test_switches_that_reduce_have_none():
 
 
 def test_only_those_that_want_a_chunk_must_get_it():
-    """4 chunks for two ranks of the node each: the last enters at 12 us, and reaches the other rank 2 us
-    later."""
+    """Each of 4 chunks is for two ranks of the node: the last enters at 12 us, and reaches its second rank 2
+    us later."""
     problem = problem_of(two_levels(4, local=2, nic=3), custom(8, [([4 + i], [0, 1]) for i in range(4)]))
     assert tails(problem) == [14]
 
@@ -199,7 +199,7 @@ def test_what_enters_at_one_rank_is_far_from_others():
 
 @pytest.mark.parametrize("most", [1, 2])
 @pytest.mark.parametrize("nodes", [[0, 0, 0, 0], [0, 0, 1, 1]])
-def test_a_rank_without_links_is_in_no_way(nodes, most):
+def test_a_rank_without_links_does_not_change_the_claim(nodes, most):
     """A rank without links does not affect the claim.
 
     Two chunks go around the other three ranks, in 2 us for the first and 1 us more for the second.

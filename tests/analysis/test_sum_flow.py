@@ -64,11 +64,13 @@ def test_sums_on_a_dgx_h100_need_more_than_their_bytes():
 
 
 def test_gains_of_two_sends_by_hand():
-    """Gains of one and of two sends equal those computed by hand.
+    """The maximum gains of one and of two sends equal those computed by hand.
 
-    Sends have a latency of 2 ticks and take 1 tick per unit, before tick 10. One send of u units gains u (8 -
-    u), at most 16. A second send of v units gains v (6 - u - v) more. Both gain at most 52/3, at u = 10/3 and
-    v = 4/3.
+    The gain of a send is its units, times the ticks from its end to the horizon.
+
+    Sends have a latency of 2 ticks and take 1 tick per unit; the horizon is tick 10. One send of u units
+    gains u (8 - u), at most 16. A second send of v units gains v (6 - u - v) more. Both gain at most 52/3, at
+    u = 10/3 and v = 4/3.
     """
     lane = Lane(2, 1, 0)
     one, two = Fraction(16), Fraction(52, 3)
@@ -149,8 +151,12 @@ def test_few_sends_are_under_way_or_many_are_needed():
 
 @pytest.mark.fuzz
 def test_no_sizes_of_sends_gain_more():
-    """The finder and the checker compute one maximum gain of a lane (a resource that all sends hold); random
-    sends gain no more."""
+    """The finder and the checker compute the same maximum gain of the sends of a lane; random sends gain no
+    more.
+
+    A lane is a resource that all sends hold. A send gains its units, times the ticks from its end to the
+    horizon, less the price of its latency.
+    """
     for seed in cases("gains of sends", few=200, many=5_000):
         rng = random.Random(f"gain {seed}")
         lane = Lane(rng.choice((0, 1, 3, 10)), rng.choice((1, 2, 7)), rng.choice((0, 0, 2)))

@@ -1,4 +1,5 @@
-"""Symmetries for folding: bounds on orbits equal those without symmetry."""
+"""Linear programs of bounds, folded by symmetry (one variable per orbit), give the bounds of the whole
+programs."""
 
 import random
 from fractions import Fraction
@@ -170,7 +171,7 @@ def test_declared_symmetries_are_used():
     assert find_symmetries(some).ranks.tolist() == [0, 0, 2, 2]
 
 
-def test_derived_chunks_are_not_quotient():
+def test_derived_chunks_have_no_symmetry():
     """No symmetry is used for scans, whose chunks are derived from one another."""
     assert find_symmetries(problem(topologies.ring(4), "scan")).generators == ()
 
@@ -190,7 +191,7 @@ def test_images_of_a_partition_keep_it_whole():
     assert symmetries.images(parts) == [parts]
 
 
-def test_no_symmetry_leaves_everything_apart():
+def test_without_symmetry_every_orbit_is_single():
     """Without symmetry every rank, link and resource is an orbit of its own."""
     some = problem_of(full(3), custom(3, [([0], [1, 2])]))
     none = Symmetries(some, ())

@@ -1,4 +1,5 @@
-"""Verifiers of full, compact and implicit schedules agree, also with an independent check of data.
+"""Verifiers of full, compact and implicit schedules agree with one another and with an independent check of
+data.
 
 Valid schedules of random problems are changed at random; all verifiers must give one verdict.
 """
@@ -257,8 +258,8 @@ def gather(clock, chunk, root, rng):
 
 
 def compact_of(problem, sends, num_reducing=None):
-    """A compact schedule of the sends ordered by start; the first `num_reducing` reduce (default: all that
-    reduce in `sends`)."""
+    """A compact schedule of the sends, ordered by start, of which the first `num_reducing` reduce (default:
+    as in `sends`)."""
     ordered = sorted(sends, key=lambda send: send.start)
     if num_reducing is None:
         num_reducing = sum(send.reduce for send in sends)
@@ -369,7 +370,8 @@ def some_changes(rng):
 
 
 def assert_agreed(compact, *, told="", judges_data=True):
-    """Assert that columns with and without ends, and the check of data, give one verdict; returns its kinds."""
+    """Assert that verification with and without end times, and the check of data, give one verdict; returns
+    the kinds of violation."""
     short = verify(compact)
     if "index" in {v.kind for v in short.violations}:
         with pytest.raises(InputError, match="there are 0-"):
@@ -574,7 +576,8 @@ def test_a_link_may_hold_a_resource_by_several_rows(start, verdict):
 def test_an_implicit_sum_may_spread_while_another_is_gathered():
     """An implicit schedule may copy a complete sum while another one is still being reduced.
 
-    On a ring of two, with L ticks per send, item 0 is complete at L and copied then, item 1 only at 3 L.
+    On a ring of two, where a send takes L ticks, the first sum of each rank is complete at L and then copied.
+    The second one is complete only at 3 L.
     """
     schedule = synthesize_implicit("ring:2", "allreduce", chunks_per_rank=2).schedule
     took = int(schedule.ticks.latency[0])
@@ -586,8 +589,8 @@ def test_an_implicit_sum_may_spread_while_another_is_gathered():
 
 @pytest.mark.parametrize("example", [valid.hyperedges, valid.scan], ids=lambda each: each.__name__)
 def test_links_of_several_ends_and_derived_chunks_need_no_ends(example):
-    """Columns without ends of multicasts and derived chunks are accepted, and refused without their first
-    send."""
+    """Schedules with multicasts or derived chunks are accepted without a column of end times, and refused
+    without their first send."""
     schedule = example()
     sends = [Send(t.chunk, t.link, t.start_ticks, t.reduce) for t in schedule]
     assert not assert_agreed(compact_of(schedule.problem, sends), judges_data=False)

@@ -1,4 +1,5 @@
-"""Verification of columns without ends: chunks sent around a ring, and mutations of every kind."""
+"""Verification of schedules without a column of end times: chunks sent around a ring, and mutations of every
+kind."""
 
 from dataclasses import replace
 
@@ -98,7 +99,7 @@ def test_links_of_several_ends_that_carry_nothing_are_no_hindrance():
 
 
 def columns_of(problem, *rows):
-    """A schedule without ends from rows (chunk, link, start, reduces)."""
+    """A schedule without end times from rows (chunk, link, start, reduces)."""
     chunk, link, start, reduces = zip(*rows, strict=True)
     return Schedule(
         problem,
@@ -110,7 +111,7 @@ def columns_of(problem, *rows):
 
 
 def kinds(schedule):
-    """Kinds of violation, asserted to equal those of the schedule with ends."""
+    """Kinds of violation, asserted to equal those of the same schedule with end times."""
     found = {each.kind for each in taccl.verify(schedule).violations}
     assert {each.kind for each in taccl.verify(valid.full(schedule)).violations} == found
     return found

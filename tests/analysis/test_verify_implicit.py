@@ -74,7 +74,7 @@ def test_what_is_valid_is_accepted(name, collective):
 
 
 def test_a_missing_row():
-    """Without one row, some offsets never receive the chunk."""
+    """Without one row, ranks at some offsets from a chunk's origin never receive the chunk."""
     schedule = made()
     for row in range(schedule.num_rows):
         assert "postcondition" in kinds(chosen(schedule, np.delete(np.arange(schedule.num_rows), row)))
@@ -113,8 +113,8 @@ def again(schedule):
         # Neither an allgather nor an alltoall reduces.
         ("torus:4x4", "allgather", lambda s: changed(s, "reduce", 0, True), "reduce"),
         ("torus:4x4", "alltoall", lambda s: changed(s, "reduce", 0, True), "reduce"),
-        # Every row of a reduce-scatter is the only send of some place: without it a contribution is missing,
-        # repeated it is added twice.
+        # Each row of a reduce-scatter is the only send of the sum out of one place (position relative to the
+        # root). Without the row a contribution is missing; if repeated, it is added twice.
         ("torus:4x4", "reduce-scatter", lambda s: chosen(s, np.arange(1, s.num_rows)), "postcondition"),
         ("torus:4x4", "reduce-scatter", again, "double-count"),
         # A partial sum leaves before a contribution to it arrives; that contribution never reaches the root.
@@ -129,7 +129,7 @@ def again(schedule):
     ],
 )
 def test_rows_that_were_tampered_with(name, collective, tampered, kind):
-    """The violations include the kind that is expected for the change."""
+    """A pattern with a changed, missing or repeated row has the expected kind of violation."""
     assert kind in kinds(tampered(made(name, collective)))
 
 
@@ -230,7 +230,7 @@ def test_an_alltoall_needs_the_whole_way():
 
 
 def test_a_sum_that_leaves_its_root():
-    """A reduction that sends place 0's finished sum on to a neighbour is a violation."""
+    """A reduction that sends a finished sum from its root on to a neighbour is a violation."""
     schedule = made(collective="reduce-scatter")
     dst = schedule.translations.classes[0].dst
     grown = chosen(schedule, [*range(schedule.num_rows), 0])
@@ -297,7 +297,7 @@ def test_ports_that_all_classes_tell_apart():
     assert kinds(with_shape(star, classes=classes)) == {"contention"}
 
 
-def test_a_ring_that_is_none():
+def test_a_sequence_that_is_no_ring():
     """A ring through a mesh is refused if two ranks are swapped (its hops are no links), or if one is
     repeated."""
     schedule = made("mesh:4x4")
@@ -394,7 +394,9 @@ def test_messages_name_the_row():
     value=st.integers(-1, 9),
     rows=st.none() | st.lists(st.integers(0, 40), max_size=3),
 )
-def test_nothing_is_accepted_that_the_other_judge_refuses(name, collective, column, row, value, rows):
+def test_nothing_is_accepted_that_the_verifier_of_listed_schedules_refuses(
+    name, collective, column, row, value, rows
+):
     """Random changes of cells and rows: a pattern accepted here is valid in expanded form, too."""
     schedule = made(name, collective)
     if rows is not None:

@@ -101,9 +101,12 @@ def test_an_alltoall_has_no_steps_along_a_line():
         ("line3@1", 2, Pace(10, 10), False, [(1, 40), (-1, 40)]),
     ],
 )
-def test_forms_take_what_they_must(word, pieces, pace, exchange, runs):
-    """The runs of one chunk along a dimension (lane, and busy ticks of the lane) equal those derived by
-    hand."""
+def test_busy_ticks_along_a_dimension_by_hand(word, pieces, pace, exchange, runs):
+    """The runs of one chunk along a dimension equal those derived by hand.
+
+    A run is consecutive hops in one direction, given as (direction, ticks for which its links are busy).
+    Direction 0 means that the dimension has only one.
+    """
     each = read_dimensions(word.replace("line", "ring"))[0]
     form = form_of(replace(each, kind="line") if "line" in word else each, exchange=exchange)
     assert [(run.lane, run.busy) for run in form.runs(pieces, pace, parity=0, most=99)] == runs

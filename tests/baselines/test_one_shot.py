@@ -38,7 +38,7 @@ def test_large_messages_go_chunk_by_chunk():
     assert one_shot(large, cut=False).num_sends == 4 * 12
 
 
-def test_only_sums_merge_so():
+def test_only_small_sums_merge_by_default():
     """Small sums may merge by default; the chunks of an allgather may not, however small they are."""
     topology = taccl.topologies.fully_connected(4)
     assert make_problem(topology, collectives.allgather(4), size_bytes=1000).clauses == Clauses(max_merge=6)

@@ -203,7 +203,7 @@ def test_an_exchange_runs(roles):
 
 
 def test_a_problem_keeps_its_update():
-    """The update time survives a round trip and changes the digest."""
+    """The time of an update survives conversion to plain values and back, and changes the problem's digest."""
     problem = central(2, 1, update_us_per_mb="0.5")
     assert Problem.from_dict(problem.to_dict()) == problem
     assert problem.digest() != central(2, 1).digest()

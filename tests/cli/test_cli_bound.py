@@ -43,7 +43,7 @@ class TestBound:
 
     @pytest.mark.slow
     def test_show_names_the_scope_of_bound_and_gap(self, run, tmp_path):
-        """``taccl show`` prints a saved schedule's bound and gap in the words of the synthesis."""
+        """``taccl show`` prints a saved schedule's bound and gap in the same words as the synthesis."""
         file = tmp_path / "found.json"
         _, found, _ = run("synthesize", "ndv2/sk1", "--collective", "allgather", "-o", file)
         _, out, _ = run("show", file)

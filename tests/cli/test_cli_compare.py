@@ -97,7 +97,7 @@ def test_compare_as_json(run_json):
 
 @pytest.mark.slow
 def test_a_second_call_says_that_it_read(run):
-    """Rows from the cache are marked, unless the cache is disabled."""
+    """Rows that were read from the cache are marked; if the cache is disabled, no row is."""
     run(*SMALL)
     assert "proven for its chunks (cached)" in run(*SMALL)[1]
     assert "cached" not in run(*SMALL, "--no-cache")[1]
@@ -248,7 +248,7 @@ def stored(run_json, folder):
     return found
 
 
-def is_made_anew(run, words, rows):
+def is_computed_again(run, words, rows):
     """True if a command computes its earlier results again, with one warning."""
     code, out, err = run(*words, "--json")
     measured = ("finish_us", "bound_us", "gap", "status", "num_transfers", "schedule_digest")
@@ -262,7 +262,7 @@ def is_made_anew(run, words, rows):
 
 
 @pytest.mark.slow
-def test_damaged_results_are_made_anew(run, stored):
+def test_damaged_results_are_computed_again(run, stored):
     """If two cached results are damaged in any way, figures are computed again, with one warning for both."""
     for words, (rows, paths) in stored.items():
         whole = [path.read_bytes() for path in paths]
@@ -270,20 +270,20 @@ def test_damaged_results_are_made_anew(run, stored):
             for path, content in zip(paths, whole, strict=True):
                 path.write_bytes(content)
                 damage(path)
-            assert is_made_anew(run, words, rows)
+            assert is_computed_again(run, words, rows)
             for path in paths:
                 if path.is_dir():
                     path.rmdir()
 
 
 @pytest.mark.slow
-def test_results_of_each_other_are_made_anew(run, stored):
+def test_results_under_each_others_keys_are_computed_again(run, stored):
     """Results swapped between their files are valid in themselves, but refused under their new keys."""
     for words, (rows, (first, second)) in stored.items():
         contents = first.read_bytes(), second.read_bytes()
         second.write_bytes(contents[0])
         first.write_bytes(contents[1])
-        assert is_made_anew(run, words, rows)
+        assert is_computed_again(run, words, rows)
 
 
 @pytest.mark.slow
@@ -292,14 +292,13 @@ def test_a_file_in_place_of_the_cache(run, folder, stored, monkeypatch):
     (folder / "file").touch()
     monkeypatch.setenv("TACCL_CACHE_DIR", str(folder / "file"))
     for words, (rows, _) in stored.items():
-        assert is_made_anew(run, words, rows)
+        assert is_computed_again(run, words, rows)
 
 
 @pytest.mark.slow
 def test_a_user_without_rights(stored, folder):
     """Unreadable results are computed again and read afterwards; if none can be stored, there is one
-    warning.
-    """
+    warning."""
     words, (_, paths) = next(iter(stored.items()))
     script = (
         "import os, sys; from taccl.cli import main; paths = sys.argv[1:3]\n"

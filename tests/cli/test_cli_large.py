@@ -19,7 +19,7 @@ def test_absurd_numbers_of_chunks(name):
 
 @pytest.mark.slow
 def test_summary(run):
-    """A summary has the figures, without transfers."""
+    """With ``--summary`` the output has a schedule's figures, without its transfers."""
     words = [
         "synthesize",
         "--topology",

@@ -16,7 +16,7 @@ def problem_of(*words):
     return problem_from_options(build_parser(WORDS[0]).parse_args([*WORDS, *words]))
 
 
-def test_all_but_the_servers_work():
+def test_ranks_that_do_not_serve_contribute():
     """Ranks 3 and 4 serve, and ranks 0 to 2 contribute; the number of chunks stays open."""
     problem = problem_of("--servers", "3-4", "--size", "1MB", "--update-us-per-mb", "2")
     collective = problem.collective
@@ -25,7 +25,7 @@ def test_all_but_the_servers_work():
     assert (problem.chunks_open, collective.update_us_per_mb) == (True, 2)
 
 
-def test_all_work_where_all_serve():
+def test_servers_contribute_if_every_rank_serves():
     """If every rank is a server, every rank also contributes."""
     assert problem_of("--servers", "0-4").collective.chunks[0].origins == (0, 1, 2, 3, 4)
 

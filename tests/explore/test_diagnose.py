@@ -24,7 +24,7 @@ def rates(found, grade="likely"):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "text"), CASES, ids=[f"{fault}-{i}" for i, (fault, _) in enumerate(CASES)])
-def test_no_fault_is_judged_another(log, fault, text):
+def test_no_fault_is_taken_for_another(log, fault, text):
     """The fault is among the causes, and every cause graded likely is the fault."""
     on = "dgx-h100" if "H100" in text else "dgx-a100"
     found = judged(log(text), topology=on)
@@ -281,8 +281,9 @@ def test_published_logs_are_judged_as_their_threads_do(shared_data, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("extra", "named"), [(4, {"unaligned"}), (16, set())])
-def test_parts_that_are_no_whole_packs_are_named(log, extra, named):
-    """If parts of ranks are no multiples of 16 bytes, an allgather at 0.6 of the expected rate is blamed on them."""
+def test_parts_that_are_no_multiples_of_16_bytes_are_named(log, extra, named):
+    """If each rank's part of the data is no multiple of 16 bytes, an allgather at 0.6 of the expected rate is
+    blamed on that."""
     text = "".join(GPU.format(rank, rank, "NVIDIA A100-SXM4-80GB") for rank in range(8))
     text += "# Collective test starting: all_gather_perf\n#  size  count  type  redop  root  time  algbw  busbw #wrong\n"
     for power in range(7, 29, 3):
@@ -327,9 +328,10 @@ def test_launches_by_one_process_explain_slow_small_messages(log, head, likely, 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [server_xml(90, 18), matrix(18)], ids=["xml", "topo -m"])
 def test_files_of_hopper_servers_are_judged_as_the_machine(log, tmp_path, text):
-    """A healthy log of NVLS is as expected on a file of its server, and one of rings is slow.
+    """On a file of its server, a healthy log of NVLS is judged as expected, and a log of rings as slow.
 
-    NVLS is then off by the rates of NCCL's XML; by those of data sheets, assumed for matrices, it need not be.
+    The cause is that NVLS is off if the file is NCCL's XML. For a matrix no cause is certain, as its rates
+    are assumed from data sheets.
     """
     path = tmp_path / ("h100.xml" if text.startswith("<") else "h100.txt")
     path.write_text(text)
@@ -344,7 +346,8 @@ def test_files_of_hopper_servers_are_judged_as_the_machine(log, tmp_path, text):
 
 @pytest.mark.slow
 def test_a_server_of_a_file_without_names_of_gpus_has_nvls_as_a_guess(log, tmp_path):
-    """If the log names no GPUs, the notes state the guess; on a topology of A100 there is none."""
+    """If the log names no GPUs, notes state that GPUs with 18 NVLinks are assumed to be Hopper with NVLS;
+    with 12 NVLinks (A100) nothing is assumed."""
     nameless = "\n".join(line for line in node_log(NVLS).splitlines() if "Rank" not in line)
     for nvlinks, notes in ((18, ["Hopper"]), (12, [])):
         path = tmp_path / f"{nvlinks}.txt"

@@ -62,7 +62,7 @@ def test_ranges_tile_all_sizes():
 
 
 @pytest.mark.slow
-def test_neighbours_cross_where_the_plan_says():
+def test_a_range_ends_where_the_next_schedule_becomes_faster():
     """At the end of a range its schedule is no slower than the next one's, and a byte later it is slower."""
     ranges = four_plan().ranges
     assert len(ranges) > 1
@@ -279,7 +279,7 @@ def test_names_end_no_comment(tmp_path):
 
 
 @pytest.mark.parametrize("folder", ["a" * 300, "a\0b"])
-def test_paths_that_no_folder_has_are_said(folder, tmp_path):
+def test_impossible_names_of_folders_are_refused(folder, tmp_path):
     """A folder name that is too long, or has a null character, is bad input."""
     with pytest.raises(InputError, match="cannot be used"):
         ring_plan().save(tmp_path / folder)
@@ -390,7 +390,7 @@ def test_sizes_are_visited_far_apart_first(count, order):
 
 
 @pytest.mark.slow
-def test_what_no_file_holds_is_left_out():
+def test_programs_that_are_too_large_for_the_runtime_are_an_error():
     """If an option makes every program too large for the runtime, the error states the limit."""
     with pytest.raises(ExportError, match="at most 32 channels"):
         brief_plan("ring:4", "allgather", sizes=["1MB"], backend="greedy", lowering={"instances": 40})

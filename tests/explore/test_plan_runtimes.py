@@ -302,7 +302,7 @@ def test_files_that_msccl_does_not_load_serve_nothing():
 
 
 def test_the_folder_of_algorithms_is_replaced_only_as_it_was(tmp_path):
-    """If the folder of algorithms contains a foreign file, the saved plan is not replaced."""
+    """A saved plan is not replaced if its folder of algorithms contains a file that the plan did not write."""
     plan = plan_of("ring:4", "allgather", "rccl")
     folder = tmp_path / "p"
     plan.save(folder)

@@ -45,7 +45,7 @@ def test_every_combination_is_a_row(tiny):
     assert table.verified.all()
 
 
-def test_size_and_cut_default_to_the_sketch(tiny):
+def test_size_and_chunks_default_to_those_of_the_sketch(tiny):
     """Without a size the sketch's two chunks of 1 MB per rank are used: 8 MB over four ranks."""
     (row,) = sweep("ring:4", "allgather", sketches=tiny).itertuples()
     assert (row.size_bytes, row.chunks_per_rank, row.status) == (8 * 10**6, 2, "proven for its chunks")
@@ -80,7 +80,7 @@ def test_root(tiny):
     assert "rank 0" in row.bound_limits
 
 
-def test_a_collective_at_hand():
+def test_a_collective_object_is_swept():
     """A `Collective` object in place of a name is swept unchanged."""
     ring = taccl.topologies.parse("ring:4")
     collective = taccl.collectives.allgather(4, chunks_per_rank=2)
@@ -112,7 +112,7 @@ def test_unknown_names():
         sweep("ring:4", "broadcast", root=9, sizes=["4KB"])
 
 
-def test_cuts_of_a_collective_at_hand():
+def test_chunks_per_rank_of_a_collective_object_are_refused():
     """Chunks per rank are refused for a collective with a fixed number."""
     with pytest.raises(taccl.InputError, match="name the collective instead"):
         whole = taccl.collectives.allgather(4, chunks_per_rank=1)

@@ -149,7 +149,7 @@ def test_rounded_costs_round_trip():
         assert load_schedule(dump_schedule(schedule)) == schedule
 
 
-def test_sums_kept_apart_come_back_as_plain_values():
+def test_named_contributions_are_saved_as_plain_values():
     """Each send of unreduced contributions names the one rank whose contribution it carries."""
     schedule = _schedule()
     columns = {name: getattr(schedule, name) for name in ("chunk", "link", "start", "end", "group", "reduce")}
@@ -279,7 +279,8 @@ def test_any_edit_is_refused(path, value):
 
 @pytest.mark.parametrize("reduce", [None, 1, np.array([True, False])], ids=str)
 def test_a_bare_schedule_is_saved_without_derived_columns(reduce, monkeypatch, tmp_path):
-    """A schedule above the size limit is saved without derived columns; the loaded one is equal, without them, too.
+    """A schedule above the size limit is saved without derived columns. The loaded schedule equals it, and
+    lacks them as well.
 
     The test lowers the limit, so that two copies exceed it.
     """

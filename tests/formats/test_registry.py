@@ -324,7 +324,7 @@ def test_convert_refuses_before_it_reads(tmp_path, saved, monkeypatch):
 
 
 def test_an_option_of_the_writer_is_none_of_the_reader(schedule, tmp_path):
-    """A reader's option is refused in the reader's name, even if it is one of the writer's."""
+    """If a reader is given an option that only the writer has, the error says that the reader lacks it."""
     taccl.save(schedule, tmp_path / "s.json")
     with pytest.raises(InputError, match="taccl-schedule has no option 'split'; there are none"):
         convert(tmp_path / "s.json", tmp_path / "s.xml", load_options={"split": True})

@@ -108,7 +108,7 @@ def test_further_arguments_are_read_as_well():
 
 
 def test_each_call_reads_its_own_values():
-    """Each call is checked by its own values, also if types equal those of an earlier call."""
+    """Each call is checked by its own values, even if types equal those of an earlier call."""
     assert asked(np.int64(2), kind="send")["count"] == 2
     assert asked(np.int64(3), kind="receive")["count"] == 3
     with pytest.raises(InputError, match="kind"):
@@ -160,7 +160,7 @@ def test_a_result_stands_for_its_schedule(small):
 
 
 def test_what_is_another_thing_is_named(small):
-    """The error for a sketch in place of a problem names the function that makes one."""
+    """The error for a sketch in place of a problem names the function that makes a problem."""
     with pytest.raises(InputError, match=r"problem: found a sketch; expected a problem \(.*make_problem"):
         taccl.synthesize(small.sketch)
 

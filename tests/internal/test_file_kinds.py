@@ -35,7 +35,7 @@ def test_every_kind_has_a_sample():
 
 @pytest.mark.parametrize("kind", ALL)
 def test_a_kind_is_told_by_its_top_lines(tmp_path, kind):
-    """A file's first detected kind is its own."""
+    """The first kind that is recognised in a sample file is the sample's own."""
     path = tmp_path / "file"
     path.write_text(ALL[kind])
     assert kinds_of(path)[0] == kind

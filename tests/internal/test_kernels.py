@@ -164,7 +164,7 @@ def test_kernels_are_kept_in_a_private_folder_where_neither_package_nor_home_can
 
 
 @pytest.mark.slow
-def test_kernels_are_compiled_anew_where_no_folder_can_be_trusted(read_only, tmp_path):
+def test_kernels_are_not_cached_where_no_folder_can_be_trusted(read_only, tmp_path):
     """If no folder can be trusted (others may write there), nothing is cached, with one warning."""
     (read_only / "small.py").write_text(SOURCE)
     read_only.chmod(0o555)
@@ -265,7 +265,7 @@ def test_an_error_in_an_inner_function_is_raised(nested):
 @pytest.mark.parametrize(
     "content", [b"", b"\0" * 500, b"no pickle", pickle.dumps(3), pickle.dumps((1, 2, 3)), None]
 )
-def test_a_damaged_file_is_compiled_anew_and_mended(small, tmp_path, kind, content):
+def test_a_damaged_file_is_compiled_again_and_repaired(small, tmp_path, kind, content):
     """A damaged cache file (empty, garbage, other types, cut) is compiled again and repaired."""
     assert small().scaled(20) == 40
     (path,) = (tmp_path / "__pycache__").glob(f"small.scaled.*.{kind}")

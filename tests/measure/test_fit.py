@@ -155,7 +155,11 @@ def test_an_allgather_says_nothing_of_sums_in_switches(log):
 @pytest.mark.filterwarnings("ignore::taccl.errors.AssumptionWarning")
 @pytest.mark.parametrize(("nvlinks", "sm"), [(18, 90), (12, 80)], ids=["h100", "a100"])
 def test_sums_in_switches_of_a_file_are_no_faster_links(log, tmp_path, nvlinks, sm):
-    """On a file of 8 H100, a log of NVLS fits links at their own rate; on one of A100, of as much as it needs."""
+    """A log of 8 H100 with NVLS, fitted to a file of H100, gives the links' own rate and a share of it for
+    NVLS.
+
+    Fitted to a file of A100, which has no NVLS, it gives links as fast as the times require.
+    """
     path = tmp_path / "server.xml"
     path.write_text(server_xml(sm, nvlinks))
     text = "\n".join(line for line in node_log(NVLS).splitlines() if "Rank" not in line)
@@ -167,8 +171,9 @@ def test_sums_in_switches_of_a_file_are_no_faster_links(log, tmp_path, nvlinks, 
 
 
 @pytest.mark.slow
-def test_shares_stop_where_physics_does(log):
-    """If times grow tenfold within LL's sizes, no LL bandwidth is fitted, and a note says so."""
+def test_shares_stop_at_their_physical_limit(log):
+    """If times grow tenfold within the sizes of LL, its share of the bandwidth stays at a physical limit, and
+    a note says so."""
     small = "".join(f"{2**power} 1 float sum -1 {20 + 2**power / 200:.2f}\n" for power in range(3, 14))
     large = "".join(f"{2**power} 1 float sum -1 {70 + 2**power / 2e5:.2f}\n" for power in range(14, 31))
     fit = taccl.fit(

@@ -86,7 +86,8 @@ def test_buffers_in_host_memory_are_named(title, said):
     [("# backend: gloo\n", "measured by gloo, which runs on CPUs; the model is for GPUs"), ("", "")],
 )
 def test_times_of_host_memory_are_no_fit(head, said, tmp_path):
-    """A log of gloo is refused unless accepted; the same times of GPUs are not."""
+    """A fit to a log of gloo, which runs on CPUs, is refused unless accepted; without that header, the same
+    times are fitted."""
     path = tmp_path / "a.log"
     path.write_text(
         f"{head}# OSU NCCL Allreduce Latency Test v7.3\n# Size  Avg Latency(us)\n8 24.0\n1048576 33.0\n"

@@ -74,7 +74,7 @@ def test_rings_are_limited_by_channels_since_hopper():
 
 
 def test_all_pairs_of_ampere_exceed_the_rate_of_rings():
-    """An alltoall of 8 GB on 8 A100 reaches 1.06 of the 240 GB/s in NCCL's table (measured: 256)."""
+    """An alltoall of 8 GB on 8 A100 reaches 1.06 times the 240 GB/s in NCCL's table (measured: 256)."""
     size = 8 << 30
     busbw = size * 7 / 8 / us("dgx-a100", "alltoall", size) / 1000
     assert busbw == pytest.approx(1.06 * 240, rel=0.02)

@@ -85,7 +85,8 @@ def _without_a_wait(text, line, depends):
 
 @pytest.mark.parametrize(("block", "other"), [(2, 0), (3, 1)])
 def test_a_missing_dependency_is_a_race(block, other):
-    """Each of the hub's two sends waits for both receives, one through a nop; without it there is a race."""
+    """Each of the hub's two sends waits for both receives, for one of them through a nop. Without the nop's
+    dependency there is a race."""
     text = (OURS / "msccl-xml" / "allgather-3-hub.xml").read_text()
     head, tail = text.split(f'<tb id="{block}"')
     line = '<step s="0" type="nop" srcbuf="i" srcoff="-1" dstbuf="o" dstoff="-1" cnt="0" '

@@ -256,8 +256,9 @@ def test_plan_is_for_sizes_about_that_of_its_schedule():
     assert (told["min_message_size"], told["max_message_size"]) == (0, 4 * 10**9)
 
 
-def test_programs_that_need_room_under_way_are_refused():
-    """Two ranks that send before they receive would deadlock without queues and are refused."""
+def test_programs_that_need_queues_are_refused():
+    """A program in which two ranks send before they receive is refused: the executor has no queues, so it
+    would deadlock."""
 
     def rank(peer):
         steps = (

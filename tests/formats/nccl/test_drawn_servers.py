@@ -32,7 +32,7 @@ class _Import:
     - `may_lack`: True if the import notes an assumed rate or switch.
     - `may_exceed`: True if it notes that the file hides switches.
     - `is_guess`: True if a rate of PCIe is neither in the file nor given.
-    - `has_shares`: True if it notes that ranks stripe in fixed shares.
+    - `has_shares`: True if it notes that ranks divide sends among NICs in fixed shares.
     """
 
     def __init__(self, server, topology):

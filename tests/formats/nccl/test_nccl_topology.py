@@ -237,7 +237,8 @@ def test_ndv2_shares_one_nic(load):
     assert _beta(topology, 0, 3) == GEN4
     assert _beta(topology, 0, 4) == 100
     assert len(_holders(topology, "NIC 0101:00:00.0 of node 0 egress")) == 64
-    # 12.5 GB/s take 80 us a MB; ranks of CPU 1 come through the 10 GB/s between CPUs, ranks of CPU 0 do not.
+    # 12.5 GB/s take 80 us per MB. Sends of CPU 1's ranks pass the 10 GB/s between CPUs, those of CPU 0's do
+    # not.
     assert _beta(topology, 0, 8) == 80
     assert _beta(topology, 4, 8) == 100
     assert _shared(topology, 4, 8)["NIC 0101:00:00.0 of node 0 egress"] == (80, "send")
@@ -247,7 +248,7 @@ def test_ndv2_shares_one_nic(load):
 def test_ndv4_numbers_ranks_by_bus_id(load):
     """Ranks are numbered in the order of their bus ids, whatever their CPUs.
 
-    The bus ids of CPUs 0 to 3 are 3 and 4, 1 and 2, d and e, and b and c.
+    The GPUs of CPUs 0 to 3 have bus ids 3 and 4, 1 and 2, d and e, and b and c, respectively.
     """
     topology = load("azure-ndv4", nodes=2)
     assert _beta(topology, 0, 1) == GEN4
