@@ -18,7 +18,7 @@ def server_xml(sm, nvlinks, *, gpus=8, nic_mbit_per_s=400_000):
 
 
 def matrix(nvlinks, *, gpus=8):
-    """Matrix of GPUs with as many NVLinks each, and of a NIC beside each GPU."""
+    """Matrix of GPUs with `nvlinks` NVLinks each into the switch, and of a NIC beside each GPU."""
     names = [f"{kind}{place}" for kind in ("GPU", "NIC") for place in range(gpus)]
 
     def cell(a, b):

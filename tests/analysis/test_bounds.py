@@ -43,7 +43,7 @@ def test_nothing_to_send_takes_no_time():
 
 
 @pytest.mark.slow
-def test_latency_is_the_longest_shortest_way():
+def test_latency_is_the_longest_shortest_path():
     """The latency bound is the longest of the shortest paths to destinations.
 
     On a ring of 5 with 2 us a hop, rank 2 is two hops from rank 0: 4 us.

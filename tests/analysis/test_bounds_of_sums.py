@@ -78,7 +78,7 @@ def test_the_root_need_not_be_reached():
     assert bound.bound == schedule.finish == 1
 
 
-def test_a_sum_that_nobody_can_make_is_refused():
+def test_a_sum_that_cannot_be_formed_is_refused():
     """A sum that cannot be formed is an error: no link leads from rank 0 to rank 1."""
     problem = problem_of(joined([0] * 2, [(1, 0, 1)]), one_sum(2, (0, 1), (0, 1), 0))
     with pytest.raises(TopologyError, match="no path"):
@@ -136,7 +136,7 @@ def test_a_root_that_got_the_sum_has_it_from_afar():
 
 
 @pytest.mark.fuzz
-def test_no_way_to_add_beats_a_bound():
+def test_no_order_of_additions_beats_a_bound():
     """On tiny problems no order of additions finishes before the bound; infeasible problems have no schedule."""
     decided = 0
     for seed in cases("bounds of sums, over all ways to add", few=15, many=1500):

@@ -130,7 +130,7 @@ def test_a_cut_around_all_ranks_is_refused():
 
 
 @pytest.mark.parametrize("kind", ["cut counting", "spread tail", "single machine"])
-def test_divisible_data_needs_other_witnesses(kind):
+def test_witnesses_of_whole_chunks_are_refused_for_divisible_data(kind):
     """A witness that counts whole chunks is refused for divisible data."""
     assert not any(replace(each, divisible=True).check() for each in of_kind(kind))
 
@@ -221,7 +221,7 @@ def test_a_partition_is_refused_for_copies():
 
 
 @pytest.mark.parametrize("combining", [False, True], ids=["copies", "sums"])
-def test_prices_of_ways_are_refused_of_sums(combining):
+def test_prices_of_paths_are_refused_for_sums(combining):
     """Prices of paths are refused for sums, whose contributions share paths."""
     problem = problem_of(ring(4), collectives.allreduce(4) if combining else collectives.alltoall(4))
     witness = FlowDual((1,) * len(problem.topology.resources))

@@ -30,12 +30,12 @@ def detour(**options):
     return problem_of(topology, custom(3, [([0], [1, 2])]), **options)
 
 
-def test_the_shortest_way_may_have_more_hops():
+def test_the_shortest_path_may_have_more_hops():
     """Rank 0 reaches rank 1 fastest through rank 2, at 3 us; no link leads back."""
     assert shortest_times(detour(), (0, 1, 2), 1).tolist() == [[0, 3, 1], [inf, 0, inf], [inf, 2, 0]]
 
 
-def test_larger_chunks_may_go_another_way():
+def test_larger_chunks_may_take_another_path():
     """For 3 MB the direct link, 4 + 3 us, beats the path through rank 2, 3 + 6 us."""
     assert shortest_times(detour(), (0, 1, 2), 3)[0, 1] == 7
 
@@ -119,7 +119,7 @@ def test_times_to_a_destination_depend_on_the_size():
     assert distances.to_go(1, 1).tolist() == [7, 0, 6]
 
 
-def test_crossing_straight_leaves_out_other_nodes():
+def test_direct_crossing_leaves_out_other_nodes():
     """Direct crossing excludes the path through node 1: 0 -> 2 takes the direct link of 5 us."""
     builder = TopologyBuilder("row", [0, 1, 2])
     for src, dst, beta in ((0, 1, 1), (1, 2, 1), (0, 2, 5)):
@@ -153,7 +153,7 @@ def test_times_of_a_numbered_set_are_kept():
     assert distances.times(number, 3)[0, 1] == 7
 
 
-def test_a_chunk_that_is_never_made_comes_nowhere():
+def test_a_chunk_that_is_never_formed_has_no_origin():
     """A scan in which rank 0 has no outgoing link: prefix 1 is never formed at rank 1, so it has no origin."""
     topology = ring(3)
     allowed = frozenset(e for e, link in enumerate(topology.links) if link.src != 0)
@@ -267,14 +267,14 @@ def test_two_thousand_ranks_on_a_ring(name):
         assert result.schedule.finish == bound.bound
 
 
-def test_shortest_ways_know_parallel_links_and_free_ones():
+def test_shortest_paths_use_parallel_links_and_free_ones():
     """Shortest paths use the cheaper of two parallel links and links of cost 0."""
     src, dst = np.array([0, 0, 1, 2]), np.array([1, 1, 2, 3])
     found = paths_from_nearest(4, src, dst, np.array([5.0, 3.0, 0.0, 2.0]), [0])
     assert found.tolist() == [0, 3, 3, 5]
 
 
-def test_shortest_ways_start_at_the_nearest_origin():
+def test_shortest_paths_start_at_the_nearest_origin():
     """Shortest paths start at the nearest origin; unreachable ranks are at infinity."""
     found = paths_from_nearest(4, np.array([0, 1]), np.array([2, 2]), np.array([5.0, 1.0]), [0, 1])
     assert found.tolist() == [0, 0, 1, np.inf]

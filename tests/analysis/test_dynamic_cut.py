@@ -41,7 +41,7 @@ def two_ways(number):
 
 
 @pytest.mark.parametrize(("number", "finish_us"), [(2, 5), (3, 6), (4, 8), (5, 10)])
-def test_chunks_come_one_after_another_on_both_ways(number, finish_us):
+def test_chunks_arrive_one_after_another_on_both_paths(number, finish_us):
     """Chunks arrive one after another on each of two paths, and the bound counts both.
 
     Through rank 1 they arrive at 4, 6, 8 us and so on, over the direct link at 5 and 10 us. A static cut

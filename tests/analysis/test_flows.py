@@ -128,7 +128,7 @@ def test_a_chunk_for_several_counts_for_the_farthest():
     assert flowed(problem)[0] == 1
 
 
-def test_chunks_that_may_go_elsewhere_are_told_apart():
+def test_chunks_with_other_allowed_links_are_separate_commodities():
     """Chunks with other allowed links are separate commodities.
 
     Chunks of ranks 0 and 1 go to rank 2; 0 -> 2 takes 1 us, 1 -> 2 takes 3 us, 1 -> 0 takes 1 us. A share f
@@ -143,7 +143,7 @@ def test_chunks_that_may_go_elsewhere_are_told_apart():
     assert flowed(bound)[0] == 3
 
 
-def test_sums_have_no_ways():
+def test_sums_have_no_multicommodity_bound():
     """Sums have no multicommodity bound, since their contributions share paths."""
     problem = problem_of(ring(3), collectives.allreduce(3))
     volume = Volume(problem, divisible=True)

@@ -69,8 +69,12 @@ def test_the_ends_take_no_longer_than_a_crossing():
     assert claims(problem)[1:] == [8, 10]
 
 
-def test_both_ends_are_cut_to_fit_between_two_crossings():
-    """Two sums need two sends of 3 us each way, 6 us; heads and tails fit between the two sends."""
+def test_heads_and_tails_fit_between_two_sends():
+    """Two sums need two sends of 3 us each way between the nodes, which take 6 us in sequence.
+
+    The additions in the nodes (heads) and the copies (tails) take 1 us each. They fit between the two sends,
+    so they add nothing to the bound.
+    """
     two = problem_of(two_levels(2, local=1, nic=3), custom(4, [(range(4), range(4))] * 2, combining=True))
     assert claims(two)[1:] == [6]
 

@@ -37,7 +37,7 @@ def idle_on_chain(collective, **clauses):
     return list(idle_us(problem_of(chain(1, 2, 4), collective, **clauses)).values())
 
 
-def test_what_goes_all_the_way_leaves_links_idle_before_and_after():
+def test_a_chunk_leaves_links_idle_before_and_after_it():
     """A chunk goes from 0 to 3: each link is idle before it arrives and while it travels on."""
     assert idle_on_chain(custom(4, [([0], [3])])) == [6, 5, 3]
 

@@ -164,7 +164,7 @@ def test_a_rank_that_adds_nothing_has_nothing_to_send():
     assert len(jobs_at(problem, 2)) == 1
 
 
-def test_contributions_that_cross_straight_enter_one_by_one():
+def test_with_direct_crossing_contributions_enter_one_by_one():
     """Three nodes of two, root 0: with direct crossing each other node's contributions enter node 0
     separately."""
     builder = TopologyBuilder("three nodes", [0, 0, 1, 1, 2, 2])
@@ -234,7 +234,7 @@ def test_a_multicast_enters_where_one_of_its_ends_is():
     assert job.links == {0, 1}
 
 
-def test_ways_out_share_a_port_or_nothing():
+def test_links_out_share_a_port_or_nothing():
     """Behind a port a chunk blocks all other links out for 1 us; without a port it blocks none."""
     for port, onward in ((True, held(0, 1)), (False, held())):
         demand = NeededSends(problem_of(full(3, port=port), custom(3, [([0], [1])])))

@@ -57,7 +57,7 @@ def test_contributions_that_no_rank_outside_adds_make_no_pairs():
     assert set(claims(problem)) == {2}
 
 
-def test_what_is_no_sum_has_no_pairs():
+def test_copies_and_sums_for_one_rank_have_no_pairs():
     """Copies and sums for one rank yield no claim; such sums are bounded as copies in reversed time."""
     assert claims(problem_of(joined([0] * 3), collectives.allgather(3))) == []
     assert claims(problem_of(joined([0] * 3), collectives.reduce(3))) == []
@@ -114,7 +114,7 @@ def random_sums(seed, *, tiny):
 
 
 @pytest.mark.fuzz
-def test_no_way_to_add_beats_the_pairs():
+def test_no_order_of_additions_beats_the_pairs():
     """On tiny problems no order of additions beats a claim, and each claim is proven."""
     decided = 0
     for seed in cases("pair counting, over all ways to add", few=12, many=600):

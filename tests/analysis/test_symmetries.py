@@ -176,7 +176,7 @@ def test_derived_chunks_have_no_symmetry():
     assert find_symmetries(problem(topologies.ring(4), "scan")).generators == ()
 
 
-def test_images_are_every_place_a_set_is_taken_to():
+def test_images_of_a_set_of_ranks():
     """A set of two neighbours on a ring of 6 has six images; one of opposite ranks has three."""
     symmetries = find_symmetries(problem(topologies.ring(6), "allgather"))
     assert len(symmetries.images((frozenset((0, 1)),))) == 6

@@ -110,7 +110,7 @@ def test_snapshot_is_taken_at_the_start():
     assert [(v.rank, v.chunk) for v in lost] == [(1, 0)]
 
 
-def test_two_different_copies_at_one_moment_race():
+def test_two_different_copies_at_the_same_time_are_a_race():
     """Rank 1 receives a partial and the complete sum at the same time: a race."""
     topology = TopologyBuilder("triangle", [0, 0, 0])
     for src, dst in ((2, 0), (2, 1), (0, 1)):
@@ -173,7 +173,7 @@ def test_no_rounding_on_a_grid_that_could_be_exact():
     assert [v.kind for v in found.violations] == ["times"]
 
 
-def test_may_carry_is_not_asked(monkeypatch):
+def test_the_verifier_does_not_call_may_carry(monkeypatch):
     """The verifier evaluates clauses itself, without methods of `Problem`."""
     schedule = guided()
     monkeypatch.setattr(Problem, "may_carry", lambda *_, **__: pytest.fail("asked"))

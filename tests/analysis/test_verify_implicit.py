@@ -218,7 +218,7 @@ def test_indices_that_do_not_exist(column, value):
     assert kinds(changed(made(), column, 0, value)) == {"index"}
 
 
-def test_an_alltoall_needs_the_whole_way():
+def test_an_alltoall_needs_the_whole_path():
     """An alltoall chunk that lacks its last hop, or has another item number there, is a violation."""
     schedule = made(collective="alltoall")
     assert kinds(chosen(schedule, np.arange(schedule.num_rows - 1))) == {"postcondition"}
@@ -269,7 +269,7 @@ def test_holds_that_are_left_out():
     assert kinds(with_class(star, 1, holds=holds[:1])) == {"contention"}
 
 
-def test_ports_that_are_told_apart():
+def test_a_class_with_ports_of_its_own():
     """A star's class with ports of its own would let two classes send at the same time: a violation."""
     star = made("star:5")
     own, out, into = star.translations.classes[1].holds
@@ -281,7 +281,7 @@ def test_ports_that_are_told_apart():
         assert kinds(with_class(star, 1, holds=holds)) == {"contention"}
 
 
-def test_ports_that_all_classes_tell_apart():
+def test_classes_without_ports_in_common():
     """If the link classes of a star have no ports in common, that is a violation."""
     star = made("star:5")
     classes = tuple(
@@ -375,7 +375,7 @@ def test_a_class_with_a_hold_too_many():
 
 
 def test_messages_name_the_row():
-    """A message names item, places and time; of many rows the first five."""
+    """A message names item, places and time of a row; of many rows at fault it names the first five."""
     schedule = made("torus:8x8")
     found = verify_implicit(with_rows(schedule, start=np.zeros(schedule.num_rows, dtype=np.int64)))
     with pytest.raises(VerificationError, match=r"row \d+ \(item 0, \d+->\d+ at 0.000 us\)"):

@@ -245,14 +245,14 @@ def test_without_chunks_nothing_is_sent(name, combining):
         assert len(BASELINES[name](problem)) == 0
 
 
-def test_the_best_is_cut_where_that_pays():
+def test_the_best_baseline_is_pipelined_where_that_pays():
     """A broadcast over two hops is faster in pipelined pieces than in one chunk."""
     topology = fabrics.ring(3, alpha_us=0, bandwidth_gb_per_s=1)
     problem = make_problem(topology, collectives.broadcast(3), chunk_bytes=1 << 16)
     assert best(problem).finish < best(problem, cut=False).finish
 
 
-def test_baselines_that_are_too_busy_to_be_best_are_not_cut(monkeypatch):
+def test_baselines_that_are_too_busy_to_be_best_are_not_tried_in_finer_chunks(monkeypatch):
     """A baseline whose busiest link is busy for longer than another baseline takes is not tried in finer
     chunks."""
     topology = fabrics.ring(4, alpha_us=0, bandwidth_gb_per_s=1)

@@ -187,7 +187,7 @@ def test_relayed_rings_are_valid(collective):
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "tree"])
-def test_chunks_that_may_not_be_cut_are_dealt_out(algorithm):
+def test_chunks_that_may_not_be_cut_are_distributed(algorithm):
     """If chunks may not be cut, the problem's chunks are distributed over the channels."""
     problem = taccl.make_problem(machines.dgx1(), taccl.collectives.allreduce(8), size_bytes=1 << 20)
     schedule = over_channels(problem, algorithm, problem.topology, cut=False)
@@ -214,7 +214,7 @@ def test_alltoalls_agree_with_their_model_where_sends_occupy_ports(machine):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_colours_of_edges_are_as_few_as_can_be(seed):
+def test_edges_are_coloured_with_as_few_colours_as_possible(seed):
     """Edge colouring uses as many colours as the maximum degree, and no two edges at a vertex share one."""
     import random
 

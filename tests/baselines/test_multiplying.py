@@ -102,7 +102,7 @@ def test_parts_one_behind_another_scatter_while_others_cross():
     assert schedule.producer == "multiplying (scatter 2 x 2, sum 2 nodes, one behind another)"
 
 
-def test_parts_go_round_about_on_a_torus():
+def test_halves_start_along_different_dimensions_of_a_torus():
     """The two halves of the data start along different dimensions of a torus.
 
     Each half of 16 kB takes two steps around each ring of four: four sends of 8 kB, 0.5 + 0.16 us each.
@@ -206,7 +206,7 @@ def test_eight_ranks_behind_ports_gather_by_doubling():
 
 
 @pytest.mark.parametrize("name", ["allgather", "alltoall", "reduce_scatter"])
-def test_other_nodes_are_sent_to_straight(name):
+def test_chunks_for_other_nodes_are_sent_directly(name):
     """Chunks for another node go directly over its links, at the same time as the rounds inside nodes.
 
     Links of 6 us lead to every rank of the other node; a node takes two rounds of 1 us. If chunks went to

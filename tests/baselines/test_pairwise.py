@@ -32,7 +32,7 @@ def test_missing_links_are_relayed(make, unit_costs):
     assert schedule.num_transfers == 24
 
 
-def test_gather_goes_straight_to_the_root(make, unit_costs):
+def test_gather_goes_directly_to_the_root(make, unit_costs):
     """Every rank sends its chunk to the root itself."""
     topology = fabrics.fully_connected(4, **unit_costs)
     schedule = pairwise(make("gather", topology, root=2))

@@ -67,7 +67,7 @@ def test_partners_are_a_third_less_far_than_of_doubling():
     assert len(doubling(problem, [near_first]).chunk) == 10 * 16 * 16
 
 
-def test_a_broadcast_goes_the_shortest_way(make, unit_costs):
+def test_a_broadcast_takes_the_shortest_path(make, unit_costs):
     """A bine tree reaches the last rank over fewer hops than a binomial tree.
 
     On a ring of 8 these are 4 hops, instead of 4 + 2 + 1.

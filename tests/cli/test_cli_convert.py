@@ -38,7 +38,7 @@ def test_traces_are_files_of_ranks(run_json, saved, tmp_path):
 
 
 @pytest.mark.slow
-def test_instances_as_needed_are_told(run, run_json, saved, tmp_path):
+def test_a_note_states_automatic_instances(run, run_json, saved, tmp_path):
     """With ``instances=auto`` a note gives the number of parallel instances of a program, for a file and for
     each range of a plan. Chunks of 1000 bytes are too small for more than one."""
     words = ("--set", "instances=auto")
@@ -65,7 +65,7 @@ def test_there_and_back(run, saved, tmp_path):
     assert run("verify", back)[0] == 0
 
 
-def test_other_topology_times_anew(run, run_json, saved, tmp_path):
+def test_an_algorithm_is_re_timed_on_another_topology(run, run_json, saved, tmp_path):
     """An algorithm of the published tool is re-timed on another ring, whose hops also take 0.52 us."""
     there = tmp_path / "there"
     run("convert", saved, there, "--to", "upstream-algorithm")
@@ -101,7 +101,7 @@ def test_program_is_for_sizes_about_that_of_its_schedule(run, saved, tmp_path):
 
 
 @pytest.mark.slow
-def test_long_threadblocks_are_split_with_a_word(run, tmp_path):
+def test_long_threadblocks_are_split_with_a_message(run, tmp_path):
     """An MSCCL++ plan with more than 64 operations per threadblock is split, and stderr says so."""
     words = ("--topology", "ring:5", "--collective", "alltoall", "--chunks-per-rank", 8, "--size", "40KB")
     path, plan = tmp_path / "alltoall.json", tmp_path / "x.plan.json"

@@ -48,8 +48,8 @@ def failing(monkeypatch):
 
 
 @pytest.mark.slow
-def test_twelve_columns_unless_all_are_asked_for(problem):
-    """A table shows ten columns, and a column of seeds if there are several; `full` shows all."""
+def test_twelve_columns_unless_all_are_requested(problem):
+    """A table has twelve columns, and a column of seeds if there are several; with `full` all columns."""
     assert tuple(compare(problem, backends=["greedy"], full=False).columns) == SHORT
     seeds = compare(problem, backends=["greedy"], seeds=[0, 1], full=False)
     assert set(seeds.columns) == {*SHORT, "seed"}
@@ -353,7 +353,7 @@ TERMINATED = """
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, *([signal.SIGHUP] if MANY else [])])
-def test_a_signal_to_end_ends_it_without_a_word(tmp_path, number):
+def test_a_signal_ends_a_comparison_silently(tmp_path, number):
     """If a signal ends the process, no shared resource remains that joblib would warn about."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(TERMINATED))
@@ -432,7 +432,8 @@ def test_runs_share_the_time_that_is_left(problem, monkeypatch):
 
 
 def test_a_run_has_an_equal_part_of_what_is_left():
-    """In the first of four rounds a run gets 25 of 100 s; after the time limit it gets the minimum."""
+    """A run gets an equal part of the time left: in the first of four rounds 25 of 100 s. After the time
+    limit it gets the minimum."""
     request = RunRequest(None, {"time_limit_s": 30.0}, "", False)
     assert request.limit_s == 30.0
     shared = request._replace(until_s=time.time() + 100, rounds=4)

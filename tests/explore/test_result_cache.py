@@ -85,7 +85,7 @@ def test_proofs_of_infeasibility_are_stored(impossible, cache):
 
 
 @pytest.mark.parametrize("kind", [taccl.NoSolutionError, taccl.SolverUnavailableError, MemoryError])
-def test_failures_of_the_moment_are_not_stored(problem, cache, monkeypatch, kind):
+def test_temporary_failures_are_not_stored(problem, cache, monkeypatch, kind):
     """Failures for lack of time, licence or memory are not stored."""
 
     def synthesize(*_, **__):
@@ -194,7 +194,7 @@ def test_a_row_that_is_not_its_schedules_is_a_miss(cache, stored, said):
 
 
 @pytest.mark.slow
-def test_the_row_of_a_compact_schedule_is_its_own(cache):
+def test_the_row_of_a_compact_schedule_is_read_as_stored(cache):
     """The row of a compact schedule is read as stored."""
     problem = taccl.make_problem(
         taccl.topologies.torus(7, 7), "alltoall", size_bytes=49_000, chunks_per_rank=1
@@ -224,7 +224,7 @@ def test_reading_gives_the_callers_problem(problem, cache, stored):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_stored_is_told_once(problem, tmp_path):
+def test_results_that_cannot_be_stored_give_one_warning(problem, tmp_path):
     """If the cache folder cannot be made, runs are completed with one warning, and nothing is stored."""
     (tmp_path / "file").write_text("")
     with pytest.warns(CacheWarning, match="cannot be stored") as caught:
@@ -306,7 +306,7 @@ def test_a_cache_says_where_it_is(tmp_path):
     assert repr(Cache(tmp_path)) == f"Cache({str(tmp_path)!r})"
 
 
-def test_a_folder_that_cannot_be_is_told(problem, tmp_path):
+def test_an_impossible_folder_name_gives_a_warning(problem, tmp_path):
     """A folder name that is too long gives a warning when storing and an error when inspected."""
     cache = Cache(tmp_path / ("a" * 300))
     with pytest.warns(CacheWarning, match="cannot be stored .*too long"):
@@ -348,7 +348,7 @@ def test_a_user_without_a_home_has_a_cache(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["a folder in place of an entry", "a file in place of a folder"])
-def test_what_is_in_the_way_is_told(problem, cache, stored, what):
+def test_a_blocked_path_gives_a_warning(problem, cache, stored, what):
     """If something blocks the entry's path, the result is returned with one warning."""
     path = cache.path(stored.key)
     if what == "a file in place of a folder":
@@ -364,7 +364,7 @@ def test_what_is_in_the_way_is_told(problem, cache, stored, what):
 
 
 @pytest.mark.slow
-def test_a_cache_without_rights_is_told(read_only):
+def test_a_cache_without_rights_gives_warnings(read_only):
     """Unwritable folders and unreadable entries give the same table, with a warning each."""
     script = textwrap.dedent("""
         import os, sys, taccl, warnings

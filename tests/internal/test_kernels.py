@@ -196,7 +196,7 @@ def test_an_ordinary_command_works_where_neither_package_nor_home_can_be_written
     assert "0.00%" in done.stdout
 
 
-def test_a_folder_of_somebody_else_is_not_used(small, tmp_path, monkeypatch):
+def test_a_folder_of_another_user_is_not_used(small, tmp_path, monkeypatch):
     """A folder of another user, or a link to one, holds no kernels."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / f"taccl-kernels-{os.geteuid()}").symlink_to(tmp_path)

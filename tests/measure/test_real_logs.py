@@ -59,8 +59,9 @@ def test_two_nodes_are_predicted_from_one(shared_data):
 
 
 @pytest.mark.slow
-def test_default_figures_predict_what_no_fit_has_seen(shared_data):
-    """Default predictions match unseen logs of every machine, except outliers, and all points together."""
+def test_default_figures_predict_unseen_logs(shared_data):
+    """Predictions without any fit match the logs of each machine, except logs marked as outliers. They also
+    match all logs together (median)."""
     rows = [row for row in default_rows(shared_data / "nccl-tests") if not row["outlier"]]
     assert all(row["met"] for row in rows)
     assert statistics.median([error for row in rows for error in row["errors"]]) <= WORST_DEFAULT

@@ -84,7 +84,7 @@ def test_the_slowest_of_many_equal_pairs_is_no_gain():
 
 
 @pytest.mark.slow
-def test_one_figure_a_pair_cannot_be_judged():
+def test_one_measurement_per_pair_cannot_be_judged():
     """Without repetitions gains cannot be judged, which is stated; clearly separate racks are reordered."""
     equal = taccl.reorder(probed(0, directed=False), **SMALL)
     assert equal.order == GIVEN
@@ -97,7 +97,7 @@ def test_one_figure_a_pair_cannot_be_judged():
 
 
 @pytest.mark.slow
-def test_an_order_within_noise_is_had_for_the_asking():
+def test_an_order_within_noise_is_returned_on_request():
     """On request an order within noise is returned, with its verdict."""
     found = taccl.reorder(probed(0, passes=4), within_noise=True, **SMALL)
     assert found.order != GIVEN

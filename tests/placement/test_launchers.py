@@ -125,7 +125,8 @@ class TestHydra:
         assert hostfile(placement, list("abbb")) == "b:1\na:1\nb:2\n"
 
     def test_local_ranks_that_repeat_are_said(self, placement):
-        """A host in two lines gets two proxies, whose local ranks repeat; the caveat gives a rank map instead."""
+        """If a host is in two lines, MPICH starts two proxies there, each of which counts local ranks from 0.
+        The caveat then advises a rank map."""
         assert not caveats(placement, list("abcd"), "mpich")
         assert "hosts b:2, a:2 and -rankmap 0,1,0,1" in caveats(placement, list("aabb"), "mpich")[0]
 
@@ -223,7 +224,8 @@ class TestOpenMpi:
     @pytest.mark.slow
     @needs_openmpi
     def test_torn_ranks_have_the_cores_of_a_usual_host_file(self, placement, tmp_path):
-        """On servers with two packages of four cores, ranks get the same cores as with a usual host file."""
+        """Ranks of a host that are not consecutive get the same cores as with a usual host file, on servers
+        with two packages of four cores."""
         torn, usual = tmp_path / "torn", tmp_path / "usual"
         torn.write_text(hostfile(placement, list("aabb"), "openmpi"))
         usual.write_text("a slots=2\nb slots=2\n")

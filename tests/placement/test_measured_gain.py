@@ -56,7 +56,8 @@ def test_a_gain_is_confirmed_beyond_noise(measured, verdict):
 
 
 def test_the_interval_is_that_of_the_sign_test():
-    """The sign test's interval of 20 ratios is from the 5th smallest to the 5th largest (0.6 % a side)."""
+    """The sign test's interval of 20 ratios is from the 5th smallest to the 5th largest (probability 0.6 % on
+    each side)."""
     assert gain(*range(1, 21)).interval == (5, 16)
 
 

@@ -120,7 +120,7 @@ def test_a_probe_makes_a_topology():
     assert "every port 12.5 GB/s; uplink oversubscription 4 times" in "; ".join(topology.assumed)
 
 
-def test_what_is_shared_follows_the_oversubscription():
+def test_shared_uplinks_follow_the_oversubscription():
     """The rate of a shared uplink follows from the oversubscription.
 
     Eight hosts of 10 GB/s share 20 GB/s at 4:1, or 50 us per MB; at 1:1 they share nothing.

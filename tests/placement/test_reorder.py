@@ -171,7 +171,8 @@ def two_pods():
 
 @pytest.mark.slow
 def test_our_ring_keeps_pods_together():
-    """The ring baseline leaves each pod once, and so is no slower than the reordered ring with exact times."""
+    """The ring baseline leaves each pod once, and so finishes no later than a ring in the order that
+    `reorder` finds, both timed exactly."""
     topology = two_pods()
     problem = taccl.make_problem(topology, "allreduce", size_bytes="100MB")
     ours = taccl.baselines.ring(problem, cut=False)

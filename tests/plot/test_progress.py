@@ -68,7 +68,7 @@ def test_a_result_made_by_hand_has_none(found):
         taccl.plot.progress(dataclasses.replace(found, trace=()))
 
 
-def test_plain_values_give_the_same_moments(found):
+def test_plain_values_give_the_same_trace(found):
     """A trace survives a round trip through plain values."""
     assert trace_in(found.to_dict()) == found.trace
 
@@ -83,6 +83,6 @@ def test_what_is_not_in_order_is_left_out(trace):
     assert trace_in({"trace": trace}) == ()
 
 
-def test_moments_need_only_seconds():
+def test_entries_need_only_seconds():
     """An entry of a trace may lack finish and bound."""
     assert trace_in({"trace": [{"seconds": 1}]}) == (TraceEntry(1, None, None),)

@@ -215,7 +215,7 @@ def test_names_are_text(found):
 
 
 @pytest.mark.slow
-def test_very_large_schedules_get_figures_and_a_word(monkeypatch, exchange):
+def test_very_large_schedules_get_figures_without_pictures(monkeypatch, exchange):
     """Above the size limits the page omits the pictures and says so."""
     from taccl.plot import report as sections
 

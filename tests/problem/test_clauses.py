@@ -55,7 +55,8 @@ class Case(NamedTuple):
     """Test case of a clause.
 
     - `value`: Tested value of the clause.
-    - `without_any`: Clauses, with this one, under which no schedule exists; None if not tested.
+    - `without_any`: Clauses, including the tested one, under which no schedule exists; None if this is not
+      tested.
     - `collective`: Collective of the problem.
     - `sends`: (chunk, link, group) of the sends of a schedule that violates the value; sends of one group are
       merged. If empty, the schedule that sends every chunk around the ring violates it.
@@ -336,7 +337,7 @@ def test_a_sum_of_one_contribution_counts_from_where_it_starts(root, most):
 
 
 @pytest.mark.slow
-def test_a_limit_keeps_a_symmetry_and_renames_no_half():
+def test_a_limit_on_hops_keeps_a_symmetry_in_both_phases():
     """With a limit on hops and a symmetry, an allreduce is searched in both phases, and its schedule is
     valid."""
     text = "schema = 1\n[routing]\nmax_hops = 2\n[[symmetry]]\noffset = 1\ngroup = 4\n"

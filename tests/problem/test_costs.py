@@ -35,7 +35,7 @@ def test_a_unit_is_what_all_chunks_divide_into():
     assert costs.duration(0, 3) == 7 * costs.ticks_per_us
 
 
-def test_costs_beyond_a_femtosecond_are_rounded_up_with_a_word():
+def test_costs_beyond_a_femtosecond_are_rounded_up_with_a_warning():
     """Costs that need finer ticks than a femtosecond are rounded up to whole picoseconds, with a warning."""
     with pytest.warns(NumericsWarning, match="rounded up to a picosecond"):
         costs = costs_of(Fraction(1, 7 * 10**9), 1, MB).costs

@@ -104,7 +104,7 @@ def test_own_chunks_go_first_only_where_a_sender_has_others(name, links):
     assert problem.own_first == set(links)
 
 
-def test_direct_crossing_admits_only_straight_ways():
+def test_direct_crossing_admits_only_direct_paths():
     """With direct crossing node 0's chunk crosses to node 1 and never back, and only if node 1 needs it."""
     problem = problem_of(two_nodes(), custom(4, [([0], [2]), ([0], [1])]), direct_crossing=True)
     assert problem.may_carry(4, 0)
@@ -171,7 +171,7 @@ def test_the_digest_is_of_what_to_dict_writes():
     assert problem.digest() == hashlib.sha256(text.encode()).hexdigest()
 
 
-def test_notes_do_not_tell_problems_apart():
+def test_notes_do_not_distinguish_problems():
     """The notes of a problem change neither equality nor digest."""
     one, other = (
         make_problem(full(2), collectives.allgather(2), chunk_bytes=1, notes=notes) for notes in ([], ["a"])

@@ -47,7 +47,7 @@ def test_overwriting_too_early_is_a_race():
     assert found
 
 
-def test_an_order_by_way_of_another_rank_counts():
+def test_an_order_through_another_rank_counts():
     """Two steps of a rank may be ordered by messages through another rank, in place of a dependency.
 
     If rank 1 answers a message, the answer may overwrite the slot that was sent.

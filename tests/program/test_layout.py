@@ -71,7 +71,8 @@ def test_a_derived_chunk_is_an_output_wherever_it_ends():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["allgather", "reduce-scatter", "allreduce", "alltoall"])
 def test_parts_of_chunks_are_neighbours(name):
-    """Chunks split in two equal those of twice as many chunks per rank."""
+    """A collective whose chunks are split in two equals the collective with two chunks per rank, also in its
+    layout."""
     split, made = make(name, 3).split(2), make(name, 3, chunks_per_rank=2)
     assert split.chunks == made.chunks
     assert layout(split) == layout(made)

@@ -233,7 +233,7 @@ def test_an_unknown_collective_is_asked_for():
         lift(program, topology=taccl.topologies.ring(4), size="1MB")
 
 
-def test_sums_that_are_kept_apart_are_named():
+def test_separate_contributions_are_named():
     """Rank 1 forwards rank 2's contribution and then its own: sends name their contributions."""
     contribution, scratch, total = Slot("input", 0), Slot("scratch", 0), Slot("output", 0)
     program = Program(

@@ -26,7 +26,8 @@ def test_one_instance_is_the_program():
 
 
 def test_parts_are_neighbours_and_take_turns():
-    """The second of three instances sends slot 1 of three over channel 1."""
+    """Chunks are cut into adjacent parts, one per instance: of three instances, the second sends slot 1 of
+    each three over channel 1."""
     program = replicate(program_of("allgather", "ring:2", in_place=True), 3)
     senders = [tb for tb in program.ranks[0].threadblocks if tb.send_to == 1]
     assert [(tb.channel, tb.steps[0].src) for tb in senders] == [

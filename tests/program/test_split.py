@@ -69,7 +69,7 @@ def test_the_next_piece_waits_for_the_one_before():
     assert interpret(pieces).ok
 
 
-def test_what_is_always_under_way_is_not_cut():
+def test_a_threadblock_that_sends_before_it_receives_is_not_split():
     """A threadblock that sends all chunks before it receives is not split, as two such ranks wait for each
     other."""
 

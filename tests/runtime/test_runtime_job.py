@@ -64,7 +64,7 @@ def test_no_sum_of_whole_numbers_runs_over():
     assert np.array_equal(data.result(1), sum(data.contribution(rank, 1) for rank in range(4)))
 
 
-def test_restored_buffers_hold_inputs_and_what_nobody_expects():
+def test_restored_buffers_hold_inputs_and_poison():
     """In an in-place allgather the restored output holds the rank's own chunk; the other three are poisoned
     (NaN)."""
     job = make_job(program_for("allgather", in_place=True), "1KB", dtype="float32")

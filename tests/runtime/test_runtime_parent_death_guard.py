@@ -27,7 +27,7 @@ def rank_in(folder):
 
 
 @pytest.mark.slow
-def test_ranks_end_with_who_started_them(tmp_path):
+def test_ranks_end_with_the_process_that_started_them(tmp_path):
     """If the process that started a rank is killed, the rank ends and its folder is removed."""
     folder = tmp_path / "job"
     folder.mkdir()
@@ -52,7 +52,7 @@ def test_ranks_end_with_who_started_them(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_left_ends_with_who_lets_go(tmp_path):
+def test_marked_processes_end_when_the_guard_is_closed(tmp_path):
     """Closing the guard ends a marked rank and its children and removes the folder; other processes stay."""
     folder = tmp_path / "job"
     folder.mkdir()

@@ -41,7 +41,7 @@ def test_mpi_has_a_counterpart(name):
     ],
     ids=["other order", "group", "custom", "by name only"],
 )
-def test_what_mpi_does_otherwise_has_none(collective):
+def test_collectives_with_other_conditions_have_no_counterpart(collective):
     """A collective with a standard name but other conditions has no MPI counterpart."""
     assert counterpart(collective) is None
 

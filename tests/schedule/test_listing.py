@@ -34,7 +34,7 @@ def test_nothing_leaves_before_its_release(problem):
     assert result.stopped == "bound met"
 
 
-def test_a_bound_of_a_late_part_is_checked_against_its_moment(problem):
+def test_a_bound_is_checked_with_its_release_date(problem):
     """A certificate with a bound 1 us higher, or another release date, is refused."""
     bound = taccl.lower_bound(replace(problem, release_us=((0, 0, 100),)))
     assert not replace(bound, bound=bound.bound + 1).check()
@@ -81,7 +81,7 @@ def derived_chunks(origins, first_needed):
     return taccl.make_problem(builder.build(), made, chunk_bytes=1_000_000)
 
 
-def test_what_is_made_of_a_chunk_is_there_no_sooner_than_that():
+def test_a_derived_chunk_is_available_no_earlier_than_its_source():
     """A derived chunk is available no earlier than its source.
 
     Rank 1 has chunk 0, and so the derived chunk, at 2 us: a due date of 1 us is violated.
@@ -94,7 +94,7 @@ def test_what_is_made_of_a_chunk_is_there_no_sooner_than_that():
         assert [each.kind for each in found.violations] == kinds
 
 
-def test_what_is_made_of_a_chunk_waits_for_its_release():
+def test_a_derived_chunk_waits_for_the_release_of_its_source():
     """Rank 1 may send the derived chunk only after the release of chunk 0 at 100 us."""
     problem = replace(derived_chunks((1,), (1,)), release_us=((0, 1, 100),))
     for start, kinds in ((0, ["presence"]), (99, ["presence"]), (100, [])):
@@ -102,7 +102,7 @@ def test_what_is_made_of_a_chunk_waits_for_its_release():
         assert [each.kind for each in taccl.verify(schedule).violations] == kinds
 
 
-def test_what_stays_where_it_is_bounds_nothing(problem):
+def test_chunks_that_need_no_send_do_not_bound_the_finish(problem):
     """The release date of a chunk that every destination already has does not bound the finish of 11 us."""
     both = collectives.custom(3, precondition={0: [0], 1: [1]}, postcondition={0: [1], 1: [1]})
     late = taccl.make_problem(problem.topology, both, chunk_bytes=1_000_000)
@@ -139,7 +139,7 @@ def test_sums_that_are_exchanged_wait_for_a_release():
 
 
 @pytest.mark.slow
-def test_moments_are_kept_in_files(problem, tmp_path):
+def test_release_and_due_dates_are_kept_in_files(problem, tmp_path):
     """Release and due dates are stored in files and change the digest; problems without them keep theirs."""
     late = replace(problem, release_us=((0, 0, Fraction(1, 3)),), due_us=((1, 2, 50),))
     taccl.save(taccl.synthesize(late, backend="greedy").schedule, tmp_path / "late.json")
@@ -159,7 +159,7 @@ def test_moments_are_kept_in_files(problem, tmp_path):
         ({"due_us": ((0, 1, "soon"),)}, "soon"),
     ],
 )
-def test_moments_that_cannot_be_are_refused(problem, moments, said):
+def test_invalid_release_and_due_dates_are_refused(problem, moments, said):
     """Invalid release and due dates are refused in one sentence with chunk, rank and remedy."""
     with pytest.raises(taccl.CollectiveError, match=said):
         replace(problem, **moments)

@@ -223,7 +223,7 @@ def test_symmetry_is_dropped_for_a_root():
 def test_symmetry_is_narrowed():
     """A symmetry that the collective lacks is narrowed to those of its powers that the collective has.
 
-    Broadcast roots 0 and 8 of DGX-2 narrow a symmetry of offset 2 to offset 8.
+    On a DGX-2 with broadcast roots 0 and 8, the shift of all ranks by 2 is narrowed to the shift by 8.
     """
     problem = apply("[[symmetry]]\noffset = 2\ngroup = 16", dgx2(1), "multi-root-broadcast", roots=(0, 8))
     assert problem.clauses.symmetry == (tuple((r + 8) % 16 for r in range(16)),)
@@ -246,7 +246,8 @@ def test_symmetry_is_narrowed():
             r"a\.toml: symmetry\[0\]: offset 1 in groups of 8 maps link 0->1 \(23 us/MB\) to 1->2, which has 46 us/MB",
             id="one that the topology lacks",
         ),
-        # Offset 4 in 8 is a symmetry of NDv2, but not of the connections: only rank 0 may send, not rank 4.
+        # The shift by 4 in groups of 8 is a symmetry of NDv2, but not of the connections: only rank 0 may
+        # send, not rank 4.
         pytest.param(
             f"{_ONE}[[symmetry]]\noffset = 4\ngroup = 8",
             "allgather",

@@ -34,7 +34,8 @@ def test_generated():
 
 
 def test_two_offsets_make_the_product_of_their_groups():
-    """The symmetries of offset 2 in 4 and of offset 4 in 8 generate four elements, two times two."""
+    """Shifts by 2 in groups of 4 ranks, and by 4 in groups of 8, generate a group of four elements, two times
+    two."""
     offsets = (offset_permutation(8, 2, 4), offset_permutation(8, 4, 8))
     group = symmetry_group(everyone(8, *offsets))
     assert group.order == 4
@@ -48,11 +49,13 @@ def test_more_symmetries_than_are_counted():
     assert set(group.ranks) == set(group.links) == {0}
 
 
-def test_what_fixes_a_chunk():
+def test_symmetries_that_fix_a_chunk():
     """On a full graph, the symmetries that fix rank 0's chunk are all renamings of the other three ranks.
 
-    They have two orbits of ranks, and three of links: from rank 0, to it, and among the others. For a chunk
-    on link 0 -> 1, the three orbits' representatives map it to its sender, its receiver, or rank 2.
+    They have two orbits of ranks, and three of links: from rank 0, to rank 0, and among the others.
+
+    `turned` has a chunk for each of the three: a symmetry that maps link 0 -> 1 into the orbit maps this
+    chunk to chunk 0. These are chunks 0, 1 and 2, respectively.
     """
     whole = everyone(4, (1, 0, 2, 3), (1, 2, 3, 0))
     links = whole.topology.links
@@ -66,7 +69,7 @@ def test_what_fixes_a_chunk():
 
 @pytest.mark.parametrize("ranks", [(1, 0, 2), (0, 1), (0, 0, 0), (0, 1, 7), (1, 2, 0)])
 def test_no_symmetry(ranks):
-    """A given permutation that is not a symmetry is refused as a user's error."""
+    """A given permutation that is not a symmetry is refused with an error in the sketch."""
     with pytest.raises(SketchError, match=r"clauses\.symmetry: .* is no symmetry of"):
         symmetry_group(problem(ranks))
 

@@ -98,7 +98,7 @@ def test_topology_without_a_path():
         Sketch().apply(topology, collectives.allgather(3), chunk_size=1)
 
 
-def test_reduce_needs_no_way_back():
+def test_reduce_needs_no_path_back():
     """Links into the root are enough for reduce, and not for allreduce."""
     topology = linked("in", [0, 0], [(1, 0)], alpha_us=1, beta_us_per_mb=1)
     Sketch().apply(topology, collectives.reduce(2), chunk_size=1)
@@ -106,7 +106,7 @@ def test_reduce_needs_no_way_back():
         Sketch().apply(topology, collectives.allreduce(2), chunk_size=1)
 
 
-def test_scan_starts_where_prefixes_are_made():
+def test_scan_starts_where_prefixes_are_formed():
     """A chain 0 -> 1 -> 2 suffices for a scan."""
     topology = linked("chain", [0, 0, 0], [(0, 1), (1, 2)], alpha_us=1, beta_us_per_mb=1)
     Sketch().apply(topology, collectives.scan(3), chunk_size=1)

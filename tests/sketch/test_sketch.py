@@ -132,7 +132,8 @@ def test_faults_of_a_file(text, message):
 def test_with_nodes_stretches_what_spans_all_nodes():
     """For another number of nodes, only symmetries that span all nodes change.
 
-    Over four nodes offset 8 in 16 becomes offset 8 in 32, while offset 4 in 8 stays.
+    Over four nodes a shift by 8 in groups of 16 ranks becomes a shift by 8 in groups of 32; a shift by 4 in
+    groups of 8 stays.
     """
     sketch = read(
         "machine = 'ndv2'\nnodes = 2\n"

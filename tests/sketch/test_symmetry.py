@@ -177,7 +177,8 @@ def test_sizes_break_symmetry():
 
 
 def test_narrow_to_what_the_collective_has():
-    """Broadcast from roots 0 and 2 of four ranks: the rotation by one is narrowed to the one by two."""
+    """For a broadcast from roots 0 and 2 of four ranks, the rotation by one is narrowed to the rotation by
+    two."""
     collective = collectives.multi_root_broadcast(4, roots=(0, 2))
     problem = make_problem(ring(4), collective, chunk_bytes=1)
     assert narrow(problem, offset_permutation(4, 1, 4)) == (2, offset_permutation(4, 2, 4))

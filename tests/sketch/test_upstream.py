@@ -263,7 +263,8 @@ def test_disjoint_switches(tmp_path):
     ("strategy", "expected"), [("none", "free"), ("minmax", "min-max"), ("maxmin", "max-min")]
 )
 def test_strategies(edited, strategy, expected):
-    """Each strategy of the published tool gives its second objective."""
+    """Each strategy in a sketch of the published tool sets our clause on the balance of link use
+    (`link_use`)."""
     problem = edited(sketch=lambda s: s["intranode_sketch"].update(strategy=strategy))
     assert problem.clauses.link_use == expected
     assert problem.clauses.objective_weight == Fraction(1, 100)

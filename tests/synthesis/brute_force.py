@@ -463,7 +463,8 @@ def _bits(parts: Iterable[int]) -> set[int]:
 
 
 def _may_land(there: int, brings: int, reduce: bool) -> bool:
-    """True if a rank may accept an arrival: a reduction counts no contribution of it twice, and a copy loses none."""
+    """True if a rank may accept an arrival: a reduction may not count a contribution twice, and a copy may
+    not lose one."""
     return not there & brings if reduce else not there & ~brings
 
 

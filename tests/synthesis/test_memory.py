@@ -120,7 +120,8 @@ def test_columns_are_ten_bytes_a_transfer():
 
 
 def test_what_takes_less():
-    """One run, spilled columns and a summary need less memory; saving to a file needs more."""
+    """A search of one run needs less memory than one of several, and still less if columns are spilled. A
+    summary holds no columns; saving to a file needs more memory."""
     full = memory_need(MESH)
     assert memory_need(MESH, num_runs=1).search < full.search
     assert memory_need(MESH, spilled=True).search < memory_need(MESH, num_runs=1).search

@@ -183,7 +183,7 @@ def test_it_is_lowered_and_interpreted(name):
 
 
 @every
-def test_it_is_planned_anew(name):
+def test_it_is_replanned(name):
     """`replan` of an empty schedule keeps and adds nothing."""
     assert len(taccl.replan(empty(PROBLEMS[name]), PROBLEMS[name]).schedule) == 0
 
@@ -229,7 +229,7 @@ def test_a_plan_of_one_rank(collective):
 
 
 @pytest.mark.slow
-def test_a_half_may_be_empty():
+def test_the_reduce_phase_may_be_empty():
     """Rank 1 is the only contributor, so the sum has only a broadcast phase: 1 -> 2 and 2 us in total."""
     problem = make_problem(ring(3), custom(3, [([1], [1, 2])], combining=True), chunk_bytes=MB)
     for backend in ("auto", "highs"):

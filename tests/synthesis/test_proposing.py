@@ -111,7 +111,7 @@ def test_one_that_takes_too_long_is_left_out(allgather, added):
 
 
 @pytest.mark.slow
-def test_one_that_does_not_suit_is_not_asked(allgather, added):
+def test_a_proposer_that_does_not_support_the_problem_is_not_called(allgather, added):
     """A proposer that does not support the problem is not called and has no stage."""
     proposer = added(Ring(fits=False))
     assert row_of(brief_synthesis(allgather)) is None and proposer.asked == 0

@@ -140,7 +140,7 @@ class TestWhatIsKept:
         assert new.num_kept >= 16
 
     @pytest.mark.slow
-    def test_sums_exchanged_in_pairs_are_planned_anew(self):
+    def test_sums_exchanged_in_pairs_are_replanned(self):
         """A schedule by recursive doubling is kept without a loss; if a link is lost, its chunk is re-planned.
 
         The chunk has no tree, as both ranks of a pair exchange partial sums.
@@ -285,7 +285,7 @@ class TestTrees:
         assert search.run(turns=0) == 3 * case.costs.ticks_per_us
         assert verify(search.schedule()).ok
 
-    def test_what_hangs_on_a_lost_link_is_left_out(self):
+    def test_sends_behind_a_lost_link_are_left_out(self):
         """0 -> 1 -> 2 -> 3 without 1 -> 2: the send to rank 3 is no longer part of the tree."""
         case = problem(chain_and_bypass(), collectives.broadcast(4))
         chain = [case.topology.links_between(a, a + 1)[0] for a in range(3)]

@@ -99,7 +99,7 @@ class TestStopped:
         assert brief_synthesis(problem, backend="highs").stopped == "nothing better found"
 
     @pytest.mark.slow
-    def test_time_limit_of_a_half(self, loose_bound):
+    def test_time_limit_of_a_phase(self, loose_bound):
         """An allreduce whose phases were both cut short reports "time limit"."""
         problem = problem_of(ring(5, betas=(0, 1, 2)), collectives.allreduce(5))
         assert taccl.synthesize(problem, time_limit_s=0.2).stopped == "time limit"
@@ -242,7 +242,7 @@ class TestCommandLine:
         assert (values["seed"], values["verified"], values["num_ranks"]) == (5, True, 16)
 
     @pytest.mark.slow
-    def test_halves_are_told_apart(self, values):
+    def test_names_of_stages_state_the_phase(self, values):
         """Names of an allreduce's stages start with "reduce: " or "spread: "."""
         names = [stage["name"] for stage in values["stages"]]
         assert {"reduce: greedy", "spread: greedy"} <= set(names)
@@ -279,7 +279,8 @@ class TestTrace:
     """The trace over searches in different chunks."""
 
     def test_the_best_finish_never_rises(self):
-        """A later, worse schedule in other chunks is left out; bounds above the best finish are, too."""
+        """A later schedule in other chunks that is worse is left out of the trace, and so is a bound above
+        the best finish."""
         entries = [
             TraceEntry(1.0, 20.0, None), TraceEntry(2.0, 30.0, None), TraceEntry(3.0, 30.0, 12.0),
             TraceEntry(4.0, 9.0, 25.0, "reduce"), TraceEntry(5.0, 18.0, 19.0),

@@ -903,7 +903,7 @@ class TestRootsOutOfReach:
         assert result.finish_us == result.bound_us == 11
         assert "no rank can make a sum for all" in result.choice
 
-    def test_nobody_can(self):
+    def test_no_rank_can_form_the_sum(self):
         """Rank 3 can get only one of two contributions: an error."""
         problem = self.sums(4, [(0, 2), (1, 2), (0, 3)], ((0, 1), (2, 3), 2))
         with pytest.raises(TopologyError, match="cannot get from rank 2 to rank 3"):

@@ -157,7 +157,7 @@ def test_a_rank_computes_one_kernel_at_a_time():
     assert bound_of(step).best() == 60
 
 
-def test_a_send_waits_for_nobody_else():
+def test_tails_count_no_kernels_of_other_ranks():
     """If rank r sends to r + 1, the tail of a kernel is one hop and the next kernel.
 
     Kernels of other ranks do not count.

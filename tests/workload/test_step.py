@@ -300,7 +300,7 @@ def test_what_cannot_be_scheduled_is_refused(ask, said):
         schedule_workload(sums(1, 1), **({"topology": RANKS} | ask))
 
 
-def test_costs_that_nobody_knows_are_asked_for():
+def test_unknown_costs_are_asked_for():
     """Without processor rates and without given costs an error asks for the cost."""
     step = Workload("w", 4).input("x", (4, 4)).then("y", "matmul", "x", "x")
     with pytest.raises(

@@ -103,8 +103,8 @@ def cases():
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """{case: (max difference of outputs, tolerance, seconds, True if taccl was imported)}, measured on four
-    gloo processes."""
+    """Results measured on four gloo processes, {case: (max difference of outputs, tolerance, seconds, True if
+    taccl was imported)}."""
     folder = tmp_path_factory.mktemp("torch")
     for name, (plain, step) in cases().items():
         save_workload(plain, folder / f"{name}.toml")
@@ -150,7 +150,7 @@ def test_a_step_file_is_converted_to_a_program(tmp_path):
     compile((tmp_path / "step.py").read_text(), "step.py", "exec")
 
 
-def test_tiles_of_a_reader_run_a_turn_behind():
+def test_tiles_of_a_reader_run_an_iteration_behind():
     """In the generated loop, tiles are computed in iterations 0 to 3, and their sums are read one iteration
     later."""
     text = dump_torch_step(overlap(block(), ["y", "sum", "z"], tiles=4))

@@ -98,7 +98,7 @@ def test_wrong_places_are_found(field, value):
         run_plan(plan)
 
 
-def test_what_nobody_wrote_is_no_chunk():
+def test_unwritten_scratch_is_no_chunk():
     """Unwritten scratch is not mistaken for a chunk of the rank."""
     plan = build_mscclpp_plan(program_of("allreduce", "fully-connected:2"))
     for gpu in plan["gpus"]:
@@ -120,7 +120,7 @@ def test_signals_of_swapped_channels_are_found():
         run_plan(plan)
 
 
-def test_what_is_left_over_is_found():
+def test_a_superfluous_signal_is_found():
     """A superfluous signal is found, as it breaks the next call."""
     plan = plan_of("allgather")
     ops = next(tb["ops"] for tb in plan["gpus"][0]["threadblocks"] if tb["ops"][-1]["name"] == "signal")

@@ -114,7 +114,7 @@ def test_channels_of_two_ranks_stand_in_one_order():
             assert lists[a].count(b) == lists[b].count(a)
 
 
-def test_a_sum_that_is_kept_beside_needs_no_scratch():
+def test_out_of_place_sums_need_no_scratch():
     """Out of place, rank 0 adds its input to the chunk that arrives in its output, so no scratch is needed."""
     plan = build_mscclpp_plan(program_of("reduce", "ring:2"))
     assert plan["gpus"][0]["scratch_chunks"] == 0
@@ -122,7 +122,7 @@ def test_a_sum_that_is_kept_beside_needs_no_scratch():
     assert [[each["type"] for each in op["src_buff"] + op["dst_buff"]] for op in sums] == [["i", "o", "o"]]
 
 
-def test_a_sum_in_one_place_lands_beside_it():
+def test_in_place_sums_need_scratch():
     """In place the sum replaces the rank's own chunk, so an arriving chunk needs a place in scratch."""
     plan = build_mscclpp_plan(program_of("reduce", "ring:2", in_place=True))
     assert plan["gpus"][0]["scratch_chunks"] == 1
@@ -157,7 +157,7 @@ def test_ranks_in_another_order_are_no_collective_of_theirs(members, name):
     assert [each["index"] for op in copies for each in op["dst_buff"]] == [members.index(2)]
 
 
-def test_unknown_nodes_must_be_told():
+def test_the_number_of_nodes_of_a_file_is_required():
     """For a program from a file, the number of nodes is a required argument."""
     program = replace(program_of("allgather", "ring:4"), node_of_rank=None)
     with pytest.raises(InputError, match="give ranks_per_node"):

@@ -155,7 +155,7 @@ def test_guess_that_limits_a_given_rate_is_told(tmp_path):
     assert "pcie_gb_per_s=" in topology.assumed[0]
 
 
-def test_given_rate_limits_without_a_word(tmp_path):
+def test_given_rate_limits_without_a_note(tmp_path):
     """A given PCIe rate is not noted as an assumption, whatever it limits."""
     topology = _load(_near(tmp_path, 1, 2), nodes=2, nic_gb_per_s=50, pcie_gb_per_s=55)
     assert not any("only" in each for each in topology.assumed)

@@ -171,7 +171,7 @@ def assert_notes(schedule, units):
     assert "re-timed" in notes
 
 
-def test_notes_say_what_was_not_taken_from_our_allreduce():
+def test_a_note_states_how_early_our_allreduce_starts_copies():
     """A note says how much too early an allreduce's file starts its copies.
 
     The file starts copies at 6, one unit after the last reduction starts, but that ends at 24.5, which is 18.5
@@ -181,7 +181,7 @@ def test_notes_say_what_was_not_taken_from_our_allreduce():
     assert not ours("allgather-hub-n2").problem.notes
 
 
-def test_notes_say_what_was_not_taken_from_the_allreduce(samples):
+def test_a_note_states_how_early_the_allreduce_starts_copies(samples):
     """The note on the published allreduce states that 106.6 = 998.8 - 892.2 units are missing."""
     assert_notes(samples["allreduce-ndv2-n2"], "106.6")
     assert not samples["allgather-ndv2-n2"].problem.notes
@@ -250,7 +250,7 @@ def test_time_unit_and_chunk_size_scale_times_and_bandwidth(tmp_path):
     assert schedule.algbw_gb_per_s == pytest.approx(4 / 42)
 
 
-def test_sends_on_another_topology_are_timed_anew(tmp_path):
+def test_sends_on_another_topology_are_re_timed(tmp_path):
     """On a ring of 4 in one node, with 1 us per chunk, an algorithm is re-timed without merged sends.
 
     The ring joins 0-1, 2-3, 0-3 and 2-1. Rank 0 sends its own chunk on during the exchange, then the chunk of
@@ -290,7 +290,7 @@ def test_planes_of_a_switch_are_apart(tmp_path):
     assert _kinds(_load(tmp_path, one))["contention"] == 2  # the port out of rank 0, and the port into rank 1
 
 
-def test_starts_cut_to_tenths_are_no_overlaps(tmp_path):
+def test_starts_rounded_down_to_tenths_are_no_overlaps(tmp_path):
     """Starts that a file rounds down to tenths are accepted, though sends then seem to overlap.
 
     With remote_alpha 2.05, sends end at 15.05 and 27.1, and the file states 15.0.

@@ -52,7 +52,7 @@ def test_relays_that_keep_nothing_off_are_unused(ndv2):
 
 
 @pytest.mark.slow
-def test_own_before_relayed_is_unused_where_nobody_relays(ndv2):
+def test_own_before_relayed_is_unused_where_no_rank_relays(ndv2):
     """`own_before_relayed` is unused if every sender carries only its own chunks."""
     relays = {str(rank): [rank] for rank in range(8)}
     internode = {"connections": "direct-map", "relays": relays, "own_before_relayed": True}
@@ -149,7 +149,7 @@ def test_a_symmetry_that_is_not_used_is_hinted_at(ndv2):
 
 
 @pytest.mark.slow
-def test_a_sum_is_checked_in_both_halves(ndv2):
+def test_a_sum_is_checked_in_both_phases(ndv2):
     """An allreduce is checked in its reduce phase as well as in its broadcast phase."""
     report, clauses = check(ndv2, "allreduce", internode={"connections": {"0": [1]}})
     assert report.usable

@@ -252,7 +252,7 @@ def test_chunks_that_are_not_free_keep_their_routes():
         assert old.chunk == 2 or old.link_to == new.link_to
 
 
-def test_a_bound_that_is_met_ends_it():
+def test_a_target_that_is_met_ends_the_search():
     """A search stops once its target finish is met."""
     problem = problem_of(ring(4), collectives.allgather(4))
     search = Improvement(problem, bare_trees(problem), Limits(target_ticks=10**9))
@@ -260,7 +260,7 @@ def test_a_bound_that_is_met_ends_it():
     assert search.counts.tolist() == [0, 0, 0]
 
 
-def test_a_rank_without_a_way_ends_it():
+def test_an_unreachable_rank_ends_the_search():
     """If no link leads to rank 3, there is no schedule."""
     topology = ring(4)
     lost = [e for e, link in enumerate(topology.links) if 3 in link.dsts]
@@ -269,8 +269,8 @@ def test_a_rank_without_a_way_ends_it():
     assert search.run(turns=5) == -1
 
 
-def test_who_asks_for_more_is_sent_away():
-    """Derived chunks and local-first priority are not supported."""
+def test_derived_chunks_and_local_first_priority_are_not_supported():
+    """Improvement supports neither derived chunks nor local-first priority."""
     assert not suits_improvement(relayed())
     assert not suits_improvement(problem_of(ring(3), collectives.make("scan", 3)))
 

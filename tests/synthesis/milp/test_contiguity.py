@@ -49,7 +49,8 @@ def best_merging(quotient, schedule):
 
 
 def _finish(quotient, schedule, order, joined):
-    """Finish if these hops join the batch before them on their link; None if the clauses forbid it."""
+    """Finish of the order if the `joined` hops join the send before them on their link; None if the clauses
+    forbid it."""
     batches = []
     batch_of = {}
     last = {}
@@ -327,7 +328,7 @@ def test_hops_that_lead_nowhere_do_not_count():
 
 
 @pytest.mark.slow
-def test_random_orders_merge_as_well_as_any_way_to_merge_them():
+def test_random_orders_are_merged_optimally():
     """On random orders the objective equals the best enumerated merging, and the schedule verifies and meets
     it."""
     compared = gained = 0

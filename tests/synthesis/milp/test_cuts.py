@@ -35,7 +35,10 @@ def test_the_critical_path_leads_from_the_start_to_the_finish():
 
 @pytest.mark.slow
 def test_hops_that_cannot_be_sooner_are_excluded_together():
-    """Three chunks over one link take the same time in any order, so all three hops are in the cut."""
+    """Three chunks over one link take the same time in any order, so the cut contains all three hops.
+
+    The cut states that a routing with all of its hops takes at least the list schedule's time.
+    """
     quotient, found, cut = cut_of(problem_of(star(2), custom(3, [([1], [0])] * 3)))
     assert cut is not None
     assert {quotient.hops[m].chunk for m in cut.hops} == {0, 1, 2}
@@ -44,7 +47,7 @@ def test_hops_that_cannot_be_sooner_are_excluded_together():
 
 @pytest.mark.slow
 def test_a_merging_link_with_more_hops_than_batches_gets_no_cut():
-    """Eleven hops over a merging link exceed the limit on batches in the job shop, so there is no cut."""
+    """Eleven hops over a merging link exceed the limit on batches in the job shop, so no cut is derived."""
     problem = problem_of(ring(2), custom(2, [([0], [1])] * 11), merging=frozenset({0}), max_merge=2)
     assert cut_of(problem)[2] is None
 

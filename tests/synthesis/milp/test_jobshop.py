@@ -33,7 +33,8 @@ def solved(quotient, upper, **options):
 
 
 def late(problem):
-    """The quotient; its list schedule by backward priorities takes 6 ticks, the optimum 4."""
+    """The quotient of a problem whose list schedule by backward priorities takes 6 ticks, while the optimum
+    takes 4."""
     quotient = orbits_of(problem)
     assert listed(quotient, backward=True).finish_ticks == 6
     return quotient
@@ -60,7 +61,7 @@ def test_a_hint_that_does_not_fit_does_no_harm():
     assert answer.schedule.finish_ticks == 4
 
 
-def test_a_hint_may_make_hops_that_are_not_given():
+def test_required_hops_of_a_hint_make_a_schedule():
     """If all hops of the hint are required and no others are optional, the schedule has just these hops."""
     quotient = orbits_of(problem_of(ring(3), collectives.broadcast(3)))
     hint = listed(quotient)
@@ -178,7 +179,7 @@ def test_a_destination_that_nothing_enters_is_infeasible():
     assert solved(quotient, 5, optional=()).status == "infeasible"
 
 
-def test_one_send_carries_what_it_was_given_together():
+def test_chunks_that_may_merge_go_in_one_send():
     """Three chunks of 2 + 1 us over a link that merges three go in one send of 5 us."""
     topology = linked("merge", [0, 1], [(0, 1)], alpha_us=2, beta_us_per_mb=1)
     problem = problem_of(topology, custom(2, [([0], [1])] * 3), merging=frozenset({0}), max_merge=3)

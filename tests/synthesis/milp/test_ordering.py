@@ -103,7 +103,7 @@ def test_own_chunk_first_prefers_what_starts_here():
 
 
 @pytest.mark.slow
-def test_a_way_of_many_ranks_is_no_recursion():
+def test_a_path_of_many_ranks_needs_no_recursion():
     """Under every rule a chunk is relayed along 1,200 ranks without a recursion error."""
     builder = TopologyBuilder("one way", [0] * 1200)
     for rank in range(1199):
@@ -115,7 +115,7 @@ def test_a_way_of_many_ranks_is_no_recursion():
         assert found.finish_ticks == 1199
 
 
-def test_a_way_that_leads_back_ends():
+def test_a_cyclic_path_ends():
     """Ordering ends even if hops lead around a cycle: a chunk that arrives at a rank again is ignored."""
     quotient = take_quotient(problem_of(ring(4), collectives.broadcast(4)))
     schedule = order(quotient, "longest-path-first")

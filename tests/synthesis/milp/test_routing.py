@@ -103,14 +103,14 @@ def test_the_objective_is_a_relaxation(name):
     assert answer.objective <= optimal_ticks(problem) / problem.costs.ticks_per_us + 1e-6
 
 
-def test_every_chunk_gets_a_way():
+def test_every_chunk_gets_a_path():
     """In a broadcast on the star the center sends to each leaf, in 3 us for the farthest."""
     pairs, answer = solved(problem_of(star(3), collectives.broadcast(4)))
     assert [pair[1] for pair in pairs] == [0, 2, 4]
     assert answer.objective == pytest.approx(3)
 
 
-def test_load_sends_chunks_round_the_other_way():
+def test_load_sends_chunks_over_a_detour():
     """The load of a direct link makes some chunks take a detour.
 
     Four chunks go 0 -> 1 in 2 us directly or in 4 through rank 2; all on the direct link would load it for 8

@@ -80,7 +80,8 @@ def test_the_best_baseline_as_a_rule_has_a_larger_share(monkeypatch):
 
 
 def test_a_baseline_of_several_forms_waits_for_quick_ones(monkeypatch):
-    """If all forms of the preferred baseline take too long, those that are in time precede its first form."""
+    """If there is no time to build all forms of the preferred baseline, baselines that can be built in time
+    come before its first form."""
     problem = problem_of()
     search = Search(problem, Options(), Deadline.after(1000))
     order, made = [], competing.baseline
@@ -100,7 +101,8 @@ def test_a_baseline_of_several_forms_waits_for_quick_ones(monkeypatch):
 
 
 def test_the_estimate_for_multiplying_includes_all_its_forms():
-    """The estimated build time of multiplying is that of up to eleven forms, not of the first one alone."""
+    """The estimated build time of recursive multiplying is that of up to eleven forms, not of the first one
+    alone."""
     problem = problem_of(num_ranks=32)
     first, whole = (competing.build_times(problem, 10**6, 10**9, whole=each) for each in (False, True))
     assert whole["multiplying"] > 8 * first["multiplying"]
@@ -122,7 +124,8 @@ def test_a_baseline_with_a_complete_schedule_stops_at_its_limit(monkeypatch):
 
 
 def test_baselines_that_take_long_come_last(monkeypatch):
-    """Baselines that need more than their share of time are built after the search, if time remains."""
+    """Baselines whose construction needs more than their share of time are built after the search, if time
+    remains."""
     problem = problem_of()
     search = Search(problem, Options(), Deadline.after(1000))
     monkeypatch.setattr(competing, "busy_factor", lambda: 1.0)

@@ -170,7 +170,8 @@ def test_all_kernels_are_compiled_in_two_workers(cold):
 
 @pytest.mark.slow
 def test_trees_are_packed_with_the_kernels_that_warmup_compiles():
-    """Packing trees compiles no variant of a kernel for further types of arguments."""
+    """Packing of trees calls kernels with the argument types that `warmup` compiles, so nothing more is
+    compiled."""
     compiling.compile_named(compiling.TREES)
     assert compiling.is_kept(compiling.TREES)
     known = {kernel: list(kernel._dispatcher.signatures) for kernel in (flow_up_to, largest_shortfall)}

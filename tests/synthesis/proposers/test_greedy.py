@@ -33,7 +33,7 @@ def orbits_of(problem):
     return take_quotient(problem)
 
 
-def test_the_longest_way_goes_first():
+def test_the_longest_path_goes_first():
     """The chunk with more hops goes first.
 
     Rank 0 sends one chunk to rank 1, and another through rank 1 to rank 2, with 2 us per hop. If the far one goes

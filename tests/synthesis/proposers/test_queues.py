@@ -256,7 +256,7 @@ def test_paths_are_none_without_time():
         find_paths(fabric, demand, Limits(Deadline.after(0.0)))
 
 
-def test_a_stopped_search_keeps_the_ways_it_has():
+def test_a_stopped_search_keeps_its_paths():
     """A stopped path search raises OutOfTime or returns a whole path for each of 4032 chunks."""
     fabric, demand = problem_arrays(problem_of(topologies.mesh(8, 8), collectives.alltoall(64)))
     for milliseconds in (1, 3, 10, 30, 100):
@@ -271,7 +271,7 @@ def test_a_stopped_search_keeps_the_ways_it_has():
 
 
 @pytest.mark.slow
-def test_a_limit_stops_the_search_for_ways():
+def test_a_limit_stops_the_search_for_paths():
     """A limit of 0.05 s stops a path search of 65280 chunks early."""
     fabric, demand = problem_arrays(problem_of(topologies.mesh(16, 16), collectives.alltoall(256)))
 
@@ -404,7 +404,7 @@ def test_random_problems_that_merge_are_verified(seed):
 
 
 @pytest.mark.slow
-def test_one_heavy_pair_spreads_over_all_ways():
+def test_one_heavy_pair_spreads_over_all_paths():
     """Chunks of one heavy pair of ranks get individual paths if shared trees offer too few paths."""
     topology = taccl.topologies.dgx_h100(2)
     chunks = (*collectives.alltoall(16).chunks, *[Chunk((0,), (15,))] * 63)

@@ -50,7 +50,7 @@ def ends(fabric, trees, c):
     return [(int(fabric.src[e]), int(fabric.dst[e])) for e in slots]
 
 
-def test_a_tree_shares_the_way_to_its_targets():
+def test_a_tree_shares_links_to_its_destinations():
     """A chunk crosses links that its destinations share only once.
 
     On 0 -> 1 -> {2, 3} it crosses 0 -> 1 once, though rank 1 is not a destination.
@@ -62,7 +62,7 @@ def test_a_tree_shares_the_way_to_its_targets():
     assert ends(fabric, trees, 0)[0] == (0, 1)
 
 
-def test_chunks_part_where_one_way_would_be_full():
+def test_chunks_divide_over_paths():
     """Chunks divide over two paths, so that none is overloaded.
 
     Two chunks go from 0 to 3 through ranks 1 and 2, so no link is busy for more than 1 us.

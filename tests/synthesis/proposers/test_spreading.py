@@ -297,7 +297,7 @@ def test_group_uses_ranks_outside_as_relays():
     assert (schedule.num_transfers, schedule.finish_us) == (4, 41)
 
 
-def test_relays_keep_to_shortest_ways():
+def test_relays_keep_to_shortest_paths():
     """Relayed chunks keep to shortest paths, and the farthest go first.
 
     A scatter on a line of five takes 1 + 2 + 3 + 4 sends, in four rounds.

@@ -157,7 +157,7 @@ def test_one_question_has_one_answer(name, backend):
     assert chosen.collective.chunks_per_rank == found.pop()[1]
 
 
-def test_a_chunk_size_is_a_cut():
+def test_a_chunk_size_fixes_the_number_of_chunks():
     """A chunk size fixes the number of chunks and the total size."""
     ring = taccl.topologies.ring(4)
     assert not taccl.make_problem(ring, "allgather", chunk_bytes=1000).chunks_open

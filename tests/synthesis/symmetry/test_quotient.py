@@ -307,7 +307,7 @@ def test_a_fixed_resource_is_not_folded_in_time(half_duplex):
     assert found.finish_ticks == 2
 
 
-def test_a_fixed_resource_that_nobody_may_use_does_not_matter():
+def test_a_fixed_resource_that_no_send_may_use_does_not_matter():
     """If no link that holds the shared NIC is allowed, the mirror symmetry is in the timing group."""
     builder = TopologyBuilder("idle NIC", [0, 0, 1, 1])
     nic = builder.add_resource("NIC")
@@ -403,7 +403,7 @@ def test_a_sketch_link_is_no_hop():
     assert {hop.link for hop in quotient.hops} == {0, 1, 2, 4}
 
 
-def test_a_link_of_several_sources_shortens_no_way():
+def test_a_link_of_several_sources_shortens_no_path():
     """The fast link from ranks 0 and 2 to 1 waits for both, so it shortens no path: rank 2's chunk goes
     through 0."""
     topology = linked(

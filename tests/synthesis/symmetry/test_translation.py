@@ -124,7 +124,7 @@ def test_bounds_are_no_better_than_the_certificate(name, collective):
     assert float(result.bound.bound) == pytest.approx(float(certificate.bound), rel=0.15)
 
 
-def test_alltoall_balances_the_ways_round():
+def test_alltoall_balances_both_directions():
     """On an even torus, chunks that travel half a side use both directions equally: the gap is at most 1 %."""
     assert synthesize_implicit("torus:16x16", "alltoall").gap <= 0.01
 

@@ -108,13 +108,13 @@ def test_a_root_that_hears_from_others_as_late_waits():
     assert exchanged(schedule) is None
 
 
-def test_a_sum_that_goes_back_another_way_stays():
+def test_a_sum_that_returns_over_another_link_stays():
     """If the sum returns over another link, the schedule is unchanged."""
     sends = [(2, 1, True), (0, 1, True), (1, 2, False), (2, 0, False)]
     assert exchanged(one_sum(full(3), *sends)) is None
 
 
-def test_listing_starts_sends_anew():
+def test_list_scheduling_keeps_a_schedule_along_a_line():
     """A schedule along a line is unchanged if its sends are list-scheduled again, longest first or not."""
     schedule = one_sum(line(4), *ALONG_A_LINE)
     for longest_first in (False, True):

@@ -136,7 +136,7 @@ def test_what_no_switch_can_add_is_said(topology, size, collective, error, kind)
         synthesize(problem, in_network="only")
 
 
-def test_where_to_sum_is_one_of_three_words():
+def test_unknown_values_of_in_network_are_refused():
     """An unknown value of `in_network` is refused."""
     with pytest.raises(InputError, match="in_network"):
         synthesize(allreduce(in_network(4)), in_network="on")
