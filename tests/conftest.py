@@ -289,7 +289,7 @@ def line_log(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def line_fit(line_log: str) -> Fit:
-    """Fit of that log to a DGX H100."""
+    """Fit of the log `line_log` to a DGX H100."""
     import taccl
     from tests.effort import quick_fits
 
@@ -299,7 +299,7 @@ def line_fit(line_log: str) -> Fit:
 
 @pytest.fixture
 def _quick_fits():
-    """Make all fits within a test quick (`quick_fits`)."""
+    """Run every test with fast fits (see `quick_fits`)."""
     from tests.effort import quick_fits
 
     with quick_fits():

@@ -46,7 +46,7 @@ def shell(monkeypatch, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
 def test_notebook_runs(notebook, shell, short_searches):
-    """No cell raises, also on fewer ranks where it has 1,000, and its outputs can be shown."""
+    """No cell raises, and outputs can be shown. Cells with 1,000 ranks run with fewer."""
     for number, source in enumerate(code_of(notebook), 1):
         for text, smaller in SMALLER.items():
             source = source.replace(text, smaller)

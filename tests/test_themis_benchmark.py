@@ -4,7 +4,7 @@ from benchmarks.themis import DATA, groups, iteration
 
 
 def us(times):
-    """Time of a collective, by its kind."""
+    """Function that returns the time of a collective in us, which is `times[kind]`."""
     return lambda collective, size, group: times[collective]
 
 

@@ -236,7 +236,7 @@ def test_links_of_sums_agree_with_the_clauses(seed):
 
 
 def test_a_chain_of_derived_chunks_may_be_long():
-    """Two ranks derive 1,500 chunks in turn, each from the previous one: 1,499 sends of 2 us in sequence."""
+    """Two ranks alternately derive 1,500 chunks, each from the previous one: 1,499 sends of 2 us in sequence."""
     count = 1500
     chunks = [Chunk((0,), ()), *(Chunk((), ()) for _ in range(count - 2)), Chunk((), (count % 2,))]
     made = tuple(Derivation(c - 1, c % 2, c) for c in range(1, count))

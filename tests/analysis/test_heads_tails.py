@@ -153,8 +153,8 @@ def test_a_counted_chunk_arrives_after_its_hold():
 def test_alltoall_of_dgx2_ends_a_latency_after_its_nics(size_bytes, nodes, finish):
     """An alltoall ends a latency after its NICs are done.
 
-    On DGX-2 these are busy for 6.72, 105 or 10.08 us (105 us/MB over 8 NICs), plus 2.6 us until the last
-    chunk arrives.
+    On DGX-2 the NICs are busy for 6.72, 105 or 10.08 us, by size and number of nodes (105 us/MB over 8 NICs).
+    The last chunk arrives 2.6 us later.
     """
     topology = topologies.dgx2(nodes)
     problem = make_problem(topology, collectives.alltoall(topology.num_ranks), size_bytes=size_bytes)

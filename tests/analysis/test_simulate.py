@@ -296,7 +296,7 @@ def test_jitter_stays_within_its_width():
 
 
 def test_jitter_differs_from_tile_to_tile():
-    """Every send of every tile has a random factor of its own."""
+    """The duration of every send of every tile has a random factor of its own."""
     path = simulate(two_sends(), tiles=2, jitter=0.5).critical_path
     assert len({step.end - step.start for step in path}) == 4
 

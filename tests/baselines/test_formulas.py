@@ -103,7 +103,8 @@ def test_buckets_with_whole_sums_take_what_their_formula_says(sizes, num_bytes, 
 @pytest.mark.parametrize("make", [taccl.topologies.torus, mesh])
 @pytest.mark.parametrize("sizes", [(3, 5), (2, 3, 4), (4, 3)])
 def test_whole_sums_of_unlike_dimensions_are_valid(sizes, make):
-    """Buckets of 1 KB over unequal dimensions are valid, also in the problem's own chunks."""
+    """Bucket schedules for 2.4 KB over unequal dimensions are valid, in finer chunks as well as in the
+    problem's own."""
     problem = allreduce(sizes, 2_400, make)
     for cut in (False, True):
         assert taccl.verify(bucket(problem, cut=cut)).ok

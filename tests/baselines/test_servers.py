@@ -32,7 +32,8 @@ def kinds(schedule):
 
 
 def test_chunks_are_kept_by_servers_in_turn():
-    """The roots of chunks are the servers in turn; all workers contribute to every chunk and receive its sum.
+    """Roots of chunks are assigned to the servers round-robin; all workers contribute to every chunk and
+    receive its sum.
 
     Ranks 0 and 1 are workers, ranks 2 to 4 servers.
     """

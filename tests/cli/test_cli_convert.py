@@ -89,7 +89,8 @@ def test_schedule_that_does_not_fit_is_the_answer_no(run, tmp_path):
 
 
 def test_program_is_for_sizes_about_that_of_its_schedule(run, saved, tmp_path):
-    """A program of a 4 KB schedule is for 2 KB to 8 KB, unless ``--set`` gives a range, also with units."""
+    """A program of a 4 KB schedule is for 2 KB to 8 KB, unless ``--set`` gives a range. The range may have
+    units."""
     path = tmp_path / "x.xml"
     assert run("convert", saved, path)[0] == 0
     assert 'minBytes="2000" maxBytes="8000"' in path.read_text()

@@ -84,7 +84,7 @@ def test_a_protocol_can_be_asked_for(run_json):
 
 @pytest.mark.slow
 def test_show_names_constants_launch_and_protocols(run, line_fit, tmp_path):
-    """Each constant is shown with its source; constants of a fit also with their intervals."""
+    """Each constant is shown with its source, and a constant of a fit with its confidence interval, too."""
     profile = tmp_path / "mine.toml"
     profile.write_text(line_fit.to_toml())
     code, out, _ = run("show", "dgx-h100", "--profile", profile)

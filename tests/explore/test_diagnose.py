@@ -49,7 +49,7 @@ def test_a_healthy_network_is_as_expected(log):
 
 
 def perftest(gb_per_s):
-    """Log of ib_write_bw."""
+    """Log of `ib_write_bw` with a rate of `gb_per_s`, in the tool's unit Gb/s."""
     head = " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]"
     rate = 8 * gb_per_s
     return f"                    RDMA_Write BW Test\n{head}\n 8388608    5000    {rate:.2f}    {rate:.2f}    0.01\n"
@@ -228,7 +228,8 @@ def test_another_collective_is_refused(log):
 
 @pytest.mark.slow
 def test_another_collective_is_left_out_beside_those_of_the_model(log):
-    """In a log of all collectives, those that NCCL's model lacks are left out by name, also in fits."""
+    """In a log of all collectives, a diagnosis and a fit leave out those that NCCL's model lacks, and name
+    them."""
     path = log(_gather_log() + node_log(NVLS))
     found = taccl.diagnose([path], budget_s=0)
     fitted = taccl.fit([path], topology="dgx-h100")

@@ -49,7 +49,7 @@ def _scheduled(collective):
 
 @pytest.fixture
 def schedule(request):
-    """Schedule of a collective."""
+    """Schedule of a collective, one for each name in the parameters."""
     return _scheduled(request.param)
 
 
@@ -112,7 +112,8 @@ def test_timelines_hold_every_send_on_its_ranks_track(schedule, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES, indirect=True)
 def test_tables_are_read_by_pandas_and_csv(schedule, tmp_path):
-    """RFC 4180: every row has as many cells as the head; pandas finds numbers in columns of numbers."""
+    """CSV tables follow RFC 4180: every row has as many cells as the head. pandas finds numbers in columns of
+    numbers."""
     pandas = pytest.importorskip("pandas")
     write(schedule, tmp_path / "a.csv")
     rows = list(csv.reader(io.StringIO((tmp_path / "a.csv").read_text(), newline=""), strict=True))
@@ -138,7 +139,7 @@ def test_parquet_is_read_by_pandas(schedule, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES, indirect=True)
 def test_traces_hold_each_send_at_both_ends(schedule, tmp_path):
-    """Protobuf with the published schema reads the traces as ASTRA-sim's custom collective.
+    """Traces, decoded by Protobuf with the published schema, have what ASTRA-sim's custom collective expects.
 
     A send has a destination, a receive a source; both have the same tag and size, and a tag is used once.
     """
@@ -160,7 +161,8 @@ def test_traces_hold_each_send_at_both_ends(schedule, tmp_path):
 
 @pytest.mark.parametrize("schedule", SCHEDULES[:2], indirect=True)
 def test_algorithms_of_the_published_tool_are_replayed(schedule, tmp_path):
-    """Steps in order: a rank sends only addresses that it has, and ends with those of ``output_map``.
+    """If the steps of an algorithm file are replayed in order, a rank sends only addresses that it has, and
+    ends with those of ``output_map``.
 
     An object names its class in ``sccl_type``; a send is (address, source, destination, time, step).
     """
@@ -197,7 +199,8 @@ def _png_rows(data):
 
 @pytest.mark.slow
 def test_pictures_are_read_by_their_formats(exchange, tmp_path):
-    """SVG is XML with a size; a PNG's chunks have valid checksums; a PDF's end gives its table's position."""
+    """An SVG picture is XML with a size; chunks of a PNG have valid checksums; the end of a PDF gives its
+    table's position."""
     for ending in ("svg", "png", "pdf"):
         taccl.plot.save(taccl.plot.gantt(exchange), tmp_path / f"a.{ending}")
     root = ElementTree.parse(tmp_path / "a.svg").getroot()

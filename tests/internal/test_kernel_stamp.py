@@ -116,7 +116,7 @@ def answers(upper):
 
 @pytest.fixture(scope="module")
 def compiled_folder(tmp_path_factory):
-    """Folder of the two modules."""
+    """Folder of the modules `lower` and `upper`, in which their kernels are compiled once."""
     folder = tmp_path_factory.mktemp("compiled")
     (folder / "lower.py").write_text(LOWER)
     (folder / "upper.py").write_text(UPPER)

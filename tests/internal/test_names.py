@@ -35,7 +35,7 @@ def test_spelling_does_not_matter(word):
     ],
 )
 def test_names_as_text(found, expected):
-    """Names are matched, suggested and displayed."""
+    """Functions that match, suggest and display names return the expected values."""
     assert found == expected
 
 

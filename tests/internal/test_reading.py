@@ -124,7 +124,7 @@ def test_toml_error_has_line(text):
     ],
 )
 def test_json_that_is_refused(text, message):
-    """JSON errors are named, with the file."""
+    """The error for invalid JSON names the fault and the file."""
     with pytest.raises(FormatError, match=message):
         parse_json(text, source="a.json")
 

@@ -17,6 +17,6 @@ def test_points_have_former_names_in_files_for_one_release():
 
 @pytest.mark.parametrize(("former", "value"), [("expected_us", 10.0), ("expected_by", "ring ll")])
 def test_former_names_of_a_point_warn(former, value):
-    """Former names still work, with a warning."""
+    """Former names of the fields of a point still work, with a warning."""
     with pytest.warns(DeprecationWarning, match=f"Point.{former} is named predicted"):
         assert getattr(POINT, former) == value

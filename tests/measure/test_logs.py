@@ -345,7 +345,7 @@ def test_hostile_texts_are_refused(read, text):
 
 
 def _table(head, *rows):
-    """A head and rows as lines."""
+    """Text of a table: the line `head`, and a line for each of `rows`."""
     return "\n".join((head, *rows)) + "\n"
 
 

@@ -51,7 +51,7 @@ def placed(placement, hosts):
 
 
 class TestHosts:
-    """Host files in the present order."""
+    """Host files, which list the hosts in their present order."""
 
     def test_hosts_are_read(self, tmp_path):
         """Names and slots are read; comments and empty lines are ignored."""
@@ -266,7 +266,7 @@ class TestOpenMpi:
         assert cores[3] == [",".join(map(str, sorted(os.sched_getaffinity(0))))] * 2
 
     def started(self, words):
-        """Output of real ranks."""
+        """Output of the real ranks that a command starts."""
         return said(f"{OPENMPI}/bin/mpirun", *words, sys.executable, "-c", TELL, **ROOT)
 
 
@@ -297,7 +297,8 @@ class TestTorchrun:
         return parser.parse_args(done.stdout.split())
 
     def test_nodes_are_ranked_in_the_new_order(self, placement, tmp_path):
-        """Ranks follow from the options: those of a host are consecutive; the rendezvous is rank 0's host."""
+        """The options determine the ranks: ranks of one host are consecutive, and the rendezvous is the host
+        of rank 0."""
         pairs = Placement(placement.topology, placement.algorithm, 10**6, (2, 3, 0, 1), 2.0, 1.0, 1.0)
         path = tmp_path / "nodes.sh"
         path.write_text(hostfile(pairs, list("aabb"), "torchrun"))

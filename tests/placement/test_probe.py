@@ -56,7 +56,7 @@ class TestClusters:
         assert [rack[host] for host in nested_order(far)] == [1] * 5 + [2] * 3 + [0] * 2
 
     def test_a_sample_is_completed(self):
-        """An unknown distance is estimated from its hosts' distances to the same other hosts."""
+        """An unknown distance between two hosts is estimated from their distances to the same other hosts."""
         far, _ = distances((3, 3))
         holes = far.copy()
         holes[0, 1] = holes[1, 0] = holes[2, 5] = holes[5, 2] = np.nan

@@ -24,7 +24,7 @@ def test_every_bar_is_drawn(exchange, by):
 
 
 def test_it_draws_where_it_is_told(exchange):
-    """The axes that are given are returned."""
+    """The chart is drawn in the given axes, which are returned."""
     from matplotlib.figure import Figure
 
     ax = Figure().subplots()

@@ -34,7 +34,7 @@ def test_many_links_between_nodes_are_one_line():
 def test_borders_of_a_torus_lead_round():
     """Links that wrap around a torus are shown as a kind of their own.
 
-    In a 4x4 torus these are 16 (2 directions in each of 4 rows and 4 columns), and 48 links are not.
+    In a 4x4 torus 16 of 64 links wrap around: 2 directions in each of 4 rows and 4 columns.
     """
     assert lines_by_kind(taccl.topologies.parse("torus:4x4")) == {"link": 48, "wrap-around link": 16}
 

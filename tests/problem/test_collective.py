@@ -60,7 +60,7 @@ def test_multi_root_chunks_take_their_roots_in_turn():
 
 
 def test_custom_roots_sums_at_the_first_destination():
-    """Only a combining collective has roots."""
+    """In a custom collective the root of a sum is its first destination; chunks that are copied have no root."""
     conditions = {"precondition": {0: [1, 0]}, "postcondition": {0: [2, 1]}}
     assert collectives.custom(3, **conditions, combining=True).chunks == (Chunk((0, 1), (1, 2), 1),)
     assert collectives.custom(3, **conditions).chunks == (Chunk((0, 1), (1, 2), None),)

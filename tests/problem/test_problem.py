@@ -160,7 +160,7 @@ def test_any_clause_changes_the_digest(change):
 
 
 def test_the_digest_is_of_what_to_dict_writes():
-    """The digest is that of the JSON of `to_dict`, also where equal rank tuples are hashed once."""
+    """The digest is that of the JSON of `to_dict`, although equal tuples of ranks are hashed only once."""
     chunks = [Chunk(ranks, (0, 1, 2, 3), root=2) for ranks in [(0, 1), (0, 1), (3,), ()] * 40]
     derivations = tuple(Derivation(0, 1, c) for c, chunk in enumerate(chunks) if not chunk.origins)
     collective = Collective("sums", 4, tuple(chunks), True, derivations=derivations)

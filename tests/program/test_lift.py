@@ -161,7 +161,8 @@ def test_queues_have_as_much_room_as_the_protocol_says(protocol, finish_us):
 def test_steps_wait_for_their_threadblock():
     """Steps of one threadblock follow each other, those of two threadblocks overlap.
 
-    A threadblock that receives and then sends takes the time of two sends; with two threadblocks it is one.
+    If one threadblock receives and then sends, the program takes the time of two sends; with two threadblocks
+    it takes the time of one.
     """
     collective = make("allgather", 2)
 

@@ -22,7 +22,7 @@ def test_size_is_rounded_up_to_whole_numbers_in_every_chunk():
 
 
 def test_round_trip():
-    """A job as JSON is the same job."""
+    """A job survives conversion to JSON and back."""
     job = make_job(program_for("allreduce", in_place=True), "1KB", dtype="float64", seed=3)
     assert RunJob.from_dict(json.loads(json.dumps(job.to_dict()))) == job
 

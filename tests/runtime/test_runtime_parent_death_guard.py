@@ -22,7 +22,7 @@ RANK = "import subprocess, time; subprocess.Popen(['sleep', '60']); time.sleep(6
 
 
 def rank_in(folder):
-    """Start a process marked with a folder."""
+    """Start a process that is marked, by an environment variable, as a rank of the job in a folder."""
     return subprocess.Popen([sys.executable, "-c", RANK], env={**os.environ, MARK: str(folder)})
 
 

@@ -53,7 +53,7 @@ MINE = Runtime(
 
 @pytest.fixture
 def mine():
-    """Registers a runtime for one test."""
+    """Register a runtime for one test."""
     register(MINE)
     yield MINE
     unregister(MINE.name)

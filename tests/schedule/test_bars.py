@@ -64,7 +64,7 @@ def test_resources_are_held_from_either_end():
 
 
 def test_overlapping_bars_get_lanes_of_their_own():
-    """Rank 0's two simultaneous sends get two lanes."""
+    """Two simultaneous sends of rank 0 are drawn in two lanes of its row."""
     problem = problem_of(full(3), collectives.broadcast(3))
     first = problem.topology.links_between(0, 1)[0], problem.topology.links_between(0, 2)[0]
     schedule = make_schedule(

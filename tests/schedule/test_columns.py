@@ -58,7 +58,7 @@ def test_a_merged_send_lasts_as_long_as_all_of_its_chunks():
 
 
 def test_narrow_types_hold_all_values():
-    """Columns use the narrowest of three types."""
+    """Each column has the narrowest of three types that holds all of its values."""
     for most, kind in ((2**16 - 1, np.uint16), (2**16, np.int32), (2**31 - 1, np.int32), (2**31, np.int64)):
         assert narrow(np.array([0, most])).dtype == kind
     assert narrow(np.array([-1, 1])).dtype == np.int32
@@ -89,7 +89,7 @@ def test_a_derived_column_is_computed_once():
 
 
 def test_absent_columns_change_nothing_that_is_said():
-    """Digest, table and transfers equal those with all columns."""
+    """Digest, table and transfers of a schedule without some columns equal those with all columns."""
     assert bare() == relay()
     assert bare().table() == relay().table()
     assert list(bare()) == list(relay())

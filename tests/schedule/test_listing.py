@@ -42,7 +42,8 @@ def test_a_bound_is_checked_with_its_release_date(problem):
 
 
 def test_the_verifier_names_what_leaves_early(problem):
-    """A schedule made without release dates violates them."""
+    """The verifier names the sends that start before a release date, in a schedule made without release
+    dates."""
     schedule = taccl.synthesize(problem, backend="greedy").schedule
     verdict = taccl.verify(replace(schedule, problem=replace(problem, release_us=((0, 0, 5),))))
     assert {each.kind for each in verdict.violations} == {"release"}

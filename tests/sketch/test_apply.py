@@ -33,7 +33,7 @@ def internode_pairs(problem):
 
 
 def pair_of(problem, link):
-    """The ends of a link."""
+    """Sources and destinations of a link."""
     return problem.topology.links[link].src, problem.topology.links[link].dst
 
 

@@ -44,7 +44,7 @@ def test_four_nodes_are_two_rescaled(machine, stem):
 
 
 def test_path_to_toml_and_json(tmp_path):
-    """Sketches are read from TOML and JSON paths."""
+    """A sketch is read from the path of a TOML or a JSON file."""
     (tmp_path / "a.toml").write_text("schema = 1\nname = 'a'")
     (tmp_path / "a.json").write_text('{"schema": 1, "name": "a"}')
     assert load_sketch(tmp_path / "a.toml").to_dict() == load_sketch(str(tmp_path / "a.json")).to_dict()

@@ -35,7 +35,7 @@ def fail(payload: dict[str, Any], control: Control) -> NoReturn:
 
 
 def exhaust_memory(payload: dict[str, Any], control: Control) -> dict[str, Any]:
-    """Ask for `payload["megabytes"]` (of 10**6 bytes)."""
+    """Allocate `payload["megabytes"]` MB of memory (MB is 10**6 bytes)."""
     return {"bytes": np.ones(payload["megabytes"] * 10**6 // 8).nbytes}
 
 

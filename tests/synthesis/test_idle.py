@@ -22,7 +22,10 @@ PROBLEM = problem_of(ring(4), taccl.collectives.allgather(4))
 
 @pytest.mark.parametrize(("share", "idle_s"), [(None, math.inf), (1 / 3, 6.0), (0.5, 12.0), (0.01, 1.0)])
 def test_seconds_for_improvement_follow_from_the_seconds_so_far(share, idle_s, monkeypatch):
-    """After 12 s the idle time is 6 s at a share of a third, at least 1 s, and unlimited without a share."""
+    """A search ends after some idle time without improvement, which is a given share of the whole time.
+
+    After 12 s it is 6 s at a share of a third; it is at least 1 s, and unlimited without a share.
+    """
     monkeypatch.setattr("taccl.synthesis.search.time.monotonic", lambda: 112.0)
     monkeypatch.setattr("taccl.synthesis.search.busy_factor", lambda: 1.0)
     search = Search(PROBLEM, Options(idle_share=share, began_s=100.0), Deadline(1e9))
@@ -31,7 +34,8 @@ def test_seconds_for_improvement_follow_from_the_seconds_so_far(share, idle_s, m
 
 @pytest.mark.parametrize(("finds", "runs"), [(0, 1), (1, 1), (2, 2), (4, 4)])
 def test_what_improvement_finds_gives_it_more_time(finds, runs, monkeypatch):
-    """Each improvement extends the idle time for another run; without one, the first run is the last."""
+    """Each run that improves the schedule gives the search time for another run; if the first run finds
+    nothing, it is the last."""
     schedule = taccl.baselines.ring(PROBLEM)
     asked, finishes = [], [schedule.finish_ticks - i for i in range(1, finds + 1)]
 

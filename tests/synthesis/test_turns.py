@@ -9,7 +9,7 @@ from taccl.synthesis.proposers import stages
 
 @pytest.fixture
 def turns(monkeypatch):
-    """Function that returns the seconds of each turn of a search in which no stage finds anything."""
+    """Function that returns the seconds of each round ("turn") of a search in which no stage improves."""
 
     def lengths(limit_s, backend="auto", found=()):
         asked = []
@@ -26,15 +26,16 @@ def turns(monkeypatch):
 
 @pytest.mark.parametrize("limit_s", [3.0, 12.0, 30.0])
 def test_turns_are_as_long_at_every_limit(limit_s, turns):
-    """At every time limit the first turn has 4 s and the second 8 s, which is the last as it finds nothing."""
+    """At every time limit the first round of the portfolio has 4 s and the second 8 s. The second is the
+    last, as it finds nothing."""
     assert turns(limit_s) == [4.0, 8.0]
 
 
 def test_a_proven_job_shop_of_all_hops_ends_the_turns(turns):
-    """A job shop of all hops that is proven optimal ends the turns."""
+    """Once a job shop of all hops is proven optimal, no further round begins."""
     assert turns(12.0, found=[SimpleNamespace(name="joint", status="optimal")]) == [4.0]
 
 
 def test_a_named_backend_has_one_turn(turns):
-    """With a named backend the whole limit is a single turn."""
+    """With a named backend the search is a single round of the whole time limit."""
     assert turns(12.0, "greedy") == [12.0]

@@ -105,7 +105,7 @@ def test_nominal_rates_are_those_of_the_data_sheet(make, port_gb_per_s, nic_gb_p
 
 
 def test_a_switched_send_holds_a_port_out_and_a_port_in():
-    """A send holds the source's port out and the destination's port in, as long as its link."""
+    """A send holds the source's port out and the destination's port in, for as long as it holds its link."""
     holds = holds_between(dgx2(), 3, 5)
     assert {name: (h.side, h.alpha_us, h.beta_us_per_mb) for name, h in holds.items()} == {
         "link 3->5 (NVSwitch)": ("send", Fraction(3, 10), 8),

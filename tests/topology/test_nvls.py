@@ -98,7 +98,8 @@ def test_faster_links_are_of_blackwell(load):
 
 
 def test_lost_ranks_and_machines_by_name_are_unchanged(load):
-    """Seven GPUs of eight get no links, nor do machines by name, which have models of their own."""
+    """No reducing links are added to seven of eight GPUs, nor to machines given by name, which have models of
+    their own."""
     left = load(server_xml(90, 18)).without(ranks=[7])
     named = taccl.topologies.dgx_h100()
     assert with_nvls(left) is left

@@ -185,7 +185,7 @@ def main(folder, which):
             f"{folder}/{name}.{rank}.npz",
             **{f"torch_{key}": value for key, value in zip(outputs, found, strict=True)},
             **{f"ours_{key}": ours[key].float().numpy() for key in outputs},
-            # Operations `aten` need PyTorch also where the step is run as a whole.
+            # Operations of kind `aten` need PyTorch, even if taccl runs the whole step.
             **({f"run_{key}": values[rank] for key, values in step.run().items() if key in outputs}
                if which == "calls" else {}),
         )  # fmt: skip

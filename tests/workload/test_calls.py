@@ -114,7 +114,7 @@ def test_a_step_with_calls_is_stored(tmp_path):
 
 
 def test_a_program_calls_the_operator():
-    """The generated program has the call with its arguments, also if each rank calls on its own tensors."""
+    """The generated program has the call with its arguments, even if each rank calls on its own tensors."""
     text = dump_torch_step(convolved("sliced(0)"))
     assert "torch.ops.aten.convolution.default(x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)" in text
     own = Workload("own", 2).input("x", (2, 3), layout="sliced(0)")

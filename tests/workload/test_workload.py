@@ -33,7 +33,7 @@ def layer():
 
 @pytest.fixture
 def adam():
-    """Momentum and parameters, both replicated on two ranks."""
+    """A training step with momentum on two ranks; momentum and parameters are replicated."""
     step = Workload("momentum", 2).input("g", (8,), layout="partial").input("m", (8,)).input("p", (8,))
     step = (
         step.then("sum", "allreduce", "g")

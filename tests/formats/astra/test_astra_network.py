@@ -22,7 +22,7 @@ def load(shared_data):
 
 
 def ours(name, **arguments):
-    """Topology of one of our own files."""
+    """Topology of one of the network files that are written by hand for these tests."""
     return load_astra_network(OURS / "astra-sim" / f"{name}.yml", **arguments)
 
 

@@ -34,7 +34,7 @@ def load(shared_data):
 
 
 def ours(name, **arguments):
-    """Topology of one of our own files."""
+    """Topology of one of the files that are written by hand for these tests."""
     return _load(OURS / "nccl-topo" / f"{name}-topo.xml", **arguments)
 
 

@@ -20,7 +20,7 @@ SQUARE = OURS / "nvidia-smi" / "square.txt"
 
 @pytest.fixture
 def dgx1(shared_data):
-    """Path of the real file."""
+    """Path of the matrix that nvidia-smi printed on a real DGX-1."""
     return shared_data / "nvidia-smi" / "dgx1.txt"
 
 

@@ -47,13 +47,13 @@ def our_path(name):
 
 
 def ours(name):
-    """Schedule of one of our own files."""
+    """Schedule of one of the algorithm files that are written by hand for these tests."""
     return load_upstream_algorithm(our_path(name))
 
 
 @pytest.fixture(scope="module")
 def samples(shared_data):
-    """{name: schedule} of the real files."""
+    """{name: schedule} of the algorithm files that the published tool wrote."""
     folder = shared_data / "upstream-taccl" / "algorithm"
     return {name: load_upstream_algorithm(folder / f"{name}.json") for name, *_ in SAMPLES}
 
@@ -133,7 +133,7 @@ def test_our_samples_have_known_figures(name, stated, real, transfers, sends, co
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", *FIGURES), SAMPLES)
 def test_samples_have_known_figures(samples, name, stated, real, transfers, sends, collective):
-    """Every real file has the known figures."""
+    """Every algorithm file of the published tool has the known figures."""
     assert_figures(samples[name], stated, real, transfers, sends, collective)
 
 

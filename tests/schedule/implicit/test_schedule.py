@@ -188,7 +188,7 @@ def test_repr_is_one_line():
 
 
 def test_columns_of_different_lengths_are_refused():
-    """Every row has a value in every column."""
+    """A pattern whose columns differ in length is refused."""
     with pytest.raises(InputError, match="one value per row"):
         Pattern.sorted([0], [0, 0], [1], [0], [0], [False])
 

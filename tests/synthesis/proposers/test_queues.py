@@ -226,7 +226,7 @@ def test_columns_lie_in_files(name, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_starts_are_in_order():
-    """Starts ascend, in columns as narrow as possible."""
+    """Starts of sends ascend, and are stored in the narrowest type that holds them."""
     found = schedule_large(problem_of(topologies.dgx2(2), collectives.alltoall(32)))
     assert (np.diff(found.start) >= 0).all()
     assert [each.dtype for each in found.kept[:3]] == [np.uint16] * 3

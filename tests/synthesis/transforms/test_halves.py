@@ -180,7 +180,7 @@ class TestBothHalves:
 
 
 def test_halves_of_fine_ticks_are_joined():
-    """Reduce and broadcast phases are joined also if the finish in ticks exceeds 32 bits."""
+    """Reduce and broadcast phases are joined even if the finish in ticks exceeds 32 bits."""
     builder = taccl.topologies.TopologyBuilder("fine", [0] * 4)
     for src, dst in itertools.permutations(range(4), 2):
         builder.add_link(src, dst, alpha_us="0.123456789", beta_us_per_mb="2.345")

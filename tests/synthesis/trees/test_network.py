@@ -64,7 +64,8 @@ def test_the_narrowest_set_of_ranks_limits_throughput():
 
 @pytest.mark.parametrize(("num_ranks", "parts"), [(3, 1), (4, 2), (5, 1), (6, 2)])
 def test_parts_that_fill_a_ring(num_ranks, parts):
-    """Whole chunks fill both directions of a ring of an odd number of ranks; an even number needs halves."""
+    """Whole chunks fill both directions of a ring with an odd number of ranks; with an even number chunks
+    must be halved."""
     found, counts, _ = network(taccl.topologies.ring(num_ranks))
     assert trees_per_chunk(found, counts)[1] == parts
 
