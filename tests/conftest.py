@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 def pytest_configure() -> None:
     """Let Ctrl-C reach tests that send it: shells make background processes ignore it."""
     gc.disable()  # until all tests are collected, none of which is garbage
-    # Write bytecode even in container images that disable it, as many processes would each compile
-    # everything.
+    # Write bytecode even in container images that disable it, else many processes would compile all.
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

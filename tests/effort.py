@@ -18,8 +18,7 @@ T = TypeVar("T")
 
 #: Time limit in seconds that no test's search reaches, so that results do not depend on the clock.
 AMPLE_S = 3600.0
-#: Search parameters for small problems: each stage ends by a limit on its work, long before the time limit;
-#: solvers have 1.5 s each.
+#: Search parameters for small problems: limits on work end each stage; solvers have 1.5 s each.
 BRIEF = taccl.SearchParameters.from_dict(
     {
         "budget": {"bound_share": 1.5 / AMPLE_S, "most_bound_share": 3 / AMPLE_S},
@@ -33,8 +32,8 @@ BRIEF = taccl.SearchParameters.from_dict(
     }
 )  # fmt: skip
 
-#: Search parameters for large problems whose result is not asserted: solvers have about 0.1 s each. Suggested
-#: sketches are compared in two runs, and one of them is searched.
+#: Search parameters for large problems whose result is not asserted: solvers have about 0.1 s each.
+#: Suggested sketches are compared in two runs, and one of them is searched.
 HASTY = taccl.SearchParameters.from_dict(
     {
         **BRIEF.to_dict(),

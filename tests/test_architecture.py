@@ -11,8 +11,8 @@ import taccl
 
 PACKAGE = Path(taccl.__file__).parent
 
-#: Layers of imports from bottom to top, one per line, as in docs/architecture.md. Parts on one line do not
-#: import each other, except on the two topmost lines: the facade and the command line.
+#: Layers of imports from bottom to top, one per line, as in docs/architecture.md.
+#: Parts on one line import each other only on the two topmost lines: facade and command line.
 LINES = (
     (
         "_internal.address_space",

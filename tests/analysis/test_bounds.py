@@ -193,8 +193,8 @@ def test_the_bound_is_exact():
     ("sketch", "topology", "collective", "expected"),
     [
         ("hub-n1", "hub-64KB", "allgather", "5"),  # one send
-        # The chunks of ranks 0 and 1 cross to the other node in two sends: 2 * (7.5 + 12). The second then
-        # takes 5 to that node's other rank.
+        # The chunks of ranks 0 and 1 cross to the other node in two sends: 2 * (7.5 + 12).
+        # The second chunk then takes 5 to the other rank of that node.
         ("hub-n2", "hub-64KB", "allgather", "44"),
         ("hub-n2", "hub-64KB", "alltoall", "63"),  # four chunks over one link in two sends: 2 * (7.5 + 24)
         ("hub-rails-n2", "hub-64KB", "allgather", "36.5"),  # from 0 to 3: 5 and 7.5 + 24
@@ -207,8 +207,7 @@ def test_the_bound_is_exact():
         ),  # four chunks through each port into a node: 7.5 + 4 * 48; then 5 to the other rank
         ("hub-n3", "hub-64KB", "alltoall", "399"),  # eight, of which six go together: 2 * 7.5 + 8 * 48
         ("three-n1", "three-by-hand", "allgather", "14"),  # four chunks into rank 1 over two links of 7
-        # Seven chunks enter rank 0 over links of 12, 12, 22 and 22: by 36 they pass 3 + 3 + 1 + 1, before
-        # only 2 + 2 + 1 + 1.
+        # Seven chunks enter rank 0 over links of 12, 12, 22 and 22: 3 + 3 + 1 + 1 by 36, fewer before.
         ("ndv2-n1", "ndv2-2MB", "allgather", "36"),
         ("ndv2-n2", "ndv2-2MB", "alltoall", "3939.75"),  # 64 over one link, six together: 11 * 3.25 + 64 * 61
         ("dgx2-n1", "dgx2-4KB", "allgather", "90"),  # fifteen chunks of 6 into every rank

@@ -115,9 +115,9 @@ def test_data_that_enters_a_node_last_has_no_time_to_spread():
         topology, "broadcast", size_bytes="1MB", clauses=taccl.problem.problem.Clauses()
     )
     node = next(each for each in certificates(problem) if each.witness.ranks == {1, 2})
-    # With a finish of T, bytes enter the node for x = T - 3 us, at 4 us/MB. Those that enter until 2 us
-    # before the finish reach both ranks, later ones reach one. Both ranks together need 2 * 4 us of bytes, so
-    # x + (x - 2) = 8, x = 5 and T = 8.
+    # With a finish of T, bytes enter the node for x = T - 3 us, at 4 us/MB.
+    # Bytes that enter until 2 us before the finish reach both ranks, later bytes reach one.
+    # Both ranks need 2 * 4 us of bytes, so x + (x - 2) = 8, x = 5 and T = 8.
     assert node.bound == 8
 
 

@@ -57,8 +57,8 @@ KINDS = {
     "multicommodity",
 }
 
-#: Options of a bound besides the defaults. Names in capitals are limits of modules, above which a family of
-#: bounds is skipped.
+#: Options of a bound besides the defaults.
+#: Names in capitals are limits of modules, above which a family of bounds is skipped.
 OPTIONS = (
     {"divisible": True},
     {"in_network": True},
@@ -420,8 +420,7 @@ NOMINAL = [
     ("ndv2", 4, "allgather", False, Fraction(50, 3)),
     # The 16 ranks of a node receive 31 of 32 chunks each, at 16 * 150 + 8 * 12.5 GB/s.
     ("dgx2", 2, "allgather", False, Fraction(5000, 31)),
-    # A node receives 8 * 8 chunks (two nodes) or 8 * 24 (four nodes) at 12.5 GB/s; a rank has 16 or 32
-    # chunks.
+    # A node receives 8 * 8 chunks (two nodes) or 8 * 24 (four) at 12.5 GB/s; a rank has 16 or 32.
     ("ndv2", 2, "alltoall", False, Fraction(25, 8)),
     ("ndv2", 4, "alltoall", False, Fraction(25, 12)),
     # A node receives 16 * 16 chunks at 100 GB/s; a rank has 32 chunks.

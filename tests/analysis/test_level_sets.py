@@ -105,8 +105,7 @@ def test_sums_cross_once():
         builder.add_link(b, a, alpha_us=0, beta_us_per_mb=1)
     everyone = (0, 1, 2, 3)
     collective = Collective("sums", 4, (Chunk(everyone, everyone, 0),) * 4, combining=True)
-    # Each link of the cut is idle while the first contribution or the last copy crosses other links, so that
-    # 4 us of sends take 6 us.
+    # Links of the cut idle while contributions and copies cross other links: 4 us of sends take 6 us.
     assert found(problem_of(builder.build(), collective)) >= 4
 
 

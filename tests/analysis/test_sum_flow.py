@@ -76,8 +76,8 @@ def test_gains_of_two_sends_by_hand():
     one, two = Fraction(16), Fraction(52, 3)
     assert _gain(lane, Fraction(10), Fraction(0)) == max(one, two)
     assert _most_gained(Fraction(10), 2, 1, Fraction(0)) == max(one, two)
-    # At a price of 1 per unit each send also pays for the 2 units that would fit into its latency, so two
-    # sends gain less than one.
+    # At a price of 1 per unit a send also pays for the 2 units that would fit into its latency.
+    # So two sends gain less than one.
     assert _gain(lane, Fraction(10), Fraction(1)) == max(one - 2, two - 4)
 
 

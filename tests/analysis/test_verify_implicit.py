@@ -113,8 +113,8 @@ def again(schedule):
         # Neither an allgather nor an alltoall reduces.
         ("torus:4x4", "allgather", lambda s: changed(s, "reduce", 0, True), "reduce"),
         ("torus:4x4", "alltoall", lambda s: changed(s, "reduce", 0, True), "reduce"),
-        # Each row of a reduce-scatter is the only send of the sum out of one place (position relative to the
-        # root). Without the row a contribution is missing; if repeated, it is added twice.
+        # Each row of a reduce-scatter is the only send of the sum from one place (relative to the root).
+        # Without a row a contribution is missing; if a row is repeated, a contribution is added twice.
         ("torus:4x4", "reduce-scatter", lambda s: chosen(s, np.arange(1, s.num_rows)), "postcondition"),
         ("torus:4x4", "reduce-scatter", again, "double-count"),
         # A partial sum leaves before a contribution to it arrives; that contribution never reaches the root.
@@ -167,8 +167,7 @@ def test_one_tick_too_early():
             ({}, lambda s, name=name: with_shape(s, host=parse_named(name)), "symmetry")
             for name in ("mesh:4x4", "ring:16", "torus:2x8")
         ),
-        # Class 0 with another destination: along both axes, the source itself, out of range, or that of class
-        # 1.
+        # Class 0 with another destination: both axes, its source, out of range, or class 1's.
         *(({}, lambda s, dst=dst: with_class(s, 0, dst=dst), "symmetry") for dst in (5, 0, 16, -1)),
         ({}, lambda s: with_class(s, 0, dst=s.translations.classes[1].dst), "symmetry"),
         # The axes differ in bandwidth, so a class cannot have the other's.

@@ -87,11 +87,9 @@ def test_an_alltoall_has_no_steps_along_a_line():
         ("switch8@1", 2, Pace(10, 15), False, [(0, 140)]),
         # Each of the seven other ranks is reached over a link of its own.
         ("fully-connected8@1", 2, Pace(10, 15), False, [(0, 20)]),
-        # Two of the other four ranks are in each direction: two steps of four pieces, the second right after
-        # the first.
+        # Two of four other ranks are in each direction: two steps of four pieces, one after the other.
         ("ring5@1", 4, Pace(10, 10), False, [(1, 80), (-1, 80)]),
-        # One neighbour is in each direction, and half of the pieces for the opposite rank go each way,
-        # without a pause.
+        # One neighbour is in each direction; half of the pieces for the opposite rank follow each way.
         ("ring4@1", 4, Pace(10, 10), False, [(1, 60), (-1, 60)]),
         # The second step waits for the latency of the first.
         ("ring5@1", 1, Pace(10, 100), False, [(1, 10), (1, 10), (-1, 10), (-1, 10)]),
@@ -247,8 +245,7 @@ def test_merged_sums_double_where_latency_counts_most():
     schedule = hierarchical(problem, order=(0, 1), chunks=1)
     assert taccl.verify(schedule).ok and 10 <= schedule.finish_us < 10.1
     alone = problem.with_clauses(merging=frozenset(), max_merge=1)
-    # Unmerged, a rank sends four pieces to each of seven ranks, then one to each of three, each after a
-    # latency of 2 us.
+    # Unmerged, a rank sends 4 * 7 pieces along one dimension and 3 along the other, in 2 us each.
     assert hierarchical(alone, order=(0, 1), chunks=1).finish_us == pytest.approx(2 * (28 + 3), abs=0.1)
 
 

@@ -185,8 +185,8 @@ def test_our_topologies(cost_model, collective, sketch, topology):
 
 
 UPSTREAM = [("sk1-ndv2-n2", "ndv2-1MB"), ("sk2-ndv2-n2", "ndv2-1KB"), ("sk1-dgx2-n2", "dgx2-1MB")]
-#: (cost model, collective, sketch, topology) of cases on files of the published TACCL tool. Unless `MANY` is
-#: set, only a third of the cases run, with at most one cost model per topology and collective.
+#: (cost model, collective, sketch, topology) of cases on files of the published TACCL tool.
+#: Without `MANY` a third of the cases run, with at most one cost model per topology and collective.
 RELAYED = [
     (cost_model, collective, *files)
     for i, files in enumerate(UPSTREAM)

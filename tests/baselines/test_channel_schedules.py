@@ -15,9 +15,9 @@ from tests.foreign import REAL, foreign_files
 from tests.fuzzing import MANY, thinned
 
 COLLECTIVES = ("allreduce", "allgather", "reduce-scatter", "broadcast", "alltoall", "reduce")
-#: (machine, number of nodes), alternating between one node and two; all of 1, 2 and 4 nodes with
-#: TACCL_MANY=1. Cloud instances are included only then, as they have the same servers as machines. Rings on a
-#: whole rack have too many transfers for a test.
+#: (machine, number of nodes), alternately one node and two; 1, 2 and 4 with TACCL_MANY=1.
+#: Cloud instances are included only then, as they have the same servers as machines.
+#: Rings on a whole rack are left out, as they have too many transfers for a test.
 _NODES = [
     pytest.param(name, nodes, id=f"{name}-x{nodes}")
     for turn, name in enumerate(each for each in machine_names() if MANY or each not in INSTANCES)
@@ -128,8 +128,8 @@ def test_further_pieces_follow_at_the_rate_of_the_first(monkeypatch):
     assert predict(problem, "ring", problem.topology).time_us == pytest.approx(whole, rel=0.1)
 
 
-#: (file, number of servers) of servers modelled on public reports, alternating between 1 and 2; both with
-#: TACCL_MANY=1.
+#: (file, number of servers) of servers modelled on public reports, with 1 and 2 alternately.
+#: With TACCL_MANY=1 each file has both numbers of servers.
 _REPORTED = [
     pytest.param(path, nodes, id=f"{path.stem}-{nodes}")
     for folder in ("", "smi", "xml")
@@ -171,8 +171,8 @@ def test_the_slowest_hop_of_a_ring_counts():
                 near = src // 2 == dst // 2
                 builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=10 if near else 100)
     problem = problem_of(builder.build(), "allgather", size=48_000_000)
-    # Every ring crosses between the pairs twice. The eight slow links carry 80 GB/s; as each ring uses two of
-    # them, all rings together run at 40 GB/s.
+    # Each ring crosses between the pairs twice, over two of eight slow links of 80 GB/s in total.
+    # So all rings together run at 40 GB/s.
     promised = 48 * 3 / 4 / 40 * 1000
     assert nccl_choices(problem)[0].time_us == pytest.approx(promised, rel=0.05)
     assert nccl(problem).finish_us == pytest.approx(promised, rel=0.05)

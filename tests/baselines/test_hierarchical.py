@@ -12,8 +12,7 @@ from tests.fuzzing import MANY
 def test_allgather_crosses_first(make, unit_costs):
     """Two nodes of two ranks: a chunk crosses in one hop, then is copied inside, 4 us."""
     topology = fabrics.fully_connected(4, ranks_per_node=2, **unit_costs)
-    # Link 0 -> 1 carries chunk 0 from 0 to 2 us, and chunk 2, which has come from the other node by then,
-    # from 2 to 4.
+    # Link 0 -> 1 carries chunk 0 from 0 to 2 us, and chunk 2, from the other node, from 2 to 4.
     assert hierarchical(make("allgather", topology)).finish_us == 4
 
 

@@ -10,8 +10,7 @@ from taccl.topology import fabrics
 def test_allgather_of_four(make, unit_costs):
     """Allgather of four ranks takes two exchanges: one chunk, then two."""
     schedule = recursive(make("allgather", fabrics.hypercube(2, **unit_costs)))
-    # In the second exchange a link carries the sender's own chunk from 0 to 2 us, and its first partner's
-    # from 2 to 4.
+    # In the second exchange a link carries the sender's own chunk, then its first partner's.
     assert (schedule.finish_us, schedule.num_transfers) == (4, 12)
 
 

@@ -92,8 +92,8 @@ def test_rings_of_a_cluster_come_to_the_rate_of_its_network_cards(collective):
     """Eight rings on four DGX-H100, with a chunk per rank each, fill eight NICs of 50 GB/s per node."""
     made = collectives.make(collective, 32)
     schedule = ring(make_problem(machines.dgx_h100(4, profile="nominal"), made, size_bytes=10**9))
-    # A ring has 32 chunks of 1/256 of the data; 31 of them cross each link between nodes without a pause, in
-    # an allreduce twice: 31/32 of 1 GB at 8 * 50 GB/s.
+    # A ring has 32 chunks of 1/256 of the data; 31 cross each link between nodes without a pause.
+    # So 31/32 of 1 GB pass at 8 * 50 GB/s, twice in an allreduce.
     assert schedule.problem.collective.num_chunks == 256
     assert schedule.busbw_gb_per_s == pytest.approx(8 * 50)
 

@@ -50,9 +50,9 @@ def test_chunks_follow_one_another_down():
     size = 1 << 20
     topology = fabrics.ring(3, alpha_us=0, bandwidth_gb_per_s=1)
     schedule = tree(make_problem(topology, collectives.broadcast(3), chunk_bytes=size))
-    # Half of the k chunks go 0 -> 2 -> 1, the others 0 -> 1 -> 2. If one link carries all data in time T, the
-    # broadcast takes (1/2 + 1/k) T: k/2 chunks over each link of rank 0, then the last hop of the last chunk.
-    # 32 chunks are 5.6 % faster than 16, but 64 only 2.9 % faster than 32.
+    # Half of the k chunks go 0 -> 2 -> 1, the others 0 -> 1 -> 2; all data over one link takes T.
+    # The broadcast takes (1/2 + 1/k) T: k/2 chunks over each link of rank 0, and one more hop.
+    # By this formula 32 chunks are 5.6 % faster than 16, but 64 are only 2.9 % faster than 32.
     assert schedule.problem.collective.num_chunks == 32
     assert schedule.finish == Fraction(size, 1000) * (Fraction(1, 2) + Fraction(1, 32))
 

@@ -171,8 +171,7 @@ def test_nothing_is_replaced_unasked(tmp_path, written, quiet, name):
 def test_what_is_written_is_read(tmp_path, schedule, quiet, name):
     """Formats with a reader and a writer keep every transfer and its time."""
     write(schedule, tmp_path / "file", format=name)
-    # A finish of 1.04 us needs units of 0.1 us in the published tool's file, which has integer tenths of
-    # units.
+    # The published tool stores integer tenths of a unit, so 1.04 us need a unit of 0.1 us.
     options = {"time_unit_us": "0.1"} if name == "upstream-algorithm" else {}
     back = read(tmp_path / "file", **options)
     assert back.finish == schedule.finish

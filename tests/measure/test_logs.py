@@ -171,7 +171,7 @@ def test_times_of_rows(read, text, times):
     assert read(text).series[0].times_us == times
 
 
-#: `_OUT`: cells of a row out of place. 1 MB in 10 us is 100 GB/s, and 175 GB/s of bus bandwidth on 8 ranks.
+#: `_OUT`: cells of a row out of place: 1 MB in 10 us is 100 GB/s, with busbw of 175 GB/s on 8 ranks.
 #: `_IN`: cells of the same row in place, where 1 MB takes 20 us.
 _OUT, _IN = ("10.0", "100.00", "175.00", "0"), ("20.0", "50.00", "87.50", "0")
 

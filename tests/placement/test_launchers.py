@@ -32,8 +32,7 @@ names = ("PMI_RANK", "OMPI_COMM_WORLD_RANK"), ("MPI_LOCALRANKID", "OMPI_COMM_WOR
 words = [next((os.environ[each] for each in some if each in os.environ), "-") for some in names]
 os.write(1, (" ".join(words) + " " + ",".join(map(str, sorted(os.sched_getaffinity(0)))) + "\\n").encode())
 """
-#: Host of each of four slots: different hosts, two hosts with two slots in a row each, and two hosts
-#: alternately.
+#: Hosts of four slots: all different; two hosts, one after the other; and two hosts alternately.
 HOSTS = {"once": "abcd", "in a row": "aabb", "in turns": "abab"}
 
 

@@ -72,8 +72,8 @@ def test_a_script_that_got_in_would_not_run(found, tmp_path):
     assert any("Content Security Policy" in line for line in console)
 
 
-#: Script that writes into the page's title: texts of pictures that are cut off, the excess width in pixels,
-#: and the number of tables without a cell.
+#: Script that measures the page and writes the figures into its title.
+#: These are cut-off texts of pictures, excess width in pixels, and number of tables without a cell.
 LOOK = """<script>
 const cut = [];
 for (const svg of document.querySelectorAll("svg")) {

@@ -246,8 +246,7 @@ def test_symmetry_is_narrowed():
             r"a\.toml: symmetry\[0\]: offset 1 in groups of 8 maps link 0->1 \(23 us/MB\) to 1->2, which has 46 us/MB",
             id="one that the topology lacks",
         ),
-        # The shift by 4 in groups of 8 is a symmetry of NDv2, but not of the connections: only rank 0 may
-        # send, not rank 4.
+        # The shift by 4 in groups of 8 fits NDv2, but not the connections: only rank 0 may send.
         pytest.param(
             f"{_ONE}[[symmetry]]\noffset = 4\ngroup = 8",
             "allgather",

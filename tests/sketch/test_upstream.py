@@ -41,10 +41,11 @@ SKETCHES = {
 SIZES = {"ndv2": ("1KB", "32KB", "1MB"), "dgx2": ("1KB", "1MB")}
 PAIRS = [(s, f"topo-{m}-{size}") for m, names in SKETCHES.items() for s in names for size in SIZES[m]]
 
-# Numbers of links, by hand. Inside a node: 32 for NDv2 (16 NVLink pairs), 16 * 15 = 240 for DGX-2, 2 for our
-# nodes of two ranks, and 2 + 1 + 1 + 1 + 1 for three-by-hand. For every ordered pair of nodes: published NDv2
-# sketches have 1 (sk1), 64 (sk2) and 8 (sk3), those of DGX-2 8 (sk1) and 16 (sk2). Our sketches have one for
-# each pair of ranks that they name, and 2 * 2 if all ranks of nodes of two are joined.
+# Numbers of links, by hand.
+# Inside a node: 32 for NDv2 (16 NVLink pairs), 16 * 15 = 240 for DGX-2, 2 for our nodes of two ranks.
+# The nodes of three-by-hand have 2 + 1 + 1 + 1 + 1 links.
+# Each ordered pair of nodes has 1 (sk1), 64 (sk2) or 8 (sk3) links of NDv2, 8 (sk1) or 16 (sk2) of DGX-2.
+# Our sketches have a link for each pair of ranks that they name, or 2 * 2 if all ranks are joined.
 NUM_LINKS = {
     "sk-ndv2-n1-cUp6": 32, "sk1-ndv2-n1": 32, "sk1-ndv2-n2": 64 + 2, "sk1-ndv2-n4": 128 + 12,
     "sk2-ndv2-n2": 64 + 2 * 64, "sk2-ndv2-n4": 128 + 12 * 64, "sk3-ndv2-n2": 64 + 2 * 8,

@@ -68,9 +68,9 @@ class _Rules:
         self.own_first = sorted(self.clauses.own_first)
         self._durations: dict[tuple[int, tuple[int, ...]], int] = {}
         self._busy: dict[tuple[int, tuple[int, ...]], list[tuple[int, int]]] = {}
-        # If only roots need sums, a rank sends each chunk once and receives none of it afterwards. Its buffer
-        # only grows, so a second send would repeat contributions that the first one has carried. This does not
-        # hold for links with several sources: all of them must hold a contribution, which a copy may provide.
+        # If only roots need sums, a rank sends each chunk once and receives none of it afterwards.
+        # Its buffer only grows, so a second send would repeat contributions of the first one.
+        # This does not hold for links with several sources: all need a contribution, maybe by a copy.
         self.sends_once = all(len(srcs) == len(dsts) == 1 for srcs, dsts in self.links) and all(
             data.destinations == (data.root,) for data in self.collective.chunks
         )

@@ -21,8 +21,7 @@ def assert_sound(result):
 
 
 OF_64_RANKS = ("dgx2/sk1-n4", "dgx2/sk2-n4")
-# Sketches and collectives are tested in turn, as each run takes seconds; an alltoall of 64 ranks needs
-# TACCL_MANY=1.
+# As runs take seconds, each sketch has one collective, no alltoall of 64 ranks; all with TACCL_MANY=1.
 SHIPPED = [
     (name, collective)
     for i, name in enumerate(taccl.shipped_sketches())
@@ -81,8 +80,8 @@ def test_every_upstream_file_is_here(shared_data):
     assert {path.name for kind in ("sketch", "topo") for path in (folder / kind).iterdir()} == listed
 
 
-# Cost model `physical` uses only machine and size of a topology file, so the largest file suffices. Other
-# topology files of a machine differ only in costs, so collectives take turns over them.
+# Cost model `physical` uses only machine and size of a topology file: the largest file suffices.
+# Other topology files of a machine differ only in costs, so each is tested with some collectives.
 CASES = [
     *(
         ("upstream", sketch, f"topo-{m}-{size}", collective)

@@ -128,8 +128,8 @@ def test_an_oversubscribed_network_carries_less(load, times, crossed_us):
     problem = make_problem(topology, collectives.allgather(16), chunk_bytes=10**6)
     schedule = BASELINES["hierarchical"](problem, cut=False)
     verify(schedule).raise_if_failed()
-    # 1 MB takes 20 us at a NIC. Eight chunks leave at once without a shared uplink; else each holds it for 5 or
-    # 40 us, one after another.
+    # 1 MB takes 20 us at a NIC, and eight chunks leave at once if no uplink is shared.
+    # Otherwise the chunks hold the uplink one after another, for 5 or 40 us each.
     crossings = schedule.end[np.isin(schedule.link, topology.internode_links)]
     assert problem.costs.us(int(crossings.max())) == crossed_us
 

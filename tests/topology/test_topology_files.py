@@ -164,12 +164,11 @@ def held_with(topology, link):
         (SWITCH, {"0->1,2", "0->1", "0->2", "1->2", "2->1"}),
         # Without a switch, the multicast conflicts with the links that it runs over, not with others.
         (f"{LINKS[0]}{LINKS[1]}{LINKS[2]}", {"0->1,2", "0->1", "0->2"}),
-        # This multicast conflicts only with another multicast from its source, or into one of its
-        # destinations.
+        # This multicast conflicts only with multicasts from its source or into its destinations.
         ("[[link]]\nsrc = 0\ndst = [2, 3]\nmulticast = true\nbeta_us_per_mb = 1\n", {"0->1,2", "0->2,3"}),
         ("[[link]]\nsrc = 3\ndst = [0, 2]\nmulticast = true\nbeta_us_per_mb = 1\n", {"0->1,2", "3->0,2"}),
-        # The reduction link to 0 holds the ports out of 1 and 2, and into 0. The multicast holds none of
-        # these, so the two do not conflict.
+        # The reduction link to 0 holds the ports out of 1 and 2, and into 0.
+        # The multicast holds none of these ports, so the two do not conflict.
         (f"{SWITCH}[[link]]\nsrc = [1, 2]\ndst = 0\nbeta_us_per_mb = 1\n",
          {"0->1,2", "0->1", "0->2", "1->2", "2->1"}),
     ],

@@ -163,8 +163,7 @@ def main(folder, which):
     for name, (graph, program, layouts, options) in cases(mesh, which).items():
         if rank == 0:
             step = from_fx(program, dist.get_world_size(), layouts=layouts, name=name, **options)
-            # Finding fusions takes 48 s for the longest step. Long steps are therefore written without
-            # transformations.
+            # Long steps are written without transformations: finding fusions takes up to 48 s.
             is_short = len(step.operations) < (150 if which == "calls" else 43)
             tiled = (overlapped(fused(sharded(step, [])), 2, 0) or fused(step)) if is_short else step
             Path(folder, f"{name}.py").write_text(dump_torch_step(tiled))

@@ -23,8 +23,8 @@ class Count(NamedTuple):
     inside: float
 
 
-#: Files of public reports. Links in GB/s: NVLink 25 (nvidia-smi) or 20.6 (NCCL, H100), xGMI 48, PCIe 12, 24 or
-#: 48 by generation.
+#: Files of public reports, with capacities derived from the GB/s of their links.
+#: These are NVLink 25 (nvidia-smi) or 20.6 (NCCL, H100), xGMI 48, and PCIe 12, 24 or 48.
 REPORTED = [
     # 4 NVLinks to GPU1, and PCIe 3 to GPU2.
     Count("reported/smi/bridge-plus-one.txt", {}, 3, 0, 0, 4 * 25 + 12),

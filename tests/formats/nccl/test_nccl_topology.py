@@ -237,8 +237,8 @@ def test_ndv2_shares_one_nic(load):
     assert _beta(topology, 0, 3) == GEN4
     assert _beta(topology, 0, 4) == 100
     assert len(_holders(topology, "NIC 0101:00:00.0 of node 0 egress")) == 64
-    # 12.5 GB/s take 80 us per MB. Sends of CPU 1's ranks pass the 10 GB/s between CPUs, those of CPU 0's do
-    # not.
+    # 12.5 GB/s take 80 us per MB.
+    # Sends of CPU 1's ranks pass the 10 GB/s between CPUs, those of CPU 0's ranks do not.
     assert _beta(topology, 0, 8) == 80
     assert _beta(topology, 4, 8) == 100
     assert _shared(topology, 4, 8)["NIC 0101:00:00.0 of node 0 egress"] == (80, "send")

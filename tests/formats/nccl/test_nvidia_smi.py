@@ -13,8 +13,8 @@ from tests.foreign import OURS, foreign_files
 GEN3 = Fraction(1000, 12)  # us per MB at 12 GB/s
 
 
-#: Matrix of four GPUs on a square, whose sides have three NVLinks or one. Each pair with three NVLinks also
-#: shares a PCIe switch and a NIC.
+#: Matrix of four GPUs on a square, whose sides have three NVLinks or one.
+#: Each pair with three NVLinks also shares a PCIe switch and a NIC.
 SQUARE = OURS / "nvidia-smi" / "square.txt"
 
 

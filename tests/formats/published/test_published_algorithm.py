@@ -23,8 +23,7 @@ SAMPLES = [
     ("allreduce-ndv2-n2", Fraction("1943.8"), Fraction("1943.8"), 480, 474, "allreduce"),
     (OVERLAPPING, 2759, 3594, 1504, 1309, "alltoall"),
 ]
-#: Our own sample whose stated sends overlap. Its figures, like those of our other samples, are derived in the
-#: tests.
+#: Our own sample file whose stated sends overlap; its figures are derived in the tests.
 OURS_OVERLAPPING = "alltoall-hub-n2-overlapping"
 OUR_SAMPLES = [
     # 5 inside a node; then 7.5 + 2 * 12 for two chunks in one send over 2->1, and 5 for each from there to rank 0.

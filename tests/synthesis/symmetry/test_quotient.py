@@ -71,8 +71,8 @@ def test_hops_over_one_orbit_of_links_share_its_representative():
         # Rank 0's chunk uses 0->1, 0->3, 2->3 and 3->2, but neither 1->0, to its origin, nor 2->1, back.
         ("hub-n2", "hub-64KB", 2, 4 * 4 // 2),
         ("hub-rails-n2", "hub-64KB", 4, 4 * (1 + 2 + 2) // 4),
-        # Each of 12 chunks, two per rank, may use one link in its own node; for each of the two other nodes, 4
-        # links into the node and 2 inside it.
+        # Each of 12 chunks, two per rank, may use one link in its own node.
+        # For each of the two other nodes it may use 4 links into the node and 2 inside the node.
         ("hub-n3", "hub-64KB", 3, 12 * (1 + 2 * 4 + 2 * 2) // 3),
         ("ndv2-n2", "ndv2-2MB", 2, 16 * (32 - 4 + 1 + 32) // 2),
         ("dgx2-n1", "dgx2-4KB", 4, 16 * (240 - 15) // 4),

@@ -71,10 +71,11 @@ def test_allreduce_reduces_and_spreads():
     assert (int(schedule.reduce.sum()), int((~schedule.reduce).sum())) == (16, 8)
 
 
-# (topology, collective, finish in us), derived by hand. On a ring of 4, 2 us per hop, a sum needs data from two
-# hops away, 4 us. The 12 sends of a reduce-scatter need two rounds over 8 links, also 4 us.
-# On a star with leaves 1, 2 and 3 us away, a sum at the hub takes the slowest leaf's 3 us. For a sum at leaf 3,
-# the others' sum is at the hub after 2 us and takes 3 us more.
+# (topology, collective, finish in us), derived by hand.
+# On a ring of 4, 2 us per hop, a sum needs data from two hops away, 4 us.
+# The 12 sends of a reduce-scatter need two rounds over the 8 links of a ring, also 4 us.
+# On a star with leaves 1, 2 and 3 us away, a sum at the hub takes the slowest leaf's 3 us.
+# For a sum at leaf 3, the sum of the others is at the hub after 2 us and takes 3 us more.
 KNOWN = [
     ("ring", collectives.reduce_scatter(4), 4),
     ("ring", collectives.reduce(4), 4),
