@@ -45,7 +45,7 @@ def sends(problem, *rows):
     )  # fmt: skip
 
 
-# ---- by hand
+# ---- Bounds derived by hand.
 
 
 def test_the_search_finds_the_optimum_of_a_one_shot_sum():
@@ -132,7 +132,7 @@ def test_a_root_that_got_the_sum_has_it_from_afar():
     assert [each.kind for each in verify(schedule).violations] == ["too-many-hops"]
 
 
-# ---- at random
+# ---- Bounds of random problems, compared with schedules.
 
 
 @pytest.mark.fuzz

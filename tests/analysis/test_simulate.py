@@ -222,7 +222,7 @@ def test_own_first_is_kept_at_another_size(example):
     verify(simulate(example(), size="7MB").as_schedule()).raise_if_failed()
 
 
-# Tiles.
+# Simulation of several tiles, which are equal parts of a large message.
 
 
 def test_tiles_follow_on_every_resource():
@@ -245,7 +245,7 @@ def test_tiles_follow_on_every_resource():
             {"tiles": 10**8},
             "tiles: found 100000000 tiles of 2 sends.*expected at most 50000000:",
         ),
-        # Profile and topology both set the costs.
+        # Profile and topology would both set the costs.
         (relay(), {"profile": "nominal", "topology": relay().problem.topology}, "leave one out"),
         # The error lists the machine's profiles.
         (baselines.ring(machine_problem(topologies.ndv2())), {"profile": "fast"}, "taccl, nominal"),
@@ -257,7 +257,7 @@ def test_tiles_follow_on_every_resource():
             "cannot be kept under these assumptions: sends of groups 0, 1",
         ),
         (build(relay().problem, [Row(0, 1, 0, 5)]), {}, "rank 1 sends chunk 0, which it never holds"),
-        # A merged send uses one link.
+        # A merged send over two links is refused.
         (build(relay().problem, [Row(0, 0, 0, 6, 1), Row(0, 1, 6, 11, 1)]), {}, "differ in link"),
     ],
     ids=["tiles", "two sources of costs", "a profile", "a shape", "an order", "a chunk", "a group"],
@@ -279,7 +279,7 @@ def test_tile_waits_for_the_last_send_of_the_tile_before():
     assert simulation.finish_us == 12
 
 
-# Jitter.
+# Simulation with random durations of sends (jitter).
 
 
 def test_jitter_is_reproducible():
@@ -309,7 +309,7 @@ def test_jittered_times_add_up():
         assert use.busy + idle == simulation.finish
 
 
-# The critical path.
+# The critical path of a simulation.
 
 
 def test_critical_path_names_chunk():
@@ -358,7 +358,7 @@ def test_critical_path_adds_up_to_the_finish():
                 assert step.start == before.start + held.alpha_us + held.beta_us_per_mb * size / MB
 
 
-# Resources.
+# Busy and idle times of resources.
 
 
 def test_resource_use_of_a_relay():
@@ -404,7 +404,7 @@ def test_repr_says_what_was_assumed():
     assert text.endswith("GB/s)")
 
 
-# Speed.
+# CPU time of a simulation.
 
 
 @pytest.mark.slow
@@ -417,7 +417,7 @@ def test_large_schedule_is_fast():
     assert cpu_s(lambda: simulate(large)) < 12 * cpu_s(lambda: simulate(small))
 
 
-# Bad input.
+# Invalid arguments of `simulate`.
 
 
 @pytest.mark.parametrize(

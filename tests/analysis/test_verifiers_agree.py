@@ -47,7 +47,7 @@ class Send(NamedTuple):
     reduce: bool = False
 
 
-# ---- the check of data
+# ---- The independent check of data.
 
 
 def data_is_sound(schedule):
@@ -90,7 +90,7 @@ def data_is_sound(schedule):
     )
 
 
-# ---- problems
+# ---- Random problems.
 
 
 def random_fabric(rng):
@@ -183,7 +183,7 @@ def random_case(rng):
     return make_problem(topology, collective, chunk_bytes=sizes, clauses=Clauses())
 
 
-# ---- schedules
+# ---- Random schedules, in which sends obey data and resources.
 
 
 class Clock:
@@ -272,7 +272,7 @@ def compact_of(problem, sends, num_reducing=None):
     )
 
 
-# ---- changes
+# ---- Random changes of schedules.
 
 
 def drop(rng, sends, problem):
@@ -415,7 +415,7 @@ def test_compact_and_full_verifier_agree_on_mutants(monkeypatch):
     assert kinds >= {"", *OF_DATA, "contention", "link-not-allowed"} - {"reduce"}, found
 
 
-# ---- schedules that become compact
+# ---- Schedules converted to compact columns.
 
 
 def as_compact(schedule):
@@ -506,7 +506,7 @@ def test_sums_of_many_contributions_agree(monkeypatch):
     assert len(found) > 1, found
 
 
-# ---- cases found by fuzzing or by attack
+# ---- Cases that fuzzing or deliberate attacks found.
 
 
 def test_a_rank_that_contributes_nothing_has_nothing_to_send():
@@ -597,7 +597,7 @@ def test_links_of_several_ends_and_derived_chunks_need_no_ends(example):
     assert assert_agreed(compact_of(schedule.problem, sends[1:]), judges_data=False) >= {"postcondition"}
 
 
-# ---- implicit schedules
+# ---- Implicit schedules and their expansions.
 
 FABRICS = ("ring:4", "torus:3x3", "star:4", "mesh:2x3", "hypercube:2", "fully-connected:3")
 

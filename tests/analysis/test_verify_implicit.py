@@ -70,7 +70,7 @@ def test_what_is_valid_is_accepted(name, collective):
     assert found.num_redundant == 0
 
 
-# ---- rows
+# ---- Changed, missing and repeated rows of a pattern.
 
 
 def test_a_missing_row():
@@ -153,9 +153,9 @@ def test_one_tick_too_early():
 @pytest.mark.parametrize(
     ("options", "tampered", "kind"),
     [
-        # Times are not negative.
+        # Negative times are refused.
         ({}, lambda s: changed(s, "start", 0, -1), "interval"),
-        # A column that is too short.
+        # A column with a missing row is refused.
         ({}, lambda s: with_rows(s, start=s.pattern.start[:-1]), "index"),
         # The groups of 2 x 8, or of another order, are not translations of 4 x 4.
         *(
@@ -167,7 +167,7 @@ def test_one_tick_too_early():
             ({}, lambda s, name=name: with_shape(s, host=parse_named(name)), "symmetry")
             for name in ("mesh:4x4", "ring:16", "torus:2x8")
         ),
-        # Class 0 with another destination: both axes, its source, out of range, or class 1's.
+        # A wrong destination of class 0: along both axes, its source, out of range, or that of class 1.
         *(({}, lambda s, dst=dst: with_class(s, 0, dst=dst), "symmetry") for dst in (5, 0, 16, -1)),
         ({}, lambda s: with_class(s, 0, dst=s.translations.classes[1].dst), "symmetry"),
         # The axes differ in bandwidth, so a class cannot have the other's.
@@ -225,7 +225,7 @@ def test_an_alltoall_needs_the_whole_path():
     assert "postcondition" in kinds(changed(schedule, "item", -1, (item + 1) % 16))
 
 
-# ---- sums
+# ---- Reductions.
 
 
 def test_a_sum_that_leaves_its_root():
@@ -248,7 +248,7 @@ def test_an_allreduce_spreads_whole_sums_only():
     assert kinds(changed(schedule, "reduce", 0, False)) == {"lost-contribution"}
 
 
-# ---- translations
+# ---- Changed translations and link classes.
 
 
 @pytest.mark.parametrize("cost", ["alpha_us", "beta_us_per_mb"])
@@ -308,7 +308,7 @@ def test_a_sequence_that_is_no_ring():
     assert kinds(with_shape(schedule, ranks=None)) == {"symmetry"}
 
 
-# ---- topologies
+# ---- Topologies that differ from the translations.
 
 
 def on_topology():
@@ -370,7 +370,7 @@ def test_a_class_with_a_hold_too_many():
     }
 
 
-# ---- messages
+# ---- Messages of violations.
 
 
 def test_messages_name_the_row():

@@ -152,7 +152,7 @@ def test_files_are_what_the_plan_says(tmp_path):
     assert [row["min_bytes"] for row in index["ranges"]] == [each.min_bytes for each in plan.ranges]
     for row, each in zip(index["ranges"], plan.ranges, strict=True):
         text = (folder / row["files"]["msccl_xml"]).read_text()
-        # In the runtime maxBytes is exclusive.
+        # The runtime excludes `maxBytes` itself.
         assert f'minBytes="{each.min_bytes}" maxBytes="{each.max_bytes + 1}"' in text
         assert taccl.interpret(load_msccl_xml(folder / row["files"]["msccl_xml"])).ok
         assert taccl.load(folder / row["files"]["schedule"]) == each.schedule
@@ -458,7 +458,7 @@ def test_a_sketch_that_says_how_many_chunks_is_obeyed():
         (taccl.topologies.fully_connected(4), "0.52"),
         # Without latency only the amount of data counts.
         (taccl.topologies.dgx_a100(nodes=1, profile="nominal"), "0.006"),
-        # Doubling: four exchanges inside nodes and one across.
+        # Recursive doubling: four exchanges inside nodes and one between nodes.
         *([(taccl.topologies.dgx2(nodes=2), "4.05")] if MANY else []),
     ],
     ids=lambda value: getattr(value, "name", ""),

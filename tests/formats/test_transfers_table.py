@@ -26,7 +26,7 @@ def _schedule():
     builder.add_link((0,), (2, 3), alpha_us=0, beta_us_per_mb=2)
     collective = collectives.Collective("sum", 4, (collectives.Chunk((0, 1), (2, 3), 0),), combining=True)
     problem = make_problem(builder.build(), collective, chunk_bytes=10**6)
-    # Ticks of 1/4 us.
+    # Starts and ends are in ticks of 1/4 us.
     return make_schedule(problem, chunk=[0, 0], link=[0, 1], start=[0, 5], end=[5, 13], reduce=[True, False])
 
 

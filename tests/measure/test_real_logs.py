@@ -54,7 +54,7 @@ def test_the_fastest_protocol_is_the_one_that_was_taken(fits, name):
 
 @pytest.mark.slow
 def test_two_nodes_are_predicted_from_one(shared_data):
-    """The log of one node and a NIC's rate predict 1 GiB on two nodes."""
+    """A fit to the log of one node, with the rate of a NIC, predicts the time of 1 GiB on two nodes."""
     assert predicted_row(shared_data / "nccl-tests")["met"]
 
 

@@ -395,8 +395,8 @@ def test_a_search_that_is_compiled_says_over_which_paths_it_goes(compiled_search
 
 @pytest.mark.fuzz
 def test_what_explain_proposes_leaves_a_schedule():
-    """On random sketches with short paths the proposal leaves a schedule; a blocking limit gets its minimum
-    value."""
+    """On random sketches with limits on hops, the change that `explain` proposes leaves a schedule. A limit
+    that blocks is raised to its least feasible value."""
     for seed in cases("explained path limits", few=8, many=400):
         rng = random.Random(seed)
         content, name, extra, nodes, local = random_sketch(rng)

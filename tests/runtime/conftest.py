@@ -35,7 +35,7 @@ class Marked:
         )
 
     def wait_until_shared(self, process: subprocess.Popen, seconds: float = 30) -> None:
-        """Wait until ranks share memory: MPI is initialized."""
+        """Wait until ranks share memory, which shows that MPI is initialized."""
         until = time.monotonic() + seconds
         while not self._shared() - self._segments:
             assert process.poll() is None, process.communicate()

@@ -21,11 +21,11 @@ def bare(**options):
 @pytest.mark.parametrize(
     ("name", "values", "kind"),
     [
-        # A send takes 2.5 us, five ticks.
+        # The absent column of ends: a send takes 2.5 us, which is five ticks.
         ("end", [5, 10, 10, 15], np.int64),
         # Every transfer is a send of its own, in order.
         ("group", [0, 1, 2, 3], np.int32),
-        # All are copies.
+        # Without a column of reductions all transfers are copies.
         ("reduce", [False] * 4, np.bool_),
     ],
 )

@@ -36,14 +36,14 @@ def relay(**options):  # noqa: ANN201
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        # Start first, then link.
+        # Transfers are sorted by start, then by link.
         ([t[:3] for t in relay()], [(0, 0, 0), (1, 0, 5), (0, 1, 5), (1, 1, 10)]),
         # Groups 3, 9, 5, 7 are renumbered from 0 in the order of starts, so ids of 64 bits are accepted.
         ([t.group for t in relay()], [0, 1, 2, 3]),
         (relay(group=[2**40, 1, 2, 3]).num_sends, 4),
         # Every transfer is a send of its own by default.
         (relay(group=None).num_sends, 4),
-        # 15 ticks of half a microsecond.
+        # The finish is 15 ticks of half a microsecond.
         ((relay().finish_us, str(relay().finish)), (7.5, "15/2")),
         (next(iter(relay())), Transfer(chunk=0, link=0, start_ticks=0, end_ticks=5, group=0, reduce=False)),
         (repr(relay()), "Schedule(custom on line: 4 transfers in 4 sends, finish 7.500 us)"),

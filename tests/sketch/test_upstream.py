@@ -41,7 +41,7 @@ SKETCHES = {
 SIZES = {"ndv2": ("1KB", "32KB", "1MB"), "dgx2": ("1KB", "1MB")}
 PAIRS = [(s, f"topo-{m}-{size}") for m, names in SKETCHES.items() for s in names for size in SIZES[m]]
 
-# Numbers of links, by hand.
+# Number of links of each sketch and topology file, derived by hand.
 # Inside a node: 32 for NDv2 (16 NVLink pairs), 16 * 15 = 240 for DGX-2, 2 for our nodes of two ranks.
 # The nodes of three-by-hand have 2 + 1 + 1 + 1 + 1 links.
 # Each ordered pair of nodes has 1 (sk1), 64 (sk2) or 8 (sk3) links of NDv2, 8 (sk1) or 16 (sk2) of DGX-2.

@@ -234,7 +234,7 @@ try:
 except MemoryError as error:
     print(error)
 """
-    # ignore the exit code: the library may crash at the end of its process
+    # Ignore the exit code, as the library may crash when its process ends.
     done = in_fresh_process(text, check=False)
     assert done.stdout == "SCIP ran out of memory\n", done.stderr
 
@@ -267,7 +267,7 @@ def test_a_solver_tells_its_nodes(solver):
 
 
 def test_progress_is_reported():
-    """`on_progress` is called for each better solution, and the final one keeps the times of all."""
+    """`on_progress` is called for each better solution; the final solution has the times of all of these."""
     seen = []
 
     def attempt(limit_s):

@@ -26,7 +26,7 @@ from tests.fuzzing import some
 from tests.synthesis.small_problems import linked, random_problem
 
 MB = 10**6
-#: Re-planning that ends by its work.
+#: `replan` with limits on its work, which it reaches long before its time limit.
 replan = partial(replanning.replan, time_limit_s=AMPLE_S, parameters=BRIEF)
 
 

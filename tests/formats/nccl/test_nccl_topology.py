@@ -13,7 +13,7 @@ from tests.fuzzing import thinned
 
 # PCIe: lanes * units / 80 GB/s. 16 lanes at 8 GT/s (60 units) are 12 GB/s, at 16 GT/s 24, at 32 GT/s 48.
 GEN3, GEN4, GEN5 = Fraction(1000, 12), Fraction(1000, 24), Fraction(1000, 48)
-#: Assumptions for files with only bus ids.
+#: Notes of assumptions for files that have only bus ids.
 SAID = {
     "aws-g5.48xl": {
         "gpus": [f"0000:00:{device}.0" for device in ("16", "17", "18", "19", "1a", "1b", "1c", "1d")],

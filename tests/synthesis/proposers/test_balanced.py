@@ -49,7 +49,7 @@ def test_most_of_the_optimum_is_reached(dims, policy):
     ("number", "dims"),
     thinned(enumerate(["ring8@100,switch6@50", "fully-connected5@200,ring7@50,switch3@25", "ring4@100,ring4@100,ring4@100",
      "ring16@100,ring4@25", "fully-connected8@400,switch16@50",
-     # Slow dimensions with few phases.
+     # Networks in which slow dimensions limit, and phases are few.
      "switch8@200,ring16@12.5,ring4@200,fully-connected9@400", "switch2@25,ring2@50,switch2@100,ring5@25",
      "switch13@50,switch7@25,switch2@25,switch14@200", "fully-connected5@400,switch5@12.5,ring12@400"])),
 )  # fmt: skip

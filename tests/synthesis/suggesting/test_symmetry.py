@@ -43,7 +43,8 @@ def test_a_shared_resource_breaks_the_symmetry():
 
 
 def test_shifts_of_a_torus_are_its_rows_and_columns():
-    """Shifts of a 4 x 4 torus include one of ranks by one within each row, and one of all ranks by a row."""
+    """The shifts of a 4 x 4 torus include a shift by one rank within each row, and a shift of all ranks by
+    one row."""
     shifts = find_shifts(taccl.topologies.torus(4, 4))
     assert {Shift(4, 1), Shift(16, 4)} <= set(shifts)
     assert Shift(16, 1) not in shifts

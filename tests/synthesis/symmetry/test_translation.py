@@ -151,7 +151,7 @@ def test_a_one_way_ring_needs_reversed_links_for_sums():
     assert synthesize_implicit(topology).gap == 0
 
 
-# ---- topologies
+# ---- Translations of topologies, found from their links.
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_links_that_do_not_reach_all_are_refused():
         translate(shape, chunk_bytes=1000)
 
 
-# ---- groups and named fabrics
+# ---- Groups of translations, and fabrics by name.
 
 
 @pytest.mark.parametrize("moduli", [(5,), (2, 3), (3, 1, 4), (2, 2, 2)])
