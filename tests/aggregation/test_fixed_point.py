@@ -99,7 +99,7 @@ def test_the_error_bound_can_be_reached():
 
 
 def test_a_product_that_rounds_to_the_middle_is_decided_exactly():
-    """Random numbers are rounded by the exact product, also where its float64 value is k + 1/2."""
+    """Random numbers are rounded by the exact product, even where its float64 value is k + 1/2."""
     rng = np.random.default_rng(0)
     values, scale = rng.uniform(-1, 1, 4000), 1e9 / 7
     found = quantise(values, scale, ranks=1)

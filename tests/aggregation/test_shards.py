@@ -93,7 +93,8 @@ def test_a_chunk_goes_where_it_is_done_soonest():
 
 @pytest.mark.slow
 def test_no_chunk_would_be_done_sooner_elsewhere():
-    """On random cards and layers LPT is within 2 m / (m + 1) of the optimal placement."""
+    """On random cards and layers, largest-first placement (LPT) on m cards takes at most 2 m / (m + 1) times
+    as long as the optimal placement."""
     rng = np.random.default_rng(0)
     for _ in range(30):
         betas = rng.integers(1, 40, 3).tolist()
@@ -196,7 +197,8 @@ def test_layers_of_a_file(tmp_path):
     ],
 )
 def test_files_without_layers_are_refused(tmp_path, text, said):
-    """Files without layers, with a repeated layer or a bad row are refused by line."""
+    """Files without layers, with a repeated layer or with a bad row are refused, and the error names the
+    line."""
     file = tmp_path / "layers.csv"
     file.write_text(text)
     with pytest.raises(InputError, match=said):

@@ -353,7 +353,7 @@ def test_a_bound_that_a_finish_meets_is_enough(monkeypatch):
 
 
 def test_the_bound_is_the_largest_claim():
-    """The bound is the largest claim of any family about a ring of 5, for its given chunks."""
+    """On a ring of 5 with given chunks, the bound is the largest claim of all bound families."""
     problem = problem_of(ring(5), collectives.allgather(5))
     ticks = max(claim.ticks for claim in bounds.claims_of(problem))
     assert lower_bound(problem).bound == Fraction(ticks) / problem.costs.ticks_per_us

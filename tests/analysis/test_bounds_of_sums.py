@@ -67,7 +67,7 @@ def test_a_sum_may_stay_in_its_node():
 
 
 def test_the_root_need_not_be_reached():
-    """Ranks 0 and 1 share their sum though no link leads to its root: the bound exists."""
+    """If ranks 0 and 1 share a sum, and no link leads to its root, there is still a bound."""
     problem = problem_of(joined([0] * 3, [(0, 1, 1), (1, 0, 1), (2, 0, 1)]), one_sum(3, (0, 1), (0, 1), 2))
     schedule = sends(problem, (0, 1, {0}), (1, 0, {1}))
     assert verify(schedule).ok

@@ -366,8 +366,8 @@ def test_what_is_quick_is_never_left_out():
 
 
 def test_beyond_timed_borders_whole_chunks_are_counted(monkeypatch):
-    """A problem with too many chunks for timed cuts is bounded by prices, and by counting chunks without
-    release dates.
+    """A problem with too many chunks for cuts with release dates is bounded by prices, and by counting chunks
+    at cuts without release dates.
 
     Counting gives the higher bound here. Links of 3 and 5 us pass 9 // 3 + 9 // 5 = 4 chunks in 9 us. In 8 us
     they pass only 2 + 1. Prices give 4 / (1/3 + 1/5) = 7.5 us.
@@ -382,7 +382,8 @@ def test_beyond_timed_borders_whole_chunks_are_counted(monkeypatch):
 @fuzzed(few=8, many=700)
 @given(seed=seeds, combining=st.booleans())
 def test_bounds_without_times_hold(seed, combining):
-    """Bounds without timed cuts are proven by their witnesses and are no larger than those with timed cuts."""
+    """Bounds without cuts that use release dates are proven by their witnesses, and are no larger than bounds
+    with such cuts."""
     problem = random_problem(seed, combining=combining)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bounds, "_MAX_TIMED", 0)

@@ -117,7 +117,8 @@ def test_many_dimensions_need_no_list_of_orders():
 
 
 def test_only_whole_collectives_on_products_have_it():
-    """A broadcast, process groups, one dimension and topologies that are not products have no such bound."""
+    """A broadcast, process groups, one dimension and topologies that are not products have no bound of
+    dimensions."""
     topology = taccl.topologies.parse("torus:3x3")
     assert bound_along(make_problem(topology, "allreduce", size_bytes=10**6)) is not None
     assert bound_along(make_problem(topology, "broadcast", size_bytes=10**6, root=0)) is None

@@ -116,7 +116,8 @@ def random_merged(seed):
 
 @pytest.mark.fuzz
 def test_no_dissemination_is_above_the_optimum():
-    """Dissemination claims are proven, at most the optimum, and never proven one tick above it."""
+    """Each dissemination claim is at most the optimum and is proven; one tick above the optimum is never
+    proven."""
     compared = 0
     for seed in cases("dissemination against the optimum", few=12, many=500):
         problem = random_merged(seed)

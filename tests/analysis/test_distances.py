@@ -74,7 +74,7 @@ def test_times_are_read_only():
 
 
 def test_only_allowed_links_carry():
-    """Without link 0 -> 2 the chunk reaches rank 1 over link 0 and never reaches rank 2."""
+    """Without link 0 -> 2 the chunk reaches rank 1 over the direct link, and never reaches rank 2."""
     distances = Distances(detour(links_allowed=frozenset({0, 2})))
     assert distances.links(distances.carried(0)) == (0, 2)
     assert distances.heads(0).tolist() == [0, 5, inf]

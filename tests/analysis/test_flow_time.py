@@ -66,7 +66,8 @@ def test_sends_shrink_by_the_bytes_of_a_latency():
 
 @pytest.mark.slow
 def test_sums_of_a_torus_leave_and_enter_by_all_ports():
-    """The bound adds mean times to leave a rank by all ports, on the links, and to enter.
+    """The bound adds the mean times in which data leave a rank by all ports, pass the links, and enter
+    another rank.
 
     On an 8 x 8 torus, 16 KB leave by each of four ports in 0.82 us. They pass six links in 3 us, and enter in
     0.82 us.
@@ -147,7 +148,8 @@ def random_line(rng):
 
 @pytest.mark.fuzz
 def test_no_schedule_in_any_chunks_beats_the_flow():
-    """A claim over all chunkings holds in each number of chunks, against all tiny schedules."""
+    """A claim over all chunkings holds for every number of chunks: on tiny problems no schedule finishes
+    earlier."""
     decided = claimed = 0
     for seed in cases("mean flow time, over all schedules", few=12, many=1_000):
         rng = random.Random(f"flow {seed}")

@@ -36,7 +36,7 @@ ONE_WAY = {(r, (r + 1) % 4): 1 for r in range(4)}
 HAND = {
     # Each rank's chunks travel 1 + 2 + 3 hops: 24 over 4 links of 1 us.
     "one-way ring": (linked(4, ONE_WAY), collectives.alltoall(4), Fraction(6)),
-    # 1 + 1 + 2 hops: 16 over 8 links.
+    # Each rank's chunks travel 1 + 1 + 2 hops: 16 over 8 links of 1 us.
     "ring both ways": (
         linked(4, ONE_WAY | {(b, a): 1 for a, b in ONE_WAY}),
         collectives.alltoall(4),
@@ -83,7 +83,8 @@ def test_flows_that_were_not_solved_say_no_more(name, monkeypatch):
 
 
 def test_distance_times_volume_by_hand(monkeypatch):
-    """On a one-way ring, 24 hops over 4 links at one price give the tight bound, and its description."""
+    """On a one-way ring, 24 hops over 4 links of equal price give the tight bound, whose description names
+    both figures."""
     monkeypatch.setattr(flows, "_MAX_FLOWS", 0)
     bound = lower_bound(problem_of(HAND["one-way ring"][0], collectives.alltoall(4)), divisible=True)
     assert (bound.bound, bound.kind) == (6, "multicommodity")
@@ -159,7 +160,8 @@ def test_nothing_to_send_has_no_price():
 
 @pytest.mark.slow
 def test_random_fallbacks_hold(monkeypatch):
-    """On random problems distance times volume is at most the multicommodity bound, and its witness checks."""
+    """On random problems the bound from distance times volume is at most the multicommodity bound, and its
+    witness passes the check."""
     for seed in range(some(50, 120)):
         problem = random_problem(seed, combining=False)
         volume = Volume(problem, divisible=True)

@@ -331,7 +331,8 @@ def test_an_end_raised_by_a_tick_is_refused(place):
 
 @pytest.mark.parametrize("number", [0, 1, 11, 13])
 def test_a_witness_with_another_number_of_ends_is_refused(number):
-    """The witness needs an end for all numbers of jobs of two queues; another count is refused."""
+    """The witness needs an end for each combination of numbers of jobs from two queues; more or fewer ends
+    are refused."""
     bound = two_nics()
     witness: Any = bound.witness
     ends = (*witness.ends, witness.ends[-1])[:number]

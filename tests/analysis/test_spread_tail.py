@@ -341,7 +341,7 @@ def random_two_levels(seed):
 @pytest.mark.fuzz
 @pytest.mark.parametrize("random_problem", [random_two_levels, random_spreading])
 def test_no_spread_tail_is_above_the_optimum(random_problem):
-    """Claims are at most the optimum, proven, and never proven one tick above the optimum."""
+    """Each claim is at most the optimum and is proven; one tick above the optimum is never proven."""
     compared = 0
     for seed in cases(f"spread tails against the optimum, {random_problem.__name__}", few=12, many=600):
         problem = random_problem(seed)

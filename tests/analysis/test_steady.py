@@ -146,7 +146,8 @@ def test_schedule_without_transfers_has_no_interval():
 
 @pytest.mark.slow
 def test_random_intervals_are_proven():
-    """Cycles and potentials prove random intervals, none of which is below the busiest load."""
+    """Intervals of random schedules are proven by a cycle and by potentials, and are at least the load of the
+    busiest resource."""
     for schedule in thinned(random_schedules(), every=2):
         steady = initiation_interval(schedule)
         assert steady.check()

@@ -332,7 +332,8 @@ class TestPhaseOfASum:
 
     @pytest.mark.parametrize(("carries", "kinds"), [({0}, ["carries-to"]), ({2}, [])])
     def test_copy_of_part_of_a_sum(self, carries, kinds):
-        """Rank 1 copies {0, 1} back to rank 0 in the reduce phase to root 2: the link must carry to root 2."""
+        """Rank 1 copies the sum of ranks 0 and 1 back to rank 0. As this is still the reduce phase, the link
+        must be allowed to carry sums to root 2."""
         found = self.kinds(
             [(0, 1), (1, 0), (0, 2)], [0, 1, 2], [2], [(0, "reduce"), (1, "copy"), (2, "reduce")],
             carries_to={1: frozenset(carries)},
@@ -350,7 +351,7 @@ class TestPhaseOfASum:
 
     @pytest.mark.parametrize(("carries", "kinds"), [({0}, ["carries-to"]), ({2}, [])])
     def test_whole_sum_on_its_way_to_a_root_without_a_part(self, carries, kinds):
-        """Rank 1 has the complete sum, but root 2 has not received it yet, so it is still in the reduce
+        """Rank 1 has the complete sum, but root 2 has not received it yet, so the sum is still in the reduce
         phase."""
         found = self.kinds(
             [(0, 1), (1, 2), (2, 3)], [0, 1], [2, 3], [(0, "reduce"), (1, "reduce"), (2, "copy")],

@@ -360,7 +360,7 @@ def test_no_interrupt_while_a_module_is_imported(tmp_path, monkeypatch):
 
 
 def test_imports_around_a_deadline_do_not_put_it_off(tmp_path, monkeypatch):
-    """A deadline inside an imported script interrupts it."""
+    """If a script that is being imported sets a deadline, the deadline interrupts the script."""
     name = "interrupted_as_it_is_imported"
     (tmp_path / f"{name}.py").write_text(
         "from taccl._internal.deadline import Deadline\n"

@@ -196,7 +196,7 @@ def test_priors_that_times_contradict_are_given_up(tmp_path):
 
 
 def test_two_sizes_are_no_range():
-    """Two slow sizes are not taken for a range of sizes with another protocol; four are."""
+    """Two sizes with slow times are not taken for a range of sizes with another protocol; four sizes are."""
     sizes = 2.0 ** np.arange(3, 20)
     for odd, is_range in ((1, False), (2, False), (4, True)):
         times = 10 + sizes / 1e5

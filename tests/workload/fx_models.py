@@ -19,13 +19,13 @@ class Copied(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, group):
-        """The tensor itself."""
+        """The tensor `x`, unchanged."""
         ctx.group = group
         return x.clone()
 
     @staticmethod
     def backward(ctx, grad):
-        """The sum over the group."""
+        """The gradient, summed over the ranks of the group."""
         return functional.all_reduce(grad, "sum", ctx.group), None
 
 
@@ -34,12 +34,12 @@ class Summed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, group):
-        """The sum over the group."""
+        """The sum of `x` over the ranks of the group."""
         return functional.all_reduce(x, "sum", group)
 
     @staticmethod
     def backward(ctx, grad):
-        """The gradient itself."""
+        """The gradient, unchanged."""
         return grad.clone(), None
 
 

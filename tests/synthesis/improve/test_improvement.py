@@ -241,7 +241,7 @@ def test_few_turns_go_far():
 
 
 def test_chunks_that_are_not_free_keep_their_routes():
-    """If only chunk 2 of an allgather is free, all others keep their paths."""
+    """If only chunk 2 of an allgather may be re-routed ("free"), all other chunks keep their paths."""
     problem = make_problem(topologies.ndv2(1), collectives.allgather(8), chunk_bytes=MB)
     before = from_nothing(problem, turns=0)
     search = Improvement(problem, read_trees(before), chunks={2})

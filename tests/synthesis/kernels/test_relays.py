@@ -27,7 +27,8 @@ def problem():
 
 
 def test_relays_lead_to_all_that_want_a_chunk(problem, monkeypatch):
-    """Relays are outside a chunk's group and schedules verify, with relay routes kept or dropped."""
+    """Relays are ranks outside a chunk's group. Schedules verify, whether routes over relays are kept or
+    dropped."""
     for steps in (0, 10**9):
         monkeypatch.setattr(spreading, "KEPT_STEPS", steps)
         fabric, demand = problem_arrays(problem)
