@@ -46,7 +46,8 @@ def test_a_valid_schedule_passes():
 
 
 def test_a_chunk_that_is_not_there_is_found():
-    """The last chunk sent to rank 1 one tick before it arrives at rank 0 is a violation."""
+    """A send of the last chunk from rank 0 to rank 1, one tick before the chunk arrives at rank 0, is a
+    violation."""
     problem, chunk, link, start = ring_exchange(3)
     columns = np.append(chunk, chunk[-1]), np.append(link, link[0]), np.append(start, np.int32(SEND - 1))
     found = verify(Schedule(problem, *columns)).violations
@@ -80,7 +81,8 @@ def test_a_link_that_does_not_exist_is_found():
 
 
 def test_pairs_number_chunks_from_the_first():
-    """Chunks are numbered from `first`: chunk 5 is at ranks 1 and 2, chunk 6 at none, chunk 7 at rank 0."""
+    """Pairs of chunk and rank, with chunks numbered from `first`: chunk 5 is at ranks 1 and 2, chunk 6 at
+    none, chunk 7 at rank 0."""
     chunk, rank = pairs([(1, 2), (), (0,)], first=5)
     assert chunk.tolist() == [5, 5, 7]
     assert rank.tolist() == [1, 2, 0]
@@ -171,7 +173,10 @@ def test_dates_bind_columns(release, due, kind):
 
 @pytest.mark.parametrize(("pull", "kind"), [(200, None), (199, "update")])
 def test_a_server_updates_sums_of_columns(pull, kind):
-    """Two workers push 1 MB each to a server by 10 us; it updates the sum until 20 us, at ten ticks per us."""
+    """A worker may pull a sum only after the server's update.
+
+    Two workers push 1 MB each by 10 us, and the update ends at 20 us, with ten ticks per us.
+    """
     topology = TopologyBuilder("star", [0, 0, 0])
     for src, dst in ((0, 2), (1, 2), (2, 0), (2, 1)):
         topology.add_link(src, dst, alpha_us=0, beta_us_per_mb="10")
@@ -203,7 +208,8 @@ def test_a_thousand_violations_of_a_kind_are_listed():
 
 @pytest.mark.parametrize("is_large", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_both_forms_of_a_loop_name_contributions(is_large, monkeypatch):
-    """Python and compiled loop name the same contributions: 70 ranks contribute, ranks 2 and 65 twice."""
+    """The Python loop and the compiled loop find the same faults: contributions of ranks 2 and 65 arrive
+    twice, that of rank 7 never."""
     monkeypatch.setattr(columns, "MANY", 0 if is_large else 1 << 15)
     topology = TopologyBuilder("star", [0] * 70)
     for rank in range(1, 70):

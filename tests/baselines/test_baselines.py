@@ -140,7 +140,7 @@ def test_by_name(make):
 
 
 def test_unknown_name(make):
-    """An unknown name is refused with the known ones."""
+    """An unknown name is refused, and the error lists the known ones."""
     with pytest.raises(
         InputError, match=r"found 'rong'; expected one of ring, tree.*; did you mean 'ring'\?"
     ):

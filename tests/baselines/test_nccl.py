@@ -21,7 +21,7 @@ def problem_of(topology, collective="allreduce", size=2**20):
 def test_the_model_by_hand():
     """The predicted time of a ring under LL equals the sum computed by hand.
 
-    The terms are launch and base latency, 14 hops of 0.6 us, and 1.75 bytes per byte at the ring's rate.
+    The terms are launch and base latency, 14 hops of 0.6 us, and 1.75 times the bytes at the ring's rate.
     """
     topology = taccl.topologies.dgx_h100(profile="nccl")
     (found,) = (

@@ -232,8 +232,8 @@ def test_chunks_are_cut_until_the_last_pulls_are_short():
 
 @pytest.mark.slow
 def test_an_exchange_of_given_chunks_is_bounded_before_its_schedule_uses_up_the_time():
-    """If the number of chunks is given, the bound is the first stage of synthesis; if it is open, the
-    servers' schedule is."""
+    """If the number of chunks is given, the first stage of synthesis is the bound; if it is open, it is the
+    servers' schedule."""
     given = exchange(range(4), range(4, 8), num_ranks=8, chunks_per_server=8)
     result = brief_synthesis(make_problem(rack(4, 4), given, chunk_bytes=10**5))
     assert [stage.name for stage in result.stages][:2] == ["bound", "servers"]

@@ -432,7 +432,8 @@ class TestProblem:
 
     @pytest.mark.slow
     def test_upstream_cost_models(self, run_json, upstream):
-        """Two files of the published tool use its costs, unless the physical model is requested."""
+        """With a topology file and a sketch of the published tool its costs are used, unless the physical
+        model is requested."""
         words = (
             "bound", upstream / "sketch" / "ndv2-n2.json", "--topology",
             upstream / "topo" / "ndv2-2MB.json", "--collective", "allgather",

@@ -66,7 +66,7 @@ class TestBound:
 
     @pytest.mark.slow
     def test_saved_schedule(self, run, run_json, saved):
-        """The problem of a schedule file is bounded, and compared with the schedule."""
+        """For a schedule file, `taccl bound` bounds its problem, and compares the bound with the schedule."""
         code, values = run_json("bound", saved)
         assert (code, values["bound_us"]) == (0, 1.04)
         assert (values["schedule"]["finish_us"], values["schedule"]["gap"]) == (1.04, 0.0)

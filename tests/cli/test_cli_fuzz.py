@@ -141,7 +141,8 @@ _VERBS = tuple({command.split()[0]: command for command in _EVERY}.values())
 @pytest.mark.slow
 @pytest.mark.parametrize("command", _VERBS, ids=lambda command: command.split()[0])
 def test_paths_that_lead_to_no_file(folder, command):
-    """Too long paths, pipes without a writer, endless devices and circular links are refused immediately."""
+    """Paths that are too long, pipes without a writer, endless devices and circular links are refused
+    immediately."""
     os.mkfifo(folder / "pipe.toml")
     (folder / "circle.json").symlink_to(folder / "circle.json")
     (folder / "nowhere.xml").symlink_to(folder / "none")

@@ -142,7 +142,8 @@ def test_limits_have_the_rate_of_the_messages_that_use_them(log):
 
 
 def test_a_slower_schedule_is_no_gain():
-    """A schedule is no gain if it is predicted slower by more than the model's error; within it, it may be."""
+    """A schedule is no gain if it is predicted to be slower by more than the model's error; within the error
+    it may be a gain."""
     texts = [Gain(2**30, "msccl", 100.0, us, 1.1, "").text for us in (50.0, 95.0, 105.0, 250.0)]
     assert texts == ["50% less", "within the error", "within the error", "none"]
 
@@ -272,7 +273,7 @@ PUBLISHED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_logs_are_judged_as_their_threads_do(shared_data, name):
-    """Published logs are diagnosed as in their threads.
+    """Published logs are diagnosed as in the discussion threads that contain them.
 
     The causes are NUMA balancing on a VM, and a late protocol switch on L40S; other nodes are healthy.
     """

@@ -52,7 +52,8 @@ def test_tracks_by_hand():
 
 
 def test_events_say_what_is_sent():
-    """Arguments name chunk, link, ends, group, whether it reduces, and bytes."""
+    """Arguments of an event are the chunk, the link, its ends, the group, the bytes, and whether the send
+    reduces."""
     event = next(each for each in trace(_schedule())["traceEvents"] if each["ph"] == "X")
     assert event["name"] == "copy chunk 0"
     assert event["args"] == {

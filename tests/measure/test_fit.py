@@ -118,7 +118,7 @@ def test_fabrics_are_no_machines(log):
 def test_the_model_by_hand():
     """The model's time of LL on a ring of 8 equals the one computed by hand.
 
-    Its terms are launch 1.8 us, base 6.6, 14 hops of 0.6, and 1.75 bytes per byte at half of 450 GB/s.
+    Its terms are launch 1.8 us, base 6.6, 14 hops of 0.6, and 1.75 times the bytes at half of 450 GB/s.
     """
     logs = np.log([each.value for each in priors(450.0, 50.0, "")])
     assert len(logs) == len(PARAMETERS)

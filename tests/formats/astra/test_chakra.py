@@ -133,7 +133,8 @@ def _run(traces, schedule):
 
 
 def test_nodes_by_hand():
-    """0 sends a chunk to 1, which adds it and sends the sum to 2: six nodes with their dependencies.
+    """Rank 0 sends a chunk to rank 1, which adds it and sends the sum to rank 2: six nodes with their
+    dependencies.
 
     Links 0->1 and 1->2 take 1 us for 1 MB.
     """

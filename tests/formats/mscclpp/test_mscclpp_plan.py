@@ -179,7 +179,7 @@ def test_long_threadblocks_are_refused_or_split():
 
 @pytest.mark.slow
 def test_what_is_split_unasked_is_warned_of():
-    """The default splits only a long threadblock, with a warning."""
+    """By default a threadblock is split only if it is too long, with a warning."""
     program = program_of("alltoall", "ring:5", chunks_per_rank=8)
     with pytest.warns(FallbackWarning, match="at most 64 operations per threadblock: longer ones were split"):
         plan = build_mscclpp_plan(program)
@@ -200,7 +200,7 @@ def test_what_is_split_unasked_is_warned_of():
     ],
 )
 def test_limits_are_named(options, error, words):
-    """Each limit is named with a remedy."""
+    """The error for exceeding a limit of the executor names the limit and a remedy."""
     with pytest.raises(error, match=words):
         build_mscclpp_plan(program_of("allgather", "ring:4"), **options)
 

@@ -483,7 +483,7 @@ def test_other_and_hostile_files_are_refused(tmp_path, text):
     ],
 )
 def test_wrong_argument_is_named(tmp_path, arguments, where):
-    """Each argument that cannot be used is named."""
+    """The error for an argument that cannot be used names the argument."""
     path = _write(tmp_path, _gpu(0, []), _gpu(1, []))
     with pytest.raises(TopologyError) as caught:
         load_nccl_topology(path, **arguments)

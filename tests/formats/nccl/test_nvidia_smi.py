@@ -263,7 +263,8 @@ def test_wrong_matrix_is_named(tmp_path, rows, message):
 
 
 def test_unequal_nvlinks_behind_a_switch_are_refused(tmp_path):
-    """20 NVLinks at GPU0 in unequal cells are neither pairs nor one NVSwitch."""
+    """A matrix is refused if 20 NVLinks of GPU0 in unequal cells are neither links between pairs nor links
+    into one NVSwitch."""
     rows = ["GPU0 X NV12 NV8", "GPU1 NV12 X NV12", "GPU2 NV8 NV12 X"]
     with pytest.raises(FormatError, match="nvlink_joins='pairs'"):
         load_nvidia_smi(_write(tmp_path, *rows, columns=_gpus(3)))
@@ -290,7 +291,7 @@ def test_other_files_are_refused(tmp_path, text):
     ],
 )
 def test_wrong_argument_is_named(arguments, message):
-    """Each argument that cannot be used is named."""
+    """The error for an argument that cannot be used names the argument."""
     with pytest.raises(TopologyError, match=message):
         load_nvidia_smi(SQUARE, **arguments)
 
@@ -302,7 +303,8 @@ def test_missing_file_is_an_input_error(tmp_path):
 
 
 def test_sentence_that_begins_with_a_gpu_is_no_header(tmp_path):
-    """A report that starts with "GPU0 hangs." is read like the matrix alone."""
+    """A report that starts with the sentence "GPU0 hangs." and contains a matrix is read like the matrix
+    alone."""
     path = _write(tmp_path, *_equal("PIX", 2), columns=_gpus(2))
     with pytest.warns(AssumptionWarning):
         alone = load_nvidia_smi(path)

@@ -262,7 +262,8 @@ def test_sends_on_another_topology_are_re_timed(tmp_path):
 
 
 def test_other_topology_must_fit(tmp_path):
-    """The number of ranks and every link must match, and a time unit is refused as meaningless."""
+    """For another topology, the number of ranks and every link must match. A time unit is refused, as it
+    would have no meaning."""
     with pytest.raises(FormatError, match="4 ranks"):
         _load(tmp_path, _small(), topology=ring(5, alpha_us=0, bandwidth_gb_per_s=1))
     far = _small(sends=[[[0, 0, 2, 0, 0]]])
