@@ -1,8 +1,13 @@
-"""Shortest paths, components, flows and spectra of directed graphs, given as arrays of arcs, by SciPy."""
+"""Shortest paths, components, flows and spectra of directed graphs, given as arrays of arcs.
+
+SciPy computes them, except on small graphs: loading its graph algorithms takes 0.4 s of CPU.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,8 +26,11 @@ _DENSE_SHARE = 0.05
 #: The added length is far below 1 / number of nodes, so that rounding path lengths down removes it.
 _STEP = 2.0**-20
 #: `_MOST_IN_ROUNDS`: max number of (start, arc) pairs for shortest paths without SciPy (up to about 0.1 s).
-#: `_FEW_ROUNDS`: max rounds over all arcs.
-_MOST_IN_ROUNDS, _FEW_ROUNDS = 4_000_000, 6
+#: `_FEW_ROUNDS`: max rounds over all arcs for that many pairs; fewer pairs have more rounds, in proportion.
+#: `_ROUNDS_WORK`: max number of pairs, over all rounds, up to which there are more rounds than these.
+_MOST_IN_ROUNDS, _FEW_ROUNDS, _ROUNDS_WORK = 4_000_000, 6, 400_000
+#: Max number of arcs of all maximum flows together that are computed without SciPy (up to about 0.1 s).
+_MOST_FLOW_ARCS = 4_000
 
 
 def shortest_paths(num_nodes: int, src: Ints, dst: Ints, length: ArrayLike, starts: ArrayLike) -> Floats:
@@ -48,7 +56,7 @@ def shortest_paths(num_nodes: int, src: Ints, dst: Ints, length: ArrayLike, star
 def _settle(found: Floats, src: Ints, dst: Ints, length: ArrayLike) -> bool:
     """Shorten path lengths along arcs until none gets shorter; False if that takes too many rounds.
 
-    Each round relaxes all arcs at once (Bellman-Ford). A few rounds are faster than loading SciPy (0.3 s).
+    Each round relaxes all arcs at once (Bellman-Ford). A few rounds are faster than loading SciPy.
 
     - `found`, (num_starts, num_nodes): Changed in place; its values are final if true is returned.
     """
@@ -57,7 +65,7 @@ def _settle(found: Floats, src: Ints, dst: Ints, length: ArrayLike) -> bool:
     order = np.argsort(dst, kind="stable")
     heads, first = np.unique(dst[order], return_index=True)
     length = np.broadcast_to(length, len(src))[order]
-    for _ in range(_FEW_ROUNDS):
+    for _ in range(max(_FEW_ROUNDS, _ROUNDS_WORK // (len(found) * len(src)))):
         reached = np.minimum.reduceat(found[:, src[order]] + length, first, axis=1)
         if (reached >= found[:, heads]).all():
             return True
@@ -168,12 +176,17 @@ def _by_arpack(num_nodes: int, src: Ints, dst: Ints, weight: Floats, fixed: Floa
 
 
 def maximum_flow(
-    num_nodes: int, src: Ints, dst: Ints, width: Ints, source: int, sink: int
+    num_nodes: int, src: Ints, dst: Ints, width: Ints, source: int, sink: int, *, num_flows: int = 1
 ) -> tuple[int, Ints]:
-    """Value of a maximum flow, and the nodes reachable from the source in its residual graph.
+    """Value of a maximum flow, and the nodes reachable from the source in its residual graph, ascending.
+
+    These nodes are the same for all maximum flows.
 
     - `width`, (num_arcs,): Capacities, below 2**31 in total; those of parallel arcs are added.
+    - `num_flows`: Number of flows that the caller computes in such a graph.
     """
+    if num_flows * len(src) <= _MOST_FLOW_ARCS and "scipy.sparse.csgraph" not in sys.modules:
+        return _maximum_flow(num_nodes, src, dst, width, source, sink)
     require_address_space()
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
@@ -183,4 +196,48 @@ def maximum_flow(
     flow = maximum_flow(graph, source, sink)
     has_room = (graph - flow.flow > 0).astype(np.int8)
     behind = breadth_first_order(has_room, source, return_predecessors=False)
-    return int(flow.flow_value), behind.astype(np.int64)
+    return int(flow.flow_value), np.sort(behind.astype(np.int64))
+
+
+def _maximum_flow(
+    num_nodes: int, src: Ints, dst: Ints, width: Ints, source: int, sink: int
+) -> tuple[int, Ints]:
+    """`maximum_flow` without SciPy, by the algorithm of Dinic (1970)."""
+    room: list[dict[int, int]] = [{} for _ in range(num_nodes)]  # residual capacities
+    for tail, head, capacity in zip(src.tolist(), dst.tolist(), width.tolist(), strict=True):
+        room[tail][head] = room[tail].get(head, 0) + capacity
+        room[head].setdefault(tail, 0)
+    value = 0
+    while True:
+        level = {source: 0}
+        order = [source]
+        for at in order:
+            new = [head for head, capacity in room[at].items() if capacity and head not in level]
+            level.update(dict.fromkeys(new, level[at] + 1))
+            order += new
+        if sink not in level:
+            return value, np.array(sorted(order), dtype=np.int64)
+        ahead = [
+            [head for head in heads if level.get(head) == level.get(at, -2) + 1]
+            for at, heads in enumerate(room)
+        ]
+        path = [source]
+        while path:
+            at = path[-1]
+            if at == sink:
+                arcs = list(pairwise(path))
+                pushed = min(room[tail][head] for tail, head in arcs)
+                for tail, head in arcs:
+                    room[tail][head] -= pushed
+                    room[head][tail] += pushed
+                value += pushed
+                path = path[: 1 + next(i for i, (tail, head) in enumerate(arcs) if not room[tail][head])]
+                continue
+            while ahead[at] and not room[at][ahead[at][-1]]:
+                ahead[at].pop()
+            if ahead[at]:
+                path.append(ahead[at][-1])
+                continue
+            path.pop()
+            if path:
+                ahead[path[-1]].pop()

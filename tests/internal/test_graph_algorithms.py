@@ -1,5 +1,7 @@
 """Shortest paths, components, orbits and flows, against networkx and cases by hand."""
 
+import sys
+
 import networkx
 import numpy as np
 import pytest
@@ -57,8 +59,13 @@ def test_nodes_of_a_component_reach_each_other(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_maximum_flow_fills_its_cut(seed):
-    """The capacity of the minimum cut equals the maximum flow."""
+@pytest.mark.parametrize("by_scipy", [False, True])
+def test_a_maximum_flow_fills_its_cut(seed, by_scipy, monkeypatch):
+    """The capacity of the minimum cut equals the maximum flow, by SciPy and without it."""
+    if by_scipy:
+        monkeypatch.setattr(graph_algorithms, "_MOST_FLOW_ARCS", -1)
+    else:
+        monkeypatch.delitem(sys.modules, "scipy.sparse.csgraph", raising=False)
     num_nodes, src, dst, width = random_graph(seed)
     apart = src != dst
     src, dst, width = src[apart], dst[apart], width[apart]
@@ -66,6 +73,27 @@ def test_a_maximum_flow_fills_its_cut(seed):
     leaves = np.isin(src, reached) & ~np.isin(dst, reached)
     assert width[leaves].sum() == value
     assert num_nodes - 1 not in reached
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_maximum_flows_by_scipy_and_without_it_agree(seed):
+    """SciPy and Dinic's algorithm find the same value, and the same nodes behind the minimum cut."""
+    num_nodes, src, dst, width = random_graph(seed)
+    apart = src != dst
+    graph = num_nodes, src[apart], dst[apart], width[apart], 0, num_nodes - 1
+    value, reached = graph_algorithms._maximum_flow(*graph)
+    other, also = maximum_flow(*graph, num_flows=10**9)
+    assert (value, reached.tolist()) == (other, also.tolist())
+
+
+def test_small_graphs_need_no_scipy(monkeypatch):
+    """Shortest paths along a line of 20 nodes, and a maximum flow along it, do not load SciPy."""
+    for name in [each for each in sys.modules if each.partition(".")[0] == "scipy"]:
+        monkeypatch.delitem(sys.modules, name)
+    src, dst = np.arange(19), np.arange(1, 20)
+    assert shortest_paths(20, src, dst, 1, [0])[0].tolist() == [*range(20)]
+    assert maximum_flow(20, src, dst, np.arange(2, 21), 0, 19)[0] == 2
+    assert "scipy" not in sys.modules
 
 
 def test_a_path_has_a_vector_that_falls_along_it():

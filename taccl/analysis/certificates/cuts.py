@@ -312,14 +312,17 @@ def _too_little(
     src, dst = link_ends(volume.problem.topology)
     scale = _FLOW_SCALE / max(1.0, float(sends.max()), float(volume.total))
     found: list[Parts] = []
-    for target in sorted(set(symmetries.ranks.tolist())):
+    targets = sorted(set(symmetries.ranks.tolist()))
+    for target in targets:
         supply = volume.wanted_by(target)
         if not supply.any() or time.monotonic() > deadline:
             continue
         width = np.concatenate((np.rint(sends * scale), np.rint(supply * scale))).astype(np.int64)
         rows = np.concatenate((src, np.full(num_ranks, num_ranks)))
         columns = np.concatenate((dst, np.arange(num_ranks)))
-        flow, behind = maximum_flow(num_ranks + 1, rows, columns, width, num_ranks, target)
+        flow, behind = maximum_flow(
+            num_ranks + 1, rows, columns, width, num_ranks, target, num_flows=len(targets)
+        )
         if flow >= (1 - 1e-4) * width[len(src) :].sum():
             continue
         parts = (frozenset(range(num_ranks)).difference(behind.tolist()),)
