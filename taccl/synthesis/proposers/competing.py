@@ -38,11 +38,12 @@ _VERIFY_S = 6e-6
 #: `_RUN_S`: CPU seconds that it needs per 10,000 arrivals: of copied chunks, and of sums.
 _COMPILED, _LOAD_S, _RUN_S = "compiled list scheduler", 0.5, (0.3, 1.0)
 #: Limits for the choice of the next baseline while there is no schedule.
-#: `_FIRST_TIMES`: max ratio of the build time of the chosen baseline to the shortest build time, if the
-#: preferred baseline takes too long.
+#: `_FIRST_TIMES`: max ratio of the build time of the chosen baseline's first form to the shortest build time,
+#: if the preferred baseline takes too long.
+#: `_QUICK_S`: CPU seconds for a first form that are always allowed, whatever this ratio.
 #: `_SAFE_SHARE`: max share of the time left that the preferred baseline may need; otherwise, the most
-#: preferred baseline within `_FIRST_TIMES` is built.
-_FIRST_TIMES, _SAFE_SHARE = 2.0, 0.8
+#: preferred baseline within these two limits is built.
+_FIRST_TIMES, _QUICK_S, _SAFE_SHARE = 2.0, 0.3, 0.8
 #: Max seconds past the time limit for variants of the first baseline, once one of its forms is complete.
 _VARIANTS_S = 1.0
 #: Max share of the time left in which `quickest_first` puts the usually best baseline before quicker ones.
@@ -173,8 +174,8 @@ def _offer_quickest(
         if is_known or left[0] in in_time:
             name = in_time[0]
         else:
-            quick_s = _FIRST_TIMES * min(builds_s[name] for name in left)
-            name = next(name for name in left if builds_s[name] <= quick_s)
+            quick_s = max(_FIRST_TIMES * min(begins_s[name] for name in left), _QUICK_S)
+            name = next(name for name in left if begins_s[name] <= quick_s)
         limit = limits[name]
         left.remove(name)
         if name == _COMPILED:

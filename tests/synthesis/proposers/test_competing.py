@@ -100,6 +100,31 @@ def test_a_baseline_of_several_forms_waits_for_quick_ones(monkeypatch):
     assert order == ["ring", "tree", "bucket"]
 
 
+@pytest.mark.parametrize(("begins_s", "first"), [(0.25, "multiplying"), (0.5, "tree")])
+def test_without_time_a_quick_first_form_of_the_preferred_baseline_suffices(monkeypatch, begins_s, first):
+    """Without time, the first form of the preferred baseline is built, if that takes little.
+
+    It may take 0.3 s, or twice the shortest build time (0.2 s, of tree). Otherwise, the next baseline in
+    order is built for which this holds.
+    """
+    topology = taccl.topologies.fully_connected(4)
+    problem = taccl.make_problem(topology, "allgather", size_bytes=4000, chunks_per_rank=1)
+    tried, made = [], competing.baseline
+
+    def recorded(name, problem, *, cut):
+        tried.append(name)
+        return made(name, problem, cut=cut)
+
+    def times(*_, whole=True):
+        return {"multiplying": 5.0 if whole else begins_s, "pairwise": 0.6, "tree": 0.2}
+
+    monkeypatch.setattr(competing, "busy_factor", lambda: 1.0)
+    monkeypatch.setattr(competing, "build_times", times)
+    monkeypatch.setattr(competing, "baseline", recorded)
+    competing.offer_first(Search(problem, Options(parameters=PATIENT), Deadline.after(0.0)))
+    assert tried == [first]
+
+
 def test_the_estimate_for_multiplying_includes_all_its_forms():
     """The estimated build time of recursive multiplying is that of up to eleven forms, not of the first one
     alone."""
