@@ -156,7 +156,9 @@ def reverse(schedule: Schedule, problem: Problem) -> Schedule:
 
 
 def concatenate(schedules: Sequence[Schedule], problem: Problem, *, producer: str = "") -> Schedule:
-    """Concatenate schedules: each resource serves one after the other; re-timed, so that they may overlap.
+    """Concatenate schedules: each resource serves all sends of one before those of the next; then re-time.
+
+    As different resources may be at different schedules, the schedules may overlap in time.
 
     - `schedules`: Schedules whose chunk and link indices are those of `problem`.
     """

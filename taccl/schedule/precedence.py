@@ -293,7 +293,7 @@ class Precedence:
                     self.wait(source, s, DATA, after=after)
 
     def _of_sums(self) -> None:
-        """Add waits for sums in place: a sum is sent after the arrivals in it, before other arrivals."""
+        """Add waits for sums in place: a sum is sent after arrivals that it includes, before all others."""
         links = self.own.topology.links
         moments: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
         for transfer, s in enumerate(self.send):

@@ -97,16 +97,18 @@ class Search:
         self.backend = self.backend or self.options.backend
 
     def part(self, problem: Problem, prefix: str, deadline: Deadline, **given: Any) -> Search:
-        """A search that is a part of this one, of another problem; `given` sets further fields."""
+        """A search of another problem, as a part of this search; keyword arguments set its further fields."""
         given |= {each: getattr(self, each) for each in ("stages", "trace", "notes", "fallbacks")}
         given["gives_up"] = given.get("gives_up", False) or self.gives_up
         given.setdefault("backend", self.backend)
         return Search(problem, self.options, deadline, prefix=self.prefix + prefix, above=self, **given)
 
     def beside(self, problem: Problem, *, deadline: Deadline | None = None, **given: Any) -> Search:
-        """A search of the same data in other chunks, or by servers or switches; `given` sets further fields.
+        """A search of the same data in other chunks, or with sums by servers or switches.
 
-        It adds to the stages and to the trace of this one.
+        Keyword arguments set its further fields.
+
+        It adds to the stages and to the trace of this search.
         """
         until = self.deadline if deadline is None else deadline
         return Search(problem, self.options, until, stages=self.stages, trace=self.trace, **given)

@@ -51,7 +51,10 @@ def sorted_blocks(
 
 
 def _end(first: NDArray[np.int64], low: int, most: int) -> int:
-    """End (exclusive) of the chunks from `low` on that have at most `most` transfers; at least one chunk."""
+    """End (exclusive) of the longest run of chunks from `low` on with at most `most` transfers in total.
+
+    The run has at least one chunk.
+    """
     return max(low + 1, int(np.searchsorted(first, first[low] + most, side="right")) - 1)
 
 

@@ -54,7 +54,7 @@ def _help(result: Result) -> str:
 
 
 def _critical(schedule: Schedule) -> str:
-    """Larger part of the critical path (latency or data) and what would shorten it; empty if unknown."""
+    """Text: larger part of the critical path (latency or data), and what would shorten it. May be empty."""
     if not 0 < schedule.num_transfers <= _MOST_TRANSFERS:
         return ""
     try:

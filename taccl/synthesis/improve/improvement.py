@@ -144,7 +144,7 @@ class Improvement:
             now.load[arcs.resource[rows]] += arcs.hold_alpha[rows] + now.units[m] * arcs.hold_beta[rows]
 
     def run(self, *, turns: int) -> int:
-        """Complete the trees and improve the schedule; returns the best finish in ticks, -1 without any."""
+        """Complete the trees and improve the schedule; returns the best finish in ticks, or -1 if none."""
         rules = Rules(
             self.limits.target_ticks, turns, _PASSES, _EVERY, _THRESHOLD, _MOST_RUINED,
             _LATENESS, _ECONOMY, _SHARPNESS,

@@ -15,8 +15,8 @@ from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule, Transfer
 from taccl.topology.topology import Link
 
-#: Largest group number of sends that were re-timed, and are no longer merged with others. Each gets a number
-#: of its own from here downwards.
+#: Re-timed sends are no longer merged with others, so each gets a group number of its own: this number or a
+#: smaller one.
 _ALONE = -(1 << 40)
 
 
@@ -155,7 +155,10 @@ def _sum_trees(problem: Problem, c: int, transfers: Sequence[Transfer]) -> list[
 def _exchange(
     inwards: Mapping[int, Transfer], links: Sequence[Link], complete: Sequence[int]
 ) -> Transfer | None:
-    """Send from the first to the second of two ranks that complete a sum by exchange; None if none do."""
+    """Send from the first to the second of two ranks that complete a sum by exchanging their partial sums.
+
+    None if no two ranks do so.
+    """
     if len(complete) != 2 or not inwards.keys() >= set(complete):
         return None
     out, back = (inwards[rank] for rank in complete)

@@ -138,7 +138,7 @@ def start_send(
 
 @inner
 def put_down(fabric: Fabric, s: Timeline, e: int, c: int, time: int) -> None:
-    """Record a send of a chunk; rows with equal link and start, one after the other, are one merged send."""
+    """Record a send of a chunk as a row; consecutive rows with equal link and start are one merged send."""
     row = s.scalar[NUM_SENT]
     s.scalar[NUM_SENT] = row + 1
     s.sent_link[row] = fabric.link[e]

@@ -97,7 +97,7 @@ def _settle(w: Work, now: SearchState) -> bool:
 
 @inner
 def _copy(w: Work, a: SearchState, b: SearchState, whole: bool) -> None:
-    """Copy state a to state b; the routes of all trees if `whole`, otherwise only those of ruined trees."""
+    """Copy state a to state b; of the routes, copy all if `whole`, otherwise only those of ruined trees."""
     for i in range(len(a.root) if whole else w.room.queue[0]):
         t = i if whole else w.room.ruined[i]
         b.root[t] = a.root[t]

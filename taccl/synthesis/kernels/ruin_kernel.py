@@ -51,7 +51,7 @@ def ruin(w: Work, now: SearchState, rules: Rules) -> None:
 
 @inner
 def _critical(w: Work, now: SearchState) -> int:
-    """Find a critical chain: sends, from the finish back, that each wait for the next; returns its length."""
+    """Find a critical chain from the finish back: each send waits for the next one; return its length."""
     room = w.room
     size = now.size[0]
     last = now.order[0]

@@ -40,7 +40,7 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
 
 
 class _Shop:
-    """CP-SAT model of a payload, with a reader of its solutions."""
+    """CP-SAT model of a job shop that is given as plain arrays (`payload`), and reader of its solutions."""
 
     def __init__(self, cp: Any, payload: dict[str, Any]) -> None:
         self.payload, self.model = payload, cp.CpModel()

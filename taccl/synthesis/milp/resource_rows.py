@@ -5,8 +5,8 @@ them. This is the one-machine relaxation with heads and tails, for sets of late 
 Carlier, "The one-machine sequencing problem", European Journal of Operational Research 11 (1), 1982.
 
 These rows leave the order to the next stage, which often cannot reach the optimum of the relaxation. Rows
-tagged ``routing.sequence`` separate two hops if both are made, with a binary for each pair. They need a
-quotient in which no two members of an orbit share a resource: that by the timing group. Source: the
+tagged ``routing.sequence`` separate two hops if both are made, with a binary for each pair. They need
+a quotient by the timing group, in which no two members of an orbit share a resource. Source: the
 disjunctive formulation of Manne, "On the job-shop scheduling problem", Operations Research 8 (2), 1960; time
 windows and big-M here are specific to each pair.
 """
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from taccl.synthesis.milp.routing import RoutingModel
 
 
-#: `_MOST_HEADS`: max number of distinct heads in the rows of a resource; of more, evenly spaced ones are
-#: used.
-#: `_MOST_TAILS`: max number of distinct tails, likewise.
+#: `_MOST_HEADS`: max number of distinct heads in the rows of a resource. If there are more, some of them are
+#: used, evenly spaced in order of size.
+#: `_MOST_TAILS`: the same for tails.
 _MOST_HEADS, _MOST_TAILS = 6, 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """Occupation of a resource by the members of a hop, averaged over the resources of the orbit.
+    """Occupation of a resource by the sends of a hop's orbit, averaged over the orbit of the resource.
 
     - `head`, `tail`: Least ticks from time 0 to the start of the occupation, and from its end to the finish.
     - `alpha`, `units_ticks`: Ticks of the occupation per message, and for the hop's chunk.
@@ -109,7 +109,7 @@ def _uses(routing: RoutingModel) -> dict[int, list[_Use]]:
 
 
 def _least_rest(quotient: Quotient, m: int, held: Held) -> int:
-    """Least ticks by which a send of the hop, merged or not, outlasts its occupation of the resource."""
+    """Least ticks of a send of the hop, merged or not, in which it does not occupy the resource."""
     costs, hop, sizes = quotient.problem.costs, quotient.hops[m], [quotient.hops[m].units]
     if quotient.merging[hop.link_orbit]:
         sizes.append(quotient.problem.clauses.max_merge * int(costs.chunk_units.max()))

@@ -49,7 +49,7 @@ class RoutingModel:
     - `lower_ticks`: Proven lower bound of the problem, or of the model.
     - `cuts`: Sets of hops whose joint duration has a lower bound.
     - `sequenced`: Resources on which the model also decides the order of hops, rather than their load only.
-      No two members of a hop may share such a resource, so the quotient must be that by the timing group.
+      No two members of a hop's orbit may share such a resource, as in a quotient by the timing group.
     - `made`: {hop: variable, 1 if the hop is made}.
     - `taken`: {(hop, state): variable, 1 if the state gets its chunk from the hop}. For a hop to a single
       state this is the variable of `made`; a multicast may also lead to states that have the chunk already.
@@ -60,8 +60,8 @@ class RoutingModel:
     - `goes_first`: {Pair: variable, 1 if the first of the two hops goes first}, if both orders are possible.
     - `connections`: {variable, 1 if a connection of a switch with a policy is used: variables of the hops
       over it}.
-    - `uses`: {variable, number of uses of the most or least used link inside nodes: for each link, terms
-      (factor, variable) of its uses}.
+    - `uses`: {variable: terms}, if the sketch has a policy on uses of links inside nodes. The variable is the
+      number of uses of the most (or least) used link. For each link, (factor, variable) terms give its uses.
     - `passed`: {state: variable, number of links that the chunk has passed}, if the problem limits paths.
     """
 

@@ -72,10 +72,10 @@ def parts_of(problem: Problem) -> list[GroupPart]:
 def schedule_of_groups(
     problem: Problem, make_part: Callable[[Problem, Dimensions], Schedule | None], *, producer: str
 ) -> Schedule | None:
-    """Concurrent schedules of all groups in one schedule; None if a group has none.
+    """One schedule in which all groups run concurrently; None if `make_part` returns None for a group.
 
-    Groups of the same shape share one schedule. The result is not verified: groups that share resources
-    collide.
+    Groups of the same shape share one schedule. The result is not verified: it is invalid if groups
+    share resources.
 
     - `make_part`: Function from a group's problem and dimensions to its schedule.
     """

@@ -44,13 +44,14 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
 
 
-#: Forms of recursive multiplying that are estimated: (parts per chunk, True if messages merge). List
-#: scheduling of separate messages gains up to 25 % on large sums (dgx-h100 x4 allreduce), so it comes second.
+#: Forms of recursive multiplying that are estimated: (parts per chunk, True if messages merge). The
+#: first form without merging comes second, since list scheduling of separate messages gains up to 25 % on
+#: large sums (dgx-h100 x4 allreduce).
 _FORMS = ((1, True), (2, False), (2, True), (4, True), (4, False))
 
 #: `_ESTIMATED_S_PER_ARRIVAL`: CPU seconds per arrival to build and verify a form (see `_FORMS`).
-#: `_LISTED_GAIN`: max ratio of a form's estimated finish to the best known finish for it to be built, if a
-#: list scheduler then times its sends.
+#: `_LISTED_GAIN`: max ratio of a form's estimated finish to the best known finish, for the form to be built.
+#: It applies to forms whose sends a list scheduler then times.
 _ESTIMATED_S_PER_ARRIVAL, _LISTED_GAIN = 2.5e-5, 1.2
 
 #: `_PLANS_S_PER_LINK`: CPU seconds per link to estimate all plans of recursive multiplying.
@@ -58,7 +59,8 @@ _ESTIMATED_S_PER_ARRIVAL, _LISTED_GAIN = 2.5e-5, 1.2
 #: estimated.
 _PLANS_S_PER_LINK, _PLANS_SHARE = 1.2e-4, 0.4
 
-#: Max transfers of a baseline that is tried in finer chunks; whole sums on 64 ranks have this many.
+#: Max transfers of a baseline that is tried in finer chunks. An exchange of whole partial sums among 64 ranks
+#: has this many.
 _CUT_TRANSFERS = 64 * 64 * 6
 
 #: `_CUT_VERIFY_S`: min seconds allowed to verify a baseline in finer chunks, even past the deadline.

@@ -42,7 +42,7 @@ TREE_EXPONENTS = (0, 1, 2, 3, 4, 5, 5, 6)
 _TREE_WEIGHT = 8.0
 #: The same price in the choice of paths.
 _PATH_WEIGHT = 4.0
-#: Cost of each tick by which a chunk reaches a rank later.
+#: Cost, in the search for trees, of each tick until a chunk reaches a rank.
 _WAITING = 0.25
 #: Max links visited by all passes over all trees (several seconds).
 _MOST_STEPS = 1_000_000_000

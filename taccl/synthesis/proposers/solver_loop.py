@@ -58,7 +58,7 @@ def alone(search: Search, solver: str) -> None:
 
 
 def _is_over(search: Search, routed: Routed | None) -> bool:
-    """True if the incumbent, or that of `search.rival`, meets a bound of the problem or of the model."""
+    """True if the loop is to end: the best known finish meets a bound of problem or model, or time is up."""
     upper, _ = search.known
     lower = search.bound_ticks if routed is None else max(search.bound_ticks, routed.bound_ticks)
     return search.interrupted or upper <= lower or search.done

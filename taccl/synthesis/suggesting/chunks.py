@@ -43,12 +43,13 @@ _SUGGEST_S_PER_HOP = 1.5e-6
 #: without.
 _MERGING_PAYS = 0.97
 #: Phases of sums count as overlapping if a short run of ruin and recreate shortens the list scheduler's
-#: finish to at most this share. Then such runs also judge the other numbers of chunks.
+#: schedule to at most this share of its finish. Then such runs also compare the other numbers of chunks.
 _OVERLAPS = 0.95
 #: `_RUN_TURNS`: number of turns of the short run of ruin and recreate.
 #: `_RUN_SENDS`: max product of turns and sends (about 0.5 s of CPU).
 _RUN_TURNS, _RUN_SENDS = 1_000, 4_000_000
-#: Max ratio of a list scheduler's finish to the earliest at which a short run also tries a number of chunks.
+#: A short run tries a number of chunks only if the list scheduler's finish with this number is at most this
+#: multiple of its earliest finish.
 _FAR = 1.1
 
 

@@ -47,7 +47,7 @@ Ranks = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shift:
-    """Symmetry ``[[symmetry]]``: rank r to (r + offset) mod group within its block of `group` ranks."""
+    """Symmetry of a sketch: maps rank r to (r + offset) mod group within its block of `group` ranks."""
 
     group: int
     offset: int
@@ -124,7 +124,10 @@ class SketchShape:
 
 @dataclass(frozen=True, slots=True)
 class InternodePlan:
-    """Choice of ranks that send between nodes, its reason, and ``[internode]``: {field: (value, comment)}."""
+    """Choice of the ranks that send between nodes, with its reason (`why`).
+
+    - `internode`: {field: (value, comment)} of the sketch's table ``[internode]``.
+    """
 
     name: str
     why: str

@@ -129,7 +129,7 @@ def suggest_sketches(
     if isinstance(collective, Collective) and is_given:
         counts = [collective.chunks_per_rank]
     elif chunks_per_rank is not None or size_bytes is None:
-        # With a given chunk size, different numbers of chunks would change the size of the collective.
+        # If the chunk size is given, another number of chunks would change the size of the collective.
         counts = [chunks_per_rank or 1]
     else:  # chunks have at least one byte
         first, *others = DEFAULTS.suggesting.partitions

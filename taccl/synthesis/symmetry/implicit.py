@@ -39,7 +39,8 @@ from taccl.topology.translations import (
     translations_of_topology,
 )
 
-#: Max chains of block shifts tried. Shifts map links to links, but may not preserve resources.
+#: Max number of chains of block shifts to try. All shifts map links to links, but some do not map resources
+#: to resources.
 _MOST_TRIED = 20
 
 

@@ -54,8 +54,8 @@ class Hop:
     - `chunk`, `link`: A member whose link represents its orbit, so that hops of one link orbit can merge.
     - `srcs`, `dsts`: States. A destination that has the chunk from the start is left out.
     - `units`, `duration`: Size of the chunk, and ticks of an unmerged send.
-    - `tail_ticks`: Longest remaining time from the end of the hop to a destination for which the hop is on a
-      shortest path; -1 if it is on none.
+    - `tail_ticks`: Longest time from the end of the hop to a destination, over the destinations to which a
+      shortest path contains the hop; -1 if there is none.
     - `after_ticks`: Least remaining time from the end of the hop to the nearest destination.
     - `is_own`: True if the chunk starts at the link's sender (for local-first priority).
     - `enters`: Number of the orbit of (chunk, node) that the hop enters; -1 if the link does not join nodes,

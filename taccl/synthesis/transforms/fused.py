@@ -89,11 +89,12 @@ def fused(problem: Problem) -> tuple[Problem, list[list[int]]] | None:
 def parted(schedule: Schedule, problem: Problem, parts: Sequence[Sequence[int]]) -> Schedule:
     """Schedule of the original problem, from one of the problem that `fused` returned.
 
-    A send that may not merge becomes a sequence of sends, one per chunk. Each of them sends the same sums as
-    the single chunk's send; the last of them may arrive later than that. If two ranks exchange sums, and only
-    one direction merges, this deadlocks: the merged send waits for the last chunk of the other direction,
-    whose first chunk waits for the merged send. Such chunks are sent in sequence both ways; if sends would
-    still wait for each other, so are all chunks.
+    A send that may not merge becomes a sequence of sends, one per original chunk. Each of them carries the
+    same contributions as the send of the single chunk. The last of them may arrive later than that send.
+
+    If two ranks exchange sums, and only one direction merges, this deadlocks: the merged send waits for the
+    last chunk of the other direction, whose first chunk waits for the merged send. Such chunks are sent in
+    sequence both ways; if sends would still wait for each other, so are all chunks.
 
     Raises `NoSolutionError` if the ticks of the two problems do not fit, or if sends would wait for each
     other.

@@ -136,7 +136,7 @@ def take_quotient(
 
 
 def _alike_nodes(problem: Problem, ranks: NDArray[np.int64]) -> list[int]:
-    """For each node, the lowest-numbered node whose ranks are in the same orbits."""
+    """[lowest-numbered node whose ranks are in the same orbits as those of the node], for every node."""
     node = np.asarray(problem.topology.node_of_rank)
     smallest = np.full(len(ranks), len(ranks))
     np.minimum.at(smallest, ranks, node)
