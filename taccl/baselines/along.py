@@ -160,8 +160,9 @@ def _sends(plan: PassagePlan, roots: NDArray[np.int64]) -> Iterator[tuple[ChunkP
 def _of_passage(plan: PassagePlan, each: ChunkPassage, roots: NDArray[np.int64]) -> _PassageSends:
     """Sends of a passage, with starts relative to their runs.
 
-    Pieces of one rank differ in their origins along dimensions that the chunk has already passed. In an
-    exchange (alltoall), they differ in origin or destination along all other dimensions.
+    Pieces at one rank have different origins, which differ in the digits of the dimensions that the chunk has
+    already passed. In an exchange (alltoall), the pieces differ in the digits of their origin or destination
+    in all dimensions but this one.
     """
     axis, dims = each.dimension, plan.dims
     strides, sizes = dims.strides, dims.sizes

@@ -93,8 +93,8 @@ def predict(problem: Problem, algorithm: Algorithm, on: Topology) -> Prediction:
 def _piped_us(lanes: Lanes) -> float:
     """Time in us of all pieces on open lanes (chains or trees): the least of several estimates.
 
-    One estimate is a periodic plan. For few pieces, two simulations of all messages are added: resources
-    serve messages as they become ready, or in the plan's order. For many pieces, the plan's first piece is
+    One estimate is a periodic plan. For few pieces, two further ones simulate all messages: resources serve
+    them as they become ready, or in the plan's order. For many pieces, the plan's first piece is
     assumed to wait half as long as planned. If that plan is poor, a simulation of some pieces is
     extrapolated to all.
     """

@@ -120,7 +120,10 @@ class _Pattern:
         return steps, closing
 
     def weighted(self, pairs: list[tuple[int, int]], *, closing: bool) -> list[tuple[int, float]] | None:
-        """(link, number of times that a byte crosses it) for pairs of ranks; None if some are not joined."""
+        """(link, number of times that a byte crosses it) for pairs of ranks; None if some are not joined.
+
+        - `closing`: True if the pairs are joined from node to node.
+        """
         hops = [self.hop(*pair) for pair in pairs]
         return None if None in hops else [(e, 1.0) for hop in hops if hop for e in hop]
 

@@ -172,9 +172,9 @@ class Lanes:
 
     @cached_property
     def _before(self) -> list[int]:
-        """Index of the hop whose data each hop forwards.
+        """For each hop, index of the hop that brings the data which it forwards.
 
-        It is -1 at roots, and at hops that forward a sum of several arrivals.
+        The index is -1 for hops from roots, and for hops that forward a sum of several arrivals.
         """
         found = []
         num = self._alpha_us.shape[2]

@@ -197,7 +197,7 @@ def _is_simple(plan: StepPlan) -> bool:
 
 
 def _require_supported(problem: Problem) -> None:
-    """Raise `CollectiveError` unless sums are of all ranks, for all or one, and no chunk is derived."""
+    """Raise `CollectiveError` unless each sum is of all ranks, for one or all, and no chunk is derived."""
     require_no_derivations(problem, baseline="multiplying")
     num_ranks, collective = problem.topology.num_ranks, problem.collective
     if collective.combining and any(

@@ -374,7 +374,7 @@ def _hop_us(topology: Topology, *, between: bool) -> float:
 def _topology(topology: Topology, protocol: str, algorithm: str, size: int) -> Topology:
     """The topology under a protocol, with the latency of the channels that a message of this size uses.
 
-    For NVLS and trees, also with the costs in NCCL's tuning tables; for those of files, NVLS alone.
+    NVLS and trees also have the costs in NCCL's tuning tables; on topologies from files, only NVLS has them.
     """
     found, profile = topology.under(protocol) if protocol else topology, profile_of(topology)
     if profile is not None and profile.channel is not None and protocol in CHANNEL_BYTES:

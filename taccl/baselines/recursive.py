@@ -196,8 +196,8 @@ def swing_partner(place: int, step: int, size: int, *, mirrored: bool = False) -
     return (place + (distance if place % 2 == mirrored else -distance)) % size
 
 
-#: Partner functions for both sides: the first partner of an even place is the next place on the ring in the
-#: first function, and the previous place in the second.
+#: Two partner functions. In the first step, an even place exchanges with the next place on the ring by the
+#: first function, and with the previous place by the second one.
 _SIDES: tuple[Partner, ...] = (swing_partner, partial(swing_partner, mirrored=True))
 
 

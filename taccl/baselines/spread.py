@@ -153,7 +153,8 @@ def or_whole_sums(
     """The faster of `found` and a schedule in which ranks exchange whole partial sums.
 
     - `sends`: Function from a problem to its sends.
-    - `fewest`: Number of parts of each chunk with which all ports carry equally many, if chunks may be cut.
+    - `fewest`: If chunks may be cut, least number of parts per chunk with which all ports carry equal numbers
+      of parts.
     """
     if not sums_everywhere(problem):
         return found
@@ -219,7 +220,10 @@ def _cut_while_it_pays(
 
 
 def may_merge(problem: Problem) -> bool:
-    """True if sends may merge on any link: sums with an open number of chunks, and the default clauses."""
+    """True if a baseline may merge sends on all links.
+
+    This holds for sums with an open number of chunks, under the default clauses.
+    """
     if not (problem.chunks_open and problem.collective.sums_up):
         return False
     default = make_problem(problem.topology, problem.collective, size_bytes=problem.size_bytes)
@@ -277,8 +281,8 @@ def keep_soonest(problem: Problem, made: Schedule) -> Schedule:
 def _alphas_us(schedule: Schedule) -> float:
     """Max time in us for which a resource is held by the latencies of unmerged sends alone.
 
-    Finer chunks need at least as many sends per resource, even if their parts go along other dimensions. So
-    the result is a lower bound on their finish.
+    A schedule in finer chunks has at least as many sends per resource, even if parts of chunks go along other
+    dimensions. So the result is a lower bound on its finish.
     """
     topology, holds = schedule.problem.topology, hold_columns(schedule.problem.topology)
     sends = np.bincount(schedule.link, minlength=len(topology.links))
@@ -377,7 +381,7 @@ def soonest_cut_us(schedule: Schedule) -> float:
 def busy_by_bytes_us(
     problem: Problem, chunk: NDArray[Any], link: NDArray[Any], *, alphas: bool = False
 ) -> NDArray[np.float64]:
-    """(num_resources,) us for which transfers hold each resource: bytes alone, or `alphas` as well."""
+    """(num_resources,) us for which transfers hold each resource; latencies count only with `alphas`."""
     topology, holds = problem.topology, hold_columns(problem.topology)
     size = np.array(problem.chunk_bytes, dtype=float)[chunk]
     mb = np.bincount(link, size, len(topology.links)) / 1e6

@@ -101,7 +101,7 @@ def binary_tree(num_places: int) -> Edges:
 
 
 def two_trees(members: Sequence[int]) -> tuple[Edges, Edges]:
-    """Two binary trees of members rooted at the first, such that no other member has children in both.
+    """Two binary trees, rooted at the first member, such that no other member has children in both.
 
     With an even number of members, one other member may have children in both.
     """

@@ -158,7 +158,7 @@ def reverse(schedule: Schedule, problem: Problem) -> Schedule:
 def concatenate(schedules: Sequence[Schedule], problem: Problem, *, producer: str = "") -> Schedule:
     """Concatenate schedules: each resource serves all sends of one before those of the next; then re-time.
 
-    As different resources may be at different schedules, the schedules may overlap in time.
+    The schedules may then overlap in time, on different resources.
 
     - `schedules`: Schedules whose chunk and link indices are those of `problem`.
     """

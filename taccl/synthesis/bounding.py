@@ -91,7 +91,8 @@ def bound_over_all_chunkings(search: Search, known: Certificate | None = None) -
     - `known`: A lower bound for the problem's own chunks, if there is one.
     """
     budget, since, left_s = search.parameters.budget, time.monotonic(), search.deadline.left_s
-    # On a busy machine the bound gets more seconds. For large problems, few may be after the time limit.
+    # On a busy machine the bound gets more seconds at least. For large problems it may not exceed the time
+    # limit by much.
     least_s = budget.least_every_s * busy_factor()
     if not is_brief(search.problem):
         least_s = min(least_s, max(_LATE_TIMES * budget.least_every_s, _MOST_EVERY_SHARE * left_s))

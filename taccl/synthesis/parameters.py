@@ -90,7 +90,8 @@ class PortfolioParameters(_Group):
     first_share: float = 0.2  # share of the time for baselines that run before the search
     best_share: float = 0.5  # share of the time for the one of these baselines that is usually best
     first_transfers: int = 100_000  # max transfers of a baseline that runs before the search
-    # Max transfers for chunks balanced over dimensions, the only baseline above `baseline_arrivals`.
+    # Max transfers of the schedule balanced over dimensions, the only baseline within the search if there are
+    # more than `baseline_arrivals` arrivals.
     balanced_transfers: int = 2_000_000
     registered_share: float = 0.3  # share of the time left for each proposer that a user registered
     exchanged: int = 4  # number of earliest schedules for which the exchange of sums at roots is tried

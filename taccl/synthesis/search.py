@@ -106,9 +106,7 @@ class Search:
     def beside(self, problem: Problem, *, deadline: Deadline | None = None, **given: Any) -> Search:
         """A search of the same data in other chunks, or with sums by servers or switches.
 
-        Keyword arguments set its further fields.
-
-        It adds to the stages and to the trace of this search.
+        Keyword arguments set its further fields. It adds to the stages and to the trace of this search.
         """
         until = self.deadline if deadline is None else deadline
         return Search(problem, self.options, until, stages=self.stages, trace=self.trace, **given)

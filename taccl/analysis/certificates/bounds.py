@@ -207,7 +207,7 @@ def claims_of(
 def _of_late_parts(
     problem: Problem, bound_of: Callable[..., Certificate], budget_s: float, finish: Fraction | None
 ) -> Certificate:
-    """Best bound over release dates: the date, plus the bound of the data released on that date or later."""
+    """Best bound over some release dates: a date plus the bound of the data released then or later."""
     found = bound_of(problem.without_moments(), budget_s=budget_s, finish=finish)
     best, until = replace(found, problem=problem), time.monotonic() + budget_s
     for date in release_dates(problem):

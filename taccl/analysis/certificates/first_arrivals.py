@@ -171,7 +171,7 @@ def _earliest_ticks(num: int, had: list[int], *sources: tuple[Gates, list[int] |
     """
     when = list(had)
     arrived = [np.full((len(gates.most), num), FOREVER) for gates, _ in sources]
-    # Earliest ticks at which each resource is free after 0, 1, ... ranks' data.
+    # Earliest ticks at which each resource is free again after it has passed the data of 0, 1, ... ranks.
     free = [np.full((len(gates.most), num + 1), FOREVER) for gates, _ in sources]
     for passed in free:
         passed[:, 0] = 0

@@ -165,7 +165,11 @@ class _Graph:
             yield np.round(found, 9)
 
     def distances(self) -> Iterator[Floats]:
-        """Yield distances from a rank with the fewest links, then repeatedly from the farthest so far."""
+        """Yield distances from several landmarks to all ranks.
+
+        The first landmark is a rank with the fewest links. Each further one is the rank farthest from those
+        before.
+        """
         ticks = self.ticks.astype(float)
         degree = np.bincount(self.src, minlength=self.num_ranks)
         place = int(np.argmin(degree))

@@ -118,7 +118,8 @@ def bound_rows(
 ) -> list[tuple[str, str]]:
     """(label, text) rows: the requested bound, and the other one if they differ by more than 1 %.
 
-    - `bound`, `every`: For the chunks of a schedule, and over all chunkings.
+    - `bound`: Bound for the chunks of a schedule.
+    - `every`: Bound over all chunkings, if known.
     - `is_open`: True if the number of chunks was left open, so that `every` was requested.
     """
     if every is None:

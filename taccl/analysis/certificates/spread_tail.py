@@ -199,8 +199,8 @@ class TailSpread:
         self._wants = np.isin(np.arange(costs.num_ranks), list(wanting)) if wanting else label >= 0
         self._merges = out.most.max(initial=1) > 1
         self._senders = cache(lambda most: fastest_senders(out, most))
-        #: Gates of sends into the sets from outside, and from other sets: by sending rank, and in total (or
-        #: by sending set).
+        #: Gates of sends into the sets: first from outside, by sending rank and as one group; then from other
+        #: sets, by sending rank and by sending set.
         self._fed: list[Fed] = []
         #: `awake`, `inside` and `entered` of `SpreadTail`.
         self.labels: tuple[Labels, Labels, Labels] = (), (), ()

@@ -139,7 +139,7 @@ class Findings:
         chunk: int | None = None,
         clause: str | None = None,
     ) -> None:
-        """Report a violation: by transfer `i`, or, if `i` is None, of a chunk at a rank at the end."""
+        """Report a violation by transfer `i`; if `i` is None, one at the end, for a chunk at a rank."""
         assert kind in KINDS
         self._counts[kind] += 1
         if self._counts[kind] > MOST_LISTED:

@@ -116,7 +116,7 @@ class NamedSums:
 def _report_unmade(
     findings: Findings, wanted: int, known: list[int], *, rank: int, chunk: int, i: int | None = None
 ) -> None:
-    """Report a sum that is not a disjoint union of known ones: missing or repeated contributions."""
+    """Report a sum that is no disjoint union of the `known` sums: missing or repeated contributions."""
     usable = {bits for bits in known if bits and not bits & ~wanted}
     reached = reduce(or_, usable, 0)
     # Without an overlap, the sum of the bit masks equals their union.

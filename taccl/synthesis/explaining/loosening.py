@@ -42,7 +42,10 @@ class Edit:
 
 
 class Barriers:
-    """Exclusions of chunks from links by the clauses of a problem that is not reversed."""
+    """Clauses of a problem that exclude chunks from links, and edits of these clauses that admit the chunks.
+
+    The problem must not be time-reversed.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem

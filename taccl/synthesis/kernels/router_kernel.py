@@ -203,7 +203,7 @@ def list_trees(fabric: Fabric, nets: Nets, way: Int32s, hop_of: Ints, slot: Int3
 
 @inner
 def _price(prices: CongestionPrices, load: float, most: float) -> float:
-    """Price of a tick of a resource with load `load`, in excess of its time; `most` is the peak load."""
+    """Price of a tick on a resource, in addition to the tick itself, at load `load` and peak load `most`."""
     x = load / most
     for _ in range(prices.exponent):
         x *= x

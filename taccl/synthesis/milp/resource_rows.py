@@ -132,7 +132,7 @@ def _spaced(values: set[int], most: int) -> list[int]:
 def _load(
     routing: RoutingModel, inside: Sequence[_Use], every: Sequence[_Use]
 ) -> tuple[list[tuple[Fraction, int]], Fraction]:
-    """(terms of the negated load that some hops put on a resource, the load if all are made).
+    """(terms of minus the load that the hops of `inside` put on a resource, that load if all are made).
 
     If all hops of a merging link are included, each of its messages adds its alpha; otherwise each chunk adds
     its share of the alpha of a full message.
@@ -227,7 +227,7 @@ def num_pairs(quotient: Quotient, windows: Windows, resource: int) -> int:
 def pairs_apart(quotient: Quotient, windows: Windows, resources: Iterable[int]) -> list[Pair]:
     """Pairs of hops that these resources keep from overlapping, unless time windows do already.
 
-    If two hops may use two resources in different orders, there is a pair for each.
+    If two hops may use two resources in different orders, there is a pair for each resource.
     """
     gaps: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for resource in resources:

@@ -310,7 +310,10 @@ class RoutingModel:
                 self._one_after_other(b, a, pair.reverse_gap, first, goes_first=0)
 
     def _cut(self, cut: Cut) -> None:
-        """Row T >= the cut's ticks if all its hops are made; a cut above the upper bound forbids that."""
+        """Row T >= the cut's ticks if all its hops are made.
+
+        If the cut exceeds the upper bound, the row excludes that all its hops are made.
+        """
         made = [self.made[m] for m in sorted(cut.hops) if m in self.made]
         if len(made) < len(cut.hops):
             return

@@ -251,11 +251,12 @@ def quickest_first(problem: Problem, left_s: float = 0.0) -> list[str]:
 def build_times(
     problem: Problem, most_transfers: int, few_hops: int, *, whole: bool = True
 ) -> dict[str, float]:
-    """{baseline: CPU seconds to build it (estimate)} of the baselines with at most `most_transfers`.
+    """Estimated CPU seconds to build each baseline of at most `most_transfers` transfers, as {name: seconds}.
 
     One run of the compiled list scheduler is included for problems of more than `few_hops` hops.
 
-    - `whole`: False for the first form alone of those baselines that build several forms and keep the best.
+    - `whole`: True for the time of all forms of a baseline that keeps the best of several; False for the
+      time of the first form alone.
     """
     found = baseline_times(problem, most_transfers, whole=whole)
     if effort(problem) > few_hops and suits(problem) and are_kept(problem):

@@ -234,5 +234,5 @@ def is_at_one_rank(problem: Problem) -> bool:
 
 
 def _is_one_rank(ends: RankSets) -> bool:
-    """True if all chunks start at, or go to, one and the same rank only."""
+    """True if `ends`, the origins or the destinations of all chunks, is one and the same rank."""
     return len(ends.sets) == len(ends.sets[0]) == 1

@@ -158,7 +158,7 @@ def _merged(
     search: Callable[[Fabric, Demand, Limits], Sends],
     limits: Limits,
 ) -> Schedule:
-    """The best schedule with merged sends, if that finishes sooner; otherwise the schedule as it is.
+    """The best schedule with merged sends, if that finishes sooner; otherwise the schedule of `found`.
 
     A second search charges each chunk only its share of the latency of a full merged send; its sends are
     merged, too.

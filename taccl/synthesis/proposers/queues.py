@@ -52,7 +52,8 @@ _STARTS = {"latest start": latest_starts, "spread": spread_starts}
 _WAITING = (0.25, 4.0, 1.0, 16.0)  # prices of a tick of waiting in the search for trees, one per run
 MANY_STEPS = 30_000_000  # max links visited in searches for trees over all runs (about 1 s)
 _ORDER_NS = 70  # estimated nanoseconds to order a hop
-#: Weights of a chunk's turn (when it is due) relative to its route ahead, by which waiting chunks are sorted.
+#: Weights to try in the order of waiting chunks: weight of a chunk's turn (when it is due) relative to the
+#: time of its remaining route.
 _TURN_WEIGHTS = (0.5, 1.0)
 VERIFY_US_PER_TRANSFER = 2.0  # estimated microseconds to verify a transfer of a chunk with one destination
 

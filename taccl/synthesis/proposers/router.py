@@ -73,7 +73,8 @@ _LINK_NS = 25
 _CHOICE_NS = 35
 #: Estimated nanoseconds to schedule a hop.
 _QUEUE_NS = 1000
-#: Min ratio of the time left to the estimate for a pass and for scheduling, for the pass to begin.
+#: A pass begins only if the time left is at least this multiple of the estimated time for the pass and for
+#: scheduling after it.
 _MARGIN = 1.3
 
 

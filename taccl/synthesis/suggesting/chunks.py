@@ -239,7 +239,7 @@ def _soonest(
 
 
 def _overlapped(first: Mapping[int, Schedule], options: Options, until: Deadline) -> tuple[int, float]:
-    """(number of chunks with the earliest finish, that finish in us) once the phases of sums overlap.
+    """(number of chunks with the earliest finish, that finish in us) if the phases of sums may overlap.
 
     A list scheduler times each phase by itself. Finer chunks overlap more, which a short run of ruin and
     recreate shows. Without such an overlap, the finish of the list scheduler decides.

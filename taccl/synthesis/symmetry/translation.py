@@ -34,7 +34,7 @@ _PRODUCER = "translation"
 _BYTES_PER_ROW = 100  # estimated bytes of memory per row of a pattern
 _NO_DEADLINE = 2**62  # ticks beyond any finish
 #: `_RESTARTS`: max restarts with random orders.
-#: `_RESTART_ROWS`: max product of the rows of a pattern and the restarts.
+#: `_RESTART_ROWS`: max product of the number of rows of a pattern and the number of restarts.
 _RESTARTS, _RESTART_ROWS = 60, 400_000
 
 
@@ -212,7 +212,7 @@ def _paths(
 
 
 def _axes(translations: Translations, number: dict[int, int]) -> tuple[list[int], list[int], tuple[int, ...]]:
-    """(link classes one step up, one step down, lengths): an entry for each axis; -1 for no class."""
+    """(class of links one step up, class of links one step down, length) of the axes; -1 for no class."""
     group = translations.group
     moduli = tuple(m for m in group.moduli if m > 1) if isinstance(group, CyclicProduct) else ()
     upwards, downwards = [], []

@@ -324,9 +324,9 @@ def _paired(state: _Splitting, switch: int, into: list[Path], out: list[Path]) -
 
 
 class _Splitting:
-    """State while switches are split off: remaining capacities of paths, and in total between nodes.
+    """State while switches are split off: remaining capacity of each path, and in total between two nodes.
 
-    The matrix of the latter has a further node, the source of all chunks.
+    The matrix of these totals has a further node, the source of all chunks.
     """
 
     def __init__(self, network: Network, capacity: Ints, counts: Ints) -> None:

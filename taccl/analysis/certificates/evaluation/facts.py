@@ -329,7 +329,10 @@ def _heads_and_tails(facts: Facts) -> Iterator[tuple[Sequence[int], int, dict[in
 
 
 def pays(facts: Facts, prices: Sequence[int]) -> list[Fraction]:
-    """Cost of a chunk on every link under the prices; of one unit if sizes differ or data is divisible."""
+    """Cost of a chunk on each link under the prices.
+
+    If chunk sizes differ or data is divisible, the cost of one unit of data.
+    """
     units, most, most_merged = facts.units[0] if facts.by_chunk else 1, joined(facts), merged(facts)
     pays = []
     for e, held in enumerate(facts.holds):

@@ -140,7 +140,10 @@ class Distances:
     def nearest(
         self, links: int, units: int, ranks: Collection[int], *, backwards: bool = False
     ) -> NDArray[np.float64]:
-        """(num_ranks,) least ticks from the nearest of the given ranks to every rank; backwards: to it."""
+        """(num_ranks,) least ticks to every rank from the nearest of `ranks`.
+
+        If `backwards`, from every rank to the nearest of `ranks`.
+        """
         num_ranks = self.problem.topology.num_ranks
         if len(ranks) == num_ranks:
             return np.zeros(num_ranks)

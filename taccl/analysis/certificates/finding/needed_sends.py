@@ -86,7 +86,8 @@ class NeededSends:
         self.example: dict[ChunkKind, int] = {}
         for c, kind in enumerate(kinds):
             self.example.setdefault(kind, c)
-        #: Usable links; and True if each of them joins one rank to one rank.
+        #: `allowed`: Usable links.
+        #: `single_ended`: True if each of them joins one rank to one rank.
         self.allowed = frozenset(problem.links_allowed)
         self.single_ended = self.allowed.isdisjoint(wide_links(self.topology))
         self.cache: dict[Any, Any] = {}
