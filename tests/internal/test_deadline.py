@@ -185,7 +185,7 @@ class TestEnforced:
                     self.endless()
 
     def test_what_ends_in_time_is_not_interrupted(self):
-        """The watching thread ends with its work, long before the deadline."""
+        """The thread that watches a deadline ends with the work that it watches, long before the deadline."""
         with Deadline.after(1000).enforced():
             pass
         watches = [each for each in threading.enumerate() if each.name == "taccl-deadline"]

@@ -63,8 +63,8 @@ def test_what_a_shell_puts_before_changes_nothing(kind, before):
 
 @pytest.mark.parametrize("kind", TEXTS)
 def test_a_known_output_is_named_wherever_it_is_not_read(tmp_path, kind):
-    """A known output given as a topology, sketch, schedule or log is named, with what was expected and
-    advice."""
+    """If a known output of a tool is given as a topology, sketch, schedule or log, the error names its kind,
+    the expected kind, and advice."""
     path = tmp_path / "a file.txt"
     path.write_text(TEXTS[kind])
     are_logs = (*LOGS, "file of logs by pair")

@@ -39,7 +39,8 @@ def test_what_is_no_file_is_refused(tmp_path, name, message):
     ],
 )
 def test_bytes_that_are_no_text_are_refused(tmp_path, content, message):
-    """Empty and binary files are named so; text of another encoding is located, with advice."""
+    """The error for an empty or binary file says so. For text of another encoding it gives the position and
+    advice."""
     path = tmp_path / "file.toml"
     path.write_bytes(content)
     with pytest.raises(FormatError, match=message):

@@ -54,19 +54,19 @@ def test_times_are_exact_microseconds(text, expected):
     [
         (format_count(0, "chunk"), "0 chunks"), (format_count(1, "chunk"), "1 chunk"),
         (format_count(2, "chunk"), "2 chunks"),
-        # Decimal units with at most three decimals, then whole binary units, then four digits.
+        # Sizes have decimal units and at most three decimals, else whole binary units, else four digits.
         (format_size(10**6), "1MB"), (format_size(2**20), "1MiB"), (format_size(1500), "1.5KB"),
         (format_size(999), "999B"), (format_size(3 * 2**30), "3GiB"), (format_size(2000), "2KB"),
         (format_size(4_096_000), "4.096MB"), (format_size(1_500_000_000), "1.5GB"), (format_size(1024), "1KiB"),
         (format_size(1_333_334), "1.333MB"), (format_size(2**62), "4294967296GiB"),
-        # At most three decimals, without trailing zeros.
+        # Times have at most three decimals, without trailing zeros.
         (format_us(Fraction(2539, 5)), "507.8 us"), (format_us(69), "69 us"), (format_us(0.0004), "0 us"),
-        # Percent above the bound; "none proven" without a bound.
+        # Gaps are in percent above the bound, or "none proven" without a bound.
         (format_gap(0.0), "0.00%"), (format_gap(0.02381), "2.38%"), (format_gap(math.inf), "none proven"),
         (format_gap(None), "none proven"),
-        # Both bandwidths of nccl-tests by name, and empty without a size.
+        # Rates are both bandwidths of nccl-tests by name; the text is empty without a size.
         (format_rates(17.4409, 15 / 16), "algbw 17.44 GB/s, busbw 16.35 GB/s"), (format_rates(None, 1.0), ""),
-        # Never "the last 1" or "the last 3 of 3".
+        # Parts of lists are never called "the last 1" or "the last 3 of 3".
         (part_of("last", 2, 3, "entry", "entries"), "the last 2 of 3 entries"),
         (part_of("last", 1, 3, "entry", "entries"), "the last of 3 entries"),
         (part_of("last", 3, 3, "entry", "entries"), "all 3 entries"),
@@ -99,7 +99,7 @@ def test_other_sizes_are_refused(text):
     ids=range(13),
 )
 def test_other_times_and_costs_are_refused(read, text, message):
-    """Unknown units, negative and infinite times are refused, with the known units and limits."""
+    """Unknown units, negative and infinite times are refused, and the error gives the known units and limits."""
     with pytest.raises(InputError, match=message):
         read(text)
 

@@ -32,7 +32,7 @@ def test_prefixes_are_passed_over(read, prefix):
 
 @pytest.mark.parametrize("label", ["[0]", "[1,0]<stdout>:"])
 def test_labels_within_a_row_are_passed_over(read, label):
-    """A launcher labels each part of a row that a rank prints."""
+    """Labels that a launcher puts before each part of a row are ignored."""
     text = "L # all_reduce_perf\nL  1000000 250000 float sum -1L 10.0 100.00 175.00 0L 20.0 50.00 87.50 0\n"
     for in_place, time in ((False, 10.0), (True, 20.0)):
         assert read(text.replace("L", label), in_place=in_place).series[0].times_us == (time,)
@@ -381,7 +381,8 @@ def test_bus_bandwidth_alone_waits_for_the_ranks(read):
     ("none", 0.875, -1, "# all_gather_perf\n# gather_perf", ("gather", 8)),
 ])  # fmt: skip
 def test_the_columns_decide_between_names(read, redop, factor, root, named, found):
-    """The last name above a table whose columns match it is used."""
+    """If several names of collectives stand above a table, the last one that fits the table's columns is
+    used."""
     text = f"{named}\n{row(2**28, 2000.0, redop=redop, factor=factor)}\n".replace(" -1 ", f" {root} ")
     (series,) = read(text).series
     assert (series.collective, series.num_ranks) == found

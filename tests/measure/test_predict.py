@@ -108,7 +108,8 @@ def test_some_networks_fix_the_algorithm():
 
 
 def test_hosts_of_amd_start_later():
-    """A collective between nodes starts 9 us later on hosts of AMD, and 2 us later on others."""
+    """A collective between nodes starts later than in one node: by 9 us on hosts of AMD, and by 2 us on
+    others."""
     network = costs_of("nd-a100-v4").network
     assert (network.start_of("AMD"), network.start_of("Intel")) == (9, 2)
     assert (costs_of("nd-a100-v4").host, costs_of("nd-h100-v5").host) == ("AMD", "Intel")

@@ -129,7 +129,8 @@ class TestChoices:
 
     @pytest.mark.slow
     def test_mpich_runs_what_is_selected(self, mpich, tmp_path):
-        """With the file, MPICH rounds sums as if the file's algorithm were forced: it follows the file."""
+        """MPICH follows the selection file: its sums have the same rounding as if the algorithm in the file
+        were forced."""
         mpiexec, library = mpich
         program = tmp_path / "sums.py"
         program.write_text(SUMS)

@@ -301,7 +301,7 @@ class TestMatrices:
 
     @pytest.mark.parametrize("unit", ["rtt_ms", "round trip (ms)"])
     def test_latencies_are_half_of_round_trips(self, tmp_path, unit):
-        """A round trip of 0.12 ms is a latency of 60 us, which is said."""
+        """A round trip of 0.12 ms is read as a latency of 60 us, and a note says so."""
         path = tmp_path / "rtt.csv"
         path.write_text(f"{unit},a,b\na,0,0.12\nb,0.12,0\n")
         probe = load_probe(path)
@@ -333,7 +333,8 @@ class TestMatrices:
         assert (probe.num_hosts, probe.latency_us[0, 1]) == (2, 5)
 
     def test_a_list_of_pairs(self, tmp_path):
-        """Rows of two hosts and figures are read, with numbers as names below a head, by the head's units."""
+        """A list with two hosts and their figures per row is read. Its head gives the units, and hosts may be
+        named by numbers."""
         path = tmp_path / "m.csv"
         path.write_text("src,dst,ms,Gbps\n7,9,2,100\n9,7,3,50\n")
         probe = load_probe(path)

@@ -74,8 +74,8 @@ def test_custom_roots_sums_at_the_first_destination():
     ],
 )  # fmt: skip
 def test_size_and_bus_bandwidth_are_those_of_nccl_tests(name, size_chunks, factor):
-    """On 4 ranks size and bus bandwidth are those of nccl-tests: chunks in a rank's larger buffer, busbw /
-    algbw."""
+    """On 4 ranks the size (chunks in a rank's larger buffer) and the factor busbw / algbw are those of
+    nccl-tests."""
     collective = collectives.make(name, 4)
     assert collective.size_chunks == size_chunks
     assert collective.busbw_factor == pytest.approx(factor)

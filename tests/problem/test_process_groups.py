@@ -42,7 +42,7 @@ class TestAmong:
     """`among`: a collective over some ranks of a larger topology."""
 
     def test_member_i_takes_the_part_of_rank_i(self):
-        """Members in any order: rank 0 of the collective is rank 5."""
+        """Members may be listed in any order: here rank 0 of the collective is rank 5 of the topology."""
         placed = collectives.scatter(3).among([5, 1, 3], num_ranks=6)
         assert placed.chunks == (Chunk((5,), (5,)), Chunk((5,), (1,)), Chunk((5,), (3,)))
         assert placed.num_ranks == 6
