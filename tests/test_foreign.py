@@ -1,4 +1,4 @@
-"""Behaviour of tests of other tools' files if the real files are missing."""
+"""Without the real files of other tools, tests that read them are skipped locally and fail in CI."""
 
 import os
 import re
@@ -25,7 +25,7 @@ READER = Path(__file__).parent / "formats" / "astra" / "test_astra_network.py"
     ids=["at home", "in CI"],
 )
 def test_without_real_files(ci, code, summary, tmp_path):
-    """Without real files the four tests of ASTRA-sim's files are one skip locally, and errors in CI."""
+    """Without real files the four tests of ASTRA-sim's files are one skip locally, and four errors in CI."""
     environment = {name: value for name, value in os.environ.items() if name != "CI"}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", READER, "-k", "real"],

@@ -46,7 +46,7 @@ def test_every_comparison_has_a_name_of_its_own(every_comparison):
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_data")
 def test_all_machines_can_be_made(every_comparison):
-    """Machines of all comparisons have more than one rank."""
+    """Machines of all comparisons can be made, and have more than one rank."""
     assert all(each.machine().num_ranks > 1 for each in every_comparison)
 
 

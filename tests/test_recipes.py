@@ -191,7 +191,8 @@ def test_a_collective_with_arguments(monkeypatch, capsys):
 
 
 def test_a_machine():
-    """A machine in the table is parsed by name and has a profile; predictions refuse it without costs."""
+    """A machine in the table is parsed by name and has a profile. Predictions refuse it, as no library's
+    costs are known for it."""
     model = Model(
         "Four GPUs on a switch, and a NIC for each.", NodeShape(4, 1), {"nvswitch": (100, "our choice, for a test")},
         (25, "our choice, for a test"),

@@ -35,7 +35,8 @@ OPTIONS = [
 @pytest.mark.parametrize("topology", ["ring:4", "fully-connected:4", "ndv2"])
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_every_collective_with_every_option(name, topology):
-    """With each option outputs are right, without races and deadlocks, with one chunk per queue."""
+    """With every lowering option outputs are right, without races or deadlocks, if a queue holds a single
+    chunk."""
     schedule = schedule_of(name, topology, chunks_per_rank=2)
     turn = [*COLLECTIVES].index(name) % 3
     for options in OPTIONS if MANY else OPTIONS[turn :: 3 if topology == "ring:4" else 9]:

@@ -32,7 +32,7 @@ def test_a_program_cannot_be_changed():
         program_of("allgather", "ring:2").name = "other"
 
 
-def test_steps_are_told_with_their_address():
+def test_steps_have_addresses():
     """`steps` yields addresses (rank, threadblock, step) with their steps."""
     address, step = next(iter(program_of("allgather", "ring:2").steps()))
     assert address == StepAddress(0, 0, 0)

@@ -47,7 +47,8 @@ def test_three_large_chunks_of_a_step_are_three_messages():
 
 
 def test_the_verdict_is_of_the_sizes_that_the_program_is_for():
-    """The program is valid up to its last working size, and invalid one byte above."""
+    """A program is valid if its largest size is the last without a deadlock, and invalid if it is one byte
+    more."""
     program = exchange(3)
     assert interpret(replace(program, sizes_bytes=(MIB, 6 * MIB))).ok
     assert not interpret(replace(program, sizes_bytes=(MIB, 6 * MIB + 1))).ok

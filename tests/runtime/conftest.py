@@ -23,7 +23,7 @@ class Marked:
         return {path for path in self._shared() - self._segments if not _used(path)}
 
     def start(self, *words: object, command: tuple[object, ...] = (), **options: object) -> subprocess.Popen:
-        """Start one ``taccl`` command, under another command if one is given."""
+        """Start one ``taccl`` command, as arguments of another command (such as ``mpiexec``) if one is given."""
         everything = [*command, sys.executable, "-m", "taccl", *words]
         return subprocess.Popen(
             [str(word) for word in everything],

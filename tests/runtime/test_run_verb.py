@@ -157,7 +157,8 @@ if "taccl.runtime.worker" in sys.orig_argv and os.environ.get("PMI_RANK") == "{r
     ],
 )
 def test_a_rank_that_is_killed_in_any_phase(rank, name, marked, allgather_file, tmp_path, monkeypatch):
-    """A rank killed in any phase: exit code 1, one error message, and no process, memory or file remains."""
+    """If a rank is killed in any phase, the run ends with exit code 1 and one error message. No process,
+    shared memory or file remains."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(KILLED_AT.format(rank=rank, name=name))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), *filter(None, sys.path)]))

@@ -30,7 +30,7 @@ def test_round_trip(execution):
 def test_times_and_bandwidths():
     """Bandwidths of a report follow from the median time.
 
-    1 MB in 200 us is 5 GB/s; an allreduce on four ranks moves 3/2 of it.
+    1 MB in 200 us is an algbw of 5 GB/s; the busbw of an allreduce on four ranks is 3/2 of that.
     """
     assert (RIGHT.times.median_us, RIGHT.times.min_us) == (200.0, 100.0)
     assert RIGHT.algbw_gb_per_s(RIGHT.times) == pytest.approx(5.0)

@@ -175,7 +175,7 @@ def test_ranks_of_torchrun(file):
 @needs_torch
 @pytest.mark.slow
 def test_a_killed_rank_ends_the_run(file):
-    """Rank 1 is killed: the message names it, and no process is left."""
+    """If rank 1 is killed, the message names it, and no process is left."""
     words = [PYTHON, "-m", "taccl", "run", str(file), "--engine", "torch", "--repetitions", "1000000"]
     run = subprocess.Popen(
         words,

@@ -72,8 +72,8 @@ def test_needed_columns_take_at_most_11_bytes_a_transfer():
     assert schedule.num_bytes / len(schedule) <= 11
 
 
-def test_reading_leaves_what_is_kept():
-    """Reading full columns leaves the stored ones unchanged."""
+def test_reading_leaves_stored_columns_unchanged():
+    """Reading full columns leaves the stored narrow ones unchanged."""
     schedule = bare()
     size = schedule.num_bytes
     assert schedule.columns.keys() > {"end", "group", "reduce"}

@@ -90,7 +90,7 @@ def test_clauses_that_only_together_forbid():
 
 
 def test_topology_without_a_path():
-    """Without a sketch the error names the topology."""
+    """If the topology has no path and no sketch is in use, the error names the topology."""
     topology = linked("line", [0, 0, 0], [(0, 1), (1, 0)], alpha_us=1, beta_us_per_mb=1)
     with pytest.raises(
         TopologyError, match="chunk 0 of allgather cannot get from rank 0 to rank 2: line has no path"

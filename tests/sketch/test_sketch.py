@@ -106,7 +106,8 @@ links = "none"
     ],
 )
 def test_wrong_field_is_named(text, message):
-    """One sentence has the file, the field, what was found and what was expected."""
+    """The error for a wrong field is one sentence with the file, the field, what was found and what was
+    expected."""
     with pytest.raises(SketchError, match=message) as caught:
         read(text)
     assert str(caught.value).startswith("a.toml: ")

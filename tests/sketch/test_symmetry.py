@@ -49,7 +49,7 @@ def two_planes(*, swapped):
 
 
 def test_offset_permutation_stays_in_blocks():
-    """Offset 1 in groups of 2 swaps neighbours."""
+    """A shift by 1 in groups of 2 swaps neighbours."""
     assert offset_permutation(4, 1, 2) == (1, 0, 3, 2)
 
 
@@ -68,7 +68,7 @@ def test_order_and_power():
 
 
 def test_ring_rotates():
-    """Link r goes to link r + 1, and its resource with it."""
+    """Rotating a ring by one rank maps link r to link r + 1, and its resource likewise."""
     links = link_permutation(ring(4), offset_permutation(4, 1, 4))
     assert links == (1, 2, 3, 0)
     assert resource_permutation(ring(4), links) == (1, 2, 3, 0)

@@ -101,7 +101,7 @@ def known():
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_hint_is_used(solver, known):
-    """With a solution as hint no solver returns a worse one, even with little time."""
+    """If a solver gets a solution as hint, it returns none that is worse, even with little time."""
     solution = split(solver, hint=known.values)
     assert solution.status == "feasible", solution.message
     assert solution.objective <= known.objective

@@ -113,7 +113,7 @@ def test_memory_limit():
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the address space of a process")
 def test_memory_limit_ends_with_its_task():
-    """A memory limit ends with its task."""
+    """The memory limit of one task does not hold for the next task of the same worker."""
     assert drill("echo", memory_limit_mb=50).status == "done"
     assert drill("exhaust_memory", {"megabytes": 200}).status == "done"
 

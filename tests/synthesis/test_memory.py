@@ -170,7 +170,7 @@ def test_trees_of_groups_are_counted():
 
 
 @pytest.mark.slow
-def test_ways_are_sampled_all_over_a_mesh():
+def test_paths_are_sampled_all_over_a_mesh():
     """Lengths of paths are sampled all over a mesh, so their mean is right.
 
     On 16 x 16 two ranks are 2 * (16 - 1 / 16) / 3 = 10.625 links apart on average. Paths of the
@@ -211,7 +211,7 @@ def test_free_memory_is_known():
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["auto", "greedy"])
 def test_refused_before_any_work(backend, monkeypatch):
-    """`synthesize` refuses before it computes a bound or a schedule."""
+    """`synthesize` refuses a problem that needs too much memory before it computes a bound or a schedule."""
 
     def fails(*_, **__):
         raise AssertionError("it has begun")

@@ -1,4 +1,4 @@
-"""The nominal profile (data sheets) warns once that it counts no latency."""
+"""One warning that latencies are not counted, for topologies with the nominal profile (rates of data sheets)."""
 
 import warnings
 

@@ -904,7 +904,7 @@ class TestRootsOutOfReach:
         assert "no rank can make a sum for all" in result.choice
 
     def test_no_rank_can_form_the_sum(self):
-        """Rank 3 can get only one of two contributions: an error."""
+        """If rank 3 can get only one of two contributions, an error is raised."""
         problem = self.sums(4, [(0, 2), (1, 2), (0, 3)], ((0, 1), (2, 3), 2))
         with pytest.raises(TopologyError, match="cannot get from rank 2 to rank 3"):
             synthesized(problem)
@@ -958,7 +958,8 @@ def one_way(topology):
 
 
 def test_time_that_is_kept_for_later_counts_for_the_bound(monkeypatch):
-    """The bound of a short search that reserves time for improvement has the limit of a long one."""
+    """The bound of a search of 100 s that reserves 900 s for improvement has the time limit of a search of
+    1,000 s."""
     limits = []
     monkeypatch.setattr(bounding, "lower_bound", lambda problem, *, limit_s, **_: limits.append(limit_s))
     problem = taccl.make_problem(taccl.topologies.ring(4), "allgather", size_bytes=4)

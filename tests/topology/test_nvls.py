@@ -76,8 +76,8 @@ def test_the_schedule_of_an_import_sums_in_its_switch(load):
     ],
     ids=["a100 xml", "a100 links", "a100", "named a100", "4 gpus", "unknown rate"],
 )
-def test_others_have_no_sums(load, text, generation):
-    """GPUs before Hopper, servers of fewer GPUs, and rates of no known generation are left as they are."""
+def test_other_topologies_get_no_reducing_links(load, text, generation):
+    """GPUs before Hopper, servers of fewer GPUs, and rates of no known generation get no reducing links."""
     topology = load(text)
     assert with_nvls(topology, generation) is topology
 

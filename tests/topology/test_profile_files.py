@@ -16,7 +16,7 @@ def fitted(line_fit):
 
 @pytest.fixture
 def profile(fitted, tmp_path):
-    """Path of a file with that profile."""
+    """Path of a file with the profile `fitted`."""
     path = tmp_path / "mine.toml"
     path.write_text(fitted)
     return path

@@ -29,7 +29,7 @@ from taccl.topology.registry import parse
     ],
 )
 def test_costs_are_those_of_the_tables(protocol, alpha_us, network_us, gb_per_s, nic_gb_per_s, base_us):
-    """18 NVLinks of 20.6 GB/s have each protocol's share of bandwidth, and so has the NIC."""
+    """For each protocol, 18 NVLinks of 20.6 GB/s and the NIC have NCCL's share of their bandwidth."""
     topology = dgx_h100(2, profile="nccl", protocol=protocol)
     inner, outer = (topology.links[topology.links_between(0, dst)[0]] for dst in (1, 8))
     assert (inner.alpha_us, outer.alpha_us) == (Fraction(alpha_us), Fraction(network_us))

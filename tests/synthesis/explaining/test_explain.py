@@ -259,7 +259,8 @@ def test_reason_of_a_reduction():
 
 
 def test_no_solver_where_graph_search_decides(monkeypatch):
-    """If one edit makes every chunk reachable, graph search proves it smallest without a solver."""
+    """If one edit makes every chunk reachable, graph search proves without a solver that no smaller change
+    exists."""
     monkeypatch.setattr(clashes, "solve", None)
     assert explain(problem_of("no-connections")).proven
 

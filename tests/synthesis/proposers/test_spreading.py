@@ -361,9 +361,9 @@ def test_slow_links_repeat_what_fast_ones_get_late():
 def test_slow_links_repeat_chunks_until_fast_ones_would_be_sooner():
     """An allgather on four DGX-H100: a rank gets 5 of the 24 chunks of other nodes over its own NIC.
 
-    Its port starts at 3.95 us, when the first chunks have entered the node. It passes 19 chunks of 0.2416 us
-    each, with a lag of 0.58 us, until 9.12 us. With 4 chunks over the NIC the port would pass 20, until 9.36
-    us.
+    The rank's port for NVLink starts at 3.95 us, when the first chunks have entered the node. It passes 19
+    chunks of 0.2416 us each, with a lag of 0.58 us, until 9.12 us. With 4 chunks over the NIC the port would
+    pass 20, until 9.36 us.
     """
     problem = problem_of(
         topologies.dgx_h100(4, protocol="ll"), collectives.allgather(32), chunk_bytes=MB // 32

@@ -76,7 +76,8 @@ def test_groups_leave_it_open_together():
 
 
 def test_a_file_keeps_an_open_number():
-    """`to_dict` of an open problem records that it is open; a fixed one has the same values as before."""
+    """`to_dict` records that a problem's number of chunks is open, and has no such entry if the number is
+    fixed."""
     problem, fixed = _problem(), _problem(chunks_per_rank=1)
     assert taccl.Problem.from_dict(problem.to_dict()).chunks_open
     assert not taccl.Problem.from_dict(fixed.to_dict()).chunks_open
@@ -163,8 +164,8 @@ def test_a_chunk_size_fixes_the_number_of_chunks():
     assert not taccl.make_problem(ring, "allgather", chunk_bytes=1000).chunks_open
 
 
-def test_a_sketch_leaves_it_open_unless_it_says_it():
-    """A sketch leaves the number open unless it has ``chunks.per_rank``."""
+def test_a_sketch_leaves_the_number_open_unless_it_gives_one():
+    """A sketch leaves the number of chunks open unless it has ``chunks.per_rank``."""
     ring = taccl.topologies.ring(4)
     said = taccl.Sketch.from_dict({"schema": 1, "chunks": {"per_rank": 1}})
     assert taccl.Sketch().apply(ring, "allgather", size="1MB").chunks_open
@@ -223,7 +224,8 @@ def test_what_is_cut_already_stays_as_it_is():
 
 @pytest.mark.slow
 def test_synthesis_chooses_and_says_so():
-    """The result has several chunks and finishes before any schedule of one; a note names the number."""
+    """The result has several chunks per rank and finishes before any schedule with one. A note names the
+    number."""
     result = brief_synthesis(_problem())
     count = result.schedule.problem.collective.chunks_per_rank
     assert count > 1

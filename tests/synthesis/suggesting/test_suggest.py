@@ -83,7 +83,8 @@ def test_a_proposal_shows_its_figures(proposals):
 
 @pytest.mark.parametrize(("size", "policy"), [("2KB", "max-connections"), ("200MB", "min-connections")])
 def test_the_policy_of_a_switch_follows_the_size(size, policy):
-    """The switch policy is many connections for small chunks and few for large ones; 25 KB is the limit here."""
+    """A suggested sketch uses many connections of a switch for small chunks and few for large ones. Here the
+    limit is 25 KB."""
     topology = taccl.topologies.dgx_a100(nodes=2, constants={"internode_alpha_us": 1}, profile="nominal")
     (best,) = taccl.suggest_sketches(topology, "allgather", size, chunks_per_rank=1, most=1, time_limit_s=0.1)
     assert best.sketch.switch[0].policy == policy

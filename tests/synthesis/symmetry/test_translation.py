@@ -387,8 +387,8 @@ def test_it_serves_a_problem_whose_nodes_are_cut():
 @pytest.mark.parametrize(
     ("fabric", "costs"), [("ring:4", {"bandwidth": 1}), (topologies.ring(4), {"alpha_us": 1})]
 )
-def test_costs_that_would_not_be_heeded_are_refused(fabric, costs):
-    """Cost options are refused if a name does not accept them or a topology already has costs."""
+def test_unused_cost_options_are_refused(fabric, costs):
+    """Cost options are refused if the fabric's name does not accept them, or if a topology already has costs."""
     for backend in ("auto", "dimension-balanced"):
         with pytest.raises(InputError, match="unused option"):
             synthesize_implicit(fabric, backend=backend, **costs)

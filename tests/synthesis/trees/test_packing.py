@@ -76,7 +76,7 @@ def test_copies_of_a_tree_are_built_at_once():
 
 
 def test_short_edges_join_first():
-    """The tree with shorter edges is chosen."""
+    """Of two possible trees, the one with shorter edges is chosen."""
     capacity = COMPLETE[:3, :3]
     length = np.array([[0.0, 1.0, 5.0], [1.0, 0.0, 1.0], [1.0, 1.0, 0.0]])
     (tree,) = pack_trees(capacity, (1, 0, 0), length)
