@@ -78,12 +78,18 @@ class Algorithm:
             )
             ends, message = np.tile(ends, 2), np.tile(message, 2)
         there, here = place
-        # Arrivals sorted by rank and chunk; for each transfer, those that have ended when it begins.
+        # Arrivals sorted by rank and chunk; for each transfer, those that have ended when it begins. A search
+        # of all arrivals would take longer, as each rank gets a chunk only a few times.
         order = np.lexsort((ends, here))
-        span = int(ends.max(initial=0)) + 2
-        keys = here[order] * span + ends[order]
-        first = np.searchsorted(keys, there * span)
-        number = np.searchsorted(keys, there * span + self.begins, side="right") - first
+        starts = np.cumsum(np.bincount(here + 1, minlength=int(max(there.max(), here.max())) + 2))
+        first, last, ended = starts[there], starts[there + 1], np.append(ends[order], 0)
+        until = first.copy()
+        for bit in reversed(range(int((last - first).max()).bit_length())):
+            further = until + (1 << bit)
+            until = np.where(
+                (further <= last) & (ended[further.clip(max=last) - 1] <= self.begins), further, until
+            )
+        number = until - first
         waiting = np.repeat(np.arange(len(first)), number)
         arrival = order[np.arange(len(waiting)) - np.repeat(np.cumsum(number) - number - first, number)]
         if self.carries is not None:

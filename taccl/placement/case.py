@@ -15,7 +15,8 @@ from taccl._internal.names import matching
 from taccl._internal.units import parse_size
 from taccl.errors import InputError
 from taccl.placement.algorithms import ALGORITHMS, MOST_PIECES, Algorithm, of_schedule, stock
-from taccl.placement.fabric import HostFabric, HostLinks, as_messages, chunk_sizes, problem_of
+from taccl.placement.fabric import NO_FLOWS, HostFabric, as_messages, chunk_sizes, problem_of
+from taccl.placement.host_links import HostLinks
 from taccl.placement.hosts import MEASURED, ProbedHosts
 from taccl.placement.kernel import TOO_LONG, anneal, prove, tails, timed
 from taccl.placement.probe import Probe
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl._internal.arguments import Size
-    from taccl.placement.fabric import Flows, HostPaths, RankMessages, Relaxed
+    from taccl.placement.fabric import Flows, HostPaths, RankMessages, Relaxed, Room
     from taccl.topology.topology import Topology
 
 #: `_MOST_MESSAGES`: number of messages to time in one search.
@@ -50,6 +51,8 @@ class Case:
     - `order`: Host of each rank. A double tree without a number of pieces gets the number that is fastest in
       this order.
     - `like`: A case of the same algorithm and size, whose messages are reused.
+    - `only`: Orders to time, for `ticks` and `ends` alone. Paths between other measured hosts are left out if
+      flows have many messages.
     - `on_links`: True to count time in the ticks of the topology's links, as a schedule does.
     """
 
@@ -63,6 +66,7 @@ class Case:
         *,
         on_links: bool = False,
         like: Case | None = None,
+        only: Sequence[Sequence[int]] = (),
     ) -> None:
         self.hosts = _hosts_of(topology)
         topology = self.hosts
@@ -84,19 +88,22 @@ class Case:
             said = f"found a schedule of {num_ranks} ranks for {count} hosts; make them equal"
             raise InputError(said, where="algorithm")
         if isinstance(topology, ProbedHosts) and not on_links:
-            links = HostLinks.of_costs(topology.costs, chunk_sizes(self.algorithm, self.size_bytes))
+            flows = like.relaxed.flows if like else NO_FLOWS
+            used = np.full((count, count), not only or not len(flows.src))
+            for each in np.array(only, dtype=np.int64):
+                used[each[flows.src], each[flows.dst]] = True
+            links = HostLinks.of_costs(topology.costs, chunk_sizes(self.algorithm, self.size_bytes), used)
         else:
             links = HostLinks.of_problem(problem_of(self.algorithm, self.topology, self.size_bytes))
         self.ticks_per_us = links.ticks_per_us
         self.chunk_units = links.chunk_units
         if like is not None and np.array_equal(like.chunk_units, self.chunk_units):
             self.messages: RankMessages = like.messages
-            flows: Flows | None = like.flows
+            self.flows: Flows = like.flows
         else:
-            self.messages, flows = as_messages(self.algorithm, self.chunk_units), None
+            self.messages, self.flows = as_messages(self.algorithm, self.chunk_units)
         self.fabric = HostFabric(links, self.messages)
-        self.relaxed: Relaxed = self.fabric.relaxed(self.messages, flows)
-        self.flows: Flows = self.relaxed.flows
+        self.relaxed: Relaxed = self.fabric.relaxed(self.messages, self.flows)
         self.arrays = self.messages, self.fabric.paths, self.relaxed
         self.is_small = len(self.messages.src) <= _FEW_MESSAGES
 
@@ -110,10 +117,9 @@ class Case:
         """Topology of the hosts; for hosts measured by a probe, it is built at the first access."""
         return self.hosts.topology if isinstance(self.hosts, ProbedHosts) else self.hosts
 
-    def room(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Work arrays `end` and `free` of `timed` for one thread."""
-        resources = len(self.fabric.paths.name) + 2 * self.fabric.num_hosts
-        return np.zeros(len(self.messages.src), dtype=np.int64), np.zeros(resources, dtype=np.int64)
+    def room(self) -> Room:
+        """Work arrays of the kernels for one thread."""
+        return self.fabric.room(self.messages, self.relaxed.flows)
 
     def us(self, ticks: int) -> float:
         """Convert ticks to microseconds."""
@@ -125,16 +131,21 @@ class Case:
         - `compiled`: False to run the kernel as plain Python.
         - `is_relaxed`: True for a lower bound: a message holds each resource as soon as the resource is free.
         """
-        function = timed if compiled else getattr(timed, "py_func", timed)
-        arrays, hosts = self.bounds if min(order) < 0 else self.arrays, np.array(order, dtype=np.int64)
-        return int(function(*arrays, hosts, TOO_LONG, *self.room(), is_relaxed))
+        return self._timed(order, self.room(), compiled, is_relaxed)
 
     def ends(self, order: Sequence[int]) -> NDArray[np.int64]:
         """(num_messages,) ticks at which each message of an order ends."""
-        end, free = self.room()
-        function = getattr(timed, "py_func", timed) if self.is_small else timed
-        function(*self.arrays, np.array(order, dtype=np.int64), TOO_LONG, end, free, False)
-        return end
+        room = self.room()
+        self._timed(order, room, not self.is_small, False)
+        return room.end
+
+    def _timed(self, order: Sequence[int], room: Room, compiled: bool, is_relaxed: bool) -> int:
+        messages, paths, relaxed = self.bounds if min(order) < 0 else self.arrays
+        function = timed
+        if not compiled:  # plain Python cannot call inner kernels, which copy the paths of flows
+            function, relaxed = getattr(timed, "py_func", timed), relaxed._replace(flows=NO_FLOWS)
+        hosts = np.array(order, dtype=np.int64)
+        return int(function(messages, paths, relaxed, hosts, TOO_LONG, room, is_relaxed))
 
     def limits(self, order: Sequence[int], finish: int) -> tuple[str, float]:
         """Resource that is busy longest, and the part of the finish for which it is busy."""
@@ -181,7 +192,7 @@ class Case:
         orders = np.tile(np.array(found[0], dtype=np.int64), (3, 1))
         signal = np.zeros(2, dtype=np.int64)
         with deadline.stopping(signal), deadline.scope("proving optimality of the order"):
-            ticks = prove(*self.bounds, orders, signal, found[1], *self.room())
+            ticks = prove(*self.bounds, orders, signal, found[1], self.room())
         return tuple(orders[0].tolist()), int(ticks), bool(signal[1])
 
 

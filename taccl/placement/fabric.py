@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from functools import cached_property
-from itertools import chain, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from taccl.baselines.routes import ShortestRoutes
-from taccl.placement.hosts import DECIMALS, in_thousandths
-from taccl.placement.kernel import TOO_LONG
-from taccl.problem.costs import hold_columns
 from taccl.problem.problem import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from taccl.placement.algorithms import Algorithm
-    from taccl.placement.hosts import PairCosts
+    from taccl.placement.host_links import HostLinks
 
 
 #: Minimum messages per flow for which the busy times of an order are checked before its makespan.
@@ -33,12 +26,14 @@ class RankMessages(NamedTuple):
     - `src`, `dst`, (num_messages,) int64: Ranks.
     - `units`, (num_messages,) int64: Size in units of data.
     - `kind`, (num_messages,) int64: Row of `HostPaths.takes` for the size of the message.
+    - `flow`, (num_messages,) int64: Row of `Flows`.
     """
 
     src: NDArray[np.int64]
     dst: NDArray[np.int64]
     units: NDArray[np.int64]
     kind: NDArray[np.int64]
+    flow: NDArray[np.int64]
     wait_of: NDArray[np.int64]
     wait: NDArray[np.int64]
 
@@ -50,6 +45,9 @@ class Flows(NamedTuple):
     dst: NDArray[np.int64]
     kind: NDArray[np.int64]
     number: NDArray[np.int64]
+
+
+NO_FLOWS = Flows(*np.zeros((4, 0), dtype=np.int64))
 
 
 class HostPaths(NamedTuple):
@@ -85,7 +83,8 @@ class Relaxed(NamedTuple):
       and of its destination; 0 if hosts have no port.
     - `tail`, (num_messages,) int64: Minimum time from the end of the message to the makespan.
     - `flows`: Number of messages by source rank, destination rank and size. The time for which they keep a
-      resource busy is a lower bound on the makespan. Empty if flows have few messages on average.
+      resource busy is a lower bound on the makespan. Empty if flows have few messages on average, or if ranks
+      are open.
     """
 
     anywhere: NDArray[np.int64]
@@ -95,6 +94,19 @@ class Relaxed(NamedTuple):
     port_in: NDArray[np.int64]
     tail: NDArray[np.int64]
     flows: Flows
+
+
+class Room(NamedTuple):
+    """Work arrays of the kernels for one thread.
+
+    - `end`, (num_messages,) int64: End of each message.
+    - `free`: Release time of each resource, then of the send and the receive port of each rank.
+    - `near`: Paths of flows in one order, with one size; path f is that of flow f.
+    """
+
+    end: NDArray[np.int64]
+    free: NDArray[np.int64]
+    near: HostPaths
 
 
 def chunk_sizes(algorithm: Algorithm, size_bytes: int) -> tuple[int, ...]:
@@ -113,103 +125,37 @@ def problem_of(algorithm: Algorithm, topology: object, size_bytes: int) -> Probl
     return Problem(topology, algorithm.collective, sizes, size_bytes=size_bytes)  # type: ignore[arg-type]
 
 
-def as_messages(algorithm: Algorithm, chunk_units: NDArray[np.int64]) -> RankMessages:
-    """Build the messages of an algorithm.
+def as_messages(algorithm: Algorithm, chunk_units: NDArray[np.int64]) -> tuple[RankMessages, Flows]:
+    """Build the messages of an algorithm, and the flows that they form.
 
     - `chunk_units`, (num_chunks,) int64: Size of each chunk in units.
     """
     count = int(algorithm.message.max(initial=-1)) + 1
-    units = np.zeros(count, dtype=np.int64)
+    units, first = np.zeros((2, count), dtype=np.int64)
     np.add.at(units, algorithm.message, chunk_units[algorithm.chunk])
-    _, first = np.unique(algorithm.message, return_index=True)
+    first[algorithm.message[::-1]] = np.arange(len(algorithm.message))[::-1]  # the last assignment holds
     waiting, wait = algorithm.waits()
     wait_of = np.concatenate(([0], np.cumsum(np.bincount(waiting, minlength=count))))
-    kind = np.unique(units, return_inverse=True)[1].astype(np.int64)
-    return RankMessages(algorithm.src[first], algorithm.dst[first], units, kind, wait_of, wait)
+    src, dst = algorithm.src[first], algorithm.dst[first]
+    _, kind = _numbered(units)
+    ranks, kinds = algorithm.collective.num_ranks, int(kind.max(initial=-1)) + 1
+    each, flow = _numbered((src * ranks + dst) * kinds + kind)
+    flows = Flows(*(
+        np.ascontiguousarray(column, dtype=np.int64)
+        for column in (each // kinds // ranks, each // kinds % ranks, each % kinds, np.bincount(flow))
+    ))  # fmt: skip
+    return RankMessages(src, dst, units, kind, flow, wait_of, wait), flows
 
 
-class HostLinks(NamedTuple):
-    """Links and holds between hosts as columns; costs in ticks (alpha) and ticks per unit of data (beta).
-
-    - `hops`: (num_hosts ** 2,) int64, number of links on the path of each (source, destination) pair. Pairs
-      are in order of source, then destination.
-    - `link`: Links of the paths of all pairs, one pair after the other.
-    - `takes`: (2, num_links) int64, alpha and beta of a send.
-    - `of_link`, `resource`: (num_holds,) int64, link and resource of each hold, sorted by link.
-    - `receives`: (num_holds,) bool, True if the hold ends with the send, False if it begins with it.
-    - `held`: (2, num_holds) int64, alpha and beta of each hold.
-    - `names`: Name of each resource.
-    - `chunk_units`: (num_chunks,) int64, size of each chunk in units.
-    """
-
-    num_hosts: int
-    hops: NDArray[np.int64]
-    link: NDArray[np.int64]
-    takes: NDArray[np.int64]
-    of_link: NDArray[np.int64]
-    resource: NDArray[np.int64]
-    receives: NDArray[np.bool_]
-    held: NDArray[np.int64]
-    names: list[str]
-    ticks_per_us: int
-    chunk_units: NDArray[np.int64]
-
-    @classmethod
-    def of_problem(cls, problem: Problem) -> HostLinks:
-        """Shortest routes over a topology. Raises `TopologyError` if two ranks have no route."""
-        topology, costs, routes = problem.topology, problem.costs, ShortestRoutes.of(problem)
-        count = topology.num_ranks
-        ways = [[] if src == dst else routes.hop(src, dst) for src, dst in product(range(count), repeat=2)]
-        columns, num_links = hold_columns(topology), len(topology.links)
-        of_link, hold = columns.of_sends(np.arange(num_links))
-        return cls(
-            count, np.array([*map(len, ways)]), np.array([*chain.from_iterable(ways)], dtype=np.int64),
-            np.stack((costs.link_alpha, costs.link_beta)), of_link, columns.resource[hold],
-            columns.receives[hold], np.stack((costs.hold_alpha[hold], costs.hold_beta[hold])),
-            [each.name for each in topology.resources], costs.ticks_per_us, costs.chunk_units,
-        )  # fmt: skip
-
-    @classmethod
-    def of_costs(cls, costs: PairCosts, sizes: Sequence[int]) -> HostLinks:
-        """Links and holds of the topology that `ProbedHosts.topology` would build, without building it."""
-        count, num_kinds = len(costs.node), int(costs.kind.max()) + 1
-        alpha, beta = in_thousandths(costs.alpha_us), in_thousandths(costs.beta_us_per_mb)
-        # A thousandth of a us per MB is a femtosecond per byte.
-        # Large data gets coarser ticks, so that times fit into 64 bits.
-        longest = count * (int(beta.max()) * sum(sizes) + int(alpha.max()) * 10**6 * len(sizes))
-        unit = next((each for each in (1, 10**3, 10**6) if longest // each < TOO_LONG), 10**6)
-        off = ~np.eye(count, dtype=bool)
-        src, dst = np.nonzero(off)
-        links = np.arange(len(src))
-        takes = np.stack((-(-alpha[off] * 10**6 // unit), beta[off]))
-        kind, num_ports = costs.kind[off], count * num_kinds
-        rows: list[tuple[NDArray[np.int64], Any, int, Any, Any]] = []  # no row has a link twice
-        if costs.has_ports:
-            rows.append((links, src * num_kinds + kind, 0, *takes))
-            rows.append((links, num_ports + dst * num_kinds + kind, 1, *takes))
-        number_of = np.cumsum(off).reshape(count, count) - 1
-        for number, each in enumerate(costs.shared):
-            held = round(each.beta_us_per_mb * 10**DECIMALS)
-            inside, outside = np.flatnonzero(each.inside), np.flatnonzero(~each.inside)
-            for receives, pairs in enumerate((np.ix_(inside, outside), np.ix_(outside, inside))):
-                crossing = number_of[pairs].ravel()
-                rows.append((crossing, 2 * num_ports + 2 * number + receives, receives, 0, held))
-        number_of_holds = np.zeros(len(links), dtype=np.int64)
-        for crossing, *_ in rows:
-            number_of_holds[crossing] += 1
-        of_link = np.repeat(links, number_of_holds)
-        at = np.cumsum(number_of_holds) - number_of_holds  # where the next hold of each link goes
-        columns = np.empty((4, len(of_link)), dtype=np.int64)
-        for crossing, *values in rows:
-            place = at[crossing]
-            for column, value in zip(columns, values, strict=True):
-                column[place] = value
-            at[crossing] += 1
-        resource, received = columns[:2]
-        return cls(
-            count, off.ravel().astype(np.int64), links, takes, of_link, resource, received == 1,
-            columns[2:], costs.resources(), 10**9 // unit, -(-np.array(sizes, dtype=np.int64) // unit),
-        )  # fmt: skip
+def _numbered(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Distinct values in ascending order, and the number of each value among them; values are at least 0."""
+    span = int(values.max(initial=-1)) + 1
+    if span > 4 * len(values):
+        each, number = np.unique(values, return_inverse=True)
+        return each, number.astype(np.int64)
+    is_used = np.zeros(span, dtype=bool)  # a table is faster than sorting
+    is_used[values] = True
+    return np.flatnonzero(is_used), (np.cumsum(is_used) - 1)[values]
 
 
 def _sizes_of(messages: RankMessages) -> NDArray[np.int64]:
@@ -217,16 +163,6 @@ def _sizes_of(messages: RankMessages) -> NDArray[np.int64]:
     sizes = np.zeros(int(messages.kind.max(initial=-1)) + 1, dtype=np.int64)
     sizes[messages.kind] = messages.units
     return sizes
-
-
-def _flows_of(messages: RankMessages) -> Flows:
-    """Count messages by ranks and size; empty if there are too many flows to save time."""
-    ranks, kinds = int(max(messages.src.max(), messages.dst.max())) + 1, int(messages.kind.max()) + 1
-    keys = (messages.src * ranks + messages.dst) * kinds + messages.kind
-    each, number = np.unique(keys, return_counts=True)
-    src, dst, kind = each // kinds // ranks, each // kinds % ranks, each % kinds
-    few = slice(None) if _FEW_FLOWS * len(src) <= len(messages.src) else slice(0)
-    return Flows(*(np.ascontiguousarray(column[few], dtype=np.int64) for column in (src, dst, kind, number)))
 
 
 def _is_implied(
@@ -247,6 +183,14 @@ def _is_implied(
     longest[:, side[others]] = held[:, others]
     implied: NDArray[np.bool_] = alone & (held <= longest[:, side]).all(axis=0)
     return implied
+
+
+def _second_eigenvalue(matrix: NDArray[np.float64]) -> float:
+    """Second smallest eigenvalue of a symmetric matrix."""
+    if (matrix[1:, 1:] == matrix[:-1, :-1]).all() and (matrix[1:, 0] == matrix[:-1, -1]).all():
+        # A circulant matrix, as of a ring or a pairwise exchange: O(n log n) instead of O(n ** 3).
+        return float(np.sort(np.fft.fft(matrix[0]).real)[1])
+    return float(np.linalg.eigvalsh(matrix)[1])
 
 
 class HostFabric:
@@ -286,11 +230,8 @@ class HostFabric:
         """[alpha, beta] of the time for which a message of a pair (row) holds each resource (column)."""
         return [self._hop @ ticks for ticks in self._of_links]
 
-    def relaxed(self, messages: RankMessages, flows: Flows | None = None) -> Relaxed:
-        """Lower bounds on the times of messages whose ends are partly placed; `tail` and ports are 0.
-
-        - `flows`: Flows of the messages, if known.
-        """
+    def relaxed(self, messages: RankMessages, flows: Flows) -> Relaxed:
+        """Lower bounds on the times of messages whose ends are partly placed; `tail` and ports are 0."""
         sizes, rows = _sizes_of(messages), []
         for units in sizes.tolist():
             took = (self.took[0] + units * self.took[1]).reshape(self.num_hosts, -1)
@@ -300,13 +241,32 @@ class HostFabric:
             np.array(column, dtype=np.int64) for column in zip(*rows, strict=True)
         )
         tail, none = np.zeros(len(messages.units), dtype=np.int64), np.zeros(len(sizes), dtype=np.int64)
-        return Relaxed(anywhere, from_host, to_host, none, none, tail, flows or _flows_of(messages))
+        if _FEW_FLOWS * len(flows.src) > len(messages.src):
+            flows = NO_FLOWS
+        return Relaxed(anywhere, from_host, to_host, none, none, tail, flows)
+
+    def room(self, messages: RankMessages, flows: Flows) -> Room:
+        """Work arrays for the kernels.
+
+        - `flows`: Flows of `relaxed`.
+        """
+        paths, num_flows = self.paths, len(flows.src)
+        free = np.zeros(len(paths.name) + 2 * self.num_hosts, dtype=np.int64)
+        hops = num_flows * int(np.diff(paths.path_of).max(initial=0))
+        holds = hops * int(np.diff(paths.hold_of).max(initial=0))
+        hop, hold = np.arange(hops), np.zeros(holds, dtype=np.int64)
+        near = HostPaths(
+            np.zeros(num_flows + 1, dtype=np.int64), hop, np.zeros(hops + 1, dtype=np.int64), hold,
+            np.zeros((1, hops), dtype=np.int64), hold[None].copy(), hold[None].copy(), hold[None].copy(),
+            np.zeros(0, dtype=np.int64),
+        )  # fmt: skip
+        return Room(np.zeros(len(messages.src), dtype=np.int64), free, near)
 
     def with_ports(self, relaxed: Relaxed, messages: RankMessages) -> Relaxed:
         """Tighter lower bounds: with the times of ports, which count only where ends are not placed."""
         ports = np.array([self._ports(units) for units in _sizes_of(messages).tolist()], dtype=np.int64)
         port_out, port_in = np.ascontiguousarray(ports.T)
-        return relaxed._replace(port_out=port_out, port_in=port_in)
+        return relaxed._replace(port_out=port_out, port_in=port_in, flows=NO_FLOWS)
 
     def _ports(self, units: int) -> list[int]:
         """Minimum ticks for which a message holds a port of its source, and one of its destination.
@@ -364,7 +324,7 @@ class HostFabric:
         if not np.allclose(flow.sum(axis=0), flow.sum(axis=1)):
             return 0
         even = (flow + flow.T) / 2
-        joint = float(np.linalg.eigvalsh(np.diag(even.sum(axis=1)) - even)[1])
+        joint = _second_eigenvalue(np.diag(even.sum(axis=1)) - even)
         rates = self.held[1].tocsc()
         # A set of hosts and the others form at least num_hosts - 1 pairs; skip resources held by fewer.
         for resource in np.flatnonzero(np.diff(rates.indptr) >= self.num_hosts - 1):

@@ -193,11 +193,11 @@ def _costs(
             slowness[across] = np.maximum(slowness[across], 1.0 / each)
         shared.append(SharedPath(what, inside, float(_rounded(np.array(1000.0 / each)))))
     kinds = _kinds_of_links(slowness) if probe.is_one_server else np.zeros((count, count), np.int64)
-    nested = ", in ".join(format_count(int(labels.max()) + 1, "cluster") for labels in found)
     if found:
+        nested = ", in ".join(format_count(int(labels.max()) + 1, "cluster") for labels in found)
         because = "as their distances suggest" if probe.clusters is None else "as was stated"
         assumed.insert(0, f"{count} hosts are in {nested}, {because}")
-    notes = [f"{count} hosts" + (f" in {nested}" if found else ", all alike")]
+    notes = [] if found else [f"{count} hosts, all alike"]
     if probe.is_one_server:
         notes = [f"{count} GPUs of one server"]
         if ports == "shared":

@@ -139,10 +139,9 @@ def judge(
         return Judgement(reason=reason, has_clusters=has_clusters)
     ranks = range(probe.num_hosts)
 
-    def case(noisy_probe: Probe) -> Case:
-        noisy = replace(hosts, probe=noisy_probe)
-        steps = searched.algorithm
-        return Case(noisy, steps.collective.name, steps, searched.size_bytes, like=searched)
+    def case(noisy_probe: Probe, *only: Sequence[int]) -> Case:
+        noisy, steps = replace(hosts, probe=noisy_probe), searched.algorithm
+        return Case(noisy, steps.collective.name, steps, searched.size_bytes, like=searched, only=only)
 
     def logs(figures: _Figures, orders: Sequence[Sequence[int]]) -> list[float]:
         """Logarithm of the gain of each order, by figures with reduced noise."""
@@ -150,13 +149,14 @@ def judge(
         shrunk = _with_figures(probe, _shrunk(noisy, figures, noise))
         if not probe.is_one_server:  # clusters of the figures; shrinkage to the means of classes keeps them
             shrunk = replace(shrunk, clusters=tuple(tuple(labels.tolist()) for labels in noisy.levels))
-        judging = case(shrunk)
+        judging = case(shrunk, ranks, *orders)
         before = judging.us(judging.ticks(ranks, is_relaxed=True))
         return [float(np.log(before / judging.us(judging.ticks(order)))) for order in orders]
 
     orders: list[tuple[int, ...]] = []
     gains: list[float] = []
     splits = [_halves(probe, stacks, np.random.default_rng((seed, split))) for split in range(_SPLITS)]
+    deadline.check()
     noise = {name: float(np.mean([_noise(*split)[name] ** 2 for split in splits])) for name in stacks}
     began = time.monotonic()
     halves = [case(_with_figures(probe, half)) for half in splits[0]]
@@ -170,6 +170,8 @@ def judge(
             break
         found = []
         for number, half in enumerate(split):
+            if not orders:
+                deadline.check()
             one = halves.pop(0) if halves else case(_with_figures(probe, half))
             until = searching.sooner(searching.left_s / (2 - number))
             found.append(one.search(ranks, seed, until, effort=_EFFORT)[0])
@@ -229,6 +231,15 @@ def _without_warning(function: Callable[..., Any], values: NDArray[np.float64]) 
     return found
 
 
+def _median(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Median along the first axis without nan; nan where all values are nan. Faster than `np.nanmedian`."""
+    ordered = np.sort(values, axis=0)  # nan last
+    last = np.maximum(np.sum(~np.isnan(values), axis=0) - 1, 0)
+    middle = (np.take_along_axis(ordered, each[None], 0)[0] for each in (last // 2, (last + 1) // 2))
+    found: NDArray[np.float64] = sum(middle) / 2
+    return found
+
+
 def _mirrored(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
     """Symmetric matrix with the entries above the diagonal."""
     above = np.triu(matrix, 1)
@@ -245,7 +256,7 @@ def _halves(probe: Probe, stacks: _Figures, rng: np.random.Generator) -> tuple[_
     def half(chosen: NDArray[np.bool_]) -> _Figures:
         found = {}
         for name, each in stacks.items():
-            known = _without_warning(np.nanmedian, np.where(chosen, each, np.nan))
+            known = _median(np.where(chosen, each, np.nan))
             np.fill_diagonal(known, 1.0)  # the diagonal is unused
             found[name] = np.log(probe.filled(known))
         return found

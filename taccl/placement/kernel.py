@@ -11,7 +11,7 @@ from taccl._internal.kernels import compiled, inner
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from taccl.placement.fabric import Flows, HostPaths, RankMessages, Relaxed
+    from taccl.placement.fabric import Flows, HostPaths, RankMessages, Relaxed, Room
 
 #: Returned for a makespan above the cutoff.
 TOO_LONG = 2**62
@@ -26,6 +26,31 @@ def tails(messages: RankMessages, takes: NDArray[np.int64], tail: NDArray[np.int
             tail[before] = max(tail[before], takes[m] + tail[m])
 
 
+@inner
+def _copy_paths(flows: Flows, paths: HostPaths, order: NDArray[np.int64], near: HostPaths) -> None:
+    """Copy the path of each flow in an order to `near`, path f for flow f, with times of the flow's size.
+
+    An order uses few of all pairs. Together their paths fit into the processor's cache, unlike all paths.
+    """
+    hops = holds = 0
+    for f in range(flows.src.size):
+        kind, pair = flows.kind[f], order[flows.src[f]] * order.size + order[flows.dst[f]]
+        near.path_of[f] = hops
+        for hop in range(paths.path_of[pair], paths.path_of[pair + 1]):
+            link = paths.link[hop]
+            near.hold_of[hops] = holds
+            near.takes[0, hops] = paths.takes[kind, link]
+            for h in range(paths.hold_of[link], paths.hold_of[link + 1]):
+                near.resource[holds] = paths.resource[h]
+                near.held[0, holds] = paths.held[kind, h]
+                near.before[0, holds] = paths.before[kind, h]
+                near.after[0, holds] = paths.after[kind, h]
+                holds += 1
+            hops += 1
+    near.path_of[flows.src.size] = hops
+    near.hold_of[hops] = holds
+
+
 @compiled
 def timed(
     messages: RankMessages,
@@ -33,8 +58,7 @@ def timed(
     relaxed: Relaxed,
     order: NDArray[np.int64],
     cutoff: int,
-    end: NDArray[np.int64],
-    free: NDArray[np.int64],
+    room: Room,
     is_relaxed: bool = False,
 ) -> int:
     """Makespan of the algorithm on its hosts: serial schedule generation in the order of messages.
@@ -46,24 +70,30 @@ def timed(
     - `order`, (num_ranks,) int64: Host of each rank, or -1 if open. With open ranks the result is a lower
       bound over all their placements, as open ranks only lower the start times.
     - `cutoff`: Return `TOO_LONG` once the makespan must exceed it.
-    - `end`, `free`: Work arrays. End of each message; release time of each resource, then of the send and
-      the receive port of each rank.
+    - `room`: Work arrays. If there are flows, every rank has a host.
     - `is_relaxed`: Relax the model: a message holds each of its resources as soon as that one is free. The
       result is then a lower bound on the makespan.
     """
-    hosts = order.size
+    end, free, hosts = room.end, room.free, order.size
     ports = free.size - 2 * hosts
     finish = 0
+    by_flow = relaxed.flows.src.size > 0
+    if by_flow:
+        _copy_paths(relaxed.flows, paths, order, room.near)
+        paths = room.near
     for r in range(free.size):
         free[r] = 0
     for m in range(messages.src.size):
         start = 0
         for i in range(messages.wait_of[m], messages.wait_of[m + 1]):
             start = max(start, end[messages.wait[i]])
-        src, dst, kind = messages.src[m], messages.dst[m], messages.kind[m]
-        a, b = order[src], order[dst]
-        if a >= 0 and b >= 0:
+        src = dst = kind = a = b = 0
+        pair = messages.flow[m]
+        if not by_flow:
+            src, dst, kind = messages.src[m], messages.dst[m], messages.kind[m]
+            a, b = order[src], order[dst]
             pair = a * hosts + b
+        if a >= 0 and b >= 0:
             for hop in range(paths.path_of[pair], paths.path_of[pair + 1]):
                 link = paths.link[hop]
                 until = start + paths.takes[kind, link]
@@ -171,7 +201,7 @@ def anneal(
     numbers: NDArray[np.int64],
     draws: NDArray[np.float64],
     warmth: float,
-    room: tuple[NDArray[np.int64], NDArray[np.int64]],
+    room: Room,
 ) -> int:
     """Makespan of the best placement found by simulated annealing, in ticks.
 
@@ -180,12 +210,11 @@ def anneal(
     - `numbers`, (2,) int64: Stop signal (nonzero ends the search); number of placements tried.
     - `draws`, (tries, 5) float64: Random numbers from 0 to 1.
     - `warmth`: Initial temperature, as a part of the current makespan; it falls linearly to 0.
-    - `room`: Work arrays `end` and `free` of `timed`.
+    - `room`: Work arrays of `timed`.
     """
     best_order, order, trial = orders[0], orders[1], orders[2]
-    end, free = room
     _copy(best_order, order)
-    present = timed(messages, paths, relaxed, order, TOO_LONG, end, free, False)
+    present = timed(messages, paths, relaxed, order, TOO_LONG, room, False)
     best, tries = present, len(draws)
     for t in range(tries):
         numbers[1] = t
@@ -195,9 +224,9 @@ def anneal(
             continue
         heat = warmth * present * (1.0 - t / tries)
         limit = present - int(heat * np.log(1.0 - draws[t, 4]))
-        if _exceeds(relaxed.flows, paths, trial, limit, free):
+        if _exceeds(relaxed.flows, paths, trial, limit, room.free):
             continue
-        found = timed(messages, paths, relaxed, trial, limit, end, free, False)
+        found = timed(messages, paths, relaxed, trial, limit, room, False)
         if found > limit:
             continue
         _copy(trial, order)
@@ -216,15 +245,14 @@ def prove(
     orders: NDArray[np.int64],
     numbers: NDArray[np.int64],
     best: int,
-    end: NDArray[np.int64],
-    free: NDArray[np.int64],
+    room: Room,
 ) -> int:
     """Makespan of the best placement, by depth-first branch and bound over the host of each rank in turn.
 
     - `orders`, (3, num_ranks) int64: Best known placement, replaced by a better one; work space.
     - `numbers`, (2,) int64: Stop signal (nonzero ends the search); set to 1 if the search was completed.
     - `best`: Makespan of the best known placement, in ticks.
-    - `end`, `free`: Work arrays of `timed`.
+    - `room`: Work arrays of `timed`.
     """
     best_order, order, tried = orders[0], orders[1], orders[2]
     count = order.size
@@ -241,7 +269,7 @@ def prove(
             depth -= 1
             continue
         tried[depth] = order[depth] = host
-        found = timed(messages, paths, relaxed, order, best - 1, end, free, False)
+        found = timed(messages, paths, relaxed, order, best - 1, room, False)
         if found >= best:
             continue
         if depth < count - 1:

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 #: Maximum number of ranks for which branch and bound proves the best order.
 _PROVABLE = 10
-#: Part of the time limit for the search on a probe; the rest is for the statistical test.
-_SEARCHING = 0.5
+#: `_SEARCHING`: max part of the time limit for the search on a probe; the rest is for the statistical test.
+#: `_JUDGING`: time reserved for the test, as a multiple of the time from the start to the search. Both build
+#: cases and time orders, and the test takes about as long if it has no time for its own searches.
+_SEARCHING, _JUDGING = 0.5, 1.5
 #: Relative difference below which two times count as equal.
 _NOTHING = 1e-6
 
@@ -81,6 +83,7 @@ def reorder(
     TopologyError
         If no links lead from one rank to another.
     """
+    began = time.monotonic()
     deadline = Deadline.after(time_limit_s)  # before the case, which takes seconds for a thousand hosts
     case = Case(topology, collective, algorithm, size)
     count, hosts = case.hosts.num_ranks, case.hosts
@@ -91,26 +94,30 @@ def reorder(
     best, after, proven = given, before, before <= bound * (1 + _NOTHING)
     measured = hosts if isinstance(hosts, ProbedHosts) else None
     judgement = None
-    # These figures of the original order are for the report alone, so their time does not count.
-    began = time.monotonic()
+    # The figures of the placement follow after the search. Those of the given order take as long as the rest.
+    told = time.monotonic()
     least = case.ticks(given, compiled=not case.is_small, is_relaxed=True)
     limits = case.limits(given, before)
-    deadline = deadline.later(began - time.monotonic())
+    deadline = deadline.later(told - time.monotonic())
 
     def tell(_seconds: float, doing: str, _part: float | None) -> None:
         if progress is not None:
             progress(doing or "placing ranks", case.us(before), case.us(bound))
 
     if not proven:
-        first = deadline if measured is None else deadline.sooner(_SEARCHING * deadline.left_s)
 
         def work() -> tuple[tuple[int, ...], int, bool]:
+            first.check()
             found = case.search(given, seed, first)
             return case.prove(found, first) if count <= _PROVABLE else (*found, False)
 
         # Kernels are compiled at their first call, so the time limit may come before the search has an order.
         near = case.ticks(case.nested, compiled=not case.is_small)
         best, after = min((best, after), (case.nested, near), key=lambda found: found[1])
+        first = deadline
+        if measured is not None:
+            judging_s = _JUDGING * (time.monotonic() - began)
+            first = deadline.sooner(min(_SEARCHING * deadline.left_s, deadline.left_s - judging_s))
         with suppress(OutOfTime):
             best, after, proven = first.run(work, tell=tell)
     if after >= before * (1 - _NOTHING):

@@ -33,6 +33,21 @@ def test_algorithms_do_their_collective_in_any_order(name, collective, num_ranks
         assert schedule.finish_us == case.us(case.ticks(order))
 
 
+@pytest.mark.parametrize(("name", "collective"), [("double-tree:5", "allreduce"), ("pairwise", "alltoall")])
+def test_messages_wait_for_all_arrivals(name, collective):
+    """A message waits for each earlier arrival of its chunk; in a pairwise exchange for the step before."""
+    found = stock(name, collective, 7)
+    rows = list(zip(found.src, found.dst, found.chunk, found.begins, found.ends, found.message, strict=True))
+    waits = set()
+    for src, _, chunk, begins, _, message in rows:
+        for other_src, dst, other_chunk, _, ends, other in rows:
+            is_chunk = src == dst and chunk == other_chunk and ends <= begins
+            is_step = src in (other_src, dst) and ends == begins
+            if is_step if found.in_steps else is_chunk:
+                waits.add((int(message), int(other)))
+    assert {*zip(*(column.tolist() for column in found.waits()), strict=True)} == waits
+
+
 def test_ring_sends_to_the_next_rank_alone():
     """A ring sends only to the next rank: 2 * 3 steps of 4 messages on a ring of 4."""
     ring = stock("ring", "allreduce", 4)

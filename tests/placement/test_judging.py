@@ -1,6 +1,7 @@
 """Gains judged on repetitions other than those from which an order was chosen."""
 
 import json
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ import pytest
 import taccl
 from taccl.cli.command import run
 from taccl.errors import FormatError
+from taccl.placement.case import Case
+from taccl.placement.judging import _median
 from taccl.placement.matrices import load_probe
 from taccl.placement.probe import Probe
 from tests.fuzzing import MANY, cases
@@ -34,6 +37,13 @@ def probed(seed, *, racks=1, passes=0, directed=True):
     return Probe(NAMES, np.median(each, axis=0), latency_repeats_us=each)
 
 
+def test_median_without_missing_values():
+    """Medians of 0 to 4 known values per column are those of NumPy."""
+    values = np.array([[3.0, 1.0, np.nan, 2.0, np.nan], [5.0, np.nan, 4.0, 0.0, np.nan],
+                       [9.0, np.nan, 8.0, 1.0, np.nan], [1.0, np.nan, 6.0, np.nan, np.nan]])  # fmt: skip
+    assert _median(values) == pytest.approx([4.0, 1.0, 6.0, 1.0, np.nan], nan_ok=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("passes", [4, 0], ids=["passes", "two directions"])
 def test_noise_between_equal_hosts_is_no_gain(passes):
@@ -55,6 +65,16 @@ def test_racks_are_a_gain_in_the_same_noise(passes):
         assert found.judgement.verdict == "confirmed"
         assert found.gain > 1.5
         assert "confirmed: orders chosen on one half of the " in found.why
+
+
+@pytest.mark.slow
+def test_time_is_reserved_for_the_judgement(monkeypatch):
+    """If the judgement is expected to need all time, the order by clusters is judged without a search."""
+    monkeypatch.setattr(import_module("taccl.placement.reorder"), "_JUDGING", 1e9)
+    probe = probed(0, racks=2, passes=4)
+    found = taccl.reorder(probe, size="100MB", time_limit_s=3600)
+    assert found.judgement.verdict == "confirmed"
+    assert found.order == Case(probe, "allreduce", "ring", "100MB").nested
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import taccl
 from taccl import Probe, verify
 from taccl._internal.deadline import NEVER
 from taccl.placement.case import Case
+from taccl.placement.fabric import NO_FLOWS, _second_eigenvalue
 from taccl.placement.kernel import TOO_LONG, timed
 from taccl.placement.placement import Placement
 from taccl.topology.builder import TopologyBuilder
@@ -46,13 +47,39 @@ def test_python_and_the_kernel_agree():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["ring", "rings:2", "hierarchical:4"])
+def test_paths_of_flows_give_the_same_times(algorithm):
+    """Messages over copied paths of flows end at the same ticks as over the paths of all pairs."""
+    rng = np.random.default_rng(3)
+    for hosts in (random_probe(rng, 16), taccl.topologies.parse("torus:4x4"), uneven(rng, 16)):
+        case = Case(hosts, "allreduce", algorithm, 4_000_000)
+        assert len(case.relaxed.flows.src), "each flow has many messages"
+        paths_of_pairs = case.messages, case.fabric.paths, case.relaxed._replace(flows=NO_FLOWS)
+        order, room, other = rng.permutation(16), case.room(), case.room()
+        assert timed(*case.arrays, order, TOO_LONG, room) == timed(*paths_of_pairs, order, TOO_LONG, other)
+        assert (room.end == other.end).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("collective", "algorithm"), [("allreduce", "ring"), ("alltoall", "pairwise")])
+def test_a_case_of_some_orders_gives_the_same_times(collective, algorithm):
+    """Cases with only the paths of two orders time these orders as a case with all paths does."""
+    probe = random_probe(np.random.default_rng(4), 16)
+    case = Case(probe, collective, algorithm, 4_000_000)
+    orders = tuple(range(16)), tuple(reversed(range(0, 16, 2))) + tuple(range(1, 16, 2))
+    few = Case(probe, collective, algorithm, 4_000_000, like=case, only=orders)
+    assert (len(few.fabric.paths.link) < len(case.fabric.paths.link)) == (algorithm == "ring")
+    assert [few.ticks(each) for each in orders] == [case.ticks(each) for each in orders]
+
+
+@pytest.mark.slow
 def test_cutoff_gives_up():
     """An order that takes 12 us is rejected with a cutoff of 11 us, but not with a cutoff of 12 us."""
     case = Case(racks_of_two(), "allreduce", "ring", 4_000_000)
     order, ticks = np.array((0, 2, 1, 3)), case.ticks_per_us
 
     def within(us):
-        return timed(*case.arrays, order, us * ticks, *case.room())
+        return timed(*case.arrays, order, us * ticks, case.room())
 
     assert within(11) == TOO_LONG
     assert within(12) == 12 * ticks
@@ -74,6 +101,13 @@ def uneven(rng, count):
         if rng.random() < 0.3:
             builder.add_hold(link, shared, alpha_us=0, beta_us_per_mb=1)
     return builder.build()
+
+
+def test_second_eigenvalue_of_circulant_matrices():
+    """The Laplacian of a ring of 6 has 2 - 2 cos 60 deg = 1, by transform and by a general method."""
+    ring = 2 * np.eye(6) - np.roll(np.eye(6), 1, axis=0) - np.roll(np.eye(6), -1, axis=0)
+    order = [0, 3, 1, 4, 2, 5]
+    assert [_second_eigenvalue(ring), _second_eigenvalue(ring[np.ix_(order, order)])] == pytest.approx([1, 1])
 
 
 def placed(case, order):

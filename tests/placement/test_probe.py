@@ -29,7 +29,9 @@ def distances(racks, *, noise=0.0, pods=None, seed=0):
 class TestClusters:
     """Racks and pods found in distances."""
 
-    @pytest.mark.parametrize("racks", [(8,) * 8, (13, 9, 8, 8, 8, 7, 6, 5), (2,) * 4, (2, 2), (4, 1, 1)])
+    @pytest.mark.parametrize(
+        "racks", [(8,) * 8, (8,) * 20, (13, 9, 8, 8, 8, 7, 6, 5), (2,) * 4, (2, 2), (4, 1, 1)]
+    )
     def test_racks_are_found_in_noise(self, racks):
         """With 10 % noise, clusters are exactly the racks."""
         far, rack = distances(racks, noise=0.1)
