@@ -1,7 +1,6 @@
 """``taccl probe`` and ``taccl reorder`` from the command line."""
 
 import json
-import re
 
 import pytest
 
@@ -48,8 +47,18 @@ def test_text_says_what_is_gained(matrix, capsys):
     assert run(["reorder", str(matrix), "--size", "8MB"]) == 0
     out = capsys.readouterr().out
     assert "times as fast; proven: no order is simulated faster" in out
-    assert re.search(r"note: .*every port 12.5 GB/s", out)
+    assert "  note: assumed: every port 12.5 GB/s\n" in out
     assert "rank 0 to 3 on: " in out
+
+
+@pytest.mark.slow
+def test_assumptions_are_stated_once(matrix, tmp_path, capsys):
+    """Notes list clusters and every assumption once, and no warning repeats them, even with a topology built."""
+    tuner = str(tmp_path / "tuner.conf")
+    assert run(["reorder", str(matrix), "--size", "8MB", "--nccl-tuner", tuner]) == 0
+    out, err = capsys.readouterr()
+    for text in ("2 clusters", "every port 12.5 GB/s", "uplink oversubscription 4 times"):
+        assert (out + err).count(text) == 1
 
 
 @pytest.mark.slow

@@ -104,11 +104,13 @@ def _tuned(options: argparse.Namespace, note: Callable[[str], None]) -> Answer:
 
 
 def _text(found: taccl.Probe) -> str:
+    from taccl.placement.hosts import ProbedHosts
+
     rows = [("directions differ by", f"{found.asymmetry:.1%} (median)")]
     if found.latency_spread is not None:
         rows.append(("spread of a pair", f"{found.latency_spread:.1%} (median)"))
     for ranks, rate in found.uplinks:
         rows.append(("shared uplink", f"ranks {', '.join(map(str, ranks))}: {rate:.3g} GB/s"))
-    if notes := found.topology().told:
+    if notes := ProbedHosts(found).told:
         rows.append(("topology", "; ".join(notes)))
     return f"{found}\n{table(rows, indent='  ')}"

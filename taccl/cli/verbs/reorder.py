@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from taccl.cli.output import (
     with_content,
 )
 from taccl.cli.things import format_in, is_file, topology_from_word
-from taccl.errors import InputError
+from taccl.errors import AssumptionWarning, InputError
 from taccl.formats.native import load as load_schedule
 
 if TYPE_CHECKING:
@@ -85,8 +86,12 @@ def add(verb: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """Renumber ranks so that the algorithm of a library fits the network."""
-    if options.verify:
-        return _verified(options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AssumptionWarning)  # the answer lists the assumptions
+        return _verified(options) if options.verify else _reordered(options)
+
+
+def _reordered(options: argparse.Namespace) -> Answer:
     refuse(options, ("ranks", "repetitions"), "found without --verify; leave it out")
     check_output(options, *_ORDERS, *_RULES, "plot")
     if options.mpich_selection is not None and options.mpich_base is None:
@@ -163,9 +168,7 @@ def _hosts(options: argparse.Namespace) -> tuple[Topology | ProbedHosts, list[st
             probe = load_probe(options.topology)
         given = {"oversubscription": options.oversubscription, "bandwidth_gb_per_s": options.bandwidth}
         given = {name: value for name, value in given.items() if value is not None}
-        measured_hosts = ProbedHosts(probe, options.topology, given)
-        measured_hosts.warn_of_assumptions()
-        topology, named = measured_hosts, list(probe.hosts)
+        topology, named = ProbedHosts(probe, options.topology, given), list(probe.hosts)
     else:
         said = "a topology contains it; leave it out"
         refuse(options, ("oversubscription", "bandwidth"), said)
