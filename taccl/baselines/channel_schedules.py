@@ -90,6 +90,13 @@ def predict(problem: Problem, algorithm: Algorithm, on: Topology) -> Prediction:
     return Prediction(latency_us, gb_per_s, hop_gb_per_s, time_us)
 
 
+def open_gb_per_s(problem: Problem, algorithm: Algorithm, on: Topology) -> float:
+    """Algorithm bandwidth in GB/s of an algorithm on open lanes, for large sizes, with the costs of `on`."""
+    lanes = Lanes(replace(problem, topology=on), algorithm, channels_of(problem, algorithm))
+    us_per_mb = lanes.stretch * float(lanes.busy[1].max()) / len(lanes.hops)
+    return 1000 / us_per_mb if us_per_mb else float("inf")
+
+
 def _piped_us(lanes: Lanes) -> float:
     """Time in us of all pieces on open lanes (chains or trees): the least of several estimates.
 

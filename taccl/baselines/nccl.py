@@ -17,13 +17,14 @@ import numpy as np
 
 from taccl._internal.arguments import checked
 from taccl._internal.units import format_us
-from taccl.baselines.channel_schedules import over_channels, predict
+from taccl.baselines.channel_schedules import open_gb_per_s, over_channels, predict
 from taccl.baselines.spread import cut_while_it_pays, without_sketch
 from taccl.baselines.straight import exchange_us, pairwise
 from taccl.baselines.tree import two_trees
 from taccl.errors import CollectiveError
 from taccl.measure.machine import machine_of
 from taccl.measure.model import COLLECTIVES, Way, further_channels, nvls_way, ways
+from taccl.measure.tree_limit import tree_limit_gb_per_s
 from taccl.schedule.timing import exact_times
 from taccl.topology.in_network import shared_links
 from taccl.topology.machines import SHAPES
@@ -100,15 +101,13 @@ def nccl_choices(problem: Problem, *, nvls: bool = True) -> tuple[Considered, ..
     found = []
     for protocol in _protocols(topology, name, size):
         for way in ways(name, *sizes):
-            on = _topology(topology, protocol, way.algorithm, size)
+            on = _topology(problem, protocol, way.algorithm)
             if way.algorithm in ("ring", "tree"):
                 found.append(_over_channels(problem, way.algorithm, protocol, on))
             else:
                 found.append(_by_volume(problem, way, protocol, on))
         for way in _nvls_ways(switched) if nvls and protocol in ("", "simple") else ():
-            found.append(
-                _by_volume(switched, way, protocol, _topology(switched.topology, protocol, "nvls", size))
-            )
+            found.append(_by_volume(switched, way, protocol, _topology(switched, protocol, "nvls")))
     return tuple(sorted(found, key=lambda each: each.time_us))
 
 
@@ -186,7 +185,7 @@ def scheduled(problem: Problem, best: Considered, *, cut: bool = True) -> Schedu
     """Schedule of one of `nccl_choices`; arguments as of `nccl`."""
     problem = _with_switches(problem) if best.algorithm == "nvls" else problem
     assert problem.size_bytes is not None, "checked"
-    on = _topology(problem.topology, best.protocol, best.algorithm, problem.size_bytes)
+    on = _topology(problem, best.protocol, best.algorithm)
     if best.algorithm in ("ring", "tree"):
         schedule = over_channels(problem, cast("Algorithm", best.algorithm), on, cut=cut)
     else:
@@ -219,7 +218,8 @@ def nccl_bounded(problem: Problem, schedule: Schedule, chosen: Considered) -> tu
             f"{problem.topology.protocol}"
         )
     if schedule.problem.topology.links != topology.links:
-        what = f"{TREE_SHARE:g} of the bandwidth" if chosen.algorithm == "tree" else "the latency of switches"
+        most = f"at most {TREE_SHARE:g} of the bandwidth, and a maximum for each channel"
+        what = most if chosen.algorithm == "tree" else "the latency of switches"
         notes.append(
             f"finish: with links at {chosen.algorithm}'s rate in NCCL's tables ({what}); bound: with full "
             "link rates"
@@ -371,11 +371,14 @@ def _hop_us(topology: Topology, *, between: bool) -> float:
     return max((float(e.alpha_us) for e in links), default=0.0)
 
 
-def _topology(topology: Topology, protocol: str, algorithm: str, size: int) -> Topology:
+def _topology(problem: Problem, protocol: str, algorithm: str) -> Topology:
     """The topology under a protocol, with the latency of the channels that a message of this size uses.
 
-    NVLS and trees also have the costs in NCCL's tuning tables; on topologies from files, only NVLS has them.
+    For NVLS and trees, also with the costs in NCCL's tuning tables. Topologies of files have no latencies of
+    protocols; their latency for NVLS, and their bandwidth for trees, are those of the tables.
     """
+    topology, size = problem.topology, problem.size_bytes
+    assert size is not None, "checked"
     found, profile = topology.under(protocol) if protocol else topology, profile_of(topology)
     if profile is not None and profile.channel is not None and protocol in CHANNEL_BYTES:
         further = float(further_channels(protocol, np.array([float(size)]))[0])
@@ -385,15 +388,31 @@ def _topology(topology: Topology, protocol: str, algorithm: str, size: int) -> T
         wide, hop_us = shared_links(found), Fraction(NVLS_US, 2)
         slower = (e._replace(alpha_us=hop_us) if i in wide else e for i, e in enumerate(found.links))
         return replace(found, links=tuple(slower))
+    return _for_trees(problem, protocol, found) if algorithm == "tree" else found
+
+
+def _for_trees(problem: Problem, protocol: str, found: Topology) -> Topology:
+    """The problem's topology `found` under a protocol, with the latencies and bandwidth of NCCL's trees.
+
+    Topologies of fabrics by name are no machines of NCCL's, and stay unchanged.
+    """
+    topology = problem.topology
     row = next((each for each in PROTOCOLS if each.name == protocol), None)
-    if algorithm != "tree" or row is None:
+    if row is None and topology.machine:
         return found
+    share = TREE_SHARE
+    most = tree_limit_gb_per_s(topology)
+    if most < float("inf"):
+        share = min(share, most / open_gb_per_s(problem, "tree", found))
+    slower = 1 / Fraction(str(round(share, 6)))
+    factors = {(False, "beta"): slower, (True, "beta"): slower}
+    if row is None:
+        return rescaled(found, factors, thousandths)
     costs = find_profile(topology.machine, topology.profile).protocols
     base_us = next(each.base_us.value for each in costs if each.name == protocol)
-    factors = {
+    factors |= {
         (False, "alpha"): Fraction(str(row.tree_hop_us)) / Fraction(str(row.ring_hop_us)),
         (True, "alpha"): Fraction(str(row.tree_network_us)) / Fraction(str(row.ring_network_us)),
-        **dict.fromkeys([(False, "beta"), (True, "beta")], 1 / Fraction(str(TREE_SHARE))),
     }
     longer = Fraction(str(row.tree_base_us)) / Fraction(str(row.ring_base_us)) - 1
     longer_us = found.launch_us + base_us * longer

@@ -15,13 +15,12 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.baselines.nccl import nccl_choices, scheduled
 from taccl.measure.diagnosis import Limit
 from taccl.measure.library import candidates, chosen
-from taccl.measure.machine import machine_of
+from taccl.measure.machine import import_network, machine_of
 from taccl.measure.predict import costs_of
 from taccl.measure.series import Series
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Problem
 from taccl.schedule.bars import busy_shares
-from taccl.topology.networks import NETWORKS
 from taccl.topology.parts import thousandths
 from taccl.topology.profiles import PROFILES
 from taccl.topology.topology import Topology
@@ -29,8 +28,6 @@ from taccl.topology.transform import rescaled
 
 #: Factor by which links between nodes are slowed, so that they alone determine the predicted time.
 _SLOWED = 16
-#: `_LINE_RATES`: profiles of imported topologies, whose NICs have line rates.
-_LINE_RATES, _USUAL_NETWORK = ("nccl", "nvidia-smi"), "infiniband"
 #: Numbers in names of resources.
 _NUMBERS = re.compile(r"\d+")
 #: Max ranks for which chunks of NCCL's schedule are cut into a part for each channel (about 1 s).
@@ -74,10 +71,8 @@ class Expectation:
             if topology.profile in built_in
             else None
         )
-        is_import = not topology.machine and topology.profile in _LINE_RATES
-        network = NETWORKS[_USUAL_NETWORK] if is_import else None
-        network = network if self._costs is None else self._costs.network
-        #: Share of the topology's NIC rates that large messages reach.
+        network = import_network(topology) if self._costs is None else self._costs.network
+        #: Part of the rates of NICs that large messages reach.
         self._reached = 1.0 if network is None else network.efficiency
 
     @property
@@ -121,7 +116,7 @@ class Expectation:
         """
         on = self.topology
         if self._costs is None:
-            on = rescaled(on, {(True, "beta"): Fraction(_SLOWED)}) if slowed else on
+            on = rescaled(self.carried(on), {(True, "beta"): Fraction(_SLOWED if slowed else 1)})
             found = nccl_choices(self.problem(size_bytes, on))
             return tuple(Choice(each.algorithm, each.protocol, each.time_us) for each in found)
         costs = replace(self._costs, network_rate=1 / _SLOWED) if slowed else self._costs
@@ -161,13 +156,11 @@ class Expectation:
         if self.topology.num_nodes == 1:
             return {}
         least = self._choices(self.series.size_bytes[-1], slowed=True)
-        # The library's figures include the part of the line rate that messages reach.
-        reached = self._reached if self._costs is None else 1.0
         slowed = {(each.algorithm, each.protocol): each.time_us for each in least}
         shares: dict[str, float] = {}
         for each in self.choices[-1]:
             if each.time_us <= measured_us and (each.algorithm, each.protocol) in slowed:
-                share = slowed[each.algorithm, each.protocol] / _SLOWED / measured_us / reached
+                share = slowed[each.algorithm, each.protocol] / _SLOWED / measured_us
                 shares[each.algorithm] = min(share, shares.get(each.algorithm, 1.0))
         return shares
 

@@ -14,6 +14,7 @@ from taccl.measure.logs import read_log
 from taccl.measure.machine import (
     COUNTABLE,
     check_alike,
+    import_network,
     is_stand_in,
     machine_by_gpus,
     modelled,
@@ -24,6 +25,9 @@ from taccl.topology.machines import SHAPES
 from taccl.topology.registry import machine_names, parse
 from taccl.topology.topology import Topology
 from taccl.topology.transform import subset
+
+#: Remedy if the network of an import is of another class.
+_OTHER_NETWORK = "for another network, name the instance type (--topology)"
 
 
 class Machine(NamedTuple):
@@ -103,6 +107,10 @@ def topology_of(series: Series, machine: Machine, gpus: Collection[str]) -> tupl
         notes.append(f"the GPUs are {listed}; {word}, whose links are alike, is assumed (--topology)")
     if machine.topology is None and whole.num_nodes > 1:
         notes.append(f"the log names no network; that of {whole.machine} is assumed (--topology)")
+    network = import_network(whole)
+    if network is not None:
+        reached = f"{network.efficiency:.0%} of the line rate of NICs"
+        notes.append(f"{reached} is assumed to be reached, as on {network.name}; {_OTHER_NETWORK}")
     part = subset(whole, ranks=machine.ranks, without_ranks=machine.without_ranks)
     num = series.num_ranks or part.num_ranks
     if num > COUNTABLE:

@@ -281,10 +281,20 @@ class Run:
             time_us = time_us + kb / (real * correction)
         return Candidate("tree", name, model_us + kb / (model_rate * correction), time_us)
 
+    @property
+    def _place(self) -> int:
+        """Place in NCCL's tables by number of nodes: one, two, and more."""
+        return min(self.num_nodes, 3) - 1
+
+    @property
+    def tree_limit_gb_per_s(self) -> float:
+        """Maximum GB/s that all channels of trees carry, both up and down."""
+        return float(self.num_channels * TREE_CHANNEL[self.costs.generation][self._place])
+
     def _tree_gb_per_s(self, name: str, total: float, *, model: bool) -> float:
         """GB/s of data that trees pass both up and down, if their channels carry `total` GB/s."""
-        generation, num, place = self.costs.generation, self.num_channels, min(self.num_nodes, 3) - 1
-        rate = min(total * TREE_SHARE, num * TREE_CHANNEL[generation][place])
+        generation, num, place = self.costs.generation, self.num_channels, self._place
+        rate = min(total * TREE_SHARE, self.tree_limit_gb_per_s)
         if name == "ll":
             rate = min(rate * TREE_LL_SHARE, self._ll_gb_per_s(model=model))
         elif name == "ll128":

@@ -12,7 +12,7 @@ from taccl._internal.units import format_count
 from taccl.errors import FormatError, InputError
 from taccl.measure.model import COLLECTIVES
 from taccl.measure.series import POINT_TO_POINT, Log, Series
-from taccl.topology.networks import INSTANCES
+from taccl.topology.networks import INSTANCES, NETWORKS, Network
 from taccl.topology.topology import Topology
 
 #: {machine: its GPU models}. Models share a machine if their links in a node are alike.
@@ -31,6 +31,11 @@ _MODEL = re.compile(r"\b(MI\d{2,3}[A-Z]?|[A-Z]{1,2}\d{1,3}[A-Z]?)\b")
 #: Max ranks whose exact number follows from bandwidths with two decimals.
 #: A larger number of ranks is rounded to equal nodes.
 COUNTABLE = 64
+#: Profiles of imports, whose NICs have line rates.
+_LINE_RATES = ("nccl", "nvidia-smi")
+#: ((words in names of links, class of network assumed for several nodes), ...), in order; as for machines by
+#: name. RoCE reaches as large a part of its line rate as InfiniBand.
+_USUAL_NETWORKS = ((("xGMI",), "rccl"), (("NVSwitch", "NVLink"), "infiniband"), (("",), "roce-pcie"))
 #: `_ON_PCIE`: pattern in names of PCIe boards, which have no NVSwitch.
 #: `_ON_BRIDGE`: pattern in names of pairs of boards joined by NVLink bridges, which have none, either.
 _ON_PCIE, _ON_BRIDGE = re.compile(r"\bPCIe?\b", re.IGNORECASE), re.compile(r"\bNVL\b", re.IGNORECASE)
@@ -106,6 +111,15 @@ def machine_of(topology: Topology) -> Machine:
     return Machine(
         topology.machine or topology.name, per_node, max(nics, default=1), rate(inside), rate(across)
     )
+
+
+def import_network(topology: Topology) -> Network | None:
+    """Class of network that is assumed for several nodes of an import; None for other topologies."""
+    if topology.machine or topology.profile not in _LINE_RATES or topology.num_nodes == 1:
+        return None
+    names = [*(link.name for link in topology.links), *(switch.name for switch in topology.switches)]
+    text = " ".join(dict.fromkeys(names))
+    return next(NETWORKS[usual] for words, usual in _USUAL_NETWORKS if any(word in text for word in words))
 
 
 def with_switches(topology: Topology, gpus: Collection[str]) -> Topology:

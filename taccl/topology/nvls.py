@@ -7,6 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
+from taccl._internal.caching import cached
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.in_network import PROFILES
 from taccl.topology.models import MODELS
@@ -66,6 +67,15 @@ def with_nvls(topology: Topology, generation: str = "") -> Topology:
     said = f"NVSwitch sums data (NVLS), as ports of {float(rate):.4g} GB/s are those of {found} GPUs"
     assumed = topology.assumed if generation else (*topology.assumed, said)
     return replace(builder.build(), switches=tuple(switches), notes=topology.notes, assumed=assumed)
+
+
+@cached
+def port_generation(topology: Topology) -> str:
+    """Generation of the GPUs whose NVSwitch ports have the rate of this topology's; empty if unknown."""
+    ports = [_ports(topology, switch) for switch in topology.switches]
+    costs = {None if each is None else each.cost for each in ports}
+    cost = costs.pop() if len(costs) == 1 else None
+    return "" if cost is None else _generation(1000 / cost.beta_us_per_mb)
 
 
 def _generation(gb_per_s: Fraction) -> str:

@@ -1,0 +1,55 @@
+"""Maximum bandwidth of NCCL's tree allreduces, by the number of channels that its search finds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl._internal.caching import cached
+from taccl.measure.library import Run
+from taccl.measure.library_costs import Costs
+from taccl.measure.machine import import_network, machine_of
+from taccl.measure.predict import costs_of, known_machines
+from taccl.topology.models import MODELS
+from taccl.topology.networks import NETWORKS
+from taccl.topology.nvls import port_generation
+from taccl.topology.profiles import PROFILES
+from taccl.topology.tuning import NVLINK_GB_PER_S
+
+if TYPE_CHECKING:
+    from taccl.topology.topology import Topology
+
+#: Max relative difference of a rate from NCCL's, for costs that are rounded.
+_ROUNDED = 0.01
+
+
+@cached
+def tree_limit_gb_per_s(topology: Topology) -> float:
+    """Maximum algorithm bandwidth of a tree allreduce in GB/s; inf if the GPUs' generation is unknown.
+
+    The generation follows from the machine, or from the rate of an import's NVSwitch ports. Profiles from
+    files have no maximum, as their rates are fitted without one.
+    """
+    costs = _costs(topology)
+    if costs is None or costs.fitted is not None:
+        return float("inf")
+    run = Run(costs, "allreduce", topology.num_ranks, topology.num_nodes, np.zeros(1))
+    return run.tree_limit_gb_per_s / 2
+
+
+def _costs(topology: Topology) -> Costs | None:
+    """Figures that determine the channels: of a machine by name, or of an import; None if unknown."""
+    if topology.machine:
+        is_built_in = topology.profile in [each.name for each in PROFILES.get(topology.machine, ())]
+        return costs_of(topology.machine) if is_built_in and topology.machine in known_machines() else None
+    generation = port_generation(topology)
+    if not generation:
+        return None
+    figures = machine_of(topology)
+    stated = max(each.num_nvlinks for each in MODELS.values() if each.generation == generation)
+    node = min(figures.node_gb_per_s * (1 + _ROUNDED), stated * float(NVLINK_GB_PER_S[generation]))
+    network = import_network(topology) or NETWORKS["infiniband"]
+    return Costs(
+        generation, node, stated, figures.network_gb_per_s, figures.ranks_per_nic, network, nvswitch=True
+    )

@@ -1,0 +1,88 @@
+"""Diagnoses on topologies from files of servers agree with those on machines by name."""
+
+import pytest
+
+from tests.explore.degraded import CASES
+from tests.explore.test_diagnose import judged, rates
+from tests.fuzzing import thinned
+from tests.nvswitch import server_xml
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::taccl.errors.AssumptionWarning")]
+
+#: Servers of the published logs, as arguments of `server_xml`.
+A100 = {"sm": 80, "nvlinks": 12, "nic_mbit_per_s": 200_000}
+H100 = {"sm": 90, "nvlinks": 18}
+A3_MEGA = {**H100, "nic_mbit_per_s": 200_000}
+V100 = {"sm": 70, "nvlinks": 6, "gpus": 16, "nic_mbit_per_s": 100_000}
+#: {published log of a healthy machine: its servers}.
+HEALTHY = {
+    "unseen/ndmv4_x2_allreduce": A100,
+    "unseen/ndmv4_x2_allgather": A100,
+    "unseen/ndmv4_x1_allreduce": A100,
+    "unseen/ndmv4_x1_allgather": A100,
+    "unseen/ndmv4_x1_alltoall": A100,
+    "a100_p4de.24xlarge_x2_allreduce_aws": {**A100, "nic_mbit_per_s": 100_000, "gpus_per_nic": 2},
+    "h100_p5.48xlarge_x2_allreduce_aws": {**H100, "nic_mbit_per_s": 100_000, "nics_per_gpu": 4},
+    "p5_x1_allreduce_aws_batch": H100,
+    "unseen/mscclpp_fig_h100_x1_nccl_allreduce": H100,
+    "h100_a3mega_x2_allreduce_gcp": A3_MEGA,
+    "h100_a3mega_gke_x2_allgather_full": A3_MEGA,
+    "h100_oci_x2_allreduce_large": {**A3_MEGA, "nics_per_gpu": 2},
+    "b200_lambda_x2_allreduce": {"sm": 100, "nvlinks": 18},
+    "unseen/l40s_2x1_allreduce": {"sm": 89, "nvlinks": 0, "gpus": 1, "nic_mbit_per_s": 100_000},
+    "unseen/dgx2_12gpu_allreduce": V100,
+    "unseen/dgx2_12gpu_broadcast": V100,
+}
+
+
+@pytest.fixture
+def xml(tmp_path):
+    """Function that writes NCCL's XML of a server and returns its path."""
+
+    def written(**server):
+        path = tmp_path / "server.xml"
+        path.write_text(server_xml(**server))
+        return str(path)
+
+    return written
+
+
+@pytest.mark.parametrize("name", thinned(sorted(HEALTHY)))
+def test_healthy_published_logs_are_healthy_on_files(shared_data, xml, name):
+    """The bandwidth of large messages is within 7 % of that expected on the file, or higher, without a cause."""
+    found = judged(str(shared_data / "nccl-tests" / f"{name}.txt"), topology=xml(**HEALTHY[name]))
+    assert 0.93 <= found.share <= 1.1
+    assert not rates(found) | rates(found, "possible")
+    assert "large messages" not in found.verdict
+
+
+def test_an_alltoall_between_nodes_is_within_the_error(shared_data, xml):
+    """An alltoall on 2 x 8 A100, 9 % slower than expected by machine and by file, has no likely cause."""
+    found = judged(str(shared_data / "nccl-tests/unseen/ndmv4_x2_alltoall.txt"), topology=xml(**A100))
+    assert "within the error of the model" in found.verdict
+    assert not rates(found)
+
+
+@pytest.mark.parametrize(("fault", "text"), thinned(CASES))
+def test_no_fault_is_judged_another_on_files(log, xml, fault, text):
+    """The fault is among the causes, and every cause graded likely is the fault, as on machines by name."""
+    found = judged(log(text), topology=xml(**(H100 if "H100" in text else A100)))
+    assert rates(found) <= {fault}
+    assert fault == "none" or fault in rates(found) | rates(found, "possible")
+
+
+def test_the_assumed_network_is_stated(shared_data, xml):
+    """Notes name the class of network that is assumed for a file, with the rate that it reaches."""
+    logs = [
+        str(shared_data / "nccl-tests/unseen" / f"{name}.txt")
+        for name in ("ndmv4_x2_allreduce", "l40s_2x1_allreduce")
+    ]
+    servers = (A100, HEALTHY["unseen/l40s_2x1_allreduce"])
+    found = [judged(path, topology=xml(**server)).notes for path, server in zip(logs, servers, strict=True)]
+    assert any(
+        "93% of the line rate of NICs is assumed to be reached, as on infiniband" in note for note in found[0]
+    )
+    assert any(
+        "65% of the line rate of NICs is assumed to be reached, as on roce-pcie" in note for note in found[1]
+    )
+    assert not any("line rate" in note for note in judged(logs[0], topology="dgx-a100").notes)
