@@ -13,19 +13,17 @@ import numpy as np
 
 from taccl._internal.arguments import checked
 from taccl.baselines.moves import Moves, routed
-from taccl.baselines.multiplying_mixes import best_mix
+from taccl.baselines.multiplying_mixes import soonest_mix
 from taccl.baselines.multiplying_plans import BEHIND, BY_NODE, Digit, StepPlan, all_plans
 from taccl.baselines.multiplying_times import MOST_SENDS, Grid, StepTimes
 from taccl.baselines.recursive import after_exchange, exchange, swaps
 from taccl.baselines.spread import (
     complete_so_far,
-    cut_chunks,
     cut_while_it_pays,
     fastest,
     finest,
     held_at_start,
     keep_soonest,
-    may_merge,
     merging,
     require_no_derivations,
     run,
@@ -34,7 +32,6 @@ from taccl.baselines.spread import (
     without_sketch,
 )
 from taccl.errors import CollectiveError
-from taccl.topology.recognise import grid_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -52,10 +49,6 @@ _MOST_PLANS, _MOST_ALIKE, MOST_TRANSFERS, _LATE = 3, 3, 24_000, 1.2
 _ALIKE = 2
 #: Finer chunks are kept if they finish within this share of the time of coarser ones.
 _PAYS = Fraction(99, 100)
-#: `_MIXED_BLOCKS`: wanted number of chunks of a mixed plan, as a multiple of the ranks per node.
-#: `_MIXED_TRANSFERS`: max transfers of a mixed plan.
-#: `_TRANSFERS_EACH`: approximate transfers of a mixed plan per chunk and rank.
-_MIXED_BLOCKS, _MIXED_TRANSFERS, _TRANSFERS_EACH = 16, 50_000, 3
 #: Finer chunks are not tried for single plans if a mixed plan takes less than this share of their time.
 _MIX_PAYS = Fraction(98, 100)
 #: Numbers of pieces to cut messages of sums into, so that the first ones are forwarded earlier.
@@ -93,44 +86,28 @@ def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
     simulation", Parallel Computing 69 (2017).
     """
     _require_supported(problem)
-    finer = _to_mix(problem) if cut and sums_everywhere(problem) else None
-    found = [] if finer is None else _mixed(finer)
+    found = _mixed(problem) if cut and sums_everywhere(problem) else []
     cut = cut and (len(found) < 2 or found[1].finish > _MIX_PAYS * found[0].finish)
     if found:  # further cutting starts from these chunks, and this schedule is returned if time runs out
-        finest(problem).setdefault("multiplying", keep_soonest(problem, fastest(found)))
+        best = keep_soonest(problem, fastest(found))
+        for each in (problem, merging(problem)):
+            finest(each).setdefault("multiplying", best)
     single = cut_while_it_pays(problem, _fastest_plan, name="multiplying", cut=cut, pays=_PAYS, merges=True)
     return fastest((single, *found))
 
 
-def _to_mix(problem: Problem) -> Problem | None:
-    """Return the problem in finer chunks for mixed plans, with merging where it is allowed.
-
-    None for one rank, on tori and meshes, and if there would be too many transfers.
-    """
-    problem = without_sketch(merging(problem) if may_merge(problem) else problem)
-    num_ranks, num_chunks = problem.topology.num_ranks, problem.collective.num_chunks
-    # On tori and meshes all links are alike, so that mixing gains nothing.
-    if num_ranks < 2 or grid_of(problem.topology) is not None:
-        return None
-    fewest = _MIXED_BLOCKS * num_ranks // problem.topology.num_nodes
-    most = min(_MIXED_TRANSFERS // (_TRANSFERS_EACH * num_ranks), num_chunks * min(problem.chunk_bytes))
-    parts = 1
-    while parts * num_chunks < fewest and 2 * parts * num_chunks <= most:
-        parts *= 2
-    if parts * num_chunks > most:
-        return None
-    return cut_chunks(problem, parts) if parts > 1 else problem
-
-
 def _mixed(problem: Problem) -> list[Schedule]:
-    """[best single plan, best mixed plan] as schedules.
+    """[best single plan, best mixed plan] as schedules, in the number of chunks that suits the mixed plan.
 
-    Empty if there is no mixed plan, as on machines with too many resources of different loads.
+    Empty if there is no mixed plan, as on tori and meshes and on machines with too many resources of
+    different loads.
     """
-    times = StepTimes(problem, Grid(problem))
-    plan = best_mix(times)
-    mixed = None if plan is None else _sooner(times, plan, _sends(times, plan, 1), None)
-    return [] if mixed is None else [_fastest_plan(problem), mixed]
+    found = soonest_mix(problem)
+    if found is None:
+        return []
+    times, plan = found
+    mixed = _sooner(times, plan, _sends(times, plan, 1), None, lists=False)
+    return [] if mixed is None else [_fastest_plan(times.problem), mixed]
 
 
 def estimated_us(problem: Problem) -> float:

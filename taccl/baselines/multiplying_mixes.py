@@ -11,27 +11,38 @@ Local search over the plans, sizes and order of the parts minimises the estimate
 from __future__ import annotations
 
 import math
-from itertools import pairwise, product
+from bisect import insort
+from itertools import accumulate, chain, pairwise, product
+from operator import itemgetter
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from taccl.baselines.multiplying_plans import MIXED, PlanPart, StepPlan, all_mixable
-from taccl.baselines.multiplying_times import MOST_SENDS
+from taccl.baselines.multiplying_times import MOST_SENDS, Grid, StepTimes
+from taccl.baselines.spread import cut_chunks, may_merge, merging, without_sketch
+from taccl.topology.recognise import grid_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from taccl.baselines.moves import Ints
     from taccl.baselines.multiplying_plans import Digit
-    from taccl.baselines.multiplying_times import StepTimes
+    from taccl.problem.problem import Problem
 
     #: Parts in order of urgency, each with its number of chunks.
     Mix = list[tuple[PlanPart, int]]
     #: (ticks of a step, [(resource, ticks for which the step holds it), ...]).
     Step = tuple[float, list[tuple[int, float]]]
 
+#: `_MIXED_BLOCKS`: wanted numbers of chunks of a mixed plan, as multiples of the ranks per node.
+#: `_MIXED_TRANSFERS`: max transfers of a mixed plan.
+#: `_TRANSFERS_EACH`: approximate transfers of a mixed plan per chunk and rank.
+_MIXED_BLOCKS, _MIXED_TRANSFERS, _TRANSFERS_EACH = (64, 16), 100_000, 3
+#: `_PAYS`: finer chunks are used if the estimated finish is within this share of that in coarser ones.
+#: `_OTHERS`: number of mixed plans in fine chunks from which the search in coarser chunks starts.
+_PAYS, _OTHERS = 0.99, 2
 #: `_MOST_PARTS`: max number of parts of a mix.
 #: `_EQUAL_PARTS`: numbers of equal parts, all with one plan, in the mixes from which the search starts.
 _MOST_PARTS, _EQUAL_PARTS = 12, (1, 2, 4, 8)
@@ -46,43 +57,113 @@ _STARTS, _PATIENCE = 8, 600
 _MOST_RESOURCES = 64
 
 
-def best_mix(times: StepTimes, *, seed: int = 0) -> StepPlan | None:
-    """Mixed plan of an allreduce with the least estimated finish.
+def soonest_mix(problem: Problem) -> tuple[StepTimes, StepPlan] | None:
+    """Mixed plan of an allreduce with the least estimated finish over several numbers of chunks.
 
-    None if more than `_MOST_RESOURCES` resources can cause delays, or if every plan has a step with too
+    Returns the plan with the times of the problem in these chunks. Finer chunks are used if they pay. None if
+    there is no mixed plan, as on tori and meshes.
+    """
+    best: tuple[StepTimes, StepPlan] | None = None
+    best_us, others = math.inf, list[StepPlan]()
+    for finer in _to_mix(problem):
+        times = StepTimes(finer, Grid(finer))
+        plans = best_mixes(times, others=others)
+        if not plans:
+            return None
+        us = times.ticks(plans[0]) / finer.costs.ticks_per_us
+        if best is None or us * _PAYS <= best_us:
+            if others:  # a search of its own may find a better plan in these chunks
+                plans = sorted((*plans, *best_mixes(times)), key=times.ticks)
+            best, best_us = (times, plans[0]), us
+        others = plans[:_OTHERS]
+    return best
+
+
+def _to_mix(problem: Problem) -> list[Problem]:
+    """Return the problem in finer chunks for mixed plans, the finest first, with merging where it is allowed.
+
+    Empty for one rank, on tori and meshes, and if there would be too many transfers.
+    """
+    merges, problem = may_merge(problem), without_sketch(problem)
+    num_ranks, num_chunks = problem.topology.num_ranks, problem.collective.num_chunks
+    # On tori and meshes all links are alike, so that mixing gains nothing.
+    if num_ranks < 2 or grid_of(problem.topology) is not None:
+        return []
+    most = min(_MIXED_TRANSFERS // (_TRANSFERS_EACH * num_ranks), num_chunks * min(problem.chunk_bytes))
+    found: dict[int, Problem] = {}
+    for blocks in _MIXED_BLOCKS:
+        parts, wanted = 1, blocks * num_ranks // problem.topology.num_nodes
+        while parts * num_chunks < wanted and 2 * parts * num_chunks <= most:
+            parts *= 2
+        if parts not in found and parts * num_chunks <= most:
+            finer = cut_chunks(problem, parts) if parts > 1 else problem
+            found[parts] = merging(finer) if merges else finer
+    return list(found.values())
+
+
+def best_mixes(times: StepTimes, *, others: Sequence[StepPlan] = (), seed: int = 0) -> list[StepPlan]:
+    """Mixed plans of an allreduce, the one with the least estimated finish first.
+
+    Empty if more than `_MOST_RESOURCES` resources can cause delays, or if every plan has a step with too
     many sends.
+
+    - `others`: Mixed plans of the same problem in other chunks, from which the search starts.
     """
     grid, num_chunks = times.grid, times.problem.collective.num_chunks
     most = 1 + MOST_SENDS // len(grid.place)
     parts = list(dict.fromkeys(all_mixable(*grid.ranks.shape, most=most)))
     mixes = MixTimes(times, parts)
     if len(mixes.resources) > _MOST_RESOURCES:
-        return None
-    equal = [_equal(part, num_chunks, number) for part in parts for number in _EQUAL_PARTS]
-    best = min(equal, key=mixes.finish)
-    best_ticks = mixes.finish(best)
+        return []
+    equal = (_equal(part, num_chunks, number) for part in parts for number in _EQUAL_PARTS)
+    starts = [_scaled(plan, num_chunks) for plan in others]
+    best_ticks, best = mixes.soonest(starts or equal)
     if best_ticks == math.inf:
-        return None
+        return []
     # Leave out plans that, even alone with a small part of the chunks, end no earlier than the best mix.
     least = max(1, num_chunks // _MOST_PARTS)
     pool = mixes.not_worse([part for part in parts if mixes.finish([(part, least)]) < best_ticks], least)
-    starts = [best]
-    for first, last in product((None, *pool), repeat=2):
-        alike = _beside(best[0][0], num_chunks, first, last)
-        starts.append(min(alike, key=mixes.finish, default=best))
     random = Random(seed)
-    for mix in sorted(starts, key=mixes.finish)[:_STARTS]:
-        ticks, stalled = mixes.finish(mix), 0
-        while stalled < _PATIENCE:
-            found = _changed(mix, pool, random)
-            found_ticks = mixes.finish(found, ticks) if len(found) <= _MOST_PARTS else math.inf
-            stalled = 0 if found_ticks < ticks else stalled + 1
-            if found_ticks <= ticks:
-                mix, ticks = found, found_ticks
-        if ticks < best_ticks:
-            best, best_ticks = mix, ticks
-    some, sizes = zip(*best, strict=True)
-    return StepPlan(some, MIXED, sizes)
+    starts = starts or _starts(mixes, (best_ticks, best), pool)
+    found = [_improved(mixes, mix, pool, random) for mix in starts]
+    found.sort(key=itemgetter(0))
+    columns = (zip(*mix, strict=True) for _, mix in found)
+    return [StepPlan(some, MIXED, sizes) for some, sizes in columns]
+
+
+def _starts(mixes: MixTimes, best: tuple[float, Mix], pool: Sequence[PlanPart]) -> list[Mix]:
+    """Mixes from which local search starts: the best one, and variants of it with small parts of other plans.
+
+    - `best`: (estimated finish in ticks, mix of equal parts of one plan).
+    """
+    (main, _), num_chunks = best[1][0], sum(size for _, size in best[1])
+    found = [best]
+    for first, last in product((None, *pool), repeat=2):
+        most = found[-1][0] if len(found) == _STARTS else math.inf
+        other = mixes.soonest(_beside(main, num_chunks, first, last), most)
+        if other[0] <= most:
+            insort(found, other, key=itemgetter(0))
+            del found[_STARTS:]
+    return [mix for _, mix in found]
+
+
+def _improved(mixes: MixTimes, mix: Mix, pool: Sequence[PlanPart], random: Random) -> tuple[float, Mix]:
+    """(estimated finish in ticks, mix) of a local search from a mix; it ends after `_PATIENCE` idle moves."""
+    ticks, stalled = mixes.finish(mix), 0
+    while stalled < _PATIENCE:
+        found = _changed(mix, pool, random)
+        found_ticks = mixes.finish(found, ticks) if len(found) <= _MOST_PARTS else math.inf
+        stalled = 0 if found_ticks < ticks else stalled + 1
+        if found_ticks <= ticks:
+            mix, ticks = found, found_ticks
+    return ticks, mix
+
+
+def _scaled(plan: StepPlan, num_chunks: int) -> Mix:
+    """Mix of a plan's parts in finer or coarser chunks, with sizes as near to the plan's as possible."""
+    ends = [end * num_chunks // sum(plan.sizes) for end in accumulate(plan.sizes, initial=0)]
+    sizes = (end - begin for begin, end in pairwise(ends))
+    return [(part, size) for part, size in zip(plan.parts, sizes, strict=True) if size]
 
 
 def _equal(part: PlanPart, num_chunks: int, number: int) -> Mix:
@@ -126,6 +207,40 @@ def _changed(mix: Mix, pool: Sequence[PlanPart], random: Random) -> Mix:
     return [each for each in found if each[1]]
 
 
+class TimedPart(NamedTuple):
+    """Part of a mix, with its estimated times.
+
+    - `steps`: (ticks of the step, its holds, ticks from its start to the end of the part) of each step.
+    - `uses`: (ticks for which the part holds the resource, ticks before its first use, ticks after its last
+      use) of each resource. A part that does not use it has all its ticks before and after it.
+    """
+
+    steps: list[tuple[float, list[tuple[int, float]], float]]
+    uses: list[tuple[float, float, float]]
+
+    @classmethod
+    def of(cls, steps: Sequence[Step], num_resources: int) -> TimedPart:
+        """Timed part of some steps."""
+        total = left = sum(ticks for ticks, _ in steps)
+        rows, uses = [], [(0.0, total, total)] * num_resources
+        for ticks, holds in steps:
+            for place, busy in holds:
+                load, before, _ = uses[place]
+                uses[place] = load + busy, min(before, total - left), left - busy
+            rows.append((ticks, holds, left))
+            left -= ticks
+        return cls(rows, uses)
+
+
+def _least(parts: Sequence[TimedPart]) -> float:
+    """Lower bound on the finish of a mix in ticks: a resource's load, and the ticks before and after it."""
+    least = 0.0
+    for uses in zip(*(part.uses for part in parts), strict=True):
+        load, before, after = zip(*uses, strict=True)
+        least = max(least, sum(load) + min(before) + min(after))
+    return least
+
+
 class MixTimes:
     """Estimated finishes of mixes, which consider only resources that can cause delays.
 
@@ -143,18 +258,30 @@ class MixTimes:
         )
         self.resources = _that_delay(times, digits)
         self._place = {resource: place for place, resource in enumerate(self.resources.tolist())}
-        self._steps: dict[tuple[PlanPart, int], list[Step]] = {}
+        self._parts: dict[tuple[PlanPart, int], TimedPart] = {}
         self._known: dict[tuple[int, Digit, bool], Step] = {}
+
+    def soonest(self, mixes: Iterable[Mix], most: float = math.inf) -> tuple[float, Mix]:
+        """(least estimated finish in ticks, its mix); (inf, []) if no mix finishes within `most`."""
+        best, found = math.inf, []
+        for mix in mixes:
+            ticks = self.finish(mix, min(best, most))
+            if ticks < best:
+                best, found = ticks, mix
+        return best, found
 
     def finish(self, mix: Mix, most: float = math.inf) -> float:
         """Estimated finish of a mix in ticks, infinite beyond `most`; same order as `StepTimes.timeline`."""
+        parts = [self._timed(part, size) for part, size in mix]
+        if _least(parts) > most:
+            return math.inf
         free = [0.0] * len(self.resources)
-        steps = [iter(self._steps_of(part, size)) for part, size in mix]
-        heads = [(0.0, *next(each)) for each in steps]  # (ready, ticks, holds) of each part's next step
+        steps = [iter(part.steps) for part in parts]
+        heads = [(0.0, *next(each)) for each in steps]  # (ready, ticks, holds, left) of each part's next step
         finish = 0.0
         while heads:
             since, first = math.inf, -1
-            for k, (start, _, holds) in enumerate(heads):
+            for k, (start, _, holds, _) in enumerate(heads):
                 for place, _ in holds:
                     if free[place] > start:
                         start = free[place]
@@ -162,12 +289,12 @@ class MixTimes:
                     since, first = start, k
             if first < 0:
                 return math.inf
-            _, ticks, holds = heads[first]
+            _, ticks, holds, left = heads[first]
+            if since + left > most:
+                return math.inf
             for place, busy in holds:
                 free[place] = since + busy
             ready = since + ticks
-            if ready > most:
-                return math.inf
             step = next(steps[first], None)
             if step is not None:
                 heads[first] = ready, *step
@@ -186,26 +313,20 @@ class MixTimes:
         return [parts[number] for number in kept]
 
     def _traits(self, part: PlanPart, size: int) -> list[float]:
-        """[ticks of the part alone, then by resource: load, ticks before first use, ticks after last use]."""
-        steps, count, now = self._steps_of(part, size), len(self.resources), 0.0
-        total = sum(ticks for ticks, _ in steps)
-        load, before, after = [0.0] * count, [total] * count, [0.0] * count
-        for ticks, holds in steps:
-            for place, busy in holds:
-                load[place] += busy
-                before[place], after[place] = min(before[place], now), total - now - ticks
-            now += ticks
-        return [total, *load, *before, *after]
+        """[ticks of the part alone, then the figures of each resource (`TimedPart.uses`)]."""
+        timed = self._timed(part, size)
+        return [timed.steps[0][2], *chain.from_iterable(timed.uses)]
 
-    def _steps_of(self, part: PlanPart, size: int) -> list[Step]:
+    def _timed(self, part: PlanPart, size: int) -> TimedPart:
         key = part, size
-        if key not in self._steps:
-            self._steps[key] = steps = []
+        if key not in self._parts:
+            steps = []
             for verb, digit in part.steps():
                 share = -(-size // digit.base) if verb == "scatter" else size
                 steps.append(self._step(share, digit, verb != "scatter"))
                 size = share if verb == "scatter" else size * digit.base if verb == "gather" else size
-        return self._steps[key]
+            self._parts[key] = TimedPart.of(steps, len(self.resources))
+        return self._parts[key]
 
     def _step(self, count: int, digit: Digit, is_same: bool) -> Step:
         key = count, digit, is_same
