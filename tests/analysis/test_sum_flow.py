@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 import taccl
@@ -163,7 +164,8 @@ def test_no_sizes_of_sends_gain_more():
         horizon, price = Fraction(rng.randint(1, 200), 2), Fraction(rng.randint(0, 30), 3)
         most = _gain(lane, horizon, price)
         assert most == _most_gained(horizon - lane.idle, lane.alpha, lane.beta, price), seed
-        assert _gain_near(lane, float(horizon), float(price)) == pytest.approx(float(most)), seed
+        (near,) = _gain_near(lane, np.array([float(horizon)]), np.array([float(price)]))
+        assert near == pytest.approx(float(most)), seed
         for _ in range(20):
             now, gained = Fraction(lane.idle), Fraction(0)
             for size in (Fraction(rng.randint(1, 40), 2) for _ in range(rng.randint(0, 7))):

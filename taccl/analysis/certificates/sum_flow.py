@@ -15,6 +15,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.analysis.certificates.certificate import Claim, Witness
 from taccl.analysis.certificates.evaluation.facts import Facts, lanes
@@ -130,9 +131,10 @@ class _Flow:
         self.num_ranks, self.units, self.lanes, self.shortest = num_ranks, units, lanes, shortest
         self.pairs = units * (num_ranks - 1)
 
-    def near(self, horizon: float, price: float) -> float:
-        """Bound in ticks at a horizon and a price, in floating point, even if the proof rejects these."""
-        held, rate = 2 * self.pairs * (price + horizon), float(self.pairs)
+    def near(self, horizon: NDArray[np.float64], price: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Bounds in ticks at horizons and prices, in floating point, even if the proof rejects these."""
+        held: NDArray[np.float64] = 2 * float(self.pairs) * (price + horizon)
+        rate = np.full(price.shape, float(self.pairs))
         for lane, count in self.lanes.items():
             held += count * (price * lane.idle / lane.beta - 2 * _gain_near(lane, horizon, price))
             rate += count * price / lane.beta
@@ -147,9 +149,8 @@ class _Flow:
         low, high = start, start + 2 * busy + self.shortest
         best = (0.0, start, 1.0)
         for _ in range(_ROUNDS):
-            for horizon in np.linspace(low, high, _VALUES).tolist():
-                for multiple in _MULTIPLES:
-                    best = max(best, self._settled(horizon, multiple))
+            horizons, multiples = np.meshgrid(np.linspace(low, high, _VALUES), _MULTIPLES)
+            best = max(best, *self._settled(horizons.ravel(), multiples.ravel()))
             step = (high - low) / (_VALUES - 1)
             low, high = max(start, best[1] - step), best[1] + step
         horizon = Fraction(round(best[1] * _FINE), _FINE)
@@ -158,18 +159,21 @@ class _Flow:
         ticks = self.exact(horizon, price)
         return (ticks, horizon, price) if ticks > 0 else None
 
-    def _settled(self, horizon: float, multiple: float) -> tuple[float, float, float]:
-        """(bound, horizon, price) near a multiple of the least admissible price; bound 0 if there is none."""
+    def _settled(
+        self, horizon: NDArray[np.float64], multiple: NDArray[np.float64]
+    ) -> Iterator[tuple[float, float, float]]:
+        """(bound, horizon, price) near multiples of the least admissible prices; bound 0 if there is none."""
         price = multiple * self.shortest / (self.num_ranks - 2)
+        may_hold = np.ones(len(price), dtype=bool)
         for _ in range(_SETTLING):
             width = 2 * horizon - self.near(horizon, price)
-            if width <= 0:
-                return 0.0, horizon, price
-            price = multiple * width / (self.num_ranks - 2) * (1 + 1e-6)
+            may_hold &= width > 0
+            price = np.where(may_hold, multiple * width / (self.num_ranks - 2) * (1 + 1e-6), price)
         ticks = self.near(horizon, price)
         width = 2 * horizon - ticks
-        price = max(price, width / (self.num_ranks - 2))
-        return (ticks if 0 < width <= self.shortest else 0.0), horizon, price
+        price = np.where(may_hold, np.maximum(price, width / (self.num_ranks - 2)), price)
+        ticks = np.where(may_hold & (width > 0) & (width <= self.shortest), ticks, 0.0)
+        return zip(ticks.tolist(), horizon.tolist(), price.tolist(), strict=True)
 
     def exact(self, horizon: Fraction, price: Fraction) -> Fraction:
         """Bound in ticks at a horizon and a price, exact; 0 if the proof does not admit these."""
@@ -206,20 +210,19 @@ def _gain(lane: Lane, horizon: Fraction, price: Fraction) -> Fraction:
         sends += 1
 
 
-def _gain_near(lane: Lane, horizon: float, price: float) -> float:
-    """`_gain` in floating point."""
-    spare = horizon - lane.idle
-    if spare <= lane.alpha:
-        return 0.0
+def _gain_near(lane: Lane, horizon: NDArray[np.float64], price: NDArray[np.float64]) -> NDArray[np.float64]:
+    """`_gain` in floating point, for arrays of horizons and prices."""
+    spare = np.maximum(horizon - lane.idle, 0.0)[:, None]
     if not lane.alpha:
-        return float(spare**2 / (2 * lane.beta))
-    sends = np.arange(1.0, 2 + (2 * spare / lane.alpha) ** 0.5)
+        return spare[:, 0] ** 2 / (2 * lane.beta)
+    sends = np.arange(1.0, 2 + (2 * spare.max() / lane.alpha) ** 0.5)
     units = (sends * spare - lane.alpha * sends * (sends + 1) / 2) / (lane.beta * (1 + sends))
     step = lane.alpha / lane.beta
     last = spare / lane.beta - sends * step - units
     squares = sends * last**2 + sends * (sends - 1) * step * (last + step * (2 * sends - 1) / 6)
-    gains = lane.beta * (units**2 + squares) / 2 - price * lane.alpha * sends / lane.beta
-    return float(gains[last > 0].max(initial=0.0))
+    gains = lane.beta * (units**2 + squares) / 2 - price[:, None] * lane.alpha * sends / lane.beta
+    most: NDArray[np.float64] = np.max(gains, axis=1, where=last > 0, initial=0.0)
+    return most
 
 
 def _least_ticks(facts: Facts, witness: SumFlow) -> Fraction:
