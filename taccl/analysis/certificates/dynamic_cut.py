@@ -21,7 +21,7 @@ import numpy as np
 from taccl.analysis.certificates.certificate import Claim, Witness
 from taccl.analysis.certificates.evaluation.facts import Facts
 from taccl.analysis.certificates.evaluation.passages import passages_of
-from taccl.analysis.certificates.finding.gates import FOREVER, GateCosts, Ints, first_tick, gates_of
+from taccl.analysis.certificates.finding.gates import FOREVER, GateCosts, Gates, Ints, first_tick, gates_of
 from taccl.problem.problem import Problem
 
 if TYPE_CHECKING:
@@ -103,10 +103,13 @@ def _best(
         crossing = links[since[costs.dst[links]] - since[costs.src[links]] > took[links]]
         gates = gates_of(costs, crossing, costs.dst, since[costs.src])
         ends = since[gates.of_set] - 1
-        if gates.hold.all():
-            ticks = first_tick(lambda t: gates.within(0, np.minimum(ends, t)).sum() >= number)  # noqa: B023
-            if ticks > best:
-                best, moments = ticks, np.minimum(since, ticks).tolist()
+
+        def all_cross(ticks: int, gates: Gates = gates, ends: Ints = ends) -> bool:
+            return bool(gates.within(0, np.minimum(ends, ticks)).sum() >= number)
+
+        if gates.hold.all() and not all_cross(best):
+            best = first_tick(all_cross, after=best)
+            moments = np.minimum(since, best).tolist()
     return best, moments
 
 

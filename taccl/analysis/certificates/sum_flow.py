@@ -133,12 +133,12 @@ class _Flow:
 
     def near(self, horizon: NDArray[np.float64], price: NDArray[np.float64]) -> NDArray[np.float64]:
         """Bounds in ticks at horizons and prices, in floating point, even if the proof rejects these."""
-        held: NDArray[np.float64] = 2 * float(self.pairs) * (price + horizon)
-        rate = np.full(price.shape, float(self.pairs))
+        held, rate = 2 * float(self.pairs) * (price + horizon), np.full(price.shape, float(self.pairs))
         for lane, count in self.lanes.items():
             held += count * (price * lane.idle / lane.beta - 2 * _gain_near(lane, horizon, price))
             rate += count * price / lane.beta
-        return held / rate
+        bound: NDArray[np.float64] = held / rate
+        return bound
 
     def best(self) -> tuple[Fraction, Fraction, Fraction] | None:
         """(bound in ticks, horizon, price) with the highest bound found; None if none is above 0."""

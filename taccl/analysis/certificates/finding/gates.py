@@ -200,9 +200,9 @@ def _shared_out(links: list[int], codes: list[int], shares: list[int]) -> tuple[
     return np.array(first, dtype=np.int64), np.array(gate, dtype=np.int64)
 
 
-def first_tick(holds: Callable[[int], bool]) -> int:
-    """Smallest number of ticks, from 0 to `FOREVER`, at which a monotone predicate is true."""
-    low, top = 0, 1
+def first_tick(holds: Callable[[int], bool], *, after: int = 0) -> int:
+    """Smallest number of ticks, from `after` to `FOREVER`, at which a monotone predicate is true."""
+    low, top = after, max(1, 2 * after)
     while top < FOREVER and not holds(top):
         low, top = top, 16 * top
     return bisect_left(range(FOREVER), True, low, min(top, FOREVER), key=holds)
