@@ -256,7 +256,7 @@ class MixTimes:
             for verb, digit in part.steps()
             if _fits(times, digit)
         )
-        self.resources = _that_delay(times, digits)
+        self.resources = _limiting_resources(times, digits)
         self._place = {resource: place for place, resource in enumerate(self.resources.tolist())}
         self._parts: dict[tuple[PlanPart, int], TimedPart] = {}
         self._known: dict[tuple[int, Digit, bool], Step] = {}

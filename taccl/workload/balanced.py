@@ -40,13 +40,13 @@ def number_of_pieces(topology: Topology, collective: Collective, chunk_bytes: in
     - `chunk_bytes`: Size of its chunks.
     """
     from taccl.synthesis.proposers.balanced import (
+        collectives_of,
         cut_balanced,
-        reaches,
     )  # not needed by ranks that run a step
 
     problem = replace(make_problem(topology, collective, chunk_bytes=chunk_bytes), chunks_open=True)
     try:
-        if max(len(dims) for *_, dims in reaches(problem)) < 2:
+        if max(len(dims) for *_, dims in collectives_of(problem)) < 2:
             return 1
         return cut_balanced(problem, policy="lp").collective.num_chunks // collective.num_chunks
     except InputError:

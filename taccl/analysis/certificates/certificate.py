@@ -238,7 +238,7 @@ class Certificate:
 
     @property
     def bandwidth_text(self) -> str:
-        """Both bandwidths as text; empty if they are unknown."""
+        """Algorithm and bus bandwidth as text; empty if they are unknown."""
         return format_rates(self.algbw_gb_per_s, self.problem.collective.busbw_factor)
 
     @checked

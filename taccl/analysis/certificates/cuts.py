@@ -107,7 +107,7 @@ def throughput(
     if solved is None:
         return program.best_of_one()
     while time.monotonic() < deadline and len(program.sets) < _MAX_SETS:
-        missing = _too_little(volume, symmetries, solved.sends, set(program.sets), deadline)
+        missing = _violated_cuts(volume, symmetries, solved.sends, set(program.sets), deadline)
         if not missing or time.monotonic() >= deadline:
             break
         before = solved.value
@@ -297,7 +297,7 @@ def _worth_pricing(held: list[dict[int, int]], idle: list[int]) -> list[int]:
     return sorted(worth)
 
 
-def _too_little(
+def _violated_cuts(
     volume: Volume, symmetries: Symmetries, sends: NDArray[np.float64], known: set[Parts], deadline: float
 ) -> list[Parts]:
     """Violated cuts: sets that chunks must enter more often than `sends` allows, by maximum flows.

@@ -25,7 +25,7 @@ def cut_claims(volume: Volume, found: tuple[Fraction, CutDual] | None) -> Iterat
         bound, cut = found
         largest = max(cut.charges, key=lambda each: (each.charge, len(each.parts)))
         ticks = math.ceil(bound) if volume.by_chunk else bound
-        yield Claim(ticks, _what_crosses(volume, largest.parts), cut)
+        yield Claim(ticks, _traffic_text(volume, largest.parts), cut)
 
 
 def throughput_claims(
@@ -91,7 +91,7 @@ def _of_flows(
     yield Claim(ticks(bound), what if is_best else f"distance times volume: {what}", paths)
 
 
-def _what_crosses(volume: Volume, parts: tuple[frozenset[int], ...]) -> str:
+def _traffic_text(volume: Volume, parts: tuple[frozenset[int], ...]) -> str:
     """Text that names the traffic into a set of ranks, or between the parts of a partition."""
     topology = volume.problem.topology
     if len(parts) > 1:

@@ -157,7 +157,7 @@ class Barriers:
         return pairs
 
     def _link_edits(self, link: int) -> list[frozenset[Edit]]:
-        """Edits that allow a forbidden link, as alternatives."""
+        """Alternative sets of edits, each of which allows a forbidden link."""
         field = self._field(link)
         if field == SWITCH or not self.is_local:
             return [frozenset([Edit(field, "allow", ((link,),), _ADD)])]
@@ -180,7 +180,7 @@ class Barriers:
         return self.problem.topology.local_rank[self.problem.topology.links[link].srcs[0]]
 
     def _relay_edits(self, link: int, chunk: int, reducing: bool) -> list[frozenset[Edit]]:
-        """Edits that let a sender carry a chunk, as alternatives."""
+        """Alternative sets of edits, each of which lets the sender of a link carry a chunk."""
         topology, sender = self.problem.topology, self._sender(link)
         ends = topology.links[link].dsts if reducing else topology.links[link].srcs
         nodes = {topology.node_of_rank[r] for r in ends}

@@ -91,7 +91,7 @@ def choose_num_chunks(
 
 def cut_balanced(problem: Problem, *, policy: Policy) -> Problem:
     """The problem in the number of chunks with the earliest planned finish, if it leaves that open."""
-    name, size_bytes, dims = max(reaches(problem), key=lambda each: each[1])
+    name, size_bytes, dims = max(collectives_of(problem), key=lambda each: each[1])
     if not problem.chunks_open:
         return problem
     most = max(1, min(NUM_CHUNKS, MOST_TRANSFERS // (2 * dims.num_ranks * problem.topology.num_ranks)))
@@ -100,7 +100,7 @@ def cut_balanced(problem: Problem, *, policy: Policy) -> Problem:
     return cut_chunks(whole, parts) if parts > 1 else whole
 
 
-def reaches(problem: Problem) -> list[tuple[str, int, Dimensions]]:
+def collectives_of(problem: Problem) -> list[tuple[str, int, Dimensions]]:
     """(collective, size in bytes, dimensions) of each process group; without groups, of the whole problem."""
     if problem.collective.groups:
         parts = [(part.problem, part.dims) for part in parts_of(problem)]
@@ -133,7 +133,7 @@ def balanced_schedule(
     - `improve`: True to improve plans by local search, which takes most of the time.
     """
     collective, num_ranks = problem.collective, problem.topology.num_ranks
-    most_ranks = max(dims.num_ranks for *_, dims in reaches(problem))
+    most_ranks = max(dims.num_ranks for *_, dims in collectives_of(problem))
     num_transfers = 2 * collective.chunks_per_rank * most_ranks * num_ranks
     if num_transfers > most_transfers:
         raise CollectiveError(
@@ -194,7 +194,7 @@ def search_balanced(
         raise
     if found is None:
         return
-    bounds = [dimension_bound(dims, name, size_bytes) for name, size_bytes, dims in reaches(problem)]
+    bounds = [dimension_bound(dims, name, size_bytes) for name, size_bytes, dims in collectives_of(problem)]
     bound = max(bounds, key=lambda each: each.bound_us)
     search.dimension_bound = search.dimension_bound if competes else bound
     search.offer_whole(found, producer=found.producer, verified=True)

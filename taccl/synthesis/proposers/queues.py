@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 #: Max sends over all runs; there are at least two runs.
 _TOTAL_SENDS = 200_000
-#: Max runs along paths.
+#: Max runs of the kernel along paths, each with another rule or other paths.
 _MOST_RUNS = 40
-#: Max runs along trees.
+#: Max runs of the kernel along trees, each with another order or other trees.
 _MOST_TREE_RUNS = 100
 #: Priority rules that are tried in turn along the same paths.
 PATH_RULES = ("in step", "latest start", "spread", "travel time", "in step")

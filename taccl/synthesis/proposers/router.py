@@ -318,7 +318,7 @@ def _raise_if_lost(signal: Ints) -> None:
 
 
 def _nets(fabric: Fabric, demand: Demand) -> Nets:
-    """Each chunk as a net of its own."""
+    """Nets to route: one for each chunk, from its origins to its targets."""
     num_ranks, num_chunks = fabric.num_ranks, demand.num_chunks
     wants = np.ones((num_chunks, num_ranks), bool)
     if demand.target is not None:

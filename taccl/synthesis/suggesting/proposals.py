@@ -317,12 +317,12 @@ def fitting_shifts(
     for shift in sorted(shifts, key=lambda each: (-each.group, each.offset)):
         deadline.check()
         generators = tuple(each.ranks(problem.topology.num_ranks) for each in (*found, shift))
-        if not shift.repeats_one_of(found) and _folds(problem, generators):
+        if not shift.repeats_one_of(found) and _reduces_problem(problem, generators):
             found.append(shift)
     return tuple(found)
 
 
-def _folds(problem: Problem, permutations: tuple[tuple[int, ...], ...]) -> bool:
+def _reduces_problem(problem: Problem, permutations: tuple[tuple[int, ...], ...]) -> bool:
     """True if the last permutation is a symmetry, and the group of all can reduce the problem.
 
     In that group, only the identity may leave a rank or a used resource in its place.

@@ -132,7 +132,7 @@ def search_guided(search: Search) -> None:
             elif left_s >= _LEAST_COMPILED_S:  # no time for a quotient
                 offer_compiled(search, budget_s=left_s)
     if tried:
-        search.notes.append(_told(search, tried))
+        search.notes.append(_sketches_note(search, tried))
     search.record("sketches", "taccl", "done", begun, finish_us=search.best_us)
 
 
@@ -159,7 +159,7 @@ def _suggested(search: Search, limit_s: float) -> list[SketchProposal]:
     return found
 
 
-def _told(search: Search, tried: Sequence[SketchProposal]) -> str:
+def _sketches_note(search: Search, tried: Sequence[SketchProposal]) -> str:
     """Note: the sketches tried, their purpose, and the option to disable them."""
     producer = "" if search.best is None else search.best.producer
     ahead = [each for each in tried if producer.endswith(f"sketch {each.sketch.name}")]

@@ -247,13 +247,13 @@ def hamiltonian_ring(dims: Sequence[int]) -> NDArray[np.int64]:
         )
     upright = next(axis for axis, dim in enumerate(dims) if dim % 2 == 0)
     grid = np.moveaxis(np.arange(int(np.prod(dims)), dtype=np.int64).reshape(dims), upright, 0)
-    sheet = grid.reshape(grid.shape[0], -1)[:, _to_and_fro(grid.shape[1:])]
+    sheet = grid.reshape(grid.shape[0], -1)[:, _zigzag(grid.shape[1:])]
     rows = sheet[:, 1:].copy()
     rows[1::2] = rows[1::2, ::-1]
     return np.concatenate((rows.ravel(), sheet[::-1, 0]))
 
 
-def _to_and_fro(dims: Sequence[int]) -> NDArray[np.int64]:
+def _zigzag(dims: Sequence[int]) -> NDArray[np.int64]:
     """Cells of a grid in zigzag (boustrophedon) order, so that consecutive cells are neighbours."""
     path = np.zeros(1, dtype=np.int64)
     for dim in reversed(dims):
