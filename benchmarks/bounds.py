@@ -164,8 +164,7 @@ def main() -> int:
 
 
 def figures() -> Iterator[Row]:
-    """Bandwidth bounds in GB/s, next to those derived by hand; for alltoall, also the bound from flows
-    alone."""
+    """Bandwidth bounds in GB/s, each next to that derived by hand; for alltoall, also that from flows."""
     for figure in FIGURES:
         topology = taccl.topologies.parse(figure.machine, nodes=figure.nodes, profile="nominal")
         problem = _problem(topology, figure.collective)

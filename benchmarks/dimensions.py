@@ -201,8 +201,7 @@ COLUMNS: tuple[Column, ...] = (
 
 
 def details(row: Row) -> str:
-    """Last cells of a table row: known shares of the optimal rate, gain, CPU seconds, and reason of a
-    failure."""
+    """Last cells of a table row: known shares of optimal rate, gain, CPU seconds, reason of a failure."""
     rates = [f"{row[f'{policy}_reached']:>7.1%}" for policy in ("greedy", "lp") if f"{policy}_reached" in row]
     if "gain" in row:
         rates.append(f"{row['gain']:.2f}x, {row['cpu_s']:.2f} s")

@@ -90,8 +90,7 @@ def run_plain_case(case: PlainCase, seed: int) -> Row:
 
 
 def run_case(case: Case, backend: str, cost_model: str, *, seed: int, limit_s: float | None) -> Row:
-    """Row of one run of ``taccl synthesize``: its output, its seconds, and whether it met the case's
-    figures."""
+    """Row of a run of ``taccl synthesize``: output, seconds, and whether it met the case's figures."""
     sketch, topology = map(str, case.files)
     command = [sys.executable, "-m", "taccl", "synthesize", sketch, "--topology", topology, "--json"]
     command += ["--collective", case.collective, "--cost-model", cost_model]

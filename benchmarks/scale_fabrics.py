@@ -30,8 +30,7 @@ def h100(nodes: int) -> Callable[[], Topology]:
 
 
 def uneven_mesh(size: int, seed: int = 0) -> Topology:
-    """Mesh of `size` x `size` ranks without latency; each direction of a link has a random rate of 10 to 50
-    GB/s."""
+    """Mesh of `size` x `size` ranks without latency; each link direction has a random rate, 10 to 50 GB/s."""
     rng = np.random.default_rng(seed)
     ranks = np.arange(size * size).reshape(size, size)
     builder = TopologyBuilder(f"uneven mesh {size}x{size}", [0] * ranks.size)
@@ -131,8 +130,7 @@ def mesh_with_failure() -> Topology:
 
 
 def zipf_sizes(collective: Collective, *, by_destination: bool = False, seed: int = 0) -> list[int]:
-    """Chunk sizes in bytes of an alltoall; those of each rank follow Zipf's law of exponent 0.8, 1 MB on
-    average.
+    """Chunk sizes of an alltoall in bytes: for each rank, Zipf's law of exponent 0.8, averaging 1 MB.
 
     - `by_destination`: True if all ranks send most to the same destinations; else their order is random.
     """

@@ -68,8 +68,7 @@ def main() -> int:
 
 
 def timed(runs: int, workers: int, cache: str) -> dict[str, Any]:
-    """Run one sweep in a separate process; return its wall-clock seconds and its number of rows of each
-    kind."""
+    """Run one sweep in a separate process; return its wall-clock seconds and the number of rows by kind."""
     command = [sys.executable, "-m", "benchmarks.sweep", f"--runs={runs}", f"--workers={workers}"]
     began = time.perf_counter()
     said = subprocess.run([*command, f"--cache={cache}"], check=True, capture_output=True, text=True).stdout

@@ -222,8 +222,7 @@ def left_out(folder: Path) -> Iterator[Row]:
 
 
 def over_nodes(folder: Path) -> Iterator[Row]:
-    """A row for each log of several nodes under a fit to one node: from `LARGE_BYTES` on, and for smaller
-    sizes."""
+    """Rows of logs of several nodes, predicted from a fit to one node, at large and at small sizes."""
     for one, several in NODES:
         yield fitted_row(folder, [one], several, least=LARGE_BYTES)
         if "large" not in several:

@@ -204,8 +204,7 @@ def _cpsat_work(limit_s: float) -> Iterator[Callable[[], float]]:
 
 @contextmanager
 def _highs_work(limit_s: float) -> Iterator[Callable[[], float]]:
-    """Context in which HiGHS is limited by its CPU time; yields a function that returns the seconds to count
-    for its run."""
+    """Context that limits HiGHS by its CPU time; yields a function for the seconds its run counts."""
     from taccl.solvers import highs
 
     listen, began_s = highs._listen, time.process_time()

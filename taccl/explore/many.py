@@ -40,7 +40,7 @@ def table_of(
     asked: Asked, *, num_workers: int | None, cache: bool | Cache | str | os.PathLike[str],
     progress: bool | Callable[[int, int], None] | None, until_s: float = math.inf,
 ) -> pd.DataFrame:  # fmt: skip
-    """Run all problems; a table with a row for each, in their order, including those that fail.
+    """Run all problems; return a table with a row for each, in their order, including those that fail.
 
     Ctrl-C stops the runs; if none was done, its `KeyboardInterrupt` is raised.
 

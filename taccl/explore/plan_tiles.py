@@ -144,9 +144,9 @@ def tiles_of(candidates: Sequence[TimedSchedule], grid: Sequence[int]) -> list[T
 
 
 def without_one(tiles: Sequence[Tile], grid: Sequence[int]) -> list[TimedSchedule]:
-    """All winners of `tiles` except the one that is least missed.
+    """All winners of `tiles` except one: that without which finishes increase least.
 
-    That is the one without which the largest ratio of finish to best finish, over all sizes, is least.
+    The increase is the largest ratio, over all sizes, of the finish without it to the best finish.
     """
     winners = list(dict.fromkeys(winner for _, _, winner in tiles))
     sizes = sorted({*grid, *(end for first, last, _ in tiles for end in (first, last))})

@@ -120,8 +120,8 @@ _Found = tuple[Grade, float, str] | None
 def causes_of(facts: Facts) -> tuple[Cause, ...]:
     """Causes that the figures match or do not exclude, the best match first.
 
-    A cause of slow large messages is graded possible, not likely, in three cases. Several causes match
-    equally well; or the rate is within the error of the model. Or the network is slow and its NICs were not
+    A cause of slow large messages is graded possible, not likely, if several causes match equally well, or if
+    the rate is within the error of the model. The same holds if the network is slow and its NICs were not
     measured one by one, since one slow rail explains any rate. Causes recognised by the way the rate depends
     on the size remain likely.
     """

@@ -320,8 +320,8 @@ def _estimated(
 ) -> tuple[list[Observed], Estimate, float, bool]:
     """(observations, estimate, share of a rank's rate in in-switch sums, True if logs show no such sums).
 
-    If switches can add, the estimate without such sums is preferred. It is not if its cost is more than
-    `CONTRADICTED` higher, or it needs a link above `most_gb_per_s`.
+    If switches can add, the estimate without such sums is preferred, unless its cost exceeds that of the
+    other by more than `CONTRADICTED`, or it needs a link above `most_gb_per_s`.
     """
     found = []
     for share in dict.fromkeys((0.0, machine.nvls_share)):
