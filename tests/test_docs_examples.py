@@ -130,7 +130,7 @@ def short_searches(monkeypatch):
 def run_command(command, where, capsys):
     """Run one command, and compare its exit code with the promised one."""
     promised = _EXITS.search(command)
-    # A torus of a million ranks is made in tests/synthesis/symmetry.
+    # A torus of a million ranks has a test in tests/synthesis/symmetry.
     command = command.replace("100x100x100", "20x20x20")
     command = re.sub(r"--budget \S+", f"--budget {MOST_SECONDS}", command)
     command = re.sub(r"--step-s \S+", f"--step-s {MOST_SECONDS}", command)

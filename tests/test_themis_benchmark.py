@@ -18,7 +18,7 @@ def test_data_parallel_sums_run_beside_computation():
     }
     clock = iteration(step, us({"allreduce": 4.0}))
     assert clock.computed == 12
-    # 2 forward, weights of b until 5, its sum until 9, weights of a until 10, its sum until 14.
+    # Forward until 2 us, gradients of b until 5, their sum until 9; gradients of a until 10, sum until 14.
     assert clock.now == 14
 
 
@@ -46,7 +46,7 @@ def test_embeddings_travel_beside_bottom_layers():
         "collectives": [["embedding", "forward", "alltoall", 1, "all"],
                         ["embedding", "input", "alltoall", 1, "all"]],
     }  # fmt: skip
-    # Alltoall from 1 to 6; top until 7, back until 9; alltoall until 14, beside the bottom layer until 11.
+    # Alltoall until 6 us, top layer until 7 and back until 9; alltoall until 14, bottom layer until 11.
     assert iteration(step, us({"alltoall": 5.0})).now == 14
 
 

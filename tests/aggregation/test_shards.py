@@ -92,7 +92,7 @@ def test_a_chunk_goes_where_it_is_done_soonest():
 
 
 @pytest.mark.slow
-def test_no_chunk_would_be_done_sooner_elsewhere():
+def test_largest_first_placement_is_near_the_optimum():
     """On random cards and layers, largest-first placement (LPT) on m cards takes at most 2 m / (m + 1) times
     as long as the optimal placement."""
     rng = np.random.default_rng(0)

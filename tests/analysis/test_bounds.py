@@ -207,7 +207,7 @@ def test_the_bound_is_exact():
         ),  # four chunks through each port into a node: 7.5 + 4 * 48; then 5 to the other rank
         ("hub-n3", "hub-64KB", "alltoall", "399"),  # eight, of which six go together: 2 * 7.5 + 8 * 48
         ("three-n1", "three-by-hand", "allgather", "14"),  # four chunks into rank 1 over two links of 7
-        # Seven chunks enter rank 0 over links of 12, 12, 22 and 22: 3 + 3 + 1 + 1 by 36, fewer before.
+        # Links of 12, 12, 22 and 22 us bring rank 0 3 + 3 + 1 + 1 chunks by 36 us, fewer than 7 before.
         ("ndv2-n1", "ndv2-2MB", "allgather", "36"),
         ("ndv2-n2", "ndv2-2MB", "alltoall", "3939.75"),  # 64 over one link, six together: 11 * 3.25 + 64 * 61
         ("dgx2-n1", "dgx2-4KB", "allgather", "90"),  # fifteen chunks of 6 into every rank

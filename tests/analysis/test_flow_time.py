@@ -148,7 +148,7 @@ def random_line(rng):
 
 @pytest.mark.fuzz
 def test_no_schedule_in_any_chunks_beats_the_flow():
-    """A claim over all chunkings holds for every number of chunks: on tiny problems no schedule finishes
+    """A bound over all chunkings holds for every number of chunks: on tiny problems no schedule finishes
     earlier."""
     decided = claimed = 0
     for seed in cases("mean flow time, over all schedules", few=12, many=1_000):

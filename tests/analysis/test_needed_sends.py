@@ -73,9 +73,9 @@ def test_one_node_is_no_set():
 @pytest.mark.parametrize(
     ("ranks", "entering", "jobs"),
     [
-        # Into the node that needs it: release 4, then 5 more ticks, in which link 2 -> 3 is held.
+        # The chunk enters the node that needs it at tick 4 or later; then link 2 -> 3 is held for 5 ticks.
         ((2, 3), True, (BorderJob(frozenset({1}), 1, 4, 5, held(2, 5)),)),
-        # Out of the node where the chunk starts, over the same link.
+        # The chunk leaves its own node over the same link.
         ((0, 1), False, (BorderJob(frozenset({1}), 1, 4, 5, held(2, 5)),)),
         # Into rank 3 over link 2: release 4 + 11, tail 0; out of rank 0: release 0, tail 11 + 5.
         ((3,), True, (BorderJob(frozenset({2}), 1, 15, 0, held()),)),

@@ -44,7 +44,7 @@ def test_chunks_of_one_pair_merge_between_nodes(make, unit_costs):
     """Chunks of one pair of ranks in different nodes merge up to the limit."""
     topology = fabrics.fully_connected(4, ranks_per_node=2, **unit_costs)
     schedule = pairwise(make("alltoall", topology, chunks_per_rank=8))
-    # 4 pairs inside nodes send 8 chunks one by one; 8 pairs across send 6 and 2.
+    # 4 pairs inside nodes send 8 chunks one by one; 8 pairs across send them in two sends, of 6 and 2.
     assert schedule.num_sends == 4 * 8 + 8 * 2
 
 

@@ -80,7 +80,8 @@ def test_verify_names_the_fault_of_an_execution_plan(execution_plan, run):
 
 
 def test_a_plan_that_cannot_be_run_names_one_remedy(run, tmp_path):
-    """`verify` names the missing ranks; verbs that cannot read such plans advise `verify` or the program."""
+    """`verify` names the missing ranks of an incomplete plan. Other verbs cannot read a plan, and ask for its
+    program instead."""
     path = tmp_path / "plan.json"
     path.write_text(
         '{"name": "x", "collective": "allreduce", "protocol": "Simple", "inplace": true, "gpus": []}'

@@ -138,7 +138,7 @@ def test_topologies_come_back(name, nodes):
 @pytest.mark.parametrize("name", ["allgather", "alltoall", "reduce-scatter", "allreduce"])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_what_xml_says_of_itself(name, in_place):
-    """Collective, placement, protocol, sizes and instances are stored in the file, and read from it."""
+    """Collective, placement, protocol, sizes and instances are stored in the XML file, and read from it."""
     program = lower(schedule(name, "ring:3"), in_place=in_place, protocol="LL", instances=2)
     first, _, again = there_and_back(program, "msccl-xml", min_bytes=5, max_bytes=4096)
     head = first.splitlines()[0]

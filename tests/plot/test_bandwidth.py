@@ -157,7 +157,7 @@ def test_unknown_sizes_are_refused():
         taccl.plot.bandwidths(schedule, sizes=[])
 
 
-def test_a_sketch_allows_no_more_than_none(monkeypatch):
+def test_the_bound_without_the_sketch_limits_the_sketch_too(monkeypatch):
     """An upper limit on bandwidth without the sketch, 5 GB/s, replaces a weaker one of 9 GB/s that the search
     proved under the sketch."""
     problem = problem_of(full(4), collectives.allgather(4))

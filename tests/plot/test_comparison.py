@@ -65,7 +65,7 @@ def test_equal_gaps_are_bars():
 
 
 def test_bars_of_sizes_and_seeds_are_told_apart():
-    """The name of a bar contains the properties that differ besides the backend."""
+    """If bars of one backend differ in size or seed, their names state these."""
     runs = [row("greedy", 0.0, size_bytes=10**6, seed=0), row("greedy", 0.5, size_bytes=10**9, seed=1)]
     ax = taccl.plot.backends(frame(runs))
     assert [text.get_text() for text in ax.get_yticklabels()] == [
@@ -88,7 +88,7 @@ def test_other_tables_are_refused():
 
 @pytest.mark.parametrize("name", ["comparison", "backends", "performance_profile"])
 def test_tables_with_details_are_drawn(name):
-    """A table with details, which has no column of one sketch for all rows, is drawn."""
+    """A table that keeps details, and has no column for the sketch, as all rows have the same one, is drawn."""
     table = shortened(frame([row("greedy", 0.2), row("highs", 0.0)]), DETAILS)
     assert "sketch" not in table
     assert getattr(taccl.plot, name)(table).has_data()

@@ -23,13 +23,13 @@ from tests.fuzzing import cases
 
 
 def one_sum(num_ranks, *, wanted=None):
-    """A sum of all ranks for the given ranks, by default all."""
+    """A sum over all ranks that the given ranks need, by default all."""
     ranks = tuple(range(num_ranks))
     return Collective("allreduce", num_ranks, (Chunk(ranks, wanted or ranks, 0),), combining=True)
 
 
 def behind_a_port(num_ranks):
-    """Ranks that send one message at a time each, 1 us/MB."""
+    """A topology whose ranks send one message at a time each, at 1 us/MB."""
     builder = TopologyBuilder("ports", [0] * num_ranks)
     ports = [builder.add_resource(f"out {rank}") for rank in range(num_ranks)]
     for src, dst in itertools.permutations(range(num_ranks), 2):
@@ -39,7 +39,7 @@ def behind_a_port(num_ranks):
 
 
 def exchange():
-    """Three ranks that send their contribution to both others in sequence: 2 us."""
+    """A schedule in which each of three ranks sends its contribution to the two others in sequence: 2 us."""
     return one_shot(make_problem(behind_a_port(3), one_sum(3), chunk_bytes=10**6))
 
 

@@ -10,7 +10,8 @@ SOLVERS = ("highs", "scip", "cbc", "gurobi", "cpsat")
 
 
 def knapsack() -> MilpModel:
-    """Values 60, 100, 120 of weights 1, 2, 3 and a capacity of 5: the best is 100 + 120 = 220, so -220."""
+    """Maximal value of items of value 60, 100, 120 and weight 1, 2, 3 in a capacity of 5: 100 + 120 = 220,
+    minimised as -220."""
     model = MilpModel()
     items = [model.add_variable(0, 1, integer=True, cost=-value) for value in (60, 100, 120)]
     model.add_row(zip((1, 2, 3), items, strict=True), upper=5, tag="capacity")
@@ -18,7 +19,7 @@ def knapsack() -> MilpModel:
 
 
 def assignment() -> MilpModel:
-    """Costs ((4, 1, 3), (2, 0, 5), (3, 2, 2)): the least assignment costs 5.
+    """An assignment with costs ((4, 1, 3), (2, 0, 5), (3, 2, 2)); the cheapest one costs 5.
 
     The six permutations: 4+0+2 = 6, 4+5+2 = 11, 1+2+2 = 5, 1+5+3 = 9, 3+2+2 = 7, 3+0+3 = 6.
     """
@@ -32,7 +33,8 @@ def assignment() -> MilpModel:
 
 
 def two_jobs() -> MilpModel:
-    """Jobs of 2.5 and 1.5 us on one machine, big-M: the last one ends at 4 us, whichever is first."""
+    """Jobs of 2.5 and 1.5 us on one machine, ordered by big-M rows: the later one ends at 4 us in either
+    order."""
     model = MilpModel()
     start = [model.add_variable(0, 10) for _ in range(2)]
     finish = model.add_variable(0, 20, cost=1)
@@ -53,7 +55,8 @@ def odd_sum() -> MilpModel:
 
 
 def market_split(*, soft: bool, num_rows: int = 5, num_items: int = 40) -> MilpModel:
-    """Halve every product's demand exactly: no solver does it in seconds (Cornuejols and Dawande 1998).
+    """Model that must halve every product's demand exactly: no solver does so in seconds (Cornuejols and
+    Dawande 1998).
 
     If `soft`, a miss costs its size, so that every split is feasible and the optimum stays out of reach.
     """

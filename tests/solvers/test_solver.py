@@ -185,7 +185,7 @@ def test_unknown_pulp_solver_is_refused():
 
 
 def test_unknown_pulp_solver_is_refused_where_it_was_named():
-    """An unknown PuLP solver's error suggests the nearest name."""
+    """The error for an unknown PuLP solver suggests the nearest name."""
     with pytest.raises(InputError, match="did you mean 'pulp:HiGHS'") as caught:
         require_known("pulp:HiGS", where="backend")
     assert caught.value.where == "backend"

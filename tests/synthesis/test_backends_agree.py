@@ -139,7 +139,7 @@ def test_backends_agree():
 @pytest.mark.slow
 @pytest.mark.parametrize(("seed", "backend"), [(138, "highs"), (138, "cpsat"), (804, "cpsat")])
 def test_no_stage_is_infeasible(seed, backend):
-    """No stage reports "infeasible" for problems that have a schedule (cases that once failed)."""
+    """No stage reports "infeasible" for problems that have a schedule; these are cases in which one once did."""
     problem = random_problem(seed)
     result = answer(problem, backend)
     assert result is not None

@@ -21,7 +21,7 @@ def assert_sound(result):
 
 
 OF_64_RANKS = ("dgx2/sk1-n4", "dgx2/sk2-n4")
-# As runs take seconds, each sketch has one collective, no alltoall of 64 ranks; all with TACCL_MANY=1.
+# As runs take seconds, each sketch has one collective, except alltoall of 64 ranks; TACCL_MANY=1 runs all.
 SHIPPED = [
     (name, collective)
     for i, name in enumerate(taccl.shipped_sketches())

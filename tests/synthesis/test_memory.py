@@ -120,8 +120,10 @@ def test_columns_are_ten_bytes_a_transfer():
 
 
 def test_what_takes_less():
-    """A search of one run needs less memory than one of several, and still less if columns are spilled. A
-    summary holds no columns; saving to a file needs more memory."""
+    """A search with one run needs less memory than one with several, and still less if columns are spilled.
+
+    If only a summary is kept, no memory for columns is needed afterwards; saving to a file needs more memory.
+    """
     full = memory_need(MESH)
     assert memory_need(MESH, num_runs=1).search < full.search
     assert memory_need(MESH, spilled=True).search < memory_need(MESH, num_runs=1).search
@@ -161,7 +163,8 @@ def test_spilled_alltoall_keeps_its_queues_in_memory():
 
 @pytest.mark.slow
 def test_trees_of_groups_are_counted():
-    """Each of 800 chunks for three of 100 ranks has a tree with an entry per rank."""
+    """The prediction counts a tree with an entry per rank for each of 800 chunks, though groups have only
+    four of 100 ranks."""
     groups = [
         collectives.allgather(4, chunks_per_rank=8).among(range(g, 100, 25), num_ranks=100) for g in range(25)
     ]
@@ -182,7 +185,7 @@ def test_paths_are_sampled_all_over_a_mesh():
 
 @pytest.mark.slow
 def test_one_run_where_two_do_not_fit():
-    """With a limit between the needs of one and of two runs, one run is made."""
+    """If the memory limit allows one run and not two, one run is made."""
     problem = problem_of(topologies.mesh(64, 64))
     one, more = (memory_need(problem, num_runs=runs).peak / 1e6 for runs in (1, None))
     assert check_memory(problem, Options(memory_limit_mb=int((one + more) / 2))) == 1
@@ -278,7 +281,7 @@ def test_functions_are_not_compiled_without_room_for_it(monkeypatch):
 
 
 def test_the_bound_is_known_where_no_module_can_be_imported(monkeypatch):
-    """A memory error is recognised even if no further module can be imported."""
+    """A memory error is recognised as one even if no further module can be imported."""
     soft = address_space.address_space_bytes()
     monkeypatch.setitem(sys.modules, "resource", None)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (500 * 10**6, resource.RLIM_INFINITY))

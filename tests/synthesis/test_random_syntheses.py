@@ -118,7 +118,7 @@ def test_exchanges_of_any_sizes(data):
 @fuzzed(few=8, many=200)
 @given(st.data())
 def test_process_groups(data):
-    """Two process groups have valid schedules; if only some other ranks relay, there may be no path."""
+    """Two process groups have valid schedules, or an error if too few ranks outside the groups may relay."""
     topology = data.draw(topologies())
     assume(topology.num_ranks >= 4)
     order = data.draw(st.permutations(range(topology.num_ranks)))
@@ -143,7 +143,7 @@ def test_process_groups(data):
 @fuzzed(few=6, many=150)
 @given(st.data())
 def test_failures(data):
-    """After a link failure or at half its rate, a new and a re-planned schedule verify."""
+    """If a link fails or has half its rate, a new schedule and a re-planned one verify."""
     topology = data.draw(topologies(most_ranks=6))
     name = data.draw(st.sampled_from(["allgather", "alltoall", "broadcast", "allreduce"]))
     problem = make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=MB)

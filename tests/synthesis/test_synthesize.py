@@ -924,7 +924,7 @@ class TestRootsOutOfReach:
 
     @pytest.mark.fuzz
     def test_what_is_possible_is_found(self):
-        """On random directed graphs of four ranks a bound is refused exactly where a synthesis is."""
+        """On random directed graphs of four ranks, bound and synthesis are refused for the same problems."""
         found = 0
         for seed in cases("sums with roots anywhere", few=15, many=1000):
             draw = random.Random(seed)

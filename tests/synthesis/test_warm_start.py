@@ -55,7 +55,7 @@ class TestStart:
 
     @pytest.mark.slow
     def test_release_dates_hold_for_the_start(self):
-        """With release dates the search runs without `start`, and the earlier of both is returned."""
+        """With release dates the search ignores `start`, and the earlier of both schedules is returned."""
         problem = replace(problem_of(chunks_per_rank=1), release_us=[(0, 0, 5)])
         first = greedy(problem)
         again = greedy(problem, start=first.schedule)
@@ -63,8 +63,8 @@ class TestStart:
 
     @pytest.mark.slow
     def test_switches_that_add_hold_for_the_start(self):
-        """If switches can reduce and `start` is in other chunks, the earlier of `start` and the search's result is
-        returned."""
+        """If switches can reduce and `start` is cut into other chunks, the earlier of `start` and the
+        schedule found is returned."""
         problem = taccl.make_problem(taccl.topologies.in_network(4), "allreduce", size_bytes="64KB")
         start = taccl.baselines.best(problem)
         found = taccl.synthesize(problem, start=start, backend="greedy", time_limit_s=0.1)
@@ -127,14 +127,16 @@ class TestUntilGap:
 
     @pytest.mark.slow
     def test_searches_without_release_dates_do_not_look_at_it(self):
-        """With release dates `until_gap` is not applied to the release-free search, and a note says so."""
+        """If chunks have release dates, the search that ignores these dates does not stop at `until_gap`; a
+        note says so."""
         problem = replace(problem_of(chunks_per_rank=1), release_us=[(0, 0, 5)])
         found = greedy(problem, until_gap=4)
         assert found.stopped != "gap met"
         assert any("(400%) was ignored" in note for note in found.notes)
 
     def test_a_gap_that_the_problem_as_asked_does_not_have_is_not_claimed(self, ring):
-        """A search that ends with "gap met" does not report so if its final result does not meet the gap."""
+        """A search that stopped because its gap was met does not claim that if the final result has a larger
+        gap."""
         bound = taccl.lower_bound(ring.problem)
         made = brief_synthesis(ring.problem, backend="greedy")
         found = with_note_on_gap(
@@ -170,7 +172,7 @@ class TestImprove:
     @pytest.mark.slow
     @pytest.mark.parametrize(("collective", "name"), [("allgather", "pairwise"), ("allreduce", "ring")])
     def test_a_baseline_finishes_sooner(self, collective, name):
-        """On a DGX-1 a baseline for other machines is improved, and the result verifies."""
+        """`improve` makes a baseline for other machines finish earlier on a DGX-1, and the result verifies."""
         problem = taccl.make_problem(taccl.topologies.dgx1(), collective, size_bytes="1MB", chunks_per_rank=1)
         start = taccl.baselines.baseline(name, problem, cut=False)
         found = taccl.improve(start, time_limit_s=AMPLE_S, parameters=BRIEF)
@@ -179,7 +181,7 @@ class TestImprove:
         assert taccl.verify(found.schedule).ok
 
     def test_an_optimum_stays(self, ring):
-        """A schedule that meets the bound is returned at once."""
+        """`improve` returns a schedule that meets the bound at once."""
         best = brief_synthesis(ring.problem, backend="greedy").schedule
         found = taccl.improve(best)
         assert (found.finish_us, found.stopped) == (best.finish_us, "bound met")

@@ -44,7 +44,8 @@ def sums(topology):
 @pytest.mark.parametrize("text", [server_xml(90, 18), matrix(18)], ids=["xml", "topo -m"])
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_eight_hopper_gpus_sum_in_their_switch(load, text, nodes):
-    """NVLS is NCCL's choice, at the same rate for both formats, unless it is excluded; the guess is stated."""
+    """For eight Hopper GPUs NCCL's model chooses NVLS unless it is excluded. The rate is the same for both
+    formats, and stated as an assumption."""
     topology = load(text, nodes=nodes, nic_gb_per_s=50)
     switched = with_nvls(topology)
     assert sums(switched) == {SUMS}
@@ -55,7 +56,8 @@ def test_eight_hopper_gpus_sum_in_their_switch(load, text, nodes):
 
 
 def test_the_schedule_of_an_import_sums_in_its_switch(load):
-    """The schedule takes the time that the model promises, and a note states the guess."""
+    """The schedule of an imported topology takes the time that NCCL's model predicts for NVLS, and a note
+    states the assumption."""
     problem = taccl.make_problem(load(server_xml(90, 18)), "allreduce", size_bytes=2**30)
     best, *_ = nccl_choices(problem)
     schedule = nccl(problem)

@@ -160,7 +160,7 @@ def held_with(topology, link):
 @pytest.mark.parametrize(
     ("rest", "shared"),
     [
-        # Port out of 0, ports into 1 and 2: conflicts with all links but those into 0.
+        # The multicast holds the port out of 0 and those into 1 and 2; only links into 0 hold none of these.
         (SWITCH, {"0->1,2", "0->1", "0->2", "1->2", "2->1"}),
         # Without a switch, the multicast conflicts with the links that it runs over, not with others.
         (f"{LINKS[0]}{LINKS[1]}{LINKS[2]}", {"0->1,2", "0->1", "0->2"}),

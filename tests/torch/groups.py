@@ -22,7 +22,7 @@ def numbers(count, rank):
 
 
 def lengths(folder, group):
-    """Odd lengths, in place and out of place, are summed over the group only."""
+    """Tensors of odd lengths, in place and out of place, are summed over the group only."""
     planned = taccl.torch.load(folder / "allreduce", group)
     for count in COUNTS:
         due = numbers(count, 0) + numbers(count, 2)

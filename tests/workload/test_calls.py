@@ -61,8 +61,8 @@ def convolved(x="replicated", w="replicated", **given):
         ("replicated", "replicated", "replicated"),
     ],
 )
-def test_labels_determine_layouts(x, w, layout):
-    """Images and filters that are sliced slice the result; sliced channels give partial sums."""
+def test_layouts_of_convolutions(x, w, layout):
+    """A convolution of sliced images or filters is sliced; one of sliced channels gives partial sums."""
     assert convolved(x, w).tensors["y"].layout == layout
 
 

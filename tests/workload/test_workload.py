@@ -223,8 +223,8 @@ def test_what_only_fused_operations_read_is_not_written(layer):
 
 
 def test_one_result_takes_the_place_of_the_sum(layer):
-    """A fused result reuses the sum's buffer only if nothing else reads the sum or `z`; else 4 x 8 more floats are
-    written."""
+    """One of two fused results is written into the sum's buffer. If the sum is returned as well, 4 x 8 more
+    floats are written."""
     both = fuse(layer.returning("z", "out"), "sum", "z", "out")
     assert bytes_of(both, "z") == 4 * (8 + 32)
     assert bytes_of(both, "out") == 0

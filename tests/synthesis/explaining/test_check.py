@@ -44,7 +44,8 @@ def test_a_clause_that_says_the_default_is_unused(ndv2):
 
 @pytest.mark.slow
 def test_relays_that_keep_nothing_off_are_unused(ndv2):
-    """A clause that lets a rank relay all chunks of its node is unused, as its link carries no others anyway."""
+    """A clause that lets a rank relay only chunks of its node is unused if other clauses forbid all other
+    chunks anyway."""
     connections = {"0": [1]}
     _, clauses = check(ndv2, internode={"connections": connections, "relays": {"0": list(range(8))}})
     assert clauses["internode.relays"].verdict == "unused"
@@ -114,7 +115,7 @@ def test_a_symmetry_that_is_none_names_the_nearest(ndv2):
 
 @pytest.mark.slow
 def test_every_fault_is_found_at_once(ndv2):
-    """All three clauses that do not fit are reported, and the fourth is checked."""
+    """Three of four clauses do not fit the topology: all three are reported, and the fourth is checked."""
     report, clauses = check(
         ndv2,
         internode={"connections": {"0": [9]}},

@@ -156,7 +156,7 @@ def works(problem):
 
 
 def test_there_are_twelve():
-    """Each of the twelve sketches in the folder is a case."""
+    """The data folder has twelve infeasible sketches, and each is a case."""
     assert {path.stem for path in DATA.glob("*.toml")} == set(CASES)
     assert len(CASES) == 12
 

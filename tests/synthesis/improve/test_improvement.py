@@ -52,7 +52,7 @@ def first_of(problem):
 
 
 def from_nothing(problem, *, turns=300, seed=0):
-    """A schedule found by the search from trees without links, so without an initial schedule."""
+    """A schedule found by the search without an initial schedule."""
     search = Improvement(problem, bare_trees(problem), Limits(seed=seed))
     assert search.run(turns=turns) >= 0
     return search.schedule()
@@ -81,7 +81,8 @@ def _suited(problems, *, at_least):
 @pytest.mark.slow
 @pytest.mark.parametrize("combining", [False, True])
 def test_problems_of_any_shape(combining):
-    """For random holds, merging, chunk sizes and origins the result verifies, no later than the start."""
+    """For random holds, merging, chunk sizes and origins the result verifies and finishes no later than the
+    start."""
     problems = (random_problem(seed, combining=combining) for seed in range(16))
     for seed, problem in enumerate(_suited(problems, at_least=3)):
         first = first_of(problem)
@@ -110,7 +111,7 @@ def test_sums_of_any_shape():
 
 
 def test_a_sum_that_is_passed_on_like_a_contribution():
-    """A schedule that marks every send of a sum as a reduction, also the last ones, is improved without fault.
+    """A schedule whose last sends of a sum are marked as reductions, too, is improved without error.
 
     The contributions of ranks 0 and 1 add up at rank 1, and their sum is sent on to ranks 2 and 3.
     """
@@ -155,7 +156,7 @@ def test_a_chunk_that_comes_from_several_ranks_at_once():
     "name", ["allreduce", "broadcast", "allgather", "reduce", "reduce_scatter", "alltoall", "gather"]
 )
 def test_no_schedule_is_needed(name):
-    """From trees without links the search makes valid schedules, for all kinds of collectives on two NDv2."""
+    """Without an initial schedule the search makes valid schedules, for all kinds of collectives on two NDv2."""
     topology = topologies.ndv2(2)
     problem = make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=MB)
     assert verify(from_nothing(problem, turns=20)).ok
@@ -317,10 +318,8 @@ def test_what_one_seed_does_not_find_another_may():
 
 
 def test_a_send_that_is_taken_over_has_one_link():
-    """Two sends of one chunk over different links stay two sends, even if both have one group number.
-
-    Re-planning gives equal group numbers to such sends.
-    """
+    """Two sends of one chunk over different links stay two sends, even if re-planning gave both one group
+    number."""
     problem = make_problem(topologies.ring(5), collectives.allgather(5), chunk_bytes=MB)
     problem = problem.with_clauses(max_merge=4, merging=frozenset(range(len(problem.topology.links))))
     trees = read_trees(first_of(problem))

@@ -24,7 +24,7 @@ def two_leaves(*, uplink):
 
 
 def test_links_of_one_rate_are_one_class():
-    """Without a shared uplink all links form one class."""
+    """Links of one rate without a shared uplink form one class."""
     assert len(two_leaves(uplink=False).component) == 1
 
 

@@ -21,7 +21,7 @@ SOLVERS = ("highs", "scip", "cbc", "gurobi", "cpsat")
 
 
 def ordered(problem):
-    """The list scheduler's order of the hops that its own schedule needs."""
+    """The hops of the list scheduler's schedule, in their order."""
     quotient = take_quotient(problem)
     found = list_schedule(quotient, critical_priorities(quotient))
     if found is None or not found.sends:
@@ -193,7 +193,7 @@ def test_the_order_need_not_merge_for_the_model_to():
 
 
 def test_links_that_do_not_merge_send_one_by_one():
-    """Three chunks of 2 + 1 us over a link that does not merge take 9 us."""
+    """Three chunks over a link that does not merge take three sends of 2 + 1 us, 9 us in all."""
     quotient, order = given(line(3, max_merge=3, merging=frozenset({1})))
     found, objective = merge(quotient, order)
     assert objective == pytest.approx(9)

@@ -14,13 +14,13 @@ from tests.synthesis.small_problems import custom, problem_of, random_problem, r
 
 
 def scheduled(problem):
-    """The quotient without symmetry, and the list scheduler's schedule."""
+    """The quotient of a problem without its symmetry, and the list scheduler's schedule."""
     quotient = take_quotient(problem)
     return quotient, list_schedule(quotient, critical_priorities(quotient))
 
 
 def cut_of(problem):
-    """The quotient, its list schedule, and the cut found from that schedule."""
+    """The quotient of a problem, its list schedule, and the cut found from that schedule."""
     quotient, found = scheduled(problem)
     cut = find_cut(quotient, found, upper_ticks=found.finish_ticks, lower_ticks=0, time_limit_s=20)
     return quotient, found, cut

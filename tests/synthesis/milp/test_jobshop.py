@@ -19,7 +19,8 @@ def orbits_of(problem):
 
 
 def listed(quotient, *, backward=False):
-    """A list schedule to start from; with `backward`, by negated priorities."""
+    """A list schedule to start from. With `backward`, chunks with the shortest way go first, which is a poor
+    order."""
     sign = -1 if backward else 1
     found = list_schedule(quotient, [sign * p for p in critical_priorities(quotient)])
     assert found is not None
@@ -27,7 +28,7 @@ def listed(quotient, *, backward=False):
 
 
 def solved(quotient, upper, **options):
-    """The job shop's answer, with every hop optional unless the options differ."""
+    """The job shop's answer, with every hop optional unless the options say otherwise."""
     hops = {"optional": range(len(quotient.hops)), "required": (), "time_limit_s": AMPLE_S}
     return jobshop.solve(quotient, upper_ticks=upper, **(hops | options))
 

@@ -52,7 +52,7 @@ def test_every_rule_obeys_own_first(rule):
 
 
 def test_an_unknown_rule_is_refused():
-    """An unknown rule is refused with a list of the known ones."""
+    """The error for an unknown rule lists the known ones."""
     with pytest.raises(InputError, match="longest-path-first"):
         order(tree(), "shortest-first")
 

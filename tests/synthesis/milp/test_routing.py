@@ -181,7 +181,7 @@ def test_few_connections_are_not_bought_with_time():
 
 @pytest.mark.parametrize(("link_use", "objective"), [("min-max", 4.2), ("max-min", 3.8)])
 def test_link_use_spreads_the_load(link_use, objective):
-    """Both values of `link_use` balance the load, so that each of two links carries two of four chunks.
+    """Both values of `link_use` balance the load: each of two links carries two of four chunks.
 
     "min-max" minimises the load of the busiest link, "max-min" maximises that of the least busy one.
     """
@@ -331,7 +331,8 @@ def test_links_of_several_ends_leave_a_relaxation():
 
 
 def copying_problems(seed):
-    """A random problem of groups, and one of multicast and two-source links, if feasible and without sums."""
+    """A random problem of groups and one of multicast and two-source links, those of both that are feasible
+    and without sums."""
     grouped, hyper = random_group_problem(seed), hyper_problem(seed)
     problems = [] if grouped.collective.combining else [grouped]
     try:

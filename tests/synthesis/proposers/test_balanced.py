@@ -54,7 +54,7 @@ def test_most_of_the_optimum_is_reached(dims, policy):
      "switch13@50,switch7@25,switch2@25,switch14@200", "fully-connected5@400,switch5@12.5,ring12@400"])),
 )  # fmt: skip
 def test_rings_and_groups_reach_it_too(number, dims, turn):
-    """Networks of rings and of fully connected groups reach 95 % of the rate, too.
+    """Networks of rings and of fully connected groups reach 95 % of the linear program's rate, too.
 
     Networks alternate between the two policies for the order of dimensions; TACCL_MANY=1 tests both on each.
     """
@@ -128,7 +128,8 @@ def test_chunks_that_are_given_are_kept():
     ],
 )
 def test_what_does_not_go_along_dimensions_is_refused(problem, said):
-    """Problems that have no schedule along dimensions are refused with one sentence."""
+    """Problems that cannot be scheduled one dimension after another are refused, with an error of one
+    sentence."""
     with pytest.raises(CollectiveError, match=said):
         taccl.synthesize(problem(), backend="dimension-balanced")
 
@@ -160,7 +161,7 @@ def test_a_topology_that_looks_alike_has_an_implicit_schedule():
 
 
 @pytest.mark.slow
-def test_the_portfolio_tries_it():
+def test_the_portfolio_tries_balanced_schedules():
     """On a product with enough chunks the general search finishes no later than the balanced schedule."""
     topology = parse("multidim:switch3@100,switch3@100,switch2@100")
     problem = make_problem(topology, "allreduce", size_bytes=18 * 10**6, chunks_per_rank=6)

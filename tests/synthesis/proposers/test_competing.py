@@ -135,7 +135,7 @@ def test_the_estimate_for_multiplying_includes_all_its_forms():
 
 
 def test_a_baseline_with_a_complete_schedule_stops_at_its_limit(monkeypatch):
-    """After its limit, a baseline only runs on until it has completed a first schedule."""
+    """A baseline that reaches its time limit goes on only until it has a first complete schedule."""
     problem = problem_of()
     ring = taccl.baselines.baseline("ring", problem, cut=False)
 
@@ -149,7 +149,7 @@ def test_a_baseline_with_a_complete_schedule_stops_at_its_limit(monkeypatch):
 
 
 def test_baselines_that_take_long_come_last(monkeypatch):
-    """Baselines whose construction needs more than their share of time are built after the search, if time
+    """A baseline that takes longer to build than its share of time is built after the search, if time
     remains."""
     problem = problem_of()
     search = Search(problem, Options(), Deadline.after(1000))

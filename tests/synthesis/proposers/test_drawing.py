@@ -46,7 +46,7 @@ def test_links_of_random_speeds_draw_their_chunks():
     assert schedule.finish_us <= 1.01 * received_us(problem)
 
 
-def test_tiers_of_links_keep_their_rules():
+def test_tiers_of_links_are_found():
     """Fast links in nodes and slow ones between them are found as tiers; random speeds are not."""
     problem = taccl.make_problem(taccl.topologies.ndv2(2), "allgather", chunk_bytes=MB)
     assert has_tiers(problem_arrays(problem)[0])

@@ -78,10 +78,10 @@ def test_merged_messages_compete_where_chunks_are_open():
 
 @pytest.mark.slow
 def test_the_form_that_gains_most_comes_second(monkeypatch):
-    """With time to estimate only two forms of the schedule, 64 MB on 4 nodes of H100 finish as early as the
-    best baseline.
+    """With time to estimate two forms of the schedule, 64 MB on 4 nodes of H100 finish as early as the best
+    baseline.
 
-    Without list scheduling of separate messages they finish at 364.73 us.
+    Without list scheduling of separate messages they would finish at 364.73 us.
     """
     estimate, left = finer.Estimated.of, [2]
 
@@ -98,10 +98,8 @@ def test_the_form_that_gains_most_comes_second(monkeypatch):
 
 
 def test_a_baseline_without_time_for_all_forms_offers_its_best(monkeypatch):
-    """If a baseline in finer chunks exceeds the time limit, its best schedule so far is proposed.
-
-    Schedules with and without merged sends are compared.
-    """
+    """If a baseline in finer chunks exceeds the time limit, the best of its schedules so far, with or without
+    merged sends, is proposed."""
     made = []
 
     def ended(name, problem):
@@ -119,8 +117,8 @@ def test_a_baseline_without_time_for_all_forms_offers_its_best(monkeypatch):
 
 
 @pytest.mark.slow
-def test_multiplying_by_estimate_comes_first_off_tori():
-    """For 1 MB on four DGX-2 recursive multiplying, in half chunks with merged sends, is proposed first."""
+def test_recursive_multiplying_is_proposed_first_on_switches():
+    """For 1 MB on four DGX-2, recursive multiplying in half chunks with merged sends is proposed first."""
     problem = taccl.make_problem(taccl.topologies.dgx2(4), "allreduce", size_bytes=10**6)
     search = Search(problem.in_its_chunks, Options(), Deadline.after(1000), asked=problem)
     found = finer.offer_estimated(search, cut)
@@ -142,7 +140,7 @@ def test_a_busy_machine_has_one_schedule_by_estimate(monkeypatch):
     ("topology", "collective"),
     [(taccl.topologies.torus(4, 4), "allreduce"), (taccl.topologies.ndv2(2), "reduce")],
 )
-def test_multiplying_waits_where_others_finish_first(topology, collective, monkeypatch):
+def test_recursive_multiplying_is_not_estimated_on_tori_or_with_roots(topology, collective, monkeypatch):
     """On tori and for sums with a root no schedule by recursive multiplying is estimated."""
     problem = taccl.make_problem(topology, collective, size_bytes=64_000)
     monkeypatch.setattr(finer.Estimated, "of", lambda *_: pytest.fail("made"))
@@ -151,7 +149,7 @@ def test_multiplying_waits_where_others_finish_first(topology, collective, monke
 
 @pytest.mark.slow
 def test_a_baseline_in_finer_chunks_has_the_bound_that_was_found_before(monkeypatch):
-    """A synthesis computes the bound over all chunkings once, even if the first computation ran out of time."""
+    """The bound over all chunkings is computed once per synthesis, even if its computation ran out of time."""
     sought = []
 
     def found(problem, **options):

@@ -177,7 +177,8 @@ class TestKept:
 
     @pytest.mark.slow
     def test_summary_of_what_switches_or_ranks_do(self):
-        """Schedules with and without in-network reduction are compared before the transfers are dropped."""
+        """With ``keep="summary"``, the transfers are dropped only after schedules with and without in-network
+        reduction were compared."""
         topology = topologies.dgx_h100(1, nvls=True)
         problem = make_problem(topology, collectives.allreduce(8), chunk_bytes=10)
         result = brief_synthesis(problem, keep="summary")
@@ -233,7 +234,8 @@ class TestLimits:
         assert taccl.verify(result.schedule).ok
 
     def test_without_a_baseline_the_time_that_is_needed_is_said(self, monkeypatch):
-        """If no schedule is found in time, the error advises the total time needed, not the rest of one run."""
+        """If no schedule is found in time, the error states how long the whole search needs, not only the
+        rest of its run."""
 
         def waits(*_, deadline, **__):
             with deadline.scope("queueing sends", done=lambda: 0.5), deadline.stopping(np.zeros(1, np.int64)):
@@ -275,7 +277,7 @@ class TestLimits:
 
     @pytest.mark.slow
     def test_limit_in_the_proof(self, monkeypatch):
-        """If time runs out during verification, a bound is still proven."""
+        """If time runs out while the schedule is verified, a bound is still proven."""
         verified = large_search.verify
         monkeypatch.setattr(large_search, "verify", lambda found: (time.sleep(0.6), verified(found))[1])
         result = synthesize(MESH, backend="greedy", time_limit_s=0.5)

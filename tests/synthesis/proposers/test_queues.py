@@ -172,7 +172,7 @@ def test_large_chunks_choose_first():
 
 
 def test_chunk_with_several_origins_leaves_the_nearest():
-    """A chunk at ranks 0 and 3 of a path of five reaches 4 in one send."""
+    """A chunk that ranks 0 and 3 of a path of five hold reaches rank 4 in one send, from rank 3."""
     collective = collectives.custom(5, precondition={0: [0, 3]}, postcondition={0: [4]})
     fabric, demand = problem_arrays(problem_of(topologies.mesh(5), collective))
     assert len(find_paths(fabric, demand).slot) == 1
@@ -257,7 +257,7 @@ def test_paths_are_none_without_time():
 
 
 def test_a_stopped_search_keeps_its_paths():
-    """A stopped path search raises OutOfTime or returns a whole path for each of 4032 chunks."""
+    """A stopped path search either raises OutOfTime or returns a complete path for each of 4032 chunks."""
     fabric, demand = problem_arrays(problem_of(topologies.mesh(8, 8), collectives.alltoall(64)))
     for milliseconds in (1, 3, 10, 30, 100):
         try:
@@ -286,7 +286,7 @@ def test_a_limit_stops_the_search_for_paths():
 
 
 def test_ranks_serve_others_in_step():
-    """Four DGX-H100: each NIC receives 24 chunks of 20 us, one after another."""
+    """On four DGX-H100 each NIC receives 24 chunks of 20 us without a gap between them."""
     found = schedule_large(
         problem_of(topologies.dgx_h100(4, profile="nominal"), collectives.alltoall(32)), num_runs=1
     )

@@ -277,8 +277,8 @@ def test_a_chunk_with_hops_to_come_starts_first():
     assert (starts / per_us).tolist() == [0, 10, 10]
 
 
-def test_chunks_are_spread_over_their_busiest_resource():
-    """Two chunks use the first link one after the other, in the order of the numbers given for their hops."""
+def test_hops_over_one_link_start_in_the_given_order():
+    """Two hops over the same link start one after the other, the one with the smaller given number first."""
     units, fabric, paths, per_us = chain_with_two_sends()
     starts = spread_starts(fabric, units, paths, np.array([0.5, 0.1, 0.2]))
     assert (starts / per_us).tolist() == [10, 10, 0]

@@ -65,7 +65,7 @@ def test_switches_are_found_where_none_is_declared():
     assert find_shape(taccl.Topology.from_dict(data)).switches == (tuple(range(8)),)
 
 
-def test_where_ranks_have_partners_they_talk_to_them_or_to_any():
+def test_plans_between_nodes_with_many_links():
     """For two DGX-2 there are three plans for sends between nodes.
 
     Ranks send only their own chunks, or only to the rank with their own local number, or without restriction.
@@ -83,8 +83,9 @@ def test_one_node_needs_no_relays():
     assert plan.internode == {}
 
 
-def test_where_some_are_linked_across_nothing_is_said():
-    """If only rank 1 of each node is linked to the other node, plans set no connections."""
+def test_few_links_between_nodes_need_no_plan():
+    """If only rank 1 of each node is linked to the other node, the only plan is "free", which restricts
+    nothing."""
     builder = TopologyBuilder("bridge", (0, 0, 1, 1))
     for src, dst in ((0, 1), (1, 0), (2, 3), (3, 2), (1, 3), (3, 1)):
         builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)

@@ -179,7 +179,8 @@ def test_circulant_graphs_are_found():
 
 
 def test_a_group_may_be_given():
-    """A given group: two triangles with links between them, the Cayley graph of S3."""
+    """The group may be given by its generators: here that of two triangles with links between them, the
+    Cayley graph of S3."""
     elements = list(permutations(range(3)))
 
     def times(a, b):
@@ -338,7 +339,7 @@ def test_other_bad_input():
 
 
 def test_memory_is_known_before():
-    """A million ranks with six links each need 24 MB of steps, and 100 bytes per row."""
+    """Memory is predicted: a million ranks with six links each need 24 MB of steps, and 100 bytes per row."""
     assert memory_needed(implicit_translations("torus:100x100x100")) == 124 * 10**6
 
 

@@ -30,7 +30,8 @@ def test_a_switch_beats_the_ring_by_the_load_of_a_port(workers):
 @pytest.mark.slow
 @pytest.mark.parametrize("slots", [16, 64, 122, 512])
 def test_the_pool_or_the_line_is_what_limits(slots):
-    """At 10 us and 1,024 B per slot the rate is min(12.5, slots * 0.1024) GB/s within 2 %."""
+    """At 10 us and 1,024 B per slot the rate is min(12.5, slots * 0.1024) GB/s, limited by port or slots,
+    within 2 %."""
     schedule = baseline("in-network", allreduce(in_network(8, slots=slots)))
     assert schedule.algbw_gb_per_s == pytest.approx(min(12.5, slots * 0.1024), rel=0.02)
 
@@ -75,7 +76,8 @@ def test_a_small_pool_and_ranks_share_the_sums():
 
 @pytest.mark.slow
 def test_auto_is_the_switch_where_that_is_fastest():
-    """With enough slots the switch alone is fastest; the ranks' search is skipped, as its bound is higher."""
+    """With enough slots the switch alone is fastest. No schedule of ranks is searched, as even its bound is
+    later."""
     result = brief_synthesis(allreduce(in_network(8)))
     assert result.schedule.producer == "in-network"
     assert result.gap < 0.01
@@ -84,7 +86,8 @@ def test_auto_is_the_switch_where_that_is_fastest():
 
 @pytest.mark.slow
 def test_auto_is_what_ranks_do_where_the_switch_is_slow():
-    """A single slot gives 0.1 GB/s: the ranks' schedule is returned, with a bound over both."""
+    """A single slot gives 0.1 GB/s: the result is the ranks' schedule, and its bound allows sums by ranks and
+    by the switch."""
     problem = allreduce(in_network(4, slots=1), "4MB", chunks_per_rank=1)
     result = brief_synthesis(problem)
     assert "ranks alone" in result.choice
@@ -96,7 +99,8 @@ def test_auto_is_what_ranks_do_where_the_switch_is_slow():
     ("collective", "megabytes"), [("reduce-scatter", 3), ("allgather", 3), ("broadcast", 4), ("reduce", 4)]
 )
 def test_other_collectives_go_through_the_switch_too(collective, megabytes):
-    """Of 4 MB a port carries 3 MB if every rank has a part of the data, and 4 MB if one root has all."""
+    """Of 4 MB a port carries 3 MB in collectives in which every rank has a part of the data, and 4 MB if one
+    root has all."""
     problem = make_problem(in_network(4, slots=4096), collective, size_bytes="4MB", chunks_per_rank=1)
     schedule = baseline("in-network", problem, cut=False)
     assert verify(schedule).ok
@@ -106,7 +110,8 @@ def test_other_collectives_go_through_the_switch_too(collective, megabytes):
 
 @pytest.mark.slow
 def test_a_tree_of_switches_is_as_fast_as_one():
-    """Two racks of four at 2:1: an uplink of 25 GB/s carries each sum once, so ports still limit."""
+    """Two racks of four under a core oversubscribed 2:1 are as fast as one rack. An uplink of 25 GB/s carries
+    each sum once, so ports still limit."""
     one, tree = (
         baseline("in-network", allreduce(topology, "256MB")).finish_us
         for topology in (in_network(8), in_network(4, racks=2, core_oversubscription=2))
