@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from taccl.synthesis.search import Search
 
 
+#: Seconds past its time limit from which a registered proposer's row of the stages says so.
+_LATE_S = 0.5
+
+
 def _always(_: Search) -> bool:
     return True
 
@@ -90,7 +94,8 @@ def going_on(whole: Search) -> Iterator[None]:
 def _ask(search: Search, turn: Turn) -> None:
     """Run one proposer, and propose its schedule as incumbent.
 
-    If a user's proposer returns an invalid schedule, it is dropped with a row in the stages and a warning.
+    If a user's proposer returns an invalid schedule, it is dropped with a row in the stages and a warning. If
+    it runs past its time limit, as in a call that Python cannot interrupt, its row says for how long.
     """
     why_not = turn.why_not(search)
     proposer, since, is_limited = turn.proposer, time.monotonic(), turn.share is not None
@@ -103,19 +108,21 @@ def _ask(search: Search, turn: Turn) -> None:
     if why_not:
         search.record(proposer.name, solver, "skipped", since, message=why_not)
         return
-    found, failed = None, ""
+    found, failed, until = None, "", search.deadline.sooner(limit_s)
     if is_limited:
         search.report(proposer.name)
     try:
-        with search.deadline.sooner(limit_s).enforced() if is_limited else nullcontext():
+        with until.enforced() if is_limited else nullcontext():
             found = proposer.propose(search)
     except (OutOfTime, NoSolutionError) as error:
         if not is_limited:
             raise
         failed = str(error)
+    over_s = time.monotonic() - until.at_s
+    late = f"ran {over_s:.1f} s past its time limit" if is_limited and over_s > _LATE_S else ""
     if found is None:
         if is_limited:
-            search.record(proposer.name, solver, "no-solution", since, message=failed)
+            search.record(proposer.name, solver, "no-solution", since, message=late or failed)
         return
     fault = _fault(search, found)
     if fault:
@@ -125,7 +132,7 @@ def _ask(search: Search, turn: Turn) -> None:
         search.record(proposer.name, solver, "refused", since, message=fault)
         return
     search.offer_whole(found, producer=proposer.name, verified=True)
-    search.record(proposer.name, solver, "done", since, finish_us=found.finish_us)
+    search.record(proposer.name, solver, "done", since, finish_us=found.finish_us, message=late)
 
 
 def _fault(search: Search, found: Schedule) -> str:

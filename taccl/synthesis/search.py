@@ -96,6 +96,12 @@ class Search:
     def __post_init__(self) -> None:
         self.backend = self.backend or self.options.backend
 
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set a field. The problem is fixed: proposers of users could otherwise replace it."""
+        if name == "problem" and name in vars(self):
+            raise AttributeError("the problem of a search is fixed; return a schedule of search.problem")
+        super().__setattr__(name, value)
+
     def part(self, problem: Problem, prefix: str, deadline: Deadline, **given: Any) -> Search:
         """A search of another problem, as a part of this search; keyword arguments set its further fields."""
         given |= {each: getattr(self, each) for each in ("stages", "trace", "notes", "fallbacks")}

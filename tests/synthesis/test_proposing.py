@@ -1,5 +1,6 @@
 """Proposers registered by users besides the library's own."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -127,6 +128,30 @@ def test_what_raises_inside_a_proposer_reaches_the_caller(allgather, added):
     added(Ring(fails))
     with pytest.raises(RuntimeError, match="a fault of mine"):
         brief_synthesis(allgather)
+
+
+def test_a_proposer_cannot_replace_the_problem(problem, allgather):
+    """Assigning another problem to a search is an error, and changes nothing."""
+    search = Search(problem, Options(), Deadline.after(10))
+    with pytest.raises(AttributeError, match="the problem of a search is fixed"):
+        search.problem = allgather
+    assert search.problem is problem
+
+
+@pytest.mark.parametrize(("takes_s", "message"), [(8.0, "ran 3.0 s past its time limit"), (4.0, "")])
+def test_a_proposer_that_cannot_be_interrupted_is_named(problem, monkeypatch, takes_s, message):
+    """A proposer has half of 10 s; if it returns after 8 s, its stage says by how much it is late."""
+    now, slept_s = time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now() + slept_s[0])
+
+    class Sleeper(Ring):
+        def propose(self, search):
+            slept_s[0] = takes_s
+
+    search = Search(problem, Options(), Deadline.after(10))
+    run(search, [Turn(Sleeper(), share=0.5)])
+    (stage,) = search.stages
+    assert (stage.name, stage.status, stage.message) == ("my ring", "no-solution", message)
 
 
 @pytest.mark.parametrize(
