@@ -49,15 +49,22 @@ def test_nothing_heavy_is_loaded_for_topologies_and_collectives():
     ids=lambda words: words[0],
 )
 def test_small_problems_load_no_compiler(words):
-    """Small problems that need no kernel are solved without importing numba."""
+    """Small problems that need no kernel are solved without numba, SciPy or pydantic."""
     code = (
         "import contextlib, io, sys\n"
         "from taccl.cli.command import run\n"
         "with contextlib.redirect_stdout(io.StringIO()):\n"
         f"    code = run({words!r})\n"
-        "print(code, [name for name in ('numba', 'scipy.optimize', 'networkx', 'pandas', 'rich') if name in sys.modules])"
+        "print(code, [name for name in ('numba', 'scipy', 'networkx', 'pandas', 'pydantic', 'rich') if name in sys.modules])"
     )
     assert in_fresh_process(code) == "0 []"
+
+
+@pytest.mark.slow
+def test_plans_load_no_pydantic():
+    """Plans without sketches need no pydantic."""
+    code = f"import sys, taccl; taccl.plan; print([name for name in {HEAVY} if name in sys.modules])"
+    assert in_fresh_process(code) == "[]"
 
 
 def test_import_is_fast():

@@ -22,7 +22,6 @@ from taccl.problem.collectives import CollectiveArguments
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Problem
 from taccl.sketch.apply import apply
-from taccl.sketch.library import load_sketch
 from taccl.solvers.registry import OWN_BACKENDS, require_known
 from taccl.synthesis.parameters import SearchParameters
 from taccl.topology.registry import parse
@@ -223,8 +222,15 @@ def _part_s(
 
 def loaded(sketches: Iterable[Sketch | str | PathLike[str] | None]) -> list[Sketch | None]:
     """Load the sketches given by name or path; sketches and None are kept."""
-    found = [load_sketch(each) if isinstance(each, (str, PathLike)) else each for each in sketches]
-    return _some(found, "sketches", ", or None for no sketch")
+    return _some(map(_loaded, sketches), "sketches", ", or None for no sketch")
+
+
+def _loaded(sketch: Sketch | str | PathLike[str] | None) -> Sketch | None:
+    if not isinstance(sketch, (str, PathLike)):
+        return sketch
+    from taccl.sketch.library import load_sketch  # imports pydantic, which takes 0.12 s of CPU
+
+    return load_sketch(sketch)
 
 
 def _some(found: Iterable[Any], where: str, such_as: str = "") -> list[Any]:

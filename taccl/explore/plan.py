@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from taccl._internal.arguments import Count, Natural, Seconds, Size, checked
 from taccl._internal.deadline import Deadline, OutOfTime
@@ -28,10 +28,12 @@ from taccl.problem.problem import Problem
 from taccl.program.runtimes import IN_BOTH_PLACES, USUALLY_IN_PLACE
 from taccl.runtimes.registry import runtime_named, usual_runtimes
 from taccl.sketch.apply import apply
-from taccl.sketch.sketch import Sketch
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.topology.registry import parse
 from taccl.topology.topology import Topology
+
+if TYPE_CHECKING:
+    from taccl.sketch.sketch import Sketch
 
 #: `_BASELINES_SHARE`: share of the time limit for baselines.
 #: `_FINISHING_SHARE`: share of the time limit for programs and bounds at the end.
