@@ -13,7 +13,7 @@ import numpy as np
 
 from taccl._internal.arguments import checked
 from taccl.baselines.moves import Moves, routed
-from taccl.baselines.multiplying_mixes import soonest_mix
+from taccl.baselines.multiplying_mixes import soonest_mix, to_mix
 from taccl.baselines.multiplying_plans import BEHIND, BY_NODE, Digit, StepPlan, all_plans
 from taccl.baselines.multiplying_times import MOST_SENDS, Grid, StepTimes
 from taccl.baselines.recursive import after_exchange, exchange, swaps
@@ -43,8 +43,9 @@ if TYPE_CHECKING:
 #: `_MOST_PLANS`: number of plans that become schedules, the best by estimate.
 #: `_MOST_ALIKE`: number of plans of each kind that become schedules, too.
 #: `MOST_TRANSFERS`: max transfers of all these schedules together.
+#: `_MOST_LISTED`: max transfers of a mixed plan for list scheduling, which rarely gains there.
 #: `_LATE`: max ratio of a plan's estimate to the best finish.
-_MOST_PLANS, _MOST_ALIKE, MOST_TRANSFERS, _LATE = 3, 3, 24_000, 1.2
+_MOST_PLANS, _MOST_ALIKE, MOST_TRANSFERS, _MOST_LISTED, _LATE = 3, 3, 24_000, 12_000, 1.2
 #: Max ratio of the bases of digits that count as similar.
 _ALIKE = 2
 #: Finer chunks are kept if they finish within this share of the time of coarser ones.
@@ -88,26 +89,28 @@ def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
     _require_supported(problem)
     found = _mixed(problem) if cut and sums_everywhere(problem) else []
     cut = cut and (len(found) < 2 or found[1].finish > _MIX_PAYS * found[0].finish)
-    if found:  # further cutting starts from these chunks, and this schedule is returned if time runs out
-        best = keep_soonest(problem, fastest(found))
+    if found:  # the best is returned if time runs out, and single plans are cut from these chunks on
+        keep_soonest(problem, fastest(found))
         for each in (problem, merging(problem)):
-            finest(each).setdefault("multiplying", best)
+            finest(each).setdefault("multiplying", found[0])
     single = cut_while_it_pays(problem, _fastest_plan, name="multiplying", cut=cut, pays=_PAYS, merges=True)
     return fastest((single, *found))
 
 
 def _mixed(problem: Problem) -> list[Schedule]:
-    """[best single plan, best mixed plan] as schedules, in the number of chunks that suits the mixed plan.
+    """[best single plan in the fewest chunks for mixed plans, best mixed plan in any] as schedules.
 
     Empty if there is no mixed plan, as on tori and meshes and on machines with too many resources of
     different loads.
     """
-    found = soonest_mix(problem)
+    finer = to_mix(problem)
+    found = soonest_mix(finer)
     if found is None:
         return []
     times, plan = found
-    mixed = _sooner(times, plan, _sends(times, plan, 1), None, lists=False)
-    return [] if mixed is None else [_fastest_plan(times.problem), mixed]
+    sends = _sends(times, plan, 1)
+    mixed = _sooner(times, plan, sends, None, lists=len(sends.chunk) <= _MOST_LISTED)
+    return [] if mixed is None else [_fastest_plan(finer[-1]), mixed]
 
 
 def estimated_us(problem: Problem) -> float:

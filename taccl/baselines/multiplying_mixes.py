@@ -57,20 +57,20 @@ _STARTS, _PATIENCE = 8, 600
 _MOST_RESOURCES = 64
 
 
-def soonest_mix(problem: Problem) -> tuple[StepTimes, StepPlan] | None:
-    """Mixed plan of an allreduce with the least estimated finish over several numbers of chunks.
+def soonest_mix(problems: Iterable[Problem]) -> tuple[StepTimes, StepPlan] | None:
+    """Mixed plan of an allreduce with the least estimated finish over several numbers of chunks (`to_mix`).
 
     Returns the plan with the times of the problem in these chunks. Finer chunks are used if they pay. None if
-    there is no mixed plan, as on tori and meshes.
+    there is no mixed plan.
     """
     best: tuple[StepTimes, StepPlan] | None = None
     best_us, others = math.inf, list[StepPlan]()
-    for finer in _to_mix(problem):
-        times = StepTimes(finer, Grid(finer))
+    for problem in problems:
+        times = StepTimes(problem, Grid(problem))
         plans = best_mixes(times, others=others)
         if not plans:
             return None
-        us = times.ticks(plans[0]) / finer.costs.ticks_per_us
+        us = times.ticks(plans[0]) / problem.costs.ticks_per_us
         if best is None or us * _PAYS <= best_us:
             if others:  # a search of its own may find a better plan in these chunks
                 plans = sorted((*plans, *best_mixes(times)), key=times.ticks)
@@ -79,7 +79,7 @@ def soonest_mix(problem: Problem) -> tuple[StepTimes, StepPlan] | None:
     return best
 
 
-def _to_mix(problem: Problem) -> list[Problem]:
+def to_mix(problem: Problem) -> list[Problem]:
     """Return the problem in finer chunks for mixed plans, the finest first, with merging where it is allowed.
 
     Empty for one rank, on tori and meshes, and if there would be too many transfers.
