@@ -104,6 +104,18 @@ def alltoallv_collective(sizes: ArrayLike, *, chunk_bytes: Bytes | None = None) 
     return Collective("alltoallv", num_ranks, _chunks_of_pairs(-(-table // most)))
 
 
+def is_uneven(problem: Problem) -> bool:
+    """True if each chunk has one origin and one destination, and two pairs have different numbers of bytes.
+
+    Pairs without chunks do not count.
+    """
+    starts, ends = problem.collective.origin_sets, problem.collective.destination_sets
+    if problem.collective.combining or any(len(ranks) != 1 for ranks in (*starts.sets, *ends.sets)):
+        return False
+    num_bytes = np.bincount(starts.of_chunk * len(ends.sets) + ends.of_chunk, problem.chunk_bytes)
+    return len(np.unique(num_bytes[num_bytes > 0])) > 1
+
+
 @checked
 def skewed_sizes(
     num_ranks: AtLeastTwo, rank_bytes: Bytes, skew: str = "zipf:0.8", *, seed: Natural = 0

@@ -7,7 +7,13 @@ import pytest
 
 import taccl
 from taccl.errors import CollectiveError, FormatError, InputError
-from taccl.problem.alltoallv import alltoallv_collective, alltoallv_problem, load_sizes, skewed_sizes
+from taccl.problem.alltoallv import (
+    alltoallv_collective,
+    alltoallv_problem,
+    is_uneven,
+    load_sizes,
+    skewed_sizes,
+)
 from taccl.topologies import ring
 
 
@@ -151,3 +157,13 @@ def test_a_skew_without_its_number_is_refused(skew):
 def test_it_is_found_where_it_was():
     """The function is still importable from its earlier module for one release."""
     assert taccl.problem.problem.alltoallv_problem is alltoallv_problem
+
+
+@pytest.mark.parametrize(
+    ("sizes", "uneven"), [([[0, 5], [7, 0]], True), ([[0, 5], [5, 0]], False), ([[0, 5], [0, 0]], False)]
+)
+def test_pairs_with_different_numbers_of_bytes_are_uneven(sizes, uneven):
+    """An exchange is uneven if two of its pairs have different numbers of bytes; other pairs have none."""
+    problem = taccl.alltoallv_problem(taccl.topologies.ring(2), sizes, chunk_bytes=2)
+    assert is_uneven(problem) is uneven
+    assert not is_uneven(taccl.make_problem(taccl.topologies.ring(2), "allgather", size_bytes=10))

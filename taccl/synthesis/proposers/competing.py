@@ -19,6 +19,7 @@ from taccl.baselines.build_times import ends_of, num_arrivals
 from taccl.baselines.spread import complete_so_far, without_sketch
 from taccl.baselines.table import BASELINES, row_of
 from taccl.errors import InputError
+from taccl.problem.alltoallv import is_uneven
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.parameters import DEFAULTS, BudgetParameters, SearchParameters
@@ -36,7 +37,8 @@ _VERIFY_S = 6e-6
 #: `_COMPILED`: name of the compiled list scheduler as a baseline.
 #: `_LOAD_S`: CPU seconds to load the compiled list scheduler.
 #: `_RUN_S`: CPU seconds that it needs per 10,000 arrivals: of copied chunks, and of sums.
-_COMPILED, _LOAD_S, _RUN_S = "compiled list scheduler", 0.5, (0.3, 1.0)
+#: `_UNEVEN_RUNS`: max runs for pairs of ranks with different numbers of bytes, for which it comes first.
+_COMPILED, _LOAD_S, _RUN_S, _UNEVEN_RUNS = "compiled list scheduler", 0.5, (0.3, 1.0), 3
 #: Limits for the choice of the next baseline while there is no schedule.
 #: `_FIRST_TIMES`: max ratio of the build time of the chosen baseline's first form to the shortest build time,
 #: if the preferred baseline takes too long.
@@ -152,10 +154,12 @@ def _offer_quickest(
     portfolio, best = parameters.portfolio, ""
     if problem.collective.is_met:
         return
-    builds_s = build_times(problem, portfolio.first_transfers, parameters.choice.few_hops)
-    begins_s = build_times(problem, portfolio.first_transfers, parameters.choice.few_hops, whole=False)
-    preferred = _preferred(problem)
-    left = sorted(builds_s.keys() - {*made_of(problem), *excluded}, key=[*preferred, _COMPILED].index)
+    uneven, preferred = is_uneven(problem), _preferred(problem)
+    few_hops = 0 if uneven else parameters.choice.few_hops
+    builds_s = build_times(problem, portfolio.first_transfers, few_hops)
+    begins_s = build_times(problem, portfolio.first_transfers, few_hops, whole=False)
+    order = [_COMPILED, *preferred] if uneven else [*preferred, _COMPILED]
+    left = sorted(builds_s.keys() - {*made_of(problem), *excluded}, key=order.index)
     if not is_last and BY_ESTIMATE in tried_finer(problem):  # its remaining forms run after the search
         left = [name for name in left if name != "multiplying"]
     late_s = parameters.budget.late_s * busy_factor()
@@ -163,7 +167,7 @@ def _offer_quickest(
     skipped: list[str] = []
     while left:
         is_known, factor = search.has_found, busy_factor()
-        limits = {name: until_best if name == preferred[0] else until for name in left}
+        limits = {name: until_best if name == order[0] else until for name in left}
         share = 1.0 if is_known else _SAFE_SHARE
         in_time = [name for name in left if factor * builds_s[name] <= share * limits[name].left_s]
         if is_known and not in_time:  # the first form of a baseline counts, too
@@ -179,7 +183,8 @@ def _offer_quickest(
         limit = limits[name]
         left.remove(name)
         if name == _COMPILED:
-            offer_compiled(search, budget_s=until.left_s, num_runs=1, late_s=late_s)
+            num_runs = _UNEVEN_RUNS if uneven else 1
+            offer_compiled(search, budget_s=limits[name].left_s, num_runs=num_runs, late_s=late_s)
             continue
         verify_s = factor * _VERIFY_S * num_arrivals(problem) * (1 + problem.collective.sums_up)
         last = limit if is_known else late

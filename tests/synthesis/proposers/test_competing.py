@@ -9,6 +9,7 @@ from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.baselines import BASELINES
 from taccl.errors import InputError
 from taccl.synthesis.proposers import competing, table
+from taccl.synthesis.proposers.compiling import compile_named
 from taccl.synthesis.search import Options, Search
 from tests.effort import AMPLE_S, BRIEF, PATIENT
 
@@ -42,6 +43,30 @@ def test_few_steps_come_first_for_small_sums_on_tori(size, first):
     """On a torus the preferred baseline is Bine trees if latency exceeds the time of all bytes, else bucket."""
     problem = taccl.make_problem(taccl.topologies.torus(4, 4, 4), "allreduce", size_bytes=size)
     assert competing._preferred(problem)[0] == first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_the_compiled_list_scheduler_comes_first_for_uneven_pairs(nodes, monkeypatch):
+    """If pairs exchange different numbers of bytes, the first schedule is that of the list scheduler.
+
+    It is within 5 % of the bound; baselines send the largest pair's data over one path, and take three times
+    as long.
+    """
+    topology = taccl.topologies.dgx_h100(nodes)
+    compile_named("alltoall")
+    sizes = taccl.skewed_sizes(topology.num_ranks, 64 * 10**6, "zipf:0.8")
+    search = Search(taccl.alltoallv_problem(topology, sizes), Options(), Deadline.after(AMPLE_S))
+    finishes_us = []
+
+    def refused(name, problem, *, cut):
+        finishes_us.append(search.best_us)
+        raise InputError(name)
+
+    monkeypatch.setattr(competing, "are_kept", lambda _: True)
+    monkeypatch.setattr(competing, "baseline", refused)
+    competing.offer_first(search)
+    assert finishes_us[0] < 1.05 * taccl.lower_bound(search.problem).bound_us
 
 
 def test_without_time_the_quickest_is_offered():
