@@ -37,7 +37,8 @@ _PAYS = Fraction(97, 100)
 #: Like `_PAYS`, for schedules that exchange whole partial sums (`or_whole_sums`). It is nearer to 1:
 #: a smaller gain suffices, because the cut makes the parts of a chunk equal in size.
 _PAYS_EVENLY = Fraction(999, 1000)
-#: Max pairs of a chunk and a rank for which whole sums are tried (some 500,000 transfers).
+#: Max pairs of a chunk and a rank for which exchanges of whole partial sums are tried (some 500,000
+#: transfers).
 _MOST_OF_WHOLE_SUMS = 80_000
 #: `MANY_CUT`: default max transfers of a schedule that is cut further.
 #: `_MOST_CUT`: max transfers of a schedule after the cut.
@@ -77,7 +78,7 @@ def fastest(schedules: Iterable[Schedule]) -> Schedule:
 
 
 def fastest_form(problem: Problem, forms: Iterable[tuple[str, Sends]], *, lists: bool = False) -> Schedule:
-    """Schedule of the form with the earliest finish; the first of equal ones.
+    """Schedule of the form (variant of an algorithm) with the earliest finish; the first of equal ones.
 
     A form is not timed if its busiest resource is held for longer than the best schedule so far takes.
 

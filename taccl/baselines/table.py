@@ -32,7 +32,8 @@ class Baseline(NamedTuple):
     - `grid_place`: `place` on tori and meshes, if it differs there.
     - `small_torus_place`: The same for small messages on tori of several dimensions, if it differs there.
     - `build_s`: Approximate CPU seconds to build and verify 10,000 transfers.
-    - `forms_transfers`: Max transfers of all forms that it builds to keep the best; 0 if it builds one form.
+    - `forms_transfers`: Max transfers of all forms (variants) together, of which it keeps the best; 0 if it
+      builds only one form.
     - `competes`: False if only searches for topologies with reducing switches or servers propose it.
     - `names_contributions`: True if its sends name the contributions that they carry, which takes longer.
     - `finer_chunks`: Collectives for which finer chunks usually help, on tori or several nodes: ``"root"``

@@ -59,7 +59,7 @@ def bound_within(
 def is_brief(problem: Problem, factor: float = 1.0) -> bool:
     """True if a bound of this problem takes fractions of a second, so that it needs no time limit.
 
-    - `factor`: Seconds per second of work, as `busy_factor` returns.
+    - `factor`: Seconds of wall time per second of work, as `busy_factor` returns.
     """
     return factor * problem.collective.num_chunks * len(problem.links_allowed) <= _BRIEF_HOPS
 

@@ -234,10 +234,11 @@ def _are_earliest(
 ) -> bool:
     """True if a rank cannot hold data of 0, 1, ... ranks before `times`, by induction over arrivals.
 
-    Each time must be no later than the corresponding arrival, if senders hold data of m ranks from the m-th
-    label on. A first violation would need senders whose labels hold, so there is none.
+    Each time must be no later than the corresponding arrival, if senders get data no earlier than `sources`
+    states. A first violation would need senders that get data in accordance with that, so there is none.
 
-    - `sources`: Bottleneck resources of links into the rank, and labels of the senders.
+    - `sources`: (bottleneck resource of links into the rank, earliest ticks at which a sender over it can
+      hold data of 0, 1, ... ranks).
     - `own`: Number of ranks whose data the rank holds initially.
     """
     arrived: list[int] = []

@@ -57,7 +57,8 @@ BY_ESTIMATE = "multiplying by estimate"
 #: `_RESERVE_S_PER_TRANSFER`: CPU seconds of verifier and bound at the end, per transfer.
 #: `_MOST_RESERVE_SHARE`: max share of the time reserved for both.
 _RESERVE_S_PER_LINK, _RESERVE_S_PER_TRANSFER, _MOST_RESERVE_SHARE = 3e-5, 1.5e-5, 0.4
-#: `_BASELINE_S_PER_ARRIVAL`: CPU seconds to build and verify a baseline, per arrival.
+#: `_BASELINE_S_PER_ARRIVAL`: CPU seconds to build and verify a baseline, per arrival of a chunk at a
+#: destination.
 #: `BASELINE_S_PER_LINK`: CPU seconds to build and verify a baseline, per link.
 #: `_NAMED_S_PER_TRANSFER`: CPU seconds to build and verify a baseline, per transfer with named contributions.
 _BASELINE_S_PER_ARRIVAL, BASELINE_S_PER_LINK, _NAMED_S_PER_TRANSFER = 6e-5, 2e-5, 1e-5
@@ -260,8 +261,8 @@ def build_times(
 
     One run of the compiled list scheduler is included for problems of more than `few_hops` hops.
 
-    - `whole`: True for the time of all forms of a baseline that keeps the best of several; False for the
-      time of the first form alone.
+    - `whole`: Some baselines build several forms (variants) and keep the best. True for the time of all
+      forms, False for that of the first one.
     """
     found = baseline_times(problem, most_transfers, whole=whole)
     if effort(problem) > few_hops and suits(problem) and are_kept(problem):

@@ -59,7 +59,10 @@ class Fastest:
 
 
 def steps(labels: Labels, most: int) -> list[tuple[int, int]]:
-    """[(since, more), ...]: from tick `since` on, `more` additional items are possible; in total, `most`."""
+    """[(since, more), ...]: from tick `since` on, `more` additional items are possible; in total, `most`.
+
+    - `labels`: ((ticks, number), ...): before `ticks`, at most `number` items are possible.
+    """
     found, since, before = list[tuple[int, int]](), 0, 0
     for until, number in (*labels, (NEVER, most)):
         number = min(number, most)
@@ -69,7 +72,7 @@ def steps(labels: Labels, most: int) -> list[tuple[int, int]]:
 
 
 def are_true(labels: Labels, arrived: Callable[[int], int]) -> bool:
-    """True if no label can be exceeded: before its time, at most its number of items can have arrived.
+    """True if no label (ticks, most) can be exceeded: before `ticks`, at most `most` items can have arrived.
 
     - `arrived`: Max number of items by a given tick, if all earlier labels hold.
     """
@@ -89,6 +92,7 @@ def reached(
 ) -> list[int] | None:
     """Earliest ticks at which data of one rank can be at 1, 2, ..., `most` ranks; None if a label is wrong.
 
+    - `labels`: ((ticks, number), ...): before `ticks`, the data can be at `number` ranks at most.
     - `starts`: Ranks from which the data may come, for shortest paths. Default: unknown.
     - `backwards`: True if source and destination of links are exchanged in `facts`.
     """
@@ -149,8 +153,8 @@ class Entries:
     def limited_by(self, awake: Labels, inside: Labels, entered: Labels) -> bool:
         """Check the labels of chunk holders, and limit entries by these labels; False if one may be exceeded.
 
-        - `awake`, `inside`, `entered`: Labels of the numbers of outside ranks, of ranks in the sets, and of
-          sets that hold some chunk.
+        - `awake`, `inside`, `entered`: ((ticks, most), ...): before `ticks`, at most `most` outside ranks,
+          ranks of the sets, and sets, respectively, can hold some chunk.
         """
         if not self._is_fed:
             return True
@@ -229,7 +233,10 @@ class Pairs:
         self._entered = cache(self._entered_by)
 
     def limited_by(self, labels: Labels) -> bool:
-        """True if the last entries cannot begin before `since`, and no label of pairs can be exceeded."""
+        """True if the last entries cannot begin before `since`, and no label can be exceeded.
+
+        - `labels`: ((ticks, most), ...): before `ticks`, there are at most `most` pairs.
+        """
         ranks = frozenset(self._entries.set_of)
         made = steps(labels, len(ranks))  # each rank sends from its first pair on
 

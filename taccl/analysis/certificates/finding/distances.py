@@ -220,7 +220,7 @@ class HeadsTails:
 
 
 def heads_and_tails(distances: Distances, *, divisible: bool) -> HeadsTails:
-    """Heads and tails of a problem whose chunks spread, or are summed for all ranks.
+    """Heads and tails of the holds of a problem whose chunks are copied, or are summed for all ranks.
 
     - `divisible`: True if data may be cut arbitrarily; only alphas count then.
     """

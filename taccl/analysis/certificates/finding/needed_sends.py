@@ -64,7 +64,8 @@ class _Crossing:
 class NeededSends:
     """Sends that a problem requires, and their shortest times, in ticks.
 
-    - `problem`: Chunks spread, or are summed for all ranks. A sum for one rank must be time-reversed before.
+    - `problem`: A problem whose chunks are copied, or are summed for all ranks. Sums for one rank must be
+      time-reversed before.
     - `deadline`: Set by callers; once it has passed, `border` raises `OutOfTime`.
     """
 
