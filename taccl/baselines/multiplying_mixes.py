@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 #: `_MIXED_TRANSFERS`: max transfers of a mixed plan.
 #: `_TRANSFERS_EACH`: approximate transfers of a mixed plan per chunk and rank.
 _MIXED_BLOCKS, _MIXED_TRANSFERS, _TRANSFERS_EACH = (64, 16), 100_000, 3
-#: `_PAYS`: finer chunks are used if the estimated finish is within this share of that in coarser ones.
+#: `_PAYS`: finer chunks are used if their estimated finish is at most this share of that of coarser chunks.
 #: `_OTHERS`: number of mixed plans in fine chunks from which the search in coarser chunks starts.
 _PAYS, _OTHERS = 0.99, 2
 #: `_MOST_PARTS`: max number of parts of a mix.

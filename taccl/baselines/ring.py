@@ -191,7 +191,7 @@ def find_rings(topology: Topology, ticks: tuple[int, ...]) -> list[list[int]]:
 
 
 def near_nodes(topology: Topology, routes: ShortestRoutes) -> Nodes:
-    """Nodes in an order that keeps those with cheap links together; unchanged if all links cost the same."""
+    """Nodes, ordered so that nodes with cheap links are adjacent; unchanged if all links cost the same."""
     nodes = topology.ranks_of_node
     held = np.zeros((len(nodes), len(nodes)))
     for (i, a), (j, b) in permutations(enumerate(ranks[0] for ranks in nodes), 2):

@@ -264,7 +264,7 @@ def finest(problem: Problem) -> dict[str, Schedule]:
 
 @cached
 def soonest_so_far(problem: Problem) -> list[Schedule]:
-    """Schedule that finishes first among those of baselines in any chunks so far; empty if there is none.
+    """[schedule that finishes first, of all baselines built so far in any chunks]; empty if there is none.
 
     It survives an interrupt of the baseline.
     """

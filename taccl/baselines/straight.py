@@ -136,7 +136,7 @@ def _exchange(problem: Problem) -> Sends:
     topology, (chunk, src, dst) = problem.topology, _pairs(problem)
     pair, hop, link = ShortestRoutes.of(problem).hops(src, dst)
     far, near = _shifts(topology, src, dst)
-    # Relayed chunks go first, so that direct ones overlap with their last hops.
+    # Relayed chunks go first, so that sends of direct chunks overlap with the last hops of relayed ones.
     keys = np.stack((far, -np.bincount(pair, minlength=len(chunk)), near))
     number = np.unique(keys, axis=1, return_inverse=True)[1].ravel()
     step = number[pair] + hop

@@ -103,7 +103,7 @@ def binary_tree(num_places: int) -> Edges:
 def two_trees(members: Sequence[int]) -> tuple[Edges, Edges]:
     """Two binary trees, rooted at the first member, such that no other member has children in both.
 
-    With an even number of members, one other member may have children in both.
+    The exception is one member if the number of members is even.
     """
     count = len(members)
     # Renumber so that odd places become even: mirrored if the count is odd, else shifted by one.

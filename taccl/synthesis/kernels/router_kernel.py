@@ -274,7 +274,7 @@ def _path_cost(
     k: int,
     most: float,
 ) -> float:
-    """Cost of a chunk's path in a tree, including its own load; `_NEVER` if there is none."""
+    """Cost of a chunk's path in a tree, including its own load; `_NEVER` if the tree has no path for it."""
     g, r, size = paths.group[c], paths.target[c], paths.units[c]
     cost = 0.0
     e = int(np.int64(paths.way[k, g, r]))

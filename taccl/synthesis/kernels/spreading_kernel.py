@@ -160,7 +160,7 @@ def mark_needed(chunk: NDArray[Any], src: Ints, dst: Ints, needed: Bytes, keep: 
 
 @inner
 def _look_at(s: SpreadingState, now: events.Timeline, d: int) -> None:
-    """Add a rank to the list of those with links to examine."""
+    """Add a rank to the list of ranks whose incoming links are to be examined."""
     if not s.is_active[d]:
         s.is_active[d] = True
         s.active[now.scalar[events.NUM_ACTIVE]] = d

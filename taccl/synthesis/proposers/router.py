@@ -40,7 +40,7 @@ TREE_EXPONENTS = (0, 1, 2, 3, 4, 5, 5, 6)
 #: Congestion price of the most loaded resource in the search for trees, per tick that a send occupies it. The
 #: price is added to the send's duration.
 _TREE_WEIGHT = 8.0
-#: The same price in the choice of paths.
+#: Congestion price of the most loaded resource in the choice of paths, in place of `_TREE_WEIGHT`.
 _PATH_WEIGHT = 4.0
 #: Cost, in the search for trees, of each tick until a chunk reaches a rank.
 _WAITING = 0.25

@@ -86,7 +86,7 @@ def search_guided(search: Search) -> None:
     def run(
         problem: Problem, limit_s: float, *, bound: Certificate | None = None, backend: str = "auto"
     ) -> None:
-        """Search a problem whose schedules are valid for that of `search`, for `limit_s` seconds."""
+        """Search a problem for `limit_s` seconds; its schedules are valid for the problem of `search`."""
         prefix, limit = "" if problem is search.problem else "sketch: ", search.deadline.sooner(limit_s)
         fields = {"bound": bound or search.bound, "gives_up": search.best is not None, "backend": backend}
         part = search.part(problem, prefix, limit, serves_above=True, **fields)

@@ -117,7 +117,7 @@ def parted(schedule: Schedule, problem: Problem, parts: Sequence[Sequence[int]])
 
 
 def _overlapping(schedule: Schedule, alone: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """(num_transfers,) True for reductions whose destination sends the same chunk at the same time, unmerged.
+    """(num_transfers,) True for reductions during which the destination sends the same chunk, unmerged.
 
     - `alone`, (num_transfers,): True for transfers in sends that do not merge.
     """

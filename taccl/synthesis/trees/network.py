@@ -275,7 +275,7 @@ Path = tuple[int, ...]
 
 
 def split_switches(network: Network, capacity: Ints, counts: Ints) -> dict[int, int] | None:
-    """{link: chunks that it may carry} without switches, such that all ranks get all chunks in time.
+    """{link: chunks that it may carry} once all switches are split off, so that all ranks get all chunks.
 
     None if some switch cannot be split off, because it lacks links between some pairs of its ranks.
 
