@@ -47,7 +47,7 @@ def test_some_layers_by_hand():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
-def test_chunks_of_32_kb_load_all_cards_alike(model):
+def test_chunks_of_32_kb_balance_the_cards(model):
     """32 KB chunks balance ten cards within 1 %; VGG-19's whole layers put seven times the mean on one."""
     layers, box = layer_bytes(model), range(8, 18)
     shards = place_shards(layers, rack(8, 10), box)
@@ -80,7 +80,7 @@ def test_slow_cards_get_less():
     assert Counter(shards.servers) == {2: 8, 3: 4}
 
 
-def test_a_chunk_goes_where_it_is_done_soonest():
+def test_a_chunk_goes_to_the_card_that_finishes_first():
     """Each chunk goes to the card that would finish it first, even if another one is idle.
 
     Two chunks of 1 MB, at 1 and 100 us/MB, both go to the fast card, 2 us.

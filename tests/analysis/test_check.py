@@ -77,7 +77,7 @@ def of_kind(kind):
 
 
 @pytest.mark.slow
-def test_every_kind_is_among_them():
+def test_examples_include_every_kind():
     """Every kind of witness occurs among the certificates, so no test below is empty."""
     kinds = Counter(each.kind for each in found())
     assert set(KINDS) <= set(kinds)
@@ -265,7 +265,7 @@ def test_a_witness_of_another_problem_is_refused(witness, divisible):
     assert not replace(bound, witness=witness).check()
 
 
-def test_a_faster_problem_is_told_apart():
+def test_a_certificate_of_a_slower_problem_is_refused():
     """A certificate of a slow ring is refused for a fast one."""
     slow = lower_bound(problem_of(ring(5, betas=(3,)), collectives.allgather(5)))
     fast = problem_of(ring(5), collectives.allgather(5))

@@ -218,7 +218,7 @@ def test_the_witness_proves_the_bound_to_the_last_digit(fold):
     assert priced(problem, fold=fold)[0] == Fraction(147, 10)
 
 
-def test_what_limits_is_said_in_words():
+def test_what_limits_is_named():
     """`limits` names a rank, a node, or the ranks of a set."""
     said = lower_bound(problem_of(barbell(3, bridge=10), collectives.allgather(6)), divisible=True)
     assert said.limits in (

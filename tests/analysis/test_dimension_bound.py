@@ -116,7 +116,7 @@ def test_many_dimensions_need_no_list_of_orders():
     assert bound.check() and bound.bound_us == pytest.approx(4095 * 20 / 12, rel=1e-4)
 
 
-def test_only_whole_collectives_on_products_have_it():
+def test_only_whole_collectives_on_products_have_the_bound():
     """A broadcast, process groups, one dimension and topologies that are not products have no bound of
     dimensions."""
     topology = taccl.topologies.parse("torus:3x3")

@@ -59,7 +59,7 @@ def test_what_other_nodes_have_comes_late():
     assert max(claims(problem)) == 23
 
 
-def test_the_certificate_says_what_it_is():
+def test_the_certificate_states_its_claim():
     """The certificate describes its witness in words and as plain values."""
     bound = lower_bound(merged(joined([0] * 4), "allgather", 4))
     assert bound.witness_text == "dissemination: ranks 0, anywhere (4), inside (4)"

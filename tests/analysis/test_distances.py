@@ -131,7 +131,7 @@ def test_direct_crossing_leaves_out_other_nodes():
     assert direct.heads(1).tolist() == [0, 1, 5]
 
 
-def test_alike_chunks_share_a_set_of_links():
+def test_equal_chunks_share_a_set_of_links():
     """Chunks of one origin share a set of allowed links; relays give another origin's chunks a set of their
     own."""
     problem = problem_of(

@@ -48,7 +48,7 @@ def test_a_finish_that_other_chunks_beat_is_optimal_for_its_chunks_alone():
     assert result.standing == "proven best"
 
 
-def test_both_bounds_are_told_where_they_differ():
+def test_both_bounds_are_reported_if_they_differ():
     """Different bounds, 40 us for whole chunks and 30 us over all chunkings, are shown in two rows; equal
     bounds in one."""
     ring = taccl.topologies.ring(4, alpha_us=0)
@@ -225,7 +225,7 @@ def test_a_later_finish_has_no_standing():
     assert standing(bound, bound.bound + 1, every) == ""
 
 
-def test_what_is_best_under_a_sketch_says_so():
+def test_the_best_under_a_sketch_is_marked():
     """A finish that meets the bound of a sketched problem is proven best under that sketch only."""
     problem = taccl.make_problem(RING, "allgather", size_bytes=5_000_000, chunks_per_rank=1)
     sketched = taccl.lower_bound(problem.with_clauses(name="mine"))
@@ -250,7 +250,7 @@ def test_no_bound_over_all_chunkings_is_sought_after_ctrl_c(monkeypatch):
     assert answer.values["standing"] == "optimal for 1 chunk per rank"
 
 
-def test_what_a_sketch_keeps_from_merging_is_said():
+def test_a_sketch_that_prevents_merging_is_reported():
     """A sketch that merges only between nodes makes 1 KB take two hops, 1.01 us instead of 0.52; the result
     says so."""
     topology = taccl.topologies.fully_connected(4)

@@ -99,7 +99,7 @@ def test_a_chunk_that_starts_on_both_sides_need_not_leave():
     assert jobs_at(problem, 3) == (BorderJob(frozenset({2}), 1, 0, 0, held()),)
 
 
-def test_alike_chunks_are_all_counted():
+def test_equal_chunks_are_all_counted():
     """Every chunk is a job of its own, even if several have the same source, destination and size.
 
     Three chunks of 1 unit have release 4 + 11 at rank 3, and one of 2 units has 8 + 12.
@@ -182,14 +182,14 @@ def test_with_direct_crossing_contributions_enter_one_by_one():
     assert len(jobs_at(direct, 2, 3)) == 1
 
 
-def test_symmetry_skips_alike_sets():
+def test_symmetry_skips_equivalent_sets():
     """On a symmetric ring of 4 one rank represents all; on a chain no rank represents another."""
     ranks = [frozenset((r,)) for r in range(4)]
     assert NeededSends(problem_of(ring(4), collectives.allgather(4))).different(ranks) == ranks[:1]
     assert NeededSends(chain(collectives.allgather(4))).different(ranks) == ranks
 
 
-def test_alike_sets_have_the_jobs_of_the_first():
+def test_equivalent_sets_have_the_jobs_of_the_first():
     """The jobs of each rank equal rank 0's, with links and resources mapped by the symmetry."""
     demand = NeededSends(problem_of(ring(4, betas=(0, 1)), collectives.alltoall(4)))
     (turn,) = demand.symmetries.generators
@@ -219,7 +219,7 @@ def test_holds_by_link():
     assert set(demand.held[0]) & {own, nic} == set()
 
 
-def test_links_with_many_ends_are_told_apart():
+def test_multicast_links_are_recognised():
     """A multicast link is reported as not single-ended, unless the sketch excludes it."""
     topology = linked("multicast", [0] * 3, [(0, (1, 2)), (0, 1)], alpha_us=0, beta_us_per_mb=1)
     problem = problem_of(topology, custom(3, [([0], [1])]))
@@ -361,7 +361,7 @@ def test_sums_may_meet_at_a_rank_that_needs_none():
     assert lower_bound(problem).bound <= 7
 
 
-def test_a_sum_whose_root_wants_none_need_not_cross():
+def test_a_sum_that_its_root_does_not_need_need_not_cross():
     """Rank 0 adds the contributions of ranks 1 and 2; the root is rank 2, in the other node, and does not
     need the sum.
 

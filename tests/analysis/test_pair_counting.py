@@ -63,7 +63,7 @@ def test_copies_and_sums_for_one_rank_have_no_pairs():
     assert claims(problem_of(joined([0] * 3), collectives.reduce(3))) == []
 
 
-def test_what_one_rank_needs_is_said_of_it():
+def test_the_certificate_names_the_rank_that_limits():
     """The certificate says what limits: rank 0 of three needs 6 contributions, from two ranks to each of three
     sums."""
     problem = problem_of(joined([0] * 3), collectives.allreduce(3))
@@ -71,7 +71,7 @@ def test_what_one_rank_needs_is_said_of_it():
     assert "6 contributions that rank 0 needs" in said
 
 
-def test_the_certificate_says_what_it_is_and_proves_no_more():
+def test_the_certificate_states_its_claim_and_proves_no_more():
     """The certificate describes its witness in words and as plain values, and proves no more."""
     problem = problem_of(
         two_levels(4, local=1, nic=1, alpha=10, meaning="pipelined"), collectives.allreduce(8)

@@ -244,7 +244,7 @@ def test_where_the_argument_does_not_hold_nothing_is_claimed(problem):
     assert tails(problem) == []
 
 
-def test_it_waits_for_what_comes_from_afar():
+def test_the_tail_waits_for_data_from_afar():
     """The tail counts from the first arrival in a node, which is late if the sender is far from the root."""
     topology = two_levels(4, local=2, nic=3)
     only = [e for e, link in enumerate(topology.links) if topology.is_internode(e) and link.src != 1]
@@ -253,7 +253,7 @@ def test_it_waits_for_what_comes_from_afar():
     assert max(tails(problem)) == 9
 
 
-def test_the_certificate_says_what_it_is():
+def test_the_certificate_states_its_claim():
     """The certificate describes its witness in words and as plain values."""
     problem = problem_of(two_levels(4, local=2, nic=3), collectives.allgather(8))
     bound = Certificate(problem, Fraction(1), "spread tail", "that", SpreadTail((frozenset(range(4)),), 4, 1))

@@ -153,7 +153,7 @@ def test_one_shot_finishes_no_sooner_than_its_bound():
     assert 0 < least_one_shot_us(problem) <= BASELINES["one-shot"](problem, cut=False).finish_us
 
 
-def test_cutting_goes_on_where_time_ended_it():
+def test_a_second_call_continues_cutting():
     """A second call goes on with finer chunks where the time limit ended the first, without rebuilding its
     schedules."""
     problem = make_problem(fabrics.ring(12, alpha_us=0), collectives.broadcast(12), chunk_bytes=1 << 20)

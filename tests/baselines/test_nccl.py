@@ -143,7 +143,7 @@ def test_the_protocol_that_was_seen_is_taken(tmp_path):
         ),
     ],
 )
-def test_what_nccl_lacks_is_said(problem, said):
+def test_what_nccl_lacks_is_refused(problem, said):
     """A collective that NCCL lacks, and a single rank, are refused in one sentence."""
     with pytest.raises(CollectiveError, match=said):
         nccl(problem())

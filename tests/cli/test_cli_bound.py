@@ -51,7 +51,7 @@ class TestBound:
         gap = next(line.split(maxsplit=1)[1] for line in found.splitlines() if line.startswith("  gap"))
         assert f"gap       {gap}\n" in out
 
-    def test_a_passed_limit_is_said(self, run, monkeypatch):
+    def test_a_passed_limit_is_reported(self, run, monkeypatch):
         """If the time limit passes, the best bound so far is shown, with a warning."""
         monkeypatch.setattr(taccl, "prices", lambda problem, time_limit_s: prices(problem))
         code, out, err = run("bound", *SMALL, "--time-limit", "0.000001")

@@ -96,7 +96,7 @@ def test_compare_as_json(run_json):
 
 
 @pytest.mark.slow
-def test_a_second_call_says_that_it_read(run):
+def test_a_second_call_marks_rows_from_the_cache(run):
     """Rows that were read from the cache are marked; if the cache is disabled, no row is."""
     run(*SMALL)
     assert "proven for its chunks (cached)" in run(*SMALL)[1]

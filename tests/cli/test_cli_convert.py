@@ -19,7 +19,7 @@ def test_formats_are_listed(run, run_json):
 
 
 @pytest.mark.parametrize("target", ["x.csv", "x.trace.json"])
-def test_ending_tells_the_format(run, saved, tmp_path, target):
+def test_ending_determines_the_format(run, saved, tmp_path, target):
     """The file ending selects the format, and stderr says what the format omits."""
     code, out, err = run("convert", saved, tmp_path / target)
     assert code == 0

@@ -23,7 +23,7 @@ def made(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_protocol_that_promises_least_is_taken_and_said(run):
+def test_the_protocol_that_promises_least_is_taken_and_reported(run):
     """The protocol with the least predicted time is used: ll for 8 bytes, simple for 1 GB."""
     for size, protocol in (("8B", "ll"), ("1GB", "simple")):
         code, out, err = run("baseline", "best", *H100, "--size", size)

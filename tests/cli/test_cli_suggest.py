@@ -59,7 +59,7 @@ def test_a_table_of_sketches(run):
 
 
 @pytest.mark.slow
-def test_a_baseline_that_is_sooner_is_said(run):
+def test_a_baseline_that_is_sooner_is_reported(run):
     """If a baseline is faster than every sketch, as for 800 bytes, the output says so."""
     words = ("suggest", "dgx-a100", "--nodes", 2, "--collective", "allreduce", "--size", "800B")
     _, out, _ = run(*words, "--time-limit", 60)

@@ -71,7 +71,7 @@ def test_closed_descriptors_are_not_reused(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("delay_s", [0.02, 0.05, 0.1, 0.2])
-def test_ctrl_c_while_it_starts(delay_s):
+def test_ctrl_c_during_start(delay_s):
     """Ctrl-C before the verb begins ends the process with exit code 130 or SIGINT, without a traceback."""
     code = (
         "import sys\n"
@@ -154,8 +154,8 @@ sys.exit(main())
 
 
 @pytest.mark.slow
-def test_ctrl_c_once_all_is_said():
-    """Ctrl-C at the end of the process changes nothing; and no final garbage collection runs."""
+def test_ctrl_c_at_the_end_of_the_process():
+    """Ctrl-C at the end of the process changes nothing, and no final garbage collection runs."""
     done = subprocess.run(
         [sys.executable, "-c", ENDS, "show", "ring:4"], capture_output=True, text=True, timeout=60
     )

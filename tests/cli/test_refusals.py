@@ -280,7 +280,7 @@ def folder(tmp_path_factory):
         *(pytest.param(*row, id=row[0][:80], marks=pytest.mark.slow) for row in ENDLESS),
     ],
 )
-def test_it_is_refused_in_one_sentence(run, folder, monkeypatch, words, message):
+def test_command_is_refused_in_one_sentence(run, folder, monkeypatch, words, message):
     """Stdout is empty, stderr has one sentence (after at most one warning), and no file changes."""
     monkeypatch.chdir(folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}

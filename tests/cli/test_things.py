@@ -19,7 +19,7 @@ def _fields(*schemas):
     return {each.alias or name for schema in schemas for name, each in schema.model_fields.items()}
 
 
-def test_a_field_that_only_one_kind_has_tells_it():
+def test_a_field_that_only_one_kind_has_identifies_the_kind():
     """Fields that only topologies or sketches have identify the kind.
 
     Constants and protocols do not, as profiles and MSCCL++ plans have them, too.

@@ -56,7 +56,7 @@ def perftest(gb_per_s):
 
 
 @pytest.mark.slow
-def test_logs_of_single_nics_tell_a_slow_rail(log):
+def test_logs_of_single_nics_show_a_slow_rail(log):
     """If one NIC is slow in a log of single NICs, that rail is the cause, not the PCIe lanes of all NICs."""
     text = network_log([*[NIC] * 7, HALF_SLOT])
     nics = [log(perftest(rate), f"{rate}.log") for rate in (NIC, HALF_SLOT)]
@@ -89,7 +89,7 @@ def test_an_assumed_network_is_not_judged(log):
 @pytest.mark.parametrize(
     ("gpu", "machine"), [("NVIDIA H200", ""), ("NVIDIA B300", "b200"), ("AMD Instinct MI325X", "mi300x")]
 )
-def test_a_machine_of_alike_gpus_is_an_assumption(log, gpu, machine):
+def test_a_machine_of_equal_gpus_is_an_assumption(log, gpu, machine):
     """GPUs without a machine model of their own are judged by a model with similar links, and a note says so."""
     found = judged(log(node_log(RINGS).replace("NVIDIA H100 80GB HBM3", gpu)))
     noted = [note for note in found.notes if "whose links are alike" in note]

@@ -416,14 +416,14 @@ def test_programs_that_are_too_large_for_the_runtime_are_an_error():
     ],
     ids=str,
 )
-def test_bad_input_is_said(options, kind, message):
+def test_bad_input_is_refused(options, kind, message):
     """Each invalid size, sketch or option is refused in one sentence."""
     given = {"sizes": ["1MB"], "backend": "greedy", "time_limit_s": 5} | options
     with pytest.raises(kind, match=message):
         taccl.plan("ring:4", "allgather", **given)
 
 
-def test_a_size_outside_the_plan_is_said():
+def test_a_size_outside_the_plan_is_reported():
     """For a size outside its range, a plan's error states the range."""
     with pytest.raises(InputError, match="1KB to 1MB"):
         four_plan().range_of("1GB")

@@ -46,7 +46,7 @@ def variables(folder, *names):
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-def test_mi300x_is_told_by_rccls_own_variables(tmp_path):
+def test_mi300x_uses_environment_variables_of_rccl(tmp_path):
     """A folder for MI300X has only algorithm files, which RCCL loads by its own environment variables."""
     folder = tmp_path / "a plan"
     saved(plan_of("mi300x", "allreduce"), folder)
@@ -204,7 +204,7 @@ def test_machines_have_their_makers_runtime():
     assert [each.name for each in usual_runtimes(instance)] == ["rccl", "mscclpp"]
 
 
-def test_roots_that_no_runtime_of_xml_looks_at_are_said(tmp_path):
+def test_roots_that_no_runtime_of_xml_looks_at_are_reported(tmp_path):
     """A note says that XML runtimes ignore the root, while MSCCL++'s module checks it."""
     plan = brief_plan("ring:4", "broadcast", root=2, sizes=["4KB"], backend="greedy")
     index = saved(plan, tmp_path / "p")
@@ -214,7 +214,7 @@ def test_roots_that_no_runtime_of_xml_looks_at_are_said(tmp_path):
     assert json.loads((tmp_path / "p" / "range-01.plan.json").read_text())["root"] == 2
 
 
-def test_gaps_are_said():
+def test_sizes_without_a_file_are_stated():
     """The coverage line states the ranges of sizes, at both ends of the plan, that no file covers."""
     plan = plan_of("ring:4", "allreduce")
     low, high = plan.ranges[0].min_bytes, plan.ranges[-1].max_bytes
@@ -227,7 +227,7 @@ def test_gaps_are_said():
 
 
 @pytest.mark.parametrize(("num_chunks", "served"), [(8, True), (4, True), (6, False), (12, False)])
-def test_chunks_that_divide_no_power_of_two_are_said(num_chunks, served):
+def test_chunks_that_divide_no_power_of_two_are_reported(num_chunks, served):
     """The coverage line says that a file is not used for powers of two if its number of chunks divides none.
 
     For example, 6 chunks do not divide 2 ** 20 elements.
@@ -258,7 +258,7 @@ def test_data_are_cut_so_that_files_serve_powers_of_two(topology, collective, co
 
 
 @pytest.mark.parametrize(("unit", "served"), [(96, False), (1536, False), (128, True)])
-def test_units_of_bytes_that_divide_no_power_of_two_are_said(unit, served):
+def test_units_of_bytes_that_divide_no_power_of_two_are_reported(unit, served):
     """If a file cannot serve powers of two, that is stated.
 
     MSCCL++ refuses 2 ** 20 bytes in 6 chunks of multiples of 16 bytes.

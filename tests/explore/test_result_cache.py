@@ -110,7 +110,7 @@ def test_interrupted_results_are_not_stored(problem, cache, monkeypatch):
     assert (table.finish_us[0], cache.info().num_entries) == (41.0, 0)
 
 
-def test_keys_tell_runs_apart(monkeypatch):
+def test_keys_distinguish_runs(monkeypatch):
     """Problem, options and versions change the key; nothing else does."""
     options = {"backend": "greedy", "seed": 0, "time_limit_s": 30.0, "threads": 1}
     key = key_of("a", **options)

@@ -138,7 +138,7 @@ def test_a_reduction_has_a_first_schedule():
 
 
 @pytest.mark.slow
-def test_the_number_of_chunks_is_chosen_where_nothing_says_it():
+def test_the_number_of_chunks_is_chosen_if_none_is_given():
     """Open numbers of chunks are chosen: several for a 1 GB broadcast on a ring, at most two for 2 B."""
     options = {"sizes": [2, 10**9], "backends": ["greedy"], "num_workers": 1, "cache": False, "full": True}
     options["parameters"] = [BRIEF]

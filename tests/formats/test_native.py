@@ -163,7 +163,7 @@ def test_columns_are_read_only():
         load_schedule(_document()).chunk[0] = 1
 
 
-def test_how_it_was_found_is_kept(tmp_path):
+def test_how_a_schedule_was_found_is_kept(tmp_path):
     """The caller's `extra` is stored unchanged in the field `result`."""
     extra = {"stages": [{"name": "greedy", "seconds": 0.1}], "bound_us": None}
     save(_schedule(), tmp_path / "s.json", extra=extra)
@@ -268,7 +268,8 @@ def test_a_document_that_makes_no_schedule_is_refused(edit, message):
     ids=lambda value: str(value),
 )
 def test_any_edit_is_refused(path, value):
-    """The file's digest also covers what `Schedule.digest` omits; the message gives a remedy."""
+    """Any edit of a saved file is refused, as its digest covers also what `Schedule.digest` omits. The
+    message gives a remedy."""
     extra = {"gap": 0.5, "bound_us": 1.0, "stages": [{"seconds": 1}]}
     document = json.loads(json.dumps(dump_schedule(_schedule(), extra=extra)))
     parent, key = _at(document, path)

@@ -115,7 +115,7 @@ def test_every_topology_of_ours_is_recognised(tmp_path, text):
         ("first, 2 things\nsecond, 3 more\n", False),
     ],
 )
-def test_a_matrix_is_told_from_prose(tmp_path, text, is_matrix):
+def test_a_matrix_is_distinguished_from_prose(tmp_path, text, is_matrix):
     """Text is recognised as a matrix if a cell of its first two rows is a number or nan."""
     path = _write(tmp_path, text)
     if is_matrix:
@@ -155,7 +155,7 @@ def test_hostile_files_are_refused(tmp_path, text):
         ("some words", None),
     ],
 )
-def test_topologies_of_other_tools_are_told_from_the_rest(tmp_path, text, name):
+def test_topologies_of_other_tools_are_recognised(tmp_path, text, name):
     """`foreign_topology` gives format and reader for topology files of other tools, and None for other files."""
     found = foreign_topology(_write(tmp_path, text))
     assert (found and found[0]) == name

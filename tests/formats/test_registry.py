@@ -69,7 +69,7 @@ def test_functions_of_the_table_are_there(each):
         assert "overwrite" not in names
 
 
-def test_kinds_and_ways_of_the_table_are_there():
+def test_classes_named_in_the_table_exist():
     """Kinds of formats and conversions name existing classes."""
     assert {each.holds for each in FORMATS if each.dump} <= set(KINDS)
     assert {kind for way in CONVERSIONS for kind in way} <= set(KINDS)
@@ -120,7 +120,7 @@ def test_names_are_unique():
         ("x.csv", "csv"),
     ],
 )
-def test_ending_tells_the_format(name, expected):
+def test_ending_determines_the_format(name, expected):
     """The longest matching ending decides, regardless of case."""
     assert format_of_name(name).name == expected
 
@@ -219,7 +219,7 @@ def test_every_reader_of_others_has_files_of_ours():
 
 
 @pytest.mark.parametrize(("folder", "name"), FOLDERS)
-def test_files_of_others_are_told_apart(folder, name):
+def test_files_of_others_are_distinguished(folder, name):
     """Every file is recognised by content, under any name."""
     files = [each.values[0] for each in foreign_files(f"{folder}/*")]
     assert files
@@ -264,7 +264,7 @@ def test_options_reach_the_writer(tmp_path, schedule, quiet):
 
 
 def test_formats_that_are_only_written_are_not_read(tmp_path, schedule):
-    """For a write-only table, the message says so and names an alternative."""
+    """The error for reading a write-only format says so and names an alternative."""
     write(schedule, tmp_path / "x.csv")
     with pytest.raises(InputError, match="found a table of transfers; the format is write-only"):
         read(tmp_path / "x.csv")

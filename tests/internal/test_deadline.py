@@ -177,7 +177,7 @@ class TestEnforced:
         with pytest.raises(OutOfTime), Deadline.after(0.01).enforced():
             self.endless()
 
-    def test_handlers_of_exceptions_do_not_hold_it_up(self):
+    def test_handlers_of_exceptions_do_not_delay_the_interrupt(self):
         """Handlers of `Exception` do not catch the interrupt."""
         with pytest.raises(OutOfTime), Deadline.after(0.01).enforced():
             while True:
@@ -193,7 +193,7 @@ class TestEnforced:
             each.join(60)
         assert not any(each.is_alive() for each in watches)
 
-    def test_the_inner_of_two_is_told_from_the_outer(self):
+    def test_nested_deadlines_are_distinguished(self):
         """Each of two nested deadlines raises its error at its own `with` statement."""
         reached = []
         for outer_s in (0.05, 0.5, 5.0):  # a busy machine may stop the process past both deadlines
@@ -207,7 +207,7 @@ class TestEnforced:
                 break
         assert reached
 
-    def test_it_waits_until_it_may_interrupt(self):
+    def test_the_interrupt_waits_until_it_is_allowed(self):
         """The interrupt waits until a given condition is true, here that a first result exists."""
         found = []
         with pytest.raises(OutOfTime), PAST.enforced(lambda: bool(found)):
@@ -295,7 +295,7 @@ class TestRun:
         assert limit.left_s == 0
         assert not other.has_passed
 
-    def test_news_of_how_far_it_is(self):
+    def test_reports_of_the_fraction_done(self):
         """Progress has the seconds so far, the kernel's activity, and the fraction done."""
         told, limit = [], Deadline()
 
@@ -463,7 +463,7 @@ def test_an_error_that_replaces_the_interrupt_is_out_of_time():
         compiled()
 
 
-def test_an_error_before_time_is_up_stays_what_it_is():
+def test_an_error_before_time_is_up_is_unchanged():
     """An error before the interrupt is raised unchanged."""
     with pytest.raises(ValueError, match="not an array"), Deadline.after(1000).enforced():
         raise ValueError("not an array")

@@ -34,7 +34,7 @@ def test_every_kind_has_a_sample():
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_a_kind_is_told_by_its_top_lines(tmp_path, kind):
+def test_a_kind_is_recognised_by_its_top_lines(tmp_path, kind):
     """The first kind that is recognised in a sample file is the sample's own."""
     path = tmp_path / "file"
     path.write_text(ALL[kind])
@@ -46,7 +46,7 @@ def test_a_kind_is_told_by_its_top_lines(tmp_path, kind):
     [b"\x07\n\x050.0.4H\x12\x14all", b"\xda\xd0\x01\x12\x1d\n\x06schema\xea\x01\x12"],
     ids=["0.0.4", "1.0.2"],
 )
-def test_chakra_traces_are_told(tmp_path, data):
+def test_chakra_traces_are_recognised(tmp_path, data):
     """A Chakra trace given as a sketch is named, with the function that reads it."""
     path = tmp_path / "trace.0.et"
     path.write_bytes(data)
@@ -164,7 +164,7 @@ def test_a_known_output_is_named_wherever_it_is_not_read(tmp_path, kind):
         ("n1:7:7 [0] MSCCLPP INFO Connected\n", "debug log of NCCL (NCCL_DEBUG=INFO)"),
     ],
 )
-def test_other_forms_of_an_output_are_told(text, kind):
+def test_other_forms_of_an_output_are_recognised(text, kind):
     """Outputs of other versions and sub-commands of a tool are recognised."""
     assert kinds_of_text(text) == [kind]
 
@@ -175,7 +175,7 @@ def test_other_forms_of_an_output_are_told(text, kind):
     lambda text: text.replace("\n", "\r\n"),
 ], ids=["quoted", "indented", "lines of Windows"])  # fmt: skip
 @pytest.mark.parametrize("kind", ALL)
-def test_a_pasted_file_is_told_as_the_file(tmp_path, kind, pasted):
+def test_a_pasted_file_is_recognised_as_the_file(tmp_path, kind, pasted):
     """A pasted file is recognised despite quote marks, indentation and carriage returns."""
     path = tmp_path / "file"
     path.write_bytes(pasted(ALL[kind]).encode())
@@ -224,7 +224,7 @@ def test_files_that_are_no_text_are_named(tmp_path, content, kind):
 @pytest.mark.parametrize(
     "piece", ["\n", ",", "1,", " ", "GPU0 ", "GPU0 X ", "a;1", "\t", "<!-- ", "# \n", "size time "]
 )
-def test_hostile_texts_are_told_in_time_that_grows_with_them(piece):
+def test_hostile_texts_are_recognised_in_linear_time(piece):
     """Hostile text of four times the size takes far less than sixteen times the CPU."""
     short, long = (piece * (size // len(piece)) for size in (1 << 14, 1 << 16))
     kinds_of_text(short)

@@ -107,7 +107,7 @@ def test_other_times_and_costs_are_refused(read, text, message):
 @pytest.mark.parametrize(
     ("text", "num_bytes"), [("0", "0"), ("0MB", "0"), ("1.5", "1.5"), ("0.0001KB", "0.1")]
 )
-def test_what_it_comes_to_is_shown(text, num_bytes):
+def test_the_number_of_bytes_found_is_shown(text, num_bytes):
     """The error for an invalid size shows the number of bytes that was found."""
     with pytest.raises(InputError, match=f"found '{text}', which is {num_bytes} bytes;"):
         parse_size(text)

@@ -12,7 +12,7 @@ def series(**times_us):
     return Series("allreduce", 8, 1, sizes, tuple(times_us.values()), "a.log: line 1")
 
 
-def test_a_smooth_curve_has_none():
+def test_a_smooth_curve_has_no_kinks():
     """A smooth curve of latency and bandwidth has no kinks."""
     times = {f"b{2**power}": 20 + 2**power / 200e3 for power in range(3, 34)}
     assert kinks(series(**times)) == ()

@@ -37,7 +37,7 @@ def test_a_line_is_found(line_fit):
 
 
 @pytest.mark.slow
-def test_what_one_node_cannot_tell_stays_at_its_prior(line_fit):
+def test_network_parameters_stay_at_their_priors_for_one_node(line_fit):
     """A log of one node leaves network parameters at their priors, and the fit says so."""
     network = found_in(line_fit)["network_gb_per_s"]
     assert (network.value, network.determined) == (50.0, False)
@@ -261,7 +261,7 @@ def test_a_stream_gives_the_rate_of_a_nic():
     assert calibrated(costs_of("dgx-a100"), [stream]).nic_gb_per_s == pytest.approx(20)
 
 
-def test_a_fit_to_a_topology_file_names_it(log):
+def test_a_fit_to_a_topology_file_names_the_topology(log):
     """A topology without a machine model is named by its own name, also in sources of priors."""
     fit = taccl.fit([log(table(ranks=4))], replace(taccl.topologies.ring(4), machine=""))
     assert fit.machine == "ring:4"

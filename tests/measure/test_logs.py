@@ -45,7 +45,7 @@ def test_the_gpus_of_a_process_are_read(read):
 
 
 @pytest.mark.parametrize(("pids", "count"), [((7, 7), 2), ((7, 8), 1), ((1, 1), 0), (("", ""), 0)])
-def test_processes_tell_how_many_gpus_each_launches(read, pids, count):
+def test_process_numbers_give_the_gpus_per_process(read, pids, count):
     """Without the header, the list of devices tells the GPUs per process, as ranks of a process share its Pid.
 
     Pid 1 tells nothing, since every container has one.
@@ -105,7 +105,7 @@ def test_hosts_are_counted(read):
     assert log.gpus == {"A GPU"}
 
 
-def test_runs_of_different_sizes_are_not_said_to_be_merged(read):
+def test_runs_of_different_sizes_are_not_reported_as_merged(read):
     """Runs of one size each, as a script makes them, form one series; a second run of a size is noted."""
     runs = [f"# all_reduce_perf nThread 1\n{row(size, 10.0)}\n" for size in (10**6, 10**7)]
     assert read("".join(runs)).notes == ()
@@ -205,7 +205,7 @@ def test_times_of_the_cpu_are_not_those_of_the_collective(read):
     assert log.notes == ("times are of the CPU (-C), so they are computed from algbw, at 1 GB/s and more",)
 
 
-def test_large_numbers_of_wrong_elements_are_said(read):
+def test_large_numbers_of_wrong_elements_are_reported(read):
     """Numbers of wrong elements of seven digits are printed with an exponent."""
     text = f"# all_reduce_perf\n 1000000 250000 float sum -1 {' '.join(_OUT[:3])} 1.04858e+06\n"
     assert read(text).notes == ("results were wrong at 1 size (#wrong above 0), in bytes: 1000000",)
@@ -510,7 +510,7 @@ def test_merged_runs_are_noted(read):
 
 
 @pytest.mark.parametrize(("wrong", "name"), [("0", "allgather"), ("N/A", "alltoall")])
-def test_checks_of_results_tell_allgather_and_alltoall(read, wrong, name):
+def test_checks_of_results_distinguish_allgather_and_alltoall(read, wrong, name):
     """A table without a name is an allgather if results in place are checked, and an alltoall if they are not."""
     text = f"  8388608  262144  float  none  -1  100.0  83.89  73.40  0  100.0  83.89  73.40  {wrong}\n"
     log = read(text)

@@ -36,7 +36,7 @@ def test_sums_in_switches_do_not_lower_the_rate_between_ranks(machine):
     ("NVIDIA A10G", "l40s"), ("Tesla T4", "t4"), ("NVIDIA GB300", "gb200-nvl72"), ("NVIDIA RTX 4090", None),
     ("AMD Instinct MI325X OAM", "mi300x"),
 ])  # fmt: skip
-def test_gpus_tell_their_machine(gpu, machine):
+def test_gpu_names_identify_the_machine(gpu, machine):
     """GPU names identify the machine: PCIe boards are not NVSwitch boards, and ambiguous boards give none."""
     assert machine_by_gpus([gpu]) == machine
 

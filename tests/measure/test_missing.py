@@ -57,7 +57,7 @@ def test_a_number_of_nodes_replaces_guessed_racks():
 
 @pytest.mark.slow
 def test_large_errors_at_some_sizes_are_noted(tmp_path):
-    """A 90th percentile above 20 % is noted beside a good median."""
+    """A 90th percentile of errors above 20 % is noted, even if the median error is small."""
     lines = table().splitlines()
     for place in (4, 9, 14, 19, 24):
         cells = lines[place].split()

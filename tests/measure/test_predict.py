@@ -295,7 +295,7 @@ def test_the_library_chooses_by_its_own_model():
         ("mi300x", "allreduce", {"sharp": True, "nodes": 2}, "leave it out"),
     ],
 )
-def test_what_is_not_known_is_said(machine, collective, options, said):
+def test_errors_for_unknown_names_list_the_known_ones(machine, collective, options, said):
     """Errors for unknown names and unsupported options list the known names, or give the limit or the
     remedy."""
     with pytest.raises(InputError, match=said):

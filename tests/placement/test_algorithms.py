@@ -145,7 +145,7 @@ def test_a_schedule_of_ours_is_an_algorithm():
         ("ring", "allreduce", 1, "found 1 ranks"),
     ],
 )
-def test_what_cannot_be_done_is_said(name, collective, num_ranks, complaint):
+def test_what_cannot_be_done_is_refused(name, collective, num_ranks, complaint):
     """The error for an unsupported algorithm, collective or number of ranks states what was found and
     expected."""
     with pytest.raises(InputError, match=complaint):

@@ -51,7 +51,7 @@ def test_racks_and_pods_are_found_from_few_pairs(racks, pods, sizes):
     assert "clusters explain 9" in verdict(plan, seen, held, clusters)
 
 
-def test_hosts_that_are_alike_are_in_no_clusters():
+def test_equal_hosts_are_in_no_clusters():
     """For equal hosts the probe ends after six random rounds, without clusters."""
     plan, seen, clusters, held = probed(cloud((64,))[0])
     assert clusters == ()
@@ -60,13 +60,13 @@ def test_hosts_that_are_alike_are_in_no_clusters():
 
 
 @pytest.mark.slow
-def test_pairs_that_are_used_up_are_said():
+def test_exhausted_pairs_are_reported():
     """32 racks of 4 hosts need more than the allowed pairs: the verdict names racks that may be one."""
     plan, seen, clusters, held = probed(cloud((4,) * 32)[0])
     assert "may be one, as no pairs are left" in verdict(plan, seen, held, clusters)
 
 
-def test_clusters_that_do_not_predict_are_said():
+def test_clusters_that_do_not_predict_are_reported():
     """For random distances, two clusters explain under half of the variance, and the verdict says so."""
     place = np.arange(32)
     latency = np.exp(np.random.default_rng(0).standard_normal((32, 32)))
@@ -108,7 +108,7 @@ def test_the_work_is_that_of_the_messages():
     assert work.num_bytes == 4 * 2 * (4 * 2 + 6 * 101)
 
 
-def test_work_is_said_beforehand(capsys, tmp_path):
+def test_work_is_stated_beforehand(capsys, tmp_path):
     """The amount of work is stated without measuring or writing anything."""
     path = tmp_path / "probe.json"
     assert run(["probe", "-n", "256", "--few", "--dry-run", "-o", str(path)]) == 0

@@ -92,7 +92,7 @@ class TestChoices:
         found = choose(truth, "allreduce", library="nccl")
         assert [each.algorithm for each in found] == ["double-tree", "ring"]
 
-    def test_what_a_library_is_not_told_of(self):
+    def test_collectives_without_rules_are_refused(self):
         """NCCL's table has no line for an alltoall."""
         with pytest.raises(InputError, match="found alltoall; nccl has rules for allreduce, allgather"):
             choose(taccl.topologies.ring(4), "alltoall", library="nccl")

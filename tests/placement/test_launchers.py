@@ -123,7 +123,7 @@ class TestHydra:
         assert hostfile(placement, list("abcd")) == "c:1\na:1\nd:1\nb:1\n"
         assert hostfile(placement, list("abbb")) == "b:1\na:1\nb:2\n"
 
-    def test_local_ranks_that_repeat_are_said(self, placement):
+    def test_local_ranks_that_repeat_are_reported(self, placement):
         """If a host is in two lines, MPICH starts two proxies there, each of which counts local ranks from 0.
         The caveat then advises a rank map."""
         assert not caveats(placement, list("abcd"), "mpich")

@@ -110,7 +110,7 @@ def test_a_sample_joins_a_launcher(mpiexec, tmp_path):
     assert found.topology().num_ranks == 4
 
 
-def test_what_cannot_be_probed_is_said(tmp_path, monkeypatch):
+def test_what_cannot_be_probed_is_refused(tmp_path, monkeypatch):
     """Fewer than two ranks, an existing file and a missing MPI are refused."""
     with pytest.raises(InputError, match="ranks: found none; expected two ranks or more"):
         taccl.probe()

@@ -45,7 +45,7 @@ class TestClusters:
 
     @pytest.mark.parametrize("num_hosts", [6, 8, 16, 150])
     @pytest.mark.parametrize("noise", [0.0, 0.05, 0.3])
-    def test_hosts_that_are_alike_are_in_no_racks(self, num_hosts, noise):
+    def test_equal_hosts_are_in_no_racks(self, num_hosts, noise):
         """Random differences between equal hosts give clusters in at most two of ten matrices."""
         rng = np.random.default_rng(1)
         times = 10 if num_hosts < 100 else 1
@@ -189,7 +189,7 @@ def test_links_with_wires_of_their_own_hold_no_port():
     assert not any("port" in each for each in topology.assumed)
 
 
-def test_clusters_and_ports_that_are_guessed_are_told():
+def test_clusters_and_ports_that_are_guessed_are_reported():
     """A warning states that racks are found by clustering and that rates are assumed."""
     with pytest.warns(AssumptionWarning, match=r"3 hosts are in 2 clusters.*every port 12\.5 GB/s"):
         Probe(NAMES, OURS).topology()

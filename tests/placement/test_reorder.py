@@ -46,7 +46,7 @@ def test_the_gain_is_recovered_from_latencies(algorithm, racks):
 
 
 @pytest.mark.parametrize("name", ["fully-connected:8", "dgx2"])
-def test_nothing_to_gain_where_all_are_alike(name):
+def test_nothing_to_gain_if_all_hosts_are_equal(name):
     """On a symmetric fabric the given order is proven optimal."""
     found = taccl.reorder(taccl.topologies.parse(name))
     assert found.order == tuple(range(len(found.order)))
@@ -133,7 +133,7 @@ def test_a_time_limit_still_gives_an_answer():
         ({"collective": "scan"}, "collective: found scan; ring does"),
     ],
 )
-def test_bad_input_is_said_in_a_sentence(options, complaint):
+def test_bad_input_is_an_error_of_one_sentence(options, complaint):
     """The error for invalid input of `reorder` states what was found and what is expected."""
     with pytest.raises(InputError, match=complaint):
         taccl.reorder(taccl.topologies.ring(4), **options)

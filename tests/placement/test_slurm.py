@@ -134,7 +134,7 @@ def test_bad_files_are_named(tmp_path, text, complaint):
         load_slurm(written(tmp_path, text))
 
 
-def test_what_was_assumed_is_said():
+def test_what_was_assumed_is_reported():
     """Rates and latencies, which no file of SLURM has, are noted as assumed."""
     with pytest.warns(AssumptionWarning, match="latencies 10 us inside the innermost switch or block"):
         topology = taccl.topologies.load(CONF)

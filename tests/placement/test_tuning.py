@@ -30,7 +30,7 @@ def test_rules_are_those_of_the_library():
     assert "0 3 0 0  # bruck" in found.rules().splitlines()
 
 
-def test_what_cannot_be_measured_is_said(monkeypatch):
+def test_what_cannot_be_measured_is_refused(monkeypatch):
     """Too few ranks, a missing launcher, and ranks that a launcher already started are refused."""
     with pytest.raises(InputError, match="ranks: found none; expected two ranks or more"):
         measure_collectives()

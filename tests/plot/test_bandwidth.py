@@ -98,7 +98,7 @@ def test_the_best_baseline_is_the_best_at_each_size(rates):
         assert row["best of baselines"] == max(row[name] for name in rates.attrs["baselines"])
 
 
-def test_baselines_that_are_not_defined_are_said():
+def test_baselines_that_do_not_apply_are_listed():
     """Baselines that do not apply are listed, with the reason.
 
     Halving-doubling needs a power of two; others need nodes, dimensions, in-network reduction or sums.
@@ -125,7 +125,7 @@ def test_without_time_baselines_are_left_out(found):
     assert "not defined" not in label
 
 
-def test_usual_sizes_have_its_own(found):
+def test_default_sizes_include_the_schedules_own(found):
     """Default sizes are 1 KiB to 1 GiB, with the schedule's own 4 MB in place of 4 MiB."""
     from taccl.plot.sizes import usual_sizes
 

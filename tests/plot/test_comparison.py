@@ -36,7 +36,7 @@ def test_failures_alone_make_a_picture():
     assert "1 run, 0 with a schedule" in ax.get_title(loc="left")
 
 
-def test_shapes_tell_sizes_apart():
+def test_marks_distinguish_sizes():
     """For two sizes of one sketch the legend shows both."""
     ax = taccl.plot.comparison(
         frame([row("greedy", 0.2, size_bytes=10**6), row("greedy", 0.1, size_bytes=10**9)])
@@ -64,7 +64,7 @@ def test_equal_gaps_are_bars():
     assert [text.get_text() for text in ax.texts] == [" 1.25 (12.5 us)"] * 2 + [" unavailable"]
 
 
-def test_bars_of_sizes_and_seeds_are_told_apart():
+def test_bars_of_sizes_and_seeds_are_distinguished():
     """If bars of one backend differ in size or seed, their names state these."""
     runs = [row("greedy", 0.0, size_bytes=10**6, seed=0), row("greedy", 0.5, size_bytes=10**9, seed=1)]
     ax = taccl.plot.backends(frame(runs))

@@ -23,7 +23,7 @@ def test_every_bar_is_drawn(exchange, by):
     assert f"sends by {by}" in ax.get_title(loc="left")
 
 
-def test_it_draws_where_it_is_told(exchange):
+def test_chart_is_drawn_in_given_axes(exchange):
     """The chart is drawn in the given axes, which are returned."""
     from matplotlib.figure import Figure
 
@@ -46,7 +46,7 @@ def test_a_result_has_its_bound_drawn(found):
     assert "bound" not in taccl.plot.gantt(found.schedule).get_title(loc="left")
 
 
-def test_what_is_left_out_is_said(exchange):
+def test_omitted_rows_are_stated(exchange):
     """If rows are limited to one of two links, the axis label says so."""
     assert "the 1 busiest of 2 links; 1 bar not shown" in taccl.plot.gantt(exchange, max_rows=1).get_xlabel()
 

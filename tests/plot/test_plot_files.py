@@ -43,7 +43,7 @@ def test_files_are_kept(exchange, tmp_path):
     assert "<svg" in path.read_text()
 
 
-def test_a_part_of_a_figure_will_do(exchange):
+def test_subfigures_are_rendered_with_the_whole_figure(exchange):
     """Axes of a subfigure are rendered with the whole figure."""
     from matplotlib.figure import Figure
 

@@ -83,7 +83,7 @@ def test_loads_are_those_of_the_schedule(exchange):
     assert any("busy share" in other.get_ylabel() for other in ax.figure.axes)
 
 
-def test_without_a_schedule_kinds_are_told():
+def test_without_a_schedule_the_legend_names_kinds_of_links():
     """Without a schedule the legend names the kinds of links and their bandwidth."""
     ax = taccl.plot.topology(taccl.topologies.ndv2(nodes=2))
     words = " ".join(text.get_text() for text in ax.get_legend().get_texts())

@@ -38,7 +38,7 @@ def test_a_result_keeps_its_progress():
     assert times[-1] <= result.seconds
 
 
-def test_halves_are_told_apart(found):
+def test_halves_are_distinguished(found):
     """Entries of an allreduce belong to one of its two phases, and the last one to the whole."""
     assert {entry.half for entry in found.trace} == {"", "reduce", "spread"}
     assert found.trace[-1].half == ""

@@ -131,7 +131,7 @@ def program():
     return taccl.lower(taccl.baselines.ring(problem, cut=False))
 
 
-def test_msccl_xml_holds_it_as_an_algorithm_of_its_own(program):
+def test_msccl_xml_stores_allgatherv_as_a_custom_algorithm(program):
     """MSCCL XML stores an allgatherv as "custom"; read back with the collective, the program is valid."""
     text = dump_msccl_xml(program)
     assert 'coll="custom"' in text
@@ -145,7 +145,7 @@ def test_msccl_xml_holds_it_as_an_algorithm_of_its_own(program):
         (dump_torch_module, "no method for allgatherv"),
     ],
 )
-def test_formats_without_it_say_so(program, dump, message):
+def test_formats_without_allgatherv_refuse_it(program, dump, message):
     """MSCCL++ and PyTorch refuse an allgatherv with the reason."""
     with pytest.raises(ExportError, match=message):
         dump(program)

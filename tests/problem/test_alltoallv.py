@@ -154,7 +154,7 @@ def test_a_skew_without_its_number_is_refused(skew):
         skewed_sizes(3, 50, skew)
 
 
-def test_it_is_found_where_it_was():
+def test_alltoallv_is_found_in_its_earlier_module():
     """The function is still importable from its earlier module for one release."""
     assert taccl.problem.problem.alltoallv_problem is alltoallv_problem
 

@@ -365,7 +365,7 @@ def test_explain_gives_the_least_limit():
 
 
 @pytest.mark.slow
-def test_what_a_limit_costs_is_told():
+def test_the_cost_of_a_limit_is_reported():
     """`check_sketch` gives what a limit on hops costs: 3 us here.
 
     Around the ring a chunk takes 6 us; with a limit of one hop, over a slow link, 9 us.

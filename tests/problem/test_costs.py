@@ -62,7 +62,7 @@ def test_costs_of_several_rates_are_exact():
     assert costs.link_beta.tolist() == [225, 32]
 
 
-def test_rounding_is_told_once():
+def test_rounding_is_reported_once():
     """One warning about rounding is given per topology, for any number of problems."""
     topology = linked("odd", [0, 0], [(0, 1)], alpha_us=Fraction(1, 7 * 10**9), beta_us_per_mb=1)
     with warnings.catch_warnings(record=True) as caught:

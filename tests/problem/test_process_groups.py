@@ -134,7 +134,7 @@ class TestTogether:
         with pytest.raises(CollectiveError, match=message):
             together(some)
 
-    def test_bus_bandwidth_is_that_of_groups_alike(self):
+    def test_bus_bandwidth_of_equal_groups(self):
         """Equal groups share a bandwidth factor; unequal groups have a factor of 1."""
         halves = [collectives.allgather(2).among(g, num_ranks=4) for g in ([0, 1], [2, 3])]
         assert together(halves).busbw_factor == 1 / 2
@@ -219,7 +219,7 @@ class TestRelays:
         assert kinds(None) == kinds({1}) == []
         assert kinds(set()) == [("link-not-allowed", "relays")] * 2
 
-    def test_a_group_that_cannot_reach_its_members_is_told(self):
+    def test_a_group_that_cannot_reach_its_members_is_reported(self):
         """If members cannot reach each other, the error names the relay clause, or the topology.
 
         The members are opposite ranks of a ring without relays, which then loses links, too.
@@ -235,7 +235,7 @@ class TestRelays:
         with pytest.raises(InfeasibleError, match="relays"):
             brief_synthesis(problem(placed, relays=set()), backend="greedy")
 
-    def test_groups_whose_chunks_look_alike_are_told_apart(self):
+    def test_groups_with_equal_chunks_are_distinguished(self):
         """Chunks of two groups with equal ends may have different relays.
 
         Both groups send from 0 to 2 of a one-way ring; only chunks of the group of three ranks may go through

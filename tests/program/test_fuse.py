@@ -60,7 +60,7 @@ def test_what_is_sent_back_is_one_step_where_one_threadblock_does_both():
     assert interpret(program, capacity=1).ok
 
 
-def test_others_who_use_it_first_keep_it_apart():
+def test_a_receive_is_fused_with_at_most_one_of_two_sends():
     """A rank that forwards a chunk to two others fuses the receive with at most one of the two sends."""
     program = program_of("broadcast", "fully-connected:4", threadblocks="relay")
     plain = program_of("broadcast", "fully-connected:4")

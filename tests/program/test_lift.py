@@ -218,7 +218,7 @@ def test_a_missing_link_is_named_by_its_ranks():
         ({"topology": "ring:4", "size": "much"}, "found 'much'"),
     ],
 )
-def test_what_does_not_fit_is_said(options, message):
+def test_what_does_not_fit_is_refused(options, message):
     """Ranks, sizes and topologies that do not fit are refused in one sentence."""
     program = lower(schedule_of("allgather"))
     if "topology" in options:

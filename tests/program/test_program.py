@@ -17,7 +17,7 @@ def test_a_program_is_what_its_dictionary_says():
     assert Program.from_dict(json.loads(json.dumps(program.to_dict()))) == program
 
 
-def test_a_program_says_what_it_needs():
+def test_a_program_states_its_resources():
     """An allgather on two ranks has a send, a receive and a copy per rank, in a threadblock each."""
     program = program_of("allgather", "ring:2")
     assert repr(program) == (

@@ -46,7 +46,7 @@ def test_three_large_chunks_of_a_step_are_three_messages():
     )
 
 
-def test_the_verdict_is_of_the_sizes_that_the_program_is_for():
+def test_the_verdict_holds_for_the_sizes_of_the_program():
     """A program is valid if its largest size is the last without a deadlock, and invalid if it is one byte
     more."""
     program = exchange(3)
@@ -54,14 +54,14 @@ def test_the_verdict_is_of_the_sizes_that_the_program_is_for():
     assert not interpret(replace(program, sizes_bytes=(MIB, 6 * MIB + 1))).ok
 
 
-def test_where_it_begins_to_hang_is_said_of_larger_sizes_too():
+def test_the_limit_is_named_for_larger_sizes_too():
     """For sizes of 12 MiB alone the fault still names 6 MiB as the limit."""
     found = interpret(replace(exchange(3), sizes_bytes=(12 * MIB, 12 * MIB)))
     assert "hangs above 6MiB" in str(found.faults[0])
     assert set(found.hangs_from.values()) == {12 * MIB}
 
 
-def test_what_hangs_at_some_sizes_only_is_still_judged_by_its_outputs():
+def test_a_program_that_hangs_at_some_sizes_has_its_outputs_checked():
     """Outputs are checked at a size without a deadlock."""
     found = interpret(exchange(3))
     assert found.outputs_checked

@@ -65,7 +65,7 @@ def test_as_many_as_the_links_need():
         ("64KB", {"threadblocks": "relay"}, 4, "parts of chunks have at least 1024 bytes"),
     ],
 )
-def test_what_limits_instances_is_said(size, options, most, why):
+def test_what_limits_instances_is_reported(size, options, most, why):
     """A note says what limits the number of instances.
 
     In MSCCL 32 channels allow at most 32 / 3 instances, so 8. Chunks of 8 KB, in parts of at least 1024 bytes,

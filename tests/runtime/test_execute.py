@@ -105,7 +105,7 @@ class TestFaults:
     """Programs with deliberate faults."""
 
     @pytest.mark.slow
-    def test_wrong_offset_is_told_by_rank_and_chunk(self):
+    def test_wrong_offset_is_reported_by_rank_and_chunk(self):
         """Rank 2 writes a received chunk one slot too far; the report names rank and chunk."""
         program = program_for("allgather", "ring:3")
         place = first_step(program, 2, "receive")
@@ -122,7 +122,7 @@ class TestFaults:
             done.raise_if_failed()
 
     @pytest.mark.slow
-    def test_lost_contribution_is_told(self):
+    def test_lost_contribution_is_reported(self):
         """Rank 1 forwards a partial sum without its own contribution; the report says so."""
         program = program_for("allreduce", "ring:3")
         place = next(
@@ -141,7 +141,7 @@ class TestFaults:
         assert "differ from MPI_Allreduce" in done.failure()
 
     @pytest.mark.slow
-    def test_overwritten_input_is_told(self):
+    def test_overwritten_input_is_reported(self):
         """Rank 2 overwrites its input, out of place; the report says so."""
         program = program_for("allgather", "ring:3")
         blocks = (
@@ -180,7 +180,7 @@ class TestFaults:
         assert f"what was sent to be received from rank {source} to rank 1" in done.waits[0].reason
 
     @pytest.mark.slow
-    def test_deadlock_is_told_as_a_cycle(self):
+    def test_deadlock_is_reported_as_a_cycle(self):
         """Two ranks that both receive before they send are reported as a deadlock cycle."""
         both = tuple(RankProgram(1, 2, 0, (_receive_then_send(1 - rank, rank),)) for rank in range(2))
         program = Program("both wait", both, taccl.collectives.allgather(2))

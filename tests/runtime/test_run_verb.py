@@ -112,7 +112,7 @@ class TestEnded:
         assert not left
 
     @pytest.mark.slow
-    def test_a_rank_that_dies_is_told(self, marked, hanging_file):
+    def test_a_rank_that_dies_is_reported(self, marked, hanging_file):
         """If one of two ranks is killed, the other ends, and the command says that there is no report."""
         process = marked.start("run", hanging_file, "--size", "64KB", "--timeout-s", 60)
         marked.wait_for(5, process)
@@ -258,7 +258,7 @@ class TestJoined:
             assert not left
 
     @pytest.mark.slow
-    def test_launcher_of_another_mpi_is_told(self, marked, allgather_file, monkeypatch):
+    def test_launcher_of_another_mpi_is_reported(self, marked, allgather_file, monkeypatch):
         """Under Open MPI's launcher, four ranks started but this environment's MPI sees one: the error says
         so."""
         monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")

@@ -140,7 +140,7 @@ def test_torchrun_is_a_launcher():
     assert (found.launcher, found.rank, found.num_ranks) == ("torchrun", 1, 4)
 
 
-def test_without_pytorch_it_says_what_to_install(file, capsys, monkeypatch):
+def test_without_pytorch_the_error_says_what_to_install(file, capsys, monkeypatch):
     """Without PyTorch the error is one sentence with the install command, without a traceback."""
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["run", str(file), "--engine", "torch"]) == 1
@@ -149,7 +149,7 @@ def test_without_pytorch_it_says_what_to_install(file, capsys, monkeypatch):
 
 @needs_torch
 @pytest.mark.slow
-def test_ranks_of_its_own(file, tmp_path):
+def test_run_starts_its_own_ranks(file, tmp_path):
     """Two ranks of gloo agree with the stock collective bit for bit; the log is read back."""
     words = ("run", file, "--engine", "torch", "--sizes", "1KB,40KB", "--repetitions", 2, "--json")
     done = ran(*words, "--dtype", "bfloat16", "--log", tmp_path / "stock.log")

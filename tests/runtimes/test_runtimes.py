@@ -128,7 +128,7 @@ def test_a_failure_of_its_functions_names_the_runtime(mine, ring_file, capsys):
 
 
 @pytest.mark.slow
-def test_a_lowering_and_times_of_its_own(mine, plan_of_ring):
+def test_a_runtime_may_have_its_own_lowering_and_times(mine, plan_of_ring):
     """A runtime's `lower` makes the programs, and its `Launch.predict` the times, with their source."""
     lowered = []
 
@@ -146,7 +146,7 @@ def test_a_lowering_and_times_of_its_own(mine, plan_of_ring):
     assert (found.time_us, found.algorithm, found.source) == (12.0, "mine", "our choice")
 
 
-def test_its_reason_against_a_collective_is_told(mine):
+def test_a_runtimes_reason_against_a_collective_is_reported(mine):
     """The error for a collective that a runtime refuses gives the runtime's reason; no search begins."""
     with pytest.raises(InputError, match="the interpreter has no broadcast; choose allgather"):
         taccl.plan("ring:4", "broadcast", sizes=["1KB"], runtime="in-python", progress=pytest.fail)

@@ -88,7 +88,7 @@ def test_a_derived_column_is_computed_once():
         schedule.end[0] = 1
 
 
-def test_absent_columns_change_nothing_that_is_said():
+def test_absent_columns_change_no_digest_table_or_transfer():
     """Digest, table and transfers of a schedule without some columns equal those with all columns."""
     assert bare() == relay()
     assert bare().table() == relay().table()
@@ -116,7 +116,7 @@ def test_another_problem_gets_the_columns_that_are_kept():
         ({"start": np.array([2**62, 0, 0])}, "found starts"),
     ],
 )
-def test_columns_by_hand_that_are_none(changed, message):
+def test_invalid_columns_are_refused(changed, message):
     """Columns must be integers of equal length, of existing chunks and links."""
     columns = {name: np.zeros(3, int) for name in ("chunk", "link", "start")} | changed
     with pytest.raises(InputError, match=message):

@@ -227,7 +227,7 @@ def by_brute_force(wanted, known):
 
 
 @pytest.mark.fuzz
-def test_sums_are_made_up_where_they_can_be():
+def test_search_and_verifier_agree_on_the_sums_of_a_rank():
     """Search and verifier agree with an enumeration of subsets on the sums that a rank can form."""
     topology = taccl.topologies.fully_connected(5)
     found = set()

@@ -126,7 +126,7 @@ def test_due_times_order_sends():
 
 
 def test_sums_that_are_exchanged_wait_for_a_release():
-    """Two ranks exchange partial sums; rank 1's contribution is released at 5 us."""
+    """An exchange of partial sums between two ranks waits for the release of rank 1's contribution at 5 us."""
     topology = topologies.fully_connected(2, alpha_us=1, bandwidth_gb_per_s=100)
     problem = taccl.make_problem(topology, "allreduce", chunk_bytes=1_000_000, chunks_per_rank=1)
     links = [topology.links_between(src, 1 - src)[0] for src in (0, 1)]

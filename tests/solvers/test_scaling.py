@@ -7,7 +7,7 @@ from taccl.solvers.model import MilpModel
 from tests.solvers.solver_models import assignment, two_jobs
 
 
-def test_decimals_are_read_as_a_person_means_them():
+def test_decimals_are_read_as_written():
     """0.1 x + 0.25 y <= 0.3 is scaled by 20 to 2 x + 5 y <= 6."""
     model = MilpModel()
     x, y = model.add_variable(0, 9, integer=True), model.add_variable(0, 9, integer=True)

@@ -257,7 +257,7 @@ def test_point_that_breaks_the_model_is_a_crash():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("solver", ["highs", "scip", "cbc", "gurobi", "cpsat"])
-def test_a_solver_tells_its_nodes(solver):
+def test_a_solution_has_the_number_of_search_nodes(solver):
     """A solution has the number of nodes of the search tree."""
     found = in_time(
         lambda limit_s: solve(market_split(soft=True), solver, time_limit_s=limit_s),

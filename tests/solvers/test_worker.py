@@ -139,7 +139,7 @@ def test_worker_that_failed_under_a_memory_limit_is_not_used_again():
         (ImportError("No module named 'x'"), True, False),
     ],
 )
-def test_errors_that_tell_of_memory(error, bounded, expected):
+def test_errors_that_count_as_out_of_memory(error, bounded, expected):
     """Thread and library errors count as out of memory only if the address space is limited."""
     assert tells_of_memory(error, bounded=bounded) is expected
 

@@ -33,7 +33,7 @@ def test_seconds_for_improvement_follow_from_the_seconds_so_far(share, idle_s, m
 
 
 @pytest.mark.parametrize(("finds", "runs"), [(0, 1), (1, 1), (2, 2), (4, 4)])
-def test_what_improvement_finds_gives_it_more_time(finds, runs, monkeypatch):
+def test_successful_improvement_gets_more_time(finds, runs, monkeypatch):
     """Each run that improves the schedule gives the search time for another run; if the first run finds
     nothing, it is the last."""
     schedule = taccl.baselines.ring(PROBLEM)
@@ -69,7 +69,7 @@ def test_what_improvement_finds_gives_it_more_time(finds, runs, monkeypatch):
     [({"time_limit_s": None}, 1 / 3), ({}, None), ({"idle_share": 0.2}, 0.2)],
     ids=["no limit", "a limit", "both"],
 )
-def test_only_a_search_without_a_limit_ends_sooner_unless_it_is_asked(given, share, monkeypatch):
+def test_only_a_search_without_a_limit_ends_early_by_default(given, share, monkeypatch):
     """A given time limit is used in full unless `idle_share` is given; without a limit the search may end
     early."""
     seen = []

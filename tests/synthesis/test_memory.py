@@ -237,7 +237,7 @@ sys.exit(cli.main(sys.argv[2:]))
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the address space of a process")
 @pytest.mark.parametrize("verb", ["synthesize", "bound"])
-def test_too_little_address_space_is_said(verb):
+def test_too_little_address_space_is_reported(verb):
     """With 400 MB of address space, too little to load the libraries, the error is one sentence without an
     abort."""
     words = [verb, "ring:4", "--collective", "allgather", "--size", "4KB"]
@@ -273,7 +273,7 @@ def test_threads_share_a_heap_in_a_bounded_address_space():
     assert "simulated after" in done.stdout
 
 
-def test_functions_are_not_compiled_without_room_for_it(monkeypatch):
+def test_functions_are_not_compiled_without_memory(monkeypatch):
     """With 30 MB of address space left, nothing is compiled, and the error states 64 MB as needed."""
     monkeypatch.setattr(address_space, "free_space_bytes", lambda: 30 * 10**6)
     with pytest.raises(MemoryError, match="30 MB of address space are left, and compiled functions need 64"):
@@ -297,7 +297,7 @@ def test_memory_that_runs_out_is_named():
     assert "memory ran out" in answer.complaint
 
 
-def test_what_is_free_heeds_the_address_space(monkeypatch):
+def test_free_memory_is_limited_by_the_address_space(monkeypatch):
     """Free memory is at most the free address space."""
     monkeypatch.setattr(memory, "free_space_bytes", lambda: 123)
     assert free_memory_bytes() == 123

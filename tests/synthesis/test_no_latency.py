@@ -38,7 +38,7 @@ def warnings_of(size, **options):
         (8, {}, 0),
     ],
 )
-def test_it_is_said_once_where_it_matters(size, options, count):
+def test_warning_is_given_once_where_latency_matters(size, options, count):
     """The warning comes once for 8 bytes under the nominal profile, and not for 1 GB or with given latencies."""
     found = warnings_of(size, **options)
     assert len(found) == count

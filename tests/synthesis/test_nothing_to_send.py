@@ -119,13 +119,13 @@ def test_the_bound_is_nothing_and_checks(name):
 
 
 @every
-def test_it_is_explained(name):
+def test_explain_finds_no_conflict(name):
     """`explain` finds no conflict in a problem without sends."""
     assert taccl.explain(PROBLEMS[name]).feasible
 
 
 @every
-def test_it_is_simulated(name):
+def test_empty_schedule_is_simulated(name):
     """`simulate` finishes at 0, also with four tiles."""
     simulation = taccl.simulate(empty(PROBLEMS[name]), tiles=4)
     assert (simulation.finish_us, simulation.algbw_gb_per_s, simulation.busbw_gb_per_s) == (0, None, None)
@@ -135,7 +135,7 @@ def test_it_is_simulated(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["one rank, allreduce", "no chunks"])
-def test_it_is_drawn_and_reported(name):
+def test_empty_schedule_is_drawn_and_reported(name):
     """The Gantt chart is empty, the figure has no bandwidths, and the report contains both."""
     import matplotlib.pyplot as plt
 
@@ -150,7 +150,7 @@ def test_it_is_drawn_and_reported(name):
 
 
 @every
-def test_it_is_saved_and_read(name, tmp_path):
+def test_empty_schedule_is_saved_and_read(name, tmp_path):
     """A saved empty schedule is equal when it is loaded."""
     taccl.save(empty(PROBLEMS[name]), tmp_path / "s.json")
     assert taccl.load(tmp_path / "s.json") == empty(PROBLEMS[name])
@@ -158,7 +158,7 @@ def test_it_is_saved_and_read(name, tmp_path):
 
 @pytest.mark.parametrize("ending", ["xml", "plan.json", "perfetto.json", "csv", "parquet", "et"])
 @pytest.mark.parametrize("name", sorted(set(PROBLEMS) - {"made from what is there"}))
-def test_it_is_written(name, ending, tmp_path):
+def test_empty_schedule_is_written(name, ending, tmp_path):
     """The empty schedule is written without transfers, or refused if the format has no such collective."""
     try:
         taccl.write(empty(PROBLEMS[name]), tmp_path / f"s.{ending}")
@@ -176,14 +176,14 @@ def test_runtimes_have_no_algorithms_without_data(ending, tmp_path):
 
 
 @pytest.mark.parametrize("name", sorted(set(PROBLEMS) - {"made from what is there"}))
-def test_it_is_lowered_and_interpreted(name):
+def test_empty_schedule_is_lowered_and_interpreted(name):
     """The lowered program copies data that a rank keeps from its input to its output."""
     program = taccl.lower(empty(PROBLEMS[name]))
     assert interpret(program).ok
 
 
 @every
-def test_it_is_replanned(name):
+def test_empty_schedule_is_replanned(name):
     """`replan` of an empty schedule keeps and adds nothing."""
     assert len(taccl.replan(empty(PROBLEMS[name]), PROBLEMS[name]).schedule) == 0
 

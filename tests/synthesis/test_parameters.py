@@ -32,7 +32,7 @@ def test_there_are_at_most_sixty_constants():
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: type(group).__name__)
-def test_every_group_names_benchmarks_that_it_moves(group):
+def test_every_group_names_benchmarks_that_it_affects(group):
     """Every group names the modules of `benchmarks` that it affects."""
     folder = Path(__file__).parents[2] / "benchmarks"
     named = re.findall(r"benchmarks\.(\w+)", type(group).__doc__)
@@ -86,7 +86,7 @@ def test_a_file_that_is_missing(tmp_path):
 
 
 @pytest.mark.slow
-def test_synthesize_obeys_them(compiled_search):
+def test_synthesize_obeys_parameters(compiled_search):
     """With a limit of 0 hops for models the compiled search runs; by default the portfolio does."""
     few = SearchParameters.from_dict({"choice": {"most_hops": 0, "few_hops": 0}})
     assert taccl.synthesize(ring(), time_limit_s=2).choice.startswith("the portfolio")

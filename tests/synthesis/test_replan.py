@@ -255,7 +255,7 @@ class TestBadInput:
         with pytest.raises(InputError, match="alltoall shares no chunk with the old schedule's allgather"):
             replan(old, problem(fully_connected(4), collectives.alltoall(4)))
 
-    def test_a_rank_that_is_cut_off_is_told(self):
+    def test_a_rank_that_is_cut_off_is_reported(self):
         """If both links into rank 1 of a ring are lost, the error names the unreachable rank."""
         old = planned(problem(ring(4), collectives.allgather(4)))
         cut = without(ring(4), links=[(0, 1), (2, 1)])

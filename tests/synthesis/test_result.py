@@ -176,7 +176,7 @@ class TestToDict:
         assert values["size_bytes"] == 4 * 10**6
         assert (values["algbw_gb_per_s"], values["busbw_gb_per_s"]) == (1000.0, 750.0)
 
-    def test_how_it_was_found(self, result):
+    def test_how_the_schedule_was_found(self, result):
         """Backend, seed, versions, and the digest of the schedule are included."""
         values = result.to_dict()
         assert (values["backend"], values["seed"], values["verified"]) == ("greedy", 3, True)
@@ -292,7 +292,7 @@ class TestTrace:
         )  # fmt: skip
 
     @pytest.mark.slow
-    def test_it_begins_with_the_first_schedule(self):
+    def test_trace_begins_with_the_first_schedule(self):
         """Every schedule passed to `on_incumbent` is an entry of the trace, also in other chunks."""
         told = []
         result = brief_synthesis(

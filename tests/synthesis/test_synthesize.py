@@ -511,7 +511,7 @@ taccl.verify(result.schedule).raise_if_failed()
 print("returned", result.stopped, result.interrupted)
 """
 COMMAND = f"{LOOSE}sys.exit(cli.main(sys.argv[1:]))"
-#: The command line with SIGINT during the bound, before any schedule.
+#: Script: the command line gets SIGINT before it has any schedule.
 EARLY = f"""{LOOSE}
 from taccl.synthesis.proposers import table
 

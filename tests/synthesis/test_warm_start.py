@@ -87,7 +87,7 @@ class TestStart:
         with pytest.raises(InputError, match=f"start: found a schedule {said}"):
             taccl.synthesize(problem, start=ring)
 
-    def test_other_costs_under_one_name_are_told(self, ring):
+    def test_other_costs_under_one_name_are_refused(self, ring):
         """A topology of the same name with another rate is refused."""
         other = taccl.topologies.ring(4, bandwidth_gb_per_s=3)
         problem = taccl.make_problem(replace(other, name="ring:4"), "allgather", size_bytes="1MB")
@@ -116,7 +116,7 @@ class TestUntilGap:
         assert observer._cancellation.why == GAP_MET
 
     @pytest.mark.slow
-    def test_the_result_says_that_it_ended_there(self):
+    def test_the_result_states_the_gap_that_ended_the_search(self):
         """The first schedule within the gap ends the search, and a note gives the figure."""
         problem = taccl.make_problem(taccl.topologies.dgx1(), "alltoall", size_bytes="8MB")
         found = brief_synthesis(problem, until_gap=4)
@@ -126,7 +126,7 @@ class TestUntilGap:
         assert "time limit" not in found.choice
 
     @pytest.mark.slow
-    def test_searches_without_release_dates_do_not_look_at_it(self):
+    def test_until_gap_does_not_end_a_search_without_release_dates(self):
         """If chunks have release dates, the search that ignores these dates does not stop at `until_gap`; a
         note says so."""
         problem = replace(problem_of(chunks_per_rank=1), release_us=[(0, 0, 5)])
@@ -210,13 +210,13 @@ class TestExplain:
         assert "no other schedule" in help_ and "bandwidth helps most" in help_
         assert certainty.startswith("Certainty: the schedule is verified and its gap")
 
-    def test_latency_of_small_messages_is_told(self):
+    def test_latency_of_small_messages_is_reported(self):
         """With 8 bytes and 1 us per hop the critical path is 100 % latency."""
         ring = taccl.topologies.ring(4, alpha_us=1, bandwidth_gb_per_s=100)
         problem = taccl.make_problem(ring, "allgather", size_bytes=8, chunks_per_rank=1)
         assert "100% of the critical path is latency" in brief_synthesis(problem, backend="greedy").explain()
 
-    def test_without_a_bound_it_says_so(self, ring):
+    def test_without_a_bound_no_gap_is_claimed(self, ring):
         """Without a bound `explain` claims no gap, and a summary has no critical path."""
         made = brief_synthesis(ring.problem, backend="greedy", keep="summary")
         assert "critical path" not in made.explain()

@@ -194,7 +194,7 @@ def test_mistakes_are_named(load, old, new, said):
         ("src = 0\ndst = 1\nmulticast = true", "found multicast = true on a link to one rank"),
     ],
 )
-def test_a_multicast_is_said_to_be_one(load, fields, said):
+def test_a_multicast_must_be_declared(load, fields, said):
     """A list of destinations requires `multicast = true`, and the reverse."""
     with pytest.raises(TopologyError, match=said):
         load(f"schema = 1\nranks_per_node = 3\n[[link]]\n{fields}\nbeta_us_per_mb = 1\n")

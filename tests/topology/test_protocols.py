@@ -117,7 +117,8 @@ def test_an_overhead_is_part_of_alpha():
 
 @pytest.mark.parametrize(("protocol", "tabled_us", "times"), [("ll", 2.7, 1), ("simple", 14, 2)])
 def test_instance_types_have_the_hops_of_their_network(protocol, tabled_us, times):
-    """Links between nodes of instance types add TCPXO's hop latency to NCCL's, twice under simple (with its flush)."""
+    """Links between nodes of cloud instances have the hop latency of TCPXO besides NCCL's; under simple, with
+    its flush, twice."""
     topology = parse("a3-megagpu-8g", nodes=2, protocol=protocol)
     alpha_us = topology.links[topology.internode_links[0]].alpha_us
     assert float(alpha_us) == pytest.approx(tabled_us + times * NETWORKS["tcpxo"].hop_us)

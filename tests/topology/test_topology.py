@@ -58,7 +58,7 @@ def small():
         ),
     ],
 )
-def test_what_it_says_of_its_links(small, found, expected):
+def test_links_have_their_ends_holds_and_nodes(small, found, expected):
     """Links have the expected ends, holds and nodes."""
     assert found(small) == expected
 
@@ -137,7 +137,7 @@ def test_other_plain_values_are_refused(small, field, value, message):
 @pytest.mark.parametrize(
     ("node_of_rank", "message"), [([], "no ranks"), ([0, 2], r"found node numbers \[0, 2\]")]
 )
-def test_nodes_that_are_none_are_refused(node_of_rank, message):
+def test_invalid_nodes_are_refused(node_of_rank, message):
     """There must be a rank, and nodes must be numbered from 0 without gaps."""
     with pytest.raises(TopologyError, match=message):
         TopologyBuilder("t", node_of_rank).build()

@@ -145,7 +145,7 @@ def test_shared_ports_return(tmp_path, other):
     assert {**written, "switches": None} == {**found, "switches": None}  # all links among its ranks, then
 
 
-def test_lost_names_are_said():
+def test_lost_names_are_kept_as_a_comment():
     """A machine's name and profile, for which files have no field, are kept as a comment."""
     with pytest.warns(LossyConversionWarning, match="machine and profile"):
         text = dump_topology(taccl.topologies.ndv2(nodes=1))

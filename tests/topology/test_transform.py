@@ -65,7 +65,7 @@ def test_relabelled_back_is_the_same(seed):
 
 
 @pytest.mark.parametrize("permutation", [[0, 1], [0, 1, 1], [1, 2, 3]])
-def test_relabel_wants_a_permutation(permutation):
+def test_relabel_requires_a_permutation(permutation):
     """A renaming that repeats or omits a rank is refused."""
     with pytest.raises(TopologyError, match="expected every rank 0-2 once"):
         relabel(ring(3), permutation)

@@ -47,7 +47,7 @@ def test_computations_overlap_with_collectives_of_others(tmp_path):
     assert start["node_5_5"] > 200
 
 
-def test_what_is_left_out_is_said(tmp_path):
+def test_what_the_import_ignores_is_noted(tmp_path):
     """A note lists what the import ignores: times of host operations and of collectives, unsupported
     collectives, and dependencies on absent nodes."""
     path = trace(

@@ -208,7 +208,7 @@ def test_written_parts_keep_the_values(tmp_path):
     assert not {name: each[0] for name, each in found.items() if not each[0] <= 1e-9}
 
 
-def test_gradients_are_those_of_differences():
+def test_gradients_agree_with_finite_differences():
     """Each gradient agrees with finite differences of the function along random directions."""
     rng = np.random.default_rng(0)
     pairs = [("attention", ATTENTION[0][0], {"causal": True}, f"attention_grad_{name}", at)

@@ -298,7 +298,7 @@ def test_written_programs_keep_the_meaning(tmp_path):
     assert not off
 
 
-def test_the_oracle_tells_a_norm_of_slices():
+def test_the_reference_distinguishes_norms_of_slices():
     """The reference interpreter gives different values for norms of slices and the norm of the whole.
 
     Sums of squares of slices may be added up, so splitting these is accepted.

@@ -163,7 +163,7 @@ def test_chunks_that_may_not_merge_are_refused_where_they_may(plain):
 
 
 @pytest.mark.slow
-def test_further_clauses_of_a_schedule_are_its_own(plain):
+def test_a_schedule_may_have_further_clauses(plain):
     """A schedule under a sketch that forbids links is accepted."""
     ring = frozenset(e for e, link in enumerate(RANKS.links) if (link.src + 1) % 4 == link.dst)
     clauses = replace(plain.schedule.problem.clauses, links_allowed=ring)
@@ -182,7 +182,7 @@ def test_a_schedule_without_sends_is_refused(plain):
 
 
 @pytest.mark.parametrize("share", [-1.0, 1.0, float("nan")])
-def test_a_share_that_is_none_is_refused(plain, share):
+def test_an_invalid_share_is_refused(plain, share):
     """A communication share that is below 0, 1 or NaN is refused."""
     assert "communication_share is" in repr(replace(plain, communication_share=share).verify())
 

@@ -174,7 +174,7 @@ def test_a_topology_transforms_the_step():
     assert "'m_new': (((0, ''),), None)" in text
 
 
-def test_unknown_kernels_are_said():
+def test_unknown_kernels_are_reported():
     """A warning names unknown kernels, which are replaced by stand-ins."""
     with pytest.warns(LossyConversionWarning, match="lacks kernels for lambda, drawn"):
         dump_torch_step(kernels())

@@ -78,7 +78,7 @@ def test_files_hold_all_of_a_step(layer, adam, tmp_path):
         save_workload(kernel, tmp_path / "step.toml")
 
 
-def test_a_path_that_is_none_is_named():
+def test_an_invalid_path_is_named():
     """The error for a path that is a number names the value."""
     with pytest.raises(WorkloadError, match="path: found 0; expected text or a path"):
         load_workload(0)
@@ -239,7 +239,7 @@ def test_one_kernel_reads_and_writes_each_tensor_once(adam):
     assert [each.fused for each in fused.operations] == ["", "", "old", "old"]
 
 
-def test_a_kernel_costs_its_head_what_all_of_it_takes(adam):
+def test_the_time_of_a_fused_kernel_is_assigned_to_its_first_operation(adam):
     """The time of a fused kernel is assigned to its first operation: at 1 GB/s its 160 bytes take 160 ns."""
     costs = tile_costs(fuse(adam, "old", "m_new", "p_new"), Rates(1, 1))
     assert costs == {"sum": 0, "old": Fraction(160, 1000), "m_new": 0, "p_new": 0}

@@ -140,7 +140,7 @@ def test_every_near_nic_is_kept(tmp_path, num_gpus, num_nics, rank):
         (0, 25, 25),
     ],
 )
-def test_pcie_generation_is_told_by_nvlinks_or_by_the_nic(tmp_path, num_nvlinks, nic, rate):
+def test_pcie_generation_follows_from_nvlinks_or_the_nic(tmp_path, num_nvlinks, nic, rate):
     """PCIe 3 is assumed up to V100, PCIe 4 for A100, PCIe 5 for H100; and at least the NIC's rate."""
     cell = f"NV{num_nvlinks}" if num_nvlinks else "NODE"
     rows = [f"GPU0 X {cell} NODE", f"GPU1 {cell} X NODE", "NIC0 NODE NODE X"]
@@ -148,7 +148,7 @@ def test_pcie_generation_is_told_by_nvlinks_or_by_the_nic(tmp_path, num_nvlinks,
     assert any(each.startswith(f"{rate} GB/s for a PCIe link") for each in topology.assumed)
 
 
-def test_guess_that_limits_a_given_rate_is_told(tmp_path):
+def test_guess_that_limits_a_given_rate_is_reported(tmp_path):
     """Two NICs of 50 GB/s at a GPU whose PCIe rate is assumed: a note says that it limits 100 GB/s to 50."""
     with pytest.warns(AssumptionWarning, match=r"NIC0 \+ NIC1 \(100 GB/s\) are reached at 50 GB/s only"):
         topology = taccl.topologies.load(_near(tmp_path, 1, 2), nodes=2, nic_gb_per_s=50)
@@ -374,7 +374,7 @@ def test_matrix_in_a_markdown_table_is_read(tmp_path):
     assert _load(table).links == _load(plain).links
 
 
-def test_glued_cells_are_split_and_told(tmp_path):
+def test_glued_cells_are_split_and_reported(tmp_path):
     """NODENODE is split into two cells, and NV120-31 into NV12 and 0-31, as the other GPU's row has NV12."""
     rows = ["GPU0 X NV12 NODE NODE", "GPU1 NV12 X NODE NODE", "NIC0 NODE NODE X PIX", "NIC1 NODE NODE PIX X"]
     path = _smi(tmp_path, *rows)
@@ -442,7 +442,7 @@ def test_faster_nic_that_is_farther_is_used(tmp_path):
     assert not any("fixed shares" in each for each in topology.assumed)
 
 
-def test_shares_of_ranks_with_some_nics_in_common_are_told(tmp_path):
+def test_shares_of_ranks_with_some_nics_in_common_are_reported(tmp_path):
     """If a rank shares one of its NICs, a note says so: GPU0 has a slow and a fast NIC, GPU1 only the fast one."""
     near = _bridge(0, _gpu(0), _nic(0, 1000))
     topology = _load(_dump(tmp_path, near, _bridge(1, _gpu(1), _nic(1, 100000))), nodes=2)

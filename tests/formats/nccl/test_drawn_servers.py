@@ -143,7 +143,7 @@ def test_each_cpu_is_named_for_its_own_rate(tmp_path):
     )
 
 
-def test_cpus_of_different_kinds_are_told(tmp_path):
+def test_cpus_of_different_kinds_are_reported(tmp_path):
     """If two CPUs differ in kind, a note says so, as both directions then have different rates."""
     mixed = (22, [_part("GPU0", 48)]), (16, [_part("NIC0", 48, ("p", 50))])
     alike = (22, [_part("GPU0", 48)]), (22, [_part("NIC0", 48, ("p", 50))])
@@ -171,7 +171,7 @@ def test_nics_are_not_divided_where_that_loses_capacity(tmp_path):
     assert _out(topology) == pytest.approx(30)
 
 
-def test_capacity_of_nics_that_a_rank_does_not_use_is_told(tmp_path):
+def test_capacity_of_nics_that_a_rank_does_not_use_is_reported(tmp_path):
     """A note states the rate of a node if all its NICs could be used by all ranks.
 
     Here a GPU with a PCIe rate of 6 GB/s uses half of its NIC, and the other GPU does not use that NIC.

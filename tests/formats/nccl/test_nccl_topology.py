@@ -154,7 +154,7 @@ def test_a_dump_has_ranks_nvlinks_and_nics():
     assert topology.links[_link(topology, 1, 3)].alpha_us == Fraction("1.75")
 
 
-def test_bare_ids_need_to_be_told():
+def test_devices_without_a_class_need_an_argument():
     """Devices without a class are an error, which counts them and names arguments that give their class."""
     path = OURS / "nccl-topo" / "bare-ids-topo.xml"
     with pytest.raises(
@@ -299,7 +299,7 @@ def test_ndv5_has_a_switch_for_every_rank(load):
     assert _beta(topology, 0, 4) == Fraction(1000, 22)
 
 
-def test_g5_needs_to_be_told_its_gpus(shared_data):
+def test_g5_needs_an_argument_for_its_gpus(shared_data):
     """The file has only bus ids: the error counts the devices and names the argument."""
     path = shared_data / "nccl-topo" / "aws-g5.48xl-topo.xml"
     with pytest.raises(

@@ -102,7 +102,7 @@ def test_allgather_on_every_file_verifies(path):
         assert taccl.verify(brief_synthesis(problem, backend="greedy").schedule).ok
 
 
-def test_every_assumption_is_told():
+def test_every_assumption_is_reported():
     """Rates and alphas, which the file lacks, are listed as assumptions, and in a warning."""
     with pytest.warns(AssumptionWarning, match="7 assumptions") as caught:
         topology = load_nvidia_smi(SQUARE, nodes=2, nic_gb_per_s=10)
@@ -187,7 +187,7 @@ def test_equal_cells_that_no_gpu_could_have_are_nvswitch(tmp_path, size, cell, i
     assert len(ports) == (size if is_switch else 0)
 
 
-def test_nvswitch_can_be_said_and_unsaid(tmp_path):
+def test_an_argument_states_whether_there_is_nvswitch(tmp_path):
     """Four V100 of a DGX-2 look like GPUs joined in pairs, so an argument states if there is NVSwitch."""
     path = _write(tmp_path, *_equal("NV6", 4), columns=_gpus(4))
     assert load_nvidia_smi(path, nvlink_joins="switch").switches
@@ -313,7 +313,7 @@ def test_sentence_that_begins_with_a_gpu_is_no_header(tmp_path):
         assert load_nvidia_smi(path).links == alone.links
 
 
-def test_second_matrix_of_a_file_is_told(tmp_path):
+def test_second_matrix_of_a_file_is_reported(tmp_path):
     """The first of two hosts' matrices is read, and a warning and a note say so."""
     legend = "\nNIC Legend:\n\n  NIC0: {}\n\n"
     rows = ["GPU0 X PIX 0-7 0", "NIC0 PIX X"]
@@ -338,7 +338,7 @@ def test_rows_of_nics_may_be_left_out(tmp_path):
     assert (topology.links, topology.holds) == (expected.links, expected.holds)
 
 
-def test_switch_of_pix_below_one_of_pxb_is_told(tmp_path):
+def test_switch_of_pix_below_one_of_pxb_is_reported(tmp_path):
     """GPU0 and GPU1, PIX to each other and PXB to GPU2, may have their own switch; a note says so."""
     rows = ["GPU0 X PIX PXB", "GPU1 PIX X PXB", "GPU2 PXB PXB X"]
     told = "PIX joins, below a switch that PXB shows"
@@ -352,7 +352,7 @@ def test_switch_of_pix_below_one_of_pxb_is_told(tmp_path):
     ("first", "second", "is_told"),
     [("PIX", "PIX", False), ("PXB", "NODE", False), ("PXB", "PXB", True), ("NODE", "NODE", True)],
 )
-def test_switches_that_cells_of_nvlinks_hide_are_told(tmp_path, first, second, is_told):
+def test_switches_that_cells_of_nvlinks_hide_are_reported(tmp_path, first, second, is_told):
     """If NV cells hide whether two GPUs share a PCIe switch, and a NIC is equally far from both, a note says so."""
     rows = [f"GPU0 X NV12 {first} 0-7 0", f"GPU1 NV12 X {second} 0-7 0", f"NIC0 {first} {second} X"]
     path = _write(tmp_path, *rows, columns=("GPU0", "GPU1", "NIC0"))
@@ -391,7 +391,7 @@ def test_equal_pairs_are_an_assumption(tmp_path):
 
 
 @pytest.mark.parametrize("mixed", [True, False])
-def test_lines_of_several_hosts_are_told_apart(tmp_path, mixed):
+def test_lines_of_several_hosts_are_distinguished(tmp_path, mixed):
     """If a launcher marks lines with their host, in any order, only those of the first host are read."""
     first = _write(tmp_path, *_equal("NV12", 4), columns=_gpus(4)).read_text().splitlines()
     second = _write(tmp_path, *_equal("SYS", 4), columns=_gpus(4)).read_text().splitlines()

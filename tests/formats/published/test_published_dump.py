@@ -287,7 +287,7 @@ def test_overlapping_halves_are_named(tmp_path):
     assert _transfers(back) == _transfers(schedule)
 
 
-def test_alike_costs_are_needed_only_of_nodes(tmp_path):
+def test_equal_costs_are_required_only_inside_nodes(tmp_path):
     """Two nodes of one rank with different costs in each direction are written as one node of two."""
     topology = linked("uneven", [0, 1], [(0, 1, 1, 3), (1, 0, 1, 4)])
     problem = make_problem(topology, collectives.allgather(2), chunk_bytes=10**6)

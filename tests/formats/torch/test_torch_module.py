@@ -112,7 +112,7 @@ def test_a_program_that_computes_something_else_is_refused():
 
 
 @pytest.mark.slow
-def test_convert_writes_it_without_notes_on_sizes(tmp_path):
+def test_convert_writes_a_module_without_notes_on_sizes(tmp_path):
     """A module serves calls of any length and placement, so notes on sizes are omitted."""
     problem = taccl.make_problem(
         taccl.topologies.ring(2), make("allreduce", 2, chunks_per_rank=3), size_bytes=1000

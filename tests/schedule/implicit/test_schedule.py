@@ -142,7 +142,7 @@ def test_a_million_ranks_are_iterated_lazily():
     assert (middle.dst - middle.src) % 10**6 in (1, 10**6 - 1)
 
 
-def test_expanded_it_is_the_same_schedule():
+def test_expansion_is_the_same_schedule():
     """The expanded schedule has the same transfers and finish, and is valid."""
     schedule = ring3()
     expanded = schedule.expand()

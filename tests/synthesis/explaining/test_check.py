@@ -103,7 +103,7 @@ def test_of_too_many_symmetries_to_count_orbits_tell():
 
 
 @pytest.mark.slow
-def test_a_symmetry_that_is_none_names_the_nearest(ndv2):
+def test_an_invalid_symmetry_gets_the_nearest_valid_one(ndv2):
     """A shift of all ranks by one is no symmetry: the message names the nearest valid shift, by 8 in the same
     groups."""
     report, clauses = check(ndv2, symmetry=[{"offset": 1, "group": 16}])

@@ -232,7 +232,8 @@ def test_a_seed_finds_the_same_again():
 
 @pytest.mark.slow
 def test_few_turns_go_far():
-    """dgx1 x4, allgather in 2 chunks per rank: 300 iterations improve the initial schedule by more than 4 %."""
+    """On four DGX-1, 300 iterations improve the first schedule of an allgather in 2 chunks per rank by more
+    than 4 %."""
     topology = topologies.dgx1(4)
     problem = make_problem(topology, collectives.allgather(32, chunks_per_rank=2), size_bytes=MB)
     first = schedule_large(problem, num_runs=1)

@@ -70,7 +70,7 @@ def test_no_cut_excludes_the_optimum(seed):
 
 
 @pytest.mark.slow
-def test_a_cut_raises_the_objective_to_what_it_says():
+def test_a_cut_raises_the_objective_to_the_finish():
     """A gather over two nodes has a single routing. With a cut, the objective of the routing model rises to
     that routing's finish."""
     problem = problem_of(two_nodes(), collectives.gather(4))

@@ -123,7 +123,7 @@ def test_what_was_found_by_the_time_limit_is_returned():
     assert answer.schedule.finish_ticks <= hint.finish_ticks
 
 
-def test_progress_tells_of_every_better_schedule():
+def test_progress_reports_every_better_schedule():
     """Progress reports every better schedule with its finish; the last is the answer's."""
     quotient, news = late(two_hops()), []
     answer = solved(quotient, 6, hint=listed(quotient, backward=True), on_progress=news.append)

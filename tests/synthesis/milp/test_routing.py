@@ -423,7 +423,7 @@ def test_schedules_are_points_of_the_model():
 
 
 @pytest.mark.parametrize("started", [True, False])
-def test_cbc_out_of_time_says_so(started):
+def test_cbc_out_of_time_reports_no_solution(started):
     """At the time limit CBC reports no solution, with and without a start, rather than "infeasible" or a
     crash."""
     problem = problem_of(topologies.hypercube(4), collectives.allgather(16), routing_slack=0)

@@ -53,7 +53,7 @@ def test_most_of_the_optimum_is_reached(dims, policy):
      "switch8@200,ring16@12.5,ring4@200,fully-connected9@400", "switch2@25,ring2@50,switch2@100,ring5@25",
      "switch13@50,switch7@25,switch2@25,switch14@200", "fully-connected5@400,switch5@12.5,ring12@400"])),
 )  # fmt: skip
-def test_rings_and_groups_reach_it_too(number, dims, turn):
+def test_rings_and_groups_reach_95_percent_too(number, dims, turn):
     """Networks of rings and of fully connected groups reach 95 % of the linear program's rate, too.
 
     Networks alternate between the two policies for the order of dimensions; TACCL_MANY=1 tests both on each.
@@ -135,7 +135,7 @@ def test_what_does_not_go_along_dimensions_is_refused(problem, said):
 
 
 @pytest.mark.slow
-def test_a_sketch_that_forbids_it_is_named():
+def test_a_sketch_that_forbids_the_algorithm_is_named():
     """If a sketch removes a link that the algorithm needs, the error names the sketch."""
     problem = make_problem(parse("torus:3x3"), "allreduce", size_bytes=10**6)
     links = frozenset(range(1, len(problem.topology.links)))
@@ -151,7 +151,7 @@ def test_too_many_transfers_are_left_to_implicit_schedules(monkeypatch):
         taccl.synthesize(problem, backend="dimension-balanced")
 
 
-def test_a_topology_that_looks_alike_has_an_implicit_schedule():
+def test_a_dgx_with_rails_has_an_implicit_schedule():
     """A DGX with rails is a product of GPUs and nodes and has an implicit schedule."""
     dims = taccl.dimensions(taccl.topologies.dgx_h100(3))
     result = taccl.synthesize_implicit(dims.host, "allreduce", chunk_size="1MB", backend="dimension-balanced")

@@ -274,7 +274,7 @@ def test_what_is_complete_of_a_baseline_counts(monkeypatch):
     assert search.best.producer.startswith("multiplying") and taccl.verify(search.best).ok
 
 
-def test_a_search_that_ends_without_a_schedule_says_so(monkeypatch):
+def test_a_search_without_a_schedule_advises_more_time(monkeypatch):
     """If all stages end without a schedule, the error advises more time."""
     monkeypatch.setattr(synthesizing, "propose_all", lambda *_: None)
     with pytest.raises(synthesizing.NoSolutionError, match="give more time"):

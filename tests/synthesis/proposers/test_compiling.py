@@ -121,7 +121,7 @@ def test_kernels_left_out_are_one_row_however_often_a_search_needs_them(cold):
     assert [(each.name, each.status) for each in search.stages] == [("kernels", "skipped")]
 
 
-def test_compiling_is_told(monkeypatch):
+def test_compiling_is_reported(monkeypatch):
     """During the first compilation, progress says that kernels are compiled."""
     heard = threading.Event()
     monkeypatch.setattr(compiling, "compile_kernels", lambda problem: heard.wait(60))

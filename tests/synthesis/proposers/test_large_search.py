@@ -51,7 +51,7 @@ class TestPhases:
     """Route balancing, ordering and sending report progress and can be interrupted."""
 
     @pytest.mark.slow
-    def test_each_is_told_with_the_part_that_is_done(self, monkeypatch):
+    def test_each_phase_reports_its_fraction_done(self, monkeypatch):
         """An alltoall on 16 x 16 ranks reports all three phases in order.
 
         The reported fraction of work done never falls by more than a tenth.
@@ -75,7 +75,7 @@ class TestPhases:
         ("phase", "ends"),
         [("balancing routes", pytest.raises(KeyboardInterrupt)), ("queueing sends", nullcontext())],
     )
-    def test_ctrl_c_ends_it_at_once(self, phase, ends, monkeypatch):
+    def test_ctrl_c_ends_each_phase_at_once(self, phase, ends, monkeypatch):
         """Ctrl-C while routes are balanced ends the search; Ctrl-C while sends are queued gives a valid, but later
         schedule of the routes."""
         monkeypatch.setattr(deadline, "_TICK_S", 0.01)
@@ -233,7 +233,7 @@ class TestLimits:
         assert result.choice.startswith("the first schedule")
         assert taccl.verify(result.schedule).ok
 
-    def test_without_a_baseline_the_time_that_is_needed_is_said(self, monkeypatch):
+    def test_without_a_baseline_the_time_needed_is_reported(self, monkeypatch):
         """If no schedule is found in time, the error states how long the whole search needs, not only the
         rest of its run."""
 
@@ -308,7 +308,7 @@ class TestLimits:
         one, two = (synthesize(MESH, backend="greedy", seed=3).schedule.digest() for _ in range(2))
         assert one == two
 
-    def test_progress_is_told(self, monkeypatch):
+    def test_progress_is_reported(self, monkeypatch):
         """A long run reports its fraction done and the time left."""
         told = []
         options = Options(observer=Observer(progress=lambda *what: told.append(what[0])))

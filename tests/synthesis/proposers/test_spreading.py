@@ -320,7 +320,7 @@ def test_combining_collectives_are_refused():
         make_demand(problem.collective, problem.costs)
 
 
-def test_fabric_tells_fast_links_from_slow():
+def test_fast_and_slow_links_form_classes():
     """Two pairs with 1 us links inside and 10 us links across form two classes and two components."""
     builder = TopologyBuilder("pairs", [0, 0, 1, 1])
     for src, dst, beta in ((0, 1, 1), (1, 0, 1), (2, 3, 1), (3, 2, 1), (0, 2, 10), (2, 0, 10)):

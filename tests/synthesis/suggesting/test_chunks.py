@@ -56,7 +56,7 @@ def test_a_collective_keeps_its_own_number():
 
 
 @pytest.mark.parametrize("name", WITHOUT_ARGUMENTS)
-def test_a_collective_made_without_a_number_leaves_it_open(name):
+def test_a_collective_made_without_a_number_leaves_the_number_open(name):
     """A collective object made without a number leaves it open, just like its name."""
     made = COLLECTIVES[name](4)
     by_name, by_object = _problem(name, size=1000), _problem(made, size=1000)
@@ -66,8 +66,8 @@ def test_a_collective_made_without_a_number_leaves_it_open(name):
     assert not cut.chunks_open and cut.collective.chunks_per_rank == 2
 
 
-def test_groups_leave_it_open_together():
-    """A collective on some ranks stays open; groups together are open only if all are."""
+def test_groups_leave_the_number_open_together():
+    """A collective on some ranks leaves its number of chunks open; groups together do so only if all do."""
     pair, cut = taccl.collectives.allgather(2), taccl.collectives.allgather(2, chunks_per_rank=1)
     some = [pair.among((0, 1), num_ranks=4), pair.among((2, 3), num_ranks=4)]
     assert taccl.collectives.together(some).chunks_open
@@ -223,7 +223,7 @@ def test_what_is_cut_already_stays_as_it_is():
 
 
 @pytest.mark.slow
-def test_synthesis_chooses_and_says_so():
+def test_synthesis_chooses_and_notes_a_number():
     """The result has several chunks per rank and finishes before any schedule with one. A note names the
     number."""
     result = brief_synthesis(_problem())
@@ -281,7 +281,7 @@ def test_a_large_machine_is_cut_as_on_the_command_line():
 
 
 @pytest.mark.slow
-def test_the_number_of_chunks_does_not_hang_on_the_time():
+def test_the_number_of_chunks_does_not_depend_on_the_time_limit():
     """1 GB on two nodes of 8 has the same number of chunks with a minute as with an hour."""
     topology = taccl.topologies.dgx_h100(2)
     problem = taccl.make_problem(topology, "allgather", size_bytes=10**9)
@@ -304,7 +304,7 @@ def test_numbers_are_tried_without_kernels(monkeypatch):
     assert chosen.collective.chunks_per_rank == 6
 
 
-def test_numbers_that_time_was_too_short_for_are_said(monkeypatch):
+def test_untried_numbers_are_noted(monkeypatch):
     """If time ends after two numbers of chunks, a note names the untried ones."""
     tried = []
     quick = chunks.quick_schedule
@@ -319,7 +319,7 @@ def test_numbers_that_time_was_too_short_for_are_said(monkeypatch):
     assert any("too short to try 3, 4, 6, 8, 16 chunks per rank" in note for note in chosen.notes)
 
 
-def test_a_number_that_is_used_untried_is_said():
+def test_an_untried_number_in_use_is_noted():
     """If no number of chunks was tried, the note names the number in use separately from the untried ones."""
     problem, over = (
         taccl.make_problem(taccl.topologies.ring(4), "allgather", size_bytes="64MB"),

@@ -71,7 +71,7 @@ def test_none_tries_no_sketch(problem):
     assert not any(stage.name.startswith(("suggest", "sketch")) for stage in without.stages)
 
 
-def test_stages_of_the_sketch_are_told_apart(result):
+def test_stages_of_the_sketch_are_distinguished(result):
     """Names of stages under a sketch start with "sketch: "."""
     names = [stage.name for stage in result.stages]
     assert "suggest" in names
@@ -133,7 +133,7 @@ def test_ctrl_c_while_sketches_are_tried_keeps_the_first_schedule(problem):
     assert taccl.verify(result.schedule).ok
 
 
-def test_what_a_sketch_cannot_speak_of_is_searched_without():
+def test_topologies_that_admit_no_sketch_are_searched_without():
     """Nodes of 9 and 8 ranks admit no sketch; a schedule is still found."""
     builder = TopologyBuilder("uneven", [0] * 9 + [1] * 8)
     for src in range(17):

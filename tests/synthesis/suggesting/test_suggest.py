@@ -92,7 +92,7 @@ def test_the_policy_of_a_switch_follows_the_size(size, policy):
 
 @pytest.mark.slow
 def test_a_collective_keeps_its_chunks(a100):
-    """The chunks of a `Collective` object are kept."""
+    """Suggested sketches keep the number of chunks of a given `Collective` object."""
     collective = taccl.collectives.allgather(24, chunks_per_rank=3)
     (best,) = taccl.suggest_sketches(a100, collective, "72MB", most=1, time_limit_s=0.1)
     assert best.problem.collective == collective

@@ -370,7 +370,7 @@ def test_exact_ties_need_no_slack():
     assert len(quotient.hops) == 4
 
 
-def test_hops_know_how_far_it_still_is():
+def test_hops_have_tails():
     """In a broadcast on a ring of 5 the first hop has a tail (time needed after it) of one hop, 2 us."""
     topology = ring(5)
     quotient = timing_quotient(problem_of(topology, collectives.broadcast(5), routing_slack=Fraction(0)))

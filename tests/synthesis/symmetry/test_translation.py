@@ -198,7 +198,7 @@ def test_a_group_may_be_given():
         assert result.gap == 0
 
 
-def test_alltoall_wants_links_along_the_axes():
+def test_alltoall_requires_links_along_the_axes():
     """An alltoall is refused if links do not follow the axes, such as links from r to r + 2 among 7 ranks."""
     graph = networkx.circulant_graph(7, [2])
     for _, _, data in graph.edges(data=True):
@@ -241,7 +241,7 @@ def test_groups_that_do_not_fit_are_refused(generators, text):
         translations_of_topology(topologies.ring(4), generators)
 
 
-def test_links_that_cost_otherwise_are_refused():
+def test_links_of_unequal_costs_are_refused():
     """A ring with one slower link is refused."""
     ring = topologies.ring(4)
     links = (ring.links[0]._replace(alpha_us=Fraction(9)), *ring.links[1:])
@@ -343,7 +343,7 @@ def test_memory_is_known_before():
     assert memory_needed(implicit_translations("torus:100x100x100")) == 124 * 10**6
 
 
-def test_rings_that_are_none():
+def test_invalid_rings_are_refused():
     """A ring is refused if it misses ranks, uses missing links, or has unequal links."""
     mesh = parse_named("mesh:2x3")
     with pytest.raises(TopologyError, match="every rank once"):
@@ -366,7 +366,7 @@ def test_the_bound_names_what_limits():
     assert "63 sends of whole chunks over 4 resources of each rank" in bound.limits
 
 
-def test_a_result_tells_all_in_plain_values():
+def test_a_result_as_plain_values():
     """`to_dict` of a result has finish, bound, gap and counts."""
     found = synthesize_implicit("torus:8x8")
     told = found.to_dict()
@@ -375,7 +375,7 @@ def test_a_result_tells_all_in_plain_values():
     assert bound_of(found.schedule) == found.bound
 
 
-def test_it_serves_a_problem_whose_nodes_are_cut():
+def test_fabric_divided_into_nodes_has_an_implicit_schedule():
     """A torus that is divided into nodes has an implicit schedule, whose problem equals the given one."""
     problem = make_problem(
         topologies.torus(4, 4, ranks_per_node=4), collectives.allgather(16), chunk_bytes=10**6

@@ -102,7 +102,7 @@ def test_what_is_exchanged_is_lowered():
     assert program.num_steps
 
 
-def test_a_root_that_hears_from_others_as_late_waits():
+def test_no_exchange_if_both_ends_are_equally_far_from_the_root():
     """On a line of three both ends reach the middle at the same time, so no exchange helps."""
     schedule = one_sum(line(3), (0, 1, True), (2, 1, True), (1, 0, False), (1, 2, False))
     assert exchanged(schedule) is None
@@ -133,7 +133,7 @@ def test_rings_of_even_length_take_one_step_less(num_ranks, steps):
     assert result.finish_us == steps
 
 
-def test_it_is_offered_last_and_only_where_it_is_better():
+def test_exchange_is_offered_last_and_only_if_it_finishes_earlier():
     """An exchange of the best schedule replaces it only if it finishes earlier."""
     schedule = one_sum(line(4), *ALONG_A_LINE)
     search = Search(schedule.problem, Options(), Deadline.after(60), most_earliest=2)
@@ -200,7 +200,7 @@ def test_named_contributions_are_left_alone():
     assert exchanged(schedule) is None
 
 
-def test_it_is_not_begun_without_sums_or_time():
+def test_exchange_is_not_tried_without_sums_or_time():
     """No exchange is tried for copies, or for an allreduce too large for the time."""
     gather, reduction = (
         problem_of(ring(4), make(4)) for make in (collectives.allgather, collectives.allreduce)

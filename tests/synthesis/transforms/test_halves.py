@@ -114,7 +114,7 @@ class TestBothHalves:
     """Reduce and broadcast phases of an allreduce together."""
 
     @pytest.mark.slow
-    def test_they_overlap(self):
+    def test_phases_overlap(self):
         """On a star with leaves 1, 2 and 3 us away, fast leaves' sums spread while the slow leaf's are formed.
 
         One phase after the other takes 9 + 9 us. The link to leaf 3 has 4 sends of 3 us, and the first, of a

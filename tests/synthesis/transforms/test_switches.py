@@ -51,7 +51,7 @@ def test_only_the_switch_is_bounded_by_the_switch():
 
 
 @pytest.mark.slow
-def test_off_sums_by_ranks_and_says_so_in_its_bound():
+def test_off_means_that_ranks_alone_reduce():
     """With in_network="off" neither schedule nor bound uses the switch's reductions.
 
     Four ranks at 12.5 GB/s then send 1.5 MB for 1 MB, which takes 120 us.
@@ -134,7 +134,7 @@ def test_a_tree_of_switches_is_as_fast_as_one():
         (in_network(4), SIZE, "scan", "no switch adds and multicasts what chunk", CollectiveError),
     ],
 )
-def test_what_no_switch_can_add_is_said(topology, size, collective, error, kind):
+def test_what_no_switch_can_reduce_is_refused(topology, size, collective, error, kind):
     """With in_network="only" the error for a problem that switches cannot reduce gives the reason."""
     problem = make_problem(topology, collective, size_bytes=size, chunks_per_rank=1)
     with pytest.raises(kind, match=error):

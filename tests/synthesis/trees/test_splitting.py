@@ -41,7 +41,7 @@ def test_links_carry_what_switches_did(name, nodes):
     assert find_cut(plain, links[tail, head], counts, np.arange(network.num_ranks)) is None
 
 
-def test_a_port_serves_one_partner_where_that_will_do():
+def test_a_port_serves_one_partner_where_that_suffices():
     """Ranks behind one switch become a ring, so each port serves one partner."""
     *_, found = split(taccl.topologies.star(5), 1)
     assert len(found) == 5
