@@ -346,7 +346,7 @@ def _fits(times: StepTimes, digit: Digit) -> bool:
     return bool(times.hops(digit))
 
 
-def _that_delay(times: StepTimes, digits: Iterable[tuple[Digit, bool]]) -> Ints:
+def _limiting_resources(times: StepTimes, digits: Iterable[tuple[Digit, bool]]) -> Ints:
     """Indices of resources that can limit a plan: no other one is held as long or longer in every step."""
     loads = []
     for digit, is_same in digits:
