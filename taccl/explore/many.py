@@ -14,13 +14,14 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from taccl._internal.deadline import leave, signals_to
+from taccl._internal.deadline import busy_factor, leave, signals_to
 from taccl.errors import InputError, TacclError, TacclWarning, warn
 from taccl.explore.cache import Cache, Entry, warn_of_damage
 from taccl.explore.rows import LABELS, frame, with_best_bounds
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 Asked = Sequence[tuple[Callable[[], Problem], dict[str, Any]]]
 Answer = tuple[int, dict[str, Any], dict[str, Any] | None]
+#: `_WORKER_S`: CPU seconds that a process for runs takes to start.
+#: `_MOST_START_SHARE`: max share of the time left for this; otherwise, runs are in this process.
+_WORKER_S, _MOST_START_SHARE = 1.0, 0.5
 #: Exceptions of joblib and Dask for a dead worker. A run's own errors are rows, and raise nothing.
 _DEATHS = ("BrokenProcessPool", "TerminatedWorkerError", "KilledWorker")
 
@@ -118,8 +122,10 @@ def _answers(waiting: Sequence[tuple[int, RunRequest]], num_workers: int | None)
     If a worker dies, the runs under way are repeated one at a time, to find the run that kills its worker.
     """
     num_jobs = num_at_once(num_workers, len(waiting))
+    if num_workers is None and not _may_start_workers(min(run.until_s for _, run in waiting)):
+        num_jobs = 1
     left = {
-        index: run._replace(rounds=-(-(len(waiting) - place) // num_jobs))
+        index: run._replace(rounds=-(-(len(waiting) - place) // num_jobs), is_first=place == 0)
         for place, (index, run) in enumerate(waiting)
     }
     alone = 0  # number of the next runs that run one at a time
@@ -142,6 +148,18 @@ def _answers(waiting: Sequence[tuple[int, RunRequest]], num_workers: int | None)
             else:
                 alone = min(len(left), 2 * num_jobs) + 1  # joblib dispatches this many ahead
         alone = max(0, alone - 1)
+
+
+def _may_start_workers(until_s: float) -> bool:
+    """True if processes for runs start in time, or if runs go to a cluster or to processes that exist.
+
+    - `until_s`: End of all runs on the clock of `time.time`.
+    """
+    from joblib.parallel import get_active_backend
+
+    starts = type(get_active_backend()[0]).__name__ == "LokyBackend"
+    left_s = until_s - time.time()
+    return not starts or busy_factor() * _WORKER_S <= _MOST_START_SHARE * left_s
 
 
 def num_at_once(num_workers: int | None, num_runs: int) -> int:

@@ -34,6 +34,8 @@ from taccl.topology.registry import parse
 _OPTIONS = ("backend", "seed", "time_limit_s", "threads", "parameters")
 #: Min seconds for a run that shares its time with others.
 _LEAST_LIMIT_S = 0.1
+#: Max seconds between the end of all runs and the start of a run; later runs are left out.
+_LATE_S = 1.0
 #: Seconds that solver processes of a worker process wait for the next run.
 _LINGER_S = 3.0
 #: Seconds between checks of a worker process for the end of its parent.
@@ -54,6 +56,7 @@ class RunRequest(NamedTuple):
     - `stores`: True if results go into the cache.
     - `until_s`: End of all runs on the clock of `time.time`; inf if each has its own limit.
     - `rounds`: Number of successive runs of one worker until `until_s`, this one included.
+    - `is_first`: True if it runs however late it begins, so that there is a result.
     """
 
     problem: Problem
@@ -62,6 +65,12 @@ class RunRequest(NamedTuple):
     stores: bool
     until_s: float = math.inf
     rounds: int = 1
+    is_first: bool = True
+
+    @property
+    def is_too_late(self) -> bool:
+        """True if all runs should have ended, so that this one is left out."""
+        return not self.is_first and time.time() > self.until_s + _LATE_S
 
     @property
     def limit_s(self) -> float:
@@ -86,6 +95,9 @@ def known_row(problem: Problem, row: dict[str, Any]) -> dict[str, Any]:
 
 def perform(run: RunRequest) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Perform a run: its row, which states the reason of a failure, and the document to store or None."""
+    if run.is_too_late:
+        why = "no time was left for it; give more time"
+        return run.row | {"error": why}, None
     # Imported here, as cached results do not need them.
     from taccl.synthesis.parameters import SearchParameters
     from taccl.synthesis.synthesize import synthesize

@@ -13,11 +13,13 @@ import pytest
 
 import taccl
 from taccl.errors import FallbackWarning, InfeasibleError, NoSolutionError, SolverUnavailableError
+from taccl.explore import many
 from taccl.explore import run as run_module
 from taccl.explore.rows import COLUMNS, DETAILS, SHORT
 from taccl.explore.run import RunRequest, failed_row
 from taccl.solvers.process import WORKERS
 from taccl.synthesis.result import Stage
+from tests.effort import AMPLE_S
 from tests.fuzzing import MANY
 
 #: The function `taccl.synthesize` itself, also while a test replaces it.
@@ -429,6 +431,29 @@ def test_runs_share_the_time_that_is_left(problem, monkeypatch):
     compare(problem, backends=["greedy"], seeds=range(3), time_limit_s=60, total_limit_s=50)
     assert rounds == [3, 2, 1]
     assert limits == [20, 20, 20], "the table has equal parts of the limit that was asked for"
+
+
+@pytest.mark.slow
+def test_a_run_that_would_begin_too_late_is_left_out(problem, monkeypatch):
+    """Once all runs should have ended, the first run still has a schedule, and the others are not run."""
+    monkeypatch.setattr("taccl.explore.run._LATE_S", -1000.0)
+    monkeypatch.setattr("taccl.explore.run._LEAST_LIMIT_S", AMPLE_S)
+    found = compare(
+        problem, backends=["greedy"], seeds=range(3), total_limit_s=100, num_workers=1, cache=False, full=True
+    )
+    assert found.verified.tolist() == [True, False, False]
+    assert found.status.tolist()[1:] == ["not run"] * 2
+    assert found.error.tolist()[1:] == ["no time was left for it; give more time"] * 2
+
+
+@pytest.mark.parametrize(("left_s", "factor", "starts"), [(4.0, 1.0, True), (4.0, 3.0, False)])
+def test_processes_are_started_only_if_that_takes_half_of_the_time_at_most(
+    monkeypatch, left_s, factor, starts
+):
+    """A process takes 1 s of CPU to start, so 3 s on a busy machine, which is more than half of 4 s."""
+    monkeypatch.setattr(many, "busy_factor", lambda: factor)
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert many._may_start_workers(left_s) == starts
 
 
 def test_a_run_has_an_equal_part_of_what_is_left():

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from taccl._internal.deadline import busy_factor
 from taccl._internal.units import format_us
 from taccl.baselines.servers import servers
 from taccl.baselines.table import BASELINES, row_of
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
+from taccl.solvers.registry import OWN_BACKENDS
 from taccl.synthesis.bounding import bound_over_all_chunkings, bound_within, look_for_bound
 from taccl.synthesis.budget import Turn, nothing, run
 from taccl.synthesis.improve.improvement import suits_improvement
@@ -30,6 +32,7 @@ from taccl.synthesis.proposers.finer import (
     offer_cut,
     offer_estimated,
 )
+from taccl.synthesis.proposers.large import effort
 from taccl.synthesis.proposers.stages import ruin_and_recreate, search_plain, too_short
 from taccl.synthesis.proposers.trees import is_worthwhile, may_fill, no_time, offer_trees
 from taccl.synthesis.proposing import OwnProposer, registered
@@ -42,6 +45,8 @@ from taccl.synthesis.transforms.switches import by_switches
 
 #: Share of the time for baselines in finer chunks, if the problem leaves the number of chunks open.
 _CUT_SHARE = 0.25
+#: CPU seconds per hop until a solver that works alone has a schedule: quotient, and one list schedule.
+_ALONE_S_PER_HOP = 7e-5
 #: Share of the time reserved for ruin and recreate if the search uses no suggested sketch.
 _SKETCHED_SHARE = 0.3
 
@@ -103,7 +108,20 @@ def _competes_before(search: Search) -> bool:
     return _competes(search) and search.options.keeps_sends
 
 
+def _may_be_first(search: Search) -> bool:
+    """True if baselines run before the search: they compete with it, or it may find no schedule in time."""
+    return search.options.keeps_sends and (_competes(search) or _is_too_short_alone(search))
+
+
+def _is_too_short_alone(search: Search) -> bool:
+    """True if a solver that works alone may have no schedule by the deadline."""
+    is_alone = search.backend not in OWN_BACKENDS
+    return is_alone and busy_factor() * _ALONE_S_PER_HOP * effort(search.problem) > search.deadline.left_s
+
+
 def _first_baselines(search: Search) -> None:
+    if not _competes(search):
+        search.notes.append(f"time was short for {search.backend} alone, so baselines came first")
     offer_first(search)
 
 
@@ -293,7 +311,7 @@ FIRST: tuple[Turn, ...] = (
     ),
     Turn(OwnProposer("recursive multiplying by estimate", _estimated_first), _may_be_finer),
     Turn(OwnProposer("pipelined trees", _from_one_rank_first, is_at_one_rank), _may_be_finer),
-    Turn(OwnProposer("first baselines", _first_baselines), _competes_before),
+    Turn(OwnProposer("first baselines", _first_baselines), _may_be_first),
     Turn(OwnProposer("baselines in finer chunks", _finer_first), _may_be_finer, improves=True),
     Turn(OwnProposer("bound over all chunkings", _bound_all_chunkings), _competes_before, improves=True),
     Turn(OwnProposer("trees", _along_trees, may_fill), _may_grow_trees, no_time, improves=True),

@@ -69,6 +69,21 @@ def test_the_compiled_list_scheduler_comes_first_for_uneven_pairs(nodes, monkeyp
     assert finishes_us[0] < 1.05 * taccl.lower_bound(search.problem).bound_us
 
 
+@pytest.mark.parametrize(("left_s", "comes_first"), [(1e-3, True), (AMPLE_S, False)])
+def test_baselines_precede_a_named_solver_that_would_have_no_schedule_in_time(left_s, comes_first):
+    """Baselines run before a named solver only if its first schedule would be late; a note says so.
+
+    The estimate for 32 hops, 4 chunks times 8 links, is 2 ms.
+    """
+    search = Search(problem_of("allgather"), Options(backend="highs"), Deadline.after(left_s))
+    (turn,) = [each for each in table.FIRST if each.proposer.name == "first baselines"]
+    assert turn.is_meant(search) == comes_first
+    if comes_first:
+        turn.proposer.propose(search)
+        assert taccl.verify(search.best).ok
+        assert search.notes == ["time was short for highs alone, so baselines came first"]
+
+
 def test_without_time_the_quickest_is_offered():
     """With a deadline of 0 s the quickest baseline is still the first schedule."""
     search = Search(problem_of(), Options(parameters=PATIENT), Deadline.after(0.0))
