@@ -48,7 +48,8 @@ def number_of_pieces(topology: Topology, collective: Collective, chunk_bytes: in
     try:
         if max(len(dims) for *_, dims in collectives_of(problem)) < 2:
             return 1
-        return cut_balanced(problem, policy="lp").collective.num_chunks // collective.num_chunks
+        cut = cut_balanced(problem, policy="lp", most_transfers=_MOST_TRANSFERS)
+        return cut.collective.num_chunks // collective.num_chunks
     except InputError:
         return 1
 

@@ -178,20 +178,30 @@ def offer_balanced_groups(search: Search, cut: Callable[[Problem, int], Problem]
 
     - `cut`: Function from (problem, parts) to the problem with each chunk cut into that many parts.
     """
-    problem, since, portfolio = search.problem, time.monotonic(), search.parameters.portfolio
+    since, portfolio = time.monotonic(), search.parameters.portfolio
     until = search.deadline.sooner(for_baselines_s(search.deadline, portfolio.best_share))
-    made = None
-    try:
-        with until.enforced():
-            finer = cut_balanced(replace(problem, chunks_open=search.is_open), policy=search.options.policy)
-            found = balanced_schedule(finer, most_transfers=portfolio.first_transfers, improve=False)
-            assert found is not None, "any finish counts"
-            if search.is_open:
-                made = _search_for(search, found, cut)
-            else:
-                search.offer_whole(found, producer=found.producer, verified=True)
-    except (InputError, OutOfTime) as error:
-        search.record("groups over dimensions", "taccl", "no-solution", since, message=str(error))
+    problem = replace(search.problem, chunks_open=search.is_open)
+    found, made, said = None, None, ""
+    # First in fewer chunks, so that a schedule exists if time ends the second attempt.
+    for most in (portfolio.first_transfers // 2, 2 * portfolio.first_transfers):
+        spent_s = time.monotonic() - since
+        try:
+            with until.enforced():
+                finer = cut_balanced(problem, policy=search.options.policy, most_transfers=most)
+                if found is not None:
+                    parts = finer.collective.num_chunks // found.problem.collective.num_chunks
+                    if parts == 1 or parts * spent_s > until.left_s:
+                        break
+                found = balanced_schedule(finer, most_transfers=most, improve=False)
+                assert found is not None, "any finish counts"
+                if search.is_open:
+                    made = _search_for(search, found, cut) or made
+                else:
+                    search.offer_whole(found, producer=found.producer, verified=True)
+        except (InputError, OutOfTime) as error:
+            said = str(error)
+    if found is None:
+        search.record("groups over dimensions", "taccl", "no-solution", since, message=said)
         return None
     search.record("groups over dimensions", "taccl", "done", since, finish_us=found.finish_us)
     return made

@@ -1,6 +1,7 @@
 """The backend "dimension-balanced": orders of dimensions by linear program or greedily, and the rate reached."""
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 
@@ -16,7 +17,8 @@ from taccl.errors import CollectiveError, InputError, TopologyError
 from taccl.explore import plan as planning
 from taccl.explore.plan_search import PlanSearch
 from taccl.problem.making import make_problem
-from taccl.synthesis.proposers.balanced import choose_num_chunks, choose_orders
+from taccl.sketch.apply import in_groups
+from taccl.synthesis.proposers.balanced import choose_num_chunks, choose_orders, cut_balanced
 from taccl.topologies import parse
 from tests.effort import AMPLE_S, brief_synthesis
 from tests.fuzzing import MANY, thinned
@@ -91,6 +93,30 @@ def test_small_data_is_cut_into_few_chunks():
     assert choose_num_chunks(dims, "allreduce", 64) == 1
     dims = taccl.dimensions("multidim:switch16@100,switch64@100")
     assert choose_num_chunks(dims, "allreduce", 10**9) >= 16
+
+
+def test_chunks_are_limited_by_transfers():
+    """16 MB over two rings of 4 is cut into 128 chunks; at most 10,000 transfers leave 16 chunks."""
+    problem = taccl.make_problem(parse("multidim:ring4@100,ring4@25"), "allreduce", size_bytes=16_000_000)
+    problem = replace(problem, chunks_open=True)
+    assert cut_balanced(problem, policy="lp").collective.chunks_per_rank == 128
+    # Transfers are counted as 2 * chunks per rank * 16 * 16.
+    few = cut_balanced(problem, policy="lp", most_transfers=10_000)
+    assert few.collective.chunks_per_rank == 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("along", [(1, 3), (1, 2)])
+def test_groups_over_some_dimensions_finish_near_the_bound(along):
+    """Groups on two of three dimensions finish within 2 % of the time that the rates of these allow.
+
+    A rank of 16 sends and receives 2 * 15/16 of 16 MB at 125 GB/s: 240 us.
+    """
+    sizes = {1: "ring4@100", along[1]: "ring4@25"}
+    topology = parse("multidim:" + ",".join(sizes.get(number, "switch2@50") for number in (1, 2, 3)))
+    collective = in_groups(topology, "allreduce", along, where="test")
+    found = brief_synthesis(taccl.make_problem(topology, collective, size_bytes=16_000_000))
+    assert 240 < found.schedule.finish_us < 1.02 * 240
 
 
 @pytest.mark.slow
