@@ -18,6 +18,7 @@ from taccl.measure.machine import (
     is_stand_in,
     machine_by_gpus,
     modelled,
+    port_mismatch,
     with_switches,
 )
 from taccl.measure.series import Log, Series
@@ -101,6 +102,8 @@ def topology_of(series: Series, machine: Machine, gpus: Collection[str]) -> tupl
             notes.append(f"the log lists no hosts; {format_count(nodes, 'node')} assumed (--nodes)")
     switched = with_switches(whole, gpus)
     notes += [f"assumed: {each}" for each in switched.assumed if each not in whole.assumed]
+    if said := port_mismatch(whole, gpus):
+        notes.append(said)
     whole = switched
     if machine.topology is None and isinstance(word, str) and is_stand_in(word, gpus):
         listed = first_of([shown(name, 60) for name in sorted(gpus)], 3)

@@ -17,10 +17,13 @@ from taccl.topology.topology import Topology
 
 #: {machine: its GPU models}. Models share a machine if their links in a node are alike.
 _GPUS = {
-    "ndv2": ("V100",), "dgx1": ("V100",), "dgx2": ("V100",), "dgx-a100": ("A100",), "dgx-h100": ("H100",),
-    "h200": ("H200",), "b200": ("B200", "B300"), "gb200-nvl72": ("GB200", "GB300"),
-    "mi300x": ("MI300X", "MI325X"), "mi355x": ("MI355X", "MI350X"),
+    "ndv2": ("V100",), "dgx1": ("V100",), "dgx2": ("V100",), "dgx-a100": ("A100",),
+    "dgx-h100": ("H100", "H20"), "h200": ("H200",), "b200": ("B200", "B300"),
+    "gb200-nvl72": ("GB200", "GB300"), "mi300x": ("MI300X", "MI325X"), "mi355x": ("MI355X", "MI350X"),
 }  # fmt: skip
+#: {GPU model whose NVLinks are fewer than those of any machine model: its generation}. Both have 400 GB/s of
+#: NVLink by their data sheets.
+_FEWER_LINKS = {"A800": "Ampere", "H800": "Hopper"}
 #: {machine: GPU models that communicate over PCIe}, including PCIe boards of the models above.
 _PCIE_GPUS = {
     "v100-pcie": ("V100",), "a100-pcie": ("A100",), "h100-pcie": ("H100",), "t4": ("T4",),
@@ -127,11 +130,31 @@ def with_switches(topology: Topology, gpus: Collection[str]) -> Topology:
 
     - `gpus`: Names of the GPUs, as far as they are known.
     """
-    from taccl.topology.models import MODELS
     from taccl.topology.nvls import with_nvls
 
-    machine = machine_by_gpus(gpus)
-    return with_nvls(topology, MODELS[machine].generation if machine else "")
+    return with_nvls(topology, generation_of(gpus))
+
+
+def generation_of(gpus: Collection[str]) -> str:
+    """NVIDIA generation of the named GPUs, such as ``"Hopper"``; empty if it is unknown."""
+    from taccl.topology.models import MODELS
+
+    machine, models = machine_by_gpus(gpus), gpu_models(gpus)
+    if machine:
+        return MODELS[machine].generation
+    return _FEWER_LINKS.get(next(iter(models)), "") if len(models) == 1 else ""
+
+
+def port_mismatch(topology: Topology, gpus: Collection[str]) -> str:
+    """Sentence if ports of an import have the rate of another generation than the named GPUs; else empty."""
+    from taccl.topology.nvls import port_generation
+
+    known, guess = generation_of(gpus), "" if topology.machine else port_generation(topology)
+    if not known or not guess or known == guess:
+        return ""
+    rate, names = machine_of(topology).node_gb_per_s, first_of([shown(name, 60) for name in sorted(gpus)], 3)
+    said = f"the GPUs are {names}, but the file's ports of {rate:.4g} GB/s are those of {guess}"
+    return f"{said}; check --topology, or convert it with --set nvlink_gb_per_s=RATE"
 
 
 def figures_of(topology: Topology) -> Machine:

@@ -17,8 +17,16 @@ from taccl.topology.tuning import NVLINK_GB_PER_S, NVLS_SHARE
 if TYPE_CHECKING:
     from taccl.topology.topology import Switch, Topology
 
-#: Max relative difference between a port's rate and a generation's that counts as rounding.
-_ROUNDED = Fraction(1, 100)
+#: `_ROUNDED`: max relative difference between a port's rate and a generation's that counts as rounding.
+#: `_EXACT`: max relative difference from a multiple of NCCL's rate for an NVLink, in imports of NCCL's files.
+_ROUNDED, _EXACT = Fraction(1, 100), Fraction(1, 1000)
+#: Profile of imports whose ports have NCCL's rates; others have those of data sheets.
+_NCCL_RATES = "nccl"
+#: Remedy if a guess by the rates of ports is wrong.
+_STATE_RATE = "nvlink_gb_per_s= of the import states another rate"
+
+#: Numbers of ranks of nodes whose NVSwitches sum data.
+_FULL = {each.shape.ranks_per_node for each in MODELS.values() if each.shape.nvls}
 
 
 class _Ports(NamedTuple):
@@ -36,8 +44,11 @@ def with_nvls(topology: Topology, generation: str = "") -> Topology:
     model of a generation with NVLS. Other topologies, such as machines by name, are returned unchanged.
 
     - `generation`: Generation of the GPUs, such as ``"Hopper"``. If it is empty, the rate of the ports
-      determines the generation, and `Topology.assumed` says so. At a rate of GPUs without NVLS, no links are
-      added.
+      determines the generation, and `Topology.assumed` says so, as it does if the rate belongs to no known
+      generation. At a rate of GPUs without NVLS, no links are added.
+
+    Sums reach the same share of NCCL's rate for the ports as on full servers: 8 H800 measured 215 GB/s of
+    busbw (NVIDIA/nccl issue 1374), or 1.05 times this rate, as 8 H100 do.
     """
     if topology.machine or any(switch.reduces for switch in topology.switches):
         return topology
@@ -48,14 +59,19 @@ def with_nvls(topology: Topology, generation: str = "") -> Topology:
     if len(costs) != 1 or len(known) < len(ports) or [set(each.out) for each in known] != nodes:
         return topology
     rate = 1000 / known[0].cost.beta_us_per_mb
-    guess = _generation(rate)
+    guess = port_generation(topology)
     found = generation or guess
+    if not found and any(len(node) in _FULL for node in nodes):
+        said = f"NVSwitch sums no data (NVLS), as ports of {float(rate):.4g} GB/s are of no known GPU"
+        return replace(topology, assumed=(*topology.assumed, f"{said}; {_STATE_RATE}"))
     models = [each for each in MODELS.values() if each.generation == found and each.shape.nvls]
     sizes = {each.shape.ranks_per_node for each in models}
     if guess not in ("", *NVLS_SHARE) or any(len(node) not in sizes for node in nodes):
         return topology
-    # The rate of sums is NCCL's figure for the generation, limited by the rate of the ports.
+    # NCCL's rate of the ports. Those of imports without NCCL's rates have the rate of data sheets.
     stated = models[0].num_nvlinks * Fraction(NVLINK_GB_PER_S[found])
+    sheet = Fraction(str(models[0].links["nvswitch"][0]))
+    stated = min(stated, rate * (1 if topology.profile == _NCCL_RATES else stated / sheet))
     profile = PROFILES[models[0].shape.nvls]
     share = min(Fraction(profile.efficiency) * stated / rate, Fraction(str(NVLS_SHARE[found])))
     reduces = replace(profile, efficiency=share)
@@ -65,7 +81,7 @@ def with_nvls(topology: Topology, generation: str = "") -> Topology:
         links = add_aggregation(builder, each.out, each.into, each.cost, reduces=reduces, name=switch.name)
         switches.append(replace(switch, links=(*switch.links, *links), reduces=reduces))
     said = f"NVSwitch sums data (NVLS), as ports of {float(rate):.4g} GB/s are those of {found} GPUs"
-    assumed = topology.assumed if generation else (*topology.assumed, said)
+    assumed = topology.assumed if generation else (*topology.assumed, f"{said}; {_STATE_RATE}")
     return replace(builder.build(), switches=tuple(switches), notes=topology.notes, assumed=assumed)
 
 
@@ -75,20 +91,26 @@ def port_generation(topology: Topology) -> str:
     ports = [_ports(topology, switch) for switch in topology.switches]
     costs = {None if each is None else each.cost for each in ports}
     cost = costs.pop() if len(costs) == 1 else None
-    return "" if cost is None else _generation(1000 / cost.beta_us_per_mb)
+    return "" if cost is None else _generation(1000 / cost.beta_us_per_mb, topology.profile)
 
 
-def _generation(gb_per_s: Fraction) -> str:
+def _generation(gb_per_s: Fraction, profile: str) -> str:
     """GPU generation whose ports can have this rate; empty if there is none.
 
-    Rates of a generation's ports range from NCCL's figure to that of the data sheet.
+    Rates of a generation's ports range from NCCL's figure to that of the data sheet. Ports of imports with
+    NCCL's rates may have fewer NVLinks, such as the eight of H800.
     """
-    for model in MODELS.values():
-        if model.num_nvlinks and "nvswitch" in model.links:
-            most = Fraction(str(model.links["nvswitch"][0]))
-            least = model.num_nvlinks * Fraction(NVLINK_GB_PER_S[model.generation])
-            if least * (1 - _ROUNDED) <= gb_per_s <= most * (1 + _ROUNDED):
-                return model.generation
+    switched = [each for each in MODELS.values() if each.num_nvlinks and "nvswitch" in each.links]
+    for model in switched:
+        most = Fraction(str(model.links["nvswitch"][0]))
+        least = model.num_nvlinks * Fraction(NVLINK_GB_PER_S[model.generation])
+        if least * (1 - _ROUNDED) <= gb_per_s <= most * (1 + _ROUNDED):
+            return model.generation
+    for model in switched if profile == _NCCL_RATES else ():
+        num = round(gb_per_s / Fraction(NVLINK_GB_PER_S[model.generation]))
+        of_num = num * Fraction(NVLINK_GB_PER_S[model.generation])
+        if 1 <= num <= model.num_nvlinks and abs(gb_per_s / of_num - 1) <= _EXACT:
+            return model.generation
     return ""
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.explore.degraded import CASES
+from tests.explore.degraded import CASES, node_log
 from tests.explore.test_diagnose import judged, rates
 from tests.fuzzing import thinned
-from tests.nvswitch import server_xml
+from tests.nvswitch import matrix, server_xml
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::taccl.errors.AssumptionWarning")]
 
@@ -86,3 +86,35 @@ def test_the_assumed_network_is_stated(shared_data, xml):
         "65% of the line rate of NICs is assumed to be reached, as on roce-pcie" in note for note in found[1]
     )
     assert not any("line rate" in note for note in judged(logs[0], topology="dgx-a100").notes)
+
+
+#: Name of the GPUs in logs of `node_log`.
+H100_NAME = "NVIDIA H100 80GB HBM3"
+
+
+@pytest.mark.parametrize("text", [server_xml(90, 8), matrix(8)], ids=["xml", "topo -m"])
+def test_fewer_links_of_hopper_have_nvls(log, tmp_path, text):
+    """The published 215 GB/s of busbw on 8 H800 (NVIDIA/nccl issue 1374) are as expected, by NVLS."""
+    path = tmp_path / ("h800.xml" if text.startswith("<") else "h800.txt")
+    path.write_text(text)
+    found = judged(log(node_log(215.0).replace(H100_NAME, "NVIDIA H800")), topology=str(path))
+    assert found.share == pytest.approx(215 / 204, rel=0.03)
+    assert "(NVLS, 204" in found.verdict
+    assert found.verdict.endswith("; as expected")
+
+
+def test_ports_of_another_generation_are_said(log, tmp_path):
+    """A matrix shows B200 and H100 alike; if the log names B200, a note names the rate and the remedy."""
+    path = tmp_path / "b200.txt"
+    path.write_text(matrix(18))
+    text = node_log(835.0).replace(H100_NAME, "NVIDIA B200")
+    (said,) = (note for note in judged(log(text), topology=str(path)).notes if "the GPUs are" in note)
+    assert "NVIDIA B200, but the file's ports of 450 GB/s are those of Hopper" in said
+    assert "--set nvlink_gb_per_s=" in said
+    assert not any("the GPUs are" in note for note in judged(log(node_log(470.0)), topology=str(path)).notes)
+
+
+def test_h20_is_judged_by_alike_links(log):
+    """H20 has the NVLinks of H100: logs that name it are judged on dgx-h100, and a note says so."""
+    found = judged(log(node_log(470.0).replace(H100_NAME, "NVIDIA H20")))
+    assert "the GPUs are NVIDIA H20; dgx-h100, whose links are alike, is assumed (--topology)" in found.notes

@@ -74,9 +74,8 @@ def test_the_schedule_of_an_import_sums_in_its_switch(load):
         (matrix(12), ""),
         (matrix(18), "Ampere"),
         (matrix(18, gpus=4), ""),
-        (matrix(8), ""),
     ],
-    ids=["a100 xml", "a100 links", "a100", "named a100", "4 gpus", "unknown rate"],
+    ids=["a100 xml", "a100 links", "a100", "named a100", "4 gpus"],
 )
 def test_other_topologies_get_no_reducing_links(load, text, generation):
     """GPUs before Hopper, servers of fewer GPUs, and rates of no known generation get no reducing links."""
@@ -84,12 +83,29 @@ def test_other_topologies_get_no_reducing_links(load, text, generation):
     assert with_nvls(topology, generation) is topology
 
 
+def test_an_unknown_rate_is_said(load):
+    """Ports whose rate is of no known GPU get no sums, and the assumption names the remedy."""
+    topology = load(matrix(8))
+    found = with_nvls(topology)
+    assert not sums(found)
+    (said,) = set(found.assumed) - set(topology.assumed)
+    assert "sums no data (NVLS), as ports of 200 GB/s are of no known GPU; nvlink_gb_per_s=" in said
+
+
 def test_a_known_generation_is_no_guess(load):
-    """With 8 NVLinks of a known Hopper GPU, sums take NCCL's share of its ports, without an assumption."""
+    """With 8 NVLinks of a known Hopper GPU, sums take 17/24 of NCCL's rate, without an assumption."""
     topology = load(matrix(8))
     switched = with_nvls(topology, "Hopper")
-    assert sums(switched) == {200 * Fraction("0.85")}
+    assert sums(switched) == {8 * Fraction("20.6") * 17 / 24}
     assert switched.assumed == topology.assumed
+
+
+def test_files_of_nccl_show_the_generation_of_fewer_links(load):
+    """Eight NVLinks at NCCL's rate for Hopper (H800) have sums; eight of Ampere's (A800) have none."""
+    (rate,) = sums(with_nvls(load(server_xml(90, 8))))
+    assert float(rate) == pytest.approx(8 * 20.6 * 17 / 24, rel=1e-3)
+    topology = load(server_xml(80, 8))
+    assert with_nvls(topology) is topology
 
 
 def test_faster_links_are_of_blackwell(load):
