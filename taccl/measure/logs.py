@@ -139,7 +139,7 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
         series = [_of_run(run, where, collective) for run in runs]
         forms = {**_HOST_MEMORY, **_LAUNCHED}
         notes = [*_uneven(runs), *_doubtful(runs), *_merged(runs, series)]
-        notes += [] if collective else _concluded(runs, where)
+        notes += [] if collective else dict.fromkeys(_concluded(runs, where))
         notes += [said for said, form in forms.items() if form.search(text)]
     if not series:
         expected = "rows of nccl-tests, rccl-tests, perftest or OSU, or a report of `taccl run --json`"
@@ -177,10 +177,18 @@ def _doubtful(runs: Sequence[_LogRun]) -> Iterable[str]:
 
 
 def _concluded(runs: Iterable[_LogRun], where: str) -> Iterable[str]:
-    """Notes on collectives that logs do not name, but that follow from checks of results; each once."""
-    for name in dict.fromkeys(_by_checks(run) for run in runs if not run.streams and not _named(run, where)):
-        told = "are" if name == "allgather" else "are not"
-        yield f"no collective is named; results in place {told} checked, as in {name}s (--collective)"
+    """Notes on collectives that the log does not name, but checks of results or columns tell."""
+    for run in runs:
+        name = [] if run.streams else _named(run, where)[-1:]
+        if not run.streams and not name:
+            found = _by_checks(run)
+            told = "are" if found == "allgather" else "are not"
+            yield f"no collective is named; results in place {told} checked, as in {found}s (--collective)"
+        elif name and run.names and name[0] not in run.names:
+            said = (
+                f"the log names {first_of(sorted(set(run.names)), 3)}, but its columns are those of {name[0]}"
+            )
+            yield f"{said}, which is assumed (--collective)"
 
 
 def _merged(runs: Iterable[_LogRun], series: Iterable[Series]) -> Iterable[str]:

@@ -219,7 +219,8 @@ def check_alike(logs: Sequence[Log], purpose: str) -> None:
     """
     first = next((log for log in logs if log.gpus), None)
     for log in logs:
-        if len(gpu_models(log.gpus)) > 1:
+        boards = {bool(_ON_PCIE.search(name)) for name in log.gpus if gpu_models([name])}
+        if len(gpu_models(log.gpus)) > 1 or len(boards) > 1:
             names = first_of([shown(name, 60) for name in sorted(log.gpus)], 4)
             raise FormatError(f"found mixed GPUs, {names}; {purpose} equal GPUs only", where=log.path)
         if first and log.gpus and _kinds(log.gpus) != _kinds(first.gpus):

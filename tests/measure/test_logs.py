@@ -526,3 +526,15 @@ def test_a_busbw_above_algbw_is_an_allreduces(read):
     head = "size(B)    count(elems)    type    time:avg(us)    algbw(GB/s)    busbw(GB/s)\n"
     (found,) = read(head + "   33554432    8388608    fp32    768    43.69    81.92\n").series
     assert (found.collective, found.num_ranks, found.times_us) == ("allreduce", 16, (768.0,))
+
+
+@pytest.mark.parametrize(("name", "redop"), [("reduce", "sum"), ("scatter", "none"), ("all_gather", "none")])
+def test_a_name_that_the_columns_contradict_is_said(read, name, redop):
+    """A busbw of 1.75 times algbw is an allreduce's; a note says so if the log names another collective."""
+    rows = "\n".join(
+        f"{2**p} {2**p // 4} float {redop} -1 {2**p / 2e5:.2f} 200.00 350.00 0" for p in (26, 28)
+    )
+    found = read(f"# Collective test starting: {name}_perf\n{rows}\n")
+    assert [each.collective for each in found.series] == ["allreduce"]
+    (said,) = (note for note in found.notes if "the log names" in note)
+    assert f"names {name.replace('_', '')}, but its columns are those of allreduce" in said

@@ -3,9 +3,10 @@
 import pytest
 
 import taccl
-from taccl.errors import InputError
-from taccl.measure.machine import find_machine, machine_by_gpus, machine_of
+from taccl.errors import FormatError, InputError
+from taccl.measure.machine import check_alike, find_machine, machine_by_gpus, machine_of
 from taccl.measure.predict import costs_of, known_machines
+from taccl.measure.series import Log
 from taccl.topology.models import MODELS
 from taccl.topology.registry import parse
 
@@ -55,3 +56,13 @@ def test_only_machine_models_are_fitted(name):
     with pytest.raises(InputError, match="expected a machine model, by name: ndv2, dgx1") as caught:
         find_machine(name)
     assert "ring:8" not in str(caught.value)
+
+
+def test_pcie_boards_among_others_are_mixed():
+    """One H100 PCIe among boards with NVLink makes a log of mixed GPUs, as links differ; memory sizes do not."""
+    mixed = Log("a.log", (), frozenset({"NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe"}), (), ())
+    with pytest.raises(FormatError, match="found mixed GPUs, NVIDIA H100 80GB HBM3, NVIDIA H100 PCIe"):
+        check_alike([mixed], "diagnose")
+    check_alike(
+        [mixed._replace(gpus=frozenset({"NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-40GB"}))], "diagnose"
+    )
