@@ -176,7 +176,15 @@ def _by_arpack(num_nodes: int, src: Ints, dst: Ints, weight: Floats, fixed: Floa
 
 
 def maximum_flow(
-    num_nodes: int, src: Ints, dst: Ints, width: Ints, source: int, sink: int, *, num_flows: int = 1
+    num_nodes: int,
+    src: Ints,
+    dst: Ints,
+    width: Ints,
+    source: int,
+    sink: int,
+    *,
+    num_flows: int = 1,
+    enough: float = np.inf,
 ) -> tuple[int, Ints]:
     """Value of a maximum flow, and the nodes reachable from the source in its residual graph, ascending.
 
@@ -184,6 +192,7 @@ def maximum_flow(
 
     - `width`, (num_arcs,): Capacities, below 2**31 in total; those of parallel arcs are added.
     - `num_flows`: Number of flows that the caller computes in such a graph.
+    - `enough`: Value from which on the nodes are not needed, and may be left out.
     """
     if num_flows * len(src) <= _MOST_FLOW_ARCS and "scipy.sparse.csgraph" not in sys.modules:
         return _maximum_flow(num_nodes, src, dst, width, source, sink)
@@ -194,6 +203,8 @@ def maximum_flow(
     shape = (num_nodes, num_nodes)
     graph = coo_array((width.astype(np.int32), (src, dst)), shape=shape).tocsr()
     flow = maximum_flow(graph, source, sink)
+    if flow.flow_value >= enough:
+        return int(flow.flow_value), np.empty(0, dtype=np.int64)
     has_room = (graph - flow.flow > 0).astype(np.int8)
     behind = breadth_first_order(has_room, source, return_predecessors=False)
     return int(flow.flow_value), np.sort(behind.astype(np.int64))

@@ -320,10 +320,11 @@ def _violated_cuts(
         width = np.concatenate((np.rint(sends * scale), np.rint(supply * scale))).astype(np.int64)
         rows = np.concatenate((src, np.full(num_ranks, num_ranks)))
         columns = np.concatenate((dst, np.arange(num_ranks)))
+        enough = (1 - 1e-4) * width[len(src) :].sum()
         flow, behind = maximum_flow(
-            num_ranks + 1, rows, columns, width, num_ranks, target, num_flows=len(targets)
+            num_ranks + 1, rows, columns, width, num_ranks, target, num_flows=len(targets), enough=enough
         )
-        if flow >= (1 - 1e-4) * width[len(src) :].sum():
+        if flow >= enough:
             continue
         parts = (frozenset(range(num_ranks)).difference(behind.tolist()),)
         if parts not in known:

@@ -102,17 +102,16 @@ def _sides(volume: Volume, deadline: float = math.inf) -> Iterator[Flags]:
     for values in _functions(volume):
         if time.monotonic() > deadline:
             return
-        levels, count = np.unique(values, return_counts=True)
-        below = np.cumsum(count)[:-1]
+        ordered = np.sort(values)
+        below = np.flatnonzero(ordered[1:] > ordered[:-1]) + 1
+        levels = ordered[below - 1]
         if len(below) > _MOST_LEVELS:
             share = np.arange(1, _MOST_LEVELS + 1) / (_MOST_LEVELS + 1)
             at = np.searchsorted(below, share * len(values))
             # If many ranks have equal values, no level may split the ranks at this position; take the nearest
             # levels on both sides.
             chosen = np.unique(np.concatenate((at, np.maximum(at - 1, 0))))
-            levels = levels[:-1][np.minimum(chosen, len(below) - 1)]
-        else:
-            levels = levels[:-1]
+            levels = levels[np.minimum(chosen, len(below) - 1)]
         for level in levels.tolist():
             inside = values <= level
             for side in (inside, ~inside):
