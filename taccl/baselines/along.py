@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 #: Max transfers of a schedule.
 _MOST_LISTED = 5_000_000
-#: Max transfers of schedules for which merged sends are tried, too (about 1 s).
+#: Max transfers of a schedule that is also tried with merged sends (about 1 s).
 _MOST_MERGED = 40_000
 
 
@@ -158,7 +158,7 @@ def _sends(plan: PassagePlan, roots: NDArray[np.int64]) -> Iterator[tuple[ChunkP
 
 
 def _of_passage(plan: PassagePlan, each: ChunkPassage, roots: NDArray[np.int64]) -> _PassageSends:
-    """Sends of a passage, with starts relative to their runs.
+    """Sends of a passage; each start is relative to the start of the send's run.
 
     Pieces at one rank have different origins, which differ in the digits of the dimensions that the chunk has
     already passed. In an exchange (alltoall), the pieces differ in the digits of their origin or destination
@@ -231,7 +231,7 @@ def listed_along(
 
 
 def _merged(plan: PassagePlan, problem: Problem, producer: str) -> Schedule:
-    """Schedule of a plan, re-timed with merged sends for the pieces that cross one link in one step."""
+    """Schedule of a plan, re-timed: the pieces that cross one link in one step are one merged send."""
     chunk, link, start, step, reduce = _columns(plan, problem)
     order = np.lexsort((start, step, link))
     same = (np.diff(link[order]) == 0) & (np.diff(step[order]) == 0)

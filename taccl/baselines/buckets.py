@@ -101,7 +101,7 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
 
 
 def _orders(dims: Dimensions, number: int) -> list[tuple[int, ...]]:
-    """For each part of the chunks, the dimensions along which its sums are scattered, in order.
+    """[dimensions along which the sums of a part of the chunks are scattered, in order], for every part.
 
     Part k starts with dimension k and goes on cyclically, to `number` dimensions in total.
     """
@@ -109,7 +109,7 @@ def _orders(dims: Dimensions, number: int) -> list[tuple[int, ...]]:
 
 
 def _fill(problem: Problem, *, dims: Dimensions, ways: int) -> Sends:
-    """Sends of chunks that pass all dimensions in cyclic order; each dimension is the first for two parts.
+    """Sends of chunks that pass all dimensions in cyclic order; two parts of the chunks start with each one.
 
     - `ways`: Directions that a chunk takes on a ring, 1 or 2.
     """
@@ -175,7 +175,7 @@ def _part_of_sums(
     is_up, done, first = value % 2 == 0, set[int](), 0
 
     def reach(k: int, way: int) -> Ints:
-        """Number of ranks whose sums reach each chunk's target from one side; half of them on a ring."""
+        """(num_chunks,) number of ranks whose sums reach the target from one side; on a ring, half of all."""
         size, to_end = dims.sizes[k], target[k] if way < 0 else dims.sizes[k] - 1 - target[k]
         found: Ints = (size - 1 + (is_up == (way > 0))) // 2 if dims.dims[k].kind == "ring" else to_end
         return found

@@ -12,14 +12,15 @@ from taccl.baselines.table import BASELINES, row_of
 if TYPE_CHECKING:
     from taccl.problem.problem import Problem
 
-#: Max forms that a baseline builds before it keeps the best (estimate).
+#: Max number of forms (variants) that a baseline builds, of which it keeps the best (estimate).
 _MOST_FORMS = 11
 
 
 def build_times(problem: Problem, most_transfers: int, *, whole: bool = True) -> dict[str, float]:
-    """{baseline: CPU seconds to build it (estimate)} of the baselines with at most `most_transfers`.
+    """Estimated CPU seconds to build each baseline of at most `most_transfers` transfers, as {name: seconds}.
 
-    - `whole`: False for the first form alone of those baselines that build several forms and keep the best.
+    - `whole`: Some baselines build several forms (variants) and keep the best. True for the time of all
+      forms, False for that of the first one.
     """
     per_link_s = 2e-5 * len(problem.topology.links)
     starting, ending = ends_of(problem)
@@ -38,7 +39,7 @@ def build_times(problem: Problem, most_transfers: int, *, whole: bool = True) ->
 
 
 def ends_of(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(num_chunks,) numbers of origins and of destinations of each chunk."""
+    """(number of origins, number of destinations) of each chunk, as two arrays (num_chunks,)."""
     collective = problem.collective
     starting, ending = (
         np.array([len(ranks) for ranks in ends.sets], dtype=np.int64)[ends.of_chunk]

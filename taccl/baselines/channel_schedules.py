@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 
 #: Max transfers of ring schedules for which several orders are tried.
 _FEW_TRANSFERS = 100_000
-#: `_POOR`: max ratio of a plan's period to the busiest resource's time; above it, the plan is poor.
+#: `_POOR`: max ratio of a plan's period to the time per period for which the busiest resource is held. Above
+#: it, the plan is poor.
 #: `_WAITS`: max share of the total time that the first piece waits; above it, the plan is poor, too.
 _POOR, _WAITS = 1.05, 0.25
 #: Min ticks in a plan between the arrival of data and their next send, as starts are rounded later.
@@ -215,14 +216,14 @@ def _scheduled(problem: Problem, columns: Columns, order: Sequence[Ints | Floats
 
 
 def _round(problem: Problem, *, lanes: Lanes, backwards: bool = False) -> Sends:
-    """Sends of chunks that are dealt to the rings, rank by rank, and go round them, over relays if needed."""
+    """Sends of chunks round the rings, over relays if needed; each rank deals its chunks to the rings."""
     holder, chunk, number = held_at_start(problem)
     rings = [[src for src, _ in (hops[::-1] if backwards else hops)] for hops in lanes.hops]
     return routed(problem, Moves.of(on_rings(rings, holder, chunk, number % len(rings))))
 
 
 def _down(problem: Problem, *, lanes: Lanes, backwards: bool = False) -> Sends:
-    """Sends of chunks that follow one another down each lane, over relays if needed.
+    """Sends of chunks that follow one another from the root of each lane on, over relays if needed.
 
     - `backwards`: True to send the last chunk first, for a broadcast that is reversed to a reduction.
     """

@@ -122,7 +122,13 @@ def _held_us(topology: Topology, mb: float) -> tuple[list[float], list[list[tupl
 
 
 class Columns(NamedTuple):
-    """Columns of sends: `adds` is True for reductions; `turn` and `lane` as in `Lanes`."""
+    """Sends as columns.
+
+    - `adds`: True for reductions.
+    - `start`: Planned start in us; 0 without a plan.
+    - `turn`: Turn of the send within its step (`Lanes.turns`).
+    - `lane`: Index of the lane to which the send belongs.
+    """
 
     chunk: Ints
     link: Ints

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 #: Max ranks of a node for which the cheapest ring is found exactly: 10 * 2**10 states for each first rank.
 _MOST_EXACT = 10
-#: Max rounds of column generation; nodes of eight ranks need about 20.
+#: Max rounds of column generation; about 20 are needed for nodes of eight ranks.
 _MAX_ROUNDS = 60
 #: `_ENOUGH`: share of the bound on the rate at which the search for channels ends.
 #: `_NEARLY`: share of the best rate found that the returned set must reach; the smallest such set is
@@ -96,10 +96,10 @@ class _Pattern:
         return None if None in hops else [(e, 1.0) for hop in hops if hop for e in hop]
 
     def pairs(self, alternates: bool) -> tuple[dict[tuple[int, int], list[tuple[int, int]]], ...]:
-        """Pairs of ranks that steps of a ring join, for steps inside nodes and from node to node.
+        """(steps inside nodes, steps from node to node), each as {(local rank, local rank): pairs of ranks}.
 
-        Both are {(local rank, local rank): pairs of ranks}; the second is from a node's last to the next
-        one's first rank.
+        A step between these local ranks, which a ring makes in every node, joins these pairs. A step from
+        node to node leads from the last rank of a node to the first rank of the next one.
         """
         nodes, m = self.nodes, len(self.nodes)
         local = [(a, b) for a in range(self.size) for b in range(self.size)]
@@ -298,7 +298,7 @@ class _Pool:
         return share / share.sum(), -answer.objective
 
     def _prices(self, full: Floats, rows: Floats, duals: Floats) -> Floats:
-        """Cost of a MB over each link at the dual prices of resources.
+        """Cost of 1 MB over each link at the dual prices of resources.
 
         - `full`, `rows`: Loads of all resources, and the distinct rows of the program.
         """

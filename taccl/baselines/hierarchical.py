@@ -44,11 +44,12 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
 
 
-#: Between nodes, finer chunks are kept if they finish within this share of the time of coarser ones.
+#: For schedules between nodes: finer chunks are kept if they finish within this share of the time of coarser
+#: ones.
 _PAYS = Fraction(99, 100)
 #: Max dimensions for which all orders are tried.
 _MOST_ENUMERATED = 5
-#: Exponent of the norm of loads that is minimised; chosen from 4, 8, 16 and infinity.
+#: Exponent of the norm of the dimensions' loads that is minimised; 4, 8, 16 and infinity were compared.
 _NORM = 16
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Algorithm = Literal["ring", "tree"]
 
-#: Number of simulated steps round closed rings, from which the mean time of one step is measured.
+#: Number of steps round closed rings that are simulated to measure the mean time of a step.
 _REPLAYED = 9
 #: Max transfers of all pipelined pieces (about 2 s); it limits the number of pieces per lane.
 _MOST_PIECED = 120_000
@@ -224,8 +224,8 @@ class Lanes:
     def pieces_us(self, pieces: float) -> float:
         """Estimated time of a number of pieces per lane, in us.
 
-        The time of the first piece is the mean of two estimates: without waiting for turns, and with all
-        turns of a periodic plan.
+        The time of the first piece is the mean of two estimates. In one, it never waits for resources; in
+        the other, it waits for its phase in a periodic plan on every hop.
         """
         mb = self.mb_of(pieces)
         alone_us = in_turn_us = self.alone_us(mb)
@@ -275,7 +275,8 @@ class Lanes:
     def round_us(self, mb: float, steps: int) -> tuple[Floats, float]:
         """((steps, lanes, hops) start of each message on closed rings, end of the last one), in us.
 
-        First messages start at their turns, all others as soon as they can.
+        Messages of the first step start as in `_replayed`. All others start once their data has arrived and
+        the hop's resources are free.
         """
         latency = (self._alpha_us + mb * self._us_per_mb)[0]
         held = self._held_us(mb)[0]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     #: (step, chunk, source, destination, True if the chunk is added up); arrays that broadcast together.
     Row = tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike, ArrayLike]
 
-#: Max transfers of a baseline (about 10 s); half of it for combining collectives.
+#: Max transfers of a baseline (about 10 s); half as many for combining collectives.
 _MOST_TRANSFERS = 2_000_000
 #: Max arrivals of problems that are routed without counting their relays first.
 _FEW_TRANSFERS = 10_000
@@ -122,8 +122,8 @@ class Sends(NamedTuple):
     def busy_ticks(self, problem: Problem) -> int:
         """Lower bound on the finish of these sends in any order, in ticks: the maximum over resources.
 
-        A resource is busy for the sum of its holds. Added are the least times from a send's start to its
-        hold, and from the end of a hold to the end of its send.
+        The bound of a resource is the sum of its holds, plus the least time from the start of a send to its
+        hold, plus the least time from the end of a hold to the end of its send.
         """
         costs, holds = problem.costs, hold_columns(problem.topology)
         first = np.flatnonzero(np.diff(self.group, prepend=-1))

@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
 
 #: `_MOST_PLANS`: number of plans that become schedules, the best by estimate.
-#: `_MOST_ALIKE`: number of plans of each kind that become schedules, too.
+#: `_MOST_ALIKE`: number of plans of each kind that also become schedules.
 #: `MOST_TRANSFERS`: max transfers of all these schedules together.
 #: `_MOST_LISTED`: max transfers of a mixed plan for list scheduling, which rarely gains there.
-#: `_LATE`: max ratio of a plan's estimate to the best finish.
+#: `_LATE`: max ratio of a plan's estimated finish to the best finish so far, for it to become a schedule.
 _MOST_PLANS, _MOST_ALIKE, MOST_TRANSFERS, _MOST_LISTED, _LATE = 3, 3, 24_000, 12_000, 1.2
 #: Max ratio of the bases of digits that count as similar.
 _ALIKE = 2
@@ -239,7 +239,7 @@ def _fastest_plan(problem: Problem) -> Schedule:
 
 
 def _plain_trees(found: Schedule, times: StepTimes, plan: StepPlan) -> Schedule:
-    """The schedule, without names of contributions if its sums are gathered and spread along trees."""
+    """The schedule, but without named contributions if its sums are made and spread along trees."""
     is_tree = found.carries is not None and all(
         not (part.summed or part.before or part.after)
         and all(len(times.hops(digit)) == 1 for digit in part.scattered)
@@ -319,7 +319,7 @@ def _summed(times: StepTimes, plan: StepPlan, pieces: int) -> Sends:
 
 
 def _holders(times: StepTimes, plan: StepPlan, done: dict[int, tuple[Digit, ...]]) -> tuple[Ints, Ints]:
-    """(ranks ascending, chunks that each of them sums), for some parts.
+    """(rank in ascending order, chunk whose sum the rank makes) columns, for some parts of the chunks.
 
     - `done`: {part: digits along which its chunks are scattered}.
     """

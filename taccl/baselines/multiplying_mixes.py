@@ -120,7 +120,7 @@ def best_mixes(times: StepTimes, *, others: Sequence[StepPlan] = (), seed: int =
     best_ticks, best = mixes.soonest(starts or equal)
     if best_ticks == math.inf:
         return []
-    # Leave out plans that, even alone with a small part of the chunks, end no earlier than the best mix.
+    # Leave out plans that end no earlier than the best mix even if they have only a small part of the chunks.
     least = max(1, num_chunks // _MOST_PARTS)
     pool = mixes.not_worse([part for part in parts if mixes.finish([(part, least)]) < best_ticks], least)
     random = Random(seed)
@@ -271,7 +271,10 @@ class MixTimes:
         return best, found
 
     def finish(self, mix: Mix, most: float = math.inf) -> float:
-        """Estimated finish of a mix in ticks, infinite beyond `most`; same order as `StepTimes.timeline`."""
+        """Estimated finish of a mix in ticks; infinite beyond `most`.
+
+        Steps of different parts are ordered as in `StepTimes.timeline`.
+        """
         parts = [self._timed(part, size) for part, size in mix]
         if _least(parts) > most:
             return math.inf
@@ -304,7 +307,7 @@ class MixTimes:
         return finish
 
     def not_worse(self, parts: Sequence[PlanPart], size: int) -> list[PlanPart]:
-        """Parts that no other part dominates in all `_traits`; of equal parts, the first."""
+        """Parts that no other part dominates in all `_traits`; of several equal parts, the first one."""
         rows = np.array([self._traits(part, size) for part in parts]).reshape(len(parts), -1)
         kept: list[int] = []
         for number in np.argsort(rows.sum(axis=1), kind="stable").tolist():
@@ -347,7 +350,7 @@ def _fits(times: StepTimes, digit: Digit) -> bool:
 
 
 def _limiting_resources(times: StepTimes, digits: Iterable[tuple[Digit, bool]]) -> Ints:
-    """Indices of resources that can limit a plan: no other one is held as long or longer in every step."""
+    """Indices of resources that can limit a plan: no other one is held at least as long in every step."""
     loads = []
     for digit, is_same in digits:
         used, _, alphas, betas = times.loads(digit, is_same)

@@ -198,7 +198,7 @@ def scheduled(problem: Problem, best: Considered, *, cut: bool = True) -> Schedu
 
 
 def nccl_bounded(problem: Problem, schedule: Schedule, chosen: Considered) -> tuple[Problem, tuple[str, ...]]:
-    """(problem whose bound to compare with a schedule of `nccl`, notes on how their figures relate).
+    """(problem to bound for comparison with a schedule of `nccl`, notes on how finish and bound differ).
 
     The problem has the topology as given, under the schedule's protocol. The schedule itself may be on slower
     links, as NCCL's model grants trees only a part of the bandwidth.
@@ -305,7 +305,10 @@ def _nvls_links(topology: Topology) -> dict[int, tuple[int, int]]:
 
 
 def _nvls_ways(problem: Problem) -> tuple[Way, ...]:
-    """NVLS, if available: each byte goes to the node's switch once and comes back; trees join the nodes."""
+    """NVLS as an algorithm of the cost model, if available; else empty.
+
+    Each byte goes to the switch of its node once and comes back, and trees join the nodes.
+    """
     topology, found = problem.topology, _nvls_links(problem.topology)
     m, n = topology.num_nodes, topology.num_ranks
     joined = all(_rails(topology, rank) for rank in topology.ranks_of_node[0])
@@ -317,7 +320,10 @@ def _nvls_ways(problem: Problem) -> tuple[Way, ...]:
 
 
 def _rails(topology: Topology, rank: int) -> dict[tuple[int, int], int]:
-    """{(source node, destination node): link} between ranks of one local rank; empty if one is missing."""
+    """{(source node, destination node): link} between the ranks with the local rank of `rank`.
+
+    Empty if a link is missing.
+    """
     place = topology.local_rank[rank]
     heads = [ranks[place] for ranks in topology.ranks_of_node]
     links = {(topology.links[e].src, topology.links[e].dst): e for e in topology.internode_links}

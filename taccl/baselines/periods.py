@@ -29,7 +29,7 @@ Held = tuple[int, float, float]
 _SHUFFLES, _MOST_SHUFFLED = 16, 2000
 #: Steps of the bisection of the period.
 _BISECTIONS = 8
-#: Share of the period below which times count as equal.
+#: Max difference of two times that count as equal, as a share of the period.
 _ROUNDING = 1e-9
 #: Periods to try, as multiples of the time for which the busiest resource is held.
 _PERIODS = (1, 1.01, 1.03, 1.06, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.75, 2, 2.5, 3, 4)
@@ -115,7 +115,7 @@ def _first_free(taken: list[tuple[float, float]], period: float) -> float | None
 def _tightened(
     holds: Sequence[Sequence[Held]], period: float, phases: list[float], *, least: float
 ) -> tuple[float, list[float]]:
-    """(shorter period, its phases) with the same order of sends on each resource, by bisection."""
+    """(shorter period, phases of all sends) with the same order of sends on each resource, by bisection."""
     uses: dict[int, list[tuple[float, int, int, float, float]]] = defaultdict(list)
     for send, each in enumerate(holds):
         for resource, begin, lasts in each:

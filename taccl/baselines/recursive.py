@@ -293,7 +293,7 @@ def _grid(topology: Topology) -> Ints:
 
 
 def _parts(grid: Ints, *partners: Partner) -> list[Partners]:
-    """Partners of each part of the chunks, with one part per first dimension and partner function.
+    """Partners of each part of the chunks: one part for each first dimension and each partner function.
 
     Steps alternate among the dimensions in cyclic order, from the part's first dimension on.
     """

@@ -102,9 +102,9 @@ def _two_levels(problem: Problem) -> Schedule:
 
 
 def _schedule(problem: Problem, relay: Callable[[int, int], int], producer: str) -> Schedule:
-    """Schedule of pushes over relays to roots, and of pulls back over the same relays.
+    """Schedule of pushes to roots by way of relays, and of pulls back over the same relays.
 
-    - `relay`: Function (rank, root) -> server to which the rank pushes; the root itself in one level.
+    - `relay`: Function (rank, root) -> server to which the rank pushes. With one level, it is the root.
     """
     chunks, routes = problem.collective.chunks, ShortestRoutes.of(problem)
     if not problem.collective.sums_up or any(chunk.root is None for chunk in chunks):
@@ -126,7 +126,7 @@ def _schedule(problem: Problem, relay: Callable[[int, int], int], producer: str)
     for c, chunk in enumerate(chunks):
         root = chunk.root
         assert root is not None
-        # Process groups that share servers take turns.
+        # Chunks of process groups that share servers are pushed in turns.
         block, kept[group_of[c], root] = kept[group_of[c], root], kept[group_of[c], root] + 1
         for ends, adds in ((chunk.origins, True), (chunk.destinations, False)):
             relays = {rank: relay(rank, root) for rank in ends}

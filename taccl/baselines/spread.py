@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
 
 #: `_KEPT`: key of schedules in whole chunks in a topology's cache.
-#: `_MOST_KEPT`: max problems whose schedules are cached under this key.
+#: `_MOST_KEPT`: max number of problems whose schedules are cached under this key.
 _KEPT, _MOST_KEPT = f"{__name__}: whole chunks", 8
 #: Finer chunks are kept if they finish within this share of the time of coarser ones.
 _PAYS = Fraction(97, 100)
@@ -102,7 +102,8 @@ def fastest_form(problem: Problem, forms: Iterable[tuple[str, Sends]], *, lists:
 def timed(problem: Problem, sends: Sends, producer: str, *, least: int | None) -> Iterator[Schedule]:
     """Yield the schedule of sends in their order; if it exceeds `least` ticks, also by list scheduling.
 
-    The list scheduler starts the send with the longest remaining path first. None for `least`: never list.
+    The list scheduler starts the send with the longest remaining path first. It is not used if `least` is
+    None.
     """
     found = sends.schedule(problem, producer=producer)
     yield found

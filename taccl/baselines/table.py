@@ -18,7 +18,7 @@ from taccl.baselines.tree import tree
 if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
 
-#: `place` of a baseline that is seldom the fastest.
+#: Value of `Baseline.place` for baselines that are seldom the fastest.
 _LAST = 100
 
 

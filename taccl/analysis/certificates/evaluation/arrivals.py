@@ -207,8 +207,8 @@ class Entries:
 class Pairs:
     """Upper bound on the number of (entry, rank) pairs by a given time, over the last entries of a schedule.
 
-    An entry is the first arrival of a chunk in a set of ranks. By a time, it forms a pair with each rank of
-    this set that can hold the chunk then.
+    An entry is the first arrival of a chunk in a set of ranks. It forms a pair with each rank of this set
+    that can hold the chunk by that time.
 
     - `since`: Tick before which none of the last entries happens.
     - `last`: Number of entries that count, the last ones in order of time.
