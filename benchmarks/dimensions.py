@@ -46,7 +46,7 @@ PRODUCTS = {
     "switch8@100,switch16@25,switch8@12.5": 1.20,
 }
 #: `PLAN_S`: max CPU seconds to plan 1,024 ranks.
-#: `LISTED_S`: max CPU seconds to time and verify 256 ranks send by send.
+#: `LISTED_S`: max CPU seconds to time and verify a schedule of 256 ranks that lists every send.
 #: `IMPLICIT_S`: max CPU seconds to verify implicit schedules.
 PLAN_S, LISTED_S, IMPLICIT_S = 1.0, 20.0, 5.0
 LARGE = (
@@ -131,7 +131,7 @@ def search(fabric: Any, size: int = SIZE) -> float:
 
 
 def effort() -> Iterator[Row]:
-    """Yield rows of the part "effort": CPU seconds for 256 ranks send by send, and for implicit schedules."""
+    """Yield rows of the part "effort": CPU seconds for schedules that list sends, and for implicit ones."""
     since = time.process_time()
     problem = taccl.make_problem(
         parse(f"multidim:{LISTED}"), "allreduce", size_bytes=SIZE, chunks_per_rank=CHUNKS

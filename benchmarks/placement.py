@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from benchmarks.report import Column, Row
 
 #: `RECOVERED`: min recovered share of the best known gain.
-#: `LARGE_S`: max seconds from a probe of a large cluster to a confirmed order: elapsed, or, on a busy
-#: machine, of CPU of all threads together, which is the elapsed time on one free core.
+#: `LARGE_S`: max seconds, elapsed or of CPU, from a probe of a large cluster to a confirmed order.
+#: The CPU seconds of all threads together are the elapsed seconds on one free core.
 #: `NEAR`: max ratio of the heuristic search's makespan to the exact optimum.
 RECOVERED, LARGE_S, NEAR = 0.95, 60.0, 1.05
 #: Size at which latency is negligible.

@@ -20,7 +20,7 @@ class TacclError(Exception):
 
 
 #: `_MOST`: max characters of a message; names and paths in it may be of any length.
-#: `_MOST_WHERE`: max characters of `where`, likewise.
+#: `_MOST_WHERE`: max characters of an error's `where`, which may also contain names and paths.
 _MOST, _MOST_WHERE = 4000, 400
 
 

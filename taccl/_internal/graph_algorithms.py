@@ -26,8 +26,8 @@ _DENSE_SHARE = 0.05
 #: The added length is far below 1 / number of nodes, so that rounding path lengths down removes it.
 _STEP = 2.0**-20
 #: `_MOST_IN_ROUNDS`: max number of (start, arc) pairs for shortest paths without SciPy (up to about 0.1 s).
-#: `_FEW_ROUNDS`: max rounds over all arcs for that many pairs; fewer pairs have more rounds, in proportion.
-#: `_ROUNDS_WORK`: max number of pairs, over all rounds, up to which there are more rounds than these.
+#: `_FEW_ROUNDS`: number of rounds over all pairs after which SciPy is used instead.
+#: `_ROUNDS_WORK`: further rounds are made up to this number of pairs in all rounds together.
 _MOST_IN_ROUNDS, _FEW_ROUNDS, _ROUNDS_WORK = 4_000_000, 6, 400_000
 #: Max number of arcs of all maximum flows together that are computed without SciPy (up to about 0.1 s).
 _MOST_FLOW_ARCS = 4_000

@@ -173,7 +173,7 @@ def add_limit(
 
 
 def add_output(verb: argparse.ArgumentParser, help: str, *, required: bool = False) -> None:
-    """Declare the file to write."""
+    """Declare the options for the file to write."""
     option(verb, "-o --output FILE", help, required=required)
     option(verb, "--overwrite", "replace the file if it exists")
 

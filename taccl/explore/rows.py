@@ -120,7 +120,7 @@ SHORT = (
     "gap_of_every_cut", "algbw_gb_per_s", "seconds",
 )  # fmt: skip
 
-#: Columns on the work of each backend, for a table with details.
+#: Columns of a table with details, which shows the work of each backend.
 DETAILS = (
     "backend", "status", "error", "finish_us", "bound_us", "gap", "routing_status", "ordering_status",
     "solver_bound_us", "model_columns", "nodes", "rounds", "first_schedule_s", "best_schedule_s", "seconds",

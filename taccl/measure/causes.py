@@ -16,7 +16,7 @@ HEALTHY, USUAL = 0.93, 1.5
 #: Min share of the expected bandwidth that an error of the model may explain.
 WITHIN_ERROR = 0.85
 #: `_MATCHES`: max relative difference between the measured share of the bandwidth and a cause's share.
-#: `_INDISTINCT`: max difference between these differences of two causes that cannot be told apart.
+#: `_INDISTINCT`: two causes cannot be told apart if these differences of theirs differ by at most this.
 _MATCHES, _INDISTINCT = 0.05, 0.03
 #: Max ratio of the measured bandwidth to that expected of rings.
 #: That ratio is the rate of the wire over the rate that messages reach.

@@ -78,8 +78,8 @@ class Algorithm:
             )
             ends, message = np.tile(ends, 2), np.tile(message, 2)
         there, here = place
-        # Arrivals sorted by rank and chunk; for each transfer, those that have ended when it begins. A search
-        # of all arrivals would take longer, as each rank gets a chunk only a few times.
+        # Sort arrivals by rank and chunk; for each transfer, find those that have ended when it begins.
+        # Each rank gets a chunk only a few times, so a search of all arrivals would take longer.
         order = np.lexsort((ends, here))
         starts = np.cumsum(np.bincount(here + 1, minlength=int(max(there.max(), here.max())) + 2))
         first, last, ended = starts[there], starts[there + 1], np.append(ends[order], 0)

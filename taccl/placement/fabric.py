@@ -26,7 +26,7 @@ class RankMessages(NamedTuple):
     - `src`, `dst`, (num_messages,) int64: Ranks.
     - `units`, (num_messages,) int64: Size in units of data.
     - `kind`, (num_messages,) int64: Row of `HostPaths.takes` for the size of the message.
-    - `flow`, (num_messages,) int64: Row of `Flows`.
+    - `flow`, (num_messages,) int64: Index of the message's flow in `Flows`.
     """
 
     src: NDArray[np.int64]
@@ -101,7 +101,7 @@ class Room(NamedTuple):
 
     - `end`, (num_messages,) int64: End of each message.
     - `free`: Release time of each resource, then of the send and the receive port of each rank.
-    - `near`: Paths of flows in one order, with one size; path f is that of flow f.
+    - `near`: Copies of the paths that flows take in one order: path f is that of flow f, for its size only.
     """
 
     end: NDArray[np.int64]
@@ -248,7 +248,7 @@ class HostFabric:
     def room(self, messages: RankMessages, flows: Flows) -> Room:
         """Work arrays for the kernels.
 
-        - `flows`: Flows of `relaxed`.
+        - `flows`: The flows in the result of `relaxed`.
         """
         paths, num_flows = self.paths, len(flows.src)
         free = np.zeros(len(paths.name) + 2 * self.num_hosts, dtype=np.int64)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Pairs = list[tuple[int, int]]
 
-#: Maximum number of pairs measured to find clusters, as a multiple of n log2 n.
+#: Maximum number of pairs measured to find clusters of n hosts, as a multiple of n log2 n.
 _MOST = 2
 #: `_LEAST_RATIO`: minimum ratio of the mean latencies of two classes of pairs.
 #: `_DEVIATIONS`: minimum distance between the mean logarithms of these latencies, in standard deviations.

@@ -49,7 +49,7 @@ class HostLinks(NamedTuple):
 
     @classmethod
     def of_problem(cls, problem: Problem) -> HostLinks:
-        """Shortest routes over a topology. Raises `TopologyError` if two ranks have no route."""
+        """Links and holds on shortest routes. Raises `TopologyError` if two ranks have no route."""
         topology, costs, routes = problem.topology, problem.costs, ShortestRoutes.of(problem)
         count = topology.num_ranks
         ways = [[] if src == dst else routes.hop(src, dst) for src, dst in product(range(count), repeat=2)]
@@ -71,8 +71,8 @@ class HostLinks(NamedTuple):
         count, num_kinds = len(costs.node), int(costs.kind.max()) + 1
         off = used & ~np.eye(count, dtype=bool)
         alpha, beta = (in_thousandths(each) for each in (costs.alpha_us, costs.beta_us_per_mb))
-        # A thousandth of a us per MB is a femtosecond per byte. Large data gets coarser ticks, so that times
-        # fit into 64 bits.
+        # A thousandth of a us per MB is a femtosecond per byte.
+        # Large data gets coarser ticks, so that times fit into 64 bits.
         longest = count * (int(beta.max()) * sum(sizes) + int(alpha.max()) * 10**6 * len(sizes))
         unit = next((each for each in (1, 10**3, 10**6) if longest // each < TOO_LONG), 10**6)
         src, dst = np.nonzero(off)
@@ -109,5 +109,5 @@ class HostLinks(NamedTuple):
 
 
 def _by_host(ends: NDArray[np.int64], num_hosts: int) -> list[NDArray[np.int64]]:
-    """Links at each host, by one end of each link."""
+    """Indices of the links at each host, given the host at one end of every link."""
     return np.split(np.argsort(ends, kind="stable"), np.cumsum(np.bincount(ends, minlength=num_hosts))[:-1])

@@ -28,7 +28,7 @@ _SPLITS, _EFFORT = 3, 0.2
 #: `_RESAMPLES`: usual number of resamples for the standard error.
 #: `_FEWEST_RESAMPLES`: minimum number of resamples.
 _RESAMPLES, _FEWEST_RESAMPLES = 12, 4
-#: Maximum share of the time left to search for an order on each half of the measurements.
+#: Maximum share of the remaining time for searches of an order on each half of the measurements.
 #: The rest of the time is for the gains and the standard error of their mean.
 _SEARCHING = 0.6
 #: One-sided confidence at which a gain is confirmed.

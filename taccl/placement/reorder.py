@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 #: Maximum number of ranks for which branch and bound proves the best order.
 _PROVABLE = 10
 #: `_SEARCHING`: max part of the time limit for the search on a probe; the rest is for the statistical test.
-#: `_JUDGING`: time reserved for the test, as a multiple of the time from the start to the search. Both build
-#: cases and time orders, and the test takes about as long if it has no time for its own searches.
+#: `_JUDGING`: time reserved for the test, as a multiple of the time from the start to the search.
+#: Without its own searches, the test takes about as long as that: both build cases and time orders.
 _SEARCHING, _JUDGING = 0.5, 1.5
 #: Relative difference below which two times count as equal.
 _NOTHING = 1e-6
@@ -94,11 +94,11 @@ def reorder(
     best, after, proven = given, before, before <= bound * (1 + _NOTHING)
     measured = hosts if isinstance(hosts, ProbedHosts) else None
     judgement = None
-    # The figures of the placement follow after the search. Those of the given order take as long as the rest.
-    told = time.monotonic()
+    # The same figures of the new order are computed after the search, so as much time is reserved for them.
+    figures_began = time.monotonic()
     least = case.ticks(given, compiled=not case.is_small, is_relaxed=True)
     limits = case.limits(given, before)
-    deadline = deadline.later(told - time.monotonic())
+    deadline = deadline.later(figures_began - time.monotonic())
 
     def tell(_seconds: float, doing: str, _part: float | None) -> None:
         if progress is not None:

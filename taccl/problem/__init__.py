@@ -8,7 +8,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """Name of the former module ``taccl.problem``, with a deprecation warning; only for one release."""
+    """Look up a name of the former module ``taccl.problem``, with a deprecation warning; for one release."""
     found = None if name.startswith("_") else getattr(import_module("taccl.problem.problem"), name, None)
     if found is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

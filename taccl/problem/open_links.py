@@ -41,7 +41,8 @@ class OpenLinks:
             for e in allowed if each.speaks_of is None else each.speaks_of(value, topology):
                 links[each.of_link(value, topology, e)].append(e)
             self._masks.append((each, links))
-        # Index of each chunk's mask in both phases (-1: not computed), and {keys of the transit: index}.
+        # `_number_of`: index in `_arrays` of each chunk's mask, by phase (-1: not computed).
+        # `_numbers`: {key of a transit under each clause: index in `_arrays`}.
         self._number_of = np.full((2, collective.num_chunks if self._masks else 0), -1, np.int32)
         self._numbers: dict[tuple[Hashable, ...], int] = {}
         self._arrays: list[NDArray[np.bool_]] = []

@@ -222,7 +222,7 @@ class Problem:
         del outline["clauses"]["where"]
         collective = outline.pop("collective")
         before = {name: outline.pop(name) for name in ("chunk_bytes", "clauses")}
-        # Hash the chunks in parts at their place in the JSON text, which may have gigabytes as a whole.
+        # Hash the JSON text in parts, chunks in their place, since the whole text may have gigabytes.
         state = hashlib.sha256(f'{_compact(before)[:-1]},"collective":{{"chunks":['.encode())
         for number, some in enumerate(_written(self.collective.chunks)):
             state.update((("," if number else "") + some).encode())

@@ -259,7 +259,7 @@ class ExecutionState:
 class Event(NamedTuple):
     """Event of a run: reads and writes of one thread.
 
-    - `by`: Owner of the event; consecutive events of the same owner are one access.
+    - `by`: Step or operation to which the event belongs; consecutive events of the same one are one access.
     - `after`: Numbers of its direct predecessors: the previous event of its thread, and those it waited for.
     - `reads`, `writes`: Places that it accesses.
     """
@@ -290,7 +290,7 @@ def unordered(events: Sequence[Event]) -> Iterator[tuple[Any, Event, Event]]:
                 if not uses[each]:
                     del known[each]
         reads, writes = ({*events[numbers[0]].reads}, {*events[numbers[0]].writes})
-        told: set[int] = set()
+        reported: set[int] = set()
         for place in sorted(reads | writes):  # type: ignore[type-var]
             others = writers.get(place, [])
             if place in writes:
@@ -299,8 +299,8 @@ def unordered(events: Sequence[Event]) -> Iterator[tuple[Any, Event, Event]]:
             if place in reads:
                 readers[place] += numbers
             for other in others:
-                if other not in told and not all(known[number] >> other & 1 for number in numbers):
-                    told.add(other)
+                if other not in reported and not all(known[number] >> other & 1 for number in numbers):
+                    reported.add(other)
                     yield place, events[other], events[numbers[0]]
 
 

@@ -113,7 +113,7 @@ class Symmetries:
         return sorted(images, key=lambda each: [sorted(part) for part in each])
 
     def sends(self, pairs: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-        """Distinct images of a list of (chunk, link) pairs under the group, the pairs in the given order."""
+        """Distinct images under the group of a list of (chunk, link) pairs; each image keeps their order."""
         images = [list(pairs)]
         known = {tuple(sorted(pairs))}
         for here in images:

@@ -231,9 +231,10 @@ _MOST_LEVELS = 3
 #: Constants of the permutation test for clusters.
 #: `_BY_CHANCE`: significance level.
 #: `_DEALS`: number of permutations for few hosts.
-#: `_MANY`: min number of hosts for which only as many permutations are tried as the level needs.
-#: `_FEWEST_DEALS`, `_CLEARLY`: number of permutations for many hosts if clusters are clear, i.e. exceed the
-#: largest one by this multiple of their range; by chance in less than 1 of 1,000 tests.
+#: `_MANY`: from this number of hosts on, only as many permutations are tried as the level needs.
+#: `_FEWEST_DEALS`: number of permutations for many hosts if clusters are clear.
+#: `_CLEARLY`: clusters are clear if they exceed all permutations by this multiple of the range of these.
+#: Clusters are clear by chance in less than 1 of 1,000 tests.
 _BY_CHANCE, _DEALS, _MANY = 0.1, 99, 128
 _FEWEST_DEALS, _CLEARLY = 3, 20.0
 #: `_FEW`: min number of hosts for a permutation test.

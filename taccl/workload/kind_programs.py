@@ -52,7 +52,7 @@ _VALUES = {
     },
 }  # fmt: skip
 
-#: Source of the functions for lookups by ids.
+#: Python source of the functions that look up rows or elements by ids.
 _IDS = '''
 def _place(ids, first, count):
     """(row of each id, True if it exists) in rows `first` to `first + count - 1`; row 0 if it does not."""

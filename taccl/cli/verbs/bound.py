@@ -74,7 +74,7 @@ def _bounded(problem: Problem, options: Namespace) -> tuple[Answer, Certificate]
         bound, other = prices.divisible, (f"for {bound.scope}", f"{_brief(bound)}; {whole}")
     collective, in_switches = problem.collective, None
     if collective.combining and any(min(len(c.origins), len(c.destinations)) > 1 for c in collective.chunks):
-        # Switches can help: several ranks need a sum of several contributions.
+        # Switches can help here, as several ranks need a sum of several contributions.
         left_s = max(LEAST_S, options.deadline.left_s)
         with suppress(OutOfTime):
             in_switches = taccl.lower_bound(

@@ -29,7 +29,7 @@ _MBIT_PER_S_UNKNOWN = 10_000
 _GPU, _NIC, _SWITCH, _NVSWITCH = "GPU", "NIC", "PCIe switch", "NVSwitch"
 #: PCI classes of GPUs: display controllers, and processing accelerators (AMD).
 GPU_CLASSES = ("0x03", "0x1200")
-#: {element of links between GPUs: fabric}.
+#: {XML element for links between GPUs: name of the links}.
 FABRICS = {"nvlink": "NVLink", "xgmi": "xGMI"}
 #: Beta in us per MB of two lanes of PCIe 1; virtual machines report rates this low for faster bridges.
 _VIRTUAL_BETA = beta_of_bandwidth(Fraction(2 * 15, 80))
