@@ -62,7 +62,7 @@ def test_assumptions_are_stated_once(matrix, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_slots_of_a_host_are_told_apart(tmp_path, capsys):
+def test_slots_of_a_host_are_distinguished(tmp_path, capsys):
     """With two ranks per host, the second slot of a host has a name of its own."""
     path = tmp_path / "latency.csv"
     path.write_text("us,a,b,a,b\na,0,20,10,20\nb,20,0,20,10\na,10,20,0,20\nb,20,10,20,0\n")

@@ -49,7 +49,8 @@ def xml(tmp_path):
 
 @pytest.mark.parametrize("name", thinned(sorted(HEALTHY)))
 def test_healthy_published_logs_are_healthy_on_files(shared_data, xml, name):
-    """The bandwidth of large messages is within 7 % of that expected on the file, or higher, without a cause."""
+    """On a file's topology, a healthy log's bandwidth of large messages is 93 to 110 % of the expected one,
+    without a cause."""
     found = judged(str(shared_data / "nccl-tests" / f"{name}.txt"), topology=xml(**HEALTHY[name]))
     assert 0.93 <= found.share <= 1.1
     assert not rates(found) | rates(found, "possible")
@@ -64,8 +65,9 @@ def test_an_alltoall_between_nodes_is_within_the_error(shared_data, xml):
 
 
 @pytest.mark.parametrize(("fault", "text"), thinned(CASES))
-def test_no_fault_is_judged_another_on_files(log, xml, fault, text):
-    """The fault is among the causes, and every cause graded likely is the fault, as on machines by name."""
+def test_every_likely_cause_is_the_fault_on_files(log, xml, fault, text):
+    """The fault is among the causes, and each cause that is graded likely is the fault, as on machines by
+    name."""
     found = judged(log(text), topology=xml(**(H100 if "H100" in text else A100)))
     assert rates(found) <= {fault}
     assert fault == "none" or fault in rates(found) | rates(found, "possible")

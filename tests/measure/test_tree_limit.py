@@ -1,4 +1,4 @@
-"""Maximum bandwidth of NCCL's trees: channels of its search times the maximum of each."""
+"""Maximum bandwidth of NCCL's trees: the number of channels times the maximum for each channel."""
 
 import pytest
 
@@ -36,7 +36,8 @@ def server(tmp_path):
     ids=["a100 x2", "a100 x4", "h100 x2", "a100 x1", "unknown rate"],
 )
 def test_the_limit_is_of_all_channels(server, sm, nvlinks, nodes, mbit, limit):
-    """Eight NICs have eight channels; 240 GB/s in a node have six of 40, each split in two."""
+    """The limit counts all channels: eight for eight NICs, or six of 40 GB/s, each split in two, for 240 GB/s
+    in a node."""
     topology = server(sm, nvlinks, nodes, nic_mbit_per_s=mbit)
     assert tree_limit_gb_per_s(topology) == pytest.approx(limit)
 
