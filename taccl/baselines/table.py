@@ -31,6 +31,7 @@ class Baseline(NamedTuple):
     - `place`: Position among baselines sorted by how often they are the fastest; 0 is the most often.
     - `grid_place`: `place` on tori and meshes, if it differs there.
     - `small_torus_place`: The same for small messages on tori of several dimensions, if it differs there.
+    - `pairs_place`: The same for chunks that each go from one rank to one other, if it differs there.
     - `build_s`: Approximate CPU seconds to build and verify 10,000 transfers.
     - `forms_transfers`: Max transfers of all forms (variants) together, of which it keeps the best; 0 if it
       builds only one form.
@@ -46,6 +47,7 @@ class Baseline(NamedTuple):
     place: int = _LAST
     grid_place: int | None = None
     small_torus_place: int | None = None
+    pairs_place: int | None = None
     build_s: float = 0.3
     forms_transfers: int = 0
     competes: bool = True
@@ -56,7 +58,7 @@ class Baseline(NamedTuple):
 TABLE: dict[str, Baseline] = {
     "ring": Baseline(ring, place=5, build_s=0.4),
     "tree": Baseline(tree, "double binary tree", turn=-3, place=4, build_s=0.14, finer_chunks="root"),
-    "recursive": Baseline(recursive, "halving-doubling", place=1, build_s=0.14),
+    "recursive": Baseline(recursive, "halving-doubling", place=1, pairs_place=10, build_s=0.14),
     "swing": Baseline(swing, place=8, build_s=0.12),
     "bine": Baseline(bine, "bine trees", place=7, grid_place=-1, small_torus_place=-4, build_s=0.14),
     "bucket": Baseline(bucket, place=6, grid_place=-2, build_s=0.12, finer_chunks="all"),

@@ -42,7 +42,7 @@ _COMPILED, _LOAD_S, _RUN_S, _UNEVEN_RUNS = "compiled list scheduler", 0.5, (0.3,
 #: Limits for the choice of the next baseline while there is no schedule.
 #: `_FIRST_TIMES`: max ratio of the build time of the chosen baseline's first form to the shortest build time,
 #: if the preferred baseline takes too long.
-#: `_QUICK_S`: CPU seconds for a first form that are always allowed, whatever this ratio.
+#: `_QUICK_S`: CPU seconds that are always allowed: for a first form, whatever this ratio, and its variants.
 #: `_SAFE_SHARE`: max share of the time left that the preferred baseline may need; otherwise, the most
 #: preferred baseline within these two limits is built.
 _FIRST_TIMES, _QUICK_S, _SAFE_SHARE = 2.0, 0.3, 0.8
@@ -192,6 +192,8 @@ def _offer_quickest(
         # A first form takes little time, and variants may finish far sooner than it.
         has_variants = not (is_known or row_of(name).forms_transfers)
         ends = limit.later(_VARIANTS_S if has_variants else -verify_s)
+        if not is_known:  # list scheduling of the first form may gain much, as in an alltoall
+            ends = ends.at_least(factor * _QUICK_S)
         found = _in_time(name, problem, ends, last)
         with suppress(OutOfTime), (limit.at_least(verify_s) if is_known else late).enforced():
             is_better = found is not None and (search.best is None or found.finish < search.best.finish)
@@ -232,9 +234,13 @@ def _preferred(problem: Problem) -> list[str]:
     on_grid = grid is not None
     on_torus = grid is not None and len(grid) > 1 and all(each.kind == "ring" for each in grid)
     few_steps = on_torus and is_small(problem)
+    starting, ending = ends_of(problem)
+    is_pairs = bool((starting == 1).all() and (ending == 1).all())
 
     def place(name: str) -> int:
         row = row_of(name)
+        if is_pairs and row.pairs_place is not None:
+            return row.pairs_place
         if few_steps and row.small_torus_place is not None:
             return row.small_torus_place
         return row.place if row.grid_place is None or not on_grid else row.grid_place

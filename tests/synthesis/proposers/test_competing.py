@@ -84,6 +84,13 @@ def test_baselines_precede_a_named_solver_that_would_have_no_schedule_in_time(le
         assert search.notes == ["time was short for highs alone, so baselines came first"]
 
 
+@pytest.mark.parametrize(("collective", "second"), [("allgather", "recursive"), ("alltoall", "hierarchical")])
+def test_recursive_doubling_comes_late_for_chunks_from_one_rank_to_one_other(collective, second):
+    """An alltoall along a hypercube forwards each chunk on half of log2(ranks) links on average."""
+    problem = taccl.make_problem(taccl.topologies.dgx1(2), collective, size_bytes="1MB")
+    assert competing._preferred(problem)[:2] == ["multiplying", second]
+
+
 def test_without_time_the_quickest_is_offered():
     """With a deadline of 0 s the quickest baseline is still the first schedule."""
     search = Search(problem_of(), Options(parameters=PATIENT), Deadline.after(0.0))
