@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 
     from taccl.synthesis.kernels.fabric import Bools, Ints
 
-#: Chunks per cluster, as a share of the square root of the number of sends: 4 chunks at 100 million sends.
-_CONVOY_SHARE = 1 / 2500
+#: `_FEW_SENDS`: max number of sends for which chunks travel alone.
+#: `_CONVOY_SHARE`: chunks per cluster, as a share of the fourth root of the number of sends. So convoys delay
+#: meshes of all sizes by the same share of the finish: 8 chunks and about 1 % at 100 million sends.
+_FEW_SENDS, _CONVOY_SHARE = 25_000_000, 0.0801
 #: Number of sends per block in which sends of convoys are expanded to sends of single chunks, and sorted.
 _BLOCK = 1 << 18
 
@@ -93,7 +95,8 @@ def _convoy_size(fabric: Fabric, demand: Demand) -> int:
     is_plain = fabric.num_resources == 0 and demand.wanted is None and len(np.unique(demand.units)) == 1
     if not is_plain or (np.diff(demand.origin_of) != 1).any():
         return 1
-    return math.floor(_CONVOY_SHARE * math.sqrt(fabric.num_ranks * demand.num_chunks))
+    num_sends = fabric.num_ranks * demand.num_chunks
+    return 1 if num_sends < _FEW_SENDS else math.floor(_CONVOY_SHARE * num_sends**0.25)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,12 +253,11 @@ def _in_blocks(
         cluster, link = (each[i : i + _BLOCK].astype(np.int64) for each in (found.chunk, found.link))
         start = found.start[i : i + _BLOCK].astype(np.int64) + begin
         size = sizes[cluster]
-        of = np.repeat(np.arange(len(size)), size)
-        place = np.arange(len(of)) - np.repeat(np.cumsum(size) - size, size)
+        place = np.arange(int(size.sum())) - np.repeat(np.cumsum(size) - size, size)
         rows = (
-            convoys.chunk[convoys.first[cluster][of] + place],
-            link[of],
-            start[of] + place * own_of_link[link][of],
+            convoys.chunk[np.repeat(convoys.first[cluster], size) + place],
+            np.repeat(link, size),
+            np.repeat(start, size) + place * np.repeat(own_of_link[link], size),
         )
         chunk, link, start = (np.concatenate(pair) for pair in zip(late, rows, strict=True))
         since = start - start.min()

@@ -56,7 +56,8 @@ def test_tiers_of_links_are_found():
 @pytest.mark.parametrize("chunks_per_rank", [1, 3])
 def test_convoys_bring_all_chunks(monkeypatch, chunks_per_rank):
     """All chunks of a cluster, sent together as a convoy, reach every rank; the sends are sorted by start."""
-    monkeypatch.setattr(drawing, "_CONVOY_SHARE", 4 / 256)
+    monkeypatch.setattr(drawing, "_FEW_SENDS", 0)
+    monkeypatch.setattr(drawing, "_CONVOY_SHARE", 4 / (256 * 256 * chunks_per_rank) ** 0.25)
     monkeypatch.setattr(drawing, "_BLOCK", 500)
     problem = uneven(16, chunks_per_rank)
     schedule = schedule_large(problem, num_runs=1)
@@ -64,6 +65,14 @@ def test_convoys_bring_all_chunks(monkeypatch, chunks_per_rank):
     assert len(schedule) == 256 * 255 * chunks_per_rank
     assert (np.diff(schedule.kept.start) >= 0).all()
     assert schedule.finish_us <= 1.3 * received_us(problem)
+
+
+@pytest.mark.parametrize(("few", "size"), [(1296, 4), (1297, 1)])
+def test_convoys_only_for_very_many_sends(monkeypatch, few, size):
+    """An allgather in a 6 x 6 mesh has 36 * 36 sends, whose fourth root is 6; 0.7 * 6 is at least 4."""
+    monkeypatch.setattr(drawing, "_FEW_SENDS", few)
+    monkeypatch.setattr(drawing, "_CONVOY_SHARE", 0.7)
+    assert drawing._convoy_size(*problem_arrays(uneven(6))) == size
 
 
 def test_clusters_are_joined_and_of_the_size():
