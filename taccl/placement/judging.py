@@ -178,10 +178,11 @@ def judge(
         if searching.has_passed and orders:
             break
         orders += found
+        began = time.monotonic()
         gains += [logs(half, [order])[0] for half, order in zip(split, found[::-1], strict=True)]
+        longest_s = (time.monotonic() - began) / 2
     resampled = _resampled(probe, splits, noise, np.random.default_rng((seed, _SPLITS)))
     means: list[float] = []
-    longest_s = one_s
     while len(means) < _RESAMPLES and deadline.left_s > longest_s:
         began = time.monotonic()
         means.append(float(np.mean(logs(next(resampled), orders))))
