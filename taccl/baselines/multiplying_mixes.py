@@ -86,8 +86,10 @@ def to_mix(problem: Problem) -> list[Problem]:
     """
     merges, problem = may_merge(problem), without_sketch(problem)
     num_ranks, num_chunks = problem.topology.num_ranks, problem.collective.num_chunks
-    # On tori and meshes all links are alike, so that mixing gains nothing.
-    if num_ranks < 2 or grid_of(problem.topology) is not None:
+    # On tori and meshes all links are alike, so that mixing gains nothing. Two nodes of two ranks form a ring
+    # as well, but have slower links between nodes.
+    has_tiers = 1 < problem.topology.num_nodes < num_ranks
+    if num_ranks < 2 or (grid_of(problem.topology) is not None and not has_tiers):
         return []
     most = min(_MIXED_TRANSFERS // (_TRANSFERS_EACH * num_ranks), num_chunks * min(problem.chunk_bytes))
     found: dict[int, Problem] = {}
