@@ -14,7 +14,6 @@ numbers of earlier ones (`cpu_exponent_quantizer`).
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -138,14 +137,6 @@ def dequantise_blocks(
 def block_error_bounds(exponents: ArrayLike, *, ranks: Count) -> NDArray[np.float64]:
     """Largest error of a sum of n ranks, by block: n / (2 * scale), about n**2 * 2**exponent / 2**32."""
     return np.array([error_bound(ranks, each) for each in block_scales(exponents, ranks=ranks).tolist()])
-
-
-def relative_error_bound(ranks: int) -> Fraction:
-    """Upper bound on a block's error as a share of its largest number: about n**2 / 2**31 for n ranks.
-
-    It holds if the largest number exceeds 2**-127.
-    """
-    return Fraction(ranks**2, 2**31 - 2 * ranks)
 
 
 def _check_number(exponents: NDArray[np.int64], real: NDArray[np.float64], block: int) -> None:

@@ -15,4 +15,3 @@ from taccl.synthesis.transforms.transform import Transform
 OUTER: tuple[type[Transform[Any, Any]], ...] = (ReleaseDates, PlainLinks, OtherRoots)
 #: Transforms that proposers apply and invert.
 INNER: tuple[type[Transform[Any, Any]], ...] = (SingleChunk, Phases, SeparateContributions, Symmetry)
-TRANSFORMS = OUTER + INNER
