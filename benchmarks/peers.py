@@ -54,7 +54,7 @@ FIGURES = Path(__file__).parent / "data" / "peers.csv"
 #: Relative rounding of stored figures.
 _ROUNDING = 1e-5
 #: `_GRAPH_GB_PER_S`: bandwidth in GB/s of the links of `GRAPHS`.
-#: `_GRAPH_ALPHA_US`: alpha in us of these links.
+#: `_GRAPH_ALPHA_US`: alpha in us of the links of `GRAPHS`.
 _GRAPH_GB_PER_S, _GRAPH_ALPHA_US = 100, 1
 _BFB_ALLGATHERS = (
     "circulant 13 {2,3}", "circulant 25 {3,4}", "circulant 41 {4,5}", "Petersen", "Heawood", "torus 3x5",

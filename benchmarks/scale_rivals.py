@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: `FEW_ARRIVALS`: max pairs of a chunk and a destination for which all baselines are constructed.
 #: `MOST_ARRIVALS`: max such pairs for which ring and pairwise exchange are constructed; others are too slow.
-#: `MOST_COUNTED`: max such pairs for which lower bounds on these two replace them (35 s of CPU).
+#: `MOST_COUNTED`: max such pairs for which lower bounds of ring and pairwise replace the two (35 s of CPU).
 #: Above `MOST_COUNTED`, routes would need several GB.
 FEW_ARRIVALS, MOST_ARRIVALS, MOST_COUNTED = 6_000, 300_000, 10_000_000
 

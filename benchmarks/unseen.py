@@ -50,7 +50,7 @@ WORST_DEFAULT, WORST_MACHINE = 0.12, 0.25
 WORST_LEFT_OUT, WORST_SMALL, WORST_KERNEL = 0.10, 0.20, 0.07
 #: Sizes from which bandwidth dominates between nodes.
 LARGE_BYTES = 16 << 20
-#: Further published logs; constants come from few of them.
+#: Further published logs; constants come from a few of them.
 PUBLISHED = Path(__file__).parent / "data" / "published_logs.toml"
 #: (heading, smallest size) of the ranges of sizes.
 RANGES = (("<64KB", 0), ("<2MB", 64 << 10), ("<64MB", 2 << 20), (">=64MB", 64 << 20))

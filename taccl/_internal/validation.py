@@ -61,14 +61,14 @@ def validated(
         return model.model_validate(data)
     except ValidationError as failure:
         faults = [_fault(model, each) for each in failure.errors(include_url=False)]
-    told = []
+    entries = []
     for path, sentence, advice in faults:
         parent, bracket, rest = path.partition("[")
-        told.append(((rename or {}).get(parent, parent) + bracket + rest, f"{sentence}{remedy or advice}"))
-    path, sentence = told[0]
-    others = "".join(f"; also {field}: {text}" for field, text in told[1:])
+        entries.append(((rename or {}).get(parent, parent) + bracket + rest, f"{sentence}{remedy or advice}"))
+    path, sentence = entries[0]
+    others = "".join(f"; also {field}: {text}" for field, text in entries[1:])
     if remedy and others:
-        others = f" (and {len(told) - 1} more such errors)"
+        others = f" (and {len(entries) - 1} more such errors)"
     raise error(sentence + others, where=": ".join(filter(None, (source, path))) or None)
 
 

@@ -124,7 +124,7 @@ def nearest_whole(real: NDArray[np.float64], scale: float | NDArray[np.float64])
     product, error = _product(real, scale)
     whole = np.rint(product)
     # `rest` is exact, and the error is at most half an ulp of the product.
-    # So the error matters only if `rest` is 1/2 or -1/2.
+    # An error this small changes the nearest whole number only if `rest` is 1/2 or -1/2.
     # The error is not added to `rest`, as the rounded sum would lose a small error.
     rest = product - whole
     up, down = (rest == 0.5) & (error > 0), (rest == -0.5) & (error < 0)

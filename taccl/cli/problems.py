@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 #: `_TRIED_ARRIVALS`: max arrivals of chunks and contributions for which baselines rate the protocols.
-#: Baselines rate the protocols in about 2 s, or in 9 s if 32 ranks reduce.
+#: With that many arrivals, baselines rate the protocols in about 2 s, or in 9 s if 32 ranks reduce.
 #: `_BOUNDED_ARRIVALS`: max arrivals for which lower bounds rate the protocols.
 _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
 
@@ -54,9 +54,9 @@ _LEAST_CHUNK, _CHUNKS_PER_SERVER = 32_000, 64
 
 
 #: `_PROTOCOL_SHARE`: max share of a verb's time left for comparing protocols by baselines and bounds.
-#: `_ESTIMATE_SHARE`: max share of that time for comparing protocols by estimates.
+#: `_ESTIMATE_SHARE`: max share of a verb's time left for comparing protocols by estimates.
 #: `_ESTIMATE_SHARE` is larger, as another protocol can be ten times as fast for small messages.
-#: `_LEAST_ESTIMATE_S`: min seconds for these estimates, whatever the time limit.
+#: `_LEAST_ESTIMATE_S`: min seconds for estimates of protocols, whatever the time limit.
 _PROTOCOL_SHARE, _ESTIMATE_SHARE, _LEAST_ESTIMATE_S = 0.3, 0.5, 0.4
 #: `_SLOW_SHARE`: max share of the time left that baselines or bounds may be expected to need.
 #: Estimates replace baselines or bounds that need more, if chunks are of equal size.

@@ -181,8 +181,8 @@ def with_best_bounds(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
     The time for a bound is limited, so runs of one problem may prove different bounds; each holds for all.
     """
-    told = _with_best(rows, ("problem_digest", "bound_scope"), "gap", ("bound_us", "bound_limits"))
-    return _with_best(told, ("problem_digest",), "gap_of_every_cut", ("bound_of_every_cut_us",))
+    bounded = _with_best(rows, ("problem_digest", "bound_scope"), "gap", ("bound_us", "bound_limits"))
+    return _with_best(bounded, ("problem_digest",), "gap_of_every_cut", ("bound_of_every_cut_us",))
 
 
 def _with_best(
@@ -197,7 +197,7 @@ def _with_best(
         key = tuple(row[name] for name in labels)
         if row[bound] is not None and (key not in best or row[bound] > best[key][bound]):
             best[key] = row
-    told = []
+    completed = []
     for row in rows:
         of = best.get(tuple(row[name] for name in labels))
         if row["finish_us"] is not None and of is not None and of[bound] > (row[bound] or 0.0):
@@ -207,8 +207,8 @@ def _with_best(
             ):  # the bound holds for these chunks
                 row["gap_in_chunks"] = row[gap]
             row["status"] = _status(row)
-        told.append(row)
-    return told
+        completed.append(row)
+    return completed
 
 
 def plain_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
@@ -234,13 +234,13 @@ def figures(result: Result) -> dict[str, Any]:
         ran.append(f"cpsat {versions.get('ortools', '')}")
     every = result.bound_of_every_cut
     gaps = dict(zip(_GAPS, (result.gap, result.gap_in_chunks, result.gap_of_every_cut), strict=True))
-    told: dict[str, Any] = {name: None if gap == math.inf else gap for name, gap in gaps.items()}
-    told |= {"bound_us": result.bound_us, "finish_us": result.finish_us}
-    told["bound_of_every_cut_us"] = None if every is None else every.bound_us
+    values: dict[str, Any] = {name: None if gap == math.inf else gap for name, gap in gaps.items()}
+    values |= {"bound_us": result.bound_us, "finish_us": result.finish_us}
+    values["bound_of_every_cut_us"] = None if every is None else every.bound_us
     return {
         "chunks_per_rank": result.schedule.problem.collective.chunks_per_rank,
         "bound_scope": result.bound.scope,
-        "status": _status(told), **told, "stopped": result.stopped, "bound_limits": result.bound.limits,
+        "status": _status(values), **values, "stopped": result.stopped, "bound_limits": result.bound.limits,
         "first_schedule_s": min(known, default=result.seconds),
         "best_schedule_s": result.seconds if result.found_s is None else result.found_s,
         **_solved(result), "nodes": sum(num_nodes) if num_nodes else None,
@@ -278,5 +278,5 @@ def is_of(row: dict[str, Any], schedule: Schedule) -> bool:
 
 
 def _measured(schedule: Schedule) -> dict[str, Any]:
-    told = {name: getattr(schedule, name) for name in _MEASURES}
-    return told | {"schedule_digest": schedule.digest(), "verified": True}
+    measures = {name: getattr(schedule, name) for name in _MEASURES}
+    return measures | {"schedule_digest": schedule.digest(), "verified": True}

@@ -19,7 +19,7 @@ WITHIN_ERROR = 0.85
 #: `_INDISTINCT`: two causes cannot be told apart if these differences of theirs differ by at most this.
 _MATCHES, _INDISTINCT = 0.05, 0.03
 #: Max ratio of the measured bandwidth to that expected of rings.
-#: That ratio is the rate of the wire over the rate that messages reach.
+#: This maximum is the rate of the wire over the rate that messages reach.
 _WIRE = 1.08
 #: Max share of a node's bandwidth that suggests that GPUs cannot reach each other directly (P2P).
 _HOST_MEMORY = 0.2

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from taccl.measure.library import Run
     from taccl.measure.library_costs import Floats
 
-#: Index of protocol simple, which all of these algorithms use.
+#: Index of protocol simple, which all algorithms with sums in switches use.
 _SIMPLE = 2
 
 

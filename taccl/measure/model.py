@@ -55,7 +55,7 @@ RAMP_CHANNELS = 8
 
 def priors(node_gb_per_s: float, network_gb_per_s: float, rates_source: str) -> tuple[Parameter, ...]:
     """Priors of all parameters, in the order of `PARAMETERS`."""
-    # Networks vary far more than NVLinks. Data hardly separate a bandwidth share from a change of algorithm.
+    # Wide priors: networks vary much, and data hardly tell a bandwidth share from a change of algorithm.
     rows = [
         ("launch_us", LAUNCH_US, 0.8, "us", LAUNCH),
         ("node_latency", 1.0, 0.7, "times", SOURCE),

@@ -17,7 +17,7 @@ _LABEL = re.compile(r"\[\d+(?:,\d+)?\](?:<std(?:out|err)>:)?(?=\D)")
 #: Characters that pages, lists and quotes put between cells.
 _BETWEEN = str.maketrans("\u00a0|\"',;", "      ")
 #: Row of nccl-tests: size, count, type, optional reduction and root, times and bandwidths.
-#: Prefixes of launchers (``0:``, ``[1,0]<stdout>:``, a time, a name) are skipped, and a remark or time stamp.
+#: Launchers' prefixes (``0:``, ``[1,0]<stdout>:``, a time, a name), remarks and time stamps are skipped.
 #: Words after the figures are skipped as well: rccl-tests prints the algorithm and the protocol there.
 _NCCL = re.compile(
     rf"(?:^|[\s:>])({_SIZE})\s+(\d{{1,18}})\s+([a-z][a-z0-9_]*)\s+(?:([a-z]+)\s+)?"

@@ -275,7 +275,7 @@ class HostFabric:
         """
         held, ports = self._held(units).tocoo(), []
         # All num_hosts - 1 pairs of a host hold its port, so resources held by fewer pairs are left out.
-        # Without these, an array of (host, resource) is about as long as the number of holds.
+        # Without those resources, an array of (host, resource) is about as long as the number of holds.
         often = np.bincount(held.col, minlength=held.shape[1]) >= self.num_hosts - 1
         kept, size = often[held.col], int(often.sum())
         pair, times, column = held.row[kept], held.data[kept], (np.cumsum(often) - 1)[held.col[kept]]

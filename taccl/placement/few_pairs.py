@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 #: Maximum number of pairs measured to find clusters of n hosts, as a multiple of n log2 n.
 _MOST = 2
 #: `_LEAST_RATIO`: minimum ratio of the mean latencies of two classes of pairs.
-#: `_DEVIATIONS`: minimum distance between the mean logarithms of these latencies, in standard deviations.
+#: `_DEVIATIONS`: minimum distance between the mean logarithms of two classes, in standard deviations.
 _LEAST_RATIO, _DEVIATIONS = 1.2, 4.0
 #: Maximum number of classes of latencies: pairs in a rack, in a pod, in a zone, and others.
 _MOST_CLASSES = 4

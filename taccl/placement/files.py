@@ -87,15 +87,15 @@ def choose(
         The host slot of every rank; by default rank r is on slot r.
     """
     known_word(library, ("openmpi", "mpich", "nccl"), "library")
-    told: Mapping[str, Mapping[str, Any]] = _NCCL if library == "nccl" else LIBRARY_NAMES
-    if collective not in told:
-        said = f"found {collective}; {library} has rules for {', '.join(told)}"
+    names: Mapping[str, Mapping[str, Any]] = _NCCL if library == "nccl" else LIBRARY_NAMES
+    if collective not in names:
+        said = f"found {collective}; {library} has rules for {', '.join(names)}"
         raise InputError(said, where="collective")
     from taccl.placement.algorithms import ALGORITHMS
     from taccl.placement.case import Case
 
     times: dict[str, list[float]] = {}
-    for name in ALGORITHMS.keys() & told[collective]:
+    for name in ALGORITHMS.keys() & names[collective]:
         with suppress(InputError, CollectiveError):  # the algorithm may not support this number of ranks
             cases = [Case(topology, collective, name, size, order) for size in _SIZES]
             times[name] = [c.us(c.ticks(order or range(c.fabric.num_hosts))) for c in cases]

@@ -33,7 +33,7 @@ _MOST_LABELS = 128
 #: Max ranks drawn one by one; with more ranks, in several nodes, one dot stands for each node.
 _MOST_RANKS = 256
 #: Max pairs of linked ranks in different nodes that have a line each.
-#: With more such pairs, one line joins two nodes.
+#: If more pairs are linked, a single line joins two nodes.
 _MOST_PAIRS = 48
 #: Max ranks whose positions are computed from their links, which is slow; more ranks go on a circle.
 _MOST_PLACED = 128

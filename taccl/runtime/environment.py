@@ -56,7 +56,7 @@ def launched_by(environ: dict[str, str] | os._Environ[str] = os.environ) -> Laun
         # Many tools set these variables, but only torchrun also sets the id of its run.
         if launcher == "torchrun" and "TORCHELASTIC_RUN_ID" not in environ:
             continue
-        # A batch script, and a shell that srun started, have these variables too.
+        # A batch script, and a shell that srun started, also have the variables of srun's ranks.
         if launcher == "srun" and (num_ranks or 0) < 2:
             continue
         return LaunchedRank(launcher, int(environ[rank]), num_ranks)
@@ -90,7 +90,7 @@ def find_library() -> Path:
 def import_mpi() -> Any:
     """Import mpi4py's module ``MPI``, which initializes MPI."""
     try:
-        from mpi4py import MPI  # supports threads; without these, MPICH 5.0 never yields a shared core
+        from mpi4py import MPI  # supports threads; without that, MPICH 5.0 never yields a shared core
     except (ImportError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise ExecutionError(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Collect = Callable[[Any, NDArray[Any], NDArray[Any], int], None]
 
-#: Name of the reference if MPI has no such collective.
+#: Name of the reference for a collective that MPI lacks.
 COMPUTED = "the expected outputs, computed from all inputs (MPI has no such collective)"
 #: Name of the reference for fixed point.
 REAL_SUMS = "the sums of the real numbers"

@@ -239,7 +239,7 @@ MODELS: dict[str, Model] = {
         (50, f"{_AMD} Pollara 400, one for each GPU"),
         network="pollara",
         # In the logs, one process launches 8 GPUs, which hides the latencies of small messages.
-        # So the launch and the costs of ll are those of MI300X.
+        # As logs do not show them, the launch time and the costs of LL are those of MI300X.
         rccl=RcclFit(
             "7",
             "4.3",

@@ -196,7 +196,7 @@ def add_aggregation(
             for src in srcs:
                 builder.add_hold(link, port_out[src], alpha_us=held_us, beta_us_per_mb=port_beta)
             # If the pool of slots (or another resource) is slower than the port, data arrives with gaps.
-            # With such gaps, the port's busy time is counted as one block at the start of the send.
+            # In spite of gaps, the port's busy time is counted as one block at the start of the send.
             side: Side = "receive" if beta == port_beta else "send"
             for dst in dsts:
                 builder.add_hold(link, port_in[dst], alpha_us=held_us, beta_us_per_mb=port_beta, side=side)

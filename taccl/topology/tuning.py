@@ -15,8 +15,8 @@ LAUNCH_US = 1.8
 VOLTA_LAUNCH_US = 3.8
 #: `LAUNCH_EACH_US`: host time in us to enqueue a collective on each GPU of a process, since Ampere.
 #: Source: ``src/group.cc``, ``doLaunches``, and microsoft/superbenchmark (tests/data) for the time.
-#: In these data, allreduce and broadcast up to 8 KB both take 34.4 us on 8 A100 of one process.
-#: `VOLTA_LAUNCH_EACH_US`: the same time on Volta. On 12 V100, three collectives take 57 to 61 us.
+#: In superbenchmark, allreduce and broadcast up to 8 KB both take 34.4 us on 8 A100 of one process.
+#: `VOLTA_LAUNCH_EACH_US`: host time on Volta. On 12 V100, three collectives take 57 to 61 us.
 LAUNCH_EACH_US, VOLTA_LAUNCH_EACH_US = 4.3, 5.0
 #: `KERNEL_LAUNCH_US`: launch time in us of a kernel that runs a whole collective, without base latency.
 #: `KERNEL_LAUNCH`: source of `KERNEL_LAUNCH_US`.
@@ -143,7 +143,7 @@ PACK_BYTES = 16
 #: Bytes of a chunk of a message between two ranks over NVLink (``src/init.cc``).
 PAIR_CHUNK_BYTES = 512 << 10
 #: `PAIR_LEAST_PART`: min bytes of a message between two ranks that one channel carries (``addP2pToPlan``).
-#: `PAIR_MOST_PART`: max bytes of such a message that one channel carries (``src/enqueue.cc``).
+#: `PAIR_MOST_PART`: max bytes of a message between two ranks that one channel carries (``src/enqueue.cc``).
 PAIR_LEAST_PART, PAIR_MOST_PART = PAIR_CHUNK_BYTES // 8, PAIR_CHUNK_BYTES * 32
 #: Part of the bandwidth that NVLS reaches, by GPU generation.
 NVLS_SHARE = {"Hopper": 0.85, "Blackwell": 0.74}
