@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Asked = Sequence[tuple[Callable[[], Problem], dict[str, Any]]]
 Answer = tuple[int, dict[str, Any], dict[str, Any] | None]
 #: `_WORKER_S`: CPU seconds that a process for runs takes to start.
-#: `_MOST_START_SHARE`: max share of the time left for this; otherwise, runs are in this process.
+#: `_MOST_START_SHARE`: max share of the time left for starting it; otherwise this process does the runs.
 _WORKER_S, _MOST_START_SHARE = 1.0, 0.5
 #: Exceptions of joblib and Dask for a dead worker. A run's own errors are rows, and raise nothing.
 _DEATHS = ("BrokenProcessPool", "TerminatedWorkerError", "KilledWorker")
@@ -151,7 +151,7 @@ def _answers(waiting: Sequence[tuple[int, RunRequest]], num_workers: int | None)
 
 
 def _may_start_workers(until_s: float) -> bool:
-    """True if processes for runs start in time, or if runs go to a cluster or to processes that exist.
+    """True if there is time to start processes for runs, or if a cluster or existing processes do the runs.
 
     - `until_s`: End of all runs on the clock of `time.time`.
     """

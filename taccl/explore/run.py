@@ -34,7 +34,7 @@ from taccl.topology.registry import parse
 _OPTIONS = ("backend", "seed", "time_limit_s", "threads", "parameters")
 #: Min seconds for a run that shares its time with others.
 _LEAST_LIMIT_S = 0.1
-#: Max seconds between the end of all runs and the start of a run; later runs are left out.
+#: Runs that would start more than this many seconds after all runs should have ended are left out.
 _LATE_S = 1.0
 #: Seconds that solver processes of a worker process wait for the next run.
 _LINGER_S = 3.0
@@ -94,7 +94,7 @@ def known_row(problem: Problem, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def perform(run: RunRequest) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Perform a run: its row, which states the reason of a failure, and the document to store or None."""
+    """Perform a run; return its row, with the reason if it failed, and the document to store or None."""
     if run.is_too_late:
         why = "no time was left for it; give more time"
         return run.row | {"error": why}, None

@@ -177,7 +177,7 @@ def _doubtful(runs: Sequence[_LogRun]) -> Iterable[str]:
 
 
 def _concluded(runs: Iterable[_LogRun], where: str) -> Iterable[str]:
-    """Notes on collectives that the log does not name, but checks of results or columns tell."""
+    """Notes on collectives that were inferred from columns or checks of results, not from names in logs."""
     for run in runs:
         name = [] if run.streams else _named(run, where)[-1:]
         if not run.streams and not name:

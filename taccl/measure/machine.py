@@ -21,8 +21,8 @@ _GPUS = {
     "dgx-h100": ("H100", "H20"), "h200": ("H200",), "b200": ("B200", "B300"),
     "gb200-nvl72": ("GB200", "GB300"), "mi300x": ("MI300X", "MI325X"), "mi355x": ("MI355X", "MI350X"),
 }  # fmt: skip
-#: {GPU model whose NVLinks are fewer than those of any machine model: its generation}. Both have 400 GB/s of
-#: NVLink by their data sheets.
+#: {GPU model whose NVLinks are fewer than those of any machine model: its generation}.
+#: By their data sheets, both have 400 GB/s of NVLink.
 _FEWER_LINKS = {"A800": "Ampere", "H800": "Hopper"}
 #: {machine: GPU models that communicate over PCIe}, including PCIe boards of the models above.
 _PCIE_GPUS = {
