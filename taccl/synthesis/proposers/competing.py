@@ -40,11 +40,9 @@ _VERIFY_S = 6e-6
 #: `_UNEVEN_RUNS`: max runs for pairs of ranks with different numbers of bytes, for which it comes first.
 _COMPILED, _LOAD_S, _RUN_S, _UNEVEN_RUNS = "compiled list scheduler", 0.5, (0.3, 1.0), 3
 #: Limits for the choice of the next baseline while there is no schedule.
-#: `_FIRST_TIMES`: max ratio of the build time of the chosen baseline's first form to the shortest build time,
-#: if the preferred baseline takes too long.
+#: `_FIRST_TIMES`: max build time of a first form over the shortest, if the preferred baseline takes too long.
 #: `_QUICK_S`: CPU seconds that are always allowed: for a first form, whatever this ratio, and its variants.
-#: `_SAFE_SHARE`: max share of the time left that the preferred baseline may need; otherwise, the most
-#: preferred baseline within these two limits is built.
+#: `_SAFE_SHARE`: max share of the time left for the preferred one; else, the first within these limits is built.
 _FIRST_TIMES, _QUICK_S, _SAFE_SHARE = 2.0, 0.3, 0.8
 #: Max seconds past the time limit for variants of the first baseline, once one of its forms is complete.
 _VARIANTS_S = 1.0
@@ -57,8 +55,7 @@ BY_ESTIMATE = "multiplying by estimate"
 #: `_RESERVE_S_PER_TRANSFER`: CPU seconds of verifier and bound at the end, per transfer.
 #: `_MOST_RESERVE_SHARE`: max share of the time reserved for both.
 _RESERVE_S_PER_LINK, _RESERVE_S_PER_TRANSFER, _MOST_RESERVE_SHARE = 3e-5, 1.5e-5, 0.4
-#: `_BASELINE_S_PER_ARRIVAL`: CPU seconds to build and verify a baseline, per arrival of a chunk at a
-#: destination.
+#: `_BASELINE_S_PER_ARRIVAL`: CPU seconds to build and verify a baseline, per arrival of a chunk.
 #: `BASELINE_S_PER_LINK`: CPU seconds to build and verify a baseline, per link.
 #: `_NAMED_S_PER_TRANSFER`: CPU seconds to build and verify a baseline, per transfer with named contributions.
 _BASELINE_S_PER_ARRIVAL, BASELINE_S_PER_LINK, _NAMED_S_PER_TRANSFER = 6e-5, 2e-5, 1e-5
