@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from taccl._internal.deadline import Deadline, OutOfTime
+from taccl._internal.deadline import Deadline, OutOfTime, busy_factor
 from taccl._internal.units import format_gap, format_size
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.simulation.simulate import simulate
@@ -30,7 +30,8 @@ from taccl.topology.topology import Topology
 #: Share of the time left at the end for programs; the rest is for bounds.
 _PROGRAMS_SHARE = 0.6
 #: `_LEAST_S`: min seconds that must be left for a synthesis to begin.
-#: `_LATE_S`: seconds beyond the time limit that are allowed for a first schedule or program.
+#: `_LATE_S`: seconds beyond the time limit that are allowed for a first schedule or program; seconds of work
+#: for a first program.
 _LEAST_S, _LATE_S = 0.1, 1.5
 
 
@@ -180,8 +181,8 @@ class PlanSearch:
         with contextlib.suppress(OutOfTime):
             for size in (last, min(made)):
                 best = min(self.candidates, key=lambda each: each.made_us.get(size, math.inf))
-                if best not in programs:
-                    with limit.enforced():
+                if best not in programs:  # without a first one, there is no plan
+                    with (limit if programs else limit.later((busy_factor() - 1) * _LATE_S)).enforced():
                         programs[best] = runnable(best.schedule, lowering, self.runtime)
         if not programs:
             said = "no schedule became a program in time; give more time, or fewer instances"
