@@ -19,6 +19,7 @@ from taccl.measure.machine import (
     machine_by_gpus,
     modelled,
     port_mismatch,
+    rack_mismatch,
     with_switches,
 )
 from taccl.measure.series import Log, Series
@@ -102,8 +103,7 @@ def topology_of(series: Series, machine: Machine, gpus: Collection[str]) -> tupl
             notes.append(f"the log lists no hosts; {format_count(nodes, 'node')} assumed (--nodes)")
     switched = with_switches(whole, gpus)
     notes += [f"assumed: {each}" for each in switched.assumed if each not in whole.assumed]
-    if said := port_mismatch(whole, gpus):
-        notes.append(said)
+    notes += filter(None, (port_mismatch(whole, gpus), rack_mismatch(whole, gpus)))
     whole = switched
     if machine.topology is None and isinstance(word, str) and is_stand_in(word, gpus):
         listed = first_of([shown(name, 60) for name in sorted(gpus)], 3)

@@ -157,6 +157,20 @@ def port_mismatch(topology: Topology, gpus: Collection[str]) -> str:
     return f"{said}; check --topology, or convert it with --set nvlink_gb_per_s=RATE"
 
 
+def rack_mismatch(topology: Topology, gpus: Collection[str]) -> str:
+    """Sentence if NVLink joins several nodes of an import on the named GPUs, as in racks; else empty."""
+    from taccl.topology.machines import SHAPES
+
+    machine = machine_by_gpus(gpus)
+    if topology.machine or topology.num_nodes == 1 or machine is None:
+        return ""
+    of_rack, size = SHAPES[machine].ranks_per_node, len(topology.ranks_of_node[0])
+    if of_rack <= COUNTABLE or size >= of_rack:
+        return ""
+    said = f"NVLink joins up to {of_rack} GPUs of {machine}, but NICs join the file's nodes of {size}"
+    return f"{said}; for trays of one rack, use --topology {machine}"
+
+
 def figures_of(topology: Topology) -> Machine:
     """Figures of a file's topology, with the share of in-switch sums if its switches do these."""
     shares = [float(switch.reduces.efficiency) for switch in topology.switches if switch.reduces]

@@ -4,11 +4,19 @@ import pytest
 
 import taccl
 from taccl.errors import FormatError, InputError
-from taccl.measure.machine import check_alike, find_machine, machine_by_gpus, machine_of
+from taccl.formats.nccl.topology import load_nccl_topology
+from taccl.measure.machine import (
+    check_alike,
+    find_machine,
+    machine_by_gpus,
+    machine_of,
+    rack_mismatch,
+)
 from taccl.measure.predict import costs_of, known_machines
 from taccl.measure.series import Log
 from taccl.topology.models import MODELS
 from taccl.topology.registry import parse
+from tests.nvswitch import server_xml
 
 
 @pytest.mark.parametrize(("name", "ranks_per_node", "ranks_per_nic", "node", "network"), [
@@ -66,3 +74,17 @@ def test_pcie_boards_among_others_are_mixed():
     check_alike(
         [mixed._replace(gpus=frozenset({"NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-40GB"}))], "diagnose"
     )
+
+
+@pytest.mark.filterwarnings("ignore::taccl.errors.AssumptionWarning")
+def test_trays_of_a_rack_are_not_joined_by_nics(tmp_path):
+    """A file of one GB200 tray does not show the NVLinks between trays; the sentence names the rack's model."""
+    path = tmp_path / "tray.xml"
+    path.write_text(server_xml(100, 18, gpus=4))
+    one, two = (load_nccl_topology(path, nodes=nodes) for nodes in (1, 2))
+    said = rack_mismatch(two, {"NVIDIA GB200"})
+    assert said.startswith("NVLink joins up to 72 GPUs of gb200-nvl72, but NICs join the file's nodes of 4")
+    assert said.endswith("use --topology gb200-nvl72")
+    named = taccl.topologies.dgx_h100(2)
+    others = ((one, "NVIDIA GB200"), (two, "NVIDIA B200"), (two, "unknown"), (named, "NVIDIA GB200"))
+    assert not any(rack_mismatch(topology, {gpu}) for topology, gpu in others)
