@@ -13,13 +13,11 @@ from taccl.topology.tuning import PACK_BYTES
 #: `HEALTHY`: min share of the expected bandwidth that a healthy series reaches.
 #: `USUAL`: max ratio of times of small messages to usual times in a healthy series.
 HEALTHY, USUAL = 0.93, 1.5
-#: Min share of the expected bandwidth that an error of the model may explain.
-WITHIN_ERROR = 0.85
+WITHIN_ERROR = 0.85  #: Min share of the expected bandwidth that an error of the model may explain.
 #: `_MATCHES`: max relative difference between the measured share of the bandwidth and a cause's share.
 #: `_INDISTINCT`: two causes cannot be told apart if these differences of theirs differ by at most this.
 _MATCHES, _INDISTINCT = 0.05, 0.03
-#: Max ratio of the measured bandwidth to that expected of rings.
-#: This maximum is the rate of the wire over the rate that messages reach.
+#: Max measured bandwidth over that expected of rings: the rate of the wire over what messages reach.
 _WIRE = 1.08
 #: Max share of a node's bandwidth that suggests that GPUs cannot reach each other directly (P2P).
 _HOST_MEMORY = 0.2

@@ -42,7 +42,7 @@ _COMPILED, _LOAD_S, _RUN_S, _UNEVEN_RUNS = "compiled list scheduler", 0.5, (0.3,
 #: Limits for the choice of the next baseline while there is no schedule.
 #: `_FIRST_TIMES`: max build time of a first form over the shortest, if the preferred baseline takes too long.
 #: `_QUICK_S`: CPU seconds that are always allowed: for a first form, whatever this ratio, and its variants.
-#: `_SAFE_SHARE`: max share of the time left for the preferred one; else, the first within these limits is built.
+#: `_SAFE_SHARE`: max share of the time left for the preferred one; else the first within both is built.
 _FIRST_TIMES, _QUICK_S, _SAFE_SHARE = 2.0, 0.3, 0.8
 #: Max seconds past the time limit for variants of the first baseline, once one of its forms is complete.
 _VARIANTS_S = 1.0
