@@ -87,7 +87,7 @@ def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
     simulation", Parallel Computing 69 (2017).
     """
     _require_supported(problem)
-    found = _mixed(problem) if cut and sums_everywhere(problem) else []
+    found = _mixed(problem) if cut else []
     cut = cut and (len(found) < 2 or found[1].finish > _MIX_PAYS * found[0].finish)
     if found:  # the best is returned if time runs out, and single plans are cut from these chunks on
         keep_soonest(problem, fastest(found))
@@ -100,17 +100,24 @@ def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
 def _mixed(problem: Problem) -> list[Schedule]:
     """[best single plan in the fewest chunks for mixed plans, best mixed plan in any] as schedules.
 
-    Empty if there is no mixed plan, as on tori and meshes and on machines with too many resources of
-    different loads.
+    Empty if there is no mixed plan.
     """
-    finer = to_mix(problem)
-    found = soonest_mix(finer)
+    mixed = mixed_schedule(problem)
+    return [] if mixed is None else [_fastest_plan(to_mix(problem)[-1]), mixed]
+
+
+def mixed_schedule(problem: Problem) -> Schedule | None:
+    """Mixed plan of an allreduce with the least estimated finish, as a schedule in finer chunks.
+
+    None if there is no mixed plan, as on tori and meshes and on machines with too many resources of different
+    loads.
+    """
+    found = soonest_mix(to_mix(problem)) if sums_everywhere(problem) else None
     if found is None:
-        return []
+        return None
     times, plan = found
     sends = _sends(times, plan, 1)
-    mixed = _sooner(times, plan, sends, None, lists=len(sends.chunk) <= _MOST_LISTED)
-    return [] if mixed is None else [_fastest_plan(finer[-1]), mixed]
+    return _sooner(times, plan, sends, None, lists=len(sends.chunk) <= _MOST_LISTED)
 
 
 def estimated_us(problem: Problem) -> float:

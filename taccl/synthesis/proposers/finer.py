@@ -12,7 +12,7 @@ from taccl._internal.deadline import OutOfTime, busy_factor
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
 from taccl.baselines.build_times import num_arrivals
-from taccl.baselines.multiplying import Estimated
+from taccl.baselines.multiplying import Estimated, mixed_schedule
 from taccl.baselines.spread import (
     MANY_CUT,
     cut_chunks,
@@ -57,7 +57,8 @@ _ESTIMATED_S_PER_ARRIVAL, _LISTED_GAIN = 2.5e-5, 1.2
 #: `_PLANS_S_PER_LINK`: CPU seconds per link to estimate all plans of recursive multiplying.
 #: `_PLANS_SHARE`: max share of the time left for these estimates; if they need more, only simple plans are
 #: estimated.
-_PLANS_S_PER_LINK, _PLANS_SHARE = 1.2e-4, 0.4
+#: `_MIXES_S`: CPU seconds to search for a mixed plan and to build it.
+_PLANS_S_PER_LINK, _PLANS_SHARE, _MIXES_S = 1.2e-4, 0.4, 2.0
 
 #: Max transfers of a baseline that is tried in finer chunks. An exchange of whole partial sums among 64 ranks
 #: has this many.
@@ -73,9 +74,9 @@ def offer_estimated(search: Search, cut: Callable[[Problem, int], Problem]) -> S
     """Propose schedules of recursive multiplying with the earliest estimated finish.
 
     The first form merges messages and is quick to build. Later forms have finer chunks or one message per
-    chunk, and are built if their estimated finish is earlier. Returns a search that holds the best schedule.
-    Returns None if messages may not merge, on tori and meshes, and for sums at one rank: other baselines
-    usually finish first there.
+    chunk, and are built if their estimated finish is earlier. If time allows, a mixed plan is the last.
+    Returns a search that holds the best schedule. Returns None if messages may not merge, on tori and meshes,
+    and for sums at one rank: other baselines usually finish first there.
 
     - `cut`: Function from (problem, parts) to the problem with each chunk cut into that many parts.
     """
@@ -114,6 +115,11 @@ def offer_estimated(search: Search, cut: Callable[[Problem, int], Problem]) -> S
                 made = _search_for(search, found, cut) if found.finish_us < finish_us else None
             if made is not None:
                 best, finish_us = made, found.finish_us
+        if best is not None and busy_factor() * _MIXES_S <= until.left_s:
+            with until.enforced():
+                mixed = mixed_schedule(open_problem)
+                if mixed is not None and mixed.finish_us < finish_us:
+                    best = _search_for(search, mixed, cut) or best
     if best is not None and best.best is not None:
         tried_finer(problem).add(BY_ESTIMATE)
         message = f"first: {best.best.producer}{left_out(list(dict.fromkeys(skipped)))}"

@@ -117,13 +117,27 @@ def test_a_baseline_without_time_for_all_forms_offers_its_best(monkeypatch):
 
 
 @pytest.mark.slow
-def test_recursive_multiplying_is_proposed_first_on_switches():
-    """For 1 MB on four DGX-2, recursive multiplying in half chunks with merged sends is proposed first."""
+def test_recursive_multiplying_is_proposed_first_on_switches(monkeypatch):
+    """For 1 MB on four DGX-2, recursive multiplying in half chunks with merged sends is proposed first.
+
+    Mixed plans, which would finish earlier, are left out.
+    """
+    monkeypatch.setattr(finer, "mixed_schedule", lambda _: None)
     problem = taccl.make_problem(taccl.topologies.dgx2(4), "allreduce", size_bytes=10**6)
     search = Search(problem.in_its_chunks, Options(), Deadline.after(1000), asked=problem)
     found = finer.offer_estimated(search, cut)
     assert found.best.finish_us < 33 and taccl.verify(found.best).ok
     assert found.problem.collective.chunks_per_rank == 2 and not competing.made_of(search.problem)
+
+
+@pytest.mark.parametrize(("limit_s", "is_mixed"), [(1000, True), (1, False)])
+def test_a_mixed_plan_is_proposed_if_time_allows(limit_s, is_mixed):
+    """256 KB on two A100 nodes finish 12 % sooner by a mixed plan, which is searched if there is time."""
+    problem = taccl.make_problem(taccl.topologies.dgx_a100(2, protocol="ll"), "allreduce", size_bytes=256_000)
+    search = Search(problem.in_its_chunks, Options(), Deadline.after(limit_s), asked=problem)
+    found = finer.offer_estimated(search, cut).best
+    assert taccl.verify(found).ok
+    assert ("mixed" in found.producer, found.finish_us < 8.3) == (is_mixed, is_mixed)
 
 
 def test_a_busy_machine_has_one_schedule_by_estimate(monkeypatch):
