@@ -247,7 +247,7 @@ def gaps() -> Iterator[Row]:
 
 
 def small() -> Iterator[Row]:
-    """Gaps of alltoalls that last little longer than one send, with their limits."""
+    """Gaps between finishes and lower bounds of short alltoalls, each with the largest gap allowed."""
     for case in SMALL:
         topology = case.topology()
         problem = taccl.make_problem(topology, "alltoall", size_bytes=case.size_bytes, chunks_per_rank=1)

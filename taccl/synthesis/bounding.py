@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 #: Max share of the time left for the bound over all chunkings, on a busy machine.
 _MOST_EVERY_SHARE = 0.3
-#: Time that the bound over all chunkings may take on a busy machine even if little is left, as a multiple of
-#: its minimum.
+#: Wall time that the bound over all chunkings may take on a busy machine, however little time is left, as a
+#: multiple of `BudgetParameters.least_every_s`.
 _LATE_TIMES = 1.0
 #: Max hops of a problem whose bound is computed without a time limit (fractions of a second).
 _BRIEF_HOPS = 5_000

@@ -233,7 +233,8 @@ _MOST_LEVELS = 3
 #: `_DEALS`: number of permutations for few hosts.
 #: `_MANY`: from this number of hosts on, only as many permutations are tried as the level needs.
 #: `_FEWEST_DEALS`: number of permutations for many hosts if clusters are clear.
-#: `_CLEARLY`: clusters are clear if they exceed all permutations by this multiple of the range of these.
+#: `_CLEARLY`: clusters are clear if the test statistic (see `_are_by_chance`) of the measured distances
+#: exceeds the largest of the permuted ones by more than this multiple of the range of the permuted ones.
 #: Clusters are clear by chance in less than 1 of 1,000 tests.
 _BY_CHANCE, _DEALS, _MANY = 0.1, 99, 128
 _FEWEST_DEALS, _CLEARLY = 3, 20.0

@@ -285,12 +285,13 @@ def accept_sets(
     sums: Sums, chunks: SumChunks, ends: LinkEnds, held: NDArray[np.int64], sent: NDArray[np.int64],
     last: NDArray[np.int64], accepted: NDArray[np.bool_],
 ) -> int:  # fmt: skip
-    """Accept all other valid sums, by replay of sets of contributions; return the number of redundant copies.
+    """Accept valid sums that are not yet in `accepted`; return the number of redundant copies.
 
-    A set is a row of 64-bit words; bit k stands for the k-th origin of the chunk.
+    Sets of contributions are replayed, so unlike in `accept_trees` sums need not travel along trees. A set is
+    a row of 64-bit words; bit k stands for the k-th origin of the chunk.
 
     - `held`, (num_ranks + 1, num_words), `sent`, (most sends of a chunk, num_words), `last`, (num_ranks,):
-      Scratch space. The last row of `held` is the whole sum.
+      Scratch space. The last row of `held` is the whole sum; `last` is each rank's latest arrival.
     - `accepted`, (num_chunks,): True for chunks that are known to be valid; updated.
     """
     num_redundant, whole = 0, len(held) - 1

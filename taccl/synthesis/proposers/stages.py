@@ -337,7 +337,11 @@ def choose(
 
 
 def search_plain(search: Search) -> None:
-    """Search a problem as it is: compiled, or by a backend's stages on each phase of a reduction."""
+    """Search a problem without suggesting sketches.
+
+    A large problem goes to the compiled list scheduler. On any other problem the stages of the backend run:
+    on the reduce phase, then on the broadcast phase, if the collective reduces; else on the whole problem.
+    """
     if search.is_large is None:
         search.is_large, _ = choose(search.problem, search.backend, search.deadline.left_s, search.parameters)
     if search.is_large:

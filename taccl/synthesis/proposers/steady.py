@@ -35,7 +35,7 @@ def send_without_gaps(
 def _gapless(fabric: Fabric, demand: Demand, routes: Routes, turn: Floats, limits: Limits) -> Sends | None:
     """Schedule without idle gaps (see `send_without_gaps`); None if none is found in `_MOST_DELAYS` rounds.
 
-    - `turn`: As in `send_in_turn`, times a weight relative to the route ahead.
+    - `turn`, (num_chunks,): The `turn` of `send_in_turn`, multiplied by one of `_STEADY_WEIGHTS`.
     """
     begins, due = np.zeros(fabric.num_slots, np.int64), routes.peak_ticks * turn
     for _ in range(_MOST_DELAYS):

@@ -115,7 +115,7 @@ def test_torus_of_a_million_ranks():
 def test_bounds_are_no_better_than_the_certificate(name, collective):
     """On small fabrics the bound of an implicit schedule is within 15 % of that of `lower_bound`.
 
-    It is no larger than that of `lower_bound`, unless the schedule meets it.
+    Only if the schedule is proven optimal may the implicit bound be larger than that of `lower_bound`.
     """
     result = synthesize_implicit(name, collective)
     certificate = lower_bound(result.schedule.problem())
