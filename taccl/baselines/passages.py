@@ -31,7 +31,7 @@ NUM_CHUNKS = 64
 #: Max runs of a plan; to stay below it, several steps are combined into a run.
 _MOST_RUNS = 20_000
 #: `_NEAR`: max ratio of a plan's finish to the busiest dimension's time; above it, the plan is improved.
-#: `_WORK`: max number of runs to schedule for improvement.
+#: `_WORK`: max number of runs (`Run`) scheduled in all tries together; a try schedules each run three times.
 #: `_MOST_TRIES`: max number of tries of improvement.
 _NEAR, _WORK, _MOST_TRIES = 1.01, 100_000, 150
 #: `_A_LITTLE`: standard deviation of random shifts of all chunks, as a share of the finish.

@@ -31,8 +31,8 @@ _PCIE_GPUS = {
 }  # fmt: skip
 #: Model in the name of a GPU: H100, GB300, MI300X, L40S.
 _MODEL = re.compile(r"\b(MI\d{2,3}[A-Z]?|[A-Z]{1,2}\d{1,3}[A-Z]?)\b")
-#: Max ranks whose exact number follows from bandwidths with two decimals.
-#: A larger number of ranks is rounded to equal nodes.
+#: Max number of ranks that busbw / algbw determines exactly, if both are given with two decimals.
+#: A larger number is rounded to a multiple of the number of nodes, so that all nodes have equally many ranks.
 COUNTABLE = 64
 #: Profiles of imports, whose NICs have line rates.
 _LINE_RATES = ("nccl", "nvidia-smi")

@@ -105,9 +105,10 @@ def with_axis_last(graph: Graph, value: Any, axis: int) -> tuple[Any, Callable[[
 
 
 def alike_sliced(graph: Graph, names: Sequence[str]) -> list[str] | None:
-    """Tensors with the same local parts, all sliced along the axis of the first that is sliced.
+    """Names of tensors with the local parts of the given ones, and all slices along the same axis.
 
-    Axes are counted from the last one. None if all are sliced so already, or if one cannot be.
+    The axis is that of the first sliced tensor, counted from the last axis. Unsliced tensors stay unsliced.
+    None if nothing has to change, or if a sliced tensor cannot be sliced along that axis alone.
     """
     mesh, found, wanted = graph.mesh, list[str](), None
     for name in names:

@@ -1,4 +1,7 @@
-"""Script of three ranks, two of which load plans on a group: ``groups.py FOLDER``, as ranks.py."""
+"""Script of three ranks, two of which load plans on a group: ``groups.py FOLDER``.
+
+Errors go to ``group-RANK.json`` in the folder.
+"""
 
 import json
 import os

@@ -55,9 +55,9 @@ def test_every_plan_of_packets_runs_right(name, options):
 
 
 def test_two_ranks_by_hand():
-    """In an allgather of two ranks of one node, in place, each rank puts its chunk in its place and signals.
+    """In an in-place allgather in one node, each of two ranks puts its chunk into the other's buffer and signals.
 
-    Nothing was in that place before, so each rank first signals that it has started.
+    No step of the receiver uses that part of its buffer before; its signal at its start permits the put.
     """
     plan = build_mscclpp_plan(program_of("allgather", "ring:2", in_place=True))
     assert plan["gpus"][0] == {
