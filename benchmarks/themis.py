@@ -85,7 +85,10 @@ def network(row: dict[str, Any]) -> Row:
 
 
 def networks() -> Iterator[Row]:
-    """Rows of the first part, and their mean and largest gain beside the published ones."""
+    """Rows of one allreduce on each network, then one row of gains for each policy.
+
+    A row of gains states their mean and maximum, computed and published.
+    """
     rows = [network(each) for each in DATA["network"]]
     yield from rows
     known = DATA["utilisation"]

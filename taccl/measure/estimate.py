@@ -221,7 +221,7 @@ class _Fitting:
     def solve(
         self, protocols: Protocols, free: NDArray[np.bool_], start: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Logarithms of the parameters at least cost; those that are not free keep their start values."""
+        """Logarithms of the parameters that minimize `cost`; fixed parameters keep their start values."""
         require_address_space()
         from scipy.optimize import least_squares
 

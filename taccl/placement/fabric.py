@@ -274,8 +274,9 @@ class HostFabric:
         A port counts if all messages of its host in that direction hold it; the minimum is over hosts.
         """
         held, ports = self._held(units).tocoo(), []
-        # All num_hosts - 1 pairs of a host hold its port, so resources held by fewer pairs are left out.
-        # Without those resources, an array of (host, resource) is about as long as the number of holds.
+        # In each direction, all num_hosts - 1 pairs of a host hold its port. A resource held by fewer pairs
+        # is no port. To save memory, it gets no column in the (host, resource) arrays, which then have at
+        # most about as many entries as `held`.
         often = np.bincount(held.col, minlength=held.shape[1]) >= self.num_hosts - 1
         kept, size = often[held.col], int(often.sum())
         pair, times, column = held.row[kept], held.data[kept], (np.cumsum(often) - 1)[held.col[kept]]

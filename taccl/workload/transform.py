@@ -311,9 +311,9 @@ def _is_legal(workload: Workload, operation: Operation) -> bool:
 
 
 def _are_disjoint(workload: Workload, one: Operation, two: Operation) -> bool:
-    """True if two collectives, the second a send, are over groups without a common dimension.
+    """True if `one` is a collective, `two` is a send, and their groups have no common dimension.
 
-    Such a send commutes with the other collective, as it passes on any data.
+    The two can then be exchanged, as the send copies its data unchanged.
     """
     if not one.is_collective or not two.is_collective or two.kind != "send":
         return False

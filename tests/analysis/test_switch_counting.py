@@ -1,4 +1,8 @@
-"""Switch counting: contributions added by in-network links over slot pools or ports; by hand and at random."""
+"""Switch counting: lower bounds for sums made only in switches.
+
+Such a bound is the time for which the sums hold a slot pool or port. Bounds are compared with values computed
+by hand, and with random schedules.
+"""
 
 import random
 from dataclasses import replace

@@ -239,7 +239,7 @@ def _claims(
 
     - `deadline`, `limit`: ``budget_s`` and ``limit_s`` of `lower_bound`, as times of `time.monotonic`.
 
-    Linear programs run early, and even after the limit, if other arguments might use up the time.
+    If other finders might use up the time, linear programs run early. They may then run past `limit`.
     """
     latency = latency_of(demand, divisible=divisible, limit=limit)
     yield latency

@@ -30,7 +30,9 @@ _MOST_SHOWN = 12
 #: ((ticks, most), ...), both ascending: before `ticks`, at most `most` of the counted events can have
 #: happened.
 Labels = tuple[tuple[int, int], ...]
-#: True if all switches are assumed to reduce; ``"only"`` if only reducing switches make sums.
+#: Assumption of a bound on reduction in switches. False: only switches that the topology declares can reduce.
+#: True: all switches can reduce. ``"only"``: declared switches make all sums, and a rank adds nothing to its
+#: own data but the output of a switch.
 InNetworkGrant = bool | Literal["only"]
 
 

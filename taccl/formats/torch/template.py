@@ -49,7 +49,8 @@ class Local(NamedTuple):
 class Round(NamedTuple):
     """One rank's part in a round.
 
-    - `stage`: Tensors to allocate, {number: for each chunk of the tensor, its index within a block}.
+    - `stage`: Tensors to allocate, {`Staged.number`: for each chunk, its index in its block}. The index
+      gives the chunk's length, as each block is cut into `PARTS` chunks that may differ in length.
     - `send`, `receive`: One message for each peer.
     - `then`: Local operations once all messages have arrived, in order.
     """

@@ -173,7 +173,13 @@ class _Machine:
         return ListSchedule(tuple(self.sends), self.finish)
 
     def _arrive(self, state: int, dirty: set[int]) -> None:
-        """Mark a chunk as arrived at a state: its hops become ready once all their sources have arrived."""
+        """Record the arrival of a chunk at a rank, and queue the hops that can now go.
+
+        A hop is queued once all its sources have arrived, if `_may_go` permits.
+
+        - `state`: Index of the chunk and rank in the quotient's `states`.
+        - `dirty`: Links to try next; the links of queued hops are added.
+        """
         for m in self.quotient.states[state].hops_out:
             self.sources_missing[m] -= 1
             if not self.sources_missing[m] and self._may_go(m, force=False):
