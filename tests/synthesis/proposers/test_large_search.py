@@ -87,7 +87,7 @@ class TestPhases:
             if doing.startswith(phase):
                 raise KeyboardInterrupt
 
-        problem = problem_of(topologies.mesh(10, 10), "alltoall")
+        problem = problem_of(topologies.mesh(16, 16), "alltoall")
         never = Deadline()
         with ends:
             found = never.run(
