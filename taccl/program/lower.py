@@ -174,10 +174,12 @@ def _replaced(schedule: Schedule) -> str:
 
 def _split(runs: Sequence[int]) -> str:
     """A note on merged sends that are split; `runs`: contiguous runs of each of these. Empty for none."""
-    said = (
-        f"merged sends with scattered chunks: {len(runs)}; these are {sum(runs)} sends in the program, each"
+    said = f"merged sends with scattered chunks: {len(runs)}; they become {sum(runs)} sends in the program"
+    return (
+        f"{said}, each with the latency of a send; the option `merged` packs their chunks instead"
+        if runs
+        else ""
     )
-    return f"{said} with the latency of a send; merged=pack copies the chunks together" if runs else ""
 
 
 def _choose_channels(

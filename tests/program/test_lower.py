@@ -153,11 +153,11 @@ def test_a_merged_send_of_others_is_split_or_packed():
         merged_problem(), [(0, 0, 0, 0, False), (0, 2, 0, 0, False), (9, 1, 0, 1, False), (9, 3, 0, 1, False)]
     )
     with pytest.warns(
-        LossyConversionWarning, match="^merged sends with scattered chunks: 2; these are 4 sends"
+        LossyConversionWarning, match="^merged sends with scattered chunks: 2; they become 4 sends"
     ):
         split = lower(schedule)
     packed = lower(schedule, merged="pack")
-    assert [note for note in split.notes if note.endswith("merged=pack copies the chunks together")]
+    assert [note for note in split.notes if note.endswith("the option `merged` packs their chunks instead")]
     assert packed.notes == ()
     assert (split.num_copies, split.num_steps) == (0, 8)
     assert (packed.num_copies, packed.num_steps) == (8, 12)
