@@ -177,3 +177,15 @@ def test_exchange_has_a_border_bound_without_time(end_s):
     bound = lower_bound(problem, divisible=True, budget_s=0.0, limit_s=0.0, end_s=end_s)
     assert bound.check()
     assert bound.bound_us > 2000  # workers send 100 MB at 50 GB/s
+
+
+@pytest.mark.parametrize("end_s", [None, 0.0])
+def test_many_ranks_have_a_bound_of_cuts_without_time(end_s):
+    """However short the time limit, the bound of an allreduce over 256 ranks in any chunks counts bandwidth.
+
+    Adding up and distributing take 2 * 255 sends of the 64 MB, over 960 links of 50 GB/s.
+    """
+    problem = taccl.make_problem(taccl.topologies.mesh(16, 16), "allreduce", size_bytes=64 * MB)
+    bound = lower_bound(problem, divisible=True, budget_s=0.0, limit_s=0.0, end_s=end_s)
+    assert bound.check()
+    assert bound.bound_us > 2 * 255 * 64 * 20 / 960

@@ -46,6 +46,8 @@ from taccl.sketch.reachability import check_possible
 #: Max chunk ends for cut bounds with release dates and tails; above it, sends over a cut are only counted.
 #: A chunk end is one origin or destination of a chunk; chunks of one `ChunkKind` count once.
 _MAX_TIMED = 60_000
+#: Max chunk ends (see above) for which cuts around nodes and ranks are evaluated first, for divisible data.
+_MAX_CUT = 2_500_000
 #: Max chunk ends (see above), counted up to symmetry, for which a problem is small. On small problems, all
 #: finders of bounds without linear programs run, even beyond the time limit (fractions of a second).
 _MAX_BRIEF = 3_000
@@ -110,11 +112,12 @@ def lower_bound(
         destinations together. Small problems always get all arguments without a linear program.
     limit_s : float, optional
         Seconds after which these minimum efforts end, too; small problems still get at least 1.5 s. Beyond
-        60,000 origins and destinations, the result may then be the latency bound.
+        60,000 origins and destinations, the result may then be the latency bound; for divisible data, it is
+        at least that of cuts around nodes and ranks.
     end_s : float, optional
         Hard limit in seconds, also for small problems: the best bound so far is returned. If that is the
         latency, cuts around nodes and ranks are evaluated first (fractions of a second), for divisible data
-        of at most 60,000 origins and destinations. `OutOfTime` is raised if there is no bound.
+        of at most 2.5 million origins and destinations. `OutOfTime` is raised if there is no bound.
     finish : Fraction, optional
         Finish of a schedule, in microseconds. A bound that meets it is the best possible, and ends the
         search.
@@ -249,7 +252,7 @@ def _claims(
     first_until = max(now + _FIRST_SHARE * (soon - now), now + _FIRST_S if is_countable else soon)
     volume = Volume(demand.problem, divisible=divisible, distances=demand.distances)
     best = latency.ticks
-    if divisible and is_countable and latency.ticks < enough:
+    if divisible and crossings <= _MAX_CUT and latency.ticks < enough:
         for claim in cut_claims(volume, node_cut(volume, in_network=bool(in_network))):
             yield claim
             best = max(best, claim.ticks)
@@ -319,11 +322,11 @@ def _crossings(demand: NeededSends) -> int:
 def _late_border(problem: Problem, *, in_network: bool | Literal["only"]) -> list[Claim]:
     """Claim of the best cut around a node or a rank, for divisible data.
 
-    No claim if the different chunks together have more than `_MAX_TIMED` origins and destinations.
+    No claim if the different chunks together have more than `_MAX_CUT` origins and destinations.
     """
     problem = by_switches_alone(problem) if in_network == "only" else problem
     demand = NeededSends(as_spreading(problem))
-    if _crossings(demand) > _MAX_TIMED:
+    if _crossings(demand) > _MAX_CUT:
         return []
     volume = Volume(demand.problem, divisible=True, distances=demand.distances)
     return list(cut_claims(volume, node_cut(volume, in_network=in_network is True)))
