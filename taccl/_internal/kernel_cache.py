@@ -1,4 +1,4 @@
-"""Compiled kernels on disk in numba's format, with private folders and tolerance of damaged files.
+"""Compiled kernels on disk in numba's format, in private folders; damaged files are replaced.
 
 Functions that only kernels call are compiled to LLVM code, which kernels include and optimise. By default
 numba also optimises each such function and generates machine code for it, though every caller does both

@@ -120,7 +120,7 @@ class Sends(NamedTuple):
         )
 
     def busy_ticks(self, problem: Problem) -> int:
-        """Lower bound on the finish of these sends in any order, in ticks: the maximum over resources.
+        """Lower bound in ticks on the finish of these sends in any order: the largest of all resources.
 
         The bound of a resource is the sum of its holds, plus the least time from the start of a send to its
         hold, plus the least time from the end of a hold to the end of its send.

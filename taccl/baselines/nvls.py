@@ -30,7 +30,7 @@ _PAYS = Fraction(99, 100)
 
 
 def with_switches(problem: Problem) -> Problem:
-    """Return an allreduce whose topology also has the links of switches that reduce (NVLS).
+    """The allreduce with the links of reducing switches (NVLS) in its topology.
 
     The problem is returned unchanged if it is no allreduce, has clauses other than merging, or has such links
     already. It is also unchanged if its machine has no such switches or no profile, or if its links or their

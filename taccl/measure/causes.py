@@ -116,7 +116,7 @@ _Found = tuple[Grade, float, str] | None
 
 
 def causes_of(facts: Facts) -> tuple[Cause, ...]:
-    """Causes that the figures match or do not exclude, the best match first.
+    """Causes that agree with the figures, the best match first.
 
     A cause of slow large messages is graded possible, not likely, if several causes match equally well, or if
     the rate is within the error of the model. The same holds if the network is slow and its NICs were not

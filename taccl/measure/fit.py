@@ -318,7 +318,7 @@ def fit(
 def _estimated(
     series: Sequence[Series], machine: Machine, before: Sequence[Parameter], most_gb_per_s: float
 ) -> tuple[list[Observed], Estimate, float, bool]:
-    """(observations, estimate, share of a rank's rate in in-switch sums, True if logs show no such sums).
+    """(observations, estimate, rate of in-switch sums over a rank's, True if logs show no such sums).
 
     If switches can add, the estimate without such sums is preferred, unless its cost exceeds that of the
     other by more than `CONTRADICTED`, or it needs a link above `most_gb_per_s`.

@@ -227,7 +227,7 @@ def _kinds(gpus: Collection[str]) -> Collection[str]:
 
 
 def check_alike(logs: Sequence[Log], purpose: str) -> None:
-    """Raise `FormatError` if the logs name different kinds of GPU.
+    """Check that the logs name one kind of GPU; raises `FormatError` if they do not.
 
     - `purpose`: What is done with them: ``"fit"`` or ``"diagnose"``.
     """

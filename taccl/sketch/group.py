@@ -44,7 +44,7 @@ class Automorphism(NamedTuple):
 
 
 class Fixing(NamedTuple):
-    """Orbits under the symmetries that fix one chunk (its stabiliser).
+    """Orbits of ranks and links under the symmetries that fix one chunk.
 
     - `ranks`, (num_ranks,); `links`, (num_links,): Smallest index in the orbit of each.
     - `turned`, (num_links,): For the smallest link of each of these orbits, the smallest suitable chunk;

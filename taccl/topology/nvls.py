@@ -38,7 +38,7 @@ class _Ports(NamedTuple):
 
 
 def with_nvls(topology: Topology, generation: str = "") -> Topology:
-    """Return an imported topology with the multicast and reduction links of its NVSwitches (NVLS).
+    """An imported topology with the multicast and reduction links of its NVSwitches.
 
     Links are added if all ranks of each node share an NVSwitch, and each node has as many GPUs as a machine
     model of a generation with NVLS. Other topologies, such as machines by name, are returned unchanged.

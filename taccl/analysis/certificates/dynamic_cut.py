@@ -37,9 +37,9 @@ _RATE_SCALE = 2**32
 
 @dataclass(frozen=True, slots=True)
 class DynamicCut(Witness):
-    """Witness of a dynamic cut: a target rank, and the time from which each rank is on the near side.
+    """Witness of a dynamic cut: a set of ranks that grows over time, and a target rank that is never in it.
 
-    - `moments`: Tick from which each rank is on the near side of the border; the target never is.
+    - `moments`: Tick from which each rank is in the set.
     - `backwards`: True if the bound is for the time-reversed problem.
     """
 

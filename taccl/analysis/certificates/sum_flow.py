@@ -189,7 +189,7 @@ class _Flow:
 
 
 def _gain(lane: Lane, horizon: Fraction, price: Fraction) -> Fraction:
-    """Max gain of the units whose sends end before the horizon, less the price of the latencies.
+    """Max gain of the units sent before the horizon, less the price of their latencies.
 
     In an optimum, send i carries u units with ``i alpha + beta (total + u) = horizon - idle``, where total is
     the sum of the units of all sends.
