@@ -290,6 +290,11 @@ TEXTS = (
         unsupported("read it with networkx, and give the graph to taccl.topologies.from_networkx"),
     ),
     Text(
+        "page in Markdown",
+        r"\A(#{1,6} \S.*|\S.*\n[=-]{3,}[ \t]*)\n[ \t]*\n",
+        unsupported("save the table or the block that it quotes as a file, and give that"),
+    ),
+    Text(
         "script",
         r"\A#!|^(import|from) \w[\w.]*( import .*)?$|^#include\b",
         unsupported("give the file that it writes, or the log that it prints"),

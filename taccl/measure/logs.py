@@ -19,7 +19,7 @@ from taccl._internal.names import first_of, shown
 from taccl._internal.reading import read_text, reads
 from taccl._internal.units import format_count
 from taccl.errors import FormatError
-from taccl.measure.rows import HALF_DIGIT, Columns, Row, columns_of, is_broken, nccl_row, plain
+from taccl.measure.rows import HALF_DIGIT, Columns, Row, columns_of, is_broken, is_cut, nccl_row, plain
 from taccl.measure.run_reports import run_reports, series_of_reports
 from taccl.measure.series import POINT_TO_POINT, Counted, Log, Series
 from taccl.problem.collective import busbw_factor
@@ -214,6 +214,7 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
     fresh = True  # True if the next device line begins the list of a new run
     columns: Columns | None = None
     directions, is_osu, is_cpu, per_process = 1, False, False, 0
+    last = max((number for number, line in enumerate(lines, 1) if line.strip()), default=0)
     for number, line in enumerate(lines, 1):
         here = f"{where}: line {number}"
         row = nccl_row(line, here, in_place=in_place)
@@ -243,7 +244,7 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
                 columns, is_cpu = header, bool(_CPU_TIME.search(line))
                 if run.rows:
                     run, fresh = _LogRun(0), True
-            if is_broken(line):
+            if is_broken(line) or number == last and run.rows and is_cut(line):
                 left_out.append(f"line {number}: found a row without all figures; write it on one line")
             continue
         if not row.size_bytes:

@@ -32,6 +32,8 @@ _BEGINS_ROW = re.compile(
     r"(?:^|[\s:>])(\d{1,18})\s+\d{1,18}\s+(?:u?int\d*|u?char|float\d*|half|double|b?fp?\d+\w*|bfloat16|f8e\w+)"
     r"\s+(?:sum|prod|min|max|avg|mulsum|none|-?\d)"
 )
+#: Row of nccl-tests that ends within its size, count, type or reduction, as of a log that was cut off there.
+_CUT_ROW = re.compile(r"\s*\d{1,18}(?:\s+\d{1,18}(?:\s+[a-z]\w{0,15}(?:\s+[a-z]{1,6}|\s+-)?)?)?\s*")
 _SIZE_CELL = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s?([KMGT]?)(i?)(?:B|bytes)?", re.IGNORECASE)
 #: Header of a table, which begins with the size. The first pattern that fits a cell names its column.
 _HEADER = re.compile(r"(?:message |msg |buffer )?(?:size|bytes)\b.*", re.IGNORECASE)
@@ -131,6 +133,11 @@ def is_broken(line: str) -> bool:
     """True for a line that begins as a row of nccl-tests, with a size above 0, but is not one."""
     begins = _BEGINS_ROW.search(line.translate(_BETWEEN))
     return begins is not None and int(begins[1]) > 0 and nccl_row(line, "") is None
+
+
+def is_cut(line: str) -> bool:
+    """True for the beginning of a row of nccl-tests that ends before its figures."""
+    return _CUT_ROW.fullmatch(line.translate(_BETWEEN)) is not None
 
 
 class Columns(NamedTuple):

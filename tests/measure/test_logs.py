@@ -438,6 +438,17 @@ def test_rows_that_other_text_breaks_are_named(read, rest):
     assert found.left_out == ("line 4: found a row without all figures; write it on one line",)
 
 
+@pytest.mark.parametrize("kept", [8, 20, 32, 40])
+def test_a_last_row_that_is_cut_off_is_named(read, kept):
+    """A log that ends within its last row is read, and the row is left out by name."""
+    lines = table(sizes=(8, 1024, 2**20)).splitlines()
+    at = next(i for i, line in enumerate(lines) if line.split()[:1] == [str(2**20)])
+    begin = lines[at].index(str(2**20))
+    found = read("\n".join([*lines[:at], lines[at][: begin + kept]]))
+    assert found.series[0].size_bytes == (8, 1024)
+    assert found.left_out == (f"line {at + 1}: found a row without all figures; write it on one line",)
+
+
 def test_groups_that_share_links_are_noted(read):
     """Several groups of ranks that ran at the same time are noted; the nodes are those of the first group."""
     devices = "".join(
