@@ -29,6 +29,8 @@ from taccl.topology.topology import Topology
 
 #: Share of the time left at the end for programs; the rest is for bounds.
 _PROGRAMS_SHARE = 0.6
+#: CPU seconds to lower a send and to check it in the program (estimate).
+_LOWER_S = 1.5e-4
 #: `_LEAST_S`: min seconds that must be left for a synthesis to begin.
 #: `_LATE_S`: seconds beyond the time limit that are allowed for a first schedule or program; seconds of work
 #: for a first program.
@@ -173,17 +175,16 @@ class PlanSearch:
 
         A single tile if there are too many, or time is up. The best schedules for the largest size and for
         the smallest get programs in any case. Sizes larger than any that a schedule was made for are left to
-        the library. Raises `NoSolutionError` if no schedule has a program by the limit.
+        the library. Raises `NoSolutionError` if no schedule has a program by the limit, or `ExportError` if
+        the runtime's files hold none.
         """
         made = {size for each in self.candidates for size in each.made_us}
         last = max(made)
         grid = [size for size in self.grid if size <= last] or self.grid[:1]
-        with contextlib.suppress(OutOfTime):
-            for size in (last, min(made)):
-                best = min(self.candidates, key=lambda each: each.made_us.get(size, math.inf))
-                if best not in programs:  # without a first one, there is no plan
-                    with (limit if programs else limit.later((busy_factor() - 1) * _LATE_S)).enforced():
-                        programs[best] = runnable(best.schedule, lowering, self.runtime)
+        for size in (last, min(made)):
+            self._add_program(size, lowering, programs, limit)
+        if not programs and isinstance(self.failure, ExportError):
+            raise self.failure
         if not programs:
             said = "no schedule became a program in time; give more time, or fewer instances"
             raise NoSolutionError(said)
@@ -195,6 +196,36 @@ class PlanSearch:
             if len(tiles) <= max_ranges:
                 return tiles
         return [(grid[0], grid[-1], min(programs, key=lambda each: each.finish(grid[-1])))]
+
+    def _add_program(
+        self,
+        size: int,
+        lowering: dict[str, Any],
+        programs: dict[TimedSchedule, Program],
+        limit: Deadline,
+    ) -> None:
+        """Add to `programs` that of the fastest schedule made for a size that can be lowered by the limit.
+
+        If there is no program yet, each try has extra time on a busy machine, and the schedule of the fewest
+        sends is tried last in any case: without a program, there is no plan.
+        """
+        send_s = busy_factor() * _LOWER_S * lowering.get("instances", 1)
+        fewest = min(self.candidates, key=lambda each: len(each.schedule))
+        in_order = sorted(self.candidates, key=lambda each: each.made_us.get(size, math.inf))
+        for each in in_order if programs else [*in_order, fewest]:
+            if each in programs:
+                return
+            until = limit if programs else limit.later((busy_factor() - 1) * _LATE_S)
+            if each is fewest and not programs:
+                until = until.at_least(_LATE_S)
+            elif send_s * len(each.schedule) > until.left_s:
+                continue
+            try:
+                with contextlib.suppress(OutOfTime), until.enforced():
+                    programs[each] = runnable(each.schedule, lowering, self.runtime)
+                    return
+            except ExportError as error:
+                self.failure = error
 
     def _tiles_with_programs(
         self,

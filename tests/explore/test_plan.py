@@ -383,6 +383,30 @@ def test_without_time_for_programs_the_best_for_both_ends_get_one(monkeypatch):
     assert plan.ranges[-1].finish_max == whole.ranges[-1].finish_max
 
 
+@pytest.mark.parametrize(
+    "why", [ExportError("it has too many steps"), OutOfTime("no time")], ids=["room", "time"]
+)
+def test_without_time_the_schedule_of_the_fewest_sends_gets_a_program(monkeypatch, why):
+    """If no other schedule becomes a program in time, or fits the runtime's files, that of the fewest sends does."""
+    runnable, fewest = plan_search.runnable, 12
+
+    def late(*_: object, **__: object) -> object:
+        raise OutOfTime("no time")
+
+    def only_few(schedule, *rest):
+        if len(schedule) > fewest:
+            raise why
+        return runnable(schedule, *rest)
+
+    monkeypatch.setattr(plan_search.PlanSearch, "_tiles_with_programs", late)
+    monkeypatch.setattr(plan_search, "runnable", only_few)
+    plan = brief_plan("ring:4", "allgather", sizes=GRID, backend="greedy")
+    assert [len(each.schedule) for each in plan.ranges] == [fewest]
+    fewest = 0
+    with pytest.raises((ExportError, NoSolutionError), match="too many steps|no schedule became a program"):
+        brief_plan("ring:4", "allgather", sizes=GRID, backend="greedy")
+
+
 @pytest.mark.parametrize(("count", "order"), [(1, [0]), (2, [0, 1]), (5, [0, 4, 2, 1, 3])])
 def test_sizes_are_visited_far_apart_first(count, order):
     """Sizes are visited in bisection order: both ends, the middle, then the middles of the halves."""

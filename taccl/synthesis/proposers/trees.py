@@ -146,8 +146,8 @@ def _in_chunks(search: Search) -> Iterator[tuple[Problem, str]]:
     """(problem, description of its trees) for each number of chunks in which trees may beat the incumbent.
 
     The candidates are the number with which trees reach the optimal throughput, powers of two below it, and
-    its multiples by powers of two. Candidates whose estimated finish is far behind the best are skipped,
-    unless they are quick to try.
+    its multiples by powers of two; or the search's own numbers, if no others are allowed. Candidates whose
+    estimated finish is far behind the best are skipped, unless they are quick to try.
     """
     whole = search.problem
     optimum, parts, is_shared = Fraction(0), 1, False
@@ -162,7 +162,10 @@ def _in_chunks(search: Search) -> Iterator[tuple[Problem, str]]:
     if num_sends > _MOST_SENDS:
         return
     most = max(1, min(_MOST_SENDS // num_sends, *whole.chunk_bytes)) if search.is_open else 1
+    suggesting = search.parameters.suggesting
     numbers = _numbers(parts, most)
+    if suggesting.counts_only and search.is_open:
+        numbers = sorted(count for count in suggesting.counts if count <= most)
     # Quick candidates are yielded one by one, before estimates of the others are compared.
     quick = [count for count in numbers if num_sends * count <= _FEW_SENDS]
     for some in (*([count] for count in quick), numbers[len(quick) :]):

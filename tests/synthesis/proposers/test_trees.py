@@ -48,6 +48,15 @@ def test_the_number_of_chunks_comes_from_the_packing():
 
 
 @pytest.mark.slow
+def test_numbers_of_chunks_that_plans_allow_are_kept_to():
+    """If only some numbers of chunks are allowed, as in plans for files of a runtime, trees use one of them."""
+    search = search_of(taccl.make_problem(uneven(), "allgather", size_bytes="400MB"))
+    parameters = {"suggesting": {"counts": (1, 2, 4, 8), "counts_only": 1}}
+    offer_trees(replace(search, options=Options(parameters=taccl.SearchParameters.from_dict(parameters))))
+    assert search.earliest_search.best.problem.collective.chunks_per_rank == 8
+
+
+@pytest.mark.slow
 def test_a_given_number_of_chunks_is_kept():
     """For a given two chunks per rank trees are proposed, and the message compares them with the optimum."""
     collective = taccl.collectives.allgather(4, chunks_per_rank=2)
