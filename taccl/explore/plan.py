@@ -20,7 +20,7 @@ from taccl.explore.compare import loaded, name_of
 from taccl.explore.plan_programs import check_lowering
 from taccl.explore.plan_ranges import Plan
 from taccl.explore.plan_runtimes import check_collective, serving_parameters, under_protocols_of
-from taccl.explore.plan_search import PlanSearch
+from taccl.explore.plan_search import PlanSearch, finishing_time
 from taccl.problem.collective import Collective
 from taccl.problem.collectives import CollectiveArguments
 from taccl.problem.making import make_problem
@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 
 #: `_BASELINES_SHARE`: share of the time limit for baselines.
 #: `_FINISHING_SHARE`: share of the time limit for programs and bounds at the end.
-#: `_MOST_FINISHING_S`: max seconds for programs and bounds.
-_BASELINES_SHARE, _FINISHING_SHARE, _MOST_FINISHING_S = 0.3, 0.35, 60.0
+#: `_MOST_FINISHING_S`: max seconds for programs and bounds, unless there are many sends.
+#: `_MOST_FINISHING_SHARE`: max share of the time limit for them.
+_BASELINES_SHARE, _FINISHING_SHARE, _MOST_FINISHING_S, _MOST_FINISHING_SHARE = 0.3, 0.35, 60.0, 0.6
 #: Factor between successive sizes at which schedules are synthesized.
 _FACTOR = 4
 
@@ -135,7 +136,10 @@ def plan(
     if all(problem.chunks_open for _, problems in cases for problem in problems):
         parameters, notes = serving_parameters(collective_of)
         search.notes += notes
-    finishing_s = min(_FINISHING_SHARE * time_limit_s, _MOST_FINISHING_S)
+    finishing_s = max(
+        min(_FINISHING_SHARE * time_limit_s, _MOST_FINISHING_S),
+        min(finishing_time(cases[0][1][0]), _MOST_FINISHING_SHARE * time_limit_s),
+    )
     searching = limit.later(-finishing_s)
     try:
         if baselines:

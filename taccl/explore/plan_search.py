@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from taccl._internal.deadline import Deadline, OutOfTime, busy_factor
-from taccl._internal.units import format_gap, format_size
+from taccl._internal.units import format_count, format_gap, format_size
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.simulation.simulate import simulate
 from taccl.baselines import BASELINES
+from taccl.baselines.build_times import num_arrivals
 from taccl.errors import ExportError, InfeasibleError, InputError, NoSolutionError
 from taccl.explore.plan_programs import runnable
 from taccl.explore.plan_ranges import PlanRange
@@ -29,8 +30,10 @@ from taccl.topology.topology import Topology
 
 #: Share of the time left at the end for programs; the rest is for bounds.
 _PROGRAMS_SHARE = 0.6
-#: CPU seconds to lower a send and to check it in the program (estimate).
-_LOWER_S = 1.5e-4
+#: `_LOWER_S`: CPU seconds to lower a send and to check it in the program (estimate).
+#: `_FINISH_S`: the same with times at other sizes, and with writing it for two runtimes.
+#: `_LARGE_SHARE`: max share of the time left at the end for one schedule.
+_LOWER_S, _FINISH_S, _LARGE_SHARE = 1.5e-4, 5e-4, 0.5
 #: `_LEAST_S`: min seconds that must be left for a synthesis to begin.
 #: `_LATE_S`: seconds beyond the time limit that are allowed for a first schedule or program; seconds of work
 #: for a first program.
@@ -45,6 +48,17 @@ def _spread(count: int) -> list[int]:
         low, high = max(zip(known, known[1:], strict=False), key=lambda gap: gap[1] - gap[0])
         order.append((low + high) // 2)
     return order
+
+
+def finishing_time(problem: Problem) -> float:
+    """Seconds to time, lower and write the smallest schedule of a problem (estimate)."""
+    return busy_factor() * _FINISH_S * num_arrivals(problem) * (1 + problem.collective.sums_up)
+
+
+def _work_per_send(lowering: dict[str, Any]) -> float:
+    """Factor of the estimated seconds for a send: its instances, on a machine that may be busy."""
+    instances = lowering.get("instances", 1)
+    return busy_factor() * (instances if isinstance(instances, int) else 1)
 
 
 class PlanSearch:
@@ -147,13 +161,22 @@ class PlanSearch:
     ) -> tuple[tuple[PlanRange, ...], list[str]]:
         """(ranges of the plan, each with a program within the runtime's limits; notes).
 
-        If time is short, only schedules that have a program by then are used.
+        If time is short, only schedules that have a program by then are used. Those of so many sends that
+        programs and files would take too long are left out from the start.
         """
         notes: list[str] = []
+        most = _LARGE_SHARE * max(0.0, limit.left_s) / (_FINISH_S * _work_per_send(lowering))
+        most = max(most, min(len(each.schedule) for each in self.candidates))
+        able = [each for each in self.candidates if len(each.schedule) <= most]
+        if len(able) < len(self.candidates):
+            large = format_count(len(self.candidates) - len(able), "schedule")
+            notes.append(
+                f"{large} of more than {int(most)} sends left out: too little time to write their programs"
+            )
         programs: dict[TimedSchedule, Program] = {}
         try:
             with limit.sooner(_PROGRAMS_SHARE * limit.left_s).enforced():
-                tiles = self._tiles_with_programs(max_ranges, lowering, programs, notes)
+                tiles = self._tiles_with_programs(max_ranges, lowering, programs, notes, able)
         except OutOfTime:
             self.stopped = "time limit"
             tiles = self._tiles_in_haste(max_ranges, lowering, programs, limit.at_least(0.0).later(_LATE_S))
@@ -161,8 +184,11 @@ class PlanSearch:
         for first, last, winner in tiles:
             ends = f"{format_size(first)} to {format_size(last)}"
             notes += [f"{ends}: {note}" for note in programs[winner].notes]
-        share_s = max(0.0, limit.left_s) / (3 * len(tiles))
-        return tuple(range_of(tile, programs[tile[2]], share_s, self.bounds) for tile in tiles), notes
+        found = tuple(
+            range_of(tile, programs[tile[2]], limit, 3 * (len(tiles) - number), self.bounds)
+            for number, tile in enumerate(tiles)
+        )
+        return found, notes
 
     def _tiles_in_haste(
         self,
@@ -209,7 +235,7 @@ class PlanSearch:
         If there is no program yet, each try has extra time on a busy machine, and the schedule of the fewest
         sends is tried last in any case: without a program, there is no plan.
         """
-        send_s = busy_factor() * _LOWER_S * lowering.get("instances", 1)
+        send_s = _LOWER_S * _work_per_send(lowering)
         fewest = min(self.candidates, key=lambda each: len(each.schedule))
         in_order = sorted(self.candidates, key=lambda each: each.made_us.get(size, math.inf))
         for each in in_order if programs else [*in_order, fewest]:
@@ -233,9 +259,13 @@ class PlanSearch:
         lowering: dict[str, Any],
         programs: dict[TimedSchedule, Program],
         notes: list[str],
+        able: Sequence[TimedSchedule],
     ) -> list[Tile]:
-        """Best ranges of sizes (tiles) whose schedules can be lowered; adds to `programs` and `notes`."""
-        remaining = list(self.candidates)
+        """Best ranges of sizes (tiles) whose schedules can be lowered; adds to `programs` and `notes`.
+
+        - `able`: Schedules to choose from.
+        """
+        remaining = list(able)
         # Large sizes first: finishes there give the tightest limits on finishes at other sizes.
         best = {size: winner_at(remaining, size).finish(size) for size in reversed(self.grid)}
         while True:

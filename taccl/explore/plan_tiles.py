@@ -23,9 +23,8 @@ from taccl.program.program import Program
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.bounding import no_bound
 
-#: `_BOUND_S`: max seconds for each bound of a range.
-#: `_LATE_S`: seconds of grace after twice that time; then a known or trivial bound is used.
-_BOUND_S, _LATE_S = 1.0, 0.1
+#: Max and min seconds for each bound of a range; then a known or trivial bound is used.
+_MOST_BOUND_S, _LEAST_BOUND_S = 2.1, 0.1
 
 
 #: {(protocol, size in bytes): lower bound over all chunkings that a synthesis proved}.
@@ -167,19 +166,24 @@ def ratio(finish: Fraction | float, best: Fraction | float) -> Fraction | float:
     return finish / best if best else 1
 
 
-def range_of(tile: Tile, program: Program, bound_s: float, known: KnownBounds) -> PlanRange:
-    """Range of a plan from a tile: schedule, times and bounds; each bound takes at most `bound_s` seconds.
+def range_of(tile: Tile, program: Program, until: Deadline, left: int, known: KnownBounds) -> PlanRange:
+    """Range of a plan from a tile: schedule, times and bounds.
 
+    - `until`: Deadline for the bounds of this range and of those after it.
+    - `left`: Number of these bounds.
     - `known`: Bounds of syntheses, for sizes without a bound in time.
     """
     first, last, winner = tile
     own = min(max(winner.schedule.problem.size_bytes or first, first), last)
     schedules = [winner.at(size) for size in (first, own, last)]
+    bounds = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TacclWarning)
-        # Bounds must hold for all sketches and chunkings, so only the clauses on merging are kept.
-        free = [replace(each.problem, clauses=each.problem.clauses.only("merge")) for each in schedules]
-        bounds = [_bound(each, min(_BOUND_S, bound_s), known) for each in free]
+        for number, each in enumerate(schedules):
+            # Bounds must hold for all sketches and chunkings, so only the clauses on merging are kept.
+            free = replace(each.problem, clauses=each.problem.clauses.only("merge"))
+            share_s = max(0.0, until.left_s) / (left - number)
+            bounds.append(_bound(free, min(_MOST_BOUND_S, share_s), known))
     return PlanRange(
         first, last, schedules[1], winner.source, schedules[0].finish, schedules[2].finish,
         bounds[1], bounds[0], bounds[2], program,
@@ -187,10 +191,11 @@ def range_of(tile: Tile, program: Program, bound_s: float, known: KnownBounds) -
 
 
 def _bound(problem: Problem, seconds: float, known: KnownBounds) -> Certificate:
-    """Lower bound over all chunkings; a known or the trivial one after 2 * `seconds` + `_LATE_S`."""
+    """Lower bound over all chunkings within `seconds` (min `_LEAST_BOUND_S`); else a known or trivial one."""
+    budget_s = max(seconds, _LEAST_BOUND_S) / 2
     try:
-        with Deadline.after(2 * seconds + _LATE_S).enforced():
-            return lower_bound(problem, divisible=True, budget_s=seconds, limit_s=2 * seconds)
+        with Deadline.after(2 * budget_s).enforced():
+            return lower_bound(problem, divisible=True, budget_s=budget_s, limit_s=2 * budget_s)
     except OutOfTime:
         found = known.get((problem.topology.protocol, problem.size_bytes))
         # A known bound also holds for a problem that allows no more merging than its own problem.

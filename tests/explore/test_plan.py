@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 
 import taccl
-from taccl._internal.deadline import NEVER, OutOfTime
+from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.analysis.certificates import bounds
 from taccl.errors import ExportError, InputError, NoSolutionError, SketchError
 from taccl.explore import plan as planning
 from taccl.explore import plan_search, plan_tiles
 from taccl.explore.plan_tiles import TimedSchedule, winner_at
 from taccl.formats.msccl.xml import load_msccl_xml
+from taccl.synthesis.bounding import no_bound
 from taccl.topology.transform import without
 from tests.effort import brief_plan, brief_synthesis
 from tests.fuzzing import MANY
@@ -138,7 +139,7 @@ def test_programs_of_the_ends_are_made_first(monkeypatch):
     tiles = [(1000, 1999, first), (2000, 2999, middle), (3000, 10**6, last)]
     monkeypatch.setattr(plan_search, "tiles_of", lambda *_: tiles)
     monkeypatch.setattr(plan_search, "runnable", lambda schedule, *_: made.append(schedule))
-    search._tiles_with_programs(3, {}, {}, [])
+    search._tiles_with_programs(3, {}, {}, [], search.candidates)
     assert made == [first.schedule, last.schedule, middle.schedule]
 
 
@@ -181,8 +182,36 @@ def test_without_time_for_a_bound_that_of_the_synthesis_counts(monkeypatch):
         raise OutOfTime("late")
 
     monkeypatch.setattr(plan_tiles, "lower_bound", late)
-    found = plan_tiles.range_of((1000, 4000, winner), None, 0.0, {(FOUR.protocol, 1000): known})
+    found = plan_tiles.range_of(
+        (1000, 4000, winner), None, Deadline.after(0.0), 3, {(FOUR.protocol, 1000): known}
+    )
     assert (found.bound_min, found.bound_max.kind) == (known, "none")
+
+
+def test_bounds_of_all_ranges_share_the_time_left(monkeypatch):
+    """Each bound has an equal share of the time left, so that all of them end by the deadline."""
+    given = []
+
+    def at_once(problem, *, limit_s, **_):
+        given.append(limit_s)
+        return no_bound(problem, divisible=True)
+
+    monkeypatch.setattr(plan_tiles, "lower_bound", at_once)
+    winner = baselines_only().candidates[0]
+    plan_tiles.range_of((1000, 4000, winner), None, Deadline.after(6.0), 12, {})
+    assert len(given) == 3 and 0.4 < sum(given) / 3 <= 6.0 / 10
+
+
+def test_large_schedules_are_left_to_plans_with_more_time():
+    """Without time to write the programs of large schedules, smaller ones are used, and a note says so."""
+    search = baselines_only()
+    halves = taccl.make_problem(FOUR, "allgather", size_bytes="1MB", chunks_per_rank=2)
+    search.add(taccl.baselines.ring(halves, cut=False), "in halves")
+    sizes = sorted({len(each.schedule) for each in search.candidates})
+    assert len(sizes) > 1
+    ranges, notes = search.ranges(4, {"instances": 1}, Deadline.after(1e-6))
+    assert {len(each.schedule) for each in ranges} == {sizes[0]}
+    assert any("sends left out: too little time to write their programs" in note for note in notes)
 
 
 def test_the_environment_names_existing_files(tmp_path):

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 #: `_WRITING_SHARE`: share of the time limit that is reserved for writing the files.
 #: `_WRITING_S`: min CPU seconds reserved for writing the files.
 #: `_MOST_WRITING_SHARE`: max share of the time limit that this minimum may take.
-_WRITING_SHARE, _WRITING_S, _MOST_WRITING_SHARE = 0.1, 1.0, 0.35
+_WRITING_SHARE, _WRITING_S, _MOST_WRITING_SHARE = 0.1, 1.0, 0.5
+#: Time to write files over the time to finish a schedule: for one placement of buffers, and for both.
+_WRITING_PARTS = (0.7, 2.2)
 
 _instances = reader(lambda w: w if w == "auto" else whole(w), bool, "auto or a positive whole number")
 
@@ -73,7 +75,9 @@ def run(options: Namespace) -> Answer:
     """Find the best schedule for every size of a range, and write files that a runtime registers."""
     from taccl._internal.reading import parse_json, read_text
     from taccl.explore.plan_files import check_folder
+    from taccl.explore.plan_search import finishing_time
     from taccl.program.program import PROTOCOLS
+    from taccl.program.runtimes import IN_BOTH_PLACES
 
     if options.output is not None:
         check_folder(options.output, overwrite=options.overwrite)
@@ -87,7 +91,10 @@ def run(options: Namespace) -> Answer:
         lowering["in_place"] = options.in_place
     if asked != "auto" and not topology.protocols:  # costs do not depend on the protocol
         asked, lowering["protocol"] = "auto", next(each for each in PROTOCOLS if each.lower() == asked)
-    writing_s = min(_WRITING_S * busy_factor(), _MOST_WRITING_SHARE * options.time_limit)
+    smallest = taccl.make_problem(topology, collective, size_bytes=1, **arguments_of(options))
+    part = _WRITING_PARTS[smallest.collective.name in IN_BOTH_PLACES]
+    least_s = max(_WRITING_S * busy_factor(), part * finishing_time(smallest))
+    writing_s = min(least_s, _MOST_WRITING_SHARE * options.time_limit)
     left_s = options.deadline.left_s - max(writing_s, _WRITING_SHARE * options.time_limit)
     found = taccl.plan(
         topology, collective, sketches=sketches, baselines=not options.no_baselines,

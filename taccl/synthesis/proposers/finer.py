@@ -49,16 +49,17 @@ if TYPE_CHECKING:
 #: large sums (dgx-h100 x4 allreduce).
 _FORMS = ((1, True), (2, False), (2, True), (4, True), (4, False))
 
-#: `_ESTIMATED_S_PER_ARRIVAL`: CPU seconds per arrival to build and verify a form (see `_FORMS`).
+#: `_FORM_S_PER_ARRIVAL`: CPU seconds per arrival to build and verify a form (see `_FORMS`): without and with
+#: merging. Forms without merging are timed by a list scheduler, which takes longer.
 #: `_LISTED_GAIN`: max ratio of a form's estimated finish to the best known finish, for the form to be built.
 #: It applies to forms whose sends a list scheduler then times.
-_ESTIMATED_S_PER_ARRIVAL, _LISTED_GAIN = 2.5e-5, 1.2
+_FORM_S_PER_ARRIVAL, _LISTED_GAIN = (7e-5, 1.6e-5), 1.2
 
 #: `_PLANS_S_PER_LINK`: CPU seconds per link to estimate all plans of recursive multiplying.
 #: `_PLANS_SHARE`: max share of the time left for these estimates; if they need more, only simple plans are
 #: estimated.
 #: `_MIXES_S`: CPU seconds to search for a mixed plan and to build it.
-_PLANS_S_PER_LINK, _PLANS_SHARE, _MIXES_S = 1.2e-4, 0.4, 2.0
+_PLANS_S_PER_LINK, _PLANS_SHARE, _MIXES_S = 2e-5, 0.4, 1.2
 
 #: Max transfers of a baseline that is tried in finer chunks. An exchange of whole partial sums among 64 ranks
 #: has this many.
@@ -95,7 +96,7 @@ def offer_estimated(search: Search, cut: Callable[[Problem, int], Problem]) -> S
     skipped: list[str] = []
     with suppress(InputError, OutOfTime):
         for parts, merges in _FORMS:
-            takes_s = least_s + _ESTIMATED_S_PER_ARRIVAL * arrivals * parts
+            takes_s = least_s + _FORM_S_PER_ARRIVAL[merges] * arrivals * parts
             if merges in settled or parts > min(problem.chunk_bytes):
                 continue
             if best is not None and busy_factor() * takes_s > until.left_s:
