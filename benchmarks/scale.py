@@ -28,10 +28,12 @@ import resource
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,6 +88,8 @@ class Case:
     fails : function of a topology, optional
         Function that returns the topology after a failure. The case then measures `taccl.replan` of a
         schedule for the whole topology.
+    spills : bool
+        True to keep the schedule's columns in temporary files during the search.
     """
 
     name: str
@@ -100,6 +104,7 @@ class Case:
     chunk_bytes: int = MB
     groups: Callable[[Topology], list[list[int]]] | None = None
     fails: Callable[[Topology], Topology] | None = None
+    spills: bool = False
 
 
 def _mesh(*dims: int, **costs: Any) -> Callable[[], Topology]:
@@ -119,6 +124,7 @@ CASES = (
     Case("mesh-30x30-uneven", lambda: fabrics.uneven_mesh(30), 2, 1.02),
     Case("mesh-50x50-uneven", lambda: fabrics.uneven_mesh(50), 10, 1.02, is_large=True),
     Case("mesh-100x100-uneven", lambda: fabrics.uneven_mesh(100), 60, 1.02, is_large=True),
+    Case("mesh-200x200-uneven", lambda: fabrics.uneven_mesh(200), 600, 1.02, is_large=True, spills=True),
     Case("rail-rings-16x8", lambda: fabrics.rail_rings(16), 1, 1.05),
     Case("rail-rings-128x8", lambda: fabrics.rail_rings(128), 1, 1.05),
     Case("dragonfly-9x8", fabrics.dragonfly, 0.1, 1.02),
@@ -239,7 +245,8 @@ def run_case(case: Case, make: Callable[[], Topology], *, seed: int, has_target:
     if old is None:
         ratio = Fraction(str(case.ratio)) if has_target else 1
         target = int(bound * problem.costs.ticks_per_us * ratio)
-        found = schedule_large(problem, seed=seed, target_ticks=target)
+        with TemporaryDirectory() if case.spills else nullcontext() as folder:
+            found = schedule_large(problem, seed=seed, target_ticks=target, spill_dir=folder)
         done, peak = time.process_time(), _peak_mb()
         verified, finish, num_sends = verify(found), found.finish, len(found)
     else:
