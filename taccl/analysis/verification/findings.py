@@ -27,7 +27,7 @@ KINDS = (
     "release",  # a chunk leaves, or is added to, before its rank has it
     "due",  # a chunk arrives after its due date
     "update",  # a worker keeps or receives a sum that its chunk's server has not updated
-    "reduce",  # a reduction in a collective that does not combine
+    "reduce",  # a transfer reduced where only a copy is allowed (as in allgather), or the reverse
     *dict.fromkeys(each.violation for each in CLAUSES.values() if each.violation not in ("", "merge")),
     "symmetry",  # implicit schedules only: a permutation of ranks that the fabric does not have
 )
@@ -139,7 +139,7 @@ class Findings:
         chunk: int | None = None,
         clause: str | None = None,
     ) -> None:
-        """Report a violation by transfer `i`; if `i` is None, one at the end, for a chunk at a rank."""
+        """Record a violation by transfer `i`; if `i` is None, of a chunk at a rank at the schedule's end."""
         assert kind in KINDS
         self._counts[kind] += 1
         if self._counts[kind] > MOST_LISTED:

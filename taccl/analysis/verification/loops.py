@@ -29,7 +29,7 @@ def fitted(loop: _Loop, is_large: bool) -> _Loop:
 
 @cache
 def interpreted_loop(loop: _Loop) -> _Loop:
-    """Interpreted form of a loop, on memory views (`views`), which are faster than arrays there."""
+    """Interpreted form of a loop; it reads arrays as memory views (`views`), which is faster in Python."""
     return cast("_Loop", lambda *args: loop(*map(views, args)))
 
 
@@ -49,7 +49,7 @@ def compiled_loop(loop: _Loop) -> _Loop:
 
 
 class Holds(NamedTuple):
-    """Holds in order of link; rows ``of_link[e]:of_link[e + 1]`` belong to link e.
+    """Resources that a send over each link holds; rows ``of_link[e]:of_link[e + 1]`` belong to link e.
 
     A hold lasts ``(alpha + units * beta) / divisor`` ticks, rounded up. It begins at the start of its send;
     if `receives`, it ends at the send's end.
@@ -119,7 +119,7 @@ def sweep(
 
 
 class Sums(NamedTuple):
-    """Sends in order of chunk and start.
+    """Sends of a block of chunks as columns, in order of chunk and start.
 
     - `adds`, (num_sends,): True if the arrival is added to what its destination holds, False if it replaces
       that.
@@ -137,7 +137,7 @@ class Sums(NamedTuple):
 
 
 class SumChunks(NamedTuple):
-    """Chunks of a block, all int64; sends ``first[c]:first[c + 1]`` are those of chunk c.
+    """Chunks of a block as int64 columns; sends ``first[c]:first[c + 1]`` of `Sums` carry chunk c.
 
     - `root`, (num_chunks,): Root of each chunk; -1 if there is none.
     - `origins`, `given`, `given_end`: Ranks ``origins[given[c]:given_end[c]]`` contribute to chunk c.
@@ -215,7 +215,7 @@ def accept_copies(
                     since[rank] = arrival
         for at in range(chunks.want[c], chunks.want_end[c]):
             is_valid &= since[chunks.wanted[at]] < NEVER
-        for k in dates:  # an arrival before the rank's own date was counted as redundant, but is not
+        for k in dates:  # an arrival before the release date of the rank's own copy is not redundant
             redundant -= since[chunks.dated[k]] < chunks.since[k]
         accepted[c] = is_valid
         num_redundant += redundant * is_valid
@@ -226,7 +226,7 @@ def accept_trees(
     sums: Sums, chunks: SumChunks, ends: LinkEnds, size: NDArray[np.int64], spent: NDArray[np.bool_],
     taken: NDArray[np.int64], accepted: NDArray[np.bool_],
 ) -> int:  # fmt: skip
-    """Accept sums that travel along trees and arrive; return the number of redundant copies.
+    """Accept sums that are built along trees and reach all destinations; return the redundant copies' number.
 
     The tree rule has two conditions. A rank adds its partial sum to another's once, after all its own
     arrivals. Only whole sums are copied. Every contribution is then in exactly one partial sum that has not
@@ -314,7 +314,8 @@ def accept_sets(
                     rank, is_same = ends.rank[at], True
                     other = last[rank]
                     is_tie = other >= 0 and sums.end[other] == sums.end[t] and not sums.adds[t]
-                    is_valid &= not (is_tie and sums.adds[other])  # their order would matter
+                    # A copy and an addition must not arrive at once, as their order would matter.
+                    is_valid &= not (is_tie and sums.adds[other])
                     for w in range(held.shape[1]):
                         bits, has = sent[t - low, w], held[rank, w]
                         is_valid &= (bits & has if sums.adds[t] else has & ~bits) == 0
@@ -349,7 +350,7 @@ def count_links(
     sums: Sums, chunks: SumChunks, ends: LinkEnds, copies: NDArray[np.int64], summed: NDArray[np.int64],
     passed: NDArray[np.int64],
 ) -> None:  # fmt: skip
-    """Count the links that each send's chunk has passed, its own included, into `passed`.
+    """Write into `passed` how many links the chunk of each send has passed, including the send's own link.
 
     A copy has passed one link more than the copy at its sender; of several copies there, the one with the
     fewest links counts. The number is 0 at the ranks where the chunk starts, `chunks.origins`. A sum on its

@@ -43,13 +43,13 @@ class NamedSums:
         self.num_redundant = 0
 
     def report(self, findings: Findings) -> None:
-        """Report sums that name wrong contributions, and sums that a rank lacks in a send or at the end."""
+        """Report wrong named contributions, and sums that a rank cannot make when it sends or at the end."""
         columns, carried, everyone = self._columns, self._carried, self._everyone
         links, chunks = columns.topology.links, columns.collective.chunks
         if columns.collective.update_us_per_mb is not None:
             said = "named contributions do not show a server's update; expected a schedule without them"
             findings.report("update", said, chunk=None)
-        has: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)  # (rank, chunk) -> sum -> since when
+        has: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)  # (rank, chunk) -> {sum: arrival tick}
         for chunk, data in enumerate(chunks):
             for rank in data.origins:
                 has[rank, chunk][1 << rank] = -NEVER

@@ -73,7 +73,7 @@ def check_merging(columns: Columns, findings: Findings, sizes: Counter[int]) -> 
 
 
 def _is_one_send(columns: Columns, findings: Findings, group: int, members: list[tuple[int, _Row]]) -> bool:
-    """Check that the transfers agree on link, times and operation, and have different chunks.
+    """Check that the transfers of a group agree on link, times and operation, and have different chunks.
 
     - `members`: (index, its row) of each transfer.
     """

@@ -20,7 +20,7 @@ _PASSES, _PASS = 8, 1 << 20
 
 
 def offsets(columns: Columns, num_chunks: int) -> NDArray[np.int64]:
-    """(num_chunks + 1,) Number of transfers of the chunks before each chunk."""
+    """Position of each chunk's first transfer if sorted by chunk, and the number of transfers at the end."""
     first = np.zeros(num_chunks + 1, np.int64)
     for i in range(0, len(columns), BLOCK):
         np.add.at(first, columns.chunk[i : i + BLOCK].astype(np.int64) + 1, 1)

@@ -73,7 +73,7 @@ class _Judge:
         self.violations: list[Violation] = []
         self.meaningless = False
         self.num_redundant = 0
-        #: Number of holds of each resource class, over all link classes.
+        #: {resource class: number of link classes' holds that name it}.
         self.uses = Counter(hold.resource for each in self.shape.classes for hold in each.holds)
 
     def report(self, kind: str, message: str, row: int | None = None) -> None:
@@ -185,7 +185,7 @@ class _Judge:
             )
 
     def check_data(self) -> None:
-        """Check step 5: copies spread, or sums are complete."""
+        """Check step 5: copies reach every place that needs them, or sums include every contribution once."""
         reduce = self.pattern.reduce
         if self.schedule.collective in ("reduce-scatter", "allreduce"):
             self._check_sums()
@@ -262,7 +262,7 @@ def _is_permutation(values: NDArray[np.int64], count: int) -> bool:
 
 
 def _is_regular(table: NDArray[np.int64], group: object) -> bool:
-    """True if the rows are the group made by `group.generators`, with row g mapping place 0 to g."""
+    """True if the rows of `table` are the permutations that the generators make; row g maps place 0 to g."""
     count = len(table)
     generators = [np.asarray(each) for each in getattr(group, "generators", ())]
     if not generators or not np.array_equal(table[0], np.arange(count)):
@@ -275,9 +275,9 @@ def _is_regular(table: NDArray[np.int64], group: object) -> bool:
 
 
 def _unlike_named(judge: _Judge, host: NamedFabric) -> Iterator[tuple[str, str]]:
-    """Yield (kind, text) of differences of link classes from a named fabric.
+    """Yield (kind of violation, text) for each difference between the link classes and a named fabric.
 
-    Only the first is meaningful, as later ones may follow from it.
+    Only the first difference is meaningful, as later ones may follow from it.
     """
     ports_of_axis: dict[int, list[int]] = {}
     for number, each, src, dst in judge.links():
@@ -303,7 +303,10 @@ def _unlike_named(judge: _Judge, host: NamedFabric) -> Iterator[tuple[str, str]]
 
 
 def _unlike_topology(judge: _Judge, host: Topology) -> Iterator[tuple[str, str]]:
-    """Yield (kind, text) of differences of link classes from a topology; only the first is meaningful."""
+    """Yield (kind of violation, text) for each difference between the link classes and a topology.
+
+    Only the first difference is meaningful, as later ones may follow from it.
+    """
     resource_class = judge.shape.resource_class
     if len(resource_class) != len(host.resources):
         yield "symmetry", f"found classes of {len(resource_class)} resources for the topology's"
