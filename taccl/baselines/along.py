@@ -1,4 +1,4 @@
-"""Sends of a plan along dimensions, as an implicit schedule of one rank or as a schedule of all ranks.
+"""Schedules from plans in which chunks pass one dimension after another, implicit or with all ranks' sends.
 
 A passage is the movement of one chunk along one dimension. Its sends are grouped into runs, whose starts the
 plan gives (`taccl.baselines.passages`). No two sends use a link or a port at the same time.
@@ -53,7 +53,7 @@ def translations_along(dims: Dimensions) -> Translations:
 
 
 def paces_of(dims: Dimensions, costs: Costs | ClassTicks) -> tuple[Pace, ...]:
-    """Hold and latency in ticks of a send of one piece along each dimension.
+    """Time in ticks that a send of one piece along each dimension holds its port, and its latency.
 
     - `costs`: Costs of links, or of classes of links.
     """
@@ -127,7 +127,7 @@ def _columns(plan: PassagePlan, problem: Problem) -> list[NDArray[Any]]:
 
 
 class _PassageSends(NamedTuple):
-    """Sends of a passage as columns.
+    """Sends of one passage, i.e. of one chunk along one dimension, as columns.
 
     - `root`: Rank at which the piece starts, or its sum ends.
     - `item`: In an alltoall, the rank offset from `root` to the piece's destination.
@@ -147,7 +147,7 @@ class _PassageSends(NamedTuple):
 
 
 def _sends(plan: PassagePlan, roots: NDArray[np.int64]) -> Iterator[tuple[ChunkPassage, _PassageSends]]:
-    """Yield (passage, its sends) for chunks that start at the ranks `roots`, or for sums that end there."""
+    """Yield each passage of a plan with its sends, for chunks that start, or sums that end, at `roots`."""
     known: dict[tuple[tuple[int, ...], int, int, bool], _PassageSends] = {}
     for each in plan.passages:
         alike = each.order, each.place, each.chunk % 2, each.reduces
@@ -158,7 +158,7 @@ def _sends(plan: PassagePlan, roots: NDArray[np.int64]) -> Iterator[tuple[ChunkP
 
 
 def _of_passage(plan: PassagePlan, each: ChunkPassage, roots: NDArray[np.int64]) -> _PassageSends:
-    """Sends of a passage; each start is relative to the start of the send's run.
+    """Sends of one chunk along one dimension (a passage); starts are relative to the start of the send's run.
 
     Pieces at one rank have different origins, which differ in the digits of the dimensions that the chunk has
     already passed. In an exchange (alltoall), the pieces differ in the digits of their origin or destination
@@ -206,7 +206,7 @@ def _of_passage(plan: PassagePlan, each: ChunkPassage, roots: NDArray[np.int64])
 def listed_along(
     dims: Dimensions, problem: Problem, orders: Sequence[Sequence[int]], *, producer: str
 ) -> Schedule:
-    """Schedule of a problem along dimensions; sends are merged if that finishes sooner.
+    """Schedule whose chunks pass one dimension after another; sends are merged if that finishes sooner.
 
     Raises `CollectiveError` if the schedule would have more than `_MOST_LISTED` transfers.
 

@@ -101,7 +101,7 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
 
 
 def _orders(dims: Dimensions, number: int) -> list[tuple[int, ...]]:
-    """[dimensions along which the sums of a part of the chunks are scattered, in order], for every part.
+    """Dimensions along which the sums of each part of the chunks are scattered, in order.
 
     Part k starts with dimension k and goes on cyclically, to `number` dimensions in total.
     """
@@ -109,7 +109,7 @@ def _orders(dims: Dimensions, number: int) -> list[tuple[int, ...]]:
 
 
 def _fill(problem: Problem, *, dims: Dimensions, ways: int) -> Sends:
-    """Sends of chunks that pass all dimensions in cyclic order; two parts of the chunks start with each one.
+    """Sends of chunks that pass all dimensions in cyclic order; an equal share starts with each dimension.
 
     - `ways`: Directions that a chunk takes on a ring, 1 or 2.
     """
@@ -162,7 +162,7 @@ def _scatter_and_sum(problem: Problem, dims: Dimensions, number: int) -> Sends:
 def _part_of_sums(
     dims: Dimensions, chunk: Ints, along: Sequence[int], sums: dict[tuple[int, ...], int]
 ) -> Iterator[tuple[int, Ints, Ints, Ints, Ints]]:
-    """Yield (step, chunk, source, destination, index in `sums`) of moves, for one part of the chunks.
+    """Yield the moves of one part of the chunks, as (step, chunk, source, destination, index in `sums`).
 
     - `along`: Dimensions along which sums are scattered, in order; along other dimensions every rank has
       whole sums.
@@ -175,7 +175,7 @@ def _part_of_sums(
     is_up, done, first = value % 2 == 0, set[int](), 0
 
     def reach(k: int, way: int) -> Ints:
-        """(num_chunks,) number of ranks whose sums reach the target from one side; on a ring, half of all."""
+        """Number of ranks whose sums reach each chunk's target from one side; on a ring, half of all."""
         size, to_end = dims.sizes[k], target[k] if way < 0 else dims.sizes[k] - 1 - target[k]
         found: Ints = (size - 1 + (is_up == (way > 0))) // 2 if dims.dims[k].kind == "ring" else to_end
         return found
@@ -183,7 +183,7 @@ def _part_of_sums(
     def moved(
         step: int, k: int, way: int, goes: Flags, length: Ints | int
     ) -> tuple[int, Ints, Ints, Ints, Ints]:
-        """Move of partial sums from each rank (row of `goes`) to the next one along dimension k.
+        """Columns of a move: each rank sends partial sums, marked in `goes`, to the next along dimension k.
 
         A partial sum holds contributions of `length` consecutive ranks, the last of which is the source.
         """
@@ -202,12 +202,12 @@ def _part_of_sums(
         return step, chunk[row], src, dst, np.array(found, np.int64)[inverse.ravel()]
 
     def at(some: Iterable[int]) -> Flags:
-        """(num_ranks, num_chunks) True if rank and chunk's target have equal digits in dimensions `some`."""
+        """True if a rank has the digits of a chunk's target in dimensions `some`, (num_ranks, num_chunks)."""
         some = list(some)
         return np.asarray((digits[some][:, :, None] == target[some][:, None, :]).all(axis=0))
 
     def away(k: int, way: int, hops: int) -> Flags:
-        """(num_ranks, num_chunks) True if the rank is `hops` from the chunk's target in direction `way`."""
+        """True if a rank is `hops` hops from a chunk's target in direction `way`, (num_ranks, num_chunks)."""
         there = target[k] + way * hops
         is_far = digits[k][:, None] == (there % dims.sizes[k] if dims.dims[k].kind == "ring" else there)
         return np.asarray(is_far & (hops <= reach(k, way)))

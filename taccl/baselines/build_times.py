@@ -39,7 +39,7 @@ def build_times(problem: Problem, most_transfers: int, *, whole: bool = True) ->
 
 
 def ends_of(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(number of origins, number of destinations) of each chunk, as two arrays (num_chunks,)."""
+    """Number of origins and number of destinations of each chunk, as two arrays (num_chunks,)."""
     collective = problem.collective
     starting, ending = (
         np.array([len(ranks) for ranks in ends.sets], dtype=np.int64)[ends.of_chunk]

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 
 #: Max transfers of ring schedules for which several orders are tried.
 _FEW_TRANSFERS = 100_000
-#: `_POOR`: max ratio of a plan's period to the time per period for which the busiest resource is held. Above
-#: it, the plan is poor.
-#: `_WAITS`: max share of the total time that the first piece waits; above it, the plan is poor, too.
+#: A periodic plan of sends is poor, so that other orders of sends are tried, if it exceeds one of two limits.
+#: `_POOR`: max ratio of its period to the time for which the sends of a period hold the busiest resource.
+#: `_WAITS`: max share of the total time for which its first piece waits.
 _POOR, _WAITS = 1.05, 0.25
 #: Min ticks in a plan between the arrival of data and their next send, as starts are rounded later.
 _SLACK_TICKS = 2
@@ -60,7 +60,7 @@ _MOST_REPLAYED, _FEWEST_PIECES = 20_000, 2
 
 
 class Prediction(NamedTuple):
-    """Predicted time of a collective over channels, without launch.
+    """Predicted time of a collective over channels, without launch overhead.
 
     - `latency_us`: Time without bytes.
     - `gb_per_s`: Algorithm bandwidth in the limit of large sizes.
@@ -75,7 +75,7 @@ class Prediction(NamedTuple):
 
 
 def predict(problem: Problem, algorithm: Algorithm, on: Topology) -> Prediction:
-    """Predicted time of an algorithm over the channels of the problem's topology, with the costs of `on`."""
+    """Predicted time of an algorithm over channels of the problem's topology, with link costs of `on`."""
     assert problem.size_bytes is not None, "checked by the caller"
     lanes = Lanes(replace(problem, topology=on), algorithm, channels_of(problem, algorithm))
     mb, num, n = problem.size_bytes / 1e6, len(lanes.hops), on.num_ranks
@@ -92,7 +92,7 @@ def predict(problem: Problem, algorithm: Algorithm, on: Topology) -> Prediction:
 
 
 def open_gb_per_s(problem: Problem, algorithm: Algorithm, on: Topology) -> float:
-    """Algorithm bandwidth in GB/s of an algorithm on open lanes, for large sizes, with the costs of `on`."""
+    """Algorithm bandwidth in GB/s over chains or trees, for large sizes, with link costs of topology `on`."""
     lanes = Lanes(replace(problem, topology=on), algorithm, channels_of(problem, algorithm))
     us_per_mb = lanes.stretch * float(lanes.busy[1].max()) / len(lanes.hops)
     return 1000 / us_per_mb if us_per_mb else float("inf")
@@ -150,7 +150,7 @@ def channels_of(problem: Problem, algorithm: Algorithm) -> Channels:
 
 
 def over_channels(problem: Problem, algorithm: Algorithm, on: Topology, *, cut: bool = True) -> Schedule:
-    """Schedule of an algorithm on channels of the problem's topology, with the costs of `on`.
+    """Schedule of an algorithm over channels of the problem's topology, with link costs of topology `on`.
 
     Raises
     ------
@@ -223,7 +223,7 @@ def _round(problem: Problem, *, lanes: Lanes, backwards: bool = False) -> Sends:
 
 
 def _down(problem: Problem, *, lanes: Lanes, backwards: bool = False) -> Sends:
-    """Sends of chunks that follow one another from the root of each lane on, over relays if needed.
+    """Sends of chunks one after another along each chain or tree from its root, over relays if needed.
 
     - `backwards`: True to send the last chunk first, for a broadcast that is reversed to a reduction.
     """

@@ -37,7 +37,7 @@ def planned_order_us(topology: Topology, mb: float, columns: Columns) -> float:
 
 
 def first_come_us(topology: Topology, mb: float, columns: Columns) -> tuple[Floats, Floats]:
-    """(starts, ends), (num_sends,) in us, if resources serve sends first come, first served.
+    """Start and end of each send in us, (num_sends,), if resources serve sends first come, first served.
 
     Among sends that are ready at the same time, those of earlier steps and turns go first. A send waits for
     its chunk of `mb` MB, or for all contributions that it adds up, to reach its source.
@@ -102,9 +102,9 @@ def first_come_us(topology: Topology, mb: float, columns: Columns) -> tuple[Floa
 
 
 def _held_us(topology: Topology, mb: float) -> tuple[list[float], list[list[tuple[int, float, float]]]]:
-    """(time of a send of `mb` MB over each link, resources that it holds), in us, by link.
+    """Time in us of a send of `mb` MB over each link, and the resources that the send holds.
 
-    The second are lists of (resource, begin of the hold, end of the hold), relative to the send's start.
+    Resources are lists of (resource, begin of the hold, end of the hold), relative to the send's start.
     """
     us = [float(e.alpha_us) + mb * float(e.beta_us_per_mb) for e in topology.links]
     holds: list[list[tuple[int, float, float]]] = []
@@ -122,7 +122,7 @@ def _held_us(topology: Topology, mb: float) -> tuple[list[float], list[list[tupl
 
 
 class Columns(NamedTuple):
-    """Sends as columns.
+    """Sends of a collective over channels, as columns.
 
     - `adds`: True for reductions.
     - `start`: Planned start in us; 0 without a plan.
@@ -176,7 +176,7 @@ def sends_around(problem: Problem, lanes: Lanes, roots: Sequence[int] | None) ->
 
 
 def sends_of_pieces(num_chunks: int, lanes: Lanes, plan: Plan | None) -> Columns:
-    """Columns of sends on open lanes: chunks are dealt to the lanes, and follow one another along each.
+    """Columns of sends on chains or trees (open lanes): chunks are dealt to them, and follow one another.
 
     - `plan`: Plan with the starts of the sends; None sets all starts to 0.
     """

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _MOST_EXACT = 10
 #: Max rounds of column generation; about 20 are needed for nodes of eight ranks.
 _MAX_ROUNDS = 60
-#: `_ENOUGH`: share of the bound on the rate at which the search for channels ends.
+#: `_ENOUGH`: the search for channels ends once a set reaches this share of the bound on bandwidth.
 #: `_NEARLY`: share of the best rate found that the returned set must reach; the smallest such set is
 #: returned.
 _ENOUGH, _NEARLY = 0.995, 0.97
@@ -90,16 +90,16 @@ class _Pattern:
         return tuple(ranks[i] for ranks, each in zip(self.nodes, walks, strict=True) for i in each)
 
     def links(self, column: Column) -> list[tuple[int, float]] | None:
-        """(link, number of times that a byte crosses it) for a column; None if two ranks are not joined."""
+        """Links of a column's ring as (link, crossings per byte); None if two neighbours are not joined."""
         order = self.order(column)
         hops = [self.hop(*pair) for pair in zip(order, (*order[1:], order[0]), strict=True)]
         return None if None in hops else [(e, 1.0) for hop in hops if hop for e in hop]
 
     def pairs(self, alternates: bool) -> tuple[dict[tuple[int, int], list[tuple[int, int]]], ...]:
-        """(steps inside nodes, steps from node to node), each as {(local rank, local rank): pairs of ranks}.
+        """Pairs of ranks joined by each step of a ring, for steps inside nodes and for steps between nodes.
 
-        A step between these local ranks, which a ring makes in every node, joins these pairs. A step from
-        node to node leads from the last rank of a node to the first rank of the next one.
+        Both are mappings {(local rank, local rank): pairs of ranks}, as a ring makes the same steps in every
+        node. A step between nodes leads from the last rank of a node to the first rank of the next one.
         """
         nodes, m = self.nodes, len(self.nodes)
         local = [(a, b) for a in range(self.size) for b in range(self.size)]
@@ -120,7 +120,7 @@ class _Pattern:
         return steps, closing
 
     def weighted(self, pairs: list[tuple[int, int]], *, closing: bool) -> list[tuple[int, float]] | None:
-        """(link, number of times that a byte crosses it) for pairs of ranks; None if some are not joined.
+        """Links between pairs of ranks as (link, crossings per byte); None if some pair is not joined.
 
         - `closing`: True if the pairs are joined from node to node.
         """
@@ -282,7 +282,7 @@ class _Pool:
         return float(len(chosen) / max(load.max(), 1e-12))
 
     def shares(self) -> tuple[Floats, float]:
-        """(share of each column, MB per us in total) of the optimal packing of columns."""
+        """Share of each ring or chain in the optimal packing of resources, and its total MB per us."""
         for _ in range(_MAX_ROUNDS):
             loads = np.unique(np.array(self._loads).T, axis=0)
             entries = (*np.nonzero(loads), loads[loads != 0])
@@ -309,7 +309,7 @@ class _Pool:
         return np.array([sum(of_resource[r] * beta for r, beta in holds) for holds in self._holds])
 
     def _matrices(self, prices: Floats, alternates: bool) -> tuple[Floats, Floats]:
-        """(cost of steps inside nodes, cost of steps between nodes), by local rank; inf if not joined."""
+        """Costs of steps inside nodes, and between nodes, as matrices by local rank; inf if not joined."""
         size = self.pattern.size
         found = []
         for number, pairs in enumerate(self.pattern.pairs(alternates)):
@@ -331,7 +331,7 @@ class _Pool:
                     yield path, alternates
 
     def searched_sets(self, shuffled: random.Random) -> Iterator[list[int]]:
-        """Yield sets of disjoint columns found by depth-first search, one set for each bandwidth of links."""
+        """Yield sets of disjoint rings or chains, found by depth-first search, one per bandwidth of links."""
         betas = {max(beta for _, beta in holds) for holds in self._holds if holds}
         for rate in sorted(1 / beta for beta in betas if beta):
             found = self.add_searched(shuffled, rate=rate)
@@ -339,7 +339,7 @@ class _Pool:
                 yield found
 
     def add_searched(self, shuffled: random.Random, *, rate: float) -> list[int]:
-        """Columns that carry `rate` MB per us each, added one by one until no other fits."""
+        """Add rings or chains of `rate` MB per us each until no other fits; return their column indices."""
         remaining = np.ones(len(self.pattern.topology.resources))
         found: list[int] = []
         while len(found) < MAX_CHANNELS:

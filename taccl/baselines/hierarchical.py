@@ -297,7 +297,7 @@ def level_orders(
     for number in range(num_chunks):
         orders = orders_of(dims, total.tolist())
         loads = np.array([dims.loads_us_per_mb(order, exchange=exchange) for order in orders], float)
-        # In an exchange, all orders have equal loads; rotation keeps every dimension busy.
+        # In an alltoall, all orders have equal loads; rotation keeps every dimension busy.
         if exchange:
             which = number % len(dims)
         elif smooth:

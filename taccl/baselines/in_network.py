@@ -75,9 +75,9 @@ def _by_switches(problem: Problem) -> Schedule:
 
 
 def switch_links(problem: Problem, chunk: int) -> tuple[int | None, int | None]:
-    """(link that adds up a chunk, link that multicasts it); None where the chunk needs no such link.
+    """Switch link that adds up a chunk, and switch link that multicasts it; None if the chunk needs none.
 
-    Raises `CollectiveError` if the topology lacks them.
+    Raises `CollectiveError` if the topology lacks such links.
     """
     data = problem.collective.chunks[chunk]
     found = _links_for(problem, data.origins, data.destinations)

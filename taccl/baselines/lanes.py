@@ -51,7 +51,7 @@ class Plan(NamedTuple):
 
 
 class Lanes:
-    """Hops of all channels of an algorithm, each of which carries an equal share of the data.
+    """Hops of all channels of an algorithm; each channel carries an equal share of the data.
 
     A lane is the hops of one channel, or of one of its two trees. Data go in one or two directions: down
     (parents to children), up, or up and then down. Arrays by hop have the shape (directions, lanes, hops).
@@ -108,12 +108,12 @@ class Lanes:
 
     @cached_property
     def links(self) -> Ints:
-        """(directions, lanes, hops) link of each hop, if no hop is relayed."""
+        """Link of each hop, (directions, lanes, hops), if no hop is relayed."""
         return np.array([[[route[0] for route in lane] for lane in way] for way in self.routes])
 
     @cached_property
     def turns(self) -> Ints:
-        """(directions, lanes, hops) turn of each hop within a step; hops of one turn share no resource.
+        """Turn of each hop within a step, (directions, lanes, hops); hops of one turn share no resource.
 
         The turns are an edge colouring of a bipartite graph: hops join the resources that they hold at their
         start and at their end.
@@ -143,13 +143,13 @@ class Lanes:
 
     @cached_property
     def _periodic_per_mb(self) -> tuple[float, Floats] | None:
-        """(period, phases) of messages of 1 MB without latency; None if none is found."""
+        """Period and phases of a periodic plan for 1 MB messages without latency; None if none is found."""
         return self._periodic(self._us_per_mb, 0.0, 1.0, 0.0)
 
     def _periodic(
         self, takes_us: Floats, latency: float, mb: float, slack_us: float
     ) -> tuple[float, Floats] | None:
-        """(period, phase of each hop) in us; None if none is found.
+        """Period of a periodic plan, and phase of each hop in the period, in us; None if no plan is found.
 
         - `takes_us`, (directions, lanes, hops): Time of a message of `mb` MB on each hop.
         - `latency`: 1 to include alpha in holds, 0 to leave it out.
@@ -172,7 +172,7 @@ class Lanes:
 
     @cached_property
     def _before(self) -> list[int]:
-        """For each hop, index of the hop that brings the data which it forwards.
+        """Index, for each hop, of the earlier hop whose data it forwards.
 
         The index is -1 for hops from roots, and for hops that forward a sum of several arrivals.
         """
@@ -188,7 +188,7 @@ class Lanes:
 
     @cached_property
     def _replayed(self) -> tuple[float, Floats]:
-        """(stretch, starts) of closed rings, measured on a simulation of a few steps without latency.
+        """Stretch and starts of hops on closed rings, from a simulation of a few steps without latency.
 
         `stretch` is the ratio of a step's time to that of its busiest resource. The starts, (directions,
         lanes, hops), are those of the first step, as fractions of a step's time. Hops of a step are scheduled
@@ -241,7 +241,7 @@ class Lanes:
         return self._starts_us(self._alpha_us + mb * self._us_per_mb, 0.0, None)[1]
 
     def _starts_us(self, latency: Floats, period: float, phase: Floats | None) -> tuple[Floats, float]:
-        """((directions, lanes, hops) start of the first piece on each hop, time by which it is everywhere).
+        """Start of the first piece on each hop, (directions, lanes, hops), and time when it is everywhere.
 
         - `latency`, (directions, lanes, hops): Time from the start of a send to the next send of its data.
         - `phase`, (directions, lanes, hops): Phase of starts within a period. None: as soon as possible.
@@ -273,7 +273,7 @@ class Lanes:
         return float((self.busy[0] + mb * self.busy[1]).max())
 
     def round_us(self, mb: float, steps: int) -> tuple[Floats, float]:
-        """((steps, lanes, hops) start of each message on closed rings, end of the last one), in us.
+        """Start of each message on closed rings, (steps, lanes, hops), and end of the last message, in us.
 
         Messages of the first step start as in `_replayed`. All others start once their data has arrived and
         the hop's resources are free.
@@ -326,7 +326,7 @@ class Lanes:
         return best
 
     def _held_us(self, mb: float) -> Floats:
-        """(directions, lanes, hops) us for which messages on all hops hold each hop's busiest resource."""
+        """Time in us that messages on all hops hold the busiest resource of each, shaped as `Lanes.turns`."""
         of_resource = self.stretch * (self.busy[0] + mb * self.busy[1])
         held = [
             [max((of_resource[h.resource] for h in holds), default=0.0) for holds in lane]

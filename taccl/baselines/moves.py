@@ -74,7 +74,7 @@ class Moves(NamedTuple):
         return cls(step, chunk, src, dst, adds.astype(bool), message)
 
     def reversed(self) -> Moves:
-        """Moves in reversed time: copies become additions."""
+        """Moves in reversed time: source and destination swap, and copies become additions."""
         step = self.step.max(initial=0) - self.step[::-1]
         chunk, src, dst, message = (column[::-1] for column in (self.chunk, self.src, self.dst, self.message))
         return Moves(step, chunk, dst, src, ~self.adds[::-1], message)
@@ -110,7 +110,7 @@ class Sends(NamedTuple):
         return Sends(self.chunk[::-1], self.link[::-1], group[::-1], ~self.adds[::-1])
 
     def then(self, later: Sends) -> Sends:
-        """These sends and the `later` ones, which come after these on every resource."""
+        """Concatenation of these sends and `later` sends, which follow on every resource."""
         group = later.group + 1 + self.group.max(initial=-1)
         return Sends(
             np.concatenate((self.chunk, later.chunk)),
@@ -120,10 +120,10 @@ class Sends(NamedTuple):
         )
 
     def busy_ticks(self, problem: Problem) -> int:
-        """Lower bound in ticks on the finish of these sends in any order: the largest of all resources.
+        """Lower bound in ticks on the finish of these sends in any order: the maximum over resources.
 
-        The bound of a resource is the sum of its holds, plus the least time from the start of a send to its
-        hold, plus the least time from the end of a hold to the end of its send.
+        The bound of a resource is the sum of three times: all its holds; the least time from a send's start
+        to its hold; the least time from a hold's end to its send's end.
         """
         costs, holds = problem.costs, hold_columns(problem.topology)
         first = np.flatnonzero(np.diff(self.group, prepend=-1))
@@ -184,7 +184,7 @@ def sends_over(
     sums: Sequence[tuple[int, ...]] = (),
     carries: Ints | None = None,
 ) -> Sends:
-    """Sends of transfers in order, without redundant ones.
+    """Sends for a sequence of transfers, without redundant transfers.
 
     A transfer is redundant if the rank already has the data, or no destination depends on it. The transfers
     of a message travel together where the link merges.
@@ -217,7 +217,7 @@ def sends_over(
 
 
 def _needed(problem: Problem, chunk: Ints, src: Ints, dst: Ints) -> Flags:
-    """(num_transfers,) True if a destination depends on the transfer; each rank gets a chunk only once."""
+    """True if a destination depends on the transfer, (num_transfers,); each rank gets a chunk only once."""
     n, ends = problem.topology.num_ranks, problem.collective.destination_sets
     needed = _members(ends, n)[ends.of_chunk[chunk], dst]
     here = chunk * n + dst
@@ -235,7 +235,7 @@ def _needed(problem: Problem, chunk: Ints, src: Ints, dst: Ints) -> Flags:
 
 
 def _members(sets: RankSets, num_ranks: int) -> Flags:
-    """(num_sets, num_ranks) True if the rank is in the set."""
+    """Membership matrix of sets of ranks, (num_sets, num_ranks): True if the rank is in the set."""
     found = np.zeros((len(sets.sets), num_ranks), bool)
     for row, ranks in zip(found, sets.sets, strict=True):
         row[list(ranks)] = True

@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 #: `_MOST_PLANS`: number of plans that become schedules, the best by estimate.
 #: `_MOST_ALIKE`: number of plans of each kind that also become schedules.
 #: `MOST_TRANSFERS`: max transfers of all these schedules together.
-#: `_MOST_LISTED`: max transfers of a mixed plan for list scheduling, which rarely gains there.
+#: `_MOST_LISTED`: max transfers of a mixed plan for list scheduling, which rarely shortens larger ones.
 #: `_LATE`: max ratio of a plan's estimated finish to the best finish so far, for it to become a schedule.
 _MOST_PLANS, _MOST_ALIKE, MOST_TRANSFERS, _MOST_LISTED, _LATE = 3, 3, 24_000, 12_000, 1.2
-#: Max ratio of the bases of digits that count as similar.
+#: Max ratio of the group sizes (bases of digits) of two steps that count as similar.
 _ALIKE = 2
 #: Finer chunks are kept if they finish within this share of the time of coarser ones.
 _PAYS = Fraction(99, 100)
@@ -89,7 +89,7 @@ def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
     _require_supported(problem)
     found = _mixed(problem) if cut else []
     cut = cut and (len(found) < 2 or found[1].finish > _MIX_PAYS * found[0].finish)
-    if found:  # the best is returned if time runs out, and single plans are cut from these chunks on
+    if found:  # if time runs out, the best so far is returned; single plans start from these finer chunks
         keep_soonest(problem, fastest(found))
         for each in (problem, merging(problem)):
             finest(each).setdefault("multiplying", found[0])
@@ -98,7 +98,7 @@ def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
 
 
 def _mixed(problem: Problem) -> list[Schedule]:
-    """[best single plan in the fewest chunks for mixed plans, best mixed plan in any] as schedules.
+    """Schedules of the best single plan, in the coarsest chunks of mixed plans, and of the best mixed plan.
 
     Empty if there is no mixed plan.
     """
@@ -199,7 +199,7 @@ def _require_supported(problem: Problem) -> None:
 
 
 def _plans_of(problem: Problem) -> tuple[StepTimes, Iterator[StepPlan]]:
-    """(estimator of times, iterator over all plans) of a problem."""
+    """Estimator of step times, and iterator over all recursive-multiplying plans, of a problem."""
     grid = Grid(problem)
     times = StepTimes(problem, grid)
     most = 1 + MOST_SENDS // len(grid.place)
@@ -246,7 +246,7 @@ def _fastest_plan(problem: Problem) -> Schedule:
 
 
 def _plain_trees(found: Schedule, times: StepTimes, plan: StepPlan) -> Schedule:
-    """The schedule, but without named contributions if its sums are made and spread along trees."""
+    """Schedule without its named contributions if sums are made and spread along trees, else unchanged."""
     is_tree = found.carries is not None and all(
         not (part.summed or part.before or part.after)
         and all(len(times.hops(digit)) == 1 for digit in part.scattered)
@@ -295,7 +295,7 @@ def _sends(times: StepTimes, plan: StepPlan, pieces: int) -> Sends:
 
 
 def _summed(times: StepTimes, plan: StepPlan, pieces: int) -> Sends:
-    """Sends of sums that name their contributions: in a step, ranks add up what their groups hold."""
+    """Sends of sums that name their contributions: in a step, each rank adds up the sums of its group."""
     grid, num_parts, part_of = times.grid, len(plan.parts), times.part_of_chunks(plan)
     summed: list[list[tuple[int, ...]]] = [[(rank,) for rank in range(len(grid.place))]] * num_parts
     done: list[tuple[Digit, ...]] = [()] * num_parts
@@ -326,7 +326,7 @@ def _summed(times: StepTimes, plan: StepPlan, pieces: int) -> Sends:
 
 
 def _holders(times: StepTimes, plan: StepPlan, done: dict[int, tuple[Digit, ...]]) -> tuple[Ints, Ints]:
-    """(rank in ascending order, chunk whose sum the rank makes) columns, for some parts of the chunks.
+    """Columns of ranks, ascending, and of chunks whose sums these ranks make, for some parts of the chunks.
 
     - `done`: {part: digits along which its chunks are scattered}.
     """
@@ -344,7 +344,7 @@ def _holders(times: StepTimes, plan: StepPlan, done: dict[int, tuple[Digit, ...]
 
 
 def _targets(problem: Problem) -> Ints:
-    """(num_chunks,) first destination of each chunk."""
+    """First destination of each chunk, (num_chunks,)."""
     ends = problem.collective.destination_sets
     return np.array([ranks[0] for ranks in ends.sets])[ends.of_chunk]
 
@@ -352,7 +352,7 @@ def _targets(problem: Problem) -> Ints:
 def _is_bound(
     times: StepTimes, digits: Sequence[Digit], step: int, chunk: Ints, rank: Ints, keeps: bool
 ) -> Flags:
-    """(num_chunks,) True if the chunk's destination agrees with the rank in the digits of all steps so far.
+    """True if a chunk's destination agrees with the rank in the digits of all steps so far, (num_chunks,).
 
     If the first step sends directly to all ranks of other nodes, a rank receives only chunks of which it is
     the destination. After that step it still holds its own chunks whose destinations are in its node.
@@ -371,7 +371,7 @@ def _is_bound(
 
 
 def _node_by_node(problem: Problem, *, times: StepTimes, plan: StepPlan) -> Sends:
-    """Sends in which chunks from another node are gathered in the node, but not forwarded to further nodes.
+    """Sends in which chunks from another node are gathered in the receiving node, but sent no further.
 
     The gather of one node's chunks overlaps with the crossing of the next node's.
     """

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from taccl.baselines.multiplying_plans import Digit
     from taccl.problem.problem import Problem
 
-    #: Parts in order of urgency, each with its number of chunks.
+    #: Mixed plan: parts of the chunks in order of priority, each with its number of chunks.
     Mix = list[tuple[PlanPart, int]]
     #: (ticks of a step, [(resource, ticks for which the step holds it), ...]).
     Step = tuple[float, list[tuple[int, float]]]
@@ -72,7 +72,7 @@ def soonest_mix(problems: Iterable[Problem]) -> tuple[StepTimes, StepPlan] | Non
             return None
         us = times.ticks(plans[0]) / problem.costs.ticks_per_us
         if best is None or us * _PAYS <= best_us:
-            if others:  # a search of its own may find a better plan in these chunks
+            if others:  # a search that does not start from `others` may find a better plan
                 plans = sorted((*plans, *best_mixes(times)), key=times.ticks)
             best, best_us = (times, plans[0]), us
         others = plans[:_OTHERS]
@@ -150,7 +150,7 @@ def _starts(mixes: MixTimes, best: tuple[float, Mix], pool: Sequence[PlanPart]) 
 
 
 def _improved(mixes: MixTimes, mix: Mix, pool: Sequence[PlanPart], random: Random) -> tuple[float, Mix]:
-    """(estimated finish in ticks, mix) of a local search from a mix; it ends after `_PATIENCE` idle moves."""
+    """Improve a mix by local search until `_PATIENCE` moves gain nothing; return (estimated ticks, mix)."""
     ticks, stalled = mixes.finish(mix), 0
     while stalled < _PATIENCE:
         found = _changed(mix, pool, random)
@@ -222,7 +222,7 @@ class TimedPart(NamedTuple):
 
     @classmethod
     def of(cls, steps: Sequence[Step], num_resources: int) -> TimedPart:
-        """Timed part of some steps."""
+        """Timed part, computed from its steps."""
         total = left = sum(ticks for ticks, _ in steps)
         rows, uses = [], [(0.0, total, total)] * num_resources
         for ticks, holds in steps:
@@ -235,7 +235,7 @@ class TimedPart(NamedTuple):
 
 
 def _least(parts: Sequence[TimedPart]) -> float:
-    """Lower bound on the finish of a mix in ticks: a resource's load, and the ticks before and after it."""
+    """Lower bound in ticks on the finish of a mix: max over resources of load and least ticks around it."""
     least = 0.0
     for uses in zip(*(part.uses for part in parts), strict=True):
         load, before, after = zip(*uses, strict=True)
@@ -264,7 +264,7 @@ class MixTimes:
         self._known: dict[tuple[int, Digit, bool], Step] = {}
 
     def soonest(self, mixes: Iterable[Mix], most: float = math.inf) -> tuple[float, Mix]:
-        """(least estimated finish in ticks, its mix); (inf, []) if no mix finishes within `most`."""
+        """Mix with the least estimated finish, as (ticks, mix); (inf, []) if none finishes within `most`."""
         best, found = math.inf, []
         for mix in mixes:
             ticks = self.finish(mix, min(best, most))
@@ -318,7 +318,7 @@ class MixTimes:
         return [parts[number] for number in kept]
 
     def _traits(self, part: PlanPart, size: int) -> list[float]:
-        """[ticks of the part alone, then the figures of each resource (`TimedPart.uses`)]."""
+        """Criteria to compare parts: ticks of the part alone, then `TimedPart.uses` of each resource."""
         timed = self._timed(part, size)
         return [timed.steps[0][2], *chain.from_iterable(timed.uses)]
 

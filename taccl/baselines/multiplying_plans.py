@@ -36,7 +36,7 @@ BEHIND, BY_NODE, MIXED = "one behind another", "node by node", "mixed"
 
 
 class Digit(NamedTuple):
-    """A digit of the node's number (`across`), or of the local rank.
+    """Digit in which partners of a step differ: of the node's number if `across`, else of the local rank.
 
     - `base`: Number of values of the digit, i.e. of ranks in a group.
     - `weight`: Difference between ranks whose digits differ by one; 0 stands for all ranks of other nodes.
@@ -75,7 +75,7 @@ class PlanPart(NamedTuple):
         return ", ".join(f"{name} {' x '.join(map(str, some))}" for name, some in named if some)
 
     def steps(self, *, spreads: bool = False, to_one: bool = False) -> list[tuple[str, Digit]]:
-        """(verb, digit) of each step, in order.
+        """Steps of the part in order, as (verb, digit).
 
         - `spreads`: True for chunks without sums, which are only gathered.
         - `to_one`: True for sums that stay where they are scattered to.
@@ -87,7 +87,7 @@ class PlanPart(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """Plans of all parts of the chunks.
+    """Plan of recursive multiplying: the plans of all parts of the chunks.
 
     Parts that take the same step share its messages, except with `BEHIND`, `BY_NODE` and `MIXED`.
 
@@ -127,7 +127,7 @@ def straight_digit(num_nodes: int, num_local: int) -> Digit:
 
 
 def all_plans(num_nodes: int, num_local: int, *, sums: bool, to_one: bool, most: int) -> Iterator[StepPlan]:
-    """Yield all plans for nodes of equal size.
+    """Yield all plans of recursive multiplying for nodes of equal size.
 
     - `sums`: True if chunks are summed.
     - `to_one`: True if each chunk has one destination.
@@ -152,7 +152,7 @@ def all_plans(num_nodes: int, num_local: int, *, sums: bool, to_one: bool, most:
 
 
 def all_mixable(num_nodes: int, num_local: int, *, most: int) -> Iterator[PlanPart]:
-    """Yield all plans for parts of a mix, for sums for all ranks and nodes of equal size; some are repeated.
+    """Yield plans for parts of a mixed allreduce plan, on nodes of equal size; some are repeated.
 
     - `most`: Max base.
     """

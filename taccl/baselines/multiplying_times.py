@@ -1,4 +1,4 @@
-"""Estimated times of plans of recursive multiplying, step by step, from the holds of each step."""
+"""Estimated times of plans of recursive multiplying, from the times that each step holds resources."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Grid:
 
     @cached
     def turns(self, digit: Digit) -> list[list[int]]:
-        """Partner of each rank in every turn.
+        """Partner of each rank in every turn of a step.
 
         Partners differ in the digit. In the first turn the partner's digit is larger by one (modulo the
         base), in the second by two, and so on.
@@ -79,7 +79,7 @@ class Grid:
         return turns
 
     def numbers(self, digits: Sequence[Digit]) -> Ints:
-        """(num_ranks,) number formed by some digits of each rank, from the lowest digit."""
+        """Number that the given digits of each rank form, lowest digit first, (num_ranks,)."""
         number, weight = np.zeros(len(self.place), np.int64), 1
         for digit in digits:
             number += weight * (self.place[:, 1 - digit.across] // digit.weight % digit.base)
@@ -127,7 +127,7 @@ class StepTimes:
     def soonest(
         self, plans: Iterable[StepPlan], likely: StepPlan | None = None
     ) -> tuple[float, StepPlan] | None:
-        """(least estimated finish in ticks, its plan); None if all plans have too many sends.
+        """Plan with the least estimated finish, as (ticks, plan); None if all plans have too many sends.
 
         - `likely`: Plan to estimate first, if it is one of them; estimates stop beyond the best so far.
         """
@@ -153,7 +153,7 @@ class StepTimes:
 
     @cached
     def timeline(self, plan: StepPlan, most: float = math.inf) -> tuple[float, list[PlanStep]]:
-        """(estimated finish of a plan in ticks, its steps in order of start); (inf, []) beyond `most`.
+        """Estimated finish of a plan in ticks, and its steps in order of start; (inf, []) beyond `most`.
 
         Parts take a step together if that delays none of them.
         """
@@ -227,7 +227,7 @@ class StepTimes:
         return np.flatnonzero(self.part_of_chunks(plan) == part)
 
     def part_of_chunks(self, plan: StepPlan) -> Ints:
-        """(num_chunks,) part of each chunk; without `sizes`, parts get blocks of chunks in turn."""
+        """Part of the plan for each chunk, (num_chunks,); without `sizes`, parts get blocks in turn."""
         if plan.sizes:
             return np.repeat(np.arange(len(plan.parts)), plan.sizes)
         found: Ints = np.arange(self.problem.collective.num_chunks) // plan.block % len(plan.parts)
@@ -256,10 +256,10 @@ class StepTimes:
 
     @cached
     def loads(self, digit: Digit, is_same: bool) -> tuple[Ints, list[Ints], Ints, Ints]:
-        """(used resources, loads and rests by hop, ticks per send, ticks per chunk) of an exchange.
+        """Loads of an exchange on resources: (used resources, loads by hop, ticks per send and per chunk).
 
         - Used resources, (num_used,): Indices of the resources that sends hold.
-        - Loads and rests, a (6, num_kinds) array for each hop of the routes: Each column combines the load of
+        - Loads by hop, a (6, num_kinds) array for each hop of the routes: Each column combines the load of
           a resource with the rest of a send that holds it (its duration minus its hold). Rows 0 to 2 are the
           load in ticks: per send over links that do not merge, per send over links that merge, and per chunk.
           Row 3 is 1 if the send may merge. Rows 4 and 5 are the rest in ticks: per send, and per chunk.

@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
-#: Max relative difference in time between a schedule and NCCL's model up to which there is no warning.
+#: Max relative difference in time between a schedule and NCCL's model without a warning.
 _AGREES = 0.1
 
 
 class Considered(NamedTuple):
-    """An algorithm under a protocol, with figures of NCCL's model.
+    """Candidate for NCCL's choice: an algorithm under a protocol, with figures of NCCL's cost model.
 
     - `channels`: Number of channels that the bandwidth from rank to rank requires.
     - `latency_us`: Launch, base and hops of a message without bytes.
@@ -175,7 +175,7 @@ def nccl(problem: Problem, *, cut: bool = True, nvls: bool = True) -> Schedule:
 
 
 def scheduled(problem: Problem, best: Considered, *, cut: bool = True) -> Schedule:
-    """Schedule of one of `nccl_choices`; arguments as of `nccl`."""
+    """Schedule of a candidate from `nccl_choices`; arguments are as in `nccl`."""
     problem = with_switches(problem) if best.algorithm == "nvls" else problem
     assert problem.size_bytes is not None, "checked"
     on = _topology(problem, best.protocol, best.algorithm)
@@ -191,7 +191,7 @@ def scheduled(problem: Problem, best: Considered, *, cut: bool = True) -> Schedu
 
 
 def nccl_bounded(problem: Problem, schedule: Schedule, chosen: Considered) -> tuple[Problem, tuple[str, ...]]:
-    """(problem to bound for comparison with a schedule of `nccl`, notes on how finish and bound differ).
+    """Problem whose bound is compared with a schedule of `nccl`, and notes on how finish and bound differ.
 
     The problem has the topology as given, under the schedule's protocol. The schedule itself may be on slower
     links, as NCCL's model grants trees only a part of the bandwidth.
@@ -269,7 +269,7 @@ def _hop_us(topology: Topology, *, between: bool) -> float:
 
 
 def _topology(problem: Problem, protocol: str, algorithm: str) -> Topology:
-    """The topology under a protocol, with the latency of the channels that a message of this size uses.
+    """Topology of a problem under a protocol, with the latency of the channels that the problem's size uses.
 
     For NVLS and trees, also with the costs in NCCL's tuning tables. Topologies of files have no latencies of
     protocols; their latency for NVLS, and their bandwidth for trees, are those of the tables.
@@ -289,7 +289,7 @@ def _topology(problem: Problem, protocol: str, algorithm: str) -> Topology:
 
 
 def _for_trees(problem: Problem, protocol: str, found: Topology) -> Topology:
-    """The problem's topology `found` under a protocol, with the latencies and bandwidth of NCCL's trees.
+    """Topology `found` (the problem's, under a protocol) with the latencies and bandwidth of NCCL's trees.
 
     Topologies of fabrics by name are no machines of NCCL's, and stay unchanged.
     """

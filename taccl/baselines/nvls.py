@@ -30,11 +30,11 @@ _PAYS = Fraction(99, 100)
 
 
 def with_switches(problem: Problem) -> Problem:
-    """The allreduce with the links of reducing switches (NVLS) in its topology.
+    """Add the links of reducing switches (NVLS) to the topology of an allreduce.
 
     The problem is returned unchanged if it is no allreduce, has clauses other than merging, or has such links
-    already. It is also unchanged if its machine has no such switches or no profile, or if its links or their
-    costs differ from the machine's model. For topologies of files, `with_nvls` decides.
+    already. It is also unchanged if its machine has no such switches or no profile, or differs from the
+    machine's model in links or costs. For topologies of files, `with_nvls` decides.
     """
     topology, shape = problem.topology, SHAPES.get(problem.topology.machine)
     if (
@@ -58,7 +58,7 @@ def with_switches(problem: Problem) -> Problem:
 
 
 def links_of_switches(topology: Topology) -> dict[int, tuple[int, int]]:
-    """{rank: (link that adds up its node's data there, link that multicasts from there)}, over the switch."""
+    """{rank: (reduction link to it, multicast link from it)}, both through the switch of the rank's node."""
     shared = {(topology.links[e].srcs, topology.links[e].dsts): e for e in shared_links(topology)}
     found = {}
     for ranks in topology.ranks_of_node:

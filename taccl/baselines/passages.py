@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: Default number of chunks per rank; our choice.
 NUM_CHUNKS = 64
-#: Max runs of a plan; to stay below it, several steps are combined into a run.
+#: Max runs (tasks of consecutive hops) of a plan; to stay below it, several steps are combined into a run.
 _MOST_RUNS = 20_000
 #: `_NEAR`: max ratio of a plan's finish to the busiest dimension's time; above it, the plan is improved.
 #: `_WORK`: max number of runs (`Run`) scheduled in all tries together; a try schedules each run three times.
@@ -40,14 +40,14 @@ _A_LITTLE, _FAR = 0.02, 0.15
 
 
 class Pace(NamedTuple):
-    """Costs of a send of one piece, in ticks: hold of its link or port, and total duration."""
+    """Costs in ticks of a send of one piece: time for which it holds its link or port, and total duration."""
 
     held: int
     latency: int
 
 
 class DigitHop(NamedTuple):
-    """A hop of a rank's pieces along a dimension; digits are relative to the rank's own.
+    """Hop of a rank's pieces along a dimension; digits are coordinates there, relative to the rank's own.
 
     - `src`, `dst`: Digits of the source and the destination of the hop.
     - `turn`: Position among the hops of a step that share a port.
@@ -67,7 +67,7 @@ class DigitHop(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Consecutive hops of a lane, scheduled as one task.
+    """Consecutive hops in one direction of a dimension (a lane), scheduled as one task.
 
     - `lane`: 1 upwards or -1 downwards; 0 if the dimension has only one lane.
     - `hops`: (ticks after the run's start, hop) pairs.
@@ -82,7 +82,7 @@ class Run(NamedTuple):
 
 
 class Form(NamedTuple):
-    """Hops of each lane, step by step; `exchange` is True if each destination has its own pieces."""
+    """Hops along a dimension, by direction (lane) and step; `exchange` is True for an alltoall."""
 
     lanes: tuple[tuple[tuple[DigitHop, ...], ...], ...]
     exchange: bool
@@ -144,7 +144,7 @@ class ChunkPassage(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PassagePlan:
-    """Passages of all chunks with their starts, and the finish of the last one in ticks."""
+    """Plan of passages (each of one chunk along one dimension) with their starts, and the finish in ticks."""
 
     dims: Dimensions
     collective: str
@@ -163,7 +163,7 @@ def plan_along(
     doubling: bool = False,
     improve: bool = True,
 ) -> PassagePlan:
-    """Plan of the passages of chunks along dimensions, by list scheduling.
+    """Plan by list scheduling when each chunk passes each dimension.
 
     - `collective`: One of `IMPLICIT_COLLECTIVES`.
     - `orders` (sequence of sequence of int): Dimensions of each chunk, in the order in which a reduction or
@@ -213,7 +213,7 @@ def plan_along(
 
 
 def _tasks_of(passages: Sequence[ChunkPassage], paces: Sequence[Pace]) -> Tasks:
-    """Runs of passages as tasks, in order; each lane of a dimension is a resource."""
+    """Scheduling tasks, one per run of each passage; each direction (lane) of a dimension is a resource."""
     tasks, done = Tasks(), list[tuple[int, int]]()  # `done`: last runs of the chunk so far, and their gaps
     for number, each in enumerate(passages):
         first, tail = len(tasks.duration), paces[each.dimension].latency - paces[each.dimension].held
@@ -285,7 +285,7 @@ def _listed(tasks: Tasks, chunk_of: Sequence[int], *, improve: bool) -> list[int
 
 
 def form_of(each: Dimension, *, exchange: bool, doubling: bool = False) -> Form:
-    """Form of a dimension: round a ring or a line, direct elsewhere, or by doubling behind a switch."""
+    """Steps of a collective along a dimension: along a ring or line, direct, or by doubling at a switch."""
     size, is_ring = each.size, each.kind == "ring" and each.size > 2
     if is_ring or each.kind == "line":
         reach = size // 2 if is_ring else size - 1

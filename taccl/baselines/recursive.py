@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 #: For every turn of a step, the partner of each rank; a rank has one partner in a turn.
 Turns = list[list[int]]
-#: `Turns` of each step.
+#: For every step, its turns, in each of which a rank has one partner.
 Partners = list[Turns]
 #: Function (place, step, number of places on a ring) -> place of the partner.
 Partner = Callable[[int, int, int], int]
@@ -191,7 +191,7 @@ def after_exchange(summed: Sequence[tuple[int, ...]], turns: Turns) -> list[tupl
 
 
 def swing_partner(place: int, step: int, size: int, *, mirrored: bool = False) -> int:
-    """Partner in a step of a place (index) on a ring of `size`; `mirrored` exchanges even and odd places."""
+    """Index of the partner of index `place` on a ring in a step; `mirrored` swaps even and odd indices."""
     distance: int = sum((-2) ** i for i in range(step + 1))
     return (place + (distance if place % 2 == mirrored else -distance)) % size
 

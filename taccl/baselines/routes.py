@@ -39,7 +39,7 @@ class ShortestRoutes:
 
     @cached_property
     def _into(self) -> list[dict[int, tuple[int, int]]]:
-        """For every destination: {rank: (ticks, index) of the fastest link from it}."""
+        """Fastest links into each rank, as one mapping {source rank: (ticks, link)} per destination."""
         into: list[dict[int, tuple[int, int]]] = [{} for _ in self._topology.node_of_rank]
         for src, dst, link in zip(*self.arcs[:2].tolist(), self._fastest[1].tolist(), strict=True):
             into[dst][src] = self.ticks[link], link
@@ -71,13 +71,13 @@ class ShortestRoutes:
         return self._into[dst].get(src)
 
     def hop(self, src: int, dst: int) -> list[int]:
-        """[fastest direct link] between two ranks; the links of a shortest route if they have none."""
+        """Fastest direct link between two ranks, as a list; without one, the links of a shortest route."""
         direct = self.direct(src, dst)
         return self.route(src, dst) if direct is None else [direct[1]]
 
     @cached_property
     def arcs(self) -> NDArray[np.int64]:
-        """(3, num_arcs) source, destination and length of the fastest link between each pair of ranks.
+        """Source, destination and length of the fastest link between each pair of ranks, (3, num_arcs).
 
         A length is the ticks times the number of ranks, plus one: of equally fast routes, the one with fewer
         hops is the shortest.
@@ -88,7 +88,7 @@ class ShortestRoutes:
 
     @cached_property
     def _fastest(self) -> tuple[Ints, Ints]:
-        """(source * num_ranks + destination, ascending; index of the fastest link) of each arc."""
+        """Linked pairs of ranks, as ascending source * num_ranks + destination, and their fastest links."""
         src, dst = link_ends(self._topology)
         single = np.ones(len(src), bool)
         single[list(wide_links(self._topology))] = False
@@ -131,7 +131,7 @@ class ShortestRoutes:
         return links[::-1]
 
     def hops(self, src: Ints, dst: Ints) -> tuple[Ints, Ints, Ints]:
-        """(pair, position in its route, link) columns of all hops of the shortest routes of some pairs."""
+        """Hops of the shortest routes between pairs of ranks, as columns: pair, position in route, link."""
         pairs, which = np.unique(src * self._num_ranks + dst, return_inverse=True)
         direct = self._direct_links(pairs)
         relayed = np.flatnonzero(direct < 0)
@@ -145,7 +145,7 @@ class ShortestRoutes:
         return pair, hop, links[(np.cumsum(lengths) - lengths)[which[pair]] + hop]
 
     def _relayed_links(self, pairs: Ints) -> tuple[Ints, Ints]:
-        """((num_pairs,) number of links in the route of each pair of ranks, links of all routes).
+        """Number of links in the shortest route of each pair of ranks, (num_pairs,), and links of all routes.
 
         - `pairs`: As in `_direct_links`.
         """
@@ -172,7 +172,7 @@ class ShortestRoutes:
         return (hops >= 0).sum(axis=1), hops[hops >= 0]
 
     def _direct_links(self, pairs: Ints) -> Ints:
-        """(num_pairs,) link that is the shortest route of each pair of ranks; -1 if relays are faster.
+        """Link that is the shortest route of each pair of ranks, (num_pairs,); -1 if that route has relays.
 
         - `pairs`: Source times the number of ranks plus destination.
         """
@@ -196,7 +196,7 @@ class ShortestRoutes:
         return found
 
     def _lengths_from(self, starts: Ints) -> Floats:
-        """(num_starts, num_ranks) distance from each of some ranks to every rank; rows are cached."""
+        """Distance from each of the given ranks to every rank, (num_starts, num_ranks); rows are cached."""
         src, dst, length = self.arcs
         unknown = [rank for rank in starts.tolist() if rank not in self._known]
         if unknown:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-#: `_KEPT`: key of schedules in whole chunks in a topology's cache.
+#: `_KEPT`: key in a topology's cache for schedules whose chunks are not cut.
 #: `_MOST_KEPT`: max number of problems whose schedules are cached under this key.
 _KEPT, _MOST_KEPT = f"{__name__}: whole chunks", 8
 #: Finer chunks are kept if they finish within this share of the time of coarser ones.
@@ -133,7 +133,7 @@ def cut_while_it_pays(
     - `merges`: True to also try each message of the algorithm as one send, if sends may merge.
     - `most_transfers`: Max transfers of a schedule in finer chunks.
     """
-    if not problem.collective.num_chunks:  # there are no forms to compare
+    if not problem.collective.num_chunks:  # without chunks there are no sends
         return make_schedule(problem, chunk=[], link=[], start=[], end=[], producer=name)
     cut_in = partial(_cut_while_it_pays, name=name, parts=parts, pays=pays, most_transfers=most_transfers)
 
@@ -198,7 +198,7 @@ def _cut_while_it_pays(
     finer = finest(problem)
     problem = without_sketch(problem)
     best = made[name]
-    if best.problem is not problem:  # from an equal problem with other notes
+    if best.problem is not problem:  # cached for an equal problem with other notes
         best = replace(best, problem=problem)
     if not best.num_transfers:
         return best
@@ -241,7 +241,7 @@ def sums_everywhere(problem: Problem) -> bool:
 
 @cached
 def merging(problem: Problem) -> Problem:
-    """Return the problem with unlimited merging on every link with latency in its holds."""
+    """Return the problem with unlimited merging on every link whose latency occupies a resource."""
     holds = hold_columns(problem.topology).link[problem.costs.hold_alpha > 0]
     links, most = problem.clauses.merging.union(holds.tolist()), max(6, problem.collective.num_chunks)
     if (links, most) == (problem.clauses.merging, problem.clauses.max_merge):
@@ -265,7 +265,7 @@ def finest(problem: Problem) -> dict[str, Schedule]:
 
 @cached
 def soonest_so_far(problem: Problem) -> list[Schedule]:
-    """[schedule that finishes first, of all baselines built so far in any chunks]; empty if there is none.
+    """List of the schedule that finishes first of all baselines built so far; empty if there is none.
 
     It survives an interrupt of the baseline.
     """
@@ -329,13 +329,13 @@ def without_sketch(problem: Problem) -> Problem:
 
 
 def starts_of(problem: Problem) -> Ints:
-    """(num_chunks,) rank at which each chunk starts; the first if there are several origins."""
+    """Rank at which each chunk starts, (num_chunks,); the first one if there are several origins."""
     origins = problem.collective.origin_sets
     return np.array([ranks[0] for ranks in origins.sets], np.int64)[origins.of_chunk]
 
 
 def held_at_start(problem: Problem) -> tuple[Ints, Ints, Ints]:
-    """(rank in ascending order, chunk, index among the chunks that start at this rank) columns."""
+    """Columns of the chunks at the start: rank (ascending), chunk, index among the chunks of this rank."""
     starts = starts_of(problem)
     chunk = np.argsort(starts, kind="stable")
     holder = starts[chunk]
@@ -383,7 +383,7 @@ def soonest_cut_us(schedule: Schedule) -> float:
 def busy_by_bytes_us(
     problem: Problem, chunk: NDArray[Any], link: NDArray[Any], *, alphas: bool = False
 ) -> NDArray[np.float64]:
-    """(num_resources,) us for which transfers hold each resource; latencies count only with `alphas`."""
+    """Time in us that transfers hold each resource, (num_resources,); latencies count only with `alphas`."""
     topology, holds = problem.topology, hold_columns(problem.topology)
     size = np.array(problem.chunk_bytes, dtype=float)[chunk]
     mb = np.bincount(link, size, len(topology.links)) / 1e6

@@ -154,14 +154,14 @@ def _exchange(problem: Problem) -> Sends:
 
 
 def exchange_us(problem: Problem, *, alphas: bool = False) -> Floats:
-    """(num_resources,) us for which a pairwise exchange holds each resource, as in `busy_by_bytes_us`."""
+    """Time in us that a pairwise exchange holds each resource; latencies count only with `alphas`."""
     chunk, src, dst = _pairs(problem)
     pair, _, link = ShortestRoutes.of(problem).hops(src, dst)
     return busy_by_bytes_us(problem, chunk[pair], link, alphas=alphas)
 
 
 def _pairs(problem: Problem) -> tuple[Ints, Ints, Ints]:
-    """(chunk, source, destination) columns, with a row for each other rank that wants the chunk."""
+    """Columns of chunk, source and destination: a row for each chunk and each other rank that wants it."""
     starts, ends = starts_of(problem), problem.collective.destination_sets
     counts = np.array([len(ranks) for ranks in ends.sets], np.int64)
     chunk = np.repeat(np.arange(len(starts)), counts[ends.of_chunk])
@@ -172,9 +172,9 @@ def _pairs(problem: Problem) -> tuple[Ints, Ints, Ints]:
 
 
 def _shifts(topology: Topology, src: Ints, dst: Ints) -> tuple[Ints, Ints]:
-    """(node shift, local shift): destination minus source, modulo the number of nodes and of ranks per node.
+    """Difference of nodes and of local ranks from source to destination, each modulo their number.
 
-    For nodes of unequal size: (0, shift of the rank number).
+    For nodes of unequal size: zero, and the difference of rank numbers.
     """
     node, local, of_node = topology.node_of_rank, topology.local_rank, topology.ranks_of_node
     size = len(of_node[0])
@@ -185,7 +185,7 @@ def _shifts(topology: Topology, src: Ints, dst: Ints) -> tuple[Ints, Ints]:
 
 
 def _sums(problem: Problem) -> Sends:
-    """Sends of contributions over shortest routes to ranks that want the sums; added up where they meet."""
+    """Sends of contributions over shortest routes to destinations; contributions that meet are added up."""
     links, routes, used = problem.topology.links, ShortestRoutes.of(problem), Counter[int]()
     wanted: dict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
     for c, chunk in enumerate(problem.collective.chunks):

@@ -23,7 +23,7 @@ _LAST = 100
 
 
 class Baseline(NamedTuple):
-    """A row of the table: a baseline, and data about it for searches and pictures.
+    """Row of the table of baselines: a baseline, and data about it for searches and pictures.
 
     - `make`: Function from a problem to a schedule.
     - `label`: Name in pictures; empty to use its key in the table.
