@@ -25,7 +25,7 @@ _COLLECT_EVERY = 100_000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; return its exit code.
+    """Run one verb of the command line; return its exit code.
 
     Without `argv` this is the command itself: it reads `sys.argv`, its time limit counts from the start of
     the process, and the process ends afterwards.

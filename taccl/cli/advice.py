@@ -1,4 +1,4 @@
-"""Advice of the library in messages, put in terms of the command line.
+"""Advice in the library's messages, rewritten from function parameters to command-line options.
 
 The library names its parameters, as in ``backend='greedy'``. A verb with such an option shows the option.
 Options of file formats are given to ``taccl convert`` alone, so other verbs show that command.

@@ -21,9 +21,9 @@ T = TypeVar("T")
 
 
 def reader(make: Callable[[str], T], fits: Callable[[T], object], expected: str) -> Callable[[str], T]:
-    """Make a converter of words for argparse: `make` converts a word.
+    """Make an argparse converter that applies `make` to a word and checks the result with `fits`.
 
-    If it raises ValueError, or the result does not satisfy `fits`, the error names what was `expected`.
+    If `make` raises ValueError, or the check fails, the error names what was `expected`.
     """
 
     def read(word: str) -> T:
@@ -104,7 +104,7 @@ BY_MATRIX, MATRICES = "alltoallv", "a CSV or .npy file, or a skew such as zipf:0
 #: `EXCHANGE`: name of the collective of servers and workers.
 #: `ROLES`: options of this collective.
 EXCHANGE, ROLES = "exchange", ("servers", "worker_ranks", "layers", "update_us_per_mb")
-#: Size if neither a sketch nor an option states one.
+#: Size of a collective if neither a sketch nor an option states one.
 USUAL_SIZE = "64MB"
 #: Least seconds for the main work of a verb, even if its preparation used up the time limit.
 LEAST_S = 0.1

@@ -69,7 +69,7 @@ class Answer:
         return self.figures() if callable(self.figures) else self.figures
 
     def on_command_line(self, flags: Collection[str]) -> Answer:
-        """The answer with its notes in terms of the command line.
+        """Answer whose notes name command-line options in place of function parameters.
 
         - `flags`: Names of the verb's options, which replace parameters in the notes.
         """
@@ -169,7 +169,8 @@ def emit(answer: Answer, *, as_json: bool) -> int:
             if sys.stdout is None:
                 raise ValueError("it is closed")
             if isinstance(sys.stdout, io.TextIOWrapper):
-                sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show
+                # Escape the characters that a terminal cannot show.
+                sys.stdout.reconfigure(errors="backslashreplace")
             print(content, flush=True)
         except (OSError, ValueError) as error:
             _give_up(sys.stdout)
@@ -205,7 +206,7 @@ def warning_printer(flags: Collection[str] = ()) -> Callable[..., None]:
 
 
 def hold_descriptors() -> None:
-    """Open those of stdin, stdout and stderr that the caller closed, on the null device.
+    """Open stdin, stdout and stderr on the null device if the caller has closed them.
 
     Otherwise a file or a pipe to a solver would get descriptor 1, and receive whatever a library prints.
     """

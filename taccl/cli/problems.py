@@ -1,4 +1,4 @@
-"""From options to a problem: its topology, sketch, size, exchange and protocol; and schedules in files."""
+"""Problems from command-line options (topology, sketch, size, servers, protocol), and schedules in files."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
-#: `_TRIED_ARRIVALS`: max arrivals of chunks and contributions for which baselines rate the protocols.
-#: With that many arrivals, baselines rate the protocols in about 2 s, or in 9 s if 32 ranks reduce.
-#: `_BOUNDED_ARRIVALS`: max arrivals for which lower bounds rate the protocols.
+#: NCCL's protocols are compared by the finish of baselines, or by lower bounds if there are more arrivals.
+#: `_TRIED_ARRIVALS`: max arrivals of chunks and contributions for baselines (2 s, or 9 s if 32 ranks reduce).
+#: `_BOUNDED_ARRIVALS`: max arrivals of chunks for lower bounds.
 _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
 
 
@@ -146,7 +146,7 @@ def _by_matrix(options: argparse.Namespace, topology: Topology) -> Problem:
 
 
 def _by_layers(options: argparse.Namespace, topology: Topology) -> Problem:
-    """Exchange of a model's layers in chunks, each at the server whose NIC would finish it first."""
+    """Parameter-server exchange of a model's layers; each chunk is at the server whose NIC ends it first."""
     from taccl.aggregation import layer_bytes, place_shards
 
     refuse(options, ("sketch", "size", "chunks_per_rank"), "--layers sets it; leave it out")

@@ -104,7 +104,7 @@ def format_in(word: str | None) -> FileFormat | None:
 
 
 def held_by(word: str | None) -> str:
-    """Kind of the object in a file by its format; empty if unknown, or if the format is only written."""
+    """Kind of the object in a file by its format; empty if unknown, or if the format cannot be read."""
     found = format_in(word)
     return found.holds if found is not None and found.load else ""
 
@@ -132,7 +132,7 @@ def followed(
 
 
 def sketch_from_word(word: str | None) -> Sketch | None:
-    """The sketch in a file, or of a shipped name; None for None."""
+    """Sketch in a file, or shipped sketch of the given name; None for None."""
     if word is None:
         return None
     return taccl.load_sketch(word)

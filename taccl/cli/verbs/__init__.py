@@ -1,4 +1,4 @@
-"""The verbs, by subject: ``add(verb)`` declares the options of one, ``run(options)`` answers.
+"""Verbs of the command line: ``add(verb)`` declares the options of a verb, ``run(options)`` runs it.
 
 In modules of several verbs, these functions end in the name of the verb (`SHARED`). The docstring of `run` is
 the help of the verb, which ends with the verb's lines of ``EXAMPLES``. Heavy modules are imported inside

@@ -66,7 +66,7 @@ def run(options: Namespace) -> Answer:
 
 
 def _bounded(problem: Problem, options: Namespace) -> tuple[Answer, Certificate]:
-    """(answer with bound, bottleneck, and what the sketch and whole chunks cost; the bound's certificate)."""
+    """Answer with the bound, bottleneck and costs of sketch and whole chunks, and the bound's certificate."""
     prices = taccl.prices(problem, time_limit_s=max(_LEAST_PRICES_S, _PRICES_SHARE * options.deadline.left_s))
     bound, whole = prices.bound, f"whole chunks cost {prices.chunks:+.2%}"
     other = "all chunkings", f"{_brief(prices.divisible)}; {whole}"
@@ -74,7 +74,7 @@ def _bounded(problem: Problem, options: Namespace) -> tuple[Answer, Certificate]
         bound, other = prices.divisible, (f"for {bound.scope}", f"{_brief(bound)}; {whole}")
     collective, in_switches = problem.collective, None
     if collective.combining and any(min(len(c.origins), len(c.destinations)) > 1 for c in collective.chunks):
-        # Switches can help here, as several ranks need a sum of several contributions.
+        # Sums in switches can help only if several ranks need a sum of several contributions.
         left_s = max(LEAST_S, options.deadline.left_s)
         with suppress(OutOfTime):
             in_switches = taccl.lower_bound(

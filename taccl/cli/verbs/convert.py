@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> Answer:
 
 
 def _listed() -> Answer:
-    """Every format, what it holds, and whether it is read and written."""
+    """Answer that lists every file format, the objects that it holds, and whether it is read and written."""
     from taccl.formats.table import FORMATS
 
     rows = [("format", "holds", "read", "written", "endings", "")]

@@ -1,4 +1,4 @@
-"""``taccl reorder``: which rank should be on which host, and the files that tell launchers and libraries."""
+"""``taccl reorder``: placement of ranks on hosts, and the files that pass it to launchers and libraries."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _verified(options: argparse.Namespace) -> Answer:
 
 
 def _hosts(options: argparse.Namespace) -> tuple[Topology | ProbedHosts, list[str]]:
-    """(topology or probe of the hosts, host name of each slot); no names if no file states them."""
+    """Topology or probe of the hosts, and the host name of each slot; no names if no file states them."""
     from taccl.placement.hosts import ProbedHosts
     from taccl.placement.launchers import read_hosts
     from taccl.placement.matrices import load_probe
@@ -216,7 +216,7 @@ def _withheld(options: argparse.Namespace) -> list[str]:
 def _launched(
     found: taccl.Placement, hosts: list[str], notes: list[str]
 ) -> tuple[taccl.Placement, list[str]]:
-    """(placement in the order in which launchers start ranks, notes on the difference)."""
+    """Placement in the order in which launchers start ranks, and `notes` with one on any difference."""
     from taccl.placement.launchers import as_launched
 
     started = as_launched(found, hosts)

@@ -24,7 +24,7 @@ from taccl.runtimes.runtime import RunReport
 if TYPE_CHECKING:
     from taccl.program.program import Program
 
-#: Options that not every engine takes (`Runtime.run_options`).
+#: Options that only some engines support (`Runtime.run_options`).
 _OF_SOME = ("topology", "in_place", "sizes", "log")
 #: {rate of a processor: its description}.
 _RATES = {"tflops": "TFLOPS", "gb_per_s": "memory traffic in GB/s"}
@@ -59,7 +59,7 @@ def add(verb: argparse.ArgumentParser) -> None:
 
 
 def _with(name: str) -> str:
-    """The engines that take an option, as words of its help."""
+    """Words for the help of an option, which name the engines that support it."""
     able = [each.name for each in registered("run").values() if name in each.run_options]
     return f"with --engine {' or '.join(able)}"
 

@@ -166,7 +166,7 @@ def _values(topology: Topology, found: Sequence[taccl.SketchProposal]) -> dict[s
 
 
 def _write(found: Sequence[taccl.SketchProposal], folder: Path, *, overwrite: bool) -> list[Path]:
-    """Write each sketch to a file named by its place in the proposals and its name; and the JSON Schema."""
+    """Write each sketch to a file named by its position and its name, and the JSON Schema of sketches."""
     from taccl.formats.files import check_writable, write_whole
     from taccl.sketch.sketch import sketch_json_schema
 

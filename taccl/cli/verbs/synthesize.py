@@ -205,7 +205,7 @@ def _fabric(options: argparse.Namespace) -> NamedFabric | None:
 
 
 def _cut(options: argparse.Namespace, fabric: NamedFabric) -> tuple[int, int]:
-    """(chunks per rank, bytes of a chunk); for ``dimension-balanced``, the optimal number of chunks."""
+    """Number of chunks per rank, and bytes of a chunk; ``dimension-balanced`` may choose the number."""
     from taccl.synthesis.proposers.balanced import choose_num_chunks
 
     count = options.chunks_per_rank

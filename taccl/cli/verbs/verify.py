@@ -49,7 +49,7 @@ def _index(file: str, options: argparse.Namespace) -> Answer:
 
 
 def _part(file: str, options: argparse.Namespace) -> Answer:
-    """Check one file of a plan; one that cannot be read is a fault of the plan."""
+    """Check one file of a plan; an unreadable file is a fault of the plan."""
     try:
         return _file(file, options)
     except InputError as error:
