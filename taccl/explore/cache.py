@@ -1,4 +1,4 @@
-"""Results by content, in the user's cache folder.
+"""Cache of results in the user's cache folder, keyed by a hash of problem, options and versions.
 
 One file per result, ``results/v1/abcd....json``, named by its key. A schedule's file is one of taccl's own
 format, so that `taccl.load` and every verb read it too; a proof that there is no schedule is a small file of
@@ -45,7 +45,7 @@ _LIMIT_BYTES = 10**9
 
 
 class Entry(NamedTuple):
-    """Cache entry of a run: its row, and its schedule unless none exists by proof."""
+    """Cache entry of a run: its table row, and its schedule, or None if the run proved that none exists."""
 
     row: dict[str, Any]
     schedule: Schedule | None
@@ -66,7 +66,7 @@ class CacheInfo:
 
 @checked
 class Cache:
-    """Results by content, in a folder that any number of processes may share.
+    """Cache of results, keyed by problem and options, in a folder that any number of processes may share.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ class Cache:
 
     @checked
     def schedule(self, key: str) -> Schedule:
-        """The verified schedule of a row's key.
+        """Verified schedule stored under a key from the table of a comparison.
 
         Raises
         ------
@@ -175,7 +175,7 @@ class Cache:
 
 
 def warn_of_damage(sentences: Sequence[str]) -> None:
-    """One `CacheWarning` for all entries that cannot be used."""
+    """Issue one `CacheWarning` for all cache entries that cannot be used."""
     if sentences:
         more = f", and {len(sentences) - 1} more like it" if len(sentences) > 1 else ""
         warn(sentences[0] + more, CacheWarning)

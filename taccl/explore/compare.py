@@ -1,4 +1,4 @@
-"""Runs side by side: backends and seeds on a problem; sketches, sizes, chunk numbers on a topology."""
+"""Tables that compare runs: backends and seeds on a problem; or also sketches, sizes and chunk numbers."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def sweep(
     part = _part_s(time_limit_s, total_limit_s, num_runs, num_workers)
 
     def problem(sketch: Sketch | None, size: int | None, cut: int | None) -> Problem:
-        """The problem of one combination."""
+        """Problem of one combination of sketch, size and number of chunks."""
         named: dict[str, Any] = {"chunks_per_rank": cut, **arguments}
         if sketch is not None:
             return apply(sketch, topology, collective, size=size, **named, reachable=False)

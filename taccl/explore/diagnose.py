@@ -132,7 +132,7 @@ def _diagnosis(
 
 
 def _series(logs: Iterable[Log]) -> Iterator[Series]:
-    """Yield the series of collectives; raises `FormatError` for one without a model."""
+    """Yield the measured series of collectives in logs; `FormatError` for a collective without a model."""
     for log in logs:
         for each in log.series:
             if each.collective not in COLLECTIVES:
@@ -180,7 +180,7 @@ def _share(expected: Expectation) -> float | None:
 
 
 def _small(expected: Expectation) -> tuple[float | None, float | None]:
-    """(measured, expected) median time of small messages in us; (None, None) if either is unknown."""
+    """Median measured and expected time of small messages in us; (None, None) if either is unknown."""
     series = expected.series
     rows = zip(series.size_bytes, series.times_us, expected.predicted_us.tolist(), strict=True)
     small = [(time_us, wanted_us) for size, time_us, wanted_us in rows if size <= _SMALL]
@@ -227,7 +227,7 @@ def _unaligned_bytes(series: Series) -> int:
 def _judged(
     expected: Expectation, facts: Facts, deadline: Deadline, notes: Sequence[str], machine: Machine
 ) -> SeriesDiagnosis:
-    """The verdict on one series."""
+    """Verdict on one measured series, with likely causes, limits and better schedules."""
     series, on = expected.series, expected.topology
     factor = busbw_factor(series.collective, series.num_ranks)
     causes = causes_of(facts)
@@ -334,7 +334,7 @@ def _gains(expected: Expectation, deadline: Deadline, machine: Machine) -> Itera
 
 
 def _launch_us(runtime: Runtime, topology: Topology) -> float:
-    """Launch of a runtime in us; a usual one for a topology without launch, as measured times have one."""
+    """Launch overhead of a runtime in us, as measured times include it; a usual value if none is known."""
     usual_us = runtime.launch.us if runtime.launch else None
     own_us = runtime.launch_us or (LAUNCH_US if usual_us is None else usual_us)
     return float(under_launch(runtime, topology).launch_us) or own_us

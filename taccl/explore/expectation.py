@@ -72,7 +72,7 @@ class Expectation:
             else None
         )
         network = import_network(topology) if self._costs is None else self._costs.network
-        #: Part of the rates of NICs that large messages reach.
+        #: Fraction of a NIC's rate that large messages reach.
         self._reached = 1.0 if network is None else network.efficiency
 
     @property
@@ -138,7 +138,7 @@ class Expectation:
         return np.exp(np.interp(sizes, sizes[self.places], at))
 
     def shares(self) -> dict[str, float]:
-        """{protocol, or ``"no nvls"``: its bandwidth at the largest size over that of the best choice}."""
+        """{protocol, or ``"no nvls"``: bandwidth at the largest size, as a ratio to the best choice's}."""
         least = {
             each.protocol: each.time_us for each in reversed(self.choices[-1]) if each.algorithm != "nvls"
         }
@@ -148,7 +148,7 @@ class Expectation:
         return found
 
     def network_shares(self, measured_us: float) -> dict[str, float]:
-        """{algorithm: share of the NICs' rate with which it takes `measured_us` at the largest size}.
+        """{algorithm: share of the NIC rate that would explain `measured_us` at the largest size}.
 
         The share is the least over the algorithm's protocols. Algorithms that are expected to be slower than
         measured are left out. Empty in a single node.

@@ -185,7 +185,7 @@ def _in_parallel(some: Sequence[tuple[int, RunRequest]], num_jobs: int) -> Gener
     parent = (os.getpid(), _solver_files()) if num_jobs > 1 and starts_processes else None
     answers = parallel(delayed(_numbered)(index, run, parent) for index, run in some)
     try:
-        for answer in answers:  # noqa: UP028 (that closes them before warnings are ignored)
+        for answer in answers:  # noqa: UP028 (`yield from` closes them before warnings are ignored)
             yield answer
     finally:
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Machine of measured series: its topology, by the user's word or by the GPUs that a log names."""
+"""Topology on which a log was measured, from the user's description or the GPUs that the log names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from taccl.topology.registry import machine_names, parse
 from taccl.topology.topology import Topology
 from taccl.topology.transform import subset
 
-#: Remedy if the network of an import is of another class.
+#: Advice in notes on imported machines, for a network of another class than assumed.
 _OTHER_NETWORK = "for another network, name the instance type (--topology)"
 
 

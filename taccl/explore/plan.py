@@ -189,7 +189,7 @@ def _problems(
     sketch: Sketch | None,
     grid: Sequence[int],
 ) -> list[Problem]:
-    """The problem at every size; its number of chunks is open, unless the sketch fixes it."""
+    """Problem at each size of the grid; its number of chunks is open, unless the sketch fixes it."""
     if sketch is None:
         return [make_problem(topology, collective, size_bytes=size, **arguments) for size in grid]
     first = apply(sketch, topology, collective, size=grid[0], **arguments)

@@ -37,7 +37,7 @@ _OWN_XML = re.compile(r"range-\d+\.xml")
 
 
 def check_folder(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
-    """The folder to write; `InputError` if it cannot or must not be written."""
+    """Path of the folder to write a plan to; `InputError` if it cannot or must not be written."""
     where = os.fspath(folder)
     path = Path(os.path.abspath(folder))
     try:
