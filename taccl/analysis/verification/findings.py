@@ -24,7 +24,7 @@ KINDS = (
     "double-count",  # a contribution is reduced a second time
     "lost-contribution",  # a copy wipes out contributions that it does not bring
     "race",  # simultaneous arrivals whose order decides what the buffer holds
-    "release",  # a chunk leaves, or is added to, before its rank has it
+    "release",  # a chunk is sent, or added to, at a rank before its release date there
     "due",  # a chunk arrives after its due date
     "update",  # a worker keeps or receives a sum that its chunk's server has not updated
     "reduce",  # a transfer reduced where only a copy is allowed (as in allgather), or the reverse
@@ -139,7 +139,7 @@ class Findings:
         chunk: int | None = None,
         clause: str | None = None,
     ) -> None:
-        """Record a violation by transfer `i`; if `i` is None, of a chunk at a rank at the schedule's end."""
+        """Record a violation by transfer `i`, or (if `i` is None) in the final data of `chunk` at `rank`."""
         assert kind in KINDS
         self._counts[kind] += 1
         if self._counts[kind] > MOST_LISTED:

@@ -226,7 +226,7 @@ def accept_trees(
     sums: Sums, chunks: SumChunks, ends: LinkEnds, size: NDArray[np.int64], spent: NDArray[np.bool_],
     taken: NDArray[np.int64], accepted: NDArray[np.bool_],
 ) -> int:  # fmt: skip
-    """Accept sums that are built along trees and reach all destinations; return the redundant copies' number.
+    """Accept sums built along trees that reach all destinations; return the number of redundant copies.
 
     The tree rule has two conditions. A rank adds its partial sum to another's once, after all its own
     arrivals. Only whole sums are copied. Every contribution is then in exactly one partial sum that has not

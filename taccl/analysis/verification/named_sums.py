@@ -43,7 +43,7 @@ class NamedSums:
         self.num_redundant = 0
 
     def report(self, findings: Findings) -> None:
-        """Report wrong named contributions, and sums that a rank cannot make when it sends or at the end."""
+        """Report wrongly named contributions, and sums that a rank cannot make at the time it needs them."""
         columns, carried, everyone = self._columns, self._carried, self._everyone
         links, chunks = columns.topology.links, columns.collective.chunks
         if columns.collective.update_us_per_mb is not None:

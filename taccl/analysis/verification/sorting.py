@@ -59,7 +59,7 @@ def _end(first: NDArray[np.int64], low: int, most: int) -> int:
 
 
 def _place(columns: Columns, first: NDArray[np.int64], low: int, placed: NDArray[np.int64]) -> None:
-    """Place the transfers of chunks from `low` on into `placed`, rows of (index, link, start).
+    """Write the transfers of chunks from `low` on, sorted by chunk, into `placed` (index, link, start).
 
     - `first`: `offsets` of these chunks.
     """

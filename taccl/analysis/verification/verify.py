@@ -80,7 +80,7 @@ def _judge(schedule: Schedule, columns: Columns) -> Verification:
     check_merging(columns, findings, sizes)
     check_times(columns, findings)
     num_redundant, last = _check_blocks(columns, findings)
-    if finish is None:  # sends over links, or of chunks, that do not exist have no end
+    if finish is None:  # a send has no end if its link or its chunk does not exist
         has_ends = all(each.kind != "index" for each in findings.violations)
         finish = last if has_ends else None
     return Verification(

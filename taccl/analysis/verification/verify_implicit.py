@@ -1,4 +1,4 @@
-"""Verifier of implicit schedules: proves from one pattern that all its translations together are valid.
+"""Verifier of implicit schedules: one pattern of sends is proven valid together with all its translations.
 
 The proof has five steps. Each is arithmetic on whole arrays, without expansion into transfers:
 
@@ -37,7 +37,7 @@ from taccl.topology.translations import CyclicProduct, LinkClass, Translations
 
 #: Max faulty rows to list for each rule.
 _MOST = 5
-#: Max ratio of all (item, place) pairs to used ones for which a table is dense; above it, the table is
+#: Tables by (item, place) are dense if there are at most this many times as many pairs as used ones, else
 #: sparse.
 _SPARSE = 8
 _NEVER = 2**62
@@ -73,7 +73,7 @@ class _Judge:
         self.violations: list[Violation] = []
         self.meaningless = False
         self.num_redundant = 0
-        #: {resource class: number of link classes' holds that name it}.
+        #: {resource class: number of times that link classes hold it}.
         self.uses = Counter(hold.resource for each in self.shape.classes for hold in each.holds)
 
     def report(self, kind: str, message: str, row: int | None = None) -> None:
@@ -124,7 +124,7 @@ class _Judge:
         return not self.violations
 
     def links(self) -> Iterator[tuple[int, LinkClass, NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield (number, link class, source ranks, destination ranks) of the links of every class."""
+        """Yield each class of links as (number, link class, source ranks, destination ranks)."""
         places = np.arange(self.num_ranks, dtype=np.int64)
         for number, each in enumerate(self.shape.classes):
             ends = self.shape.group.translate(places, each.dst)
@@ -163,7 +163,7 @@ class _Judge:
         return not self.violations
 
     def check_contention(self) -> None:
-        """Check step 4: rows that hold the same class of resources do so one after another."""
+        """Check step 4: sends of the pattern that hold one class of resources do so one after another."""
         pattern, ticks = self.pattern, self.schedule.ticks
         order = np.argsort(pattern.link_class, kind="stable")
         cuts = np.searchsorted(pattern.link_class[order], np.arange(len(ticks.holds) + 1))
