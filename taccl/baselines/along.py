@@ -104,7 +104,7 @@ def schedule_along(plan: PassagePlan, problem: Problem, *, producer: str) -> Sch
 
 
 def _columns(plan: PassagePlan, problem: Problem) -> list[NDArray[Any]]:
-    """(chunk, link, start, step, reduces) columns of all sends of a plan, in order of start."""
+    """Columns (chunk, link, start, step, reduces) of all sends of a plan, in order of start."""
     num_ranks, num_chunks = plan.dims.num_ranks, plan.num_chunks
     tables = links_along(problem.topology, plan.dims)
     rows, num_steps = [], 0

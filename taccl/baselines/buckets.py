@@ -183,7 +183,7 @@ def _part_of_sums(
     def moved(
         step: int, k: int, way: int, goes: Flags, length: Ints | int
     ) -> tuple[int, Ints, Ints, Ints, Ints]:
-        """Columns of a move: each rank sends partial sums, marked in `goes`, to the next along dimension k.
+        """Columns of a move: ranks send partial sums marked in `goes` to the next rank along dimension k.
 
         A partial sum holds contributions of `length` consecutive ranks, the last of which is the source.
         """

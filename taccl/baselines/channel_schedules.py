@@ -129,7 +129,7 @@ def _piped_us(lanes: Lanes) -> float:
 
 
 def _is_poor(plan: Plan, lanes: Lanes, mb: float, pieces: float) -> bool:
-    """True if a plan leaves the busiest resource idle, or lets pieces wait.
+    """True if a periodic plan leaves the busiest resource idle for long, or lets pieces wait for long.
 
     Then resources that serve pieces as they become ready may be faster.
     """
@@ -138,7 +138,7 @@ def _is_poor(plan: Plan, lanes: Lanes, mb: float, pieces: float) -> bool:
 
 
 def _served_us(lanes: Lanes, pieces: int, mb: float) -> float:
-    """Time of `pieces` pieces per open lane, of `mb` MB each, if resources serve first come, first served."""
+    """Time of `pieces` pieces of `mb` MB on each chain or tree, with first-come, first-served resources."""
     columns = sends_of_pieces(pieces * len(lanes.hops), lanes, None)
     return float(first_come_us(lanes.problem.topology, mb, columns)[1].max(initial=0))
 

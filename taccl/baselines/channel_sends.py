@@ -61,7 +61,7 @@ def first_come_us(topology: Topology, mb: float, columns: Columns) -> tuple[Floa
     place = [0] * len(order)
     for number, send in enumerate(order):
         place[send] = number
-    # Messages of one lane pass a link in order, so at most one of them requests its resources at a time.
+    # Messages of one ring, chain or tree pass a link in order, so one at a time requests its resources.
     last_of: dict[tuple[int, int], int] = {}
     next_of: dict[int, int] = {}
     lane = columns.lane.tolist()

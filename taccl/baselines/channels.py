@@ -63,7 +63,7 @@ class Channels:
 
 
 class _Pattern:
-    """Conversion of a column (local ranks of a node) to a ring through all nodes: its ranks and links."""
+    """Conversion of a column (order of the local ranks of a node) to a ring through all nodes."""
 
     def __init__(self, topology: Topology, ticks: tuple[int, ...]) -> None:
         self.topology, self.routes = topology, ShortestRoutes(topology, ticks)
@@ -84,7 +84,7 @@ class _Pattern:
         return self.routes.hop(src, dst) if is_joined or self.relayed else None
 
     def order(self, column: Column) -> tuple[int, ...]:
-        """All ranks in the order of a column's ring."""
+        """All ranks in the order of the ring that a column describes."""
         local, alternates = column
         walks = (local[::-1] if alternates and n % 2 else local for n in range(len(self.nodes)))
         return tuple(ranks[i] for ranks, each in zip(self.nodes, walks, strict=True) for i in each)
@@ -265,7 +265,7 @@ class _Pool:
         return True
 
     def add_families(self) -> list[list[int]]:
-        """Add the columns of regular families; return the families that are complete, as sets of channels."""
+        """Add regular families of rings or chains; return the complete families, as sets of channels."""
         sets = []
         for family in _families(self.pattern):
             for column in family:

@@ -68,7 +68,7 @@ def _by_switches(problem: Problem) -> Schedule:
             )
         if into is not None:
             sends.append((2 * turn, c, into, True))
-        if out_of is not None:  # overlaps the next sum
+        if out_of is not None:  # the multicast overlaps the next sum
             sends.append((2 * turn + 3, c, out_of, False))
     place, chunk, link, adds = np.array(sends, dtype=np.int64).reshape(-1, 4).T
     return exact_times(problem, chunk=chunk, link=link, sequence=place, reduce=adds, producer="in-network")

@@ -34,7 +34,7 @@ Algorithm = Literal["ring", "tree"]
 
 #: Number of steps round closed rings that are simulated to measure the mean time of a step.
 _REPLAYED = 9
-#: Max transfers of all pipelined pieces (about 2 s); it limits the number of pieces per lane.
+#: Max transfers of all pipelined pieces (about 2 s); it limits the number of pieces per chain or tree.
 _MOST_PIECED = 120_000
 
 
@@ -133,7 +133,7 @@ class Lanes:
         return 1.0 if found is None else max(1.0, found[0] / float(self.busy[1].max()))
 
     def plan(self, mb: float, *, slack_us: float = 0.0) -> Plan | None:
-        """Periodic plan of pieces of `mb` MB on open lanes; None if none is found.
+        """Periodic plan of pieces of `mb` MB on chains or trees (open lanes); None if none is found.
 
         - `slack_us`: Time from the arrival of data to the earliest send of it.
         """
@@ -188,7 +188,7 @@ class Lanes:
 
     @cached_property
     def _replayed(self) -> tuple[float, Floats]:
-        """Stretch and starts of hops on closed rings, from a simulation of a few steps without latency.
+        """Stretch of step times and first starts on closed rings, from a simulation without latency.
 
         `stretch` is the ratio of a step's time to that of its busiest resource. The starts, (directions,
         lanes, hops), are those of the first step, as fractions of a step's time. Hops of a step are scheduled
@@ -222,7 +222,7 @@ class Lanes:
         return stretch, (np.array(first) / replayed).reshape(shape)
 
     def pieces_us(self, pieces: float) -> float:
-        """Estimated time of a number of pieces per lane, in us.
+        """Estimated time in us of the given number of pieces on each chain or tree.
 
         The time of the first piece is the mean of two estimates. In one, it never waits for resources; in
         the other, it waits for its phase in a periodic plan on every hop.
@@ -237,7 +237,7 @@ class Lanes:
         return (alone_us + in_turn_us) / 2 + (pieces - 1) * self.period_us(mb)
 
     def alone_us(self, mb: float) -> float:
-        """Time of the first piece on all lanes without contention."""
+        """Time of the first piece on all chains or trees, without contention."""
         return self._starts_us(self._alpha_us + mb * self._us_per_mb, 0.0, None)[1]
 
     def _starts_us(self, latency: Floats, period: float, phase: Floats | None) -> tuple[Floats, float]:
@@ -265,7 +265,7 @@ class Lanes:
         return starts, end
 
     def period_us(self, mb: float) -> float:
-        """Period of messages of `mb` MB on every hop: time of the busiest resource, times the stretch."""
+        """Period in which every hop sends `mb` MB once: time of the busiest resource, times `stretch`."""
         return self.stretch * self.busiest_us(mb)
 
     def busiest_us(self, mb: float) -> float:
@@ -292,7 +292,7 @@ class Lanes:
 
     @property
     def parts(self) -> int:
-        """Number of parts to cut each chunk into, so that all lanes carry the same number of chunks."""
+        """Number of parts to cut each chunk into, so that all rings, chains or trees carry equally many."""
         count, num, n = self.problem.collective.num_chunks, len(self.hops), self.problem.topology.num_ranks
         if self.goes_round:
             # Each ring has a part per rank; chunks of an allreduce may be assigned to any rank.
@@ -303,7 +303,7 @@ class Lanes:
 
     @property
     def num_pieces(self) -> float:
-        """Number of pieces per lane."""
+        """Number of pieces that follow one another on each chain or tree."""
         parts = min(self.parts, *self.problem.chunk_bytes)
         return max(1.0, self.problem.collective.num_chunks * parts / len(self.hops))
 
@@ -315,7 +315,7 @@ class Lanes:
         return [c // num % n if count % (n * num) == 0 else c % n for c in range(count)]
 
     def mb_of(self, pieces: float) -> float:
-        """MB of each piece, given the number of pieces per lane."""
+        """MB of each piece, given the number of pieces on each chain or tree."""
         assert self.problem.size_bytes is not None, "checked by the caller"
         return self.problem.size_bytes / 1e6 / len(self.hops) / pieces
 
@@ -326,7 +326,7 @@ class Lanes:
         return best
 
     def _held_us(self, mb: float) -> Floats:
-        """Time in us that messages on all hops hold the busiest resource of each, shaped as `Lanes.turns`."""
+        """Time in us for which messages on all hops hold each hop's busiest resource, by hop."""
         of_resource = self.stretch * (self.busy[0] + mb * self.busy[1])
         held = [
             [max((of_resource[h.resource] for h in holds), default=0.0) for holds in lane]

@@ -121,7 +121,7 @@ def mixed_schedule(problem: Problem) -> Schedule | None:
 
 
 def estimated_us(problem: Problem) -> float:
-    """Estimated finish of `multiplying` in us: the least over simple plans; inf if there are none.
+    """Estimated finish of `multiplying` in us: the least over plans of few steps; inf if there are none.
 
     A simple plan treats all chunks alike and has at most two steps in nodes and two between nodes.
 

@@ -43,17 +43,17 @@ _MIXED_BLOCKS, _MIXED_TRANSFERS, _TRANSFERS_EACH = (64, 16), 100_000, 3
 #: `_PAYS`: finer chunks are used if their estimated finish is at most this share of that of coarser chunks.
 #: `_OTHERS`: number of mixed plans in fine chunks from which the search in coarser chunks starts.
 _PAYS, _OTHERS = 0.99, 2
-#: `_MOST_PARTS`: max number of parts of a mix.
-#: `_EQUAL_PARTS`: numbers of equal parts, all with one plan, in the mixes from which the search starts.
+#: `_MOST_PARTS`: max number of parts of a mixed plan.
+#: `_EQUAL_PARTS`: numbers of equal parts, all with one plan, in mixed plans from which the search starts.
 _MOST_PARTS, _EQUAL_PARTS = 12, (1, 2, 4, 8)
-#: Denominators of the share of a small part with another plan, in further mixes from which the search starts:
-#: 1 / 16 or 1 / 8 of the chunks.
+#: Denominators of the share of a small part with another plan (1 / 16 or 1 / 8 of the chunks), in further
+#: mixed plans from which the search starts.
 _SHARES = (16, 8)
-#: `_STARTS`: number of mixes from which local search starts, the best by estimate.
+#: `_STARTS`: number of mixed plans from which local search starts, the best by estimate.
 #: `_PATIENCE`: number of successive moves without gain after which a search ends.
 _STARTS, _PATIENCE = 8, 600
-#: Max number of resources with different loads for which mixes are searched: on irregular machines, estimates
-#: would take too long.
+#: Max number of resources with different loads for which mixed plans are searched: on irregular machines,
+#: estimates would take too long.
 _MOST_RESOURCES = 64
 
 
@@ -80,7 +80,7 @@ def soonest_mix(problems: Iterable[Problem]) -> tuple[StepTimes, StepPlan] | Non
 
 
 def to_mix(problem: Problem) -> list[Problem]:
-    """Return the problem in finer chunks for mixed plans, the finest first, with merging where it is allowed.
+    """Versions of the problem in finer chunks for mixed plans, the finest first, with merging if allowed.
 
     Empty for one rank, on tori and meshes, and if there would be too many transfers.
     """
@@ -134,7 +134,7 @@ def best_mixes(times: StepTimes, *, others: Sequence[StepPlan] = (), seed: int =
 
 
 def _starts(mixes: MixTimes, best: tuple[float, Mix], pool: Sequence[PlanPart]) -> list[Mix]:
-    """Mixes from which local search starts: the best one, and variants of it with small parts of other plans.
+    """Mixed plans from which local search starts: the best one, and variants with small parts of other plans.
 
     - `best`: (estimated finish in ticks, mix of equal parts of one plan).
     """
@@ -150,7 +150,7 @@ def _starts(mixes: MixTimes, best: tuple[float, Mix], pool: Sequence[PlanPart]) 
 
 
 def _improved(mixes: MixTimes, mix: Mix, pool: Sequence[PlanPart], random: Random) -> tuple[float, Mix]:
-    """Improve a mix by local search until `_PATIENCE` moves gain nothing; return (estimated ticks, mix)."""
+    """Improve a mixed plan by local search until `_PATIENCE` moves gain nothing; return (ticks, plan)."""
     ticks, stalled = mixes.finish(mix), 0
     while stalled < _PATIENCE:
         found = _changed(mix, pool, random)
@@ -162,20 +162,20 @@ def _improved(mixes: MixTimes, mix: Mix, pool: Sequence[PlanPart], random: Rando
 
 
 def _scaled(plan: StepPlan, num_chunks: int) -> Mix:
-    """Mix of a plan's parts in finer or coarser chunks, with sizes as near to the plan's as possible."""
+    """Mixed plan converted to finer or coarser chunks, with the shares of its parts kept if possible."""
     ends = [end * num_chunks // sum(plan.sizes) for end in accumulate(plan.sizes, initial=0)]
     sizes = (end - begin for begin, end in pairwise(ends))
     return [(part, size) for part, size in zip(plan.parts, sizes, strict=True) if size]
 
 
 def _equal(part: PlanPart, num_chunks: int, number: int) -> Mix:
-    """Mix of a number of parts of one plan, with sizes as equal as possible."""
+    """Mixed plan whose parts all have the plan `part`, with sizes as equal as possible."""
     ends = [num_chunks * k // number for k in range(number + 1)]
     return [(part, end - begin) for begin, end in pairwise(ends) if end > begin]
 
 
 def _beside(main: PlanPart, num_chunks: int, first: PlanPart | None, last: PlanPart | None) -> Iterator[Mix]:
-    """Yield mixes of equal parts of one plan, with a small part of another plan before and after them."""
+    """Yield mixed plans: equal parts of one plan, with a small part of another plan before and after them."""
     for number, share in product(_EQUAL_PARTS[1:], _SHARES):
         small = max(1, num_chunks // share)
         before, after = ([(part, small)] if part else [] for part in (first, last))
@@ -185,7 +185,7 @@ def _beside(main: PlanPart, num_chunks: int, first: PlanPart | None, last: PlanP
 
 
 def _changed(mix: Mix, pool: Sequence[PlanPart], random: Random) -> Mix:
-    """A random neighbour of a mix: chunks moved to another part or plan, or a part moved in the order."""
+    """Random neighbour of a mixed plan: chunks move to another part or plan, or a part moves in the order."""
     found, kind = list(mix), random.random()
     here = random.randrange(len(found))
     if kind < 0.2:  # mostly take chunks from the largest part
@@ -210,7 +210,7 @@ def _changed(mix: Mix, pool: Sequence[PlanPart], random: Random) -> Mix:
 
 
 class TimedPart(NamedTuple):
-    """Part of a mix, with its estimated times.
+    """Part of a mixed plan, with its estimated times.
 
     - `steps`: (ticks of the step, its holds, ticks from its start to the end of the part) of each step.
     - `uses`: (ticks for which the part holds the resource, ticks before its first use, ticks after its last
@@ -235,7 +235,7 @@ class TimedPart(NamedTuple):
 
 
 def _least(parts: Sequence[TimedPart]) -> float:
-    """Lower bound in ticks on the finish of a mix: max over resources of load and least ticks around it."""
+    """Lower bound in ticks on a mixed plan's finish: busiest resource's load plus least time around it."""
     least = 0.0
     for uses in zip(*(part.uses for part in parts), strict=True):
         load, before, after = zip(*uses, strict=True)
@@ -244,7 +244,7 @@ def _least(parts: Sequence[TimedPart]) -> float:
 
 
 class MixTimes:
-    """Estimated finishes of mixes, which consider only resources that can cause delays.
+    """Estimated finishes of mixed plans, which consider only resources that can cause delays.
 
     - `resources`: Indices of resources, without those dominated by another one: in every step, the other is
       held at least as long. One of several equal resources remains.
@@ -264,7 +264,7 @@ class MixTimes:
         self._known: dict[tuple[int, Digit, bool], Step] = {}
 
     def soonest(self, mixes: Iterable[Mix], most: float = math.inf) -> tuple[float, Mix]:
-        """Mix with the least estimated finish, as (ticks, mix); (inf, []) if none finishes within `most`."""
+        """Mixed plan with the least estimated finish, as (ticks, plan); (inf, []) if all exceed `most`."""
         best, found = math.inf, []
         for mix in mixes:
             ticks = self.finish(mix, min(best, most))
@@ -273,7 +273,7 @@ class MixTimes:
         return best, found
 
     def finish(self, mix: Mix, most: float = math.inf) -> float:
-        """Estimated finish of a mix in ticks; infinite beyond `most`.
+        """Estimated finish of a mixed plan in ticks; infinite beyond `most`.
 
         Steps of different parts are ordered as in `StepTimes.timeline`.
         """
@@ -347,7 +347,7 @@ class MixTimes:
 
 
 def _fits(times: StepTimes, digit: Digit) -> bool:
-    """True if an exchange along the digit has at most `MOST_SENDS` sends."""
+    """True if an exchange among ranks that differ in `digit` has at most `MOST_SENDS` sends."""
     return bool(times.hops(digit))
 
 

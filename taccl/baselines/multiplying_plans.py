@@ -59,7 +59,7 @@ class Digit(NamedTuple):
 
 
 class PlanPart(NamedTuple):
-    """Plan of a part of the chunks: digits along which sums are scattered, then summed.
+    """Plan of a part of the chunks: digits along which sums are scattered, then exchanged whole.
 
     Then chunks are gathered along the first digits, in the opposite order. Whole chunks may also be summed
     before they are scattered (`before`), and after they are gathered (`after`).
@@ -114,7 +114,7 @@ class StepPlan(NamedTuple):
 
 
 class PlanStep(NamedTuple):
-    """A step of some parts along a digit; `verb` is ``"scatter"``, ``"sum"`` or ``"gather"``."""
+    """Step of some parts among ranks that differ in `digit`; `verb` is "scatter", "sum" or "gather"."""
 
     verb: str
     digit: Digit
@@ -170,7 +170,7 @@ def all_mixable(num_nodes: int, num_local: int, *, most: int) -> Iterator[PlanPa
 
 
 def _plans_of_sums(local: tuple[Digit, ...], far: tuple[Digit, ...], i: int, j: int) -> Iterator[StepPlan]:
-    """Yield plans that scatter sums along the first i digits in nodes and the first j between them."""
+    """Yield plans that scatter sums along the first i digits of local ranks and the first j of nodes."""
     scattered, near, out = (*local[:i], *far[:j]), local[i:], far[j:]
     part = PlanPart(scattered, (*near, *out))
     yield StepPlan((part,))
@@ -202,7 +202,7 @@ def _all_bases(number: int, most: int) -> Iterator[tuple[int, ...]]:
 
 
 def _digits(bases: Sequence[int], *, across: bool) -> Iterator[Digit]:
-    """Yield digits of the given bases, from the lowest."""
+    """Yield digits with the given bases, the lowest digit first."""
     weight = 1
     for base in bases:
         yield Digit(across, base, weight)

@@ -143,7 +143,7 @@ class StepTimes:
         """Estimated finish of a plan in ticks; infinite beyond `most`, or if a step has too many sends."""
         digits, count = plan.parts[0].scattered, float(self.problem.collective.num_chunks)
         num_ranks = len(self.grid.place)
-        if self.grid.straight in digits:  # the straight step overlaps with those inside nodes
+        if self.grid.straight in digits:  # sends straight to other nodes overlap with steps inside nodes
             local = StepPlan((PlanPart(digits[:-1]),))
             share = count / num_ranks ** (1 if self.sums or not self.to_one else 2)
             return max(self.ticks(local) / len(self.grid.ranks), self.step(share, self.grid.straight)[0])

@@ -105,7 +105,7 @@ def nccl_choices(problem: Problem, *, nvls: bool = True) -> tuple[Considered, ..
 
 
 def _over_channels(problem: Problem, algorithm: str, protocol: str, on: Topology) -> Considered:
-    """Ring or tree, predicted from the hops of its channels."""
+    """Ring or tree algorithm as a candidate, with times predicted from the hops of its channels."""
     found = predict(problem, cast("Algorithm", algorithm), on)
     launch_us = float(on.launch_us)
     return Considered(
@@ -115,7 +115,7 @@ def _over_channels(problem: Problem, algorithm: str, protocol: str, on: Topology
 
 
 def _by_volume(problem: Problem, way: Way, protocol: str, on: Topology) -> Considered:
-    """Algorithm other than ring and tree, predicted from its hops, and its bytes per rank and per NIC."""
+    """Other algorithm as a candidate, with times predicted from hops and from bytes per rank and per NIC."""
     machine = machine_of(problem.topology.under(protocol) if protocol else problem.topology)
     node_us, network_us = (_hop_us(on, between=between) for between in (False, True))
     if way.algorithm == "nvls":

@@ -70,7 +70,7 @@ def links_of_switches(topology: Topology) -> dict[int, tuple[int, int]]:
 
 
 def nvls_ways(problem: Problem) -> tuple[Way, ...]:
-    """NVLS as an algorithm of the cost model, if available; else empty.
+    """NVLS as an algorithm of NCCL's cost model; empty if the problem or its topology does not allow NVLS.
 
     Each byte goes to the switch of its node once and comes back, and trees join the nodes.
     """
@@ -85,7 +85,7 @@ def nvls_ways(problem: Problem) -> tuple[Way, ...]:
 
 
 def _rails(topology: Topology, rank: int) -> dict[tuple[int, int], int]:
-    """{(source node, destination node): link} between the ranks with the local rank of `rank`.
+    """{(source node, destination node): link} between the ranks that have the same local rank as `rank`.
 
     Empty if a link is missing.
     """

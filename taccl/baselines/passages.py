@@ -88,7 +88,7 @@ class Form(NamedTuple):
     exchange: bool
 
     def runs(self, num_pieces: int, pace: Pace, *, parity: int, most: int) -> Iterator[Run]:
-        """Yield the runs of each lane in order; a step that need not wait for the previous one joins its run.
+        """Yield tasks (runs) of hops by direction; a step that need not wait for the last one joins its run.
 
         - `parity`: 1 to swap even and odd pieces, so that successive chunks balance the directions of a ring.
         - `most`: Max runs per lane.
@@ -102,7 +102,7 @@ class Form(NamedTuple):
                 busy = pace.held * max(
                     hop.turn * num_pieces + len(hop.going(num_pieces, parity)) for hop in step
                 )
-                # In an exchange, a step waits for all pieces of the step before. Otherwise it may start
+                # In an alltoall, a step waits for all pieces of the step before. Otherwise it may start
                 # earlier. But a step with half of the pieces sends them twice as fast as they arrive, so it
                 # starts late enough for its last piece.
                 late, last = num_pieces * self.exchange, place + 1 == len(steps)
@@ -163,7 +163,7 @@ def plan_along(
     doubling: bool = False,
     improve: bool = True,
 ) -> PassagePlan:
-    """Plan by list scheduling when each chunk passes each dimension.
+    """Plan when each chunk passes each dimension, by list scheduling.
 
     - `collective`: One of `IMPLICIT_COLLECTIVES`.
     - `orders` (sequence of sequence of int): Dimensions of each chunk, in the order in which a reduction or

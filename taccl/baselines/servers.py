@@ -130,7 +130,7 @@ def _schedule(problem: Problem, relay: Callable[[int, int], int], producer: str)
         block, kept[group_of[c], root] = kept[group_of[c], root], kept[group_of[c], root] + 1
         for ends, adds in ((chunk.origins, True), (chunk.destinations, False)):
             relays = {rank: relay(rank, root) for rank in ends}
-            # A relay adds its own contribution to the sum that it forwards; it must not push it separately.
+            # A relay adds its own contribution to the sum that it forwards, so it has no push of its own.
             relays |= {each: each for each in relays.values() if each in relays}
             near = [(rank, each) for rank, each in relays.items() if rank not in (root, each)]
             far = [(each, root) for each in sorted({*relays.values()} - {root})]

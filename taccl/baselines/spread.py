@@ -265,7 +265,7 @@ def finest(problem: Problem) -> dict[str, Schedule]:
 
 @cached
 def soonest_so_far(problem: Problem) -> list[Schedule]:
-    """List of the schedule that finishes first of all baselines built so far; empty if there is none.
+    """List that holds the schedule which finishes first of all baselines built so far; empty before that.
 
     It survives an interrupt of the baseline.
     """
