@@ -80,7 +80,7 @@ def kind_of(word: str, *, unclear: Kind = "topology") -> Kind:
     from taccl._internal.reading import kinds_of
     from taccl.formats.registry import FOREIGN_TOPOLOGIES
 
-    known = format_in(word)  # None for a sketch; other faults are reported below
+    known = format_in(word)  # None for sketches and unknown formats, which `kinds_of` judges
     if known is not None and known.name in FOREIGN_TOPOLOGIES:
         return "topology"
     if known is not None and known.name == "taccl-schedule":

@@ -1,4 +1,4 @@
-"""``taccl probe``: latency and bandwidth between MPI ranks, pair by pair, as a file that makes a topology."""
+"""``taccl probe``: latency and bandwidth between MPI ranks, pair by pair, in a file usable as a topology."""
 
 from __future__ import annotations
 

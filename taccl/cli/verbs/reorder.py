@@ -216,7 +216,7 @@ def _withheld(options: argparse.Namespace) -> list[str]:
 def _launched(
     found: taccl.Placement, hosts: list[str], notes: list[str]
 ) -> tuple[taccl.Placement, list[str]]:
-    """Placement in the order in which launchers start ranks, and `notes` with one on any difference."""
+    """Placement in the order in which launchers start ranks, and `notes` with one more if that differs."""
     from taccl.placement.launchers import as_launched
 
     started = as_launched(found, hosts)

@@ -72,7 +72,7 @@ def _shown(options: argparse.Namespace, kind: Kind) -> Answer:
 
 
 def _of_program(program: Program, *, limit: int) -> Answer:
-    """A program's figures, whether it works, and its first steps."""
+    """Answer with a program's figures, the verdict of its interpretation, and its first steps."""
     found = taccl.interpret(program)
     collective = None if program.collective is None else program.collective.name
     verdict = found.verdict
@@ -116,7 +116,7 @@ def _of_program(program: Program, *, limit: int) -> Answer:
 
 
 def _of_schedule(file: str, *, limit: int | None) -> Answer:
-    """A schedule's figures and first transfers, and how it was found, as far as the file says."""
+    """Answer with a schedule's figures and first transfers, and with what its file states on its search."""
     from taccl.cli.output import finish_text, title_of, transfers_text
     from taccl.formats.native import load_schedule, read_document
     from taccl.schedule.figures import schedule_figures
@@ -167,7 +167,7 @@ def _gap_text(found: Mapping[str, Any]) -> str:
 
 
 def _of_topology(topology: Topology) -> Answer:
-    """A topology's links by cost, its switches, and its constants with their sources."""
+    """Answer with a topology's links by cost, its switches, and its constants with their sources."""
     from taccl.topology.profiles import profile_of
 
     protocols = topology.protocols

@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> Answer:
 
 
 def _of_program(program: Program, options: argparse.Namespace) -> Answer:
-    """Time of a program on a topology, at each size."""
+    """Answer with the time of a program on a topology at each size."""
     unfit = {name for name in ("alpha", "time_unit_us") if getattr(options, name) is not None}
     unfit |= {name for name, usual in (("tiles", 1), ("jitter", 0)) if getattr(options, name) != usual}
     refuse(
