@@ -144,7 +144,7 @@ class Cache:
         """Number of results and their size, over every version of taccl."""
         found = []
         for path in self._files():
-            with contextlib.suppress(OSError):  # cleared meanwhile
+            with contextlib.suppress(OSError):  # another process may have cleared the cache
                 if path.name[0] != ".":
                     found.append(path.stat().st_size)
         return CacheInfo(self.folder, len(found), sum(found))
@@ -188,7 +188,7 @@ def cache_folder() -> Path:
         return Path(os.path.expanduser(named))  # an unknown ~user stays as written
     from platformdirs import user_cache_path
 
-    with contextlib.suppress(RuntimeError):  # a user without a home; older releases return a relative path
+    with contextlib.suppress(RuntimeError):  # no home folder; older platformdirs returns a relative path
         folder = user_cache_path("taccl", appauthor=False)
         if folder.is_absolute():
             return folder

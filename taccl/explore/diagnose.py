@@ -38,7 +38,7 @@ _LARGE, _SMALL = 64 * 2**20, 4096
 #: `_GAIN_RANKS`: max ranks for this search, which takes seconds for 16 ranks.
 _GAIN_SIZES, _GAIN_RANKS = (8 * 2**10, 2**20, 2**30), 16
 
-#: Max number of indistinguishable causes that a verdict names, and of irregular sizes.
+#: Max number of indistinguishable causes, and of irregular sizes, that a verdict names.
 _NAMED = 3
 #: Ratio of measured to expected bandwidth above which no error of the model explains the difference.
 _TOO_FAST = 1.25
@@ -88,7 +88,7 @@ def diagnose(
     """
     machine = Machine(topology, nodes, profile, ranks, without_ranks)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NumericsWarning)  # picoseconds do not matter beside measurements
+        warnings.simplefilter("ignore", NumericsWarning)  # rounding is far below the noise of measurements
         return _diagnosis(logs, machine, collective, budget_s, in_place=in_place)
 
 

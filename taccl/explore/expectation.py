@@ -32,7 +32,7 @@ _SLOWED = 16
 _NUMBERS = re.compile(r"\d+")
 #: Max ranks for which chunks of NCCL's schedule are cut into a part for each channel (about 1 s).
 _CUT_RANKS = 16
-#: Max seconds for the lower bound of a series.
+#: Seconds for the search of a lower bound; slow linear programs may take it to five times as long.
 _BOUND_S = 2.0
 #: `_SIZES`: (max ranks, number of sizes at which the model is evaluated), ascending.
 #: `_FEW_SIZES`: number of sizes for more ranks.
@@ -180,13 +180,13 @@ class Expectation:
         own = next((each for each in able if each.algorithm == self.best.algorithm), able[0])
         schedule = scheduled(problem, own, cut=is_cut)
         busy_us = busy_shares(schedule) * schedule.finish_us
-        if not is_cut:  # whole chunks load one channel each: take the mean of a kind
+        if not is_cut:  # uncut chunks load one channel each: average over resources of one kind
             names = [_NUMBERS.sub("", resource.name) for resource in on.resources]
             _, group, count = np.unique(names, return_inverse=True, return_counts=True)
             busy_us = (np.bincount(group, weights=busy_us) / count)[group]
         used = set(schedule.link.tolist())
         betas: dict[int, float] = {}
-        for hold in schedule.problem.topology.holds:  # messages differ in rate: take the least
+        for hold in schedule.problem.topology.holds:  # links of a resource differ in rate: take the lowest
             if hold.link in used:
                 betas[hold.resource] = max(betas.get(hold.resource, 0.0), float(hold.beta_us_per_mb))
         between = {hold.resource for hold in on.holds if on.is_internode(hold.link)}
@@ -200,7 +200,7 @@ class Expectation:
 
 
 def _kind(resource: str, *, between: bool) -> str:
-    """Kind of a resource: links and ports by place, others by their name without numbers."""
+    """Kind of a resource: "inside" or "between" nodes for links and ports, else its name without numbers."""
     if resource.startswith(("link ", "port ", "NIC ")):
         return "between" if between else "inside"
     return re.sub(r"\b(?:in|out|egress|ingress|up|down)\b", "", _NUMBERS.sub("", resource))
