@@ -37,8 +37,7 @@ from taccl.topology.translations import CyclicProduct, LinkClass, Translations
 
 #: Max faulty rows to list for each rule.
 _MOST = 5
-#: Tables by (item, place) are dense if there are at most this many times as many pairs as used ones, else
-#: sparse.
+#: Max ratio of all (item, place) pairs to used pairs for a dense table; above it, the table is sparse.
 _SPARSE = 8
 _NEVER = 2**62
 
