@@ -1,4 +1,4 @@
-"""One runtime as a value: the schedules that it takes, its files, its launch costs, and how it runs.
+"""Dataclasses that describe a runtime: its limits, file formats, launch costs and functions.
 
 Functions may be given as ``"module:name"``, which is imported at the first call.
 """
@@ -20,7 +20,7 @@ T = TypeVar("T")
 @checked
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Launch costs of a runtime, which predictions and plans count.
+    """Launch costs of a runtime, as predictions and plans add them to a schedule's finish.
 
     Parameters
     ----------
@@ -69,9 +69,10 @@ class Launch:
 @checked
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """One runtime. Functions may be left out: `taccl.plan`, `predict` and ``taccl run`` then do not offer it.
+    """Runtime that executes programs, such as MSCCL or MSCCL++: its limits, launch costs and functions.
 
-    A function is given itself, or as ``"module:name"``.
+    A function is given itself, or as ``"module:name"``. Functions may be left out: `taccl.plan`, `predict`
+    and ``taccl run`` then do not offer the runtime.
 
     Parameters
     ----------
@@ -150,7 +151,7 @@ class Runtime:
         return None if self.launch is None or self.launch.falls_back else self.launch.us
 
     def made(self, role: str, kind: type[T], *args: Any, **options: Any) -> T:
-        """Result of one of the runtime's functions; `InputError` if the result is of another kind.
+        """Call one of the runtime's functions; raise `InputError` if its result is not of type `kind`.
 
         Parameters
         ----------
@@ -167,7 +168,7 @@ class Runtime:
         return found
 
     def outcome(self, role: str, *args: Any, **options: Any) -> Any:
-        """Result of one of the runtime's functions.
+        """Call one of the runtime's functions and return its result.
 
         Raises `InputError` with the runtime's name if a function of another package fails.
 
@@ -203,7 +204,7 @@ class Runtime:
 
 
 def called(function: Any) -> Callable[..., Any]:
-    """The function itself, imported if it is given by name."""
+    """Return a function; import it first if it is given as ``"module:name"``."""
     found: Callable[..., Any] = resolve_name(function) if isinstance(function, str) else function
     return found
 
@@ -266,7 +267,7 @@ class PlanFiles:
 
     @classmethod
     def of_ranges(cls, plan: Any, key: str, ending: str, write: Callable[[Any], str]) -> PlanFiles:
-        """One file for each range of a plan.
+        """Write one file for each size range of a plan.
 
         Parameters
         ----------

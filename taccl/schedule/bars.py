@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
 
 By = Literal["link", "resource", "rank"]
-#: Origin or chunk of a merged send whose chunks differ in it.
+#: Value of `Bars.chunk` or `Bars.origin` for a merged send whose chunks or origins differ.
 SEVERAL = -1
 
 
@@ -125,7 +125,7 @@ def _sends(schedule: Schedule) -> dict[str, NDArray[Any]]:
 def _rows(
     problem: Problem, by: By, send: dict[str, NDArray[Any]]
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], list[str]]:
-    """(row, start, end, send, names of all rows); the first four have one value per bar, times in ticks."""
+    """Return columns (row, start, end, send) with one value per bar, in ticks, and the names of all rows."""
     topology = problem.topology
     every = np.arange(len(send["link"]))
     if by == "link":

@@ -1,4 +1,4 @@
-"""Waits of sends for clauses: local-first priority and release dates."""
+"""Precedence constraints between sends that local-first priority and release dates require."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Costs
     from taccl.schedule.precedence import Precedence
 
-#: Value of `cause` in waits for clauses.
+#: Value of `cause` for waits that local-first priority or a release date requires.
 CLAUSE = -3
 
 
@@ -48,7 +48,7 @@ def add_local_first(order: Precedence) -> None:
 
 
 def add_releases(order: Precedence) -> None:
-    """Add waits for release dates: before its date, initial data of a rank is neither sent nor added to."""
+    """Add waits for release dates: a rank's initial data is neither sent nor added to before its date."""
     released = order.problem.release_ticks
     if not released:
         return

@@ -1,4 +1,4 @@
-"""Columns of a schedule: stored in any type that holds their values, or derived; read in their full types."""
+"""Columns of a schedule: stored in narrow types or derived on demand, and read in full-width types."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TYPES: dict[str, tuple[Any, int, int]] = {
 
 
 class Kept(NamedTuple):
-    """Columns that a schedule stores, in their own types; None for a derived column.
+    """Columns that a schedule stores, each in the type in which it was given; None for a derived column.
 
     - `reduce`: True for transfers that reduce; or a number n, if exactly the first n transfers reduce.
     """
@@ -46,7 +46,7 @@ class Kept(NamedTuple):
 
 
 class Column(Generic[T]):
-    """Column of a frozen dataclass: set in any type, read in its full type, and derived if it is None.
+    """Descriptor of a dataclass column: set in any type, read in its full type, and derived if it is None.
 
     Converted or derived columns are computed when they are first read, and then cached.
 
@@ -63,7 +63,7 @@ class Column(Generic[T]):
         vars(schedule)[f"_{self.name}"] = values
 
     def __get__(self, schedule: Any, owner: type | None = None) -> NDArray[T]:
-        if schedule is None:  # dataclasses ask for the default value
+        if schedule is None:  # `dataclass` reads the default value from the class
             if self._derive is None:
                 raise AttributeError(self.name)
             return None  # type: ignore[return-value]
@@ -80,7 +80,7 @@ class Column(Generic[T]):
 
 
 def adds(kept: Kept, rows: slice) -> NDArray[np.bool_]:
-    """(num_rows,) True for each of the given transfers that is added to its destination's content."""
+    """(num_rows,) True for each transfer in `rows` that is added to its destination's content."""
     begin, end, _ = rows.indices(len(kept.chunk))
     if isinstance(kept.reduce, np.ndarray):
         return kept.reduce[begin:end].astype(bool, copy=False)

@@ -76,7 +76,7 @@ def separate_contributions(problem: Problem) -> Problem:
 
 
 def summed_at_destinations(schedule: Schedule, problem: Problem) -> Schedule:
-    """Convert a schedule of ``separate_contributions(problem)`` to `problem`: ranks add up arrivals."""
+    """Convert a schedule of ``separate_contributions(problem)`` to one of `problem`; destinations sum up."""
     owner = [(c, rank) for c, chunk in enumerate(problem.collective.chunks) for rank in chunk.origins]
     sums: dict[tuple[int, int, int, int], set[int]] = {}  # (start, group, link, chunk) -> contributions
     for t in schedule:
@@ -156,7 +156,7 @@ def reverse(schedule: Schedule, problem: Problem) -> Schedule:
 
 
 def concatenate(schedules: Sequence[Schedule], problem: Problem, *, producer: str = "") -> Schedule:
-    """Concatenate schedules: each resource serves all sends of one before those of the next; then re-time.
+    """Concatenate and re-time schedules: on each resource, sends of one precede all sends of the next.
 
     The schedules may then overlap in time, on different resources.
 

@@ -1,4 +1,4 @@
-"""Contributions of ranks to sums as bit masks, and the arrivals of which a sum is composed."""
+"""Contributions of ranks to sums as bit masks, and the search for arrivals that compose a sum."""
 
 from __future__ import annotations
 

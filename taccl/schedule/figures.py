@@ -1,4 +1,4 @@
-"""Figures common to all schedules: ordinary, implicit and simulated ones."""
+"""Finish time and bandwidths of a schedule, be it ordinary, implicit or simulated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Figures:
-    """Finish of a schedule, and bandwidths derived from it. A subclass defines `finish_ticks`."""
+    """Mixin with the finish time and bandwidths of a schedule; subclasses define `finish_ticks`."""
 
     if TYPE_CHECKING:
         problem: Any
@@ -50,7 +50,7 @@ class Figures:
 
     @property
     def predicted_text(self) -> str:
-        """Suffix for a finish with a launch: ``", predicted 9 us with a launch of 8 us"``; else empty."""
+        """Suffix of a finish time: ``", predicted 9 us with a launch of 8 us"``; empty without a launch."""
         if not self.launch:
             return ""
         return f", predicted {format_us(self.launch + self.finish)} with a launch of {format_us(self.launch)}"
@@ -68,7 +68,7 @@ class Figures:
 
     @property
     def busbw_factor(self) -> float:
-        """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it."""
+        """Ratio of bus bandwidth to algorithm bandwidth, as nccl-tests defines it."""
         factor: float = self.problem.collective.busbw_factor
         return factor
 
@@ -90,13 +90,13 @@ class Figures:
 
     @property
     def predicted_busbw_gb_per_s(self) -> float | None:
-        """Bus bandwidth in GB/s, the launch included as in measurements; None as for `busbw_gb_per_s`."""
+        """Bus bandwidth in GB/s with the launch time included, as in measurements; None without a size."""
         algbw = gb_per_s(self.size_bytes, self.launch + self.finish)
         return None if algbw is None else algbw * self.busbw_factor
 
 
 def schedule_figures(schedule: Schedule) -> dict[str, Any]:
-    """Problem and finish of a schedule, as plain values."""
+    """{name: plain value} of a schedule's problem, times, bandwidths and counts."""
     problem = schedule.problem
     return {
         "finish_us": schedule.finish_us,

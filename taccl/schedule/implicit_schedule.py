@@ -1,4 +1,4 @@
-"""Implicit schedules: a pattern of sends seen from place 0, repeated by every translation of a fabric.
+"""Implicit schedules: a pattern of sends for one rank's chunks, which all translations of a fabric repeat.
 
 A *place* is an element of a group of translations, to which one rank belongs. The pattern is a short table of
 sends. Each row sends an *item*, a chunk of place 0, from one place to another at some time. Translation g
@@ -53,7 +53,7 @@ class ClassTicks(NamedTuple):
 
 
 def ticks_of(classes: tuple[LinkClass, ...], chunk_bytes: int) -> ClassTicks:
-    """Costs in whole ticks: exact, or rounded up to a coarser grid if exact ones need too many ticks.
+    """Costs of each link class in ticks: exact, or rounded up if exact costs need too many ticks.
 
     The grid is one of those of `taccl.problem.costs.exact_costs`.
     """
@@ -86,7 +86,7 @@ def ticks_of(classes: tuple[LinkClass, ...], chunk_bytes: int) -> ClassTicks:
 
 
 class Pattern(NamedTuple):
-    """Sends seen from place 0, in order of start, as columns with one value per row.
+    """Sends of the chunks of place 0, in order of start, as columns with one value per send.
 
     - `item`: Index of a chunk of place 0. For an alltoall it is ``offset * chunks_per_rank + piece``, where
       the offset is the destination's place; otherwise it is the piece. For a sum, place 0 is the root.
@@ -158,7 +158,7 @@ class TransferBlock(NamedTuple):
 @checked
 @dataclass(frozen=True, eq=False)
 class ImplicitSchedule(Figures):
-    """A pattern, and the translations that repeat it for every rank.
+    """Schedule stored as a pattern of sends, and the translations that repeat the pattern for every rank.
 
     Transfer ``n`` is row ``n // num_ranks`` under translation ``n % num_ranks``, so transfers are in order of
     start.
@@ -211,7 +211,7 @@ class ImplicitSchedule(Figures):
 
     @property
     def num_items(self) -> int:
-        """Number of chunks that belong to one place."""
+        """Number of chunks that belong to one rank; in an alltoall, to all its destinations together."""
         return self.chunks_per_rank * (self.num_ranks if self.collective == "alltoall" else 1)
 
     @cached_property
@@ -248,7 +248,7 @@ class ImplicitSchedule(Figures):
 
     @property
     def busbw_factor(self) -> float:
-        """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it."""
+        """Ratio of bus bandwidth to algorithm bandwidth, as nccl-tests defines it."""
         return busbw_factor(self.collective, self.num_ranks)
 
     def __len__(self) -> int:

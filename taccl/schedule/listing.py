@@ -146,7 +146,7 @@ class Tasks:
         #: {(resource, ticks from a task's start to its hold): heap of priorities of waiting tasks}.
         queues: dict[tuple[int, int], list[int]] = defaultdict(list)
         calls: dict[tuple[int, int], tuple[int, int]] = {}
-        # Entries: (time, priority, ()) for a task, (time, priority, queue key) for the first task of a queue.
+        # Heap entries: (time, priority, ()) for a task; (time, priority, queue key) for the head of a queue.
         pending: list[tuple[int, int, tuple[int, int] | tuple[()]]] = []
         pending += [(0, place[task], ()) for task in range(len(order)) if not waiting[task]]
         heapq.heapify(pending)
@@ -163,14 +163,14 @@ class Tasks:
             now, first, key = heapq.heappop(pending)
             if key:
                 if calls.get(key) != (now, first):
-                    continue  # a later entry of this queue replaced it
+                    continue  # a later heap entry of this queue replaced this one
                 del calls[key]
                 if free[key[0]] - key[1] > now:
                     call(key, now)
                     continue
                 heapq.heappop(queues[key])
             task = order[first]
-            blocker = None  # hold that is blocked longest: (until when, resource, its begin)
+            blocker = None  # hold blocked longest: (time when it may begin, resource, begin)
             for resource, begin, _ in holds[task]:
                 if (until := free[resource] - begin) > now:
                     each = (until, resource, begin)
@@ -195,7 +195,7 @@ class Tasks:
 
 
 def released(problem: Problem, schedule: Schedule) -> Schedule:
-    """Re-time a schedule under other release and due dates: the same sends, most urgent ones first.
+    """Re-time the sends of a schedule under other release and due dates, most urgent sends first.
 
     - `problem`: The schedule's problem with other release and due dates.
     - `schedule`: Schedule whose sends and contents are kept.

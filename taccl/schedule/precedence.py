@@ -1,4 +1,4 @@
-"""Precedence graph of an order of sends: the waits of each send, and their lengths.
+"""Precedence graph of sends in a given order: the events for which each send waits, and how long.
 
 An event is the start of a send. It waits for its chunks to arrive, and for its turn on each resource. Given
 times determine these arrivals and turns: times of a schedule, tentative times, or positions in a sequence.
@@ -35,14 +35,15 @@ from taccl.schedule.columns import check_indices
 from taccl.schedule.contributions import Arrival, all_bits, make_up
 from taccl.schedule.schedule import Schedule, make_schedule
 
-#: Causes of a wait.
-#: `DATA`: arrival of data.
-#: `SUM`: reading or replacement of a sum.
+#: Causes of a wait in the precedence graph.
+#: `DATA`: a send waits for its data to arrive.
+#: `SUM`: an arrival waits until the sum that it changes has been read or replaced.
 #: Other causes are a clause (see `taccl.schedule.clause_waits`), or the index of a resource.
 DATA, SUM = -1, -2
 #: Max events for which a send waits individually; more are combined by a join.
 _FEW = 2
-#: (source, target, after, lead, extra, cause, tile); a plain tuple, as there may be millions.
+#: Wait of event `target` for event `source`: (source, target, after, lead, extra, cause, tile).
+#: The docstring of this module defines them. Waits are plain tuples, as there may be millions.
 Wait = tuple[int, int, int, int, int, int, int]
 
 
@@ -56,7 +57,7 @@ class Use:
 
 
 class Precedence:
-    """Sends in a given order, and their waits.
+    """Precedence graph of the sends of a schedule, in a given order.
 
     The arguments are:
 
@@ -163,7 +164,7 @@ class Precedence:
     def wait(
         self, source: int, target: int, cause: int, after: int = 0, *, lead: int = 0, extra: int = 0
     ) -> None:
-        """Add a wait; see the head of this module for its parts."""
+        """Make event `target` wait for event `source`; the module's docstring defines the other arguments."""
         self.waits.append((source, target, after, lead, extra, cause, 0))
 
     def join(self, pending: Iterable[tuple[int, int]], cause: int) -> int:
@@ -229,7 +230,7 @@ class Precedence:
         return resource[order], send[order], begin[order], until[order]
 
     def _of_copies(self) -> None:
-        """Add waits for copies: a chunk is sent after it, or its source chunk, first arrives."""
+        """Add waits for copies: a chunk is sent once it, or a chunk that it derives from, has arrived."""
         collective, links = self.own.collective, self.own.topology.links
         duration, end = self.duration, self.end
         brought: dict[tuple[int, int], tuple[int, int]] = {}  # (rank, chunk) -> (arrival, send)
@@ -270,7 +271,7 @@ class Precedence:
             if rank in self.own.collective.chunks[chunk].origins:
                 here.append(Arrival(-1, 1 << rank, -1))
             here.sort()
-        #: {(rank, chunk, sum): (its parts, waits for them)}; later sends of the same sum use the same parts.
+        #: {(rank, chunk, sum): (arrivals that compose the sum, waits for them)}, reused by later sends of it.
         known: dict[tuple[int, int, int], tuple[list[Arrival], list[tuple[int, int]]]] = {}
         for transfer, s in enumerate(self.send):
             chunk, bits, begun = self.chunk[transfer], carried[transfer], self.start[s]
@@ -293,7 +294,7 @@ class Precedence:
                     self.wait(source, s, DATA, after=after)
 
     def _of_sums(self) -> None:
-        """Add waits for sums in place: a sum is sent after arrivals that it includes, before all others."""
+        """Add waits for sums in place: a sum is sent after arrivals it includes, before later arrivals."""
         links = self.own.topology.links
         moments: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
         for transfer, s in enumerate(self.send):
@@ -339,7 +340,7 @@ class Precedence:
             included.append((s, lead))
 
     def _update_ticks(self, rank: int, chunk: int) -> int:
-        """Ticks for which the chunk's server updates the sum before it sends it; 0 at other ranks."""
+        """Time in ticks that a chunk's parameter server takes to update a sum; 0 at other ranks."""
         collective, problem = self.own.collective, self.problem
         if collective.update_us_per_mb is None or rank != collective.chunks[chunk].root:
             return 0

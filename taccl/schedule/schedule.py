@@ -202,13 +202,13 @@ class Schedule(Figures):
             )  # fmt: skip
 
     def in_order(self) -> Schedule:
-        """Schedule with the same transfers in the order of `make_schedule`."""
+        """Schedule with the same transfers, sorted as `make_schedule` sorts them."""
         columns = self.kept._asdict() | {"contributions": self.contributions}
         columns["reduce"] = None if self.kept.reduce is None else self.reduce
         return make_schedule(self.problem, **columns, producer=self.producer)
 
     def under(self, problem: Problem, *, producer: str | None = None) -> Schedule:
-        """Schedule of another problem with the same columns, and with the same or another producer."""
+        """Copy of this schedule with its columns, for another problem and optionally another producer."""
         producer = self.producer if producer is None else producer
         return Schedule(problem, *self.kept, producer, self.carries, self.sums)
 

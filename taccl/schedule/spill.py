@@ -33,7 +33,7 @@ _FILES = {
     "reduce": "reduces.npy", "carries": "carries.npy",
 }  # fmt: skip
 _INDEX = "schedule.json"
-#: Max (chunk, origin or destination) pairs of a problem that is written to the folder.
+#: Max total number of chunk origins and destinations of a problem that is written beside its schedule.
 _MOST_PAIRS = 1_000_000
 _MAX_INDEX_BYTES = 10**9
 
@@ -170,7 +170,7 @@ def load_spilled(folder: str | os.PathLike[str], problem: Problem | None = None)
 
 
 def _digest(schedule: Schedule) -> str:
-    """Hash of the files' contents."""
+    """Hash of a schedule's problem and stored columns."""
     is_bare = schedule.kept.end is None and schedule.carries is None
     return bare_digest(schedule) if is_bare else schedule.digest()
 
@@ -195,7 +195,7 @@ class ScheduleSummary(Schedule):
     content_digest: str = ""
 
     def __post_init__(self) -> None:
-        """Skip the checks of columns: there are none."""
+        """Skip the checks of columns, as a summary has none."""
 
     @property
     def kept(self) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Exact times of an order of sends: longest paths in its precedence graph, or one pass over the order.
+"""Exact times of sends in a given order: longest paths in a precedence graph, or one pass over the sends.
 
 The producer decides the link of each chunk, the merged sends, and the order on every resource. Here each send
 starts as early as its chunks and its resources permit, in exact ticks.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 
-#: Tick before all others.
+#: Tick before every time of a schedule.
 _NEVER = -(2**62)
 
 
@@ -57,14 +57,14 @@ class _Contents(Protocol):
         """Record that a rank starts to send a chunk at this tick; called if arrivals overwrite data."""
 
     def changes(self, rank: int, chunk: int, transfer: int) -> int:
-        """Earliest tick at which a transfer may arrive, given what it overwrites."""
+        """Earliest tick at which a transfer may arrive: after prior reads and writes of data it changes."""
 
     def arrive(self, rank: int, chunk: int, transfer: int, place: int, tick: int) -> None:
         """Record that a transfer arrives at this tick."""
 
 
 class _Copies:
-    """Data that ranks hold of chunks that are only copied: a rank has a chunk from its first arrival on."""
+    """Record of copied chunks during a pass: a rank holds a chunk from its first arrival on."""
 
     overwrites = False
 
@@ -87,7 +87,7 @@ class _Copies:
 
 
 class _Sums:
-    """Data that ranks hold of chunks reduced in place: a send includes all earlier arrivals."""
+    """Record of chunks reduced in place during a pass: a send carries the sum of all earlier arrivals."""
 
     overwrites = True
 
@@ -119,7 +119,7 @@ class _Sums:
 
 
 class _Named:
-    """Data of ranks that keep received contributions unreduced, and add up those that a send names."""
+    """Record of unreduced arrivals during a pass: a rank adds up the contributions that each send names."""
 
     overwrites = False
 
@@ -136,7 +136,7 @@ class _Named:
 
     def ready(self, rank: int, chunk: int, transfer: int, place: int) -> int | None:
         key = (rank, chunk, self._bits[transfer])
-        if key not in self._since:  # compose the sum once; later sends use the same parts
+        if key not in self._since:  # compose the sum once; later sends reuse its time
             parts = make_up(self._bits[transfer], self._arrivals[rank, chunk])
             if parts is None:
                 return None

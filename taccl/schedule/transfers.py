@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def transfers_table(schedule: Schedule) -> dict[str, NDArray[Any]]:
-    """{name: column} with rows in order of start, for `Schedule.to_frame` and files.
+    """{name: column} of a table of all transfers in order of start, for `Schedule.to_frame` and files.
 
     Raises `ExportError` if the chunk or the link of a transfer does not exist.
     """
