@@ -1,4 +1,4 @@
-"""Apply a sketch to a topology and a collective: build the problem, with every clause by link and rank.
+"""Apply a sketch to a topology and a collective: build a problem whose clauses refer to links and ranks.
 
 Local ranks in a sketch stand for the ranks of every node, and connections for every ordered pair of nodes.
 """
@@ -44,7 +44,7 @@ def apply(
     reachable: bool = True,
     **arguments: Unpack[CollectiveArguments],
 ) -> Problem:
-    """Problem of this sketch on a topology.
+    """Build the problem that this sketch defines for a topology and a collective.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ def _resolve(sketch: Sketch, topology: Topology) -> Clauses:
 
 @dataclass(frozen=True)
 class _Resolver:
-    """Resolver of one sketch on one topology: local ranks to links and ranks."""
+    """Converter of a sketch's clauses, which name local ranks, to links and ranks of one topology."""
 
     sketch: Sketch
     topology: Topology
@@ -213,7 +213,7 @@ class _Resolver:
         return kept - self._spare_planes()
 
     def relays(self, internode: Iterable[int]) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
-        """Restrictions of links between nodes by the sketch's relays: the two results of `carried`."""
+        """Restrict links between nodes to the chunks that the sketch's relays allow; see `carried`."""
         relays = self.sketch.internode.relays if self.sketch.internode else None
         if not relays:
             return {}, {}
@@ -242,7 +242,7 @@ class _Resolver:
         return tuple(policies)
 
     def _pairs(self, field: str, said: Any, *, across: bool) -> set[tuple[int, int]] | None:
-        """Pairs of ranks that may send across nodes, or inside a node; None if all may."""
+        """(source, destination) pairs of ranks that the sketch allows across or inside nodes; None if all."""
         if said in (None, "all"):
             return None
         topology, named = self.topology, said
@@ -292,7 +292,7 @@ class _Resolver:
 def carried(
     topology: Topology, relays: Mapping[int, Collection[int]], links: Iterable[int]
 ) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
-    """Restrictions of links between nodes: ({link: start ranks}, {link: end ranks}).
+    """Restrict links between nodes to chunks of some ranks: ({link: start ranks}, {link: end ranks}).
 
     Such a link carries only chunks that start at its start ranks; in the reduce phase, only chunks whose root
     is one of its end ranks.

@@ -48,8 +48,8 @@ class Fixing(NamedTuple):
 
     - `ranks`, (num_ranks,); `links`, (num_links,): Smallest index in the orbit of each.
     - `turned`, (num_links,): For the smallest link of each of these orbits, the smallest suitable chunk;
-      undefined for other links. Suitable: some symmetry of the whole group maps the chunk to the fixed one,
-      and also maps the smallest link of the whole group's orbit of this link into this orbit.
+      undefined for other links. Suitable: some symmetry of the whole group maps the chunk to the fixed one.
+      It also maps the smallest link of the whole group's orbit of this link into this orbit.
     """
 
     ranks: NDArray[np.int64]
@@ -59,7 +59,7 @@ class Fixing(NamedTuple):
 
 @dataclass(frozen=True)
 class Symmetries:
-    """Generators of a group of symmetries of a problem, and its orbits.
+    """Symmetry group of a problem: its generators and its orbits.
 
     Each orbit array maps an index to the smallest index of its orbit.
     """
@@ -91,7 +91,7 @@ class Symmetries:
         return smallest_of_orbits([getattr(g, what) for g in self.generators], size)
 
     def sets(self, sets: Sequence[frozenset[int]]) -> NDArray[np.int64]:
-        """(num_sets,) smallest index in the orbit of each of some disjoint rank sets.
+        """(num_sets,) smallest index in each set's orbit, for disjoint sets of ranks.
 
         The symmetries must map these sets to one another.
         """
@@ -126,7 +126,7 @@ class Symmetries:
         return images
 
     def fixing(self, chunk: int) -> Fixing:
-        """Orbits of the stabiliser of a chunk.
+        """Orbits of ranks and links under the stabiliser of a chunk.
 
         Its generators are those of Schreier's lemma: from the chunk to another one in its orbit, by a
         generator to a third one, and back to the chunk.
@@ -171,7 +171,7 @@ class Symmetries:
         return _MOST_COUNTED if self.order is None else self.order
 
     def has(self, ranks: Sequence[int]) -> bool:
-        """True if a permutation of ranks is in the group; in a very large group, only for generators."""
+        """True if a permutation of ranks is in the group; very large groups know only their generators."""
         if tuple(ranks) in {g.ranks for g in self.generators}:
             return True
         return self._listed is not None and np.asarray(ranks, dtype=np.int32).tobytes() in self._listed
@@ -221,7 +221,7 @@ def symmetry_group(problem: Problem) -> Symmetries:
 
 
 def find_symmetries(problem: Problem, deadline: Deadline = NEVER) -> Symmetries:
-    """Symmetries that the sketch declares, and shifts inside blocks of ranks that the problem has.
+    """Find symmetries of a problem: those that its sketch declares, and shifts inside blocks of ranks.
 
     Machines, rings, meshes and tori have such shifts. Only generators are kept (in the problem's cache), as a
     thousand ranks have a thousand shifts. Raises `OutOfTime` once the deadline has passed.
@@ -234,7 +234,7 @@ def find_symmetries(problem: Problem, deadline: Deadline = NEVER) -> Symmetries:
 
 
 def _found(problem: Problem, deadline: Deadline) -> Iterator[Automorphism]:
-    """Generators: the first symmetry found, then each that merges further orbits of links."""
+    """Yield generators: the first symmetry found, then each symmetry that merges further orbits of links."""
     merged: NDArray[np.int64] = np.arange(len(problem.topology.links))
     num_ranks = problem.topology.num_ranks
     offsets: dict[int, list[int]] = defaultdict(list)  # {block size: offsets found}
@@ -255,9 +255,9 @@ def _found(problem: Problem, deadline: Deadline) -> Iterator[Automorphism]:
 
 
 def _element(problem: Problem, ranks: tuple[int, ...]) -> Automorphism | None:
-    """Symmetry of topology and collective with this rank permutation; None if there is none."""
+    """Extend a permutation of ranks to a symmetry of topology and collective; None if it is none."""
     links = link_permutation(problem.topology, ranks)
-    chunks = None if links is None else chunk_permutation(problem, ranks)  # the slower of the two
+    chunks = None if links is None else chunk_permutation(problem, ranks)  # slower, so computed last
     if links is None or chunks is None:
         return None
     resources = resource_permutation(problem.topology, links)

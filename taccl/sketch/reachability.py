@@ -72,7 +72,7 @@ def check_possible(problem: Problem) -> None:
 
 
 def is_possible(problem: Problem) -> bool:
-    """True if only roots are unreachable, and each sum can be formed at other ranks."""
+    """True if every chunk without a path to or from its root is a sum that other ranks can form."""
     return problem.collective.sums_up and all(_may_be_summed(problem, each.chunk) for each in unmet(problem))
 
 
@@ -84,7 +84,7 @@ def _may_be_summed(problem: Problem, chunk: int) -> bool:
     """
     data = problem.collective.chunks[chunk]
     if len(data.origins) == 1 or problem.collective.update_us_per_mb is not None:
-        return False  # the sum is complete at its origin, or once its root has updated it
+        return False  # only the one origin, or the root that updates the sum, has the result
 
     def origins_of(rank: int, *, reducing: bool) -> Iterable[int]:
         return hops_from(
@@ -152,7 +152,7 @@ def unmet(problem: Problem) -> Iterator[Need]:
 
 
 def demands(problem: Problem) -> Iterator[Need]:
-    """Required deliveries, one for all chunks that the clauses treat alike."""
+    """Yield required deliveries; each stands for all chunks that the clauses treat alike."""
     collective = problem.collective
     seen = set()
     for c, data in enumerate(collective.chunks):
@@ -172,7 +172,7 @@ def demands(problem: Problem) -> Iterator[Need]:
 
 
 def kind_of(problem: Problem, demand: Need) -> Hashable:
-    """Key of a demand; demands of one kind may be carried by the same links (`Problem.may_carry`)."""
+    """Key of a demand; demands with equal keys may use the same links (`Problem.may_carry`)."""
     data, node = problem.collective.chunks[demand.chunk], problem.topology.node_of_rank
     crossing = problem.clauses.direct_crossing
     nodes = [frozenset(node[r] for r in ranks) for ranks in (data.origins, data.destinations) if crossing]
@@ -271,7 +271,7 @@ def hops_from(
 
 
 def _explained(problem: Problem, demand: Need) -> InputError:
-    """Error for a demand that cannot be met; it names the clause that forbids it."""
+    """Make the error for a demand that cannot be met; its message names the clause that forbids it."""
     name, index, end = problem.collective.name, demand.chunk, demand.ends[0]
     src, dst = (end, demand.starts[0]) if demand.reducing else (demand.starts[0], end)
     what = f"{'contribution of rank ' + str(src) + ' to ' if demand.reducing else ''}chunk {index} of {name}"

@@ -57,7 +57,7 @@ class Sketch(Table):
     _fields: dict[str, str] = PrivateAttr(default_factory=dict)
 
     def __eq__(self, other: object) -> bool:
-        """True if all fields are equal, whichever files the two came from."""
+        """True if all fields are equal; the files that the sketches came from may differ."""
         return self.__dict__ == other.__dict__ if isinstance(other, Sketch) else NotImplemented
 
     @property
@@ -72,7 +72,7 @@ class Sketch(Table):
 
     @checked
     def along(self, group: str) -> tuple[int, ...]:
-        """Dimensions, from 1, of the process groups of a name. Raises `SketchError` if there are none."""
+        """Dimensions (from 1) of the process groups named `group`. Raises `SketchError` if there are none."""
         named = {each.name: each.along for each in self.group}
         if group not in named:
             said = f"expected one of {', '.join(named)}" if named else "expected a [[group]] of this name"
@@ -159,7 +159,7 @@ class Sketch(Table):
 
     @checked
     def topology(self, *, nodes: Count | None = None, profile: str | None = None) -> Topology:
-        """Topology of the machine that the sketch names, with its nodes and profile unless given here.
+        """Topology of the machine that the sketch names; `nodes` and `profile` override the sketch's fields.
 
         Raises
         ------
@@ -206,7 +206,7 @@ class Sketch(Table):
     def _rescaled(
         self, entry: Symmetry, index: int, nodes: int, ranks_per_node: int | None
     ) -> Symmetry | None:
-        """A symmetry for another number of nodes; None if it would move no rank."""
+        """Rescale a symmetry to another number of nodes; None if it would then move no rank."""
         where = self.where(f"symmetry[{index}]")
         if ranks_per_node is None:
             raise SketchError(

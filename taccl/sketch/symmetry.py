@@ -107,7 +107,7 @@ def _arrow(ends: tuple[Permutation, Permutation]) -> str:
 
 @cached
 def resource_permutation(topology: Topology, links: Permutation) -> Permutation | None:
-    """Image of every resource when links are permuted; None if they do not map consistently.
+    """Image of every resource when links are permuted; None if resources do not map consistently.
 
     A resource is identified by the holds on it. Resources without holds, or with equal holds, keep their
     order.
@@ -125,7 +125,7 @@ def _indices_by_name(names: Iterable[Hashable]) -> dict[Hashable, list[int]]:
 
 
 def _taken(alike: Mapping[Hashable, list[int]], wanted: Sequence[Hashable]) -> Permutation | None:
-    """Match each wanted key to an index of that key, the k-th to the k-th; None if one is missing."""
+    """Match the k-th occurrence of each wanted key to the k-th index of that key; None if one is missing."""
     if len(alike) == len(wanted):  # keys are unique
         found = [indices[0] for indices in map(alike.get, wanted) if indices]
         return tuple(found) if len(found) == len(wanted) == len(set(found)) else None
@@ -218,7 +218,7 @@ def narrow(problem: Problem, ranks: Sequence[int]) -> tuple[int, Permutation | N
 
 
 class _Looks:
-    """Keys that a symmetry must preserve: costs as small integers, which compare faster than fractions.
+    """Keys of links and resources that a symmetry must preserve; small integers stand for costs, for speed.
 
     `tells_links` is true if every link has one source, one destination and no parallel link of the same cost.
     The image of a link is then found from its `ends` alone.
@@ -281,7 +281,7 @@ def _looks(topology: Topology) -> _Looks:
 
 
 def share_permutations(topology: Topology, other: Topology) -> None:
-    """Copy the cached permutations of another topology that differs only in the costs of its links.
+    """Copy cached permutations from `other`, a topology that differs only in the costs of its links.
 
     Costs that are equal in one topology must be equal in the other.
     """
@@ -299,7 +299,7 @@ def _match_holds(
     if len(holds) != len(left):
         return None
     found: dict[int, int] = {}
-    # Resources with a known image come first, so that none with a free choice takes their image.
+    # Resources with a known image come first, so that no resource with a free choice takes that image.
     for resource, code in sorted(holds, key=lambda hold: hold[0] not in resources):
         settled = resources.get(resource, found.get(resource))
         for image, image_code in left:
@@ -316,7 +316,7 @@ def _match_holds(
 
 
 def _cost_witness(topology: Topology, ranks: Sequence[int]) -> str | None:
-    """Text on a link whose image has other costs or does not exist; None if there is none."""
+    """Text on a link whose image has other costs or does not exist; None if there is no such link."""
     costs: dict[tuple[Permutation, Permutation], list[tuple[str, str]]] = defaultdict(list)
     for link in topology.links:
         ends = _ends(link.srcs, link.dsts, range(topology.num_ranks))

@@ -1,4 +1,4 @@
-"""The tables of a sketch, each a part of its fields."""
+"""Tables of a sketch file, such as `chunks` and `internode`, with their fields and validation."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def load_problem(
     chunks_per_rank: int | None = None,
     **arguments: Unpack[CollectiveArguments],
 ) -> Problem:
-    """Problem of a sketch on a topology file of the published tool.
+    """Build the problem of a sketch on a topology file of the published TACCL tool.
 
     - `sketch`, `topology`: Files of that tool; the sketch may also be a `Sketch`, or anything that
       `load_sketch` accepts.
@@ -121,7 +121,7 @@ def load_problem(
 
 
 def load_upstream_topology(path: Path | str, *, nodes: int | None = None) -> Topology:
-    """Topology of a topology file under the upstream cost model; one node by default.
+    """Load a topology file of the published TACCL tool as one node, under the tool's cost model.
 
     Links between nodes depend on the sketch's connections: see `load_problem`.
     """
@@ -153,7 +153,7 @@ def _physical_problem(
     chunk_size: int | str | None,
     size: int | str | None,
 ) -> Problem:
-    """Problem with the costs of the machine that the file names."""
+    """Build the problem with the costs of the machine that the topology file names."""
     from taccl.topology.registry import parse
 
     machine = _machine_of(file)
@@ -182,14 +182,14 @@ def _physical_problem(
 
 
 def _machine_of(file: UpstreamTopologyFile) -> str:
-    """Machine that the file's name begins with; empty if none."""
+    """Machine with which the name in a topology file begins, such as ``"ndv2"``; empty if none."""
     known = _MACHINES if file.links is None else ()
     return next((machine for machine in known if file.name.lower().startswith(machine)), "")
 
 
 @dataclass(frozen=True)
 class UpstreamModel:
-    """Upstream cost model of a topology file and a sketch; the file's costs are for `chunk_bytes` bytes."""
+    """Published TACCL tool's cost model of a topology file and sketch; costs are for `chunk_bytes` bytes."""
 
     file: UpstreamTopologyFile
     sketch: Sketch
@@ -260,7 +260,7 @@ class UpstreamModel:
         ]  # fmt: skip
 
     def _inside(self) -> list[Edge]:
-        """Links inside a node; each plane of a switch has its own."""
+        """Links inside a node; each plane of a switch has links of its own."""
         switches = [(switch.ranks, switch.planes or 1) for switch in self.sketch.switch]
         for index, (ranks, _) in enumerate(switches):
             self._check_local(ranks, self._where_of_switch(index))
@@ -268,7 +268,8 @@ class UpstreamModel:
         pairs = []
         for src, dst, parallel, beta, total in self._node_links():
             num_planes = planes[src, dst][1] if (src, dst) in planes else 1
-            # The tool adds alpha where it splits a switch into planes; elsewhere the file's total counts.
+            # For sketches with switches, the published tool adds alpha and a share of beta for each plane.
+            # For other sketches it uses the file's sum of alpha and beta.
             cost = int(self.file.alpha + beta / num_planes) if self.sketch.switch else int(total)
             per_mb = self._per_mb(cost, "node_betas_list" if self.sketch.switch else "node_invbws_list")
             pairs.append((src, dst, parallel * num_planes, per_mb))
@@ -282,7 +283,7 @@ class UpstreamModel:
         check_ranks(ranks, self.file.gpus_per_node, where=where, error=SketchError, of=of)
 
     def _across(self) -> list[Edge]:
-        """Links of the sketch's connections for every ordered pair of nodes; links share the NICs evenly."""
+        """Links between nodes: the sketch's connections for each ordered node pair, sharing NICs evenly."""
         file = self.file
         connections = self._connections()
         if file.remote_alpha is None or file.remote_beta is None:

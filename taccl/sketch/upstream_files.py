@@ -1,4 +1,4 @@
-"""Fields of the published tool's files, and conversion of its sketches."""
+"""Fields of the published TACCL tool's sketch and topology files, and conversion of its sketches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _number(value: Any) -> Any:
 
 
 class UpstreamTopologyFile(Table):
-    """A topology file; costs are for one chunk, in a time unit that the file does not name.
+    """Topology file of the published TACCL tool; costs are for one chunk, in a unit that the file omits.
 
     Matrices are indexed [destination][source].
     """
@@ -177,7 +177,7 @@ def sketch_from_file(data: Mapping[str, Any], *, source: str, name: str) -> Sket
 
 
 def _switches(intranode: _Intranode, source: str) -> list[dict[str, Any]]:
-    """Switches of the sketch; equal switches of the file become the planes of one."""
+    """Switches of a sketch file; equal switches in the file become the planes of one switch."""
     where = f"{source}: intranode_sketch.switches"
     planes: dict[frozenset[int], list[str]] = {}
     policies_given = intranode.switch_hyperedge_strategy or ()

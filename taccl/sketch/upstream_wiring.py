@@ -27,7 +27,7 @@ class Edge(NamedTuple):
 def wired(
     name: str, machine: str, *, nodes: int, size: int, inside: Sequence[Edge], across: Iterable[Edge]
 ) -> Topology:
-    """Nodes with the same links inside each, links across nodes, and ports that serialise sends.
+    """Build a topology of equal nodes, with links inside and across nodes, and ports that serialise sends.
 
     - `size`: Ranks per node.
 

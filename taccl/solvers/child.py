@@ -57,7 +57,7 @@ class Control:
         self._send({"kind": "progress", "progress": news})
 
     def tell(self, objective: float | None, bound: float | None, values: np.ndarray | None = None) -> None:
-        """Report the best objective and bound so far, and the point if it is new; None or nan if unknown."""
+        """Report the best objective and bound so far, and a new solution, if any; None or nan if unknown."""
         numbers = {
             name: None if value is None or math.isnan(value) or abs(value) > _NOTHING else value
             for name, value in (("objective", objective), ("bound", bound))
@@ -169,7 +169,7 @@ class _Worker:
 
 
 def main() -> None:
-    """Run tasks until the parent ends."""
+    """Run tasks of the parent process until that process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warnings.simplefilter("ignore")  # warnings of libraries have no reader, and must not become errors
     family, channel, log = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])

@@ -126,7 +126,7 @@ def _row_bound(bound: float, scale: int, side: int) -> int | None:
 
 
 def _grid(model: LinearModel) -> tuple[int, bool]:
-    """Steps per unit for continuous variables; True if that grid is exact."""
+    """Grid steps per unit for continuous variables, and True if some optimum lies on the grid."""
     continuous = ~model.integer
     if not continuous.any():
         return 1, True

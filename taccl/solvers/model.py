@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 RELATIVE_GAP = 1e-6
-"""Solvers stop once (objective - bound) / objective is no larger."""
+"""Solvers stop once (objective - bound) / objective is no larger than this."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

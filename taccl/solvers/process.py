@@ -51,7 +51,7 @@ class Process:
         return self._popen.poll() is None
 
     def begin(self, task: bytes) -> bool:
-        """Send a task to the process; False if it has ended."""
+        """Send a task to the process; return False if the process has ended."""
         try:
             os.ftruncate(self._quiet.fileno(), 0)
             self._channel.send_bytes(task)
@@ -65,7 +65,7 @@ class Process:
             self._channel.send_bytes(encode({"kind": "stop", "task": number}))
 
     def next_message(self, timeout_s: float) -> dict[str, Any] | None:
-        """Next message; None if none arrives in time. Raises `EOFError` once the process has ended."""
+        """Next message of the process; None if none arrives in time. Raises `EOFError` once it has ended."""
         there = False
         try:
             there = self._channel.poll(timeout_s)
@@ -96,7 +96,7 @@ class Process:
         return code, tail.decode(errors="replace")
 
     def forget(self) -> None:
-        """Close the parent's worker in a forked child."""
+        """In a forked child, close the channel to a worker of the parent without ending the worker."""
         self._channel.close()
         self._quiet.close()
         self._popen.returncode = 0

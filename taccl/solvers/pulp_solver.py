@@ -41,7 +41,7 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
     import pulp
 
     name = payload["solver"].removeprefix(_PREFIX)
-    name = {each.lower(): each for each in pulp.listSolvers()}[name.lower()]  # a known name
+    name = {each.lower(): each for each in pulp.listSolvers()}[name.lower()]  # as PuLP spells it
     control.version = f"PuLP {pulp.__version__}"
     model = LinearModel.from_message(payload["model"])
     with _scratch_folder():

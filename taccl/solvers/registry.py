@@ -74,7 +74,7 @@ def require_known(name: str, *, others: Sequence[str] = (), where: str = "solver
 
 @functools.cache
 def _names_of_pulp(which: Literal["known", "availability"]) -> tuple[str, ...]:
-    """Every ``pulp:NAME`` that PuLP supports, or that is installed; empty without PuLP."""
+    """Names ``pulp:NAME`` of all solvers that PuLP supports, or of installed ones; empty without PuLP."""
     outcome = run_task("pulp", f"taccl.solvers.pulp_solver:{which}", {}, time_limit_s=_INFO_TIME_S)
     if outcome.status == "interrupted":
         raise KeyboardInterrupt

@@ -155,7 +155,7 @@ class _Task:
         return self._outcome(status, message)
 
     def _listen(self, seconds: float | None = None) -> Outcome | None:
-        """Read messages until the outcome; None once `limit_s` has passed.
+        """Read the worker's messages until the task's outcome arrives; None once `limit_s` has passed.
 
         - `seconds`: New limit from now, during which progress is not passed on.
         """
