@@ -64,7 +64,7 @@ class AllToAllV:
 
     @checked
     def schedule(self, sizes: ArrayLike) -> Schedule:
-        """A verified schedule of an exchange.
+        """Schedule an all-to-all exchange of the given sizes, and verify the schedule.
 
         Parameters
         ----------
@@ -129,7 +129,7 @@ class Borders:
         self.lag = [np.where(border, alphas, math.inf).min(axis=1, initial=math.inf) for border in borders]
 
     def least_us(self, table: NDArray[np.int64]) -> float:
-        """Lower bound on the exchange of a matrix of bytes, in us."""
+        """Lower bound in us on the time of an all-to-all exchange; `table` has the bytes per rank pair."""
         within = (self.inside @ table * self.inside).sum(axis=1)
         crossing = self.inside @ table.sum(axis=1) - within, self.inside @ table.sum(axis=0) - within
         return max(

@@ -1,4 +1,4 @@
-"""Lower bounds within a search: their share of the time, and the larger of the bounds of a problem."""
+"""Lower bounds computed during a search: their time limits, and the choice of the largest valid one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_EVERY_SHARE = 0.3
 #: Wall time that the bound over all chunkings may take on a busy machine, however little time is left, as a
 #: multiple of `BudgetParameters.least_every_s`.
 _LATE_TIMES = 1.0
-#: Max hops of a problem whose bound is computed without a time limit (fractions of a second).
+#: Max (chunk, link) pairs of a problem whose bound needs no time limit (fractions of a second).
 _BRIEF_HOPS = 5_000
 
 
@@ -37,7 +37,7 @@ def bound_within(
     kept_s: float = 0.0,
     in_network: InNetworkGrant = False,
 ) -> Certificate:
-    """Lower bound, in its share of the time until `limit`; zero, which proves nothing, if time is short.
+    """Compute a lower bound in a share of the time until `limit`; the bound is zero if time is too short.
 
     - `kept_s`: Seconds reserved for later stages. Later stages use the bound, too, so a part of these seconds
       counts as time for the bound.
@@ -73,7 +73,7 @@ def no_bound(problem: Problem, *, divisible: bool = False) -> Certificate:
 
 
 def look_for_bound(search: Search) -> None:
-    """Compute the lower bound of a search in its share of the time, unless there is one already.
+    """Compute the lower bound of a search's problem in a share of the time, unless it is known already.
 
     Once time is up, this bound is only computed for small problems; the busier the machine, the smaller.
     Larger problems use the bound over all chunkings, which is also valid for the problem's own chunks.
@@ -91,8 +91,8 @@ def bound_over_all_chunkings(search: Search, known: Certificate | None = None) -
     - `known`: A lower bound for the problem's own chunks, if there is one.
     """
     budget, since, left_s = search.parameters.budget, time.monotonic(), search.deadline.left_s
-    # On a busy machine the bound gets more seconds at least. For large problems it may not exceed the time
-    # limit by much.
+    # On a busy machine, the bound's minimum time is longer. For large problems it is capped, so that the
+    # search does not exceed its time limit by much.
     least_s = budget.least_every_s * busy_factor()
     if not is_brief(search.problem):
         least_s = min(least_s, max(_LATE_TIMES * budget.least_every_s, _MOST_EVERY_SHARE * left_s))
@@ -107,7 +107,7 @@ def bound_over_all_chunkings(search: Search, known: Certificate | None = None) -
 
 
 def sound_bound(search: Search) -> tuple[Certificate, tuple[str, ...]]:
-    """(lower bound, messages): the larger of the problem's bound and the bound over all chunkings.
+    """Return (lower bound, messages): the larger of the problem's bound and the bound over all chunkings.
 
     The bound is zero, with a message, if none was proven in time, or if a verified schedule refutes it.
     """

@@ -1,4 +1,4 @@
-"""The budgeter: runs the proposers of a search in order, each in its share of the time, and logs each."""
+"""Run the proposers of a search in order, each in its share of the time, and log each as a stage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from taccl.synthesis.search import Search
 
 
-#: Seconds past its time limit from which a registered proposer's row of the stages says so.
+#: Min seconds by which a registered proposer exceeds its time limit before the log of stages says so.
 _LATE_S = 0.5
 
 

@@ -41,7 +41,7 @@ def check_options(problem: Problem, options: Options) -> None:
 
 
 def feasible(problem: Problem, time_limit_s: float) -> tuple[OtherRoots | None, Schedule | None]:
-    """(transform to other roots or None, schedule or None); both None if sums can be made at their roots.
+    """Check feasibility: (transform to other roots, schedule), both None if sums can be made at their roots.
 
     If contributions cannot reach a root, other roots are chosen. If no rank can make a sum, the result is a
     schedule with unreduced contributions. Raises `InfeasibleError`, with the clauses that clash, if a sketch

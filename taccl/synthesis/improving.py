@@ -1,4 +1,4 @@
-"""`improve`: a schedule that finishes no later than a given one."""
+"""`improve`: search from a given schedule for one that finishes no later."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def improve(
     progress: Callable[[str, float | None, float | None], None] | None = None,
     parameters: SearchParameters = DEFAULTS,
 ) -> Result:
-    """Improve a schedule: the result finishes no later, in the same chunks.
+    """Improve a schedule: the result has the same chunks and finishes no later.
 
     Two searches start from the schedule: ruin and recreate, and the exchange of sums. They are repeated with
     other seeds while that helps. If they do not support the problem, `synthesize` runs with

@@ -34,7 +34,7 @@ _FILE_BYTES = 400
 #: `_HOP_BYTES`: bytes per hop of a route in the kernel's orders and queues.
 #: `_SENT_BYTES`: bytes per hop in the columns of sends that the kernel fills.
 _HOP_BYTES, _SENT_BYTES = 37, 12
-#: Number of trees kept for every set of origins.
+#: Number of candidate trees that the router keeps for each distinct set of chunk origins.
 _NUM_TREES = 8
 #: Bytes per (rank, chunk) pair if paths may be rerouted: current and best paths, and work arrays.
 _REROUTED_BYTES = 14
@@ -56,7 +56,7 @@ _SAMPLED = 32
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Peak bytes of each phase, in addition to the problem itself."""
+    """Peak memory in bytes of each phase of a synthesis, in addition to the problem itself."""
 
     num_transfers: int  # estimate
     proof: int = 0  # kept until the end
@@ -258,7 +258,10 @@ class _Half:
         return fabric + max(trees, bits * (5 if self.partial else 2) + log + columns)
 
     def verification(self, topology: Topology, num_summed: int) -> int:
-        """Peak bytes of the verifier, without the columns that it reads, for `num_summed` sends of sums."""
+        """Peak bytes of the verifier, without the columns that it reads.
+
+        - `num_summed`: Number of sends of a collective with sums; 0 without sums.
+        """
         holds = hold_columns(topology)
         late = np.bincount(holds.resource, holds.receives) > 0  # held until a send ends
         num_held = int(late[holds.resource].sum()) / max(1, self.num_links)

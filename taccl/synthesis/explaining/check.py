@@ -139,7 +139,7 @@ def check_sketch(
     time_limit_s: Seconds = 30.0,
     **arguments: Unpack[CollectiveArguments],
 ) -> SketchReport:
-    """Effect of each clause of a sketch on a topology, and its minimum cost.
+    """Report the effect and the minimum cost of each clause of a sketch on a topology.
 
     Clauses that do not fit are a part of the report, not an error.
 
@@ -199,7 +199,7 @@ def check_sketch(
 
 
 class _Check:
-    """A sketch on a topology, from which clauses can be left out.
+    """Builder of the problem of a sketch on a topology, with some of the sketch's clauses left out.
 
     Clauses that do not fit are left out from the start; `wrong` is {clause: fault}.
     """
@@ -226,14 +226,14 @@ class _Check:
         return apply(sketch, self.topology, self.collective, reachable=False, **self.sizes)
 
     def reports(self, report: Callable[[str], ClauseReport]) -> tuple[ClauseReport, ...]:
-        """A report on each clause: its fault, or what `report` returns."""
+        """Report on each clause: the fault of a clause that does not fit, else the result of `report`."""
         return tuple(
             ClauseReport(name, "wrong", self.wrong[name]) if name in self.wrong else report(name)
             for name in _clause_names(self.sketch)
         )
 
     def _nearest(self, name: str) -> str:
-        """Advice if the topology lacks the symmetry of a clause: the nearest one that it has; else empty."""
+        """Advice on a faulty ``[[symmetry]]`` clause: the topology's nearest symmetry. Empty for others."""
         if not name.startswith("symmetry["):
             return ""
         entry = self.sketch.symmetry[int(name[9:-1])]
@@ -248,7 +248,7 @@ class _Check:
         return f"; the nearest symmetry that holds is offset {near.offset} in groups of {near.group}"
 
     def blocking(self, name: str) -> ClauseReport:
-        """Effect of a clause on chunks that cannot reach their destinations."""
+        """Report on a clause of an infeasible sketch: whether all chunks arrive once it is left out."""
         if any(unmet(self.apply(name))):
             return ClauseReport(name, "binds", "without it some chunks still cannot reach their destinations")
         return ClauseReport(name, "blocks", "without it every chunk can reach its destinations")
@@ -347,7 +347,7 @@ def _without_clauses(sketch: Sketch, names: Collection[str]) -> tuple[Sketch, di
 
 
 def _reduce_alike(one: Symmetries, other: Symmetries) -> bool:
-    """True if two groups have the same orbits of (chunk, link), so that they reduce models equally."""
+    """True if two symmetry groups have the same orbits of (chunk, link), so that they reduce models alike."""
     if not (np.array_equal(one.links, other.links) and np.array_equal(one.chunks, other.chunks)):
         return False
     different = np.unique(one.chunks).tolist()

@@ -30,13 +30,13 @@ from taccl.synthesis.transforms.halves import split
 from taccl.synthesis.transforms.symmetry import take_quotient
 from taccl.topology.topology import Link
 
-#: Alternative sets of edits, each of which lets a chunk leave the set of ranks that it reaches.
+#: Alternative sets of edits of a sketch; each set lets a chunk reach a rank that it cannot reach yet.
 _Cut: TypeAlias = frozenset[frozenset[Edit]]
 
 #: `_MAX_DEMANDS`: max demands (a chunk with its destinations) whose conflicts are compared.
 #: `_MAX_SETS`: max sets of clauses tried for each demand.
 _MAX_DEMANDS, _MAX_SETS = 64, 500
-#: Fields in order of preference for edits of equal cost.
+#: Fields of a sketch to edit, in order of preference among edits of equal cost.
 _GENTLE = (RELAYS, INSIDE, CONNECTIONS)
 
 
@@ -49,7 +49,7 @@ class Change:
 
 
 def reached_despite(barriers: Barriers, demand: Need, clauses: Collection[str]) -> dict[int, int]:
-    """{rank: min number of links to it} of ranks that a demand's chunk can reach.
+    """{rank: min number of links to it} of ranks that a demand's chunk can reach under some clauses alone.
 
     - `clauses`: The clauses that count; all others are ignored.
     """
@@ -74,7 +74,7 @@ def clashing(barriers: Barriers, missed: Sequence[Need]) -> tuple[Need, tuple[st
 
 
 def _clash_of(barriers: Barriers, demand: Need) -> tuple[Need, tuple[str, ...]]:
-    """(demand with one destination, smallest set of clauses found that keeps the chunk from there)."""
+    """(demand with one destination, smallest set of clauses found that keeps the chunk from reaching it)."""
     links = range(len(barriers.problem.topology.links))
     blocking = (barriers.blocking(e, demand.chunk, reducing=demand.reducing) for e in links)
     paths = {each.said[0] for each in barriers.clauses.said("path")}
@@ -130,7 +130,7 @@ def fewest_edits(barriers: Barriers, some: Sequence[Need], *, solver: str, deadl
             if not seen >= set(demand.ends):
                 ahead = (e for e, link in enumerate(topology.links) if leads_on(seen, link, demand.reducing))
                 options = {option for e in ahead for option in openings(e)}
-                # Leave out alternatives that contain another one.
+                # Leave out sets of edits that contain another set.
                 yield frozenset(each for each in options if not any(other < each for other in options))
 
     known = list(dict.fromkeys(cuts(())))
@@ -155,7 +155,7 @@ def fewest_edits(barriers: Barriers, some: Sequence[Need], *, solver: str, deadl
 
 
 def longer_paths(barriers: Barriers, change: Change) -> Change:
-    """The change; if its paths exceed the limit on links, also the smallest limit that suffices."""
+    """Add an edit of the sketch's limit on links per path to a change, if the change needs longer paths."""
     loosened = barriers.loosened(change.edits)
     limits = loosened.clauses.said("path")
     if not limits:

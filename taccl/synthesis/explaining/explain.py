@@ -246,7 +246,7 @@ def _place(barriers: Barriers, clause: str) -> str:
 
 
 def _said(barriers: Barriers, clause: str) -> str:
-    """Short text of a clause."""
+    """Short text that says what a clause allows or forbids."""
     if clause in (CONNECTIONS, INSIDE):
         between = "between nodes" if clause == CONNECTIONS else "inside a node"
         if not barriers.is_local:
@@ -347,7 +347,7 @@ def price(bound_us: float, clause: str, without: Problem, deadline: float) -> Cl
 
 
 def _each_without(barriers: Barriers) -> Iterator[tuple[str, Problem]]:
-    """(clause, problem without it) for each clause that binds schedules; finally the problem without any."""
+    """Yield (clause, problem without it) for each clause that binds schedules, and last for all together."""
     problem, clauses = barriers.problem, barriers.clauses
     binding = (name for each in CLAUSES.values() if each.scope in _PRICED for name in each.said)
     withouts = {clause: barriers.without([clause]) for clause in dict.fromkeys(binding)}

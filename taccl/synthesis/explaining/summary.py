@@ -1,4 +1,4 @@
-"""A result in three sentences: what limits it, what would help, and how sure that is."""
+"""A synthesis result in three sentences: what limits it, what would help, and how certain that is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 #: Max transfers of a schedule whose critical path is replayed (about 2 s).
 _MOST_TRANSFERS = 100_000
-#: Share of the critical path from which latency counts as dominant.
+#: Min share of latency in the critical path for which latency counts as dominant.
 _MOSTLY = 0.5
 #: {why a search ended: what may find a better schedule}
 _NEXT = {
@@ -54,7 +54,7 @@ def _help(result: Result) -> str:
 
 
 def _critical(schedule: Schedule) -> str:
-    """Text: larger part of the critical path (latency or data), and what would shorten it. May be empty."""
+    """Text that names the larger part of the critical path (latency or data), and what would shorten it."""
     if not 0 < schedule.num_transfers <= _MOST_TRANSFERS:
         return ""
     try:

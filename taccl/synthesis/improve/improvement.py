@@ -45,10 +45,11 @@ _MOST_MERGED, _MOST_HOLDS, _MOST_RUINED = 16, 4_096, 40
 #: `_PASSES`: number of times that a re-timing of all sends goes backward and then forward.
 #: `_EVERY`: mean number of iterations (turns) from one re-timing to the next.
 _PASSES, _EVERY = 1, 16
-#: Max relative increase in the value of a schedule that is accepted in the first iteration.
+#: Max relative increase in a schedule's objective value that the first iteration accepts.
 _THRESHOLD = 0.01
-#: `_LATENESS`: weight of late sends relative to the finish, in the value of schedules of equal finish.
-#: `_ECONOMY`: weight of resource usage in that value.
+#: Terms of the objective value that compares schedules of equal finish.
+#: `_LATENESS`: weight of late sends, relative to the finish.
+#: `_ECONOMY`: weight of resource usage.
 #: `_SHARPNESS`: number of times that lateness is squared, so that sends in the last tenth count most.
 _LATENESS, _ECONOMY, _SHARPNESS = 0.5, 0.1, 5
 #: `_TURNS_PER_SEND`: max iterations (turns) per send in the first run.
@@ -174,7 +175,7 @@ def improve_schedule(
     merges: bool = True,
     chunks: Collection[int] | None = None,
 ) -> tuple[Schedule, str]:
-    """(schedule that finishes no later, text of what was done).
+    """Improve a schedule by ruin and recreate: (schedule that finishes no later, text of what was done).
 
     Reductions without a broadcast phase are reversed in time, and improved as broadcasts. The search inserts
     sends of broadcasts as early as possible. Those of reductions are inserted as late as possible before a
@@ -210,7 +211,7 @@ def improve_schedule(
         left, length, idle = left - length, 2 * length, idle + 1
         limits = replace(limits, seed=limits.seed + 1_000_003)
         found = search.schedule() if finish < best.finish_ticks else best
-        if found.finish_ticks < best.finish_ticks:  # exact, where the calendar may have dropped occupations
+        if found.finish_ticks < best.finish_ticks:  # exact; the search may underestimate its finish
             best, idle = found, 0
             trees = read_trees(best)
             until = latest.sooner(limits.idle_s())

@@ -62,11 +62,12 @@ class Tree:
 
 
 def read_trees(schedule: Schedule) -> list[Tree]:
-    """Trees of all chunks of a schedule, in order of chunks, reduction before broadcast; no derived chunks.
+    """Routes of a schedule's chunks as trees, in order of chunks, each reduction before its broadcast.
 
-    Only the first arrival of a chunk at a rank counts. If two ranks complete a sum simultaneously by
-    exchanging partial sums, one of them becomes the root, and the other waits for it. If the partial sums of
-    a chunk do not travel along a tree for another reason, the chunk's trees have no links.
+    The collective must have no derived chunks. Only the first arrival of a chunk at a rank counts. If two
+    ranks complete a sum simultaneously by exchanging partial sums, one of them becomes the root, and the
+    other waits for it. If the partial sums of a chunk do not travel along a tree for another reason, the
+    chunk's trees have no links.
     """
     problem = schedule.problem
     by_chunk: dict[int, list[Transfer]] = defaultdict(list)
@@ -82,7 +83,7 @@ def read_trees(schedule: Schedule) -> list[Tree]:
 
 
 def bare_trees(problem: Problem, *, roots: Mapping[int, int] | None = None) -> list[Tree]:
-    """Trees of all chunks without any links; there must be no derived chunks.
+    """Trees without links for all chunks, which a search then completes; chunks must not be derived.
 
     - `roots`: {chunk: rank where its sum is completed}, if it is not the collective's own root.
     """
@@ -110,7 +111,7 @@ def _spread(problem: Problem, tree: Tree, transfers: Iterable[Transfer]) -> None
 
 
 def _sum_trees(problem: Problem, c: int, transfers: Sequence[Transfer]) -> list[Tree]:
-    """Tree of the reduction of one sum to its root, and tree of its broadcast from there."""
+    """Return two trees of one sum: its reduction to the root, and its broadcast from the root."""
     data, links = problem.collective.chunks[c], problem.topology.links
     assert data.root is not None, "a combining chunk has a root"
     everyone = frozenset(data.origins)

@@ -1,4 +1,4 @@
-"""Compiled spreading by draws: a free link sends one of the useful chunks of its source, drawn at random.
+"""Compiled broadcast by random draws: a free link sends a chunk that its destination lacks.
 
 A chunk is useful to a link if its source holds it, and its destination neither holds nor expects it. Sets of
 chunks are masks of 64-bit words. A link draws a word and goes on from there to the first few useful chunks.
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 
     from taccl.synthesis.kernels.fabric import Bools, Fabric, Int32s, Ints
 
-_CHUNK_BITS = 32  # bits of an arrival's number for its chunk
+_CHUNK_BITS = 32  # low bits of an arrival event's number, which hold its chunk
 _NONE = -1
 _DRAWN = 8  # number of useful chunks of which a link takes the rarest
 _ONE, _BIT_HASH, _HASH_SHIFT = np.uint64(1), np.uint64(0x03F79D71B4CB0A89), np.uint64(58)
 
 
 class DrawingState(NamedTuple):
-    """State of a run; the run modifies all of it but `units` and `place_of_bit`."""
+    """State of a run of `spread_by_draws`, which modifies all fields except `units` and `place_of_bit`."""
 
     units: Ints  # sizes of chunks
     has: NDArray[np.uint64]  # chunks that each rank has, as words
     claimed: NDArray[np.uint64]  # chunks that a rank has, expects, or is not to receive
     missing: Ints  # number of chunks that each rank has yet to claim
     holders: Int32s  # by chunk: number of ranks that have or expect it
-    asked: Ints  # slots to examine
+    asked: Ints  # slots (links) to examine next
     is_asked: Bools
     place_of_bit: Ints  # position of a word's only set bit, by the word's hash
-    drawn: Ints  # the last number drawn
+    drawn: Ints  # last random number
 
 
 def places_of_bits() -> Ints:
@@ -112,7 +112,7 @@ def _ask(s: DrawingState, now: events.Timeline, e: int) -> None:
 
 @inner
 def _draw(s: DrawingState, r: int, d: int) -> int:
-    """A chunk that rank r has and rank d lacks, the rarest of about `_DRAWN` in random words; -1 for none."""
+    """Draw about `_DRAWN` chunks that rank r has and rank d lacks; return the rarest, or -1 for none."""
     num_words = s.has.shape[1]
     s.drawn[0] = (s.drawn[0] * 1103515245 + 12345) & 0x7FFFFFFF
     w = (s.drawn[0] >> 8) % num_words

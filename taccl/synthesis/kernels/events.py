@@ -27,7 +27,7 @@ SIGNAL, NUM_SENT, FINISH, NUM_EVENTS, NUM_ACTIVE = range(5)
 
 
 class Timeline(NamedTuple):
-    """Sends so far, in order of start, and pending events; a run modifies all of it."""
+    """State of an event-driven run: sends so far, in order of start, and pending events."""
 
     sent_chunk: NDArray[np.uint16]  # 16-bit words, one or two per row: one compiled kernel for both
     sent_link: Int32s  # index in the topology
@@ -51,7 +51,7 @@ def run_events(
     steps: float = 1.0,
     begins: Ints | None = None,
 ) -> Sends:
-    """Run a kernel; returns its sends, whose finish is a negative reason if it found no schedule.
+    """Run an event-driven kernel and return its sends; a negative finish says why there is no schedule.
 
     - `begin`: Function that returns the number of sends, and the kernel as a function of a timeline and a
       latest finish. It is called again if the event heap or the column of starts was too small.
@@ -92,7 +92,7 @@ def run_events(
 
 @inner
 def has_room(fabric: Fabric, s: Timeline, num_arrivals: int) -> bool:
-    """True if the event heap has room for a send on every link now, with the events that follow."""
+    """True if the event heap has room for the events of one send on every link."""
     most = s.scalar[NUM_EVENTS] + len(fabric.wake_hold) + len(s.link_free) + num_arrivals
     return bool(most <= len(s.event_time))
 
@@ -158,7 +158,7 @@ def post_begins(fabric: Fabric, s: Timeline) -> None:
 
 @inner
 def post_arrival(fabric: Fabric, s: Timeline, at: int, arrival: int) -> None:
-    """Post the event at time `at` that arrival number `arrival` takes place."""
+    """Post the event of arrival number `arrival` at time `at`."""
     _post(s, at, len(fabric.group_lead) + len(s.link_free) + arrival)
 
 

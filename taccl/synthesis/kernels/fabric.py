@@ -37,7 +37,7 @@ Bytes: TypeAlias = NDArray[np.uint8]
 
 
 class Fabric(NamedTuple):
-    """Links by slot, the resources that links share, and how fast ranks are connected.
+    """Arrays of links by slot, of the resources that links share, and of rates at which ranks receive.
 
     A send of u units over a slot takes ``alpha + u * beta`` ticks. The slot is free again after ``own_alpha +
     u * own_beta``, which covers resources that a single link uses on its sending side. All other holds
@@ -185,7 +185,7 @@ def sharing_latency(fabric: Fabric, most_merged: Ints) -> Fabric:
 
 
 def make_demand(collective: Collective, costs: Costs) -> Demand:
-    """Arrays of a collective without reductions.
+    """Arrays of the chunks of a collective without reductions.
 
     Raises `CollectiveError` if the collective combines, or derives chunks from others.
     """
@@ -227,7 +227,7 @@ class _Holds:
 
 
 def _holds(topology: Topology, costs: Costs, usable: Bools) -> _Holds:
-    """Holds of usable links; here a slot is a link's index."""
+    """Holds of usable links; slots in the result are still indices of links."""
     columns, num_links = hold_columns(topology), len(usable)
     some = usable[columns.link]
     link, resource, receives = columns.link[some], columns.resource[some], columns.receives[some]
@@ -288,7 +288,7 @@ def _wakes(holds: _Holds, alpha: Ints, beta: Ints, units: Ints) -> dict[str, Int
 
 
 def starts(sorted_or_not: Ints | Int32s, count: int) -> Ints:
-    """(count + 1,) first row of each number below `count` once rows are sorted by number; then the total."""
+    """(count + 1,) row offsets as in CSR: once sorted, number n has the rows ``result[n]:result[n + 1]``."""
     return np.concatenate(([0], np.cumsum(np.bincount(sorted_or_not, minlength=count)))).astype(np.int64)
 
 
@@ -313,7 +313,7 @@ def _crowded(holds: _Holds, src: Ints, dst: Ints, duration: Ints, units: int) ->
 
 
 def _speed_classes(duration: Ints) -> Ints:
-    """Class of each duration, 0 for the shortest; durations beyond the last class belong to it."""
+    """Speed class of each duration, 0 for the shortest; the last class includes all longer durations."""
     values = np.unique(duration)
     classes = np.zeros(len(values), np.int64)
     shortest, number = values[0], 0
@@ -336,7 +336,7 @@ def components(src: Ints, dst: Ints, speed: Ints, num_ranks: int) -> Ints:
 def _fast_rates(
     holds: _Holds, src: Ints, dst: Ints, speed: Ints, units: int, component: Ints, lag: Ints
 ) -> tuple[Floats, Ints]:
-    """(chunks per tick into each rank, least lag), by class, over links that are faster than the class.
+    """(chunks per tick that arrive over faster links, least lag of these links), by speed class and rank.
 
     Only links from the rank's own component (`components`) count. A link counts at its own rate, or at its
     share of the busiest resource that it uses.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @inner(allocates=True)
 def _raise_flow(room: Ints, source: int, sink: int, most: int, level: Ints) -> int:
-    """Flow from source to sink, at most `most`; subtracts it from the capacities.
+    """Send up to `most` units of flow from source to sink, update the capacities, and return the flow.
 
     - `room`, (num_nodes, num_nodes): Residual capacities.
     - `level`, (num_nodes,): On return -1 beyond a minimum cut, if the flow is below `most`.
@@ -83,7 +83,7 @@ def flow_up_to(room: Ints, source: int, sink: int, most: int, level: Ints) -> in
 
 @compiled(allocates=True)
 def largest_shortfall(capacity: Ints, source: int, sinks: Ints, demand: int, most: int, level: Ints) -> int:
-    """Largest shortfall of a maximum flow to any sink below a demand; 0 if there is none.
+    """Largest amount by which the maximum flow to a sink falls short of a demand; 0 if none does.
 
     - `sinks`: The sink with the largest shortfall is moved to the front, as the next call likely finds it
       again.

@@ -24,7 +24,7 @@ FAR = 1e300  # a cost above all others
 
 
 class Arcs(NamedTuple):
-    """Links as trees traverse them: arc ``kind * num_links + link``; kind 0 is broadcast, 1 reduction."""
+    """Links as arcs of trees: link e is arc ``kind * num_links + e``; kind 0 is broadcast, 1 reduction."""
 
     num_ranks: int
     num_links: int

@@ -28,7 +28,7 @@ class Limits:
     #: None stands for `deadline`.
     until: Deadline | None = None
     target_ticks: int = 0  # finish at which the search stops, such as a lower bound
-    num_runs: int | None = None  # max runs; None for as many as pay
+    num_runs: int | None = None  # max runs; None for as many as help
     seed: int = 0
     spill_dir: str | os.PathLike[str] | None = None  # for columns, in unnamed files; None: memory
     parameters: SearchParameters = DEFAULTS

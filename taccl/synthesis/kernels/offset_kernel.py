@@ -1,4 +1,4 @@
-"""Compiled core of translation-symmetric synthesis: the chunks of one place, relative to that place.
+"""Compiled core of translation-symmetric synthesis: it schedules the chunks of one place for all places.
 
 All places (ranks or switches) do the same at the same time. So a class of links acts as one server: one send
 of the pattern stands for its images under all translations, which use each link of the class once. An *item*
@@ -25,7 +25,9 @@ _RANDOM_MASK = (1 << 31) - 1  # bits of a random number
 
 
 class LinkClasses(NamedTuple):
-    """Classes of links as servers; times in ticks.
+    """Classes of equivalent links, each treated as one server, and the resources that they hold.
+
+    All times are in ticks.
 
     - `latency`, (num_classes,) int64: Duration of a send.
     - `hold_of`, (num_classes + 1,) int64: The holds of class g are rows ``hold_of[g]:hold_of[g + 1]`` of the
@@ -44,7 +46,7 @@ class LinkClasses(NamedTuple):
 
 
 def make_link_classes(ticks: ClassTicks) -> LinkClasses:
-    """Classes of links as servers, all free at time 0."""
+    """Make the arrays of link classes from their costs, with all resources free at time 0."""
     counts = [len(holds) for holds in ticks.holds]
     rows = np.array([row for holds in ticks.holds for row in holds], dtype=np.int64).reshape(-1, 3)
     resource, length, lead = (np.ascontiguousarray(column) for column in rows.T)
@@ -60,7 +62,7 @@ def make_link_classes(ticks: ClassTicks) -> LinkClasses:
 
 @inner(allocates=True)
 def _free_at(classes: LinkClasses, g: int) -> int:
-    """Earliest time at which a class can start a send."""
+    """Earliest time at which a class of links can start a send."""
     at = 0
     for h in range(classes.hold_of[g], classes.hold_of[g + 1]):
         at = max(at, classes.free[classes.resource[h]] - classes.lead[h])
@@ -69,7 +71,7 @@ def _free_at(classes: LinkClasses, g: int) -> int:
 
 @inner(allocates=True)
 def _take(classes: LinkClasses, g: int, time: int) -> None:
-    """Occupy the resources of a class for a send that starts now."""
+    """Occupy the resources of a class of links for a send that starts at `time`."""
     for h in range(classes.hold_of[g], classes.hold_of[g + 1]):
         classes.free[classes.resource[h]] = time + classes.lead[h] + classes.length[h]
 
@@ -98,7 +100,7 @@ def spread_offsets(
     random: int,
     deadline: int,
 ) -> OffsetTree:
-    """Build a tree that brings every item to every offset.
+    """Build a tree that brings every item (chunk of one place) to every offset (place relative to it).
 
     - `steps`, (num_places, num_classes) int32: Offset to which the link of a class leads from each offset.
     - `first_in`, (num_classes, num_places) int32, or no columns: Component of each offset under faster
@@ -204,7 +206,7 @@ def route_offsets(
     left: NDArray[np.int64],
     start: NDArray[np.int64],
 ) -> int:
-    """Route every item along its own path; returns the finish in ticks.
+    """Schedule every item (chunk) along its own path of link classes; returns the finish in ticks.
 
     - `path_of`, (num_items + 1,) int64: The hops of item i are ``path_of[i]:path_of[i + 1]``.
     - `path`, (num_hops,) int16: Class of each hop.

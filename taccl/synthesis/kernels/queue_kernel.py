@@ -35,7 +35,7 @@ class Hops(NamedTuple):
 
 
 class Queues(NamedTuple):
-    """Queues of waiting hops; a run modifies all of it."""
+    """Queues of hops that wait for links; `send_along` modifies all fields."""
 
     queue_of: Ints  # hops that wait for slot e, a heap, are `queue_of[e]:queue_of[e] + queue_size[e]`
     queue_size: Ints
@@ -53,7 +53,7 @@ class Queues(NamedTuple):
 
 @compiled
 def send_along(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, limit: int) -> int:
-    """Find a start for every hop; returns the finish in ticks, or a negative reason why there is none.
+    """Schedule every hop of the routes; returns the finish in ticks, or a negative reason for a failure.
 
     - `limit`: Latest finish; the run is given up above it. The column of starts must have room for it.
     """
@@ -208,7 +208,7 @@ def _take(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, e: int, t
 
 @inner
 def _ask(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, e: int, time: int) -> None:
-    """Add a link to the heap of those that may send, if the first hop in its queue can start now."""
+    """Add a link to the heap of links that may send, if the first hop in its queue can start now."""
     if s.is_asked[e] or not s.queue_size[e] or now.link_free[e] > time:
         return
     t = s.queue_hop[s.queue_of[e]]

@@ -251,7 +251,7 @@ def _attach(w: Work, now: SearchState, t: int, r: int) -> tuple[int, int]:
             if k == 0:
                 now.end[m] = end
                 book_anew(w, now, m)
-            else:  # the contributions that it waits for may end later: all is re-timed
+            else:  # contributions that the send waits for may end later, so all sends are re-timed
                 room.reach[2] = 1
         for j in range(arcs.head_of[a], arcs.head_of[a + 1]):
             d = arcs.head[j]

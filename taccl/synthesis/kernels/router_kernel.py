@@ -34,7 +34,7 @@ STOP, DONE, LOST = range(3)
 
 
 class Nets(NamedTuple):
-    """Nets to route: origins and targets of each."""
+    """Origins and targets of nets to route; a net is a chunk, or a group of chunks with equal origins."""
 
     units: Ints  # sizes
     origin_of: Ints  # net c starts at `origin[origin_of[c]:origin_of[c + 1]]`
@@ -90,7 +90,7 @@ class Paths(NamedTuple):
 def route(
     fabric: Fabric, nets: Nets, s: RoutingState, prices: CongestionPrices, order: Ints, signal: Ints
 ) -> bool:
-    """Route nets again in the given order; true if all were routed. The others keep their trees."""
+    """Route the nets in `order` again, one by one; true if all were routed. Other nets keep their trees."""
     most = max(prices.most, 1.0)
     _price_all(s, prices, most)
     for i in range(len(order)):
@@ -126,7 +126,7 @@ def choose(
 ) -> bool:
     """Assign to each chunk, in the given order, the cheapest of its paths; true if all were assigned.
 
-    The others keep their paths.
+    Chunks that are not in `order` keep their paths.
     """
     most = max(prices.most, 1.0)
     for i in range(len(order)):
@@ -222,7 +222,7 @@ def _price_all(s: RoutingState, prices: CongestionPrices, most: float) -> None:
 def _load_tree(
     fabric: Fabric, nets: Nets, s: RoutingState, prices: CongestionPrices, c: int, sign: float, most: float
 ) -> float:
-    """Add (`sign` 1) or remove (-1) the load of a net's tree; returns the peak load of what it uses."""
+    """Add (`sign` 1) or remove (-1) the load of a net's tree; returns the peak load on links that it uses."""
     highest = 0.0
     for r in range(s.way.shape[1]):
         e = int(np.int64(s.way[c, r]))
@@ -249,9 +249,9 @@ def _load_path(fabric: Fabric, s: RoutingState, paths: Paths, c: int, sign: floa
 
 @inner
 def _load(fabric: Fabric, s: RoutingState, e: int, size: int, sign: float) -> float:
-    """Add (`sign` 1) or remove (-1) the load of a send on its link and the resources that this uses.
+    """Add (`sign` 1) or remove (-1) the load of a send on its link and on the link's resources.
 
-    Returns the peak load of these.
+    Returns the peak load of the link and these resources.
     """
     s.load[e] = max(0.0, s.load[e] + sign * (fabric.own_alpha[e] + size * fabric.own_beta[e]))
     highest = s.load[e]
@@ -322,7 +322,7 @@ def _grow(fabric: Fabric, nets: Nets, s: RoutingState, prices: CongestionPrices,
         if s.is_wanted[r] and not s.is_in_tree[r]:
             found, length = _attach(fabric, s, c, r, size)
             left -= found
-            # Every rank on this path is now in the tree, so branching off from it costs no more.
+            # All ranks on this path are in the tree now, so a branch from one of them pays only for waiting.
             for i in range(length + 1):
                 x = s.path[i]
                 s.cost[x] = prices.waiting * s.depth[x]

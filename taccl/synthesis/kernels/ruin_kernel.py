@@ -73,7 +73,7 @@ def _critical(w: Work, now: SearchState) -> int:
 
 @inner
 def _held_up_by(w: Work, now: SearchState, m: int) -> int:
-    """A send whose end, or release of a resource, coincides with the start of send m; -1 for none."""
+    """Draw one of the sends that delay send m, as m needs their data or a resource; -1 for none."""
     arcs, trees, calendar, room = w.arcs, w.trees, now.calendar, w.room
     e, k = now.link[m], now.kind[m]
     a = k * arcs.num_links + e
@@ -125,7 +125,7 @@ def _into(w: Work, now: SearchState, t: int, r: int, at: int, seen: int, found: 
 
 @inner
 def _ruin_send(w: Work, now: SearchState, m: int, whole: bool) -> int:
-    """Remove a chunk of a send and all routes of its tree beyond it; or all routes of the tree (`whole`).
+    """Remove a chunk from a send, with its tree's routes beyond that send, or its whole tree (`whole`).
 
     Returns the number of routes removed; 1 if there is nothing to remove.
     """

@@ -1,6 +1,6 @@
-"""Compiled core of open spreading: joint routing and scheduling of chunks, event by event.
+"""Compiled core of open spreading: copies chunks without given routes to ranks that want them.
 
-Time advances from event to event: a chunk arrives, a link or a shared resource becomes free. After each step
+Routing and scheduling are joint, event by event: a chunk arrives, a link or a resource becomes free. Then
 the affected ranks look for links into them that can start a send. Two things make it fast:
 
 - every rank keeps a log of its chunks in order of arrival, and every link a position in its source's log that
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from taccl.synthesis.kernels.fabric import Bools, Bytes, Fabric, Ints
 
 _LONGEST_SORTED = 16  # max links of a rank to be sorted (by insertion)
-_CHUNK_BITS = 32  # bits of an arrival's number for its chunk
+_CHUNK_BITS = 32  # low bits of an arrival event's number, which hold its chunk
 _NONE = -1
 
 
 class SpreadingState(NamedTuple):
-    """State of a run of open spreading; a run modifies all of it.
+    """State of one run of `spread_chunks`, which modifies all fields.
 
     Sets of chunks are bit masks, by rank, or by class and component. If the first axis of `held` is empty,
     there are no rules for slow links; if that of `copies` is empty, chunks go in order of arrival.
@@ -45,7 +45,7 @@ class SpreadingState(NamedTuple):
     units: Ints  # sizes of chunks
     log_of: Ints  # rank r's chunks in order of arrival are `log[log_of[r]:log_end[r]]`, its own first
     log: NDArray[Any]
-    log_end: Ints  # up to `log_of[r + 1]` there is room for all chunks that it will receive
+    log_end: Ints  # up to `log_of[r + 1]` there is room for all chunks that rank r will receive
     claimed: Bytes  # chunks that a rank has, expects, or is not to receive
     missing: Ints  # number of chunks that each rank has yet to claim
     held: Bytes  # chunks that some rank of a component has or expects; below, their number
@@ -54,7 +54,7 @@ class SpreadingState(NamedTuple):
     holders: Ints  # number of such components that have or expect each chunk
     place: Ints  # by slot: position in the source's log before which the destination has claimed all chunks
     fresh_place: Ints  # by slot: position before which the destination's component holds all chunks
-    armed: Bools  # slots to examine
+    armed: Bools  # slots (links) to examine
     turn: Ints  # by first slot of a run of links: offset of the link that is asked first
     queue: Ints  # work array: the links that a rank asks
     active: Ints  # ranks with links to examine
@@ -242,7 +242,7 @@ def _is_behind(fabric: Fabric, s: SpreadingState, e: int, d: int, k: int, theta:
 
 @inner
 def _find(fabric: Fabric, s: SpreadingState, e: int, d: int, k: int, is_fresh: bool) -> int:
-    """A chunk that the link may bring, the first in its source's log or the rarest; -1 for none.
+    """Find a chunk that link e may bring to rank d, the first in its source's log or the rarest; -1 for none.
 
     - `is_fresh`: True to accept only chunks that the destination's component does not hold.
     """
@@ -268,7 +268,7 @@ def _find(fabric: Fabric, s: SpreadingState, e: int, d: int, k: int, is_fresh: b
 
 @inner
 def _rarest(fabric: Fabric, s: SpreadingState, e: int, p: int, k: int, where: int) -> int:
-    """The rarest chunk from position p of the source's log on that a link may bring; ties go to the last.
+    """Find the rarest chunk in the source's log, from position p on, that link e may bring; the last of ties.
 
     - `where`: A component that must not hold the chunk; -1 for no such condition.
     """
@@ -338,7 +338,7 @@ def _may_start(fabric: Fabric, now: events.Timeline, e: int, time: int) -> bool:
 
 @inner
 def _arm(fabric: Fabric, s: SpreadingState, now: events.Timeline, e: int, time: int) -> None:
-    """Have a link examined, if it is free and its destination misses chunks."""
+    """Mark a link to be examined next, if it is free and its destination misses chunks."""
     if now.link_free[e] <= time and s.missing[fabric.dst[e]]:
         s.armed[e] = True
         _look_at(s, now, fabric.dst[e])

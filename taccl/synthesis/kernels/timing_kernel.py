@@ -38,7 +38,7 @@ def book(arcs: Arcs, calendar: Calendar, e: int, units: int, start: int, m: int,
 
 @inner
 def book_anew(w: Work, now: SearchState, m: int) -> None:
-    """Book a send again, at its start, after its size changed.
+    """Book a send again at its unchanged start, after its size changed.
 
     Sets the flag ``reach[2]`` if all sends must be re-timed, as its resources are not free, or sends that
     depend on it start too early.
@@ -162,7 +162,7 @@ def _reverse(now: SearchState) -> None:
 
 @inner
 def _sort(now: SearchState, room: Room, mirrored: bool) -> None:
-    """Sort sends by start, or from the last end on (`mirrored`); drops unused ones.
+    """Sort sends by start, or by descending end if `mirrored`, and drop unused sends.
 
     Merge sort that skips runs already in order, as most are.
     """

@@ -1,1 +1,1 @@
-"""Models of the published pipeline (routing, ordering, contiguity) and a job shop, on the quotient."""
+"""Models of TACCL's published stages (routing, ordering, contiguity) and a job shop, reduced by symmetry."""

@@ -1,8 +1,9 @@
-"""Joint ordering and contiguity: the quotient as a job shop with batches, for CP-SAT; and cuts on routing.
+"""Joint ordering and merging of sends as a job shop for CP-SAT, and cuts on routing from its bounds.
 
-There is an interval per hop, no overlap on each resource orbit, and on merging links a sequence of batches to
-which hops are assigned. If hops are optional, the solver also routes. This module prepares plain arrays in
-the calling process; `jobshop_model` runs in a worker process, the only place where ortools is loaded.
+The job shop is on the quotient of a problem by its symmetry. There is an interval per hop, no overlap on each
+resource orbit, and on merging links a sequence of batches to which hops are assigned. If hops are optional,
+the solver also routes. This module prepares plain arrays in the calling process; `jobshop_model` runs in a
+worker process, the only place where ortools is loaded.
 
 A cut comes from the critical path of a schedule: logic-based Benders decomposition with routing as the master
 problem. The hops of that path, and the hops that bring their chunks, are scheduled alone. The bound that
@@ -29,7 +30,7 @@ from taccl.synthesis.symmetry.quotient import Quotient
 
 @dataclass(frozen=True, slots=True)
 class JobShopAnswer:
-    """Result of the job shop.
+    """Result of solving the job shop.
 
     - `status`: As for `taccl.solvers.solver.Solution`.
     - `schedule`: Schedule on the quotient; None if none was found.
@@ -105,7 +106,7 @@ def _answer(quotient: Quotient, outcome: Outcome) -> JobShopAnswer:
 
 
 def _payload(quotient: Quotient, hops: Sequence[int], hint: ListSchedule | None) -> dict[str, Any]:
-    """Renumbered hops, states and links as plain arrays, and the hint."""
+    """Convert hops, states and links to plain arrays with consecutive numbers, and add the hint."""
     costs, clauses, chosen = (
         quotient.problem.costs,
         quotient.problem.clauses,
@@ -178,7 +179,7 @@ def find_cut(
 
 
 def critical_hops(quotient: Quotient, schedule: ListSchedule, entries: dict[int, int]) -> frozenset[int]:
-    """Hops of a critical path (sends that each wait for the one before), and of their predecessors.
+    """Hops of a critical path, and all earlier hops that bring their chunks.
 
     - `entries`: {needed state: hop that brings its chunk}.
     """
