@@ -191,7 +191,7 @@ class Runtime:
             raise InputError(said, where="runtime") from error
 
     def reason_against(self, collective: Any, topology: Any, protocol: str = "") -> str:
-        """Reason why the runtime cannot run a collective, or not under a protocol; empty if it can.
+        """Reason why the runtime cannot run a collective (under a protocol, if given); empty if it can.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""The runtimes of the library, one row each.
+"""Table of the runtimes that the library supports, one entry each.
 
 Versions of their sources:
 

@@ -26,7 +26,7 @@ SEVERAL = -1
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Bars of a Gantt chart: each is a send in a row for its link, resource or rank. One value per bar.
+    """Bars of a Gantt chart as columns: each bar is a send, in the row of its link, resource or rank.
 
     - `rows`, `number`: Names of the rows shown, from the top; for each row, the index of its link, resource
       or rank.
@@ -84,7 +84,7 @@ def bars_of(schedule: Schedule, by: By = "link", *, max_rows: Count = 48) -> Bar
 
 
 def busy_shares(schedule: Schedule) -> NDArray[np.float64]:
-    """(num_resources,) share of the time until the finish for which each resource is held."""
+    """(num_resources,) share of the schedule's duration during which each resource is busy."""
     check_indices(schedule.problem, schedule.chunk, schedule.link)
     row, start, end, _, names = _rows(schedule.problem, "resource", _sends(schedule))
     finish = schedule.finish_ticks

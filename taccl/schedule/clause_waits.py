@@ -64,7 +64,7 @@ def add_releases(order: Precedence) -> None:
 
 
 def _latencies(order: Precedence, costs: Costs, transfers: Sequence[int]) -> dict[int, int]:
-    """{send: ticks that its largest chunk among the given transfers would take, sent alone}."""
+    """{send: ticks to send its largest chunk alone}, among the chunks of the given transfers."""
     found: dict[int, int] = {}
     for t in transfers:
         s, units = order.send[t], int(costs.chunk_units[order.chunk[t]])
@@ -73,7 +73,7 @@ def _latencies(order: Precedence, costs: Costs, transfers: Sequence[int]) -> dic
 
 
 def _starts(order: Precedence, chunk: int, reducing: bool) -> set[int | None]:
-    """Ranks where a chunk starts, or {the root} to which it is reduced."""
+    """Ranks where a chunk starts; for a chunk that is reduced, only its root."""
     collective = order.own.collective
     root = collective.chunks[chunk].root
     if reducing or (collective.combining and root is not None):

@@ -109,7 +109,7 @@ def full_column(name: str, values: ArrayLike) -> NDArray[Any]:
     kind = _TYPES[name][0]
     try:
         found = np.asarray(values)
-    except (OverflowError, TypeError, ValueError) as error:  # rows of different lengths
+    except (OverflowError, TypeError, ValueError) as error:  # such as for rows of different lengths
         raise InputError(f"found values that are no column ({error})", where=f"schedule.{name}") from None
     if found.ndim == 1 and not found.size:
         found = found.astype(kind)

@@ -76,7 +76,7 @@ def separate_contributions(problem: Problem) -> Problem:
 
 
 def summed_at_destinations(schedule: Schedule, problem: Problem) -> Schedule:
-    """Convert a schedule of ``separate_contributions(problem)`` to one of `problem`; destinations sum up."""
+    """Convert a schedule of ``separate_contributions(problem)`` to `problem`: ranks add up contributions."""
     owner = [(c, rank) for c, chunk in enumerate(problem.collective.chunks) for rank in chunk.origins]
     sums: dict[tuple[int, int, int, int], set[int]] = {}  # (start, group, link, chunk) -> contributions
     for t in schedule:

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _BLOCK = 1 << 18
-#: Rows per block in the digest of a bare schedule; another number would change all such digests.
+#: Rows per block in `bare_digest`; another number would change the digests of all large schedules.
 _DIGEST_BLOCK = 1 << 20
-#: Max transfers of a schedule whose digest always covers all columns; larger ones may be `Schedule.is_bare`.
+#: Max transfers of a schedule whose digest always covers all columns (see `Schedule.is_bare`).
 MANY = 300_000
 #: Approximate peak memory in bytes per transfer for work on full columns.
 _LISTED_BYTES = 150
@@ -208,7 +208,7 @@ class Schedule(Figures):
         return make_schedule(self.problem, **columns, producer=self.producer)
 
     def under(self, problem: Problem, *, producer: str | None = None) -> Schedule:
-        """Copy of this schedule with its columns, for another problem and optionally another producer."""
+        """Schedule with the same columns for another problem, and optionally with another producer."""
         producer = self.producer if producer is None else producer
         return Schedule(problem, *self.kept, producer, self.carries, self.sums)
 

@@ -64,7 +64,7 @@ class _Contents(Protocol):
 
 
 class _Copies:
-    """Record of copied chunks during a pass: a rank holds a chunk from its first arrival on."""
+    """Tracker of what ranks hold of copied chunks: a rank has a chunk from its first arrival on."""
 
     overwrites = False
 
@@ -87,7 +87,7 @@ class _Copies:
 
 
 class _Sums:
-    """Record of chunks reduced in place during a pass: a send carries the sum of all earlier arrivals."""
+    """Tracker of what ranks hold of chunks reduced in place: a send carries the sum of earlier arrivals."""
 
     overwrites = True
 
@@ -119,7 +119,7 @@ class _Sums:
 
 
 class _Named:
-    """Record of unreduced arrivals during a pass: a rank adds up the contributions that each send names."""
+    """Tracker of arrivals that ranks keep unreduced; each send adds up the contributions that it names."""
 
     overwrites = False
 

@@ -166,7 +166,7 @@ def _check_machine(sketch: Sketch, topology: Topology) -> None:
 
 
 def _resolve(sketch: Sketch, topology: Topology) -> Clauses:
-    """All clauses except the symmetry, which needs the collective."""
+    """Convert all clauses of a sketch except the symmetry, which depends on the collective."""
     resolver = _Resolver(sketch, topology)
     kept = resolver.links_allowed()
     internode = [e for e in topology.internode_links if e in kept]

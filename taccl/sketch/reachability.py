@@ -261,7 +261,7 @@ def hops_from(
         found = hops >= 0
         fresh = found.copy()
         fresh[behind[found[ahead]]] = True
-        for link in wide:  # all sources must have the chunk
+        for link in wide:  # to copy a chunk, all sources must have it
             if found[list(link.dsts)].any() if reducing else found[list(link.srcs)].all():
                 fresh[list(link.srcs if reducing else link.dsts)] = True
         if (fresh == found).all():

@@ -20,7 +20,7 @@ Matrix = tuple[tuple[Cost, ...], ...]
 _POLICIES = {"uc-min": "min-connections", "uc-max": "max-connections"}
 _LINK_USE = {"none": "free", "switch": "free", "minmax": "min-max", "maxmin": "max-min"}
 
-#: {field of `Sketch`: field in the published tool's file}, for messages.
+#: {field of `Sketch`: field in a sketch file of the published TACCL tool}, for messages.
 _FIELDS = {
     "nodes": "nnodes",
     "internode": "internode_sketch",

@@ -1,4 +1,4 @@
-"""Topology of nodes under the published tool's cost model: links, switch planes, and serialising ports."""
+"""Topology under the published TACCL tool's cost model: links, switch planes, and serialising ports."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
 
 
 def _executable() -> str:
-    """Path of CBC.
+    """Path of the CBC executable, from PuLP's package or from PATH.
 
     Raises `FileNotFoundError` if neither PuLP nor the PATH has one.
     """

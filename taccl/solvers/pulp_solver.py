@@ -53,7 +53,7 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
         solver = pulp.getSolver(name, **options)
         if not solver.available():
             return {"status": "unavailable", "message": f"PuLP finds no {name} on this machine"}
-        if name == "HiGHS":  # fails if the process has solved with another number of threads before
+        if name == "HiGHS":  # HiGHS fails if the process used another number of threads before
             import highspy
 
             highspy.Highs.resetGlobalScheduler(True)

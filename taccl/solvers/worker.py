@@ -146,7 +146,7 @@ class _Task:
         return replace(outcome, status="interrupted", message="stopped by Ctrl-C")
 
     def _killed(self, status: Status, message: str) -> Outcome:
-        """Kill the task's process; return the outcome that it had sent, or else the given one."""
+        """Kill the task's process; return the outcome that it had sent, or else one with `status`."""
         if self.process is not None:
             self.process.kill()
             outcome = self._listen(_KILLED_S)

@@ -37,7 +37,7 @@ def nothing(_: Search) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Entry of a proposer in the order of a search, with its share of the time.
+    """Proposer in the order of a search, with the conditions under which it runs and its share of time.
 
     - `is_meant`: True if the options ask for it; otherwise it is left out without a row in the stages.
     - `why_not`: Reason to skip it, shown as a row of the stages; empty if it may run.

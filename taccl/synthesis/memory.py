@@ -59,11 +59,11 @@ class MemoryNeed:
     """Peak memory in bytes of each phase of a synthesis, in addition to the problem itself."""
 
     num_transfers: int  # estimate
-    proof: int = 0  # kept until the end
+    proof: int = 0  # of the lower bound's computation; kept until the end
     search: int = 0  # peak of the search, with the columns made so far
     verification: int = 0  # peak of the verification, with the columns made so far
-    columns: int = 0  # of the returned schedule
-    file: int = 0  # while the schedule is written to a file
+    columns: int = 0  # size of the returned schedule's columns
+    file: int = 0  # further bytes while the schedule is written to a file
 
     @property
     def peak(self) -> int:

@@ -66,7 +66,7 @@ class ClauseCost:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Explanation:
-    """Why a problem is infeasible, or what the clauses of a feasible one cost.
+    """Explanation of why a problem is infeasible, or of what the clauses of a feasible problem cost.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ class Explanation:
 
 @checked
 def explain(problem: Problem, *, backend: str = "highs", time_limit_s: Seconds = 30.0) -> Explanation:
-    """Why a problem has no schedule, and the smallest change with which one exists; or what its clauses cost.
+    """Explain why a problem has no schedule, with the smallest remedy; or what a feasible one's clauses cost.
 
     A change that adds one pair of ranks, or one rank to the relays of a sender, counts 1; so does ``crossing
     = "any"``. Removing the relays of a sender counts 2, removing all connections or links inside nodes 4.

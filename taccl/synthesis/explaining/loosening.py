@@ -197,7 +197,7 @@ class Barriers:
 
     @cached_property
     def _alone(self) -> list[tuple[Clause, Problem]]:
-        """[(clause, problem with this clause alone)] of clauses on single chunks.
+        """[(clause, problem with this clause alone)] for clauses that restrict single chunks.
 
         Relays are computed for all links between nodes, also for those that other clauses forbid.
         """

@@ -34,7 +34,7 @@ class DrawingState(NamedTuple):
     """State of a run of `spread_by_draws`, which modifies all fields except `units` and `place_of_bit`."""
 
     units: Ints  # sizes of chunks
-    has: NDArray[np.uint64]  # chunks that each rank has, as words
+    has: NDArray[np.uint64]  # chunks that each rank has, as a mask of 64-bit words
     claimed: NDArray[np.uint64]  # chunks that a rank has, expects, or is not to receive
     missing: Ints  # number of chunks that each rank has yet to claim
     holders: Int32s  # by chunk: number of ranks that have or expect it

@@ -29,14 +29,14 @@ SIGNAL, NUM_SENT, FINISH, NUM_EVENTS, NUM_ACTIVE = range(5)
 class Timeline(NamedTuple):
     """State of an event-driven run: sends so far, in order of start, and pending events."""
 
-    sent_chunk: NDArray[np.uint16]  # 16-bit words, one or two per row: one compiled kernel for both
+    sent_chunk: NDArray[np.uint16]  # chunk in one or two 16-bit words: one kernel for both
     sent_link: Int32s  # index in the topology
     sent_start: Int32s  # ticks, as 32-bit words
     link_free: Ints  # ticks at which each slot is free
     resource_free: Ints
-    event_time: Ints  # a heap, with `event_what`
+    event_time: Ints  # ticks of pending events: a heap, together with `event_what`
     event_what: Ints  # code: group of slots; num_groups + slot; or num_groups + num_slots + arrival
-    scalar: Ints  # stop signal, number of sends, last arrival, number of events, one for the kernel
+    scalar: Ints  # stop signal, number of sends, last arrival, number of events, a count for the kernel
 
 
 def run_events(

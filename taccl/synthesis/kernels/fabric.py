@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
-#: Ratio that separates speed classes: a link is in a slower class if its sends take at least this many times
-#: as long as those of the class's fastest link.
+#: Ratio that separates speed classes: a link is in a slower class if its sends take more than this many times
+#: as long as sends over the class's fastest link.
 _CLASS_RATIO = 1.3
 _MAX_CLASSES = 4
 
@@ -48,7 +48,7 @@ class Fabric(NamedTuple):
     link: Int32s  # index in the topology of each slot's link; hyperedges are left out
     src: Ints
     dst: Ints
-    speed: Ints  # classes, 0 for the fastest
+    speed: Ints  # speed class of each slot, 0 for the fastest
     alpha: Ints
     beta: Ints
     own_alpha: Ints
@@ -62,8 +62,8 @@ class Fabric(NamedTuple):
     hold_beta: Ints
     hold_receives: Bools
     hold_lead: Ints  # ticks from a send's start to its use of the resource; minimum over sizes
-    num_resources: int  # resources in the rows
-    wake_of: Ints  # rows by slot e of the next two: groups to examine when a send over e ends its holds
+    num_resources: int  # number of resources in the `hold_` rows
+    wake_of: Ints  # rows `wake_of[e]:wake_of[e + 1]` of the next two: groups to examine after holds of slot e
     wake_group: Ints
     wake_hold: Ints
     group_of: Ints  # groups: slots that hold the same resource with the same lead
@@ -71,7 +71,7 @@ class Fabric(NamedTuple):
     group_lead: Ints
     component: Ints  # by class and rank: component of the rank over links faster than the class
     fast_rate: Floats  # by class and rank: median-sized chunks per tick into the rank over faster links
-    fast_lag: Ints  # by class and rank: least ticks from the release of such a link to an arrival
+    fast_lag: Ints  # by class and rank: least ticks from the release of a faster link to its arrival
 
     @property
     def num_slots(self) -> int:

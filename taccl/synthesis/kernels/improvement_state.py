@@ -75,19 +75,19 @@ class SearchState(NamedTuple):
 
     root: Ints  # root of each tree with a partner; -1 for others
     way: Ints  # by tree and rank: the link by which the tree reaches the rank; -1 for none
-    send: Ints  # the send over that link
+    send: Ints  # by tree and rank: the send by which the tree reaches the rank
     link: Ints  # link of each send
     kind: Ints
-    carries: Ints  # number of chunks in each send; 0 for unused numbers
+    carries: Ints  # number of chunks in each send; 0 for unused send numbers
     units: Ints
     start: Ints
     end: Ints
-    member: Ints  # by send and place: tree whose chunk it carries
+    member: Ints  # by send and position in it: tree whose chunk the send carries
     order: Ints  # used sends, in order of time
-    spare: Ints  # unused numbers of sends
-    size: Ints  # number of used sends, of unused numbers, finish in ticks, 1 + highest number used
+    spare: Ints  # unused send numbers
+    size: Ints  # number of used sends, number of unused ones, finish in ticks, 1 + highest used number
     load: Ints  # ticks of use of each resource
-    calendar: Calendar  # occupations by the same sends
+    calendar: Calendar  # occupations of resources by the sends in `order`
 
 
 class Room(NamedTuple):
@@ -96,7 +96,7 @@ class Room(NamedTuple):
     ready: Ints  # by tree and rank: when the chunk arrives
     when: Ints  # when the growing tree reaches each rank, from its root
     cost: Floats  # cost of reaching each rank: time and prices
-    paid: Floats  # the part of the cost that is prices
+    paid: Floats  # part of `cost` that consists of prices
     came: Ints  # arc by which each rank is reached
     is_in: Bools  # True for ranks that the tree reaches already
     path: Ints
@@ -106,7 +106,7 @@ class Room(NamedTuple):
     key: Ints
     sorted: Ints
     following: Ints  # by send: the next send in the list of its arc, whose sends may merge
-    first: Ints  # by arc: the first send in its list
+    first: Ints  # by arc: the first send in the arc's list
     ruined: Ints  # trees that lack routes
     is_ruined: Bools
     queue: Ints
@@ -130,7 +130,7 @@ class Rules(NamedTuple):
     turns: int  # max turns
     passes: int
     every: int
-    threshold: float  # relative increase accepted at first (from the best: 3 times that); falls to 0
+    threshold: float  # accepted increase of the value, relative; falls to 0 (over the record: 3 times)
     most_ruined: int
     lateness: float
     economy: float

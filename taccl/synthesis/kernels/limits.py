@@ -30,7 +30,7 @@ class Limits:
     target_ticks: int = 0  # finish at which the search stops, such as a lower bound
     num_runs: int | None = None  # max runs; None for as many as help
     seed: int = 0
-    spill_dir: str | os.PathLike[str] | None = None  # for columns, in unnamed files; None: memory
+    spill_dir: str | os.PathLike[str] | None = None  # folder of unnamed files for columns; None: memory
     parameters: SearchParameters = DEFAULTS
     #: Function that returns the seconds from now after which improvement ends unless it finds a better
     #: schedule; called at the start of improvement and after each gain.

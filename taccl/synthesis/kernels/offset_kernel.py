@@ -77,7 +77,7 @@ def _take(classes: LinkClasses, g: int, time: int) -> None:
 
 
 class OffsetTree(NamedTuple):
-    """A tree over all offsets, and its finish in ticks, which is -1 if the tree could not be completed.
+    """Tree that brings items (chunks) to all offsets (relative places); its finish is -1 if it is incomplete.
 
     Node ``item * num_places + offset`` is an item at an offset. ``sequence`` lists the nodes other than the
     origins in the order of their sends. A node is reached from ``parent[node]`` over class ``taken[node]``,

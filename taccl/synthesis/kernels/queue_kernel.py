@@ -28,8 +28,8 @@ class Hops(NamedTuple):
     next_of: Int32s  # the hops that follow hop t are `next_of[t]:next_end[t]`
     next_end: Int32s
     key: Floats  # priority among chunks that wait for the same link, the smallest first
-    #: True for hops that go before all others on their link, and do not merge with these. Empty if no hops
-    #: merge at all.
+    #: True for hops that go before all other hops on their link, and do not merge with those. Empty if no
+    #: hops merge at all.
     is_urgent: Bools
     most_merged: Ints  # max chunks in a send over slot e
 
@@ -43,7 +43,7 @@ class Queues(NamedTuple):
     queue_hop: Int32s
     resource_left: Ints  # ticks of remaining load of each resource
     is_asked: Bools
-    asked_key: Floats  # slots that may send, a heap
+    asked_key: Floats  # a heap of slots that may send, together with `asked`
     asked: Ints
     together: Ints  # hops of the current send
 

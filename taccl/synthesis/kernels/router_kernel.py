@@ -222,7 +222,7 @@ def _price_all(s: RoutingState, prices: CongestionPrices, most: float) -> None:
 def _load_tree(
     fabric: Fabric, nets: Nets, s: RoutingState, prices: CongestionPrices, c: int, sign: float, most: float
 ) -> float:
-    """Add (`sign` 1) or remove (-1) the load of a net's tree; returns the peak load on links that it uses."""
+    """Add (`sign` 1) or remove (-1) a net's load along its tree; returns the peak load of what it uses."""
     highest = 0.0
     for r in range(s.way.shape[1]):
         e = int(np.int64(s.way[c, r]))

@@ -51,7 +51,7 @@ class SpreadingState(NamedTuple):
     held: Bytes  # chunks that some rank of a component has or expects; below, their number
     num_held: Ints
     copies: Ints  # by component of the slowest class and chunk: number of ranks that have or expect it
-    holders: Ints  # number of such components that have or expect each chunk
+    holders: Ints  # by chunk: number of components of the slowest class that have or expect it
     place: Ints  # by slot: position in the source's log before which the destination has claimed all chunks
     fresh_place: Ints  # by slot: position before which the destination's component holds all chunks
     armed: Bools  # slots (links) to examine
