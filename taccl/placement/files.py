@@ -71,7 +71,7 @@ def choose(
     library: str,
     order: Sequence[int] | None = None,
 ) -> list[Choice]:
-    """Fastest algorithm of a library at each size, by simulation in an order of ranks.
+    """Choose a library's fastest algorithm for each message size, by simulation of a given rank order.
 
     Algorithms are compared from 1 KiB to 1 GiB; the first and the last choice also apply beyond.
 
@@ -166,7 +166,7 @@ def mpich_selection(choices: Sequence[Choice], num_ranks: int, *, base: str | os
 
         for choice in each:
             last = choice.most_bytes == _ENDLESS
-            # MPICH's rules are by the bytes for one rank in an alltoall, by the total bytes in an allgather.
+            # MPICH selects by bytes per rank in an alltoall, and by total bytes in an allgather.
             parts, counted = num_ranks if kind == "alltoall" else 1, _COUNTED[kind]
             key = f"{counted}=any" if last else f"{counted}<={choice.most_bytes // parts}"
             rules[key] = run(choice.algorithm)
@@ -186,7 +186,7 @@ def mpich_selection(choices: Sequence[Choice], num_ranks: int, *, base: str | os
 
 
 def _selection_of(base: Path) -> dict[str, Any]:
-    """MPICH's own selection rules, from its library or a JSON file: the tree that has every collective."""
+    """Read MPICH's own tree of selection rules from its library or from a JSON file."""
     try:
         data = base.read_bytes()
     except OSError as error:
@@ -205,19 +205,18 @@ def _selection_of(base: Path) -> dict[str, Any]:
     raise FormatError(said, where=str(base))
 
 
-#: {our name: the plugin's name} of the collectives that the plugin supports.
+#: {our name: its name in NCCL's example tuner plugin}, for the collectives that this plugin supports.
 _COLLECTIVES = {
     "allreduce": "allreduce", "allgather": "allgather", "reduce-scatter": "reducescatter",
     "broadcast": "broadcast", "reduce": "reduce",
 }  # fmt: skip
-#: Sizes in bytes at which choices are made, 8 B to 8 GiB; each choice applies up to the next size.
+#: Message sizes in NCCL's tuner table: powers of two, 8 B to 8 GiB. A rule applies up to the next size.
 _TABLE_SIZES = tuple(1 << power for power in range(3, 34))
 #: {protocol: (bytes per thread below which NCCL 2.30 drops a channel, minimum threads per channel)}.
 #: The minimum threads for simple are those of PCIe.
 _THREAD_BYTES = {"ll": (8, 512), "ll128": (8, 640), "simple": (64, 256)}
-#: `_FEWEST_CHANNELS`: minimum number of channels written.
-#: The plugin sets one channel where no rule matches, which slows large messages down.
-#: `_MOST_CHANNELS`: maximum number of channels written, as NCCL 2.30 builds at most 64.
+#: `_FEWEST_CHANNELS`: minimum number of channels in a rule of NCCL's tuner table.
+#: `_MOST_CHANNELS`: maximum number of channels in a rule, as NCCL 2.30 builds at most 64.
 _FEWEST_CHANNELS, _MOST_CHANNELS = 2, 64
 #: {collective: NCCL's algorithms besides ring}, in the order of their fallback rules in the table.
 #: Fallback rules apply if NCCL_ALGO excludes the fastest algorithm.
@@ -369,7 +368,7 @@ def _slowest_gb_per_s(topology: Topology) -> float:
 
 
 def _ordered(times_us: dict[tuple[str, str], float], size: int, num_ranks: int) -> list[_Rule]:
-    """The fastest rule, the fastest without LL128, and the fastest along a ring without LL128."""
+    """Rules by predicted time: the fastest, the fastest without LL128, the fastest ring without LL128."""
     every = sorted(times_us, key=times_us.__getitem__)
     plain = [key for key in every if key[1] != "ll128"]
     rings = [key for key in plain if key[0] == "ring"]

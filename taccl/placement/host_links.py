@@ -1,4 +1,4 @@
-"""Links and holds between hosts as columns: of a topology, or of the costs of a probe."""
+"""Arrays of the links between hosts and of the resources that sends hold, from a topology or a probe."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 class HostLinks(NamedTuple):
-    """Links and holds between hosts as columns; costs in ticks (alpha) and ticks per unit of data (beta).
+    """Links between hosts as arrays, and the holds of each link: resources that a send over it occupies.
+
+    Costs are in ticks (alpha) and in ticks per unit of data (beta).
 
     - `hops`: (num_hosts ** 2,) int64, number of links on the path of each (source, destination) pair. Pairs
       are in order of source, then destination.
@@ -49,7 +51,7 @@ class HostLinks(NamedTuple):
 
     @classmethod
     def of_problem(cls, problem: Problem) -> HostLinks:
-        """Links and holds on shortest routes. Raises `TopologyError` if two ranks have no route."""
+        """Links and holds of a problem's shortest routes; `TopologyError` if two ranks have no route."""
         topology, costs, routes = problem.topology, problem.costs, ShortestRoutes.of(problem)
         count = topology.num_ranks
         ways = [[] if src == dst else routes.hop(src, dst) for src, dst in product(range(count), repeat=2)]
@@ -79,7 +81,7 @@ class HostLinks(NamedTuple):
         links = np.arange(len(src))
         takes = np.stack((-(-alpha[off] * 10**6 // unit), beta[off]))
         kind, num_ports = costs.kind[off], count * num_kinds
-        rows: list[tuple[NDArray[np.int64], Any, int, Any, Any]] = []  # no row has a link twice
+        rows: list[tuple[NDArray[np.int64], Any, int, Any, Any]] = []  # no row lists a link twice
         if costs.has_ports:
             rows.append((links, src * num_kinds + kind, 0, *takes))
             rows.append((links, num_ports + dst * num_kinds + kind, 1, *takes))

@@ -101,7 +101,7 @@ class ProbedHosts:
 
     @cached_property
     def costs(self) -> PairCosts:
-        """Costs of all pairs."""
+        """Costs between all pairs of hosts."""
         return _costs(self.probe, **self.options)
 
     @property
@@ -158,7 +158,7 @@ def _costs(
     oversubscription: Number = USUAL_OVERSUBSCRIPTION,
     ports: str = "shared",
 ) -> PairCosts:
-    """The costs of a probe; see `Probe.topology` for the options."""
+    """Costs between all pairs of a probe's hosts; see `Probe.topology` for the options."""
     count = probe.num_hosts
     rate = float(exact_cost(bandwidth_gb_per_s, where="bandwidth_gb_per_s"))
     over = float(exact_cost(oversubscription, where="oversubscription"))

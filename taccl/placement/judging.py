@@ -35,7 +35,7 @@ _SEARCHING = 0.6
 _CONFIDENCE = 0.99
 #: Clusters count as clearly apart if at most this part of the distances contradicts them; our choice.
 _FEW = 0.1
-#: Minimum gain that counts, as a part of the time; our choice.
+#: Minimum gain that is confirmed (0.01: 1 % faster); our choice.
 _LEAST = 0.01
 #: Minimum number of pairs of hosts in a class whose figures are moved towards their mean (`_shrunk`).
 _FEWEST_PAIRS = 4
@@ -43,7 +43,7 @@ _FEWEST_PAIRS = 4
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Judgement of the procedure that chose an order, on measurements that the procedure did not use.
+    """Statistical test of the search for a rank order, on measurements that the search did not use.
 
     - `basis`: The repetitions, e.g. ``"4 passes"``; empty if there is no judgement.
     - `gains`: For each half, the lower bound on its speedup by the order chosen on the other half (as
@@ -110,7 +110,7 @@ def has_clear_clusters(probe: Probe) -> bool:
     return bool(np.quantile(distance[inside & off], 1 - _FEW) < np.quantile(distance[~inside], _FEW))
 
 
-#: {field of a probe: logarithms of its figures, (num_hosts, num_hosts)}, the same in both directions.
+#: {field of a `Probe`: symmetric (num_hosts, num_hosts) matrix of the logarithms of its values}.
 _Figures = dict[str, "NDArray[np.float64]"]
 
 
@@ -144,10 +144,10 @@ def judge(
         return Case(noisy, steps.collective.name, steps, searched.size_bytes, like=searched, only=only)
 
     def logs(figures: _Figures, orders: Sequence[Sequence[int]]) -> list[float]:
-        """Logarithm of the gain of each order, by figures with reduced noise."""
+        """Logarithm of the gain of each order, on measurements whose noise is reduced by `_shrunk`."""
         noisy = _with_figures(probe, figures)
         shrunk = _with_figures(probe, _shrunk(noisy, figures, noise))
-        if not probe.is_one_server:  # clusters of the figures; shrinkage to the means of classes keeps them
+        if not probe.is_one_server:  # keep the clusters found before shrinkage
             shrunk = replace(shrunk, clusters=tuple(tuple(labels.tolist()) for labels in noisy.levels))
         judging = case(shrunk, ranks, *orders)
         before = judging.us(judging.ticks(ranks, is_relaxed=True))
@@ -161,7 +161,8 @@ def judge(
     began = time.monotonic()
     halves = [case(_with_figures(probe, half)) for half in splits[0]]
     halves[0].ticks(ranks)
-    # Building and timing a case takes about as long as judging an order. Reserve one more, as times vary.
+    # Building and timing a case takes about as long as judging an order.
+    # Reserve time for both gains of a split, the fewest resamples, and one spare, as times vary.
     one_s = (time.monotonic() - began) / 2
     reserved_s = (3 + _FEWEST_RESAMPLES) * one_s
     searching = deadline.sooner(min(_SEARCHING * deadline.left_s, deadline.left_s - reserved_s))
@@ -197,7 +198,7 @@ def judge(
 
 
 def _repetitions(probe: Probe) -> tuple[_Figures, str, str]:
-    """Repetitions of a probe; their name, or an empty one and the reason that there are none.
+    """Repeated measurements in a probe and their name; without repetitions, the reason and no name.
 
     The repetitions are {field: (num_repetitions, num_hosts, num_hosts) array}, the same in both directions.
     """
@@ -225,7 +226,7 @@ def _repetitions(probe: Probe) -> tuple[_Figures, str, str]:
 
 
 def _without_warning(function: Callable[..., Any], values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Apply a function along the first axis; nan where all values are nan."""
+    """Apply a NumPy function along the first axis without its warnings; nan where all values are nan."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         found: NDArray[np.float64] = function(values, axis=0)
@@ -266,7 +267,7 @@ def _halves(probe: Probe, stacks: _Figures, rng: np.random.Generator) -> tuple[_
 
 
 def _noise(one: _Figures, other: _Figures) -> _Figures:
-    """{field: (num_hosts, num_hosts)} noise of one half, from the difference of both halves.
+    """Estimate the noise in one half of the measurements from the difference between both halves.
 
     The mean of the noise is subtracted, as a delay common to all pairs delays every order alike.
     """
@@ -314,7 +315,7 @@ def _resampled(
     variance: Mapping[str, float],
     rng: np.random.Generator,
 ) -> Iterator[_Figures]:
-    """Simulated figures of halves: the shrunk figures of all repetitions plus resampled noise.
+    """Yield simulated halves of the measurements: shrunk values of all repetitions plus resampled noise.
 
     The noise is that of each split in turn, with a random sign and randomly permuted hosts. So noise common
     to all pairs of a host stays together.
@@ -330,7 +331,7 @@ def _resampled(
 
 
 def _with_figures(probe: Probe, figures: _Figures) -> Probe:
-    """The probe with other figures and without repetitions."""
+    """Copy of a probe with the latencies and bandwidths in `figures` (logarithms), without repetitions."""
     none = dict.fromkeys(REPEATS)
     known: dict[str, Any] = {
         name: np.exp(figures[name]) if name in figures else None

@@ -28,7 +28,7 @@ def tails(messages: RankMessages, takes: NDArray[np.int64], tail: NDArray[np.int
 
 @inner
 def _copy_paths(flows: Flows, paths: HostPaths, order: NDArray[np.int64], near: HostPaths) -> None:
-    """Copy the path of each flow in an order to `near`, path f for flow f, with times of the flow's size.
+    """Copy the path of each flow between its two hosts to `near`: path f is timed for the size of flow f.
 
     An order uses few of all pairs. Together their paths fit into the processor's cache, unlike all paths.
     """

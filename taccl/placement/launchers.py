@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from taccl.placement.placement import Placement
 
 LAUNCHERS = ("mpich", "openmpi", "slurm", "torchrun")
-#: Slots as Open MPI and DeepSpeed write them.
+#: Number of slots after a host's name, as Open MPI and DeepSpeed write it in host files.
 _SLOTS = re.compile(r"[ \t]+slots[ \t]*=[ \t]*(\d{1,6})([ \t]+max[_-]slots[ \t]*=[ \t]*\d+)?$")
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:\d{1,6})?")
 #: Options with which Open MPI makes each line of a host file a rank, bound to a core as usual.
@@ -155,7 +155,7 @@ def command(placement: Placement, hosts: Sequence[str], launcher: str, path: str
 
 @checked
 def caveats(placement: Placement, hosts: Sequence[str], launcher: str) -> list[str]:
-    """Effects of a launcher's file besides the order of ranks, one sentence each."""
+    """Side effects that starting ranks from a launcher's file has, one sentence each."""
     placed = _placed(placement, hosts)
     if launcher == "openmpi" and _torn(placed):
         return [

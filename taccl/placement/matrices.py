@@ -32,7 +32,7 @@ _LIMIT_BYTES = 64 * 10**6
 _P2P = re.compile(r"^(.*?)\s*P2P=(Enabled|Disabled)\s+(Bandwidth|Latency)\b.*Matrix", re.IGNORECASE)
 #: Line of p2pBandwidthLatencyTest on a pair without peer access.
 _NO_ACCESS = re.compile(r"^\s*Device=\d+ CANNOT Access Peer Device=\d+")
-#: Line in which nvbandwidth, if run as several processes, names the host of one.
+#: Line in which nvbandwidth, if run as several processes, names the host of one process.
 _PROCESS = re.compile(r"\s*Process\s+\d+\s+\(([^)\s]{1,255})\):\s+device\s")
 #: Line above a one-way matrix of nvbandwidth, with the direction of the data.
 _NVBANDWIDTH = re.compile(r"^memcpy \w+ GPU\(row\) (->|<-) GPU\(column\) bandwidth \(GB/s\)")
@@ -148,7 +148,7 @@ def _of_list(tables: Sequence[Table], in_cells: str, comments: str, where: str) 
 def _of_p2p(lines: Sequence[str], where: str) -> Probe:
     """Probe from the first one-way matrices of p2pBandwidthLatencyTest, with P2P enabled if present."""
     heads = [(at, head) for at, line in enumerate(lines, 1) if (head := _P2P.match(line))]
-    # Best first; the sort is stable, so matrices of P2P writes precede those of reads.
+    # Prefer one-way matrices, then P2P enabled. The sort is stable, so P2P writes stay before reads.
     heads.sort(key=lambda each: (each[1][1][:2].lower() == "bi", each[1][2].lower() != "enabled"))
     found: dict[str, tuple[str, Table]] = {}
     for at, head in heads:
@@ -173,7 +173,7 @@ def _of_nvbandwidth(lines: Sequence[str], where: str) -> Probe:
     heads = [(at, head) for at, line in enumerate(lines, 1) if (head := _NVBANDWIDTH.match(line))]
     at, head = heads[0]
     columns = lines[at] if at < len(lines) else ""
-    whole = [*lines[:at], f"GPU {columns}", *lines[at + 1 :]]  # other tools have a word in the corner
+    whole = [*lines[:at], f"GPU {columns}", *lines[at + 1 :]]  # add the corner word that `_printed` expects
     table = _printed(whole, at, where)
     values = table.values if head[1] == "->" else table.values.T
     told = f"bandwidth is that of the first of {len(heads)} one-way matrices, {shown(repr(head[0]), 90)}"

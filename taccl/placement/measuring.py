@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from taccl._internal.arguments import Count, Size
     from taccl.placement.few_pairs import Pairs
 
-#: An uplink is shared if ranks together get less than this part of the sum of single rates (our choice).
+#: Ranks of a cluster share an uplink if their total rate when all send together is less than this share
+#: of the sum of their rates when each sends alone (our choice).
 _SHARED = 0.75
 #: Timeout in seconds for a round without any message.
 _ROUND_S = 120.0
@@ -127,7 +128,7 @@ def probe(
 
 
 class _ProbeRank:
-    """One rank's part in a probe; rank 0 also holds the figures of all ranks.
+    """One rank of a running network probe; rank 0 also keeps the measurements of all ranks.
 
     - `request`: The arguments of `probe`, the same at every rank.
     - `expect`: Called with the name of the next stage and its time limit in seconds.
@@ -280,7 +281,11 @@ class _ProbeRank:
                 self._found(()).save(self.part, overwrite=True)
 
     def _both_directions(self, pair: tuple[int, int]) -> list[float]:
-        """Latency in us, bandwidth in GB/s and relative interquartile range from this rank to its partner."""
+        """Measure both directions of a pair.
+
+        Returns the latency in us, bandwidth in GB/s and relative interquartile range of latencies from this
+        rank to its partner.
+        """
         partner, mine = sum(pair) - self.comm.rank, []
         for begins in pair:
             few = max(FEWEST, self.repetitions // FEWER)
@@ -364,7 +369,7 @@ class _ProbeRank:
 
 
 def _median(passes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Median of each pair over the passes that have it; nan if none has."""
+    """Median of each pair's values over the passes that measured the pair; nan if none did."""
     known = ~np.isnan(passes).all(axis=0)
     median = np.full(known.shape, np.nan)
     median[known] = np.nanmedian(passes[:, known], axis=0)

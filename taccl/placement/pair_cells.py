@@ -25,7 +25,7 @@ _TIME = re.compile(
     r"(?<![A-Za-z0-9/-])([numµμ]s(?:ec)?|(?:nano|micro|milli)?sec(?:onds?)?)(?![A-Za-z0-9-])"
     r"|(?<!\w)[(\[]s[)\]]|^\s*s\s*$"
 )
-#: Round-trip times, of which a latency is half.
+#: Words that mark times as round-trip times, which are halved to get latencies.
 _ROUND_TRIP = re.compile(r"(?<![a-z])(rtt|round[ _-]?trip)", re.IGNORECASE)
 #: {beginning of a unit of time: microseconds}.
 _US = {"n": 1e-3, "u": 1.0, "µ": 1.0, "μ": 1.0, "micro": 1.0, "m": 1e3, "milli": 1e3}
@@ -59,7 +59,7 @@ class Table(NamedTuple):
 
 
 def unit_of(said: Sequence[str], where: str) -> Unit:
-    """Unit that the first text with one names; `FormatError` if it names several."""
+    """Unit named in the first text that names any, else an assumed one; `FormatError` for several units."""
     for text in said:
         units = _units_in(text)
         if len(set(units.values())) > 1:
@@ -93,7 +93,7 @@ def _units_in(text: str) -> dict[str, Unit]:
 
 
 def without_units(rows: dict[int, list[str]], where: str) -> tuple[dict[int, list[str]], str]:
-    """Rows without the units that follow numbers in their cells, and the unit; empty if there is none."""
+    """Strip the unit from cells such as ``3 us``; return the rows and the unit, empty if there is none."""
     found = {match[2] for row in rows.values() for match in map(_WITH_UNIT.fullmatch, row) if match}
     units = sorted(each for each in found if _units_in(each))
     if not units:
@@ -107,7 +107,7 @@ def without_units(rows: dict[int, list[str]], where: str) -> tuple[dict[int, lis
 
 
 def table_of(rows: dict[int, list[str]], where: str) -> Table:
-    """Square matrix of rows by line number, with names at the head of rows, columns, both or neither.
+    """Square matrix from {line number: cells}; names may stand before rows, above columns, both or neither.
 
     A cell on the diagonal that is not a number becomes nan. Rows in another order than the columns are
     sorted by name.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 #: `_LITTLE`: min speedup given as a factor; smaller ones are given in per cent.
-#: `_NONE`: max increase over 1 of a speedup that counts as none.
+#: `_NONE`: speedups of at most 1 plus this value count as no speedup.
 _LITTLE, _NONE = 1.1, 5e-4
 #: Wording of the claim that branch and bound proves.
 _SIMULATED = "is simulated faster"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 PortUse = Literal["shared", "none"]
-#: The fields that hold a matrix for each pass.
+#: Fields of `Probe` that hold one matrix per measuring pass.
 REPEATS = ("latency_repeats_us", "bandwidth_repeats_gb_per_s")
 #: Ratio of the two directions of a pair above which a figure is rejected as a mistake.
 MAX_ASYMMETRY = 3.0
@@ -38,7 +38,7 @@ _GPU = re.compile(r"(GPU|CUDA|Device)[ :_-]?\d+", re.IGNORECASE)
 @checked
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """Latency and bandwidth between hosts, row to column, as measured.
+    """Measured latency and bandwidth between hosts, as matrices: the row's host sends to the column's.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ class Probe:
         return levels(self.distance)
 
     def filled(self, matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Matrix with missing pairs estimated: the median of the pairs that share as many levels of clusters.
+        """Estimate missing pairs of a matrix by the median of pairs with equally many common cluster levels.
 
         Without given clusters the estimate is by shortest paths over known pairs (`completed`).
         """

@@ -53,7 +53,7 @@ class ProbeWork:
 
 
 def is_few(num_ranks: int) -> bool:
-    """True if a probe of few pairs measures far fewer pairs than all."""
+    """True if there are enough ranks that probing only some pairs saves much work."""
     return num_ranks >= _FEWEST_HOSTS
 
 

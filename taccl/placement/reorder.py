@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 _PROVABLE = 10
 #: `_SEARCHING`: max part of the time limit for the search on a probe; the rest is for the statistical test.
 #: `_JUDGING`: time reserved for the test, as a multiple of the time from the start to the search.
-#: Both build cases and time orders. The test of 1,000 hosts takes 1.4 times as long, without searches.
+#: Like the stage before the search, the test builds cases and times orders. For 1,000 hosts, the test
+#: takes 1.4 times as long as that stage, not counting the searches in the test.
 _SEARCHING, _JUDGING = 0.5, 2.0
 #: Relative difference below which two times count as equal.
 _NOTHING = 1e-6

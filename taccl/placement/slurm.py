@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 _KIND = "topology.conf or topology.yaml of Slurm"
-#: `_MOST_NAMES`: maximum number of hosts in a file.
+#: `_MOST_NAMES`: maximum number of host names in one item of a host list, such as ``node[1-16]``.
 #: `_MOST_HOSTS`: maximum number of hosts in a topology, which has a link for each pair.
 _MOST_NAMES, _MOST_HOSTS = 100_000, 2048
 #: Latency in us that each level of switches above the first adds; our choice.
@@ -54,7 +54,7 @@ class _Group(NamedTuple):
 
 
 class _Fabric(NamedTuple):
-    """One topology of a file.
+    """One topology in a SLURM topology file.
 
     - `groups`: {name: switch or block}, in the order of the file; empty for a flat topology.
     - `sizes`: Block sizes in hosts, the base size first; empty for switches.
@@ -259,7 +259,7 @@ def _sizes(values: Iterable[Any], where: str) -> tuple[int, ...]:
 def _add(
     groups: dict[str, _Group], name: str, nodes: str, switches: str, where: str, *, is_block: bool
 ) -> None:
-    """Add a switch or a block with its expanded lists.
+    """Add a switch or a block to `groups`, with its host lists expanded.
 
     A block without hosts is kept, as blocks are aggregated by their positions in the file.
     """

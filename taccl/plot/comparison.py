@@ -43,7 +43,7 @@ _TOP = 0.95
 @checked
 @drawing
 def comparison(table: Any, *, ax: Axes | None = None) -> Axes:
-    """Draw the gap of each run over its seconds; colours are backends, shapes are sketches or sizes.
+    """Draw each run's optimality gap over its run time; colours are backends, shapes sketches or sizes.
 
     If the bounds of runs differ, marker size grows with the bound. Runs without a schedule or a bound are
     crosses at the top, and the key states the reason.
@@ -289,7 +289,7 @@ def progress(result: Result, *, ax: Axes | None = None) -> Axes:
 
 @drawing
 def draw_trace(trace: Sequence[TraceEntry], title: str, *, ax: Axes | None = None) -> Axes:
-    """Draw a trace without a result; otherwise as `progress`."""
+    """Draw a search trace like `progress`, for a trace that comes without its `Result`."""
     if not any(entry.finish_us is not None for entry in trace):
         said = "the result has no progress trace; synthesize it with this version"
         raise InputError(said, where="progress")
@@ -316,7 +316,7 @@ def draw_trace(trace: Sequence[TraceEntry], title: str, *, ax: Axes | None = Non
 
 
 def trace_in(details: Mapping[str, Any]) -> Trace:
-    """The trace in plain values from a file; empty unless every entry is valid."""
+    """Search trace from the plain values of a file; empty unless every entry is valid."""
     listed = details.get("trace")
     trace = []
     for each in listed if isinstance(listed, list) else ():

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from taccl.workload.step import Step
 
 
-#: `COPIES`: id in an SVG file of the group of bars of copies.
-#: `REDUCTIONS`: id of the group of bars of reductions.
+#: `COPIES`: SVG id of the group of bars that stand for copies.
+#: `REDUCTIONS`: SVG id of the group of bars that stand for reductions.
 COPIES, REDUCTIONS = "copies", "reductions"
 #: Max bars that SVG and PDF hold as shapes; more become one raster image.
 MOST_SHAPES = 8000

@@ -55,7 +55,7 @@ def html_page(title: str, body: str) -> str:
 
 
 def picture(drawn: Axes, name: str, texts: Mapping[str, Sequence[str]] | None = None) -> str:
-    """A picture as SVG within the page.
+    """Render a matplotlib picture as inline SVG for an HTML page.
 
     - `name`: Prefix that keeps its identifiers distinct from those of other pictures.
     - `texts`: {group of shapes: the tooltip of each shape}.
