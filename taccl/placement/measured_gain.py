@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from taccl._internal.arguments import Count
 
-#: Timeout in seconds for ranks without any message.
+#: Timeout in seconds after the last message from the ranks.
 _PATIENCE_S = 300.0
 #: `_CONFIDENCE`: one-sided confidence of each end of the interval (our choice).
 #: `_LEAST`: minimum gain that counts (our choice).

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 #: `_TIMES`: ratio of consecutive sizes measured.
 #: `WARM_UP`: number of calls before the timed ones.
 _FROM_BYTES, _TIMES, WARM_UP = 1 << 10, 4, 3
-#: Timeout in seconds for ranks without any message.
+#: Timeout in seconds after the last message from the ranks.
 _PATIENCE_S = 300.0
 #: Relative difference of times that counts as noise; our choice.
 _NOISE = 0.05

@@ -294,7 +294,7 @@ def dimensions(schedule: Schedule | ImplicitSchedule, *, ax: Axes | None = None)
 def dimension_use(
     schedule: Schedule | ImplicitSchedule, *, num_bins: int = _BINS
 ) -> tuple[Dimensions, NDArray[np.float64], NDArray[np.float64]]:
-    """Busy share of each dimension in equal time bins.
+    """Busy share of each dimension of the network, in equal time bins.
 
     - `num_bins`: Number of bins from 0 to the finish.
 

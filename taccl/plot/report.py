@@ -123,7 +123,7 @@ def report(
     measured_points(problem, measured)  # raises for unusable logs before anything is computed
 
     def unless(most: int, done: str, make: Callable[[], str]) -> str:
-        """Result of `make`; for more than `most` transfers, or an error, a paragraph with the reason."""
+        """HTML from `make`; if `make` fails or there are over `most` transfers, a paragraph that says so."""
         if count > most:
             said = f"the schedule has {count} transfers, and is {done} up to {most}"
             return _paragraph(f"left out: {said}")
@@ -254,7 +254,7 @@ def _timeline(schedule: Schedule, bound_us: float) -> str:
 
 
 def _texts(schedule: Schedule, bars: Bars) -> dict[str, list[str]]:
-    """{group of bars: the tooltip of each bar}."""
+    """{SVG id of a group of bars: tooltips of its bars, in order}."""
     problem = schedule.problem
     chunks: dict[int, list[int]] = defaultdict(list)
     for group, chunk in zip(schedule.group.tolist(), schedule.chunk.tolist(), strict=True):
@@ -270,7 +270,7 @@ def _texts(schedule: Schedule, bars: Bars) -> dict[str, list[str]]:
 
 
 def _search(details: Mapping[str, Any], producer: str) -> str:
-    """Origin of the schedule, as far as it is known."""
+    """HTML on how the schedule was found: producer, backend, seed and stages, as far as they are known."""
     names = ("name", "solver", "status", "seconds", "finish_us", "message")
     stages = details.get("stages")
     listed = [each for each in stages if isinstance(each, dict)] if isinstance(stages, list) else []

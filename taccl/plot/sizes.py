@@ -293,7 +293,7 @@ def _rates(name: str, problem: Problem, sizes: tuple[int, ...]) -> tuple[float |
     """Bus bandwidth in GB/s of a baseline at each size."""
     forms: dict[tuple[bytes, bytes], Schedule] = {}
     for size in dict.fromkeys((sizes[0], problem.size_bytes, sizes[-1])):
-        made = BASELINES[name](assume(problem, size=size), cut=False)  # the bound is for the problem's chunks
+        made = BASELINES[name](assume(problem, size=size), cut=False)  # keep the problem's chunks
         forms.setdefault((made.chunk.tobytes(), made.link.tobytes()), made)
     simulations = [[simulate(made, size=size) for made in forms.values()] for size in sizes]
     return tuple(min(each, key=lambda found: found.finish).predicted_busbw_gb_per_s for each in simulations)

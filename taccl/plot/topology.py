@@ -189,7 +189,7 @@ def _ranks(ax: Axes, topology: Topology, places: Places, lines: list[Line]) -> N
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Positions in units of a node's radius, as float64.
+    """Positions of ranks, nodes and switches in a picture, in units of a node's radius.
 
     - `place`, (num_ranks, 2): Position of each rank; that of its node if `by_node`.
     - `centre`, (num_nodes, 2): Centre of each node.
@@ -273,7 +273,7 @@ def lay_out(topology: Topology) -> Places:
 
 
 def lines_of(topology: Topology, places: Places) -> list[Line]:
-    """Lines of a picture; each direction of a pair has its own."""
+    """Lines of a topology's picture; the two directions between a pair of ranks have separate lines."""
     node = topology.node_of_rank
     hub_of = {link: hub for hub, switch in enumerate(topology.switches) for link in switch.links}
     pairs = {pair for link in topology.links for pair in product(link.srcs, link.dsts)}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: `_MOST_CHUNKS`: approximate max number of chunks of all pairs together.
 _CHUNKS_OF_A_RANK, _MOST_CHUNKS = 64, 30_000
 _SKEW = re.compile(r"(zipf|hot):(\d+(?:\.\d*)?|\.\d+)")
-#: Min bytes of a chunk, as a multiple of the bytes that a resource could pass during the alpha of a hold.
+#: Min size of a chunk, relative to the bytes that a resource could pass in a hold's fixed time (alpha).
 _HOLDS = 8
 
 
@@ -39,7 +39,7 @@ def alltoallv_problem(
     chunk_bytes: Bytes | None = None,
     clauses: Clauses | None = None,
 ) -> Problem:
-    """Problem of an exchange in which every rank sends every other its own number of bytes.
+    """Problem of an alltoallv: each (source, destination) pair of ranks has its own number of bytes.
 
     The data of a pair is cut into equal chunks, so that a pair with much data can use several paths.
 
@@ -81,7 +81,7 @@ def alltoallv_problem(
 
 @checked_as(CollectiveError)
 def alltoallv_collective(sizes: ArrayLike, *, chunk_bytes: Bytes | None = None) -> Collective:
-    """Collective of an exchange in chunks of one size, as programs and plans need it.
+    """Alltoallv collective in chunks of one size, as programs and plans require.
 
     The bytes of each pair are rounded up to whole chunks. The size of a problem with this collective scales
     all pairs in proportion: ``make_problem(topology, collective, size_bytes="64MB")``.
@@ -120,7 +120,7 @@ def is_uneven(problem: Problem) -> bool:
 def skewed_sizes(
     num_ranks: AtLeastTwo, rank_bytes: Bytes, skew: str = "zipf:0.8", *, seed: Natural = 0
 ) -> NDArray[np.int64]:
-    """Matrix of an exchange with a given skew, in whole bytes.
+    """Matrix of bytes per pair of ranks, for an alltoallv with a given skew.
 
     Parameters
     ----------
@@ -167,7 +167,7 @@ def is_skew(word: str) -> bool:
 
 @checked
 def load_sizes(path: str | os.PathLike[str]) -> NDArray[np.int64]:
-    """Load the matrix of an exchange from a file: NumPy's ``.npy``, or text with a line for each rank.
+    """Load an alltoallv's matrix of bytes per pair of ranks: from NumPy's ``.npy``, or a line per rank.
 
     Numbers in a line are separated by commas, semicolons, tabs or blanks; sizes like ``64MB`` are allowed.
     Lines that begin with ``#`` are comments.
@@ -225,7 +225,10 @@ def _chunks_of_pairs(counts: NDArray[np.int64]) -> tuple[Chunk, ...]:
 
 
 def checked_sizes(sizes: ArrayLike, num_ranks: int, name: str) -> NDArray[np.int64]:
-    """The matrix in whole bytes, with 0 on the diagonal; errors name the ranks as those of `name`."""
+    """Check a matrix of bytes per pair of ranks; return it as int64 with 0 on the diagonal.
+
+    - `name`: Owner of the ranks, for error messages.
+    """
     try:
         table = np.asarray(sizes)
     except ValueError:

@@ -50,7 +50,7 @@ class Derivation:
 
 
 def in_turn(derivations: Sequence[Derivation], chunks: Sequence[Chunk]) -> tuple[Derivation, ...]:
-    """Derivations, each after the derivation of its source chunk; cyclic ones are left out."""
+    """Sort derivations so that each follows the derivation of its source chunk; omit cyclic derivations."""
     makes: dict[int, list[Derivation]] = defaultdict(list)
     for each in derivations:
         makes[each.source].append(each)
@@ -64,7 +64,7 @@ def in_turn(derivations: Sequence[Derivation], chunks: Sequence[Chunk]) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroup:
-    """Ranks with a collective of their own.
+    """Process group: ranks of a topology that run a collective among themselves.
 
     - `name`: Name of the collective, e.g. ``"allgather"``.
     - `ranks`: Members; the i-th is rank i of the collective.
@@ -97,7 +97,7 @@ class RankSets:
         return cls(tuple(number), np.fromiter(of_chunk, np.int32, len(ranks_of_chunk)))
 
     def meeting(self, ranks: frozenset[int]) -> NDArray[np.bool_]:
-        """(num_chunks,) True if the chunk's set contains at least one of the ranks."""
+        """(num_chunks,) bool array: True for chunks whose set contains at least one of `ranks`."""
         return np.array([not ranks.isdisjoint(each) for each in self.sets], bool)[self.of_chunk]
 
     def among(self, chunks: range) -> Iterator[tuple[int, ...]]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     #: (nodes at the start, nodes at the end) of a link or of a chunk's transit.
     _Nodes: TypeAlias = tuple[frozenset[int], frozenset[int]]
 
-#: Subject of a clause.
+#: Subject that a sketch's clause constrains.
 #: "link": links. "chunk": chunks on links. "group": chunks of process groups on links.
 #: "path": number of links on a path. "order": order of sends over a link. "merge": merged sends.
 #: "search": none, as the clause constrains no schedule.
@@ -52,7 +52,7 @@ class SwitchPolicy:
 
 
 class Transit(NamedTuple):
-    """A chunk in the broadcast phase, or (`reducing`) in the reduce phase, towards its root."""
+    """A chunk on its way to its destinations, or, if `reducing`, in the reduce phase to its root."""
 
     topology: Topology
     collective: Collective
@@ -76,7 +76,7 @@ class Transit(NamedTuple):
 
 
 class Clause(NamedTuple):
-    """Declaration of a clause.
+    """Declaration of one kind of clause: the form of its values, and the chunks that it admits on links.
 
     - `field`: Its field in `Clauses`.
     - `scope`: Subject that it constrains; all scopes but ``"search"`` bind a schedule.
@@ -193,7 +193,7 @@ def _ends_but_relays(relays: frozenset[int], topology: Topology, link: int) -> H
 
 
 def _clause(default: Any, scope: Scope, shape: Values, said: Sequence[str], /, **declared: Any) -> Any:
-    """Field of `Clauses` with the declaration of its clause."""
+    """Dataclass field of `Clauses` that carries the declaration of its clause as metadata."""
     made: dict[str, Any] = {"default_factory": dict} if default == {} else {"default": default}
     return field(**made, metadata={"clause": Clause("", scope, shape, tuple(said), **declared)})
 

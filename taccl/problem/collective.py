@@ -124,7 +124,7 @@ class Collective:
             raise CollectiveError(said, where=self.name)
 
     def _check_roots(self) -> None:
-        """Make the origin the root of each sum of one contribution.
+        """Make the only contributor the root of each sum that has a single contribution.
 
         Raises `CollectiveError` if another sum has no root.
         """
@@ -181,7 +181,7 @@ class Collective:
 
     @cached_property
     def derivations_in_turn(self) -> tuple[Derivation, ...]:
-        """Derivations, each after the derivation of its source chunk; cyclic ones are left out."""
+        """Derivations, sorted so that each follows that of its source chunk; cyclic ones are omitted."""
         return in_turn(self.derivations, self.chunks)
 
     @cached_property
@@ -354,7 +354,7 @@ class Collective:
         return self.outline() | {"chunks": chunks}
 
     def outline(self) -> dict[str, Any]:
-        """Plain values without the chunks, which may be very many."""
+        """The collective as plain values, without its chunks, which may be very many."""
         groups = {"groups": [[g.name, list(g.ranks), g.num_chunks] for g in self.groups]}
         named = {name: getattr(self, name) for name in ("name", "num_ranks", "combining", "chunks_per_rank")}
         derivations = [[d.source, d.rank, d.chunk] for d in self.derivations]

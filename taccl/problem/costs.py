@@ -55,7 +55,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class HoldColumns:
-    """Holds of a topology as columns, indexed by link.
+    """Holds of a topology (resources that a send over a link occupies) as arrays, with an index by link.
 
     - `link`, `resource`: (num_holds,) int64, link and resource of each hold.
     - `receives`, (num_holds,) bool: True if the hold ends with the send (receiving side), False if it begins
@@ -69,7 +69,7 @@ class HoldColumns:
     _first: NDArray[np.int64]
 
     def of_sends(self, link: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(send, hold) columns of all holds of sends over the given links, in order of send."""
+        """(index of the send, index of the hold), as arrays, for all holds of sends over the given links."""
         each = self._first[link + 1] - self._first[link]
         send = np.repeat(np.arange(len(link)), each)
         place = np.arange(len(send)) - np.repeat(np.cumsum(each) - each, each)
@@ -121,7 +121,7 @@ def read_columns(topology: Topology) -> None:
 
 @cached
 def cost_columns(topology: Topology) -> list[tuple[list[Fraction], NDArray[np.int64]]]:
-    """Distinct costs of a topology, and their indices.
+    """Distinct cost values of a topology's links and holds, and the index of each element's value.
 
     There are four pairs (distinct values, index of each element's value): alpha and beta of links, then alpha
     and beta of holds.

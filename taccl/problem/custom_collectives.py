@@ -63,7 +63,7 @@ def custom(
 
 
 def _check_chunks(precondition: Collection[int], postcondition: Collection[int], name: str) -> None:
-    """Raise `CollectiveError` unless both conditions name the chunks 0 to their number minus 1."""
+    """Raise `CollectiveError` unless both conditions name the same chunks, numbered from 0 without gaps."""
     conditions = {"precondition": precondition, "postcondition": postcondition}
     named = {*precondition, *postcondition}
     for missing, (where, chunks) in zip(("starts", "must end"), conditions.items(), strict=True):

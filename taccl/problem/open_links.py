@@ -1,4 +1,4 @@
-"""Links on which clauses admit each chunk."""
+"""Links on which a sketch's clauses admit each chunk of a problem."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class OpenLinks:
-    """Links on which clauses admit each chunk, computed on demand.
+    """For each chunk of a problem, the links on which a sketch's clauses admit it; computed on demand.
 
     - `allowed`: Links that may carry any chunk at all.
     """
@@ -72,7 +72,7 @@ class OpenLinks:
         return found
 
     def _closed_by(self, mask: int, transit: Hashable) -> list[int]:
-        """Links that a clause closes to transits with the given key."""
+        """Links on which a clause refuses chunks whose key (`Clause.of_transit`) is `transit`."""
         clause, links = self._masks[mask]
         alike = () if transit is None else links.items()
         return list(chain.from_iterable(some for what, some in alike if not clause.admits(transit, what)))

@@ -168,7 +168,7 @@ class Problem:
 
     @cached_property
     def own_first(self) -> frozenset[int]:
-        """Links with local-first priority, where it can matter.
+        """Links with local-first priority, except those on which the priority cannot matter.
 
         Without reductions, a sender has nothing to order if all chunks start there, or none does.
         """
@@ -242,7 +242,7 @@ class Problem:
         return self._outline() | {"collective": self.collective.to_dict()}
 
     def _outline(self) -> dict[str, Any]:
-        """Plain values without the collective's chunks."""
+        """The problem as plain values, without the chunks of its collective."""
         uniform = len(set(self.chunk_bytes)) == 1
         return {
             "topology": self.topology.to_dict(),

@@ -67,14 +67,14 @@ class Parcel(NamedTuple):
 
 
 def match(program: Program) -> tuple[Parcel, ...]:
-    """All parcels, by queue and in FIFO order; `InputError` if the program has faults of steps or queues."""
+    """Match each send with its receive, by queue in FIFO order; `InputError` for faulty steps or queues."""
     for fault in (*check_steps(program), *check_queues(program)):
         raise InputError(f"{fault}; call taccl.interpret for all faults", where="program")
     return tuple(parcels_of(program))
 
 
 def parcels_of(program: Program) -> Iterator[Parcel]:
-    """Yield the parcels of any program, by queue; sends without a receive are left out."""
+    """Yield each send of any program with its receive, by queue; sends without a receive are left out."""
     sent, received = traffic(program)
     for queue in sorted(sent):
         for (send, step), (receive, _) in zip(sent[queue], received[queue], strict=False):
@@ -223,7 +223,7 @@ def chunks_per_message(program: Program, size_bytes: int, library: str) -> int:
 
 
 def fewest_chunks(program: Program, size_bytes: int) -> int:
-    """Result of `chunks_per_message` for the library with the smallest messages."""
+    """Max chunks per message (`chunks_per_message`) in the library with the smallest messages."""
     return min(chunks_per_message(program, size_bytes, each) for each in LIBRARIES)
 
 

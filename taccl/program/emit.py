@@ -143,7 +143,7 @@ def _needs(drafts: Sequence[Draft]) -> dict[Draft, set[Draft]]:
 
 
 def _join_relays(drafts: Sequence[Draft], needs: Mapping[Draft, set[Draft]]) -> dict[Key, Key]:
-    """{threadblock: relay that replaces it}: pairs of a receiving and a sending threadblock to join.
+    """{threadblock: relay that replaces it}, for pairs of a receiving and a sending threadblock to join.
 
     In each pair, at least half of the steps of either threadblock relay data from one to the other.
     """
@@ -203,7 +203,7 @@ def _fits(
 
 
 def _as_one(first: Draft, others: set[Draft]) -> Draft:
-    """A receive and its send as one step; a sum in scratch that no other step reads is not stored.
+    """Fuse a receive and its send into one step; a sum in scratch that no other step reads is not stored.
 
     - `others`: Other users of the receive's data.
     """

@@ -136,7 +136,7 @@ class _Wait(NamedTuple):
 
 
 class ExecutionState:
-    """State of a run in progress or ended.
+    """State of a program's symbolic run, in progress or ended.
 
     - `memory`: Content of slots, by rank.
     - `done`: Steps in the order in which they ended, a feasible order for dependencies and queues.
@@ -257,7 +257,7 @@ class ExecutionState:
 
 
 class Event(NamedTuple):
-    """Event of a run: reads and writes of one thread.
+    """Event of a program's run: the places in memory that one thread reads and writes.
 
     - `by`: Step or operation to which the event belongs; consecutive events of the same one are one access.
     - `after`: Numbers of its direct predecessors: the previous event of its thread, and those it waited for.
@@ -305,7 +305,7 @@ def unordered(events: Sequence[Event]) -> Iterator[tuple[Any, Event, Event]]:
 
 
 def find_races(program: Program, execution: ExecutionState) -> Iterator[ProgramFault]:
-    """Yield the races among the steps that ran."""
+    """Yield a fault for each race between steps that ran: unordered accesses to a slot, one a write."""
     sent_by = {parcel.receive: parcel.send for parcel in parcels_of(program)}
     when = {address: index for index, address in enumerate(execution.done)}
     events = []

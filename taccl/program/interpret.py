@@ -60,7 +60,7 @@ FAULT_KINDS = (
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Interpretation:
-    """Result of `interpret`.
+    """Result of `interpret`, the symbolic check of a program: its faults, and the sizes that were checked.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Positions of chunks in the user's buffers, as nccl-tests lays them out, and slots for values over time.
+"""Positions of chunks in the user's buffers, as in nccl-tests, and allocation of slots to values over time.
 
 One rule gives every layout: a rank's input holds the chunks that it starts with, and its output those that
 it must end with, both in order of chunk. In place, the smaller buffer lies inside the larger, at the position
@@ -41,7 +41,7 @@ class RankLayout:
     output_offset: int = 0
 
     def canonical(self, slot: Slot, *, in_place: bool) -> Slot:
-        """Unique slot for a place of memory: in place, a slot of the larger buffer if it lies there.
+        """One slot for all that share its memory: in place, that of the larger buffer if it contains it.
 
         If both buffers are equally large, it is the slot of the output.
         """
@@ -160,7 +160,7 @@ class Value:
 
 @dataclass(eq=False, slots=True)
 class Allocator:
-    """Slots of one rank while values are placed, in order of arrival.
+    """Allocator of one rank's buffer slots to the contents of chunks, in order of their arrival.
 
     - `user`: {slot of the user's buffers: its latest value}.
     - `scratch`: Latest value of each scratch slot.
@@ -182,7 +182,7 @@ class Allocator:
         }
 
     def place(self, values: Sequence[Value]) -> None:
-        """Place values that arrive together; those that go to scratch get neighbouring slots."""
+        """Assign slots to values that arrive together; values in scratch get neighbouring slots."""
         homeless = []
         for value in values:
             slot = self.home.get(value.chunk)

@@ -165,7 +165,7 @@ def lower(
 
 
 def _replaced(schedule: Schedule) -> str:
-    """A note on sends with several ends, which a program replaces by single sends; empty for none."""
+    """Note on multicast and reduced sends, which a program replaces by one send per end; empty for none."""
     links = schedule.problem.topology.links
     wide = {t.group for t in schedule if len(links[t.link].srcs) + len(links[t.link].dsts) > 2}
     said = f"{len(wide)} of {schedule.num_sends} sends are multicast or reduced by a switch"
@@ -173,7 +173,7 @@ def _replaced(schedule: Schedule) -> str:
 
 
 def _split(runs: Sequence[int]) -> str:
-    """A note on merged sends that are split; `runs`: contiguous runs of each of these. Empty for none."""
+    """Note on merged sends that are split, from the number of contiguous runs of each; empty for none."""
     said = f"merged sends with scattered chunks: {len(runs)}; they become {sum(runs)} sends in the program"
     return (
         f"{said}, each with the latency of a send; the option `merged` packs their chunks instead"
@@ -201,7 +201,7 @@ def _choose_channels(
 
 
 class _Placing:
-    """Pass over all messages in time order that places values in slots and drafts the steps."""
+    """Assigns slots to chunk contents and drafts all steps, in one pass over the messages in time order."""
 
     def __init__(
         self,
@@ -278,7 +278,7 @@ class _Placing:
                 self._local(rank, "copy", source, copy.place, (START, i, 0, 0))
 
     def _start(self, message: Message) -> None:
-        """Sort the chunks by their slots at the source; pack them if requested and not contiguous."""
+        """Prepare a message at its source: sum contributions, sort its chunks by slot, pack if needed."""
         for i, part in enumerate(message.parts):
             if part.summed:
                 total = part.taken
@@ -340,7 +340,7 @@ class _Placing:
         return fused
 
     def _send(self, message: Message, moves: Sequence[_PlacedPart]) -> None:
-        """Draft the steps at both ends, one per contiguous run."""
+        """Draft the steps that send and receive a message, one pair per contiguous run of chunks."""
         if breaks := sum(not _is_one_run(pair) for pair in pairwise(moves)):
             self.runs_of_split.append(1 + breaks)
         for i, run in enumerate(_runs(moves, self.max_count)):

@@ -155,7 +155,7 @@ def follow(
 
 @dataclass(eq=False, slots=True)
 class _Piece:
-    """Set of arrivals of a chunk at a rank that are summed in one value."""
+    """Partial sum of a chunk at a rank: the contributions that arrived there and were added in one value."""
 
     arrivals: set[int]
     value: Value
@@ -163,7 +163,7 @@ class _Piece:
 
 @dataclass(eq=False, slots=True)
 class _Reader:
-    """Part to be sent, or final result, that sums arrivals.
+    """A later send or a final result that reads the sum of some contributions that arrived at a rank.
 
     - `since`: Tick at which the arrivals are read.
     - `arrivals`: Ids of the parts that arrived.
@@ -173,8 +173,8 @@ class _Reader:
     arrivals: set[int]
 
 
-#: `_OWN`: stand-in for the id of a part that is a rank's own contribution.
-#: `_COPY`: stand-in for the id of a copy of that contribution in the slot of the rank's result.
+#: `_OWN`: id of a rank's own contribution to a chunk, which no message delivers.
+#: `_COPY`: id of a copy of the rank's own contribution in the slot of its result.
 _OWN, _COPY = -1, -2
 
 
@@ -195,7 +195,7 @@ class NamedSums:
 def follow_named(
     messages: list[Message], collective: Collective, layouts: Sequence[RankLayout], *, in_place: bool
 ) -> NamedSums:
-    """Set the values of messages that name their contributions, which ranks keep unreduced.
+    """Set the values that messages read and make, for a schedule whose sends name their contributions.
 
     An arrival is added to a value at once if every later reader of either reads both. Parts that are never
     read are not sent.
@@ -270,7 +270,7 @@ class _SumPlan:
                 self.results[rank, chunk] = reader
                 self.readers[rank, chunk].append(reader)
         self.reads: dict[int, _Reader] = {}
-        for message in sorted(messages, key=lambda each: -each.end):  # readers end after what they read
+        for message in sorted(messages, key=lambda each: -each.end):  # latest readers first
             for part in message.parts:
                 if any(id(part) in reader.arrivals for reader in self.readers[message.dst, part.chunk]):
                     here = arrivals[message.src, part.chunk]
@@ -279,9 +279,9 @@ class _SumPlan:
                     self.readers[message.src, part.chunk].append(reader)
 
     def wants_copy(self, rank: int, chunk: int) -> bool:
-        """True if a rank's contribution is both sent alone and part of its result, which starts as a copy.
+        """True if a rank sends its own contribution alone, and also needs it in the sum that it outputs.
 
-        The result's reader is changed to read the copy.
+        The sum then starts as a copy of the contribution. The reader for the sum is changed to read the copy.
         """
         result = self.results.get((rank, chunk))
         apart = any(reader.arrivals == {_OWN} for reader in self.readers[rank, chunk])
@@ -292,7 +292,7 @@ class _SumPlan:
 
 
 def _kept(here: list[_Piece], arrival: int, later: Sequence[_Reader], chunk: int, time: int) -> Value:
-    """Store an arrival; return its value.
+    """Store a contribution that arrives at a rank; return the value that contains it.
 
     The arrival is added to an existing value if every later reader reads both or neither. Otherwise it
     becomes a value of its own.
@@ -325,7 +325,7 @@ def _have_same_readers(pieces: Sequence[_Piece], readers: Sequence[_Reader]) -> 
 def _taken(
     here: list[_Piece], reader: _Reader, later: Sequence[_Reader], part: MessagePart, message: Message
 ) -> Value:
-    """The value that a part reads: an existing one, or the sum of several.
+    """Value that the sender reads for a part of a message: an existing value, or the sum of several.
 
     The sum replaces its summands if all later readers read all of them.
     """

@@ -51,7 +51,7 @@ OPERATIONS: Mapping[str, OperationParts] = {
 
 
 class Slot(NamedTuple):
-    """Place for one chunk: a buffer of `BUFFERS`, and the number of chunks before it there."""
+    """Place for one chunk: a buffer (input, output or scratch), and the offset in it in chunks."""
 
     buffer: str
     offset: int
@@ -143,7 +143,7 @@ class RankProgram:
 @checked
 @dataclass(frozen=True)
 class Program:
-    """Program of all ranks.
+    """Program: the steps that each rank executes so that all ranks together run a collective.
 
     Parameters
     ----------

@@ -31,14 +31,14 @@ USUALLY_IN_PLACE, IN_BOTH_PLACES = ("allreduce", "reduce", "broadcast"), ("allga
 
 
 class Excess(NamedTuple):
-    """One excess over a limit of the format; `where` is its rank, threadblock and step if they apply."""
+    """Limit of a format that a program exceeds; `where` is (rank, threadblock, step), or a prefix of it."""
 
     where: tuple[int, ...]
     message: str
 
 
 def excesses(program: Program, runtime: Runtime) -> Iterator[Excess]:
-    """Yield excesses over the limits of a runtime's files, each with advice for a lowering within them."""
+    """Yield each limit of a runtime's files that a program exceeds, with advice to lower it differently."""
     for where, found, most, what, remedy in _measured(program, runtime):
         if found > most:
             names = ("rank", "threadblock", "step")

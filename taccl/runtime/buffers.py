@@ -20,7 +20,7 @@ _LARGEST = 2**30
 
 
 class Data:
-    """Contributions of every rank to every chunk, from a seed.
+    """Test data: the contribution of every rank to every chunk, generated from a seed.
 
     Integers are so small that no sum over all ranks overflows. Floats are in [-1, 1). In fixed point their
     scale is the largest power of two for which no sum overflows.
@@ -71,7 +71,7 @@ class Data:
 
     @property
     def tolerance(self) -> float:
-        """Largest difference between two sums of the same contributions, element for element.
+        """Largest rounding difference between two sums of the same contributions, per element.
 
         A sum of n numbers of at most 1 is off by at most (n - 1) u n; u = eps / 2 is the unit roundoff.
         Source: Higham, Accuracy and Stability of Numerical Algorithms, section 4.2. In fixed point each of n

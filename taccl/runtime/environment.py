@@ -108,7 +108,7 @@ def joined() -> Iterator[Any]:
     """
 
     def end(*_: object) -> None:
-        remove_segments(segments_of(os.getpid()))  # MPICH leaves its memory behind
+        remove_segments(segments_of(os.getpid()))  # MPICH does not remove its shared memory
         mpi.COMM_WORLD.Abort(_INTERRUPTED)
 
     with signals_to(signal.SIG_DFL, "SIGINT"):

@@ -87,7 +87,7 @@ def _agree_on_job(communicator: Any, make: Callable[[], RunJob], watchdog: Watch
 
 
 class _JobRank:
-    """One rank's part in a job."""
+    """One rank that executes a job: runs the program and MPI's own collective, and compares outputs."""
 
     def __init__(
         self, communicator: Any, job: RunJob, watchdog: Watchdog, note: Callable[[str], None]
@@ -109,7 +109,7 @@ class _JobRank:
         self.num_wrong = 0
 
     def run(self) -> dict[str, Any] | None:
-        """Outcome at rank 0, the plain values of an `Execution`; None elsewhere."""
+        """Execute the job; return the plain values of an `Execution` at rank 0, and None at other ranks."""
         stuck: Stuck | None = None
         times: list[float] = []
         mpi_times: list[float] = []
@@ -191,7 +191,7 @@ class _JobRank:
         waits = [wait for report in reports for wait in report["waits"]]
         cause = ""
         if waits and not was_moving(idle_s, job.timeout_s):
-            from taccl.program.interpret import interpret  # which ranks seldom need
+            from taccl.program.interpret import interpret  # imported here, as ranks seldom need it
 
             faults = interpret(replace(program, sizes_bytes=(job.size_bytes,) * 2)).faults
             cause = next((fault.message for fault in faults if fault.kind == "deadlock"), "")

@@ -1,6 +1,6 @@
-"""Ranks of PyTorch on this machine: ``python -m taccl.runtime.rank_starter N PROGRAM ...`` starts N of them.
+"""Start PyTorch ranks on this machine: ``python -m taccl.runtime.rank_starter N PROGRAM ...`` starts N.
 
-It ends once all ranks have ended. If one fails, the others are ended, and a line on stderr names it.
+The starter ends once all ranks have ended. If one fails, the others are ended, and a line on stderr names it.
 """
 
 from __future__ import annotations

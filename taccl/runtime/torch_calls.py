@@ -77,7 +77,7 @@ def call_of(module: ModuleType, collective: str) -> Callable[..., Any]:
 
 
 def has_root(collective: str) -> bool:
-    """True if one rank has the data, or gets it."""
+    """True if the collective has a root: one rank that has all data at the start or at the end."""
     return collective in ("broadcast", "reduce", "gather", "scatter")
 
 
@@ -88,7 +88,7 @@ def num_elements(collective: str, num_ranks: int, size_bytes: int, item_bytes: i
 
 
 def tensors_of(collective: str, source: Any, num_ranks: int, *, is_root: bool) -> tuple[Any, ...]:
-    """Arguments of a call whose input begins with the elements of `source`; outputs are zero.
+    """Tensors to pass to a collective: inputs with the elements of `source`, and outputs of zeros.
 
     - `source`: Tensor with as many elements as the input.
     """

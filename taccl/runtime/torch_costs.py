@@ -60,7 +60,7 @@ def report_in(path: str | PathLike[str]) -> TorchReport:
 
 
 def costs_in(logs: Sequence[str | PathLike[str]]) -> RoundCosts:
-    """Fit the costs to the times of schedules in logs of the same ranks, over all sizes."""
+    """Fit a cost per round and per byte to the times of schedules in logs of the same ranks."""
     reports = [report_in(each) for each in logs]
     first = reports[0]
     for path, each in zip(logs, reports, strict=True):

@@ -107,7 +107,7 @@ class TorchReport:
         return fitted_costs(self.rows())[0]
 
     def rows(self) -> list[tuple[float, float, float]]:
-        """Rounds, bytes that the busiest ranks move, and median time in us of the schedule, by size."""
+        """(rounds, bytes that the busiest ranks move, median time in us) of the schedule, for each size."""
         return [
             (self.num_rounds, (self.volume or 1.0) * each.size_bytes, statistics.median(each.times_us))
             for each in self.sizes

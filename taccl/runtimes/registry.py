@@ -56,7 +56,7 @@ def unregister(name: str) -> None:
 
 @checked
 def registered(role: str = "name") -> dict[str, Runtime]:
-    """{name: runtime}, the library's first.
+    """{name: runtime} of all known runtimes that have a given field, the library's own first.
 
     - `role`: Field of `Runtime` that must be given: ``"files"`` for plans, ``"launch"``, ``"run"``.
 
