@@ -39,7 +39,7 @@ LIBRARY_NAMES = {
     "alltoall": {"pairwise": (2, "pairwise"), "bruck": (3, "brucks")},
 }
 _OPENMPI_KINDS = {"allreduce": 2, "allgather": 0, "alltoall": 3}
-#: {collective: variable of message size in MPICH's selection file}.
+#: {collective: name of the message-size variable in MPICH's selection file}.
 _COUNTED = {"allreduce": "avg_msg_size", "allgather": "total_msg_size", "alltoall": "avg_msg_size"}
 #: {collective: {our name of an algorithm: NCCL's name}}.
 _NCCL = {
@@ -326,7 +326,7 @@ def _by_size(
 
 
 def _modelled(topology: Topology, kind: str) -> Iterator[dict[tuple[str, str], float]]:
-    """Yield {(algorithm, protocol): time in us} for each size, by NCCL's model of a machine."""
+    """Yield {(algorithm, protocol): time in us} for each size, by NCCL's cost model of the machine."""
     from taccl.baselines.nccl import nccl_choices
     from taccl.problem.making import make_problem
     from taccl.topology.profiles import profile_of

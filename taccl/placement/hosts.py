@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from taccl.placement.probe import Probe
     from taccl.topology.topology import Side, Topology
 
-#: Key in a topology's cache of the `ProbedHosts` from which the topology was made.
+#: Key under which a topology's cache holds the `ProbedHosts` that the topology was made from.
 MEASURED = "measured"
 #: Ratio of rates above which links of a GPU are of different kinds, such as NVLink and PCIe.
 _RATIO_OF_KINDS = 1.5
@@ -36,7 +36,7 @@ _FURTHER = 2.0
 USUAL_LATENCY_US = 10.0
 USUAL_GB_PER_S = 12.5
 USUAL_OVERSUBSCRIPTION = 4.0
-#: Decimals of latencies in us, and of costs in us/MB.
+#: Number of decimals to which latencies in us and costs in us/MB are rounded.
 DECIMALS = 3
 
 

@@ -1,4 +1,4 @@
-"""Statistical test of a new order on measurements that were not used to choose it: a gain, or noise."""
+"""Statistical test of the gain from a new rank order, on measurements that were not used to choose it."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ class Judgement:
 
     @property
     def gain(self) -> float:
-        """Geometric mean of the gains; 1 if there are none."""
+        """Geometric mean of `gains`, the speedups on each half of the measurements; 1 if there are none."""
         return float(np.exp(np.mean(np.log(self.gains)))) if self.gains else 1.0
 
     @property
     def verdict(self) -> str:
-        """``"confirmed"``, ``"within noise"`` or ``"not judged"``.
+        """Verdict on the gain: ``"confirmed"``, ``"within noise"`` or ``"not judged"``.
 
         A gain is confirmed if it exceeds 1 % and its confidence interval excludes 1.
         """
@@ -252,7 +252,7 @@ def _halves(probe: Probe, stacks: _Figures, rng: np.random.Generator) -> tuple[_
     """Split the repetitions of every pair at random; return the median figures of both halves."""
     number, count, _ = next(iter(stacks.values())).shape
     deal = rng.random((number, count, count))
-    deal = np.triu(deal) + np.triu(deal, 1).transpose(0, 2, 1)  # both directions in one half
+    deal = np.triu(deal) + np.triu(deal, 1).transpose(0, 2, 1)  # keep both directions of a pair in one half
     turn = np.argsort(np.argsort(deal, axis=0), axis=0)
 
     def half(chosen: NDArray[np.bool_]) -> _Figures:
@@ -280,7 +280,7 @@ def _noise(one: _Figures, other: _Figures) -> _Figures:
 
 
 def _shrunk(probe: Probe, figures: _Figures, variance: Mapping[str, float]) -> _Figures:
-    """Figures moved towards the mean of their class to reduce noise (positive-part James-Stein shrinkage).
+    """Move values towards the mean of their class to reduce noise (positive-part James-Stein shrinkage).
 
     The factor is the part of the variance in the class that is noise. Without shrinkage, the slowest of many
     pairs would seem slower than the slowest of few, though all are equal. Pairs whose hosts share as many

@@ -96,7 +96,7 @@ def as_launched(placement: Placement, hosts: Sequence[str]) -> Placement:
 
 @checked
 def hostfile(placement: Placement, hosts: Sequence[str], launcher: str = "mpich") -> str:
-    """File with which a launcher starts rank r on its host (`command` says how), bound to no core.
+    """File with which a launcher starts rank r on its host (`command` says how); it names no cores.
 
     Parameters
     ----------

@@ -79,7 +79,7 @@ class MeasuredGain:
 
     @property
     def verdict(self) -> str:
-        """``"confirmed"``, ``"within noise"`` or ``"slower"``.
+        """Verdict on the new order: ``"confirmed"``, ``"within noise"`` or ``"slower"``.
 
         A gain or a loss counts if the interval excludes 1 and the median differs from 1 by more than 1 %.
         With fewer than seven calls the verdict is ``"within noise"``.

@@ -38,7 +38,7 @@ _WITH_UNIT = re.compile(r"([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s?([^\W\d]\S*)")
 
 
 class Unit(NamedTuple):
-    """Unit of a matrix.
+    """Unit of the entries of a matrix of latencies or bandwidths.
 
     - `is_rate`: True for bandwidths, False for latencies.
     - `factor`: GB/s or us of an entry of 1.
@@ -173,7 +173,7 @@ def tables_of_pairs(rows: dict[int, list[str]], where: str) -> list[Table] | Non
 
 
 def _heads(rows: list[list[str]]) -> tuple[bool, bool]:
-    """(first row has names, first column has names)."""
+    """(True if the first row has names, True if the first column has names)."""
     first, others = rows[0], rows[1:]
     starts = [row[0] for row in others]
     are_names, are_named = any(map(_is_name, first[1:])), any(map(_is_name, starts))

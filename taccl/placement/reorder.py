@@ -85,7 +85,7 @@ def reorder(
         If no links lead from one rank to another.
     """
     began = time.monotonic()
-    deadline = Deadline.after(time_limit_s)  # before the case, which takes seconds for a thousand hosts
+    deadline = Deadline.after(time_limit_s)  # includes the case, which takes seconds for 1,000 hosts
     case = Case(topology, collective, algorithm, size)
     count, hosts = case.hosts.num_ranks, case.hosts
     given = tuple(range(count))
@@ -95,7 +95,7 @@ def reorder(
     best, after, proven = given, before, before <= bound * (1 + _NOTHING)
     measured = hosts if isinstance(hosts, ProbedHosts) else None
     judgement = None
-    # The same figures of the new order are computed after the search, so as much time is reserved for them.
+    # After the search, the same figures are computed for the new order: reserve the time that they take.
     figures_began = time.monotonic()
     least = case.ticks(given, compiled=not case.is_small, is_relaxed=True)
     limits = case.limits(given, before)
@@ -112,7 +112,8 @@ def reorder(
             found = case.search(given, seed, first)
             return case.prove(found, first) if count <= _PROVABLE else (*found, False)
 
-        # Kernels are compiled at their first call, so the time limit may come before the search has an order.
+        # The first call compiles the kernels, so the time limit may end the search before it has an order.
+        # The order that puts near hosts together needs no search.
         near = case.ticks(case.nested, compiled=not case.is_small)
         best, after = min((best, after), (case.nested, near), key=lambda found: found[1])
         first = deadline

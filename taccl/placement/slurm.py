@@ -190,7 +190,7 @@ def _of_conf(text: str, topology: str | None, where: str) -> _Fabric:
 
 
 def _of_yaml(text: str, topology: str | None, where: str) -> _Fabric:
-    """One fabric of a ``topology.yaml``."""
+    """Read one fabric of a ``topology.yaml``: the named one, else the cluster's default, else the first."""
     import yaml
 
     try:

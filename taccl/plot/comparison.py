@@ -191,7 +191,7 @@ def _shape_text(shape_name: str, value: Any) -> str:
 def _key(
     ax: Axes, rows: Sequence[dict[str, Any]], backends: list[str], shape_name: str, shapes: list[Any]
 ) -> None:
-    """Add the key to colours and shapes, beside the picture."""
+    """Add a legend for colours and shapes, beside the picture."""
     from matplotlib.lines import Line2D
 
     key = []

@@ -127,7 +127,7 @@ def rows_height(num_rows: int) -> float:
 
 
 def _bars(ax: Axes, bars: Bars, title: str, topology: Topology, *, is_image: bool) -> None:
-    """Add a collection of rectangles for copies, one for reductions, and a key to their colours."""
+    """Add a collection of rectangles for copies, one for reductions, and a legend for their colours."""
     from matplotlib.collections import PolyCollection
     from matplotlib.patches import Patch
 
@@ -185,7 +185,7 @@ def _shades(topology: Topology, ranks: list[int]) -> dict[int, str]:
 def _colours(
     ax: Axes, origin: NDArray[np.int64], title: str, topology: Topology
 ) -> tuple[NDArray[np.float64], list[Patch]]:
-    """RGBA colour of each bar, (bars, 4), and the entries of the key.
+    """RGBA colour of each bar, as a (bars, 4) array, and the entries of the legend.
 
     Few ranks have one colour each. Many ranks share a colour scale, which has an axis instead of entries.
     """

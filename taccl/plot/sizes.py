@@ -214,7 +214,7 @@ def bandwidths(
     }
     free = without_sketch(problem)
     at_most = np.array(_bounds(free, every, limit), float)
-    # Clauses that only guide a search do not restrict schedules, and any schedule may merge.
+    # If the sketch has no clauses that restrict schedules, apart from merging, one bound is enough.
     if problem.clauses.same(free.clauses, *(scope for scope in BINDING if scope != "merge")):
         lines["bound"] = at_most
     else:

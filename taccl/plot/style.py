@@ -122,7 +122,7 @@ def time_rows(ax: Axes, labels: Sequence[str], finish_us: float) -> None:
 
 
 def legend(ax: Axes, handles: Sequence[Artist], **look: Any) -> Any:
-    """Add a key to the right of the axes, aligned with their top."""
+    """Add a legend to the right of the axes, aligned with their top."""
     place: Any = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "borderaxespad": 0.0}
     return ax.legend(handles=handles, fontsize=8, frameon=False, **place | look)
 
@@ -177,7 +177,7 @@ def render(picture: Axes | Figure, format: str = "svg") -> bytes:
 
 
 def in_key(name: str) -> str:
-    """A name for a key; a space precedes an underscore, as matplotlib omits labels that begin with one."""
+    """Name as a legend label, with a space before a leading underscore, else matplotlib omits the label."""
     return f" {shown(name)}" if name.startswith("_") else shown(name)
 
 

@@ -1,4 +1,4 @@
-"""Alltoallv: exchanges with a number of bytes for each pair of ranks, and their matrices in files."""
+"""Alltoallv: collectives with a number of bytes for each pair of ranks, and files with these numbers."""
 
 from __future__ import annotations
 

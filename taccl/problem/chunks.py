@@ -88,7 +88,7 @@ class RankSets:
 
     @classmethod
     def of(cls, ranks_of_chunk: Sequence[tuple[int, ...]]) -> RankSets:
-        """Distinct sets from the tuple of ranks of each chunk."""
+        """Collect the distinct sets among the tuples of ranks of all chunks."""
         # Many chunks may share one very large tuple, so hash each tuple object only once.
         shared = dict(zip(map(id, ranks_of_chunk), ranks_of_chunk, strict=True))
         number: dict[tuple[int, ...], int] = {}
@@ -101,7 +101,7 @@ class RankSets:
         return np.array([not ranks.isdisjoint(each) for each in self.sets], bool)[self.of_chunk]
 
     def among(self, chunks: range) -> Iterator[tuple[int, ...]]:
-        """Distinct sets of some consecutive chunks."""
+        """Distinct sets of ranks of the given consecutive chunks."""
         return (self.sets[i] for i in np.unique(self.of_chunk[chunks.start : chunks.stop]).tolist())
 
 

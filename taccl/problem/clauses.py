@@ -124,7 +124,7 @@ class Clause(NamedTuple):
         return None if plain is None else _PLAIN[self.shape][1](plain)
 
     def image(self, value: Any, ranks: Sequence[int], links: Mapping[int, int] | Sequence[int]) -> Any:
-        """The value after a renumbering of ranks and links."""
+        """A clause's value after a renumbering of ranks and links."""
         if value is None or self.shape not in ("links", "ranks", "ranks-of-link"):
             return value
         if self.shape == "ranks-of-link":
@@ -142,7 +142,7 @@ class Clause(NamedTuple):
         return None
 
 
-#: (function to plain data, function from plain data) for each form of values.
+#: {form of a clause's values: (function to plain data, function back from plain data)}.
 _PLAIN: dict[Values, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "links": (sorted, frozenset),
     "ranks": (sorted, frozenset),
@@ -396,5 +396,5 @@ CLAUSES: dict[str, Clause] = {
     for each in dataclasses.fields(Clauses)
     if "clause" in each.metadata
 }
-#: {field: default value}, which constrains nothing.
+#: {field: default value of the clause}.
 _NOTHING: dict[str, Any] = {name: getattr(Clauses(), name) for name in CLAUSES}

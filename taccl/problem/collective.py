@@ -254,7 +254,7 @@ class Collective:
 
     @property
     def busbw_factor(self) -> float:
-        """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it.
+        """Ratio of bus bandwidth to algorithm bandwidth, as nccl-tests defines them.
 
         For an allgatherv, which nccl-tests lacks, it is the share of the data that is received by the rank
         that contributes least; with equal contributions this is the factor of an allgather. 1 if process
@@ -287,7 +287,7 @@ class Collective:
 
     @checked_as(CollectiveError)
     def split(self, parts: Count) -> Collective:
-        """The same collective with every chunk cut into `parts`, which are adjacent in every buffer.
+        """The same collective with every chunk cut into `parts` parts that are adjacent in every buffer.
 
         The number of chunks is then fixed.
         """
@@ -390,7 +390,7 @@ def _is_whole(chunk: Chunk) -> bool:
 
 
 def busbw_factor(name: str, num_ranks: int) -> float:
-    """Bus bandwidth over algorithm bandwidth of a collective, by name, as nccl-tests defines it."""
+    """Ratio of bus bandwidth to algorithm bandwidth of a named collective, as nccl-tests defines them."""
     if name in ("allgather", "reduce-scatter", "alltoall", "gather", "scatter"):
         return (num_ranks - 1) / num_ranks
     return 2 * (num_ranks - 1) / num_ranks if name == "allreduce" else 1.0

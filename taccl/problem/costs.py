@@ -141,7 +141,7 @@ def cost_columns(topology: Topology) -> list[tuple[list[Fraction], NDArray[np.in
 
 
 def exact_costs(topology: Topology, chunk_bytes: Sequence[int]) -> Costs:
-    """Costs of a topology, and sizes of chunks, on one integer grid.
+    """Costs of a topology in integer ticks, and sizes of chunks in integer units.
 
     If costs need more than a tick per femtosecond, or times more than 64 bits, costs are rounded up to
     picoseconds, with a `NumericsWarning`. `TopologyError` is raised if times need more than 64 bits even so.

@@ -31,7 +31,7 @@ def custom(
     combining: bool = False,
     name: str = "custom",
 ) -> Collective:
-    """Collective from the ranks where each chunk starts and must end.
+    """Make a collective from the ranks at which each chunk starts and those at which it must end.
 
     Parameters
     ----------

@@ -41,7 +41,7 @@ class RankLayout:
     output_offset: int = 0
 
     def canonical(self, slot: Slot, *, in_place: bool) -> Slot:
-        """One slot for all that share its memory: in place, that of the larger buffer if it contains it.
+        """Canonical slot for a place in memory; in place, the larger buffer's slot if it covers that place.
 
         If both buffers are equally large, it is the slot of the output.
         """
@@ -62,7 +62,7 @@ class RankLayout:
 
 
 def layout(collective: Collective) -> tuple[RankLayout, ...]:
-    """Layout of each rank's buffers.
+    """Layout of each rank's input and output for a collective: the chunk of each slot.
 
     A chunk from which a rank derives another one is not among its outputs.
     """

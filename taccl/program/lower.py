@@ -201,7 +201,7 @@ def _choose_channels(
 
 
 class _Placing:
-    """Assigns slots to chunk contents and drafts all steps, in one pass over the messages in time order."""
+    """Single pass over the messages in time order that assigns slots to chunks and drafts all steps."""
 
     def __init__(
         self,

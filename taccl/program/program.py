@@ -274,7 +274,7 @@ class Program:
 # Plain values are read here without pydantic, as each rank of a run reads the program.
 # Loading pydantic would take longer than the rest.
 def _plain(value: Any) -> Any:
-    """Records as {field: value} without defaults, tuples as lists."""
+    """Plain values: records as {field: value} without defaults, and tuples as lists."""
     if isinstance(value, (RankProgram, Threadblock, Step)):
         given = ((each, getattr(value, each.name)) for each in fields(value))
         return {

@@ -1,4 +1,4 @@
-"""Limits of runtimes on programs, and excesses over them."""
+"""Limits that runtimes such as MSCCL set for programs, and checks that report what exceeds the limits."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from taccl.program.program import Program, Slot
     from taccl.runtime.buffers import RankMemory
 
-#: Max seconds to sleep while nothing progresses: short compared with a message.
+#: Max seconds to sleep while nothing progresses, so that a message is noticed soon.
 _LONGEST_SLEEP_S = 1e-3
 #: Min seconds to sleep while nothing progresses: long compared with a poll.
 _SHORTEST_SLEEP_S = 2e-5

@@ -26,7 +26,7 @@ _INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class LaunchedRank:
-    """Launcher of this process, and its rank.
+    """Launcher that started this process, and the rank of the process.
 
     `num_ranks` is None if the launcher does not state the number of ranks.
     """

@@ -1,4 +1,4 @@
-"""Jobs of ranks: a program, a size, a type of number, a number of runs; checked before any rank starts."""
+"""Run jobs: a program, its size, number type and number of runs, checked before any rank starts."""
 
 from __future__ import annotations
 

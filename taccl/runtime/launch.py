@@ -57,7 +57,7 @@ def launched(
         process = _start(start, path, worker, environment or {})
         try:
             return _attend(process, folder, timeout_s, note)
-        finally:  # the guard kills the rest
+        finally:  # the guard process kills remaining ranks
             process.terminate()
             try:
                 process.wait(_TERMINATE_S)

@@ -167,7 +167,7 @@ class Execution:
         return "\n".join([f"{head}{self.num_ranks}:", *causes, *listed(self.waits)])
 
     def text(self) -> str:
-        """The report for people."""
+        """The report as text for users."""
         place = "in place" if self.in_place else "out of place"
         ranks, machines = format_count(self.num_ranks, "rank"), format_count(self.num_hosts, "machine")
         size = f"{format_size(self.size_bytes)} of {self.dtype}"

@@ -26,9 +26,9 @@ _BLOCKS = {
 
 
 def import_torch() -> Any:
-    """PyTorch, with its module of collectives.
+    """Import PyTorch with its module of collectives, ``torch.distributed``.
 
-    Raises `ExecutionError` if it cannot be loaded, or was built without them.
+    Raises `ExecutionError` if PyTorch cannot be loaded, or was built without that module.
     """
     try:
         import torch

@@ -21,7 +21,7 @@ _TYPES = {"float32": "float", "float64": "double", "float16": "half"}
 
 @dataclass(frozen=True, slots=True)
 class TimedSize:
-    """Times of one size, each of the slowest rank, in microseconds.
+    """Times of a schedule and of the stock collective at one size: those of the slowest rank, in us.
 
     - `count`: Number of elements of the larger buffer.
     - `num_wrong`: Elements of all ranks that differ from those of the stock collective, over all runs.
@@ -36,7 +36,7 @@ class TimedSize:
 
 @dataclass(frozen=True, slots=True)
 class TorchReport:
-    """A schedule in PyTorch beside the stock collective.
+    """Results of a schedule that ran in PyTorch, next to those of the stock collective.
 
     - `num_rounds`: Rounds of messages of the schedule.
     - `volume`: Data that the busiest rank of each round moves, over all rounds, as a share of the size; 0 if
@@ -114,7 +114,7 @@ class TorchReport:
         ]
 
     def text(self) -> str:
-        """The report for people."""
+        """The report as text for users."""
         ranks, hosts = format_count(self.num_ranks, "rank"), len({host for host, _, _ in self.devices})
         where = f"{ranks} on {format_count(hosts, 'machine')}, {self.dtype}, {self.backend}"
         lines = [f"{self.program}: {where}, {format_count(self.num_rounds, 'round')}"]
