@@ -43,7 +43,7 @@ _FEWEST_PAIRS = 4
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Statistical test of the search for a rank order, on measurements that the search did not use.
+    """Result of a statistical test of the search for a rank order, on data that the search did not use.
 
     - `basis`: The repetitions, e.g. ``"4 passes"``; empty if there is no judgement.
     - `gains`: For each half, the lower bound on its speedup by the order chosen on the other half (as

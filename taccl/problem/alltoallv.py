@@ -167,7 +167,7 @@ def is_skew(word: str) -> bool:
 
 @checked
 def load_sizes(path: str | os.PathLike[str]) -> NDArray[np.int64]:
-    """Load an alltoallv's matrix of bytes per pair of ranks: from NumPy's ``.npy``, or a line per rank.
+    """Load an alltoallv's matrix of bytes per pair of ranks, from ``.npy`` or text with a line per rank.
 
     Numbers in a line are separated by commas, semicolons, tabs or blanks; sizes like ``64MB`` are allowed.
     Lines that begin with ``#`` are comments.
