@@ -53,8 +53,8 @@ def small(collective="alltoall"):
 
 
 def large():
-    """An alltoall on a ring of 12 without symmetry: 432 hops, too large for Gurobi's bundled licence."""
-    return problem_of(ring(12), collectives.alltoall(12))
+    """An alltoall on a ring of 9 without symmetry: 1152 hops, too large for Gurobi's bundled licence."""
+    return problem_of(ring(9), collectives.alltoall(9))
 
 
 #: Stages of every search besides those of its solvers.
