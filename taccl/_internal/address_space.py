@@ -1,4 +1,4 @@
-"""Limits of this process's address space (``ulimit -v``, or set by a task), and signs of its exhaustion."""
+"""Read and set the limit of this process's address space (``ulimit -v``); recognise errors due to it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _share_heap() -> None:
     """Let all threads share one heap: glibc reserves 64 to 128 MB of address space for each further heap."""
     import ctypes
 
-    with suppress(AttributeError, OSError):  # other C libraries lack such heaps
+    with suppress(AttributeError, OSError):  # C libraries other than glibc may lack `mallopt`
         ctypes.CDLL(None).mallopt(_NUMBER_OF_HEAPS, 1)
 
 

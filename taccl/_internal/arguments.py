@@ -28,7 +28,7 @@ Count = int
 Natural = int
 #: Annotation of whole numbers of at least 2.
 AtLeastTwo = int
-#: Number, or an infinity, which may be the text ``"inf"`` or ``"-inf"``.
+#: Annotation of numbers that may be infinite, also as the text ``"inf"`` or ``"-inf"``.
 Extended = float
 #: Whole number of bytes, which may be text such as ``"4GB"``.
 Bytes = int
@@ -42,19 +42,19 @@ Seconds = float
 Duration = float
 #: Finite share of at least 0, which may be text such as ``"1%"``.
 Share = float
-#: Number or text of a cost, which is kept exact.
+#: Annotation of costs, given as a number or text, and passed on without rounding.
 Number = int | float | str | Fraction
 
 T = TypeVar("T")
 
 
 def checked(thing: T) -> T:
-    """Decorate a function, or a class for its constructor, to check its arguments by their annotations."""
+    """Decorate a function or class to check and convert (constructor) arguments by their annotations."""
     return checked_as(InputError)(thing)
 
 
 def checked_as(error: type[InputError]) -> Callable[[T], T]:
-    """Decorator like `checked` that raises another error class."""
+    """Decorator that checks and converts arguments as `checked` does, but raises `error` for a wrong one."""
 
     def decorate(thing: T) -> T:
         if isinstance(thing, type):
@@ -68,7 +68,7 @@ def checked_as(error: type[InputError]) -> Callable[[T], T]:
         further = next((str(each.annotation) for each in parameters if each.kind is each.VAR_KEYWORD), None)
         takes_any = further is not None and not further.startswith("Unpack[")
         kinds: dict[str, Reader | None] = {}
-        #: {types of positional arguments, names and types of keyword arguments: arguments to convert}.
+        #: {(types of positional arguments, keywords, types of their values): arguments that need conversion}.
         unread: dict[tuple[Any, ...], tuple[list[tuple[int, Reader, str]], list[tuple[str, Reader]]]] = {}
 
         @functools.wraps(function)
@@ -124,7 +124,7 @@ def kinds_of(function: Callable[..., Any]) -> dict[str, Reader | None]:
 
 
 def known_index(index: int, count: int, where: str) -> int:
-    """Return an index after a check that it is from 0 to `count` - 1; faster than `checked`."""
+    """Check that an index is a whole number from 0 to `count` - 1, and return it; faster than `checked`."""
     if type(index) is not int:
         index = whole_number(index, where)
     if not 0 <= index < count:
@@ -140,7 +140,7 @@ def known_word(word: str, known: Iterable[str], where: str, error: type[InputErr
 
 
 def known_name(word: str, known: Collection[str], where: str, error: type[InputError] = InputError) -> str:
-    """Known word that a spelling matches, regardless of case and dashes; errors as in `known_word`."""
+    """Known name that a word spells, regardless of case and dashes; raises an error if there is none."""
     found = matching(word, known) or word
     known_word(found, known, where, error)
     return found

@@ -34,7 +34,7 @@ _RUN_TIMES, _LEAST_RUN_S = "/proc/thread-self/schedstat", 0.2
 
 
 def busy_factor() -> float:
-    """Approximate seconds of wall time per second of work, by the load of the machine; at least 1.
+    """Approximate wall-clock seconds per CPU second of this thread; 1 on an idle machine, more under load.
 
     On Linux, the factor follows from the run time and the waiting time of the calling thread since the last
     evaluation. Elsewhere the load average of the last minute is used, or 1 if there is none.
@@ -64,7 +64,7 @@ _seen = _Seen()
 
 
 def _load_factor() -> float:
-    """Busy factor by the load average of the last minute."""
+    """Estimate of `busy_factor`: load average of the last minute per core, at least 1."""
     try:
         load = os.getloadavg()[0]
     except (AttributeError, OSError):
@@ -104,7 +104,7 @@ class OutOfTime(NoSolutionError):
 
 @dataclass(slots=True)
 class _Scope:
-    """Part of a task under way; sizes are in any common unit of work.
+    """Running part of a task, for reports of progress; sizes are in any common unit of work.
 
     - `doing`: Description.
     - `steps`, `ahead`: Size of this part, and of what follows it in the outer part.
@@ -130,7 +130,7 @@ class Cancellation:
         self._doing = ""
 
     def cancel(self, why: str) -> None:
-        """End the running kernels and every later one; the first reason is kept."""
+        """Cancel the task: its compiled kernels stop, now and later. The first reason given is kept."""
         self.why = self.why or why
         for signal in self._signals:
             signal[0] = 1
@@ -143,7 +143,7 @@ class Cancellation:
 
     @property
     def done(self) -> float | None:
-        """Part of the task that is done, by its steps, from 0 to 1; None if unknown."""
+        """Share of the task's work that is done, from 0 to 1; None if unknown."""
         scopes, done = self._under_way
         if done is not None:
             known = done()
@@ -377,6 +377,6 @@ def signals_to(handle: Any, *names: str, only: Any = None) -> Iterator[None]:
 
 
 def leave(number: int, _frame: FrameType | None) -> None:
-    """Handler for `signals_to` that exits instead of being killed, so that temporary files are removed."""
+    """Signal handler that exits by `SystemExit`, so that temporary files are still removed."""
     signals.signal(number, signals.SIG_DFL)  # a second signal ends the process immediately
     raise SystemExit(128 + number)

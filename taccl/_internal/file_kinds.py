@@ -1,4 +1,4 @@
-"""Kinds of files, recognised by their content, and advice for each kind: a command to use, or a file to give.
+"""Recognise the kind of a file by its content, and advise on it: a command to use, or a file to give instead.
 
 Some kinds are this package's own, recognised by their fields or first lines. The others are outputs of other
 tools, recognised by a line that only the tool prints. `kinds_in` and `kinds_of_text` recognise kinds;
@@ -66,9 +66,9 @@ _FIELDS = {
     "file of SCCL or msccl-tools": {"msccl_type"},
 }  # fmt: skip
 
-#: Number of characters of a text that are searched.
+#: Number of leading characters of a text in which patterns are searched.
 _HEAD_CHARACTERS = 1 << 16
-#: Quotation marks of mails, and code fences; their line breaks are kept, as messages count lines.
+#: Quotation marks of mails, and code fences, to be removed; line breaks stay, as messages name line numbers.
 _QUOTES = re.compile(r"^[^\S\n]*(>[^\S\n]?)+|^[^\S\n]*```.*$", re.MULTILINE)
 
 

@@ -25,11 +25,12 @@ _DENSE_SHARE = 0.05
 #: Length added to each arc, as SciPy drops arcs of length 0.
 #: The added length is far below 1 / number of nodes, so that rounding path lengths down removes it.
 _STEP = 2.0**-20
-#: `_MOST_IN_ROUNDS`: max number of (start, arc) pairs for shortest paths without SciPy (up to about 0.1 s).
-#: `_FEW_ROUNDS`: number of rounds over all pairs after which SciPy is used instead.
-#: `_ROUNDS_WORK`: further rounds are made up to this number of pairs in all rounds together.
+#: Limits of Bellman-Ford, which replaces SciPy on small graphs (up to about 0.1 s).
+#: `_MOST_IN_ROUNDS`: max (start, arc) pairs that a round relaxes; with more, SciPy is used at once.
+#: `_FEW_ROUNDS`: rounds after which SciPy is used instead.
+#: `_ROUNDS_WORK`: more rounds are allowed while they relax fewer pairs than this in total.
 _MOST_IN_ROUNDS, _FEW_ROUNDS, _ROUNDS_WORK = 4_000_000, 6, 400_000
-#: Max number of arcs of all maximum flows together that are computed without SciPy (up to about 0.1 s).
+#: Max arcs, summed over all maximum flows to compute, for which SciPy is not loaded (up to about 0.1 s).
 _MOST_FLOW_ARCS = 4_000
 
 
@@ -76,7 +77,7 @@ def _settle(found: Floats, src: Ints, dst: Ints, length: ArrayLike) -> bool:
 def paths_from_nearest(
     num_nodes: int, src: Ints, dst: Ints, length: ArrayLike, starts: Collection[int]
 ) -> Floats:
-    """(num_nodes,) length of the shortest path from any of the starts, as in `shortest_paths`."""
+    """(num_nodes,) length of the shortest path to each node from its nearest start; inf if there is none."""
     if len(src) <= _MOST_IN_ROUNDS:
         found = np.full((1, num_nodes), np.inf)
         found[0, [*starts]] = 0

@@ -20,7 +20,7 @@ _STARTS = threading.RLock()
 _NUMBERS = itertools.count(1)
 #: Interval in seconds at which the function `ready` is called.
 _TICK_S = 0.1
-#: Number of bytecodes within which a sent interrupt arrives.
+#: Number of checks within which a sent interrupt arrives; each check executes several bytecodes.
 _MOST_LOOKS = 1000
 #: Seconds after which an interrupt is sent again if the thread has not ended its work.
 _AGAIN_S = 1.0
@@ -50,7 +50,7 @@ class TimeIsUp(BaseException):
 
 
 class Interrupt:
-    """Interrupt of the thread that creates it, by an exception of a class of its own, after a given time.
+    """Timer that raises an exception, of a class of its own, in the thread that created the timer.
 
     - `at_s`: Time on the clock of `time.monotonic`.
     - `ready`: Called in another thread; the interrupt waits until it returns True.
@@ -59,7 +59,7 @@ class Interrupt:
     def __init__(self, at_s: float, ready: Callable[[], bool] | None) -> None:
         self._at_s, self._ready, self._thread = at_s, ready, threading.get_ident()
         self._left, self._lock = threading.Event(), threading.Lock()
-        self._apart = _frames_without_interrupt(self._thread)  # count at the start, above 0 in an import
+        self._apart = _frames_without_interrupt(self._thread)  # calls at the start; above 0 in an import
         self._is_sent = False  # an exception was sent and has not arrived
         self.was_sent = False  # any exception was sent
 

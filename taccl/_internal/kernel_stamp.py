@@ -63,7 +63,7 @@ def cache_name(function: Callable[..., Any]) -> str:
 
 
 def layouts(kinds: Iterable[Any]) -> tuple[Layout, ...]:
-    """Fields of all named tuples among types of numba, and among the items of tuples."""
+    """Module, name and fields of each named-tuple class among numba types, also of those inside tuples."""
     found: set[Layout] = set()
     for kind in kinds:
         found.update(layouts(getattr(kind, "types", ())))
@@ -170,7 +170,8 @@ class _Walk:
         yield from self.parts_of((function.__defaults__, function.__kwdefaults__))
         for cell in function.__closure__ or ():
             yield from self.parts_of(cell.cell_contents)
-        # `co_names` also has names of attributes: of modules (needed), and some like globals (harmless).
+        # `co_names` also has names of attributes. Those of modules are needed; others may equal the name of
+        # a global by chance, which is harmless.
         names = sorted({name for each in _nested(code) for name in each.co_names})
         for name in names:
             if name in function.__globals__:

@@ -94,7 +94,7 @@ _PACKAGES = ("taccl.schedule.implicit",)
 
 
 def former_names(module: str, moved: Mapping[str, str]) -> Callable[[str], Any]:
-    """``__getattr__`` of a module for names that have moved: {name: its present module}; for one release."""
+    """Return a ``__getattr__`` for a module whose names have moved; `moved` is {name: its present module}."""
 
     def getattr_(name: str) -> Any:
         if name in moved:

@@ -1,4 +1,4 @@
-"""Readers of values, derived from annotations: which values are valid, and the message for others.
+"""Readers derived from annotations: each checks and converts a value, and words the error for a wrong one.
 
 Annotations stay text, so that they need no imports. Types such as ``Count`` (`arguments`) are stricter than
 the Python types that they stand for.
@@ -81,7 +81,7 @@ def _alternatives(node: ast.expr) -> list[ast.expr]:
 
 
 def _any_of(nodes: Sequence[ast.expr], scope: Mapping[str, Any]) -> Reader | None:
-    """Reader of a union: the first alternative that accepts the value, or the error of the most similar."""
+    """Reader of a union: the first alternative that accepts a value converts it; an error names all."""
     found = [_kind(node, scope) for node in nodes]
     kinds = [kind for kind in found if kind is not None]
     if len(kinds) < len(found):
@@ -206,7 +206,7 @@ def _mapping(key: Reader | None, value: Reader | None) -> Reader:
 
 
 def _of_class(names: tuple[str, ...]) -> Reader:
-    """Reader of instances of classes with these names, or of results that contain one."""
+    """Reader of instances of the named classes; a result is read as the schedule that it contains."""
     expected = _or(map(noun, names))
     hint = next((f" ({_HINTS[name]})" for name in names if name in _HINTS), "")
 

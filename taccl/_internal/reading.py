@@ -31,7 +31,7 @@ _PIECE_BYTES = 1 << 20
 Reader = TypeVar("Reader", bound=Callable[..., Any])
 #: Max nesting of tables: our files have ten levels or fewer; Python's recursion limit is near 1000.
 _MAX_DEPTH = 64
-#: Maximum number of entries of a nested table on one line; a larger one has a line for each.
+#: Max entries of a nested TOML table written on one line; a larger table gets a line for each entry.
 _FEW_ENTRIES = 4
 #: Header of a table, or a key with its value; a text without either is probably not TOML.
 _LIKE_TOML = re.compile(r"^\s*(\[\[?[^\]\n]*\]\]?[^\S\n]*(#.*)?$|[\w.\"'-]+\s*=)", re.MULTILINE)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 #: Text allowed before the root element of XML.
 _BEFORE_ELEMENT = r"\s*(<\?xml[^>]*>\s*)?(<!--(?:(?!-->)[\s\S])*-->\s*)*"
-#: Cell with a number.
+#: Pattern of a table's cell that holds a number.
 _NUMBER = r"\"?(?:[-+]?\.?\d[\d.eE+-]*|nan|inf)\"?"
 #: Unit that may follow a number in its cell.
 _UNIT = r"(?: ?(?:[kKMGT]i?)?[bB](?:it|yte)?s?(?:ps|/s)| ?[nuµm]s)?"

@@ -23,7 +23,7 @@ _SIZE_UNITS = {
 _SIZE_UNITS_SHOWN = "B, KB, MB, GB, TB (powers of 1000) and KiB, MiB, GiB, TiB (powers of 1024)"
 #: Bits, refused as sizes: units with a capital prefix and a small b, such as Mb or Gib.
 _BITS = re.compile(r"[KMGT]i?b")
-#: Maximum of sizes, so that files of schedules, and ticks, fit 64 bits.
+#: Upper limit of sizes in bytes: byte counts in files, and times in integer ticks, then fit 64 bits.
 _MAX_BYTES = 2**62
 _MAX_DIGITS = 400
 #: Maximum binary exponent of costs, so that their products and quotients fit a float.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: {tag of a discriminated union in pydantic's error path: its description}.
 UNION_TAGS = {"as-table": "a table", "as-word": "a word", "as-pairs": "a list of pairs"}
-#: Other parts of an error path that are not fields: keys, and branches of unions of plain types.
+#: Parts of pydantic's error paths that name no field of the file: tags, keys, and branches of unions.
 _NO_FIELDS = {*UNION_TAGS, "[key]", "int", "list[int]", "constrained-int", "list[constrained-int]"}
 
 Model = TypeVar("Model", bound=BaseModel)

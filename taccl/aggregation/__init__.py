@@ -1,4 +1,4 @@
-"""Sums in switches and at servers, besides their schedules: packet protocol, number formats, placement.
+"""In-network and server-side aggregation, except schedules: packet protocol, number formats, placement.
 
 Schedules for switches and servers are made by `taccl.synthesize` and `taccl.baselines`.
 """

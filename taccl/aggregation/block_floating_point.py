@@ -66,7 +66,7 @@ def block_exponents(values: ArrayLike, *, block: Count = 256) -> NDArray[np.int1
 
 @checked
 def block_scales(exponents: ArrayLike, *, ranks: Count) -> NDArray[np.float64]:
-    """Scale of each block: the largest at which no sum of `ranks` numbers of 2**exponent leaves 32 bits."""
+    """Largest scale of each block at which a sum of `ranks` numbers, each up to 2**exponent, fits 32 bits."""
     given = np.asarray(exponents)
     if given.dtype.kind not in "iu" or ((given < LEAST) | (given > MOST)).any():
         found = f"expected whole exponents from {LEAST} to {MOST}, as block_exponents finds them"
@@ -78,7 +78,7 @@ def block_scales(exponents: ArrayLike, *, ranks: Count) -> NDArray[np.float64]:
 def quantise_blocks(
     values: ArrayLike, exponents: ArrayLike, *, ranks: Count, block: Count = 256
 ) -> NDArray[np.int32]:
-    """The nearest whole numbers to ``values * scale`` of each block; sums over all ranks fit into 32 bits.
+    """Round each value times its block's scale to a whole number; sums over all ranks then fit into 32 bits.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ def quantise_blocks(
 def dequantise_blocks(
     sums: ArrayLike, exponents: ArrayLike, *, ranks: Count, block: Count = 256
 ) -> NDArray[np.float64]:
-    """The real numbers that sums of blocks stand for.
+    """Convert sums of quantised blocks back to real numbers, by the scale of each block.
 
     Parameters
     ----------

@@ -159,7 +159,7 @@ def _positive(scale: float) -> float:
 def _product(
     real: NDArray[np.float64], scale: float | NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(``real * scale`` rounded to float64, exact rounding errors of the products of the mantissas).
+    """Product ``real * scale`` rounded to float64, and the exact rounding errors of the mantissas' products.
 
     The errors are exact, as products of mantissas neither overflow nor underflow: Dekker, "A floating-point
     technique for extending the available precision", 1971.
@@ -175,6 +175,6 @@ def _product(
 
 
 def _halves(mantissa: Any) -> tuple[Any, Any]:
-    """Two floats of 26 bits each whose sum is a mantissa."""
+    """Split each mantissa into two floats of at most 26 bits that add up to it."""
     high = _SPLITTER * mantissa - (_SPLITTER * mantissa - mantissa)
     return high, mantissa - high

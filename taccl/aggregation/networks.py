@@ -1,4 +1,4 @@
-"""Layers of known networks with their numbers of parameters, from the shapes of their architectures."""
+"""Number of parameters of each layer of known neural networks, computed from the layers' shapes."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: Max sends of a packet, after which the worker gives up.
 _MOST_SENDS = 200
-#: Contributions are whole numbers below this, so large that wrong sums are not right by chance.
+#: Upper limit of the simulated contributions, so large that a wrong sum is never right by chance.
 _LARGEST = 2**48
 
 
@@ -66,7 +66,7 @@ class PacketRun:
 
     @property
     def ok(self) -> bool:
-        """True if every worker received every sum once, and correct."""
+        """True if every worker received every sum, and all sums are correct."""
         return not self.wrong and not self.missing
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Settings of a job whose sums a switch makes, derived from a schedule.
+"""Settings of an in-network job, in which a switch adds up the ranks' data, derived from a schedule.
 
 Settings of SwitchML's prototype are those of github.com/p4lang/p4app-switchML at commit b5c74a0 (2022):
 `client_lib/src/config.cc`, and `p4/configuration.p4` for the limits of the switch.
@@ -31,7 +31,7 @@ _NUMBER_BYTES = {"int32": 4, "float16": 2, "bfloat16": 2, "float32": 4, "float64
 @checked
 @dataclass(frozen=True, slots=True)
 class SwitchJob:
-    """Settings of a job whose sums a switch makes; a field is None if the switch has no such setting.
+    """Settings of a job in which a switch adds up data; a field is None if the switch has no such setting.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ class SwitchJob:
 
 @checked
 def switch_job(schedule: Schedule, *, most: Number | None = None) -> SwitchJob:
-    """Settings of the job whose sums the switch of a schedule makes.
+    """Settings of the aggregation job that a schedule gives to a switch.
 
     Parameters
     ----------
@@ -180,5 +180,5 @@ def switch_job(schedule: Schedule, *, most: Number | None = None) -> SwitchJob:
 
 
 def dump_switch_job(schedule: Schedule, *, most: Number | None = None) -> str:
-    """The job of a schedule as JSON; parameters and errors as in `switch_job`."""
+    """Settings of a schedule's in-network job as JSON text; parameters and errors as in `switch_job`."""
     return json.dumps(switch_job(schedule, most=most).to_dict(), indent=1) + "\n"
