@@ -45,7 +45,7 @@ class Border(OfRanks):
 
 
 def counting(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Yield cut-counting claims: chunks that must enter or leave a set, over the rate of its border."""
+    """Yield cut-counting bounds: chunks that must enter or leave a set, over the rate of its border."""
     if not demand.single_ended:
         return
     if demand.sums_for_all and not in_network:
@@ -67,7 +67,7 @@ def counting(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
 
 
 def counted(demand: NeededSends, volume: Volume) -> Iterator[Claim]:
-    """Yield cut-counting claims for very large problems, from chunks that must enter a rank or a node.
+    """Yield cut-counting bounds for very large problems, from chunks that must enter a rank or a node.
 
     Release dates and tails are ignored. Only sets with high estimates are counted, so this takes a fraction
     of a second and needs no symmetries.
@@ -139,7 +139,7 @@ class SingleMachine(Witness):
 
 
 def single_machine(demand: NeededSends, *, in_network: bool = False) -> Iterator[Claim]:
-    """Yield single-machine claims for each resource that jobs must hold at the borders of ranks or nodes.
+    """Yield single-machine bounds for each resource that chunks must hold to enter or leave ranks or nodes.
 
     They hold with and without reduction in switches (`in_network`).
 

@@ -43,13 +43,15 @@ from taccl.analysis.certificates.throughput import cut_claims, throughput_claims
 from taccl.problem.problem import Problem
 from taccl.sketch.reachability import check_possible
 
-#: Max chunk ends for cut bounds with release dates and tails; above it, sends over a cut are only counted.
-#: A chunk end is one origin or destination of a chunk; chunks of one `ChunkKind` count once.
+#: Max number of origins plus destinations of different chunks for cut bounds with release dates and tails.
+#: Above it, sends over a cut are only counted. Chunks of one `ChunkKind` count once.
 _MAX_TIMED = 60_000
-#: Max chunk ends (see above) for which cuts around nodes and ranks are evaluated first, for divisible data.
+#: Max number of origins plus destinations of different chunks for which cuts around nodes and ranks are
+#: evaluated before other bounds. It applies to divisible data.
 _MAX_CUT = 2_500_000
-#: Max chunk ends (see above), counted up to symmetry, for which a problem is small. On small problems, all
-#: finders of bounds without linear programs run, even beyond the time limit (fractions of a second).
+#: Max number of origins plus destinations of different chunks, up to symmetry, for which a problem is small.
+#: On small problems, all finders of bounds without linear programs run, even beyond the time limit
+#: (fractions of a second).
 _MAX_BRIEF = 3_000
 #: Default budget of `lower_bound`, in seconds.
 _CUTS_S = 20.0
@@ -174,7 +176,7 @@ def latency_bound(problem: Problem) -> Certificate:
 def _certified(
     problem: Problem, claim: Claim, *, divisible: bool = False, in_network: InNetworkGrant = False
 ) -> Certificate:
-    """The certificate that states a claim as a bound of a problem, in microseconds."""
+    """Certificate of a problem's bound, in microseconds, from a claim: a bound in ticks with its witness."""
     bound = Fraction(claim.ticks) / problem.costs.ticks_per_us
     return Certificate(problem, bound, claim.kind, claim.limits, claim.witness, divisible, in_network)
 
@@ -188,7 +190,7 @@ def claims_of(
     limit_s: float | None = None,
     finish: Fraction | None = None,
 ) -> Iterator[Claim]:
-    """Yield the claims of all finders about a problem without release dates, as they are found.
+    """Yield bounds of a problem without release dates as they are found, each with its witness.
 
     Parameters, and the error if a chunk cannot reach a destination, are those of `lower_bound`.
     """
@@ -238,7 +240,7 @@ def _claims(
     limit: float,
     enough: Fraction | float,
 ) -> Iterator[Claim]:
-    """Yield claims as they are found, until one reaches `enough` ticks or the time is over.
+    """Yield bounds as they are found, until one reaches `enough` ticks or the time is over.
 
     - `deadline`, `limit`: ``budget_s`` and ``limit_s`` of `lower_bound`, as times of `time.monotonic`.
 
@@ -276,13 +278,13 @@ def _claims(
     is_priced = False
 
     def first_prices() -> Iterator[Claim]:
-        """Yield throughput claims early, within a share of the time, as they are often the highest."""
+        """Yield throughput bounds early, within a share of the time, as they are often the highest."""
         nonlocal is_priced
         yield from prices(deadline=first_until)
         is_priced = time.monotonic() < first_until
 
     def last_prices() -> Iterable[Claim]:
-        """Throughput claims in the remaining time; none if `first_prices` solved its linear programs."""
+        """Throughput bounds in the remaining time; none if `first_prices` solved its linear programs."""
         return () if is_priced else prices(deadline=max(deadline, min(limit, time.monotonic() + _LEAST_S)))
 
     quick: list[Finder] = []
@@ -320,9 +322,9 @@ def _crossings(demand: NeededSends) -> int:
 
 
 def _late_border(problem: Problem, *, in_network: bool | Literal["only"]) -> list[Claim]:
-    """Claim of the best cut around a node or a rank, for divisible data.
+    """Bound of the best cut around a node or a rank, for divisible data; at most one.
 
-    No claim if the different chunks together have more than `_MAX_CUT` origins and destinations.
+    There is none if the different chunks together have more than `_MAX_CUT` origins and destinations.
     """
     problem = by_switches_alone(problem) if in_network == "only" else problem
     demand = NeededSends(as_spreading(problem))

@@ -1,4 +1,4 @@
-"""Byte counting: a bound over all chunkings that charges each send a latency and counts the pairs it serves.
+"""Byte counting: a bound over all chunkings, from the latency and the (byte, rank) pairs of each send.
 
 A pair is a byte that a set of ranks lacks, and a rank of the set that wants the byte. For sums, a pair is a
 contribution from outside and such a rank. A send into the set that starts early serves few pairs per byte,
@@ -61,7 +61,7 @@ class Port(NamedTuple):
     idle: int
 
     def passed(self, ticks: Time, scale: int) -> Time:
-        """Max units, times `scale`, in sends from start to end within `ticks` ticks."""
+        """Max data units, times `scale`, that sends can carry if they start and end within `ticks` ticks."""
         busy, full = ticks - self.idle, self.alpha + self.beta * self.most
         if busy < self.alpha:
             return 0
@@ -75,7 +75,7 @@ class Port(NamedTuple):
         return rounds * self.most * scale + last
 
     def fed(self, ticks: Time, scale: int, known: Sequence[tuple[int, int]], enough: int) -> Time:
-        """Max units, times `scale`, within `ticks` ticks in sends that carry no more than their senders hold.
+        """Max data units, times `scale`, that sends carry in `ticks` ticks, none more than its sender has.
 
         - `known`: (ticks, units) pairs, ascending: from `ticks` on, a sender can hold that many units.
         - `enough`: Number of units beyond which counting may stop.
@@ -123,7 +123,7 @@ class ByteCounting(OfRanks):
 
 
 def byte_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Yield byte-counting claims for some ranks and nodes, one of each orbit under symmetry."""
+    """Yield byte-counting bounds for some ranks and nodes, one of each orbit under symmetry."""
     if in_network or not demand.single_ended or demand.problem.collective.derivations:
         return
     for name, sets in demand.families:
@@ -248,7 +248,7 @@ class _CheckedPort:
     idle: int
 
     def passed(self, ticks: Fraction) -> Fraction:
-        """Max units in sends from start to end within `ticks` ticks."""
+        """Max data units that sends can carry if they start and end within `ticks` ticks."""
         busy, full = ticks - self.idle, self.alpha + self.beta * self.most
         if busy < self.alpha:
             return Fraction(0)
@@ -260,7 +260,7 @@ class _CheckedPort:
         return rounds * self.most + (last if part >= 0 else Fraction(0))
 
     def fed(self, ticks: Fraction, soonest: dict[int, int], each: int, enough: int) -> Fraction:
-        """Max units within `ticks` ticks in sends that carry no more than their senders hold.
+        """Max data units that sends can carry in `ticks` ticks, none more than its sender has.
 
         - `soonest`: {number of ranks: earliest ticks at which a sender can hold data of that many}.
         - `each`: Max units from one rank.
@@ -270,7 +270,7 @@ class _CheckedPort:
             return self.passed(ticks)
         start, brought = ticks - self.idle - self.alpha, Fraction(0)
         for n, since in sorted(soonest.items(), reverse=True):
-            number = (start - since) // self.alpha + 1  # max sends that start while n ranks are known
+            number = (start - since) // self.alpha + 1  # max sends after senders hold data of n ranks
             if number <= 0:
                 continue
             unit = min(self.most, n * each)
@@ -345,7 +345,7 @@ def _bytes_left(facts: Facts, witness: ByteCounting, ticks: Fraction) -> bool:
 
 
 def _just_before(ticks: Fraction, counted: Callable[[Fraction], Fraction]) -> tuple[Fraction, Fraction]:
-    """(limit from below, negative slope) at `ticks` of a function that is linear between whole ticks."""
+    """Limit from below and negated slope at `ticks`, for a function that is linear between whole ticks."""
     start = Fraction(math.ceil(ticks) - 1)
     first, middle = counted(start), counted(start + Fraction(1, 2))
     rate = 2 * (middle - first)

@@ -25,7 +25,7 @@ from taccl.analysis.certificates.readings import (
 from taccl.problem.collectives import COLLECTIVES
 from taccl.problem.problem import Problem
 
-#: Max ranks of a set to list, unless they are consecutive.
+#: Max ranks of a set that a text lists one by one; consecutive ranks are shown as a range.
 _MOST_SHOWN = 12
 #: ((ticks, most), ...), both ascending: before `ticks`, at most `most` of the counted events can have
 #: happened.

@@ -7,7 +7,7 @@ cuts decide how fast chunks can spread. Dantzig, Fulkerson and Johnson, Operatio
 adding cuts as they are found.
 """
 
-# Symbols: w price of a resource per tick, z charge of a set; p cost of a send, x sends, over a link
+# Symbols in this module: w is the price of a resource per tick, z the charge for each send into a set.
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from taccl.solvers.highs import minimise
 Parts = tuple[frozenset[int], ...]
 
 _MAX_SETS = 5_000
-#: Max ranks that are sets by themselves, counting one rank of each orbit under symmetry.
+#: Max sets of a single rank in the linear program; of each orbit under symmetry, one rank is used.
 _MOST_RANKS = 1_024
 _FLOW_SCALE = 1_000_000
 #: Min seconds for a linear program.
 _LEAST_S = 0.1
-#: Max sets tried one at a time, without a linear program, if none was solved.
+#: Max sets evaluated one at a time if no linear program was solved in time.
 _MOST_ALONE = 8
 
 
@@ -58,7 +58,10 @@ class SetCharge:
 
 @dataclass(frozen=True, slots=True)
 class CutDual(Witness):
-    """Witness: prices of resources per tick, and charges of sets. No send's charges exceed its hold costs."""
+    """Witness: prices per tick of resources, and charges for entering sets; each send pays all its charges.
+
+    A send pays the price of each resource for every tick of its hold.
+    """
 
     kind, proves = "cut dual", "throughput"
     preference = 2
@@ -130,11 +133,11 @@ def throughput(
 
 
 def _sets(volume: Volume, symmetries: Symmetries, *, in_network: bool) -> list[Parts]:
-    """First sets: ranks, nodes, their complements; for shared sums, also partitions into ranks and nodes."""
+    """Initial sets: ranks, nodes, their complements; for shared sums, also partitions into ranks or nodes."""
     topology = volume.problem.topology
     everyone = frozenset(range(topology.num_ranks))
     different = set(symmetries.ranks.tolist())
-    # If there are very many, keep the ranks with the fewest links, which are most likely the bottleneck.
+    # If there are very many ranks, keep those with the fewest links, which are most likely the bottleneck.
     fewest = sorted(different, key=lambda r: (len(topology.links_to[r]), len(topology.links_from[r]), r))
     families = [[frozenset((r,)) for r in sorted(fewest[:_MOST_RANKS])]]
     nodes = [frozenset(ranks) for ranks in topology.ranks_of_node if ranks]
@@ -152,10 +155,11 @@ def _sets(volume: Volume, symmetries: Symmetries, *, in_network: bool) -> list[P
 
 
 class _Program:
-    """Linear program: max sum(need z) + sum(b w), with sum(w) = 1, and for each link its charges <= its cost.
+    """Linear program for the prices of resources and the charges of sets that prove the highest bound.
 
-    The symbol b stands for a resource's `idle_at_most`. Idle ticks beyond the bound must not count, which a
-    linear program cannot express; they are capped at a known bound.
+    It maximises sum(need z) + sum(b w), where z are charges and w prices. The prices add up to 1, and the
+    charges of a link are at most its cost. The symbol b stands for a resource's `idle_at_most`. Idle ticks
+    beyond the bound must not count, which a linear program cannot express; they are capped at a known bound.
     """
 
     def __init__(self, volume: Volume, symmetries: Symmetries) -> None:
@@ -231,7 +235,7 @@ class _Program:
         return max(filter(None, found), key=lambda each: each[0], default=None)
 
     def witness(self, solved: _Priced) -> tuple[Fraction, CutDual] | None:
-        """(bound, witness) from rational prices and charges near those of the program; None if none holds."""
+        """Bound and witness, from the solution rounded to rational prices and charges; None if none holds."""
         found = (self._exact(solved, digits) for digits in (10**3, 10**7))
         return max(filter(None, found), key=lambda each: each[0], default=None)
 

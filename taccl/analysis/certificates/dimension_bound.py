@@ -1,4 +1,4 @@
-"""Lower bound for algorithms along dimensions: the least possible load of the busiest dimension.
+"""Lower bound for algorithms that pass one dimension after another: the least load of the busiest dimension.
 
 A chunk passes all dimensions in some order, and loads each in proportion to its size at that point. A
 reduction divides the chunk by the size of every dimension already passed. Chunks may take different orders.
@@ -36,7 +36,7 @@ _FINEST_PRICE = 10**6
 
 @dataclass(frozen=True)
 class DimensionBound:
-    """Lower bound on the finish of every algorithm along dimensions, bandwidth only.
+    """Lower bound, by bandwidth only, on the finish of algorithms that pass one dimension after another.
 
     - `size_bytes`: Size as nccl-tests counts it.
     - `prices`: Dual price of each dimension's busy time; the prices sum to 1.
@@ -113,7 +113,7 @@ def _loads(dims: Dimensions, collective: str, order: Sequence[int]) -> list[Frac
 
 
 def balance(dims: Dimensions, collective: str) -> tuple[dict[tuple[int, ...], float], tuple[Fraction, ...]]:
-    """({order: share of the data}, dual prices of the dimensions) that minimise the maximum load."""
+    """Split data among orders of dimensions to minimise the maximum load: ({order: share}, dual prices)."""
     count = len(dims)
     columns = [(*range(first, count), *range(first)) for first in range(count)]
     while True:
@@ -136,7 +136,10 @@ def balance(dims: Dimensions, collective: str) -> tuple[dict[tuple[int, ...], fl
 
 
 def bound_along(problem: Problem) -> DimensionBound | None:
-    """Bound of a problem; None unless its topology has several dimensions that its collective can use."""
+    """Bandwidth bound of a problem along the dimensions of its topology; None if it does not apply.
+
+    It applies if the topology has several dimensions, and the collective is one that dimensions support.
+    """
     collective = problem.collective
     if collective.name not in _PASSES or not problem.size_bytes or collective.groups:
         return None
@@ -148,7 +151,7 @@ def bound_along(problem: Problem) -> DimensionBound | None:
 
 
 def dimension_bound(dims: Dimensions, collective: str, size_bytes: int) -> DimensionBound:
-    """Bound of algorithms along dimensions for a collective of a given size."""
+    """Lower bound, for a collective of a given size, of algorithms that pass one dimension after another."""
     _, prices = balance(dims, collective)
     size_mb = Fraction(size_bytes, BYTES_PER_MB)
     fixed = max(_loads(dims, collective, range(len(dims))))
@@ -157,7 +160,7 @@ def dimension_bound(dims: Dimensions, collective: str, size_bytes: int) -> Dimen
 
 
 def _cheapest(dims: Dimensions, prices: Sequence[Fraction]) -> tuple[int, ...]:
-    """Order of dimensions with the least cost under the prices."""
+    """Cheapest order in which a chunk can pass the dimensions, under the given prices."""
     return tuple(sorted(range(len(dims)), key=lambda k: (prices[k] / dims.dims[k].bandwidth_gb_per_s, k)))
 
 

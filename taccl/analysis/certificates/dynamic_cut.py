@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 #: `_MOST_NODES`: max nodes of origin to examine for each target.
 #: `_MOST_BORDERS`: max borders to examine for each target and node of origin.
 _MOST_TARGETS, _MOST_NODES, _MOST_BORDERS = 8, 2, 32
-#: Scale of integer flow rates, per chunk per tick.
+#: Scale of flow rates in chunks per tick, which makes them large integers.
 _RATE_SCALE = 2**32
 
 
@@ -60,7 +60,7 @@ class DynamicCut(Witness):
 
 
 def dynamic_cut_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Yield dynamic-cut claims for target ranks; the chunks that they lack are grouped by node of origin.
+    """Yield dynamic-cut bounds for target ranks; the chunks that they lack are grouped by node of origin.
 
     If fewer ranks hold chunks initially than want some, the time-reversed problem is bounded, too.
     """

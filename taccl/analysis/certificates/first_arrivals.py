@@ -27,7 +27,7 @@ from taccl.problem.problem import Problem
 
 #: Max ranks for which all chunks are examined for latency.
 _MOST_RANKS_TIMED = 2_048
-#: Approximate number of chunks that are examined for latency on more ranks.
+#: Approximate number of chunks that are examined for latency on large topologies, or if time is short.
 _FEW_CHUNKS = 16
 
 
@@ -52,7 +52,7 @@ class Path(Witness):
 
 
 def latency(demand: NeededSends, *, divisible: bool, limit: float = math.inf) -> Claim:
-    """Latency claim: the longest of all chunks' shortest paths; only alphas count if divisible.
+    """Latency bound: the longest of all chunks' shortest paths; only alphas count if data is divisible.
 
     Only some chunks are examined above `_MOST_RANKS_TIMED` ranks, or after `limit` (as `time.monotonic`).
     """
@@ -100,7 +100,7 @@ def _arrival(facts: Facts, path: Path) -> int:
     return max(found.get(rank, 0) for rank in data.origins)
 
 
-#: Max ranks, and max nodes, for which the bound is computed; those that lack the most data come first.
+#: Max ranks, and max nodes, for which dissemination is computed; those that lack the most data come first.
 _MOST_SETS = 8
 
 
@@ -124,7 +124,7 @@ class Dissemination(OfRanks):
 
 
 def dissemination_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Yield dissemination claims for some ranks and nodes, one of each orbit under symmetry."""
+    """Yield dissemination bounds for some ranks and nodes, one of each orbit under symmetry."""
     if demand.sums_for_all or not demand.spreads_alike(in_network=in_network):
         return
     if not demand.costs.merges.any():

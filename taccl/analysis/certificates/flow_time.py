@@ -73,7 +73,7 @@ class FlowTime(Witness):
 
 
 def flow_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Yield the mean-flow-time claim of the pair of ranks with the highest bound.
+    """Yield the highest mean-flow-time bound over all pairs of ranks.
 
     Only pairs without a link between them count.
     """
@@ -158,7 +158,7 @@ def _lane(demand: NeededSends, links: Iterable[int], resource: int) -> Lane:
 
 
 def _mean_ticks(lanes: Sequence[Lane], units: int) -> tuple[Fraction, Fraction]:
-    """(min over all schedules of the mean ticks until a unit has left, dual price that proves it).
+    """Least mean ticks until a unit of data has left, over all schedules, and the dual price that proves it.
 
     The price is a flow time in ticks: each lane carries the number of units that maximises its gain at this
     price. The total number of units is convex and piecewise linear in the price. Newton's method from above
@@ -169,7 +169,7 @@ def _mean_ticks(lanes: Sequence[Lane], units: int) -> tuple[Fraction, Fraction]:
     price = min(caps, default=Fraction(max(1, *(lane.idle + lane.alpha for lane in lanes))))
 
     def carried() -> tuple[Fraction, Fraction, Fraction]:
-        """(units carried at the price, their derivative, their gain) over all lanes."""
+        """Units that all lanes carry at the price, their derivative by the price, and their gain."""
         some = [(count, _carried(lane, price)) for lane, count in counted.items()]
         number, rate, gain = (sum((n * each[i] for n, each in some), Fraction(0)) for i in range(3))
         return number, rate, gain
@@ -185,7 +185,7 @@ def _mean_ticks(lanes: Sequence[Lane], units: int) -> tuple[Fraction, Fraction]:
 
 
 def _carried(lane: Lane, price: Fraction) -> tuple[Fraction, Fraction, Fraction]:
-    """(units that a lane carries at a price, their derivative, their total gain: price minus flow time).
+    """Units that a lane carries at a price, their derivative by it, and their gain: price minus flow time.
 
     In an optimum, each send is smaller than the one before by alpha / beta, as its units delay all later
     ones.
@@ -251,7 +251,8 @@ def _gained(facts: Facts, links: Sequence[int], resources: Sequence[int], price:
         if not alpha:
             gained += spare * spare / (2 * beta)
             continue
-        # At the optimum, another unit gains nothing in any send i: i alpha + beta (all + own) = spare.
+        # At the optimum, another unit gains nothing in any send i: i * alpha + beta * (units + own) = spare,
+        # where own is the size of send i, and units the size of all sends.
         sends = 1
         while alpha * (sends + 1) * (sends + 2) < 2 * spare:
             sends += 1

@@ -6,8 +6,6 @@ would be too large, all resources get the same price; the bound is then distance
 Source: Leighton and Rao, "Multicommodity max-flow min-cut theorems", Journal of the ACM 46 (1999).
 """
 
-# Symbols: w price of a resource per tick, f flow of a commodity over an arc
-
 from __future__ import annotations
 
 import math

@@ -1,4 +1,4 @@
-"""Gossip: a bound from the number of sends that sums shared by all ranks, or by all nodes, require.
+"""Gossip: a bound from the number of sends that a sum shared by all ranks or nodes (allreduce) requires.
 
 The bound on sends between nodes counts early and late sends as fractions of a send. A send is early if it
 starts before any rank can hold all contributions of its node. It is late if it ends when a copy can no longer
@@ -69,7 +69,7 @@ class Gossip(OfRanks):
 
 
 def gossip(demand: NeededSends) -> Iterator[Claim]:
-    """Yield gossip claims: n ranks (or nodes) that share a sum need at least 2(n - 1) sends among them.
+    """Yield gossip bounds: n ranks (or nodes) that share a sum need at least 2(n - 1) sends among them.
 
     Each sharer's contribution must leave it, and the sum must reach it. At least n - 1 sends are made until
     some sharer holds the sum; each of the n - 1 others then needs one more. For ranks of one node, those with
@@ -117,7 +117,7 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
 
 @cached
 def _parts(demand: NeededSends, witness: Gossip, number: int) -> tuple[list[int], frozenset[int]]:
-    """(number of the part of every rank, links between parts).
+    """Part of each rank, and the links between parts; parts are nodes, or ranks that may share a sum.
 
     Parts are the nodes, or the single ranks of the set, with all other ranks as one part (-1).
     """

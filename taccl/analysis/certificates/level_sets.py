@@ -27,7 +27,7 @@ from taccl.analysis.certificates.finding.volume import Volume, crossing_links
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-#: Approximate number of levels per function, evenly spaced over the ranks; the middle one halves them.
+#: Approximate number of levels at which each function of the ranks is cut; the middle level halves the ranks.
 _MOST_LEVELS = 9
 #: Number of ranks, far from one another, whose distance functions are used.
 _LANDMARKS = 8
@@ -97,7 +97,7 @@ def _in_batches(sides: Iterator[Flags], most: int) -> Iterator[Flags]:
 
 
 def _sides(volume: Volume, deadline: float = math.inf) -> Iterator[Flags]:
-    """Yield both sides of each level of every function, without repetition, as (num_ranks,) bool."""
+    """Yield cuts to try as (num_ranks,) bool: both sides of each level of every function, each cut once."""
     tried: set[bytes] = set()
     for values in _functions(volume):
         if time.monotonic() > deadline:

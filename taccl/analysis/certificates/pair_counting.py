@@ -41,7 +41,7 @@ _MOST_SETS = 8
 #: Approximate max length of a list of (tick, number) labels; numbers of longer lists are rounded up to fewer
 #: values.
 _MOST_STEPS = 12
-#: Max starting ranks for which shortest paths also limit the times.
+#: Max starting ranks for which shortest paths, too, limit how early ranks can hold a chunk.
 _MOST_RANKS = 256
 
 
@@ -67,7 +67,7 @@ class PairCounting(OfRanks):
 
 
 def pair_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Yield pair-counting claims for some ranks and nodes, one of each orbit under symmetry."""
+    """Yield pair-counting bounds for some ranks and nodes, one of each orbit under symmetry."""
     if not demand.sums_for_all or not demand.spreads_alike(in_network=in_network):
         return
     for name, sets in demand.families:
@@ -84,7 +84,7 @@ def pair_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
 
 
 def _served(demand: NeededSends, ranks: frozenset[int]) -> tuple[int, int, tuple[Labels, Labels]]:
-    """(number of pairs, earliest tick by which sends into the set can serve them all, labels)."""
+    """Number of (contribution, rank) pairs, earliest tick by which sends can serve all pairs, and labels."""
     problem, pairs, adding, wanting = demand.problem, 0, 0, 0
     for (data, *_), count in demand.classes.items():
         some, wanted = len(set(data.origins) - ranks), len(ranks.intersection(data.destinations))
@@ -148,12 +148,13 @@ def steps_of(times: Sequence[int]) -> list[tuple[int, int]]:
     return steps
 
 
-#: [(gain, [(since, tail), ...]), ...] by ascending number of pairs that a send can serve; see `windows_of`.
+#: Levels [(gain, [(since, tail), ...]), ...]. A send serves up to `gain` more pairs at a level than below it,
+#: if it starts at `since` or later, and ends at least `tail` ticks before the finish.
 Windows = list[tuple[int, list[tuple[int, int]]]]
 
 
 def windows_of(collected: list[tuple[int, int]], spread: list[tuple[int, int]]) -> Windows:
-    """Levels (gain, [(since, tail), ...]) by ascending number of pairs that a send can serve.
+    """Windows of time in which a send can serve many pairs: levels (gain, [(since, tail), ...]), ascending.
 
     A send serves at most `gain` more pairs than at the level below, and only if it lies in one of the
     windows: it starts at `since` or later, and ends at least `tail` ticks before the finish.
@@ -199,7 +200,6 @@ def _pairs_left(facts: Facts, witness: PairCounting, ticks: Fraction) -> bool:
             passed[start, end] = sum(gate.between(start, end) for gate in found)
         return passed[start, end]
 
-    # n: contributions that a send can carry if it starts late enough; k: ranks that it can serve.
     served = 0
     for gain, spans in spans_of(stepwise(collected), stepwise(spread)):
         one_by_one = sum(passing(start, last - after) for start, after in spans.items())
@@ -214,6 +214,7 @@ def spans_of(soonest: Mapping[int, int], latest: Mapping[int, int]) -> Iterator[
     or later, and it ends at least `tail` ticks before the finish.
     """
     below = 0
+    # n: contributions that a send can carry if it starts late enough; k: ranks that it can serve.
     for pairs in sorted({n * k for n in soonest for k in latest}):
         spans: dict[int, int] = {}
         for n, start in soonest.items():

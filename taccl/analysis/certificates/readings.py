@@ -138,9 +138,10 @@ def merging_freely(problem: Problem) -> Problem:
 
 
 def late_part(problem: Problem, date: Fraction) -> Problem | None:
-    """Problem of the data released at `date` (in us) or later; None if there is none.
+    """Problem of the data released at `date` (in us) or later; None if no such problem can be made.
 
-    Time 0 of this problem is `date`.
+    Time 0 of this problem is `date`. It cannot be made if no data is that late, if chunks are derived, or if
+    a clause limits relays.
     """
     release = {(chunk, rank): us for chunk, rank, us in problem.release_us}
     collective, chunks, sizes = problem.collective, [], []

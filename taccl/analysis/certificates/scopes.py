@@ -29,18 +29,18 @@ _BUDGET_S, _LIMIT_TIMES = 1.0, 2.0
 #: `_END_TIMES`: hard time limit of the search, as a multiple of the budget.
 #: `_BRIEF_MOVES`: max chunk-link pairs of a problem for which there is no hard limit.
 _END_TIMES, _BRIEF_MOVES = 2.0, 5_000
-#: Min ratio of a new budget to the time already used, for a bound to be computed again.
+#: A cached bound is computed again if the new budget is at least this factor times the one that it used.
 _LARGER = 1.5
 #: Max chunk-link pairs for which the bound over all chunkings is computed.
 _MOST_MOVES = 100_000_000
-#: Relative difference above which both bounds are reported.
+#: Relative difference above which the bounds for these chunks and over all chunkings are both reported.
 _LEAST_DIFFERENCE = Fraction(1, 100)
 #: Key of bounds over all chunkings in a problem's cache; the value maps `in_network` to a bound.
 _CACHE = f"{__name__}.bound_of_every_cut"
 
 
 def bound_of_every_cut(bound: Certificate, *, budget_s: float | None = None) -> Certificate | None:
-    """Bound of the same problem over all chunkings; None if it would take too long.
+    """Bound over all chunkings for the problem of `bound`; None if it would take too long.
 
     Padding to whole bytes does not count, since another chunking pads less.
 
@@ -116,7 +116,7 @@ def standing(bound: Certificate, finish: Fraction, every: Certificate | None) ->
 def bound_rows(
     bound: Certificate, every: Certificate | None, *, is_open: bool = False
 ) -> list[tuple[str, str]]:
-    """(label, text) rows: the requested bound, and the other one if they differ by more than 1 %.
+    """Rows (label, text) of the requested bound, and of the bound for other chunks if over 1 % apart.
 
     - `bound`: Bound for the chunks of a schedule.
     - `every`: Bound over all chunkings, if known.
@@ -137,7 +137,7 @@ def bound_rows(
 def gap_text(
     bound: Certificate, finish: Fraction, every: Certificate | None, *, is_open: bool = False
 ) -> str:
-    """Text of the gap to the requested bound; in brackets, the optimality proof and the gap to the other.
+    """Text of the gap to the requested bound; in brackets, proven optimality and the gap to the other bound.
 
     Parameters are those of `bound_rows`.
     """

@@ -7,7 +7,8 @@ border, or from a rank of its set that holds it. Each arrival adds one sender at
 entry point get the chunk later.
 """
 
-# Symbols: n entries (of chunks into sets), k last ones; a pair is a last entry and a rank that wants it
+# Symbols: k is the number of last entries, that is, of chunks that enter sets of ranks last. A pair is a last
+# entry, and a rank of its set that wants the chunk.
 
 from __future__ import annotations
 
@@ -94,7 +95,7 @@ class SpreadTail(Witness):
 
 
 def spread_tail_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Yield spread-tail claims for every node up to symmetry, and for all ranks or nodes without data.
+    """Yield spread-tail bounds for every node up to symmetry, and for all ranks or nodes without data.
 
     For sums, contributions of outside ranks count as chunks.
     """
@@ -142,7 +143,7 @@ def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
 def _entering(
     demand: NeededSends, sets: tuple[frozenset[int], ...]
 ) -> tuple[list[int], Ints, frozenset[int], frozenset[int]]:
-    """(sizes, release, first, wanting) of the entries of chunks into the sets.
+    """Data of the chunks that must enter the sets, as (sizes, release, first, wanting).
 
     - `sizes`: Number of ranks of the set that want the chunk, for each entry, ascending.
     - `release`, (num_links,) int64: Earliest tick at which each link can carry one of the chunks.
@@ -202,7 +203,7 @@ class TailSpread:
         #: Gates of sends into the sets: first from outside, by sending rank and as one group; then from other
         #: sets, by sending rank and by sending set.
         self._fed: list[Fed] = []
-        #: `awake`, `inside` and `entered` of `SpreadTail`.
+        #: Labels `awake`, `inside` and `entered` of the witness, as `SpreadTail` defines them.
         self.labels: tuple[Labels, Labels, Labels] = (), (), ()
         outside, every = int(np.count_nonzero(label < 0)), int(np.count_nonzero(label >= 0))
         if first is not None and (len(sets) > 1 or len(first) < outside):
@@ -226,7 +227,9 @@ class TailSpread:
             self.labels = labels_of(awake), labels_of(late), labels_of(entered)
 
     def best(self, sizes: Sequence[int]) -> tuple[int, int, int, list[int]]:
-        """(best bound in ticks, number of last entries, their earliest tick, earliest ticks of their pairs).
+        """Best bound in ticks over all numbers of last entries, with the data that prove it.
+
+        Returns (bound, number of last entries, their earliest tick, earliest ticks of their pairs).
 
         - `sizes`: Number of ranks of the set that want the chunk, for each entry, ascending.
         """
@@ -305,7 +308,7 @@ class TailSpread:
 
 
 def _entries(fed: Fed, most: int) -> Iterator[int]:
-    """Earliest ends of successive entries, with at most `most` chunks per send."""
+    """Earliest ticks at which successive chunks can have entered sets, at most `most` of them per send."""
     return map(max, *(sends_of(fastest_senders(gates, most), when) for gates, when in fed))
 
 

@@ -76,7 +76,7 @@ class SumFlow(Witness):
 
 
 def sum_flow_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Yield the sum-flow claim for sums that have contributions of all ranks and are wanted by all."""
+    """Yield the sum-flow bound for sums that have contributions of all ranks and are wanted by all."""
     problem, num_ranks = demand.problem, demand.topology.num_ranks
     if in_network or not demand.single_ended or problem.collective.derivations or num_ranks < 3:
         return
@@ -132,7 +132,7 @@ class _Flow:
         self.pairs = units * (num_ranks - 1)
 
     def near(self, horizon: NDArray[np.float64], price: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Bounds in ticks at horizons and prices, in floating point, even if the proof rejects these."""
+        """Approximate bounds in ticks at given horizons and prices, even at those that prove nothing."""
         held, rate = 2 * float(self.pairs) * (price + horizon), np.full(price.shape, float(self.pairs))
         for lane, count in self.lanes.items():
             held += count * (price * lane.idle / lane.beta - 2 * _gain_near(lane, horizon, price))
@@ -162,7 +162,10 @@ class _Flow:
     def _settled(
         self, horizon: NDArray[np.float64], multiple: NDArray[np.float64]
     ) -> Iterator[tuple[float, float, float]]:
-        """(bound, horizon, price) near multiples of the least admissible prices; bound 0 if there is none."""
+        """(bound, horizon, price) for each horizon, at a multiple of the least price that the proof admits.
+
+        The bound is 0 if the proof admits no such price.
+        """
         price = multiple * self.shortest / (self.num_ranks - 2)
         may_hold = np.ones(len(price), dtype=bool)
         for _ in range(_SETTLING):
@@ -191,7 +194,7 @@ class _Flow:
 def _gain(lane: Lane, horizon: Fraction, price: Fraction) -> Fraction:
     """Max gain of the units sent before the horizon, less the price of their latencies.
 
-    In an optimum, send i carries u units with ``i alpha + beta (total + u) = horizon - idle``, where total is
+    In an optimum, send i carries u units with ``i alpha + beta (total + u) = horizon - idle``. Here, total is
     the sum of the units of all sends.
     """
     spare = horizon - lane.idle

@@ -58,7 +58,7 @@ class SwitchSums(Witness):
 
 
 def switch_counting(volume: Volume) -> Iterator[Claim]:
-    """Yield the switch-counting claim of the resource with the highest bound.
+    """Yield the highest switch-counting bound, that of one resource that reductions in switches hold.
 
     - `volume`: Volume of a problem with only the links of reducing switches. Its chunks are sums for all
       ranks, or sums for one rank in reversed time.

@@ -1,4 +1,4 @@
-"""Claims from throughput: from cuts by level sets and linear programs, and from flows."""
+"""Throughput bounds: from cuts, found by level sets and linear programs, and from multicommodity flows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEVELS_SHARE, _FLOWS_SHARE = 0.1, 0.5
 
 
 def cut_claims(volume: Volume, found: tuple[Fraction, CutDual] | None) -> Iterator[Claim]:
-    """Yield the throughput claim of (bound in ticks, witness) from `node_cut`; nothing for None."""
+    """Yield a cut's bound, given as (bound in ticks, witness), with a text on its traffic; none for None."""
     if found is not None:
         bound, cut = found
         largest = max(cut.charges, key=lambda each: (each.charge, len(each.parts)))
@@ -36,7 +36,7 @@ def throughput_claims(
     deadline: float,
     known: int,
 ) -> Iterator[Claim]:
-    """Yield throughput claims from flows, level sets and linear programs over cuts, until `deadline`.
+    """Yield throughput bounds from flows, level sets and linear programs over cuts, until `deadline`.
 
     A claim from a cut is yielded only if it is higher than the one before. Bounds are rounded up to whole
     ticks if chunks of one size travel whole.
@@ -76,7 +76,7 @@ def _of_flows(
     budget_s: float,
     known: int,
 ) -> Iterator[Claim]:
-    """Yield the multicommodity-flow claim over all paths, if chunks have at most two destinations each."""
+    """Yield the multicommodity bound over all paths, if chunks have at most two destinations each."""
     one_way = volume.spreads and all(len(chunk.destinations) <= 2 for chunk in volume.collective.chunks)
     if not one_way or budget_s <= 0:
         return

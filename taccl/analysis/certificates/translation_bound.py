@@ -59,7 +59,7 @@ class FabricBound:
 def collective_bound(
     translations: Translations, collective: str, *, chunks_per_rank: int, chunk_bytes: int
 ) -> FabricBound:
-    """Higher of the latency and the cut-counting bound; it holds for the whole fabric, not only its ring.
+    """Higher of the latency and the cut-counting bound of a collective whose schedule may use all links.
 
     - `collective`: One of `taccl.schedule.implicit_schedule.IMPLICIT_COLLECTIVES`.
 
@@ -139,8 +139,9 @@ def _counting(servers: Sequence[tuple[int, int]], needed: int) -> int:
 def _mesh_jobs(
     host: NamedFabric, collective: str, pieces: int, costs: ClassTicks
 ) -> tuple[int, list[tuple[list[tuple[int, int]], int, str]]]:
-    """(farthest distance in ticks, jobs) of a mesh, all of whose links cost as much as those of its ring.
+    """Largest distance in ticks from a rank of a mesh, and jobs: sends that some of its links must carry.
 
+    All links of the mesh cost as much as those of its ring.
     A job, (servers, number of sends, what limits), gives a bound by `_counting`. One job counts the sends
     into the rank in a corner. For an allreduce, another job counts the sends over an average link. Servers
     are (hold, latency) of links, in ticks.

@@ -126,7 +126,7 @@ class EventTimes:
 
 
 def spend(run: EventTimes, finish: int) -> list[tuple[int, int, tuple[int, ...]]]:
-    """(resource, number of sends, five times in ticks) of every used resource, busiest first.
+    """Busy and idle ticks of every used resource, busiest first: (resource, number of sends, five times).
 
     The times add up to the finish: busy, idle for data, idle for a clause, idle for another resource, and
     idle after the last send. Idle time before a send has up to three phases, in this order. The resource is

@@ -114,7 +114,7 @@ def _factors(events: Events, tiles: int, jitter: float, seed: int) -> NDArray[np
 
 
 def _play(events: Events, tiles: int, factors: NDArray[np.int64] | None) -> EventTimes:
-    """Start of every event of every tile, and the wait of each event that ends last."""
+    """Replay all tiles: the start of each event, and which of the event's waits ends last."""
     run = EventTimes(events, [], [], factors)
     gaps, before = events.gaps(), None
     for tile in range(tiles):
@@ -145,7 +145,7 @@ def _play_tile(
         rounds = 0
         while events.put_off(component, start, binding, gap, before) and len(component) > 1:
             rounds += 1
-            # Events of a component settle in one round each, unless they wait for each other in a cycle.
+            # A component of n events settles within n rounds, unless events wait for each other in a cycle.
             if rounds > len(component):
                 sends = sorted(event for event in component if event < events.num_sends)
                 raise InputError(

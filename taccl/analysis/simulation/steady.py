@@ -192,8 +192,9 @@ def _ratio(events: Events, gaps: Sequence[int], cycle: Sequence[int]) -> Fractio
 
 
 def _settle(events: Events, gaps: Sequence[int], interval: Fraction) -> tuple[list[int], list[list[int]]]:
-    """(potentials that satisfy every wait at an interval, []); or (..., cycles that are too long for it).
+    """Start times (potentials) that satisfy every wait at an interval; else, cycles too long for it.
 
+    Returns (potentials, cycles); the potentials are valid if there are no cycles.
     Potentials are in ticks over the interval's denominator.
     """
     one, step = interval.denominator, interval.numerator

@@ -23,8 +23,9 @@ from taccl.analysis.verification.findings import Findings
 from taccl.analysis.verification.loops import count_links, fitted
 from taccl.analysis.verification.named_sums import NamedSums
 
-#: First part of the check of a clause: True for each send of a block that breaks the clause. Second part:
-#: function (chunk, link, True if the chunk travels to its root) -> message for a send that breaks it.
+#: The check of a clause consists of two functions.
+#: `_Breaks`: takes a block of sends; returns True for each send that breaks the clause.
+#: `_Says`: takes (chunk, link, True if the chunk travels to its root); returns a message on such a send.
 _Breaks: TypeAlias = "Callable[[Sends], NDArray[np.bool_]]"
 _Says: TypeAlias = "Callable[[int, int, bool], str]"
 
@@ -58,7 +59,7 @@ def check_clauses(columns: Columns, findings: Findings, reducing: NDArray[np.boo
 
 
 class _Facts:
-    """Data of a problem as arrays."""
+    """Problem data as arrays, for the checks of clauses."""
 
     def __init__(self, columns: Columns) -> None:
         self.columns, self.collective, self.ends = columns, columns.collective, columns.ends
@@ -236,7 +237,7 @@ def check_order(columns: Columns, findings: Findings, reducing: NDArray[np.bool_
         before = free_from[lane]
         np.maximum.at(free_from, lane, free)
         latest = (free == free_from[lane]) & (free > before)
-        due_to[lane[latest][::-1]] = chunk[latest][::-1]  # reversed, so that the first of several stays
+        due_to[lane[latest][::-1]] = chunk[latest][::-1]  # the first of several is written last
     for at, _, lane, start, is_own in lanes():
         for k in np.flatnonzero(~is_own & (start < free_from[lane])).tolist():
             limit = int(free_from[lane[k]])

@@ -1,4 +1,4 @@
-"""Numbers of arrivals by a time, and labels that bound them, for the evaluation of witnesses.
+"""Upper bounds on the number of chunk arrivals by a given time, for the evaluation of witnesses.
 
 Ranks that hold data send it on, so arrivals by a time depend on earlier arrivals. A witness states bounds on
 these numbers as labels. The labels are checked by induction over time. The first arrival that exceeds a label
@@ -59,7 +59,7 @@ class Fastest:
 
 
 def steps(labels: Labels, most: int) -> list[tuple[int, int]]:
-    """[(since, more), ...]: from tick `since` on, `more` additional items are possible; in total, `most`.
+    """Convert labels to [(since, more), ...]: from tick `since` on, `more` additional items are possible.
 
     - `labels`: ((ticks, number), ...): before `ticks`, at most `number` items are possible.
     """
@@ -174,7 +174,7 @@ class Entries:
         )
 
     def _by(self, ticks: int) -> int:
-        """Max number of entries by `ticks`."""
+        """Max number of chunks that can have entered the sets by `ticks`."""
         let_in = sum(number * gate.between(0, ticks) for gate, number in self._let_in.items())
         if not self._is_fed:
             return let_in
@@ -205,7 +205,7 @@ class Entries:
 
 
 class Pairs:
-    """Upper bound on the number of (entry, rank) pairs by a given time, over the last entries of a schedule.
+    """Upper bound on (chunk, rank) pairs served by a given time, for the chunks that enter sets last.
 
     An entry is the first arrival of a chunk in a set of ranks. It forms a pair with each rank of this set
     that can hold the chunk by that time.
@@ -248,14 +248,14 @@ class Pairs:
         return self._entries.by(self._since - 1) <= self._before and are_true(labels, arrived)
 
     def _entered_by(self, ticks: int) -> int:
-        """Max number of last entries by `ticks`; each chunk enters a set once."""
+        """Max number, by `ticks`, of the last entries; an entry is the first arrival of a chunk in a set."""
         if ticks < self._since:
             return 0
         into = max(sum(n * gate.ending(self._since, ticks) for gate, n in gates) for gates in self._into)
         return min(max(0, self._entries.by(ticks) - self._before), self._num_entered * into)
 
     def room(self, ticks: int, ranks: frozenset[int]) -> int:
-        """Max number of arrivals by `ticks`, at these ranks together, of chunks of the last entries.
+        """Max number of arrivals by `ticks`, at the given ranks together, of the chunks that enter sets last.
 
         Sends inside a set start at `since` or later; sends over a border end at `since` or later.
         """

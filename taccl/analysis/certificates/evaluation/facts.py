@@ -25,7 +25,7 @@ Arcs = dict[int, list[tuple[int, int]]]
 
 
 class Facts:
-    """Problem data as plain numbers."""
+    """Problem data as plain integers, from which the witness of a bound is checked."""
 
     def __init__(self, problem: Problem, *, divisible: bool, in_network: bool | Literal["only"]) -> None:
         self.problem, self.divisible = problem, divisible
@@ -329,7 +329,7 @@ def _heads_and_tails(facts: Facts) -> Iterator[tuple[Sequence[int], int, dict[in
 
 
 def pays(facts: Facts, prices: Sequence[int]) -> list[Fraction]:
-    """Cost of a chunk on each link under the prices.
+    """Cost of sending a chunk over each link, at the given prices of resources per tick.
 
     If chunk sizes differ or data is divisible, the cost of one unit of data.
     """

@@ -67,14 +67,14 @@ class GatePassage:
         return self.most + self.one_after_another(end - start + self.after_most - min(self.after))
 
     def of_most(self, most: int) -> GatePassage:
-        """The same passage for sends of at most `most` chunks."""
+        """Copy of this bottleneck resource for sends of at most `most` chunks."""
         return replace(self, most=min(self.most, most), after=self.after[:most])
 
 
 def passages(
     facts: Facts, links: Collection[int], release: Mapping[int, int] | None = None, *, size: int | None = None
 ) -> list[GatePassage]:
-    """Greedy cover: repeatedly pick the resource that the most uncovered links hold longest.
+    """Greedy cover of links by bottleneck resources: next, the one that most uncovered links hold longest.
 
     - `release`: {link: earliest tick of use}; default: 0 for all links.
     - `size`: Size of a chunk in units; default: the common size of all chunks.
@@ -138,7 +138,7 @@ def passages_of(
 def by_place(
     sets: Iterable[Iterable[GatePassage]], key: Callable[[GatePassage], tuple[object, ...]]
 ) -> list[set[GatePassage]]:
-    """[the first passage of every set, the second one of every set, ...], each set sorted by `key`."""
+    """Sort each set of bottleneck resources by `key`, and return [all first ones, all second ones, ...]."""
     places: dict[int, set[GatePassage]] = defaultdict(set)
     for gates in sets:
         for place, gate in enumerate(sorted(gates, key=key)):
@@ -147,7 +147,7 @@ def by_place(
 
 
 def strongest(sets: Iterable[list[GatePassage]]) -> list[GatePassage]:
-    """Hypothetical passages that dominate those of every set.
+    """Hypothetical bottleneck resources that pass chunks at least as fast as those of every set.
 
     Each set is sorted by hold, alpha, `most` and `before`. The i-th passage of the result has the best
     figures of the i-th passages of all sets.

@@ -89,7 +89,8 @@ class Distances:
         self.problem = problem
         self._derived_at = {d.chunk: d.rank for d in problem.collective.derivations}
         self._made: dict[int | None, dict[int, int]] = {}
-        self._numbers: dict[bytes | tuple[int, ...], int] = {}  # by mask bytes, and by mask identities
+        #: {bytes of a mask of links, or identities of such masks: index of the link set}.
+        self._numbers: dict[bytes | tuple[int, ...], int] = {}
         self._link_sets: list[tuple[int, ...]] = []
         self.cache: dict[Any, Any] = {}
         self._times: dict[tuple[int, int], NDArray[np.float64]] = {}
@@ -196,7 +197,7 @@ _MOST_ROUNDS = 4
 
 @dataclass(frozen=True, slots=True)
 class HeadsTails:
-    """Head and tail of every hold that takes time, as columns with its link and its resource.
+    """Min ticks before each hold of a resource (head), and after it (tail), in any schedule, as columns.
 
     Head and tail are `FOREVER` if no required send uses the link.
     """
@@ -220,7 +221,9 @@ class HeadsTails:
 
 
 def heads_and_tails(distances: Distances, *, divisible: bool) -> HeadsTails:
-    """Heads and tails of the holds of a problem whose chunks are copied, or are summed for all ranks.
+    """Min ticks before (heads) and after (tails) each hold of a resource, in any schedule of a problem.
+
+    The problem's chunks are copied, or are summed for all ranks.
 
     - `divisible`: True if data may be cut arbitrarily; only alphas count then.
     """

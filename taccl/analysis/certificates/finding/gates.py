@@ -126,7 +126,7 @@ class Gates:
 
 
 def gates_of(costs: GateCosts, links: Ints, of_set: Ints, release: Ints | None = None) -> Gates:
-    """Greedy cover: repeatedly pick the resource that the most uncovered links of a set hold longest.
+    """Greedy cover of links by gates (bottleneck resources): next, the one that most links hold longest.
 
     - `links`, (num,) int64: Links to cover; each holds some resource.
     - `of_set`, (num_links,) int64: Index of the set that each link of the topology enters or leaves.
@@ -211,7 +211,7 @@ def first_tick(holds: Callable[[int], bool], *, after: int = 0) -> int:
 def passed_by(
     problem: Problem, sends: Counter[int], links: Collection[int], *, since: int = 0
 ) -> tuple[int, str]:
-    """(earliest tick by which links can pass the sends, text with the number of bottleneck resources).
+    """Earliest tick by which links can pass the sends, and a text with the number of bottleneck resources.
 
     Every send counts as the smallest one. Links can be used from tick `since` on.
 
@@ -246,7 +246,7 @@ def nearest(costs: GateCosts, links: NDArray[np.bool_], starts: Ints, inner: NDA
 
 
 class Sender(NamedTuple):
-    """Arrivals of a rank's chunks: `first`, in ticks after it starts to send, then every `period` ticks."""
+    """Arrivals of chunks that a rank sends: `first`, in ticks after it begins, and again every `period`."""
 
     first: tuple[int, ...]
     period: int
@@ -257,7 +257,7 @@ class Sender(NamedTuple):
 
 
 def fastest_senders(out: Gates, most: int = 1) -> list[Sender]:
-    """Senders that together dominate every rank.
+    """Hypothetical senders that together deliver chunks no later than any rank does.
 
     The i-th sender is no slower than the i-th fastest bottleneck resource of any rank.
 
@@ -274,7 +274,7 @@ def fastest_senders(out: Gates, most: int = 1) -> list[Sender]:
 
 
 def fastest(gates: Gates) -> Gates:
-    """Gates of a hypothetical set that dominates all sets.
+    """Gates (bottleneck resources) of a hypothetical set, which pass chunks no later than those of any set.
 
     The gates of each set are sorted by hold, alpha, `most` and offset. The i-th gate of the result has the
     best figures of the i-th gates of all sets.

@@ -138,7 +138,7 @@ class NeededSends:
 
     @cached_property
     def symmetries(self) -> Symmetries:
-        """Symmetries of the problem; sets of ranks that they map to each other have the same border jobs."""
+        """Symmetries of the problem; sets of ranks that they map to each other require equal sends."""
         return find_symmetries(self.problem, self.deadline)
 
     @cached_property
@@ -240,9 +240,9 @@ class NeededSends:
             crossing = self._crossing(over, every, border, units) if wanted else None
             if crossing is None:
                 continue
-            # Only one send is certain, as other sends, or the same one, may serve the other targets. It
-            # serves the farthest target, and carries the farthest contribution of a sum, or starts from the
-            # nearest copy.
+            # Only one send is certain, as other sends, or the same one, may serve the other targets. The
+            # certain send serves the farthest target. It carries the farthest contribution of a sum, or
+            # starts from the nearest copy.
             reached = crossing.to_border[sorted(some)]
             tail = int(crossing.from_border[sorted(wanted)].max())
             onward = self.onward(every, units, crossing.enters) if tail else frozenset[tuple[int, int]]()
@@ -274,7 +274,7 @@ class NeededSends:
 
     @cached
     def onward(self, links: int, units: int, ranks: frozenset[int]) -> frozenset[tuple[int, int]]:
-        """(resource, ticks) of holds that a chunk cannot avoid when it leaves any of the ranks by the links.
+        """Holds, as (resource, ticks), that a chunk cannot avoid when it leaves one of the ranks.
 
         If the chunk may be merged with others, only the ticks for its bytes (beta) count.
         """

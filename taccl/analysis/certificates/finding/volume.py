@@ -37,7 +37,7 @@ _MOST_OF_BETA, _MOST_OF_ALPHA = 2**31, 2**62
 
 
 class Volume:
-    """Volume of a problem's chunks, and ticks for which it holds resources.
+    """Volume of a problem's chunks, and the ticks for which a unit of volume holds resources.
 
     - `problem`: Chunks are copied, or are summed for all ranks.
     - `divisible`: True if data may be cut arbitrarily.
@@ -138,7 +138,7 @@ class Volume:
 
     @cached_property
     def _kinds(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """(starts, ends, weights) by kind, (num_kinds,) each: indices of sets of ranks, and volumes.
+        """Start set, destination set and volume of each kind of chunk, as (num_kinds,) columns.
 
         Chunks with the same starting ranks and destinations are of one kind.
         """
@@ -193,7 +193,7 @@ def _meeting(sets: RankSets, sides: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def largest_piece(problem: Problem, *, divisible: bool) -> int:
-    """Max units in an unmerged send: one chunk, or, if `divisible`, all chunks with equal ends.
+    """Max units in an unmerged send: one chunk; if `divisible`, all with the same origins and destinations.
 
     The ends of a chunk are its origins and destinations; other chunkings may join chunks with equal ends.
     Contributions to sums may be joined whatever their roots.
