@@ -30,17 +30,17 @@ Natural = int
 AtLeastTwo = int
 #: Annotation of numbers that may be infinite, also as the text ``"inf"`` or ``"-inf"``.
 Extended = float
-#: Whole number of bytes, which may be text such as ``"4GB"``.
+#: Annotation of whole numbers of bytes, also as text such as ``"4GB"``.
 Bytes = int
-#: Whole number of MB, which may be text such as ``"4GB"``.
+#: Annotation of whole numbers of MB, also as text such as ``"4GB"``.
 Megabytes = int
-#: Size, usually as text such as ``"1MB"``.
+#: Annotation of sizes in bytes, usually as text such as ``"1MB"``.
 Size = int | float | str
-#: Finite number of seconds above 0, which may be text such as ``"60s"``.
+#: Annotation of positive, finite numbers of seconds, also as text such as ``"60s"``.
 Seconds = float
-#: Finite number of seconds of at least 0, which may be text such as ``"60s"``.
+#: Annotation of finite numbers of seconds, at least 0, also as text such as ``"60s"``.
 Duration = float
-#: Finite share of at least 0, which may be text such as ``"1%"``.
+#: Annotation of finite shares, at least 0, also as text such as ``"1%"``.
 Share = float
 #: Annotation of costs, given as a number or text, and passed on without rounding.
 Number = int | float | str | Fraction

@@ -54,7 +54,7 @@ MARKS: dict[str, dict[str, str | None]] = {
     "network of ASTRA-sim's first version": {"topologies-per-dim": None},
     "answer of a verb with --json": {"finish_us": None, "digest": None},
 }
-#: {kind: fields}; a file of the kind has any of these.
+#: {kind: top-level fields}; a file that has any of the fields is of the kind.
 _FIELDS = {
     "topology": {
         "node", "nics", "link", "resource", "ranks_per_node", "rails", "network", "bandwidth_gb_per_s",

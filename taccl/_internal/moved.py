@@ -89,7 +89,7 @@ _MOVED = {
     "taccl.units": "taccl._internal.units",
 }
 
-#: Former packages, whose modules are listed above.
+#: Former packages, whose former modules `_MOVED` lists.
 _PACKAGES = ("taccl.schedule.implicit",)
 
 

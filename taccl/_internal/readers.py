@@ -36,7 +36,7 @@ _HINTS = {
 
 
 def reader_of(annotation: object, scope: Mapping[str, Any]) -> Reader | None:
-    """Reader of an annotation; None if any value is valid.
+    """Reader of the values that an annotation admits; None if any value is valid.
 
     - `scope`: Global names of the annotated function's module.
     """
@@ -50,7 +50,7 @@ def _parsed(annotation: object) -> ast.expr:
 
 
 def _kind(node: ast.expr, scope: Mapping[str, Any]) -> Reader | None:
-    """Reader of a part of an annotation."""
+    """Reader of the values that a part of an annotation admits; None if any value is valid."""
     if isinstance(node, ast.BinOp):
         return _any_of(_alternatives(node), scope)
     if isinstance(node, ast.Constant):

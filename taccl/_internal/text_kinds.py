@@ -8,7 +8,7 @@ from typing import NamedTuple
 _BEFORE_ELEMENT = r"\s*(<\?xml[^>]*>\s*)?(<!--(?:(?!-->)[\s\S])*-->\s*)*"
 #: Pattern of a table's cell that holds a number.
 _NUMBER = r"\"?(?:[-+]?\.?\d[\d.eE+-]*|nan|inf)\"?"
-#: Unit that may follow a number in its cell.
+#: Pattern of a unit that may follow the number in a table's cell.
 _UNIT = r"(?: ?(?:[kKMGT]i?)?[bB](?:it|yte)?s?(?:ps|/s)| ?[nuµm]s)?"
 #: Three rows of numbers separated by blanks or bars, each with at most a name before them.
 _SPACED_ROWS = (

@@ -40,7 +40,7 @@ from taccl.analysis.certificates.pair_counting import (
     windows_of,
 )
 
-#: Max ranks, and max nodes, for which the bound is computed.
+#: Max ranks, and max nodes, for which byte counting is evaluated.
 _MOST_SETS = 8
 
 
@@ -240,7 +240,7 @@ def _port(demand: NeededSends, links: Sequence[int], resource: int, total: int) 
 
 @dataclass(frozen=True, slots=True)
 class _CheckedPort:
-    """The checker's `Port`: a send of u units holds the resource for ``alpha + beta * u`` ticks."""
+    """Costs of a resource, for the check: a send of u units holds it for ``alpha + beta * u`` ticks."""
 
     alpha: int
     beta: int
@@ -382,7 +382,7 @@ def _checked_ports(facts: Facts, witness: ByteCounting, total: int) -> list[_Che
 
 
 def _weightless(facts: Facts, *, backwards: bool = False) -> Facts:
-    """The same facts with every beta 0, so that data has no size; `backwards` also reverses time."""
+    """Copy of the facts with every beta 0, as if data had no size; `backwards` also reverses time."""
     bare = copy(facts)
     bare.clauses = replace(facts.clauses, max_merge=1, merging=frozenset())
     bare.beta = [0] * len(facts.beta)

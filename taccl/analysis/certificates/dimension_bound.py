@@ -104,7 +104,7 @@ class DimensionBound:
 
 
 def _loads(dims: Dimensions, collective: str, order: Sequence[int]) -> list[Fraction]:
-    """Microseconds for which each dimension is busy with 10**6 bytes that pass dimensions in this order."""
+    """Microseconds for which each dimension is busy with 10**6 bytes that pass them in the given order."""
     if collective not in _PASSES:
         known = ", ".join(_PASSES)
         raise CollectiveError(f"found {collective}; expected one of {known}", where="dimensions")

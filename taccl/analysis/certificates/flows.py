@@ -58,7 +58,7 @@ class FlowDual(Witness):
 
 @dataclass(frozen=True, slots=True)
 class _Commodity:
-    """Chunks with the same origins and links: volume by destination.
+    """Commodity of the flow program: volume by destination of chunks with the same origins and links.
 
     - `links`: Number of the set of links, for `Distances.arcs`.
     - `count`: Number of commodities in its orbit under symmetry, itself included.

@@ -36,7 +36,7 @@ from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import crossing_links
 from taccl.schedule.combine import reduction_half
 
-#: Max ranks, and max nodes, for which the bound is computed.
+#: Max ranks, and max nodes, for which pair counting is evaluated.
 _MOST_SETS = 8
 #: Approximate max length of a list of (tick, number) labels; numbers of longer lists are rounded up to fewer
 #: values.

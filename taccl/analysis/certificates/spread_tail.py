@@ -49,7 +49,7 @@ from taccl.problem.problem import Problem
 _EVERY, _MOST = 16, 256
 #: Max number of values of `SpreadTail.least` to try (min ranks of a set that want a chunk, for it to count).
 _MOST_SIZES = 4
-#: Max entries (contributions of a rank times the number of other ranks) for bounds with a set for each rank.
+#: Max entries (number of sums times number of other ranks) for bounds in which each rank is a set.
 _MOST_BY_RANK = 128
 #: Max pairs of an entry and a rank for which distances from entry points are used.
 _MOST_DISTANCES = 2_000_000
@@ -334,7 +334,7 @@ def _spreads_late(facts: Facts, witness: SpreadTail, ticks: int) -> bool:
 def _entries_into(
     facts: Facts, sets: tuple[frozenset[int], ...]
 ) -> tuple[list[int], dict[int, int], frozenset[int], frozenset[int]]:
-    """Entries of chunks into the sets, for the evaluation of a witness.
+    """Data of the chunks that must enter the sets, for the evaluation of a witness.
 
     Returns (number of ranks that want the chunk of each entry, {link: earliest tick of use}, outside ranks
     that initially hold some chunk, ranks of the sets that want some chunk).

@@ -27,12 +27,12 @@ from taccl.problem.problem import Problem
 _MOST_SENDS = 200
 #: Values of `SumFlow.price` to try, as multiples of the lowest price that the proof admits.
 _MULTIPLES = (1.0, 1.4, 2.5, 8.0)
-#: `_VALUES`: number of horizons tried in each round.
-#: `_ROUNDS`: number of rounds, each of which narrows the range around the best horizon.
+#: `_VALUES`: number of values of `SumFlow.horizon` that are tried in each round.
+#: `_ROUNDS`: number of rounds, each of which narrows the range around the best value.
 _VALUES, _ROUNDS = 9, 4
 #: Number of rounds that alternate between the best price and the bound at that price.
 _SETTLING = 4
-#: Denominator of horizons in ticks. The denominator of prices is this times the number of ranks.
+#: Denominator of `SumFlow.horizon`. The denominator of `SumFlow.price` is `_FINE` times the number of ranks.
 _FINE = 16
 
 

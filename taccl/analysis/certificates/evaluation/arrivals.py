@@ -151,7 +151,7 @@ class Entries:
         self.by = cache(self._by)
 
     def limited_by(self, awake: Labels, inside: Labels, entered: Labels) -> bool:
-        """Check the labels of chunk holders, and limit entries by these labels; False if one may be exceeded.
+        """Check labels that bound the number of chunk holders, and bound entries by them; False if one fails.
 
         - `awake`, `inside`, `entered`: ((ticks, most), ...): before `ticks`, at most `most` outside ranks,
           ranks of the sets, and sets, respectively, can hold some chunk.

@@ -280,7 +280,7 @@ def _idle(facts: Facts, links: Sequence[int]) -> dict[int, int]:
 def lanes(
     facts: Facts, links: Iterable[int], resources: Iterable[int]
 ) -> tuple[list[tuple[int, int, int | Fraction]], bool]:
-    """([(alpha, beta, wait) in ticks of each resource], True if every link holds one of the resources).
+    """Costs (alpha, beta, wait) in ticks of each resource, and True if every link holds one of the resources.
 
     Each link counts for the first resource that it holds. Alpha and beta are the least of a resource's holds.
     The wait is the least time from the end of a hold to the end of its send.
@@ -302,10 +302,10 @@ def lanes(
 
 
 def _heads_and_tails(facts: Facts) -> Iterator[tuple[Sequence[int], int, dict[int, int], dict[int, int]]]:
-    """Yield (links, units, {rank: earliest tick}, {rank: min ticks from there to a destination}).
+    """Yield the earliest ticks of chunks at ranks, and their min ticks from each rank to a destination.
 
-    There is one item for all chunks with the same links and size. A chunk is also wanted by the rank that
-    derives another chunk from it.
+    There is one item, (links, units, {rank: earliest tick}, {rank: min ticks}), for all chunks with the same
+    links and size. A chunk is also wanted by the rank that derives another chunk from it.
     """
     makes: dict[int, set[int]] = defaultdict(set)
     for each in facts.collective.derivations:

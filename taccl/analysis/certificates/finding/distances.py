@@ -1,4 +1,4 @@
-"""Shortest times of chunks over the links that may carry them; heads and tails of resources.
+"""Shortest times of chunks over links; min idle times of resources at the start and end of a schedule.
 
 The head of a resource is its min idle time at the start of a schedule, the tail that at the end. Only sends
 on the path by which a destination first gets a chunk count; they alone deliver everything. Their hold of a
