@@ -112,8 +112,8 @@ def test_topology_files_of_a_machine_take_a_protocol(run, tmp_path):
 
 @pytest.mark.slow
 def test_a_plan_names_the_protocol_of_each_range(run_json, tmp_path):
-    """In a plan of an allreduce, the smallest sizes use ll and the largest simple; programs match the ranges."""
-    words = ("--collective", "allreduce", "--sizes", "1KB,256MB", "--time-limit", "60", "--backend", "greedy")
+    """In a plan of an allgather, the smallest sizes use ll and the largest simple; programs match the ranges."""
+    words = ("--collective", "allgather", "--sizes", "1KB,256MB", "--time-limit", "60", "--backend", "greedy")
     code, found = run_json("plan", "dgx-h100", *words, "-o", tmp_path / "plan")
     assert code == 0
     protocols = [each["protocol"] for each in found["ranges"]]
