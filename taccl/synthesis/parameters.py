@@ -41,8 +41,8 @@ class ChoiceParameters(_Group):
     # Min seconds left to compile kernels that only improve schedules. With less time, no sketch is suggested
     # to the compiled search either.
     compiling_s: float = 5.0
-    compiled_s: float = 0.5  # min seconds left to run such kernels if they are cached on disk
-    cold_s: float = 12.0  # min seconds to compile the kernels of a first schedule if they are not cached
+    compiled_s: float = 0.5  # min seconds left to run kernels that only improve, if they are cached on disk
+    cold_s: float = 12.0  # min seconds left to compile the kernels of a first schedule if not cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class ListParameters(_Group):
     most_s: float = 1.0  # in the portfolio: max seconds of the list scheduler
     # If the list scheduler is the backend: its share of the time before the compiled list scheduler runs.
     alone_share: float = 0.2
-    least_alone_s: float = 2.0  # min seconds of that share
+    least_alone_s: float = 2.0  # min seconds of `alone_share`
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +80,15 @@ class PortfolioParameters(_Group):
     joint_share: float = 0.3  # share of a turn of the portfolio for the joint job shop
     routing_share: float = 0.25  # share of a turn for routing
     job_shop_share: float = 0.15  # share of a turn for the job shop after routing
-    # Improvement by job shop: share of a turn's time without progress after which it ends.
-    improve_share: float = 0.4  # for a whole problem
-    half_improve_share: float = 0.5  # for one phase of a reduction
-    least_improve_s: float = 3.0  # min seconds without progress before this improvement ends
+    # Improvement by job shop ends after this share of a turn's time without progress.
+    improve_share: float = 0.4  # `improve_share` applies to a whole problem
+    half_improve_share: float = 0.5  # `improve_share` for one phase of a reduction
+    least_improve_s: float = 3.0  # min seconds without progress before improvement by job shop ends
     baseline_arrivals: int = 20_000  # baselines within the search: max arrivals (chunks times destinations)
-    baseline_share: float = 0.5  # share of the time left for these baselines if other stages follow
+    baseline_share: float = 0.5  # share of the time left for baselines within the search, if stages follow
     baseline_least_s: float = 0.1  # baselines that take fewer seconds are tried even after the time limit
     first_share: float = 0.2  # share of the time for baselines that run before the search
-    best_share: float = 0.5  # share of the time for the one of these baselines that is usually best
+    best_share: float = 0.5  # share of the time before the search for the baseline that is usually best
     first_transfers: int = 100_000  # max transfers of a baseline that runs before the search
     # Max transfers of the schedule balanced over dimensions, the only baseline within the search if there are
     # more than `baseline_arrivals` arrivals.
@@ -113,8 +113,8 @@ class SuggestingParameters(_Group):
     first_partition: int = 2
     # Numbers of chunks per rank that are tried for problems that leave this number open.
     counts: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 16)
-    chunks_share: float = 0.3  # share of the time for trials of numbers of chunks
-    counts_only: int = 0  # 1: baselines use the numbers in `counts` only, too; 0: they use any number
+    chunks_share: float = 0.3  # share of the time to try several numbers of chunks
+    counts_only: int = 0  # 1: baselines, too, use only numbers of chunks in `counts`; 0: they use any number
     ranking_runs: int = 15  # runs of the list scheduler to rank a candidate, for each phase of a reduction
 
 

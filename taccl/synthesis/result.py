@@ -151,7 +151,7 @@ class Trace(tuple[TraceEntry, ...]):
 
 
 def _frame(rows: Iterable[Any], names: str) -> pd.DataFrame:
-    """A DataFrame of attributes by name; times in us are numbers, NaN for None."""
+    """A DataFrame of the attributes `names` of rows; times in us are floats, NaN for None."""
     import pandas as pd
 
     columns = names.split()
@@ -344,7 +344,7 @@ class Result:
         ]
 
     def stage_table(self) -> pd.DataFrame:
-        """The same as ``stages.to_frame()``."""
+        """Table of the stages as a pandas DataFrame; same as ``stages.to_frame()``."""
         return self.stages.to_frame()
 
     def explain(self) -> str:

@@ -78,8 +78,8 @@ class Search:
     last_improved: float = field(default_factory=time.monotonic)
     ran_out: bool = False  # time was up before the search ended by itself
     dimension_bound: DimensionBound | None = None  # bound on algorithms along dimensions; None if none ran
-    kept_s: float = 0.0  # seconds of the time reserved for later stages
-    backend: str = ""  # by default that of the options
+    kept_s: float = 0.0  # seconds of the time limit that are reserved for later stages
+    backend: str = ""  # name of the backend; by default the one in `options`
     limit_s: float = 0.0  # seconds left when the first proposer began
     turn_s: float = 0.0  # seconds of the current turn, of which stages take shares
     is_large: bool | None = None  # True if only the compiled search would end in time; None: not decided yet
@@ -87,9 +87,10 @@ class Search:
     solve: Solve | None = None  # function that searches a problem derived from this one
     asked: Problem | None = None  # the problem as asked, before the number of chunks was chosen
     made_by: Transform[Problem, Schedule] | None = None  # transform that made the problem
-    others: list[Search] = field(default_factory=list)  # the same data in other chunks, or by servers
+    # searches of the same data in other chunks, or with sums by servers or switches
+    others: list[Search] = field(default_factory=list)
     is_aggregated: bool = False  # True if servers or switches make the sums
-    choice: str = ""  # name of what ran, and the reason; empty for baselines
+    choice: str = ""  # name of the search that ran, and the reason; empty for baselines
     stopped: str = ""  # reason why the search ended; empty until `settle`
     is_strengthened: bool = False  # True once the bound was compared with that over all chunkings
 

@@ -184,7 +184,7 @@ def synthesize(
 
     whole, transforms = transformed(problem, options, limit)
     with going_on(whole):  # if an error ends the proposers, the best so far counts
-        run(whole, AGGREGATING)  # servers, and switches that add
+        run(whole, AGGREGATING)  # sums by servers or switches
         is_settled = _is_settled(whole)
         if whole.options.start is not None:
             begin_with(whole, whole.options.start)
@@ -196,7 +196,7 @@ def synthesize(
     is_met = any(each.stopped == "bound met" for each in whole.others)
     if not (is_met or limit.cancellation.why):
         with limit.interruptible():
-            run(whole, LAST)  # other baselines
+            run(whole, LAST)  # baselines not tried yet
     found = _inverted(whole.earliest_search, whole, transforms, options)
     found = found.over_all_chunkings() if is_open else found
     return found if until_gap is None else with_note_on_gap(found, until_gap, is_judged=not transforms)
@@ -349,7 +349,7 @@ def _inverted(
     try:
         look_for_bound(last)
         return last.result(choice)
-    except KeyboardInterrupt:  # during verification
+    except KeyboardInterrupt:  # Ctrl-C during verification
         last.interrupt()
         return last.result(choice)
 

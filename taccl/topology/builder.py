@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from taccl.topology.in_network import InNetwork
     from taccl.topology.parts import LinkCost
 
-_NOTHING = Fraction(0)  # shared object, as equal costs are converted once by identity
+_NOTHING = Fraction(0)  # one object for all, as conversions are cached by object identity
 
 
 @checked_as(TopologyError)

@@ -59,7 +59,7 @@ def _odd_links(links: Sequence[Link], num_ranks: int) -> Iterable[Link]:
     ends = set(srcs) | set(dsts)
     if any(len(ranks) != 1 or not 0 <= ranks[0] < num_ranks for ranks in ends) or any(map(eq, srcs, dsts)):
         return links
-    place = range(len(links) - 1, -1, -1)  # of equal costs, the first link remains
+    place = range(len(links) - 1, -1, -1)  # reversed, to keep the first link of each cost
     first = dict(
         zip(zip(map(id, reversed(alphas)), map(id, reversed(betas)), strict=True), place, strict=True)
     )

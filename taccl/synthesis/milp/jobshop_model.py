@@ -15,7 +15,7 @@ import numpy as np
 from taccl.solvers.child import Control
 from taccl.solvers.cpsat import new_solver
 
-#: Max hops of a merging link for which the model has a batch per hop, and so allows all merges.
+#: Max hops of a merging link for which the model has as many batches as hops, so that any merging is allowed.
 ALL_BATCHES = 10
 
 
@@ -186,7 +186,7 @@ class _Shop:
                 self.only_if(apart, self.made[own], self.made[relayed])
 
     def read(self, value: Callable[[Any], int], objective: float, bound: float) -> dict[str, Any]:
-        """The hops that are made, with their starts and batches, and finish and bound in ticks, as arrays."""
+        """Read a solution: arrays of the sent hops, their starts and batches; finish and bound in ticks."""
         hops, starts, together = [], [], []
         for m in range(self.count):
             if self.made[m] is not True and not value(self.made[m]):

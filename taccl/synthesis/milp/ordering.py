@@ -210,7 +210,7 @@ class _Lane:
             self._batches(is_own, quotient.problem.clauses.max_merge)
 
     def costs(self, held: Held) -> tuple[float, float]:
-        """(alpha, beta) of a hold, in us."""
+        """(alpha, beta) costs, in us, of the occupation of a resource by a send."""
         return held.alpha / self.per_us, held.beta / self.per_us
 
     def _cumulative(self, tag: str, alpha: float, beta: float, gap: float) -> dict[int, int]:

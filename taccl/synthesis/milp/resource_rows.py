@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from taccl.synthesis.milp.routing import RoutingModel
 
 
-#: `_MOST_HEADS`: max number of distinct heads in the rows of a resource. If there are more, some of them are
-#: used, evenly spaced in order of size.
-#: `_MOST_TAILS`: the same for tails.
+#: `_MOST_HEADS`: max number of distinct heads (least ticks before a hop occupies the resource) in the rows of
+#: a resource. If there are more, evenly spaced ones are used.
+#: `_MOST_TAILS`: max number of distinct tails (least ticks from an occupation to the finish), likewise.
 _MOST_HEADS, _MOST_TAILS = 6, 4
 
 
@@ -118,7 +118,7 @@ def _least_rest(quotient: Quotient, m: int, held: Held) -> int:
 
 
 def _windows(uses: Sequence[_Use]) -> Iterable[tuple[int, int]]:
-    """(head, tail) pairs to try; the first pair has the least head and the least tail."""
+    """Pairs to try: (least start of an occupation, least time from its end to the finish), least first."""
     heads = _spaced({use.head for use in uses}, _MOST_HEADS)
     return product(heads, _spaced({use.tail for use in uses}, _MOST_TAILS))
 
@@ -132,7 +132,7 @@ def _spaced(values: set[int], most: int) -> list[int]:
 def _load(
     routing: RoutingModel, inside: Sequence[_Use], every: Sequence[_Use]
 ) -> tuple[list[tuple[Fraction, int]], Fraction]:
-    """(terms of minus the load that the hops of `inside` put on a resource, that load if all are made).
+    """(row terms for minus the load of the hops `inside` on a resource, load if all these hops are made).
 
     If all hops of a merging link are included, each of its messages adds its alpha; otherwise each chunk adds
     its share of the alpha of a full message.

@@ -175,7 +175,10 @@ class RoutingModel:
                     model.add_row([(1.0, x), (-1.0, y)], 0, tag="routing.transit")
 
     def _arrivals(self) -> None:
-        """Rows s_r >= h_r + sum (h_a + l - h_r) y; s_r >= s_a + l - M (1 - y), where M = UB + l - h_r."""
+        """Rows: a chunk arrives at state r at least l after state a if a hop of duration l from a brings it.
+
+        s_r >= h_r + sum (h_a + l - h_r) y; s_r >= s_a + l - M (1 - y), where M = UB + l - h_r.
+        """
         quotient = self.quotient
         for p, arrival in self.arrival.items():
             state = quotient.states[p]
@@ -228,10 +231,11 @@ class RoutingModel:
                     model.add_row([(1.0, self.passed[p]), *before, (-big, y)], 1.0 - big, tag="routing.hops")
 
     def _own_first(self) -> None:
-        """Rows of local-first priority: s_relayed >= s_own + duration of the relayed hop, if on one link.
+        """Rows of local-first priority: on each link, relayed chunks start no earlier than own chunks arrive.
 
-        A relayed chunk starts no earlier than an own chunk would arrive that started as late as possible and
-        unmerged. The model's arrival of the own chunk is no later than that.
+        s_relayed >= s_own + duration of the relayed hop, if both are sent over the link. A relayed chunk
+        starts no earlier than an own chunk would arrive that started as late as possible and unmerged. The
+        model's arrival of the own chunk is no later than that.
         """
         quotient, hops = self.quotient, self.quotient.hops
         for link, rep in enumerate(quotient.link_rep):
@@ -247,7 +251,10 @@ class RoutingModel:
                     self.no_sooner("own-first", late, early, both, length - 2 * big)
 
     def _switch_policies(self) -> None:
-        """Objective T +- mu * sum(u); u = 1 for a used connection (u >= x for few, u <= sum(x) for many)."""
+        """Objective T + mu * (number of used connections) for few connections, or T - mu * number for many.
+
+        A binary u counts each connection: rows u >= x of its hops for few, u <= sum(x) for many.
+        """
         quotient, model, tag = self.quotient, self.model, "routing.switch-policy"
         weight = float(quotient.problem.clauses.objective_weight)
         users: dict[int, list[int]] = defaultdict(list)
@@ -286,7 +293,7 @@ class RoutingModel:
             self.model.add_row(row, 0, tag="routing.link-use")
 
     def _sequence(self, pairs: Sequence[Pair]) -> None:
-        """Disjunctive rows: if both hops of a pair are made, s_b >= s_a + gap, or the reverse.
+        """Disjunctive rows: if hops a and b of a pair are made, b starts a gap after a, or a after b.
 
         M is minimal for each pair, and for each condition that deactivates the row (a unmade, b unmade, other
         order).
@@ -310,7 +317,7 @@ class RoutingModel:
                 self._one_after_other(b, a, pair.reverse_gap, first, goes_first=0)
 
     def _cut(self, cut: Cut) -> None:
-        """Row T >= the cut's ticks if all its hops are made.
+        """Add a row for a cut: if all hops of the cut are made, the finish T is at least its ticks.
 
         If the cut exceeds the upper bound, the row excludes that all its hops are made.
         """
@@ -339,7 +346,7 @@ class RoutingModel:
         return start
 
     def _one_after_other(self, a: int, b: int, gap: int, first: int | None, *, goes_first: int) -> None:
-        """Row s_b >= s_a + gap if both are made and the order variable `first`, if any, is `goes_first`."""
+        """Row: hop b starts `gap` after hop a, if both are made and `first`, if given, is `goes_first`."""
         (until, after, soonest, _), (since, ahead, _, latest) = (self._start(m) for m in (b, a))
         big = max(0, latest + gap - self.windows.earliest[b])
         unmade = max(0, latest + gap - soonest)

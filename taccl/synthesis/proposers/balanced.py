@@ -37,11 +37,11 @@ BALANCED = "dimension-balanced"
 _MOST_CHUNKS = 128
 #: Max transfers of a listed schedule; larger ones must be implicit.
 MOST_TRANSFERS = 20_000_000
-#: Max ratio of the planned finish with twice as many chunks to the best planned finish so far, for the larger
-#: number to count as a gain.
+#: Twice as many chunks count as a gain if the planned finish is at most this share of the best planned finish
+#: so far.
 _PAYS = Fraction(99, 100)
-#: Max ratio of the second-best plan's finish to the best plan's, for local search to improve the second-best
-#: plan, too.
+#: Local search improves the second-best plan, too, if it finishes within this multiple of the best plan's
+#: finish.
 _NEAR = 1.05
 
 
@@ -92,7 +92,7 @@ def choose_num_chunks(
 
 
 def cut_balanced(problem: Problem, *, policy: Policy, most_transfers: int = MOST_TRANSFERS) -> Problem:
-    """The problem in the number of chunks with the earliest planned finish, if it leaves that open.
+    """Cut a problem into the number of chunks with the earliest planned finish, if its number is open.
 
     - `most_transfers`: Max transfers of the schedule, as `balanced_schedule` counts them.
     """

@@ -36,15 +36,16 @@ _MOST_NAMED = 400_000
 _VERIFY_S = 6e-6
 #: `_COMPILED`: name of the compiled list scheduler as a baseline.
 #: `_LOAD_S`: CPU seconds to load the compiled list scheduler.
-#: `_RUN_S`: CPU seconds that it needs per 10,000 arrivals: of copied chunks, and of sums.
-#: `_UNEVEN_RUNS`: max runs for pairs of ranks with different numbers of bytes, for which it comes first.
+#: `_RUN_S`: CPU seconds of its run per 10,000 arrivals of copied chunks, and per 10,000 arrivals of sums.
+#: `_UNEVEN_RUNS`: max runs if pairs of ranks exchange different numbers of bytes; then it is tried first.
 _COMPILED, _LOAD_S, _RUN_S, _UNEVEN_RUNS = "compiled list scheduler", 0.5, (0.3, 1.0), 3
-#: Limits for the choice of the next baseline while there is no schedule.
-#: `_FIRST_TIMES`: max build time of a first form over the shortest, if the preferred baseline takes too long.
-#: `_QUICK_S`: CPU seconds that are always allowed: for a first form, whatever this ratio, and its variants.
-#: `_SAFE_SHARE`: max share of the time left for the preferred one; else the first within both is built.
+#: Limits for the choice of the next baseline while there is no schedule. A baseline's first form is the first
+#: schedule that it completes; it may build variants after that.
+#: `_SAFE_SHARE`: the preferred baseline is next if its estimated build takes at most this share of its time.
+#: `_FIRST_TIMES`: otherwise, max build time of the next baseline's first form, as a multiple of the shortest.
+#: `_QUICK_S`: CPU seconds that a first form, and its variants, may take in any case.
 _FIRST_TIMES, _QUICK_S, _SAFE_SHARE = 2.0, 0.3, 0.8
-#: Max seconds past the time limit for variants of the first baseline, once one of its forms is complete.
+#: Max seconds past its deadline for the first baseline to build variants, once one schedule is complete.
 _VARIANTS_S = 1.0
 #: Max share of the time left in which `quickest_first` puts the usually best baseline before quicker ones.
 _BEST_FIRST_SHARE = 0.2
@@ -158,7 +159,7 @@ def _offer_quickest(
     begins_s = build_times(problem, portfolio.first_transfers, few_hops, whole=False)
     order = [_COMPILED, *preferred] if uneven else [*preferred, _COMPILED]
     left = sorted(builds_s.keys() - {*made_of(problem), *excluded}, key=order.index)
-    if not is_last and BY_ESTIMATE in tried_finer(problem):  # its remaining forms run after the search
+    if not is_last and BY_ESTIMATE in tried_finer(problem):  # other forms run after the search
         left = [name for name in left if name != "multiplying"]
     late_s = parameters.budget.late_s * busy_factor()
     late = search.deadline.later(late_s)
@@ -168,7 +169,7 @@ def _offer_quickest(
         limits = {name: until_best if name == order[0] else until for name in left}
         share = 1.0 if is_known else _SAFE_SHARE
         in_time = [name for name in left if factor * builds_s[name] <= share * limits[name].left_s]
-        if is_known and not in_time:  # the first form of a baseline counts, too
+        if is_known and not in_time:  # at least the first form fits
             in_time = [name for name in left if factor * begins_s[name] <= limits[name].left_s]
             if not in_time:
                 skipped.extend(left)
@@ -186,7 +187,7 @@ def _offer_quickest(
             continue
         verify_s = factor * _VERIFY_S * num_arrivals(problem) * (1 + problem.collective.sums_up)
         last = limit if is_known else late
-        # A first form takes little time, and variants may finish far sooner than it.
+        # Variants of a baseline may finish far sooner than its first form, so they get extra time.
         has_variants = not (is_known or row_of(name).forms_transfers)
         ends = limit.later(_VARIANTS_S if has_variants else -verify_s)
         if not is_known:  # list scheduling of the first form may gain much, as in an alltoall
@@ -207,12 +208,10 @@ def left_out(names: Sequence[str]) -> str:
 
 
 def _in_time(name: str, problem: Problem, limit: Deadline, last: Deadline) -> Schedule | None:
-    """Schedule of a baseline in the problem's own chunks.
+    """Build a baseline in the problem's own chunks; at a deadline, return its best schedule so far, or None.
 
-    If a deadline stops it, the best schedule that it had completed; None without one.
-
-    - `limit`: Deadline once it has completed a schedule.
-    - `last`: Deadline before that.
+    - `limit`: Deadline once the baseline has completed a schedule.
+    - `last`: Deadline until then.
     """
     complete = complete_so_far(without_sketch(problem))
     complete.clear()
@@ -246,9 +245,9 @@ def _preferred(problem: Problem) -> list[str]:
 
 
 def quickest_first(problem: Problem, left_s: float = 0.0) -> list[str]:
-    """Names of the baselines, the quickest to build first; those with too many transfers are left out.
+    """Names of the baselines by build time, quickest first; without those that have too many transfers.
 
-    - `left_s`: Seconds left; the usually best one comes first if it takes a small share of them.
+    - `left_s`: Seconds left; the baseline that is usually best comes first if it takes a small share of them.
     """
     builds_s = build_times(problem, DEFAULTS.portfolio.first_transfers, 2**63)
     best = _preferred(problem)[0]
@@ -310,7 +309,7 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
     for name in names:
         begun, made = time.monotonic(), name in made_of(problem)
         takes_s = 0.0 if made else max(longest_s, _takes_s(name, problem, parameters))
-        left_s = (search.deadline if name == names[0] else until).left_s  # the first is the usually best one
+        left_s = (search.deadline if name == names[0] else until).left_s  # usually best first
         # Very quick baselines are tried even if the search used up the time.
         if search.is_met:
             break
@@ -323,7 +322,7 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
             if (search.best is None or other.finish < search.best.finish) and verify(other).ok:
                 search.offer_whole(other, producer=other.producer, verified=True)
                 best = name
-        if not rows[name].names_contributions:  # such baselines take longer to build
+        if not rows[name].names_contributions:  # named contributions take longer to build
             longest_s = max(longest_s, time.monotonic() - begun)
     message = f"{best or 'none better'}{left_out(skipped)}"
     search.record("baselines", "taccl", "done", since, finish_us=search.best_us, message=message)

@@ -218,9 +218,9 @@ def compile_in_a_row(search: Search, problem: Problem, deadline: Deadline) -> bo
     since, was_kept = time.monotonic(), are_kept(problem)
     found = compile_with_progress(problem, search.options, deadline)
     if not found:
-        if all(each.message != COLD for each in search.stages):  # only once for all parts of the search
+        if all(each.message != COLD for each in search.stages):  # recorded once per search
             search.record("kernels", "compiled", "skipped", since, message=COLD)
-    elif time.monotonic() - since >= _NOTABLE_S:  # otherwise they were in memory already
+    elif time.monotonic() - since >= _NOTABLE_S:  # else kernels were in memory already
         said = "loaded" if was_kept else _stage_message(problem)
         search.record("kernels", "compiled", "done", since, message=said)
     return found

@@ -171,10 +171,10 @@ def _within(fabric: Fabric, some: Bools) -> Fabric:
 
 
 def clusters(fabric: Fabric, size: int) -> Ints:
-    """(num_ranks,) number of each rank's cluster: about `size` ranks, joined by links in both directions.
+    """Divide ranks into clusters of about `size` ranks that links in both directions join.
 
-    A cluster grows by the rank with the most neighbours inside. A cluster that ends with less than half of
-    `size` ranks joins the smallest adjacent cluster.
+    Returns the cluster of each rank, (num_ranks,). A cluster grows by the rank with the most neighbours
+    inside. A cluster that ends with less than half of `size` ranks joins the smallest adjacent cluster.
     """
     num_ranks = fabric.num_ranks
     forward = fabric.src * num_ranks + fabric.dst
@@ -185,7 +185,7 @@ def clusters(fabric: Fabric, size: int) -> Ints:
         if cluster[seed] >= 0:
             continue
         grown: list[int] = []
-        inside = {seed: 0}  # {rank next to the cluster: number of neighbours inside}
+        inside = {seed: 0}  # {rank next to the cluster: its number of neighbours in the cluster}
         heap = [(0, seed)]
         while heap and len(grown) < size:
             count, rank = heapq.heappop(heap)
@@ -261,7 +261,7 @@ def _in_blocks(
         )
         chunk, link, start = (np.concatenate(pair) for pair in zip(late, rows, strict=True))
         since = start - start.min()
-        if since.max() < 1 << 16:  # sorted in linear time
+        if since.max() < 1 << 16:  # 16-bit keys are sorted in linear time
             since = since.astype(np.uint16)
         order = np.argsort(since, kind="stable")
         start = start[order]

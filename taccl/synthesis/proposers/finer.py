@@ -49,11 +49,10 @@ if TYPE_CHECKING:
 #: large sums (dgx-h100 x4 allreduce).
 _FORMS = ((1, True), (2, False), (2, True), (4, True), (4, False))
 
-#: `_FORM_S_PER_ARRIVAL`: CPU seconds per arrival to build and verify a form (see `_FORMS`): without and with
-#: merging. Forms without merging are timed by a list scheduler, which takes longer.
-#: `_LISTED_GAIN`: max ratio of a form's estimated finish to the best known finish, for the form to be built.
-#: It applies to forms whose sends a list scheduler then times.
-_FORM_S_PER_ARRIVAL, _LISTED_GAIN = (7e-5, 1.6e-5), 1.2
+#: `_ESTIMATED_S_PER_ARRIVAL`: CPU seconds per arrival to build and verify a form (see `_FORMS`).
+#: `_LISTED_GAIN`: a form whose sends a list scheduler times is built if its estimated finish is at most this
+#: multiple of the best known finish.
+_ESTIMATED_S_PER_ARRIVAL, _LISTED_GAIN = 2.5e-5, 1.2
 
 #: `_PLANS_S_PER_LINK`: CPU seconds per link to estimate all plans of recursive multiplying.
 #: `_PLANS_SHARE`: max share of the time left for these estimates; if they need more, only simple plans are
@@ -66,8 +65,8 @@ _PLANS_S_PER_LINK, _PLANS_SHARE, _MIXES_S = 2e-5, 0.4, 1.2
 _CUT_TRANSFERS = 64 * 64 * 6
 
 #: `_CUT_VERIFY_S`: min seconds allowed to verify a baseline in finer chunks, even past the deadline.
-#: `_VERIFY_TRANSFER_S`: CPU seconds per transfer to verify it. This estimate includes the extra work for
-#: merged transfers and for named contributions, both of which are frequent in these baselines.
+#: `_VERIFY_TRANSFER_S`: CPU seconds per transfer to verify such a baseline. This estimate includes the extra
+#: work for merged transfers and for named contributions, both of which are frequent in these baselines.
 _CUT_VERIFY_S, _VERIFY_TRANSFER_S = 0.5, 2e-5
 
 
@@ -139,9 +138,10 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
     if not search.has_found:
         return search
     problem, since, best, finish_us = search.problem, time.monotonic(), search, search.earliest_us
-    open_problem = _opened(problem)  # a problem with an open number may merge messages
+    open_problem = _opened(problem)  # with an open number of chunks, messages may merge
     producer, tried = "", tried_finer(problem)
-    most_s, factor = until.left_s / busy_factor(), 2 * MANY_CUT / 10_000  # each cut doubles the one before
+    # Each cut has twice as many transfers as the one before, so all cuts take twice as long as the last one.
+    most_s, factor = until.left_s / busy_factor(), 2 * MANY_CUT / 10_000
     kind = "root" if is_at_one_rank(problem) else "all"
     few = [
         (
@@ -162,7 +162,7 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
         with suppress(InputError, OutOfTime), until.enforced():
             found = baseline(name, open_problem)
             tried.add(name)
-        if found is None:  # time was up before a schedule was complete
+        if found is None:  # out of time: use the best one completed
             found = next(iter(soonest_so_far(open_problem)), None)
         if found is None or found.finish_us >= finish_us:
             continue

@@ -95,7 +95,7 @@ def offer_compiled(
         search.record("greedy", "compiled", "no-solution", since, message="no schedule in time")
         return
     is_better = search.best is None or found.finish_ticks < search.best.finish_ticks
-    # Verifying single sends costs a tenth of verifying merged ones.
+    # Unmerged sends are verified now, as this takes a tenth of the time of verifying merged ones.
     is_known = found.kept.group is None and problem is search.problem and is_better
     if is_known:
         verify(found).raise_if_failed()
@@ -163,7 +163,7 @@ class _Runs:
             if search.best is None:
                 past_s = time.monotonic() - search.options.began_s
                 needed = "more time"
-                if self._left_s is not None:  # time left: estimated from the progress so far, plus a quarter
+                if self._left_s is not None:  # remaining time, estimated from progress, plus a quarter
                     needed = f"about {1.25 * (past_s + self._left_s):.2g} s in all"
                 raise NoSolutionError(
                     f"{search.problem.title}: no schedule in {past_s:.2g} s, as {effort(search.problem):.2g} "

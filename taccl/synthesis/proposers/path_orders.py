@@ -60,7 +60,8 @@ def spread_starts(fabric: Fabric, units: Ints, routes: Routes, jitter: Floats) -
     hop, resource, ticks = holds_of(fabric, units, routes)
     load, chunk = np.bincount(resource, ticks), routes.chunk[hop]
     order = np.lexsort((load[resource], chunk))
-    critical = order[np.append(chunk[order][1:] != chunk[order][:-1], True)]  # one entry per chunk with hops
+    # For each chunk with hops, its occupation of the most loaded resource.
+    critical = order[np.append(chunk[order][1:] != chunk[order][:-1], True)]
     on, held = resource[critical], ticks[critical]
     order = np.lexsort((jitter[hop[critical]], on))
     ends = np.cumsum(held[order])

@@ -49,7 +49,8 @@ PATH_RULES = ("in step", "latest start", "spread", "travel time", "in step")
 #: Number of seeds tried along the same trees.
 _TREE_ORDERS = 2
 _STARTS = {"latest start": latest_starts, "spread": spread_starts}
-_WAITING = (0.25, 4.0, 1.0, 16.0)  # prices of a tick of waiting in the search for trees, one per run
+# Cost, in the search for trees, of each tick until a chunk reaches a rank; one value per run.
+_WAITING = (0.25, 4.0, 1.0, 16.0)
 MANY_STEPS = 30_000_000  # max links visited in searches for trees over all runs (about 1 s)
 _ORDER_NS = 70  # estimated nanoseconds to order a hop
 #: Weights to try in the order of waiting chunks: weight of a chunk's turn (when it is due) relative to the
@@ -133,7 +134,7 @@ def send_together(
 def send_in_turn(
     fabric: Fabric, demand: Demand, routes: Routes, turn: Floats, limits: Limits = Limits()
 ) -> Sends | None:
-    """Best schedule along routes in which chunks go in the order of their turns; None if it was stopped.
+    """Best schedule along routes that serves chunks by due date (their turn); None if it was stopped.
 
     If chunks wait for the same link, the earlier turn goes first, then the longer route ahead. So a rank
     forwards chunks at the rate at which it receives them, rather than all chunks with long routes first.
@@ -150,7 +151,7 @@ def send_in_turn(
 
 
 def send_at_earliest(fabric: Fabric, demand: Demand, routes: Routes, found: Sends) -> Sends:
-    """The same sends at their earliest starts, in the same order on each link and resource."""
+    """Re-time the sends of a schedule: earliest starts, in the given order on each link and resource."""
     hops = _make_hops(fabric, demand.units, routes, 0, np.zeros(2, np.int64))
     by_hop = np.lexsort((hops.slot, hops.chunk))
     by_send = np.lexsort((slots_of(fabric, found), found.chunk))

@@ -44,11 +44,12 @@ _NEXT_SEED = 1_000_003
 _FREE_FIRST, _FREE_LEAST, _FREE_MOST = 0.2, 0.1, 0.6
 #: Factors on the share of freed states, of which one is drawn at random after each round.
 _FREE_STEPS = (0.8, 1.0, 1.3)
-#: `_LAST_SHARE`: share of rounds that free the last arrivals.
-#: `_LAST_LESS_OFTEN`: factor on this share after such a round, until the incumbent improves.
-#: `_LAST_BOUND_SHARE`: share of these rounds in which the schedule must meet the bound.
+#: `_LAST_SHARE`: share of rounds that free the routes of the last arrivals.
+#: `_LAST_LESS_OFTEN`: factor on this share after each round of this kind; an improvement restores the share.
+#: `_LAST_BOUND_SHARE`: share of the rounds of this kind that accept only schedules which meet the bound.
 _LAST_SHARE, _LAST_LESS_OFTEN, _LAST_BOUND_SHARE = 0.5, 0.7, 0.7
-#: Share of the other rounds that free random states; the rest free states reached near a random time.
+#: Among rounds that do not free the last arrivals: share that frees routes of random states. The rest free
+#: states reached near a random time.
 _RANDOM_SHARE = 0.5
 #: `_ROUND_S`: seconds of a round.
 #: `_LAST_ROUND_S`: seconds of a round that frees the last arrivals.

@@ -233,7 +233,7 @@ def greedy(search: Search, *, budget_s: float, max_runs: int = 10_000) -> None:
 def _runs_in(budget_s: float, num_hops: int, scheduling: ListParameters) -> int:
     """Number of runs for a budget, rounded down to a power of 2 to ignore small differences."""
     if budget_s <= 0:
-        return 2 * len(_NOISES)  # the first run may find nothing
+        return 2 * len(_NOISES)  # more than one, as the first run may find nothing
     rounded_s = 2.0 ** math.floor(math.log2(budget_s))
     return max(2 * len(_NOISES), int(rounded_s / (_RUN_S_PER_HOP * max(1, num_hops))))
 
@@ -384,13 +384,13 @@ def _search_spreading(search: Search) -> None:
     first = partial(greedy, search, budget_s=0.0, max_runs=1)
     try:
         look_for_bound(search)
-        if search.interrupted or search.problem.collective.is_met:  # or nothing has to be sent
+        if search.interrupted or search.problem.collective.is_met:  # Ctrl-C, or nothing to send
             first()
         else:
             _in_turns(search)
     except KeyboardInterrupt:
         search.interrupt()
-        if search.best is None and search.half == "spread":  # the other phase has its schedule
+        if search.best is None and search.half == "spread":  # the reduce phase is scheduled
             first()
     if search.best is None:
         if search.interrupted:

@@ -65,7 +65,7 @@ _STEADY = Fraction(1002, 1000)
 #: Number of consecutive chunk counts without gain after which no finer chunks are tried.
 _PATIENCE = 2
 #: `_HOPS`: estimated time to fill the pipeline, as a multiple of the slowest send's duration.
-#: `_FAR`: max ratio of the estimated finish to the best estimate at which a number of chunks is tried.
+#: `_FAR`: a number of chunks is tried if its estimated finish is at most this multiple of the best estimate.
 _HOPS, _FAR = 8, Fraction(105, 100)
 #: Relative difference of times caused by rounding to whole bytes.
 _ROUNDED = Fraction(1, 10_000)

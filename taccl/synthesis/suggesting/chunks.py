@@ -106,7 +106,7 @@ def choose_with_sketches(
         return whole, []
     try:
         check_reachable(problem)
-    except SketchError:  # the search explains the error later
+    except SketchError:  # the search reports this error later
         return whole, []
     most = (problem.size_bytes or 0) // problem.collective.size_chunks  # chunks have at least one byte
     problems = {count: cut(whole, count) for count in suggesting.counts if count <= max(1, most)}
@@ -167,7 +167,7 @@ def cut(problem: Problem, parts: int) -> Problem:
         return problem
     default, size_bytes = _by_default(problem), problem.size_bytes
     clauses = None if problem.clauses == default.clauses else problem.clauses
-    notes = [note for note in problem.notes if note not in default.notes]  # padding differs
+    notes = [note for note in problem.notes if note not in default.notes]  # padding notes are made anew
     finer = problem.collective.split(parts)
     return make_problem(problem.topology, finer, size_bytes=size_bytes, clauses=clauses, notes=notes)
 
@@ -197,7 +197,7 @@ def _soonest(
     is_cold = compiles and not has_kernels(problems[1], options, give_up)
     compiles &= not is_cold
     if compiles and sum(efforts) <= suggesting.most_hops:
-        until = give_up  # less than the time to load compiled kernels
+        until = give_up  # such trials take less time than loading the kernels
     best, best_us = problems[1], math.inf
     untried: list[int] = []
     first: dict[int, Schedule] = {}
@@ -209,7 +209,7 @@ def _soonest(
         with (
             suppress(InfeasibleError, InputError, NoSolutionError),
             until.interruptible(),
-        ):  # includes OutOfTime
+        ):  # NoSolutionError includes OutOfTime
             options.observer.report(
                 f"{format_count(count, 'chunk')} per rank", best_us if best_us < math.inf else None
             )

@@ -102,7 +102,7 @@ class SketchShape:
 
     @cached_property
     def joined(self) -> frozenset[tuple[int, int]]:
-        """(src, dst) pairs of local ranks with a link between every ordered pair of nodes."""
+        """(src, dst) local ranks such that src of each node has a link to dst of each other node."""
         count: dict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)
         topology = self.topology
         node, local = topology.node_of_rank, topology.local_rank

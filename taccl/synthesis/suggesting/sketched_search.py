@@ -74,7 +74,7 @@ def search_guided(search: Search) -> None:
         part = search.part(problem, "", search.deadline.sooner(limit_s), serves_above=True)
         try:
             search_large(part)
-        except NoSolutionError:  # the whole time may suffice
+        except NoSolutionError:  # more time may suffice
             is_searched = False
         search.bound, search.ran_out = part.bound, part.ran_out
     if not is_searched:
@@ -96,9 +96,9 @@ def search_guided(search: Search) -> None:
             search.ran_out = part.ran_out
 
     if not is_searched:
-        first_s = _PLAIN_SHARE * limit_s  # by whichever list scheduler is fast enough
+        first_s = _PLAIN_SHARE * limit_s  # in Python if fast enough, else compiled
         if effort(problem) * _S_PER_HOP <= first_s:
-            with contextlib.suppress(OutOfTime):  # after OutOfTime there is a schedule already
+            with contextlib.suppress(OutOfTime):  # then the compiled list scheduler runs
                 run(problem, first_s, backend="greedy")
         if not (search.is_met or search.interrupted) and suits(problem):
             have_compiled(search)  # compiled now, since sketches may need them, too

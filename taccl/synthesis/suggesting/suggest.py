@@ -269,7 +269,7 @@ class _Trials:
     def under(
         self, plan: InternodePlan, max_merge: int, per_rank: int, shifts: Sequence[Shift] = ()
     ) -> tuple[Sketch, Problem]:
-        """(sketch of a plan with these symmetries, problem under it)."""
+        """(sketch of a plan with the symmetries `shifts`, problem under this sketch)."""
         problem = self.cut(per_rank)
         sketch = make_sketch(problem, self.shape, plan, max_merge, shifts)
         sizes = problem.chunk_bytes[0] if len(set(problem.chunk_bytes)) == 1 else problem.chunk_bytes

@@ -31,7 +31,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class ChunkState:
-    """An orbit of chunks at ranks.
+    """An orbit of (chunk, rank) pairs: symmetric chunks at symmetric ranks.
 
     - `chunk`, `rank`: Chunk and rank that represent the orbit.
     - `head_ticks`: Earliest possible arrival; 0 at an origin.
@@ -49,7 +49,7 @@ class ChunkState:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """An orbit of chunks over links.
+    """An orbit of (chunk, link) pairs: symmetric sends of single chunks.
 
     - `chunk`, `link`: A member whose link represents its orbit, so that hops of one link orbit can merge.
     - `srcs`, `dsts`: States. A destination that has the chunk from the start is left out.

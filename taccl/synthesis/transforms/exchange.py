@@ -50,7 +50,7 @@ def offer_exchanged(search: Search) -> None:
         # A schedule found under a suggested sketch need not obey that sketch.
         schedule = schedule.under(search.problem)
         for anew in (False, True):
-            with suppress(InputError, ValueError):  # merged sends may wait for one another
+            with suppress(InputError, ValueError):  # merged sends may deadlock if exchanged
                 found = exchanged(listed(schedule) if anew else schedule)
                 if found is not None and (best is None or found.finish < best.finish):
                     best = found
@@ -79,8 +79,8 @@ def exchanged(schedule: Schedule) -> Schedule | None:
     for group, some in rows.items():
         found = [pair_of[chunk[row], group] for row in some if (chunk[row], group) in pair_of]
         since = max((each for each, _ in found), default=0)
-        # The root must send its partial sum before the last contribution arrives: that contributor's send
-        # must end after the exchange begins.
+        # The root must send its partial sum before the last contribution arrives: the send of the last
+        # contributor must end after the exchange begins.
         is_fit = len(found) == len(some) and all(since < back.end_ticks for _, back in found)
         if is_fit and since < start[some[0]]:
             start[some], reduce[some] = since, True
@@ -113,6 +113,6 @@ def _last_pair(schedule: Schedule, reduction: Tree, spreading: Tree) -> tuple[in
         return None
     problem = schedule.problem
     is_direct = problem.clauses.direct_crossing and problem.topology.is_internode(out.link)
-    if is_direct or not problem.may_carry(out.link, out.chunk, reducing=True):  # for partial sums
+    if is_direct or not problem.may_carry(out.link, out.chunk, reducing=True):  # as a partial sum
         return None
     return max(back.start_ticks, others[-1][0] if others else 0), out, back

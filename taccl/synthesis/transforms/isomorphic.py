@@ -37,7 +37,8 @@ def find_isomorphism(one: Problem, other: Problem) -> Isomorphism | None:
         return None
     num_ranks = one.topology.num_ranks
     asked = dict.fromkeys((*one.clauses.said(), *other.clauses.said()))
-    said = [each for each in asked if not each.in_reverse]  # phases make no sums
+    # Phases are broadcasts: clauses on sums do not apply.
+    said = [each for each in asked if not each.in_reverse]
     other_chunks = _chunk_names(other, range(num_ranks))
     other_links = _link_names(other, range(num_ranks), said)
     shifts = (offset_permutation(num_ranks, *shift) for shift in block_shifts(num_ranks))
@@ -47,7 +48,7 @@ def find_isomorphism(one: Problem, other: Problem) -> Isomorphism | None:
             continue
         links = matched(_link_names(one, ranks, said), other_links)
         here, there = one.topology.node_of_rank, other.topology.node_of_rank
-        nodes = {(here[r], there[image]) for r, image in enumerate(ranks)}  # mapped one to one
+        nodes = {(here[r], there[image]) for r, image in enumerate(ranks)}  # must be one to one
         is_whole = len(links) == len(one.links_allowed) == len(other_links)
         if not is_whole or not len(nodes) == len({*here}) == len({*there}):
             continue
@@ -126,11 +127,12 @@ def _link_names(problem: Problem, ranks: Sequence[int], said: Sequence[Clause]) 
 
 
 def _holders(problem: Problem, links: Mapping[int, int]) -> list[list[tuple[int, ...]]]:
-    """For each resource in use, a row for each link that occupies it.
+    """Occupations of each resource in use, as sorted rows, to compare two problems up to renaming.
 
     - `links`: {link: its new number}; other links are left out.
 
-    A row gives the link's new number, the alpha and beta cost of the occupation, and those of its delay.
+    There is a row for each link that occupies the resource: the link's new number, the alpha and beta cost of
+    the occupation, and those of its delay.
     """
     costs = problem.costs
     held: dict[int, list[tuple[int, ...]]] = defaultdict(list)

@@ -188,7 +188,7 @@ def _useful_links(
     limit = head[destinations] + slack * (head[destinations] - release)
     wide = set(wide_links(topology)).intersection(problem.links_allowed)
     if any(len(topology.links[e].srcs) > 1 for e in wide):
-        # Such a link waits for all of its sources, so paths from the nearest origin do not limit it.
+        # A link of several sources waits for all of them, so paths from the nearest origin do not limit it.
         limit[:] = np.finfo(np.float64).max
     on_way = (head[None, :] + to_go <= limit[:, None]).any(axis=0)
     is_new = np.ones(topology.num_ranks, dtype=bool)
@@ -201,7 +201,7 @@ def _useful_links(
     leads &= np.logical_or.reduceat(on_way[dst] & is_new[dst], first)
     at = np.flatnonzero(np.repeat(leads, np.diff(first, append=len(link))))
     useful: list[tuple[int, int, int]] = []
-    while len(at):  # in blocks, as each link has a time to every destination
+    while len(at):  # in blocks, to limit the memory of (destination, arc) times
         several = link[at[: max(1, _BLOCK // len(destinations))]]
         count = int(np.searchsorted(link[at], several[-1], side="right"))
         some, at = at[:count], at[count:]

@@ -69,7 +69,7 @@ class Network:
     arcs_of_link: dict[int, tuple[int, ...]]
 
     def matrix(self, capacity: Sequence[int] | Ints) -> Ints:
-        """(num_nodes + 1, num_nodes + 1) capacities; the last node is a source of all chunks."""
+        """Capacities between nodes as a matrix, whose additional last node is the source of all chunks."""
         found = np.zeros((self.num_nodes + 1,) * 2, np.int64)
         np.add.at(found, (self.tail, self.head), np.asarray(capacity, np.int64))
         return found
@@ -85,7 +85,7 @@ def network_of(problem: Problem) -> Network | None:
     arcs: dict[Hashable, tuple[Hashable, Hashable]] = {}
     for e, path in paths.items():
         begin, end = ("rank", src[e]), ("rank", dst[e])
-        if path[0] not in firsts:  # shared by several ranks: add an arc from each
+        if path[0] not in firsts:  # a port shared by several ranks: add an arc from each rank
             cost[begin, path[0]] = cost[path[0]]
             path.insert(0, (begin, path[0]))
         if path[-1] not in lasts:
