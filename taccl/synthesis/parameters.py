@@ -80,15 +80,15 @@ class PortfolioParameters(_Group):
     joint_share: float = 0.3  # share of a turn of the portfolio for the joint job shop
     routing_share: float = 0.25  # share of a turn for routing
     job_shop_share: float = 0.15  # share of a turn for the job shop after routing
-    # Improvement by job shop ends after this share of a turn's time without progress.
-    improve_share: float = 0.4  # `improve_share` applies to a whole problem
+    # Improvement of a whole problem by job shop ends after this share of a turn's time without progress.
+    improve_share: float = 0.4
     half_improve_share: float = 0.5  # `improve_share` for one phase of a reduction
     least_improve_s: float = 3.0  # min seconds without progress before improvement by job shop ends
     baseline_arrivals: int = 20_000  # baselines within the search: max arrivals (chunks times destinations)
-    baseline_share: float = 0.5  # share of the time left for baselines within the search, if stages follow
+    baseline_share: float = 0.5  # share of the time left for baselines, if later stages of the search follow
     baseline_least_s: float = 0.1  # baselines that take fewer seconds are tried even after the time limit
     first_share: float = 0.2  # share of the time for baselines that run before the search
-    best_share: float = 0.5  # share of the time before the search for the baseline that is usually best
+    best_share: float = 0.5  # share of the time that the usually best baseline may take before the search
     first_transfers: int = 100_000  # max transfers of a baseline that runs before the search
     # Max transfers of the schedule balanced over dimensions, the only baseline within the search if there are
     # more than `baseline_arrivals` arrivals.

@@ -279,7 +279,7 @@ class _Batches:
         model.add(shop.finish >= self.ends[-1])
 
     def _own_first(self) -> None:
-        """Local-first priority: batches of own chunks come first; relayed ones start a latency after them."""
+        """Local-first priority: batches of own chunks first, relayed ones an unmerged send's time later."""
         payload, model = self.shop.payload, self.shop.model
         later = [model.new_bool_var("") for _ in self.starts]
         for j in range(1, len(later)):

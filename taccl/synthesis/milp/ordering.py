@@ -63,7 +63,7 @@ def best_order(
 
 
 def _as_planned(quotient: Quotient, starts: Mapping[tuple[int, int], int]) -> ListSchedule | None:
-    """Unmerged hops in the order of these starts, exactly timed; None if the order would deadlock."""
+    """Schedule of unmerged hops in the order of `starts`, re-timed; None if the order would deadlock."""
     sends = [
         Send(hop.link_orbit, (m,), start := starts[hop.chunk, hop.link], start + hop.duration)
         for m, hop in enumerate(quotient.hops)

@@ -52,7 +52,7 @@ _SKETCHED_SHARE = 0.3
 
 
 def _by_servers(search: Search) -> None:
-    """Propose the schedule for parameter servers that update the sums; no other proposer supports these.
+    """Propose the schedule for sums that parameter servers update; no other proposer supports updates.
 
     Schedules in many chunks may use up the time. If the number of chunks is given, the lower bound is
     therefore computed first.
@@ -73,7 +73,7 @@ def _by_servers(search: Search) -> None:
 
 
 def _offer_aggregated(search: Search, found: Schedule, choice: str) -> Search:
-    """Add a schedule of the same data by servers or switches to ``search.others``."""
+    """Add a schedule whose sums are made by servers or switches to ``search.others``."""
     other = search.beside(found.problem, choice=choice)
     other.is_aggregated = True
     other.offer_whole(found, producer=found.producer)
@@ -218,7 +218,7 @@ def _may_guide(search: Search) -> bool:
 
 
 def _no_time_for_sketches(search: Search) -> str:
-    """Reason why no sketch is suggested; empty if there is time, or if sketches were given."""
+    """Reason why no sketch is suggested: too little time for a compiled search; empty if none applies."""
     least_s = search.parameters.choice.compiling_s
     if search.proposals or not search.is_large or search.limit_s >= least_s:
         return ""
