@@ -227,7 +227,7 @@ class Search:
 
     @property
     def done(self) -> bool:
-        """True if the bound is met, time is up, or Ctrl-C came."""
+        """True if the bound is met, time is up, or the search was cancelled, as by Ctrl-C."""
         return self.is_met or self.deadline.has_passed
 
     @property

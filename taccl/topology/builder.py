@@ -154,7 +154,7 @@ class TopologyBuilder:
         port_alpha_us: Fraction | None,
         name: str,
     ) -> None:
-        """Add links of one cost between two ranks each, whose sends also hold a resource at each end.
+        """Add links of equal cost, each between two ranks, whose sends also hold a port at each end.
 
         Like `add_link` and two calls of `add_hold` for each link, but without checks, in a tenth of the time.
 

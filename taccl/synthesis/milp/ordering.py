@@ -264,7 +264,7 @@ class _Lane:
         return [(1.0, self.released[held][m])], 0.0
 
     def _own_first(self, is_own: Mapping[int, bool]) -> None:
-        """Add rows of local-first priority: relayed chunks start at least a latency after each own one."""
+        """Add rows: relayed chunks start at least an unmerged send's duration after each own chunk starts."""
         free = self.whole.model.add_variable(0, self.upper)
         for m, own in is_own.items():
             start = self.whole.start[m]
@@ -289,7 +289,7 @@ class _Lane:
 
 
 def merged(contiguity: ContiguityModel, values: NDArray[np.float64]) -> ListSchedule:
-    """The sends of a solution of the MILP, with its times rounded to whole ticks."""
+    """Sends of a solution of the contiguity MILP, hops of a batch merged; times are rounded to ticks."""
     quotient = contiguity.quotient
     batches: list[list[int]] = []
     open_batch: dict[int, list[int]] = {}

@@ -43,7 +43,7 @@ class GroupPart:
 
 
 def parts_of(problem: Problem) -> list[GroupPart]:
-    """The part of each process group; raises `CollectiveError` if a group spans no dimensions."""
+    """A `GroupPart` for each process group; raises `CollectiveError` if a group spans no dimensions."""
     collective = problem.collective
     found = []
     for group, chunks in zip(collective.process_groups, collective.chunks_of_group, strict=True):

@@ -281,7 +281,7 @@ def share_baselines(problem: Problem, other: Problem) -> None:
 
 
 def offer_baselines(search: Search, share: float = 1.0) -> None:
-    """Propose baselines that obey the same sketch, are quick to build and finish sooner than the incumbent.
+    """Propose baselines that obey the problem's sketch, are quick to build and beat the incumbent.
 
     - `share`: Max share of the time left for them.
     """

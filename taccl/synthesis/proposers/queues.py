@@ -60,7 +60,7 @@ VERIFY_US_PER_TRANSFER = 2.0  # estimated microseconds to verify a transfer of a
 
 
 def send_queued(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Sends:
-    """Best schedule of several seeds, for chunks with one destination each.
+    """Best schedule of several priority rules, seeds and paths, for chunks with one destination each.
 
     The default number of runs grows as the number of sends falls.
 

@@ -222,7 +222,7 @@ def find_own_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) ->
 
 
 def reroute(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits = Limits()) -> Routes:
-    """Paths in which chunks on overloaded resources are rerouted one by one; the given ones if no better.
+    """Reroute chunks on overloaded resources one by one; return the given routes if none are better.
 
     It helps if few of many chunks are large, as in skewed exchanges: shared trees offer too few paths for
     these.

@@ -90,7 +90,7 @@ def _compiled(search: Search, *, share: float) -> None:
 
 
 def _detour(search: Search) -> None:
-    """List scheduler over paths of any length, beyond the routing slack.
+    """Run the list scheduler without a routing slack, so that chunks may take paths of any length.
 
     It runs only for exchanges, in which each chunk has one destination. It is skipped if kernels are
     compiled, since the compiled list scheduler ignores the routing slack anyway.

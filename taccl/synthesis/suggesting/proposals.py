@@ -63,7 +63,7 @@ class Shift:
 
 @dataclass(frozen=True)
 class SketchShape:
-    """Features of a topology that matter for a sketch, in local ranks; equal in every node."""
+    """Features of a topology of equal nodes that matter for a sketch; ranks are local ranks of a node."""
 
     topology: Topology
     ranks_per_node: int

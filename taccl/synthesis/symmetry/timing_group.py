@@ -63,8 +63,8 @@ def timing_group(problem: Problem) -> Symmetries:
                 break
         return len(kept), steps
 
-    # High orders first, as one symmetry is often enough; if they do not give the maximum, low orders first,
-    # too.
+    # Symmetries of high order are tried first, as one is often enough. If the group found is not the largest
+    # possible, those of low order are tried first, too.
     found = largest(_candidates(group, identity.size, divisor))
     if found[0] < most:
         found = max(found, largest(free[::-1]), key=lambda each: each[0])

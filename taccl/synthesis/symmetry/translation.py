@@ -152,7 +152,7 @@ _BYTES_PER_HOP = 150  # estimated bytes of memory per hop
 
 
 def route(translations: Translations, ticks: ClassTicks, pieces: int, *, most_hops: int) -> Pattern:
-    """Pattern of an alltoall: a path to each offset for each piece, with the starts of its hops.
+    """Pattern of an alltoall: paths of one rank's chunks to all other ranks, with the starts of their hops.
 
     - `pieces`: Number of chunks that a rank sends to each other rank.
     - `most_hops`: Max hops of all paths together, above which `InputError` is raised; no limit on a fully
@@ -175,7 +175,7 @@ def route(translations: Translations, ticks: ClassTicks, pieces: int, *, most_ho
 def _paths(
     translations: Translations, pieces: int, most_hops: int
 ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-    """((num_hops,) link class of each hop, (num_items + 1,) first hop of each item).
+    """((num_hops,) link class of each hop, (num_items + 1,) first hop of each chunk of one rank).
 
     Item ``offset * pieces + i`` is the i-th chunk for the rank at this offset from its sender.
     """
@@ -236,7 +236,7 @@ def _places(
     path_of: NDArray[np.int64],
     item: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(sources, destinations) of the hops, as offsets."""
+    """(sources, destinations) of the hops, as offsets from the origin of the chunk."""
     group = translations.group
     step = np.array([each.dst for each in translations.classes], dtype=np.int64)[link_class]
     if len(translations.classes) == translations.num_ranks - 1:

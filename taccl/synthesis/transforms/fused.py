@@ -48,7 +48,7 @@ class SingleChunk(Transform[Problem, Schedule]):
         return None if found is None else cls(problem, (found[0],), found[1])
 
     def invert(self, found: Sequence[Schedule]) -> Schedule:
-        """The same sends with all original chunks. Raises `NoSolutionError` if sends would deadlock."""
+        """Replace single chunks by the original ones. Raises `NoSolutionError` if sends would deadlock."""
         return parted(found[0], self.problem, self.pieces)
 
 
@@ -87,7 +87,7 @@ def fused(problem: Problem) -> tuple[Problem, list[list[int]]] | None:
 
 
 def parted(schedule: Schedule, problem: Problem, parts: Sequence[Sequence[int]]) -> Schedule:
-    """Schedule of the original problem, from one of the problem that `fused` returned.
+    """Convert a schedule of the problem that `fused` returned to a schedule of the original problem.
 
     A send that may not merge becomes a sequence of sends, one per original chunk. Each of them carries the
     same contributions as the send of the single chunk. The last of them may arrive later than that send.

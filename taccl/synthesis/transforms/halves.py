@@ -44,7 +44,7 @@ _ISOMORPHIC_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """A phase as a broadcast-like problem.
+    """A phase of a reduction, as a broadcast-like problem.
 
     - `name`: ``"reduce"`` or ``"spread"`` (broadcast); empty for a problem that is not split.
     """
@@ -72,7 +72,7 @@ class Phases(Transform[Problem, Schedule]):
 
 @dataclass(frozen=True)
 class SeparateContributions(Transform[Problem, Schedule]):
-    """A problem with sums as one without: each contribution travels unreduced to all that want the sum."""
+    """A problem with sums, searched without: each contribution travels unreduced to all that want it."""
 
     name: ClassVar[str] = "unreduced contributions"
 
@@ -82,7 +82,7 @@ class SeparateContributions(Transform[Problem, Schedule]):
         return cls(problem, (separate_contributions(problem),)) if problem.collective.sums_up else None
 
     def invert(self, found: Sequence[Schedule]) -> Schedule:
-        """The same sends, with contributions added up where they arrive."""
+        """Schedule with the sends of the found one, and contributions added up where they arrive."""
         return summed_at_destinations(found[0], self.problem)
 
 

@@ -35,7 +35,7 @@ class ReleaseDates(Transform[Problem, Schedule]):
         return cls(problem, (problem.without_moments(),))
 
     def invert(self, found: Sequence[Schedule]) -> Schedule:
-        """Re-time the same sends, each at its earliest start under the release dates.
+        """Re-time the found schedule: each send at its earliest start under the release dates.
 
         Raises `NoSolutionError` if a chunk arrives after its due date.
         """
@@ -66,7 +66,7 @@ class OtherRoots(Transform[Problem, Schedule]):
         return None if rooted is None else cls(problem, (rooted,))
 
     def invert(self, found: Sequence[Schedule]) -> Schedule:
-        """The same sends, with the roots that were asked for.
+        """Schedule with the sends of the found one, for the roots that were asked for.
 
         Raises `NoSolutionError` if the sends break the sketch with these roots.
         """

@@ -46,7 +46,7 @@ class PlainLinks(Transform[Problem, Schedule]):
         return cls(problem, (over_links(problem, shared=False),))
 
     def invert(self, found: Sequence[Schedule]) -> Schedule:
-        """The same sends as a schedule of the original problem, in the schedule's number of chunks."""
+        """Schedule of the original problem with the sends, and in the chunks, of the found schedule."""
         schedule = found[0]
         return schedule.under(replace(schedule.problem, clauses=self.problem.clauses))
 

@@ -185,7 +185,7 @@ class _Joined:
 
 
 def _shares(num_ranks: int, tail: list[int], head: list[int], beta: list[int]) -> tuple[Fraction, ...]:
-    """Shares of arcs such that no more data can leave a switch than can enter it.
+    """Usable share of each arc's rate, so that no more data can leave a switch than can enter it.
 
     A switch does not multiply chunks, but minimum cuts would allow it. If more could leave than enter, all
     arcs out of the switch are scaled down equally.
