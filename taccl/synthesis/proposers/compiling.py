@@ -273,7 +273,7 @@ def _begun(problem: Problem) -> list[Compilation]:
 
 
 def _stage_message(problem: Problem) -> str:
-    """Message of the stage, with the CPU seconds of workers that no other stage has counted."""
+    """Message of a stage that compiles, with CPU seconds of workers that no other stage has counted."""
     cpu_s = 0.0
     for each in _begun(problem):
         if each.outcome is not None and each.outcome.result is not None and not each.is_counted:

@@ -87,7 +87,7 @@ def _make_state(fabric: Fabric, demand: Demand, seed: int) -> DrawingState:
 
 
 def _convoy_size(fabric: Fabric, demand: Demand) -> int:
-    """Number of chunks of a cluster; 1 if chunks travel alone.
+    """Number of chunks that travel together as a convoy; 1 if chunks travel alone.
 
     Convoys require that links share no resources, that chunks have equal sizes, and that each chunk goes from
     one rank to all ranks.
@@ -144,7 +144,7 @@ def _in_convoys(fabric: Fabric, demand: Demand, size: int, limit: int, limits: L
 
 
 def _gather(fabric: Fabric, demand: Demand, convoys: _Convoys, limit: int, limits: Limits) -> Sends:
-    """Sends by which all ranks of each cluster gather its chunks, over links inside it."""
+    """Sends over links inside each cluster, by which all its ranks gather the chunks of the cluster."""
     cluster_of = convoys.cluster_of
     some = cluster_of[fabric.src] == cluster_of[fabric.dst]
     wanted = np.zeros((len(convoys.sizes), demand.num_chunks), bool)

@@ -171,7 +171,7 @@ def schedule_routed(search: Search, routed: Routed, solver: str, budget_s: float
 def _offer_restricted(
     search: Search, part: Quotient, schedule: ListSchedule, producer: str
 ) -> tuple[ListSchedule, float | None]:
-    """Propose a schedule on a restricted quotient.
+    """Expand a schedule on a restricted quotient, and propose it to the search.
 
     Returns the schedule on the whole quotient, and its finish in us (None if refused).
     """

@@ -217,13 +217,13 @@ class Quotient:
         return Counter(self.group.chunks.tolist())
 
     def restrict(self, hops: Iterable[tuple[int, int]]) -> Quotient:
-        """The same quotient with only the hops whose representative is among the (chunk, link) pairs."""
+        """Restrict the quotient to hops whose representative (chunk, link) pair is in `hops`."""
         wanted = set(hops)
         return with_hops(self, [m for m in self.hops if (m.chunk, m.link) in wanted])
 
 
 def with_hops(quotient: Quotient, hops: Sequence[Hop]) -> Quotient:
-    """The quotient with these hops, entered as `hops_in` and `hops_out` of its states."""
+    """Replace the hops of a quotient, and enter them as `hops_in` and `hops_out` of its states."""
     into: dict[int, list[int]] = defaultdict(list)
     out: dict[int, list[int]] = defaultdict(list)
     for m, hop in enumerate(hops):
