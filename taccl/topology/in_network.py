@@ -93,7 +93,7 @@ PROFILES: Mapping[str, InNetwork] = {
 
 
 def shared_links(topology: Topology) -> list[int]:
-    """Indices of the multicast and reduction links of switches."""
+    """Indices of the multicast and reduction links of switches that reduce."""
     through = {e for switch in topology.switches if switch.reduces for e in switch.links}
     links = topology.links
     return sorted(e for e in through if len(links[e].srcs) + len(links[e].dsts) > 2)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 #: `_LEAST_BOUND_S`: min seconds for the first bound.
 #: `_MORE_BOUND_TIMES`: min time left for the second bound, as a multiple of the time that the first one took.
 _BOUND_SHARE, _LEAST_BOUND_S, _MORE_BOUND_TIMES = 0.8, 0.25, 3.0
-#: Min ranks from which a result waits for its first bound, however long that takes.
+#: With at least this many ranks, the result waits for its first bound, however long that takes.
 _PATIENT_RANKS = 1_000
 #: `_VERIFY_COPY_US`: microseconds to verify a transfer of a copied chunk.
 #: `_VERIFY_SHARE`: max share of the time left for verification.

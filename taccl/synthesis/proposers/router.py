@@ -52,13 +52,13 @@ KEPT_STEPS = 480_000_000
 #: Exponent of prices in the search for each tree from which paths are chosen. Exponents are low at first, so
 #: that paths differ, and high at the end.
 _PATH_EXPONENTS = (0, 2, 3, 4, 4, 4, 5, 5)
-#: Exponents of prices in the choices of paths after the search for each tree, one for each choice.
+#: After the search for each tree, paths are chosen once for each of these exponents of congestion prices.
 _PATH_CHOICES = ((1,), (3,), (4,), (5,), (5, 6), (5, 6), (6,), (6,))
 _PATIENCE = 2  # consecutive trees without a lower peak after which no further tree is searched
 #: (exponent of prices, price of a tick of the most loaded resource, share of the peak from which a resource
 #: counts as overloaded) for each pass of rerouting. In the last passes, any detour is better than a peak.
 _EVENING = tuple((exponent, _TREE_WEIGHT, 0.8) for exponent in (3, 4, 5, 5, 6, 6))
-#: The last passes, in which any detour is better than a peak.
+#: The last passes of rerouting, in which any detour is better than a peak load.
 _LOWERING_PEAKS = ((7, 1000.0, 0.97),) * 12
 #: Number of consecutive `_LOWERING_PEAKS` passes without a lower peak, after which rerouting ends.
 _REROUTING_PATIENCE = 4

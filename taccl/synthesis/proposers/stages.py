@@ -44,8 +44,8 @@ from taccl.synthesis.transforms.halves import (
     search_separate_contributions,
 )
 
-#: Max hops of a problem for the models, per second of the time limit; at least `few_hops`, at most
-#: `most_hops`.
+#: Problems of at most this many hops per second of the time limit go to the models. This maximum is at least
+#: `few_hops` and at most `most_hops`.
 _HOPS_PER_S = 50_000
 #: `_RUN_S_PER_HOP`: CPU seconds per hop of a run of the list scheduler, to turn a time budget into a number
 #: of runs.
@@ -62,7 +62,7 @@ _IN_PHASE = {"": "", "reduce": " in the reduce phase", "spread": " in the broadc
 _LEAST_RESTARTS_S = 0.2
 #: Relative noise on the list scheduler's priorities, one value per run in rotation.
 _NOISES = (0.0, 0.1, 0.5, 2.0, 8.0)
-#: Max hops for the list scheduler over any path (about 60 ms per run).
+#: Max hops for which the list scheduler also tries paths of any length (about 60 ms per run).
 _DETOUR_HOPS = 10_000
 #: `_COMPILED_SHARE`: share of a turn for the compiled list scheduler.
 #: `_MOST_JOINT_S`: max seconds of the joint job shop.

@@ -202,7 +202,7 @@ def implicit_translations(
 
 
 def find_translations(topology: Topology) -> Translations | None:
-    """Translations of a topology composed of shifts in nested blocks of ranks; None if there are none.
+    """Translations of a topology, composed of shifts in nested blocks of ranks; None if there are none.
 
     Tori, hypercubes and rings have these if their ranks are numbered row by row.
     """

@@ -44,7 +44,7 @@ class Symmetry(Transform[Quotient, ListSchedule]):
 def take_quotient(
     problem: Problem, group: Symmetries | None = None, *, give_up: Deadline = NEVER
 ) -> Quotient:
-    """Quotient of a problem by a group of its symmetries; None for the trivial group, which changes nothing.
+    """Quotient of a problem by a group of its symmetries; without `group`, the problem itself as a quotient.
 
     Hops are those that the sketch allows and that lie on paths within the routing slack: a chunk with one
     destination keeps links on a path of at most (1 + slack) times the shortest time; a chunk with several
@@ -136,7 +136,7 @@ def take_quotient(
 
 
 def _alike_nodes(problem: Problem, ranks: NDArray[np.int64]) -> list[int]:
-    """[lowest-numbered node whose ranks are in the same orbits as those of the node], for every node."""
+    """For every node, the lowest-numbered node whose ranks are in the same orbits."""
     node = np.asarray(problem.topology.node_of_rank)
     smallest = np.full(len(ranks), len(ranks))
     np.minimum.at(smallest, ranks, node)
