@@ -68,7 +68,7 @@ class ListParameters(_Group):
     most_s: float = 1.0  # in the portfolio: max seconds of the list scheduler
     # If the list scheduler is the backend: its share of the time before the compiled list scheduler runs.
     alone_share: float = 0.2
-    least_alone_s: float = 2.0  # min seconds of `alone_share`
+    least_alone_s: float = 2.0  # min seconds, even if `alone_share` gives less
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,7 @@ def _offer_quickest(
     begins_s = build_times(problem, portfolio.first_transfers, few_hops, whole=False)
     order = [_COMPILED, *preferred] if uneven else [*preferred, _COMPILED]
     left = sorted(builds_s.keys() - {*made_of(problem), *excluded}, key=order.index)
-    if not is_last and BY_ESTIMATE in tried_finer(problem):  # other forms run after the search
+    if not is_last and BY_ESTIMATE in tried_finer(problem):  # recursive multiplying goes on later
         left = [name for name in left if name != "multiplying"]
     late_s = parameters.budget.late_s * busy_factor()
     late = search.deadline.later(late_s)
@@ -169,7 +169,7 @@ def _offer_quickest(
         limits = {name: until_best if name == order[0] else until for name in left}
         share = 1.0 if is_known else _SAFE_SHARE
         in_time = [name for name in left if factor * builds_s[name] <= share * limits[name].left_s]
-        if is_known and not in_time:  # at least the first form fits
+        if is_known and not in_time:  # consider first forms, too
             in_time = [name for name in left if factor * begins_s[name] <= limits[name].left_s]
             if not in_time:
                 skipped.extend(left)
@@ -309,7 +309,7 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
     for name in names:
         begun, made = time.monotonic(), name in made_of(problem)
         takes_s = 0.0 if made else max(longest_s, _takes_s(name, problem, parameters))
-        left_s = (search.deadline if name == names[0] else until).left_s  # usually best first
+        left_s = (search.deadline if name == names[0] else until).left_s  # names[0] is usually best
         # Very quick baselines are tried even if the search used up the time.
         if search.is_met:
             break

@@ -162,7 +162,7 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
         with suppress(InputError, OutOfTime), until.enforced():
             found = baseline(name, open_problem)
             tried.add(name)
-        if found is None:  # out of time: use the best one completed
+        if found is None:  # time was up: take the best complete one
             found = next(iter(soonest_so_far(open_problem)), None)
         if found is None or found.finish_us >= finish_us:
             continue

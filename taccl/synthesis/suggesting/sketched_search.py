@@ -96,9 +96,9 @@ def search_guided(search: Search) -> None:
             search.ran_out = part.ran_out
 
     if not is_searched:
-        first_s = _PLAIN_SHARE * limit_s  # in Python if fast enough, else compiled
+        first_s = _PLAIN_SHARE * limit_s  # for a first schedule
         if effort(problem) * _S_PER_HOP <= first_s:
-            with contextlib.suppress(OutOfTime):  # then the compiled list scheduler runs
+            with contextlib.suppress(OutOfTime):  # the compiled list scheduler runs next
                 run(problem, first_s, backend="greedy")
         if not (search.is_met or search.interrupted) and suits(problem):
             have_compiled(search)  # compiled now, since sketches may need them, too
