@@ -49,10 +49,11 @@ if TYPE_CHECKING:
 #: large sums (dgx-h100 x4 allreduce).
 _FORMS = ((1, True), (2, False), (2, True), (4, True), (4, False))
 
-#: `_ESTIMATED_S_PER_ARRIVAL`: CPU seconds per arrival to build and verify a form (see `_FORMS`).
+#: `_FORM_S_PER_ARRIVAL`: CPU seconds per arrival to build and verify a form (see `_FORMS`): without and with
+#: merging. Forms without merging are timed by a list scheduler, which takes longer.
 #: `_LISTED_GAIN`: a form whose sends a list scheduler times is built if its estimated finish is at most this
 #: multiple of the best known finish.
-_ESTIMATED_S_PER_ARRIVAL, _LISTED_GAIN = 2.5e-5, 1.2
+_FORM_S_PER_ARRIVAL, _LISTED_GAIN = (7e-5, 1.6e-5), 1.2
 
 #: `_PLANS_S_PER_LINK`: CPU seconds per link to estimate all plans of recursive multiplying.
 #: `_PLANS_SHARE`: max share of the time left for these estimates; if they need more, only simple plans are
