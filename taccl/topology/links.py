@@ -1,4 +1,4 @@
-"""Links, resources and holds: the parts of a topology, one by one or as columns."""
+"""Links, resources and holds of a topology. A hold is the time for which a send occupies a resource."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 AlphaMeaning = Literal["occupies", "pipelined"]
 Side = Literal["send", "receive"]
-_NOTHING = Fraction(0)  # shared object, as equal costs are converted once by identity
-#: The other end of a send, for reversed time or links.
+_NOTHING = Fraction(0)  # one shared object: conversions of costs are cached by object identity
+#: {side of a send: the opposite side}, for reversed time or links.
 OTHER_SIDE: dict[Side, Side] = {"send": "receive", "receive": "send"}
 
 
@@ -68,7 +68,7 @@ def ends_text(srcs: Sequence[int], dsts: Sequence[int], name: str = "") -> str:
 
 
 class Resource(NamedTuple):
-    """A resource, held by one send at a time."""
+    """A resource, such as a link, a switch port or a NIC; one send at a time occupies it."""
 
     name: str
 
@@ -95,5 +95,5 @@ Row = TypeVar("Row", Link, Resource, Hold)
 
 
 def made_of(kind: type[Row], *columns: Iterable[Any]) -> tuple[Row, ...]:
-    """Links, resources or holds from a column for each field; five times as fast as calls of the class."""
+    """Build links, resources or holds from one column per field; five times as fast as calling the class."""
     return tuple(map(partial(tuple.__new__, kind), zip(*columns, strict=False)))

@@ -1,4 +1,4 @@
-"""Machine models: one row each, with the node, its rates and their sources.
+"""Table of machine models: shape of a node, rates of its links and NICs, and sources of the rates.
 
 The functions in `machines`, the profiles of constants, the names in `registry` and the predictions are
 derived from these rows.
@@ -105,7 +105,7 @@ class Model(NamedTuple):
 
     @property
     def has_library(self) -> bool:
-        """True if the costs of a communication library on its GPUs are known."""
+        """True if the costs of NCCL or RCCL on this machine's GPUs are known."""
         return bool(self.num_nvlinks) or self.pcie is not None or self.rccl is not None
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MAX_NAMED_RANKS = 2**26
 """Maximum number of ranks, so that rank numbers and offsets of a pattern fit into 32 bits."""
 BANDWIDTH_GB_PER_S = 50
-"""Default rate in GB/s; with an alpha of 0.5 us, round numbers in common use to compare synthesizers."""
+"""Default rate in GB/s. Like the default alpha of 0.5 us, it is a common choice to compare synthesizers."""
 
 EXAMPLES = {
     "ring": "ring:8", "mesh": "mesh:4x4", "torus": "torus:4x4", "hypercube": "hypercube:3",
@@ -176,7 +176,7 @@ def fabric(
     alpha_us: Number = ALPHA_US,
     alpha_meaning: AlphaMeaning = "occupies",
 ) -> NamedFabric:
-    """Fabric of any kind except a product, from the numbers after the colon of its name, and costs.
+    """Build a fabric of any kind except ``"multidim"`` from the numbers in its name, and its costs.
 
     Raises `TopologyError` for invalid numbers or costs.
     """

@@ -1,4 +1,4 @@
-"""NVLS in imported topologies: sums and multicasts in NVSwitch, as NCCL has them from Hopper on."""
+"""NVLS in imported topologies: reductions and multicasts in NVSwitch, which NCCL uses from Hopper on."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from taccl.topology.tuning import NVLINK_GB_PER_S, NVLS_SHARE
 if TYPE_CHECKING:
     from taccl.topology.topology import Switch, Topology
 
-#: `_ROUNDED`: max relative difference between a port's rate and a generation's that counts as rounding.
-#: `_EXACT`: max relative difference from a multiple of NCCL's rate for an NVLink, in imports of NCCL's files.
+#: `_ROUNDED`: relative tolerance when a port's rate is compared with the rates of a GPU generation.
+#: `_EXACT`: relative tolerance for multiples of NCCL's rate for an NVLink, in imports of NCCL's files.
 _ROUNDED, _EXACT = Fraction(1, 100), Fraction(1, 1000)
-#: Profile of imports whose ports have NCCL's rates; others have those of data sheets.
+#: Profile name of imports whose port rates come from NCCL; other imports have data-sheet rates.
 _NCCL_RATES = "nccl"
-#: Remedy if a guess by the rates of ports is wrong.
+#: Text of messages: how to correct a GPU generation that was guessed from port rates.
 _STATE_RATE = "nvlink_gb_per_s= of the import states another rate"
 
-#: Numbers of ranks of nodes whose NVSwitches sum data.
+#: Node sizes, in ranks, of the machine models whose NVSwitches reduce data.
 _FULL = {each.shape.ranks_per_node for each in MODELS.values() if each.shape.nvls}
 
 
@@ -38,14 +38,15 @@ class _Ports(NamedTuple):
 
 
 def with_nvls(topology: Topology, generation: str = "") -> Topology:
-    """An imported topology with the multicast and reduction links of its NVSwitches.
+    """Add the multicast and reduction links of NVSwitches to an imported topology.
 
-    Links are added if all ranks of each node share an NVSwitch, and each node has as many GPUs as a machine
-    model of a generation with NVLS. Other topologies, such as machines by name, are returned unchanged.
+    Links are added if all ranks of each node share an NVSwitch. Each node must also have as many GPUs as a
+    machine model with NVLS of this generation. Other topologies, such as machines by name, are returned
+    unchanged.
 
     - `generation`: Generation of the GPUs, such as ``"Hopper"``. If it is empty, the rate of the ports
-      determines the generation, and `Topology.assumed` says so, as it does if the rate belongs to no known
-      generation. At a rate of GPUs without NVLS, no links are added.
+      determines the generation, and `Topology.assumed` says so. It also says so if the rate belongs to no
+      known generation. At a rate of GPUs without NVLS, no links are added.
 
     Sums reach the same share of NCCL's rate for the ports as on full servers: 8 H800 measured 215 GB/s of
     busbw (NVIDIA/nccl issue 1374), or 1.05 times this rate, as 8 H100 do.
@@ -68,7 +69,7 @@ def with_nvls(topology: Topology, generation: str = "") -> Topology:
     sizes = {each.shape.ranks_per_node for each in models}
     if guess not in ("", *NVLS_SHARE) or any(len(node) not in sizes for node in nodes):
         return topology
-    # NCCL's rate of the ports. Those of imports without NCCL's rates have the rate of data sheets.
+    # Rate of the ports in NCCL's model. Imports from elsewhere have data-sheet rates, which are scaled.
     stated = models[0].num_nvlinks * Fraction(NVLINK_GB_PER_S[found])
     sheet = Fraction(str(models[0].links["nvswitch"][0]))
     stated = min(stated, rate * (1 if topology.profile == _NCCL_RATES else stated / sheet))
@@ -87,7 +88,7 @@ def with_nvls(topology: Topology, generation: str = "") -> Topology:
 
 @cached
 def port_generation(topology: Topology) -> str:
-    """Generation of the GPUs whose NVSwitch ports have the rate of this topology's; empty if unknown."""
+    """GPU generation guessed from the rate of the topology's NVSwitch ports; empty if unknown."""
     ports = [_ports(topology, switch) for switch in topology.switches]
     costs = {None if each is None else each.cost for each in ports}
     cost = costs.pop() if len(costs) == 1 else None

@@ -187,7 +187,7 @@ def add_aggregation(
         others = [other for other in group if other != rank]
         for srcs, dsts in ((others, [rank]), ([rank], others)):
             adds = len(srcs) > 1
-            # A link is at most as fast as the pool.
+            # A reduction link is at most as fast as the switch's pool of slots.
             pooled = Fraction(0) if pool_beta is None or not adds else pool_beta
             beta = max(port_beta, pooled, slowest_us_per_mb)
             each = LinkCost(alpha, beta, cost.overhead_us)
@@ -234,7 +234,7 @@ def add_nodes(
     link_name: str = "",
     reduces: InNetwork | None = None,
 ) -> None:
-    """Join the ranks of equal nodes, pairwise or (without `pairs`) by a switch, and then the nodes.
+    """Link the ranks inside each node, pairwise or (if `pairs` is empty) by a switch; then link the nodes.
 
     - `pairs`: {pair of local ranks: number of links between them}.
     - `costs`: {number of parallel links: cost of a send over all of them together}.
@@ -280,7 +280,10 @@ def hold_ends(
     alpha_us: Number = 0,
     beta: Number | None = None,
 ) -> None:
-    """Let sends hold `out` from their start and `into` until their end; default beta: that of the link."""
+    """Add two holds to a link: resource `out` from the start of a send, and `into` until its end.
+
+    The default of `beta`, in us/MB, is that of the link.
+    """
     beta = builder.links[link].beta_us_per_mb if beta is None else beta
     builder.add_hold(link, out, alpha_us=alpha_us, beta_us_per_mb=beta)
     builder.add_hold(link, into, alpha_us=alpha_us, beta_us_per_mb=beta, side="receive")

@@ -58,7 +58,7 @@ class Dimension:
 
     @classmethod
     def of_link(cls, kind: Kind, size: int, alpha_us: Fraction, beta_us_per_mb: Fraction) -> Dimension:
-        """Dimension whose links have these costs."""
+        """Dimension whose links have the given alpha and beta."""
         ways = cls(kind, size, Fraction(1), alpha_us).num_ways
         return cls(kind, size, 1000 * ways / beta_us_per_mb, alpha_us)
 
@@ -98,7 +98,7 @@ class Dimension:
 
 @dataclass(frozen=True, eq=False)
 class Dimensions(Sequence[Dimension]):
-    """Dimensions of a network, found by `taccl.dimensions`; a rank is the sum of digit times stride.
+    """Dimensions of a network, found by `taccl.dimensions`; a rank is the sum of its digits times strides.
 
     Parameters
     ----------
@@ -208,9 +208,9 @@ def add_dimensions(
 
 
 def read_dimensions(dims: str | Sequence[Any], *, alpha_us: Number = ALPHA_US) -> tuple[Dimension, ...]:
-    """Dimensions from text or tuples, as in `multidim`, without those of size 1, which have no links.
+    """Read dimensions from text or tuples, as in `multidim`; drop those of size 1, which have no links.
 
-    Raises `TopologyError` for invalid ones, and if all sizes are 1.
+    Raises `TopologyError` for invalid dimensions, and if all sizes are 1.
     """
     where = "multidim: dims"
     given: Sequence[Any] = [_split(word) for word in dims.split(",")] if isinstance(dims, str) else dims

@@ -69,7 +69,7 @@ def _rate(name: str, gb_per_s: int | str, source: str) -> Constant:
 
 
 _NO_ALPHA = "data sheets state no latency, so it is 0"
-# No source is known for the time that a message occupies a NIC beyond its bytes; `constants=` sets it.
+# No source is known for the time that a message occupies a NIC beyond bytes * beta; `constants=` sets it.
 # 0 is the optimistic choice, the alpha of the link the pessimistic one.
 _NIC_ALPHA = Constant(
     "nic_alpha_us",
@@ -145,7 +145,7 @@ def _by_protocol(
 
 
 def _published(machine: str, file: str, betas: Mapping[str, tuple[str, str]]) -> Profile:
-    """Profile of a file that TACCL's authors published.
+    """Profile with the constants of a file that TACCL's authors published.
 
     - `betas`: {kind of link in a node: (us/MB, field of the file)}.
     """
@@ -167,7 +167,7 @@ def _published(machine: str, file: str, betas: Mapping[str, tuple[str, str]]) ->
 
 
 def profiles_of(machine: str, model: Model) -> tuple[Profile, ...]:
-    """Profiles of a machine, the default first: the one with latencies if known, or the published one."""
+    """Profiles of a machine, the default first: TACCL's published one, or else NCCL's or RCCL's if known."""
     nominal = _nominal(machine, model.links, model.nic)
     if model.published is not None:
         return _published(machine, *model.published), nominal

@@ -132,7 +132,7 @@ def _joined(
     box_gb_per_s: Number | None = None,
     groups: Sequence[Sequence[int]] = (),
 ) -> Topology:
-    """Join all ranks: ports out and in for each, and an uplink and a downlink for each of several racks."""
+    """Topology with links between all ranks, ports of every rank, and uplinks if there are several racks."""
     builder = TopologyBuilder(name, nodes, alpha_meaning="pipelined")
     alpha_us, beta = exact_cost(rtt_us, where="rtt_us") / 2, beta_of_bandwidth(gb_per_s, where="gb_per_s")
     oversubscription = exact_cost(core_oversubscription, where="core_oversubscription")

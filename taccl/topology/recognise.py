@@ -30,7 +30,7 @@ Cost = tuple[tuple[object, ...], ...]
 
 @checked_as(TopologyError)
 def dimensions(topology: Topology | NamedFabric | str) -> Dimensions:
-    """Dimensions whose product a topology is; the first varies fastest.
+    """Find the dimensions whose product is the topology; the first dimension's digit varies fastest.
 
     They are found if ranks are numbered in mixed radix: tori, meshes, hypercubes, `multidim`, and nodes
     joined by rails (DGX, GB200 racks). Every link must be along one dimension, with equal costs in each
@@ -77,7 +77,7 @@ def _found(topology: Topology) -> Dimensions | TopologyError:
 
 @cached
 def links_along(topology: Topology, dims: Dimensions) -> list[NDArray[np.int64]]:
-    """Links along each dimension, as an array (num_ranks, size); -1 if there is no link.
+    """Links along each dimension: one (num_ranks, size) array per dimension, -1 if there is no link.
 
     The entry (rank, digit) is the link from the rank to the rank with this digit in the dimension.
     """
@@ -93,7 +93,7 @@ def links_along(topology: Topology, dims: Dimensions) -> list[NDArray[np.int64]]
 
 
 def _of_links(topology: Topology) -> Dimensions:
-    """Dimensions of a topology from its links: the first as large as its links allow, then the second etc."""
+    """Find dimensions from a topology's links: the first as large as possible, then the second, and so on."""
     if any(len(link.srcs) + len(link.dsts) > 2 for link in topology.links):
         raise _none(topology, "it has links of several ends")
     index = _fastest_links(topology)
@@ -151,7 +151,7 @@ class _Costs:
 
 
 def _kind(cost: _Costs, first: int, stride: int, size: int) -> Kind | None:
-    """Kind of the dimension of `size` ranks from `first` on, each `stride` after the one before.
+    """Kind of the dimension formed by the `size` ranks `first`, ``first + stride``, and so on.
 
     None if links are missing or differ in cost.
     """
@@ -239,12 +239,13 @@ _MOST_LEVELS = 3
 _BY_CHANCE, _DEALS, _MANY = 0.1, 99, 128
 _FEWEST_DEALS, _CLEARLY = 3, 20.0
 #: `_FEW`: min number of hosts for a permutation test.
-#: `_NOISES`: for fewer hosts, multiple of the distances' asymmetry by which their ratio must exceed 1.
+#: `_NOISES`: with fewer hosts, the ratio of distances (outside a cluster to inside) must exceed 1 by this
+#: multiple of the asymmetry of the distances.
 _FEW, _NOISES = 8, 2.0
 
 
 def levels(distance: NDArray[np.float64]) -> list[NDArray[np.int64]]:
-    """Cluster of every host, level by level, the innermost first; empty if no clusters are found.
+    """Cluster index of every host, one array per level, innermost first; empty if no clusters are found.
 
     Hosts are joined by hierarchical clustering with average linkage. A level ends where the distance of the
     next merge is larger than all before by a factor. No levels are returned if a permutation test finds that
@@ -269,7 +270,7 @@ def levels(distance: NDArray[np.float64]) -> list[NDArray[np.int64]]:
     for k in sorted(apart):
         labels = fcluster(merges, t=heights[k] * (1 + 1e-12), criterion="distance")
         _, first, which = np.unique(labels, return_index=True, return_inverse=True)
-        found.append(np.argsort(np.argsort(first))[which].astype(np.int64))  # in order of first hosts
+        found.append(np.argsort(np.argsort(first))[which].astype(np.int64))  # numbered by first hosts
     return found
 
 

@@ -34,7 +34,7 @@ def fabric_names() -> tuple[str, ...]:
 
 @checked_as(TopologyError)
 def parse(name: str, *, nodes: Count | None = None, profile: str | None = None, **options: Any) -> Topology:
-    """Topology of a name.
+    """Topology of a machine model or fabric, by name.
 
     Parameters
     ----------

@@ -126,7 +126,7 @@ class Topology:
 
     @cached_property
     def holds_of_link(self) -> tuple[tuple[Hold, ...], ...]:
-        """Holds of a send over every link."""
+        """For every link, the holds of a send over it."""
         return _listed(len(self.links), ((hold, hold.link) for hold in self.holds))
 
     @cached_property
@@ -152,7 +152,7 @@ class Topology:
     @cached_property
     def nodes_of_link(self) -> tuple[tuple[frozenset[int], frozenset[int]], ...]:
         """Nodes of every link's sources, and of its destinations."""
-        known: dict[tuple[int, ...], frozenset[int]] = {}  # most ends are a single rank
+        known: dict[tuple[int, ...], frozenset[int]] = {}  # cache: most links end at single ranks
 
         def nodes(ranks: tuple[int, ...]) -> frozenset[int]:
             if ranks not in known:
@@ -196,7 +196,7 @@ class Topology:
 
     @property
     def told(self) -> list[str]:
-        """Notes, and assumptions marked as such."""
+        """Notes, then assumptions with the prefix ``assumed:``, as users read them."""
         return [*self.notes, *(f"assumed: {each}" for each in self.assumed)]
 
     @property
@@ -306,7 +306,7 @@ class Topology:
 
 
 def _listed(count: int, entries: Iterable[tuple[T, int]]) -> tuple[tuple[T, ...], ...]:
-    """For each index from 0 to `count` - 1, the values of the (value, index) pairs with it, in order."""
+    """Group (value, index) pairs by index: for each index from 0 to `count` - 1, its values in order."""
     lists: list[list[T]] = [[] for _ in range(count)]
     for entry, place in entries:
         lists[place].append(entry)

@@ -51,7 +51,7 @@ class CyclicProduct:
         return math.prod(self.moduli)
 
     def translate(self, element: Any, place: Any) -> NDArray[np.int64]:
-        """Images of places under elements; integers or arrays that broadcast."""
+        """Images of places under group elements; both are integers or arrays that broadcast."""
         return self._added(place, element, 1)
 
     def taking(self, src: Any, dst: Any) -> NDArray[np.int64]:
@@ -146,7 +146,7 @@ class PermutationGroup:
         return taking
 
     def translate(self, element: Any, place: Any) -> NDArray[np.int64]:
-        """Images of places under elements; integers or arrays that broadcast."""
+        """Images of places under group elements; both are integers or arrays that broadcast."""
         return np.asarray(self.table[element, place])
 
     def taking(self, src: Any, dst: Any) -> NDArray[np.int64]:
@@ -162,7 +162,7 @@ _MOST_CLASSES = 2**14
 
 
 class ClassHold(NamedTuple):
-    """Hold of a resource class by a send over a link of a class; costs and side as in `Hold`."""
+    """Resource class that every send over a class of links holds; costs and side as in `Hold`."""
 
     resource: int
     alpha_us: Fraction
