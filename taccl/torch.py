@@ -1,4 +1,4 @@
-"""Plans and schedules in PyTorch: `load` reads a plan, whose calls choose a schedule by message size.
+"""Run plans in PyTorch: `load` reads a plan, and each call chooses a schedule by message size.
 
 `hook_of` makes a communication hook for DDP, and `shard_with` passes collectives to FSDP2.
 """
@@ -131,7 +131,7 @@ class PlannedCollective:
         if found is not None:
             return getattr(found, METHODS[self.collective][0])(*tensors, **options)
         out = options.pop("out", None)
-        if out is not None:  # only the schedule's all_reduce has this argument
+        if out is not None:  # PyTorch's own all_reduce has no argument `out`
             first, *others = tensors or (options.pop("tensor"),)
             tensors = (out.copy_(first), *others)
         if not self._has_warned:

@@ -1,4 +1,4 @@
-"""Joint scheduling of computation and communication: steps of both, their transformations and bounds."""
+"""Joint scheduling of computation and communication of a step, such as a training iteration."""
 
 from taccl.workload.autotransform import autotransform
 from taccl.workload.chakra import from_chakra

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-#: Inner labels of axes that are needed whole. Labels from -63 to -1 are of axes that are summed over.
+#: Labels of axes that a call needs whole. Labels from -63 to -1 stand for axes that are summed over.
 WHOLE = frozenset(range(-2048, -63))
 _NAME = re.compile(r"aten\.[a-z]\w*\.[A-Za-z]\w*|aten\._[a-z]\w*\.[A-Za-z]\w*", re.ASCII)
 _TYPE = re.compile(r"[a-z]+\d*", re.ASCII)
@@ -62,7 +62,7 @@ def names_of(operation: Operation, shapes: Sequence[Shape]) -> tuple[Sequence[Se
 
 
 def shape_of(operation: Operation, shapes: Sequence[Shape]) -> Shape:
-    """Shape of the result, which the operation states, after a check of its other options."""
+    """Check an operation's labels, operator and arguments; return the shape that it states for its result."""
     read, made = names_of(operation, shapes)
     found = [len(each) for each in read], len(made)
     if found != ([len(each) for each in shapes], len(operation.shape)):
@@ -151,7 +151,7 @@ def text_of(operation: Operation, operands: Sequence[str]) -> str:
 
 
 def _marked(operation: Operation) -> list[bool]:
-    """For each operand, True if each call reads a part of its own (axis ``*``); empty without `labels`."""
+    """For each operand, True if its first axis is ``*`` (one index per call); empty without `labels`."""
     return [each[:1] == ("*",) for each in _words(operation.labels)[0]] if operation.labels else []
 
 
@@ -219,7 +219,7 @@ def _arguments(
         raise refused(operation, said) from None
 
 
-#: Source of the function of a generated module for calls on each rank's own tensors.
+#: Source code of a function in generated modules that calls an operator on each rank's own tensors.
 EACH_OWN = '''
 def each_own(call, marks, *operands):
     """Stack the results of `call` on each index of the first axis of those operands that are marked."""

@@ -195,7 +195,7 @@ def fused(workload: Workload, *, collectives: bool = True) -> Workload:
 
 
 def _grown(workload: Workload, head: str) -> Workload:
-    """Fuse everything possible into the kernel of `head`: readers first, then operands of the kernel."""
+    """Fuse operations into the kernel of `head` where legal: readers of its results first, then operands."""
     group, tried = [head], set[str]()
     while True:
         readers = (name for each in group for name in workload.readers[each])
@@ -213,7 +213,7 @@ def _grown(workload: Workload, head: str) -> Workload:
 
 
 def _kinds_behind(workload: Workload) -> dict[str, set[bool]]:
-    """{operation: set of kinds of the operation and of those that depend on it}.
+    """{operation: set of kinds of this operation and of all operations that depend on it}.
 
     A kind is True for an operation that communicates, and False for one that computes.
     """

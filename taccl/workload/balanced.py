@@ -1,4 +1,4 @@
-"""Collectives of a step in pieces, with an order of network dimensions for each piece that balances loads.
+"""Collectives cut into pieces, each with its own order of network dimensions, so that loads are balanced.
 
 On a product of dimensions a collective gains from more pieces than on other networks, as some pass one
 dimension while others pass the next. Groups, such as those of data-parallel ranks, are balanced over their
@@ -34,7 +34,7 @@ _MOST_TRANSFERS = 500_000
 
 @cached
 def number_of_pieces(topology: Topology, collective: Collective, chunk_bytes: int) -> int:
-    """Number of pieces with the earliest planned finish along dimensions; 1 for a single dimension.
+    """Number of pieces of a collective that gives the earliest planned finish; 1 for a single dimension.
 
     - `collective`: Collective with one chunk per rank, or several groups that each have one.
     - `chunk_bytes`: Size of its chunks.

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 #: Max number of sets of collectives bounded together: those with the largest estimates.
 _MOST_SETS = 6
-#: Seconds for the bound of a set of collectives.
-#: The bounds by rank of one collective have this time in total, for contributions and again for results.
+#: Time limit in s for the bound of a set of collectives. The bounds by rank of one collective share this
+#: limit, once for contributions and once for results.
 _BOUND_S = 4.0
 _NOTHING = Fraction(0)
 
@@ -77,7 +77,7 @@ class StepBound:
         self.whole = {name: us * workload.tiling(name).tiles for name, us in costs.items()}
         self.before = {name: [i for i in names if i in costs] for name, names in workload.waits.items()}
         self.behind = {name: [i for i, names in self.before.items() if name in names] for name in costs}
-        # The head of a kernel may wait for an operation behind it in the program.
+        # The first operation of a fused kernel may wait for an operation that comes later in the program.
         names = dict.fromkeys(name for name, _ in workload.tiles)
         self.order = [workload.operation[name] for name in names]
         self.starts: dict[str, list[Fraction]] = {}
@@ -227,7 +227,7 @@ class StepBound:
         return operation.kind, operation.shift, part.groups, part.chunk_bytes
 
     def sent(self, names: frozenset[str]) -> Fraction:
-        """Lower bound on the transfers of some collectives together; steps on the same topology share it."""
+        """Lower bound on the transfers of some collectives together; cached for all steps on the topology."""
         sums = self._sums(names)
         parts = [part for part in self.parts if part.operation in names - set(sums.values())]
         cache: dict[Any, Any] = self.topology.cache
@@ -250,7 +250,7 @@ class StepBound:
         return found
 
     def best(self) -> Fraction:
-        """Largest bound of the four arguments."""
+        """Largest of the lower bounds on the step's finish, in us; the module lists the four arguments."""
         found = max(
             (
                 max(min(self.starts[name]) + self.spans[name], self.last[name] + min(self.tails[name]))
@@ -303,14 +303,14 @@ def _bound_us(problem: Problem | None, limit_s: float) -> Fraction:
 
 
 def _contributed(problem: Problem, rank: int) -> Problem | None:
-    """Problem of the contributions of one rank only; None if no other rank needs them."""
+    """Problem in which only one rank's contributions are sent; None if no other rank needs them."""
     chunks = problem.collective.chunks
     late = tuple((index, rank, Fraction(1)) for index, chunk in enumerate(chunks) if rank in chunk.origins)
     return late_part(replace(problem, release_us=late), Fraction(1))
 
 
 def _received(problem: Problem, rank: int) -> Problem | None:
-    """Problem of the results of one rank only; None if the rank has them from the start."""
+    """Problem in which only one rank needs its results; None if it has them from the start."""
     collective = problem.collective
     root = rank if collective.combining else None
     kept = {

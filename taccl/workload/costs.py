@@ -1,4 +1,4 @@
-"""Times of a step's operations at a rank: given, or by a roofline of FLOPs and memory bytes."""
+"""Times of a step's operations at a rank: stated by the user, or from a roofline of FLOPs and bytes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def work_of(workload: Workload, operation: Operation) -> tuple[float, float]:
     num_bytes = float(size * DTYPE_BYTES[out.dtype] if is_alone else bytes_written(workload, operation))
     reads: dict[str, int] = {}
     for tensor, here in zip(tensors, read, strict=True):
-        # The product of a tensor with itself reads at most the larger of its two operands.
+        # A tensor that is read twice, as in a product with itself, counts once, with the larger of the reads.
         own = math.prod(map(len, here)) * DTYPE_BYTES[tensor.dtype]
         reads[tensor.name] = max(own, reads.get(tensor.name, 0))
     num_bytes += sum(own for name, own in reads.items() if name not in in_hand)

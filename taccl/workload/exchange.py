@@ -1,4 +1,4 @@
-"""All collectives of a step as one problem, with a process group for each piece of each tile."""
+"""All collectives of a step as one synthesis problem, with a process group for each piece of each tile."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 _PIECES, _TILE_PIECES = (1 << 20, 8), (1 << 18, 4)
 #: Max chunks of a step with several pieces per tile. Own choice: a chunk needs sends from every rank.
 MOST_CHUNKS = 8_192
-#: Seconds of synthesis for one part of a step.
-#: The portfolio skips baselines, which take longer to schedule than the list scheduler.
-#: The portfolio also skips unreduced contributions, which cannot be added tile by tile.
+#: `_SEARCH_S`: time limit in s to synthesize one collective of a step.
+#: `_PARAMETERS`: synthesis without baseline algorithms, which take longer to schedule than a list schedule,
+#: and without schedules that keep contributions unreduced, as these cannot be added tile by tile.
 _SEARCH_S = 20.0
 _PARAMETERS = replace(
     DEFAULTS, portfolio=replace(DEFAULTS.portfolio, baseline_arrivals=0, balanced_transfers=0, apart_hops=0)
@@ -69,7 +69,7 @@ class CollectivePart:
 
 
 def parts_of(workload: Workload) -> tuple[CollectivePart, ...]:
-    """Parts of all collectives, in the order of `Workload.tiles`."""
+    """Cut all collectives of a step into parts (pieces of tiles), in the order of `Workload.tiles`."""
     parts: list[CollectivePart] = []
     first, asked = 0, dict(workload.pieces)
     groups = {each.name: groups_of(workload, each) for each in workload.operations if each.is_collective}
@@ -97,7 +97,7 @@ def parts_of(workload: Workload) -> tuple[CollectivePart, ...]:
 
 
 def _slices_outside(workload: Workload, name: str) -> int:
-    """Number of groups whose slices of the collective's result differ; 1 if all groups have the same."""
+    """Number of groups with different slices of a collective's result; 1 if all groups have the same."""
     grid, tensor = workload.grid, workload.tensors[name]
     over = grid.dims_of(workload.operation[name].group, where=name)
     outside = [dim for dim in grid.names if dim not in over and tensor.along(dim).startswith("sliced")]
@@ -105,12 +105,12 @@ def _slices_outside(workload: Workload, name: str) -> int:
 
 
 def parts_by_chunk(workload: Workload) -> list[CollectivePart]:
-    """The part that each chunk of the step's problem belongs to, by chunk number."""
+    """For each chunk of the step's problem, the part of a collective to which it belongs."""
     return [part for part in parts_of(workload) for _ in part.chunks]
 
 
 def in_balanced_pieces(workload: Workload, topology: Topology) -> Workload | None:
-    """The step with collectives cut into pieces for balancing over dimensions; None if none gains by it.
+    """Cut collectives of a step into pieces to balance network dimensions; None if no collective gains.
 
     The numbers of pieces are set in `Workload.pieces`.
     """
@@ -136,7 +136,7 @@ def in_balanced_pieces(workload: Workload, topology: Topology) -> Workload | Non
 def problem_of(
     workload: Workload, topology: Topology, parts: Sequence[CollectivePart], *, sums: Collection[str] = ()
 ) -> Problem:
-    """Joint problem of some parts; parts of operations in `sums` become allreduces."""
+    """Joint synthesis problem of some parts; parts of operations in `sums` become allreduces."""
     every = []
     for part in parts:
         operation = workload.operation[part.operation]

@@ -1,4 +1,4 @@
-"""Attention in PyTorch graphs, under the names of all its kernels, and its gradients."""
+"""Convert attention and its gradients in PyTorch graphs, for all of PyTorch's attention kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     Arguments = dict[str, Any]
     Reader = Callable[[Graph, Arguments], Any]
 
-#: {argument of PyTorch's attention that `attention` lacks: the only value that is accepted}.
+#: {argument of PyTorch's attention that the operation `attention` lacks: its only accepted value}.
 _PLAIN = {"dropout_p": 0, "return_debug_mask": False, "dropout_mask": None}
 _OPERANDS = ("query", "key", "value")
 

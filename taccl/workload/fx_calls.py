@@ -1,4 +1,4 @@
-"""Operators in PyTorch graphs without a converter: calls on each rank's own tensors, as operations `aten`.
+"""Convert operators without a converter of their own into `aten` operations: calls on a rank's tensors.
 
 An operator of ATen is a function of a rank's local tensors. If its matching axes are known (`_RULES`), the
 call is one on global tensors, sliced as its operands are. Otherwise each rank's call is one index of a
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     #: A rule returns None for a call that it does not cover.
     Rule = Callable[[Arguments, list[Shape], Shape], tuple[list[Names], Names] | None]
 
-#: Arguments that do not change values.
+#: Arguments of operators that do not change the values of results.
 _PLACES = ("device", "layout", "memory_format", "pin_memory", "generator", "non_blocking")
 
 
@@ -50,7 +50,7 @@ class _Call:
     arguments: str = ""
 
     def make(self, values: Sequence[Any], shape: Shape, labels: str, **options: Any) -> Named:
-        """Add the operation and return its result."""
+        """Add the call to the step as an `aten` operation and return its result."""
         found: Named = self.graph.make(
             "aten", *values, call=str(self.graph.node.target), arguments=self.arguments, labels=labels,
             item=self.item, shape=shape, dtype=self.dtype, **options,
@@ -59,7 +59,7 @@ class _Call:
 
 
 def called(graph: Graph, given: Arguments | None = None, *, item: int | None = None, **options: Any) -> Any:
-    """Value of the current node as a call of its operator; a list of values if it has several results.
+    """Convert the current node into a call of its operator; a list of values if it has several results.
 
     Raises `Unread` if such a call is not possible: the operator draws random numbers, writes in place, or is
     not of ATen, or its operands have several layouts.
@@ -144,7 +144,7 @@ def _plain(call: _Call, value: Any, raw: Any) -> Any:
 
 
 def exact(graph: Graph, value: Any) -> Named:
-    """Tensor of a value; whole numbers that the graph computes have an integer type."""
+    """Tensor of a value, as the operand of a call; values that are whole numbers get an integer type."""
     if isinstance(value, Positions):
         count = value.stop - value.start
         arguments = json.dumps(
@@ -176,7 +176,7 @@ def _full(graph: Graph, filling: tuple[float, str], shape: Shape) -> Named:
 
 
 def _by_rule(call: _Call, options: dict[str, Any]) -> Named | None:
-    """Result of a call on global tensors; None if it has no rule, or a rule that forbids the slices."""
+    """Result of a call on global tensors; None if no rule covers the call, or its rule forbids the slices."""
     graph, mesh = call.graph, call.graph.mesh
     rule = _rule_of(graph.node.target, call.item)
     found = None if rule is None else rule(call.given, call.shapes, call.shape)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def _in_pieces(graph: Graph, given: Arguments) -> Any:
-    """Read a split of a local tensor into several along an axis.
+    """Convert a split of a local tensor into several tensors along an axis.
 
     Equal pieces stay symbolic (`Piece`), as collectives along axes other than 0 use them. Unequal ones are
     slices, added to the step if an operation reads them.
@@ -50,7 +50,7 @@ def _all_pieces(first: Piece) -> list[Piece]:
 
 
 def _joined(graph: Graph, given: Arguments) -> Any:
-    """Concatenation of all pieces of one tensor, along any axis, or of several tensors."""
+    """Convert a concatenation of all pieces of one split tensor, along any axis, or of several tensors."""
     pieces = given["tensors"]
     first = pieces[0] if pieces else None
     if not isinstance(first, Piece) or pieces != _all_pieces(first):
@@ -81,7 +81,7 @@ def _concatenated(graph: Graph, given: Arguments) -> Any:
 
 
 def _beside(graph: Graph, value: Repeated, other: Any) -> Any:
-    """Tensor with the repeated elements in memory, sliced over ranks in the same way as `other`."""
+    """Expand a repeated value into a tensor in memory, sliced over ranks in the same way as `other`."""
     tensor, local = graph.tensor(other), graph.local_shape(value.source)
     local = (*(len(value.shape) - len(local)) * (1,), *local)
     axes = [axis for axis in range(len(tensor.shape)) if graph.mesh.slicing(tensor, axis)]
@@ -153,7 +153,7 @@ def _all_to_all(graph: Graph, given: Arguments) -> Any:
 
 
 def _broadcast(graph: Graph, given: Arguments) -> Any:
-    """The tensor itself: all ranks of the group must have it already, as they have initial parameters."""
+    """Replace a broadcast by its operand: all ranks must have it already, as they have initial parameters."""
     group, _ = graph.group(given)
     tensor = graph.tensor(given["input"])
     dims = graph.mesh.dims_of(group, where=graph.node.name)

@@ -1,4 +1,4 @@
-"""Comparisons and masks in PyTorch graphs, and functions that masks implement (clamp, triu)."""
+"""Convert comparisons and masks in PyTorch graphs, and functions built from masks (clamp, triu)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _numbers(graph: Graph, mask: Any, one: float, two: float) -> Any:
 
 
 def _triangle(kind: str) -> Reader:
-    """Converter of a triangular part of matrices, zero on the other side of a diagonal."""
+    """Converter of tril or triu: keep one side of a diagonal of matrices, and set the other side to 0."""
 
     def read(graph: Graph, given: Arguments) -> Any:
         source, (shape, dtype) = given["self"], graph.stated()

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     Reader = Callable[["Graph", dict[str, Any]], Any]
 
-#: Kinds of operations that read an `Own`, which each rank computes by itself, as parts of a partial tensor.
+#: Kinds of operations that can read an `Own` (a tensor that each rank computes by itself) as a partial sum.
 _OF_PARTS = ("allreduce", "reduce_scatter", "aten", "reshape")
 TRACE = "trace the step with torch.export or make_fx"
 
@@ -95,7 +95,7 @@ class Graph:
         if kind in POINTWISE and any(isinstance(value, Repeated) for value in values):
             shapes = {value.shape if isinstance(value, Repeated) else None for value in values}
             plain = (value.source if isinstance(value, Repeated) else value for value in values)
-            found = self.make(kind, *plain, **options)  # its readers repeat it again
+            found = self.make(kind, *plain, **options)  # operations that read the result repeat it
             alike = shapes.pop() if len(shapes) == 1 else None
             return found if alike is None else Repeated(found, alike)
         if any(isinstance(value, Own) for value in values):
@@ -154,7 +154,7 @@ class Graph:
             return None
 
     def _are_distributed(self, names: Sequence[str]) -> bool:
-        """True if several tensors are sliced, over the same dimensions: a rank may combine its own parts."""
+        """True if several axes of the tensors are sliced, all over the same mesh dimensions."""
         tensors = [self.tensors[name] for name in names]
         dims = [tuple(self.mesh.slicing(each, axis)) for each in tensors for axis in range(len(each.shape))]
         return len([each for each in dims if each]) > 1 and len({each for each in dims if each}) == 1
@@ -237,12 +237,12 @@ class Graph:
                 raise self.unread(said)
 
     def lazily(self, *makers: Callable[[], Any]) -> list[Deferred]:
-        """Results of a node that has several; each is added to the step once another node selects it."""
+        """Deferred results of a node with several; each is added to the step once another node selects it."""
         node = self.node
         return [Deferred(f"result {place} of {node.target}", make) for place, make in enumerate(makers)]
 
     def first(self, make: Callable[[], Any]) -> list[Deferred]:
-        """Results of a node that has several, of which only the first is supported."""
+        """Deferred results of a node with several, of which only the first is supported."""
         name = f"of {self.node.target}"
         return [*self.lazily(make), *(Deferred(f"result {place} {name}", None) for place in range(1, 10))]
 
@@ -312,7 +312,7 @@ class Graph:
         return self.values[argument] if type(argument).__name__ == "Node" else argument
 
     def group(self, given: dict[str, Any]) -> tuple[str, int]:
-        """Group of a collective, and its number of ranks."""
+        """(group of a collective in the step, such as ``"dp+tp"``, number of ranks in the group)."""
         name = str(given["group_name"])
         self.seen[name] = None
         if self.groups and name not in self.groups:
@@ -357,7 +357,7 @@ class Graph:
 
 
 def has_effects(node: Any) -> bool:
-    """False if a node only makes a value, so that it can be left out if no node reads that."""
+    """True if a node may have side effects; other nodes can be left out if no node reads their values."""
     is_item = getattr(node.target, "__name__", "") == "getitem"
     return not is_item and getattr(getattr(node.target, "_schema", None), "is_mutable", True)
 

@@ -57,7 +57,7 @@ def _embedding_grad(graph: Graph, given: Arguments) -> Any:
 
 
 def _accumulated(graph: Graph, given: Arguments) -> Any:
-    """Tensor of zeros to which rows are added at ids: an embedding's gradient, as PyTorch decomposes it."""
+    """Convert additions of rows at ids to a tensor of zeros: an embedding's gradient after decomposition."""
     shape, _ = graph.stated()
     ids = given["indices"]
     if number_of(given["self"]) != 0 or len(ids) != 1 or not given["accumulate"] or not shape:
@@ -119,7 +119,7 @@ def _check(graph: Graph, given: Arguments) -> None:
 
 
 def _gathered(graph: Graph, given: Arguments) -> Any:
-    """One element of each row, at the index that the row's id gives."""
+    """Convert a gather of one element per row, at the index that the row's id gives."""
     rows = given["self"]
     shape = graph.local_shape(rows)
     ids = _one_per_row(graph, given, shape)
@@ -129,7 +129,7 @@ def _gathered(graph: Graph, given: Arguments) -> Any:
 
 
 def _one_per_row(graph: Graph, given: Arguments, shape: tuple[int, ...]) -> Named:
-    """Ids without their last axis of length 1, which index rows of a local shape."""
+    """Check that ids select one element per row; return them without their last axis, of length 1."""
     ids = given["index"]
     if given["dim"] % len(shape) != len(shape) - 1 or graph.local_shape(ids) != (*shape[:-1], 1):
         said = f"{graph.node.target} has ids {described(ids)} along axis {given['dim']} of {list(shape)}"

@@ -26,7 +26,7 @@ def _of_channel(graph: Graph, value: Any, count: int) -> Any:
 
 
 def _weighted(graph: Graph, value: Any, given: Arguments, count: int) -> Any:
-    """Value with each channel multiplied by its weight, then increased by its bias, as far as these exist."""
+    """Multiply each channel of a value by its weight, then add its bias; either may be absent."""
     if given["weight"] is not None:
         value = graph.make("multiply", value, _of_channel(graph, given["weight"], count))
     return (
@@ -37,7 +37,7 @@ def _weighted(graph: Graph, value: Any, given: Arguments, count: int) -> Any:
 
 
 def _in_evaluation(graph: Graph, given: Arguments) -> Any:
-    """Batch norm with the means and variances of training."""
+    """Batch norm in evaluation, with the running means and variances from training."""
     x = given["input"]
     count = len(graph.local_shape(x))
     spread = graph.make("offset", given["running_var"], value=given["eps"])
@@ -77,7 +77,7 @@ def _by_channel(graph: Graph, value: Any) -> tuple[Any, Callable[[Any], Any]]:
 
 
 def _in_training(graph: Graph, given: Arguments) -> list[Deferred]:
-    """(batch norm by a rank's own means and variances, means, reciprocal deviations, updated statistics).
+    """Batch norm of a rank's own images: (result, means, reciprocal deviations, updated running statistics).
 
     The `Deferred.note` of means and deviations is epsilon, as gradients recompute both with it.
     """
@@ -132,7 +132,7 @@ def _in_training(graph: Graph, given: Arguments) -> list[Deferred]:
 
 
 def _batch_norm(graph: Graph, given: Arguments) -> Any:
-    """Batch norm, as several results: in training by a rank's own statistics, else by those given."""
+    """Batch norm with several results: in training by a rank's own statistics, else by running statistics."""
     is_trained = given.get("training", given.get("train", False))
     is_functional = "functional" in str(graph.node.target)
     if is_trained and given.get("running_mean") is not None and not is_functional:
@@ -142,7 +142,7 @@ def _batch_norm(graph: Graph, given: Arguments) -> Any:
 
 
 def _functional_batch_norm(graph: Graph, given: Arguments) -> Any:
-    """Batch norm as one result, which updates its running statistics in place."""
+    """Batch norm with one result; raises `WorkloadError` if it updates running statistics in place."""
     if given["training"] and given["running_mean"] is not None:
         said = f"{graph.node.target} updates its running statistics in place"
         raise graph.refused(f"{said}; call run_decompositions(), which makes the update functional")
@@ -150,7 +150,7 @@ def _functional_batch_norm(graph: Graph, given: Arguments) -> Any:
 
 
 def _batch_norm_grad(graph: Graph, given: Arguments) -> Any:
-    """Gradients with respect to the operand, the weights and the biases."""
+    """Gradients of a batch norm with respect to the operand, the weights and the biases."""
     grad, x = given.get("grad_out", given.get("grad_output")), given["input"]
     if not given.get("train", given.get("update")):
         raise graph.unread(f"found {graph.node.target} in evaluation, which is not supported")
@@ -172,7 +172,7 @@ def _batch_norm_grad(graph: Graph, given: Arguments) -> Any:
 
 
 def _convolution(graph: Graph, given: Arguments) -> Any:
-    """Convolution: a matrix product if its kernels do not overlap, as in patches of a vision transformer."""
+    """Convert a convolution: a matrix product if windows do not overlap, as for vision transformers."""
     x, weight = (Named(graph.name_of(given[name])) for name in ("input", "weight"))
     shape, (out, channels, *kernel) = graph.tensor(x).shape, graph.tensor(weight).shape
     fits = list(given["stride"]) == kernel and not isinstance(given["padding"], str)
@@ -206,7 +206,7 @@ def _convolution(graph: Graph, given: Arguments) -> Any:
 
 
 def _convolution_grad(graph: Graph, given: Arguments) -> Any:
-    """Gradients with respect to the operand, the kernels and the biases."""
+    """Gradients of a convolution with respect to the operand, the kernels and the biases."""
     grad, kernels = given["grad_output"], graph.local_shape(given["weight"])
     number = math.prod(graph.local_shape(given["input"] if given["transposed"] else grad))
     flops = 2.0 * number * math.prod(kernels[1:])

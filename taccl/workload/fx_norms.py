@@ -1,4 +1,4 @@
-"""Normalisations of rows in PyTorch graphs, and sums and means over axes."""
+"""Convert layernorms and RMS norms in PyTorch graphs, and sums and means over axes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _sum(graph: Graph, given: Arguments) -> Any:
         # A sum over all rows of a view equals the sum over all rows of the viewed tensor.
         if axes == {*range(count)} or (axes == {*range(count - 1)} and local[-1] == whole[-1]):
             found, axes = Named(found.name), {*range(len(whole) - (count - len(axes)))}
-    if graph.dtype(found) == "bool":  # a count
+    if graph.dtype(found) == "bool":  # the sum of a mask is a count
         found = Whole(graph.cast(found, "float32"))
     if given.get("dtype") is not None:
         found = graph.cast(found, given["dtype"])
@@ -98,7 +98,7 @@ def _whole_rows(graph: Graph, given: Arguments) -> None:
 
 
 def _layernorm_grad(graph: Graph, given: Arguments) -> Any:
-    """Gradients with respect to the input, the weight and the bias."""
+    """Gradients of a layernorm with respect to the input, the weight and the bias."""
     _whole_rows(graph, given)
     epsilon = graph.note_of(given["rstd"], "a layernorm's own rstd")
     grad, x = given["grad_out"], given["input"]
@@ -160,7 +160,7 @@ def _rms_norm_and_moment(graph: Graph, given: Arguments) -> Any:
 
 
 def _rms_norm_grad(graph: Graph, given: Arguments) -> Any:
-    """Gradients with respect to the input and the weight."""
+    """Gradients of an RMS norm with respect to the input and the weight."""
     _whole_rows(graph, given)
     epsilon = graph.note_of(given["rstd"], "an RMS norm's own rstd")
     grad, x = given["grad_out"], given["input"]

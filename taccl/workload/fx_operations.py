@@ -236,7 +236,7 @@ def _repeated(graph: Graph, given: Arguments) -> Any:
 
 
 def _sliced(graph: Graph, given: Arguments) -> Any:
-    """Range of a value along an axis, with step 1."""
+    """Convert a slice: the range of a value along an axis, with step 1."""
     source, axis = given["self"], given["dim"]
     start, end = given.get("start") or 0, given.get("end")
     if isinstance(source, Positions):
@@ -288,7 +288,7 @@ def _select_grad(graph: Graph, given: Arguments) -> Any:
 
 
 def _softmax(graph: Graph, given: Arguments, kind: str = "softmax") -> Any:
-    """Softmax along an axis; if ranks hold slices of it, of each rank's slice."""
+    """Softmax along an axis; if the axis is sliced over ranks, each slice is normalised by itself."""
     graph.only(given, half_to_float=False)
     found = given["self"]
     if given.get("dtype") is not None:
@@ -343,7 +343,7 @@ def _filled(number: float | None) -> Reader:
 
 
 def _copy(graph: Graph, given: Arguments) -> Any:
-    """Value that replaces an input in place; the input becomes state of the step."""
+    """Convert an in-place update of an input; the input becomes state, which the new value replaces."""
     name = graph.name_of(given["self"])
     if name not in {each.name for each in graph.inputs}:
         raise graph.refused(f"writes {name} in place, but only inputs can be updated; trace it functionally")
@@ -358,9 +358,9 @@ def _nothing(graph: Graph, given: Arguments) -> None:
     return None
 
 
-#: Functions of one tensor that PyTorch has by the same name.
+#: Kinds of operations on one tensor that have the same name in PyTorch.
 _UNARY = ("relu", "tanh", "sqrt", "square", "exp", "sigmoid", "erf", "log", "cos", "sin", "abs")
-#: {name in a graph, without its overload: function that converts the node}.
+#: {operator in an FX graph, without its overload: function that converts the node}.
 READERS: dict[str, Reader] = {
     **dict.fromkeys(
         ("aten.detach", "aten.alias", "aten.clone", "aten.contiguous", "aten.lift_fresh_copy",

@@ -67,7 +67,7 @@ def total_of(graph: Graph, value: Own) -> str:
 
 
 def spread(graph: Graph, value: Any) -> Any:
-    """The value itself; for an `Own` with axes, the sliced tensor that `rows_of` makes of it."""
+    """Return a value unchanged, but an `Own` with axes as a tensor that is sliced along its first axis."""
     return Named(rows_of(graph, value)) if isinstance(value, Own) and value.shape else value
 
 
@@ -99,7 +99,7 @@ def _widened(graph: Graph, number: Own, place: int, length: int) -> str:
 
 
 def own_of(graph: Graph, value: Any) -> Own | None:
-    """Parts of a partial tensor; None if a value is no such tensor, or its parts cannot be separated."""
+    """`Own` with the ranks' parts of a partial tensor; None if there are none or they cannot be separated."""
     if isinstance(value, Own):
         return value
     tensor = graph.tensor(value)
@@ -135,7 +135,7 @@ def _remade(graph: Graph, operation: Operation) -> Any:
             cut = (*before, ranks, source.shape[axis] // ranks, *after)
             made = graph.make("reshape", Named(source.name), shape=cut)
             if mesh.slicing(graph.tensor(made), axis) != dims:
-                return None  # a mesh dimension of one rank, whose axis may be any of length 1
+                return None  # one rank: its axis cannot be told from others of length 1
             if axis:
                 order = (axis, *(i for i in range(len(cut)) if i != axis))
                 made = graph.make("transpose", made, axes=order)
@@ -166,7 +166,7 @@ def _remade(graph: Graph, operation: Operation) -> Any:
 
 
 def _product_remade(graph: Graph, operation: Operation, dims: Sequence[str]) -> Any:
-    """Parts of a matrix product over a sliced axis, or of a product with a partial first matrix."""
+    """Ranks' parts of a matrix product that sums over a sliced axis, or whose first matrix is partial."""
     mesh = graph.mesh
     a, b = (graph.tensors[name] for name in operation.inputs)
     both, count = len(a.shape) - 1, len(b.shape)

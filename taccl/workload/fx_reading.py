@@ -1,4 +1,4 @@
-"""Conversion of the nodes of a PyTorch graph, each by its converter or as a call of its operator."""
+"""Convert the nodes of a PyTorch graph, each by its converter or as a call of its operator."""
 
 from __future__ import annotations
 

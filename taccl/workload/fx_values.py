@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Unread(WorkloadError):
-    """An operation that no converter supports, or not in this form."""
+    """Error for an operation in a PyTorch graph without a converter, or in a form that is not supported."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ def unviewed(graph: Graph, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tu
 
 
 def made_whole(graph: Graph, view: View) -> str:
-    """Name of a tensor, added to the step, whose part at each rank is the view there."""
+    """Add a tensor to the step whose part at each rank equals the view; return its name."""
     shape = _whole_shape(graph, view)
     if shape is not None:
         return graph.name_of(graph.make("reshape", Named(view.name), shape=shape))
@@ -82,7 +82,7 @@ def of_each_slice(graph: Graph, kind: str, values: list[Any], axis: int, **optio
 
 
 def with_axis_last(graph: Graph, value: Any, axis: int) -> tuple[Any, Callable[[Any], Any]]:
-    """(value with an axis of its local shape last, function that undoes this for a tensor of that shape).
+    """(value with the given axis moved last, function that moves it back in a tensor of the same shape).
 
     If ranks hold slices of the axis, each slice becomes a row of its own.
     """
@@ -105,7 +105,7 @@ def with_axis_last(graph: Graph, value: Any, axis: int) -> tuple[Any, Callable[[
 
 
 def alike_sliced(graph: Graph, names: Sequence[str]) -> list[str] | None:
-    """Names of tensors with the local parts of the given ones, and all slices along the same axis.
+    """Slice tensors along one common axis, with unchanged local parts; return the names of the results.
 
     The axis is that of the first sliced tensor, counted from the last axis. Unsliced tensors stay unsliced.
     None if nothing has to change, or if a sliced tensor cannot be sliced along that axis alone.

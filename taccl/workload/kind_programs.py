@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from taccl.workload.operations import Operation
 
-#: {kind: expression}; `{0}`, `{1}` are operands, `{v}` the option `value`, other fields options by name.
+#: {kind: PyTorch expression}; `{0}`, `{1}` are operands, `{v}` the option `value`, other names are options.
 _VALUES = {
     "relu": "torch.relu({0})", "gelu": 'torch.nn.functional.gelu({0}, approximate="tanh")',
     "tanh": "torch.tanh({0})", "sigmoid": "torch.sigmoid({0})", "erf": "torch.erf({0})",

@@ -255,7 +255,7 @@ def none_read(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labe
 
 
 def of_rows(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """The last axis is inner, as each row is read whole; all others match the result's."""
+    """Labels of an operand whose rows (last axis) are read whole; all other axes match the result's."""
     return [[*range(len(out) - 1), -1]]
 
 
@@ -265,7 +265,7 @@ def of_two_rows(operation: Operation, shapes: Sequence[Shape], out: Shape) -> La
 
 
 def all_inner(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """All axes are inner: the result is a scalar."""
+    """Labels of the operand of a scalar result: no axis of it is an axis of the result."""
     return [[-1 - axis for axis in range(len(shapes[0]))]]
 
 
@@ -283,13 +283,13 @@ def of_transpose(operation: Operation, shapes: Sequence[Shape], out: Shape) -> L
 
 
 def of_sum(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """The axis that is summed over is inner; all others match the result's."""
+    """Labels of a sum's operand: the summed axis is inner (-1); all others match the result's axes."""
     at = operation.axis or 0
     return [[-1 if axis == at else axis - (axis > at) for axis in range(len(shapes[0]))]]
 
 
 def of_reshape(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """In each group of axes, the outer axes longer than 1 match if one length divides the other.
+    """Labels of a reshape: in each group of axes, the outer axes match if one length divides the other.
 
     Each index of the shorter one then corresponds to a block of indices of the longer one.
     """
@@ -304,7 +304,7 @@ def of_reshape(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Lab
 
 
 def but_axis(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """The operation's own axis is inner; all others match the result's."""
+    """Labels of operands: the axis on which an operation works is inner; all others match the result's."""
     at = operation.axis or 0
     return [
         [-1 - place if axis == at else axis for axis in range(len(each))] for place, each in enumerate(shapes)
@@ -312,7 +312,7 @@ def but_axis(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Label
 
 
 def of_lookup(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Labels of an embedding table, whose rows are inner, and of ids."""
+    """Labels of an embedding table, whose row axis is inner, and of ids, whose axes match the result's."""
     return [[-1, len(out) - 1], [*range(len(out) - 1)]]
 
 
@@ -323,7 +323,7 @@ def of_table_grad(operation: Operation, shapes: Sequence[Shape], out: Shape) -> 
 
 
 def of_pick(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Labels of rows, whose elements are inner, and of the indices picked in them."""
+    """Labels of rows, whose last axis is inner, and of the indices that select an element of each row."""
     return [[*range(len(out)), -1], [*range(len(out))]]
 
 

@@ -1,4 +1,4 @@
-"""Results of computations on NumPy arrays, by kind of operation."""
+"""Compute the results of operations on NumPy arrays, by kind of operation."""
 
 from __future__ import annotations
 

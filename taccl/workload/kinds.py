@@ -1,4 +1,4 @@
-"""The kinds of operations that compute: one table of their operands, shapes, slices, work and linearity.
+"""Table of the kinds of compute operations: their operands, shapes, slices, work and linearity.
 
 `taccl.workload.kind_values` computes kinds on arrays, and `taccl.workload.kind_programs` writes them as
 PyTorch expressions. Layouts, tiles, costs and legal transformations follow from this table.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from taccl.workload.kind_rules import Labels, Shape
     from taccl.workload.operations import Operation
 
-#: Inner labels of operations that need every inner axis whole.
+#: Labels of all inner axes, for operations that need every inner axis whole.
 EVERY = frozenset(range(-64, 0))
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from taccl.workload.mesh import Mesh
     from taccl.workload.operations import Operation
 
-#: Max operations whose results are cached.
+#: Maximum number of operations whose inferred layouts are cached.
 _MOST_CACHED = 10_000
 
 

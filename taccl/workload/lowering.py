@@ -1,4 +1,4 @@
-"""Lower scheduled steps for other tools: programs marked with tiles, and execution traces.
+"""Lower scheduled steps for other tools: programs whose instructions name tiles, and execution traces.
 
 A mark is the name of a tile, such as ``y.3``. A kernel that computes tiles signals each finished tile. A
 program instruction that needs a mark waits for that signal, as in CoCoNet's overlapped kernels. The kernel

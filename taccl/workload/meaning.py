@@ -164,7 +164,7 @@ def bounds_of(workload: Workload) -> dict[str, int]:
     least: dict[str, int] = {}
     for each in reversed(workload.operations):
         kind = TABLE.get(each.kind)
-        if kind is None or kind.ids is None:  # moves what it reads
+        if kind is None or kind.ids is None:  # moves elements unchanged
             masks = kind.masks if kind is not None else ()
             moved = [name for at, name in enumerate(each.inputs) if at not in masks]
             for name in moved if each.name in least else ():
@@ -244,7 +244,7 @@ def groups_of(workload: Workload, operation: Operation) -> tuple[tuple[int, ...]
 
 
 def _whole(workload: Workload, operation: Operation, parts: Sequence[Piece]) -> Piece:
-    """Whole tensor of a collective from the pieces of a group: their sum, or the joined slices."""
+    """Combine the pieces of a group into a collective's whole tensor: their sum, or the joined slices."""
     (tensor,) = workload.operands(operation)
     if operation.kind in ("allreduce", "reduce_scatter"):
         return Piece(rounded(np.sum([part.array for part in parts], axis=0), tensor), parts[0].places)
@@ -271,7 +271,7 @@ def places_read(
             [here[i] if to is None else _blocks(wanted[to], *lengths[i]) for i, to in enumerate(axes)]
         )
     for axes_of in inner_axes(labels).values():
-        # If one operand is sliced along an inner axis, the same slice is read of the others.
+        # If one operand is sliced along an inner axis, the same slice is read of the other operands.
         least = min((held[at][axis] for at, axis in axes_of.items()), key=len)
         for at, axis in axes_of.items():
             needs[at][axis] = least

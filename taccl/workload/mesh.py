@@ -75,7 +75,7 @@ class Mesh:
         return tuple(tuple(each) for each in _in_parts(ranked, self.size(names)))
 
     def slicing(self, tensor: Tensor, axis: int) -> tuple[str, ...]:
-        """Dimensions along which a tensor is sliced on an axis; the first one makes the largest slices."""
+        """Mesh dimensions over which a tensor's axis is sliced; the first one makes the largest slices."""
         return tuple(name for name in self.names if tensor.along(name) == f"sliced({axis})")
 
     def slices(self, tensor: Tensor, axis: int) -> int:
@@ -83,7 +83,7 @@ class Mesh:
         return self.size(self.slicing(tensor, axis))
 
     def partial(self, tensor: Tensor) -> tuple[str, ...]:
-        """Dimensions along which a tensor is partial."""
+        """Mesh dimensions over which a tensor is partial: ranks along them hold summands of it."""
         return tuple(name for name in self.names if tensor.along(name) == "partial")
 
     def layout(self, along: Mapping[str, str]) -> str:

@@ -83,7 +83,7 @@ class Tensor:
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
     def along(self, dim: str) -> str:
-        """Layout along one dimension of the mesh."""
+        """Layout of the tensor along one dimension of the mesh."""
         for kind, dims in parts_of_layout(self.layout):
             if not dims or dim in dims:
                 return kind
@@ -268,7 +268,7 @@ def labels_of(operation: Operation, inputs: Sequence[Tensor], out: Tensor) -> li
 
 
 def operand_axes(operation: Operation, inputs: Sequence[Tensor], out: Tensor, at: int) -> list[int | None]:
-    """Axis of the result for each axis of an input; None if the axis is read whole.
+    """For each axis of an input, the matching axis of the result; None if the axis is read whole.
 
     - `at`: Position of the input among the operation's inputs.
     """
@@ -277,7 +277,7 @@ def operand_axes(operation: Operation, inputs: Sequence[Tensor], out: Tensor, at
 
 
 def inner_axes(labels: Sequence[Sequence[int | None]]) -> dict[int, dict[int, int]]:
-    """{inner label: {position of an operand: its axis}}."""
+    """{label of an axis that the result lacks: {position of an operand: its axis with this label}}."""
     found: dict[int, dict[int, int]] = {}
     for at, each in enumerate(labels):
         for axis, label in enumerate(each):

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from taccl.workload.costs import Rates
     from taccl.workload.workload import Workload
 
-#: Max gap of a step balanced over dimensions at which no other collectives are synthesized for it.
+#: Maximum gap (finish / lower bound - 1) at which a step in balanced pieces is accepted at once; above, the
+#: step without these pieces is scheduled, too.
 _SETTLED = 0.02
 
 

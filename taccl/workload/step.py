@@ -50,7 +50,7 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StepVerification:
-    """Violations of a step, one sentence each."""
+    """Result of the verification of a step: its violations, one sentence each."""
 
     violations: tuple[str, ...]
 
@@ -150,12 +150,12 @@ class Step:
 
     @property
     def bound_us(self) -> float:
-        """The bound in microseconds."""
+        """Lower bound on the finish of any schedule of the step, in microseconds."""
         return float(self.bound)
 
     @property
     def gap(self) -> float:
-        """(finish - bound) / bound."""
+        """Relative gap between the step's finish and its lower bound: (finish - bound) / bound."""
         return float(self.finish / self.bound - 1) if self.bound else 0.0
 
     def verify(self) -> StepVerification:

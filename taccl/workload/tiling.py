@@ -69,7 +69,7 @@ def _join(
     # An operation may read one tensor twice, along different axes: matmul(x, x).
     read = [(name, to_axis[axes[name]]) for name, to_axis in both if name in axes]
     found = {each for _, each in read} if axes else {axis}
-    if not found and operation.fused in axes:  # only its kernel connects it with the overlap
+    if not found and operation.fused in axes:  # joined to the overlap only by its kernel
         found = {axes[operation.fused]}
     own = min((each for each in found if each is not None), default=0)
     whole = next((name for name, each in read if each is None), None)
@@ -188,7 +188,7 @@ def circular(name: str) -> WorkloadError:
 def reached(
     workload: Workload, place: Mapping[str, int]
 ) -> tuple[dict[str, int], dict[int, int], dict[int, int]]:
-    """Dependencies of units; an overlap is one unit, any other operation a unit by itself.
+    """Direct and indirect dependencies between units; a unit is an overlap, or an operation outside overlaps.
 
     Returns ({operation: its unit}, units on which each unit depends, units that depend on each unit). Sets of
     units are bit masks.
@@ -259,7 +259,7 @@ def _in_order(workload: Workload, names: Sequence[str]) -> list[str]:
 
 
 def _reads(workload: Workload, operation: str, tile: int) -> Iterator[tuple[str, int]]:
-    """Yield the tiles for which a tile waits: within its overlap those of its number, otherwise all."""
+    """Yield the tiles for which a tile waits: the one of equal number within its overlap, otherwise all."""
     overlap = workload.tiling(operation).overlap
     for name in workload.waits[operation]:
         cut = workload.tiling(name)

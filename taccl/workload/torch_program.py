@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from taccl.workload.tiling import Overlap, Tiling
     from taccl.workload.workload import Workload
 
-#: {kind of collective: function of the module}.
+#: {kind of collective: function of the generated module}.
 _CALLS = {
     "allreduce": "all_reduce", "reduce_scatter": "reduce_scatter", "allgather": "all_gather",
     "alltoall": "all_to_all", "send": "send",
@@ -129,7 +129,7 @@ class _Program:
         self.waited: set[str] = set()
 
     def lines(self) -> list[str]:
-        """Lines of the kernels and of the function."""
+        """Source lines of the kernels, and of the function that calls them."""
         workload = self.workload
         body: list[str] = []
         for unit in _arranged(workload, list(workload.operation), whole=True):
@@ -220,7 +220,7 @@ class _Program:
             if is_drawn:  # numbers drawn on the host enter as a parameter
                 drawn = self._drawn(operation)
                 value = value.replace(drawn, given.setdefault(drawn, f"drawn_{each}"))
-            elif "cut(" in value:  # the head of a kernel needs whole rows, and gives a tile of them
+            elif "cut(" in value:  # computed along the whole axis, then cut to tile `t`
                 given.setdefault("t", "t")
             inner.append(f"    {self._var(each)} = {value}")
         kept = self._kept(unit)
@@ -354,7 +354,7 @@ class _Program:
         return text if is_cut or dims else ""
 
     def _collective(self, operation: Operation, operand: str) -> str:
-        """Call that starts a collective."""
+        """Expression of the call that starts a collective."""
         (source,), kind = self.workload.operands(operation), operation.kind
         dims = self.workload.grid.dims_of(operation.group, where=operation.name)
         before = replace(source, layout=source.along(dims[0])).axis

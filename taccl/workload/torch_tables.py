@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from taccl.workload.operations import Tensor
     from taccl.workload.workload import Workload
 
-#: Names of the module's own functions, which tensors may not shadow.
+#: Names that the generated module uses itself, which tensors may not shadow.
 _TAKEN = frozenset(re.findall(r"^(?:def|class|import) (\w+)", HEAD + FUNCTIONS, re.MULTILINE)) | {
     "dist", "t", "turn", "tuple", "isinstance", "range", "float", "int", "RANKS",
 }  # fmt: skip
 
 
 def group_name(workload: Workload, dims: Sequence[str], groups: set[str]) -> str:
-    """Name of a group in the program, which is added to `groups`; empty for all ranks."""
+    """Name of the process group over some mesh dimensions, also added to `groups`; empty for all ranks."""
     name = "" if len(dims) == len(workload.grid.names) else "+".join(dims)
     groups.add(name)
     return name

@@ -66,7 +66,7 @@ def split(workload: Workload, operation: str, *, axis: Natural | None = None) ->
 
 @checked_as(WorkloadError)
 def reorder(workload: Workload, collective: str, *operations: str) -> Workload:
-    """Move operations before the collective whose result they read; it then moves their results.
+    """Move operations before the collective whose result they read; it then communicates their results.
 
     Each operation reads the collective or an operation earlier in the list. Without operations, all that can
     be moved are. The collective is removed if no other operation reads it. If an operation also reads results
@@ -188,7 +188,7 @@ def fuse(workload: Workload, collective: str, *operations: str) -> Workload:
     instead = {
         name: [replace(workload.operation[name], fused="" if name == head else head)] for name in names
     }
-    # The kernel may read operations before the head in program order; these then run after it.
+    # Operations to be fused may come before the head in program order; they are moved behind it.
     early = [name for name in order[: order.index(head)] if name in names]
     instead[head] += [new for name in early for new in instead[name]]
     return _with(workload, instead | dict.fromkeys(early, ()))
@@ -322,7 +322,7 @@ def _are_disjoint(workload: Workload, one: Operation, two: Operation) -> bool:
 
 
 def _mover(workload: Workload, name: str, made: Tensor, wanted: Tensor, moved: Operation) -> Operation:
-    """Collective that converts a tensor to a wanted layout, in the groups of the collective moved.
+    """Collective that converts a tensor to a wanted layout, over the same groups as the collective `moved`.
 
     - `name`: Name of the new collective.
     - `made`, `wanted`: Tensor to convert, and a tensor of the layout to reach.

@@ -118,7 +118,7 @@ class Workload:
                 raise WorkloadError("is in two overlaps; put it into one", where=name)
 
     def with_overlap(self, overlap: Overlap, *, returned: tuple[str, ...]) -> Workload:
-        """Step with one more overlap, and other returned tensors; only the overlap is checked.
+        """Add an overlap to the step, and set its returned tensors; only the overlap is checked.
 
         Raises `WorkloadError` if the overlap is not possible.
         """
@@ -134,7 +134,7 @@ class Workload:
         return other
 
     def depending(self, names: Iterable[str]) -> tuple[int, int, int]:
-        """Bit masks of the units of `names`, of the units they need, and of the units that need them."""
+        """Bit masks of units (overlaps or operations): those of `names`, those they need, and dependents."""
         place, before, behind = self._reached
         inside = {place[name] for name in names}
         needed = reduce(or_, (before[unit] for unit in inside), 0)
@@ -276,7 +276,7 @@ class Workload:
         return {}
 
     def operands(self, operation: Operation) -> list[Tensor]:
-        """Tensors that an operation reads, in its order."""
+        """Tensors that an operation reads, in the order of its inputs."""
         return [self.tensors[name] for name in operation.inputs]
 
     def tiling(self, name: str) -> Tiling:
