@@ -27,7 +27,7 @@ _FULL_MESH = dict.fromkeys(combinations(range(8), 2), 1)
 
 
 class NodeShape(NamedTuple):
-    """Links of a node.
+    """Shape of a node: its ranks, links and NICs.
 
     - `pairs`: {pair of local ranks: number of links between them}; empty if a switch joins them.
     - `joint`: Name of the links or the switch inside the node.
@@ -74,7 +74,7 @@ class RcclFit(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A machine model.
+    """A machine model: the shape of a node, and the rates of its links and NICs.
 
     - `what`: First sentence of the documentation of its function.
     - `links`: {kind of link in a node: its rate}.

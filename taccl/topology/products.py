@@ -138,7 +138,7 @@ class Dimensions(Sequence[Dimension]):
         return all(each.kind != "line" for each in self.dims)
 
     def digits(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(num_dimensions, num_ranks) digits of every rank."""
+        """Digits of ranks along each dimension, as a (num_dimensions, num_ranks) array."""
         strides, sizes = (np.array(each, np.int64)[:, None] for each in (self.strides, self.sizes))
         return np.asarray(ranks // strides % sizes)
 
@@ -177,14 +177,14 @@ class Dimensions(Sequence[Dimension]):
 
 
 def name_of(dims: Sequence[Dimension]) -> str:
-    """Name of a product on the command line."""
+    """Name of a product of dimensions, as on the command line."""
     return f"multidim:{','.join(map(str, dims))}"
 
 
 def add_dimensions(
     builder: TopologyBuilder, dims: Sequence[Dimension], *, names: Mapping[str, str] | None = None
 ) -> None:
-    """Add the links of a product.
+    """Add the links of a product of dimensions to a topology builder.
 
     - `names`: {kind of dimension: name of its links}; default: the kind.
     """

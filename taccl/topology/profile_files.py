@@ -27,7 +27,7 @@ class Measured(Table):
     source: str
 
     def constant(self, name: str) -> Constant:
-        """Constant with this value; the source includes the interval."""
+        """Convert to a `Constant`, whose source includes the confidence interval."""
         source = self.source
         if self.low is not None and self.high is not None:
             source += f" (90 %: {float(self.low):.4g} to {float(self.high):.4g})"
@@ -64,7 +64,7 @@ class ProtocolTable(Table):
 
 
 class Range(Table):
-    """Protocol that a library used in a range of sizes."""
+    """Protocol that a library used in a range of message sizes."""
 
     collective: str
     ranks: Positive

@@ -202,7 +202,7 @@ def _along(
 
 
 def _check_along(topology: Topology, dims: Dimensions) -> None:
-    """Raise `TopologyError` unless each link is along a dimension, and each resource in one dimension."""
+    """Raise `TopologyError` if a link is along no dimension, or dimensions or ranks share a resource."""
     holder: dict[tuple[int, str], tuple[int, int]] = {}
     src, dst = (np.array([getattr(link, end) for link in topology.links]) for end in ("src", "dst"))
     differ = dims.digits(src) != dims.digits(dst)
@@ -336,7 +336,7 @@ def nested_order(distance: NDArray[np.float64]) -> list[int]:
 
 
 def completed(distance: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Distances with missing ones (nan) estimated by the minimax path: the smallest possible largest step.
+    """Estimate missing distances (nan) by minimax paths, whose largest step is as small as possible.
 
     Distances that all hosts of a cluster share thus follow from a sample of pairs.
     """

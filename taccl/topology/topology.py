@@ -126,7 +126,7 @@ class Topology:
 
     @cached_property
     def holds_of_link(self) -> tuple[tuple[Hold, ...], ...]:
-        """For every link, the holds of a send over it."""
+        """For every link, the resource holds of a send over it."""
         return _listed(len(self.links), ((hold, hold.link) for hold in self.holds))
 
     @cached_property

@@ -140,7 +140,7 @@ class PermutationGroup:
 
     @cached_property
     def _taking(self) -> NDArray[np.int64]:
-        """(order, order): row s, column d is the element that takes s to d."""
+        """(order, order) array: row s, column d is the group element that takes place s to place d."""
         taking = np.empty_like(self.table)
         taking[np.arange(self.order)[None, :], self.table] = np.arange(self.order)[:, None]
         return taking

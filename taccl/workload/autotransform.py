@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _Choice = TypeVar("_Choice")
 
-#: Max allreduces for which every subset is split; with more, either all or none are.
+#: Max number of allreduces of which every subset is tried as the split ones; with more, only all and none.
 _MOST_SUBSETS = 3
 
 
@@ -83,7 +83,7 @@ def autotransform(
         return step
 
     def by_estimate(steps: Iterable[tuple[Workload, _Choice]]) -> list[_Choice]:
-        """Choices in order of the finishes of their steps under stock algorithms, earliest first.
+        """Sort choices by the finish of their steps under stock algorithms, earliest first.
 
         Once time is up, only the first step is estimated, and the others are left out.
         """
@@ -152,7 +152,7 @@ def _tiled(workload: Workload, tiles: int, axis: int) -> Workload | None:
 
 
 def _variants(workload: Workload) -> Iterator[Workload]:
-    """Yield the step for each choice of allreduces to split, with the further transformations applied."""
+    """Yield the step for each choice of allreduces to split, with operations moved and fused accordingly."""
     sums = [each.name for each in workload.operations if each.kind == "allreduce"]
     choices: Iterator[Sequence[str]] = itertools.chain.from_iterable(
         itertools.combinations(sums, count) for count in range(len(sums), -1, -1)

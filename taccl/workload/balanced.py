@@ -57,7 +57,7 @@ def number_of_pieces(topology: Topology, collective: Collective, chunk_bytes: in
 def sends_along(
     topology: Topology, collective: Collective, chunk_bytes: int, firsts: Sequence[int]
 ) -> dict[str, np.ndarray[Any, Any]] | None:
-    """Columns of the sends of all pieces of a collective, by start; None if balancing does not apply.
+    """Sends of all pieces of a collective, as arrays ordered by start; None if balancing does not apply.
 
     - `chunk_bytes`: Size of the chunks of a piece.
     - `firsts`: Number of the first chunk of each piece in the step.

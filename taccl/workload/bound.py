@@ -134,7 +134,7 @@ class StepBound:
         return [max(given, min(starts) + us) for us in self.transfers(name, one=True).to_us]
 
     def _end_collective(self, operation: Operation, ready: list[Fraction], last: Fraction) -> None:
-        """Compute the ends of a collective.
+        """Bound the times at which a collective ends: at each rank (`ends`), and at all ranks (`last`).
 
         - `ready`: Minimum time by rank until all contributions of the rank are ready.
         - `last`: Minimum time until the contributions of all ranks are ready.

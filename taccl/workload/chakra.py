@@ -44,7 +44,7 @@ def from_chakra(
     groups: Mapping[str, str] | None = None,
     name: str = "trace",
 ) -> Workload:
-    """Step of the Chakra execution trace of one rank, which stands for all ranks.
+    """Convert the Chakra execution trace of one rank, which stands for all ranks, into a step.
 
     Computations have the durations of the trace as costs, and collectives its sizes and dependencies. A
     warning lists what is lost: host operations (only their dependencies are kept), durations of collectives,
@@ -188,7 +188,7 @@ class _Trace:
         return self.operations[-1].name
 
     def _group(self, node: TraceNode) -> str:
-        """Group of a collective in the step, from its process group."""
+        """Name of the step's group (mesh dimensions) for a collective's process group in the trace."""
         name = str(node.attributes.get("pg_name", ""))
         self.seen.append(name)
         if self.groups and name not in self.groups:

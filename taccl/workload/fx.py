@@ -24,7 +24,7 @@ def from_fx(
     groups: Mapping[str, str] | None = None,
     name: str = "step",
 ) -> Workload:
-    """Step of a PyTorch graph that one rank runs, with its functional collectives.
+    """Convert the PyTorch graph of one rank, with its functional collectives, into a step.
 
     Parameters
     ----------

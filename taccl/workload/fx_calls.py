@@ -115,7 +115,7 @@ def _json(call: _Call, raw: Arguments) -> str:
 
 
 def _plain(call: _Call, value: Any, raw: Any) -> Any:
-    """Plain value of an argument; a tensor becomes an operand."""
+    """JSON value of an argument of a call; a tensor is added to the operands and gives a placeholder."""
     if isinstance(value, list):
         parts = raw if isinstance(raw, (list, tuple)) else [None] * len(value)
         return [_plain(call, each, part) for each, part in zip(value, parts, strict=True)]
@@ -212,7 +212,7 @@ def _by_rule(call: _Call, options: dict[str, Any]) -> Named | None:
 
 
 def _by_ranks(call: _Call, options: dict[str, Any]) -> Named | Own:
-    """Result of a call on each rank's own tensors."""
+    """Result of a call that each rank makes on its own tensors."""
     graph, mesh = call.graph, call.graph.mesh
     dims, values, read = set[tuple[str, ...]](), list[Any](), list[str]()
     for value, local in zip(call.operands, call.shapes, strict=True):
@@ -361,7 +361,7 @@ _RULES: dict[str, Rule] = {
 
 
 def _rule_of(target: Any, item: int | None) -> Rule | None:
-    """Rule of an operator; None if the axes that match are not known."""
+    """Rule for which axes of an operator's operands and result match; None if not known."""
     name = str(target).split(".")[1]
     if name == "convolution_backward":
         return _convolution_grad(item)

@@ -75,11 +75,11 @@ class Graph:
         self.parts: dict[str, str] = {}
 
     def refused(self, said: str) -> WorkloadError:
-        """Error with this text that names the current node."""
+        """Error with the text `said` and the name of the current node."""
         return WorkloadError(said, where=self.node.name)
 
     def unread(self, said: str) -> Unread:
-        """Error with this text that names the node, for a form of an operation that no converter supports."""
+        """Error with the text `said`, for an operation whose converter does not support this form."""
         return Unread(said, where=self.node.name)
 
     def make(self, kind: str, *values: Any, **options: Any) -> Any:
@@ -201,7 +201,7 @@ class Graph:
         return Own(value.name, shape) if isinstance(value, Own) else View(value.name, shape)
 
     def _repeated(self, value: Repeated) -> Any:
-        """Tensor with the repeated elements in memory."""
+        """Expand a `Repeated` value into a tensor with all its elements in memory."""
         before = self.local_shape(value.source)
         source = (*(len(value.shape) - len(before)) * (1,), *before)
         found: Any = value.source
@@ -247,7 +247,7 @@ class Graph:
         return [*self.lazily(make), *(Deferred(f"result {place} {name}", None) for place in range(1, 10))]
 
     def note_of(self, value: Any, expected: str) -> Any:
-        """Note of a `Deferred` value, which gradients use; raises `WorkloadError` for any other value.
+        """Note of a `Deferred` value, such as a layernorm's epsilon; `WorkloadError` for any other value.
 
         - `expected`: Description of the expected value, for the message.
         """

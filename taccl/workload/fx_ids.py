@@ -57,7 +57,7 @@ def _embedding_grad(graph: Graph, given: Arguments) -> Any:
 
 
 def _accumulated(graph: Graph, given: Arguments) -> Any:
-    """Convert additions of rows at ids to a tensor of zeros: an embedding's gradient after decomposition."""
+    """Convert `index_put` that adds rows to zeros at ids: PyTorch's form of an embedding's gradient."""
     shape, _ = graph.stated()
     ids = given["indices"]
     if number_of(given["self"]) != 0 or len(ids) != 1 or not given["accumulate"] or not shape:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from taccl.workload.fx_graph import Graph
 
-#: Kinds that move the elements of a tensor along one axis, or exchange axes.
+#: Kinds of operations that move the elements of a tensor along one axis, or exchange axes.
 _MOVES = ("transpose", "narrow", "pad", "repeat", "concat")
 
 
@@ -79,7 +79,7 @@ def rows_of(graph: Graph, value: Own) -> str:
 
 
 def parts_of(graph: Graph, value: Own, shape: tuple[int, ...]) -> str:
-    """Name of the tensor with the part of each rank along its first axis, each part in a given shape."""
+    """Name of a tensor whose index r along the first axis is rank r's part of `value`, in the given shape."""
     ranks, *before = graph.tensors[value.name].shape
     if (*before,) == shape:
         return value.name

@@ -231,7 +231,7 @@ def attention_grad(at: int) -> Callable[[Operation, Sequence[Shape]], Shape]:
 
 
 def same_axes(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Each axis has the label of the result's axis at the same place from the end; None if broadcast."""
+    """Axis labels of point-wise operands: the result's axis, aligned at the last axes; None if broadcast."""
     return [
         [
             axis + len(out) - len(each) if n == out[axis + len(out) - len(each)] else None
@@ -255,7 +255,7 @@ def none_read(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labe
 
 
 def of_rows(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Labels of an operand whose rows (last axis) are read whole; all other axes match the result's."""
+    """Axis labels of an operand whose rows (last axis) are read whole; all other axes match the result's."""
     return [[*range(len(out) - 1), -1]]
 
 
@@ -265,12 +265,12 @@ def of_two_rows(operation: Operation, shapes: Sequence[Shape], out: Shape) -> La
 
 
 def all_inner(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Labels of the operand of a scalar result: no axis of it is an axis of the result."""
+    """Axis labels of an operand that is reduced to a scalar: all negative, as the result has no axes."""
     return [[-1 - axis for axis in range(len(shapes[0]))]]
 
 
 def of_product(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Labels of both factors of a matrix product; the axis that is summed over is inner."""
+    """Axis labels of the factors of a matrix product; -1 for the summed axis, which the result lacks."""
     places = len(out)
     second = [*(range(places - 2) if len(shapes[1]) > 2 else ()), -1, places - 1]
     return [[*range(places - 1), -1], second]
@@ -283,13 +283,13 @@ def of_transpose(operation: Operation, shapes: Sequence[Shape], out: Shape) -> L
 
 
 def of_sum(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Labels of a sum's operand: the summed axis is inner (-1); all others match the result's axes."""
+    """Axis labels of a sum's operand: -1 for the summed axis; all other axes match the result's."""
     at = operation.axis or 0
     return [[-1 if axis == at else axis - (axis > at) for axis in range(len(shapes[0]))]]
 
 
 def of_reshape(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Labels of a reshape: in each group of axes, the outer axes match if one length divides the other.
+    """Axis labels of a reshape: in each group of axes, the outer axes match if one length divides the other.
 
     Each index of the shorter one then corresponds to a block of indices of the longer one.
     """
@@ -304,7 +304,7 @@ def of_reshape(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Lab
 
 
 def but_axis(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Labels of operands: the axis on which an operation works is inner; all others match the result's."""
+    """Axis labels of operands: negative for the axis on which an operation works; others are the result's."""
     at = operation.axis or 0
     return [
         [-1 - place if axis == at else axis for axis in range(len(each))] for place, each in enumerate(shapes)
@@ -312,37 +312,35 @@ def but_axis(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Label
 
 
 def of_lookup(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Labels of an embedding table, whose row axis is inner, and of ids, whose axes match the result's."""
+    """Axis labels of an embedding table and of ids; only the table's row axis is absent from the result."""
     return [[-1, len(out) - 1], [*range(len(out) - 1)]]
 
 
 def of_table_grad(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Labels of the gradient of looked-up rows, and of ids, whose axes are inner: equal ids add up."""
+    """Axis labels for an embedding table's gradient: a sum over the axes of ids, as equal ids add up."""
     inner: list[int | None] = [-1 - axis for axis in range(len(shapes[1]))]
     return [[*inner, 1], inner]
 
 
 def of_pick(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Labels of rows, whose last axis is inner, and of the indices that select an element of each row."""
+    """Axis labels of rows and of the indices picked in them; the result lacks only the rows' last axis."""
     return [[*range(len(out)), -1], [*range(len(out))]]
 
 
 def of_one_hot(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Labels of the operand of one-hot, the ids: its axes are the first axes of the result."""
+    """Axis labels of the ids of one-hot rows: their axes are the first axes of the result."""
     return [[*range(len(out) - 1)]]
 
 
-#: `KEYS`: inner label of attention for the number of keys.
-#: `WIDTH`: inner label for the width of keys.
-#: `VALUE_WIDTH`: inner label for the width of values.
-#: `QUERIES`: inner label for the number of queries.
+#: Labels of axes of attention's operands, used where the result lacks the axis. `KEYS`: one index per key.
+#: `WIDTH`: elements of a key or query. `VALUE_WIDTH`: elements of a value. `QUERIES`: one index per query.
 KEYS, WIDTH, VALUE_WIDTH, QUERIES = -1, -2, -3, -4
 
 
 def of_attention(
     rows: int | None, value_width: int | None, *, grad: bool
 ) -> Callable[[Operation, Sequence[Shape], Shape], Labels]:
-    """Label function of attention, or of one of its gradients.
+    """Function for the axis labels of the operands of attention, or of one of its gradients.
 
     - `rows`, `value_width`: Axis of the result (from the end, -1 the last) for the number of queries and for
       the width of values; None if inner.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from taccl.workload.kind_rules import Labels, Shape
     from taccl.workload.operations import Operation
 
-#: Labels of all inner axes, for operations that need every inner axis whole.
+#: Labels of all inner axes (axes that the result lacks), for operations that need each of them whole.
 EVERY = frozenset(range(-64, 0))
 
 
@@ -115,7 +115,7 @@ def _attention_grads() -> dict[str, Kind]:
     }  # fmt: skip
 
 
-#: {kind: its description}.
+#: {kind of operation: its description}.
 TABLE: dict[str, Kind] = {
     "matmul": Kind(
         "the product of matrices", rules.product, rules.of_product, (2,), linear=("pr", "rp"),

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """An array, and its indices in the whole array along each axis."""
+    """A rank's part of a tensor: an array, and its indices in the whole array along each axis."""
 
     array: Array
     places: Places
@@ -160,7 +160,7 @@ def random_inputs(workload: Workload, *, seed: Natural = 0) -> dict[str, list[Ar
 
 
 def bounds_of(workload: Workload) -> dict[str, int]:
-    """{input of integers: exclusive upper bound}: the fewest rows of a table that it indexes; 2 for masks."""
+    """{integer input: exclusive upper bound}, by the smallest table that the input indexes; 2 for masks."""
     least: dict[str, int] = {}
     for each in reversed(workload.operations):
         kind = TABLE.get(each.kind)
@@ -297,7 +297,7 @@ def _blocks(wanted: Any, length: int, out_length: int) -> Any:
 def _calculated(
     workload: Workload, operation: Operation, parts: Sequence[Piece], rank: int, wanted: Places
 ) -> Piece:
-    """Piece of a computation's result at one rank.
+    """Compute one rank's piece of an operation's result.
 
     - `parts`: The rank's piece of each operand.
     - `wanted`: Indices of the result to compute, by axis.

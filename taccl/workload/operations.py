@@ -293,7 +293,7 @@ def free_axes(operation: Operation, inputs: Sequence[Tensor], out: Tensor) -> li
 
 
 def _is_sliced_otherwise(tensor: Tensor, out: Tensor) -> bool:
-    """True if a tensor is sliced along a dimension along which the result has another layout."""
+    """True if, along some mesh dimension, a tensor is sliced and the result has another layout."""
     names = {name for each in (tensor, out) for _, dims in parts_of_layout(each.layout) for name in dims}
     pairs = ((tensor.along(name), out.along(name)) for name in names or {""})
     return any(one.startswith("sliced") and one != two for one, two in pairs)

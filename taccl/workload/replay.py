@@ -110,7 +110,7 @@ class StepRank(RankTiles):
         self.chunks[chunk] = self.held(chunk) + data if transfer.reduce else data
 
     def tile(self, name: str, number: int) -> Piece:
-        """The rank's piece of one tile of a result; that of a collective is assembled from its chunks."""
+        """The rank's piece of one tile of a result; a collective's piece is assembled from its chunks."""
         key = (name, number)
         if key not in self.made and self.workload.operation[name].is_collective:
             wanted, out = places(self.workload, name, self.rank, number), self.workload.tensors[name]

@@ -113,7 +113,7 @@ def _ways(workload: Workload, dims: set[str]) -> int:
 
 
 def tilings_of(workload: Workload, overlap: Overlap) -> dict[str, Tiling]:
-    """{operation: tiling} of an overlap.
+    """{operation: tiling} of the operations in an overlap, checked to run tile by tile.
 
     Raises `WorkloadError` if a tile needs more of an operand than the tile of its own number, or the axis
     does not divide into tiles.

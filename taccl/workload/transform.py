@@ -227,7 +227,7 @@ def overlap(workload: Workload, operations: Sequence[str], *, tiles: Count, axis
 
 @checked_as(WorkloadError)
 def slice_state(workload: Workload, *state: str) -> Workload:
-    """Slice state, so that each rank keeps only its slice.
+    """Slice state, such as that of an optimiser, over ranks, so that each rank keeps only its slice.
 
     The tensor that replaces the state must be the result of an allgather that no operation reads; `reorder`
     moves the allgather there.

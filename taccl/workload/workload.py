@@ -343,7 +343,7 @@ class Workload:
 
     @checked_as(WorkloadError)
     def updating(self, **state: str) -> Workload:
-        """Add state ``input="tensor that replaces it"``; return the new step."""
+        """Add state that the step updates, as ``input="tensor that replaces it"``; return the new step."""
         return replace(self, state=(*self.state, *state.items()))
 
     @checked_as(WorkloadError)
