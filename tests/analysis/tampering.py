@@ -14,6 +14,7 @@ from taccl.analysis.certificates.first_arrivals import Dissemination, Path
 from taccl.analysis.certificates.flow_time import FlowTime
 from taccl.analysis.certificates.flows import FlowDual
 from taccl.analysis.certificates.gossip import Gossip
+from taccl.analysis.certificates.node_sums import NodeSums
 from taccl.analysis.certificates.pair_counting import PairCounting
 from taccl.analysis.certificates.spread_tail import SpreadTail
 from taccl.analysis.certificates.sum_flow import SumFlow
@@ -41,6 +42,7 @@ def made_up(problem: Problem, rng: random.Random) -> Witness:
             "bytes",
             "flow time",
             "sum flow",
+            "node sums",
             "switch sums",
             "single machine",
             "sets",
@@ -77,6 +79,8 @@ def made_up(problem: Problem, rng: random.Random) -> Witness:
     if kind == "sum flow":
         resources = tuple(rng.sample(range(num_resources), num_resources))
         return SumFlow(resources, Fraction(rng.randrange(60), 2), Fraction(rng.randrange(20), 3))
+    if kind == "node sums":
+        return NodeSums(tuple(rng.sample(range(num_resources), num_resources)))
     if kind == "switch sums":
         return SwitchSums(rng.randrange(num_resources))
     if kind == "single machine":
@@ -159,6 +163,9 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
             return replace(witness, resources=some)
         how = rng.choice(("horizon", "price"))
         return replace(witness, **{how: Fraction(rng.randrange(30), 10) * getattr(witness, how)})
+    if isinstance(witness, NodeSums):
+        some = tuple(rng.sample(witness.resources, rng.randint(0, len(witness.resources))))
+        return replace(witness, resources=some)
     if isinstance(witness, DynamicCut):
         moments = list(witness.moments)
         moments[rng.randrange(num_ranks)] += rng.choice((-3, -1, 1, 3))

@@ -312,7 +312,7 @@ def _bytes_left(facts: Facts, witness: ByteCounting, ticks: Fraction) -> bool:
         return False
     outside = set(range(facts.topology.num_ranks)) - inside
     most = most_added if facts.sums else len(of_rank)
-    back, bare = _weightless(facts, backwards=True), _weightless(facts)
+    back, bare = weightless(facts, backwards=True), weightless(facts)
     within = [e for e in facts.allowed if {facts.src[e], facts.dst[e]} <= inside]
     collected = reached(back, witness.collected, facts.allowed, most, starts=outside, backwards=True)
     spread = reached(bare, witness.spread, within, most_wanted, starts=inside)
@@ -381,7 +381,7 @@ def _checked_ports(facts: Facts, witness: ByteCounting, total: int) -> list[_Che
     return None if left else ports
 
 
-def _weightless(facts: Facts, *, backwards: bool = False) -> Facts:
+def weightless(facts: Facts, *, backwards: bool = False) -> Facts:
     """Copy of the facts with every beta 0, as if data had no size; `backwards` also reverses time."""
     bare = copy(facts)
     bare.clauses = replace(facts.clauses, max_merge=1, merging=frozenset())

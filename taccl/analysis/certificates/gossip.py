@@ -107,7 +107,10 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
                     reduction_half(demand.problem), int(demand.problem.costs.chunk_units[0])
                 )
                 # Ticks to gather all contributions of a node at one rank, and to spread a copy in a node.
-                times = _doubling(reduction, inside, adding), _doubling(costs, inside, wanting)
+                times = (
+                    spreading_in_nodes(reduction, inside, adding),
+                    spreading_in_nodes(costs, inside, wanting),
+                )
                 later = _passed(costs, crossing, times, sends.total())
                 if later > ticks:
                     more = f"{what}, after the first sums there and before the last copies"
@@ -183,7 +186,7 @@ def _hold_no_longer(costs: GateCosts, links: Ints) -> bool:
     return bool(((costs.alpha[at] <= costs.link_alpha[e]) & (costs.beta[at] <= costs.link_beta[e])).all())
 
 
-def _doubling(costs: GateCosts, links: Ints, num: int) -> list[int]:
+def spreading_in_nodes(costs: GateCosts, links: Ints, num: int) -> list[int]:
     """Min ticks for a chunk to spread from one rank to 1, 2, ..., `num` ranks, all of which send it on."""
     out = gates_of(costs, links, costs.src)
     return spread_times(fastest_senders(out), [0], num)

@@ -88,7 +88,7 @@ def sum_flow_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]
     ]
     demand.deadline.check()
     cover = cover_of(demand.held, demand.allowed)
-    lanes = Counter(_lane(demand, links, resource) for resource, links in cover)
+    lanes = Counter(lane_of(demand, links, resource) for resource, links in cover)
     shortest = min((int(problem.costs.link_alpha[e]) for e in demand.allowed), default=0)
     if not shared or not lanes or not shortest or not all(lane.beta for lane in lanes):
         return
@@ -101,7 +101,7 @@ def sum_flow_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]
         yield Claim(ticks, what, SumFlow(resources, horizon, price))
 
 
-def _lane(demand: NeededSends, links: Iterable[int], resource: int) -> Lane:
+def lane_of(demand: NeededSends, links: Iterable[int], resource: int) -> Lane:
     """Costs of a resource as a `Lane`: the least over some links, all of which hold it."""
     costs = demand.problem.costs
     longest = int(costs.chunk_units.sum())

@@ -1,0 +1,148 @@
+"""Sums between nodes: a bound over all chunkings, by hand, against all schedules, and against baselines."""
+
+import random
+from contextlib import suppress
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+import taccl
+from taccl import collectives
+from taccl.analysis.certificates.certificate import Certificate
+from taccl.analysis.certificates.finding.needed_sends import NeededSends
+from taccl.analysis.certificates.node_sums import node_sum_bounds
+from taccl.analysis.certificates.readings import as_spreading, merging_freely
+from taccl.baselines import BASELINES
+from taccl.topology.builder import TopologyBuilder
+from tests.effort import brief_synthesis
+from tests.fuzzing import MANY, cases, some
+from tests.synthesis.brute_force import TooLarge
+from tests.synthesis.brute_force_apart import sums_by
+
+MB = 10**6
+
+
+def certificates(problem):
+    """Certificates of the claims on sums between nodes, over all chunkings."""
+    found = node_sum_bounds(NeededSends(as_spreading(problem)), in_network=False)
+    per_us = problem.costs.ticks_per_us
+    return [
+        Certificate(problem, Fraction(each.ticks) / per_us, each.kind, each.limits, each.witness, True)
+        for each in found
+    ]
+
+
+def machine(rng, sizes, *, is_tiny=False):
+    """Nodes of the given numbers of ranks, with random costs, and NICs that some ranks share.
+
+    - `is_tiny`: True for costs of few ticks, so that all schedules can be tried.
+    """
+    builder = TopologyBuilder("nodes", [node for node, size in enumerate(sizes) for _ in range(size)])
+    alpha, overhead = rng.choice((0, 1, 2)), rng.choice((0, Fraction(1, 4)))
+    beta, far_alpha, far_beta = rng.choice((1, 2)), rng.choice((1, 3, 4)), rng.choice((2, 5))
+    if is_tiny:
+        alpha, overhead, beta, far_alpha, far_beta = rng.choice((0, 1)), 0, 1, 1, rng.choice((1, 2))
+    node = [node for node, size in enumerate(sizes) for _ in range(size)]
+    sides = rng.choice((("send",), ("receive",), ("send", "receive")))
+    shares, is_open = rng.choice((1, 1, 2)), rng.random() < 0.5
+    nics = {
+        (side, rank): builder.add_resource(f"NIC {side} {rank}")
+        for side in sides
+        for rank in range(0, len(node), shares)
+    }
+    for src in range(len(node)):
+        for dst in range(len(node)):
+            if src == dst:
+                continue
+            if node[src] == node[dst]:
+                builder.add_link(
+                    src, dst, alpha_us=alpha + overhead, beta_us_per_mb=beta, overhead_us=overhead
+                )
+            elif is_open or (src + dst) % 2 == 0 or sizes[node[src]] == 1 or sizes[node[dst]] == 1:
+                held = rng.choice((0, overhead))
+                link = builder.add_link(
+                    src, dst, alpha_us=far_alpha, beta_us_per_mb=far_beta, overhead_us=overhead
+                )
+                for side, rank in (("send", src), ("receive", dst)):
+                    if (side, rank // shares * shares) in nics:
+                        builder.add_hold(
+                            link, nics[side, rank // shares * shares],
+                            alpha_us=held, beta_us_per_mb=far_beta, side=side,
+                        )  # fmt: skip
+    return builder.build()
+
+
+def test_sums_of_eight_nodes_wait_for_the_first_ones_and_the_last_copies():
+    """16 MB on eight DGX H100: 14 sends per byte over 64 NICs, and waits at both ends.
+
+    The bytes take 70 us at the NICs, and each send goes on for 13.98 us. On average over the ranks of a node,
+    3.0275 us pass until a rank holds a further contribution, and as many until a further copy is made.
+    """
+    problem = taccl.make_problem(taccl.topologies.dgx_h100(8), "allreduce", size_bytes=16 * MB)
+    bound = taccl.lower_bound(problem, divisible=True)
+    waits = [0, *(Fraction(340 + 2 * i, 100) for i in range(7))]
+    assert bound.kind == "sums between nodes"
+    assert bound.bound == 70 + Fraction(1398, 100) + 2 * sum(waits) / 8
+    assert bound.check()
+    assert not replace(bound, bound=bound.bound + Fraction(1, 10**9)).check()
+
+
+def test_small_data_prove_nothing():
+    """If latencies take most of the time, a send may be both early and late, and nothing is claimed."""
+    problem = taccl.make_problem(taccl.topologies.dgx_h100(8), "allreduce", size_bytes=10**5)
+    assert not certificates(merging_freely(problem))
+    for name in ("allgather", "reduce-scatter", "alltoall"):
+        other = taccl.make_problem(taccl.topologies.dgx_h100(2), name, size_bytes=16 * MB)
+        assert not certificates(merging_freely(other))
+
+
+@pytest.mark.fuzz
+def test_no_schedule_in_any_chunks_beats_the_sums_between_nodes():
+    """On tiny machines no schedule finishes before the claim, in one or two chunks per rank."""
+    decided = claimed = 0
+    for seed in cases("sums between nodes, over all schedules", few=6, many=300):
+        rng = random.Random(f"sums between nodes {seed}")
+        topology = machine(rng, rng.choice(([1, 1], [1, 2], [2, 1], [1, 1, 1])), is_tiny=True)
+        problems = []
+        for parts in (1, 2):
+            collective = collectives.allreduce(topology.num_ranks, chunks_per_rank=parts)
+            with suppress(taccl.InputError):
+                problem = taccl.make_problem(topology, collective, chunk_bytes=2 // parts * MB)
+                problems.append(merging_freely(problem))
+        for problem in problems:
+            found = certificates(problem)
+            assert all(each.check() for each in found), seed
+            best = max((each.bound for each in found), default=Fraction(0))
+            claimed += best > 0
+            if not best:
+                continue
+            last = -(-best * problem.costs.ticks_per_us // 1) - 1
+            try:
+                assert not sums_by(problem, int(last), max_states=1_000), seed
+            except TooLarge:
+                continue
+            decided += 1
+    assert decided > some(0, 30) and claimed > some(4, 200)
+
+
+@pytest.mark.fuzz
+def test_no_baseline_beats_the_sums_between_nodes():
+    """On random machines baselines, and a search, finish no sooner than the claim, in every number of chunks."""
+    nearest = []
+    for seed in cases("sums between nodes against baselines", few=3, many=300):
+        rng = random.Random(f"baselines between nodes {seed}")
+        topology = machine(rng, [rng.choice((1, 2, 3, 4))] * rng.choice((2, 3, 4)))
+        problem = taccl.make_problem(topology, "allreduce", size_bytes=rng.choice((8, 24, 48)) * MB)
+        bounds = certificates(merging_freely(problem))
+        assert all(each.check() for each in bounds), seed
+        assert not any(replace(each, bound=each.bound + Fraction(1, 10**9)).check() for each in bounds), seed
+        if not bounds:
+            continue
+        for function in BASELINES.values():
+            with suppress(taccl.InputError):
+                nearest += [float(function(problem).finish / each.bound) for each in bounds]
+        if MANY:
+            finish = brief_synthesis(problem).schedule.finish
+            nearest += [float(finish / each.bound) for each in bounds]
+    assert 1 <= min(nearest) < 1.25
