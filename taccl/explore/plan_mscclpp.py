@@ -127,7 +127,7 @@ def _plan_of(
 
 
 def _protocols(runtime: Runtime, plan: Plan, each: PlanRange, program: Program) -> list[str]:
-    """Protocols of MSCCL++: the program's own first, if MSCCL++ supports it; then the fastest first."""
+    """MSCCL++'s protocols in order of preference: the program's own first, then by predicted time."""
     timed: list[tuple[float, str]] = []
     for protocol in runtime.protocols:
         predicted = 0.0

@@ -48,7 +48,7 @@ class TimedSchedule:
 
     @cached_property
     def shape(self) -> tuple[object, ...]:
-        """Columns of the schedule without times; schedules of one shape have equal finishes at every size."""
+        """Key of the schedule's sends without times; schedules with equal keys finish alike at every size."""
         s = self.schedule
         columns = (column.tobytes() for column in (s.chunk, s.link, s.group, s.reduce))
         carried = str(s.contributions) if s.carries is not None else ""
@@ -76,7 +76,7 @@ class TimedSchedule:
         return self._range(self._chunk_bytes(size))[0]
 
     def _range(self, key: int) -> tuple[Fraction | float, Fraction | float]:
-        """Lower and upper limit of the finish for chunks of `key` bytes; equal if it is known exactly."""
+        """(lower, upper) limit of the finish for chunks of `key` bytes; equal if the finish is known."""
         if key in self._finish:
             return (self._finish[key],) * 2
         known = sorted((x, Fraction(y)) for x, y in self._finish.items() if y < math.inf)

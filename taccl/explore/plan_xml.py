@@ -22,7 +22,7 @@ from taccl.runtimes.runtime import PlanFiles, Runtime, ServedSizes
 if TYPE_CHECKING:
     from taccl.explore.plan_ranges import Plan, PlanRange
 
-#: Folder of the files of runtimes that load every file of a folder, and so may hold nothing else.
+#: Folder with nothing but XML files, for runtimes that load every file in a folder.
 XML_FOLDER = "msccl-algorithms"
 #: Name of the shell script.
 _SCRIPT = "environment.sh"

@@ -17,7 +17,7 @@ WITHIN_ERROR = 0.85  #: Min share of the expected bandwidth that an error of the
 #: `_MATCHES`: max relative difference between the measured share of the bandwidth and a cause's share.
 #: `_INDISTINCT`: two causes cannot be told apart if these differences of theirs differ by at most this.
 _MATCHES, _INDISTINCT = 0.05, 0.03
-#: Max measured bandwidth over that expected of rings: the rate of the wire over what messages reach.
+#: Max ratio of measured to expected ring bandwidth: wire rate over the rate that messages reach.
 _WIRE = 1.08
 #: Max share of a node's bandwidth that suggests that GPUs cannot reach each other directly (P2P).
 _HOST_MEMORY = 0.2
@@ -151,7 +151,7 @@ def _matched(share: float, expected: Iterable[tuple[float, str]]) -> _Found:
 
 
 def _off_rate(ratio: float) -> float:
-    """Relative distance of a measured rate from the expected one, given their ratio.
+    """Relative distance of a measured rate from the expected one; `ratio` is measured over expected.
 
     If the measured rate is higher, the distance is scaled so that the rate of the wire (`_WIRE`) is at the
     distance `_MATCHES`.

@@ -283,7 +283,7 @@ class Run:
 
     @property
     def _place(self) -> int:
-        """Place in NCCL's tables by number of nodes: one, two, and more."""
+        """Index in NCCL's tables by number of nodes: 0 for one, 1 for two, 2 for more."""
         return min(self.num_nodes, 3) - 1
 
     @property
@@ -292,7 +292,7 @@ class Run:
         return float(self.num_channels * TREE_CHANNEL[self.costs.generation][self._place])
 
     def _tree_gb_per_s(self, name: str, total: float, *, model: bool) -> float:
-        """GB/s of data that trees pass both up and down, if their channels carry `total` GB/s."""
+        """GB/s of reduced data through trees: half of what channels carry, as data go both up and down."""
         generation, num, place = self.costs.generation, self.num_channels, self._place
         rate = min(total * TREE_SHARE, self.tree_limit_gb_per_s)
         if name == "ll":
@@ -302,7 +302,7 @@ class Run:
         return rate / 2
 
     def corrected(self, p: int) -> Floats:
-        """Part of the bandwidth that trees reach, by size."""
+        """NCCL's tree correction factors under protocol number `p`: share of bandwidth, by message size."""
         table = np.array(TREE_CORRECTION[p], float)
         place = np.floor(np.log2(np.maximum(self.size / 64, 1e-9))).astype(int)
         return np.where((place >= 0) & (place < len(table)), table[np.clip(place, 0, len(table) - 1)], 1.0)
