@@ -109,7 +109,8 @@ def table_answer(found: pd.DataFrame, options: argparse.Namespace) -> Answer:
 
     rows = plain_rows(found)
     num_found = sum(row["verified"] for row in rows)
-    complaint = "" if num_found else f"none of {format_count(len(rows), 'run')} has a schedule"
+    why = next((f"; {row['backend']}: {row['error']}" for row in rows if row["error"]), "")
+    complaint = "" if num_found else f"none of {format_count(len(rows), 'run')} has a schedule{why}"
     answer = Answer(_text(rows, details=options.details), {"rows": rows}, complaint)
     path = options.output
     if path is None:
