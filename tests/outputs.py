@@ -52,7 +52,7 @@ TEXTS = {
     "topology of ns-3 (ASTRA-sim, SimAI)": "10 2 8\n8 9\n0 8 100Gbps 0.001ms 0\n1 8 100Gbps 0.001ms 0\n",
     "output of ncclras": "NCCL version 2.24.3 compiled with CUDA 12.8\n\nJob summary\n===========\n",
     "output of ucx_info or fi_info": "# UCT version=1.15.0 revision 0\n#      Transport: rc_mlx5\n",
-    "page in Markdown": "# Our cluster\n\n```python\nimport taccl\n```\n",
+    "page in Markdown": "# Our cluster\n\nIt has the nodes of a lab:\n\n```python\nimport taccl\n```\n",
     "script": "#!/bin/bash\nsrun ./all_reduce_perf -b 8 -e 1G\n",
     "table of measured times": "Message size,Time (us),BusBW (Gbps)\n1MB,65.6,239.7\n2MB,71.2,441.6\n",
     "output of `nvidia-smi topo -m`": (

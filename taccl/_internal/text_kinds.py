@@ -291,7 +291,7 @@ TEXTS = (
     ),
     Text(
         "page in Markdown",
-        r"\A(#{1,6} \S.*|\S.*\n[=-]{3,}[ \t]*)\n[ \t]*\n",
+        r"\A(# \S.*|\S.*\n[=-]{3,}[ \t]*)\n[ \t]*\n(?=[\s\S]*^(#{2,6} \w|[*-] \w|\w.*\b(the|a|and)\b))",
         unsupported("save the table or the block that it quotes as a file, and give that"),
     ),
     Text(

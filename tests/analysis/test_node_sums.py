@@ -73,6 +73,7 @@ def machine(rng, sizes, *, is_tiny=False):
     return builder.build()
 
 
+@pytest.mark.slow
 def test_sums_of_eight_nodes_wait_for_the_first_ones_and_the_last_copies():
     """16 MB on eight DGX H100: 14 sends per byte over 64 NICs, and waits at both ends.
 

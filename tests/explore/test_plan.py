@@ -412,6 +412,7 @@ def test_without_time_for_programs_the_best_for_both_ends_get_one(monkeypatch):
     assert plan.ranges[-1].finish_max == whole.ranges[-1].finish_max
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "why", [ExportError("it has too many steps"), OutOfTime("no time")], ids=["room", "time"]
 )
