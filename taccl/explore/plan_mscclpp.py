@@ -1,4 +1,4 @@
-"""A plan for MSCCL++: execution plans in place, out of place or both, and Python code to register them."""
+"""MSCCL++ files of a plan: execution plans (in place, out of place or both) and code that registers them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MODULE = "register_plans"
 
 
 def why_not(runtime: Runtime, collective: Collective, topology: Topology, protocol: str) -> str:
-    """The reason why no plan can hold a collective, or run it by a protocol; empty if one can."""
+    """Reason why MSCCL++ plans cannot hold a collective or run it under a protocol; empty if they can."""
     if protocol == "ll":
         return why_no_packets(collective, topology.node_of_rank)
     if protocol or collective.name in NAMED:
@@ -44,12 +44,12 @@ def why_not(runtime: Runtime, collective: Collective, topology: Topology, protoc
 
 
 def check(_runtime: Runtime, program: Program) -> None:
-    """Raise `ExportError` if a plan has no room for a program."""
+    """Raise `ExportError` if an MSCCL++ execution plan cannot hold a program."""
     build_mscclpp_plan(program, split=True)
 
 
 def files(runtime: Runtime, plan: Plan) -> PlanFiles:
-    """Execution plans for each range, and a module that registers them."""
+    """MSCCL++ execution plans for each range of sizes, and a Python module that registers them."""
     counts = {len(ranks) for ranks in plan.topology.ranks_of_node}
     ranks_per_node = counts.pop() if len(counts) == 1 else None
     built: dict[str | os.PathLike[str], dict[str, Any]] = {}
@@ -133,7 +133,7 @@ def _protocols(runtime: Runtime, plan: Plan, each: PlanRange, program: Program) 
         predicted = 0.0
         if protocol.lower() in plan.topology.protocols:
             under = plan.topology.under(protocol.lower())
-            with contextlib.suppress(InputError):  # its order cannot be kept there
+            with contextlib.suppress(InputError):  # the order of sends is infeasible under this protocol
                 predicted = simulate(each.schedule, topology=under).as_schedule().predicted_us
         timed.append((predicted, protocol))
     return [protocol for _, protocol in sorted(timed, key=lambda each: (each[1] != program.protocol, each))]

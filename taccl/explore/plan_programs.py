@@ -1,4 +1,4 @@
-"""Programs of a plan: schedules lowered so that a runtime's files have room for them."""
+"""Lower schedules of a plan to programs within the limits of a runtime's file format."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def runnable(schedule: Schedule, lowering: dict[str, Any], runtime: Runtime) -> 
 
 
 def check_lowering(lowering: Mapping[str, Any]) -> None:
-    """Raise `InputError` for options that `taccl.lower` refuses; a small schedule is lowered with them."""
+    """Raise `InputError` for options that `taccl.lower` refuses; tests them on a small schedule."""
     known = list(signature(lower).parameters)[1:]
     unknown = [name for name in lowering if name not in known]
     if unknown:

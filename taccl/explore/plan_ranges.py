@@ -1,4 +1,4 @@
-"""Ranges of sizes in a plan: the schedule of each, and its quality there."""
+"""Plan of schedules, one for each range of message sizes, with their times and lower bounds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from taccl.topology.topology import Topology
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PlanRange:
-    """Schedule for a range of sizes, both ends included.
+    """Schedule for a range of message sizes, both ends included.
 
     - `min_bytes`, `max_bytes`: Sizes as nccl-tests counts them.
     - `schedule`: The verified schedule, timed at ``schedule.problem.size_bytes``: its own size, or the
@@ -47,7 +47,7 @@ class PlanRange:
 
     @property
     def gap(self) -> float:
-        """(finish - bound) / bound at the size of the schedule."""
+        """Optimality gap (finish - bound) / bound at the size for which the schedule is timed."""
         return self.bound.gap(self.schedule.finish)
 
     @property
@@ -56,18 +56,18 @@ class PlanRange:
         return self.schedule.problem.topology.protocol
 
     def predicted_us(self, finish: Fraction) -> float:
-        """Launch plus `finish`, in microseconds."""
+        """Predicted time in microseconds: the schedule's launch time plus `finish`."""
         return float(self.schedule.launch + finish)
 
     @property
     def scratch_bytes(self) -> int:
-        """Scratch of the program at a rank in bytes, at the largest size."""
+        """Scratch bytes per rank that the program needs at the largest size; 0 without a program."""
         if self.program is None or self.program.collective is None:
             return 0
         return -(-self.max_bytes * self.program.scratch_chunks // self.program.collective.size_chunks)
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures as plain values."""
+        """Figures of the range as a dict of plain values."""
         schedule, low, high = self.schedule, self.finish_min, self.finish_max
         gaps = (self.gap, self.bound_min.gap(low), self.bound_max.gap(high))
         gap, gap_min, gap_max = (None if math.isinf(each) else each for each in gaps)
@@ -94,7 +94,7 @@ class PlanRange:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Plan:
-    """Contiguous ranges of sizes with their schedules, and figures of the search.
+    """Schedules of a collective for contiguous ranges of message sizes, and figures of the search.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ class Plan:
 
     @checked
     def range_of(self, size: Size) -> PlanRange:
-        """The range that a size lies in.
+        """The range of the plan that contains a size.
 
         Raises
         ------
@@ -141,7 +141,7 @@ class Plan:
 
     @checked
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> tuple[Path, ...]:
-        """Write programs, schedules, their index and how to register them; see `taccl.explore.plan_files`.
+        """Write programs, schedules, an index and registration scripts; see `taccl.explore.plan_files`.
 
         Raises
         ------
@@ -153,7 +153,7 @@ class Plan:
         return save_plan(self, folder, overwrite=overwrite)
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures as plain values."""
+        """Figures of the plan and its ranges as a dict of plain values."""
         return {
             "topology": self.topology.name, "collective": self.collective,
             "num_ranks": self.topology.num_ranks, "ranges": [each.to_dict() for each in self.ranges],
@@ -162,7 +162,7 @@ class Plan:
         }  # fmt: skip
 
     def table(self) -> str:
-        """The ranges as text, one per row."""
+        """The plan as a text table with one range of sizes per row."""
         launches = any(each.schedule.launch for each in self.ranges)
         head = ("from", "to", *(("protocol", "predicted") if launches else ()), "finish", "gap")
         rows: list[tuple[str, ...]] = [(*head, "algbw GB/s at the end", "schedule")]

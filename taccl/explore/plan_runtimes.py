@@ -1,4 +1,4 @@
-"""A plan for runtimes: collectives and protocols that they take, and the sizes that their files serve."""
+"""Runtimes of a plan: the collectives and protocols they support, and the sizes that their files serve."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from taccl.topology.topology import Topology
 if TYPE_CHECKING:
     from taccl.explore.plan_ranges import Plan
 
-#: Collectives with a name in MSCCL XML for every runtime.
+#: Collectives that every runtime of MSCCL XML knows by name.
 NAMED = ("allgather", "allreduce", "alltoall", "broadcast", "reduce", "reduce-scatter")
 
 
@@ -36,7 +36,7 @@ def check_collective(runtime: Runtime, collective: Collective, fabric: Topology)
 def under_protocols_of(
     runtime: Runtime, fabric: Topology, collective: Collective, protocol: str, lowering: Mapping[str, Any]
 ) -> list[Topology]:
-    """The topology under each protocol to compare: those asked for that the runtime has.
+    """Variants of a topology, one for each protocol that a plan compares and the runtime supports.
 
     Protocols by which the runtime cannot run the collective are left out. The runtime's launch time replaces
     that of the stock library.
@@ -59,7 +59,7 @@ def under_protocols_of(
 
 
 def under_launch(runtime: Runtime, fabric: Topology) -> Topology:
-    """The topology with the runtime's launch time in place of the stock library's, if it has one.
+    """The topology with the runtime's launch time, if known, in place of the stock library's.
 
     The profile's value for that runtime takes precedence over the runtime's usual one.
     """
@@ -71,7 +71,7 @@ def under_launch(runtime: Runtime, fabric: Topology) -> Topology:
 
 
 def coverage_text(runtime: Runtime, plan: Plan, served: Sequence[ServedSizes]) -> str:
-    """Line on the sizes that a runtime has files for, and the sizes of the plan without a file."""
+    """One line of text: sizes that a runtime's files serve, and sizes of the plan that no file serves."""
     parts = []
     for in_place, group in groupby(
         sorted(served, key=lambda each: (each.in_place, each.max_bytes, each.min_bytes)),
@@ -89,7 +89,7 @@ def coverage_text(runtime: Runtime, plan: Plan, served: Sequence[ServedSizes]) -
 
 
 def _multiples_text(files: Sequence[ServedSizes], plan: Plan) -> str:
-    """Text such as ``", multiples of 8 elements"``: the sizes that files serve; empty if they serve all."""
+    """Limit on sizes, such as ``", multiples of 8 elements"``; empty if the files serve all sizes."""
     text = ""
     units = sorted({each.unit_bytes for each in files} - {1})
     if units:
@@ -104,7 +104,7 @@ def _multiples_text(files: Sequence[ServedSizes], plan: Plan) -> str:
 
 
 def serving_parameters(collective: Collective) -> tuple[SearchParameters, list[str]]:
-    """(search parameters with numbers of chunks whose files serve powers of two, notes).
+    """(search parameters, notes), with numbers of chunks whose files serve power-of-two sizes.
 
     A runtime uses a file only if its chunks divide the data of a call. Sizes of calls are mostly powers of
     two, or small multiples of these. If no number of chunks qualifies, the parameters are the defaults.
@@ -125,7 +125,7 @@ def serving_parameters(collective: Collective) -> tuple[SearchParameters, list[s
 
 
 def serving_counts(collective: Collective, counts: Sequence[int]) -> list[int]:
-    """The `counts` (parts per chunk) whose files serve sizes that are powers of two; all if there are none.
+    """The `counts` (parts per chunk) whose files serve power-of-two sizes; all `counts` if none does.
 
     - `collective`: A collective with an open number of chunks, in one chunk per rank.
     """
@@ -147,7 +147,7 @@ def _joined(files: Sequence[ServedSizes]) -> list[tuple[int, int]]:
 
 
 def _gaps(plan: Plan, files: Sequence[ServedSizes]) -> list[tuple[int, int]]:
-    """Sizes of the plan that no file serves."""
+    """(first, last) size of each range of the plan that no file serves."""
     gaps, begin, end = [], plan.ranges[0].min_bytes, plan.ranges[-1].max_bytes
     for low, high in _joined(files):
         if low > begin:

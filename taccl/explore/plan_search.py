@@ -1,4 +1,4 @@
-"""State of a plan's search: candidates, their schedules and bounds, and the ranges of sizes."""
+"""Search for a plan: collect candidate schedules and lower bounds, and divide sizes into ranges."""
 
 from __future__ import annotations
 
@@ -28,20 +28,19 @@ from taccl.synthesis.proposers.competing import quickest_first
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.topology import Topology
 
-#: Share of the time left at the end for programs; the rest is for bounds.
+#: Share of the remaining time for lowering schedules to programs; the rest is for lower bounds.
 _PROGRAMS_SHARE = 0.6
-#: `_LOWER_S`: CPU seconds to lower a send and to check it in the program (estimate).
-#: `_FINISH_S`: the same with times at other sizes, and with writing it for two runtimes.
-#: `_LARGE_SHARE`: max share of the time left at the end for one schedule.
+#: `_LOWER_S`: CPU seconds per send to lower a schedule and check the program (estimate).
+#: `_FINISH_S`: CPU seconds per send to lower, check, time at other sizes and write to files (estimate).
+#: `_LARGE_SHARE`: max share of the remaining time that one schedule may need to be lowered and written.
 _LOWER_S, _FINISH_S, _LARGE_SHARE = 1.5e-4, 5e-4, 0.5
 #: `_LEAST_S`: min seconds that must be left for a synthesis to begin.
-#: `_LATE_S`: seconds beyond the time limit that are allowed for a first schedule or program; seconds of work
-#: for a first program.
+#: `_LATE_S`: seconds beyond the time limit that are allowed for the first program.
 _LEAST_S, _LATE_S = 0.1, 1.5
 
 
 def _spread(count: int) -> list[int]:
-    """Indices 0 to count - 1 in the order of bisection: both ends, then the middle of the widest gap."""
+    """Indices 0 to count - 1 in bisection order: both ends, then repeatedly the middle of the widest gap."""
     order = [0, count - 1][: min(count, 2)]
     while len(order) < count:
         known = sorted(order)
@@ -56,7 +55,7 @@ def finishing_time(problem: Problem) -> float:
 
 
 def _work_per_send(lowering: dict[str, Any]) -> float:
-    """Factor of the estimated seconds for a send: its instances, on a machine that may be busy."""
+    """Factor for estimated seconds per send: number of program instances times the machine's load."""
     instances = lowering.get("instances", 1)
     return busy_factor() * (instances if isinstance(instances, int) else 1)
 
@@ -85,7 +84,7 @@ class PlanSearch:
             try:
                 same = topology is schedule.problem.topology
                 found = schedule if same else simulate(schedule, topology=topology).as_schedule()
-            except InputError:  # its order of sends is infeasible there
+            except InputError:  # the order of sends is infeasible under this protocol
                 continue
             candidate = TimedSchedule(found, source)
             if candidate.shape not in self.shapes:
@@ -122,7 +121,7 @@ class PlanSearch:
     def synthesize(
         self, cases: Sequence[tuple[str, Sequence[Problem]]], until: Deadline, **options: Any
     ) -> None:
-        """Synthesize for every size and sketch, as long as there is time, with `options` of `synthesize`.
+        """Synthesize candidates for every size and sketch while time is left; `options` go to `synthesize`.
 
         Raises `OutOfTime` if time is up during a synthesis, and there is a candidate already.
         """
@@ -159,10 +158,10 @@ class PlanSearch:
     def ranges(
         self, max_ranges: int, lowering: dict[str, Any], limit: Deadline
     ) -> tuple[tuple[PlanRange, ...], list[str]]:
-        """(ranges of the plan, each with a program within the runtime's limits; notes).
+        """Choose the plan's ranges, each with a program within the runtime's limits; return ranges and notes.
 
-        If time is short, only schedules that have a program by then are used. Those of so many sends that
-        programs and files would take too long are left out from the start.
+        If time is short, only schedules that already have a program are used. Schedules with too many sends
+        to be lowered and written in time are left out from the start.
         """
         notes: list[str] = []
         most = _LARGE_SHARE * max(0.0, limit.left_s) / (_FINISH_S * _work_per_send(lowering))
@@ -197,7 +196,7 @@ class PlanSearch:
         programs: dict[TimedSchedule, Program],
         limit: Deadline,
     ) -> list[Tile]:
-        """Ranges of sizes (tiles), each with its fastest schedule among those that have programs.
+        """Ranges of sizes (tiles) when time is short, each with the fastest schedule that has a program.
 
         A single tile if there are too many, or time is up. The best schedules for the largest size and for
         the smallest get programs in any case. Sizes larger than any that a schedule was made for are left to
@@ -230,10 +229,10 @@ class PlanSearch:
         programs: dict[TimedSchedule, Program],
         limit: Deadline,
     ) -> None:
-        """Add to `programs` that of the fastest schedule made for a size that can be lowered by the limit.
+        """Lower the fastest schedule made for a size that can be lowered in time; add it to `programs`.
 
-        If there is no program yet, each try has extra time on a busy machine, and the schedule of the fewest
-        sends is tried last in any case: without a program, there is no plan.
+        If there is no program yet, each try has extra time on a busy machine. The schedule of the fewest
+        sends is then tried last in any case: without a program, there is no plan.
         """
         send_s = _LOWER_S * _work_per_send(lowering)
         fewest = min(self.candidates, key=lambda each: len(each.schedule))
@@ -270,7 +269,7 @@ class PlanSearch:
         best = {size: winner_at(remaining, size).finish(size) for size in reversed(self.grid)}
         while True:
             tiles = tiles_of(remaining, self.grid)
-            # The smallest and the largest sizes first: a program made for other sizes costs most there.
+            # Lower for the smallest and largest sizes first: there, schedules made for other sizes lose most.
             for place in _spread(len(tiles)):
                 winner = tiles[place][2]
                 if winner not in programs:

@@ -23,7 +23,7 @@ from taccl.program.program import Program
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.bounding import no_bound
 
-#: Max and min seconds for each bound of a range; then a known or trivial bound is used.
+#: Max and min seconds to compute each bound of a range; after that, a known or trivial bound is used.
 _MOST_BOUND_S, _LEAST_BOUND_S = 2.1, 0.1
 
 
@@ -58,7 +58,7 @@ class TimedSchedule:
         return -(-size // self.schedule.problem.collective.size_chunks)
 
     def finish(self, size: int) -> Fraction | float:
-        """Exact time in us, launch included; infinite if the order of sends is infeasible."""
+        """Exact finish at a size in us, launch included; infinite if the order of sends is infeasible."""
         key = self._chunk_bytes(size)
         if key not in self._finish:
             least, most = self._range(key)
@@ -114,7 +114,7 @@ def winner_at(candidates: Sequence[TimedSchedule], size: int) -> TimedSchedule:
 
 
 def tiles_of(candidates: Sequence[TimedSchedule], grid: Sequence[int]) -> list[Tile]:
-    """(first size, last size, winner), one after the other from the first size of the grid to its last."""
+    """Contiguous tiles (first size, last size, fastest schedule) that cover the sizes of the grid."""
 
     def best(size: int, *preferred: TimedSchedule) -> TimedSchedule:
         """Best schedule at a size; among equals a preferred one, so that ranges do not change needlessly."""
@@ -143,7 +143,7 @@ def tiles_of(candidates: Sequence[TimedSchedule], grid: Sequence[int]) -> list[T
 
 
 def without_one(tiles: Sequence[Tile], grid: Sequence[int]) -> list[TimedSchedule]:
-    """All winners of `tiles` except one: that without which finishes increase least.
+    """All schedules of `tiles` except the one whose removal increases finishes least.
 
     The increase is the largest ratio, over all sizes, of the finish without it to the best finish.
     """
@@ -167,7 +167,7 @@ def ratio(finish: Fraction | float, best: Fraction | float) -> Fraction | float:
 
 
 def range_of(tile: Tile, program: Program, until: Deadline, left: int, known: KnownBounds) -> PlanRange:
-    """Range of a plan from a tile: schedule, times and bounds.
+    """Plan range of a tile: its schedule, with times and lower bounds at both ends and at its own size.
 
     - `until`: Deadline for the bounds of this range and of those after it.
     - `left`: Number of these bounds.
@@ -198,7 +198,7 @@ def _bound(problem: Problem, seconds: float, known: KnownBounds) -> Certificate:
             return lower_bound(problem, divisible=True, budget_s=budget_s, limit_s=2 * budget_s)
     except OutOfTime:
         found = known.get((problem.topology.protocol, problem.size_bytes))
-        # A known bound also holds for a problem that allows no more merging than its own problem.
+        # A known bound also holds for problems that allow no more merging than the problem it was proved for.
         if found is not None and _merges(problem.clauses, within=found.problem.clauses):
             return found
         return no_bound(problem, divisible=True)

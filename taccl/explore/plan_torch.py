@@ -1,4 +1,4 @@
-"""A plan for PyTorch: a module for each range, which needs PyTorch alone."""
+"""PyTorch files of a plan: a Python module for each range of sizes, which needs only PyTorch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def why_not(_runtime: Runtime, collective: Collective, _topology: object, protocol: str) -> str:
-    """The reason why PyTorch has no call for a collective; empty if it has one."""
+    """Reason why PyTorch has no call for a collective; empty if it has one, or if `protocol` is given."""
     try:
         call_of(collective)
     except ExportError as error:
@@ -26,12 +26,12 @@ def why_not(_runtime: Runtime, collective: Collective, _topology: object, protoc
 
 
 def check(_runtime: Runtime, program: Program) -> None:
-    """Raise `ExportError` for a program that no module can run."""
+    """Raise `ExportError` for a program that no generated PyTorch module can run."""
     rounds_of(program)
 
 
 def files(_runtime: Runtime, plan: Plan) -> PlanFiles:
-    """A module for each range, which takes calls in place and out of place."""
+    """A PyTorch module for each range of sizes, which serves calls both in place and out of place."""
     found = PlanFiles.of_ranges(plan, "torch", ".py", lambda each: dump_torch_module(each.program))
     both = [replace(each, in_place=place) for place in (True, False) for each in found.served]
     return replace(found, served=both)

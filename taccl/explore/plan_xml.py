@@ -1,4 +1,4 @@
-"""A plan for runtimes of MSCCL XML: a file for each range, and a shell script that names them.
+"""MSCCL XML files of a plan, one for each range of sizes, and a shell script that makes runtimes load them.
 
 Variables and folders are those that the sources named in `taccl.runtimes.table` read.
 """
@@ -29,14 +29,14 @@ _SCRIPT = "environment.sh"
 
 
 def why_not(runtime: Runtime, collective: Collective, _topology: object, protocol: str) -> str:
-    """The reason why no file can hold a collective; empty if one can."""
+    """Reason why no MSCCL XML file can hold a collective for a runtime; empty if one can."""
     if protocol or collective.name in NAMED or runtime.takes_custom:
         return ""
     return f"{runtime.title} has no {collective.name}, which does not support custom collectives"
 
 
 def check(runtime: Runtime, program: Program) -> None:
-    """Raise `ExportError` if a file for the runtime has no room for a program."""
+    """Raise `ExportError` if an MSCCL XML file for the runtime cannot hold a program."""
     _xml_of(program, runtime)
 
 
@@ -65,7 +65,7 @@ def _xml_text(each: PlanRange, name: str, runtime: Runtime) -> str:
 
 
 def _xml_of(program: Program, runtime: Runtime, **options: Any) -> str:
-    """Text of a file, without warnings of losses, which `coverage_text` states once for the plan."""
+    """MSCCL XML text of a program, without loss warnings: `coverage_text` states losses once per plan."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LossyConversionWarning)
         return dump_msccl_xml(program, split=False, runtime=runtime.name, **options)
@@ -78,7 +78,7 @@ def root_of(plan: Plan) -> int | None:
 
 
 def environment_text(plan: Plan, runtime: Runtime, files: Sequence[str]) -> str:
-    """Shell script to source before a program starts on a runtime of MSCCL XML, with files beside it."""
+    """Shell script that makes an MSCCL XML runtime load the plan's files; source it before a job starts."""
     first = plan.ranges[0].program
     place = "in place" if first is not None and first.in_place else "out of place"
     lines = [

@@ -114,7 +114,7 @@ COLUMNS: tuple[Column, ...] = (
 #: Columns that identify the run of a row: those up to `parameters`.
 LABELS = tuple(column.name for column in COLUMNS[:11])
 
-#: Columns that a table shows by default, together with the labels in which its rows differ.
+#: Columns that a table shows by default, together with the columns of `LABELS` in which its rows differ.
 SHORT = (
     "sketch", "size_bytes", "chunks_per_rank", "backend", "status", "error", "finish_us", "bound_us", "gap",
     "gap_of_every_cut", "algbw_gb_per_s", "seconds",
@@ -188,7 +188,7 @@ def with_best_bounds(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _with_best(
     rows: Sequence[dict[str, Any]], labels: Sequence[str], gap: str, proof: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """The rows with the best proof of any row that has the same labels.
+    """The rows, each with the best bound proved in any row with equal values in the columns `labels`.
 
     - `gap`, `proof`: Column of the gap to the bound; columns of the proof, of which the first is the bound.
     """
@@ -204,7 +204,7 @@ def _with_best(
             row = row | {name: of[name] for name in proof} | {gap: row["finish_us"] / of[bound] - 1}
             if (
                 row["gap_in_chunks"] is None or row["gap_in_chunks"] > row[gap]
-            ):  # the bound holds for these chunks
+            ):  # the proved bound also holds for the row's own chunks
                 row["gap_in_chunks"] = row[gap]
             row["status"] = _status(row)
         completed.append(row)
@@ -218,12 +218,12 @@ def plain_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def figures(result: Result) -> dict[str, Any]:
-    """{column: figure} of a result."""
+    """{column of the table: value} for a synthesis result."""
     seconds = dict.fromkeys((*_STAGE_COLUMNS.values(), "other_s"), 0.0)
-    for stage in result.stages:  # names may begin with a phase of a reduction, or a sketch
+    for stage in result.stages:  # stage names may begin with a phase or a sketch
         seconds[_STAGE_COLUMNS.get(stage.name.rpartition(": ")[2], "other_s")] += stage.seconds
     seconds["other_s"] += max(0.0, result.seconds - sum(seconds.values()))
-    # Finishes of only one phase of a reduction are left out: it is not a schedule of the problem.
+    # Omit finishes of a single phase of a reduction: one phase is not a schedule of the problem.
     known = (each.seconds for each in result.trace if each.finish_us is not None and not each.half)
     models = [stage.model for stage in result.stages if stage.model is not None]
     num_nodes = [model.num_nodes for model in models if model.num_nodes is not None]
@@ -269,7 +269,7 @@ def _solved(result: Result) -> dict[str, Any]:
 
 
 def is_of(row: dict[str, Any], schedule: Schedule) -> bool:
-    """True if a row fits a schedule: its figures, and a gap and a status that fit its bound."""
+    """True if a row has a schedule's figures, and its gap and status agree with its lower bound."""
     bound_us, finish_us, gap = row["bound_us"], schedule.finish_us, row["gap"]
     if row != row | _measured(schedule) or bound_us is None or not 0 <= bound_us <= finish_us:
         return False

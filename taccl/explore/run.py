@@ -1,4 +1,4 @@
-"""One run of a comparison, in any process: from a problem to a row and a document for the cache."""
+"""Perform one run of a comparison, in any process: synthesize, and return a row and a cache document."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from taccl.topology.registry import parse
 
 #: Columns of a row that are options of its run.
 _OPTIONS = ("backend", "seed", "time_limit_s", "threads", "parameters")
-#: Min seconds for a run that shares its time with others.
+#: Min time limit in seconds of a run that shares the remaining time with other runs.
 _LEAST_LIMIT_S = 0.1
-#: Runs that would start more than this many seconds after all runs should have ended are left out.
+#: Max seconds by which a run may start after the time limit of all runs; later runs are left out.
 _LATE_S = 1.0
 #: Seconds that solver processes of a worker process wait for the next run.
 _LINGER_S = 3.0
-#: Seconds between checks of a worker process for the end of its parent.
+#: Seconds between a worker process's checks that its parent process still exists.
 _LOOK_EVERY_S = 0.5
 
 _STATUSES: tuple[tuple[type[BaseException], str], ...] = (
@@ -49,7 +49,7 @@ _STATUSES: tuple[tuple[type[BaseException], str], ...] = (
 
 
 class RunRequest(NamedTuple):
-    """A run to perform.
+    """One synthesis run of a comparison, as its worker process receives it.
 
     - `row`: Its row, as far as it is known.
     - `home`: Identifier of the process that called `compare` or `sweep`.
@@ -69,19 +69,19 @@ class RunRequest(NamedTuple):
 
     @property
     def is_too_late(self) -> bool:
-        """True if all runs should have ended, so that this one is left out."""
+        """True if the time limit of all runs has passed, so that this run is left out."""
         return not self.is_first and time.time() > self.until_s + _LATE_S
 
     @property
     def limit_s(self) -> float:
-        """Time limit of the run: its own, or an equal part of what is left for all."""
+        """Time limit of the run in seconds: its own, or an equal share of the time left for all runs."""
         if self.until_s == math.inf:
             return float(self.row["time_limit_s"])
         return max(_LEAST_LIMIT_S, (self.until_s - time.time()) / self.rounds)
 
 
 def known_row(problem: Problem, row: dict[str, Any]) -> dict[str, Any]:
-    """The row, completed with all values that are known before the run."""
+    """Complete a run's row with all values that are known before the run."""
     digest = problem.digest()
     topology, collective = problem.topology, problem.collective
     options = {name: row[name] for name in _OPTIONS if row[name] is not None}
@@ -94,11 +94,11 @@ def known_row(problem: Problem, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def perform(run: RunRequest) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Perform a run; return its row, with the reason if it failed, and the document to store or None."""
+    """Perform a run; return its row, with the reason if it failed, and a document for the cache or None."""
     if run.is_too_late:
         why = "no time was left for it; give more time"
         return run.row | {"error": why}, None
-    # Imported here, as cached results do not need them.
+    # Import synthesis only here, as cached results do not need it.
     from taccl.synthesis.parameters import SearchParameters
     from taccl.synthesis.synthesize import synthesize
 
