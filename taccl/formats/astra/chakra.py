@@ -61,7 +61,7 @@ def dump_chakra(
     computed: Sequence[Computed] = (),
     sources: Mapping[tuple[int, int], Computed] = MappingProxyType({}),
 ) -> dict[Path, bytes]:
-    """Traces as {file: content}, one file per rank (``PREFIX.0.et``, ...); warns of lost information.
+    """Chakra traces as {file: content}, one file per rank (``PREFIX.0.et``, ...); warns of lost information.
 
     - `schedule`: A schedule whose links each join two ranks.
     - `path`: The prefix, or ``PREFIX.et``.
@@ -123,7 +123,7 @@ def _nodes(
     sent: dict[int, int] = {}
     total = _total_chunks(problem)
     made: dict[int, int] = {}  # {computation: its node}
-    came: dict[tuple[int, int], set[int]] = defaultdict(set)  # {(chunk, rank): nodes of its arrivals}
+    came: dict[tuple[int, int], set[int]] = defaultdict(set)  # {(chunk, rank): nodes of arrivals}
     busy: dict[int, int] = {}  # {rank: node of its last computation}
 
     def known(each: Computed | None) -> set[int]:

@@ -1,8 +1,9 @@
-"""Nodes of Chakra execution traces, from protobuf, from chakra_jsonizer's output, or from the feeder's JSON.
+"""Read nodes of Chakra execution traces: protobuf, chakra_jsonizer's output, or JSON for Chakra's feeder.
 
 A trace in protobuf is a sequence of messages, each a length and that many bytes (``et_def.proto``); it may be
 compressed by gzip. chakra_jsonizer writes the same messages as JSON, one behind another. The JSON that
-Chakra's feeder reads is one object with the nodes in ``workload_graph``. See https://github.com/mlcommons/chakra.
+Chakra's feeder reads is one object with the nodes in ``workload_graph``. See
+https://github.com/mlcommons/chakra.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ COLLECTIVE_TYPES = (
 
 @dataclass(frozen=True, slots=True)
 class TraceNode:
-    """A node of a trace.
+    """A node of a Chakra execution trace.
 
     - `kind`: One of `NODE_TYPES`.
     - `after`: Ids of the nodes that it waits for (data dependencies).
@@ -111,7 +112,7 @@ def _of_jsonizer(data: Mapping[str, Any]) -> TraceNode:
 
 
 def _of_feeder(data: Mapping[str, Any]) -> TraceNode:
-    """Node from the feeder's JSON, where attributes are fields of the node."""
+    """Node from the JSON of Chakra's feeder, where attributes are fields of the node."""
     known = ("Id", "Name", "NodeType", "data_deps", "ctrl_deps", "ctrlDeps", "runtime")
     after, control = _ids(data.get("data_deps", ())), _ids(data.get("ctrl_deps", data.get("ctrlDeps", ())))
     attributes = {name: value for name, value in data.items() if name not in known}
@@ -138,7 +139,7 @@ def _from_protobuf(content: bytes) -> Iterator[TraceNode]:
 
 
 def _node(message: bytes) -> TraceNode:
-    """Node from a `Node` message.
+    """Decode a protobuf `Node` message.
 
     Its fields are 1 id, 2 name, 3 type, 4 and 5 dependencies, 7 duration, and 10 attributes.
     """
@@ -166,7 +167,7 @@ _FIXED = {3: "<d", 5: "<f", 19: "<I", 21: "<Q", 23: "<i", 25: "<q"}
 
 
 def _attribute(message: bytes) -> dict[str, Any]:
-    """An attribute of one number, truth value or text as {name: value}; lists are left out."""
+    """Decode an attribute message as {name: value}; empty if its value is a list."""
     name, found = "", None
     for number, value in _fields(message):
         if number == 1:
@@ -187,7 +188,7 @@ def _attribute(message: bytes) -> dict[str, Any]:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """(field number, value) of each field: an integer for a varint, otherwise the raw bytes."""
+    """(field number, value) of each field of a protobuf message: an integer for a varint, else raw bytes."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)

@@ -35,7 +35,7 @@ def _positive(rate: Fraction) -> Fraction:
 
 
 class _Network(BaseModel):
-    """Fields that are read, each with one entry per dimension."""
+    """Fields of an ASTRA-sim network file that are read; each is a list with one entry per dimension."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -125,7 +125,7 @@ def _notes(file: _Network, alpha_meaning: AlphaMeaning) -> list[str]:
 
 
 def _assumed(file: _Network, ranks_per_node: int | None) -> list[str]:
-    """Assumptions: on nodes, which the file lacks, and on fields that are ignored."""
+    """Assumptions of the topology: all ranks in one node, if none are stated, and fields that are ignored."""
     assumed = []
     if ranks_per_node is None:
         assumed.append("all ranks are in one node, as the file states none (ranks_per_node= divides them)")

@@ -1,1 +1,1 @@
-"""MSCCL XML: programs to files, and back."""
+"""MSCCL XML: write programs as files, and read files as programs."""

@@ -1,4 +1,4 @@
-"""Read MSCCL XML as a program, and check every rule that does not require a run.
+"""Read MSCCL XML as a program, and check every rule that can be checked without running the program.
 
 The runtime's own parser does not detect these faults: unknown dependencies, dependencies on steps that do not
 announce their end (``hasdep``), and queues shared by two threadblocks. Nor does it detect chunks past the end
@@ -58,7 +58,7 @@ _NUMBER = re.compile(r"[+-]?[0-9]{1,20}")
 def load_msccl_xml(
     path: str | os.PathLike[str], *, collective: Collective | None = None, root: int | None = None
 ) -> Program:
-    """Load a program from a file; see `parse_msccl_xml`.
+    """Load a program from an MSCCL XML file; see `parse_msccl_xml`.
 
     - `path`: Path of the file.
     - `collective`, `root`: As in `parse_msccl_xml`.
@@ -69,7 +69,7 @@ def load_msccl_xml(
 def parse_msccl_xml(
     text: str, *, where: str = "MSCCL XML", collective: Collective | None = None, root: int | None = None
 ) -> Program:
-    """Parse the text of a file as a program.
+    """Parse the text of an MSCCL XML file as a program.
 
     - `where`: Name of the file for error messages.
     - `collective`: The collective of a file that does not name one (``coll="custom"``). Without it, the
@@ -81,7 +81,7 @@ def parse_msccl_xml(
 
 
 def _check_spelling(text: str, where: str) -> None:
-    """Raise `FormatError` for XML syntax that the runtime's parser does not accept."""
+    """Raise `FormatError` for XML syntax that the MSCCL runtime's parser does not accept."""
     bare = re.sub(r"<!--.*?-->", lambda found: re.sub(r"[^\n]", " ", found.group()), text, flags=re.DOTALL)
     for pattern, found, remedy in (
         (r"<\?", "an XML declaration", "remove it"),
@@ -99,11 +99,11 @@ def _check_spelling(text: str, where: str) -> None:
 
 
 class _File:
-    """Checks and conversions of one file; every method raises `FormatError` with the line at fault."""
+    """Convert a parsed MSCCL XML file to a program; methods raise `FormatError` with the line at fault."""
 
     def __init__(self, algo: XmlElement) -> None:
         self.algo = algo
-        #: {(rank, threadblock, step) or a prefix of it: its element}.
+        #: {(rank, threadblock, step), or a prefix of such a key: its XML element}.
         self.elements: dict[tuple[int, ...], XmlElement] = {(): algo}
         if algo.tag != "algo":
             raise algo.error(f"found <{algo.tag}>; expected <algo>; check that it is an MSCCL XML file")

@@ -114,7 +114,7 @@ def _mirrored(program: Program) -> tuple[Mirrored, Mirrored]:
 
 def _rank_lines(r: int, rank: RankProgram, sources: Mirrored, targets: Mirrored) -> list[str]:
     """XML lines of a rank's threadblocks; a step with several dependencies follows steps that only wait."""
-    # Index of each step by threadblock, counting the steps that only wait.
+    # Position of each step in its threadblock, counting the added steps that only wait.
     places = [[end - 1 for end in accumulate(map(weight, tb.steps))] for tb in rank.threadblocks]
     awaited = {each for tb in rank.threadblocks for step in tb.steps for each in step.depends}
     lines = []

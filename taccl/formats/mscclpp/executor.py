@@ -28,7 +28,7 @@ from taccl.program.execution import Content, Event, content_at_start, contents_o
 from taccl.program.layout import RankLayout, layout
 from taccl.program.program import Slot
 
-#: {name in plans: collective that gives the required outputs}.
+#: {name of a collective in plans: collective that defines the outputs to check}.
 _KINDS = {
     "allgather": "allgather", "allreduce": "allreduce", "reducescatter": "reduce_scatter",
     "alltoall": "alltoall", "broadcast": "broadcast", "reduce": "reduce",
@@ -79,7 +79,7 @@ def run_plan(plan: Mapping[str, Any], *, root: int = 0, races: bool = True) -> b
 
 
 class _PlanRun:
-    """State of a run: buffers of ranks, signals in flight, and the last event of every thread."""
+    """State of a plan's symbolic run: rank buffers, signals in flight, and the last event of every thread."""
 
     def __init__(self, plan: Mapping[str, Any], root: int) -> None:
         self.gpus: Sequence[Mapping[str, Any]] = plan["gpus"]
@@ -138,7 +138,7 @@ class _PlanRun:
             self.inboxes["semaphore", r, number] = deque([begun] * each["init_value"])
 
     def run(self) -> None:
-        """Run all threads until each has ended or waits."""
+        """Run all threadblocks to their ends; raise `VerificationError` if they deadlock."""
         position = dict.fromkeys(self.blocks, 0)
         before = -1
         while before < (before := sum(position.values())):
@@ -324,7 +324,7 @@ class _PlanRun:
             self._write(r, t, [value for value in values for _ in (0, 1)], reads, halves, op)
 
     def _combine(self, r: int, t: int, op: Op) -> None:
-        """Write the sum of an operation's sources, chunks of the rank or packets, to its destination.
+        """Write the sum of an operation's sources (chunks of the rank, or packets) to its destination.
 
         The arrival of a packet does not imply that earlier writes of its sender have arrived.
         """
@@ -354,7 +354,7 @@ def _collective(plan: Mapping[str, Any], root: int) -> Collective | None:
 
 
 def verify_plan(plan: Mapping[str, Any]) -> bool:
-    """Run a plan with its root; if it states none, with each rank as root in turn.
+    """Run a plan with its root; if the plan states none, try each rank as root until one passes.
 
     Returns and raises as `run_plan`; if every root fails, the fault with root 0.
     """

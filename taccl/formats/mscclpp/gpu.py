@@ -18,7 +18,7 @@ from taccl.program.program import OPERATIONS, Program, Queue, Slot, Step, StepAd
 
 
 class PlanGpu:
-    """One rank's part of the plan."""
+    """One rank's part of an MSCCL++ plan, built from the rank's threadblocks and messages."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class PlanGpu:
         for t, threadblock in enumerate(self.threadblocks):
             passed: dict[int, int] = {}
             for s, step in enumerate(threadblock.steps):
-                for other, index in dict(sorted(step.depends)).items():  # the latest step per threadblock
+                for other, index in dict(sorted(step.depends)).items():  # per threadblock, the latest step
                     if other == t or passed.get(other, -1) >= index:
                         continue
                     passed[other] = index
@@ -108,7 +108,7 @@ class PlanGpu:
                 f"channels='round-robin', num_channels={-(-total // MAX_OPERATIONS)}"
             )
         self.was_split = True
-        room = MAX_OPERATIONS - 4  # two operations to take over from the piece before, two to hand over
+        room = MAX_OPERATIONS - 4  # reserve two operations at the start and two at the end
         ops: list[Op] = []
         for each in steps:
             if len(ops) + len(each) > room:

@@ -1,4 +1,4 @@
-"""Limits of the MSCCL++ executor on one rank's part of a plan, and the operations supported here."""
+"""Limits of the MSCCL++ executor on one rank's part of a plan, and the operations that can be simulated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_OPERATIONS, _MAX_IDS, _MAX_CHANNELS, _MAX_BUFFERS = 64, 16, 8, 10
 
 
 def check_gpu(gpu: Mapping[str, Any], r: int) -> None:
-    """Raise `FormatError` if a rank's part exceeds a limit of the executor or has unsupported operations."""
+    """Raise `FormatError` if a rank's part of a plan exceeds limits or has unsupported operations."""
     if gpu["id"] != r:
         raise FormatError(f"found gpu {gpu['id']} in place {r}; expected them in order", where="plan")
     if gpu["input_chunks"] < 1 or gpu["output_chunks"] < 1:

@@ -1,4 +1,4 @@
-"""Places of a program's messages under MSCCL++, and the sends that must wait for room.
+"""Choose where messages of a program land under MSCCL++, and which sends must wait until there is room.
 
 In MSCCL++ a rank writes directly into another rank's memory, without flow control. So
 
@@ -25,7 +25,7 @@ from taccl.program.program import Program, Slot, Step, StepAddress
 
 @dataclass(frozen=True, slots=True)
 class PlacedMessages:
-    """Messages of a program (`Parcel`, chunks that one step sends), with their places at the receivers.
+    """Messages of a program (`Parcel`, chunks that one step sends), with the slots where they land.
 
     - `packets`: True if messages are packets (protocol LL).
     - `layouts`: Layout of each rank's buffers.
@@ -51,7 +51,7 @@ class PlacedMessages:
 
 
 def place_messages(program: Program, *, packets: bool) -> PlacedMessages:
-    """Follow a program in a feasible order, and assign a place to every message."""
+    """Assign a receiver's slot to every message, by following a program's steps in a feasible order."""
     parcels = match(program)
     received = {parcel.receive: parcel for parcel in parcels}
     layouts = layouts_of(program)
@@ -103,7 +103,7 @@ def place_messages(program: Program, *, packets: bool) -> PlacedMessages:
 
 
 def _lands_in_place(step: Step, where: RankLayout, in_place: bool) -> bool:
-    """True if an arrival may land in the step's destination, before its source is added."""
+    """True if received data may land in the step's destination slot before the step's source is added."""
     if step.dst is None:
         return False
     if step.operation in ("receive", "receive-send"):

@@ -38,7 +38,7 @@ from taccl.program.checks import queue_ends
 from taccl.program.program import Program
 from taccl.runtimes.table import RUNTIMES
 
-#: {collective: MSCCL++'s name}.
+#: {MSCCL's name of a collective: MSCCL++'s name}.
 COLLECTIVES = {
     "allgather": "allgather", "allreduce": "allreduce", "reduce_scatter": "reducescatter",
     "alltoall": "alltoall", "broadcast": "broadcast", "reduce": "reduce",
@@ -65,7 +65,7 @@ def dump_mscclpp_plan(
     split: bool | None = None,
     name: str = "",
 ) -> dict[Path, str]:
-    """{file: content} of the plan and, with `register`, of the Python module that registers it.
+    """{file: content} of a program's plan and, with `register`, of a Python module that registers it.
 
     - `path`: Path of the plan.
     - `register`: True to write a module next to the plan, ``NAME_register.py``. It registers the plan with
@@ -102,7 +102,7 @@ def build_mscclpp_plan(
     split: bool | None = None,
     name: str = "",
 ) -> dict[str, Any]:
-    """The plan as plain values, checked by one symbolic run.
+    """MSCCL++ execution plan of a program as a dict for JSON, checked by one symbolic run.
 
     - `min_bytes`, `max_bytes`: Intended sizes of the larger of a rank's two buffers. Default: the program's
       sizes, within the range of the executor's 32-bit offsets. For a lowered schedule these are half to twice
@@ -163,7 +163,7 @@ def build_mscclpp_plan(
         "max_message_size": most,
         "gpus": gpus,
     }
-    if kind.root is not None:  # the registration reads it, the executor does not
+    if kind.root is not None:  # the registration reads the root, the executor does not
         plan = {"root": kind.root, **plan}
     _check(plan, kind)
     return plan
@@ -182,7 +182,7 @@ def _nodes(program: Program, ranks_per_node: int | None) -> tuple[int, ...]:
 
 
 def _under_known_protocol(program: Program, nodes: Sequence[int]) -> Program:
-    """The program under a protocol of MSCCL++; `ExportError` if it needs packets and they are unsafe."""
+    """The program under a protocol that MSCCL++ has; `ExportError` if it uses LL and packets are unsafe."""
     if program.protocol == "Simple":
         return program
     unsafe = why_no_packets(program.collective, nodes)
@@ -200,7 +200,7 @@ def _under_known_protocol(program: Program, nodes: Sequence[int]) -> Program:
 
 
 def why_no_packets(collective: Collective | None, nodes: Sequence[int]) -> str:
-    """Reason that data must not be sent as packets; empty if there is none.
+    """Reason why data must not be sent as LL packets; empty if packets are safe.
 
     - `nodes`: Node of each rank.
 
@@ -237,7 +237,7 @@ def _buffers(program: Program, kind: ProgramKind) -> list[tuple[int, int]]:
 
 
 def _check(plan: Mapping[str, Any], kind: ProgramKind) -> None:
-    """Raise `ExportError` if the plan fails in a run; large plans are not searched for races."""
+    """Raise `ExportError` if a plan fails in a symbolic run; large plans are not searched for races."""
     size = sum(len(threadblock["ops"]) for gpu in plan["gpus"] for threadblock in gpu["threadblocks"])
     try:
         run_plan(plan, root=kind.root or 0, races=size <= _SEARCHED_FOR_RACES)

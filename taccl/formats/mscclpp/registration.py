@@ -85,7 +85,7 @@ def register(rank):
 
 
 def unit_bytes(plan: Mapping[str, Any]) -> int:
-    """Divisor of all sizes in bytes that the executor can run, so that every chunk is aligned.
+    """Unit of message sizes in bytes: the executor runs only multiples of it, so that chunks are aligned.
 
     Sizes are those of the larger of a rank's two buffers.
     """

@@ -18,7 +18,7 @@ from typing import Any
 
 from taccl.program.program import Slot
 
-#: One operation, as an entry of the plan.
+#: One MSCCL++ operation, as an entry of the plan's JSON.
 Op = dict[str, Any]
 
 #: `MAX_OPERATIONS`: executor's max operations of a threadblock.
@@ -27,12 +27,12 @@ MAX_OPERATIONS, MAX_IDS = 64, 16
 
 
 def local(slot: Slot, count: int) -> Op:
-    """Entry for `count` chunks in a buffer of the rank itself."""
+    """JSON entry of a plan for `count` chunks in a buffer of the rank itself."""
     return {"type": slot.buffer[0], "index": slot.offset, "size": count}
 
 
 class PlanThreadblock:
-    """Operations of a threadblock; `steps` has a list of them for each step of the program."""
+    """Builder of an MSCCL++ threadblock; `steps` lists the operations of each step of the program."""
 
     def __init__(self) -> None:
         self.steps: list[list[Op]] = []
@@ -42,15 +42,15 @@ class PlanThreadblock:
         self._forget()
 
     def channel(self, kind: str, number: int) -> int:
-        """Threadblock's own id of one of its rank's channels."""
+        """Index of a channel of the rank in the threadblock's own list; a new channel is appended."""
         return _place(self._channels[kind], number)
 
     def buffer(self, kind: str, number: int) -> int:
-        """Threadblock's own id of one of its rank's remote buffers."""
+        """Index of a remote buffer of the rank in the threadblock's own list; a new buffer is appended."""
         return _place(self._buffers[kind], number)
 
     def references(self) -> dict[str, Any]:
-        """Entries of the plan for the channels and remote buffers that it uses."""
+        """Entries of the plan for the channels and remote buffers that the threadblock uses."""
         channels, buffers = sorted(self._channels.items()), sorted(self._buffers.items())
         return {
             "channels": [{"channel_type": kind, "channel_ids": ids} for kind, ids in channels],
@@ -64,7 +64,7 @@ class PlanThreadblock:
         self.steps.append([])
 
     def wait(self, channel: int, kind: str) -> None:
-        """Wait for a signal."""
+        """Add a wait for a signal on a channel."""
         self._waited(1, {"name": "wait", "channel_ids": [channel], "channel_type": kind})
 
     def signal(self, channel: int, kind: str) -> None:
@@ -82,11 +82,11 @@ class PlanThreadblock:
             self._tell(len(some), {"name": "sem_release", "semaphore_ids": some})
 
     def flush(self) -> None:
-        """Wait until data put over port channels has left the buffers, if there was any."""
+        """If data was put over a port channel since the last flush, wait until it has left its buffer."""
         if self._unflushed is None:
             return
         channel, self._unflushed = self._unflushed, None
-        # The executor flushes as many channels as the operation has destinations: one is needed.
+        # The executor flushes as many channels as the operation has destinations, so one is given.
         op = {"name": "flush", "channel_ids": [channel], "channel_type": "port"}
         self._waited(1, op | {"dst_buff": [local(Slot("output", 0), 1)]})
 
@@ -107,7 +107,7 @@ class PlanThreadblock:
     def combine(
         self, name: str, sources: Sequence[Slot], target: Slot, count: int, *, packets: int = 0
     ) -> None:
-        """Copy or add chunks within the rank; the last `packets` sources are packets, which it waits for."""
+        """Copy or add chunks within the rank; the last `packets` sources are packets, which are awaited."""
         op = {
             "name": name,
             "src_buff": [local(each, count) for each in sources],

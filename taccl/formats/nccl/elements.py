@@ -1,4 +1,4 @@
-"""Elements of an NCCL topology file as a tree of parts, GPUs and NICs, with assumptions.
+"""Read an NCCL topology file: its CPUs, PCIe switches, GPUs and NICs, and assumptions for missing values.
 
 Constants, and values assumed for missing attributes, are those of NCCL and RCCL (`src/graph/topo.h` and
 `topo.cc` of each, as of 2026). NCCL itself first queries the machine for missing values.
@@ -17,7 +17,7 @@ from taccl.formats.nccl.pcie import Nic, PcieServer
 from taccl.formats.xml_elements import XmlElement
 from taccl.topology.parts import beta_of_bandwidth
 
-#: Max elements of a file; NCCL itself reads at most 256.
+#: Max devices of a file; NCCL itself reads at most 256 XML elements.
 _MAX_DEVICES = 1024
 #: {GT/s: units of 100 Mbit/s per lane}; a link has lanes * units / 80 GB/s.
 _PCIE_UNITS = {"2.5": 15, "5": 30, "8": 60, "16": 120, "32": 240, "64": 480}
@@ -66,7 +66,7 @@ class Gpu:
 
 
 def read_system(top: XmlElement, given: Given, name: str) -> System:
-    """Read the parts, GPUs and NICs in the ``<system>`` element of a server.
+    """Read the CPUs, PCIe devices, GPUs and NICs in the ``<system>`` element of a server.
 
     - `name`: Name of the server.
 
@@ -104,7 +104,7 @@ def whole(element: XmlElement, name: str, default: int | None = None) -> int:
 
 @dataclass(slots=True)
 class System:
-    """Devices of a file, in its order, collected in a walk through its elements, with assumptions.
+    """Devices of an NCCL topology file, in file order, and assumptions made while its elements are read.
 
     - `unsaid`: Arguments of `PcieServer.add_device` for devices whose PCIe rate the file lacks.
     - `bridges`: Bridges with an implausibly low rate, as (device, parent, name).
@@ -129,7 +129,7 @@ class System:
     loose: list[tuple[XmlElement, str, str]] = field(default_factory=list)
 
     def add_cpu(self, cpu: XmlElement, number: int) -> None:
-        """Add a CPU and everything below it."""
+        """Add a CPU and all devices below it in the file."""
         name = f"CPU {whole(cpu, 'numaid', number)}"
         self._once(name, cpu)
         beta, why = self.given.cpu_beta, "as given"
@@ -278,7 +278,7 @@ class System:
             )
 
     def _pcie_beta(self, pci: XmlElement) -> tuple[Fraction, bool]:
-        """Beta in us per MB by lanes and rate, and True if the file states both; else NCCL's assumption."""
+        """(PCIe link's beta in us per MB, True if the file states lanes and rate); else NCCL's defaults."""
         lanes = whole(pci, "link_width", 0)
         if lanes < 0:
             raise pci.error(f"found link_width={lanes}; expected 0 to {_MOST_LANES} lanes; correct it")
@@ -364,7 +364,7 @@ def _cpu_rate(cpu: XmlElement) -> tuple[Fraction | None, str]:
     if kind == ("x86_64", "GenuineIntel"):
         return Fraction(_intel_rate(family, model)), f"Intel, family {family}, model {model}"
     if kind == ("x86_64", "AuthenticAMD"):
-        # Earlier NCCL versions wrote each family as the second number of its pair.
+        # Earlier NCCL versions wrote AMD families 26 and 25 as 0xBF and 0xAF.
         rate = 32 if family in (26, 0xBF) else 24 if family in (25, 0xAF) else 16
         return Fraction(rate), f"AMD, family {family}"
     if kind in (("x86_64", "CentaurHauls"), ("x86_64", "  Shanghai  ")):

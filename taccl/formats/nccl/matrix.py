@@ -1,4 +1,4 @@
-"""The matrix of ``nvidia-smi topo -m`` as text: cells, affinities and names of devices.
+"""Parse the matrix of ``nvidia-smi topo -m``: its cells, and CPU affinities and names of devices.
 
 Quote marks of mails and forums, colours, line numbers and text around the matrix are ignored.
 """
@@ -26,9 +26,9 @@ NVLINK = re.compile(r"^NV([1-9]\d{0,2})$")
 _EARLIER_CELLS = {"SOC": "SYS"}
 #: Pattern of one cell of the matrix.
 _CELL = r"X|SYS|SOC|NODE|PHB|PXB|PIX|NV[1-9]\d*"
-#: Several cells without spaces between them.
+#: Several cells of the matrix without spaces between them.
 _GLUED = re.compile(rf"(?:{_CELL}){{2,}}")
-#: The last cell of a row, joined to the affinity after it.
+#: The last cell of a row, joined to the CPU affinity after it.
 _GLUED_AFFINITY = re.compile(rf"({_CELL})(N/A|\d[\d,-]*)")
 _GLUED_COLUMNS = re.compile(r"(?<=\d)(?=(?:GPU|NIC|mlx\d+_)\d|CPU Affinity)")
 ONE_SWITCH, SWITCHES, ONE_CPU = {"PIX"}, {"PIX", "PXB"}, {"PIX", "PXB", "PHB", "NODE"}
@@ -58,7 +58,7 @@ class Matrix:
         return tuple(device for device in self.devices if re.fullmatch(r"GPU\d+", device))
 
     def groups(self, kinds: set[str]) -> list[set[str]]:
-        """Sets of devices connected by cells of these kinds, directly or through others, in column order."""
+        """Sets of devices connected by cells of `kinds`, directly or via other devices, in column order."""
         import networkx
 
         near = networkx.Graph([pair for pair, cell in self.cells.items() if cell in kinds])
@@ -88,7 +88,7 @@ class Matrix:
 
 
 def read_matrix(text: str, where: str) -> Matrix:
-    """The first matrix in a text; `FormatError` if there is none, or it is not whole."""
+    """Read the first topology matrix in a text; `FormatError` if there is none, or it is incomplete."""
     if _COMMAS.search(text):
         text = text.replace(",", "\t")
     lines = [_COLOUR.sub(" ", line) for line in text.splitlines()]
@@ -127,7 +127,7 @@ def read_matrix(text: str, where: str) -> Matrix:
         _check_row(words[0], row, devices, f"{where}: line {number}")
         cells |= {(words[0], device): cell for device, cell in zip(devices, row, strict=True)}
         if len(words) > 1 + len(devices) and words[0].startswith("GPU"):
-            # "N/A", as in virtual machines, gives no CPUs.
+            # Virtual machines report the affinity "N/A", which names no CPUs.
             affinity |= {words[0]: cpus for cpus in words[1 + len(devices) :][:1] if cpus[0].isdigit()}
     lacking = [a for a in devices if a not in rows]
     for a in lacking:
@@ -160,7 +160,7 @@ def read_matrix(text: str, where: str) -> Matrix:
 
 
 def _of_first(lines: list[str], prefix: str, others: list[int]) -> list[str]:
-    """Lines of the first matrix without their prefix; lines of other matrices are empty.
+    """Lines of the first matrix, without prefixes such as host names; other lines are empty or left out.
 
     - `prefix`: Text before the columns of the header, such as a host that a launcher puts before each line.
     - `others`: Index of the second header; empty if there is none.
@@ -172,7 +172,7 @@ def _of_first(lines: list[str], prefix: str, others: list[int]) -> list[str]:
         gpus = re.findall(r"\bGPU\d+", next(filter(None, own)))
         if set(gpus) <= {line.split()[0] for line in own if line.strip()}:
             return own
-    # Each line may begin with a line number or a timestamp of its own where the header has one.
+    # If the header begins with a line number or timestamp, other lines may begin with different ones.
     form = re.compile(re.sub(r"\d+", r"\\d+", re.escape(prefix)))
     begins = [(line, form.match(line)) for line in lines[: others[0] if others else None]]
     return [line[match.end() :] if match else "" for line, match in begins]
@@ -181,7 +181,7 @@ def _of_first(lines: list[str], prefix: str, others: list[int]) -> list[str]:
 def _unglued(
     words: list[str], devices: tuple[str, ...], mirror: Mapping[str, str], repairs: list[str]
 ) -> list[str]:
-    """Words of a row, where cells without a space between them are split.
+    """Words of a row; splits cells that have no space between them.
 
     The last cell may be joined to the affinity. NV120-31 may be NV12 and 0-31, or NV1 and 20-31. The row of
     the last device decides, as both directions have the same cell.
@@ -196,7 +196,8 @@ def _unglued(
             parts = re.findall(_CELL, word)
         elif len(split) == len(devices) - 1 and (glued := _GLUED_AFFINITY.fullmatch(word)):
             cell = mirror.get(words[0], glued[1])
-            # NV12 may also be a complete cell that contradicts the other direction.
+            # Do not split NV12 into NV1 and affinity 2: NV12 may be a whole cell that contradicts the
+            # other direction.
             if word.startswith(cell) and not re.fullmatch(r"\d*", word.removeprefix(cell)):
                 parts = [cell, word.removeprefix(cell)]
         if len(parts) > 1:

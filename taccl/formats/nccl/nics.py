@@ -85,7 +85,7 @@ class Nics:
         return [(name, beta, side) for name, beta in held.items()]
 
     def ports(self, rank: int, node: int, side: Side) -> list[WayStep]:
-        """Steps for the NICs that a send of a local rank holds, out of a node or into it."""
+        """Rate limits (steps) of the NICs that a local rank's send holds, out of a node or into it."""
         way = "egress" if side == "send" else "ingress"
         return [
             (
@@ -98,7 +98,7 @@ class Nics:
         ]
 
     def undercut(self) -> dict[tuple[str, Fraction, Fraction], list[str]]:
-        """{(assumption on a PCIe rate, its beta, joint beta of some NICs): names of these NICs}.
+        """NICs slowed by an assumed PCIe rate: {(assumption, its beta, joint beta of the NICs): NIC names}.
 
         An entry means that the assumed rate is lower than the joint rate of the NICs.
         """
@@ -118,7 +118,7 @@ class Nics:
         return {key: list(names) for key, names in found.items()}
 
     def gb_per_s(self) -> float:
-        """GB/s from all ranks of a node into those of another: the optimum of a linear program."""
+        """Max GB/s that all ranks of one node can send to another node, by a linear program."""
         size = len(self._server.gpus)
         place: dict[tuple[str, Side], int] = {}
         entries = [
@@ -140,7 +140,7 @@ class Nics:
         return -1000 * found.objective
 
     def capacity_gb_per_s(self) -> float:
-        """GB/s between two servers if all ranks used all NICs in any shares: a maximum flow."""
+        """Max GB/s between two servers if every rank could use every NIC in any share, by a maximum flow."""
         networkx: Any = import_module("networkx")
         flows = []
         for side in _SIDES:

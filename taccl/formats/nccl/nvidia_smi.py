@@ -35,7 +35,7 @@ NvlinkUse = Literal["auto", "pairs", "switch"]
 MAX_FILE_BYTES = 10**6
 #: Rate of one NVLink in GB/s in each direction.
 _NVLINK_GB_PER_S = 25
-#: Rates of one NVLink of other GPUs in GB/s each way, by their data sheets.
+#: GB/s each way of one NVLink on GPUs with other rates, by their data sheets.
 _OTHER_NVLINKS = "20 (P100), 14 (RTX 3090, A6000) or 50 (B200)"
 #: Max NVLinks of a GPU (H100, B200). If the cells of a GPU add up to more, it shares them through NVSwitch.
 _MOST_NVLINKS = 18
@@ -192,7 +192,7 @@ def _names(nics: Sequence[str] | None, matrix: Matrix, where: str) -> list[str]:
 def _add_tree(
     server: PcieServer, matrix: Matrix, pcie_beta: Fraction, cpu_beta: Fraction | None, guess: str
 ) -> None:
-    """Add the PCIe tree that the cells imply to the server.
+    """Add to the server the PCIe tree that the cells of the matrix imply.
 
     - `guess`: Assumption behind `pcie_beta`; empty if the rate is given.
     """

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 from taccl.topology.topology import Side
 
-#: One limit on the path of a send: (name, beta in us per MB, end of the send that holds it).
+#: Rate limit on the path of a send: (name, beta in us per MB, side that holds it: "send" or "receive").
 WayStep = tuple[str, Fraction, Side]
 #: us per MB of 16 lanes of PCIe 6 by NCCL's constants; no link is assumed to be faster.
 _FASTEST_PCIE = Fraction(1000, 96)
 
 
 class Nic(NamedTuple):
-    """A network interface; `at` is its node of the tree."""
+    """A network interface; `at` is its node in the server's PCIe tree."""
 
     name: str
     at: str
@@ -123,12 +123,12 @@ class PcieServer:
             key = self.devices[key][0]
 
     def way(self, start: str, end: str) -> list[str]:
-        """Path between two parts, up and down the tree, and between CPUs if necessary."""
+        """Path between two nodes of the PCIe tree: up, across to another CPU if necessary, and down."""
         found: list[str] = import_module("networkx").shortest_path(self.tree, start, end)
         return found
 
     def steps(self, start: str, end: str) -> list[WayStep]:
-        """Steps that limit a path: (name, beta in us per MB, end of a send that holds it)."""
+        """Rate limits on a path, as (name, beta in us per MB, side of the send that holds the step)."""
         steps = [self.tree.edges[pair]["step"] for pair in pairwise(self.way(start, end))]
         return [(name, beta, side) for name, beta, side in steps if beta is not None]
 
@@ -169,5 +169,5 @@ class PcieServer:
 
 
 def gb_per_s(beta_us_per_mb: Fraction) -> str:
-    """Rate of a link of a given beta, as text."""
+    """Rate in GB/s of a link with a given beta, as text."""
     return f"{float(1000 / beta_us_per_mb):.4g} GB/s"

@@ -27,7 +27,7 @@ PcieUse = Literal["where-needed", "always"]
 
 #: Latency in us of links inside a node (NVLink and PCIe): alpha in TACCL's topo-ndv2-1MB.json.
 INTRANODE_ALPHA_US = Fraction("0.3")
-#: Latency in us of links between nodes: remote_alpha in the same file.
+#: Latency in us of links between nodes: remote_alpha in TACCL's topo-ndv2-1MB.json.
 INTERNODE_ALPHA_US = Fraction("2.6")
 
 
@@ -71,7 +71,7 @@ def build_servers(server: PcieServer, wiring: Wiring, *, profile: str, notes: It
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """A topology under construction, and its resources.
+    """A topology under construction, with the links that hold each of its resources.
 
     - `holds`: {resource: {link: (beta in us per MB, end at which it holds the resource)}}.
     """
@@ -89,7 +89,7 @@ class _Shared:
             self.holds[step][link] = (beta, side)
 
     def add_resources(self) -> None:
-        """Add the resources that several links hold and that no other resource implies.
+        """Add the resources that several links hold and that no other resource makes redundant.
 
         Among equal resources the last is kept: NICs come after the PCIe links that lead to them.
         """
@@ -121,7 +121,7 @@ def _implies(outer: Mapping[int, tuple[Fraction, Side]], inner: Mapping[int, tup
 
 
 def pairs_by_pcie(server: PcieServer, pcie: PcieUse) -> list[tuple[int, int]]:
-    """Pairs of local ranks that are linked over PCIe: those without an NVLink, as far as `pcie` requires."""
+    """Pairs of local ranks without a common NVLink, to be linked over PCIe; none if `pcie` needs none."""
     import networkx
 
     ranks = range(len(server.gpus))
@@ -161,7 +161,7 @@ def _add_node(
 
 
 def _join_nodes(shared: _Shared, server: PcieServer, wiring: Wiring, nics: Nics) -> None:
-    """Add the links between every ordered pair of nodes, with the steps to and from their NICs."""
+    """Add links between every ordered pair of nodes; each holds the PCIe links and NICs on its path."""
     size = len(server.gpus)
     out = [nics.steps(rank, "send") for rank in range(size)]
     into = [nics.steps(rank, "receive") for rank in range(size)]
@@ -179,7 +179,7 @@ def _join_nodes(shared: _Shared, server: PcieServer, wiring: Wiring, nics: Nics)
 
 
 def _limits_guessed(server: PcieServer, by_pcie: Iterable[Pair], nics: Nics | None) -> list[str]:
-    """Notes on rates stated by the file or an argument that exceed an assumed rate on the same path."""
+    """Notes on assumed rates that limit a path below the rates that the file or an argument states."""
     limits = [
         f"NICs {', '.join(names)} ({gb_per_s(nic)}) are reached at {gb_per_s(step)} only, limited by {guess}"
         for (guess, step, nic), names in ([] if nics is None else nics.undercut().items())
