@@ -1,4 +1,4 @@
-"""Formats of files by name, by extension, and by content."""
+"""Find a file format by its name, by a path's extension, or by a file's content."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from taccl.errors import FormatError, InputError
 from taccl.formats.table import FORMATS, FileFormat
 
 _LIMIT_BYTES = 10**9
-#: Max characters searched for marks of XML and text formats, which are near the top.
+#: Max characters at the top of a file that are searched for marks of its format.
 _HEAD_CHARACTERS = 1 << 16
-#: Max characters of a file that is parsed whole because its first field does not identify its format.
+#: Max characters of a JSON file that is parsed whole, as its first field does not identify its format.
 #: Parsing needs many times the memory of the file.
 _PARSED_CHARACTERS = 64 * 10**6
 #: Name of the first XML element, after comments and declarations.
@@ -116,7 +116,7 @@ def _unknown(found: str, where: str, kinds: Sequence[str] = ()) -> FormatError:
 
 
 def readable(path: str | os.PathLike[str], name: str | None = None, where: str = "format") -> FileFormat:
-    """Format of a file by its content, or the format of a given name.
+    """Format with which to read a file: the one of a given name, else by the file's content.
 
     Raises `InputError` if the format is write-only, and errors as `format_of_content` and `format_named`.
     """

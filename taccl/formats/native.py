@@ -39,7 +39,7 @@ _COLUMNS = {
 
 
 def dump_schedule(schedule: Schedule, *, extra: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The schedule as plain values; `extra` (how it was made) becomes the field ``result``."""
+    """The schedule as a dict for JSON; `extra` (how the schedule was made) becomes the field ``result``."""
     problem = schedule.problem
     document: dict[str, Any] = {
         "format": FORMAT,
@@ -65,7 +65,7 @@ def dump_schedule(schedule: Schedule, *, extra: dict[str, Any] | None = None) ->
 def load_schedule(
     document: dict[str, Any], *, where: str = "schedule", problem: Problem | None = None
 ) -> Schedule:
-    """Load a schedule from plain values of `dump_schedule`.
+    """Load a schedule from a dict that `dump_schedule` made.
 
     - `where`: Name of the document's file, for error messages.
     - `problem`: A problem that may equal the document's. If it does, the schedule uses this object, and no
@@ -194,7 +194,7 @@ def load(path: str | os.PathLike[str]) -> Schedule:
 
 @reads("schedule")
 def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The JSON object in a file of this format; its fields are not checked.
+    """The JSON object in a schedule file; only its format and version are checked.
 
     Raises `InputError` if the file cannot be read; `FormatError` if it is not JSON or of another format or
     version.

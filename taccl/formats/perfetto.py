@@ -19,7 +19,7 @@ _TRACKS: tuple[By, ...] = ("link", "resource")
 
 
 def trace_text(schedule: Schedule) -> str:
-    """The trace as JSON, with a line per event.
+    """Timeline of a schedule as JSON text for Perfetto, with one line per event.
 
     Raises `InputError` if the chunk or the link of a transfer does not exist.
     """
@@ -29,7 +29,7 @@ def trace_text(schedule: Schedule) -> str:
 
 
 def trace(schedule: Schedule) -> dict[str, Any]:
-    """The trace as plain values; errors as for `trace_text`."""
+    """Timeline of a schedule as a dict of trace events; errors as for `trace_text`."""
     problem, topology = schedule.problem, schedule.problem.topology
     links, shared_by = topology.links, Counter(r for r, _ in {(h.resource, h.link) for h in topology.holds})
     names = [f"rank {rank} (node {node})" for rank, node in enumerate(topology.node_of_rank)]
@@ -71,7 +71,7 @@ def trace(schedule: Schedule) -> dict[str, Any]:
 
 
 def _sends(schedule: Schedule) -> dict[int, dict[str, Any]]:
-    """{group of a send: fields of its event}."""
+    """{group number of a send: name, category and arguments of its trace event}."""
     problem, members = schedule.problem, dict[int, list[Any]]()
     for transfer in schedule:
         members.setdefault(transfer.group, []).append(transfer)

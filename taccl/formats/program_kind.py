@@ -1,4 +1,4 @@
-"""Collective, buffer sizes and message sizes of a program, as a runtime names them."""
+"""Describe a program to a runtime: its collective's name, its buffer sizes and its message sizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COUNTED_BY_RANK = ("allgather", "alltoall", "gather", "reduce-scatter", "scatte
 
 
 class ProgramKind(NamedTuple):
-    """Collective of a program in a runtime.
+    """Collective of a program: its name in a runtime, its size in chunks, and its root.
 
     - `name`: MSCCL's name of the collective, or ``custom``.
     - `size`: Number of chunks of the larger buffer of a rank.
@@ -69,7 +69,7 @@ def kind_of(program: Program, format_name: str) -> ProgramKind:
 
 
 def collective_of(kind: ProgramKind, num_ranks: int) -> Collective | None:
-    """Collective for a runtime's name; None for ``custom``, which does not determine it."""
+    """Collective for a runtime's name; None for ``custom``, which names no particular collective."""
     if kind.name == "custom":
         return None
     if kind.name in ("broadcast", "reduce"):

@@ -1,4 +1,4 @@
-"""Read, write and convert over the table of formats."""
+"""Read, write and convert files in the formats of `taccl.formats.table`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FOREIGN_TOPOLOGIES = (
 
 
 class Conversion(NamedTuple):
-    """Source and target format, the files written, and the notes on the conversion."""
+    """Outcome of a conversion: source and target format, files written, and notes."""
 
     source: FileFormat
     target: FileFormat
@@ -150,7 +150,7 @@ def convert(
 
 
 def for_kind(target: FileFormat, kind: str) -> FileFormat:
-    """The format of the same family that holds a kind of object; the format itself if there is none."""
+    """Format of `target`'s family that can hold a kind of object; `target` itself if there is none."""
     alike = (each for each in FORMATS if target.name in (each.name, each.family))
     return next((each for each in alike if _steps(kind, each.holds) is not None), target)
 
@@ -173,7 +173,7 @@ def load_topology(path: str | os.PathLike[str], **arguments: Any) -> Topology:
     """Load a topology from a file of taccl or of another tool; see `taccl.topologies.load`."""
     found = foreign_topology(path)
     if found is None:
-        if arguments and os.path.exists(path):  # else the reader says that there is no such file
+        if arguments and os.path.exists(path):  # the reader reports a missing file
             said = f"found a file in taccl's own format, which takes no {', '.join(arguments)}; leave it out"
             raise TopologyError(said, where=os.fspath(path))
         return load_own_topology(path)
@@ -204,7 +204,7 @@ def _route(kind: str, target: FileFormat) -> tuple[Callable[..., Any], ...]:
 
 
 def _steps(kind: str, wanted: str) -> list[tuple[str, str]] | None:
-    """Pairs of kinds that lead from one kind to another; None if there is no conversion."""
+    """Conversions, as pairs of kinds, that lead from one kind of object to another; None if impossible."""
     if kind == wanted:
         return []
     # Without a direct conversion, the object becomes a schedule first.

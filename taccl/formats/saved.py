@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 _LIMIT_BYTES = 10**9
-#: Schema name in sketch files, for editors, and so that no short sketch is taken for a topology.
+#: Schema name in sketch files: editors use it, and it keeps a short sketch from being read as a topology.
 _SCHEMA = "sketch.schema.json"
 #: {class that `save` does not support: the call that saves it}.
 _SAVED_BY = {
@@ -112,7 +112,7 @@ def _ending(path: str | os.PathLike[str]) -> str:
 
 
 def _schedule_in(thing: Any) -> Schedule:
-    """The schedule that an object is or has; `InputError` names the call that saves another object."""
+    """The schedule of an object to save; `InputError` if it has none, naming the call that saves it."""
     if (saves := _SAVED_BY.get(type(thing).__name__)) is not None:
         raise InputError(f"found {quoted(thing)}; {saves} saves it", where="thing")
     try:
@@ -167,7 +167,7 @@ def load(path: str | os.PathLike[str]) -> Any:
             return registry.load_topology(path)
         if "sketch" in kinds or "upstream sketch" in kinds:
             return load_sketch(path)
-        try:  # a file with only the name of a machine
+        try:  # the file may be a topology that only names a machine
             return registry.load_topology(path)
         except InputError:
             raise unknown from None

@@ -15,13 +15,13 @@ from taccl.schedule.transfers import transfers_table as transfers_table
 
 
 def csv_text(schedule: Schedule) -> str:
-    """The table as comma-separated values: a line of names, then a line per row."""
+    """Table of a schedule's transfers as CSV text, with a header line."""
     text: str = schedule.to_frame().to_csv(index=False, lineterminator="\n")
     return text
 
 
 def parquet_bytes(schedule: Schedule) -> bytes:
-    """The table as Parquet.
+    """Table of a schedule's transfers as the content of a Parquet file.
 
     Raises `ExportError` if pyarrow is not installed.
     """

@@ -1,4 +1,4 @@
-"""Parse XML as elements with their lines: small trees of tags and attributes, safe for untrusted files.
+"""Parse XML, even from untrusted files, as a tree of elements with tags, attributes and line numbers.
 
 Document types are refused, and with them all entities that a file could define. So nothing is expanded or
 fetched. Depth and number of elements are limited.

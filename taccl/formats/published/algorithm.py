@@ -58,7 +58,7 @@ def load_upstream_algorithm(
     chunk_size: int | str | None = None,
     time_unit_us: int | float | str | None = None,
 ) -> Schedule:
-    """Load the schedule in a file of the published tool, with the starts that the file states.
+    """Load the schedule in a file of the published TACCL tool, with the starts that the file states.
 
     - `topology`: Another topology for the sends, which are then re-timed in the order that the file states.
     - `chunk_size`: Size of a chunk, which the file does not state. Without it the schedule's ``size_bytes``
@@ -84,7 +84,7 @@ def load_upstream_algorithm(
 def read_algorithm(
     data: dict[str, Any], where: str, chunk_bytes: int, unit_us: Fraction, topology: Topology | None = None
 ) -> Schedule:
-    """The schedule in the parsed content of a file, with exact numbers.
+    """Schedule of an algorithm file whose JSON is already parsed, with exact numbers.
 
     - `where`: Name of the file for error messages.
     - `unit_us`: Microseconds in the file's unit of time.
@@ -113,7 +113,7 @@ def read_algorithm(
 
 
 def retimed(schedule: Schedule) -> Schedule | None:
-    """Re-time a schedule: every send as early as data and resources permit, in the order of its starts.
+    """Re-time a schedule: start every send as early as data and resources permit; keep the order of starts.
 
     The result is feasible even if stated starts overlap. If they do not, its finish is no later than the
     stated one. Merged sends remain merged.
@@ -130,7 +130,7 @@ def retimed(schedule: Schedule) -> Schedule | None:
     columns: dict[str, Any] = {
         name: getattr(schedule, name) for name in ("chunk", "link", "group", "reduce", "producer")
     }
-    # For sums no check is needed, as every rank holds a part from the start.
+    # Collectives that sum need no check: every rank holds a contribution from the start.
     if not problem.collective.sums_up:
         one_by_one = make_schedule(problem, start=sequence, end=sequence + 1, **columns)
         if any(each.kind in ("index", "presence") for each in verify(one_by_one).violations):
@@ -142,7 +142,7 @@ def retimed(schedule: Schedule) -> Schedule | None:
 
 
 def _columns(file: AlgorithmFile, problem: Problem, chunk_of: dict[int, int]) -> dict[str, Any]:
-    """Columns of the sends; those over one link between nodes that start together are merged."""
+    """Schedule columns of a file's sends; merges sends that start together on a link between nodes."""
     topology = problem.topology
     parallel: dict[tuple[int, int], list[int]] = defaultdict(list)
     for index, link in enumerate(topology.links):
@@ -177,7 +177,7 @@ def _columns(file: AlgorithmFile, problem: Problem, chunk_of: dict[int, int]) ->
 
 
 def _as_stated(file: AlgorithmFile, problem: Problem, columns: dict[str, Any], unit_us: Fraction) -> Schedule:
-    """The sends at the stated starts, except for the two known inaccuracies (see the module)."""
+    """Schedule at the file's stated starts, corrected for rounding and overlapping phases if necessary."""
     costs = problem.costs
     tenth = unit_us / 10 * costs.ticks_per_us
     exact_starts = [send.start * tenth for _, send in file.sends]
@@ -218,7 +218,7 @@ def _as_stated(file: AlgorithmFile, problem: Problem, columns: dict[str, Any], u
 
 
 def shift_of_second_half(start: NDArray[np.int64], end: NDArray[np.int64], reduce: NDArray[np.bool_]) -> int:
-    """Ticks by which copies must move to follow all reductions; 0 if they are not two successive phases."""
+    """Ticks to delay copies so that they follow all reductions; 0 unless the two are successive phases."""
     if reduce.all() or not reduce.any():
         return 0
     first_copy = int(start[~reduce].min())
@@ -233,7 +233,7 @@ def _by_place(schedule: Schedule) -> NDArray[np.int64]:
 
 
 def _on_other_topology(file: AlgorithmFile, problem: Problem, columns: dict[str, Any]) -> Schedule:
-    """The sends on another topology than the file's, re-timed in the stated order."""
+    """Schedule of the file's sends on another topology, re-timed in the order that the file states."""
     start = np.array([send.start for _, send in file.sends], dtype=np.int64)
     schedule = retimed(make_schedule(problem, start=start, end=start + 1, **columns))
     if schedule is None:

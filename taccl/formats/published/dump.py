@@ -36,19 +36,19 @@ from taccl.formats.published.fields import KINDS, MACHINES
 from taccl.problem.problem import Clauses, Problem
 from taccl.schedule.schedule import Schedule
 
-#: {our name of a collective: the tool's name}.
+#: {taccl's name of a collective: the published tool's name}.
 _NAMES = {ours: theirs for theirs, (ours, _) in KINDS.items()}
 _MACHINES = {ours: theirs for theirs, ours in MACHINES.items()}
-#: Max integer that readers accept.
+#: Max integer in an algorithm file that readers accept.
 _LARGEST = 10**15
-#: Max decimals of a microsecond: ticks are no finer.
+#: Max decimal places of the decimal time units, in us, that are tried for a file.
 _MOST_DIGITS = 6
 _SHOWN = 3
 
 
 @checked
 def dump_upstream_algorithm(schedule: Schedule, *, time_unit_us: int | float | str | None = None) -> str:
-    """The schedule as the tool's nested objects in JSON; a warning states the losses.
+    """JSON text of a schedule as an algorithm file of the published tool; a warning states the losses.
 
     - `time_unit_us`: Microseconds in the file's unit of time; starts are in tenths of it. Default: 1 if
       that is exact, else a finer unit that is. The warning names the unit, because the file does not state
@@ -57,7 +57,7 @@ def dump_upstream_algorithm(schedule: Schedule, *, time_unit_us: int | float | s
     _check(schedule)
     problem, used = schedule.problem, set(schedule.link.tolist())
     refused: list[str] = []
-    # The most complete variants come first: with nodes, idle links and switches.
+    # Try the most complete variants of the file first: with nodes, idle links and switches.
     ways = product(
         sorted({problem.topology.num_nodes, 1}, reverse=True),
         dict.fromkeys((tuple(sorted(used.union(problem.links_allowed))), tuple(sorted(used)))),
@@ -138,7 +138,7 @@ def _transfers(schedule: Schedule, other: Schedule) -> Counter[tuple[int, ...]]:
 
 @dataclass(eq=False)
 class _Writing:
-    """A variant of the file: its number of nodes, the links in it, and True if it has switches."""
+    """A variant of the algorithm file to write: given nodes and links, with or without switches."""
 
     schedule: Schedule
     num_nodes: int
@@ -155,9 +155,9 @@ class _Writing:
         #: `number`: {link: its index among the parallel links of the same two ranks}.
         #: `parallel`: {pair of local ranks: number of parallel links}.
         self.number, self.parallel = dict.fromkeys(self.links, 0), Counter[tuple[int, int]]()
-        #: {pair of local ranks: cost of a chunk in ticks} of links inside nodes.
+        #: For links inside nodes: {pair of local ranks: cost of a chunk in ticks}.
         self.inside: dict[tuple[int, int], int] = {}
-        #: (alpha, cost per chunk) in ticks, of links between nodes.
+        #: For links between nodes: (alpha, cost per chunk), in ticks.
         self.across: set[tuple[int, int]] = set()
         self.receivers: dict[int, set[int]] = defaultdict(set)
         met: Counter[tuple[int, int]] = Counter()
@@ -215,7 +215,7 @@ class _Writing:
         return link.src // self.size != link.dst // self.size
 
     def document(self, unit_us: Fraction) -> dict[str, Any]:
-        """Content of the file."""
+        """Content of the algorithm file, as nested dicts for JSON."""
         problem = self.schedule.problem
         name, num_ranks = problem.collective.name, problem.topology.num_ranks
         steps, chunks = self._steps(unit_us), _chunks(problem)
@@ -246,7 +246,7 @@ class _Writing:
         }  # fmt: skip
 
     def _steps(self, unit_us: Fraction) -> list[dict[str, Any]]:
-        """One step for each time at which sends start.
+        """Steps of the file, one for each time at which sends start.
 
         Its field ``rounds`` is the time until the next step, in tenths of the file's unit.
         """
@@ -353,7 +353,7 @@ def _always_lost(problem: Problem) -> Iterable[str]:
 
 
 def _second_half(schedule: Schedule) -> Iterable[str]:
-    """Yield a note if readers of the file will re-time it.
+    """Yield a note if readers of the algorithm file will re-time its sends.
 
     They do if all copies start after the reductions have started, but some before the last reduction ends.
     """
@@ -365,7 +365,7 @@ def _second_half(schedule: Schedule) -> Iterable[str]:
 
 
 def _chunks(problem: Problem) -> list[dict[str, Any]]:
-    """The tool's chunks; for a sum, one per contribution, all with the sum's address."""
+    """Chunks as the tool counts them: one per contribution to a sum, all at the sum's address."""
     collective = problem.collective
     return [
         {"sccl_type": "chunk", "pre": list(pre), "post": list(chunk.destinations), "addr": address}

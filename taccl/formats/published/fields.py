@@ -1,4 +1,4 @@
-"""Upstream algorithm files: fields, with checks of their types, and the topology and collective behind them.
+"""Algorithm files of the published tool: checked fields, and the topology and collective they describe.
 
 The published TACCL tool writes nested objects, each marked by a field ``sccl_type``. Matrices are indexed
 [destination][source]. Costs are for one chunk, as the published tool used them. A send inside a node takes
@@ -48,7 +48,7 @@ MACHINES = {"NDv2": "ndv2", "DGX2": "dgx2"}
 
 _LONGEST_NAME = 200
 
-#: {the tool's name of a collective: (our name, power)}; n ranks have n ** power chunks, or a multiple.
+#: {published tool's name of a collective: (taccl's name, power)}; n ranks have k * n ** power chunks.
 KINDS = {
     "Allgather": ("allgather", 1), "Alltoall": ("alltoall", 2), "Broadcast": ("broadcast", 0),
     "Scatter": ("scatter", 1), "Gather": ("gather", 1), "Allreduce": ("allreduce", 1),
@@ -61,7 +61,7 @@ class _FileObject(BaseModel):
 
 
 class SendEntry(NamedTuple):
-    """One send of a step.
+    """One send in a step of an algorithm file.
 
     - `start`: Start in tenths of the file's unit of time.
     - `number`: Index of its link among the parallel links from source to destination.
@@ -89,7 +89,7 @@ def _as_list(entry: object) -> object:
 
 
 class TopologyFields(_FileObject):
-    """The tool's topology; with one node, fields for links between nodes are -1 or null."""
+    """Topology in an algorithm file; with one node, fields for links between nodes are -1 or null."""
 
     name: str
     copies: _Count
@@ -131,7 +131,7 @@ class ChunkFields(_FileObject):
 
 
 class CollectiveFields(_FileObject):
-    """The collective in a file of the tool."""
+    """The collective in an algorithm file."""
 
     name: str
     nodes: _Count
@@ -145,7 +145,7 @@ class _StepFields(_FileObject):
 
 
 class AlgorithmFile(_FileObject):
-    """A file whose fields have the right types and agree with each other."""
+    """An algorithm file whose fields have valid types and agree with each other."""
 
     sccl_type: Literal["algorithm"]
     name: str
@@ -167,7 +167,7 @@ class AlgorithmFile(_FileObject):
 
     @property
     def sends(self) -> list[tuple[str, SendEntry]]:
-        """All sends, each with the path of its field."""
+        """All sends of the file, each with the path of its JSON field."""
         return [
             (f"steps[{s}].sends[{i}]", send)
             for s, step in enumerate(self.steps) for i, send in enumerate(step.sends)
@@ -191,7 +191,7 @@ class AlgorithmFile(_FileObject):
 
 
 def algorithm_file(data: dict[str, Any], *, where: str) -> AlgorithmFile:
-    """Fields of a file from its JSON; `FormatError` names a field that is invalid."""
+    """Check the fields of an algorithm file's JSON; `FormatError` names an invalid field."""
     file = validated(AlgorithmFile, data, source=where, error=FormatError, remedy=f"; {REMEDY}")
     file._source = where
     return file
@@ -200,7 +200,7 @@ def algorithm_file(data: dict[str, Any], *, where: str) -> AlgorithmFile:
 def build_topology(
     file: AlgorithmFile, chunk_bytes: int, time_unit_us: Fraction, *, reducing: bool
 ) -> Topology:
-    """Topology with the links inside and between nodes, and the ports that serialise them.
+    """Topology of an algorithm file: links inside and between nodes, and ports that serialise sends.
 
     - `chunk_bytes`: Size in bytes of the chunk that the file's costs are for.
     - `time_unit_us`: Microseconds in the file's unit of time.
@@ -307,7 +307,7 @@ def _sum(file: AlgorithmFile, address: int, parts: Sequence[ChunkFields]) -> Chu
 
 
 def _named(file: AlgorithmFile, chunks: list[Chunk], *, combining: bool) -> Collective:
-    """The collective of these chunks, with our name for it if the chunks match that collective."""
+    """Collective of `chunks`, under taccl's name if the chunks match taccl's collective of that name."""
     stated = file.collective.name
     collective = Collective(stated[:_LONGEST_NAME], file.num_ranks, tuple(chunks), combining)
     name = stated.partition("(")[0]
@@ -323,5 +323,5 @@ def _named(file: AlgorithmFile, chunks: list[Chunk], *, combining: bool) -> Coll
 
 
 def _ends(collective: Collective) -> Counter[tuple[object, ...]]:
-    """Number of chunks by origins and destinations, ignoring roots, which the tool chooses."""
+    """{(origins, destinations, combining): number of chunks}; ignores roots, which the tool chooses."""
     return Counter((c.origins, c.destinations, collective.combining) for c in collective.chunks)

@@ -1,1 +1,1 @@
-"""Programs as modules for PyTorch: rounds of messages, the places of their data, and the code around them."""
+"""Write programs as PyTorch modules: rounds of messages, buffers for their data, and code around them."""

@@ -18,14 +18,14 @@ from taccl.formats.torch.places import Local, Place, RankRound, place
 from taccl.formats.torch.rounds import rounds_of
 from taccl.program.program import Program
 
-#: {collective: its methods}; a method that PyTorch 2.13 renamed has both names.
+#: {collective: names of its PyTorch methods}; a method that PyTorch 2.13 renamed has both names.
 METHODS = {
     "allreduce": ("all_reduce",), "reduce": ("reduce",), "broadcast": ("broadcast",),
     "allgather": ("all_gather_into_tensor", "all_gather_single"),
     "reduce-scatter": ("reduce_scatter_tensor", "reduce_scatter_single"),
     "alltoall": ("all_to_all_single",), "gather": ("gather",), "scatter": ("scatter",),
 }  # fmt: skip
-#: {method: its arguments in an example}.
+#: {PyTorch method: its arguments in the module's usage example}.
 _EXAMPLES = {
     "all_reduce": "tensor", "reduce": "tensor", "broadcast": "tensor",
     "all_gather_into_tensor": "output, input", "reduce_scatter_tensor": "output, input",
@@ -108,7 +108,7 @@ def _dict(entries: Mapping[int, str]) -> str:
 
 
 def _without_unused(text: str, methods: tuple[str, ...]) -> str:
-    """Remove the class's other methods from a module, then the private code that nothing uses any more."""
+    """Remove public methods other than `methods` from a module, then private code that is left unused."""
     while True:
         tree = ast.parse(text)
         [collective] = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Collective")

@@ -1,4 +1,4 @@
-"""Places of values: in the user's tensors where slots are free, else in staged tensors, one per message.
+"""Choose buffers for a program's chunks: free slots of the user's tensors, else a staged tensor per message.
 
 The user's input is only read. An input that is also an output of its rank is in the output from the start. So
 one list of steps serves calls in place and out of place.
@@ -26,7 +26,7 @@ class Place(NamedTuple):
 
 
 class Local(NamedTuple):
-    """Operation within a rank: `target` becomes the sum of the operands, or a copy of the only one."""
+    """Operation within a rank: `target` becomes the sum of the operands, or a copy of a single operand."""
 
     target: Place
     operands: tuple[Place, ...]
@@ -34,7 +34,7 @@ class Local(NamedTuple):
 
 @dataclass(slots=True)
 class RankRound:
-    """Part of one rank in a round.
+    """One rank's messages and local operations in a round.
 
     - `stage` ({number of a staged tensor: for each of its slots, the part of a block that it holds}): Tensors
       to allocate first.
@@ -49,7 +49,7 @@ class RankRound:
 
 
 def place(found: Rounds) -> list[dict[int, RankRound]]:
-    """For each rank, {round: the rank's part in the round}.
+    """Choose buffers for all chunks; return, for each rank, {round: its messages and operations}.
 
     The key `num_rounds` has the rank's operations after all rounds.
     """
@@ -57,14 +57,14 @@ def place(found: Rounds) -> list[dict[int, RankRound]]:
 
 
 class _Placing:
-    """Pass over all rounds, with the place of each value so far and the tensors that are in use."""
+    """State of a pass over all rounds: the place of each value so far, and the staged tensors in use."""
 
     def __init__(self, found: Rounds) -> None:
         self.found = found
         self.at: dict[int, Place] = {}
         #: {(rank, output slot): the value that it holds}.
         self.occupant: dict[tuple[int, int], Value] = {}
-        #: {number: last round that reads the staged tensor}, by rank.
+        #: For each rank, {number of a staged tensor: last round that reads it}.
         self.in_use: list[dict[int, int]] = [{} for _ in found.layouts]
         self.rounds: list[dict[int, RankRound]] = [defaultdict(RankRound) for _ in found.layouts]
 
@@ -98,7 +98,7 @@ class _Placing:
         return self.rounds
 
     def _message(self, number: int, src: int, dst: int, arrivals: Sequence[Value]) -> None:
-        """Place a message's values: in the output if their slots are free and consecutive, else staged."""
+        """Place a message's values in free consecutive slots of the output, else in a staged tensor."""
         mine = self.rounds[dst][number]
         before = (number, -1)
         homes = [value.output_slot for value in arrivals]
@@ -143,7 +143,7 @@ class _Placing:
         self.rounds[value.rank][number].then.append(Local(self.at[value.number], operands))
 
     def _order(self, value: Value) -> tuple[str, int, int]:
-        """Sort key of a value by its place at the source of its message."""
+        """Sort key of an arrived value: the buffer and slot of its copy at the sender."""
         assert value.source is not None, "it arrived"
         at = self.at[value.source.number]
         return (at.buffer, 0, at.first) if isinstance(at.buffer, str) else ("", at.buffer, at.first)
@@ -163,7 +163,7 @@ class _Placing:
         self.at[value.number] = Place("output", slot)
 
     def _staged(self, rank: int, number: int, values: Sequence[Value], moved: Sequence[Value] = ()) -> int:
-        """Lowest number of a staged tensor that is free in a round; the tensor will hold `values`.
+        """Reserve the lowest-numbered free staged tensor for `values` in a round; return its number.
 
         The tensor stays in use until these are read, except for values that are `moved` to the output in this
         round.
@@ -179,7 +179,7 @@ class _Placing:
         return free
 
     def _keep(self, rank: int, staged: int, value: Value) -> None:
-        """Keep a staged tensor until the last read of a value."""
+        """Keep a staged tensor in use until the last read of a value in it."""
         last = value.last_read[0]
         self.in_use[rank][staged] = max(self.in_use[rank][staged], last)
 
@@ -201,7 +201,7 @@ class _Placing:
 
 
 def joined(places: Sequence[Place]) -> tuple[Place, ...]:
-    """Places of single slots, in order, with consecutive slots merged."""
+    """Merge places of one slot each that are consecutive in a buffer; keep their order."""
     runs: list[Place] = []
     for each in places:
         last = runs[-1] if runs else None

@@ -1,4 +1,4 @@
-"""Rounds of a program: its messages in as few rounds as the data allow, one per round and pair of ranks.
+"""Divide messages of a program into the fewest rounds, with one message per round and pair of ranks.
 
 A *value* is the content of a chunk at a rank: an input, a chunk that arrived, or a sum of two values. A value
 is sent in the first round after the one that completes it, so no order of messages needs fewer rounds. Sums
@@ -26,7 +26,7 @@ AT_THE_END = 2**62
 
 
 class Call(NamedTuple):
-    """Collective as PyTorch calls it.
+    """A collective in PyTorch's terms: its name, chunks per block, and root.
 
     - `name`: Name in taccl, e.g. ``"reduce-scatter"``.
     - `parts`: Number of chunks in a block, which is one rank's part of the data, or all of it (as in a
@@ -41,7 +41,7 @@ class Call(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """Content of a chunk at a rank.
+    """Content of a chunk at a rank: an input, a received copy, or a sum of two values.
 
     - `contributors`: Ranks whose contributions it contains, as bits.
     - `round`: First round in which it can be sent.
@@ -67,7 +67,7 @@ class Value:
     last_read: tuple[int, int] = (-1, -1)
 
     def read_at(self, time: tuple[int, int]) -> None:
-        """Note a read at a (round, turn)."""
+        """Record that the value is read at `time`, a (round, turn)."""
         self.last_read = max(self.last_read, time)
 
 
@@ -90,7 +90,7 @@ class Rounds:
 
     @property
     def volume(self) -> float:
-        """Data that the busiest rank of each round moves, summed over rounds, as a share of the size."""
+        """Share of the buffer size that the busiest rank of each round moves, summed over rounds."""
         moved: dict[tuple[int, int, str], int] = defaultdict(int)
         for (number, source, destination), values in self.arrivals.items():
             moved[number, source, "send"] += len(values)
@@ -103,7 +103,7 @@ class Rounds:
 
 
 def call_of(collective: Collective | None) -> Call:
-    """Collective as PyTorch calls it; `ExportError` for one that PyTorch does not have."""
+    """PyTorch's call for a collective; `ExportError` if PyTorch has none."""
     known = (
         "allreduce",
         "allgather",
@@ -123,7 +123,7 @@ def call_of(collective: Collective | None) -> Call:
     if name != "allreduce" and chunks % blocks == 0:
         plain = make(name, n, chunks_per_rank=parts, **arguments)
         fits = _ends(plain) == _ends(collective)
-    else:  # any number of chunks is an even cut of the data
+    else:  # an allreduce may cut its data into any number of chunks
         everyone = tuple(range(n))
         fits = name == "allreduce" and set(_ends(collective)) == {(everyone, everyone)}
     if not fits or collective.derivations:
@@ -137,7 +137,7 @@ def _ends(collective: Collective) -> list[tuple[tuple[int, ...], tuple[int, ...]
 
 
 def rounds_of(program: Program) -> Rounds:
-    """Rounds of a program, which is executed symbolically.
+    """Divide a program's messages into rounds, by symbolic execution.
 
     Raises `ExportError` if PyTorch has no such collective, or the program does not compute it.
     """
@@ -221,7 +221,7 @@ def _sum(a: Value, b: Value, number: int) -> Value:
 
 
 def _check(found: Rounds, collective: Collective) -> None:
-    """Set the output slot of every output; raise `ExportError` for a wrong one."""
+    """Set the output slot of every output value; raise `ExportError` for a value with wrong content."""
     for rank, (where, values) in enumerate(zip(found.layouts, found.outputs, strict=True)):
         for slot, (chunk, value) in enumerate(zip(where.outputs, values, strict=True)):
             wanted = sum(1 << r for r in collective.chunks[chunk].origins) if collective.combining else 1
@@ -232,7 +232,7 @@ def _check(found: Rounds, collective: Collective) -> None:
 
 
 def _sort_into_rounds(found: Rounds) -> None:
-    """Fill `arrivals` and `sums` with every value that an output is made of; note the reads of each."""
+    """Fill `arrivals` and `sums` with every value that an output depends on; record when each is read."""
     needed: dict[int, Value] = {}
     pending = [value for values in found.outputs for value in values]
     while pending:
@@ -261,7 +261,7 @@ def _take_turns(values: list[Value]) -> None:
     Sums of neighbouring chunks can then be computed in one operation.
     """
     depth: dict[int, int] = {}
-    for value in values:  # a summand has a lower number
+    for value in values:  # summands come first, as their numbers are lower
         depth[value.number] = 1 + max(depth.get(each.number, 0) for each in value.summands)
     values.sort(key=lambda value: (depth[value.number], value.chunk))
     for turn, value in enumerate(values, 1):
