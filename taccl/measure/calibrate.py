@@ -1,4 +1,4 @@
-"""Calibration of a library's predictions to measured series: five factors, each with a prior at 1.
+"""Calibrate a library's predicted times to measured times by five factors, each with a prior at 1.
 
 The factors scale the machine's figures. With them, the library's own choice and pipeline predict collectives
 and numbers of nodes that no log has.
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 _SPREADS = {
     "launch_scale": 0.5, "node_latency": 0.1, "network_latency": 0.5, "node_rate": 0.08, "network_rate": 0.2,
 }  # fmt: skip
-#: Relative error up to which a row counts in full (pseudo-Huber loss); default profiles are off by as much.
+#: Relative error of a predicted time above which a row counts less (pseudo-Huber loss).
+#: Predictions with default profiles have about this error.
 _NOISE = 0.1
 
 
 def calibrated(costs: Costs, series: Sequence[Series]) -> Costs:
-    """Figures with the factors that fit the series best, and the NIC's rate if a bandwidth test states it.
+    """Scale a library's costs by factors that fit measured series best; bandwidth tests give the NIC's rate.
 
     - `series`: Series with known numbers of ranks and nodes.
     """

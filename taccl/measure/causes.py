@@ -14,10 +14,10 @@ from taccl.topology.tuning import PACK_BYTES
 #: `USUAL`: max ratio of times of small messages to usual times in a healthy series.
 HEALTHY, USUAL = 0.93, 1.5
 WITHIN_ERROR = 0.85  #: Min share of the expected bandwidth that an error of the model may explain.
-#: `_MATCHES`: max relative difference between the measured share of the bandwidth and a cause's share.
-#: `_INDISTINCT`: two causes cannot be told apart if these differences of theirs differ by at most this.
+#: `_MATCHES`: max relative difference between the measured share of the expected bandwidth and the share
+#: that a cause predicts. `_INDISTINCT`: causes whose differences are this close cannot be told apart.
 _MATCHES, _INDISTINCT = 0.05, 0.03
-#: Max ratio of measured to expected ring bandwidth: wire rate over the rate that messages reach.
+#: Max credible ratio of measured to expected bandwidth: a NIC's wire rate over the rate that messages reach.
 _WIRE = 1.08
 #: Max share of a node's bandwidth that suggests that GPUs cannot reach each other directly (P2P).
 _HOST_MEMORY = 0.2
@@ -26,9 +26,10 @@ _HOST_MEMORY = 0.2
 _BOUNCED, _BOUNCED_SMALL = 0.85, 1.3
 #: Min fall of the share of the expected bandwidth, from fewer to more nodes, that shows oversubscription.
 _FALLS = 0.1
-#: Min ratio of the fastest to the slowest of several NICs that were measured one by one.
+#: Min ratio of the fastest NIC's rate to the slowest NIC's rate that shows a slow rail.
 _UNEQUAL = 1.15
-#: Max ratio, in either direction, of the time of small messages to the time of launches by one process.
+#: Max ratio, in either direction, of the time of small messages to the time in which one process launches
+#: the kernels of all GPUs of a node. Within it, the launches explain the time.
 _LAUNCHES = 1.3
 #: Max irregular sizes listed in the evidence.
 _SHOWN = 3
@@ -43,7 +44,7 @@ PCIE_GB_PER_S = {
 Grade = Literal["likely", "possible"]
 #: Slow part of a series: the rate of large messages, the latency of small ones, or sizes off the curve.
 Of = Literal["rate", "latency", "sizes"]
-#: Causes that depend on the sizes; a slow rail explains no such dependence.
+#: Causes recognised by how the rate depends on message size; a slow rail slows all large sizes alike.
 _BY_SIZE = ("collapse", "unaligned")
 
 
@@ -118,10 +119,9 @@ _Found = tuple[Grade, float, str] | None
 def causes_of(facts: Facts) -> tuple[Cause, ...]:
     """Causes that agree with the figures, the best match first.
 
-    A cause of slow large messages is graded possible, not likely, if several causes match equally well, or if
-    the rate is within the error of the model. The same holds if the network is slow and its NICs were not
-    measured one by one, since one slow rail explains any rate. Causes recognised by the way the rate depends
-    on the size remain likely.
+    Causes of slow large messages are graded possible if several causes match equally well, or the rate is
+    within the error of the model. The same holds if the network is slow and its NICs were not measured one by
+    one, since one slow rail explains any rate. Causes in `_BY_SIZE` remain likely.
     """
     found = [(rule, *each) for rule in _RULES if (each := rule.find(facts)) is not None]
     matches = sorted(distance for rule, _, distance, _ in found if rule.of == "rate" and distance <= _MATCHES)
@@ -136,7 +136,7 @@ def causes_of(facts: Facts) -> tuple[Cause, ...]:
 
 
 class Rule(NamedTuple):
-    """A cause, and the function that looks for it."""
+    """A cause of slow collectives, and the function that looks for evidence of it in the figures."""
 
     name: str
     title: str
@@ -146,15 +146,15 @@ class Rule(NamedTuple):
 
 
 def _matched(share: float, expected: Iterable[tuple[float, str]]) -> _Found:
-    """Evidence for the nearest of several expected shares; None unless it is within `_MATCHES`."""
+    """Evidence for the expected share nearest to the measured `share`; None unless within `_MATCHES`."""
     return _nearest((abs(share / each - 1), text) for each, text in expected)
 
 
 def _off_rate(ratio: float) -> float:
     """Relative distance of a measured rate from the expected one; `ratio` is measured over expected.
 
-    If the measured rate is higher, the distance is scaled so that the rate of the wire (`_WIRE`) is at the
-    distance `_MATCHES`.
+    If the measured rate is higher, the distance is scaled: the rate of the wire (`_WIRE`) is at the distance
+    `_MATCHES`.
     """
     return 1 - ratio if ratio < 1 else (ratio - 1) * _MATCHES / (_WIRE - 1)
 
@@ -229,7 +229,7 @@ def _unused_nic(facts: Facts) -> _Found:
         return None
     half = 0.5, "half of the NICs' rate: one of two is unused, or two GPUs share one"
     some = [(used / num, f"the rate of {used} of {num} NICs") for used in range(1, num)]
-    # A ring's bus bandwidth is the rate of its NICs.
+    # The bus bandwidth of a ring equals the total rate of the NICs that the ring uses.
     ring = facts.network_shares.get("ring", share)
     pairs = [(ring, each) for each in some] + [(share, each) for each in (*some[-1:], half)]
     told = "the network carries {:.0%} of what its NICs could: {}"

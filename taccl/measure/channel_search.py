@@ -33,7 +33,7 @@ def searched(generation: str, node_gb_per_s: float, nics: tuple[int, float] | No
 
 
 def tree_speed(generation: str, node_gb_per_s: float, num: int, speed: float) -> float:
-    """GB/s of a tree's channel inside nodes, which NCCL's search raises as far as NVLinks allow."""
+    """GB/s of a tree channel inside nodes: NCCL's search raises it above `speed` as far as NVLinks allow."""
     _, of_network = CHANNEL_SPEEDS.get(generation, CHANNEL_SPEEDS[""])
     found = speed
     for faster in sorted(each for each in of_network if each > speed):

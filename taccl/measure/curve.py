@@ -12,14 +12,15 @@ from taccl.measure.series import Series
 
 #: Min ratio of a single outlier's time to the times at both neighbouring sizes.
 _OUTLIER = 1.2
-#: Min ratio of a time to the time at a larger size: the larger message is faster.
+#: Min ratio of a size's time to the time at the next larger size that marks an irregular size.
 _REVERSED = 1.15
-#: Min ratio of time growth to size growth: several messages of the smaller size would be faster.
+#: Growth of time over growth of size, between successive sizes, above which the larger size is irregular:
+#: several messages of the smaller size would be faster.
 _FALL = 1.25
-#: Limits on growth by which a size shows that its protocol changes too late.
-#: Growth from a size to the next is the ratio of their times over the ratio of the sizes.
-#: `_BOUND`: min growth from the previous size, which shows that the old protocol is bandwidth-bound.
-#: `_FREE`: max growth to the next size, which shows that the new protocol is faster.
+#: Limits on growth that show that a protocol is used up to too large a size.
+#: Growth is the ratio of the times at two successive sizes over the ratio of the sizes.
+#: `_BOUND`: min growth up to the last size of a protocol, which is bandwidth-bound there.
+#: `_FREE`: max growth from there to the next size, whose protocol is then faster.
 _BOUND, _FREE = 0.8, 0.6
 
 #: `_SLOW`: min slowness (measured over expected time) of a size, relative to both ends of its series.
@@ -80,7 +81,7 @@ def slow_middle(series: Series, predicted_us: Sequence[float]) -> Iterator[Kink]
 
 
 def _growth(before: _Row, after: _Row) -> float:
-    """Growth of the time over growth of the size."""
+    """Ratio of the times of two rows over the ratio of their sizes."""
     return (after[1] / before[1]) / (after[0] / before[0])
 
 

@@ -30,7 +30,7 @@ class Limit(NamedTuple):
 
 
 class Point(NamedTuple):
-    """Times of one size, and NCCL's best choice there by its model."""
+    """Measured and predicted time at one size, and the algorithm and protocol with the predicted time."""
 
     size_bytes: int
     measured_us: float
@@ -55,7 +55,7 @@ class Point(NamedTuple):
 
 
 class Gain(NamedTuple):
-    """Predicted time of a better schedule in a runtime.
+    """Predicted time of a better schedule in a runtime, beside NCCL's measured time at the same size.
 
     - `error`: Factor by which the prediction of NCCL's own time at this size is wrong; 1 if it is right.
     - `command`: Command line that makes the schedule.
@@ -70,7 +70,7 @@ class Gain(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Share of the measured time that is saved; "none" if it is longer by more than the error."""
+        """Share of the measured time that the schedule saves, or why no saving is certain."""
         if self.is_sure:
             return f"{1 - self.predicted_us / self.measured_us:.0%} less"
         return "none" if self.predicted_us > self.measured_us * self.error else "within the error"
@@ -141,7 +141,7 @@ class SeriesDiagnosis:
 
     @property
     def likely(self) -> tuple[Cause, ...]:
-        """Causes that the figures match."""
+        """Causes graded likely, without those graded possible."""
         return tuple(cause for cause in self.causes if cause.grade == "likely")
 
     def busbw(self, size_bytes: int, time_us: float) -> float:
@@ -163,7 +163,7 @@ class SeriesDiagnosis:
         }  # fmt: skip
 
     def size_rows(self) -> list[tuple[str, ...]]:
-        """Rows of size, times, bus bandwidths and NCCL's choice."""
+        """Table rows, one per size: times, bus bandwidths, and NCCL's choice of algorithm and protocol."""
         return [
             (
                 format_size(each.size_bytes), f"{each.measured_us:.1f}", f"{each.predicted_us:.1f}",
@@ -175,11 +175,11 @@ class SeriesDiagnosis:
         ]  # fmt: skip
 
     def limit_rows(self) -> list[tuple[str, str, str]]:
-        """Rows of resource, rate and use."""
+        """Table rows of the busiest resources: name, rate, and share of the time in use."""
         return [(each.resource, f"{each.gb_per_s:.4g} GB/s", f"{each.use:.0%} used") for each in self.limits]
 
     def gain_rows(self) -> list[tuple[str, ...]]:
-        """Rows of size, runtime, times and gain."""
+        """Table rows of better schedules: size, runtime, measured and predicted time, and gain."""
         return [
             (
                 format_size(each.size_bytes), each.runtime, f"{each.measured_us:.4g} us",

@@ -1,4 +1,4 @@
-"""Joint estimate of a machine's parameters from several series, and which of them the data determine.
+"""Fit a machine's parameters to several series at once, and tell which parameters the data determine.
 
 Size ranges of a library's protocols are inferred from the times first.
 """
@@ -17,12 +17,12 @@ from taccl.measure.model import LATENCIES, PARAMETERS, CostTerms, Parameter, tim
 
 #: Max ratio of posterior to prior spread at which a parameter counts as determined by the data.
 _DETERMINED = 0.5
-#: Max increase of the cost if a parameter is fixed at its prior: 1 by Akaike's criterion.
+#: Max increase of a fit's cost at which a parameter is fixed at its prior: 1 by Akaike's criterion.
 CONTRADICTED = 1.0
-#: Max exponent of the growth of times with sizes at which latencies are visible.
+#: Small messages show latency if their times grow more slowly than size to this power.
 _FLAT = 0.5
-#: Relative scale of the penalty if the observed protocol is slower than the fastest one (own choice).
-#: A library chooses the protocol that it predicts to be the fastest.
+#: Relative slowness that costs one unit, if the protocol assigned to a size is not predicted to be the
+#: fastest (own choice). A library chooses the protocol that it predicts to be the fastest.
 _CHOICE = 0.1
 _MAX_ROUNDS = 4
 #: {parameter: least and most value}, by physics.
@@ -126,7 +126,7 @@ def estimate(observed: Sequence[Observed], priors: Sequence[Parameter]) -> Estim
         without[worst] = task.means[worst]
         without = task.solve(protocols, fewer, without)
         if task.cost(protocols, without) > task.cost(protocols, logs) + CONTRADICTED:
-            needed[worst] = True  # the data contradict its prior: other parameters cannot compensate
+            needed[worst] = True  # the data contradict its prior, and no other parameter can compensate
         else:
             free, logs = fewer, without
     return Estimate(logs, free, protocols)
@@ -167,7 +167,7 @@ def shows_latency(each: Observed) -> bool:
 
 
 def _starts(task: _Fitting) -> Iterable[NDArray[np.float64]]:
-    """Yield starting points: the priors, then each bandwidth in turn scaled to the largest sizes."""
+    """Yield starting points: the priors, then the priors with one bandwidth scaled to the largest sizes."""
     yield task.means
     slowest = max(
         float(np.log(each.times_us[-1] / times_us(each.terms, each.size_bytes[-1:], task.means)[2, 0]))
@@ -259,7 +259,7 @@ def robust(relative: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Protocol index of each size (0 ll, 1 ll128, 2 simple); sizes ascend.
+    """Infer the protocol of each size (0 ll, 1 ll128, 2 simple) from the shape of the times; sizes ascend.
 
     The sizes are cut into at most three ranges, each fitted by a line of latency and bandwidth. A further
     range must reduce the cost by `_PRICE`. One range is simple; two are ll and simple.
@@ -274,18 +274,18 @@ def lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float64]) -> NDA
 
 
 def _costs_of_lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Costs, (n + 1, n + 1), of the best line through the sizes from row to column - 1; 0 without sizes.
+    """Cost matrix, (n + 1, n + 1): entry (i, j) is that of the best line through sizes i to j - 1.
 
     Both terms of a line are nonnegative. Iteratively reweighted least squares minimizes the pseudo-Huber
-    loss. Ranges of fewer than `_LEAST` sizes cost infinity.
+    loss. Ranges of fewer than `_LEAST` sizes cost infinity, empty ranges 0.
     """
     n = len(size_bytes)
-    # Columns differ by many powers of ten, so each is scaled by its maximum.
+    # Latency and bandwidth terms differ by many powers of ten, so each is scaled by its maximum.
     rows = np.stack([1 / times_us, size_bytes / times_us])
     rows /= rows.max(axis=1, keepdims=True)
     costs = np.zeros((n + 1, n + 1))
     for begin in range(n):
-        inside = np.tri(n - begin)  # a row for each last size
+        inside = np.tri(n - begin)  # one row of weights for each last size of the range
         some, errors = rows[:, begin:], np.zeros_like(inside)
         for _ in range(_ROUNDS):
             weights = inside / np.sqrt(1 + (errors / NOISE) ** 2)
@@ -297,7 +297,7 @@ def _costs_of_lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float6
 
 
 def _nonnegative_lines(weights: NDArray[np.float64], rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Nonnegative factors of the two rows, (lines, 2), with which they add up to nearly 1 at each size.
+    """Weighted least squares: nonnegative factors, (lines, 2), with which two rows sum to nearly 1.
 
     - `weights`, (lines, sizes): Weights of the squared distances from 1, for each pair of factors.
     - `rows`, (2, sizes): Positive numbers, so the best factor of one row alone is positive, too.
@@ -314,7 +314,7 @@ def _nonnegative_lines(weights: NDArray[np.float64], rows: NDArray[np.float64]) 
 
 
 def reassigned(predicted_us: NDArray[np.float64], times_us: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Protocol index of each size with which predictions, (3, sizes), agree best with the times.
+    """Choose the protocol index of each size so that predictions, (3, sizes), match measured times best.
 
     Protocols keep their order over ascending sizes, and a range has at least `_LEAST` sizes.
     """
@@ -329,7 +329,7 @@ def reassigned(predicted_us: NDArray[np.float64], times_us: NDArray[np.float64])
 
 
 def _cut_at(totals: NDArray[np.float64], n: int) -> NDArray[np.int64]:
-    """Protocol index of each of `n` sizes, for the pair of cuts with the least total.
+    """Protocol index of each of `n` sizes, for the two protocol switches (cuts) with the least total cost.
 
     - `totals`: Cost of each pair of cuts, in the order of `np.triu_indices(n + 1)`.
     """

@@ -42,7 +42,7 @@ from taccl.topology.topology import Topology
 
 #: Max median relative error of a fit that describes the machine.
 WORST_MEDIAN = 0.15
-#: Max 90th percentile of the relative errors without a note.
+#: 90th percentile of the relative errors above which a note says that some sizes fit badly.
 WORST_P90 = 0.2
 _FOLDS = 10
 #: Prior rate of a NIC in GB/s for a topology without a network, where it has no effect.
@@ -131,7 +131,7 @@ class Fit:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Measurements that would determine parameters at their priors, one sentence each."""
+        """Measurements that would determine the parameters left at their priors, one sentence each."""
         return missing_measurements([each.name for each in self.parameters if not each.determined])
 
     @property
@@ -318,10 +318,11 @@ def fit(
 def _estimated(
     series: Sequence[Series], machine: Machine, before: Sequence[Parameter], most_gb_per_s: float
 ) -> tuple[list[Observed], Estimate, float, bool]:
-    """(observations, estimate, rate of in-switch sums over a rank's, True if logs show no such sums).
+    """Estimate parameters with or without in-switch sums (NVLS), whichever explains the series better.
 
-    If switches can add, the estimate without such sums is preferred, unless its cost exceeds that of the
-    other by more than `CONTRADICTED`, or it needs a link above `most_gb_per_s`.
+    Returns observations, estimate, rate of in-switch sums as a share of a rank's rate, and True if the logs
+    contradict such sums. The estimate without such sums is preferred. Exceptions: its cost exceeds that of
+    the other by more than `CONTRADICTED`, or it needs a link above `most_gb_per_s`.
     """
     found = []
     for share in dict.fromkeys((0.0, machine.nvls_share)):
@@ -339,7 +340,7 @@ def _estimated(
 
 
 def _at_limits(parameters: Sequence[FittedParameter]) -> Iterator[str]:
-    """Yield a sentence for each parameter at its physical limit: the assumption of the model that fails."""
+    """Yield a sentence for each fitted parameter at its physical limit, with the probable reason."""
     for each in parameters:
         least, most = LIMITS.get(each.name, (0.0, np.inf))
         if not each.determined or least * 1.01 < each.value < most * 0.99:
@@ -351,7 +352,7 @@ def _at_limits(parameters: Sequence[FittedParameter]) -> Iterator[str]:
 
 
 def _left_out(observed: Sequence[Observed], before: Sequence[Parameter]) -> list[float]:
-    """Relative errors in 10-fold cross-validation: at each tenth of the sizes, under a fit to the others."""
+    """Relative errors in 10-fold cross-validation: a fit to nine tenths of the sizes predicts the others."""
     if min(len(each.size_bytes) for each in observed) < 3:
         return []
     errors: list[float] = []

@@ -1,4 +1,4 @@
-"""Collectives of NCCL that switches compute: NVLS in nodes, SHARP between nodes, and both."""
+"""Predicted times of NCCL's in-switch algorithms: NVLS in nodes, SHARP between nodes, and both."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _nvls(run: Run) -> Candidate:
     has_correction = m > 1 and costs.generation == "Blackwell"
     correction = run.corrected(_SIMPLE) if has_correction else np.ones_like(run.size)
     kb = run.size / 1000
-    # Each round of the pipeline moves one chunk per block and rank into the switch, on, and out.
+    # Each round of the pipeline moves one chunk per block and rank through the switch.
     turn_kb = np.minimum(_nvls_chunk(run) * NVLS_BLOCKS[costs.generation][m > 1] * g, run.size) / 1000
     hop_us = PROTOCOLS[_SIMPLE].ring_hop_us * costs.node_latency
     turn_us = turn_kb / (rate * costs.node_rate) + hop_us
@@ -92,7 +92,7 @@ def _nvls(run: Run) -> Candidate:
 
 
 def _nvls_chunk(run: Run) -> Floats:
-    """Bytes of a chunk of sums in the switch, by size."""
+    """NVLS chunk size in bytes for each message size; small messages have smaller chunks."""
     several = run.num_nodes > 1
     own = NVLS_CHUNK_BYTES[run.costs.generation][several]
     if run.num_nodes >= NVLS_MANY_NODES:
@@ -122,7 +122,7 @@ def _nvls_sharp(run: Run) -> Candidate:
 
 
 def _collnet(run: Run) -> Candidate:
-    """SHARP between nodes: one GPU per NIC, or chains of GPUs in nodes without NVSwitch."""
+    """SHARP between nodes (CollNet): direct sums in nodes with NVSwitch, chains of GPUs in other nodes."""
     costs, g = run.costs, run.per_node
     if costs.nvswitch:
         node_us = 2 * (min(1, g - 1) * COLLNET_DIRECT_US[0] + (g - 1) * COLLNET_ARITY_US)
@@ -141,7 +141,7 @@ def _collnet(run: Run) -> Candidate:
 def _rated(
     run: Run, name: str, latencies_us: tuple[float, float], inside: tuple[float, float], factor: float
 ) -> Candidate:
-    """Candidate by the bus bandwidth of the node or of its NICs, whichever is less, as NCCL rates it.
+    """Candidate under the lower of two bandwidths, the node's and its NICs', as in NCCL's model.
 
     - `latencies_us`: Latency by the library's model, and predicted latency.
     - `inside`: Rate of the node in GB/s, and the share of the bandwidth that is reached.
