@@ -61,10 +61,10 @@ def candidates(
     run = Run(costs, collective, num_ranks, num_nodes, size_bytes)
     only = costs.network.only if num_nodes > 1 and collective not in ("alltoall", POINT_TO_POINT) else ""
     launched = costs.ranks_per_process
-    if costs.generation == "Volta" and launched <= 1:  # benchmarks of that time ran one process per node
+    if costs.generation == "Volta" and launched <= 1:  # benchmarks of V100 ran one process per node
         launched = run.per_node
     start_us = costs.launch_us * costs.launch_scale
-    # The host launches an operation while the GPUs still run the one before, so the slower of both counts.
+    # The host launches an operation while GPUs still run the one before; the slower of the two counts.
     host_us = costs.serial_launch_us * costs.launch_scale * min(launched, run.per_node)
     if num_nodes > 1:
         start_us += costs.network.start_of(costs.host) * costs.network_latency
@@ -83,7 +83,7 @@ def chosen(found: list[Candidate]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A collective of `num_ranks` ranks in equal nodes, at several sizes."""
+    """A collective on `num_ranks` ranks in equal nodes at several sizes, with the times of its algorithms."""
 
     costs: Costs
     collective: str
@@ -108,7 +108,7 @@ class Run:
 
     @property
     def node(self) -> float:
-        """GB/s of a rank inside its node."""
+        """Rate in GB/s at which a rank sends inside its node."""
         return self.costs.node_gb_per_s * self.costs.node_rate
 
     @property
@@ -141,7 +141,7 @@ class Run:
         return {"allreduce": 2 * (n - 1), "allgather": n - 1, "reduce-scatter": n - 1}.get(self.collective, n)
 
     def all(self) -> Iterator[Candidate]:
-        """Yield the algorithms that the library has for the collective, without its launch."""
+        """Yield the times of all algorithms that the library has for the collective, without the launch."""
         if self.collective in ("alltoall", POINT_TO_POINT):
             yield from self._pairs()
             return
@@ -175,7 +175,7 @@ class Run:
         return (hop + times * self.costs.network.hop_us) * self.costs.network_latency
 
     def _posts_us(self, p: int, algorithm: str) -> Floats:
-        """Time in us that messages of further channels add to a hop between nodes."""
+        """Time in us that the messages of channels beyond the first add to a hop between nodes."""
         least = CHANNEL_BYTES[PROTOCOLS[p].name]
         if algorithm == "ring" and PROTOCOLS[p].name == "ll":
             least *= self.num_ranks
@@ -273,7 +273,7 @@ class Run:
         hops_us = 2 * (g - 1) * self._real_hop_us(p, hop)
         time_us = (base + hops_us) * costs.node_latency + 2 * levels * network_us
         correction, kb = self.corrected(p), self.size / 1000
-        if name == "simple":  # the first step of each channel passes all hops
+        if name == "simple":  # to fill the pipeline, the first step of each channel passes all hops
             step_kb = np.minimum(STEP_BYTES * num, self.size) / 1000
             across_us = step_kb / self.network if m > 1 else 0.0
             time_us = time_us + 2 * (g - 1) * step_kb / self.node + 2 * levels * across_us + kb / real
@@ -288,7 +288,7 @@ class Run:
 
     @property
     def tree_limit_gb_per_s(self) -> float:
-        """Maximum GB/s that all channels of trees carry, both up and down."""
+        """Maximum total rate of all tree channels in GB/s, with the data up and down the trees added."""
         return float(self.num_channels * TREE_CHANNEL[self.costs.generation][self._place])
 
     def _tree_gb_per_s(self, name: str, total: float, *, model: bool) -> float:
@@ -323,14 +323,14 @@ class Run:
         costs = self.costs
         if not costs.nvswitch or costs.fitted is not None or self.num_nodes > 1:
             return node, 0.0
-        num, speed = 2 * self.num_channels, self.channels[1] / 2  # the search's channels are doubled
+        num, speed = 2 * self.num_channels, self.channels[1] / 2  # NCCL doubles the channels it found
         each = pair_channels(num, costs.num_links, self.num_ranks, message)
         speed = max(speed * node / self.node, costs.pair_channel_gb_per_s)
         rate = np.minimum(node, each * peers * speed)
         return rate, filling_us(message, each, rate / peers)
 
     def _pairs(self) -> Iterator[Candidate]:
-        """Messages between pairs; each peer on another node adds a hop, as hosts post messages in turn."""
+        """Yield times of pairwise messages; each peer on another node adds a hop, as hosts post in turn."""
         costs, n, m, g = self.costs, self.num_ranks, self.num_nodes, self.per_node
         is_pair = self.collective == POINT_TO_POINT
         inside, outside = (float(m == 1), float(m > 1)) if is_pair else ((g - 1) / n, (n - g) / n)

@@ -1,4 +1,4 @@
-"""Figures of a machine under a stock library, and one algorithm with its times."""
+"""Cost figures of a machine under a stock library (`Costs`), and an algorithm's times (`Candidate`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 #: `PAIR_SHARE`: part of a node's rate that a single pair reaches (our choice: 0.81 on 8 A100, 0.93 on H100).
 #: `ALL_PAIRS_SHARE`: part that all pairs of an alltoall reach since Hopper (our choice: 0.85 to 0.93).
-#: `AMPERE_ALL_PAIRS_SHARE`: part that all pairs reach on Ampere; above 1, as NCCL has only 240 of 300 GB/s.
+#: `AMPERE_ALL_PAIRS_SHARE`: part that all pairs reach on Ampere. It exceeds 1, as NCCL's tables state 240
+#: GB/s for a rank whose NVLinks have 300.
 #: On 8 A100, copies reach 255 GB/s (alltoall and allgather of microsoft/superbenchmark, tests/data).
 PAIR_SHARE, ALL_PAIRS_SHARE, AMPERE_ALL_PAIRS_SHARE = 0.87, 0.93, 1.06
 #: Least rate in GB/s of a channel between two ranks over NVLink, from a published log of 8 A100.
@@ -78,7 +79,7 @@ class Costs:
 
 
 class Candidate(NamedTuple):
-    """An algorithm under a protocol, at several sizes.
+    """Times of an algorithm under a protocol, at several sizes.
 
     - `model_us`: Time by the library's own model, by which it chooses.
     - `time_us`: Time by its pipeline, launch included.

@@ -24,7 +24,8 @@ from taccl.measure.run_reports import run_reports, series_of_reports
 from taccl.measure.series import POINT_TO_POINT, Counted, Log, Series
 from taccl.problem.collective import busbw_factor
 
-#: {collective: pattern of its names in logs}. SURE stands for what must follow a common word, e.g. "reduce".
+#: {collective: pattern of its names in logs}. SURE stands for the text
+#: that must follow a common word such as "reduce".
 _NAMES = {
     "allreduce": r"all[_ -]?reduce", "allgather": r"all[_ -]?gather",
     "alltoall": r"all[_ -]?to[_ -]?all(?!v)", "alltoallv": r"all[_ -]?to[_ -]?allv",
@@ -80,7 +81,7 @@ _LAUNCHED = {
 }
 #: Min algbw in GB/s whose two decimals are precise enough for the ratio of busbw to algbw.
 _TELLING_ALGBW = 1.0
-#: Relative difference below which bus bandwidth counts as algorithm bandwidth.
+#: Relative difference below which bus bandwidth counts as equal to algorithm bandwidth.
 _FACTOR_OFF = 0.01
 #: Min share of the greatest bandwidth at which a stream of messages counts as bandwidth-bound.
 _PLATEAU = 0.95
@@ -88,7 +89,7 @@ _PLATEAU = 0.95
 
 @dataclass
 class _LogRun:
-    """Content of one run while its lines are read.
+    """One benchmark run of a log, filled in while the lines of the log are read.
 
     - `line`: Number of its first row's line.
     - `names`: Collectives named above its rows, in order.
@@ -304,7 +305,8 @@ def _of_run(run: _LogRun, where: str, given: str | None) -> Series:
         raise FormatError(f"{said} (nccl-tests built with MPI=1)", where=source)
     name = given or _collective(run, where)
     listed = max(run.hosts, default=-1) + 1
-    # busbw / algbw is 2 (n - 1) / n for an allreduce, (n - 1) / n for others; else it does not determine n.
+    # With n ranks, busbw / algbw is 2 (n - 1) / n for an allreduce, and 1 for a broadcast or reduce.
+    # It is (n - 1) / n for other collectives.
     factor = _factor(rows[-8:]) / (2 if name == "allreduce" else 1)
     telling = 0.4 < factor < 0.9999 and name not in ("broadcast", "reduce")
     num_ranks = round(1 / (1 - factor)) if telling else 0
@@ -324,7 +326,7 @@ def _of_run(run: _LogRun, where: str, given: str | None) -> Series:
 
 
 def _collective(run: _LogRun, where: str) -> str:
-    """Last of the named collectives that fit the columns; else the only one that fits columns and checks."""
+    """Collective of a run: the last one named that fits the columns, else the one that its checks imply."""
     found = _named(run, where)
     if found:
         return found[-1]
@@ -336,7 +338,7 @@ def _collective(run: _LogRun, where: str) -> str:
 
 
 def _named(run: _LogRun, where: str) -> list[str]:
-    """Named collectives that fit the columns, in order; without any, the only collective that fits them."""
+    """Collectives named in the log that fit the run's columns; without any, the only one that fits them."""
     stem = os.path.basename(where)
     named = [*(each for each, form in _IN_STEM.items() if form.search(stem)), *run.names]
     possible = [each for each in _MENTIONS if _may_be(each, run.rows)]

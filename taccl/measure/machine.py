@@ -1,4 +1,4 @@
-"""Figures of a machine model, from its links; differences between these and logs, as sentences."""
+"""Cost figures of a machine model, from its links, and notes on logs that disagree with the model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GPUS = {
     "gb200-nvl72": ("GB200", "GB300"), "mi300x": ("MI300X", "MI325X"), "mi355x": ("MI355X", "MI350X"),
 }  # fmt: skip
 #: {GPU model whose NVLinks are fewer than those of any machine model: its generation}.
-#: By their data sheets, both have 400 GB/s of NVLink.
+#: Their data sheets state 400 GB/s of NVLink.
 _FEWER_LINKS = {"A800": "Ampere", "H800": "Hopper"}
 #: {machine: GPU models that communicate over PCIe}, including PCIe boards of the models above.
 _PCIE_GPUS = {
@@ -34,20 +34,20 @@ _MODEL = re.compile(r"\b(MI\d{2,3}[A-Z]?|[A-Z]{1,2}\d{1,3}[A-Z]?)\b")
 #: Max number of ranks that busbw / algbw determines exactly, if both are given with two decimals.
 #: A larger number is rounded to a multiple of the number of nodes, so that all nodes have equally many ranks.
 COUNTABLE = 64
-#: Profiles of imports, whose NICs have line rates.
+#: Profiles of imported topologies, whose NICs have line rates (higher than the rates that messages reach).
 _LINE_RATES = ("nccl", "nvidia-smi")
-#: ((words in names of links, class of network assumed for several nodes), ...), in order; as for machines by
-#: name. RoCE reaches as large a part of its line rate as InfiniBand.
+#: ((words in names of links and switches, class of network assumed for several nodes), ...); the first match
+#: counts. InfiniBand stands for RoCE as well, which reaches as large a part of its line rate.
 _USUAL_NETWORKS = ((("xGMI",), "rccl"), (("NVSwitch", "NVLink"), "infiniband"), (("",), "roce-pcie"))
 #: `_ON_PCIE`: pattern in names of PCIe boards, which have no NVSwitch.
-#: `_ON_BRIDGE`: pattern in names of pairs of boards joined by NVLink bridges, which have none, either.
+#: `_ON_BRIDGE`: pattern in names of pairs of boards joined by NVLink bridges, without an NVSwitch.
 _ON_PCIE, _ON_BRIDGE = re.compile(r"\bPCIe?\b", re.IGNORECASE), re.compile(r"\bNVL\b", re.IGNORECASE)
 #: Min credible time in us of a collective on GPUs; the kernel launch alone takes most of about 4 us.
 _LEAST_US = 3.0
-#: `_LEAST_RATE`: min credible ratio of a fitted rate to the data sheet's rate.
-#: `_MOST_RATE`: max credible ratio, as no link exceeds the data sheet's rate.
+#: `_LEAST_RATE`, `_MOST_RATE`: min and max credible ratio of a fitted rate to the data sheet's rate,
+#: which no link exceeds.
 _LEAST_RATE, _MOST_RATE = 0.2, 1.05
-#: Min credible ratio for a network's rate; it is low, as networks of one machine model differ.
+#: Min credible ratio of a network's fitted rate to the machine model's; low, as networks of a model differ.
 _LEAST_NETWORK_RATE = 0.05
 
 
@@ -88,7 +88,7 @@ def find_machine(name: str) -> Machine:
 def machine_of(topology: Topology) -> Machine:
     """Figures of any topology, as seen from rank 0; all nodes are assumed alike."""
     ours = topology.links_from[0]
-    # Sums and copies in switches have rates of their own.
+    # Leave out links of sums and copies in switches, which have rates of their own.
     inside = [
         e for e in ours
         if not topology.is_internode(e) and len(topology.links[e].srcs) == len(topology.links[e].dsts) == 1
@@ -117,7 +117,7 @@ def machine_of(topology: Topology) -> Machine:
 
 
 def import_network(topology: Topology) -> Network | None:
-    """Class of network that is assumed for several nodes of an import; None for other topologies."""
+    """Class of network assumed between nodes of an imported topology; None for other topologies."""
     if topology.machine or topology.profile not in _LINE_RATES or topology.num_nodes == 1:
         return None
     names = [*(link.name for link in topology.links), *(switch.name for switch in topology.switches)]
@@ -126,7 +126,7 @@ def import_network(topology: Topology) -> Network | None:
 
 
 def with_switches(topology: Topology, gpus: Collection[str]) -> Topology:
-    """A file's topology with in-switch sums (NVLS), if NCCL uses them on its GPUs.
+    """Add in-switch sums (NVLS) to a topology from a file, if NCCL uses such sums on its GPUs.
 
     - `gpus`: Names of the GPUs, as far as they are known.
     """
@@ -146,7 +146,7 @@ def generation_of(gpus: Collection[str]) -> str:
 
 
 def port_mismatch(topology: Topology, gpus: Collection[str]) -> str:
-    """Sentence if ports of an import have the rate of another generation than the named GPUs; else empty."""
+    """Warning if an imported topology has port rates of another generation than its GPUs; else empty."""
     from taccl.topology.nvls import port_generation
 
     known, guess = generation_of(gpus), "" if topology.machine else port_generation(topology)
@@ -158,7 +158,7 @@ def port_mismatch(topology: Topology, gpus: Collection[str]) -> str:
 
 
 def rack_mismatch(topology: Topology, gpus: Collection[str]) -> str:
-    """Sentence if NVLink joins several nodes of an import on the named GPUs, as in racks; else empty."""
+    """Warning if NICs join nodes of an imported topology whose GPUs NVLink joins in racks; else empty."""
     from taccl.topology.machines import SHAPES
 
     machine = machine_by_gpus(gpus)
@@ -172,13 +172,13 @@ def rack_mismatch(topology: Topology, gpus: Collection[str]) -> str:
 
 
 def figures_of(topology: Topology) -> Machine:
-    """Figures of a file's topology, with the share of in-switch sums if its switches do these."""
+    """Figures of a topology from a file, with the rate share of in-switch sums if its switches can add."""
     shares = [float(switch.reduces.efficiency) for switch in topology.switches if switch.reduces]
     return machine_of(topology)._replace(nvls_share=min(shares, default=0.0))
 
 
 def modelled(log: Log) -> Log:
-    """The log without collectives that NCCL's model does not cover, which a note names.
+    """Remove collectives that NCCL's model does not cover from a log, and name them in a note.
 
     The log is unchanged if the model covers all of its collectives, or none.
     """
@@ -229,7 +229,7 @@ def _kinds(gpus: Collection[str]) -> Collection[str]:
 def check_alike(logs: Sequence[Log], purpose: str) -> None:
     """Check that the logs name one kind of GPU; raises `FormatError` if they do not.
 
-    - `purpose`: What is done with them: ``"fit"`` or ``"diagnose"``.
+    - `purpose`: Verb for the logs' use in messages, ``"fit"`` or ``"diagnose"``.
     """
     first = next((log for log in logs if log.gpus), None)
     for log in logs:
@@ -257,7 +257,7 @@ def machine_by_gpus(gpus: Collection[str]) -> str | None:
 
 
 def is_stand_in(machine: str, gpus: Iterable[str]) -> bool:
-    """True if GPUs are of another model than those after which a machine is named."""
+    """True if no GPU is of the model for which a machine model was made, as with H20 on ``dgx-h100``."""
     own = [table[machine][0] for table in (_GPUS, _PCIE_GPUS) if machine in table]
     return bool(own) and not gpu_models(gpus) & set(own)
 

@@ -33,7 +33,7 @@ from taccl.topology.tuning import (
 COLLECTIVES = ("allreduce", "allgather", "reduce-scatter", "broadcast", "reduce", "alltoall", POINT_TO_POINT)
 
 
-#: Bytes that a channel takes under each protocol, (3, 1).
+#: Message bytes per channel under each protocol, (3, 1): a library uses one more channel for each of these.
 _CHANNEL_BYTES = np.array([[float(CHANNEL_BYTES[each.name])] for each in PROTOCOLS])
 
 
@@ -49,7 +49,7 @@ class Parameter(NamedTuple):
 
 LATENCIES = ("launch_us", "node_latency", "network_latency", "ll_latency", "ll128_latency", "simple_latency")
 PARAMETERS = (*LATENCIES, "node_gb_per_s", "network_gb_per_s", "ll_share", "ll128_share", "channel_us")
-#: Max channels; a library uses more of them, one by one, as messages grow.
+#: Max channels that the model counts; a library adds channels one by one as messages grow.
 RAMP_CHANNELS = 8
 
 
@@ -70,7 +70,7 @@ def priors(node_gb_per_s: float, network_gb_per_s: float, rates_source: str) -> 
 
 
 class Way(NamedTuple):
-    """Hops and volumes of one algorithm.
+    """Numbers of hops and data volumes of one algorithm for a collective.
 
     - `algorithm`: ``"ring"``, ``"tree"``, ``"pairwise"`` or ``"nvls"``, sums in a switch, under simple alone.
     - `node_hops`, `network_hops`: Numbers of successive hops within nodes and between nodes.

@@ -32,7 +32,7 @@ def pair_channels(num_channels: int, num_links: int, num_ranks: int, message_byt
 
 
 def filling_us(message_bytes: Floats, num: Floats, gb_per_s: Floats) -> Floats:
-    """Time in us in which the first chunk arrives, before its receiver can copy it out of the buffer.
+    """Pipeline fill time in us: a receiver can copy a channel's first chunk only once it has arrived.
 
     - `gb_per_s`: Rate of all channels of the message together.
     """

@@ -1,4 +1,4 @@
-"""`predict`: time of a collective of a stock library, or of a runtime in one kernel, on a machine by name."""
+"""`predict`: time of a collective on a named machine, under a stock library or a one-kernel runtime."""
 
 from __future__ import annotations
 
@@ -152,13 +152,13 @@ def predict(
 def predicted_us(
     costs: Costs, collective: str, num_ranks: int, num_nodes: int, size_bytes: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Times in us of the library's choice at each size."""
+    """Predicted time in us at each size, under the algorithm and protocol that the library chooses."""
     found = candidates(costs, collective, num_ranks, num_nodes, size_bytes)
     return np.array([each.time_us for each in found])[chosen(found), np.arange(len(size_bytes))]
 
 
 def series_us(costs: Costs, series: Series) -> NDArray[np.float64]:
-    """Times in us of the library's choice at the sizes of a series, launched as the series states."""
+    """Predicted times in us at the sizes of a series, with its number of ranks per process if stated."""
     costs = replace(costs, ranks_per_process=series.ranks_per_process or costs.ranks_per_process)
     sizes = np.array(series.size_bytes, float)
     return predicted_us(costs, series.collective, series.num_ranks, series.num_nodes, sizes)
@@ -175,7 +175,7 @@ def ranks_per_node(machine: str) -> int:
 
 
 def costs_of(machine: str, *, network: str | None = None, network_gb_per_s: float | None = None) -> Costs:
-    """Figures of a machine, or an instance type, under the library of its GPUs."""
+    """Cost figures of a machine or an instance type, under the stock library of its GPUs."""
     costs = _of_model(known_name(machine, known_machines(), "machine"))
     if network is not None:
         costs = replace(costs, network=NETWORKS[known_name(network, NETWORKS, "network")])
@@ -248,7 +248,10 @@ def _in_one_kernel(costs: Costs, collective: str, n: int, size: float, launch: L
 
 
 def by_mpi(costs: Costs, collective: str, n: int, m: int, size: float) -> Prediction:
-    """Time of messages in rounds: recursive doubling, a ring of n parts, or pairs (alltoall)."""
+    """Predict an MPI collective on n ranks in m nodes: the faster of recursive doubling and a ring.
+
+    An alltoall and a point-to-point message are sent between pairs.
+    """
     adds = collective in ("allreduce", "reduce-scatter", "reduce")
     hop_us = MPI_HOPS_US[0] if m == 1 else MPI_HOPS_US[1] + costs.network.hop_us
     g = n // m

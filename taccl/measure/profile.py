@@ -74,7 +74,7 @@ def _ranges(found: FittedSeries) -> Iterator[dict[str, Any]]:
 
 
 def _measured(of: Sequence[FittedParameter], factor: float = 1.0, *, inverse: bool = False) -> dict[str, Any]:
-    """Factor times the product of parameters, with an interval for independent parameters.
+    """TOML entry for `factor` times a product of parameters, with its interval if these are independent.
 
     - `inverse`: True for the factor divided by the product.
     """

@@ -14,7 +14,7 @@ _SIZE = r"\d{1,18}(?:\.\d{1,6})?(?:\s?[KMGT]?i?B)?|\d{1,18}[KMGT]"
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 #: Label of a rank at the beginning of a line.
 _LABEL = re.compile(r"\[\d+(?:,\d+)?\](?:<std(?:out|err)>:)?(?=\D)")
-#: Characters that pages, lists and quotes put between cells.
+#: Characters that web pages, lists and quotes put between cells; spaces replace them.
 _BETWEEN = str.maketrans("\u00a0|\"',;", "      ")
 #: Row of nccl-tests: size, count, type, optional reduction and root, times and bandwidths.
 #: Launchers' prefixes (``0:``, ``[1,0]<stdout>:``, a time, a name), remarks and time stamps are skipped.
@@ -23,7 +23,7 @@ _NCCL = re.compile(
     rf"(?:^|[\s:>])({_SIZE})\s+(\d{{1,18}})\s+([a-z][a-z0-9_]*)\s+(?:([a-z]+)\s+)?"
     rf"({_NUMBER}(?:\s+(?:{_NUMBER}|N/A|nan|inf))*)(?:\s+(?:#|//|<|\d{{4}}-\d\d-|[A-Za-z]{{3}}).*)?\s*$"
 )
-#: {number of cells in a group: places of time, algbw, busbw, and number of wrong elements}.
+#: {cells of a row's out-of-place or in-place group: places of time, algbw, busbw, number of wrong elements}.
 #: Five cells have the time of HIP events (rccl-tests).
 #: Eight cells have the spread over iterations (nccl-tests 2.19).
 _GROUPS = {3: (0, 1, 2, None), 4: (0, 1, 2, 3), 5: (0, 2, 3, 4), 8: (0, 1, 2, 3)}
@@ -49,7 +49,7 @@ _US = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}
 _GB_PER_S = {"GB": 1.0, "Gb": 1 / 8, "MB": 1e-3, "Mb": 1e-3 / 8, "GiB": 2**30 / 1e9, "MiB": 2**20 / 1e9}
 _PREFIXES = " KMGT"
 #: `_TOLERANCE`: relative tolerance of algbw.
-#: `HALF_DIGIT`: absolute tolerance of algbw in GB/s in addition: half of the last printed digit.
+#: `HALF_DIGIT`: additional absolute tolerance of algbw in GB/s: half of the last printed digit.
 _TOLERANCE, HALF_DIGIT = 0.02, 0.0051
 
 
@@ -99,7 +99,7 @@ def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
     if found is None:
         return None
     words = found[5].split()
-    # Both a root before the times and a time may be integers; use the reading whose time and algbw agree.
+    # An integer at the start may be a root or a time; prefer the choice with which time and algbw agree.
     starts = (1,) if words[0] == "-1" else (1, 0) if words[0].isdigit() else (0,)
     rows = []
     for start in starts:
@@ -182,7 +182,7 @@ class Columns(NamedTuple):
 
 
 def columns_of(line: str, *, in_place: bool = False) -> Columns | None:
-    """Columns of a header, which begins with the size and has a time or bandwidth; None if no header."""
+    """Columns of a header line, which begins with the size and has a time or bandwidth; else None."""
     found = _HEADER.search(line)
     if found is None:
         return None
@@ -238,7 +238,7 @@ def _row(size: int, time_us: float, algbw: float | None, busbw: float, reduces: 
 
 
 def _best(rows: list[Row], where: str) -> Row | None:
-    """The first interpretation of a line whose time and algbw agree, else the first; None for none.
+    """The first interpretation of a line whose time and algbw agree, else the first; None if there is none.
 
     Raises `FormatError` if the size is above 0 and the time is not.
     """

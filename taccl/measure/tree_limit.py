@@ -20,7 +20,7 @@ from taccl.topology.tuning import NVLINK_GB_PER_S
 if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
-#: Max relative difference of a rate from NCCL's, for costs that are rounded.
+#: Max relative error of a rate computed from the rounded cost of a link.
 _ROUNDED = 0.01
 
 
@@ -39,7 +39,7 @@ def tree_limit_gb_per_s(topology: Topology) -> float:
 
 
 def _costs(topology: Topology) -> Costs | None:
-    """Figures that determine the channels: of a machine by name, or of an import; None if unknown."""
+    """Costs that determine NCCL's channels on a named machine or imported topology; None if unknown."""
     if topology.machine:
         is_built_in = topology.profile in [each.name for each in PROFILES.get(topology.machine, ())]
         return costs_of(topology.machine) if is_built_in and topology.machine in known_machines() else None
