@@ -64,7 +64,7 @@ def candidates(
     if costs.generation == "Volta" and launched <= 1:  # benchmarks of V100 ran one process per node
         launched = run.per_node
     start_us = costs.launch_us * costs.launch_scale
-    # The host launches an operation while GPUs still run the one before; the slower of the two counts.
+    # The host launches an operation while GPUs still run the previous one, so the longer time applies.
     host_us = costs.serial_launch_us * costs.launch_scale * min(launched, run.per_node)
     if num_nodes > 1:
         start_us += costs.network.start_of(costs.host) * costs.network_latency

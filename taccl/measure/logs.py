@@ -24,8 +24,8 @@ from taccl.measure.run_reports import run_reports, series_of_reports
 from taccl.measure.series import POINT_TO_POINT, Counted, Log, Series
 from taccl.problem.collective import busbw_factor
 
-#: {collective: pattern of its names in logs}. SURE stands for the text
-#: that must follow a common word such as "reduce".
+#: {collective: pattern of its names in logs}.
+#: SURE stands for the text that must follow a common word such as "reduce" to make it a name.
 _NAMES = {
     "allreduce": r"all[_ -]?reduce", "allgather": r"all[_ -]?gather",
     "alltoall": r"all[_ -]?to[_ -]?all(?!v)", "alltoallv": r"all[_ -]?to[_ -]?allv",

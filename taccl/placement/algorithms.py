@@ -131,7 +131,7 @@ def stock(name: str, collective: str, num_ranks: int, *, group: int | None = Non
         raise InputError(f"found {name!r}; {said}", where="algorithm")
     whole, moves = make(kind, num_ranks, int(number or (group or 0 if known == "hierarchical" else takes)))
     found = _of_moves(name if number else known, whole, moves)
-    if known == "doubling":  # partial sums stay apart until they are sent on
+    if known == "doubling":  # name contributors: a rank sends the sum of its block of 2 ** bit ranks
         blocks = zip(found.src.tolist(), found.begins.tolist(), strict=True)
         carries = [tuple(range(src >> bit << bit, (src >> bit) + 1 << bit)) for src, bit in blocks]
         return replace(found, carries=carries)
@@ -139,7 +139,7 @@ def stock(name: str, collective: str, num_ranks: int, *, group: int | None = Non
 
 
 def of_schedule(schedule: Schedule) -> Algorithm:
-    """Schedule of this package as an algorithm: its sends in order of start.
+    """Convert a schedule of this package to an algorithm: its sends become transfers, in order of start.
 
     Raises `InputError` if a link has several sources or destinations (multicast or reduction in a switch).
     Raises it also if chunks derive from one another. Neither can be moved to other hosts.
@@ -163,7 +163,7 @@ def of_schedule(schedule: Schedule) -> Algorithm:
 
 
 def _of_moves(name: str, collective: Collective, rows: Iterable[Row]) -> Algorithm:
-    """Build an algorithm from moves; moves of equal step, source, destination and `adds` form one message."""
+    """Build an algorithm; moves with equal step, source, destination and `adds` form one message."""
     moves, number = Moves.of(rows), collective.num_ranks
     ends = (moves.step * number + moves.src) * number + moves.dst
     _, message = np.unique(2 * ends + moves.adds, return_inverse=True)
@@ -224,7 +224,7 @@ def _halving_doubling(kind: str, num_ranks: int, _: int) -> Made:
 
 
 def _doubling(kind: str, num_ranks: int, _: int) -> Made:
-    """Recursive doubling: partners, nearest first, exchange all that they have summed so far."""
+    """Recursive doubling: partners exchange their partial sums in each step, the nearest partner first."""
     if num_ranks & (num_ranks - 1):
         raise InputError(_POWER.format(num_ranks, "doubling"), where="algorithm")
     ranks = np.arange(num_ranks)

@@ -34,10 +34,9 @@ if TYPE_CHECKING:
     from taccl.placement.fabric import Flows, HostPaths, RankMessages, Relaxed, Room
     from taccl.topology.topology import Topology
 
-#: `_MOST_MESSAGES`: number of messages to time in one search.
-#: This number divided by the messages of an order is the number of orders tried.
-#: `_FEWEST_TRIES`: minimum number of orders tried.
-#: `_MOST_TRIES`: maximum number of orders tried.
+#: `_MOST_MESSAGES`: number of messages timed in one search. Divided by the messages of the algorithm, it
+#: gives the number of rank orders to try.
+#: `_FEWEST_TRIES`, `_MOST_TRIES`: minimum and maximum number of rank orders to try.
 _MOST_MESSAGES, _FEWEST_TRIES, _MOST_TRIES = 10**8, 1500, 150_000
 #: Initial temperature of each annealing run, as a part of the makespan.
 _WARMTHS = (0.003, 0.01, 0.05)
@@ -46,7 +45,7 @@ _FEW_MESSAGES = 12_000
 
 
 class Case:
-    """One algorithm on one topology, as arrays; parameters and errors as in `reorder`.
+    """Timing and search of rank orders for one algorithm on one topology; parameters as in `reorder`.
 
     - `order`: Host of each rank. A double tree without a number of pieces gets the number that is fastest in
       this order.
@@ -148,7 +147,7 @@ class Case:
         return int(function(messages, paths, relaxed, hosts, TOO_LONG, room, is_relaxed))
 
     def limits(self, order: Sequence[int], finish: int) -> tuple[str, float]:
-        """Resource that is busy longest, and the part of the finish for which it is busy."""
+        """Name of the busiest resource, and the share of the makespan (`finish`) for which it is busy."""
         most, ticks = self.fabric.busiest(self.messages, np.array(order))
         return most, ticks / finish
 

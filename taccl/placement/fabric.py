@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from taccl.placement.host_links import HostLinks
 
 
-#: Minimum messages per flow for which the busy times of an order are checked before its makespan.
+#: Minimum mean number of messages per flow (source, destination and size) for which the busy times of
+#: resources under a rank order are checked before its makespan.
 _FEW_FLOWS = 4
 
 
@@ -74,7 +75,7 @@ class HostPaths(NamedTuple):
 
 
 class Relaxed(NamedTuple):
-    """Lower bounds in ticks on messages whose ends are partly placed, for pruning.
+    """Lower bounds in ticks on messages whose source or destination rank has no host yet, for pruning.
 
     - `anywhere`, (num_sizes,) int64: Minimum time of a message if neither end is placed.
     - `from_host`, `to_host`, (num_sizes, num_hosts) int64: Minimum time of a message if only its source, or
@@ -120,7 +121,7 @@ def chunk_sizes(algorithm: Algorithm, size_bytes: int) -> tuple[int, ...]:
 
 
 def problem_of(algorithm: Algorithm, topology: object, size_bytes: int) -> Problem:
-    """The algorithm as a problem on a topology, with the algorithm's chunks."""
+    """Problem of an algorithm's collective on a topology, with the chunk sizes of the algorithm."""
     sizes = chunk_sizes(algorithm, size_bytes)
     return Problem(topology, algorithm.collective, sizes, size_bytes=size_bytes)  # type: ignore[arg-type]
 
@@ -133,7 +134,8 @@ def as_messages(algorithm: Algorithm, chunk_units: NDArray[np.int64]) -> tuple[R
     count = int(algorithm.message.max(initial=-1)) + 1
     units, first = np.zeros((2, count), dtype=np.int64)
     np.add.at(units, algorithm.message, chunk_units[algorithm.chunk])
-    first[algorithm.message[::-1]] = np.arange(len(algorithm.message))[::-1]  # the last assignment holds
+    # Reversed, as NumPy keeps the last write: the first transfer of each message.
+    first[algorithm.message[::-1]] = np.arange(len(algorithm.message))[::-1]
     waiting, wait = algorithm.waits()
     wait_of = np.concatenate(([0], np.cumsum(np.bincount(waiting, minlength=count))))
     src, dst = algorithm.src[first], algorithm.dst[first]
@@ -148,7 +150,7 @@ def as_messages(algorithm: Algorithm, chunk_units: NDArray[np.int64]) -> tuple[R
 
 
 def _numbered(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Distinct values in ascending order, and the number of each value among them; values are at least 0."""
+    """(distinct values in ascending order, index of each value among them); values are nonnegative."""
     span = int(values.max(initial=-1)) + 1
     if span > 4 * len(values):
         each, number = np.unique(values, return_inverse=True)
@@ -159,7 +161,7 @@ def _numbered(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.
 
 
 def _sizes_of(messages: RankMessages) -> NDArray[np.int64]:
-    """Units of each kind of message, ascending."""
+    """Size in units of data of each kind (size class) of messages, ascending."""
     sizes = np.zeros(int(messages.kind.max(initial=-1)) + 1, dtype=np.int64)
     sizes[messages.kind] = messages.units
     return sizes
@@ -168,9 +170,10 @@ def _sizes_of(messages: RankMessages) -> NDArray[np.int64]:
 def _is_implied(
     side: NDArray[np.int64], held: NDArray[np.int64], resource: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """True for each hold that delays no send beyond another hold of the same link and side.
+    """True for each redundant hold (use of a resource by a link): another hold of its link lasts as long.
 
-    Only this link uses the resource of the hold, and the other hold lasts at least as long for every size.
+    Only this link uses the resource of the hold. The other hold is on the same side (send or receive), and
+    lasts at least as long for every size.
     """
     alone: NDArray[np.bool_] = np.bincount(resource)[resource] == 1
     if not alone.any():
@@ -194,7 +197,7 @@ def _second_eigenvalue(matrix: NDArray[np.float64]) -> float:
 
 
 class HostFabric:
-    """Paths between all hosts, for the message sizes of an algorithm.
+    """Paths between all pairs of hosts, with the times of sends for the message sizes of an algorithm.
 
     - `paths`: The arrays that kernels read.
     - `took`: [alpha, beta] of the path of each pair of hosts, in ticks and ticks per unit.
@@ -231,7 +234,7 @@ class HostFabric:
         return [self._hop @ ticks for ticks in self._of_links]
 
     def relaxed(self, messages: RankMessages, flows: Flows) -> Relaxed:
-        """Lower bounds on the times of messages whose ends are partly placed; `tail` and ports are 0."""
+        """Lower bounds on message times if source or destination has no host yet; `tail` and ports are 0."""
         sizes, rows = _sizes_of(messages), []
         for units in sizes.tolist():
             took = (self.took[0] + units * self.took[1]).reshape(self.num_hosts, -1)
@@ -263,7 +266,7 @@ class HostFabric:
         return Room(np.zeros(len(messages.src), dtype=np.int64), free, near)
 
     def with_ports(self, relaxed: Relaxed, messages: RankMessages) -> Relaxed:
-        """Tighter lower bounds: with the times of ports, which count only where ends are not placed."""
+        """Tighten the bounds of messages whose source or destination has no host, by the times of ports."""
         ports = np.array([self._ports(units) for units in _sizes_of(messages).tolist()], dtype=np.int64)
         port_out, port_in = np.ascontiguousarray(ports.T)
         return relaxed._replace(port_out=port_out, port_in=port_in, flows=NO_FLOWS)
@@ -293,7 +296,7 @@ class HostFabric:
         return self.held[0] + units * self.held[1]
 
     def distance(self, units: int) -> NDArray[np.float64]:
-        """(num_hosts, num_hosts) ticks: time of a message on its path, plus its holds of resources."""
+        """(num_hosts, num_hosts) ticks: time of a message on its path, plus the times it holds resources."""
         held = self._hop @ np.stack([ticks.sum(axis=1) for ticks in self._of_links], axis=1)
         whole = self.took[0] + held[:, 0] + units * (self.took[1] + held[:, 1])
         return np.asarray(whole, dtype=np.float64).reshape(self.num_hosts, -1)
@@ -309,7 +312,7 @@ class HostFabric:
         return self.names[most], int(busy[most])
 
     def least_crossing(self, messages: RankMessages) -> int:
-        """Lower bound in ticks, over all orders, on the busy time of resources between two sets of hosts.
+        """Lower bound in ticks, over all orders, on the busy time of a resource between two sets of hosts.
 
         Consider a resource that every message from a set of k of the n hosts to the others holds. Every rank
         must send as much as it receives. Then the ranks on these k hosts send at least ``a * k * (n - k) /

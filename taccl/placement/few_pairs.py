@@ -87,7 +87,7 @@ class FewPairs:
         return chosen
 
     def clusters(self) -> tuple[tuple[int, ...], ...]:
-        """Cluster of every host, level by level, the innermost first; empty if no clusters were found."""
+        """Cluster number of every host at each level, the innermost level first; empty if none were found."""
         classes = self._classes()
         if classes.max() < 1:
             return ()
@@ -129,7 +129,7 @@ class FewPairs:
     def _components(
         self, classes: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
-        """Components of hosts joined by near pairs, and what is known of pairs of components.
+        """Components of hosts joined by near pairs, and evidence that pairs of components are far apart.
 
         Two components are apart if a measured far pair joins them. Evidence that two are apart is a third
         component whose distances to both are of different classes.
@@ -149,7 +149,7 @@ class FewPairs:
 
         count, label = connected_components(csr_array(classes == 0), directed=False)
         first = np.unique(label, return_index=True)[1]
-        label = np.argsort(np.argsort(first))[label].astype(np.int64)  # in order of first hosts
+        label = np.argsort(np.argsort(first))[label].astype(np.int64)  # number components by their first host
         joins = np.zeros((self.num_hosts, count), dtype=np.float32)
         joins[np.arange(self.num_hosts), label] = 1
         at = [joins.T @ (classes == each) @ joins > 0 for each in range(1, int(classes.max()) + 1)]
@@ -203,10 +203,10 @@ def _cuts(ordered: NDArray[np.float64], most: int) -> list[float]:
 
 
 def explained(latency_us: NDArray[np.float64], held_out: Pairs, clusters: Sequence[Sequence[int]]) -> float:
-    """Part of the variance of held-out latencies that clusters explain; at most 1.
+    """Fraction, at most 1, of the variance of held-out latencies that clusters explain.
 
     The prediction for a pair is the median latency of the measured pairs with the same number of common
-    clusters. Variances are of logarithms. The part is negative if the mean of the held-out pairs predicts
+    clusters. Variances are of logarithms. The fraction is negative if the mean of the held-out pairs predicts
     better.
     """
     shared = np.zeros(latency_us.shape, dtype=np.int64)
