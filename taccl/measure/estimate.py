@@ -21,8 +21,8 @@ _DETERMINED = 0.5
 CONTRADICTED = 1.0
 #: Small messages show latency if their times grow more slowly than size to this power.
 _FLAT = 0.5
-#: Relative slowness that costs one unit, if the protocol assigned to a size is not predicted to be the
-#: fastest (own choice). A library chooses the protocol that it predicts to be the fastest.
+#: Relative slowness that counts as a residual of 1, if the protocol assigned to a size is slower than the
+#: fastest one (own choice). A library chooses the protocol that it predicts to be the fastest.
 _CHOICE = 0.1
 _MAX_ROUNDS = 4
 #: {parameter: least and most value}, by physics.
@@ -167,7 +167,7 @@ def shows_latency(each: Observed) -> bool:
 
 
 def _starts(task: _Fitting) -> Iterable[NDArray[np.float64]]:
-    """Yield starting points: the priors, then the priors with one bandwidth scaled to the largest sizes."""
+    """Yield starting points: the priors, then the priors with one bandwidth set by the largest sizes."""
     yield task.means
     slowest = max(
         float(np.log(each.times_us[-1] / times_us(each.terms, each.size_bytes[-1:], task.means)[2, 0]))
@@ -274,7 +274,7 @@ def lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float64]) -> NDA
 
 
 def _costs_of_lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Cost matrix, (n + 1, n + 1): entry (i, j) is that of the best line through sizes i to j - 1.
+    """Costs, (n + 1, n + 1): entry (i, j) is the cost of the best line through sizes i to j - 1.
 
     Both terms of a line are nonnegative. Iteratively reweighted least squares minimizes the pseudo-Huber
     loss. Ranges of fewer than `_LEAST` sizes cost infinity, empty ranges 0.
@@ -297,7 +297,7 @@ def _costs_of_lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float6
 
 
 def _nonnegative_lines(weights: NDArray[np.float64], rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Weighted least squares: nonnegative factors, (lines, 2), with which two rows sum to nearly 1.
+    """Nonnegative factors a and b, (lines, 2), that bring a * rows[0] + b * rows[1] nearest to 1.
 
     - `weights`, (lines, sizes): Weights of the squared distances from 1, for each pair of factors.
     - `rows`, (2, sizes): Positive numbers, so the best factor of one row alone is positive, too.

@@ -103,7 +103,7 @@ class Run:
 
     @property
     def network(self) -> float:
-        """GB/s of a node's NICs that large messages reach, one way."""
+        """Rate in GB/s that large messages reach over all NICs of a node, one way."""
         return self.wires * self.costs.network.efficiency * self.costs.network_rate
 
     @property

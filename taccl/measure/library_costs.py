@@ -31,7 +31,7 @@ PAIR_CHANNEL_GB_PER_S = 13.9
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Figures of a machine under a stock library; rates in GB/s, one way.
+    """Cost figures of a machine under a stock library; rates in GB/s, one way.
 
     - `generation`: Generation of NVIDIA's GPUs; empty for AMD's.
     - `node_gb_per_s`, `num_links`: Rate of a rank inside its node by the library's tables, and its NVLinks.

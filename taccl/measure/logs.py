@@ -54,7 +54,7 @@ _DEVICE = re.compile(
 )
 #: Number of GPUs whose kernels one thread launches, in the header of nccl-tests.
 _GPUS_PER_THREAD = re.compile(r"\bnThreads?:?\s+\d+\s+nGpus:?\s+(\d{1,4})\b")
-#: Process of a rank, in the list of devices.
+#: Process id of a rank, in the list of devices.
 _PID = re.compile(r"\bPid:?\s+(\d+)\b")
 #: `_BANDWIDTH_TEST`: title of a bandwidth test; its group matches if the test adds up both directions.
 #: `_OSU`: title of an OSU benchmark, or of a latency test of perftest.
@@ -128,7 +128,7 @@ def read_log(path: str | os.PathLike[str], *, collective: str | None = None, in_
 
 
 def log_of_text(text: str, where: str, *, collective: str | None = None, in_place: bool = False) -> Log:
-    """Read the measurements in a text; messages name `where` as its source, the rest is as in `read_log`."""
+    """Read the measurements in a text, as `read_log` does for a file; messages name `where` as the source."""
     text = unquoted(text)
     lines = [plain(line) for line in text.splitlines()]
     left_out: list[str] = []
@@ -155,7 +155,7 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
 
 def _uneven(runs: Iterable[_LogRun]) -> Iterable[str]:
     """Notes on runs whose hosts have different numbers of ranks, each distinct case once."""
-    # Only complete lists count: pasted lists often lack lines.
+    # Only complete lists of devices count: pasted lists often lack lines.
     whole = [run.hosts for run in runs if len(run.hosts) == max(run.hosts, default=-1) + 1]
     counts = dict.fromkeys(tuple(Counter(hosts.values()).items()) for hosts in whole)
     for hosts in counts:
@@ -211,7 +211,7 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
     hosts: dict[int, str] = {}
     pids: dict[int, str] = {}
     groups: set[str] = set()
-    firsts: list[str] = []  # hosts of rank 0, one for each list
+    firsts: list[str] = []  # hosts of rank 0, one for each list of devices
     fresh = True  # True if the next device line begins the list of a new run
     columns: Columns | None = None
     directions, is_osu, is_cpu, per_process = 1, False, False, 0
@@ -348,7 +348,7 @@ def _named(run: _LogRun, where: str) -> list[str]:
 
 
 def _by_checks(run: _LogRun) -> str:
-    """Allgather or alltoall, as the checks of a run's results tell; empty if they do not tell.
+    """Allgather or alltoall, told apart by the checks of a run's results; empty if these do not decide.
 
     Both have the same columns, but nccl-tests does not check an alltoall in place.
     """
@@ -362,7 +362,7 @@ def _by_checks(run: _LogRun) -> str:
 def _may_be(name: str, rows: list[Row]) -> bool:
     """True if the columns fit a collective in their reduction operator and their ratio of busbw to algbw."""
     factor = _factor(rows)
-    # nccom-test names no reduction operator; a busbw above algbw is an allreduce's alone.
+    # nccom-test names no reduction operator; only an allreduce has a busbw above algbw.
     is_allreduce = name == "allreduce" and factor > 1 + _FACTOR_OFF
     if rows[0].reduces not in (None, name in _SUMS) and not is_allreduce:
         return False

@@ -222,7 +222,7 @@ def gpu_models(gpus: Iterable[str]) -> set[str]:
 
 
 def _kinds(gpus: Collection[str]) -> Collection[str]:
-    """Models in the names of GPUs; the names themselves if they have none."""
+    """Models in the names of GPUs; the names themselves if these contain no model."""
     return gpu_models(gpus) or set(gpus)
 
 
@@ -249,7 +249,7 @@ def machine_by_gpus(gpus: Collection[str]) -> str | None:
     if len(models) != 1 or any(_ON_BRIDGE.search(name) for name in gpus):
         return None
     if any("SXM3" in name for name in gpus):
-        return "dgx2"  # the only machine with that board of V100
+        return "dgx2"  # the only machine with SXM3 boards of V100
     is_board = any(models <= set(own) for own in _GPUS.values())
     table = _PCIE_GPUS if any(_ON_PCIE.search(name) for name in gpus) or not is_board else _GPUS
     found = [machine for machine, own in table.items() if models <= set(own)]

@@ -162,7 +162,7 @@ def nvls_way(num_ranks: int, num_nodes: int, node_volume: float) -> Way:
 def times_us(
     terms: CostTerms, size_bytes: NDArray[np.float64], logs: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Times in us, (..., 3 protocols, sizes), under the faster algorithm.
+    """Times in us, (..., 3 protocols, sizes), under the fastest algorithm at each size.
 
     - `logs`, (..., parameters): Logarithms of the parameters, in the order of `PARAMETERS`.
     """

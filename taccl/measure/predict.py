@@ -260,7 +260,7 @@ def by_mpi(costs: Costs, collective: str, n: int, m: int, size: float) -> Predic
     twice = 2 if collective == "allreduce" else 1
     rounds, kb = ceil(log2(n)), size / 1000
     rooted = collective in ("broadcast", "reduce", "allreduce")
-    volume = float(rounds) if rooted else (n - 1) / n  # whole data in each round, or growing parts
+    volume = float(rounds) if rooted else (n - 1) / n  # all data in each round, or growing parts
     ways = {
         "doubling": rounds * hop_us + volume * kb / rate,
         "ring": twice * (n - 1) * (hop_us + kb / n / rate),

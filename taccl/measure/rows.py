@@ -32,7 +32,7 @@ _BEGINS_ROW = re.compile(
     r"(?:^|[\s:>])(\d{1,18})\s+\d{1,18}\s+(?:u?int\d*|u?char|float\d*|half|double|b?fp?\d+\w*|bfloat16|f8e\w+)"
     r"\s+(?:sum|prod|min|max|avg|mulsum|none|-?\d)"
 )
-#: Row of nccl-tests that ends within its size, count, type or reduction, as of a log that was cut off there.
+#: Row of nccl-tests that ends within its size, count, type or reduction, as the log was cut off there.
 _CUT_ROW = re.compile(r"\s*\d{1,18}(?:\s+\d{1,18}(?:\s+[a-z]\w{0,15}(?:\s+[a-z]{1,6}|\s+-)?)?)?\s*")
 _SIZE_CELL = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s?([KMGT]?)(i?)(?:B|bytes)?", re.IGNORECASE)
 #: Header of a table, which begins with the size. The first pattern that fits a cell names its column.
@@ -141,7 +141,7 @@ def is_cut(line: str) -> bool:
 
 
 class Columns(NamedTuple):
-    """Columns of a table.
+    """Columns of a table of results, as the header of the table states them.
 
     - `splits`: Separator of cells; empty for any white space.
     - `width`: Number of cells in a row.
@@ -187,7 +187,7 @@ def columns_of(line: str, *, in_place: bool = False) -> Columns | None:
     if found is None:
         return None
     splits = next((each for each in "|,\t" if each in found[0]), "")
-    header = re.sub("(?i)^bytes #", "bytes  #", found[0])  # perftest's latency tests have one space there
+    header = re.sub("(?i)^bytes #", "bytes  #", found[0])  # perftest's latency tests have one space here
     cells = _cells(header, splits or "  ")
     if len(cells) == 1:  # single spaces both between and within columns
         words = re.sub(r"\b(avg|average|min|max|alg|bus) ", r"\1_", found[0], flags=re.IGNORECASE)

@@ -58,7 +58,7 @@ class Series:
 
 
 class Log(NamedTuple):
-    """A file of measurements.
+    """Content of a log file: its series of measurements, its GPUs, and the rows left out.
 
     - `gpus`: Names of the GPUs that it lists.
     - `left_out`: Rows that were left out, each with its line and the reason.

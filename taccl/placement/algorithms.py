@@ -200,7 +200,9 @@ def _rings(kind: str, num_ranks: int, number: int) -> Made:
 
 
 def _halving_doubling(kind: str, num_ranks: int, _: int) -> Made:
-    """Recursive halving and doubling; partners differ in one bit of their rank, the lowest bit first.
+    """Recursive halving and doubling; partners differ in one bit of their rank.
+
+    Halving (the reduce phase) starts with the lowest bit, and doubling (the gather phase) ends with it.
 
     If the number of ranks is not a power of two, an allreduce has two further steps: each surplus rank first
     sends its data to a neighbour, and receives the sum from it at the end.
@@ -233,7 +235,7 @@ def _doubling(kind: str, num_ranks: int, _: int) -> Made:
 
 
 def _double_tree(kind: str, num_ranks: int, pieces: int) -> Made:
-    """Pipelined double binary tree: odd pieces use one tree, even pieces the other.
+    """Pipelined double binary tree: odd chunks use one tree, even chunks the other.
 
     Tree edges have two colours. In each step, messages over edges of the first colour go first. A rank has at
     most one edge of each colour in either direction, so that its port never waits for two messages in turn.

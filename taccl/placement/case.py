@@ -117,7 +117,7 @@ class Case:
         return self.hosts.topology if isinstance(self.hosts, ProbedHosts) else self.hosts
 
     def room(self) -> Room:
-        """Work arrays of the kernels for one thread."""
+        """Work arrays for one thread of the compiled kernels that time orders."""
         return self.fabric.room(self.messages, self.relaxed.flows)
 
     def us(self, ticks: int) -> float:
@@ -141,7 +141,7 @@ class Case:
     def _timed(self, order: Sequence[int], room: Room, compiled: bool, is_relaxed: bool) -> int:
         messages, paths, relaxed = self.bounds if min(order) < 0 else self.arrays
         function = timed
-        if not compiled:  # plain Python cannot call inner kernels, which copy the paths of flows
+        if not compiled:  # plain Python cannot call the inner kernels that copy the paths of flows
             function, relaxed = getattr(timed, "py_func", timed), relaxed._replace(flows=NO_FLOWS)
         hosts = np.array(order, dtype=np.int64)
         return int(function(messages, paths, relaxed, hosts, TOO_LONG, room, is_relaxed))

@@ -98,7 +98,7 @@ class Relaxed(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Work arrays of the kernels for one thread.
+    """Work arrays for one thread of the compiled kernels that time rank orders.
 
     - `end`, (num_messages,) int64: End of each message.
     - `free`: Release time of each resource, then of the send and the receive port of each rank.
@@ -249,7 +249,7 @@ class HostFabric:
         return Relaxed(anywhere, from_host, to_host, none, none, tail, flows)
 
     def room(self, messages: RankMessages, flows: Flows) -> Room:
-        """Work arrays for the kernels.
+        """Allocate the work arrays of one thread for the compiled kernels that time rank orders.
 
         - `flows`: The flows in the result of `relaxed`.
         """

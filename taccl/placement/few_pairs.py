@@ -106,7 +106,7 @@ class FewPairs:
         return tuple(map(tuple, [label.tolist(), *(each[label].tolist() for each in outer)]))
 
     def held_out(self, clusters: Sequence[Sequence[int]]) -> list[Pairs]:
-        """Rounds of unmeasured pairs that judge clusters: at random, and inside the innermost clusters."""
+        """Rounds of unmeasured pairs to test clusters: random pairs, then pairs in innermost clusters."""
         unknown = np.isnan(self.latency_us)
         rounds = []
         inside = np.equal.outer(clusters[0], clusters[0]) if clusters else np.zeros_like(unknown)
