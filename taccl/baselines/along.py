@@ -158,7 +158,7 @@ def _sends(plan: PassagePlan, roots: NDArray[np.int64]) -> Iterator[tuple[ChunkP
 
 
 def _of_passage(plan: PassagePlan, each: ChunkPassage, roots: NDArray[np.int64]) -> _PassageSends:
-    """Sends of one chunk along one dimension (a passage); starts are relative to the start of the send's run.
+    """Sends of one chunk along one dimension (a passage). Starts are relative to the run: consecutive hops.
 
     Pieces at one rank have different origins, which differ in the digits of the dimensions that the chunk has
     already passed. In an exchange (alltoall), the pieces differ in the digits of their origin or destination

@@ -169,7 +169,7 @@ class _Chains(_Pattern):
 
 @cached
 def ring_channels(topology: Topology, ticks: tuple[int, ...]) -> Channels:
-    """Rings of all ranks, each in one direction, with the most bandwidth together."""
+    """Rings of all ranks, each in one direction, with the most total bandwidth."""
     return _found(_Pattern(topology, ticks))
 
 

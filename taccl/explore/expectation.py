@@ -104,7 +104,7 @@ class Expectation:
 
     @cached_property
     def choices(self) -> tuple[tuple[Choice, ...], ...]:
-        """Algorithms and protocols at each of `places`, the library's own choice first, then the fastest."""
+        """For each predicted size (`places`), all choices: the library's own first, the others by time."""
         return tuple(self._choices(self.series.size_bytes[place]) for place in self.places)
 
     def _choices(self, size_bytes: int, *, slowed: bool = False) -> tuple[Choice, ...]:

@@ -125,7 +125,7 @@ def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
 
 
 def _count(cell: str) -> int:
-    """Number in a cell of wrong elements, which may have an exponent; 0 if they were not counted."""
+    """Number of wrong elements that a cell states, also as 1e+03; 0 if the cell is not a number."""
     return int(float(cell)) if re.fullmatch(_NUMBER, cell) else 0
 
 

@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple
 from taccl._internal.units import format_count
 from taccl.problem.collective import busbw_factor
 
-#: Collective name for messages from one rank to another, or streams of them if a log states bandwidth only.
+#: Value of `Series.collective` for messages from one rank to another. If a log states only their bandwidth,
+#: `Series.streams` is set as well.
 POINT_TO_POINT = "point-to-point"
 
 

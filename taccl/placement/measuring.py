@@ -186,7 +186,7 @@ class _ProbeRank:
         return found
 
     def _find_clusters(self) -> tuple[FewPairs, Pairs] | None:
-        """Run the first pass of a probe of few pairs; return plan and held-out pairs (rank 0 only).
+        """Run the first pass of a probe of few pairs; at rank 0, return plan and held-out pairs.
 
         Rank 0 chooses the pairs of each round from the figures so far, and tells the other ranks. Later
         passes repeat the same rounds.

@@ -63,7 +63,7 @@ def _any(_: Problem) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OwnProposer:
-    """A proposer of the library, given as functions that propose schedules and record stages themselves.
+    """A built-in proposer, made from functions; `propose` may record its own stages and return None.
 
     Its time is reserved in its `Turn`, which depends on the search.
     """

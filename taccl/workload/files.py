@@ -48,7 +48,7 @@ _FILE = _model(
 @reads("workload")
 @checked_as(WorkloadError)
 def load_workload(path: str | os.PathLike[str]) -> Workload:
-    """Load a step from a TOML or JSON file.
+    """Load a workload, the operations of one step, from a TOML or JSON file.
 
     Raises
     ------

@@ -58,7 +58,7 @@ def value_of(
         return np.where(drawn() >= share, read[0] / (1 - share), 0)
     if kind in _BY_OPTIONS:
         return _BY_OPTIONS[kind](operation, read)
-    # A comparison with the option `value` passes it as a number, which takes the operand's type.
+    # If a comparison has one operand, `value` is the other one; NumPy converts it to the operand's type.
     more = [value] if TABLE[kind].makes and value is not None and len(read) == 1 else []
     return getattr(np, kind)(*read, *more)  # tanh, exp, add, less and others that numpy has by the same name
 

@@ -152,7 +152,7 @@ def late_part(problem: Problem, date: Fraction) -> Problem | None:
         if late and (collective.sums_up or late == chunk.origins):
             chunks.append(replace(chunk, origins=late))
             sizes.append(problem.chunk_bytes[index])
-    # Relays are tied to process groups, which a part of the chunks does not determine.
+    # A clause on relays depends on process groups, and the part does not keep these.
     if not chunks or collective.derivations or problem.clauses.relays is not None:
         return None
     part = Collective(collective.name, collective.num_ranks, tuple(chunks), collective.combining)

@@ -105,7 +105,10 @@ def simulate(
 
 
 def _factors(events: Events, tiles: int, jitter: float, seed: int) -> NDArray[np.int64]:
-    """(tiles, num_events) duration factors in units of 2**-JITTER_BITS; 1 for joins, which take no time."""
+    """Duration factors, (tiles, num_events), as multiples of 2**-JITTER_BITS.
+
+    Joins take no time; their factor is 1.0, stored as 2**JITTER_BITS.
+    """
     width = min(round(jitter * 2**JITTER_BITS), 2**JITTER_BITS - 1)
     drawn = np.random.default_rng(seed).integers(-width, width, (tiles, events.num_sends), endpoint=True)
     joins = np.zeros((tiles, events.num_events - events.num_sends), dtype=np.int64)

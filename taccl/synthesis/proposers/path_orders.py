@@ -60,7 +60,7 @@ def spread_starts(fabric: Fabric, units: Ints, routes: Routes, jitter: Floats) -
     hop, resource, ticks = holds_of(fabric, units, routes)
     load, chunk = np.bincount(resource, ticks), routes.chunk[hop]
     order = np.lexsort((load[resource], chunk))
-    # For each chunk with hops, its occupation of the most loaded resource.
+    # For each chunk with hops, the ticks for which it holds the most loaded resource of its path.
     critical = order[np.append(chunk[order][1:] != chunk[order][:-1], True)]
     on, held = resource[critical], ticks[critical]
     order = np.lexsort((jitter[hop[critical]], on))
