@@ -185,7 +185,7 @@ class _Program:
         ]
 
     def add(self, parts: Parts) -> None:
-        """Add a set or partition, with the charges per send over a link, averaged over each orbit of links."""
+        """Add a set or partition, with its charges per send over a link, averaged over orbits of links."""
         if parts in self.sets:
             return
         rows = self.row_of_link[crossing_links(self.volume.problem, parts)]
