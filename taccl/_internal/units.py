@@ -1,4 +1,4 @@
-"""Sizes and costs from text or numbers to exact values; the only definition of units.
+"""Conversion of sizes and costs, given as text or numbers, to exact values; the only definition of units.
 
 Bytes are integers. MB is 10**6 bytes and MiB is 2**20. Times are microseconds. Costs are exact fractions; a
 float is read as its decimal text (0.1 is one tenth).

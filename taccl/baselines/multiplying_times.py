@@ -227,7 +227,10 @@ class StepTimes:
         return np.flatnonzero(self.part_of_chunks(plan) == part)
 
     def part_of_chunks(self, plan: StepPlan) -> Ints:
-        """Part of the plan for each chunk, (num_chunks,); without `sizes`, parts get blocks in turn."""
+        """Index of each chunk's part, (num_chunks,).
+
+        If `plan.sizes` is empty, blocks of `plan.block` consecutive chunks go to the parts in turn.
+        """
         if plan.sizes:
             return np.repeat(np.arange(len(plan.parts)), plan.sizes)
         found: Ints = np.arange(self.problem.collective.num_chunks) // plan.block % len(plan.parts)

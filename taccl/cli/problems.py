@@ -320,7 +320,7 @@ def resized(sketch: Sketch, options: argparse.Namespace, topology: Topology) -> 
 
 
 def _upstream_problem(options: argparse.Namespace) -> Problem:
-    """Problem on a topology file of the published tool, by default with the machine's costs.
+    """Problem on a topology file of the published TACCL tool, by default with the costs of its machine.
 
     If the sketch is also a file of that tool, the default is the topology file's own costs.
     """

@@ -253,7 +253,7 @@ def figures(result: Result) -> dict[str, Any]:
 
 
 def _solved(result: Result) -> dict[str, Any]:
-    """{column: value} of stages on solvers: status of routing and ordering, lower bound, routing rounds."""
+    """{column: value} of stages that ran solvers: status of routing and ordering, bound, rounds."""
     routings = [each for each in result.stages if each.name.rpartition(": ")[2] == "routing"]
     ordered = ("joint", "job shop", "contiguity")
     orderings = [each.status for each in result.stages if each.name.rpartition(": ")[2] in ordered]

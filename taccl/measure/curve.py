@@ -23,7 +23,8 @@ _FALL = 1.25
 #: `_FREE`: max growth from there to the next size, whose protocol is then faster.
 _BOUND, _FREE = 0.8, 0.6
 
-#: `_SLOW`: min slowness (measured over expected time) of a size, relative to both ends of its series.
+#: `_SLOW`: a size is slow if its measured over its expected time exceeds that of both ends of the series by
+#: this factor.
 #: `_END`: number of sizes that make up each end.
 _SLOW, _END = 1.6, 4
 

@@ -141,7 +141,7 @@ def _collnet(run: Run) -> Candidate:
 def _rated(
     run: Run, name: str, latencies_us: tuple[float, float], inside: tuple[float, float], factor: float
 ) -> Candidate:
-    """Candidate under the lower of two bandwidths, the node's and its NICs', as in NCCL's model.
+    """Candidate algorithm, timed at the lower of the node's and its NICs' bandwidth, as in NCCL's model.
 
     - `latencies_us`: Latency by the library's model, and predicted latency.
     - `inside`: Rate of the node in GB/s, and the share of the bandwidth that is reached.

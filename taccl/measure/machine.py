@@ -42,7 +42,7 @@ _USUAL_NETWORKS = ((("xGMI",), "rccl"), (("NVSwitch", "NVLink"), "infiniband"), 
 #: `_ON_PCIE`: pattern in names of PCIe boards, which have no NVSwitch.
 #: `_ON_BRIDGE`: pattern in names of pairs of boards joined by NVLink bridges, without an NVSwitch.
 _ON_PCIE, _ON_BRIDGE = re.compile(r"\bPCIe?\b", re.IGNORECASE), re.compile(r"\bNVL\b", re.IGNORECASE)
-#: Min credible time in us of a collective on GPUs; the kernel launch alone takes most of about 4 us.
+#: Min credible time in us of a collective on GPUs; less than the launch of a kernel takes.
 _LEAST_US = 3.0
 #: `_LEAST_RATE`, `_MOST_RATE`: min and max credible ratio of a fitted rate to the data sheet's rate,
 #: which no link exceeds.

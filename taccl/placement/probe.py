@@ -103,7 +103,7 @@ class Probe:
 
     @property
     def num_hosts(self) -> int:
-        """Number of hosts, counted once per rank."""
+        """Number of entries of `hosts`, one per rank: a host with several ranks counts several times."""
         return len(self.hosts)
 
     @property

@@ -235,7 +235,7 @@ class _Program:
         return max(filter(None, found), key=lambda each: each[0], default=None)
 
     def witness(self, solved: _Priced) -> tuple[Fraction, CutDual] | None:
-        """Bound and witness, from the solution rounded to rational prices and charges; None if none holds."""
+        """Bound and witness, from the solution rounded to rational prices; None if no rounding proves one."""
         found = (self._exact(solved, digits) for digits in (10**3, 10**7))
         return max(filter(None, found), key=lambda each: each[0], default=None)
 

@@ -30,7 +30,8 @@ _MULTIPLES = (1.0, 1.4, 2.5, 8.0)
 #: `_VALUES`: number of values of `SumFlow.horizon` that are tried in each round.
 #: `_ROUNDS`: number of rounds, each of which narrows the range around the best value.
 _VALUES, _ROUNDS = 9, 4
-#: Number of rounds that alternate between the best price and the bound at that price.
+#: Number of fixed-point iterations: the bound at a price, then the least price that the proof admits at that
+#: bound, times its multiple.
 _SETTLING = 4
 #: Denominator of `SumFlow.horizon`. The denominator of `SumFlow.price` is `_FINE` times the number of ranks.
 _FINE = 16

@@ -107,7 +107,7 @@ def simulate(
 def _factors(events: Events, tiles: int, jitter: float, seed: int) -> NDArray[np.int64]:
     """Duration factors, (tiles, num_events), as multiples of 2**-JITTER_BITS.
 
-    Joins take no time; their factor is 1.0, stored as 2**JITTER_BITS.
+    Joins take no time; their factor is stored as 2**JITTER_BITS, which stands for 1.
     """
     width = min(round(jitter * 2**JITTER_BITS), 2**JITTER_BITS - 1)
     drawn = np.random.default_rng(seed).integers(-width, width, (tiles, events.num_sends), endpoint=True)

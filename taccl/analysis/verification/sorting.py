@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from taccl.analysis.verification.columns import BLOCK, Columns
 from taccl.analysis.verification.loops import compiled_loop, place_by_chunk
 
-#: `_PASSES`: max number of passes.
-#: `_PASS`: min transfers of a pass, if there are several passes. A transfer takes 24 bytes.
+#: `_PASSES`: a pass places at most one part in this many of all transfers, or one chunk if that is larger.
+#: `_PASS`: min value of this limit, in transfers. A transfer takes 24 bytes.
 _PASSES, _PASS = 8, 1 << 20
 
 

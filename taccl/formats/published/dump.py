@@ -157,7 +157,7 @@ class _Writing:
         self.number, self.parallel = dict.fromkeys(self.links, 0), Counter[tuple[int, int]]()
         #: For links inside nodes: {pair of local ranks: cost of a chunk in ticks}.
         self.inside: dict[tuple[int, int], int] = {}
-        #: For links between nodes: (alpha, cost per chunk), in ticks.
+        #: Distinct costs of links between nodes: (alpha, cost per chunk), in ticks.
         self.across: set[tuple[int, int]] = set()
         self.receivers: dict[int, set[int]] = defaultdict(set)
         met: Counter[tuple[int, int]] = Counter()

@@ -43,7 +43,7 @@ def latest_starts(fabric: Fabric, units: Ints, routes: Routes, jitter: Floats) -
         order = np.lexsort(((start + took + jitter)[hop], resource))
         on, held = hop[order], ticks[order]
         ends = np.cumsum(held)
-        # Latest end of each occupation: the minimum over this occupation and all later ones of its resource.
+        # An occupation may slip by the least slack of all occupations of its resource from it on.
         slack = start[on] + held - ends
         place = np.cumsum(np.append(0, np.diff(resource[order]) != 0))
         offset = place * (np.ptp(slack) + 1.0)
