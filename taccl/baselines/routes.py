@@ -183,7 +183,7 @@ class ShortestRoutes:
         least_out, least_into = (np.full(n, length.max(initial=0)) for _ in range(2))
         np.minimum.at(least_out, tail, length)
         np.minimum.at(least_into, head, length)
-        # Any other route has a link out of `src` and another into `dst`; between nodes, one of them crosses.
+        # A route with relays has two links or more; between nodes, at least one of them crosses.
         node, most = np.array(self._topology.node_of_rank), length.max(initial=0)
         least = length[node[tail] != node[head]].min(initial=most) + length.min(initial=most)
         crossing = np.where(node[src] != node[dst], least, 0)

@@ -134,7 +134,7 @@ def option(
     parser: argparse._ActionsContainer, words: str, help: str, read: Callable[[str], Any] | None = None,
     **how: Any,
 ) -> None:  # fmt: skip
-    """Declare an option in the form that help shows: flags, then the name of its value, or its choices.
+    """Declare an option from one text: its flags, then its value's name or its choices.
 
     Choices are ``one|other``. Without a value the option is a switch. The default is appended to the help,
     unless the help already has the word "default".

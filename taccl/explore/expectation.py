@@ -1,4 +1,4 @@
-"""Expected times of a measured collective on its machine, by models of NCCL and RCCL; bound and limits."""
+"""Expected times of a measured collective by models of NCCL and RCCL, their bound, and busy resources."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ class PlanSearch:
         programs: dict[TimedSchedule, Program],
         limit: Deadline,
     ) -> None:
-        """Lower the fastest schedule made for a size that can be lowered in time; add it to `programs`.
+        """Add one program to `programs`: of the fastest schedule for `size` that can be lowered in time.
 
         If there is no program yet, each try has extra time on a busy machine. The schedule of the fewest
         sends is then tried last in any case: without a program, there is no plan.

@@ -105,7 +105,7 @@ def serves_powers_of_two(divisor: int, collective: str, num_ranks: int) -> bool:
 
 
 def note_of_multiples(program: Program) -> str:
-    """Note that runtimes do not use the program's file for sizes that are powers of two; empty if they do."""
+    """Text for the user if the program's file cannot serve sizes that are powers of two; empty if it can."""
     name = "" if program.collective is None else program.collective.name
     if serves_powers_of_two(program.size_chunks, name, program.num_ranks):
         return ""

@@ -1,10 +1,9 @@
 """Sums between nodes: a bound over all chunkings for sums that several nodes share (allreduce).
 
-Each byte of a sum that n nodes share needs at least 2(n - 1) sends between nodes. An early or a late send
-counts for less than one: it starts before a rank can hold all contributions of its node, or ends when a copy
-can no longer reach all ranks of a node. Resources between nodes carry one byte after another, so they pass
-a limited number of sends in a given time. This is the bound `gossip` without chunks: see
-docs/formulation.md, "Sums between nodes".
+Each byte of a sum that n nodes share needs at least 2(n - 1) sends between nodes. A send that starts before
+a rank can hold all contributions of its node counts for less than one. So does a send that ends when a copy
+can no longer reach all ranks of a node. Resources between nodes carry one byte after another, and so pass
+few sends in a given time. This is `gossip` without chunks: see docs/formulation.md, "Sums between nodes".
 """
 
 from __future__ import annotations

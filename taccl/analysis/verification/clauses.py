@@ -87,7 +87,7 @@ class _Facts:
     def admitted(
         self, said: Mapping[int, frozenset[int]], sets: Sequence[tuple[int, ...]]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Table of the ranks that links admit: (row of every link, (num_rows, num_sets) bool).
+        """(table row of each link, (num_rows, num_sets) bool: True if the row admits a rank of the set).
 
         An entry is True if the set contains a rank that links of the row admit. Row 0 admits every set.
 

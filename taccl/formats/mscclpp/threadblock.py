@@ -117,7 +117,7 @@ class PlanThreadblock:
         self._move(op, read, target.neighbours(count))
 
     def _forget(self) -> None:
-        """Note that all threads have synchronised, so no barrier is needed for earlier operations."""
+        """Record that all threads have synchronised: earlier operations need no further barrier."""
         self._moved = self._has_waited = self._several_waited = False
         self._read: set[Slot] = set()
         self._written: set[Slot] = set()

@@ -132,7 +132,7 @@ def _spaced(values: set[int], most: int) -> list[int]:
 def _load(
     routing: RoutingModel, inside: Sequence[_Use], every: Sequence[_Use]
 ) -> tuple[list[tuple[Fraction, int]], Fraction]:
-    """(row terms for minus the load of the hops `inside` on a resource, load if all these hops are made).
+    """(negated load of the hops `inside` on a resource, as row terms; max of this load).
 
     If all hops of a merging link are included, each of its messages adds its alpha; otherwise each chunk adds
     its share of the alpha of a full message.

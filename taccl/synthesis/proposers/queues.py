@@ -53,8 +53,8 @@ _STARTS = {"latest start": latest_starts, "spread": spread_starts}
 _WAITING = (0.25, 4.0, 1.0, 16.0)
 MANY_STEPS = 30_000_000  # max links visited in searches for trees over all runs (about 1 s)
 _ORDER_NS = 70  # estimated nanoseconds to order a hop
-#: Weights to try in the order of waiting chunks: weight of a chunk's turn (when it is due) relative to the
-#: time of its remaining route.
+#: Weights to try for due dates in the priority of waiting chunks; the time of a chunk's remaining route has
+#: weight 1.
 _TURN_WEIGHTS = (0.5, 1.0)
 VERIFY_US_PER_TRANSFER = 2.0  # estimated microseconds to verify a transfer of a chunk with one destination
 

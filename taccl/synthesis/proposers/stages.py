@@ -64,7 +64,7 @@ _LEAST_RESTARTS_S = 0.2
 _NOISES = (0.0, 0.1, 0.5, 2.0, 8.0)
 #: Max hops for which the list scheduler also tries paths of any length (about 60 ms per run).
 _DETOUR_HOPS = 10_000
-#: `_COMPILED_SHARE`: share of a turn for the compiled list scheduler.
+#: `_COMPILED_SHARE`: share of a portfolio turn's time for the compiled list scheduler.
 #: `_MOST_JOINT_S`: max seconds of the joint job shop.
 #: `_MOST_JOB_SHOP_S`: max seconds of a job shop after routing.
 _COMPILED_SHARE, _MOST_JOINT_S, _MOST_JOB_SHOP_S = 0.1, 5.0, 4.0

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from taccl.synthesis.proposers.router import Routes
 
 
-#: `_STEADY_WEIGHTS`: weights to try in the order of waiting chunks: weight of a chunk's turn (when it is due)
-#: relative to the time of its remaining route.
+#: `_STEADY_WEIGHTS`: weights to try for due dates in the priority of waiting chunks; the time of a chunk's
+#: remaining route has weight 1.
 #: `_MOST_DELAYS`: max rounds in which starts on idle resources are delayed.
 _STEADY_WEIGHTS, _MOST_DELAYS = (0.2, 0.35), 12
 

@@ -70,7 +70,7 @@ _HOPS, _FAR = 8, Fraction(105, 100)
 #: Relative difference of times caused by rounding to whole bytes.
 _ROUNDED = Fraction(1, 10_000)
 #: `_COMPILE_S`: CPU seconds to compile the kernels, which are then cached.
-#: `_COMPILE_SHARE`: max share of the time left for the compilation of the kernels.
+#: `_COMPILE_SHARE`: max share of the remaining time to spend on compiling the kernels.
 _COMPILE_S, _COMPILE_SHARE = 9.0, 0.5
 
 

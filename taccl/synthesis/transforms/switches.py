@@ -102,7 +102,7 @@ def _loads(schedule: Schedule) -> NDArray[np.float64]:
 
 
 def _combined(problem: Problem, share: float) -> Schedule:
-    """Schedule in which switches add the first `share` of every root's chunks, and ranks the rest."""
+    """Schedule in which switches sum the first `share` of every root's chunks; ranks sum the rest."""
     of_root: dict[int | None, list[int]] = defaultdict(list)
     for c, chunk in enumerate(problem.collective.chunks):
         of_root[chunk.root].append(c)

@@ -231,7 +231,7 @@ def least_time(network: Network, counts: Ints, units: int) -> tuple[int, Ints]:
 
 
 def trees_per_chunk(network: Network, counts: Ints) -> tuple[Fraction, int]:
-    """(least time per unit if chunks are cut arbitrarily finely, least number of parts with this time).
+    """(least ticks per unit of chunk size with arbitrarily fine chunks, parts per chunk that suffice for it).
 
     Latencies do not count. With that number of parts all capacities are whole numbers; the number is 0 if
     capacities exceed `_MOST_CAPACITY`.
