@@ -31,6 +31,7 @@ from taccl.synthesis.options import Observer, Options
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.competing import baseline_us
 from taccl.synthesis.proposers.compiling import compile_in_a_row
+from taccl.synthesis.proposers.finer import is_at_one_rank
 from taccl.synthesis.proposers.large import effort, suits
 from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.proposals import SketchProposal
@@ -48,6 +49,10 @@ _OVERLAPS = 0.95
 #: `_RUN_TURNS`: number of turns of the short run of ruin and recreate.
 #: `_RUN_SENDS`: max product of turns and sends (about 0.5 s of CPU).
 _RUN_TURNS, _RUN_SENDS = 1_000, 4_000_000
+#: Data of one rank, or for one rank, are cut ever finer while that shortens the schedule.
+#: `_FINER_PAYS`: max ratio of the finish in twice as many chunks to the best one, for these to be used.
+#: `_MOST_ARRIVALS`: max product of chunks and ranks of a problem in such chunks.
+_FINER_PAYS, _MOST_ARRIVALS = 0.98, 10_000
 #: A short run tries a number of chunks only if the list scheduler's finish with this number is at most this
 #: multiple of its earliest finish.
 _FAR = 1.1
@@ -178,7 +183,7 @@ def _by_default(problem: Problem) -> Problem:
 
 
 def _soonest(
-    problems: Mapping[int, Problem], options: Options, until: Deadline, give_up: Deadline
+    problems: dict[int, Problem], options: Options, until: Deadline, give_up: Deadline
 ) -> tuple[Problem, float, list[int]]:
     """(best problem, its finish in us, numbers of chunks not tried for lack of time).
 
@@ -188,6 +193,9 @@ def _soonest(
 
     The compiled list scheduler is fast, so that the choice does not depend on the time limit. The list
     scheduler in Python is better on few hops, and runs if kernels are not compiled and cannot be in time.
+
+    If all data starts at one rank or ends there, and the most chunks are the best, twice as many are tried,
+    and so on while that pays. These problems are added to `problems`.
 
     If the phases of sums overlap and the kernels of ruin and recreate are compiled, short runs of it compare
     the numbers instead.
@@ -227,6 +235,8 @@ def _soonest(
             best, best_us = problem, made.finish_us
     if until.cancellation.why and best_us == math.inf:
         raise KeyboardInterrupt
+    if compiles and first and best is problems[max(problems)] and is_at_one_rank(best):
+        _add_finer(problems, first, options, until)
     if first:
         count, best_us = _overlapped(first, options, until)
         best = problems[count]
@@ -236,6 +246,28 @@ def _soonest(
     if merging is not None and merging_us < _MERGING_PAYS * best_us:
         best, best_us = merging, merging_us
     return best, best_us, untried
+
+
+def _add_finer(
+    problems: dict[int, Problem], first: dict[int, Schedule], options: Options, until: Deadline
+) -> None:
+    """Add problems in twice the most chunks so far, four times and so on, while the schedule gets shorter.
+
+    - `first`: {number of chunks: the compiled list scheduler's schedule}; theirs are added.
+    """
+    count, whole = 2 * max(problems), problems[1]
+    while not (options.parameters.suggesting.counts_only or until.has_passed):
+        best_us = min(made.finish_us for made in first.values())
+        arrivals = count * whole.collective.num_chunks * whole.topology.num_ranks
+        if arrivals > _MOST_ARRIVALS or count > min(whole.chunk_bytes):
+            break
+        made = None
+        with suppress(InputError, NoSolutionError), until.interruptible():
+            problem = cut(whole, count)
+            made = compiled_schedule(problem, options, until)
+        if made is None or made.finish_us > _FINER_PAYS * best_us:
+            break
+        problems[count], first[count], count = problem, made, 2 * count
 
 
 def _overlapped(first: Mapping[int, Schedule], options: Options, until: Deadline) -> tuple[int, float]:

@@ -209,6 +209,19 @@ def test_sums_are_cut_finer_where_their_phases_overlap(monkeypatch):
     assert search.best.finish == finer.finish
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["broadcast", "reduce"])
+def test_data_of_one_rank_are_cut_ever_finer_while_that_pays(name):
+    """Data of one rank on four H100 nodes are cut into more chunks than the usual numbers, up to a limit."""
+    problem = taccl.make_problem(taccl.topologies.dgx_h100(4), name, size_bytes="16MB")
+    assert chunks.choose_chunks(problem, time_limit_s=AMPLE_S).collective.chunks_per_rank == 256
+    parameters = replace(DEFAULTS, suggesting=replace(DEFAULTS.suggesting, counts_only=1))
+    usual = chunks.choose_chunks(problem, time_limit_s=AMPLE_S, parameters=parameters)
+    assert usual.collective.chunks_per_rank == 16
+    small = taccl.make_problem(taccl.topologies.dgx_h100(4), name, size_bytes="16KB")
+    assert chunks.choose_chunks(small, time_limit_s=AMPLE_S).collective.chunks_per_rank <= 16
+
+
 def test_no_chunk_is_less_than_a_byte():
     """2 B are cut into at most two chunks."""
     ring = taccl.topologies.ring(4, alpha_us=0, bandwidth_gb_per_s=100)
