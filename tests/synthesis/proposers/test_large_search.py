@@ -79,7 +79,9 @@ class TestPhases:
         """Ctrl-C while routes are balanced ends the search; Ctrl-C while sends are queued gives a valid, but later
         schedule of the routes."""
         monkeypatch.setattr(deadline, "_TICK_S", 0.01)
+        size = 24  # routes of so many ranks take seconds, in which even a busy machine looks at the keyboard
         if phase != "balancing routes":
+            size = 16
             monkeypatch.setattr(router, "_PATH_EXPONENTS", (0,))
             monkeypatch.setattr(router, "_PATH_CHOICES", ((1,),))
 
@@ -87,7 +89,7 @@ class TestPhases:
             if doing.startswith(phase):
                 raise KeyboardInterrupt
 
-        problem = problem_of(topologies.mesh(16, 16), "alltoall")
+        problem = problem_of(topologies.mesh(size, size), "alltoall")
         never = Deadline()
         with ends:
             found = never.run(
