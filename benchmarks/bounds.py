@@ -261,7 +261,7 @@ def small() -> Iterator[Row]:
 
 
 def kinds() -> Iterator[Row]:
-    """Yield a row per kind of bound: the number of problems where it is the best, or the only best.
+    """Yield a row per kind of bound: in how many problems it is the best, or the only best.
 
     Rows of bounds for whole (indivisible) chunks come first. A row also names the collectives and sizes for
     which its kind most often is the only best one, or, if it never is, one of the best.

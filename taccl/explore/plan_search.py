@@ -199,9 +199,9 @@ class PlanSearch:
         """Ranges of sizes (tiles) when time is short, each with the fastest schedule that has a program.
 
         A single tile if there are too many, or time is up. The best schedules for the largest size and for
-        the smallest get programs in any case. Sizes larger than any that a schedule was made for are left to
-        the library. Raises `NoSolutionError` if no schedule has a program by the limit, or `ExportError` if
-        the runtime's files hold none.
+        the smallest get programs first, if these can be made in time. Sizes larger than any that a schedule
+        was made for are left to the library. Raises `NoSolutionError` if no schedule has a program by the
+        limit, or `ExportError` if the runtime's files hold none.
         """
         made = {size for each in self.candidates for size in each.made_us}
         last = max(made)
@@ -231,13 +231,13 @@ class PlanSearch:
     ) -> None:
         """Add one program to `programs`: of the fastest schedule for `size` that can be lowered in time.
 
-        If there is no program yet, each try has extra time on a busy machine. The schedule of the fewest
-        sends is then tried last in any case: without a program, there is no plan.
+        If there is no program yet, each try has extra time on a busy machine, and the schedule of the fewest
+        sends is tried even after the limit: without a program, there is no plan.
         """
         send_s = _LOWER_S * _work_per_send(lowering)
         fewest = min(self.candidates, key=lambda each: len(each.schedule))
         in_order = sorted(self.candidates, key=lambda each: each.made_us.get(size, math.inf))
-        for each in in_order if programs else [*in_order, fewest]:
+        for each in in_order:
             if each in programs:
                 return
             until = limit if programs else limit.later((busy_factor() - 1) * _LATE_S)

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import pytest
 
@@ -19,26 +20,18 @@ from taccl.analysis.certificates.byte_counting import (
     first_served,
     sums_served,
 )
-from taccl.analysis.certificates.certificate import Certificate
-from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.pair_counting import windows_of
 from taccl.analysis.certificates.readings import as_spreading, merging_freely
 from taccl.analysis.certificates.scopes import bound_of_every_cut, gap_text
 from taccl.synthesis.synthesize import synthesize
+from tests.analysis.claims import certificates_of
 from tests.fuzzing import cases, some
 from tests.synthesis.brute_force import TooLarge, finishes_by
 from tests.synthesis.brute_force_apart import sums_by
 from tests.synthesis.small_problems import joined
 
-
-def certificates(problem):
-    """Certificates of the claims for ranks and for nodes, over all chunkings."""
-    found = byte_counting_bounds(NeededSends(as_spreading(problem)), in_network=False)
-    per_us = problem.costs.ticks_per_us
-    return [
-        Certificate(problem, Fraction(each.ticks) / per_us, each.kind, each.limits, each.witness, True)
-        for each in found
-    ]
+#: Certificates of the claims for ranks and for nodes, over all chunkings.
+certificates = partial(certificates_of, byte_counting_bounds)
 
 
 def test_four_merged_sends_bring_data_of_fifteen_ranks():

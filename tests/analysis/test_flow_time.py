@@ -4,17 +4,17 @@ import random
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import pytest
 
 import taccl
 from taccl import collectives
-from taccl.analysis.certificates.certificate import Certificate
-from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.flow_time import Lane, _carried, _mean_ticks, flow_time_bounds
 from taccl.analysis.certificates.readings import as_spreading, merging_freely
 from taccl.baselines import BASELINES
 from taccl.topology.builder import TopologyBuilder
+from tests.analysis.claims import certificates_of
 from tests.fuzzing import cases, some
 from tests.synthesis.brute_force import TooLarge, finishes_by
 from tests.synthesis.brute_force_apart import sums_by
@@ -22,14 +22,8 @@ from tests.synthesis.brute_force_apart import sums_by
 MB = 10**6
 
 
-def certificates(problem):
-    """Certificates of the claims over all chunkings."""
-    found = flow_time_bounds(NeededSends(as_spreading(problem)), in_network=False)
-    per_us = problem.costs.ticks_per_us
-    return [
-        Certificate(problem, Fraction(each.ticks) / per_us, each.kind, each.limits, each.witness, True)
-        for each in found
-    ]
+#: Certificates of the claims over all chunkings.
+certificates = partial(certificates_of, flow_time_bounds)
 
 
 def line(num_ranks, *, alpha=2, beta=1):

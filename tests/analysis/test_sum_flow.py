@@ -4,18 +4,18 @@ import random
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
 
 import taccl
 from taccl import collectives
-from taccl.analysis.certificates.certificate import Certificate
-from taccl.analysis.certificates.finding.needed_sends import NeededSends
-from taccl.analysis.certificates.readings import as_spreading, merging_freely
+from taccl.analysis.certificates.readings import merging_freely
 from taccl.analysis.certificates.sum_flow import Lane, _gain, _gain_near, _most_gained, sum_flow_bounds
 from taccl.baselines import BASELINES
 from taccl.topology.builder import TopologyBuilder
+from tests.analysis.claims import certificates_of
 from tests.fuzzing import cases, some
 from tests.synthesis.brute_force import TooLarge
 from tests.synthesis.brute_force_apart import sums_by
@@ -23,14 +23,8 @@ from tests.synthesis.brute_force_apart import sums_by
 MB = 10**6
 
 
-def certificates(problem, *, divisible=True):
-    """Certificates of the sum-flow claims."""
-    found = sum_flow_bounds(NeededSends(as_spreading(problem)), in_network=False)
-    per_us = problem.costs.ticks_per_us
-    return [
-        Certificate(problem, Fraction(each.ticks) / per_us, each.kind, each.limits, each.witness, divisible)
-        for each in found
-    ]
+#: Certificates of the sum-flow claims.
+certificates = partial(certificates_of, sum_flow_bounds)
 
 
 def crossbar(num_ranks, *, alpha=4, overhead=1, beta=1):

@@ -80,6 +80,18 @@ class OfRanks(Witness):
         return self.ranks <= frozenset(range(problem.topology.num_ranks))
 
 
+class OfResources(Witness):
+    """Witness that names resources, each once."""
+
+    __slots__ = ()
+    resources: tuple[int, ...]
+
+    def fits(self, problem: Problem) -> bool:
+        """True if the problem has the resources, and none is named twice."""
+        named = set(self.resources)
+        return len(named) == len(self.resources) and named <= set(range(len(problem.topology.resources)))
+
+
 @dataclass(frozen=True, slots=True)
 class BorderJob:
     """A required send: in every schedule, a chunk of `units` crosses a border over one of `links`.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.analysis.certificates.byte_counting import weightless
-from taccl.analysis.certificates.certificate import Claim, Labels, Witness
+from taccl.analysis.certificates.certificate import Claim, Labels, OfResources
 from taccl.analysis.certificates.evaluation.arrivals import reached
 from taccl.analysis.certificates.evaluation.facts import Facts, lanes
 from taccl.analysis.certificates.finding.gates import GateCosts, labels_of
@@ -29,11 +29,10 @@ from taccl.schedule.combine import reduction_half
 if TYPE_CHECKING:
     from taccl.analysis.certificates.finding.needed_sends import NeededSends
     from taccl.problem.chunks import Chunk
-    from taccl.problem.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSums(Witness):
+class NodeSums(OfResources):
     """Witness of sums between nodes: resources that cover the links between nodes, and times inside nodes.
 
     - `resources`: The resources; a link is assigned to the first that it holds.
@@ -53,11 +52,6 @@ class NodeSums(Witness):
     def holds(self, facts: Facts, ticks: Fraction) -> bool:
         """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
         return _fills(facts, self, ticks)
-
-    def fits(self, problem: Problem) -> bool:
-        """True if the problem has the resources, and none is named twice."""
-        named = set(self.resources)
-        return len(named) == len(self.resources) and named <= set(range(len(problem.topology.resources)))
 
 
 def node_sum_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
@@ -159,13 +153,15 @@ def _fills(facts: Facts, witness: NodeSums, ticks: Fraction) -> bool:
     """True if resources between nodes cannot pass the required sends before `ticks`, in any chunking."""
     if facts.multi or facts.made_at or facts.in_network or facts.only_switches_add or not facts.sums:
         return False
-    links = [e for e in facts.allowed if facts.topology.is_internode(e)]
+    node, links = facts.topology.node_of_rank, [e for e in facts.allowed if facts.topology.is_internode(e)]
     need, adding, wanting = 0, facts.topology.num_ranks, facts.topology.num_ranks
     for data, units in zip(facts.collective.chunks, facts.units, strict=True):
-        shared = _sharing(data, facts.topology.node_of_rank)
-        if shared is not None:
-            need += 2 * (shared[0] - 1) * units
-            adding, wanting = min(adding, shared[1]), min(wanting, shared[2])
+        adders, takers = ([node[r] for r in ranks] for ranks in (data.origins, data.destinations))
+        shared = set(adders).intersection(takers)
+        if len(shared) > 1:
+            need += 2 * (len(shared) - 1) * units
+            adding = min(adding, *(adders.count(each) for each in shared))
+            wanting = min(wanting, *(takers.count(each) for each in shared))
     if not need or any(beta > facts.beta[e] for e in links for _, beta, _ in facts.holds[e].values()):
         return False
     within = [e for e in facts.allowed if not facts.topology.is_internode(e)]

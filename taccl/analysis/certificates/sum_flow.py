@@ -17,11 +17,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.analysis.certificates.certificate import Claim, Witness
+from taccl.analysis.certificates.certificate import Claim, OfResources
 from taccl.analysis.certificates.evaluation.facts import Facts, lanes
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import cover_of
-from taccl.problem.problem import Problem
 
 #: Approximate max number of early sends over a resource for which the bound is computed.
 _MOST_SENDS = 200
@@ -50,7 +49,7 @@ class Lane(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class SumFlow(Witness):
+class SumFlow(OfResources):
     """Witness of sum flow: resources that cover all links, and two prices in ticks.
 
     - `resources`: Resources that cover the usable links; a link is assigned to the first that it holds.
@@ -65,11 +64,6 @@ class SumFlow(Witness):
     resources: tuple[int, ...]
     horizon: Fraction
     price: Fraction
-
-    def fits(self, problem: Problem) -> bool:
-        """True if the problem has the resources, and none is named twice."""
-        named = set(self.resources)
-        return len(named) == len(self.resources) and named <= set(range(len(problem.topology.resources)))
 
     def holds(self, facts: Facts, ticks: Fraction) -> bool:
         """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""

@@ -185,7 +185,7 @@ def _by_default(problem: Problem) -> Problem:
 def _soonest(
     problems: dict[int, Problem], options: Options, until: Deadline, give_up: Deadline
 ) -> tuple[Problem, float, list[int]]:
-    """(best problem, its finish in us, numbers of chunks not tried for lack of time).
+    """(best problem, its finish in us, numbers of chunks that were not tried).
 
     The best is the one with the earliest schedule of a list scheduler; at ties, the one with fewer chunks.
     If the ring baseline in one chunk per rank finishes before all of these, one chunk per rank is chosen. The
