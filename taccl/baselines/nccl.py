@@ -23,10 +23,14 @@ from taccl.baselines.straight import exchange_us, pairwise
 from taccl.errors import CollectiveError
 from taccl.measure.machine import machine_of
 from taccl.measure.model import COLLECTIVES, Way, further_channels, ways
+from taccl.measure.predict import known_machines
+from taccl.measure.predict import predict as predict_library
 from taccl.measure.tree_limit import tree_limit_gb_per_s
 from taccl.topology.in_network import shared_links
+from taccl.topology.machines import SHAPES
 from taccl.topology.parts import thousandths
-from taccl.topology.profiles import find_profile, profile_of
+from taccl.topology.profiles import PROFILES, find_profile, profile_of
+from taccl.topology.registry import parse
 from taccl.topology.transform import rescaled
 from taccl.topology.tuning import (
     CHANNEL_BYTES,
@@ -190,11 +194,15 @@ def scheduled(problem: Problem, best: Considered, *, cut: bool = True) -> Schedu
     )
 
 
-def nccl_bounded(problem: Problem, schedule: Schedule, chosen: Considered) -> tuple[Problem, tuple[str, ...]]:
+def nccl_bounded(
+    problem: Problem, schedule: Schedule, chosen: Considered, *, nvls: bool = True
+) -> tuple[Problem, tuple[str, ...]]:
     """Problem whose bound is compared with a schedule of `nccl`, and notes on how finish and bound differ.
 
     The problem has the topology as given, under the schedule's protocol. The schedule itself may be on slower
     links, as NCCL's model grants trees only a part of the bandwidth.
+
+    - `nvls`: False if the choice was made without sums in switches.
     """
     notes: list[str] = []
     if chosen.algorithm == "nvls" and not links_of_switches(problem.topology):
@@ -217,8 +225,8 @@ def nccl_bounded(problem: Problem, schedule: Schedule, chosen: Considered) -> tu
             f"finish: with links at {chosen.algorithm}'s rate in NCCL's tables ({what}); bound: with full "
             "link rates"
         )
-    gap = model_gap(schedule, chosen)
-    return replace(schedule.problem, topology=topology), (*notes, *([gap] if gap else []))
+    notes += filter(None, (model_gap(schedule, chosen), _library_gap(problem, chosen, nvls=nvls)))
+    return replace(schedule.problem, topology=topology), tuple(notes)
 
 
 def model_gap(schedule: Schedule, chosen: Considered) -> str:
@@ -232,6 +240,32 @@ def model_gap(schedule: Schedule, chosen: Considered) -> str:
     return (
         f"this schedule takes {format_us(schedule.predicted_us)}, {ratio:.2f} times NCCL's own prediction "
         f"({format_us(chosen.time_us)}): compare with the smaller figure before claiming to beat NCCL"
+    )
+
+
+def _library_gap(problem: Problem, chosen: Considered, *, nvls: bool) -> str:
+    """Note if `predict` expects NCCL on this machine to take another time than `chosen`; empty within 10 %.
+
+    Schedules have the rates of links, which they share with other algorithms. `predict` also has the maximum
+    rates of NCCL's LL and LL128, and the share of a NIC's rate that NCCL reaches.
+    """
+    topology, size = problem.topology, problem.size_bytes
+    machine, nodes = topology.machine, topology.num_nodes
+    if machine not in known_machines() or topology.profile not in [each.name for each in PROFILES[machine]]:
+        return ""
+    by_name = [
+        parse(machine, nodes=nodes, profile=topology.profile, protocol=topology.protocol or None, rails=rails)
+        for rails in {SHAPES[machine].has_rails, False}
+    ]
+    links = tuple(e for e in topology.links if len(e.srcs) == len(e.dsts) == 1)
+    if size is None or links not in [each.links for each in by_name]:
+        return ""  # a changed machine, which `predict` does not know
+    expected = predict_library(machine, problem.collective.name, size, nodes=nodes, nvls=nvls)
+    if abs(expected.time_us / chosen.time_us - 1) <= _AGREES:
+        return ""
+    return (
+        f"NCCL itself is expected to take {format_us(expected.time_us)} on {machine} "
+        f"({expected.algorithm}, {expected.protocol}), as it does not reach the links' rates of this schedule"
     )
 
 

@@ -3,8 +3,10 @@
 import pytest
 
 import taccl
+import taccl.measure.predict
 import taccl.topology.transform
 from benchmarks.fit import baseline_row
+from taccl._internal.units import format_us
 from taccl.baselines import nccl, nccl_choices
 from taccl.baselines.nccl import nccl_bounded
 from taccl.errors import CollectiveError
@@ -98,6 +100,22 @@ def test_switches_that_can_add_do_by_default(nodes):
     bounded, notes = nccl_bounded(problem, found, best)
     assert len(bounded.topology.links) > len(problem.topology.links)
     assert any("--no-nvls" in note for note in notes)
+
+
+def test_a_prediction_that_differs_is_a_note():
+    """If `predict` expects another time of NCCL, a note has it; changed machines, which it does not know, have
+    no such note."""
+    problem = problem_of(taccl.topologies.dgx_a100(2), size=10**6)
+    best = nccl_choices(problem)[0]
+    expected = taccl.measure.predict.predict("dgx-a100", "allreduce", 10**6, nodes=2)
+    assert expected.time_us > 1.1 * best.time_us
+    said = f"NCCL itself is expected to take {format_us(expected.time_us)} on dgx-a100"
+    _, notes = nccl_bounded(problem, nccl(problem), best)
+    assert any(note.startswith(said) for note in notes)
+    slower = taccl.topology.transform.degraded(problem.topology, {(0, 8): 0.5})
+    changed = problem_of(slower, size=10**6)
+    _, notes = nccl_bounded(changed, nccl(changed), nccl_choices(changed)[0])
+    assert not any("NCCL itself" in note for note in notes)
 
 
 def test_changed_machines_keep_their_switches():

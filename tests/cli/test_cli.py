@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import taccl
+import taccl.formats.saved  # it keeps its own `write_whole`, which a test replaces elsewhere
 from taccl import cli, errors
 from taccl.cli.command import build_parser
 from taccl.cli.verbs import VERBS

@@ -67,7 +67,7 @@ def run(options: Namespace) -> Answer:
     considered: tuple[Considered, ...] = ()
     if is_nccl:
         considered = taccl.baselines.nccl_choices(problem, nvls=not options.no_nvls)
-        bounded, said = nccl_bounded(problem, schedule, considered[0])
+        bounded, said = nccl_bounded(problem, schedule, considered[0], nvls=not options.no_nvls)
         notes += said
     left_s = max(LEAST_S, options.deadline.left_s)
     bound = taccl.lower_bound(
