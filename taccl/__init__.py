@@ -53,7 +53,7 @@ def __dir__() -> list[str]:
 
 
 def _compact_schedule() -> Any:
-    """Class `Schedule`, under the former name of compact schedules; removed in the next release."""
+    """Return class `Schedule`, and warn that the next release removes its former name `CompactSchedule`."""
     import warnings
 
     from taccl.schedule.schedule import Schedule

@@ -1,4 +1,4 @@
-"""``python -m taccl``: the command line."""
+"""Run the command line: ``python -m taccl``."""
 
 from __future__ import annotations
 

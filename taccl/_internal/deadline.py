@@ -130,7 +130,7 @@ class Cancellation:
         self._doing = ""
 
     def cancel(self, why: str) -> None:
-        """Cancel the task: its compiled kernels stop, now and later. The first reason given is kept."""
+        """Cancel the task: running kernels stop, later ones stop at once. The first reason `why` is kept."""
         self.why = self.why or why
         for signal in self._signals:
             signal[0] = 1
@@ -215,7 +215,7 @@ class Deadline:
         return bool(self.cancellation.why) or time.monotonic() >= self.at_s
 
     def check(self) -> None:
-        """Raise `OutOfTime` if the deadline has passed. For places where work can be given up."""
+        """Raise `OutOfTime` if the deadline has passed; call this where work can be given up."""
         if self.has_passed:
             raise OutOfTime("the time limit was reached; give more time")
 
@@ -231,11 +231,11 @@ class Deadline:
     def enforced(self, ready: Callable[[], bool] | None = None) -> Iterator[None]:
         """Context in which `OutOfTime` is raised in this thread once time is up, at any bytecode.
 
-        For Python code that never checks its deadline. The interrupt arrives between two bytecodes, so a
-        compiled function ends first, and files must be written outside. The interrupt also waits for the end
-        of an import, a compilation or the start of a process. Handlers of `Exception` do not catch it; if
-        compiled code replaces it by another error, that becomes `OutOfTime`, too. Python implementations
-        without such interrupts run the code to its end.
+        This is for Python code that never checks its deadline. The interrupt arrives between two bytecodes,
+        so a compiled function ends first. Files must be written outside the context. The interrupt also waits
+        for the end of an import, a compilation or the start of a process. Handlers of `Exception` do not
+        catch it; if compiled code replaces it by another error, that becomes `OutOfTime`, too. Python
+        implementations without such interrupts run the code to its end.
 
         - `ready`: Called in another thread; the interrupt waits until it returns True.
         """
@@ -264,7 +264,7 @@ class Deadline:
 
     @contextmanager
     def stopping(self, signal: NDArray[np.int64]) -> Iterator[None]:
-        """Context in which compiled kernels are stopped by the deadline: ``signal[0]`` is then set to 1."""
+        """Context in which the deadline stops compiled kernels: when it passes, ``signal[0]`` is set to 1."""
 
         def stop() -> None:
             signal[0] = 1
@@ -356,7 +356,7 @@ NEVER = Deadline()
 
 @contextmanager
 def signals_to(handle: Any, *names: str, only: Any = None) -> Iterator[None]:
-    """Context in which signals are handled by `handle`, in the main thread.
+    """Context in which `handle` handles some signals; it changes nothing outside the main thread.
 
     - `names`: Names of the signals; those that the platform lacks are ignored.
     - `only`: If given, only signals whose current handler is this one.

@@ -115,7 +115,7 @@ _BINARY = {
     "database or profile": (b"SQLite format 3", b"\x89HDF"),
     "table in Parquet": (b"PAR1",),
 }
-#: First bytes of a Chakra trace: sizes, and a version or the key of one.
+#: First bytes of a Chakra trace: sizes, then a version such as ``0.0.4``, or the word ``schema``.
 _CHAKRA = re.compile(rb"[\s\S]{1,7}\n(\x05\d\.\d\.\d|\x06schema)")
 _ADVICE |= dict.fromkeys(_BINARY, PICTURED) | {
     "archive": "unpack it, and give the file inside",

@@ -144,7 +144,8 @@ def smallest_of_orbits(permutations: Sequence[ArrayLike], size: int) -> Ints:
 def fiedler_vector(num_nodes: int, src: Ints, dst: Ints, weight: Floats) -> Floats | None:
     """(num_nodes,) eigenvector of the graph Laplacian for the second-smallest eigenvalue; None if not found.
 
-    If the eigenvalue is multiple, a fixed vector is projected onto its eigenvectors. Arcs are undirected.
+    If the eigenvalue is multiple, a fixed vector is projected onto its eigenvectors. Arcs count as
+    undirected.
     """
     fixed = np.cos(np.arange(num_nodes))
     if num_nodes > _MOST_OF_MATRIX:
@@ -192,8 +193,8 @@ def maximum_flow(
     These nodes are the same for all maximum flows.
 
     - `width`, (num_arcs,): Capacities, below 2**31 in total; those of parallel arcs are added.
-    - `num_flows`: Number of flows that the caller computes in such a graph.
-    - `enough`: Value from which on the nodes are not needed, and may be left out.
+    - `num_flows`: Number of flows that the caller will compute in such graphs; for few, SciPy is not loaded.
+    - `enough`: Flow value from which on the caller does not need the nodes; they may then be left out.
     """
     if num_flows * len(src) <= _MOST_FLOW_ARCS and "scipy.sparse.csgraph" not in sys.modules:
         return _maximum_flow(num_nodes, src, dst, width, source, sink)

@@ -20,7 +20,7 @@ def as_html(text: str) -> str:
 
 
 def card(title: str, *parts: str, notes: Sequence[str] = ()) -> str:
-    """HTML card of a title, parts (HTML from `facts` and `table`), and notes; texts are escaped here."""
+    """HTML card of a title, HTML parts (from `facts` and `table`) and notes; escapes the title and notes."""
     noted = "".join(
         f'<div style="opacity:.75;margin-top:4px">note: {as_html(note)}</div>' for note in notes if note
     )

@@ -1,4 +1,4 @@
-"""Interrupts of threads: exceptions that another thread raises at the next bytecode of a thread."""
+"""Interrupt a thread: raise an exception in it, from another thread, between two of its bytecodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STARTS = threading.RLock()
 
 #: Counter that numbers interrupts in ascending order.
 _NUMBERS = itertools.count(1)
-#: Interval in seconds at which the function `ready` is called.
+#: Interval in seconds at which a due interrupt calls its function `ready`, until that returns True.
 _TICK_S = 0.1
 #: Number of checks within which a sent interrupt arrives; each check executes several bytecodes.
 _MOST_LOOKS = 1000
@@ -39,10 +39,10 @@ _NO_INTERRUPT_IN = {
 class TimeIsUp(BaseException):
     """Base class of the exceptions that interrupt a thread; not caught by handlers of `Exception`.
 
-    One may arrive while its deadline ends; the next outer deadline then receives it.
+    Such an exception may arrive while its deadline ends; the next outer deadline then receives it.
 
-    - `number`: Number of the interrupt; larger than those of outer deadlines.
-    - `is_lost`: True if it arrived where Python ignores exceptions, such as in a finalizer.
+    - `number`: Number of the interrupt; larger than the numbers of outer deadlines' interrupts.
+    - `is_lost`: True if the exception arrived where Python ignores exceptions, such as in a finalizer.
     """
 
     number = 0
@@ -59,9 +59,9 @@ class Interrupt:
     def __init__(self, at_s: float, ready: Callable[[], bool] | None) -> None:
         self._at_s, self._ready, self._thread = at_s, ready, threading.get_ident()
         self._left, self._lock = threading.Event(), threading.Lock()
-        self._apart = _frames_without_interrupt(self._thread)  # calls at the start; above 0 in an import
+        self._apart = _frames_without_interrupt(self._thread)  # above 0 if created during an import
         self._is_sent = False  # an exception was sent and has not arrived
-        self.was_sent = False  # any exception was sent
+        self.was_sent = False  # an exception was sent, arrived or not
 
         def arrived(_: BaseException, *__: object) -> None:
             self._is_sent = False
@@ -80,8 +80,8 @@ class Interrupt:
         with self._lock:
             self._left.set()
         # Wait here for an exception that was sent, as it would otherwise interrupt later code.
-        # A sent exception cannot be withdrawn: under a profiler, CPython 3.11 would look for it without end.
-        # The exception may never arrive, if one sent later has replaced it.
+        # The exception is not withdrawn: if it were, CPython 3.11 would look for it forever under a profiler.
+        # The wait is limited, as the exception never arrives if another one has replaced it.
         with suppress(self.kind):
             for _ in range(_MOST_LOOKS):
                 if not self._is_sent:
@@ -134,8 +134,8 @@ def _note_lost_interrupts() -> None:
 def start(thread: threading.Thread) -> None:
     """Start a thread while no interrupt is being sent.
 
-    Until the new thread runs, CPython 3.11 gives it the identifier of the starting thread, and so its
-    exceptions.
+    Until the new thread runs, CPython 3.11 gives it the identifier of the starting thread. It would then
+    receive the interrupts of the starting thread.
     """
     with _STARTS:
         thread.start()

@@ -27,7 +27,7 @@ import numpy as np
 
 #: Packages whose functions and types numba implements itself.
 _KNOWN = sys.stdlib_module_names | {"numpy", "numba"}
-#: Types of values that their `repr` describes fully.
+#: Types whose values are fully described by their `repr`.
 _PLAIN = (
     *(int, float, complex, bool, str, bytes, range, slice, type(None), type(...)),
     *(Enum, np.generic, np.dtype),
@@ -73,7 +73,7 @@ def layouts(kinds: Iterable[Any]) -> tuple[Layout, ...]:
 
 
 def are_current(expected: Iterable[Layout]) -> bool:
-    """True if the named tuples have these fields in the present sources."""
+    """True if each expected named tuple exists in the present sources, with the same fields."""
     try:
         return all(
             _layout(attrgetter(name)(importlib.import_module(module))) == (module, name, fields)
@@ -170,8 +170,8 @@ class _Walk:
         yield from self.parts_of((function.__defaults__, function.__kwdefaults__))
         for cell in function.__closure__ or ():
             yield from self.parts_of(cell.cell_contents)
-        # `co_names` also has names of attributes. Those of modules are needed; others may equal the name of
-        # a global by chance, which is harmless.
+        # `co_names` also has names of attributes. Attributes of modules are needed. Others may equal the name
+        # of a global by chance, which is harmless.
         names = sorted({name for each in _nested(code) for name in each.co_names})
         for name in names:
             if name in function.__globals__:

@@ -105,7 +105,7 @@ def former_names(module: str, moved: Mapping[str, str]) -> Callable[[str], Any]:
 
 
 class _Finder:
-    """Import finder of the moved modules, asked after Python's own finders; it warns."""
+    """Import finder for former names of modules, asked after Python's own; each such import warns."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:

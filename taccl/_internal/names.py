@@ -16,7 +16,7 @@ _repr.maxstring = _repr.maxother = _repr.maxlong = 60
 
 
 def matching(word: str, known: Iterable[str]) -> str | None:
-    """Known name that a word spells, e.g. ``All_Gather`` for ``allgather``; None if there is none."""
+    """Known name, e.g. ``allgather``, that a word such as ``All_Gather`` spells; None if there is none."""
     return {_plain(name): name for name in known}.get(_plain(word))
 
 
@@ -93,7 +93,7 @@ def note_lines(notes: Sequence[str]) -> list[str]:
 
 
 def numbers_table(rows: Sequence[Sequence[str]], *, hidden: int = 0) -> str:
-    """Table as text with right-aligned cells, and a last line with the number of `hidden` rows."""
+    """Table as text with right-aligned cells; unless `hidden` is 0, a last line counts the hidden rows."""
     cells = [[shown(cell, 100) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(map(str.rjust, row, widths)) for row in cells]

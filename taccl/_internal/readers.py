@@ -81,7 +81,7 @@ def _alternatives(node: ast.expr) -> list[ast.expr]:
 
 
 def _any_of(nodes: Sequence[ast.expr], scope: Mapping[str, Any]) -> Reader | None:
-    """Reader of a union: the first alternative that accepts a value converts it; an error names all."""
+    """Reader of a union: the first alternative that accepts a value converts it; errors name all of them."""
     found = [_kind(node, scope) for node in nodes]
     kinds = [kind for kind in found if kind is not None]
     if len(kinds) < len(found):
@@ -139,7 +139,7 @@ def _one_of(words: tuple[Any, ...]) -> Reader:
 
 
 def _several(container: str, inner: Sequence[ast.expr], scope: Mapping[str, Any]) -> Reader:
-    """Reader of several items of one kind; accepts a single item, and reads an iterator to its end."""
+    """Reader of a collection, also given as one item or an iterator, or of a tuple of fixed length."""
     fixed = container == "tuple" and not (inner and _is_dots(inner[-1]))
     kinds = [_kind(each, scope) for each in inner if not _is_dots(each)]
     item = kinds[0] if kinds else None

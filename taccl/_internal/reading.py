@@ -80,8 +80,9 @@ def read_text(path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES) -
 
 
 def parse(text: str, *, source: str, exact: bool = False) -> dict[str, Any]:
-    """Table in a TOML or JSON text; JSON if `source` ends in ``.json``, or the text begins with ``{``.
+    """Table in a TOML or JSON text; the ending of `source` decides, else a leading ``{`` means JSON.
 
+    - `source`: Name of the file, also for messages.
     - `exact`: True to read numbers with a point or exponent as `decimal.Decimal`.
     """
     name = source.lower()
@@ -193,7 +194,7 @@ def toml_text(value: Any) -> str:
 
 
 def toml_document(content: dict[str, Any]) -> str:
-    """Plain values as the text of a TOML file; tables come last, and their long subtables separately."""
+    """Text of a TOML file: plain values first, then tables; each long subtable has a header of its own."""
     plain = {key: value for key, value in content.items() if not _is_table(value)}
     lines = [f"{key} = {toml_text(value)}" for key, value in plain.items()]
     for key, value in content.items():

@@ -10,7 +10,7 @@ _BEFORE_ELEMENT = r"\s*(<\?xml[^>]*>\s*)?(<!--(?:(?!-->)[\s\S])*-->\s*)*"
 _NUMBER = r"\"?(?:[-+]?\.?\d[\d.eE+-]*|nan|inf)\"?"
 #: Pattern of a unit that may follow the number in a table's cell.
 _UNIT = r"(?: ?(?:[kKMGT]i?)?[bB](?:it|yte)?s?(?:ps|/s)| ?[nuµm]s)?"
-#: Three rows of numbers separated by blanks or bars, each with at most a name before them.
+#: At least three rows of numbers separated by blanks or bars; a row may begin with a name.
 _SPACED_ROWS = (
     rf"(^[|\t ]*(?:\w[\w.:-]*[|\t ]+)?{_NUMBER}(?:[|\t ]+(?:{_NUMBER}|[-xX]|N/A)){{1,}}[|\t ]*$\n?){{3,}}"
 )
@@ -68,7 +68,7 @@ def unsupported(remedy: str) -> str:
 PICTURED = unsupported("save the text of the log or of the matrix that it shows")
 #: Kinds of text; the first match counts.
 TEXTS = (
-    # This package's own kinds, and supported ones.
+    # This package's own kinds and the other kinds that it reads, among unsupported kinds of similar text.
     Text("program", rf"\A{_BEFORE_ELEMENT}<algo\b", SHOW),
     Text("module for PyTorch", r"\A\"\"\"[^\n]*; for PyTorch\.$", f"{WRITTEN}; Python imports it"),
     Text("table of transfers", r"\Atransfer,chunk,", WRITTEN),

@@ -78,7 +78,7 @@ def parse_time_us(time: int | float | str, *, where: str = "time") -> Fraction:
 
 
 def exact(number: int | float | str | Fraction, *, where: str = "number") -> Fraction:
-    """Exact nonnegative fraction of a number; floats are read as their shortest decimal text."""
+    """Nonnegative number as an exact fraction; floats are read as their shortest decimal text."""
     value = number if isinstance(number, Fraction) else _fraction(number, where)
     if value.numerator < 0:
         raise InputError(f"found {_short(number)}; expected a number that is not negative", where=where)

@@ -1,6 +1,6 @@
 """Validate data from files by pydantic models; errors are one sentence with file and field.
 
-Also the field types that models of files share.
+The module also defines field types that models of files share.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Cost = Annotated[Fraction, BeforeValidator(exact)]
 
 
 class Table(BaseModel):
-    """A table of a file; unknown fields are errors."""
+    """Base class for models of a table in a file; unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
