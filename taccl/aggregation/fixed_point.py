@@ -43,10 +43,10 @@ def largest_scale(most: float, ranks: Count) -> float:
 
 @checked
 def error_bound(ranks: Count, scale: float) -> float:
-    """Largest error of a sum of `ranks` numbers in fixed point: n / (2 * scale), rounded up to a float64.
+    """Largest error of a sum of `ranks` numbers in fixed point: ranks / (2 * scale), rounded up to a float64.
 
-    The bound is for the whole sum over `scale`, against the exact sum of the numbers. `dequantise` rounds
-    that quotient once more, to the nearest float64.
+    The error is the difference between two numbers: the sum of whole numbers divided by `scale`, and the
+    exact sum of the real numbers. `dequantise` also rounds this quotient, to the nearest float64.
     """
     exact = Fraction(ranks) / (2 * Fraction(_positive(scale)))
     try:
@@ -97,9 +97,9 @@ def quantise(
 
 @checked
 def dequantise(sums: ArrayLike, scale: float) -> NDArray[np.float64]:
-    """Real numbers of sums in fixed point: each quotient rounded to the nearest float64.
+    """Convert sums in fixed point to real numbers: each sum over `scale`, rounded to the nearest float64.
 
-    Raises `InputError` if one is too large for a float64.
+    Raises `InputError` if a result is too large for a float64.
     """
     whole, scale = _numbers(sums, "sums"), _positive(scale)
     with np.errstate(over="ignore"):

@@ -37,7 +37,8 @@ def parameters_of(model: str) -> dict[str, int]:
 def _resnet(blocks: Sequence[int], *, widens: int) -> dict[str, int]:
     """{layer: number of parameters} of a residual network with `blocks` blocks in each stage.
 
-    A block has two convolutions, or three if its result is `widens` > 1 times as wide as they are.
+    A block has two convolutions if `widens` is 1. Otherwise it has three, and the last one is `widens` times
+    as wide as the others.
     """
     numbers = {"conv1": 7 * 7 * 3 * 64, "bn1.scale": 64, "bn1.shift": 64}
     inputs = 64

@@ -236,8 +236,8 @@ def choose_servers(
 ) -> Result:
     """Choose where to sum: at the given servers, or at the workers, each for a share of the data.
 
-    The exchange that finishes first is returned. Its `choice` is ``"central"`` or ``"colocated"``, with the
-    finish of both.
+    The exchange that finishes first is returned. Its `choice` is a text that names the better placement,
+    ``central`` (at `servers`) or ``colocated`` (at `workers`), and the finish of both.
 
     Parameters
     ----------

@@ -95,7 +95,7 @@ class SwitchJob:
         threads : int
             Threads of a worker, among which slots are divided evenly.
         backend : str
-            ``"dpdk"`` or ``"rdma"``, whose own section is for you to add.
+            ``"dpdk"`` or ``"rdma"``; add the file's section for this backend yourself.
         controller_ip : str
             Address of the machine that runs the controller.
 

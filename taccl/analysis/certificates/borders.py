@@ -143,8 +143,8 @@ def single_machine(demand: NeededSends, *, in_network: bool = False) -> Iterator
 
     They hold with and without reduction in switches (`in_network`).
 
-    The sets of a family are disjoint, so jobs of different sets are different sends. If a link multicasts or
-    reduces, one send can be a job of several sets; then only the set with the most jobs counts.
+    Ranks are disjoint sets, and so are nodes, so jobs of different sets are different sends. If a link
+    multicasts or reduces, one send can be a job of several sets; then only the set with the most jobs counts.
     """
     links_of: dict[int, list[int]] = defaultdict(list)
     for e in demand.problem.links_allowed:
@@ -296,7 +296,7 @@ def _passes_late(facts: Facts, machine: SingleMachine, ticks: int) -> bool:
 
 
 def _leaving(jobs: Sequence[BorderJob]) -> int:
-    """Min ticks per job on a resource that every job with a tail holds once its chunk has crossed; else 0."""
+    """Min ticks per job on a resource that all jobs with a tail hold after crossing; 0 if there is none."""
     held = [dict(job.onward) for job in jobs if job.tail]
     shared = frozenset(held[0]).intersection(*held[1:]) if held else ()
     return max((min(each[resource] for each in held) for resource in shared), default=0)

@@ -44,8 +44,8 @@ from taccl.analysis.certificates.throughput import cut_claims, throughput_claims
 from taccl.problem.problem import Problem
 from taccl.sketch.reachability import check_possible
 
-#: Max number of origins plus destinations of different chunks for cut bounds with release dates and tails.
-#: Above it, sends over a cut are only counted. Chunks of one `ChunkKind` count once.
+#: Max number of origins plus destinations, added over different chunks, for which cut bounds use release
+#: dates and tails. Above it, sends over a cut are only counted. Chunks of one `ChunkKind` count once.
 _MAX_TIMED = 60_000
 #: Max number of origins plus destinations of different chunks for which cuts around nodes and ranks are
 #: evaluated before other bounds. It applies to divisible data.
@@ -70,9 +70,9 @@ _FIRST_S, _SMALL_S = 1.0, 1.5
 _LEAST_S = 1.0
 
 Finder = Callable[[], Iterable[Claim]]
-#: Finders of bounds without linear programs, in the order in which they run: for whole chunks, and for all
-#: chunkings. Each takes a `NeededSends` and ``in_network=``. `throughput_claims` runs the linear programs.
-#: `counting` must be the first of them, as it may run before the linear programs.
+#: Finders of bounds without linear programs, for whole chunks and for all chunkings, in running order.
+#: Each takes a `NeededSends` and ``in_network=``. `throughput_claims` runs the linear programs. `counting`
+#: must come first, as it may run before the linear programs.
 WHOLE_CHUNKS: list[Callable[..., Iterable[Claim]]] = [
     counting, dissemination_bounds, pair_counting_bounds, sum_flow_bounds, spread_tail_bounds,
     dynamic_cut_bounds, single_machine,
@@ -115,9 +115,9 @@ def lower_bound(
         Linear programs for throughput get at least 1 s if different chunks have at most 60,000 origins and
         destinations together. Small problems always get all arguments without a linear program.
     limit_s : float, optional
-        Seconds after which these minimum efforts end, too; small problems still get at least 1.5 s. Beyond
-        60,000 origins and destinations, the result may then be the latency bound; for divisible data, it is
-        at least that of cuts around nodes and ranks.
+        Seconds after which the minimum efforts named under `budget_s` end, too. Small problems still get at
+        least 1.5 s. Beyond 60,000 origins and destinations, the result may then be the latency bound; for
+        divisible data, it is at least the bound of cuts around nodes and ranks.
     end_s : float, optional
         Hard limit in seconds, also for small problems: the best bound so far is returned. If that is the
         latency, cuts around nodes and ranks are evaluated first (fractions of a second), for divisible data
@@ -214,7 +214,7 @@ def claims_of(
 def _of_late_parts(
     problem: Problem, bound_of: Callable[..., Certificate], budget_s: float, finish: Fraction | None
 ) -> Certificate:
-    """Best bound over some release dates: a date plus the bound of the data released then or later."""
+    """Best bound over the release dates tried: each date plus a bound for the data released then or later."""
     found = bound_of(problem.without_moments(), budget_s=budget_s, finish=finish)
     best, until = replace(found, problem=problem), time.monotonic() + budget_s
     for date in release_dates(problem):

@@ -1,9 +1,9 @@
 """Byte counting: a bound over all chunkings, from the latency and the (byte, rank) pairs of each send.
 
 A pair is a byte that a set of ranks lacks, and a rank of the set that wants the byte. For sums, a pair is a
-contribution from outside and such a rank. A send into the set that starts early serves few pairs per byte,
-because its sender holds data of few ranks by then. A send that ends late serves few pairs, too, because its
-data then reaches few ranks. See docs/formulation.md, "Byte counting".
+contribution from outside the set, and a rank of the set that wants the sum. A send into the set that starts
+early serves few pairs per byte, because its sender holds data of few ranks by then. A send that ends late
+serves few pairs, too, because its data then reaches few ranks. See docs/formulation.md, "Byte counting".
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class ByteCounting(OfRanks):
 
 
 def byte_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Yield byte-counting bounds for some ranks and nodes, one of each orbit under symmetry."""
+    """Yield byte-counting bounds for a few ranks and a few nodes, one of each orbit under symmetry."""
     if in_network or not demand.single_ended or demand.problem.collective.derivations:
         return
     for name, sets in demand.families:
@@ -221,7 +221,7 @@ def sums_served(ports: Counter[Port], windows: Windows, scale: int) -> Served:
 
 
 def _port(demand: NeededSends, links: Sequence[int], resource: int, total: int) -> Port:
-    """Port with the least costs of the given links of a resource; a send has at most `total` useful units."""
+    """Costs of a resource as a `Port`: the least over the given links. A send has at most `total` units."""
     costs, clauses = demand.problem.costs, demand.problem.clauses
     longest, piece = int(costs.chunk_units.sum()), largest_piece(demand.problem, divisible=True)
     holds = [demand.held[e][resource] for e in links]

@@ -2,8 +2,8 @@
 
 Each kind of bound has a module with its witness, its finder, and the evaluation of the witness. The
 evaluation is exact arithmetic on the problem, without a solver. It shares two things with the finder: the
-problem data (costs in ticks, links, `Problem.open_links`), and the time reversal of problems (`readings`).
-docs/formulation.md, "Checking", explains why this is sound.
+problem data (costs in ticks, links, `Problem.open_links`), and the time reversal of problems (module
+`readings`). docs/formulation.md, "Checking", explains why this is sound.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class Certificate:
         Kind of argument, such as ``"latency"`` or ``"throughput"``, of those that `kinds_of_bounds` lists;
         ``"none"`` if nothing must be sent.
     limits : str
-        One sentence that names what limits.
+        One sentence that names the bottleneck.
     witness : Witness, optional
         The witness that `check` verifies; None if nothing must be sent.
     divisible : bool

@@ -34,7 +34,7 @@ from taccl.solvers.highs import minimise
 Parts = tuple[frozenset[int], ...]
 
 _MAX_SETS = 5_000
-#: Max sets of a single rank in the linear program; of each orbit under symmetry, one rank is used.
+#: Max single-rank sets in the linear program; one rank stands for each orbit under symmetry.
 _MOST_RANKS = 1_024
 _FLOW_SCALE = 1_000_000
 #: Min seconds for a linear program.
@@ -58,9 +58,10 @@ class SetCharge:
 
 @dataclass(frozen=True, slots=True)
 class CutDual(Witness):
-    """Witness: prices per tick of resources, and charges for entering sets; each send pays all its charges.
+    """Witness: a price per tick of each resource, and charges for sends into sets of ranks.
 
-    A send pays the price of each resource for every tick of its hold.
+    For every tick of its hold on a resource, a send costs the price of that resource. The witness is valid if
+    the charges of each send add up to at most its cost.
     """
 
     kind, proves = "cut dual", "throughput"
@@ -157,9 +158,10 @@ def _sets(volume: Volume, symmetries: Symmetries, *, in_network: bool) -> list[P
 class _Program:
     """Linear program for the prices of resources and the charges of sets that prove the highest bound.
 
-    It maximises sum(need z) + sum(b w), where z are charges and w prices. The prices add up to 1, and the
-    charges of a link are at most its cost. The symbol b stands for a resource's `idle_at_most`. Idle ticks
-    beyond the bound must not count, which a linear program cannot express; they are capped at a known bound.
+    It maximises sum(need z) + sum(b w), where z are charges and w prices. Here need is the volume that must
+    enter a set, and b is `idle_at_most` of a resource. The prices add up to 1, and the charges of a link are
+    at most its cost. Idle ticks beyond the bound must not count, which a linear program cannot express; they
+    are capped at a known bound.
     """
 
     def __init__(self, volume: Volume, symmetries: Symmetries) -> None:
@@ -185,7 +187,7 @@ class _Program:
         ]
 
     def add(self, parts: Parts) -> None:
-        """Add a set or partition, with its charges per send over a link, averaged over orbits of links."""
+        """Add a set or partition; for each orbit of links, count how often a send crosses it on average."""
         if parts in self.sets:
             return
         rows = self.row_of_link[crossing_links(self.volume.problem, parts)]
@@ -223,7 +225,7 @@ class _Program:
         )
 
     def best_of_one(self) -> tuple[Fraction, CutDual] | None:
-        """Best bound from a single set at equal prices for the resources of its links: no linear program."""
+        """Best bound from a single set, at equal prices of its links' resources; needs no linear program."""
         row, column, held = (np.array(each) for each in zip(*self.holds, strict=True))
         found = []
         for index, (_, count) in enumerate(list(self.sets.values())[:_MOST_ALONE]):

@@ -79,7 +79,7 @@ class DimensionBound:
         return f"at least {format_us(self.bound)} by any such algorithm, bandwidth only; {self.limits}"
 
     def check(self) -> bool:
-        """True if the prices prove the bound: under them, the cheapest order costs at least as much."""
+        """True if the prices prove the bound: under them, the cheapest order costs at least the bound."""
         if len(self.prices) != len(self.dims) or min(self.prices) < 0 or sum(self.prices) != 1:
             return False
         return self.bound <= _priced(self.dims, self.collective, self.prices) * self.size_mb
@@ -104,7 +104,7 @@ class DimensionBound:
 
 
 def _loads(dims: Dimensions, collective: str, order: Sequence[int]) -> list[Fraction]:
-    """Microseconds for which each dimension is busy with 10**6 bytes that pass them in the given order."""
+    """Microseconds for which each dimension is busy if 10**6 bytes pass all dimensions in the given order."""
     if collective not in _PASSES:
         known = ", ".join(_PASSES)
         raise CollectiveError(f"found {collective}; expected one of {known}", where="dimensions")
@@ -138,7 +138,8 @@ def balance(dims: Dimensions, collective: str) -> tuple[dict[tuple[int, ...], fl
 def bound_along(problem: Problem) -> DimensionBound | None:
     """Bandwidth bound of a problem along the dimensions of its topology; None if it does not apply.
 
-    It applies if the topology has several dimensions, and the collective is one that dimensions support.
+    It applies if the topology has several dimensions, and the collective is in `_PASSES`, has no groups, and
+    has a known size.
     """
     collective = problem.collective
     if collective.name not in _PASSES or not problem.size_bytes or collective.groups:
@@ -151,7 +152,7 @@ def bound_along(problem: Problem) -> DimensionBound | None:
 
 
 def dimension_bound(dims: Dimensions, collective: str, size_bytes: int) -> DimensionBound:
-    """Lower bound, for a collective of a given size, of algorithms that pass one dimension after another."""
+    """Lower bound on a collective's finish by any algorithm that passes one dimension after another."""
     _, prices = balance(dims, collective)
     size_mb = Fraction(size_bytes, BYTES_PER_MB)
     fixed = max(_loads(dims, collective, range(len(dims))))

@@ -62,7 +62,7 @@ class DynamicCut(Witness):
 def dynamic_cut_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
     """Yield dynamic-cut bounds for target ranks; the chunks that they lack are grouped by node of origin.
 
-    If fewer ranks hold chunks initially than want some, the time-reversed problem is bounded, too.
+    If fewer ranks hold chunks initially than want chunks, the time-reversed problem is bounded, too.
     """
     if demand.sums_for_all or not demand.spreads_alike(in_network=in_network):
         return
@@ -81,7 +81,7 @@ def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
         nodes = sorted(of_node, key=lambda each: (each != node[target], -len(of_node[each])))  # noqa: B023
         for kinds in map(of_node.__getitem__, nodes[:_MOST_NODES]):
             number = sum(demand.classes[kind] for kind in kinds)
-            if number == 1:  # covered by the shortest path
+            if number == 1:  # the latency bound covers a single chunk
                 continue
             demand.deadline.check()
             starts = sorted({r for kind in kinds for r in kind.data.origins})
@@ -114,9 +114,9 @@ def _best(
 
 
 def _labels(costs: GateCosts, links: Ints, starts: Sequence[int], target: int) -> Iterator[Ints]:
-    """Yield distances of ranks from the origins, after each augmentation along a shortest path.
+    """Yield distances of ranks from the origins, before each augmentation along a shortest path.
 
-    These are the labels of successive shortest paths to the target, which make a quickest flow.
+    These are the labels of successive shortest paths to the target, which make up a quickest flow.
     """
     most = np.where(costs.merges, costs.max_merge, 1)
     held = np.ones(len(most), dtype=np.int64)
