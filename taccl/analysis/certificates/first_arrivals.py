@@ -87,7 +87,7 @@ def latency(demand: NeededSends, *, divisible: bool, limit: float = math.inf) ->
 
 
 def _arrival(facts: Facts, path: Path) -> int:
-    """Ticks that a chunk needs at least to reach a destination; for a sum, its farthest contribution."""
+    """Min ticks for a chunk, or for the farthest contribution to a sum, to reach the path's destination."""
     data = facts.collective.chunks[path.chunk]
     if path.destination not in data.destinations:
         return 0
@@ -124,7 +124,7 @@ class Dissemination(OfRanks):
 
 
 def dissemination_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Yield dissemination bounds for some ranks and nodes, one of each orbit under symmetry."""
+    """Yield dissemination bounds for a few ranks and a few nodes, one of each orbit under symmetry."""
     if demand.sums_for_all or not demand.spreads_alike(in_network=in_network):
         return
     if not demand.costs.merges.any():
@@ -195,7 +195,7 @@ def _earliest_ticks(num: int, had: list[int], *sources: tuple[Gates, list[int] |
         arrivals = np.concatenate([each[:, :number].ravel() for each in arrived])
         when.append(int(np.partition(arrivals, number - 1)[number - 1]))
         for source, *times in zip(sources, arrived, free, strict=True):
-            if source[1] is None:  # senders like this rank hold that much from now on, and may send it
+            if source[1] is None:  # senders, too, can hold data of `number` ranks from now on, and send it
                 bring(number, *source, *times)
     return when
 

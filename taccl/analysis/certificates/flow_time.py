@@ -160,9 +160,10 @@ def _lane(demand: NeededSends, links: Iterable[int], resource: int) -> Lane:
 def _mean_ticks(lanes: Sequence[Lane], units: int) -> tuple[Fraction, Fraction]:
     """Least mean ticks until a unit of data has left, over all schedules, and the dual price that proves it.
 
-    The price is a flow time in ticks: each lane carries the number of units that maximises its gain at this
-    price. The total number of units is convex and piecewise linear in the price. Newton's method from above
-    therefore ends at the price at which all units leave.
+    The price is a flow time in ticks. A unit gains the price minus its own flow time, and each lane carries
+    the number of units that maximises its total gain. The number of units over all lanes is convex and
+    piecewise linear in the price. Newton's method from above therefore ends at the price at which all units
+    leave.
     """
     counted = Counter(lanes)
     caps = [Fraction(lane.idle + lane.alpha) for lane in lanes if not lane.beta]

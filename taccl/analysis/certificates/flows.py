@@ -60,7 +60,7 @@ class FlowDual(Witness):
 class _Commodity:
     """Commodity of the flow program: volume by destination of chunks with the same origins and links.
 
-    - `links`: Number of the set of links, for `Distances.arcs`.
+    - `links`: Index of the set of links that may carry the chunks, for `Distances.arcs`.
     - `count`: Number of commodities in its orbit under symmetry, itself included.
     """
 
@@ -173,7 +173,8 @@ def _solve(
     holder, resource, held = volume.holds
     ticks = int(held.max(initial=1))
     unit = max(max(each.volume.values()) for each in commodities)
-    # Rows: every rank of every commodity. Columns: every arc of every commodity, then T.
+    # Rows: every orbit of resources, then every rank of every commodity. Columns: every arc of every
+    # commodity, then T.
     number = np.repeat(np.arange(len(commodities)), [len(each[0]) for each in arcs])
     link, src, dst = np.concatenate(arcs, axis=1)
     asked, starts = np.zeros((2, len(commodities), num_ranks))
@@ -185,7 +186,7 @@ def _solve(
     sign = np.where(starts.ravel()[end] > 0, 0, np.repeat((1, -1), num_flows))
     counted = sign != 0
     first = np.searchsorted(holder, np.arange(num_links + 1))
-    each = (first[1:] - first[:-1])[link]  # holds of each flow
+    each = (first[1:] - first[:-1])[link]  # number of holds of each flow
     loading = np.repeat(np.arange(num_flows), each)
     hold = first[link][loading] + np.arange(len(loading)) - np.repeat(np.cumsum(each) - each, each)
     orbit = column[resource[hold]]

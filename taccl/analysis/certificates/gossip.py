@@ -120,9 +120,12 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
 
 @cached
 def _parts(demand: NeededSends, witness: Gossip, number: int) -> tuple[list[int], frozenset[int]]:
-    """Part of each rank, and the links between parts; parts are nodes, or ranks that may share a sum.
+    """(part of each rank, links between parts); a part is a node, or a single rank of the witness's set.
 
-    Parts are the nodes, or the single ranks of the set, with all other ranks as one part (-1).
+    For sends between ranks, -1 is the part of all ranks outside this set, and of its ranks that have links to
+    them.
+
+    - `number`: Index of the set of links that may carry the sum.
     """
     node, ranks = demand.topology.node_of_rank, np.arange(demand.topology.num_ranks)
     if witness.between_nodes:

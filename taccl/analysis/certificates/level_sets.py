@@ -108,7 +108,7 @@ def _sides(volume: Volume, deadline: float = math.inf) -> Iterator[Flags]:
         if len(below) > _MOST_LEVELS:
             share = np.arange(1, _MOST_LEVELS + 1) / (_MOST_LEVELS + 1)
             at = np.searchsorted(below, share * len(values))
-            # If many ranks have equal values, no level may split the ranks at this position; take the nearest
+            # If many ranks have equal values, there may be no level at this position. So take the nearest
             # levels on both sides.
             chosen = np.unique(np.concatenate((at, np.maximum(at - 1, 0))))
             levels = levels[np.minimum(chosen, len(below) - 1)]
@@ -152,9 +152,10 @@ class _Graph:
         self.ticks = problem.costs.link_alpha[link] + size * problem.costs.link_beta[link]
 
     def eigenvector(self) -> Iterator[Floats]:
-        """Yield the Fiedler vector of the graph Laplacian, with links weighted by speed; none if too large.
+        """Yield the Fiedler vector of the graph Laplacian, with links weighted by speed.
 
-        It is the eigenvector of the second-smallest eigenvalue.
+        It is the eigenvector of the second-smallest eigenvalue. Nothing is yielded if the graph has fewer
+        than four ranks, or more than `_MOST_OF_VECTOR`.
         """
         if not 4 <= self.num_ranks <= _MOST_OF_VECTOR or not len(self.ticks):
             return

@@ -88,10 +88,10 @@ def node_sum_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]
 
 
 def _sharing(data: Chunk, node: Sequence[int]) -> tuple[int, int, int] | None:
-    """(nodes that share a sum, least contributions of one of them, least ranks of one that want the sum).
+    """(number of nodes that share a sum, min contributors in such a node, min ranks in one that want it).
 
-    None if fewer than two nodes share it. A node shares a sum if one of its ranks contributes to it, and one
-    wants it.
+    None if fewer than two nodes share the sum. A node shares a sum if one of its ranks contributes to it, and
+    one of its ranks wants it.
     """
     starts, ends = (Counter(node[r] for r in at) for at in (data.origins, data.destinations))
     both = starts.keys() & ends.keys()
@@ -109,9 +109,9 @@ def _holds_longer(demand: NeededSends, links: Sequence[int]) -> bool:
 def _least_ticks(
     passing: Counter[Lane], times: tuple[Sequence[int], Sequence[int]], longest: int, need: int
 ) -> Fraction:
-    """Bound in ticks; 0 if it proves nothing.
+    """Bound in ticks from the sums that nodes share; 0 if nothing is proven.
 
-    - `passing`: {lane: number of resources with its costs}; they cover all links between nodes.
+    - `passing`: {lane: number of resources with its costs}; these resources cover all links between nodes.
     - `times`: Two lists by number of ranks 1, 2, ...: ticks until a rank can hold data of that many ranks of
       its node, and ticks until a copy can reach that many.
     - `longest`: Max latency of a link between nodes.
@@ -132,7 +132,7 @@ def _least_ticks(
 
 
 def _filled(passing: Counter[Lane], spans: Counter[int], need: int) -> Fraction:
-    """Least ticks T at which lanes pass `need` units, if each passes what fits into T less each of the spans.
+    """Least ticks T by which lanes can pass `need` units in total, each lane once in T - s for each span s.
 
     - `spans`: {ticks in which a lane carries nothing: number of such spans}.
     """

@@ -67,7 +67,7 @@ class PairCounting(OfRanks):
 
 
 def pair_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Yield pair-counting bounds for some ranks and nodes, one of each orbit under symmetry."""
+    """Yield pair-counting bounds for a few ranks and a few nodes, one of each orbit under symmetry."""
     if not demand.sums_for_all or not demand.spreads_alike(in_network=in_network):
         return
     for name, sets in demand.families:
@@ -208,13 +208,17 @@ def _pairs_left(facts: Facts, witness: PairCounting, ticks: Fraction) -> bool:
 
 
 def spans_of(soonest: Mapping[int, int], latest: Mapping[int, int]) -> Iterator[tuple[int, dict[int, int]]]:
-    """Yield the levels (gain, {since: tail}) of sends, those that serve few pairs first.
+    """Yield levels (gain, {since: tail}), one for each number of pairs that a send can serve, ascending.
 
     A send serves `gain` more pairs than at the level below only if two conditions hold. It starts at `since`
     or later, and it ends at least `tail` ticks before the finish.
+
+    - `soonest`: {number of contributions: earliest tick at which a sender can hold that many}.
+    - `latest`: {number of ranks: min ticks for data to reach that many}.
     """
     below = 0
-    # n: contributions that a send can carry if it starts late enough; k: ranks that it can serve.
+    # n: contributions that a send can carry if it starts late enough.
+    # k: ranks that it can serve if it ends early enough.
     for pairs in sorted({n * k for n in soonest for k in latest}):
         spans: dict[int, int] = {}
         for n, start in soonest.items():

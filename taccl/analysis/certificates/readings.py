@@ -1,8 +1,8 @@
 """Transformed problems for bounds: time-reversed, without useless merging, or from a release date on.
 
-A bound from a release date on is that date plus a bound for the data released then or later. It is the
-single-machine relaxation with `lower_bound` in place of a machine. For a sum, only contributions with such
-release dates count.
+A bound from a release date on is that date plus a bound for the data released then or later. Scheduling on a
+single machine has the same bound, with the sum of processing times in place of `lower_bound`. For a sum, only
+contributions released then or later count.
 """
 
 from __future__ import annotations
@@ -70,7 +70,10 @@ def _reversed_if_to_root(problem: Problem) -> Problem:
 
 
 def over_links(problem: Problem, *, shared: bool) -> Problem:
-    """Return the problem with only the links of reducing switches (`shared`), or without these links."""
+    """Return the problem with only the multicast and reduction links of reducing switches, or without these.
+
+    - `shared`: True to keep only these links, False to remove them.
+    """
     several = set(shared_links(problem.topology))
     if not several and not shared:
         return problem
@@ -89,7 +92,7 @@ def check_switches_add(topology: Topology) -> None:
 
 
 def by_switches_alone(problem: Problem) -> Problem:
-    """Return the problem with only the links of reducing switches.
+    """Return the problem with only the multicast and reduction links of reducing switches.
 
     If every sum is only for its root, multicast links are removed, too.
     """
@@ -124,8 +127,8 @@ def time_reversed(problem: Problem) -> Problem | None:
 def merging_freely(problem: Problem) -> Problem:
     """Return the problem with unlimited merging on all links.
 
-    The problem is returned unchanged if it has any other clause, or limits merging more than the default
-    does. The default limit is no restriction: the search may merge more if that finishes sooner.
+    The problem is returned unchanged if it has a clause on anything but merging, or limits merging more than
+    the default does. The default limit is no restriction: the search may merge more if that finishes sooner.
     """
     clauses = problem.clauses
     if clauses != clauses.only("merge"):
@@ -164,7 +167,8 @@ def late_part(problem: Problem, date: Fraction) -> Problem | None:
 def release_dates(problem: Problem) -> list[Fraction]:
     """Release dates from which a bound is computed, ascending, at most `_MOST_DATES`.
 
-    If there are more, these are the first, the last, and those with the most data still to release.
+    If there are more, the first and the last are taken, and those that promise the highest bounds. The
+    promise of a date is its share of the last date, plus the share of data released at this date or later.
     """
     release = {(chunk, rank): us for chunk, rank, us in problem.release_us}
     when = [

@@ -29,7 +29,7 @@ _BUDGET_S, _LIMIT_TIMES = 1.0, 2.0
 #: `_END_TIMES`: hard time limit of the search, as a multiple of the budget.
 #: `_BRIEF_MOVES`: max chunk-link pairs of a problem for which there is no hard limit.
 _END_TIMES, _BRIEF_MOVES = 2.0, 5_000
-#: A cached bound is computed again if the new budget is at least this factor times the one that it used.
+#: A cached bound is computed again if the new budget is at least this factor times the budget that it used.
 _LARGER = 1.5
 #: Max chunk-link pairs for which the bound over all chunkings is computed.
 _MOST_MOVES = 100_000_000
@@ -77,7 +77,7 @@ def bound_of_every_cut(bound: Certificate, *, budget_s: float | None = None) -> 
 
 
 def share_bound_of_every_cut(problem: Problem, other: Problem) -> None:
-    """Copy cached bounds over all chunkings from `other`, if it has the same data in other chunks."""
+    """Copy cached bounds over all chunkings from `other`, a problem with other chunks, if sizes are equal."""
     if problem.size_bytes is not None and problem.size_bytes == other.size_bytes:
         problem.cache.setdefault(_CACHE, {}).update(other.cache.get(_CACHE, {}))
 
@@ -87,7 +87,7 @@ class _Found:
     """A cached bound over all chunkings, with the budget in seconds that its search used up.
 
     - `bound`: None if the search ran out of time.
-    - `budget_s`: Infinity if the search ended by itself, so that a larger budget gains nothing.
+    - `used_s`: Infinity if the search ended by itself, so that a larger budget gains nothing.
     """
 
     bound: Certificate | None

@@ -43,7 +43,7 @@ from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import set_of_rank
 from taccl.problem.problem import Problem
 
-#: `_EVERY`: k up to which every number k of last entries is considered; above it, k grows by a quarter each
+#: `_EVERY`: every number k of last entries up to this one is considered; above it, k grows by a quarter each
 #: time.
 #: `_MOST`: max k that is considered.
 _EVERY, _MOST = 16, 256
@@ -95,9 +95,10 @@ class SpreadTail(Witness):
 
 
 def spread_tail_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Yield spread-tail bounds for every node up to symmetry, and for all ranks or nodes without data.
+    """Yield spread-tail bounds for every node up to symmetry, and for all ranks or nodes that start empty.
 
-    For sums, contributions of outside ranks count as chunks.
+    For sums, contributions of outside ranks count as chunks. Small problems with sums also get a bound in
+    which every rank but one is a set of its own.
     """
     if demand.spreads_alike(in_network=in_network):
         for needed, backwards in demand.both_directions():

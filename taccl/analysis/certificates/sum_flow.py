@@ -29,8 +29,8 @@ _MULTIPLES = (1.0, 1.4, 2.5, 8.0)
 #: `_VALUES`: number of values of `SumFlow.horizon` that are tried in each round.
 #: `_ROUNDS`: number of rounds, each of which narrows the range around the best value.
 _VALUES, _ROUNDS = 9, 4
-#: Number of fixed-point iterations: the bound at a price, then the least price that the proof admits at that
-#: bound, times its multiple.
+#: Number of fixed-point iterations. Each computes the bound at a price, and from it the next price: the least
+#: one that the proof admits at this bound, times one of `_MULTIPLES`.
 _SETTLING = 4
 #: Denominator of `SumFlow.horizon`. The denominator of `SumFlow.price` is `_FINE` times the number of ranks.
 _FINE = 16
@@ -53,9 +53,9 @@ class SumFlow(OfResources):
     """Witness of sum flow: resources that cover all links, and two prices in ticks.
 
     - `resources`: Resources that cover the usable links; a link is assigned to the first that it holds.
-    - `horizon`: Time in ticks after the start, and before the finish. A send gains the ticks by which it ends
-      before the first of these times, or starts after the second.
-    - `price`: Gain of each send.
+    - `horizon`: Ticks w that define two times: w after the start, and w before the finish. A unit of data
+      gains the ticks by which its send ends before the first time, or starts after the second.
+    - `price`: Further gain of each unit in each of its sends, in ticks.
     """
 
     kind = proves = "sum flow"

@@ -3,8 +3,8 @@
 Ranks that hold data send it on, so arrivals by a time depend on earlier arrivals. A witness states bounds on
 these numbers as labels. The labels are checked by induction over time. The first arrival that exceeds a label
 would come from senders that still obey the labels, and these senders are shown to be too few.
-docs/formulation.md, "Checking", has the proof. `Entries` counts chunks that can have entered sets of ranks,
-and `Pairs` those that can have spread inside.
+docs/formulation.md, "Checking", has the proof. `Entries` bounds the number of chunks that have entered sets
+of ranks. `Pairs` bounds the number of ranks that such chunks have reached inside.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Fastest:
         return self._known[ticks]
 
     def by(self, ticks: int, awake: Steps) -> int:
-        """Max chunks that arrive by tick `ticks`, with senders that get data according to the steps."""
+        """Max chunks that arrive by tick `ticks`, if senders get data at the times in `awake`."""
         return sum(more * self.within(ticks - since) for since, more in awake if since <= ticks)
 
 

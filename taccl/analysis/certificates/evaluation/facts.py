@@ -1,6 +1,6 @@
 """Problem data as plain numbers, by which certificates are checked.
 
-Costs in ticks, and the links that may carry a chunk, come from the problem, as for finders. Shortest paths,
+Costs in ticks, and the links that may carry a chunk, come from the problem, as in finders. Shortest paths,
 and the idle times of resources at both ends of a schedule, are computed here in integers, independently of
 finders. Costs of sends under dual prices are computed in exact fractions.
 """
@@ -75,7 +75,10 @@ class Facts:
     def times(
         self, links: Sequence[int], units: int, starts: dict[int, int], *, backwards: bool = False
     ) -> dict[int, int]:
-        """{rank: earliest tick at which a chunk can reach it}; backwards, {rank: min ticks to a start}.
+        """{rank: earliest tick at which a chunk from `starts` can reach it}; for `backwards` see below.
+
+        - `starts`: {rank: tick from which it holds the chunk}.
+        - `backwards`: True for {rank: min ticks in which a chunk gets from there to a rank in `starts`}.
 
         A link of several sources waits for the first one only. `links` must be a list that `admitted`
         returned, as results are cached by its identity.
@@ -171,7 +174,7 @@ class Facts:
         return release
 
     def origins(self, c: int, units: int | None = None) -> dict[int, int]:
-        """{rank: tick} at which a chunk first exists; a derived chunk exists once it is made."""
+        """{rank: tick at which a chunk first exists there}; a derived chunk exists once it is made."""
         starts = dict.fromkeys(self.collective.chunks[c].origins, 0)
         if c in self.made_at:
             when = self._made(units).get(c)

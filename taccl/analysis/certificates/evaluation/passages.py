@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GatePassage:
-    """A bottleneck resource: all sends over some links hold it, for at least ``alpha + n * beta`` ticks.
+    """A bottleneck resource, which a send of n chunks holds for at least ``alpha + n * beta`` ticks.
 
-    A send carries n chunks, at most `most`. Its hold begins at least `before` ticks after its start. The send
-    ends between ``after[n - 1]`` and `after_most` ticks after the start of its hold. No send starts before
-    `release`.
+    All sends over certain links hold it, each with at most `most` chunks. A hold begins at least `before`
+    ticks after the start of its send. The send ends between ``after[n - 1]`` and `after_most` ticks after the
+    start of its hold. No send starts before `release`.
     """
 
     alpha: int
@@ -74,7 +74,10 @@ class GatePassage:
 def passages(
     facts: Facts, links: Collection[int], release: Mapping[int, int] | None = None, *, size: int | None = None
 ) -> list[GatePassage]:
-    """Greedy cover of links by bottleneck resources: next, the one that most uncovered links hold longest.
+    """Greedy cover of links by bottleneck resources.
+
+    The next resource has the highest product of two numbers: the uncovered links that hold it, and the ticks
+    of the shortest of these holds.
 
     - `release`: {link: earliest tick of use}; default: 0 for all links.
     - `size`: Size of a chunk in units; default: the common size of all chunks.
@@ -149,8 +152,8 @@ def by_place(
 def strongest(sets: Iterable[list[GatePassage]]) -> list[GatePassage]:
     """Hypothetical bottleneck resources that pass chunks at least as fast as those of every set.
 
-    Each set is sorted by hold, alpha, `most` and `before`. The i-th passage of the result has the best
-    figures of the i-th passages of all sets.
+    Each set is sorted by hold, alpha, `most` and `before`. The i-th resource of the result has the best
+    figures of the i-th resources of all sets.
     """
     found = []
     for some in by_place(sets, lambda gate: (gate.hold, gate.alpha, gate.most, gate.before)):

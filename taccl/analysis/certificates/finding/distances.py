@@ -96,7 +96,7 @@ class Distances:
         self._times: dict[tuple[int, int], NDArray[np.float64]] = {}
 
     def origins(self, c: int, *, units: int | None = None) -> dict[int, int]:
-        """{rank: tick} at which the chunk first exists there; a derived chunk exists once it is made."""
+        """{rank: tick at which the chunk first exists there}; a derived chunk exists once it is made."""
         starts = dict.fromkeys(self.problem.collective.chunks[c].origins, 0)
         if c in self._derived_at:
             made = self._when_made(units)
@@ -191,7 +191,7 @@ class Distances:
 
 Proof = TypeVar("Proof")
 
-#: Max times that a linear program is solved, each time with the bound proved before.
+#: Max times that a linear program is solved; idle ticks are capped each time at the last proven bound.
 _MOST_ROUNDS = 4
 
 

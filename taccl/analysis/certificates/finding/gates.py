@@ -60,7 +60,7 @@ class GateCosts:
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """Bottleneck resources that cover some links, each link assigned to one, with their throughput.
+    """Bottleneck resources ("gates") that cover a set of links, and their throughput; a link has one gate.
 
     A send of n chunks, at most `most`, holds a gate for at least ``alpha + n * beta`` ticks. The hold begins
     at least `offset` ticks after the send's start. The send ends at least ``rest[n - 1]`` ticks after the
@@ -126,7 +126,10 @@ class Gates:
 
 
 def gates_of(costs: GateCosts, links: Ints, of_set: Ints, release: Ints | None = None) -> Gates:
-    """Greedy cover of links by gates (bottleneck resources): next, the one that most links hold longest.
+    """Greedy cover of links by gates (bottleneck resources), separately for each set in `of_set`.
+
+    The next gate has the highest product of two numbers: the uncovered links that hold it, and the ticks per
+    chunk of the shortest of these holds.
 
     - `links`, (num,) int64: Links to cover; each holds some resource.
     - `of_set`, (num_links,) int64: Index of the set that each link of the topology enters or leaves.
@@ -229,7 +232,7 @@ def passed_by(
 def nearest(costs: GateCosts, links: NDArray[np.bool_], starts: Ints, inner: NDArray[np.bool_]) -> Ints:
     """(num_inner,) least ticks in which a chunk from a start reaches 1, 2, ... ranks along shortest paths.
 
-    All 0 above `_MOST_RANKS` ranks.
+    All times are 0 if more than `_MOST_RANKS` ranks count.
 
     - `links`, (num_links,) bool: Links that may carry the chunk.
     - `inner`, (num_ranks,) bool: Ranks that count; the ends of links and the starts are among them.
@@ -246,7 +249,7 @@ def nearest(costs: GateCosts, links: NDArray[np.bool_], starts: Ints, inner: NDA
 
 
 class Sender(NamedTuple):
-    """Arrivals of chunks that a rank sends: `first`, in ticks after it begins, and again every `period`."""
+    """Arrival times of chunks from a sender: `first`, in ticks after it begins, repeated every `period`."""
 
     first: tuple[int, ...]
     period: int
@@ -346,7 +349,7 @@ def labels_of(times: Iterable[int]) -> Labels:
 
 
 def sends_of(senders: list[Sender], received: Iterable[int]) -> Iterator[int]:
-    """Arrivals of the chunks of all ranks in one ascending sequence; each rank sends once it holds data.
+    """Arrivals of the chunks that all ranks send, as one ascending sequence; ranks send once they hold data.
 
     - `received`: Ticks at which ranks get data.
     """

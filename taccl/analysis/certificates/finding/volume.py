@@ -1,4 +1,4 @@
-"""Volume that must cross each set of ranks, and ticks for which a unit of volume holds resources.
+"""Volume that must cross the border of a set of ranks, and ticks for which a unit of it holds resources.
 
 Volume is counted in chunks if all chunks have one size and data is not divisible, otherwise in units of data.
 A piece is the largest volume of an unmerged send: one chunk, or, if data is divisible, all chunks with equal
@@ -39,7 +39,7 @@ _MOST_OF_BETA, _MOST_OF_ALPHA = 2**31, 2**62
 class Volume:
     """Volume of a problem's chunks, and the ticks for which a unit of volume holds resources.
 
-    - `problem`: Chunks are copied, or are summed for all ranks.
+    - `problem`: A problem whose chunks are copied, or are summed for all ranks.
     - `divisible`: True if data may be cut arbitrarily.
     - `distances`: Distances of the problem, if they are already computed.
     """
@@ -193,10 +193,10 @@ def _meeting(sets: RankSets, sides: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def largest_piece(problem: Problem, *, divisible: bool) -> int:
-    """Max units in an unmerged send: one chunk; if `divisible`, all with the same origins and destinations.
+    """Max units in an unmerged send: one chunk, or all chunks with equal origins and destinations.
 
-    The ends of a chunk are its origins and destinations; other chunkings may join chunks with equal ends.
-    Contributions to sums may be joined whatever their roots.
+    The latter count if data is `divisible`, as another chunking may join them. For sums, it may join them
+    even if their roots differ.
     """
     units = problem.costs.chunk_units.tolist()
     if not divisible:
