@@ -77,7 +77,7 @@ def bound_of_every_cut(bound: Certificate, *, budget_s: float | None = None) -> 
 
 
 def share_bound_of_every_cut(problem: Problem, other: Problem) -> None:
-    """Copy cached bounds over all chunkings from `other`, a problem with other chunks, if sizes are equal."""
+    """Copy cached bounds over all chunkings from `other` to `problem` if both have the same size in bytes."""
     if problem.size_bytes is not None and problem.size_bytes == other.size_bytes:
         problem.cache.setdefault(_CACHE, {}).update(other.cache.get(_CACHE, {}))
 

@@ -95,7 +95,7 @@ class SpreadTail(Witness):
 
 
 def spread_tail_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Yield spread-tail bounds for every node up to symmetry, and for all ranks or nodes that start empty.
+    """Yield spread-tail bounds for each node up to symmetry, and all ranks or nodes initially without data.
 
     For sums, contributions of outside ranks count as chunks. Small problems with sums also get a bound in
     which every rank but one is a set of its own.
