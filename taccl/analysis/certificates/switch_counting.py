@@ -1,7 +1,7 @@
-"""Switch counting: a bound for sums made only by reducing switches, from the holds of one resource.
+"""Switch counting: lower bound from the load on one switch resource, if only switches add contributions.
 
-A send over a reduction link of n sources makes at most n additions. It holds a resource of the switch: a pool
-of slots, or the port of a root. docs/formulation.md, "Switch counting", has the proof.
+A send over a reduction link of n sources makes at most n additions. Meanwhile it occupies a resource of the
+switch: a pool of slots, or the port of a root. docs/formulation.md, "Switch counting", has the proof.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from taccl.problem.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class SwitchSums(Witness):
-    """Witness of switch counting: a resource that all reduction links hold."""
+    """Witness of switch counting: index of a resource that reduction links hold."""
 
     kind, proves = "switch sums", "switch counting"
     preference = 3
@@ -58,10 +58,10 @@ class SwitchSums(Witness):
 
 
 def switch_counting(volume: Volume) -> Iterator[Claim]:
-    """Yield the highest switch-counting bound, that of one resource that reductions in switches hold.
+    """Yield the highest switch-counting bound over all resources; nothing if no resource gives a bound.
 
-    - `volume`: Volume of a problem with only the links of reducing switches. Its chunks are sums for all
-      ranks, or sums for one rank in reversed time.
+    - `volume`: Volume of a problem in which only reducing switches add contributions. Its chunks are sums for
+      all ranks, or sums for one rank in reversed time.
     """
     problem, links = volume.problem, volume.problem.topology.links
     sums = problem.collective.sums_up

@@ -14,13 +14,16 @@ from taccl.analysis.certificates.flows import multicommodity
 from taccl.analysis.certificates.level_sets import level_cut
 from taccl.sketch.group import Symmetries
 
-#: `_LEVELS_SHARE`: share of the time for dual prices of cuts along level sets.
-#: `_FLOWS_SHARE`: share of the time for dual prices of multicommodity flows.
+#: `_LEVELS_SHARE`: share of the remaining time in which cuts along level sets are searched.
+#: `_FLOWS_SHARE`: share of the remaining time in which multicommodity flows are solved.
 _LEVELS_SHARE, _FLOWS_SHARE = 0.1, 0.5
 
 
 def cut_claims(volume: Volume, found: tuple[Fraction, CutDual] | None) -> Iterator[Claim]:
-    """Yield a cut's bound, given as (bound in ticks, witness), with a text on its traffic; none for None."""
+    """Yield the claim of a cut: its bound, witness, and a text that names its traffic.
+
+    - `found`: (bound in ticks, witness) of the cut; for None, nothing is yielded.
+    """
     if found is not None:
         bound, cut = found
         largest = max(cut.charges, key=lambda each: (each.charge, len(each.parts)))
@@ -76,7 +79,7 @@ def _of_flows(
     budget_s: float,
     known: int,
 ) -> Iterator[Claim]:
-    """Yield the multicommodity bound over all paths, if chunks have at most two destinations each."""
+    """Yield the multicommodity-flow bound, if nothing is summed and chunks have at most two destinations."""
     one_way = volume.spreads and all(len(chunk.destinations) <= 2 for chunk in volume.collective.chunks)
     if not one_way or budget_s <= 0:
         return

@@ -32,7 +32,7 @@ class FabricBound:
 
     - `bound`: Microseconds, exact.
     - `kind`: ``"latency"`` or ``"cut counting"``; ``"none"`` for a single rank.
-    - `limits`: One sentence that names what limits.
+    - `limits`: Text that names the bottleneck.
     """
 
     bound: Fraction
@@ -45,7 +45,7 @@ class FabricBound:
         return float(self.bound)
 
     def gap(self, finish: Fraction) -> float:
-        """(finish - bound) / bound; 0 for an optimal schedule."""
+        """(finish - bound) / bound; 0 if the finish equals the bound."""
         return float((finish - self.bound) / self.bound) if finish != self.bound else 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def collective_bound(
 
 
 def bound_of(schedule: ImplicitSchedule) -> FabricBound:
-    """Bound for the collective and the fabric of a schedule."""
+    """Lower bound on the finish of any schedule with the same collective, chunks and fabric."""
     return collective_bound(
         schedule.translations,
         schedule.collective,
@@ -106,9 +106,12 @@ def _us(ticks: int, costs: ClassTicks) -> Fraction:
 
 
 def _servers(costs: ClassTicks, classes: set[int] | None = None) -> list[tuple[int, int]]:
-    """[(hold in ticks, latency in ticks), ...] of resources that have no send in common.
+    """[(hold, latency) in ticks, ...] of resources that can serve sends in parallel.
 
-    Each class of links counts for one resource.
+    Each link class is assigned to one of the resources that its links hold, so no send counts twice. A class
+    that holds no resource is listed with hold 0.
+
+    - `classes`: Link classes that count; None for all.
     """
     left = set(range(len(costs.latency))) if classes is None else set(classes)
     users: dict[int, set[int]] = {}
@@ -139,12 +142,12 @@ def _counting(servers: Sequence[tuple[int, int]], needed: int) -> int:
 def _mesh_jobs(
     host: NamedFabric, collective: str, pieces: int, costs: ClassTicks
 ) -> tuple[int, list[tuple[list[tuple[int, int]], int, str]]]:
-    """Largest distance in ticks from a rank of a mesh, and jobs: sends that some of its links must carry.
+    """(ticks between the farthest ranks of a mesh, jobs): sends that some of the mesh's links must carry.
 
-    All links of the mesh cost as much as those of its ring.
-    A job, (servers, number of sends, what limits), gives a bound by `_counting`. One job counts the sends
-    into the rank in a corner. For an allreduce, another job counts the sends over an average link. Servers
-    are (hold, latency) of links, in ticks.
+    A job is (servers, number of sends that they must carry, text that names the bottleneck); `_counting`
+    makes it a bound. One job counts the sends into a corner rank. For an allreduce, another job counts the
+    sends over an average link. Servers are (hold, latency) of links, in ticks. All links of a mesh cost the
+    same, so those of the ring through its ranks give the costs.
     """
     num_ranks, corner = host.num_ranks, sum(dim > 1 for dim in host.dims)
     latency, held = int(costs.latency[0]), costs.holds[0][0][1]
@@ -165,7 +168,7 @@ def _mesh_jobs(
 def _along_axes(
     host: NamedFabric, translations: Translations, pieces: int, costs: ClassTicks
 ) -> list[tuple[list[tuple[int, int]], int, str]]:
-    """(servers, number of sends that they must carry, what limits) of the links along each torus axis."""
+    """[(servers, number of sends they must carry, bottleneck as text), ...]: links along each torus axis."""
     place_0 = np.zeros(len(costs.latency), dtype=np.int64)
     axis_of = host.axis(place_0, np.array([each.dst for each in translations.classes])).tolist()
     jobs = []
@@ -179,7 +182,7 @@ def _along_axes(
 
 
 def _distances(translations: Translations, costs: ClassTicks) -> tuple[int, int]:
-    """(sum of hops from place 0 to all others, ticks from place 0 to the farthest)."""
+    """(sum of hops from place 0 to all other places, ticks from place 0 to the farthest place)."""
     host = translations.host
     if not isinstance(host, NamedFabric):
         return _searched(translations, costs)

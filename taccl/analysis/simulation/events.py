@@ -1,6 +1,6 @@
 """Events of a schedule: what each waits for, when it happens, and busy and idle times of resources.
 
-An event is a send or a join: the point where several arrivals make up a sum. Waits, as defined in
+An event is a send or a join: an event without duration that waits for several sends. Waits, as defined in
 `taccl.schedule.precedence`, follow from the schedule's order, not from its times. Their lengths follow from
 the costs of a problem whose sizes and costs may differ from the schedule's (`taccl.simulate`).
 """
@@ -88,7 +88,7 @@ class Events(Precedence):
         """Postpone events of a component until their waits are over; True if any event moved.
 
         - `times`: Starts of all events, in ticks; updated in place.
-        - `binding`: The wait that ends last, for each event; updated in place.
+        - `binding`: For each event, the index of the wait that ends last; updated in place.
         - `gaps`: Min ticks from the source's start to the target's start, for each wait.
         - `before`: Starts of the previous tile, for waits across tiles; None ignores these waits.
         """
@@ -108,7 +108,7 @@ class EventTimes:
     """Times of all events, with one array per tile.
 
     - `starts`: Start of each event, in ticks (or finer units with jitter).
-    - `bindings`: The wait of each event that ends last; -1 if it has none.
+    - `bindings`: For each event, the index of the wait that ends last; -1 if the event waits for nothing.
     - `factors`, (tiles, num_events): Duration factors in units of 2**-JITTER_BITS; None without jitter.
     """
 

@@ -32,7 +32,7 @@ from taccl.topology.profiles import profile_of
 from taccl.topology.registry import machine_names, parse
 from taccl.topology.topology import Hold, Topology
 
-#: Max sends of all tiles together (about 200 s and 2 GB).
+#: Max sends and joins of all tiles together (a replay of about 200 s and 2 GB).
 _MOST_EVENTS = 100_000_000
 
 
@@ -48,7 +48,7 @@ def simulate(
     jitter: float = 0.0,
     seed: Natural = 0,
 ) -> Simulation:
-    """Times of a schedule under other assumptions, in the same order and with the same merging.
+    """Replay a schedule under other assumptions, with the same order and the same merging of chunks.
 
     Every send starts as soon as its chunks are at its sources and its resources are free, in the schedule's
     order. A reducing send also waits for all contributions that it is to include. Gaps that the problem's
@@ -62,8 +62,8 @@ def simulate(
         Size as nccl-tests counts it (``"16MB"``). Chunks are scaled in proportion, and rounded up to bytes.
     alpha : {"occupies", "pipelined"}, optional
         With ``"occupies"``, a link's own hold lasts for alpha + bytes * beta, where a machine's profile may
-        cap alpha at its overhead. With ``"pipelined"``, it lasts for bytes * beta. Ports of switches follow
-        the link. NICs and other resources keep their holds.
+        cap alpha at its overhead. With ``"pipelined"``, it lasts for bytes * beta. A switch port that
+        is held as long as the link changes with it. NICs and other resources keep their holds.
     profile : str, optional
         Another profile of the machine's constants, e.g. ``"nominal"``.
     topology : Topology, optional
@@ -142,7 +142,10 @@ def _scaled_gaps(events: Events, scale: Sequence[int], scale_before: Sequence[in
 def _play_tile(
     events: Events, gap: Sequence[int], before: Sequence[int] | None
 ) -> tuple[list[int], list[int]]:
-    """(start of each event of a tile, index of its wait that ends last), given the previous tile's starts."""
+    """Replay one tile: (start of each event, index of the wait that ends last for each event).
+
+    - `before`: Starts of the previous tile; None for the first tile.
+    """
     start, binding = [0] * events.num_events, [-1] * events.num_events
     for component in events.components:
         rounds = 0
@@ -201,7 +204,7 @@ def assume(
 
 
 def _with_size(problem: Problem, size_bytes: int) -> Problem:
-    """Return the problem with all chunks scaled in proportion, rounded up to bytes as `make_problem` pads."""
+    """Return the problem with all chunks scaled in proportion, rounded up to bytes as in `make_problem`."""
     if problem.size_bytes is None:
         raise InputError(
             "the schedule's size is unknown, so it cannot be scaled; leave the size out",
@@ -217,7 +220,10 @@ def _with_size(problem: Problem, size_bytes: int) -> Problem:
 
 
 def _with_alpha(topology: Topology, alpha: str) -> Topology:
-    """Set or remove alpha in each link's own hold, and in switch ports with the same hold time."""
+    """Include alpha in links' own holds if `alpha` is "occupies"; remove it if `alpha` is "pipelined".
+
+    A switch port that is held as long as the link changes in the same way. Other holds stay.
+    """
     known_word(alpha, ("occupies", "pipelined"), "alpha")
     if alpha == topology.alpha_meaning:
         return topology
@@ -287,7 +293,7 @@ def _with_profile(topology: Topology, profile: str) -> Topology:
 
 
 def _with_costs_of(topology: Topology, model: Topology) -> Topology | None:
-    """Return the topology with the model's costs; None if the model lacks one of its links or holds."""
+    """Return the topology with the model's costs; None if the model lacks a link or hold of the topology."""
     links = {(e.srcs, e.dsts, e.name): e for e in model.links}
     holds = {(str(model.links[h.link]), model.resources[h.resource].name, h.side): h for h in model.holds}
     try:

@@ -67,7 +67,7 @@ class SteadyState:
 
     @property
     def limits(self) -> str:
-        """One sentence that names what limits the interval."""
+        """Text that names what prevents a shorter interval."""
         if not self.interval:
             return "no resource is held"
         if self.interval == self.busiest_load:
@@ -83,9 +83,7 @@ class SteadyState:
     def cycle(self) -> tuple[TimedSend, ...]:
         """Sends of the limiting cycle in order, each of which waits for the one before.
 
-        The first one waits for the last one.
-
-        Tiles are numbered relative to that of the first send.
+        The first send waits for the last send of the previous repetition, whose tile has number 0.
         """
         problem = self.schedule.problem
         events, us = Events(self.schedule, problem), problem.costs.us
@@ -192,10 +190,10 @@ def _ratio(events: Events, gaps: Sequence[int], cycle: Sequence[int]) -> Fractio
 
 
 def _settle(events: Events, gaps: Sequence[int], interval: Fraction) -> tuple[list[int], list[list[int]]]:
-    """Start times (potentials) that satisfy every wait at an interval; else, cycles too long for it.
+    """Start times (potentials) that satisfy every wait at an interval, or cycles too long for it.
 
-    Returns (potentials, cycles); the potentials are valid if there are no cycles.
-    Potentials are in ticks over the interval's denominator.
+    Returns (potentials, cycles); the potentials are valid if there are no cycles. Their unit is a tick
+    divided by the interval's denominator.
     """
     one, step = interval.denominator, interval.numerator
     weights = [one * gap - step * tile for gap, tile in zip(gaps, events.tile, strict=True)]
@@ -208,7 +206,7 @@ def _settle(events: Events, gaps: Sequence[int], interval: Fraction) -> tuple[li
 
 
 def _cycles(events: Events, binding: Sequence[int]) -> list[list[int]]:
-    """Cycles of binding waits; each is a list of waits in order."""
+    """Cycles of waits; `binding` has the index of the wait that ends last for each event, or -1."""
     seen = [-1] * len(binding)
     found = []
     for root in range(len(binding)):

@@ -1,1 +1,1 @@
-"""The verifier: judges schedules against their problem, by arithmetic that no producer uses."""
+"""Verifier of schedules against their problem, with arithmetic that no scheduler uses."""

@@ -31,7 +31,7 @@ _Says: TypeAlias = "Callable[[int, int, bool], str]"
 
 
 class Sends(NamedTuple):
-    """Chunk and link of some sends; `reducing` is True for those on their way to the chunk's root."""
+    """Chunk and link of each send of a block; `reducing` is True for sends on the way to the chunk's root."""
 
     chunk: NDArray[Any]
     link: NDArray[Any]
@@ -41,7 +41,7 @@ class Sends(NamedTuple):
 def check_clauses(columns: Columns, findings: Findings, reducing: NDArray[np.bool_]) -> None:
     """Check the clauses that concern one chunk over one link.
 
-    - `reducing`, (num_transfers,) bool: True for transfers on the way to their root; empty if there are none.
+    - `reducing`, (num_transfers,) bool: True for transfers on the way to their root; empty if all are False.
     """
     said = columns.clauses.said("link", "chunk", "group")
     facts = _Facts(columns) if said else None
@@ -87,9 +87,10 @@ class _Facts:
     def admitted(
         self, said: Mapping[int, frozenset[int]], sets: Sequence[tuple[int, ...]]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """(table row of each link, (num_rows, num_sets) bool: True if the row admits a rank of the set).
+        """(row of each link in a table, table): the sets of ranks that each link admits.
 
-        An entry is True if the set contains a rank that links of the row admit. Row 0 admits every set.
+        The table, (num_rows, num_sets) bool, is True if the row's links admit a rank of the set. Row 0
+        belongs to links that admit every set.
 
         - `said`: {link: ranks that it admits}; other links admit all.
         """
@@ -237,7 +238,7 @@ def check_order(columns: Columns, findings: Findings, reducing: NDArray[np.bool_
         before = free_from[lane]
         np.maximum.at(free_from, lane, free)
         latest = (free == free_from[lane]) & (free > before)
-        due_to[lane[latest][::-1]] = chunk[latest][::-1]  # the first of several is written last
+        due_to[lane[latest][::-1]] = chunk[latest][::-1]  # the first of equals is written last, so it stays
     for at, _, lane, start, is_own in lanes():
         for k in np.flatnonzero(~is_own & (start < free_from[lane])).tolist():
             limit = int(free_from[lane[k]])
@@ -255,7 +256,7 @@ def _list(numbers: Iterable[int]) -> str:
 def check_paths(
     columns: Columns, findings: Findings, reducing: NDArray[np.bool_], named: NamedSums | None
 ) -> None:
-    """Report transfers whose chunk passes more links than a clause allows, the transfer's own included."""
+    """Report transfers whose chunk has passed more links, this transfer's included, than a clause allows."""
     limits = [(each, getattr(columns.clauses, each.field)) for each in columns.clauses.said("path")]
     if not limits:
         return

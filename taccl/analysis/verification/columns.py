@@ -1,8 +1,9 @@
 """Columns of a schedule as the verifier reads them.
 
 A column that a schedule does not keep is derived here. `end` follows from the start and the exact costs.
-`group` is one send per transfer, `reduce` is False, and contributions are all that a rank holds. The verifier
-computes its own costs in ticks from the topology's exact fractions (`ExactTicks`).
+`group` makes each transfer a send of its own, `reduce` is False, and a transfer carries all contributions
+that its sender holds. The verifier computes its own costs in ticks from the topology's exact fractions
+(`ExactTicks`).
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Block(NamedTuple):
     """Consecutive transfers in order of start; `first` is the index of the first one.
 
     - `chunk`, `link`, `start`, `end`, (num_transfers,) int64: Times in ticks.
-    - `units`, (num_transfers,) int64: Size of the send, at its first transfer. -1 for other members of a
-      merged send, and for groups that are not valid sends.
+    - `units`, (num_transfers,) int64: Size of the send in units of `ExactTicks`, at its first transfer. It is
+      -1 at the other transfers of a merged send, and in groups that are not valid sends.
     """
 
     first: int
@@ -145,9 +146,9 @@ class ExactTicks:
 
 
 class Columns:
-    """Transfers of a schedule in order of start, without those that cannot be replayed.
+    """Columns of a schedule's transfers. The verifier removes invalid transfers and sorts the rest by start.
 
-    - `chunk`, `link`, `start`: As in the schedule, with its narrow types.
+    - `chunk`, `link`, `start`: As in the schedule, with its narrow integer types.
     - `end`, `group`: As in the schedule; None if it does not keep them.
     - `carried`: Contributions that each transfer names, as bit masks; None if ranks send all that they hold.
     - `units`: As in `Block`; None if every transfer is a send of its own.
@@ -221,7 +222,7 @@ class Columns:
             self.take(np.argsort(self.start, kind="stable"))
 
     def blocks(self) -> Iterator[Block]:
-        """Yield all transfers in blocks; in one block if the schedule has end times, which may be wrong."""
+        """Yield all transfers in blocks; all in one block if the schedule states ends, which may be wrong."""
         size = BLOCK if self.end is None else max(1, len(self))
         for first in range(0, len(self), size):
             rows = slice(first, first + size)

@@ -50,9 +50,10 @@ class ChunkBlock(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A violation at a rank, by send number `send`, or at the end of the schedule (None).
+    """A violation at a rank, by send number `send`; None for a violation at the end of the schedule.
 
-    Faults are sorted by time and phase.
+    Faults are sorted by time and `phase`, the order of events at one time. Phase 0 has arrivals that are
+    added, 1 arrivals that are copied, 2 starts of sends, and 3 the end of the schedule.
     """
 
     time: int
@@ -103,7 +104,7 @@ class Replay:
       None for sums.
     - `num_redundant`: Number of copies that arrive where the rank already holds them.
     - `reducing`, (num_transfers,) bool: True for transfers on the way to their root. Empty for copies, and if
-      no clause distinguishes the two phases.
+      no clause distinguishes transfers to the root from those away from it.
     """
 
     def __init__(self, columns: Columns) -> None:
@@ -119,7 +120,7 @@ class Replay:
             accepted, num_redundant = accept(
                 sums, chunks, columns.ends, collective.num_ranks, is_copied=is_copied, is_large=is_large
             )
-            if is_updated:  # the loops do not return when the root holds the whole sum, so replay in Python
+            if is_updated:  # only the replay in Python returns `whole_since`
                 accepted[:], num_redundant = False, 0
             seen = views(sums), views(chunks), views(columns.ends)
             for c in np.flatnonzero(~accepted).tolist():
@@ -137,7 +138,7 @@ class Replay:
                         continue  # reported by the check of release dates
                     send = None if each.send is None else int(at[each.send])
                     counts[each.kind] += 1
-                    if counts[each.kind] <= MOST_LISTED + 1:  # one more than is listed
+                    if counts[each.kind] <= MOST_LISTED + 1:  # one more: the list is marked incomplete
                         self._faults.append(each._replace(chunk=low + c, send=send))
             self.num_redundant += num_redundant
             if tells_phases:
@@ -196,7 +197,7 @@ def places_of(
 def accept(
     sums: Sums, chunks: SumChunks, ends: LinkEnds, num_ranks: int, *, is_copied: bool, is_large: bool
 ) -> tuple[NDArray[np.bool_], int]:
-    """Replay chunks by fast loops: (chunks accepted as valid, number of redundant copies).
+    """Replay chunks by fast loops; return (True for chunks found valid, number of redundant copies).
 
     Sets ``sums.gathers``. Valid copied chunks are always accepted. Valid sums are all accepted if there are
     many transfers (`is_large`); otherwise only sums that travel along trees.
@@ -218,7 +219,7 @@ def accept(
 def replay_copy(
     sums: Sums, chunks: SumChunks, ends: LinkEnds, c: int, *, us: Callable[[int], str] = str
 ) -> tuple[list[Fault], int]:
-    """Replay copied chunk `c`: (faults, number of redundant copies).
+    """Replay copied chunk `c`; return (faults, number of redundant copies).
 
     `sums`, `chunks` and `ends` hold memory views instead of arrays, as `loops.views` makes them.
 
@@ -254,7 +255,7 @@ def replay_copy(
 
 
 def replay_sum(sums: Sums, chunks: SumChunks, ends: LinkEnds, c: int) -> tuple[list[Fault], int, int]:
-    """Replay sum `c` of any form, with buffers as bit masks of ranks.
+    """Replay sum `c` over any routes; each rank's buffer is a bit mask of the ranks that contributed to it.
 
     Returns (faults, number of redundant copies, tick from which the root holds the whole sum). `sums`,
     `chunks` and `ends` hold memory views instead of arrays, as `loops.views` makes them.

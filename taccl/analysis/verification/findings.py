@@ -95,7 +95,7 @@ class Verification:
         Raises
         ------
         VerificationError
-            If there are violations: their number, and the first ten.
+            If there are violations; the message has their number and the first ten.
         """
         if not self.ok:
             raise VerificationError(self._text(), violations=self.violations)

@@ -51,8 +51,8 @@ def compiled_loop(loop: _Loop) -> _Loop:
 class Holds(NamedTuple):
     """Resources that a send over each link holds; rows ``of_link[e]:of_link[e + 1]`` belong to link e.
 
-    A hold lasts ``(alpha + units * beta) / divisor`` ticks, rounded up. It begins at the start of its send;
-    if `receives`, it ends at the send's end.
+    A hold lasts ``(alpha + units * beta) / divisor`` ticks, rounded up. It begins at the start of its send.
+    A hold that `receives` instead ends at the end of its send.
     """
 
     of_link: NDArray[np.int64]
@@ -96,7 +96,7 @@ def sweep(
     held: Held, order: NDArray[np.int64], until: NDArray[np.int64], holder: NDArray[np.int64],
     clashes: NDArray[np.int64],
 ) -> int:  # fmt: skip
-    """Sweep hold intervals in order of start; return the number that overlap another send's.
+    """Sweep hold intervals in order of start; return the number of overlaps between different sends.
 
     - `order`, (num_rows,): Rows of `held` in order of start.
     - `until`, `holder`, (num_resources,): Latest end so far, and its send; updated in place.
@@ -179,7 +179,8 @@ def accept_copies(
 ) -> int:
     """Accept copied chunks that all senders hold and all destinations get; count the redundant copies.
 
-    One pass in order of start suffices: a send on which another depends ends before that starts.
+    One pass in order of start suffices, as a valid send starts only after the sends that it depends on have
+    ended.
 
     - `since`, (num_ranks,): Scratch space.
     - `accepted`, (num_chunks,): Output: True for valid chunks.

@@ -22,8 +22,9 @@ class NamedSums:
     """Replay of transfers that name their contributions.
 
     A rank keeps its own contribution and every arrival, separately and permanently. Each sum that it sends,
-    and each of its results, must be a disjoint union of sums that it holds by then. A sum that only its root
-    wants is on its way there whenever it is sent. Any other sum spreads from the rank that completes it.
+    and each of its results, must be a disjoint union of sums that it holds by then. If only the root wants a
+    sum, all its sends are on the way to the root. Otherwise, partial sums are on the way to the root, and the
+    whole sum spreads from the rank that completes it.
 
     - `num_redundant`: Number of arrivals of a sum that the rank already holds.
     - `reducing`, (num_transfers,) bool: True for transfers on the way to their root.
@@ -85,8 +86,9 @@ class NamedSums:
     def links_passed(self) -> Iterator[int]:
         """Yield the number of links that each transfer's sum has passed, in order of start.
 
-        It is one more than the maximum over sums at the sources that may be part of it. A whole sum starts
-        with 0 links at the rank that completes it, root or not. A whole sum that arrived keeps its number.
+        The number is one more than the maximum over sums at the sources that may be part of this sum. A whole
+        sum starts with 0 links at the rank that completes it, root or not. A whole sum that arrived keeps its
+        number.
         """
         columns, carried = self._columns, self._carried
         links, rows, ends = columns.topology.links, self._rows, self._ends
@@ -140,7 +142,7 @@ def _report_unmade(
 
 
 def _is_disjoint_union(wanted: int, usable: set[int]) -> bool | None:
-    """True if some of the sums are disjoint and make up `wanted`; None if the search reached its limit."""
+    """True if `wanted` is a disjoint union of `usable` sums; None if the search reached its limit."""
     largest_first = sorted(usable, key=lambda bits: (-bits.bit_count(), bits))
     rest = wanted
     for bits in largest_first:

@@ -54,7 +54,7 @@ def check_merging(columns: Columns, findings: Findings, sizes: Counter[int]) -> 
 
     Sets ``columns.units``.
 
-    - `sizes`: {group: number of its transfers, invalid ones included}, for groups of several.
+    - `sizes`: {group: number of its transfers, invalid ones included}, for groups of several transfers.
     """
     if not sizes or columns.group is None:
         return
@@ -75,7 +75,7 @@ def check_merging(columns: Columns, findings: Findings, sizes: Counter[int]) -> 
 def _is_one_send(columns: Columns, findings: Findings, group: int, members: list[tuple[int, _Row]]) -> bool:
     """Check that the transfers of a group agree on link, times and operation, and have different chunks.
 
-    - `members`: (index, its row) of each transfer.
+    - `members`: (index, row) of each transfer.
     """
     (top, (first, *same_send, reduce)), is_sound = members[0], True
     seen: set[int] = set()

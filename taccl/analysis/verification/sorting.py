@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from taccl.analysis.verification.columns import BLOCK, Columns
 from taccl.analysis.verification.loops import compiled_loop, place_by_chunk
 
-#: `_PASSES`: a pass places at most one part in this many of all transfers, or one chunk if that is larger.
-#: `_PASS`: min value of this limit, in transfers. A transfer takes 24 bytes.
+#: A pass places at most 1 / `_PASSES` of all transfers, or `_PASS` transfers (24 bytes each) if that is more.
+#: A single chunk is placed in one pass, even if it has more transfers.
 _PASSES, _PASS = 8, 1 << 20
 
 
 def offsets(columns: Columns, num_chunks: int) -> NDArray[np.int64]:
-    """Position of each chunk's first transfer if sorted by chunk, and the number of transfers at the end."""
+    """Position of each chunk's first transfer in order by chunk; the last entry counts all transfers."""
     first = np.zeros(num_chunks + 1, np.int64)
     for i in range(0, len(columns), BLOCK):
         np.add.at(first, columns.chunk[i : i + BLOCK].astype(np.int64) + 1, 1)

@@ -60,7 +60,7 @@ def verify(schedule: Schedule | ImplicitSchedule) -> Verification:
 
 
 def compile_verifier(schedule: Schedule) -> None:
-    """Compile all loops that verify schedules of this kind of collective, by verifying the given one."""
+    """Compile the loops that verify schedules of a kind of collective, by verifying one such schedule."""
     columns = Columns(schedule)
     columns.is_large = True
     _judge(schedule, columns)

@@ -6,12 +6,12 @@ The proof has five steps. Each is arithmetic on whole arrays, without expansion 
    by definition; for a group of permutations, the products are checked here. For every link class and every
    place, the represented link is looked up in the fabric. It must exist, have the costs of the class, and
    hold resources of the stated classes for the stated times.
-2. *Resources.* The links of a class hold different resources of each class. Under all translations, a send
-   therefore holds each resource of a class at most once.
-3. *Rows.* Every row uses the link of its class: ``dst == translate(src, class.dst)``. So does every
-   translation of it, as ``g + (p + d) == (g + p) + d``.
-4. *Contention.* By step 2, two sends can meet at a resource only if their rows hold its class. The intervals
-   of these rows must not overlap.
+2. *Resources.* No two links of a link class hold the same resource. So a send and its translations hold
+   each resource of a resource class at most once.
+3. *Rows.* Every row ends where its link class leads: ``dst == translate(src, class.dst)``. So does every
+   translation of the row, as ``g + (p + d) == (g + p) + d``.
+4. *Contention.* By step 2, two sends can meet at a resource only if both of their rows hold its resource
+   class. The intervals of these rows must not overlap.
 5. *Data.* By translation, it suffices to check the chunks of place 0. Each chunk must be sent from a place
    that already holds it, and must reach every place that wants it. A sum must include every contribution
    once; it is replayed as for ordinary schedules (`data.replay_sum`).
@@ -139,7 +139,7 @@ class _Judge:
             self.report("index", f"the pattern's columns have {sorted(lengths)} rows; expected equal lengths")
             self.meaningless = True
             return False
-        self.meaningless = True  # rows of unknown classes have no end times
+        self.meaningless = True  # until indices are checked: rows of unknown classes have no ends
         for name, column, count in (
             ("item", pattern.item, self.schedule.num_items),
             ("place", pattern.src, self.num_ranks),
@@ -261,7 +261,7 @@ def _is_permutation(values: NDArray[np.int64], count: int) -> bool:
 
 
 def _is_regular(table: NDArray[np.int64], group: object) -> bool:
-    """True if the rows of `table` are the permutations that the generators make; row g maps place 0 to g."""
+    """True if the rows of `table` are all permutations in the generated group; row g maps place 0 to g."""
     count = len(table)
     generators = [np.asarray(each) for each in getattr(group, "generators", ())]
     if not generators or not np.array_equal(table[0], np.arange(count)):
