@@ -1,7 +1,8 @@
-"""Well-known algorithms of libraries as schedules, for comparison with results.
+"""Well-known algorithms of libraries as schedules, for comparison with synthesized schedules.
 
-Each function makes a `Schedule` for a `Problem`. It respects only the merging clauses of a sketch. Chunks are
-cut into smaller ones while that shortens the schedule, as libraries do; ``cut=False`` keeps the chunks.
+Each function makes a `Schedule` for a `Problem`. The merging clauses are all that it respects of a sketch.
+Chunks are cut into smaller ones while that shortens the schedule, as libraries do; ``cut=False`` keeps the
+chunks.
 """
 
 from __future__ import annotations

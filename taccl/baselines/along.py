@@ -1,4 +1,4 @@
-"""Schedules from plans in which chunks pass one dimension after another, implicit or with all ranks' sends.
+"""Implicit or explicit schedules from plans in which chunks pass one dimension after another.
 
 A passage is the movement of one chunk along one dimension. Its sends are grouped into runs, whose starts the
 plan gives (`taccl.baselines.passages`). No two sends use a link or a port at the same time.
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from taccl.topology.products import Dimensions
     from taccl.topology.translations import Translations
 
-#: Max transfers of a schedule.
+#: Max transfers of an explicit schedule.
 _MOST_LISTED = 5_000_000
 #: Max transfers of a schedule that is also tried with merged sends (about 1 s).
 _MOST_MERGED = 40_000
 
 
 def translations_along(dims: Dimensions) -> Translations:
-    """Group of translations along all dimensions; raises `TopologyError` if one is a line."""
+    """Group of translations along all dimensions; raises `TopologyError` if a dimension is a line."""
     if not dims.is_regular:
         raise TopologyError(
             "found a line, whose ranks are not equivalent; expected rings, switches or fully connected "
@@ -53,7 +53,7 @@ def translations_along(dims: Dimensions) -> Translations:
 
 
 def paces_of(dims: Dimensions, costs: Costs | ClassTicks) -> tuple[Pace, ...]:
-    """Time in ticks that a send of one piece along each dimension holds its port, and its latency.
+    """Pace along each dimension: ticks for which a send of one piece holds its port, and its latency.
 
     - `costs`: Costs of links, or of classes of links.
     """
@@ -74,7 +74,7 @@ def paces_of(dims: Dimensions, costs: Costs | ClassTicks) -> tuple[Pace, ...]:
 def implicit_along(
     plan: PassagePlan, shape: Translations, *, chunk_bytes: int, producer: str
 ) -> ImplicitSchedule:
-    """Implicit schedule of a plan, made of the sends of one rank."""
+    """Implicit schedule of a plan: its pattern moves the pieces that start, or sums that end, at rank 0."""
     number = np.full(plan.dims.num_ranks, -1, np.int64)
     number[[each.dst for each in shape.classes]] = np.arange(len(shape.classes))
     columns = []
@@ -132,7 +132,8 @@ class _PassageSends(NamedTuple):
     - `root`: Rank at which the piece starts, or its sum ends.
     - `item`: In an alltoall, the rank offset from `root` to the piece's destination.
     - `by`: Difference between the digits of `dst` and `src` along the dimension.
-    - `run`: Index of the send's run, to whose start `start` is relative.
+    - `start`: Start in ticks; `_of_passage` returns it relative to the start of the run.
+    - `run`: Index of the send's run, i.e. of its sequence of consecutive hops.
     - `step`: Number of the step; sends of one step over one link may be merged.
     """
 
@@ -158,7 +159,7 @@ def _sends(plan: PassagePlan, roots: NDArray[np.int64]) -> Iterator[tuple[ChunkP
 
 
 def _of_passage(plan: PassagePlan, each: ChunkPassage, roots: NDArray[np.int64]) -> _PassageSends:
-    """Sends of one chunk along one dimension (a passage). Starts are relative to the run: consecutive hops.
+    """Sends of one chunk along one dimension (a passage), with starts relative to the start of their run.
 
     Pieces at one rank have different origins, which differ in the digits of the dimensions that the chunk has
     already passed. In an exchange (alltoall), the pieces differ in the digits of their origin or destination
@@ -231,7 +232,7 @@ def listed_along(
 
 
 def _merged(plan: PassagePlan, problem: Problem, producer: str) -> Schedule:
-    """Schedule of a plan, re-timed: the pieces that cross one link in one step are one merged send."""
+    """Re-timed schedule of a plan; pieces that cross a link in one step are merged as clauses allow."""
     chunk, link, start, step, reduce = _columns(plan, problem)
     order = np.lexsort((start, step, link))
     same = (np.diff(link[order]) == 0) & (np.diff(step[order]) == 0)

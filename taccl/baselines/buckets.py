@@ -1,4 +1,4 @@
-"""The bucket algorithm on tori and meshes: rings along one dimension after another, all dimensions in use."""
+"""The bucket algorithm on tori and meshes: rings along one dimension after another, all dimensions busy."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
     Chunks are divided into two parts per dimension. Both parts of a dimension pass it first, so that all
     dimensions are in use. Along rings, one of the two parts goes all the way round upwards, the other
     downwards; or both go half way in both directions. Along a line, chunks go in both directions. If sends
-    may merge, a rank's chunks over a link in a step are one message. The `producer` names the faster form.
-    Only the merging clauses of the sketch apply.
+    may merge, a rank's chunks over a link in a step are one message. The faster of these two forms on rings
+    is returned, and its `producer` names it. Only the merging clauses of the sketch apply.
 
     On a torus an allreduce of n bytes takes 2 (D s alpha + n beta (p - 1) / (2 D p)). Here p ranks are in D
     equal dimensions of size a; s is a - 1 steps in one direction, and a // 2 in both. On a mesh s is a - 1,
@@ -111,7 +111,7 @@ def _orders(dims: Dimensions, number: int) -> list[tuple[int, ...]]:
 def _fill(problem: Problem, *, dims: Dimensions, ways: int) -> Sends:
     """Sends of chunks that pass all dimensions in cyclic order; an equal share starts with each dimension.
 
-    - `ways`: Directions that a chunk takes on a ring, 1 or 2.
+    - `ways`: Number of directions that a chunk takes on a ring, 1 or 2.
     """
     holder, chunk, place = held_at_start(problem)
     moves: list[Row] = []

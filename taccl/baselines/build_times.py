@@ -49,9 +49,9 @@ def ends_of(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def num_arrivals(problem: Problem) -> int:
-    """Number of arrivals: over all chunks, the sum of the numbers of destinations.
+    """Approximate number of arrivals: sum over all chunks of the number of their destinations.
 
-    For sums, the number of contributions of a chunk counts instead, if it is larger.
+    A chunk that is a sum counts its contributions instead, if these are more.
     """
     starting, ending = ends_of(problem)
     return int(np.maximum(ending, starting * problem.collective.sums_up).sum())

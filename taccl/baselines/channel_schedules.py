@@ -1,8 +1,8 @@
 """Collectives over channels as libraries run them, with predicted times from a model of their hops.
 
 Every channel carries the same share of the data. If every rank holds or receives a part of its own, the parts
-go round the ring of a channel. From or to one rank, pieces follow one another along a ring, or up and down a
-tree.
+go round the ring of a channel. Data from or to one rank are sent in pieces, one after another, along a chain
+or up and down a tree.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ _FEW_TRANSFERS = 100_000
 _POOR, _WAITS = 1.05, 0.25
 #: Min ticks in a plan between the arrival of data and their next send, as starts are rounded later.
 _SLACK_TICKS = 2
-#: `_MOST_REPLAYED`: max messages to simulate (about 0.15 s); if there are more, only a plan is used.
-#: `_FEWEST_PIECES`: min pieces to simulate.
+#: `_MOST_REPLAYED`: max messages to simulate (about 0.15 s), except for a schedule whose plan is poor.
+#: `_FEWEST_PIECES`: min pieces to simulate, even if these have more messages.
 _MOST_REPLAYED, _FEWEST_PIECES = 20_000, 2
 
 
 class Prediction(NamedTuple):
     """Predicted time of a collective over channels, without launch overhead.
 
-    - `latency_us`: Time without bytes.
+    - `latency_us`: Time for 0 bytes.
     - `gb_per_s`: Algorithm bandwidth in the limit of large sizes.
     - `hop_gb_per_s`: GB/s that all channels together carry from rank to rank.
     - `time_us`: Time for the problem's size.
@@ -184,7 +184,7 @@ def over_channels(problem: Problem, algorithm: Algorithm, on: Topology, *, cut: 
         else sends_of_pieces(problem.collective.num_chunks, lanes, plan)
     )
     check_number(problem, len(columns.chunk))
-    # Channels contend for resources; try the plan's order, first come first served, and order by step.
+    # Channels contend for resources. Try several orders: the plan's, first come first served, and by step.
     is_small = len(columns.chunk) <= (_FEW_TRANSFERS if lanes.goes_round else _MOST_REPLAYED)
     made = [] if plan is None else [_planned(problem, columns, name)]
     if is_small or plan is None or _is_poor(plan, lanes, mb, problem.collective.num_chunks / len(lanes.hops)):

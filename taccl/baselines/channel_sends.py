@@ -1,4 +1,4 @@
-"""Sends of a collective over channels as columns, and their times if resources serve them in some order."""
+"""Sends of a collective over channels as columns, and their times under given orders on resources."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ def planned_order_us(topology: Topology, mb: float, columns: Columns) -> float:
 def first_come_us(topology: Topology, mb: float, columns: Columns) -> tuple[Floats, Floats]:
     """Start and end of each send in us, (num_sends,), if resources serve sends first come, first served.
 
-    Among sends that are ready at the same time, those of earlier steps and turns go first. A send waits for
-    its chunk of `mb` MB, or for all contributions that it adds up, to reach its source.
+    Among sends that are ready at the same time, those of earlier steps go first, then those of earlier turns
+    (`Lanes.turns`). A send waits for its chunk of `mb` MB, or for all contributions that it adds up, to reach
+    its source.
     """
     links = topology.links
     chunk, link, adds = columns.chunk.tolist(), columns.link.tolist(), columns.adds.tolist()

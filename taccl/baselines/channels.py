@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
     Floats = NDArray[np.float64]
-    #: Ring or chain, a column of the linear program: local ranks in order, the same in every node; and True
-    #: if every other node is traversed backwards.
+    #: Ring or chain, a column of the linear program: (order of local ranks, which is the same in every node;
+    #: True if every other node is traversed backwards).
     Column = tuple[tuple[int, ...], bool]
 
 #: Max ranks of a node for which the cheapest ring is found exactly: 10 * 2**10 states for each first rank.
@@ -169,13 +169,13 @@ class _Chains(_Pattern):
 
 @cached
 def ring_channels(topology: Topology, ticks: tuple[int, ...]) -> Channels:
-    """Rings of all ranks, each in one direction, with the most total bandwidth."""
+    """Rings through all ranks, each in one direction, with nearly the highest total bandwidth found."""
     return _found(_Pattern(topology, ticks))
 
 
 @cached
 def chain_channels(topology: Topology, ticks: tuple[int, ...]) -> Channels:
-    """Chains in nodes, whose heads are joined by two trees, with the most total bandwidth up and down."""
+    """Chains in nodes with heads joined by two trees, with nearly the highest total bandwidth up and down."""
     return _found(_Chains(topology, ticks))
 
 
@@ -227,7 +227,7 @@ def _families(pattern: _Pattern) -> Iterator[list[Column]]:
 
 
 def _rounded(share: Floats) -> Iterator[list[int]]:
-    """Yield, for each number of channels, columns in proportion to their shares (largest remainders)."""
+    """Yield a set of channels of each size: columns in proportion to their shares, by largest remainders."""
     for count in range(1, MAX_CHANNELS + 1):
         whole = np.floor(share * count + 1e-9)
         rest = np.argsort(-(share * count - whole), kind="stable")
@@ -265,7 +265,7 @@ class _Pool:
         return True
 
     def add_families(self) -> list[list[int]]:
-        """Add regular families of rings or chains; return the complete families, as sets of channels."""
+        """Add regular families of rings or chains; return each family in which no link is missing."""
         sets = []
         for family in _families(self.pattern):
             for column in family:
@@ -282,7 +282,7 @@ class _Pool:
         return float(len(chosen) / max(load.max(), 1e-12))
 
     def shares(self) -> tuple[Floats, float]:
-        """Share of each ring or chain in the optimal packing of resources, and its total MB per us."""
+        """Share of each ring or chain in the optimal packing of resources, and the packing's MB per us."""
         for _ in range(_MAX_ROUNDS):
             loads = np.unique(np.array(self._loads).T, axis=0)
             entries = (*np.nonzero(loads), loads[loads != 0])
@@ -331,7 +331,7 @@ class _Pool:
                     yield path, alternates
 
     def searched_sets(self, shuffled: random.Random) -> Iterator[list[int]]:
-        """Yield sets of disjoint rings or chains, found by depth-first search, one per bandwidth of links."""
+        """Yield one set of disjoint rings or chains per distinct link bandwidth, by depth-first search."""
         betas = {max(beta for _, beta in holds) for holds in self._holds if holds}
         for rate in sorted(1 / beta for beta in betas if beta):
             found = self.add_searched(shuffled, rate=rate)
@@ -371,7 +371,9 @@ class _Pool:
 
 
 def cheapest_paths(steps: Floats, closing: Floats) -> Iterator[tuple[float, tuple[int, ...]]]:
-    """Yield (cost, path) of the cheapest closed path through all places, for each first place.
+    """Yield (cost, path) of the cheapest closed path through all places (local ranks), for each first place.
+
+    - `steps`, `closing`: Costs of steps along the path, and of the step from its last to its first place.
 
     References
     ----------

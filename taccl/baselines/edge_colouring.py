@@ -1,4 +1,4 @@
-"""Division of sends into turns, so that no two sends of a turn share a resource, by edge colouring."""
+"""Division of sends into turns by edge colouring; sends of one turn hold different busiest resources."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def turns_of(holds: Sequence[Sequence[Hold]], busy_us: NDArray[np.float64]) -> list[int]:
-    """Turn of each send, such that no two sends of one turn hold the same resource.
+    """Turn of each send; no two sends of one turn hold the same busiest resource at their start or end.
 
-    - `holds`: Holds of each send; only the busiest resource at each end counts.
+    - `holds`: Holds of each send; only the busiest resource at each of its ends counts.
     - `busy_us`, (num_resources,): Time for which all sends keep each resource busy.
     """
     colouring = EdgeColouring()
@@ -46,7 +46,7 @@ class EdgeColouring:
         self._at: dict[tuple[str, int], dict[int, int]] = {}
 
     def add(self, edge: int, one: tuple[str, int], other: tuple[str, int]) -> None:
-        """Add an edge; edges on an alternating path of two colours may be recoloured."""
+        """Add and colour an edge; edges on an alternating path of two colours may be recoloured."""
         self._ends[edge] = one, other
         at_one, at_other = (self._at.setdefault(end, {}) for end in (one, other))
         free, free_there = (next(c for c in range(len(at) + 1) if c not in at) for at in (at_one, at_other))

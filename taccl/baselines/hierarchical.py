@@ -1,4 +1,4 @@
-"""Hierarchical collectives: along dimensions in fixed or balanced orders, or between nodes, then inside."""
+"""Hierarchical collectives: one dimension after another, or rings between nodes and then inside them."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def dimension_balanced(problem: Problem, *, cut: bool = True) -> Schedule:
 
     Each chunk in turn gets the order that minimises the largest load so far. Chunks that cross a link in one
     step are one message where sends may merge. `taccl.synthesize` with ``backend="dimension-balanced"`` also
-    computes optimal shares, and supports larger problems.
+    computes the optimal share of each order, and supports larger problems.
 
     Parameters
     ----------
@@ -289,9 +289,11 @@ def level_orders(
 ) -> list[tuple[int, ...]]:
     """Order of dimensions for each chunk; the orders balance the loads of the dimensions.
 
-    Each chunk in turn gets the order that minimises the largest load of all chunks so far, or, with `smooth`,
-    a norm of these loads. The first criterion uses slow dimensions as early as
-    possible, the norm uses them late. Which of the two finishes first depends on the network.
+    Each chunk in turn gets the order that minimises the largest load of a dimension so far. With `smooth`,
+    the order minimises a norm of all dimensions' loads. The first criterion uses slow dimensions as early as possible,
+    the norm uses them late. Which of the two finishes first depends on the network.
+
+    - `exchange`: True for an alltoall, in which the orders simply rotate.
     """
     total, chosen = np.zeros(len(dims)), []
     for number in range(num_chunks):

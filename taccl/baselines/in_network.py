@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-#: Chunks are cut while that saves 0.1 %: only the last chunk's multicast cannot overlap other work.
+#: Chunks are cut while that saves 0.1 % of the time. The gain is small, as only the last chunk's multicast
+#: cannot overlap other work.
 _PAYS = Fraction(999, 1000)
 
 

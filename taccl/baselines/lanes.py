@@ -1,4 +1,4 @@
-"""Hops of channels: their links, turns that avoid contention, and times of messages on all of them."""
+"""Lanes, i.e. hops of channels: their links, turns that reduce contention, and times of messages on them."""
 
 from __future__ import annotations
 
@@ -113,10 +113,10 @@ class Lanes:
 
     @cached_property
     def turns(self) -> Ints:
-        """Turn of each hop within a step, (directions, lanes, hops); hops of one turn share no resource.
+        """Turn of each hop within a step, (directions, lanes, hops); hops of one turn hardly contend.
 
-        The turns are an edge colouring of a bipartite graph: hops join the resources that they hold at their
-        start and at their end.
+        The turns are an edge colouring of a bipartite graph. Each hop is an edge between the busiest resource
+        at its start and the busiest resource at its end.
         """
         found = turns_of([holds for lane in self._holds for holds in lane], self.busy[1] + self.busy[0])
         return np.array(found).reshape(self._alpha_us.shape)
@@ -172,9 +172,10 @@ class Lanes:
 
     @cached_property
     def _before(self) -> list[int]:
-        """Index, for each hop, of the earlier hop whose data it forwards.
+        """For each hop, the index of a hop whose data it forwards; -1 if it sends its source's own data.
 
-        The index is -1 for hops from roots, and for hops that forward a sum of several arrivals.
+        If a source forwards a sum of several arrivals, the last of these hops in `hops` counts. A root that
+        sends its sum down has index -1.
         """
         found = []
         num = self._alpha_us.shape[2]
@@ -188,11 +189,11 @@ class Lanes:
 
     @cached_property
     def _replayed(self) -> tuple[float, Floats]:
-        """Stretch of step times and first starts on closed rings, from a simulation without latency.
+        """(stretch, starts of the first step) on closed rings, from a simulation without latency.
 
-        `stretch` is the ratio of a step's time to that of its busiest resource. The starts, (directions,
-        lanes, hops), are those of the first step, as fractions of a step's time. Hops of a step are scheduled
-        in the order of their `turns`.
+        The stretch is the ratio of a step's time to that of its busiest resource. The starts, (directions,
+        lanes, hops), are fractions of a step's time. Hops of a step are scheduled in the order of their
+        `turns`.
         """
         order = np.lexsort((np.arange(self.turns.size), self.turns.ravel())).tolist()
         holds = [holds for lane in self._holds for holds in lane]
@@ -326,7 +327,7 @@ class Lanes:
         return best
 
     def _held_us(self, mb: float) -> Floats:
-        """Time in us for which messages on all hops hold each hop's busiest resource, by hop."""
+        """Min us between two messages on each hop: load of the hop's busiest resource times `stretch`."""
         of_resource = self.stretch * (self.busy[0] + mb * self.busy[1])
         held = [
             [max((of_resource[h.resource] for h in holds), default=0.0) for holds in lane]

@@ -4,7 +4,7 @@ A baseline lists its moves step by step: rank `src` sends a chunk to rank `dst`,
 Moves name ranks only. `routed` converts them to sends over links, each over the direct link or a shortest
 path of relays. `Sends.schedule` then computes exact times in one pass.
 
-A reduction is a broadcast with reversed moves, so a baseline lists only its broadcast.
+A reduction is a broadcast whose moves are reversed, so a baseline lists only its broadcast.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Moves(NamedTuple):
 
     @classmethod
     def of(cls, rows: Iterable[Row]) -> Moves:
-        """Moves of some rows, sorted by step; moves of one step keep their order.
+        """Moves of the given rows, sorted by step; moves of one step keep their order.
 
         Within a row, all chunks between the same two ranks in one step form a message.
         """
@@ -217,7 +217,7 @@ def sends_over(
 
 
 def _needed(problem: Problem, chunk: Ints, src: Ints, dst: Ints) -> Flags:
-    """True if a destination depends on the transfer, (num_transfers,); each rank gets a chunk only once."""
+    """True if a destination depends on the transfer, (num_transfers,); no rank may get a chunk twice."""
     n, ends = problem.topology.num_ranks, problem.collective.destination_sets
     needed = _members(ends, n)[ends.of_chunk[chunk], dst]
     here = chunk * n + dst
