@@ -1,4 +1,4 @@
-"""The command line: one file per verb, each of which calls one public function; only this package prints.
+"""The command line: verbs that call the library and print its answers; only this package prints.
 
 Exit codes: 0 done; 1 the answer is no (infeasible, a check failed, no schedule found); 2 bad input, or
 output that cannot be written; 3 a known solver is not installed or not licensed; 70 an internal error;
@@ -62,8 +62,8 @@ def _end_now(code: int) -> None:
     """End the process without shutting down the interpreter.
 
     A worker thread abandoned at the time limit may still run compiled code, and would abort during a
-    shutdown. Ctrl-C within ``exec``, which data classes use, has an effect even if the exception was handled.
-    A shutdown of Python then kills the process by the signal instead of returning `code`.
+    shutdown. Ctrl-C within ``exec``, which data classes use, still has an effect after its exception was
+    handled: a shutdown of Python then kills the process by the signal instead of returning `code`.
     """
     atexit.unregister(await_left_behind)
     atexit._run_exitfuncs()

@@ -191,7 +191,7 @@ def add_size(parser: argparse._ActionsContainer) -> None:
 
 
 def add_schedule(verb: argparse.ArgumentParser, *, also: str = "") -> None:
-    """Declare the file of a schedule, and the options for files of the published tool.
+    """Declare the file of a schedule, and the options for files of the published TACCL tool.
 
     - `also`: Other kinds of files that the verb accepts, for the help.
     """

@@ -51,7 +51,7 @@ class Answer:
 
     An answer with a complaint is negative: its exit code is 1 unless another is given.
 
-    - `figures`: The plain values, or a function that makes them where the user asks for them.
+    - `figures`: The plain values, or a function that makes them when they are first needed.
     """
 
     text: str
@@ -270,7 +270,7 @@ def result_answer(result: Result, deadline: Deadline = NEVER) -> Answer:
     """
     try:
         with deadline.enforced():
-            result.bound_of_every_cut  # noqa: B018  it is kept
+            result.bound_of_every_cut  # noqa: B018  the property keeps its value
     except (KeyboardInterrupt, OutOfTime):
         result = replace(result, is_brief=True)
     try:

@@ -53,14 +53,14 @@ _BOUND_S, _BOUND_S_PER_LINK, _ESTIMATE_S_PER_LINK, _BASELINE_S_PER_LINK = 0.1, 8
 _LEAST_CHUNK, _CHUNKS_PER_SERVER = 32_000, 64
 
 
-#: `_PROTOCOL_SHARE`: max share of a verb's time left for comparing protocols by baselines and bounds.
-#: `_ESTIMATE_SHARE`: max share of a verb's time left for comparing protocols by estimates.
+#: `_PROTOCOL_SHARE`: max share of a verb's remaining time for comparing protocols by baselines and bounds.
+#: `_ESTIMATE_SHARE`: max share of a verb's remaining time for comparing protocols by estimates.
 #: `_ESTIMATE_SHARE` is larger, as another protocol can be ten times as fast for small messages.
 #: `_LEAST_ESTIMATE_S`: min seconds for estimates of protocols, whatever the time limit.
 _PROTOCOL_SHARE, _ESTIMATE_SHARE, _LEAST_ESTIMATE_S = 0.3, 0.5, 0.4
-#: `_SLOW_SHARE`: max share of the time left that baselines or bounds may be expected to need.
+#: `_SLOW_SHARE`: max share of that remaining time that baselines or bounds may be expected to need.
 #: Estimates replace baselines or bounds that need more, if chunks are of equal size.
-#: `_SLOW_LIMIT`: max share of the time left for baselines and bounds; afterwards, estimates replace them.
+#: `_SLOW_LIMIT`: share of that remaining time after which estimates replace baselines and bounds.
 _SLOW_SHARE, _SLOW_LIMIT = 0.3, 0.7
 
 
@@ -146,7 +146,7 @@ def _by_matrix(options: argparse.Namespace, topology: Topology) -> Problem:
 
 
 def _by_layers(options: argparse.Namespace, topology: Topology) -> Problem:
-    """Parameter-server exchange of a model's layers; each chunk is at the server whose NIC ends it first."""
+    """Parameter-server exchange of a model's layers; each chunk gets the server whose NIC is done first."""
     from taccl.aggregation import layer_bytes, place_shards
 
     refuse(options, ("sketch", "size", "chunks_per_rank"), "--layers sets it; leave it out")
@@ -164,7 +164,7 @@ def _by_layers(options: argparse.Namespace, topology: Topology) -> Problem:
 
 
 def _in_groups(options: argparse.Namespace, topology: Topology) -> Collective:
-    """Combine the same collective in each group of ranks that differ only in the ``--along`` dimensions."""
+    """Collective that runs the named one in each group of ranks that ``--along`` describes."""
     from taccl.sketch.apply import in_groups
 
     refuse(options, ("matrix", *ARGUMENTS), "--along does not combine with it; leave it out")
@@ -209,8 +209,8 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
     """The problem under the protocol predicted to be the fastest, unless one was given; prints a note.
 
     A protocol is rated by the earliest finish of all baselines, re-timed under it; on large problems, by a
-    lower bound. If these would exceed their share of the time limit, the estimated finish of a baseline
-    replaces them. Without time for a comparison, the topology's own protocol is used.
+    lower bound. If baselines or bounds would exceed their share of the time limit, an estimated finish of the
+    baseline `multiplying` replaces them. Without time for a comparison, the topology's own protocol is used.
     """
     protocols, size = problem.topology.protocols, problem.size_bytes
     if options.protocol != "auto" or len(protocols) < 2 or size is None:
@@ -346,8 +346,8 @@ def arguments_of(options: argparse.Namespace) -> CollectiveArguments:
 def collective_of(options: argparse.Namespace, topology: Topology) -> Collective | str:
     """Collective that the options name; the name alone for a standard collective without ``--along``.
 
-    Others are built here: a parameter-server exchange, the same collective in each group of ranks, or an
-    all-to-all of the sizes in ``--matrix``, in chunks of one size.
+    Other collectives are built here: a parameter-server exchange, the same collective in each group of ranks,
+    or an all-to-all of the sizes in ``--matrix``, in chunks of one size.
     """
     _check_roles(options)
     if options.collective == EXCHANGE:

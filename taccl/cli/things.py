@@ -1,4 +1,4 @@
-"""Inputs on the command line: files, recognised by content, sketches, machines, fabrics and programs."""
+"""Inputs on the command line: files (recognised by content), and names of sketches, machines and fabrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FILE_SUFFIXES = (".toml", ".json", ".xml", ".yml", ".yaml", ".txt", ".csv")
 def topology_from_word(
     word: str, *, nodes: int | None = None, profile: str | None = None, protocol: str | None = None
 ) -> Topology:
-    """Topology from a file, or of the machine or fabric of that name.
+    """Topology in a file, or of the machine or fabric that `word` names.
 
     - `protocol`: Protocol of the topology; None or ``"auto"`` for the default.
     """
@@ -110,7 +110,7 @@ def held_by(word: str | None) -> str:
 
 
 def program_in(word: str) -> Program | None:
-    """The program in a file; None where a word names anything else."""
+    """The program in a file; None if the word names anything else."""
     from taccl.formats.registry import read
 
     return read(word) if held_by(word) == "program" else None

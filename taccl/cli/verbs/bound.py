@@ -1,4 +1,4 @@
-"""``taccl bound``: a lower bound on any schedule's finish; what the sketch and whole chunks cost."""
+"""``taccl bound``: a lower bound on any schedule's finish, and the costs of the sketch and whole chunks."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def add_run_options(verb: argparse.ArgumentParser, *, backends: str) -> None:
 
 def run_options(options: argparse.Namespace) -> dict[str, Any]:
     """Options of `add_run_options`, as arguments of `compare` and `sweep`."""
-    import pandas  # noqa: F401  so that its time counts before the runs
+    import pandas  # noqa: F401  imported before the time of the runs is set
 
     # Keep joblib's processes from importing modules of the current folder first, such as a json.py.
     os.environ["PYTHONSAFEPATH"] = "1"
