@@ -290,8 +290,8 @@ def level_orders(
     """Order of dimensions for each chunk; the orders balance the loads of the dimensions.
 
     Each chunk in turn gets the order that minimises the largest load of a dimension so far. With `smooth`,
-    the order minimises a norm of all dimensions' loads. The first criterion uses slow dimensions as early as possible,
-    the norm uses them late. Which of the two finishes first depends on the network.
+    the order minimises a norm of all dimensions' loads. The first criterion uses slow dimensions as early as
+    possible, the norm uses them late. Which of the two finishes first depends on the network.
 
     - `exchange`: True for an alltoall, in which the orders simply rotate.
     """

@@ -52,7 +52,7 @@ _ALIKE = 2
 _PAYS = Fraction(99, 100)
 #: Finer chunks are not tried for single plans if a mixed plan takes less than this share of their time.
 _MIX_PAYS = Fraction(98, 100)
-#: Numbers of pieces to cut messages of sums into, so that the first ones are forwarded earlier.
+#: Numbers of pieces to cut messages of sums into, so that first pieces are forwarded earlier.
 _PIECES = (1, 4)
 
 
@@ -98,9 +98,9 @@ def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
 
 
 def _mixed(problem: Problem) -> list[Schedule]:
-    """Schedules of the best single plan, in the coarsest chunks of mixed plans, and of the best mixed plan.
+    """[schedule of the best single plan, schedule of the best mixed plan]; empty if no plan is mixed.
 
-    Empty if there is no mixed plan.
+    The single plan has the coarsest chunks that mixed plans may have.
     """
     mixed = mixed_schedule(problem)
     return [] if mixed is None else [_fastest_plan(to_mix(problem)[-1]), mixed]
@@ -121,11 +121,11 @@ def mixed_schedule(problem: Problem) -> Schedule | None:
 
 
 def estimated_us(problem: Problem) -> float:
-    """Estimated finish of `multiplying` in us: the least over plans of few steps; inf if there are none.
+    """Estimated finish of `multiplying` in us: the least over simple plans; inf if there are none.
 
     A simple plan treats all chunks alike and has at most two steps in nodes and two between nodes.
 
-    Raises `CollectiveError` if it does not support the problem.
+    Raises `CollectiveError` if `multiplying` does not support the problem.
     """
     _require_supported(problem)
     times, plans = _plans_of(without_sketch(problem))
@@ -173,7 +173,7 @@ class Estimated:
 def _is_simple(plan: StepPlan) -> bool:
     """True if a plan treats all chunks alike, with at most two steps in nodes and two between nodes.
 
-    The steps are along digits of similar bases.
+    The groups of two such steps have similar sizes, i.e. similar bases of their digits.
     """
     if plan.how:
         return False
@@ -184,7 +184,7 @@ def _is_simple(plan: StepPlan) -> bool:
 
 
 def _require_supported(problem: Problem) -> None:
-    """Raise `CollectiveError` unless each sum is of all ranks, for one or all, and no chunk is derived."""
+    """Raise `CollectiveError` unless sums are of all ranks, for one or all ranks, and no chunk is derived."""
     require_no_derivations(problem, baseline="multiplying")
     num_ranks, collective = problem.topology.num_ranks, problem.collective
     if collective.combining and any(
@@ -326,9 +326,9 @@ def _summed(times: StepTimes, plan: StepPlan, pieces: int) -> Sends:
 
 
 def _holders(times: StepTimes, plan: StepPlan, done: dict[int, tuple[Digit, ...]]) -> tuple[Ints, Ints]:
-    """Columns of ranks, ascending, and of chunks whose sums these ranks make, for some parts of the chunks.
+    """Columns (rank, chunk) of all pairs in which the rank makes the chunk's sum, in ascending order of rank.
 
-    - `done`: {part: digits along which its chunks are scattered}.
+    - `done`: {part of the chunks: digits along which they are scattered}; other parts are left out.
     """
     rows = []
     for part, digits in done.items():
@@ -371,7 +371,7 @@ def _is_bound(
 
 
 def _node_by_node(problem: Problem, *, times: StepTimes, plan: StepPlan) -> Sends:
-    """Sends in which chunks from another node are gathered in the receiving node, but sent no further.
+    """Sends in which chunks from another node are gathered in the receiving node, but not sent on from it.
 
     The gather of one node's chunks overlaps with the crossing of the next node's.
     """

@@ -60,8 +60,8 @@ _MOST_RESOURCES = 64
 def soonest_mix(problems: Iterable[Problem]) -> tuple[StepTimes, StepPlan] | None:
     """Mixed plan of an allreduce with the least estimated finish over several numbers of chunks (`to_mix`).
 
-    Returns the plan with the times of the problem in these chunks. Finer chunks are used if they pay. None if
-    there is no mixed plan.
+    Returns (times of the problem in the chosen chunks, plan); None if there is no mixed plan. Finer chunks
+    are chosen if they finish sufficiently earlier (`_PAYS`).
     """
     best: tuple[StepTimes, StepPlan] | None = None
     best_us, others = math.inf, list[StepPlan]()
@@ -188,7 +188,7 @@ def _changed(mix: Mix, pool: Sequence[PlanPart], random: Random) -> Mix:
     """Random neighbour of a mixed plan: chunks move to another part or plan, or a part moves in the order."""
     found, kind = list(mix), random.random()
     here = random.randrange(len(found))
-    if kind < 0.2:  # mostly take chunks from the largest part
+    if kind < 0.2:  # some chunks of the largest part get another plan
         here = max(range(len(found)), key=lambda number: found[number][1])
     part, size = found[here]
     moved = min(size, 2 ** random.randrange(size.bit_length()))
@@ -214,7 +214,7 @@ class TimedPart(NamedTuple):
 
     - `steps`: (ticks of the step, its holds, ticks from its start to the end of the part) of each step.
     - `uses`: (ticks for which the part holds the resource, ticks before its first use, ticks after its last
-      use) of each resource. A part that does not use it has all its ticks before and after it.
+      use) of each resource. For a resource that the part does not use: (0, all its ticks, all its ticks).
     """
 
     steps: list[tuple[float, list[tuple[int, float]], float]]
@@ -235,7 +235,7 @@ class TimedPart(NamedTuple):
 
 
 def _least(parts: Sequence[TimedPart]) -> float:
-    """Lower bound in ticks on a mixed plan's finish: busiest resource's load plus least time around it."""
+    """Lower bound in ticks on a mixed plan's finish: max over resources of load plus least head and tail."""
     least = 0.0
     for uses in zip(*(part.uses for part in parts), strict=True):
         load, before, after = zip(*uses, strict=True)
@@ -246,8 +246,8 @@ def _least(parts: Sequence[TimedPart]) -> float:
 class MixTimes:
     """Estimated finishes of mixed plans, which consider only resources that can cause delays.
 
-    - `resources`: Indices of resources, without those dominated by another one: in every step, the other is
-      held at least as long. One of several equal resources remains.
+    - `resources`: Indices of these resources: no other resource is held at least as long in every step. One
+      of several equal resources is listed.
     """
 
     def __init__(self, times: StepTimes, parts: Iterable[PlanPart]) -> None:

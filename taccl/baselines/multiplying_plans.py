@@ -11,8 +11,8 @@ digits is recursive halving and doubling; summing along all digits is recursive 
 
 The chunks may be divided into parts with plans of their own, so that all links are used at the same time:
 
-- *in turns*: each part crosses between nodes at another point of its steps in nodes. One part does so before
-  the first step, another before the second step, and so on;
+- *in turns*: each part crosses between nodes at a different point of its steps in nodes. One part does so
+  before the first step, another before the second step, and so on;
 - *round about*, on a torus: each part starts with a different dimension;
 - *one behind another*: one part crosses between nodes while the next is scattered in its node;
 - *node by node*, for chunks without sums, or sums with one destination each: chunks of one node are gathered
@@ -59,10 +59,11 @@ class Digit(NamedTuple):
 
 
 class PlanPart(NamedTuple):
-    """Plan of a part of the chunks: digits along which sums are scattered, then exchanged whole.
+    """Plan of a part of the chunks: the digits along which its sums are scattered, and exchanged whole.
 
-    Then chunks are gathered along the first digits, in the opposite order. Whole chunks may also be summed
-    before they are scattered (`before`), and after they are gathered (`after`).
+    Chunks are scattered along `scattered`, then exchanged whole along `summed`, then gathered along
+    `scattered` in the opposite order. Whole chunks may also be summed along `before` before they are
+    scattered, and along `after` after they are gathered.
     """
 
     scattered: tuple[Digit, ...]
@@ -114,7 +115,10 @@ class StepPlan(NamedTuple):
 
 
 class PlanStep(NamedTuple):
-    """Step of some parts among ranks that differ in `digit`; `verb` is "scatter", "sum" or "gather"."""
+    """Step that `parts` take together, between ranks that differ in `digit`.
+
+    - `verb`: ``"scatter"``, ``"sum"`` or ``"gather"``.
+    """
 
     verb: str
     digit: Digit
@@ -131,7 +135,7 @@ def all_plans(num_nodes: int, num_local: int, *, sums: bool, to_one: bool, most:
 
     - `sums`: True if chunks are summed.
     - `to_one`: True if each chunk has one destination.
-    - `most`: Max base.
+    - `most`: Max base of a digit, i.e. max ranks of a group.
     """
     for inner in _all_bases(num_local, most):
         local = tuple(_digits(inner, across=False))
@@ -154,7 +158,7 @@ def all_plans(num_nodes: int, num_local: int, *, sums: bool, to_one: bool, most:
 def all_mixable(num_nodes: int, num_local: int, *, most: int) -> Iterator[PlanPart]:
     """Yield plans for parts of a mixed allreduce plan, on nodes of equal size; some are repeated.
 
-    - `most`: Max base.
+    - `most`: Max base of a digit, i.e. max ranks of a group.
     """
     for inner in _all_bases(num_local, most):
         local = tuple(_digits(inner, across=False))

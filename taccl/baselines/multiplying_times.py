@@ -237,7 +237,7 @@ class StepTimes:
         return found
 
     def step(self, count: float, digit: Digit, is_same: bool = False) -> tuple[float, Floats, Ints]:
-        """Estimate of an exchange of messages of `count` chunks.
+        """Estimate of an exchange with messages of `count` chunks each.
 
         Returns (its ticks, ticks for which each used resource is held, indices of these resources).
 

@@ -1,9 +1,9 @@
 """Prediction of the algorithm and protocol that NCCL chooses, by a model of its costs.
 
 Rings and trees run over channels, packed into the links as NCCL's search does (`taccl.baselines.channels`).
-Their predicted time is a latency (launch, base and hops) plus the bytes over the bandwidth of all channels.
-For other algorithms, it is their hops plus the bytes over the bandwidth of a rank and of a NIC. Schedules use
-the same channels.
+Their predicted time is a latency (launch, base latency and hops) plus the bytes over the bandwidth of all
+channels. For other algorithms, it is the latency of launch and hops plus the time of the bytes. This time is
+the larger one of a rank and of a NIC. Schedules of rings and trees use the same channels.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Considered(NamedTuple):
     """Candidate for NCCL's choice: an algorithm under a protocol, with figures of NCCL's cost model.
 
     - `channels`: Number of channels that the bandwidth from rank to rank requires.
-    - `latency_us`: Launch, base and hops of a message without bytes.
+    - `latency_us`: Time for 0 bytes: launch, base latency and hops.
     - `gb_per_s`: Algorithm bandwidth in the limit of large sizes.
     - `time_us`: Total time, launch included; hops overlap transfers once pieces fill the pipeline.
     """
@@ -76,7 +76,8 @@ class Considered(NamedTuple):
 def nccl_choices(problem: Problem, *, nvls: bool = True) -> tuple[Considered, ...]:
     """All algorithms under all protocols of the topology's profile, fastest by NCCL's model first.
 
-    If the profile has measured which protocol is used for the collective at this size, only that one counts.
+    If the profile records the protocol that NCCL was measured to use for the collective at this size, only
+    this protocol is considered.
 
     Parameters
     ----------
@@ -119,7 +120,7 @@ def _over_channels(problem: Problem, algorithm: str, protocol: str, on: Topology
 
 
 def _by_volume(problem: Problem, way: Way, protocol: str, on: Topology) -> Considered:
-    """Other algorithm as a candidate, with times predicted from hops and from bytes per rank and per NIC."""
+    """Algorithm without channels as a candidate; its time follows from hops and bytes per rank and NIC."""
     machine = machine_of(problem.topology.under(protocol) if protocol else problem.topology)
     node_us, network_us = (_hop_us(on, between=between) for between in (False, True))
     if way.algorithm == "nvls":
@@ -153,7 +154,7 @@ def _num_channels(gb_per_s: float) -> int:
 def nccl(problem: Problem, *, cut: bool = True, nvls: bool = True) -> Schedule:
     """Predicted choice of NCCL: its algorithm, on the topology under its protocol.
 
-    Its `producer` names the algorithm and the protocol; `nccl_choices` returns all candidates.
+    The schedule's `producer` names the algorithm and the protocol; `nccl_choices` returns all candidates.
 
     Parameters
     ----------
@@ -173,7 +174,7 @@ def nccl(problem: Problem, *, cut: bool = True, nvls: bool = True) -> Schedule:
     References
     ----------
     The NVIDIA Collective Communications Library, version 2.30: its tuning tables, and the model in which it
-    uses them. If a switch reduces: NVLS, and trees between nodes for the sums of their switches.
+    uses them. For switches that reduce, its algorithm NVLS, with trees between nodes.
     """
     return scheduled(problem, nccl_choices(problem, nvls=nvls)[0], cut=cut)
 
@@ -305,8 +306,8 @@ def _hop_us(topology: Topology, *, between: bool) -> float:
 def _topology(problem: Problem, protocol: str, algorithm: str) -> Topology:
     """Topology of a problem under a protocol, with the latency of the channels that the problem's size uses.
 
-    For NVLS and trees, also with the costs in NCCL's tuning tables. Topologies of files have no latencies of
-    protocols; their latency for NVLS, and their bandwidth for trees, are those of the tables.
+    For NVLS and trees, also with the costs in NCCL's tuning tables. Topologies read from files have no
+    latencies of protocols; their latency for NVLS, and their bandwidth for trees, are those of the tables.
     """
     topology, size = problem.topology, problem.size_bytes
     assert size is not None, "checked"
@@ -325,7 +326,7 @@ def _topology(problem: Problem, protocol: str, algorithm: str) -> Topology:
 def _for_trees(problem: Problem, protocol: str, found: Topology) -> Topology:
     """Topology `found` (the problem's, under a protocol) with the latencies and bandwidth of NCCL's trees.
 
-    Topologies of fabrics by name are no machines of NCCL's, and stay unchanged.
+    Fabrics by name, such as a torus, are not in NCCL's tables; their topology stays unchanged.
     """
     topology = problem.topology
     row = next((each for each in PROTOCOLS if each.name == protocol), None)

@@ -1,6 +1,7 @@
 """NVLS as an algorithm of the baseline ``nccl``: allreduces whose sums switches add up in a node.
 
-Each chunk is summed at a rank of every node by the switch, over trees of nodes, and multicast back.
+In every node, the switch sums each chunk at one rank. Trees of nodes add up these sums, and the switches
+multicast the results.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def with_switches(problem: Problem) -> Problem:
 
     The problem is returned unchanged if it is no allreduce, has clauses other than merging, or has such links
     already. It is also unchanged if its machine has no such switches or no profile, or differs from the
-    machine's model in links or costs. For topologies of files, `with_nvls` decides.
+    machine's model in links or costs. For topologies read from files, `with_nvls` decides.
     """
     topology, shape = problem.topology, SHAPES.get(problem.topology.machine)
     if (
@@ -99,7 +100,7 @@ def _rails(topology: Topology, rank: int) -> dict[tuple[int, int], int]:
 
 
 def nvls_schedule(problem: Problem, *, cut: bool) -> Schedule:
-    """NVLS schedule: each chunk is summed at a rank of every node, over a tree of nodes, and multicast back.
+    """NVLS schedule: chunks are summed at one rank per node, then over a tree of nodes, and multicast back.
 
     While the switch adds up one chunk, it multicasts another from the same rank. In a single node this is
     rank 0; with several nodes all ranks take turns, so that every NIC is used.

@@ -41,7 +41,7 @@ def periodic(
     before: Sequence[int],
     orders: Iterable[Sequence[int]],
 ) -> tuple[float, list[float]] | None:
-    """Short period of recurring sends, and phase of each send in it, in us; None if no tried one is feasible.
+    """Short period of recurring sends, and phase of each send in it, in us; None if no period is found.
 
     - `takes`: Duration of each send.
     - `before`: Index of the send whose data each send forwards; -1 if there is none.
@@ -115,7 +115,7 @@ def _first_free(taken: list[tuple[float, float]], period: float) -> float | None
 def _tightened(
     holds: Sequence[Sequence[Held]], period: float, phases: list[float], *, least: float
 ) -> tuple[float, list[float]]:
-    """Shorten a period by bisection, with the order of sends on each resource; return it and all phases."""
+    """Shorten a period by bisection, with the order on each resource kept; return (period, phases)."""
     uses: dict[int, list[tuple[float, int, int, float, float]]] = defaultdict(list)
     for send, each in enumerate(holds):
         for resource, begin, lasts in each:

@@ -65,8 +65,8 @@ def ring(problem: Problem, *, cut: bool = True) -> Schedule:
     References
     ----------
     P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", Journal
-    of Parallel and Distributed Computing 69 (2009). Several rings that each cross nodes once: the NVIDIA
-    Collective Communications Library.
+    of Parallel and Distributed Computing 69 (2009). Several rings that each cross nodes once are used by
+    the NVIDIA Collective Communications Library.
     """
     require_everywhere(problem, baseline="ring")
     num_rings = len(find_rings(problem.topology, ShortestRoutes.of(problem).ticks))
@@ -159,9 +159,9 @@ def find_rings(topology: Topology, ticks: tuple[int, ...]) -> list[list[int]]:
     """Rings as lists of all ranks, best first; different rings share no links inside nodes, if possible.
 
     Each ring crosses from node to node once, by one link; later rings prefer links that share no resource
-    with those of earlier ones. If links form no such ring, or nodes differ in size, there is one ring: the
-    ranks in numerical order, node by node. It may need relays. In that order, nodes that share the most
-    network paths (a rack, then a pod) are adjacent.
+    with those of earlier rings. Nodes that share the most network paths (a rack, then a pod) are adjacent. If
+    links form no such ring, or nodes differ in size, there is one ring. It passes nodes one by one, with the
+    ranks of each node in numerical order, and may need relays.
     """
     routes = ShortestRoutes(topology, ticks)
     nodes = near_nodes(topology, routes)
@@ -191,7 +191,10 @@ def find_rings(topology: Topology, ticks: tuple[int, ...]) -> list[list[int]]:
 
 
 def near_nodes(topology: Topology, routes: ShortestRoutes) -> Nodes:
-    """Nodes, ordered so that nodes with cheap links are adjacent; unchanged if all links cost the same."""
+    """Nodes, ordered so that nodes joined by cheap links are adjacent.
+
+    Their order is unchanged if all links between nodes cost the same, or two nodes have no direct link.
+    """
     nodes = topology.ranks_of_node
     held = np.zeros((len(nodes), len(nodes)))
     for (i, a), (j, b) in permutations(enumerate(ranks[0] for ranks in nodes), 2):
@@ -207,11 +210,9 @@ def near_nodes(topology: Topology, routes: ShortestRoutes) -> Nodes:
 def _next_ring(
     topology: Topology, nodes: Nodes, routes: ShortestRoutes, links: set[int], resources: set[int]
 ) -> list[int] | None:
-    """Ring that avoids the links in nodes, and the resources between nodes, that earlier rings use.
+    """Ring that uses none of the given links inside nodes and resources between nodes; None if none is found.
 
-    None if none is found.
-
-    - `links`, `resources`: Those of earlier rings.
+    - `links`, `resources`: Links and resources that earlier rings use.
     """
     for alternate in (False, True) if len(nodes) % 2 == 0 else (False,):
         path = _search(topology, nodes, routes, links, resources, alternate=alternate)

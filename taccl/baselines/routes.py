@@ -208,7 +208,8 @@ class ShortestRoutes:
     def paths_in(self, dst: int) -> list[tuple[float, int, list[tuple[int, int]]]]:
         """Shortest routes from all other ranks to `dst`, as a row per rank, the farthest rank first.
 
-        A row is (distance to `dst`, rank, [(ticks, link), ...]): the first hops of all its shortest routes.
+        A row is (distance to `dst`, rank, [(ticks, link), ...]). The list has the first hops of all shortest
+        routes from the rank.
         """
         lengths = self._lengths_into(dst)
         first: list[list[tuple[int, int]]] = [[] for _ in lengths]

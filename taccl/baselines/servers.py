@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-#: Chunks are cut while that saves 0.5 %: only the pulls of the last chunk do not overlap other work.
+#: Chunks are cut while that saves 0.5 % of the time. The gain is small, as only the pulls of the last chunk
+#: cannot overlap other work.
 _PAYS = Fraction(199, 200)
 #: Max sends of schedules in finer chunks (about 5 s of CPU time).
 _MOST_CUT = 100_000

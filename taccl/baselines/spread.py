@@ -100,7 +100,7 @@ def fastest_form(problem: Problem, forms: Iterable[tuple[str, Sends]], *, lists:
 
 
 def timed(problem: Problem, sends: Sends, producer: str, *, least: int | None) -> Iterator[Schedule]:
-    """Yield the schedule of sends in their order; if it exceeds `least` ticks, also by list scheduling.
+    """Yield a schedule of sends in their order; if it exceeds `least` ticks, also one by list scheduling.
 
     The list scheduler starts the send with the longest remaining path first. It is not used if `least` is
     None.
@@ -253,21 +253,21 @@ def merging(problem: Problem) -> Problem:
 
 @cached
 def complete_so_far(problem: Problem) -> list[Schedule]:
-    """Complete schedules of a baseline so far, the best last; they survive an interrupt of the baseline."""
+    """Complete schedules that a baseline has made so far, the best last; they survive its interruption."""
     return []
 
 
 @cached
 def finest(problem: Problem) -> dict[str, Schedule]:
-    """{algorithm: best schedule in finer chunks so far}; it survives an interrupt of the search."""
+    """{algorithm: best schedule in finer chunks so far}; it survives an interruption of the search."""
     return {}
 
 
 @cached
 def soonest_so_far(problem: Problem) -> list[Schedule]:
-    """List that holds the schedule which finishes first of all baselines built so far; empty before that.
+    """[earliest-finishing schedule that baselines have made so far]; empty before the first schedule.
 
-    It survives an interrupt of the baseline.
+    The list survives an interruption of a baseline.
     """
     return []
 
@@ -296,7 +296,7 @@ def _alphas_us(schedule: Schedule) -> float:
 def _whole(problem: Problem) -> dict[str, Schedule]:
     """{algorithm: schedule in the problem's own chunks}, cached with the topology.
 
-    Equal problems share them, whatever their sketches. The last few problems are kept.
+    Problems that differ only in their sketches share these schedules. The last few problems are kept.
     """
     kept: list[tuple[Problem, dict[str, Schedule]]] = problem.topology.cache.setdefault(_KEPT, [])
     plain = without_sketch(problem)

@@ -45,9 +45,9 @@ _FEW_TRANSFERS, _LATE = 2000, 1.05
 def pairwise(problem: Problem, *, cut: bool = True) -> Schedule:
     """Pairwise exchange: in step s, rank r sends its chunks for rank r + s directly.
 
-    If nodes have equal sizes, all sends of a step have one distance in nodes, and one in local ranks. So
-    shared NICs carry the same load in every step. Chunks between ranks without a link are relayed over a
-    shortest route. Only the merging clauses of the sketch apply.
+    If nodes have equal sizes, all sends of a step have the same difference of node numbers, and the same
+    difference of local ranks. So shared NICs carry the same load in every step. Chunks between ranks without
+    a link are relayed over a shortest route. Only the merging clauses of the sketch apply.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ def _exchange(problem: Problem) -> Sends:
     order = np.lexsort((chunk[pair], dst[pair], src[pair], number[pair], step))
     pair, link, step = pair[order], link[order], step[order]
     ends = src[pair] * topology.num_ranks + dst[pair]
-    # All chunks that go from one rank to another in a step are a message, which is in one turn of the step.
+    # Chunks with the same source, destination and step are one message. Each message gets a turn in its step.
     first = np.flatnonzero((np.diff(ends, prepend=-1) != 0) | (np.diff(step, prepend=-1) != 0))
     busy_us, turns = exchange_us(problem), list[int]()
     for here in np.split(first, np.flatnonzero(np.diff(step[first])) + 1):

@@ -30,13 +30,14 @@ class Baseline(NamedTuple):
     - `turn`: Order in which `taccl.baselines.best` builds baselines, ascending; quick ones first.
     - `place`: Position among baselines sorted by how often they are the fastest; 0 is the most often.
     - `grid_place`: `place` on tori and meshes, if it differs there.
-    - `small_torus_place`: The same for small messages on tori of several dimensions, if it differs there.
-    - `pairs_place`: The same for chunks that each go from one rank to one other, if it differs there.
+    - `small_torus_place`: `place` for small messages on tori of several dimensions, if it differs there.
+    - `pairs_place`: `place` for chunks that each go from one rank to one other, if it differs there.
     - `build_s`: Approximate CPU seconds to build and verify 10,000 transfers.
-    - `forms_transfers`: Max transfers of all forms (variants) together, of which it keeps the best; 0 if it
-      builds only one form.
+    - `forms_transfers`: Max transfers of all forms (variants) together, if the baseline builds several and
+      keeps the best; 0 if it builds only one.
     - `competes`: False if only searches for topologies with reducing switches or servers propose it.
-    - `names_contributions`: True if its sends name the contributions that they carry, which takes longer.
+    - `names_contributions`: True if its sends name the contributions that they carry, which takes longer to
+      build.
     - `finer_chunks`: Collectives for which finer chunks usually help, on tori or several nodes: ``"root"``
       (those with a root), ``"all"``, or empty for none.
     """

@@ -32,8 +32,9 @@ def tree(problem: Problem, *, cut: bool = True) -> Schedule:
     faster: trees of ranks, or trees of nodes with a chain of ranks inside each. Only the merging clauses of
     the sketch apply.
 
-    Allreduce gathers sums at rank 0. Trees of nodes gather at two ranks of node 0, or at all of them, so that
-    different trees use different NICs. In other collectives, chunks have their own roots.
+    In an allreduce, trees of ranks gather sums at rank 0. Trees of nodes gather them at two ranks of node 0,
+    or at all of its ranks, so that different trees use different NICs. In other collectives, chunks have
+    their own roots.
 
     Parameters
     ----------
@@ -50,8 +51,8 @@ def tree(problem: Problem, *, cut: bool = True) -> Schedule:
     References
     ----------
     P. Sanders, J. Speck and J. L. Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and
-    scan", Parallel Computing 35 (2009). Chains inside nodes: the NVIDIA Collective Communications Library,
-    version 2.4.
+    scan", Parallel Computing 35 (2009). The chains inside nodes are those of the NVIDIA Collective
+    Communications Library, version 2.4.
     """
     require_everywhere(problem, baseline="tree")
     members = ("nodes", "ranks") if problem.topology.num_nodes > 1 else ("ranks",)
@@ -73,8 +74,8 @@ def _both_trees(problem: Problem, *, members: Sequence[str]) -> Schedule:
         # If chunks have roots of their own, these replace the heads, so one choice of heads is enough.
         for heads in heads_of[each] if is_allreduce else heads_of[each][:1]:
             roots = [heads[c // 2 % len(heads)] for c in range(len(chunks))] if is_allreduce else None
-            # Time reversal turns the last chunk of the broadcast into the first of the reduction. The
-            # broadcast therefore sends the chunk last that should come down first.
+            # Time reversal turns the last chunk of a broadcast into the first of the reduction. So the chunk
+            # that should be reduced first is sent last.
             backwards = partial(_descend, members=each, last_first=True)
             sends = run(problem, partial(_descend, members=each), backwards=backwards, roots=roots)
             forms.append((f"tree (double binary tree of {each})", sends))
@@ -101,10 +102,7 @@ def binary_tree(num_places: int) -> Edges:
 
 
 def two_trees(members: Sequence[int]) -> tuple[Edges, Edges]:
-    """Two binary trees, rooted at the first member, such that no other member has children in both.
-
-    The exception is one member if the number of members is even.
-    """
+    """Two binary trees, rooted at the first member, such that no other member has children in both."""
     count = len(members)
     # Renumber so that odd places become even: mirrored if the count is odd, else shifted by one.
     other = [0, *((count - p) if count % 2 else p % (count - 1) + 1 for p in range(1, count))]
