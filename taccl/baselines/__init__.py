@@ -1,6 +1,6 @@
 """Well-known algorithms of libraries as schedules, for comparison with synthesized schedules.
 
-Each function makes a `Schedule` for a `Problem`. The merging clauses are all that it respects of a sketch.
+Each function makes a `Schedule` for a `Problem`. The schedule respects only the merging clauses of a sketch.
 Chunks are cut into smaller ones while that shortens the schedule, as libraries do; ``cut=False`` keeps the
 chunks.
 """

@@ -39,8 +39,8 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
     Chunks are divided into two parts per dimension. Both parts of a dimension pass it first, so that all
     dimensions are in use. Along rings, one of the two parts goes all the way round upwards, the other
     downwards; or both go half way in both directions. Along a line, chunks go in both directions. If sends
-    may merge, a rank's chunks over a link in a step are one message. The faster of these two forms on rings
-    is returned, and its `producer` names it. Only the merging clauses of the sketch apply.
+    may merge, a rank's chunks over a link in a step are one message. The faster of the two ways round a ring
+    is kept, and `producer` names it. Only the merging clauses of the sketch apply.
 
     On a torus an allreduce of n bytes takes 2 (D s alpha + n beta (p - 1) / (2 D p)). Here p ranks are in D
     equal dimensions of size a; s is a - 1 steps in one direction, and a // 2 in both. On a mesh s is a - 1,

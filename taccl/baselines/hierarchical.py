@@ -1,4 +1,4 @@
-"""Hierarchical collectives: one dimension after another, or rings between nodes and then inside them."""
+"""Hierarchical collectives: along one dimension after another, or between nodes and then inside them."""
 
 from __future__ import annotations
 

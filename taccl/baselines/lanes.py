@@ -113,7 +113,7 @@ class Lanes:
 
     @cached_property
     def turns(self) -> Ints:
-        """Turn of each hop within a step, (directions, lanes, hops); hops of one turn hardly contend.
+        """Turn of each hop within a step, (directions, lanes, hops), so that hops of one turn hardly contend.
 
         The turns are an edge colouring of a bipartite graph. Each hop is an edge between the busiest resource
         at its start and the busiest resource at its end.
@@ -174,8 +174,8 @@ class Lanes:
     def _before(self) -> list[int]:
         """For each hop, the index of a hop whose data it forwards; -1 if it sends its source's own data.
 
-        If a source forwards a sum of several arrivals, the last of these hops in `hops` counts. A root that
-        sends its sum down has index -1.
+        If the source forwards a sum of several arrivals, the index is that of the last of these in `hops`. It
+        is -1 if a root sends its sum down.
         """
         found = []
         num = self._alpha_us.shape[2]

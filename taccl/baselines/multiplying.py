@@ -173,7 +173,7 @@ class Estimated:
 def _is_simple(plan: StepPlan) -> bool:
     """True if a plan treats all chunks alike, with at most two steps in nodes and two between nodes.
 
-    The groups of two such steps have similar sizes, i.e. similar bases of their digits.
+    The two steps inside nodes have groups of similar size, and so do the two between nodes.
     """
     if plan.how:
         return False

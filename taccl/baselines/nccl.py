@@ -2,8 +2,8 @@
 
 Rings and trees run over channels, packed into the links as NCCL's search does (`taccl.baselines.channels`).
 Their predicted time is a latency (launch, base latency and hops) plus the bytes over the bandwidth of all
-channels. For other algorithms, it is the latency of launch and hops plus the time of the bytes. This time is
-the larger one of a rank and of a NIC. Schedules of rings and trees use the same channels.
+channels. For other algorithms, it is launch and hop latency plus the time of the bytes at a rank or NIC,
+whichever is longer. Schedules of rings and trees use the same channels.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class Form(NamedTuple):
     exchange: bool
 
     def runs(self, num_pieces: int, pace: Pace, *, parity: int, most: int) -> Iterator[Run]:
-        """Yield tasks (runs) of hops by direction; a step joins the run of the previous step if it need not wait.
+        """Yield tasks (runs) of hops by direction; a step that need not wait joins the previous step's run.
 
         - `parity`: 1 to swap even and odd pieces, so that successive chunks balance the directions of a ring.
         - `most`: Max runs per lane.
@@ -214,7 +214,7 @@ def plan_along(
 
 def _tasks_of(passages: Sequence[ChunkPassage], paces: Sequence[Pace]) -> Tasks:
     """Scheduling tasks, one per run of each passage; each direction (lane) of a dimension is a resource."""
-    tasks, done = Tasks(), list[tuple[int, int]]()  # `done`: (last run, gap to a successor) per lane
+    tasks, done = Tasks(), list[tuple[int, int]]()  # `done`: (task, gap) of runs that ended the last passage
     for number, each in enumerate(passages):
         first, tail = len(tasks.duration), paces[each.dimension].latency - paces[each.dimension].held
         if not number or passages[number - 1].chunk != each.chunk:

@@ -97,7 +97,7 @@ def _fastest_rings(problem: Problem, *, num_rings: int) -> Schedule:
 def around(
     order: ArrayLike, chunk: ArrayLike, place: ArrayLike, *, ways: int = 1, first: int = 0, adds: bool = False
 ) -> Iterator[Row]:
-    """Yield moves of chunks around a ring, which start at `place`; with `adds`, moves of sums that end there.
+    """Yield moves of chunks that go round a ring from `place` on; with `adds`, of sums that end there.
 
     - `order`, (..., size) array: Ranks of the ring, or of several rings, in order.
     - `chunk`, `place`: Chunks, and each one's position on its ring; arrays that broadcast together.

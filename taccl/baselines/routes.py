@@ -56,7 +56,7 @@ class ShortestRoutes:
 
     @cached_property
     def _least_into(self) -> list[int]:
-        """Ticks of the fastest link into every rank; 0 without one."""
+        """Ticks of the fastest link into every rank; 0 if no link leads to it."""
         return [min((ticks for ticks, _ in into.values()), default=0) for into in self._into]
 
     @classmethod

@@ -1,8 +1,8 @@
 """Advice in the library's messages, rewritten from function parameters to command-line options.
 
 The library names its parameters, as in ``backend='greedy'``. A verb that has an option for the
-parameter shows the option.
-Options of file formats are given to ``taccl convert`` alone, so other verbs show that command.
+parameter shows the option. Options of file formats are given to ``taccl convert`` alone, so other verbs show
+that command.
 """
 
 from __future__ import annotations

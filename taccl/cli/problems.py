@@ -58,9 +58,9 @@ _LEAST_CHUNK, _CHUNKS_PER_SERVER = 32_000, 64
 #: `_ESTIMATE_SHARE` is larger, as another protocol can be ten times as fast for small messages.
 #: `_LEAST_ESTIMATE_S`: min seconds for estimates of protocols, whatever the time limit.
 _PROTOCOL_SHARE, _ESTIMATE_SHARE, _LEAST_ESTIMATE_S = 0.3, 0.5, 0.4
-#: `_SLOW_SHARE`: max share of that remaining time that baselines or bounds may be expected to need.
+#: `_SLOW_SHARE`: max share of the `_PROTOCOL_SHARE` time that baselines or bounds may be expected to need.
 #: Estimates replace baselines or bounds that need more, if chunks are of equal size.
-#: `_SLOW_LIMIT`: share of that remaining time after which estimates replace baselines and bounds.
+#: `_SLOW_LIMIT`: share of the `_PROTOCOL_SHARE` time after which estimates replace baselines and bounds.
 _SLOW_SHARE, _SLOW_LIMIT = 0.3, 0.7
 
 

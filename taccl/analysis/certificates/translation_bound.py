@@ -142,7 +142,7 @@ def _counting(servers: Sequence[tuple[int, int]], needed: int) -> int:
 def _mesh_jobs(
     host: NamedFabric, collective: str, pieces: int, costs: ClassTicks
 ) -> tuple[int, list[tuple[list[tuple[int, int]], int, str]]]:
-    """(ticks between the farthest ranks of a mesh, jobs): sends that some of the mesh's links must carry.
+    """(ticks between the farthest ranks of a mesh, jobs that bound the time by counting sends).
 
     A job is (servers, number of sends that they must carry, text that names the bottleneck); `_counting`
     makes it a bound. One job counts the sends into a corner rank. For an allreduce, another job counts the
@@ -168,7 +168,7 @@ def _mesh_jobs(
 def _along_axes(
     host: NamedFabric, translations: Translations, pieces: int, costs: ClassTicks
 ) -> list[tuple[list[tuple[int, int]], int, str]]:
-    """[(servers, number of sends they must carry, bottleneck as text), ...]: links along each torus axis."""
+    """Jobs as in `_mesh_jobs`, one per torus axis: the sends that links along this axis must carry."""
     place_0 = np.zeros(len(costs.latency), dtype=np.int64)
     axis_of = host.axis(place_0, np.array([each.dst for each in translations.classes])).tolist()
     jobs = []

@@ -62,8 +62,8 @@ def simulate(
         Size as nccl-tests counts it (``"16MB"``). Chunks are scaled in proportion, and rounded up to bytes.
     alpha : {"occupies", "pipelined"}, optional
         With ``"occupies"``, a link's own hold lasts for alpha + bytes * beta, where a machine's profile may
-        cap alpha at its overhead. With ``"pipelined"``, it lasts for bytes * beta. A switch port that
-        is held as long as the link changes with it. NICs and other resources keep their holds.
+        cap alpha at its overhead. With ``"pipelined"``, it lasts for bytes * beta. A switch port whose
+        hold equals the link's own hold changes with it. NICs and other resources keep their holds.
     profile : str, optional
         Another profile of the machine's constants, e.g. ``"nominal"``.
     topology : Topology, optional
@@ -222,7 +222,7 @@ def _with_size(problem: Problem, size_bytes: int) -> Problem:
 def _with_alpha(topology: Topology, alpha: str) -> Topology:
     """Include alpha in links' own holds if `alpha` is "occupies"; remove it if `alpha` is "pipelined".
 
-    A switch port that is held as long as the link changes in the same way. Other holds stay.
+    A switch port whose hold equals the link's own hold changes in the same way. Other holds stay.
     """
     known_word(alpha, ("occupies", "pipelined"), "alpha")
     if alpha == topology.alpha_meaning:

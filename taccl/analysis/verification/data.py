@@ -50,7 +50,7 @@ class ChunkBlock(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A violation at a rank, by send number `send`; None for a violation at the end of the schedule.
+    """A violation at a rank; `send` is the number of the faulty send, or None at the end of the schedule.
 
     Faults are sorted by time and `phase`, the order of events at one time. Phase 0 has arrivals that are
     added, 1 arrivals that are copied, 2 starts of sends, and 3 the end of the schedule.

@@ -6,8 +6,8 @@ The proof has five steps. Each is arithmetic on whole arrays, without expansion 
    by definition; for a group of permutations, the products are checked here. For every link class and every
    place, the represented link is looked up in the fabric. It must exist, have the costs of the class, and
    hold resources of the stated classes for the stated times.
-2. *Resources.* No two links of a link class hold the same resource. So a send and its translations hold
-   each resource of a resource class at most once.
+2. *Resources.* No two links of a link class hold the same resource. So a send never meets its own
+   translations at a resource.
 3. *Rows.* Every row ends where its link class leads: ``dst == translate(src, class.dst)``. So does every
    translation of the row, as ``g + (p + d) == (g + p) + d``.
 4. *Contention.* By step 2, two sends can meet at a resource only if both of their rows hold its resource
