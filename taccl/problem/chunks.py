@@ -39,7 +39,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """Chunk that a rank makes from another: once `rank` holds `source`, it also holds `chunk`.
+    """Chunk that a rank makes from another chunk: once `rank` holds `source`, it also holds `chunk`.
 
     The derived chunk is the source plus the rank's own contribution, and starts nowhere else.
     """
@@ -68,7 +68,7 @@ class ProcessGroup:
 
     - `name`: Name of the collective, e.g. ``"allgather"``.
     - `ranks`: Members; the i-th is rank i of the collective.
-    - `num_chunks`: Number of chunks of the group. Groups have consecutive chunks, in order.
+    - `num_chunks`: Number of chunks of the group's collective. Chunks are numbered group by group.
     """
 
     name: str
@@ -80,7 +80,7 @@ class ProcessGroup:
 class RankSets:
     """Distinct sets of ranks at which chunks start (or end), and the set of each chunk.
 
-    - `of_chunk`, (num_chunks,) int32: Index in `sets`.
+    - `of_chunk`, (num_chunks,) int32: Index in `sets` of each chunk's set.
     """
 
     sets: tuple[tuple[int, ...], ...]

@@ -1,8 +1,8 @@
 """Clauses: permissions and constraints of a sketch, in terms of links and ranks.
 
-Each clause is declared once, with its field of `Clauses`: its scope, the form of its values, and the fields
-of a sketch that set it; also its text in reports, and the chunks that it admits on links. All code that
-writes, renames, relaxes, evaluates and reports clauses iterates over `CLAUSES`.
+Each clause is declared once, at its field of `Clauses`. The declaration gives the clause's scope, the form of
+its values, the fields of a sketch that set it, its text in reports, and the chunks that it admits on links.
+All code that writes, renames, relaxes, evaluates and reports clauses iterates over `CLAUSES`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Values = Literal["links", "ranks", "ranks-of-link", "policies", "permutations", 
 @checked
 @dataclass(frozen=True, slots=True)
 class SwitchPolicy:
-    """Preference for the number of a switch's connections that a routing uses: a term of its objective.
+    """Preference on how many of a switch's connections a routing uses, a term of the routing objective.
 
     - `policy`: ``"min-connections"``, ``"max-connections"`` or ``"free"``.
     - `links`: Links of the switch.
@@ -349,7 +349,7 @@ class Clauses:
         return Clauses(**{each.field: getattr(self, each.field) for each in self.said(*scopes)})
 
     def same(self, other: Clauses, *scopes: Scope) -> bool:
-        """True if both have the same values in the given scopes."""
+        """True if all clauses of the given scopes have the same values in `other`."""
         return self.values(*scopes) == other.values(*scopes)
 
     def values(self, *scopes: Scope) -> dict[str, Any]:
@@ -369,7 +369,7 @@ class Clauses:
                 yield each.field, "rank" if each.shape == "ranks" else "link", value
 
     def to_dict(self) -> dict[str, Any]:
-        """Clauses as plain values; newer clauses only if they are set."""
+        """Clauses as plain values; those with `Clause.is_new` only if they are set."""
         told = {each.field for each in self.said()}
         content = {
             each.field: each.plain(getattr(self, each.field))

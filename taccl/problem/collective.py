@@ -124,9 +124,9 @@ class Collective:
             raise CollectiveError(said, where=self.name)
 
     def _check_roots(self) -> None:
-        """Make the only contributor the root of each sum that has a single contribution.
+        """Make the only contributor the root of each sum with a single contribution (see `Chunk.root`).
 
-        Raises `CollectiveError` if another sum has no root.
+        Raises `CollectiveError` if a sum of several contributions has no root.
         """
         if self.update_us_per_mb is None and any(map(_is_whole, self.chunks)):
             chunks = tuple(replace(c, root=c.origins[0]) if _is_whole(c) else c for c in self.chunks)
@@ -241,7 +241,7 @@ class Collective:
         return self.most_at_a_rank(np.ones(self.num_chunks, np.int64))
 
     def most_at_a_rank(self, weights: NDArray[Any]) -> int:
-        """Max total weight of the chunks that a rank holds at the start, or at the end, over all ranks."""
+        """Max over ranks of the total weight of the chunks that start, or that must end, at the rank."""
         most = 0
         for ends in (self.origin_sets, self.destination_sets):
             of_set = np.zeros(len(ends.sets), weights.dtype)
@@ -272,7 +272,7 @@ class Collective:
         return factors.pop() if len(factors) == 1 else 1.0
 
     def num_contributed(self, chunks: range | None = None) -> tuple[int, ...]:
-        """Number of chunks, of all or of a range, that start at each rank."""
+        """Number of chunks that start at each rank, among all chunks or a range of them."""
         some = self.chunks if chunks is None else self.chunks[chunks.start : chunks.stop]
         counts = Counter(chain.from_iterable(chunk.origins for chunk in some))
         return tuple(counts[rank] for rank in range(self.num_ranks))
@@ -293,7 +293,8 @@ class Collective:
         """
         if parts == 1:
             return self.with_chunks_open(False)
-        # Chunk c becomes c * parts + 0, 1, ..., so that parts are adjacent; each derives from its own source.
+        # Chunk c becomes c * parts + 0, 1, ..., so that parts are adjacent.
+        # Part p of a derived chunk derives from part p of the source.
         derivations = tuple(
             Derivation(d.source * parts + p, d.rank, d.chunk * parts + p)
             for d in self.derivations
@@ -323,7 +324,8 @@ class Collective:
         Raises
         ------
         CollectiveError
-            If a rank is named twice or does not exist, or the number of members is not the collective's.
+            If a rank is named twice or does not exist, or the number of members is not the collective's
+            number of ranks.
         """
         where = f"{self.name}: ranks of the group"
         members = tuple(ranks)
@@ -349,7 +351,7 @@ class Collective:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Collective as plain values; groups and an open number of chunks only if there are any."""
+        """Collective as plain values; `groups`, `update_us_per_mb` and `chunks_open` only if they are set."""
         chunks = [[list(c.origins), list(c.destinations), c.root] for c in self.chunks]
         return self.outline() | {"chunks": chunks}
 

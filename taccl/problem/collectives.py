@@ -1,4 +1,4 @@
-"""All collectives by name, and the arguments that some of them have.
+"""Functions that make collectives, and `make`, which selects one of them by name.
 
 A collective made without `chunks_per_rank` leaves the number of chunks open: it has one chunk per rank, and
 `taccl.synthesize` chooses the number for a problem with a size.
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class CollectiveArguments(TypedDict, total=False):
-    """Keyword arguments of collectives by name, passed on from the command line to `make`.
+    """Keyword arguments of `make` that only some collectives have, such as a root.
 
     A function with ``**arguments: Unpack[CollectiveArguments]`` accepts each of them as a keyword. Arguments
     that are left out or None count as not given.
@@ -282,7 +282,7 @@ def _arguments_taken(function: Callable[..., Collective]) -> dict[str, bool]:
 
 
 def argument_names(name: str) -> tuple[str, ...]:
-    """Names of the arguments of a collective, by name; empty if `make` does not know it."""
+    """Names of the `CollectiveArguments` of a named collective; empty if `make` does not know the name."""
     return tuple(_arguments_taken(COLLECTIVES[name])) if name in COLLECTIVES else ()
 
 
@@ -291,9 +291,10 @@ ROOTED = tuple(name for name in COLLECTIVES if "root" in argument_names(name))
 
 
 def arguments_of(collective: Collective) -> CollectiveArguments:
-    """Arguments of `make` for a collective of the same name, derived from the chunks of `collective`.
+    """Arguments with which `make` returns the given collective again, derived from its name and chunks.
 
-    `roots` is not supported. If the chunks do not follow from the name, the arguments are meaningless.
+    `roots` is not supported. The arguments are meaningless if `make` did not make the collective, and it only
+    has the name of one that `make` knows.
     """
     names, found = argument_names(collective.name), CollectiveArguments()
     if "root" in names:

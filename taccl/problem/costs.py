@@ -69,7 +69,7 @@ class HoldColumns:
     _first: NDArray[np.int64]
 
     def of_sends(self, link: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(index of the send, index of the hold), as arrays, for all holds of sends over the given links."""
+        """Two arrays, index of the send and index of the hold, for all holds of sends over given links."""
         each = self._first[link + 1] - self._first[link]
         send = np.repeat(np.arange(len(link)), each)
         place = np.arange(len(send)) - np.repeat(np.cumsum(each) - each, each)
@@ -94,7 +94,7 @@ def hold_columns(topology: Topology) -> HoldColumns:
 
 @cached
 def link_ends(topology: Topology) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(source, destination) of every link, the first if there are several; cached with the topology."""
+    """Arrays with the first source and the first destination of every link; cached with the topology."""
     if (other := topology.cache.get(REVERSED_FROM)) is not None:
         src, dst = link_ends(other)
         return dst, src
@@ -121,10 +121,10 @@ def read_columns(topology: Topology) -> None:
 
 @cached
 def cost_columns(topology: Topology) -> list[tuple[list[Fraction], NDArray[np.int64]]]:
-    """Distinct cost values of a topology's links and holds, and the index of each element's value.
+    """Distinct alphas and betas of a topology's links and holds, and the index of the value of each.
 
-    There are four pairs (distinct values, index of each element's value): alpha and beta of links, then alpha
-    and beta of holds.
+    There are four pairs (distinct values, index of the value of each link or hold): alpha and beta of links,
+    then alpha and beta of holds.
     """
     if (other := topology.cache.get(REVERSED_FROM)) is not None:
         return cost_columns(other)

@@ -49,7 +49,7 @@ def custom(
     Raises
     ------
     CollectiveError
-        If a chunk is missing from either, or names an unknown rank.
+        If a chunk is missing from either condition, or names an unknown rank.
     """
     all_ranks(name, num_ranks, len(precondition))
     _check_chunks(precondition, postcondition, name)
@@ -94,7 +94,8 @@ def exchange(
     Parameters
     ----------
     workers, servers : int or sequence of int
-        Ranks, or numbers of ranks: then workers are ranks from 0 on, and servers the ranks after them.
+        Ranks, or numbers of ranks. A number of workers stands for the ranks from 0 on. A number of servers
+        stands for the ranks after these workers, or from 0 on if `workers` is a sequence.
     num_ranks : int, optional
         Number of ranks of the topology; default: one more than the largest rank.
     chunks_per_server : int, optional
@@ -139,16 +140,17 @@ def exchange(
 def together(collectives: Sequence[Collective]) -> Collective:
     """Combine collectives of several process groups into one, so that their schedules do not collide.
 
-    Chunks are numbered consecutively, those of the first collective first. `Collective.groups` and
-    `Collective.group_of_chunk` give the group of each. A rank may be in several groups. If some collective
-    combines, chunks of copying collectives become sums with one contribution. The number of chunks is open if
-    all collectives leave it open.
+    Chunks are numbered consecutively, those of the first collective first. `Collective.group_of_chunk` gives
+    each chunk's group in `Collective.groups`. A rank may be in several groups. If some collective combines,
+    chunks of copying collectives become sums with one contribution. The number of chunks is open if all
+    collectives leave it open.
 
     Raises
     ------
     CollectiveError
-        If there are none, they differ in the number of ranks of their topology, or some combine and others
-        have chunks that derive from one another, or that start at several ranks.
+        If there are no collectives, or they differ in the number of ranks of their topology, or in the update
+        of their servers. Also if some combine, and others have chunks that derive from one another or that
+        start at several ranks.
     """
     if not collectives:
         raise CollectiveError("found no collectives; give at least one", where="together")
@@ -192,7 +194,7 @@ def together(collectives: Sequence[Collective]) -> Collective:
 
 
 def all_ranks(name: str, num_ranks: int, num_chunks: int) -> tuple[int, ...]:
-    """All ranks; raises `CollectiveError` if the collective has too many chunks."""
+    """All ranks of a collective; raises `CollectiveError` if it would have too many chunks."""
     if num_chunks > _MOST_CHUNKS:
         raise CollectiveError(
             f"found chunks of {num_ranks} ranks, {num_chunks} in all; expected at most {_MOST_CHUNKS}: give "

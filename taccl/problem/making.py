@@ -48,10 +48,12 @@ def make_problem(
         The larger of one rank's input and output buffer. A size that does not divide into chunks is padded;
         a note in the problem says so. Exactly one of the two sizes must be given.
     chunks_per_rank : int, optional
-        Number of chunks of each rank's own data. For a `Collective` only if it leaves the number open.
+        Number of chunks of each rank's own data. With a `Collective`, only allowed if it leaves the number
+        open.
     clauses : Clauses, optional
-        Default: any link may carry any chunk; sends between nodes merge up to 6 chunks. For small sums, any
-        number of chunks may merge, on all links whose alpha exceeds the time for the bytes of all data.
+        Default: any link may carry any chunk; sends between nodes merge up to 6 chunks. For small sums, sends
+        also merge on links whose alpha exceeds beta times the size of all data, and merge any number of
+        chunks.
     notes : sequence of str
         Notes that the problem and its results show.
     **arguments : CollectiveArguments
@@ -106,7 +108,7 @@ def _as_given(collective: Collective, chunks_per_rank: int | None, **given: Any)
 
 
 def _default_merging(topology: Topology, collective: Collective, num_bytes: int) -> Clauses:
-    """Default clauses: sends between nodes merge; for small sums, also those on links with a large alpha."""
+    """Default clauses: sends between nodes merge; for small sums, also sends on links with a large alpha."""
     merging = frozenset(topology.internode_links)
     if not collective.sums_up:
         return Clauses(max_merge=6, merging=merging)

@@ -207,7 +207,7 @@ class Problem:
         return bool(self.open_links(chunk, reducing=reducing)[link])
 
     def open_links(self, chunk: int, *, reducing: bool = False) -> NDArray[np.bool_]:
-        """(num_links,) True for links that `may_carry` a chunk; chunks with equal clauses share the array."""
+        """(num_links,) True for links that `may_carry` a chunk; chunks that clauses treat alike share it."""
         return self._open_links.of(chunk, reducing=reducing)
 
     @cached_property
@@ -222,7 +222,7 @@ class Problem:
         del outline["clauses"]["where"]
         collective = outline.pop("collective")
         before = {name: outline.pop(name) for name in ("chunk_bytes", "clauses")}
-        # Hash the JSON text in parts, chunks in their place, since the whole text may have gigabytes.
+        # Hash the JSON text piece by piece, since the whole text may have gigabytes.
         state = hashlib.sha256(f'{_compact(before)[:-1]},"collective":{{"chunks":['.encode())
         for number, some in enumerate(_written(self.collective.chunks)):
             state.update((("," if number else "") + some).encode())
@@ -321,7 +321,7 @@ __getattr__ = former_names(
 
 
 def _written(chunks: Sequence[Chunk]) -> Iterator[str]:
-    """Yield JSON of some chunks at a time, without the outer brackets."""
+    """Yield the chunks as JSON, `_WRITTEN_AT_ONCE` of them at a time, without the outer brackets."""
     shared: dict[int, str] = {}  # many chunks may share one tuple of ranks
 
     def written(ranks: tuple[int, ...]) -> str:

@@ -1,4 +1,4 @@
-"""Static checks of a program: faults of steps and queues, sources of messages, and the capacity of a queue.
+"""Static checks of a program: faults of steps and queues, sends matched with receives, chunks per message.
 
 The kernels of MSCCL cut a step of several chunks into messages of at most one buffer slot each. A queue holds
 a fixed number of messages (`PROTOCOLS`), however small they are. So a step of several small chunks is one
@@ -74,7 +74,7 @@ def match(program: Program) -> tuple[Parcel, ...]:
 
 
 def parcels_of(program: Program) -> Iterator[Parcel]:
-    """Yield each send of any program with its receive, by queue; sends without a receive are left out."""
+    """Yield each send of a program, faulty or not, with its receive; omit sends without a receive."""
     sent, received = traffic(program)
     for queue in sorted(sent):
         for (send, step), (receive, _) in zip(sent[queue], received[queue], strict=False):

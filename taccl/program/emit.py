@@ -1,4 +1,4 @@
-"""Assemble a rank's threadblocks from drafts of steps: positions, and dependencies that are not implied.
+"""Assemble a rank's threadblocks from drafts of steps: fuse steps, and omit dependencies implied by others.
 
 A receive and the send right after it in the same threadblock are fused into one step on two conditions. The
 send is the first step to use the data received, and it waits for nothing else. Then no step waits longer than
@@ -86,7 +86,7 @@ def assemble(drafts: Sequence[Draft], *, relays: bool = False) -> tuple[Threadbl
         position[draft] = (draft.key, len(blocks[draft.key]))
         blocks[draft.key].append(draft)
     waits: dict[Draft, list[tuple[Key, int]]] = {}
-    passed: dict[tuple[Key, int], dict[Key, int]] = {}  # last steps known to be done after each step
+    passed: dict[tuple[Key, int], dict[Key, int]] = {}  # {step: {threadblock: its last step done by then}}
     for draft in ordered:
         key, index = position[draft]
         known = dict(passed[key, index - 1]) if index else {}
@@ -205,7 +205,7 @@ def _fits(
 def _as_one(first: Draft, others: set[Draft]) -> Draft:
     """Fuse a receive and its send into one step; a sum in scratch that no other step reads is not stored.
 
-    - `others`: Other users of the receive's data.
+    - `others`: Other steps that use the receive's data.
     """
     kept = first.dst is None or first.dst.buffer != "scratch"
     kept = kept or any(first.dst == (each.dst if each.operation == "reduce" else each.src) for each in others)

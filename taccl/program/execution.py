@@ -90,7 +90,7 @@ class SlotContents:
                 self[Slot("input", index)] = content_at_start(program.collective, rank, chunk)
 
     def place(self, slot: Slot) -> Slot:
-        """Unique name of a slot's memory, the same for slots that share it in place."""
+        """Identity of a slot's memory; in place, an input and an output slot may have the same one."""
         return self._layout.place(slot, in_place=self._in_place)
 
     def __getitem__(self, slot: Slot) -> Content:
@@ -259,8 +259,8 @@ class ExecutionState:
 class Event(NamedTuple):
     """Event of a program's run: the places in memory that one thread reads and writes.
 
-    - `by`: Step or operation to which the event belongs; consecutive events of the same one are one access.
-    - `after`: Numbers of its direct predecessors: the previous event of its thread, and those it waited for.
+    - `by`: Step or operation to which the event belongs; consecutive events with equal `by` are one access.
+    - `after`: Indices of its direct predecessors: the previous event of its thread, and those it waited for.
     - `reads`, `writes`: Places that it accesses.
     """
 

@@ -171,7 +171,7 @@ def _run_at_all_sizes(
     The best run is the one with the fewest chunks per message that reaches the end. If all hang, it is the
     one with the most chunks per message. Sizes are in bytes.
     """
-    # A message has chunks of one step only, so a capacity above the largest step makes no difference.
+    # A message has chunks of one step only, so a limit above the chunks of the largest step has no effect.
     most = min(max((step.count for _, step in program.steps()), default=1), MAX_CHUNKS)
     least_bytes, most_bytes = program.sizes_bytes or (0, NO_LIMIT)
     low, high = min(fewest_chunks(program, most_bytes), most), most
@@ -221,10 +221,10 @@ def _check_contents(
 
 
 def _describe(found: Content, expected: Content) -> str:
-    """Describe the content of a slot, next to the expected content.
+    """Describe how the content of a slot differs from the expected content.
 
-    The text names missing and extra contributions if some contribution is right, and otherwise all that were
-    found.
+    The text names missing and extra contributions if some contribution is right, and otherwise all
+    contributions found.
     """
     there, wanted = found.parts(), expected.parts()
 

@@ -6,7 +6,7 @@ of its own chunks there. (For allgather and gather the input is inside the outpu
 scatter the output is inside the input.) If there is no such position, both buffers begin together.
 
 If chunks derive from one another (scan), a rank's input holds its contributions to the chunks that it makes,
-and its output these chunks.
+and its output holds these chunks.
 
 A *value* is the content of a chunk at a rank from one arrival to the next. It needs its slot from the end of
 the send that delivers it to the end of the last send that reads it. If it is the rank's output, it needs the
@@ -64,7 +64,7 @@ class RankLayout:
 def layout(collective: Collective) -> tuple[RankLayout, ...]:
     """Layout of each rank's input and output for a collective: the chunk of each slot.
 
-    A chunk from which a rank derives another one is not among its outputs.
+    A chunk from which a rank derives another one is not among the rank's outputs.
     """
     inputs: list[list[int]] = [[] for _ in range(collective.num_ranks)]
     outputs: list[list[int]] = [[] for _ in range(collective.num_ranks)]

@@ -249,7 +249,7 @@ class _Placing:
                         self.allocators[message.dst].output_from[value.chunk] = value.born
 
     def _place_inputs(self) -> None:
-        """Place inputs where the user put them; copy those that are outputs in other slots at the start."""
+        """Place inputs where the user put them; at the start, copy those that must end in another slot."""
         for rank, (where, values) in enumerate(zip(self.layouts, self.inputs, strict=True)):
             allocator = self.allocators[rank]
             for i, chunk in enumerate(where.inputs):
@@ -388,7 +388,7 @@ def _is_one_run(moves: Sequence[_PlacedPart]) -> bool:
 
 
 def _runs(moves: Sequence[_PlacedPart], max_count: int) -> Iterator[list[_PlacedPart]]:
-    """Yield runs of moves that are contiguous in all slots, of at most `max_count` each."""
+    """Yield runs of at most `max_count` moves that are contiguous in all slots."""
     stretches: list[list[_PlacedPart]] = []
     for move in moves:
         if stretches and _is_one_run([stretches[-1][-1], move]):

@@ -60,7 +60,7 @@ def messages_of(schedule: Schedule) -> list[Message]:
     """Messages between ranks, in order of end; a multicast becomes one message per destination.
 
     A send that a switch reduces becomes one message per source, added up at the destination. If the
-    collective does not sum, one source is enough.
+    collective does not sum, only the first source sends.
     """
     links, collective = schedule.problem.topology.links, schedule.problem.collective
     lanes: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -155,7 +155,7 @@ def follow(
 
 @dataclass(eq=False, slots=True)
 class _Piece:
-    """Partial sum of a chunk at a rank: the contributions that arrived there and were added in one value."""
+    """Partial sum of a chunk at a rank: the value, and the ids of the arrivals that were added into it."""
 
     arrivals: set[int]
     value: Value
@@ -197,8 +197,8 @@ def follow_named(
 ) -> NamedSums:
     """Set the values that messages read and make, for a schedule whose sends name their contributions.
 
-    An arrival is added to a value at once if every later reader of either reads both. Parts that are never
-    read are not sent.
+    An arrival is added to an existing value at once if every later reader reads both or neither. Parts that
+    are never read are not sent.
     """
     plan = _SumPlan(messages, collective, layouts)
     for message in messages:
@@ -327,7 +327,7 @@ def _taken(
 ) -> Value:
     """Value that the sender reads for a part of a message: an existing value, or the sum of several.
 
-    The sum replaces its summands if all later readers read all of them.
+    The sum replaces its summands if every later reader reads either all of them or none.
     """
     read = [piece for piece in here if piece.arrivals <= reader.arrivals]
     if len(read) == 1:

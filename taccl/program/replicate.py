@@ -61,7 +61,8 @@ def _length(threadblock: Threadblock) -> int:
 def replicate(program: Program, instances: Count) -> Program:
     """The program with every chunk cut into parts, each moved by its own threadblocks over its own channels.
 
-    Parts of a chunk are contiguous, so a step of several chunks becomes that many steps of one part.
+    The parts of a chunk are contiguous, so equal parts of neighbouring chunks are not. A step of n chunks
+    therefore becomes n steps of one part in each instance.
     """
     if instances == 1:
         return program

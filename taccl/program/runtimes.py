@@ -38,7 +38,7 @@ class Excess(NamedTuple):
 
 
 def excesses(program: Program, runtime: Runtime) -> Iterator[Excess]:
-    """Yield each limit of a runtime's files that a program exceeds, with advice to lower it differently."""
+    """Yield each limit of a runtime's files that a program exceeds, with advice for another lowering."""
     for where, found, most, what, remedy in _measured(program, runtime):
         if found > most:
             names = ("rank", "threadblock", "step")

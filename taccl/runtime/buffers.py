@@ -22,8 +22,8 @@ _LARGEST = 2**30
 class Data:
     """Test data: the contribution of every rank to every chunk, generated from a seed.
 
-    Integers are so small that no sum over all ranks overflows. Floats are in [-1, 1). In fixed point their
-    scale is the largest power of two for which no sum overflows.
+    Integers are so small that no sum over all ranks overflows. Floats are in [-1, 1). In fixed point, the
+    scale of numbers is the largest power of two for which no sum overflows.
     """
 
     def __init__(self, job: RunJob) -> None:
@@ -75,7 +75,7 @@ class Data:
 
         A sum of n numbers of at most 1 is off by at most (n - 1) u n; u = eps / 2 is the unit roundoff.
         Source: Higham, Accuracy and Stability of Numerical Algorithms, section 4.2. In fixed point each of n
-        numbers is off by half a unit.
+        numbers is off by at most half a unit.
         """
         if self.is_fixed:
             return self.collective.num_ranks / 2

@@ -1,4 +1,4 @@
-"""Availability of MPI: its packages, their launcher, and the launcher of this process."""
+"""Find MPI's packages and ``mpiexec``, and the launcher that started this process."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class RunJob:
 
     @property
     def size_bytes(self) -> int:
-        """The larger of one rank's input and output buffer."""
+        """Bytes of the larger of one rank's input and output buffer."""
         return self.chunk_bytes * self.program.size_chunks
 
     def to_dict(self) -> dict[str, Any]:

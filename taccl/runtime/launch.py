@@ -20,7 +20,7 @@ from taccl.runtime.worker import GRACE_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-#: Max seconds for ranks to start, which no time limit includes; many ranks on few cores take seconds.
+#: Max seconds for ranks to start, before the caller's time limit; many ranks on few cores take seconds.
 _START_S = 120.0
 _TERMINATE_S = 1.0
 _KILL_S = 5.0
@@ -43,7 +43,7 @@ def launched(
 ) -> dict[str, Any]:
     """Run a module as ranks on this machine, with a request in a file; return the report of rank 0.
 
-    - `timeout_s`: Seconds for which rank 0 may be silent.
+    - `timeout_s`: Seconds for which rank 0 may be silent, besides a grace period.
     - `launcher`: Command that starts the ranks; by default ``mpiexec -n`` of this environment.
     - `environment`: Environment variables of the ranks, in addition to those of this process.
     """
@@ -85,7 +85,7 @@ def _start(
                 stdout=said,
                 stderr=complained,
                 start_new_session=True,  # this process alone handles Ctrl-C
-                restore_signals=False,  # SIGPIPE stays ignored: it ends mpiexec if an MPICH proxy ended first
+                restore_signals=False,  # SIGPIPE stays ignored: else it ends mpiexec once an MPICH proxy ends
                 env={**few_threads, **os.environ, **environment, "PYTHONPATH": path, MARK: str(folder)},
             )
     except OSError as error:

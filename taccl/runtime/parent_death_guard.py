@@ -44,7 +44,7 @@ def guarded(folder: Path) -> Iterator[None]:
 def _guard(folder: Path, others: set[str]) -> None:
     """Wait for the pipe to close; then kill marked processes, and remove the folder and unused segments.
 
-    - `others`: Segments that existed before.
+    - `others`: Segments of shared memory that existed before the job, and are kept.
     """
     quiet_s = 0.0 if sys.stdin.buffer.read() else _QUIET_S
     until = time.monotonic() + quiet_s

@@ -63,7 +63,8 @@ def execute_on_rank(
         report = broadcast(mine, rank.run())
         mine.Free()
     except BaseException:
-        # A rank that fails alone would leave the others waiting, and MPICH leaves its shared memory behind.
+        # If one rank ended alone, the others would wait forever, so end all of them.
+        # MPICH does not remove its shared memory.
         remove_segments(segments_of(os.getpid()))
         traceback.print_exc()
         communicator.Abort(1)
@@ -101,7 +102,7 @@ class _JobRank:
         if job.program.collective is not None:
             data = Data(job)
             self.tolerance, self.scale = data.tolerance, data.scale
-            # MPI has no collective for fixed point, so its sums are compared with sums of the real numbers.
+            # MPI has no collective for fixed point: compare such sums with sums of the real numbers.
             self.counterpart = None if data.is_fixed else counterpart(job.program.collective)
             other = REAL_SUMS if data.is_fixed else COMPUTED
             self.compared_with = self.counterpart.name if self.counterpart else other
@@ -258,7 +259,7 @@ def agreed(communicator: Any, make: Callable[[], Any]) -> Any:
     if communicator.rank == 0:
         try:
             message = {"values": make()}
-        except BaseException as error:  # sent to the others, which would wait forever
+        except BaseException as error:  # sent to the other ranks, which would else wait forever
             raised = error
             message = {"error": type(error).__name__, "message": str(error)}
     message = broadcast(communicator, message)

@@ -16,7 +16,7 @@ _GRACE_S = 2.0
 
 
 def main(words: list[str]) -> int:
-    """Start the ranks; returns 0 if none failed."""
+    """Start ranks, ``words[0]`` of them, each by the command ``words[1:]``; return 0 if none failed."""
     num_ranks, command = int(words[0]), words[1:]
     shared = {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
     ranks = [

@@ -38,7 +38,7 @@ class Counterpart:
 
 
 def counterpart(collective: Collective) -> Counterpart | None:
-    """MPI's own collective for this one; None if MPI has none with the same chunks."""
+    """MPI's own version of a collective; None if MPI has none with the same chunks."""
     if collective.name not in _COUNTERPARTS:
         return None
     arguments = arguments_of(collective)
@@ -79,7 +79,7 @@ def find_wrong(
 
 
 def _differs(found: NDArray[Any], expected: NDArray[Any], tolerance: float) -> NDArray[np.bool_]:
-    """True where two arrays differ by more than the tolerance; without one, in any bit."""
+    """True where two arrays differ by more than the tolerance; with tolerance 0, where any bit differs."""
     if tolerance:
         return np.asarray(~(np.abs(found - expected) <= tolerance))  # NaN counts as different
     bits = np.dtype(f"u{found.dtype.itemsize}")

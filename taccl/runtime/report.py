@@ -245,5 +245,5 @@ class Execution:
 
 
 def was_moving(idle_s: float, timeout_s: float) -> bool:
-    """True if steps still ended shortly before the timeout, so that waiting steps prove nothing."""
+    """True if steps still ended shortly before the timeout, so that waiting steps prove no deadlock."""
     return idle_s < min(1.0, timeout_s / 4)

@@ -1,9 +1,9 @@
-"""Execute scheduled steps with MPI ranks, which compute with numpy and send chunks in order of time.
+"""Execute a `Step` (workload and schedule) with MPI ranks, which compute with numpy and exchange chunks.
 
     python -m taccl.runtime.step FILE
 
-runs one rank, under mpiexec. Rank 0 compares all outputs with those of the reference program, and reports the
-largest difference.
+runs one rank, under mpiexec. Each rank compares its outputs with those of the reference program, and rank 0
+reports the largest difference.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def execute_step(
     step : Step
         A verified step.
     reference : Workload, optional
-        The untransformed program, with the same inputs; by default the step's own.
+        The untransformed workload, with the same inputs; by default the step's own workload.
     seed : int
         Seed of the inputs.
     timeout_s : float
@@ -59,7 +59,8 @@ def execute_step(
     Returns
     -------
     float
-        Largest difference over all outputs and ranks, relative to the largest value of an output.
+        Largest difference over all outputs and ranks, relative to the largest value of the output at the
+        rank.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Collectives of PyTorch by taccl's names: their tensors, the stock call, and schedules as modules."""
+"""Collectives of PyTorch by taccl's names: their tensors, PyTorch's own calls, and modules of schedules."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def import_torch() -> Any:
 
 
 def require_torch() -> None:
-    """Raise `ExecutionError` if PyTorch is not installed, without loading it, which takes 2 s."""
+    """Raise `ExecutionError` if PyTorch is not installed; do not load it, as that takes 2 s."""
     if importlib.util.find_spec("torch") is None:
         raise ExecutionError(f"this needs PyTorch, which is not installed; {INSTALL}")
 
@@ -49,7 +49,7 @@ def require_torch() -> None:
 def gather_texts(text: str, group: Any = None) -> list[str]:
     """Gather a text from each rank of a group, cut to 255 bytes.
 
-    It is sent as a tensor: `all_gather_object` would unpickle what other ranks send.
+    Texts are sent as tensors, because `all_gather_object` would unpickle data from other ranks.
     """
     torch = import_torch()
     dist = torch.distributed
@@ -123,7 +123,7 @@ def size_of(collective: str, tensors: tuple[Any, ...], num_ranks: int) -> int:
 
 
 def stock_call(collective: str, group: Any = None, root: int = 0) -> Callable[..., Any]:
-    """PyTorch's own collective, called like the schedule's; `root` is a global rank."""
+    """PyTorch's own collective, as a function called like the one of `call_of`; `root` is a global rank."""
     dist = import_torch().distributed
     if not has_root(collective):
         # PyTorch 2.13 renamed two methods; calls under their earlier names give a warning.

@@ -1,4 +1,4 @@
-"""Predictions for PyTorch: a cost for each round and each byte, from logs of ``taccl run --engine torch``."""
+"""Predictions for PyTorch: cost per round and per byte, fitted to logs of ``taccl run --engine torch``."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def _row(cells: Sequence[str], first: str) -> str:
 def fitted_costs(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float | None]:
     """Cost of a round in us, and of a byte, that explain times with the least relative errors.
 
-    Neither is negative. With one row all time counts as that of rounds, and the cost of a byte is None.
+    Neither is negative. With a single row, all time is attributed to rounds, and the cost of a byte is None.
 
     - `rows`: Number of rounds, bytes, and time in us.
     """

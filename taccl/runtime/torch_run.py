@@ -59,8 +59,9 @@ def execute_in_torch(
     - `repetitions`: Timed runs of each size, after one to warm up. All outputs are compared.
     - `timeout_s`: Max seconds for one message.
 
-    Raises `InputError` for another number of ranks than torchrun started. `ExecutionError` without PyTorch,
-    or if a rank ends. `ExportError` if PyTorch has no such collective.
+    Raises `InputError` if another launcher than torchrun started this process, or torchrun another number of
+    ranks. `ExecutionError` without PyTorch, or if a rank fails. `ExportError` if PyTorch has no such
+    collective.
     """
     known_word(dtype, DTYPES, "dtype")
     require_torch()

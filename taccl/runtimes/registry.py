@@ -22,7 +22,7 @@ def _is_runtime(thing: object) -> bool:
     return isinstance(thing, Runtime) and re.fullmatch(r"[a-z][a-z0-9-]*", thing.name) is not None
 
 
-#: Plug-ins of users, and of installed packages by entry points of the group ``taccl.runtimes``.
+#: Runtimes that users register, or installed packages declare as entry points of group ``taccl.runtimes``.
 PLUGINS: Plugins[Runtime] = Plugins(
     "taccl.runtimes", "runtime", _is_runtime, "a Runtime with a name of lower-case letters, digits and dashes"
 )
@@ -58,7 +58,8 @@ def unregister(name: str) -> None:
 def registered(role: str = "name") -> dict[str, Runtime]:
     """{name: runtime} of all known runtimes that have a given field, the library's own first.
 
-    - `role`: Field of `Runtime` that must be given: ``"files"`` for plans, ``"launch"``, ``"run"``.
+    - `role`: Field of `Runtime` that must be set: ``"name"``, ``"files"``, ``"launch"``, ``"run"`` or
+      ``"usual_for"``.
 
     Raises `InputError` for another role.
     """
@@ -81,7 +82,7 @@ def runtime_named(word: str, role: str = "files", *, xml: bool = False, where: s
 
 
 def usual_runtimes(topology: Topology) -> tuple[Runtime, ...]:
-    """Usual runtimes for a machine: RCCL if its name is that of AMD GPUs, else MSCCL; then MSCCL++."""
+    """Runtimes that plans include by default: RCCL on AMD GPUs (by machine name), else MSCCL; and MSCCL++."""
     is_amd = re.search(r"\bmi\d", topology.machine or topology.name, re.IGNORECASE) is not None
     makers = ("amd" if is_amd else "nvidia", "any")
     return tuple(each for each in registered("usual_for").values() if each.usual_for in makers)

@@ -25,7 +25,7 @@ class Launch:
     Parameters
     ----------
     us : float or None
-        Launch in us, in place of the launch of a machine's library; None to keep that.
+        Launch time in us, in place of the launch time of the machine's library; None to keep the latter.
     source : str
         Origin of the figures.
     one_kernel : bool
@@ -85,7 +85,7 @@ class Runtime:
     max_steps : int
         Max steps per threadblock that its parser of MSCCL XML accepts, including steps that only wait.
     max_threadblocks : int
-        Max threadblocks of a rank; of MSCCL++, those that a V100 surely runs concurrently.
+        Max threadblocks of a rank; for MSCCL++, the number that a V100 surely runs concurrently.
     max_channels : int
         Max channels of a program (``MAXCHANNELS``).
     max_files : int, optional
@@ -223,9 +223,9 @@ class ServedSizes:
     in_place : bool
         True for calls with input and output in one buffer.
     unit_bytes : int
-        Divisor of the sizes in bytes.
+        The file serves only sizes that are multiples of this number of bytes.
     num_chunks : int
-        Divisor of the numbers of elements for which runtimes of MSCCL XML use the file.
+        Runtimes of MSCCL XML use the file only for numbers of elements that are multiples of this.
     """
 
     file: str
@@ -275,7 +275,7 @@ class PlanFiles:
         key : str
             Key of the file names in the plan's index.
         ending : str
-            End of their names, such as ``".json"``.
+            End of the file names, such as ``".json"``.
         write : callable
             From a `PlanRange` to the text of its file.
         """

@@ -35,7 +35,8 @@ class Bars:
     - `lane`, `num_lanes`: Lane of the bar within its row, and number of lanes of the row. Bars that overlap
       in time have different lanes.
     - `send`: `group` of the send in the schedule.
-    - `chunk`, `origin`: `SEVERAL` if merged chunks differ. The origin of a sum is its root.
+    - `chunk`, `origin`: Chunk of the send, and rank where it starts (for a sum, its root). `SEVERAL` if those
+      of merged chunks differ.
     - `num_hidden`: Number of bars in rows that are not shown.
     """
 

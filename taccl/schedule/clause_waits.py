@@ -18,8 +18,8 @@ def add_local_first(order: Precedence) -> None:
     """Add waits for local-first priority: local chunks start at least one latency before relayed ones.
 
     In a reduction, local chunks end at least one latency after relayed ones. If the given order has this gap,
-    the waits keep it. With `impose`, they also add it wherever local chunks come first (in a reduction,
-    last).
+    the waits keep it. With `Precedence.impose`, they also enforce the gap wherever local chunks come first
+    (in a reduction, last).
     """
     topology, costs, own_costs = order.own.topology, order.problem.costs, order.own.costs
     lanes: dict[tuple[int, bool], list[int]] = defaultdict(list)

@@ -51,10 +51,10 @@ def _as_costly(half: Problem, problem: Problem) -> Problem:
 
 
 def separate_contributions(problem: Problem) -> Problem:
-    """Return the problem of a summing collective with unreduced contributions as separate chunks.
+    """Turn a summing problem into one that only copies, in which each contribution is a chunk of its own.
 
     Each contribution goes to all destinations of its sum. `summed_at_destinations` converts a schedule of
-    this problem to one of `problem`.
+    the new problem to one of `problem`.
     """
     collective = problem.collective
     alone = [(rank,) for rank in range(collective.num_ranks)]
@@ -76,7 +76,10 @@ def separate_contributions(problem: Problem) -> Problem:
 
 
 def summed_at_destinations(schedule: Schedule, problem: Problem) -> Schedule:
-    """Convert a schedule of ``separate_contributions(problem)`` to `problem`: ranks add up contributions."""
+    """Convert a schedule of ``separate_contributions(problem)`` to a schedule of `problem`.
+
+    Contributions to one chunk that share a send are added up before the send.
+    """
     owner = [(c, rank) for c, chunk in enumerate(problem.collective.chunks) for rank in chunk.origins]
     sums: dict[tuple[int, int, int, int], set[int]] = {}  # (start, group, link, chunk) -> contributions
     for t in schedule:
@@ -96,12 +99,12 @@ def summed_at_destinations(schedule: Schedule, problem: Problem) -> Schedule:
 
     try:
         return timed(list(sums.items()), merged=True)
-    except InputError:  # a relayed contribution may only arrive as part of a sum; then send each separately
+    except InputError:  # a relay may hold a contribution only within a sum; then send each one separately
         return timed([(key, {rank}) for key, ranks in sums.items() for rank in sorted(ranks)], merged=False)
 
 
 def naming_contributions(schedule: Schedule, problem: Problem) -> Schedule:
-    """Schedule of a summing `problem` with the same sends, and with each transfer's contributions named."""
+    """Convert a schedule to a summing `problem`: sends stay the same, and transfers name contributions."""
     links, chunks = problem.topology.links, problem.collective.chunks
     held = {(rank, c): frozenset((rank,)) for c, chunk in enumerate(chunks) for rank in chunk.origins}
     start, end, reduce = (column.tolist() for column in (schedule.start, schedule.end, schedule.reduce))
@@ -141,8 +144,8 @@ def _from_roots(collective: Collective, *, to: str) -> Collective:
 def reverse(schedule: Schedule, problem: Problem) -> Schedule:
     """Reverse a schedule of ``reduction_half(problem)`` in time to a reduction of `problem`, and re-time it.
 
-    The schedule must have at most one arrival per chunk and rank (`prune`). If `problem` is itself such a
-    phase, a reduction becomes a broadcast again.
+    The schedule must have at most one arrival per chunk and rank (`prune`). If `problem` is itself a
+    ``reduction_half``, a reduction becomes a broadcast again.
     """
     return exact_times(
         problem,
@@ -181,7 +184,7 @@ def concatenate(schedules: Sequence[Schedule], problem: Problem, *, producer: st
 
 
 def prune(schedule: Schedule) -> Schedule:
-    """Schedule without transfers on which no destination depends, re-timed.
+    """Remove transfers on which no destination depends, and re-time the schedule.
 
     If a chunk arrives several times at a rank, the first arrival is kept. A schedule with reductions, or with
     chunks that derive from one another, is returned unchanged.

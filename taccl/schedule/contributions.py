@@ -31,12 +31,12 @@ def all_bits(sets: Iterable[Collection[int]]) -> list[int]:
 
 
 def make_up(wanted: int, arrivals: Sequence[Arrival]) -> list[Arrival] | None:
-    """Disjoint arrivals that compose a sum, early ones preferred; None if none are found.
+    """Disjoint arrivals that compose a sum, early ones preferred; None if the search finds no composition.
 
     This is an exact cover problem, searched depth first by the lowest missing rank. The search gives up after
     `_MOST_STEPS` steps.
 
-    - `wanted`: Bit mask of the contributing ranks.
+    - `wanted`: Bit mask of the ranks that contribute to the sum.
     """
     parts, union = [], 0
     for each in arrivals:
@@ -46,7 +46,7 @@ def make_up(wanted: int, arrivals: Sequence[Arrival]) -> list[Arrival] | None:
             union |= each.bits
             parts.append(each)
     else:
-        if union == wanted:  # all arrivals are disjoint, so this is the only composition
+        if union == wanted:  # all arrivals within the sum are disjoint, so this is the only composition
             return parts
     by_lowest: dict[int, list[Arrival]] = defaultdict(list)
     for each in sorted(set(arrivals)):

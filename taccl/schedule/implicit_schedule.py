@@ -1,10 +1,10 @@
 """Implicit schedules: a pattern of sends for one rank's chunks, which all translations of a fabric repeat.
 
-A *place* is an element of a group of translations, to which one rank belongs. The pattern is a short table of
-sends. Each row sends an *item*, a chunk of place 0, from one place to another at some time. Translation g
-maps it to the send of g's chunk between the images of these two places. A pattern of R - 1 rows thus stands
-for the R (R - 1) transfers of an allgather. So schedules of a million ranks fit into memory. Transfers are
-computed on demand: a single one, a slice, those of one rank, or all in blocks.
+A *place* is an element of a group of translations; each place stands for one rank. The pattern is a short
+table of sends. Each row sends an *item*, a chunk of place 0, from one place to another at some time.
+Translation g maps the row to a send of the same item of place g, between the images of the two places. A
+pattern of R - 1 rows thus stands for the R (R - 1) transfers of an allgather. So schedules of a million ranks
+fit into memory. Transfers are computed on demand: a single one, a slice, those of one rank, or all in blocks.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ClassTicks(NamedTuple):
 def ticks_of(classes: tuple[LinkClass, ...], chunk_bytes: int) -> ClassTicks:
     """Costs of each link class in ticks: exact, or rounded up if exact costs need too many ticks.
 
-    The grid is one of those of `taccl.problem.costs.exact_costs`.
+    The number of ticks per microsecond is chosen as in `taccl.problem.costs.exact_costs`.
     """
     scale = Fraction(chunk_bytes, BYTES_PER_MB)
     values = [(each.alpha_us, each.beta_us_per_mb * scale) for each in classes]

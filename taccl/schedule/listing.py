@@ -219,7 +219,7 @@ def released(problem: Problem, schedule: Schedule) -> Schedule:
 
 
 def listed(schedule: Schedule, *, longest_first: bool = False) -> Schedule:
-    """Re-time the same sends by list scheduling, in order of start, or with the longest remaining path first.
+    """Re-time a schedule by list scheduling, with sends in order of start or longest remaining path first.
 
     Raises `ValueError` if the precedence graph has a cycle, as when ranks exchange partial sums.
     """

@@ -218,13 +218,13 @@ class Precedence:
         begin, until = span(self.problem, self.units, np.zeros_like(duration), duration)
         if not len(send):
             return resource, send, begin, until
-        # If a link holds a resource at its start and at its end, the resource is also held in between.
+        # If a send holds a resource both when it starts and when it ends, it also holds it in between.
         order = np.lexsort((send, resource))
         new = np.flatnonzero(np.diff(resource[order], prepend=-1) | np.diff(send[order], prepend=-1))
         resource, send = resource[order][new], send[order][new]
         own_begin, begin = (np.minimum.reduceat(column[order], new) for column in (own_begin, begin))
         own_until, until = (np.maximum.reduceat(column[order], new) for column in (own_until, until))
-        # With tentative times, holds that begin together keep the given order, those without duration first.
+        # With tentative times, holds that begin together are in order of sends, those of zero length first.
         ties = (own_until > own_begin,) if self.impose else (start[send], own_until)
         order = np.lexsort((send, *ties, own_begin, resource))
         return resource[order], send[order], begin[order], until[order]
@@ -271,7 +271,7 @@ class Precedence:
             if rank in self.own.collective.chunks[chunk].origins:
                 here.append(Arrival(-1, 1 << rank, -1))
             here.sort()
-        #: {(rank, chunk, sum): (arrivals that compose the sum, waits for them)}, reused by later sends of it.
+        #: {(rank, chunk, sum): (arrivals that compose the sum, waits for them)}, reused by its later sends.
         known: dict[tuple[int, int, int], tuple[list[Arrival], list[tuple[int, int]]]] = {}
         for transfer, s in enumerate(self.send):
             chunk, bits, begun = self.chunk[transfer], carried[transfer], self.start[s]

@@ -274,8 +274,8 @@ def exact_times(
       `make_schedule`.
     - `starts`, (num_transfers,) array_like of int: Tentative starts in ticks, which give the order on each
       resource. They need not be exact. If they are feasible, no send starts later in the result.
-    - `ends`, (num_transfers,) array_like of int: Tentative ends in ticks, with `starts`: arrivals for the
-      sends that read them. Default: each send's start plus its duration.
+    - `ends`, (num_transfers,) array_like of int: Tentative ends in ticks, allowed with `starts`. A send reads
+      the arrivals that end by its start. Default: each send's start plus its duration.
     - `sequence`, (num_transfers,) array_like of int: Alternative to `starts`: sends use their resources in
       this order, and read earlier arrivals.
 

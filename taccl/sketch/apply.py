@@ -1,6 +1,6 @@
 """Apply a sketch to a topology and a collective: build a problem whose clauses refer to links and ranks.
 
-Local ranks in a sketch stand for the ranks of every node, and connections for every ordered pair of nodes.
+A local rank in a sketch stands for this rank of every node. Connections apply to every ordered pair of nodes.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def apply(
 def in_groups(
     topology: Topology, name: str, along: Sequence[int], *, where: str, **arguments: Any
 ) -> Collective:
-    """Combine the same collective in each group of ranks that differ only in some dimensions.
+    """Combine instances of a collective, one for each group of ranks that differ only in some dimensions.
 
     - `name`: Name of the collective.
     - `along`: Dimensions in which the ranks of a group differ, numbered from 1.
@@ -166,7 +166,7 @@ def _check_machine(sketch: Sketch, topology: Topology) -> None:
 
 
 def _resolve(sketch: Sketch, topology: Topology) -> Clauses:
-    """Convert all clauses of a sketch except the symmetry, which depends on the collective."""
+    """Convert a sketch's clauses to links and ranks, except the symmetry, which depends on the collective."""
     resolver = _Resolver(sketch, topology)
     kept = resolver.links_allowed()
     internode = [e for e in topology.internode_links if e in kept]

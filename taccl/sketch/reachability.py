@@ -52,8 +52,8 @@ def check_reachable(problem: Problem) -> None:
     """Raise an error if a chunk has no path to a destination over links that may carry it.
 
     Every contribution to a sum needs a path to the chunk's root, and the sum needs a path from the root to
-    every destination. A `SketchError` names the clause that forbids it; a `TopologyError` says that there is
-    no path even without the sketch.
+    every destination. A `SketchError` names the clause that forbids the path; a `TopologyError` says that
+    there is no path even without the sketch.
     """
     for demand in () if _joins_everything(problem) else unmet(problem):
         raise _explained(problem, demand)
