@@ -1,8 +1,9 @@
 """Clauses: permissions and constraints of a sketch, in terms of links and ranks.
 
-Each clause is declared once, at its field of `Clauses`. The declaration gives the clause's scope, the form of
-its values, the fields of a sketch that set it, its text in reports, and the chunks that it admits on links.
-All code that writes, renames, relaxes, evaluates and reports clauses iterates over `CLAUSES`.
+Each clause is declared once, at its field of `Clauses`. The declaration gives its scope, the form of its
+values, and the fields of a sketch that set it. It also gives the clause's text in reports, and the chunks
+that it admits on links. All code that writes, renames, relaxes, evaluates and reports clauses iterates over
+`CLAUSES`.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Clause(NamedTuple):
     - `shape`: Form of its values.
     - `said`: Fields of a sketch that set it. With `is_copied`, the value of the only field is copied.
     - `reads`: Function from a value to (label, text) for reports; None if the report has its own text.
-    - `meaning`, `remedy`: For explanations, its meaning (with ``{value}``), and how to remove it.
+    - `meaning`, `remedy`: Texts for `taccl.explain`: its meaning (with ``{value}``), and how to remove it.
     - `violation`: Kind of violation by a schedule that breaks it.
     - `of_transit`, `of_link`: For clauses on chunks, functions that return the keys by which a link admits a
       chunk. `of_transit` gives the key of a transit, None if the clause does not concern it. `of_link` gives

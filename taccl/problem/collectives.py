@@ -275,7 +275,7 @@ COLLECTIVES: dict[str, Callable[..., Collective]] = {
 
 @cache
 def _arguments_taken(function: Callable[..., Collective]) -> dict[str, bool]:
-    """{argument that a collective's function has: True if it is required}."""
+    """{name: True if required} of the `CollectiveArguments` that a collective's function accepts."""
     parameters = inspect.signature(function).parameters
     names = [name for name in CollectiveArguments.__annotations__ if name in parameters]
     return {name: parameters[name].default is inspect.Parameter.empty for name in names}
@@ -293,8 +293,8 @@ ROOTED = tuple(name for name in COLLECTIVES if "root" in argument_names(name))
 def arguments_of(collective: Collective) -> CollectiveArguments:
     """Arguments with which `make` returns the given collective again, derived from its name and chunks.
 
-    `roots` is not supported. The arguments are meaningless if `make` did not make the collective, and it only
-    has the name of one that `make` knows.
+    `roots` is not supported. The arguments are meaningless for a collective that `make` cannot return, such
+    as a custom one under the name of another.
     """
     names, found = argument_names(collective.name), CollectiveArguments()
     if "root" in names:

@@ -138,7 +138,7 @@ def exchange(
 
 @checked_as(CollectiveError)
 def together(collectives: Sequence[Collective]) -> Collective:
-    """Combine collectives of several process groups into one, so that their schedules do not collide.
+    """Combine collectives of several process groups into one, which is scheduled as a whole.
 
     Chunks are numbered consecutively, those of the first collective first. `Collective.group_of_chunk` gives
     each chunk's group in `Collective.groups`. A rank may be in several groups. If some collective combines,

@@ -73,7 +73,7 @@ def make_problem(
         collective = make(collective, topology.num_ranks, chunks_per_rank=chunks_per_rank, **arguments)
     else:
         collective = _as_given(collective, chunks_per_rank, **arguments)
-    # Costs of the upstream cost model hold for chunks of one size only, so the number of chunks is fixed.
+    # Costs of the "upstream" cost model hold for one chunk size only, so the number of chunks is fixed.
     chunks_open = collective.chunks_open and size_bytes is not None and topology.cost_model == "physical"
     if size_bytes is not None:
         count = collective.size_chunks or 1  # 0 for a collective without chunks

@@ -271,7 +271,7 @@ class Event(NamedTuple):
 
 
 def unordered(events: Sequence[Event]) -> Iterator[tuple[Any, Event, Event]]:
-    """Yield (place, event, event) for every two events that race, in order of the run.
+    """Yield (place, earlier event, later event) for events that race, in order of the run.
 
     Every access must be ordered after the last write before it, and every write after the reads since that
     write. If these pairs are ordered, all conflicting pairs are.

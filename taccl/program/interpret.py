@@ -54,7 +54,7 @@ FAULT_KINDS = (
     "deadlock",  # steps that wait for each other, or for a message or room that never comes
     "race",  # two unordered accesses to one slot, one of them a write
     "output",  # an output slot without the content that the collective requires
-    "input",  # a slot of the user's input that the program overwrote out of place
+    "input",  # a slot of the user's input that an out-of-place program overwrote
 )
 
 

@@ -41,7 +41,7 @@ class RankLayout:
     output_offset: int = 0
 
     def canonical(self, slot: Slot, *, in_place: bool) -> Slot:
-        """Canonical slot for a place in memory; in place, the larger buffer's slot if it covers that place.
+        """Canonical slot for the memory of `slot`: in place, the larger buffer's slot there, if it has one.
 
         If both buffers are equally large, it is the slot of the output.
         """

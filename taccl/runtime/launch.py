@@ -20,7 +20,7 @@ from taccl.runtime.worker import GRACE_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-#: Max seconds for ranks to start, before the caller's time limit; many ranks on few cores take seconds.
+#: Max seconds for ranks to start, apart from the caller's time limit; many ranks on few cores take seconds.
 _START_S = 120.0
 _TERMINATE_S = 1.0
 _KILL_S = 5.0

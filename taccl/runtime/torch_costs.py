@@ -27,7 +27,7 @@ _MARK = "# taccl "
 
 @dataclass(frozen=True, slots=True)
 class RoundCosts:
-    """Costs of messages in PyTorch, fitted to logs of the same ranks.
+    """Costs of messages in PyTorch, fitted to logs with one number of ranks and one backend.
 
     - `round_us`: Time of a round without data.
     - `us_per_byte`: Time in us for each byte that the busiest rank of a round moves; None if the logs have
@@ -60,7 +60,7 @@ def report_in(path: str | PathLike[str]) -> TorchReport:
 
 
 def costs_in(logs: Sequence[str | PathLike[str]]) -> RoundCosts:
-    """Fit a cost per round and per byte to the times of schedules in logs of the same ranks."""
+    """Fit a cost per round and per byte to schedules' times in logs with one number of ranks and backend."""
     reports = [report_in(each) for each in logs]
     first = reports[0]
     for path, each in zip(logs, reports, strict=True):
@@ -78,7 +78,7 @@ def costs_in(logs: Sequence[str | PathLike[str]]) -> RoundCosts:
 
 @checked
 def predict_run(schedule: Program | Schedule, size: Bytes, logs: Sequence[str | PathLike[str]]) -> Prediction:
-    """Predict the time of a schedule in PyTorch, from logs of other schedules on the same ranks.
+    """Predict the time of a schedule in PyTorch, from logs of other schedules on as many ranks.
 
     Parameters
     ----------

@@ -174,7 +174,7 @@ def _row(cells: Sequence[str], first: str) -> str:
 
 
 def fitted_costs(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float | None]:
-    """Cost of a round in us, and of a byte, that explain times with the least relative errors.
+    """Fit the costs of a round and of a byte in us, by least squares of the relative errors of times.
 
     Neither is negative. With a single row, all time is attributed to rounds, and the cost of a byte is None.
 

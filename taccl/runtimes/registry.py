@@ -56,7 +56,7 @@ def unregister(name: str) -> None:
 
 @checked
 def registered(role: str = "name") -> dict[str, Runtime]:
-    """{name: runtime} of all known runtimes that have a given field, the library's own first.
+    """{name: runtime} of all known runtimes whose field `role` is set, the library's own first.
 
     - `role`: Field of `Runtime` that must be set: ``"name"``, ``"files"``, ``"launch"``, ``"run"`` or
       ``"usual_for"``.

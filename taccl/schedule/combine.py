@@ -104,7 +104,7 @@ def summed_at_destinations(schedule: Schedule, problem: Problem) -> Schedule:
 
 
 def naming_contributions(schedule: Schedule, problem: Problem) -> Schedule:
-    """Convert a schedule to a summing `problem`: sends stay the same, and transfers name contributions."""
+    """Convert a schedule to one of a summing `problem`: the same sends, with their contributions named."""
     links, chunks = problem.topology.links, problem.collective.chunks
     held = {(rank, c): frozenset((rank,)) for c, chunk in enumerate(chunks) for rank in chunk.origins}
     start, end, reduce = (column.tolist() for column in (schedule.start, schedule.end, schedule.reduce))

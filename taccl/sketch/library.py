@@ -26,7 +26,7 @@ def shipped_sketches() -> tuple[str, ...]:
 @checked
 @reads("sketch", "upstream sketch")
 def load_sketch(name_or_path: str | os.PathLike[str]) -> Sketch:
-    """Load a sketch by shipped name, or from a TOML or JSON file; files of the published TACCL tool, too.
+    """Load a sketch by shipped name, or from a TOML or JSON file, including those of the original TACCL.
 
     Raises `FormatError` if the file cannot be parsed, and `SketchError` if it does not exist or a field is
     wrong.
