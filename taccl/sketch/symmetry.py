@@ -25,7 +25,7 @@ Permutation = tuple[int, ...]
 
 
 def offset_permutation(num_ranks: int, offset: int, group: int) -> Permutation:
-    """Shift of rank r to (r + offset) mod group inside its block of `group` ranks."""
+    """Permutation that shifts each rank cyclically by `offset` inside its block of `group` ranks."""
     if num_ranks % group:
         raise SketchError(
             f"found groups of {group} ranks; expected a group size that divides the {num_ranks} ranks; "
@@ -97,7 +97,7 @@ def link_permutation(topology: Topology, ranks: Permutation) -> Permutation | No
 
 
 def _ends(srcs: Permutation, dsts: Permutation, ranks: Sequence[int]) -> tuple[Permutation, Permutation]:
-    """Sorted images of a link's sources and destinations."""
+    """Images of a link's sources and destinations under the permutation `ranks`, each sorted."""
     return tuple(sorted(ranks[r] for r in srcs)), tuple(sorted(ranks[r] for r in dsts))
 
 
@@ -109,8 +109,8 @@ def _arrow(ends: tuple[Permutation, Permutation]) -> str:
 def resource_permutation(topology: Topology, links: Permutation) -> Permutation | None:
     """Image of every resource when links are permuted; None if resources do not map consistently.
 
-    A resource is identified by the holds on it. Resources without holds, or with equal holds, keep their
-    order.
+    A resource is identified by the links that occupy it and their costs there. Resources for which these are
+    equal, and resources that no link occupies, keep their order.
     """
     looks = _looks(topology)
     return _taken(looks.alike, looks.held_by(np.asarray(links, dtype=np.int64)))
@@ -161,7 +161,7 @@ def chunk_permutation(problem: Problem, ranks: Sequence[int]) -> Permutation | N
 
 
 def _keeps_holders(problem: Problem, ranks: Sequence[int], chunks: Sequence[int]) -> bool:
-    """True if the ranks that may hold a chunk map to those that may hold its image."""
+    """True if `ranks` maps the ranks that may hold each chunk to those that may hold the chunk's image."""
     pairs = {(problem.holders(c), problem.holders(image)) for c, image in enumerate(chunks)}
     return all(frozenset(ranks[r] for r in mine or ()) == theirs for mine, theirs in pairs)
 
@@ -242,7 +242,7 @@ class _Looks:
         self.alike = _indices_by_name(self.held_by(np.arange(len(ends))))
 
     def ends(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(num_links,) key of each link after its ranks are permuted: image of its ends, and its cost."""
+        """(num_links,) number for each link, from its cost and the images of its source and destination."""
         (src, dst), count = link_ends(self._topology), self._topology.num_ranks
         codes: NDArray[np.int64] = (np.array(self.of_link, np.int64) * count + ranks[src]) * count + ranks[
             dst
@@ -250,7 +250,7 @@ class _Looks:
         return codes
 
     def held_by(self, links: NDArray[np.int64]) -> list[bytes]:
-        """Key of each resource after links are permuted: images of its links, and costs of their holds."""
+        """Key of each resource: the images of the links that occupy it, and their costs on it."""
         resource = self._columns.resource
         code = links[self._columns.link] * (self._of_hold.max(initial=0) + 1) + self._of_hold
         order = np.lexsort((code, resource))
@@ -260,7 +260,7 @@ class _Looks:
 
     @cached_property
     def holds(self) -> list[list[tuple[int, int]]]:
-        """(resource, cost) of each hold, link by link."""
+        """(resource, number for the cost) of each resource that a link occupies, for every link."""
         holds: list[list[tuple[int, int]]] = [[] for _ in self._topology.links]
         for hold, code in zip(self._topology.holds, self._of_hold.tolist(), strict=True):
             holds[hold.link].append((hold.resource, code))
@@ -268,7 +268,7 @@ class _Looks:
 
     @cached_property
     def of_resource(self) -> list[tuple[int, ...]]:
-        """Costs of the holds on each resource, sorted."""
+        """Sorted numbers for the costs of the links that occupy each resource."""
         looks: list[list[int]] = [[] for _ in self._topology.resources]
         for hold, code in zip(self._topology.holds, self._of_hold.tolist(), strict=True):
             looks[hold.resource].append(code)
@@ -294,7 +294,7 @@ def share_permutations(topology: Topology, other: Topology) -> None:
 def _match_holds(
     looks: _Looks, link: int, image_link: int, resources: Mapping[int, int], taken: set[int]
 ) -> dict[int, int] | None:
-    """Images of the resources of a link if it maps to `image_link`; None if earlier choices forbid it."""
+    """Map the resources of a link to those of `image_link`; None if costs or earlier choices forbid it."""
     holds, left = looks.holds[link], list(looks.holds[image_link])
     if len(holds) != len(left):
         return None
@@ -336,7 +336,7 @@ def _cost_witness(topology: Topology, ranks: Sequence[int]) -> str | None:
 
 
 def _resource_witness(topology: Topology, ranks: Sequence[int]) -> str:
-    """Text on links that share a resource while their images share no equal resource."""
+    """Text on links that share a resource, while no resource of equal costs is shared by their images."""
     links_of: list[set[tuple[tuple[int, ...], tuple[int, ...]]]] = [set() for _ in topology.resources]
     for hold in topology.holds:
         link = topology.links[hold.link]

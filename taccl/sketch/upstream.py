@@ -189,7 +189,10 @@ def _machine_of(file: UpstreamTopologyFile) -> str:
 
 @dataclass(frozen=True)
 class UpstreamModel:
-    """Published TACCL tool's cost model of a topology file and sketch; costs are for `chunk_bytes` bytes."""
+    """Builder of a topology from the published TACCL tool's files, under that tool's cost model.
+
+    - `chunk_bytes`: Chunk size to which the file's costs refer.
+    """
 
     file: UpstreamTopologyFile
     sketch: Sketch
@@ -268,8 +271,8 @@ class UpstreamModel:
         pairs = []
         for src, dst, parallel, beta, total in self._node_links():
             num_planes = planes[src, dst][1] if (src, dst) in planes else 1
-            # For sketches with switches, the published tool adds alpha and a share of beta for each plane.
-            # For other sketches it uses the file's sum of alpha and beta.
+            # If the sketch has switches, the published tool's cost of a link is alpha plus beta over the
+            # number of planes. Otherwise it is the sum of alpha and beta that the file gives.
             cost = int(self.file.alpha + beta / num_planes) if self.sketch.switch else int(total)
             per_mb = self._per_mb(cost, "node_betas_list" if self.sketch.switch else "node_invbws_list")
             pairs.append((src, dst, parallel * num_planes, per_mb))
@@ -283,7 +286,7 @@ class UpstreamModel:
         check_ranks(ranks, self.file.gpus_per_node, where=where, error=SketchError, of=of)
 
     def _across(self) -> list[Edge]:
-        """Links between nodes: the sketch's connections for each ordered node pair, sharing NICs evenly."""
+        """Links by which the sketch connects each ordered pair of nodes; they share the NICs evenly."""
         file = self.file
         connections = self._connections()
         if file.remote_alpha is None or file.remote_beta is None:

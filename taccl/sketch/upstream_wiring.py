@@ -14,7 +14,10 @@ from taccl.topology.topology import Topology
 
 
 class Edge(NamedTuple):
-    """A link to be built, between local ranks; `plane` is (switch, plane) if it passes a switch."""
+    """A link to be built; `plane` is (switch, plane) if it passes a switch.
+
+    `src` and `dst` are local ranks for a link inside a node, and global ranks for a link between nodes.
+    """
 
     src: int
     dst: int
@@ -93,7 +96,7 @@ def edges_inside(
 def edges_across(
     pairs: Iterable[tuple[int, int]], nodes: int, size: int, alpha_us: Fraction, beta: Fraction
 ) -> list[Edge]:
-    """Links between local ranks, the same for every ordered pair of nodes; `size` is the ranks per node."""
+    """Links between the same local ranks for every ordered pair of nodes; `size` is the ranks per node."""
     return [
         Edge(here * size + sender, there * size + receiver, alpha_us, beta)
         for (here, there), (sender, receiver) in product(permutations(range(nodes), 2), pairs)

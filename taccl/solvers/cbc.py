@@ -27,7 +27,7 @@ from taccl.solvers.model import RELATIVE_GAP, LinearModel
 LIBRARIES = ("highspy", "pulp")
 
 _STOP_GRACE_S = 1.0  # seconds between the interrupt and killing CBC
-_OVERRUN_S = 3.0  # seconds past the time limit after which CBC is interrupted, as it rarely checks it
+_OVERRUN_S = 3.0  # seconds past its time limit, which CBC rarely checks, before CBC is interrupted
 _VERSION = re.compile(r"^Version:\s*(\S+)", re.MULTILINE)
 _NUMBER = r"(-?[\d.]+(?:e[+-]?\d+)?)"
 _SOLUTION = re.compile(rf"^Cbc\d+I (?:Integer s|S)olution (?:of|found of) {_NUMBER}")
@@ -118,7 +118,7 @@ def _start(hint: np.ndarray) -> str:
 
 
 def _run_command(command: list[str], folder: Path, control: Control, *, echo: bool) -> tuple[str, bool]:
-    """Output of CBC, and True if the time limit or a stop request ended it."""
+    """Run CBC; return its output, and True if the time limit or a stop request ended it."""
     null, pipe, same = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
     process = subprocess.Popen(command, cwd=folder, stdin=null, stdout=pipe, stderr=same, text=True)
     interrupted = threading.Event()
@@ -172,7 +172,7 @@ def _follow(process: subprocess.Popen[str], control: Control, *, echo: bool) -> 
 
 
 def _read(folder: Path, log: str, model: LinearModel) -> dict[str, Any]:
-    """Result from CBC's files. The status decides, as CBC writes a point even without a feasible solution."""
+    """Result from CBC's files, by the status that CBC writes, as it may write a point that is infeasible."""
     try:
         with (folder / "solution.txt").open() as file:
             status = file.readline()
@@ -205,7 +205,7 @@ def _read(folder: Path, log: str, model: LinearModel) -> dict[str, Any]:
 def _values(folder: Path, model: LinearModel) -> np.ndarray | None:
     """The variables in CBC's binary solution.
 
-    It holds two int32 counts, the objective, row activities, row duals, then the variables, all float64.
+    The file holds two int32 counts, then as float64 the objective, row activities, row duals and variables.
     """
     with contextlib.suppress(OSError, ValueError):
         data = (folder / "solution.bin").read_bytes()

@@ -1,8 +1,8 @@
 """Code inside a worker process: runs one task after another, and answers over a channel.
 
 Started by `taccl.solvers.process` as ``python -m taccl.solvers.child FAMILY CHANNEL LOG``; the last two are
-file descriptors. Descriptors 1 and 2 are a file of the parent, so that output of libraries stays off the
-terminal. The process ignores Ctrl-C, which its parent handles, and ends when the channel closes.
+file descriptors. Standard output and error lead to a file of the parent, so that output of libraries stays
+off the terminal. The process ignores Ctrl-C, which its parent handles, and ends when the channel closes.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def to_whole_numbers(model: LinearModel) -> WholeModel:
     largest = [max(map(abs, ends)) for ends in reach]
 
     def whole(factors: list[float], variables: Iterable[int], what: str) -> tuple[list[int], int]:
-        """Coefficients of whole variables times a common denominator, and that denominator."""
+        """(coefficients of the scaled variables, times their common denominator; that denominator)."""
         exact_factors = [_fraction(f) / step[v] for f, v in zip(factors, variables, strict=True)]
         scale = math.lcm(*(factor.denominator for factor in exact_factors))
         found = [int(factor * scale) for factor in exact_factors]
@@ -206,7 +206,7 @@ def new_solver(payload: dict[str, Any], control: Control) -> Any:
     solver.parameters.num_workers = payload["threads"]
     # Search strategies take turns by counted work, which makes runs repeatable.
     # Independent threads share solutions depending on timing, so runs may return other schedules.
-    # One thread runs one strategy, and finds less (ortools 9.15).
+    # A single thread would run only one strategy, which finds worse solutions (ortools 9.15).
     solver.parameters.interleave_search = payload.get("in_turns", True)
     solver.parameters.random_seed = payload["seed"] % 2**31
     solver.parameters.max_time_in_seconds = control.time_left_s()

@@ -72,8 +72,8 @@ class LinearModel:
         """Violated constraints of a point, one sentence each; empty if it is feasible.
 
         - `values`: (V,) float64.
-        - `tolerance`: Absolute for bounds and integrality; for rows, relative to the larger of 1 and their
-          bound.
+        - `tolerance`: Absolute for bounds and integrality; for rows, relative to the larger of 1 and the
+          row's bound.
         """
         if values.shape != (self.num_variables,):
             return [f"a point has shape {values.shape}; expected ({self.num_variables},)"]

@@ -123,8 +123,8 @@ class Borders:
         holds, betas = hold_columns(topology), [float(hold.beta_us_per_mb) for hold in topology.holds]
         rates = np.array([10**6 / beta if beta else math.inf for beta in betas])
         alphas = np.array([float(link.alpha_us) for link in topology.links])
-        #: Max bytes per us (`rate`) and min latency in us (`lag`) of data, as four arrays each: out of each
-        #: rank, into each rank, out of each node, into each node.
+        #: Max bytes per us (`rate`) and min latency in us (`lag`), as two arrays each: of data that leave, and
+        #: of data that enter, every rank. Nodes of several ranks follow the ranks.
         self.rate = [np.array([_rate_across(each, holds, rates) for each in border]) for border in borders]
         self.lag = [np.where(border, alphas, math.inf).min(axis=1, initial=math.inf) for border in borders]
 
@@ -139,13 +139,13 @@ class Borders:
 
 
 def _rate_across(crosses: NDArray[np.bool_], holds: HoldColumns, rates: NDArray[np.float64]) -> float:
-    """Upper bound in bytes per us on the joint rate of some links, each limited by one resource.
+    """Upper bound in bytes per us on the joint rate of the links in `crosses`, each limited by one resource.
 
     Links are assigned to resources greedily: a resource that more links use comes first. Infinite without
     links, as no data crosses then.
 
-    - `crosses`, (num_links,): True for the links.
-    - `rates`, (num_holds,): Bytes per us of each hold.
+    - `crosses`, (num_links,): True for the links whose joint rate is bounded.
+    - `rates`, (num_holds,): Bytes per us of a link on a resource, for each row of `holds`.
     """
     rows = np.flatnonzero(crosses[holds.link])
     link, resource, rates = holds.link[rows], holds.resource[rows], rates[rows]

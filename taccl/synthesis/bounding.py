@@ -25,7 +25,7 @@ _MOST_EVERY_SHARE = 0.3
 #: Wall time that the bound over all chunkings may take on a busy machine, however little time is left, as a
 #: multiple of `BudgetParameters.least_every_s`.
 _LATE_TIMES = 1.0
-#: Max (chunk, link) pairs of a problem whose bound needs no time limit (fractions of a second).
+#: Max (chunk, link) pairs of a problem whose bound needs no time limit, as it takes fractions of a second.
 _BRIEF_HOPS = 5_000
 
 
@@ -75,7 +75,7 @@ def no_bound(problem: Problem, *, divisible: bool = False) -> Certificate:
 def look_for_bound(search: Search) -> None:
     """Compute the lower bound of a search's problem in a share of the time, unless it is known already.
 
-    Once time is up, this bound is only computed for small problems; the busier the machine, the smaller.
+    Once time is up, this bound is only computed for small problems. On a busy machine they must be smaller.
     Larger problems use the bound over all chunkings, which is also valid for the problem's own chunks.
     """
     is_late = search.deadline.has_passed and not is_brief(search.problem, busy_factor())

@@ -41,11 +41,11 @@ def check_options(problem: Problem, options: Options) -> None:
 
 
 def feasible(problem: Problem, time_limit_s: float) -> tuple[OtherRoots | None, Schedule | None]:
-    """Check feasibility: (transform to other roots, schedule), both None if sums can be made at their roots.
+    """Check that a schedule exists; return (transform to other roots, schedule), each None if not needed.
 
-    If contributions cannot reach a root, other roots are chosen. If no rank can make a sum, the result is a
-    schedule with unreduced contributions. Raises `InfeasibleError`, with the clauses that clash, if a sketch
-    keeps a chunk from a destination.
+    If contributions cannot reach a root, the transform moves sums to other roots. If no rank can make a sum,
+    the schedule sends unreduced contributions. Otherwise both are None. Raises `InfeasibleError`, with the
+    clauses that clash, if a sketch keeps a chunk from a destination.
     """
     try:
         check_reachable(problem)
@@ -63,7 +63,7 @@ def feasible(problem: Problem, time_limit_s: float) -> tuple[OtherRoots | None, 
 def transformed(
     problem: Problem, options: Options, limit: Deadline
 ) -> tuple[Search, list[Transform[Problem, Schedule]]]:
-    """Remove release dates and in-network reduction from a problem, and set up the search of the rest.
+    """Remove release dates and in-network reduction from a problem, and set up a search on what remains.
 
     Returns the search, and the transforms that were applied, which `synthesize` inverts. With transforms, the
     search keeps the transfers of its schedules in memory, since inverting needs them.

@@ -199,7 +199,7 @@ def check_sketch(
 
 
 class _Check:
-    """Builder of the problem of a sketch on a topology, with some of the sketch's clauses left out.
+    """Builder of the problem that a sketch gives on a topology once chosen clauses are left out.
 
     Clauses that do not fit are left out from the start; `wrong` is {clause: fault}.
     """

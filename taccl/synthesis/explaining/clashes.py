@@ -168,7 +168,7 @@ def longer_paths(barriers: Barriers, change: Change) -> Change:
         for each in limits
         if getattr(loosened.clauses, each.field) < least
     )
-    # Links opened by the change might also shorten paths, so minimality is not proven for both together.
+    # Links opened by the change might also shorten paths, so change and limit together may not be minimal.
     return replace(
         change, edits=(*change.edits, *edits), fewest=change.fewest and not (edits and change.edits)
     )
@@ -182,8 +182,8 @@ def _price(edit: Edit) -> int:
 def _hitting_set(cuts: Sequence[_Cut], *, solver: str, time_limit_s: float) -> list[Edit] | None:
     """Cheapest edits that include one alternative of every cut; None if time ran out.
 
-    MILP: minimise the cost of edits y such that every cut has an alternative z, and z <= y for each of its
-    edits.
+    The MILP minimises the cost of the edits y that are made. Every cut needs an alternative z that is taken,
+    and z <= y for each edit of that alternative.
     """
     model = MilpModel()
     options = sorted({option for cut in cuts for option in cut}, key=sorted)
@@ -202,7 +202,7 @@ def _hitting_set(cuts: Sequence[_Cut], *, solver: str, time_limit_s: float) -> l
 
 
 def own_chunks_wait(problem: Problem, *, solver: str, deadline: float) -> bool:
-    """True if local-first priority makes chunks wait for each other in a cycle: routing is infeasible.
+    """True if no routing exists because local-first priority makes chunks wait for each other in a cycle.
 
     For a sum, both phases are checked: the reduce phase, reversed over reversed links, and the broadcast.
     Raises `SolverUnavailableError` if the solver is not installed or not licensed for the model;

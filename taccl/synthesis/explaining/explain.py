@@ -216,7 +216,7 @@ def _path(problem: Problem, demand: Need, end: int) -> str:
 
 
 def _clash(barriers: Barriers, reason: str, clauses: Iterable[str], change: Change) -> Explanation:
-    kinds: dict[tuple[str, str], set[tuple[int, ...]]] = {}  # one sentence per clause and kind of edit
+    kinds: dict[tuple[str, str], set[tuple[int, ...]]] = {}  # each pair becomes one sentence
     for edit in change.edits:
         kinds.setdefault((edit.clause, edit.verb), set()).update(edit.items)
     return Explanation(
@@ -296,7 +296,7 @@ def _pairs(pairs: Sequence[tuple[int, ...]]) -> str:
 
 
 def _priced(barriers: Barriers, deadline: float) -> Explanation:
-    """Costs of all clauses: the bound with each clause, minus the bound without it."""
+    """Explanation of a feasible problem: its bound, and how far the bound drops without each clause."""
     problem = barriers.problem
     bound = bound_until(problem, deadline)
     costs: list[ClauseCost] = []

@@ -113,7 +113,7 @@ class Barriers:
 
     @cached_property
     def is_local(self) -> bool:
-        """True if the clauses can be written in local ranks: equal in every node, as a sketch's are."""
+        """True if the clauses are equal in every node, so that edits can be given in local ranks."""
         clauses = self.clauses
         if set(clauses.carries_from) != set(clauses.carries_to):
             return False
