@@ -35,9 +35,9 @@ def improve(
 ) -> Result:
     """Improve a schedule: the result has the same chunks and finishes no later.
 
-    Two searches start from the schedule: ruin and recreate, and the exchange of sums. They are repeated with
-    other seeds while that helps. If they do not support the problem, `synthesize` runs with
-    ``start=schedule``.
+    Two searches start from the schedule: ruin and recreate, and an exchange in which two ranks complete a sum
+    by sending each other their partial sums. Both are repeated with other seeds while that helps. If ruin and
+    recreate does not support the problem, `synthesize` runs with ``start=schedule``.
 
     Parameters
     ----------

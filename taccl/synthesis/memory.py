@@ -40,9 +40,9 @@ _NUM_TREES = 8
 _REROUTED_BYTES = 14
 #: Bytes per (rank, chunk) pair if chunks go to some ranks only: best and current trees, and destinations.
 _TREE_BYTES = 12
-#: `_VERIFIED_ROW_BYTES`: bytes of the verifier per row of a block.
-#: `_HELD_ROW_BYTES`: further bytes per row for each resource that a send holds until its end.
-#: `_BLOCK`: number of rows per block.
+#: `_VERIFIED_ROW_BYTES`: bytes of the verifier per send of the block of sends that it checks at a time.
+#: `_HELD_ROW_BYTES`: further bytes per send for each resource that the send holds until its end.
+#: `_BLOCK`: number of sends per block.
 _VERIFIED_ROW_BYTES, _HELD_ROW_BYTES, _BLOCK = 90, 90, 1 << 18
 #: `_PROOF_BYTES`: bytes of the library that computes the lower bound.
 #: `_PROOF_LINK_BYTES`: further bytes per link of its linear program.
@@ -59,9 +59,9 @@ class MemoryNeed:
     """Peak memory in bytes of each phase of a synthesis, in addition to the problem itself."""
 
     num_transfers: int  # estimate
-    proof: int = 0  # of the lower bound's computation; kept until the end
-    search: int = 0  # peak of the search, with the columns made so far
-    verification: int = 0  # peak of the verification, with the columns made so far
+    proof: int = 0  # bytes to compute the lower bound; kept until the end
+    search: int = 0  # peak of the search, including the columns of sends that exist by then
+    verification: int = 0  # peak of the verification, including the columns of sends
     columns: int = 0  # size of the returned schedule's columns
     file: int = 0  # further bytes while the schedule is written to a file
 
@@ -85,7 +85,7 @@ def memory_need(
 ) -> MemoryNeed:
     """Memory that the compiled list scheduler needs for a problem.
 
-    - `num_runs`: Number of runs. With 1, no best schedule is kept beside the current one.
+    - `num_runs`: Number of runs; None for any number. A single run keeps no best schedule beside its own.
     - `spilled`: True if columns are in files.
     - `summary`: True if only figures of the schedule are kept.
     - `to_file`: True if the schedule is written to a file of taccl's own format.
@@ -268,7 +268,7 @@ class _Half:
         pairs, entered = self.num_ranks * self.num_chunks, self.num_sends + self.num_chunks
         kept = 12 * entered if pairs > 3 * entered else 4 * pairs
         most_rows = _BLOCK
-        if num_summed:  # 5 bytes for order and flag; a block has all rows of a chunk
+        if num_summed:  # 5 bytes per send for order and flag; a block has all sends of a chunk
             kept, most_rows = 5 * num_summed, max(_BLOCK, num_summed // self.num_chunks)
         row_bytes = round(_VERIFIED_ROW_BYTES + _HELD_ROW_BYTES * num_held)
         return kept + row_bytes * min(max(num_summed, self.num_sends), most_rows) + 400 * self.num_links

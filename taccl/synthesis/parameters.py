@@ -77,7 +77,7 @@ class PortfolioParameters(_Group):
 
     # Max hops for which routing, ordering and contiguity are solved as one joint job shop from the start.
     joint_hops: int = 600
-    joint_share: float = 0.3  # share of a turn of the portfolio for the joint job shop
+    joint_share: float = 0.3  # share of a round (turn) of the portfolio for the joint job shop
     routing_share: float = 0.25  # share of a turn for routing
     job_shop_share: float = 0.15  # share of a turn for the job shop after routing
     # Improvement of a whole problem by job shop ends after this share of a turn's time without progress.
@@ -94,7 +94,8 @@ class PortfolioParameters(_Group):
     # more than `baseline_arrivals` arrivals.
     balanced_transfers: int = 2_000_000
     registered_share: float = 0.3  # share of the time left for each proposer that a user registered
-    exchanged: int = 4  # number of earliest schedules for which the exchange of sums at roots is tried
+    # Number of best schedules for which ranks try to complete sums by exchanging partial sums.
+    exchanged: int = 4
     apart_hops: int = 10_000  # max hops for which schedules with unreduced contributions are searched, too
     apart_share: float = 0.3  # share of the time for schedules with unreduced contributions
 

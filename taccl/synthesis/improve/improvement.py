@@ -47,7 +47,7 @@ _MOST_MERGED, _MOST_HOLDS, _MOST_RUINED = 16, 4_096, 40
 _PASSES, _EVERY = 1, 16
 #: Max relative increase in a schedule's objective value that the first iteration accepts.
 _THRESHOLD = 0.01
-#: Terms of the objective value that compares schedules of equal finish.
+#: Terms of the objective value that tell schedules of equal finish apart.
 #: `_LATENESS`: weight of late sends, relative to the finish.
 #: `_ECONOMY`: weight of resource usage.
 #: `_SHARPNESS`: number of times that lateness is squared, so that sends in the last tenth count most.
@@ -71,7 +71,7 @@ def suits_improvement(problem: Problem, *, most_routes: int = DEFAULTS.ruin.most
 
 
 def is_quick(limit_s: float, parameters: SearchParameters) -> bool:
-    """True if the kernels are compiled, or the time suffices to compile them."""
+    """True if the time limit suffices to run the kernels, and to compile them if that is not done yet."""
     choice = parameters.choice
     return limit_s >= (choice.compiled_s if is_compiled(improve) else choice.compiling_s)
 
@@ -183,7 +183,7 @@ def improve_schedule(
 
     - `schedule`: Schedule of a problem for which `suits_improvement` is true.
     - `turns`: Max turns; None for no limit. Each run has twice the turns of the one before, and starts from
-      the best schedule. It ends after `idle_runs` consecutive runs without progress.
+      the best schedule. Improvement ends after `idle_runs` consecutive runs without progress.
     - `merges`, `chunks`: See `Improvement`.
     """
     problem = schedule.problem
@@ -249,7 +249,7 @@ def _arcs(problem: Problem, most: int) -> Arcs:
     arc_of_head = np.repeat(np.arange(2 * num_links), [len(each) for each in heads])
     entering = arc_of_head // num_links * n + head
     hold_of, hold = _holds(problem)
-    # If no resource is occupied during the latency, merged sends gain nothing.
+    # Merging gains nothing on links whose latency occupies no resource.
     merged = np.minimum(most_merged(problem, 0.0), most)
     columns = hold_columns(topology)
     resource = np.unique(columns.resource[hold], return_inverse=True)[1]
@@ -264,7 +264,7 @@ def _arcs(problem: Problem, most: int) -> Arcs:
 
 
 def _holds(problem: Problem) -> tuple[Ints, Ints]:
-    """Holds of each link as (first row per link, holds), without redundant ones.
+    """Holds (occupations of resources) of each link, without redundant ones: (first row by link, holds).
 
     A hold of a resource that no other link uses is redundant if another hold of the link covers it.
     """

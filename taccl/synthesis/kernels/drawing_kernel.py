@@ -2,7 +2,7 @@
 
 A chunk is useful to a link if its source holds it, and its destination neither holds nor expects it. Sets of
 chunks are masks of 64-bit words. A link draws a word and goes on from there to the first few useful chunks.
-It takes the one that the fewest ranks hold or expect.
+It sends the one that the fewest ranks hold or expect.
 
 If chunks went in order of arrival, neighbours would soon have the same chunks, and links between them would
 idle. Random draws keep the sets of chunks different. So each rank receives at the rate of all links into it,
@@ -112,7 +112,7 @@ def _ask(s: DrawingState, now: events.Timeline, e: int) -> None:
 
 @inner
 def _draw(s: DrawingState, r: int, d: int) -> int:
-    """Draw about `_DRAWN` chunks that rank r has and rank d lacks; return the rarest, or -1 for none."""
+    """Rarest of up to `_DRAWN` chunks that rank r has and rank d neither has nor expects; -1 for none."""
     num_words = s.has.shape[1]
     s.drawn[0] = (s.drawn[0] * 1103515245 + 12345) & 0x7FFFFFFF
     w = (s.drawn[0] >> 8) % num_words

@@ -29,7 +29,7 @@ SIGNAL, NUM_SENT, FINISH, NUM_EVENTS, NUM_ACTIVE = range(5)
 class Timeline(NamedTuple):
     """State of an event-driven run: sends so far, in order of start, and pending events."""
 
-    sent_chunk: NDArray[np.uint16]  # chunk in one or two 16-bit words: one kernel for both
+    sent_chunk: NDArray[np.uint16]  # one or two 16-bit words per chunk; one kernel serves both
     sent_link: Int32s  # index in the topology
     sent_start: Int32s  # ticks, as 32-bit words
     link_free: Ints  # ticks at which each slot is free
@@ -99,7 +99,7 @@ def has_room(fabric: Fabric, s: Timeline, num_arrivals: int) -> bool:
 
 @inner
 def is_free(fabric: Fabric, s: Timeline, e: int, size: int, time: int) -> bool:
-    """True if the shared resources of a link are free for a send that starts now."""
+    """True if the shared resources of a link are free for a send that starts at `time`."""
     took = fabric.alpha[e] + size * fabric.beta[e]
     for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
         lead = took - fabric.hold_alpha[h] - size * fabric.hold_beta[h] if fabric.hold_receives[h] else 0
@@ -115,7 +115,7 @@ def start_send(
     """Start a send: record it, occupy its resources, and post the events that follow.
 
     - `arrival`: Number of the arrival event; -1 for none.
-    - `frees`: True if the arrival event also handles the release of the link where both are at the same time.
+    - `frees`: True if the arrival event also handles the release of the link when both coincide.
     """
     put_down(fabric, s, e, c, time)
     took = fabric.alpha[e] + size * fabric.beta[e]
@@ -150,7 +150,7 @@ def put_down(fabric: Fabric, s: Timeline, e: int, c: int, time: int) -> None:
 
 @inner
 def post_begins(fabric: Fabric, s: Timeline) -> None:
-    """Post an event at the earliest start of each link that begins after time 0."""
+    """Post an event at the earliest start of each link, if that is after time 0."""
     for e in range(len(s.link_free)):
         if s.link_free[e] > 0:
             _post(s, s.link_free[e], len(fabric.group_lead) + e)
@@ -215,7 +215,7 @@ def pop(heap_key: NDArray[Any], heap_what: NDArray[Any], size: int) -> int:
 
 @inner
 def tidy(heap_key: NDArray[Any], heap_what: NDArray[Any], cost: Floats, size: int) -> int:
-    """Remove entries from a binary heap whose key is no longer their current cost; returns the new size."""
+    """Keep only the heap entries whose key still equals their current cost; returns the new size."""
     kept = 0
     for i in range(size):
         key, what = heap_key[i], heap_what[i]

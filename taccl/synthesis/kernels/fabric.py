@@ -71,7 +71,7 @@ class Fabric(NamedTuple):
     group_lead: Ints
     component: Ints  # by class and rank: component of the rank over links faster than the class
     fast_rate: Floats  # by class and rank: median-sized chunks per tick into the rank over faster links
-    fast_lag: Ints  # by class and rank: least ticks from the release of a faster link to its arrival
+    fast_lag: Ints  # by class and rank: least ticks from a faster link's release to its send's arrival
 
     @property
     def num_slots(self) -> int:
@@ -91,7 +91,7 @@ class Demand:
     origin: Int32s
     wanted: Bytes | None = None  # bits by rank: chunks that the rank receives; None: all ranks receive all
     needed: Bytes | None = None  # `wanted` without chunks that a rank only relays
-    reach: Ints | None = None  # ticks that each chunk has to travel; ranks send the largest first
+    reach: Ints | None = None  # ticks that each chunk has to travel; ranks send the farthest first
     target: Int32s | None = None  # destination of each chunk if all have exactly one; then `wanted` is None
 
     @property
@@ -164,7 +164,7 @@ def make_fabric(problem: Problem) -> Fabric:
 def most_merged(problem: Problem, least_share: float) -> Ints:
     """(num_links,) max chunks of a send over each link; 1 where merging saves too little.
 
-    - `least_share`: Min latency as a share of a chunk's time on a resource for merging to pay.
+    - `least_share`: Merging pays if latency exceeds this share of a chunk's time on a resource.
     """
     costs, columns = problem.costs, hold_columns(problem.topology)
     units = int(np.median(costs.chunk_units)) if len(costs.chunk_units) else 1
@@ -260,9 +260,9 @@ def _by_slot(holds: _Holds, link: Int32s) -> _Holds:
 def _wakes(holds: _Holds, alpha: Ints, beta: Ints, units: Ints) -> dict[str, Ints]:
     """Fields of `Fabric` that say which links to examine when a resource is released.
 
-    A link's send reaches a resource some ticks after its start (its lead), so the link is examined that much
-    earlier. If a lead depends on the chunk size, the shortest one counts: a late examination finds the
-    resource free.
+    A send reaches a resource some ticks after it starts (the lead), so the link is examined that much before
+    the release. If a lead depends on the chunk size, the shortest one counts, because an examination that
+    comes too early would find the resource occupied.
     """
     lead_alpha, lead_beta = alpha[holds.slot] - holds.alpha, beta[holds.slot] - holds.beta
     fewest, most = int(units.min(initial=1)), int(units.max(initial=1))
@@ -325,7 +325,7 @@ def _speed_classes(duration: Ints) -> Ints:
 
 
 def components(src: Ints, dst: Ints, speed: Ints, num_ranks: int) -> Ints:
-    """(num_classes, num_ranks) strong component of each rank in the graph of links faster than a class."""
+    """(num_classes, num_ranks) strong component of each rank over the links that are faster than a class."""
     component = np.tile(np.arange(num_ranks, dtype=np.int64), (int(speed.max(initial=0)) + 1, 1))
     for k in range(1, len(component)):
         fast = speed < k
@@ -336,10 +336,12 @@ def components(src: Ints, dst: Ints, speed: Ints, num_ranks: int) -> Ints:
 def _fast_rates(
     holds: _Holds, src: Ints, dst: Ints, speed: Ints, units: int, component: Ints, lag: Ints
 ) -> tuple[Floats, Ints]:
-    """(chunks per tick that arrive over faster links, least lag of these links), by speed class and rank.
+    """(chunks per tick into a rank over faster links, their least `lag`), by speed class and rank.
 
     Only links from the rank's own component (`components`) count. A link counts at its own rate, or at its
     share of the busiest resource that it uses.
+
+    - `lag`: Ticks from a slot's release to the arrival of its send.
     """
     rates, lags = np.zeros(component.shape), np.full(component.shape, np.iinfo(np.int64).max // 2)
     alone = 1.0 / np.maximum(holds.own_alpha + units * holds.own_beta, 1)

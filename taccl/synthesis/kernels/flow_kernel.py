@@ -83,12 +83,12 @@ def flow_up_to(room: Ints, source: int, sink: int, most: int, level: Ints) -> in
 
 @compiled(allocates=True)
 def largest_shortfall(capacity: Ints, source: int, sinks: Ints, demand: int, most: int, level: Ints) -> int:
-    """Largest amount by which the maximum flow to a sink falls short of a demand; 0 if none does.
+    """Largest amount by which the maximum flow to any sink falls short of a demand; 0 if no flow does.
 
     - `sinks`: The sink with the largest shortfall is moved to the front, as the next call likely finds it
       again.
     - `most`: Shortfall that ends the search.
-    - `level`, (num_nodes,): On return -1 beyond a minimum cut of that sink.
+    - `level`, (num_nodes,): On return -1 beyond a minimum cut of the sink with the largest shortfall, if any.
     """
     worst, found = 0, np.empty(len(capacity), np.int64)
     for i in range(len(sinks)):

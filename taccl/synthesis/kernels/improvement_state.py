@@ -130,7 +130,8 @@ class Rules(NamedTuple):
     turns: int  # max turns
     passes: int
     every: int
-    threshold: float  # accepted increase of the value, relative; falls to 0 (over the record: 3 times)
+    #: Accepted relative increase over the current value, falling to 0; over the best value, 3 times as much.
+    threshold: float
     most_ruined: int
     lateness: float
     economy: float

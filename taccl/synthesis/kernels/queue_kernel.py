@@ -2,7 +2,7 @@
 
 When links or shared resources are released, or chunks arrive, the affected links may send in order of
 urgency. Urgency is the remaining load of a link's shared resources, so that the busiest resource does not
-idle. At ties, it is the remaining route of the first chunk in the link's queue.
+idle. Ties are broken by the remaining route of the first chunk in each link's queue.
 """
 
 from __future__ import annotations

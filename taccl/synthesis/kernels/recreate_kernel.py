@@ -169,7 +169,7 @@ def _cost(w: Work, now: SearchState, t: int, a: int, noise: int) -> float:
     e = a - k * arcs.num_links
     tail = arcs.tail[a]
     if k == 1:
-        # A send of several contributions may count each contribution only once.
+        # Ranks in the tree contribute already, so a send from one of them would count its data twice.
         for x in range(arcs.head_of[a], arcs.head_of[a + 1]):
             if room.is_in[arcs.head[x]]:
                 return FAR

@@ -39,7 +39,9 @@ class Nets(NamedTuple):
     units: Ints  # sizes
     origin_of: Ints  # net c starts at `origin[origin_of[c]:origin_of[c + 1]]`
     origin: Ints
-    target_of: Ints  # targets of net c; a net without any is routed to all ranks, and adds no load
+    #: The targets of net c are `target[target_of[c]:target_of[c + 1]]`. A net without targets is routed to
+    #: all ranks, and adds no load.
+    target_of: Ints
     target: Int32s  # ranks, none of which is an origin
 
 
@@ -222,7 +224,7 @@ def _price_all(s: RoutingState, prices: CongestionPrices, most: float) -> None:
 def _load_tree(
     fabric: Fabric, nets: Nets, s: RoutingState, prices: CongestionPrices, c: int, sign: float, most: float
 ) -> float:
-    """Add (`sign` 1) or remove (-1) a net's load along its tree; returns the peak load of what it uses."""
+    """Add (`sign` 1) or remove (-1) a net's load along its tree; returns the peak load on the tree."""
     highest = 0.0
     for r in range(s.way.shape[1]):
         e = int(np.int64(s.way[c, r]))

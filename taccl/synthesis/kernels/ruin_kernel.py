@@ -168,7 +168,7 @@ def _num_sent(w: Work, now: SearchState, t: int, r: int) -> int:
 
 @inner
 def _cut(w: Work, now: SearchState, t: int, m: int) -> int:
-    """Remove a tree's send m and all beyond it, or the whole tree (m -1); returns the number of sends."""
+    """Remove a tree's chunk from send m and all sends beyond, or (m is -1) from all; returns their number."""
     arcs, room = w.arcs, w.room
     size = gone = 0
     for r in range(arcs.num_ranks):

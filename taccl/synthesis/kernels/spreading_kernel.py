@@ -1,4 +1,4 @@
-"""Compiled core of open spreading: copies chunks without given routes to ranks that want them.
+"""Compiled list scheduling without given routes: copies chunks to the ranks that want them.
 
 Routing and scheduling are joint, event by event: a chunk arrives, a link or a resource becomes free. Then
 the affected ranks look for links into them that can start a send. Two things make it fast:
@@ -48,8 +48,8 @@ class SpreadingState(NamedTuple):
     log_end: Ints  # up to `log_of[r + 1]` there is room for all chunks that rank r will receive
     claimed: Bytes  # chunks that a rank has, expects, or is not to receive
     missing: Ints  # number of chunks that each rank has yet to claim
-    held: Bytes  # chunks that some rank of a component has or expects; below, their number
-    num_held: Ints
+    held: Bytes  # by class and component: chunks that some rank of the component has or expects
+    num_held: Ints  # by class and component: number of these chunks
     copies: Ints  # by component of the slowest class and chunk: number of ranks that have or expect it
     holders: Ints  # by chunk: number of components of the slowest class that have or expect it
     place: Ints  # by slot: position in the source's log before which the destination has claimed all chunks
@@ -72,8 +72,8 @@ def spread_chunks(
 
     A negative value is the reason why there is no schedule (`events.STUCK` and others).
 
-    - `in_turn`: True if a rank asks its incoming links in turn; false if those with the fewest chunks to
-      offer first.
+    - `in_turn`: True if a rank asks its incoming links in turn; false if it begins with the links that have
+      the fewest chunks to offer.
     - `theta`: A slow link may repeat a chunk of a rank's component if the rank is far enough behind the
       component: by more chunks than fast links deliver during `theta` slow sends.
     - `limit`: Time at which the run is given up.
@@ -182,8 +182,8 @@ def _ask(
 
     Returns their number.
 
-    - `in_turn`: True to start after the link that sent last; false for those with the fewest chunks to offer
-      first.
+    - `in_turn`: True to begin after the link that sent last; false to begin with the links that have the
+      fewest chunks to offer.
     - `every`: True for all free links; false for those that must be examined (`armed`).
     """
     width = end - begin

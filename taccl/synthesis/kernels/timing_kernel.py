@@ -1,4 +1,4 @@
-"""Resource calendar of ruin and recreate: booking of sends, earliest free times, re-timing of all."""
+"""Resource calendar of ruin and recreate: booking of sends, free times, and re-timing of all sends."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def charge(arcs: Arcs, now: SearchState, e: int, units: int, sign: int) -> None:
 def nearest(
     arcs: Arcs, calendar: Calendar, e: int, units: int, start: int, mirrored: bool, backwards: bool
 ) -> int:
-    """First start from `start` on (`backwards`: last start up to it) with all resources of the send free."""
+    """First start from `start` on (last one up to it if `backwards`) at which a send's resources are free."""
     took = arcs.alpha[e] + units * arcs.beta[e]
     first, last = arcs.hold_of[e], arcs.hold_of[e + 1]
     fits = 0
@@ -154,7 +154,7 @@ def retime(w: Work, now: SearchState, passes: int) -> None:
 
 @inner
 def _reverse(now: SearchState) -> None:
-    """Reverse the order of sends, which is roughly their order in reversed time."""
+    """Reverse the order of sends, which brings them roughly into the order of reversed time."""
     last = now.size[0] - 1
     for i in range((last + 1) // 2):
         now.order[i], now.order[last - i] = now.order[last - i], now.order[i]

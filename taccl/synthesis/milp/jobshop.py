@@ -222,7 +222,7 @@ def _holds(quotient: Quotient, send: Send) -> list[tuple[int, int, int]]:
 def _is_relaxed_exactly(quotient: Quotient, hops: Collection[int]) -> bool:
     """True if a bound of the job shop with these hops alone holds for all schedules that make them.
 
-    The model must allow all merges, and other hops must not be able to speed up these. Multicasts are
+    The model must allow all merges, and no other hop may be able to speed up these hops. Multicasts are
     excluded, since another hop may enter one of their states sooner.
     """
     if any(len(quotient.hops[m].dsts) > 1 for m in hops):
@@ -238,7 +238,7 @@ def _is_relaxed_exactly(quotient: Quotient, hops: Collection[int]) -> bool:
 
 
 def _alone(quotient: Quotient, hops: Collection[int]) -> Quotient:
-    """The quotient in which the states that these hops enter are the only destinations."""
+    """The quotient with only those states as destinations that the given hops enter."""
     entered: dict[int, bool] = defaultdict(bool)
     entered |= {p: True for m in hops for p in quotient.hops[m].dsts}
     states = (replace(state, is_destination=entered[p]) for p, state in enumerate(quotient.states))

@@ -136,7 +136,7 @@ class _Shop:
                     self.only_if(model.add(passed[p] >= before + 1), self.brings.get((m, p), self.made[m]))
 
     def _brings(self, m: int, p: int, into: Sequence[int]) -> Any:
-        """Literal: state `p`, a (chunk, rank) pair, gets its chunk from hop `m`.
+        """Literal that is true if state `p`, a (chunk, rank) pair, gets its chunk from hop `m`.
 
         A multicast may reach ranks that get the chunk from another hop; its literals for these are false.
 
@@ -210,7 +210,7 @@ class _Shop:
 
 
 class _Batches:
-    """Sequence of batches of one merging link: merged sends, in order of time; unused ones come last."""
+    """Batches (merged sends) of one merging link, in order of time; unused batches come last."""
 
     def __init__(self, shop: _Shop, link: int, hops: Sequence[int]) -> None:
         self.shop, self.link, self.hops = shop, link, hops
@@ -257,7 +257,7 @@ class _Batches:
                 shop.only_if(arrives, self.chosen[m][j], shop.brings.get((m, p), True))
 
     def _hold(self) -> None:
-        """Let batches occupy the link's resources in sequence, apart from sends of other links."""
+        """Let batches occupy the link's resources one by one, never together with sends of other links."""
         shop, model, upper = self.shop, self.shop.model, self.shop.payload["upper"]
         every = shop.payload["held"]
         users = Counter(resource for held in every for resource in {resource for resource, *_ in held})
@@ -279,7 +279,7 @@ class _Batches:
         model.add(shop.finish >= self.ends[-1])
 
     def _own_first(self) -> None:
-        """Local-first priority: batches of own chunks first, relayed ones an unmerged send's time later."""
+        """Local-first priority: relayed chunks start an unmerged send's time or more after each own chunk."""
         payload, model = self.shop.payload, self.shop.model
         later = [model.new_bool_var("") for _ in self.starts]
         for j in range(1, len(later)):

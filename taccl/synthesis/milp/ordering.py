@@ -214,7 +214,7 @@ class _Lane:
         return held.alpha / self.per_us, held.beta / self.per_us
 
     def _cumulative(self, tag: str, alpha: float, beta: float, gap: float) -> dict[int, int]:
-        """{hop: variable}: start of its batch + alpha + beta times the units of the batch up to the hop."""
+        """{hop: variable of the start of its batch + alpha + beta * units of the batch up to this hop}."""
         whole = self.whole
         so_far = {m: whole.model.add_variable(0, self.upper) for m in self.row}
         for m in self.row:
@@ -243,7 +243,7 @@ class _Lane:
         return list(pairwise(self.row)) if self.merges else []
 
     def hold_begin(self, m: int, held: Held) -> tuple[list[tuple[float, int]], float]:
-        """(terms, constant) of the time at which the send that begins with hop m occupies a resource."""
+        """(terms, constant) of the time from which the send that begins with hop m occupies a resource."""
         alpha, beta = self.costs(held)
         terms = [(1.0, self.whole.start[m])]
         if not held.receives:
@@ -289,7 +289,7 @@ class _Lane:
 
 
 def merged(contiguity: ContiguityModel, values: NDArray[np.float64]) -> ListSchedule:
-    """Sends of a solution of the contiguity MILP, hops of a batch merged; times are rounded to ticks."""
+    """Schedule from a solution of the contiguity MILP: each batch is one send, at a time in whole ticks."""
     quotient = contiguity.quotient
     batches: list[list[int]] = []
     open_batch: dict[int, list[int]] = {}

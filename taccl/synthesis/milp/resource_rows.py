@@ -60,8 +60,8 @@ def add_load_rows(routing: RoutingModel) -> None:
         for head, tail in _windows(some):
             inside = [use for use in some if use.head >= head and use.tail >= tail]
             hops = tuple(use.hop for use in inside)
-            # Idle time of the resource before and after its hops. It is limited to the proven bound: a row
-            # without hops would state T >= head + tail.
+            # Idle time of the resource before and after its hops. It must not exceed the proven bound, since
+            # the row demands T >= idle even if none of the hops is made.
             head, tail = (min((getattr(use, end) for use in inside), default=0) for end in ("head", "tail"))
             idle = max(0, min(head + tail, least))
             if inside and hops not in done:
@@ -73,7 +73,7 @@ def add_load_rows(routing: RoutingModel) -> None:
 
 
 def _count_messages(routing: RoutingModel) -> None:
-    """Add rows max_merge * n >= chunks over the link, for each merging link with n messages."""
+    """Add the row max_merge * n >= chunks for each merging link, where n is its number of messages."""
     quotient = routing.quotient
     for link, hops in enumerate(quotient.hops_of_link):
         chunks = [(-float(routing.chunks_per_link(m)), routing.made[m]) for m in hops if m in routing.made]

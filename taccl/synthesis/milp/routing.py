@@ -3,7 +3,7 @@
 There is a binary per hop orbit and an arrival time per state orbit. Contention is measured by loads, without
 an order of sends. Every block of rows has a tag, and ``docs/formulation.md`` has a heading per tag (`TAGS`).
 Source: Shah et al., "TACCL: Guiding Collective Algorithm Synthesis using Communication Sketches", NSDI 2023,
-section 5.1, with symmetry by substitution and tight big-M as measured there.
+section 5.1. Here, symmetric variables are substituted by one another, and big-M constants are tight.
 """
 
 # Symbols: m hop, p state; x hop is made, y hop brings the chunk to a state (binaries);
@@ -233,9 +233,9 @@ class RoutingModel:
     def _own_first(self) -> None:
         """Rows of local-first priority: on each link, relayed chunks start no earlier than own chunks arrive.
 
-        s_relayed >= s_own + duration of the relayed hop, if both are sent over the link. A relayed chunk
-        starts no earlier than an own chunk would arrive that started as late as possible and unmerged. The
-        model's arrival of the own chunk is no later than that.
+        If both are sent over the link: s_relayed >= s_own + duration of the relayed hop. Under this rule, the
+        relayed chunk starts no earlier than an unmerged send of the own chunk would arrive. The model's
+        arrival of the own chunk is no later than that.
         """
         quotient, hops = self.quotient, self.quotient.hops
         for link, rep in enumerate(quotient.link_rep):
@@ -253,7 +253,8 @@ class RoutingModel:
     def _switch_policies(self) -> None:
         """Objective T + mu * (number of used connections) for few connections, or T - mu * number for many.
 
-        A binary u counts each connection: rows u >= x of its hops for few, u <= sum(x) for many.
+        The weight mu is the sketch's `objective_weight`. A binary u counts each connection: rows u >= x of
+        its hops for few, u <= sum(x) for many.
         """
         quotient, model, tag = self.quotient, self.model, "routing.switch-policy"
         weight = float(quotient.problem.clauses.objective_weight)
@@ -274,7 +275,7 @@ class RoutingModel:
                     model.add_row([(1.0, used), *((-1.0, x) for x in users[link])], upper=0, tag=tag)
 
     def _link_use(self) -> None:
-        """Objective T + mu * (uses of a node's most used link), or T - mu * (uses of the least used one)."""
+        """Objective T + mu * (uses of the most used link in a node), or T - mu * (uses of the least used)."""
         quotient, clauses = self.quotient, self.quotient.problem.clauses
         if clauses.link_use == "free":
             return

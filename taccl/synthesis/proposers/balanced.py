@@ -46,7 +46,7 @@ _NEAR = 1.05
 
 
 def choose_orders(dims: Dimensions, collective: str, num_chunks: int) -> list[tuple[int, ...]]:
-    """Order of dimensions for each chunk of a reduction: the optimal shares, rounded to whole chunks."""
+    """Choose the order of dimensions of each chunk, such that orders have about their optimal LP shares."""
     shares, _ = balance(dims, collective)
     orders = list(dict.fromkeys([*shares, *orders_of(dims, [0.0] * len(dims))]))
     loads = np.array([dims.loads_us_per_mb(order) for order in orders], float)
@@ -184,7 +184,8 @@ def search_balanced(
 ) -> None:
     """Propose the dimension-balanced schedule.
 
-    - `competes`: True if the schedule only competes with others: it must finish first; errors are ignored.
+    - `competes`: True to propose the schedule only if it finishes before the incumbent, and to ignore an
+      `InputError`.
     """
     since, problem = time.monotonic(), search.problem
     search.report("balancing dimensions")
@@ -224,10 +225,11 @@ def _planned(
     *,
     improve: bool = True,
 ) -> PassagePlan:
-    """Plan with the earliest finish, over one or two assignments of orders to chunks.
+    """Plan with the earliest finish, over up to three assignments of orders to chunks.
 
-    One assignment balances the loads of dimensions. With ``"lp"`` there is another, which follows the optimal
-    shares; with few chunks, rounding of the shares may make it the worse one.
+    Two assignments balance the loads of dimensions by different criteria. With ``"lp"`` a third follows the
+    optimal shares, but rounding of the shares to few chunks may make it worse than the others. An alltoall,
+    or a single dimension, has one assignment.
     """
     exchange = collective == "alltoall"
     orders = [level_orders(dims, num_chunks, exchange=exchange)]

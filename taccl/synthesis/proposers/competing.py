@@ -211,7 +211,7 @@ def _in_time(name: str, problem: Problem, limit: Deadline, last: Deadline) -> Sc
     """Build a baseline in the problem's own chunks; at a deadline, return its best schedule so far, or None.
 
     - `limit`: Deadline once the baseline has completed a schedule.
-    - `last`: Deadline until then.
+    - `last`: Deadline as long as it has completed none.
     """
     complete = complete_so_far(without_sketch(problem))
     complete.clear()
