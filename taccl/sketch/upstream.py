@@ -73,8 +73,9 @@ def load_problem(
     - `cost_model`: ``"upstream"`` for the file's costs as that tool uses them, ``"physical"`` for the machine
       that the file names.
     - `nodes`: Number of nodes to which the sketch is rescaled.
-    - `chunk_size`, `size`: Without either, ``size_bytes`` of an upstream problem is unknown; a physical one
-      gets the chunk size from the file's name, where 1MB means 2**20 bytes.
+    - `chunk_size`, `size`: If neither is given, and the sketch has no chunk size, ``size_bytes`` of an
+      upstream problem is unknown. A physical problem then gets the chunk size from the file's name, where 1MB
+      means 2**20 bytes.
     - `time_unit_us`: Microseconds in the file's unit of time; default 1.
     - `arguments`: As for `taccl.collectives.make`.
     """

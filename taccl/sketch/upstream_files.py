@@ -41,7 +41,7 @@ def _number(value: Any) -> Any:
 
 
 class UpstreamTopologyFile(Table):
-    """Topology file of the published TACCL tool; costs are for one chunk, in a unit that the file omits.
+    """Topology file of the published TACCL tool; costs are for one chunk, in a unit that it does not name.
 
     Matrices are indexed [destination][source].
     """

@@ -27,7 +27,7 @@ from taccl.solvers.model import RELATIVE_GAP, LinearModel
 LIBRARIES = ("highspy", "pulp")
 
 _STOP_GRACE_S = 1.0  # seconds between the interrupt and killing CBC
-_OVERRUN_S = 3.0  # seconds past its time limit, which CBC rarely checks, before CBC is interrupted
+_OVERRUN_S = 3.0  # CBC rarely checks its time limit, and is interrupted this many seconds after it
 _VERSION = re.compile(r"^Version:\s*(\S+)", re.MULTILINE)
 _NUMBER = r"(-?[\d.]+(?:e[+-]?\d+)?)"
 _SOLUTION = re.compile(rf"^Cbc\d+I (?:Integer s|S)olution (?:of|found of) {_NUMBER}")
@@ -172,7 +172,7 @@ def _follow(process: subprocess.Popen[str], control: Control, *, echo: bool) -> 
 
 
 def _read(folder: Path, log: str, model: LinearModel) -> dict[str, Any]:
-    """Result from CBC's files, by the status that CBC writes, as it may write a point that is infeasible."""
+    """Result from CBC's files; the status in them decides, as CBC may also write an infeasible point."""
     try:
         with (folder / "solution.txt").open() as file:
             status = file.readline()

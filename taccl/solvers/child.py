@@ -194,7 +194,7 @@ def _end_process_group() -> None:
 def _load_function(
     function: str,
 ) -> tuple[Callable[[dict[str, Any], Control], dict[str, Any]], dict[str, Any] | None]:
-    """Import ``"module:name"``; return the function, and the answer if a library of its module is missing.
+    """Import ``"module:name"``; return (function, answer if a library of its module is missing, else None).
 
     The module's ``LIBRARIES`` are imported here, before the memory limit applies: an import that fails
     half-way under a limit would make the library look missing for the rest of the process.

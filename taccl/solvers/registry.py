@@ -88,7 +88,7 @@ def solver_task(name: str) -> tuple[str, str]:
 
 
 def solver_infos() -> tuple[SolverInfo, ...]:
-    """Information on every known solver, and on those of PuLP that are installed (as ``pulp:NAME``).
+    """Information on every known solver, and on each installed solver of PuLP (as ``pulp:NAME``).
 
     The libraries are loaded in workers, not in this process.
     """

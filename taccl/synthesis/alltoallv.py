@@ -123,8 +123,8 @@ class Borders:
         holds, betas = hold_columns(topology), [float(hold.beta_us_per_mb) for hold in topology.holds]
         rates = np.array([10**6 / beta if beta else math.inf for beta in betas])
         alphas = np.array([float(link.alpha_us) for link in topology.links])
-        #: Max bytes per us (`rate`) and min latency in us (`lag`), as two arrays each: of data that leave,
-        #: and of data that enter, every rank. Nodes of several ranks follow the ranks.
+        #: Max bytes per us (`rate`) and min latency in us (`lag`) of data that leave (first array) or enter
+        #: (second array) each rank, then each node.
         self.rate = [np.array([_rate_across(each, holds, rates) for each in border]) for border in borders]
         self.lag = [np.where(border, alphas, math.inf).min(axis=1, initial=math.inf) for border in borders]
 

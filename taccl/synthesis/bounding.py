@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Max share of the time left for the bound over all chunkings, on a busy machine.
+#: Max share of the time left that the bound over all chunkings may take on a busy machine.
 _MOST_EVERY_SHARE = 0.3
 #: Wall time that the bound over all chunkings may take on a busy machine, however little time is left, as a
 #: multiple of `BudgetParameters.least_every_s`.

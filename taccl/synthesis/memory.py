@@ -40,7 +40,7 @@ _NUM_TREES = 8
 _REROUTED_BYTES = 14
 #: Bytes per (rank, chunk) pair if chunks go to some ranks only: best and current trees, and destinations.
 _TREE_BYTES = 12
-#: `_VERIFIED_ROW_BYTES`: bytes of the verifier per send of the block of sends that it checks at a time.
+#: `_VERIFIED_ROW_BYTES`: bytes that the verifier, which checks sends in blocks, needs per send of a block.
 #: `_HELD_ROW_BYTES`: further bytes per send for each resource that the send holds until its end.
 #: `_BLOCK`: number of sends per block.
 _VERIFIED_ROW_BYTES, _HELD_ROW_BYTES, _BLOCK = 90, 90, 1 << 18
@@ -263,7 +263,7 @@ class _Half:
         - `num_summed`: Number of sends of a collective with sums; 0 without sums.
         """
         holds = hold_columns(topology)
-        late = np.bincount(holds.resource, holds.receives) > 0  # held until a send ends
+        late = np.bincount(holds.resource, holds.receives) > 0  # resources that are held until a send ends
         num_held = int(late[holds.resource].sum()) / max(1, self.num_links)
         pairs, entered = self.num_ranks * self.num_chunks, self.num_sends + self.num_chunks
         kept = 12 * entered if pairs > 3 * entered else 4 * pairs
@@ -281,7 +281,7 @@ def _mean_hops(problem: Problem) -> float:
     joined = src[used], dst[used]
     pairs = np.array([(chunk.origins[0], chunk.destinations[0]) for chunk in problem.collective.chunks])
     starts, ends = (np.flatnonzero(np.bincount(each)) for each in pairs.T)
-    if len(ends) < len(starts):  # such as a gather: the same paths, reversed
+    if len(ends) < len(starts):  # as in a gather: take the paths in reverse
         joined, pairs, starts = joined[::-1], pairs[:, ::-1], ends
     # Random origins, as regularly spaced ones could all be at one side of a mesh.
     sample = np.random.default_rng(0).permutation(starts)[:_SAMPLED]

@@ -330,7 +330,7 @@ def _clause_names(sketch: Sketch) -> tuple[str, ...]:
 
 
 def _without_clauses(sketch: Sketch, names: Collection[str]) -> tuple[Sketch, dict[str, str]]:
-    """(sketch without some clauses, {remaining clause: its name in that sketch})."""
+    """(sketch without the clauses `names`, {remaining clause: its name in the reduced sketch})."""
     places = {name: name for name in _clause_names(sketch) if name not in names}
     changes: dict[str, Any] = {}
     for table, plain in _TABLES.items():

@@ -49,7 +49,7 @@ class Change:
 
 
 def reached_despite(barriers: Barriers, demand: Need, clauses: Collection[str]) -> dict[int, int]:
-    """{rank: min number of links to it} of ranks that a demand's chunk can reach under some clauses alone.
+    """{rank: min number of links to it} of ranks that a demand's chunk can reach if only `clauses` hold.
 
     - `clauses`: The clauses that count; all others are ignored.
     """

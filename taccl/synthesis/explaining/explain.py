@@ -216,7 +216,7 @@ def _path(problem: Problem, demand: Need, end: int) -> str:
 
 
 def _clash(barriers: Barriers, reason: str, clauses: Iterable[str], change: Change) -> Explanation:
-    kinds: dict[tuple[str, str], set[tuple[int, ...]]] = {}  # each pair becomes one sentence
+    kinds: dict[tuple[str, str], set[tuple[int, ...]]] = {}  # {(clause, verb): items}
     for edit in change.edits:
         kinds.setdefault((edit.clause, edit.verb), set()).update(edit.items)
     return Explanation(

@@ -1,4 +1,4 @@
-"""Clauses that keep a chunk off a link, and edits of the sketch that would allow it.
+"""Clauses that keep a chunk off a link, and edits of the sketch that would let the link carry it.
 
 A sketch is written in local ranks, its clauses in links. If a problem's clauses are equal in every node,
 edits are given in local ranks, as in the sketch's file; otherwise link by link. Edits that the sketch's

@@ -247,7 +247,7 @@ def _holds(topology: Topology, costs: Costs, usable: Bools) -> _Holds:
 
 
 def _by_slot(holds: _Holds, link: Int32s) -> _Holds:
-    """The same holds, with links renumbered to slots."""
+    """The given holds, with links renumbered to slots."""
     slot_of_link = np.full(len(holds.own_alpha), -1)
     slot_of_link[link] = np.arange(len(link))
     order = np.argsort(slot_of_link[holds.slot], kind="stable")

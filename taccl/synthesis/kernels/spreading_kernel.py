@@ -55,7 +55,7 @@ class SpreadingState(NamedTuple):
     place: Ints  # by slot: position in the source's log before which the destination has claimed all chunks
     fresh_place: Ints  # by slot: position before which the destination's component holds all chunks
     armed: Bools  # slots (links) to examine
-    turn: Ints  # by first slot of a run of links: offset of the link that is asked first
+    turn: Ints  # by first slot of links that are asked together: offset of the link asked first
     queue: Ints  # work array: the links that a rank asks
     active: Ints  # ranks with links to examine
     is_active: Bools

@@ -109,7 +109,7 @@ def _uses(routing: RoutingModel) -> dict[int, list[_Use]]:
 
 
 def _least_rest(quotient: Quotient, m: int, held: Held) -> int:
-    """Least ticks of a send of the hop, merged or not, in which it does not occupy the resource."""
+    """Least ticks of a hop's send, merged or not, outside its occupation of the resource."""
     costs, hop, sizes = quotient.problem.costs, quotient.hops[m], [quotient.hops[m].units]
     if quotient.merging[hop.link_orbit]:
         sizes.append(quotient.problem.clauses.max_merge * int(costs.chunk_units.max()))
@@ -118,7 +118,7 @@ def _least_rest(quotient: Quotient, m: int, held: Held) -> int:
 
 
 def _windows(uses: Sequence[_Use]) -> Iterable[tuple[int, int]]:
-    """Pairs to try: (least start of an occupation, least time from its end to the finish), least first."""
+    """Pairs (min start of an occupation, min time from its end to the finish) to try, smallest first."""
     heads = _spaced({use.head for use in uses}, _MOST_HEADS)
     return product(heads, _spaced({use.tail for use in uses}, _MOST_TAILS))
 

@@ -46,7 +46,7 @@ _NEAR = 1.05
 
 
 def choose_orders(dims: Dimensions, collective: str, num_chunks: int) -> list[tuple[int, ...]]:
-    """Choose the order of dimensions of each chunk, such that orders have about their optimal LP shares."""
+    """Choose an order of dimensions for each chunk, so that each order gets about its optimal LP share."""
     shares, _ = balance(dims, collective)
     orders = list(dict.fromkeys([*shares, *orders_of(dims, [0.0] * len(dims))]))
     loads = np.array([dims.loads_us_per_mb(order) for order in orders], float)

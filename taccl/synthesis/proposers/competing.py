@@ -47,7 +47,7 @@ _COMPILED, _LOAD_S, _RUN_S, _UNEVEN_RUNS = "compiled list scheduler", 0.5, (0.3,
 _FIRST_TIMES, _QUICK_S, _SAFE_SHARE = 2.0, 0.3, 0.8
 #: Max seconds past its deadline for the first baseline to build variants, once one schedule is complete.
 _VARIANTS_S = 1.0
-#: Max share of the time left in which `quickest_first` puts the usually best baseline before quicker ones.
+#: Max share of the time left that the usually best baseline may take for `quickest_first` to put it first.
 _BEST_FIRST_SHARE = 0.2
 #: Entry of `tried_finer` once finer chunks of recursive multiplying were chosen by estimated finishes.
 BY_ESTIMATE = "multiplying by estimate"
@@ -283,7 +283,7 @@ def share_baselines(problem: Problem, other: Problem) -> None:
 def offer_baselines(search: Search, share: float = 1.0) -> None:
     """Propose baselines that obey the problem's sketch, are quick to build and beat the incumbent.
 
-    - `share`: Max share of the time left for them.
+    - `share`: Max share of the time left for all of them but the usually best one.
     """
     if search.is_met:
         return
@@ -329,7 +329,10 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
 
 
 def competing_s(problem: Problem, left_s: float, parameters: SearchParameters) -> float:
-    """Seconds that `offer_baselines` takes for its first two baselines (estimate); 0 if none is in time."""
+    """Estimated seconds that `offer_baselines` takes for its first two baselines; 0 if it will try none.
+
+    If the problem has too many arrivals, it only tries the dimension-balanced schedule.
+    """
     takes_s = _takes_s("ring", problem, parameters) + _takes_s("multiplying", problem, parameters)
     if takes_s < math.inf:
         return takes_s
