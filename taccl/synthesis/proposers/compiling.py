@@ -163,7 +163,7 @@ def compile_in_worker(payload: dict[str, Any], control: object) -> dict[str, Any
       hold the cache.
     """
     tempfile.tempdir = payload["temporary"]
-    gc.disable()  # 7 % of the CPU; the process ends soon
+    gc.disable()  # saves 7 % of the CPU time; the process ends soon
     if hasattr(os, "nice"):
         os.nice(_NICE)
     for name in payload["names"]:
@@ -227,9 +227,9 @@ def compile_in_a_row(search: Search, problem: Problem, deadline: Deadline) -> bo
 
 
 def compile_with_progress(problem: Problem, options: Options, deadline: Deadline) -> bool:
-    """Compile a problem's kernels if necessary, with progress; false if time does not suffice.
+    """Compile a problem's kernels if necessary, and report progress; false if time does not suffice.
 
-    Kernels compiled by then stay on disk, which shortens the next run.
+    Kernels that workers complete stay on disk, which shortens the next run.
     """
     choice, told_s = options.parameters.choice, options.parameters.large.told_after_s
 

@@ -1,12 +1,12 @@
-"""Spreading by random draws, for links of many speeds and for very many sends.
+"""Copies of chunks to all ranks by random draws, for links of many speeds and for very many sends.
 
 If link speeds have no structure, a link sends any useful chunk, drawn at random.
 
 Very many sends are grouped. Ranks form clusters of neighbours, which first gather the chunks of their own
 ranks. Then all chunks of a cluster travel together as a *convoy*, one after the other over each link. Thus
 the kernel makes one decision per convoy, and its sets list convoys instead of chunks. A convoy waits at each
-rank until it is complete. This delay is small compared with the time in which a rank receives all chunks. The
-condition is that clusters have far fewer ranks than the square root of the number of ranks.
+rank until it is complete. If clusters have far fewer ranks than the square root of the number of ranks, this
+delay is a small part of the time in which a rank receives all chunks.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 #: `_FEW_SENDS`: max number of sends for which chunks travel alone.
 #: `_CONVOY_SHARE`: chunks per cluster, as a share of the fourth root of the number of sends. So convoys delay
-#: meshes of all sizes by the same share of the finish: 8 chunks and about 1 % at 100 million sends.
+#: the finish by the same share on meshes of all sizes: by about 1 % (8 chunks at 100 million sends).
 _FEW_SENDS, _CONVOY_SHARE = 25_000_000, 0.0801
-#: Number of sends per block in which sends of convoys are expanded to sends of single chunks, and sorted.
+#: Number of convoy sends per block; each block is expanded to sends of single chunks, and sorted.
 _BLOCK = 1 << 18
 
 
@@ -62,7 +62,7 @@ def _draw(
 
 
 def _make_state(fabric: Fabric, demand: Demand, seed: int) -> DrawingState:
-    """State before the first send."""
+    """Initial state of the kernel: each chunk is at its origins, and nothing has been sent."""
     num_ranks, num_chunks, num_slots = fabric.num_ranks, demand.num_chunks, fabric.num_slots
     chunk = np.repeat(np.arange(num_chunks), np.diff(demand.origin_of))
     width = -(-num_chunks // 64) * 8
@@ -155,7 +155,7 @@ def _gather(fabric: Fabric, demand: Demand, convoys: _Convoys, limit: int, limit
 
 
 def _within(fabric: Fabric, some: Bools) -> Fabric:
-    """The fabric restricted to some slots, without shared resources."""
+    """The fabric restricted to the slots (links) marked in `some`; its links must not share resources."""
     src, dst = fabric.src[some], fabric.dst[some]
     names = ("link", "speed", "alpha", "beta", "own_alpha", "own_beta")
     return fabric._replace(
@@ -246,7 +246,7 @@ def _listed(
 def _in_blocks(
     convoys: _Convoys, own_of_link: Ints, gathered: Sends, found: Sends, begin: int
 ) -> Iterator[tuple[NDArray[Any], ...]]:
-    """Yield (chunk, link, start) of consecutive sends."""
+    """Yield blocks of sends in order of start, each as arrays (chunk, link, start); see `_listed`."""
     yield gathered.chunk, gathered.link, gathered.start
     sizes, late = convoys.sizes, tuple(np.zeros(0, np.int64) for _ in range(3))
     for i in range(0, len(found.chunk), _BLOCK):

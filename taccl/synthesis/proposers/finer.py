@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 #: large sums (dgx-h100 x4 allreduce).
 _FORMS = ((1, True), (2, False), (2, True), (4, True), (4, False))
 
-#: `_FORM_S_PER_ARRIVAL`: CPU seconds per arrival to build and verify a form (see `_FORMS`): without and with
-#: merging. Forms without merging are timed by a list scheduler, which takes longer.
+#: `_FORM_S_PER_ARRIVAL`: CPU seconds per arrival to build and verify a form (see `_FORMS`), first without and
+#: then with merging. Forms without merging are timed by a list scheduler, which takes longer.
 #: `_LISTED_GAIN`: a form whose sends a list scheduler times is built if its estimated finish is at most this
 #: multiple of the best known finish.
 _FORM_S_PER_ARRIVAL, _LISTED_GAIN = (7e-5, 1.6e-5), 1.2
@@ -58,7 +58,8 @@ _FORM_S_PER_ARRIVAL, _LISTED_GAIN = (7e-5, 1.6e-5), 1.2
 #: `_PLANS_S_PER_LINK`: CPU seconds per link to estimate all plans of recursive multiplying.
 #: `_PLANS_SHARE`: max share of the time left for these estimates; if they need more, only simple plans are
 #: estimated.
-#: `_MIXES_S`: CPU seconds to search for a mixed plan and to build it.
+#: `_MIXES_S`: CPU seconds to search for a mixed plan, in which groups of chunks follow different plans, and
+#: to build it.
 _PLANS_S_PER_LINK, _PLANS_SHARE, _MIXES_S = 2e-5, 0.4, 1.2
 
 #: Max transfers of a baseline that is tried in finer chunks. An exchange of whole partial sums among 64 ranks
@@ -75,9 +76,10 @@ def offer_estimated(search: Search, cut: Callable[[Problem, int], Problem]) -> S
     """Propose schedules of recursive multiplying with the earliest estimated finish.
 
     The first form merges messages and is quick to build. Later forms have finer chunks or one message per
-    chunk, and are built if their estimated finish is earlier. If time allows, a mixed plan is the last.
-    Returns a search that holds the best schedule. Returns None if messages may not merge, on tori and meshes,
-    and for sums at one rank: other baselines usually finish first there.
+    chunk, and are built if their estimated finish is earlier. If time allows, a mixed plan comes last, in
+    which groups of chunks follow different plans. Returns a search that holds the best schedule. Returns None
+    if messages may not merge, on tori and meshes, and for sums at one rank: there, other baselines usually
+    finish first.
 
     - `cut`: Function from (problem, parts) to the problem with each chunk cut into that many parts.
     """
@@ -129,10 +131,11 @@ def offer_estimated(search: Search, cut: Callable[[Problem, int], Problem]) -> S
 
 
 def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Deadline) -> Search:
-    """Propose baselines of few transfers in finer chunks; returns a search for the best, or `search` itself.
+    """Propose baselines of few transfers in finer chunks; returns the search that holds the best schedule.
 
-    Baselines that fit into the time left come first, in order of their earliest possible finish. Baselines
-    that cannot finish sooner than the incumbent are skipped.
+    This is `search` itself if no baseline is better. Baselines that fit into the time left come first, and
+    among these the ones that usually gain by finer chunks. At ties, the earliest possible finish decides.
+    Baselines that cannot finish sooner than the incumbent are skipped.
 
     - `cut`: Function from (problem, parts) to the problem with each chunk cut into that many parts.
     """
@@ -178,11 +181,12 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
 
 
 def offer_balanced_groups(search: Search, cut: Callable[[Problem, int], Problem]) -> Search | None:
-    """Propose schedules of process groups, each balanced over its dimensions, in chunks that suit these.
+    """Propose schedules for process groups that balance the load of the dimensions each group spans.
 
-    Returns a search that holds the schedule in finer chunks. Returns None if the ranks of a group do not span
-    dimensions of their own, or if time is short. Returns None also if the schedule is in the problem's own
-    chunks.
+    If the number of chunks is open, it is the one with the earliest planned finish. Returns a search that
+    holds the schedule in finer chunks. Returns None if the ranks of a group do not span dimensions of their
+    own, or if time is short. Returns None also if the number of chunks is given; `search` then has the
+    schedule.
 
     - `cut`: Function from (problem, parts) to the problem with each chunk cut into that many parts.
     """
@@ -190,7 +194,7 @@ def offer_balanced_groups(search: Search, cut: Callable[[Problem, int], Problem]
     until = search.deadline.sooner(for_baselines_s(search.deadline, portfolio.best_share))
     problem = replace(search.problem, chunks_open=search.is_open)
     found, made, said = None, None, ""
-    # First in fewer chunks, so that a schedule exists if time ends the second attempt.
+    # First in fewer chunks, so that a schedule exists if the deadline stops the second attempt.
     for most in (portfolio.first_transfers // 2, 2 * portfolio.first_transfers):
         spent_s = time.monotonic() - since
         try:
@@ -217,7 +221,7 @@ def offer_balanced_groups(search: Search, cut: Callable[[Problem, int], Problem]
 
 @cached
 def _opened(problem: Problem) -> Problem:
-    """Return the problem with an open number of chunks: always the same object, with its cache."""
+    """The problem with an open number of chunks; each call returns one and the same object with its cache."""
     return replace(problem, chunks_open=True)
 
 

@@ -33,7 +33,7 @@ class Send:
 
 
 def send_of(quotient: Quotient, hops: Sequence[int], start_ticks: int) -> Send:
-    """The send of hops over one orbit of links, starting at `start_ticks`."""
+    """Merge hops over one orbit of links into a send that starts at `start_ticks`."""
     link = quotient.hops[hops[0]].link_orbit
     units = sum(quotient.hops[m].units for m in hops)
     end_ticks = start_ticks + quotient.problem.costs.duration(quotient.link_rep[link], units)
@@ -49,10 +49,10 @@ class ListSchedule:
 
 
 def critical_priorities(quotient: Quotient, *, noise: float = 0.0, seed: int = 0) -> list[float]:
-    """Priority per hop in ticks: length of the longest shortest path that starts with it, plus noise.
+    """Priority per hop in ticks: time from the hop's start to the farthest destination behind it, plus noise.
 
-    The noise is uniform, from 0 to `noise` times the median duration of a hop. A hop on no shortest path has
-    its negative duration as priority.
+    Only destinations to which a shortest path contains the hop count. A hop without such destinations has its
+    negative duration as priority. The noise is uniform, from 0 to `noise` times the median duration of a hop.
     """
     rng = random.Random(seed)
     durations = sorted(hop.duration for hop in quotient.hops) or [1]
@@ -81,11 +81,11 @@ def list_schedule(
 
     Raises `OutOfTime` once the deadline has passed.
     """
-    # Runs (enter_once, detours, fewest), until one finds a schedule: each rule may end in a dead end. With
-    # detours, a chunk with one destination may reach a rank that it cannot leave; shortest paths avoid that.
-    # With `enter_once` and local-first priority, a chunk expected over another path may arrive too late for
-    # its own link. With limited paths, a chunk may reach a rank over too many links to continue; paths of the
-    # fewest links avoid that.
+    # Settings (enter_once, detours, fewest) to try until one finds a schedule, as each may end in a dead end.
+    # With detours, a chunk with one destination may reach a rank that it cannot leave; shortest paths avoid
+    # that. With `enter_once`, a link under local-first priority may skip an own chunk that is expected over
+    # another path, and cannot send it once relayed chunks follow. With limited paths, a chunk may reach a
+    # rank over too many links to continue; paths of the fewest links avoid that.
     tries = [(True, True, False), (True, False, False), (False, True, False), (False, False, False)]
     if quotient.hop_limit is not None:
         tries.append((False, True, True))
@@ -126,7 +126,7 @@ class _Machine:
         #: `hop_limit`: Max value of this number; None if there is no limit.
         self.passed, self.hop_limit = [0] * count, quotient.hop_limit
         counts = quotient.hop_limit if fewest else None
-        #: True for each hop on a path of fewest links, if path lengths are limited; otherwise for all.
+        #: With `fewest`, true for each hop on a path of fewest links; otherwise true for all hops.
         self.is_short = [
             counts is None or counts.is_shortest(m, hop, alone=quotient.single_path[hop.chunk])
             for m, hop in enumerate(quotient.hops)
@@ -203,15 +203,18 @@ class _Machine:
         )
 
     def _may_go(self, m: int, force: bool) -> bool:
-        """True if the hop is useful, and its chunk is not in the node that it enters, nor on its way there.
+        """True if the hop is useful and, with `enter_once`, the first by which its chunk enters a node.
 
-        - `force`: True to allow chunks that are in that node, or on their way there.
+        - `force`: True to allow chunks that are already in that node, or on their way there.
         """
         entry = self.quotient.hops[m].enters
         return self._useful(m) and (force or not (self.enter_once and entry >= 0 and self.entered[entry]))
 
     def _start(self, time: int, dirty: set[int], *, force: bool) -> None:
-        """Start all sends that can start at `time`, the most urgent first."""
+        """Start all sends that can start at `time`, the most urgent first.
+
+        - `force`: True to start one send only, which may enter a node that has its chunk already.
+        """
         while dirty:
             offers = []
             for link in sorted(dirty):
@@ -265,7 +268,7 @@ class _Machine:
         return [m for m in candidates if not hops[m].is_own]
 
     def _is_free(self, link: int, chosen: Sequence[int], time: int) -> bool:
-        """True if every resource of the link is free; otherwise the link is tried again at a release."""
+        """True if every resource of the link is free; if not, it is tried again once one is released."""
         units = sum(self.quotient.hops[m].units for m in chosen)
         duration = self.alpha[link] + units * self.beta[link]
         for held in self.quotient.holds[link]:

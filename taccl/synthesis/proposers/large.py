@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 _DOING = {"": "", "reduce": "reduction", "spread": "copies"}
 #: Share of the time for the first of two phases.
 _HALF_SHARE = 0.5
-#: `_TURN_SENDS`: total number of sends over all turns of ruin and recreate.
-#: `_LEAST_TURNS`: min number of turns.
+#: `_TURN_SENDS`: number of iterations of ruin and recreate, times the number of sends.
+#: `_LEAST_TURNS`: min number of iterations.
 _TURN_SENDS, _LEAST_TURNS = 6_000_000, 200
 #: Max arrivals (chunks times destinations) of a problem whose sends are merged.
 _MOST_MERGED = 100_000
@@ -96,8 +96,8 @@ def schedule_large(
     - `target_ticks`: Finish at which the search may stop, such as a lower bound.
     - `time_limit_s`: Seconds after which no further run starts; the deadline also stops a run under way.
     - `num_runs`: Max number of rules and seeds to try; None for each rule once.
-    - `spill_dir`: Folder for unnamed temporary files that hold the columns during the search; None for
-      memory.
+    - `spill_dir`: Folder for unnamed temporary files that hold the schedule's columns during the search; None
+      for memory.
 
     Raises `OutOfTime` if it was stopped before there was a schedule.
     """

@@ -1,4 +1,4 @@
-"""Compiled search of problems too large for models: first a schedule, then its bound, then better schedules.
+"""Compiled search of problems too large for MILP: first a schedule, then a bound, then better schedules.
 
 Memory is checked before any work. The first run returns a schedule as soon as possible. Then the bound is
 computed. Then other rules and seeds are tried, while there is a gap, time and memory. Each run is stopped
@@ -70,7 +70,7 @@ def search_large(search: Search) -> None:
 def offer_compiled(
     search: Search, *, budget_s: float, num_runs: int | None = None, late_s: float | None = None
 ) -> None:
-    """Propose the compiled list scheduler's schedule of the whole problem (without its quotient).
+    """Propose the compiled list scheduler's schedule of the whole problem, without symmetry reduction.
 
     It is skipped for problems with unsupported features. Hyperedges (multicast and reduction links), which it
     does not support, are left out of the problem first.
@@ -95,7 +95,7 @@ def offer_compiled(
         search.record("greedy", "compiled", "no-solution", since, message="no schedule in time")
         return
     is_better = search.best is None or found.finish_ticks < search.best.finish_ticks
-    # Unmerged sends are verified now, as this takes a tenth of the time of verifying merged ones.
+    # A schedule of unmerged sends is verified now, which takes a tenth of the time for merged ones.
     is_known = found.kept.group is None and problem is search.problem and is_better
     if is_known:
         verify(found).raise_if_failed()

@@ -43,7 +43,7 @@ def latest_starts(fabric: Fabric, units: Ints, routes: Routes, jitter: Floats) -
         order = np.lexsort(((start + took + jitter)[hop], resource))
         on, held = hop[order], ticks[order]
         ends = np.cumsum(held)
-        # An occupation may slip by the least slack of all occupations of its resource from it on.
+        # An occupation can be delayed by the least slack among itself and all later ones of its resource.
         slack = start[on] + held - ends
         place = np.cumsum(np.append(0, np.diff(resource[order]) != 0))
         offset = place * (np.ptp(slack) + 1.0)
@@ -60,7 +60,7 @@ def spread_starts(fabric: Fabric, units: Ints, routes: Routes, jitter: Floats) -
     hop, resource, ticks = holds_of(fabric, units, routes)
     load, chunk = np.bincount(resource, ticks), routes.chunk[hop]
     order = np.lexsort((load[resource], chunk))
-    # For each chunk with hops, the ticks for which it holds the most loaded resource of its path.
+    # For each chunk with hops, its occupation of the most loaded resource of its path.
     critical = order[np.append(chunk[order][1:] != chunk[order][:-1], True)]
     on, held = resource[critical], ticks[critical]
     order = np.lexsort((jitter[hop[critical]], on))

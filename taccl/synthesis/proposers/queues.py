@@ -1,4 +1,4 @@
-"""Schedules along routes, which are searched first such that they load the fabric evenly.
+"""Schedules along routes that are chosen beforehand to load the fabric evenly.
 
 `taccl.synthesis.proposers.router` finds the routes. `taccl.synthesis.kernels.queue_kernel` orders the sends
 along them, and fills columns in order of start, in memory or in files. With few sends, several seeds are
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from taccl.synthesis.kernels.fabric import Demand, Fabric, Floats, Ints
 
 
-#: Max sends over all runs; there are at least two runs.
+#: Max sends over all runs; there are at least two runs along paths, or one along trees.
 _TOTAL_SENDS = 200_000
 #: Max runs of the kernel along paths, each with another rule or other paths.
 _MOST_RUNS = 40
@@ -49,7 +49,7 @@ PATH_RULES = ("in step", "latest start", "spread", "travel time", "in step")
 #: Number of seeds tried along the same trees.
 _TREE_ORDERS = 2
 _STARTS = {"latest start": latest_starts, "spread": spread_starts}
-# Cost, in the search for trees, of each tick until a chunk reaches a rank; one value per run.
+#: Cost, in the search for trees, of each tick until a chunk reaches a rank; one value per search, in turn.
 _WAITING = (0.25, 4.0, 1.0, 16.0)
 MANY_STEPS = 30_000_000  # max links visited in searches for trees over all runs (about 1 s)
 _ORDER_NS = 70  # estimated nanoseconds to order a hop
@@ -134,10 +134,11 @@ def send_together(
 def send_in_turn(
     fabric: Fabric, demand: Demand, routes: Routes, turn: Floats, limits: Limits = Limits()
 ) -> Sends | None:
-    """Best schedule along routes that serves chunks by due date (their turn); None if it was stopped.
+    """Best schedule along routes in which links prefer chunks with early due dates; None if it was stopped.
 
-    If chunks wait for the same link, the earlier turn goes first, then the longer route ahead. So a rank
-    forwards chunks at the rate at which it receives them, rather than all chunks with long routes first.
+    If chunks wait for the same link, the one with the least weighted due date minus the time of its remaining
+    route goes first. So a rank forwards chunks at the rate at which it receives them, rather than all chunks
+    with long routes first.
 
     - `turn`, (num_chunks,): When each chunk is due, as a share of the peak time, 0 to 1.
     """
@@ -183,7 +184,7 @@ def send_along_trees(
     """Best schedule of several seeds along trees; the fewer sends and links, the more seeds.
 
     - `routes`: The first trees to try.
-    - `find`: Function from limits and `waiting` to further trees.
+    - `find`: Function from limits and `waiting` to further trees; see `find_trees`.
     - `limit_ticks`: Latest finish that counts.
 
     None if no schedule finishes by then, or it was stopped.
@@ -216,10 +217,10 @@ def _send_best(
     num_runs: int,
     limit_ticks: int = 2**62,
 ) -> Sends | None:
-    """Best of several orders along each of several routes; None if none finishes within the limit.
+    """Best schedule of several sets of routes and several orders along each; None if none meets the limit.
 
-    - `routes`: The first routes to try.
-    - `find`: Function from limits to further routes.
+    - `routes`: The first set of routes to try.
+    - `find`: Function from limits to a further set of routes.
     - `orders`: Number of orders tried along the same routes.
     """
 
