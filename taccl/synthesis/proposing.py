@@ -65,7 +65,7 @@ def _any(_: Problem) -> bool:
 class OwnProposer:
     """A built-in proposer, made from functions; `propose` may record its own stages and return None.
 
-    Its time is reserved in its `Turn`, which depends on the search.
+    Its `Turn` reserves time for it, as the reserve depends on the search.
     """
 
     name: str

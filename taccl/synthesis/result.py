@@ -69,8 +69,8 @@ class Stage:
     """One step of a synthesis.
 
     Its bound is the solver's bound on the stage's own model, which may exclude some paths and asymmetric
-    routes. So it is not a bound on the problem. A job shop, or a routing with orders, may also report an
-    earlier bound. Only the bound of the stage ``"bound"`` is the problem's.
+    routes. So it is not a bound on the problem. A job shop, or a routing with orders, may instead report a
+    bound that was known before it began. Only the bound of the stage ``"bound"`` is the problem's.
     """
 
     name: str  # "greedy", "routing", "contiguity", "job shop", "improve" ...

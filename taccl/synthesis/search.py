@@ -51,8 +51,8 @@ _LEAST_IDLE_S = 1.0
 class Search:
     """A search for a schedule of a problem.
 
-    It ends when the incumbent meets the bound, or at the deadline. If no schedule exists by the deadline, it
-    raises `OutOfTime` with `gives_up`; by default the first run of the list scheduler is completed instead.
+    It ends when the incumbent meets the bound, or at the deadline. If no schedule exists by the deadline, the
+    first run of the list scheduler is still completed; with `gives_up`, `OutOfTime` is raised instead.
     """
 
     problem: Problem
@@ -66,7 +66,7 @@ class Search:
     best: Schedule | None = None
     best_on_quotient: ListSchedule | None = None  # the incumbent as a schedule of the quotient
     rival: Search | None = None  # for a search by one solver: the search whose schedule it started from
-    is_verified: bool = False  # True if the incumbent was verified; otherwise `result` does so
+    is_verified: bool = False  # True if the incumbent was verified; otherwise `result` verifies it
     earliest: list[Schedule] = field(default_factory=list)  # best schedules along trees, earliest first
     most_earliest: int = 0  # max length of `earliest`
     exchanged: Schedule | None = None  # best schedule with sums exchanged at roots
@@ -291,7 +291,7 @@ class Search:
         return whole.finish_us
 
     def _remember(self, whole: Schedule) -> None:
-        """Add a schedule of the outermost problem to `earliest`, unless it contains an equal one."""
+        """Add a schedule of the outermost problem to `earliest`, unless that list contains an equal one."""
         top, at = self.top, self
         while at.above is not None and at.serves_above:
             at = at.above

@@ -56,16 +56,16 @@ _PATH_EXPONENTS = (0, 2, 3, 4, 4, 4, 5, 5)
 _PATH_CHOICES = ((1,), (3,), (4,), (5,), (5, 6), (5, 6), (6,), (6,))
 _PATIENCE = 2  # consecutive trees without a lower peak after which no further tree is searched
 #: (exponent of prices, price of a tick of the most loaded resource, share of the peak from which a resource
-#: counts as overloaded) for each pass of rerouting. In the last passes, any detour is better than a peak.
+#: counts as overloaded) for each of the first passes of rerouting, which even out the load.
 _EVENING = tuple((exponent, _TREE_WEIGHT, 0.8) for exponent in (3, 4, 5, 5, 6, 6))
-#: The last passes of rerouting, in which any detour is better than a peak load.
+#: The last passes of rerouting, as in `_EVENING`: prices are so high that any detour is better than the peak.
 _LOWERING_PEAKS = ((7, 1000.0, 0.97),) * 12
 #: Number of consecutive `_LOWERING_PEAKS` passes without a lower peak, after which rerouting ends.
 _REROUTING_PATIENCE = 4
 #: `_MOST_OWN_STEPS`: max links visited in a pass that searches a path for each chunk alone.
 #: `_OWN_LINK_NS`: estimated nanoseconds per link visited.
 _MOST_OWN_STEPS, _OWN_LINK_NS = 20_000_000, 4
-#: Max pairs of a chunk and a rank for which paths are rerouted one by one.
+#: Max number of chunks times number of ranks for which chunks are rerouted one by one.
 MOST_REROUTED = 20_000_000
 #: Estimated nanoseconds to visit a link in the search for a tree.
 _LINK_NS = 25
@@ -224,8 +224,8 @@ def find_own_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) ->
 def reroute(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits = Limits()) -> Routes:
     """Reroute chunks on overloaded resources one by one; return the given routes if none are better.
 
-    It helps if few of many chunks are large, as in skewed exchanges: shared trees offer too few paths for
-    these.
+    It helps if few of many chunks are large, as in skewed exchanges: shared trees offer too few paths for the
+    large chunks.
     """
     is_good = routes.peak_ticks <= limits.target_ticks
     is_late = limits.deadline.left_s < _MARGIN * 2 * _MOST_OWN_STEPS * _OWN_LINK_NS / 10**9
@@ -271,9 +271,9 @@ def sending_ns(fabric: Fabric, num_hops: float, limits: Limits) -> float:
 
 
 def holds_of(fabric: Fabric, units: Ints, routes: Routes) -> tuple[Ints, Ints, Floats]:
-    """(hop, resource, ticks) columns: each occupation of a resource by a hop.
+    """(hop, resource, ticks) columns, with a row for each time that a hop occupies a resource.
 
-    Links that are occupied exclusively are numbered after the resources.
+    Links that are occupied exclusively count as further resources, numbered after the others.
     """
     slot, size = routes.slot, units[routes.chunk]
     count = np.diff(fabric.hold_of)[slot]
@@ -287,12 +287,15 @@ def holds_of(fabric: Fabric, units: Ints, routes: Routes) -> tuple[Ints, Ints, F
 
 
 def _starts_of_hops(way: Int32s) -> Ints:
-    """(num_chunks + 1,) first hop of each chunk, then the number of hops; `way`: trees by chunk and rank."""
+    """(num_chunks + 1,) first hop of each chunk, then the number of all hops.
+
+    - `way`, (num_chunks, num_ranks): Slot over which each chunk reaches each rank; -1 for none.
+    """
     return np.concatenate(([0], np.cumsum((way >= 0).sum(axis=1)))).astype(np.int64)
 
 
 def _hops_of(fabric: Fabric, paths: Paths) -> Ints:
-    """(num_chunks + 1,) first hop of each chunk, with the total at the end."""
+    """(num_chunks + 1,) first hop of each chunk, then the number of all hops."""
     hop_of = np.zeros(len(paths.units) + 1, np.int64)
     list_paths(fabric, paths, hop_of, np.zeros(0, np.int32))
     return np.cumsum(hop_of)
@@ -367,7 +370,7 @@ def _groups(fabric: Fabric, demand: Demand, num_trees: int) -> tuple[Nets, Paths
 
 
 def _routing(fabric: Fabric, way: Int32s) -> RoutingState:
-    """State without load, with work arrays for a search over the nets."""
+    """Initial state of the search for routes: no load on links and resources, and empty work arrays."""
     num_ranks, room = fabric.num_ranks, fabric.num_slots + 4 * fabric.num_ranks
     return RoutingState(
         way=way,

@@ -64,7 +64,7 @@ class Routed:
 
     - `starts`: {(chunk, link): tentative start in ticks}.
     - `bound_ticks`: Lower bound on the finish of schedules over the model's hops.
-    - `is_optimal`: True if the solver proved its optimum.
+    - `is_optimal`: True if the solver proved that the solution is optimal.
     """
 
     starts: dict[tuple[int, int], int]
@@ -195,7 +195,8 @@ def job_shop(
 ) -> ListSchedule | None:
     """Joint ordering and contiguity by CP-SAT, and routing of optional hops; proposes its schedule.
 
-    It demands a finish no later than that of `hint`, or than `upper_ticks`. Returns None without a schedule.
+    It demands a finish no later than `upper_ticks`, by default that of `hint`. Returns None if CP-SAT finds
+    no schedule.
     """
     since = time.monotonic()
     search.report(f"{name} on cpsat")
@@ -289,7 +290,7 @@ def improve_by_job_shop(search: Search, patience_s: float | None = None) -> None
 
 
 def _entering(quotient: Quotient, current: ListSchedule) -> dict[int, tuple[int, int]]:
-    """{state: (hop that enters it, its end in ticks)}, for hops needed to reach a destination."""
+    """{state: (hop that enters it, arrival in ticks)}, for hops that are needed to reach a destination."""
     needed = needed_hops(quotient, current)
     return {
         p: (m, send.end_ticks)

@@ -46,8 +46,8 @@ _BEHIND = (1.0, 2.0, 0.5, 0.0)
 class Rule:
     """Rule by which the kernel chooses links and chunks."""
 
-    #: Order in which links into a rank choose chunks, "fewest-first" or "in-turn"; "drawn" for another
-    #: kernel, in which every link draws chunks at random.
+    #: Order in which links into a rank choose chunks: "in-turn", or "fewest-first" (links with the fewest
+    #: chunks to offer first). "drawn" for another kernel, in which every link draws chunks at random.
     order: str = "fewest-first"
     #: A slow link usually sends only chunks that no rank of the receiver's fast component has. It may repeat
     #: a chunk of this component if the receiver is far enough behind the component: by more chunks than fast
@@ -86,9 +86,9 @@ def has_tiers(fabric: Fabric) -> bool:
 def spread(
     fabric: Fabric, demand: Demand, limits: Limits = Limits(), *, rules: Sequence[Rule] | None = None
 ) -> Sends:
-    """Schedule that brings every chunk to all ranks that want it, once each; tries each rule at least once.
+    """Best schedule of several rules that brings every chunk once to each rank that wants it.
 
-    - `rules`: Tried in order, then again with other seeds; None for `default_rules`.
+    - `rules`: Rules to try in order, then again with other seeds; None for `default_rules`.
 
     Raises `CollectiveError` if a chunk cannot reach a rank that wants it; `OutOfTime` if it was stopped
     before there was a schedule.
@@ -173,7 +173,7 @@ def _pruned(fabric: Fabric, demand: Demand, needed: Bytes, found: Sends) -> Send
 
 
 def _make_state(fabric: Fabric, demand: Demand, rule: Rule, seed: int) -> SpreadingState:
-    """State before the first send."""
+    """Initial state of the kernel: each chunk is at its origins, and nothing has been sent."""
     num_ranks, num_chunks, num_slots = fabric.num_ranks, demand.num_chunks, fabric.num_slots
     chunk = np.repeat(np.arange(num_chunks), np.diff(demand.origin_of))
     byte, bit = chunk >> 3, (1 << (chunk & 7)).astype(np.uint8)

@@ -51,7 +51,7 @@ _HOPS_PER_S = 50_000
 #: of runs.
 #: `_PATIENCE`: max time of these runs on a busy machine, as a multiple of the budget.
 _RUN_S_PER_HOP, _PATIENCE = 6e-6, 4.0
-#: `_FIRST_TURN_S`: seconds of the portfolio's first turn.
+#: `_FIRST_TURN_S`: seconds of the portfolio's first turn (a run of its stages in order).
 #: `_REPEATED`: index of the first stage that later turns repeat.
 _FIRST_TURN_S, _REPEATED = 4.0, 2
 #: Share of the time reserved for ruin and recreate after a named solver.

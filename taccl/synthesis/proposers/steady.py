@@ -1,4 +1,4 @@
-"""Schedules without idle gaps, whose tiles follow one another at the rate of the busiest resource."""
+"""Schedules without idle gaps, so that a message's tiles follow at the rate of the busiest resource."""
 
 from __future__ import annotations
 

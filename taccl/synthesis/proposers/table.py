@@ -73,7 +73,7 @@ def _by_servers(search: Search) -> None:
 
 
 def _offer_aggregated(search: Search, found: Schedule, choice: str) -> Search:
-    """Add a schedule whose sums are made by servers or switches to ``search.others``."""
+    """Add to ``search.others`` a search that holds a schedule in which servers or switches make the sums."""
     other = search.beside(found.problem, choice=choice)
     other.is_aggregated = True
     other.offer_whole(found, producer=found.producer)
