@@ -272,7 +272,7 @@ def _solve(problem: Problem, options: Options, limit: Deadline) -> Schedule:
 
 
 def _prepared(whole: Search) -> Search:
-    """Set up the search of the problem in its best chunking, with other roots if sums cannot reach theirs."""
+    """Set up the search in the best chunking, with other roots if contributions cannot reach a root."""
     since, limit, options, budget = time.monotonic(), whole.deadline, whole.options, whole.parameters.budget
     start, proposals = options.start, whole.proposals
     if start is not None and isinstance(options.sketch, str):
@@ -313,7 +313,7 @@ def _cores() -> int:
 def _inverted(
     best: Search, whole: Search, transforms: Sequence[Transform[Problem, Schedule]], options: Options
 ) -> Result:
-    """The result for the problem that was asked: the best schedule, transformed back, bound and verified."""
+    """The result for the problem that was asked: the best schedule, transformed back and verified."""
     choice = _choice(best, whole)
     if any(isinstance(each, ReleaseDates) for each in transforms):  # re-timing needs all sends
         options = replace(options, keep="schedule", spill_dir=None, to_file=False)

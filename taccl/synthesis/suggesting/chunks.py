@@ -1,9 +1,8 @@
 """`choose_chunks`: choice of the number of chunks, if a problem leaves it open.
 
 Large messages finish earlier in several chunks per rank, which overlap on their paths and use more links.
-Small ones do not, as each chunk pays the latency of its sends. So several numbers are tried. If a sketch may
-help, the best suggested sketch determines the number with the earliest finish; otherwise a list scheduler
-does.
+Small ones do not, as each chunk pays the latency of its sends. So a list scheduler tries several numbers, and
+the number with the earliest finish is chosen. If a sketch may help, suggested sketches are tried, too.
 """
 
 from __future__ import annotations
@@ -40,18 +39,19 @@ from taccl.synthesis.suggesting.suggest import compiled_schedule, has_kernels, q
 
 #: Seconds per hop that a first sketch takes; with less time left, no sketch is suggested.
 _SUGGEST_S_PER_HOP = 1.5e-6
-#: Merging inside nodes is allowed if the finish with such merging is at most this share of the finish
-#: without.
+#: Chunks may merge on links with long latency (see `merged`) if recursive multiplying with such merging
+#: finishes within this share of the earliest finish without it.
 _MERGING_PAYS = 0.97
 #: Phases of sums count as overlapping if a short run of ruin and recreate shortens the list scheduler's
 #: schedule to at most this share of its finish. Then such runs also compare the other numbers of chunks.
 _OVERLAPS = 0.95
-#: `_RUN_TURNS`: number of turns of the short run of ruin and recreate.
-#: `_RUN_SENDS`: max product of turns and sends (about 0.5 s of CPU).
+#: `_RUN_TURNS`: number of iterations of the short run of ruin and recreate.
+#: `_RUN_SENDS`: max product of iterations and sends (about 0.5 s of CPU).
 _RUN_TURNS, _RUN_SENDS = 1_000, 4_000_000
 #: Data of one rank, or for one rank, are cut ever finer while that shortens the schedule.
-#: `_FINER_PAYS`: max ratio of the finish in twice as many chunks to the best one, for these to be used.
-#: `_MOST_ARRIVALS`: max product of chunks and ranks of a problem in such chunks.
+#: `_FINER_PAYS`: max ratio of the finish in twice as many chunks to the best finish so far, for the finer
+#: chunks to be used.
+#: `_MOST_ARRIVALS`: max product of the numbers of chunks and ranks of a problem that is cut so.
 _FINER_PAYS, _MOST_ARRIVALS = 0.98, 10_000
 #: A short run tries a number of chunks only if the list scheduler's finish with this number is at most this
 #: multiple of its earliest finish.
@@ -188,17 +188,18 @@ def _soonest(
     """(best problem, its finish in us, numbers of chunks that were not tried).
 
     The best is the one with the earliest schedule of a list scheduler; at ties, the one with fewer chunks.
-    If the ring baseline in one chunk per rank finishes before all of these, one chunk per rank is chosen. The
-    same holds for recursive multiplying, which merges chunks.
+    If the ring baseline in one chunk per rank finishes before all of these, one chunk per rank is chosen.
+    Recursive multiplying merges chunks. If it finishes clearly first, one chunk per rank is chosen, and
+    chunks may merge.
 
     The compiled list scheduler is fast, so that the choice does not depend on the time limit. The list
-    scheduler in Python is better on few hops, and runs if kernels are not compiled and cannot be in time.
+    scheduler in Python is better on few hops. It also runs if kernels are not compiled and cannot be in time.
 
-    If all data starts at one rank or ends there, and the most chunks are the best, twice as many are tried,
-    and so on while that pays. These problems are added to `problems`.
+    If all data starts at one rank or ends there, and the largest number is best, it is doubled while that
+    pays. The problems with larger numbers are added to `problems`.
 
-    If the phases of sums overlap and the kernels of ruin and recreate are compiled, short runs of it compare
-    the numbers instead.
+    If the phases of sums overlap and the kernels of ruin and recreate are compiled, short runs of ruin and
+    recreate compare the numbers instead of a list scheduler.
     """
     suggesting, efforts = options.parameters.suggesting, list(map(effort, problems.values()))
     compiles = max(efforts) > suggesting.few_hops and all(map(suits, problems.values()))
@@ -253,7 +254,8 @@ def _add_finer(
 ) -> None:
     """Add problems in twice the most chunks so far, four times and so on, while the schedule gets shorter.
 
-    - `first`: {number of chunks: the compiled list scheduler's schedule}; theirs are added.
+    - `first`: {number of chunks: the compiled list scheduler's schedule}; schedules of added problems are put
+      in.
     """
     count, whole = 2 * max(problems), problems[1]
     while not (options.parameters.suggesting.counts_only or until.has_passed):
@@ -271,7 +273,7 @@ def _add_finer(
 
 
 def _overlapped(first: Mapping[int, Schedule], options: Options, until: Deadline) -> tuple[int, float]:
-    """(number of chunks with the earliest finish, that finish in us) if the phases of sums may overlap.
+    """(number of chunks with the earliest finish, that finish in us), if phases of sums may overlap.
 
     A list scheduler times each phase by itself. Finer chunks overlap more, which a short run of ruin and
     recreate shows. Without such an overlap, the finish of the list scheduler decides.

@@ -231,7 +231,7 @@ class SketchProposal:
 
     @property
     def problem(self) -> Problem:
-        """The sketch applied to the topology and the collective, cut into its chunks."""
+        """The problem under the sketch: its topology, and its collective in the sketch's chunks."""
         return self.bound.problem
 
     @property
@@ -309,9 +309,9 @@ def fitting_shifts(
 ) -> tuple[Shift, ...]:
     """Shifts that are also symmetries of the clauses and the collective, and that schedules may have.
 
-    Each symmetry but the identity moves every rank, so the group has at most as many elements as there are
-    ranks. It also moves every used resource, so that symmetric sends can be simultaneous. Shifts within the
-    longest blocks come first.
+    In the group that they generate, each symmetry but the identity moves every rank and every used resource.
+    So the group has at most as many elements as there are ranks, and symmetric sends can be simultaneous.
+    Shifts within the longest blocks come first.
     """
     found: list[Shift] = []
     for shift in sorted(shifts, key=lambda each: (-each.group, each.offset)):

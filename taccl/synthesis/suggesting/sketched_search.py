@@ -1,7 +1,7 @@
 """Search under suggested sketches and without, for problems without a sketch; the better schedule is kept.
 
 Every schedule under a sketch is also valid without it. So schedules are compared on the original problem,
-whose bound is used. Its chunks do not change.
+whose bound is used. Sketches do not change the number of chunks here.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def search_guided(search: Search) -> None:
             with contextlib.suppress(OutOfTime):  # the compiled list scheduler runs next
                 run(problem, first_s, backend="greedy")
         if not (search.is_met or search.interrupted) and suits(problem):
-            have_compiled(search)  # compiled now, since sketches may need them, too
+            have_compiled(search)  # compile kernels now, as searches under sketches may need them
             offer_compiled(search, budget_s=search.deadline.left_s, num_runs=1)
         if search.best is None:
             offer_compiled(search, budget_s=search.deadline.left_s, num_runs=1)

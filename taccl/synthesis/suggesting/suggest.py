@@ -93,7 +93,7 @@ def suggest_sketches(
         Max number of proposals; there are none if no candidate can be scheduled in time.
     time_limit_s : float
         Seconds to try candidates and to bound the best. If none is complete by then, the first one for which
-        the compiled list scheduler finds a schedule is taken.
+        a list scheduler finds a schedule is taken.
     seed : int
         Seed of the list scheduler.
     progress : callable, optional
@@ -155,11 +155,12 @@ def suggest_for(
     """Suggested sketches for a problem without one, in one or several chunkings; see `suggest_sketches`.
 
     - `counts`: Numbers of chunks per rank to try.
-    - `cut`: Function from a number of chunks per rank to the problem in these; returns equal problems each
-      time.
+    - `cut`: Function from a number of chunks per rank to the problem with this number; the same number gives
+      an equal problem.
     - `give_up`: Deadline at which the function returns without proposals; by default it waits for one.
-    - `along`: True to include schedules along the dimensions of a product as candidates. A search that goes
-      on from the best candidate tries such schedules itself, and does better if it does not start from one.
+    - `along`: True to include schedules along the dimensions of a product topology as candidates. A search
+      that goes on from the best candidate tries such schedules itself, and does better if it does not start
+      from one.
     """
     suggesting = options.parameters.suggesting
     is_patient = give_up is NEVER
@@ -221,10 +222,11 @@ class _Candidate:
 class _Trials:
     """Trials of sketches on one topology and collective.
 
-    - `cut`: Function from a number of chunks per rank to the problem in these.
-    - `deadline`, `give_up`: Times after which no further trial starts, and at which trials are stopped.
+    - `cut`: Function from a number of chunks per rank to the problem with this number.
+    - `deadline`: Time at which trials are stopped once there is a candidate.
+    - `give_up`: Time at which trials are stopped while there is no candidate.
     - `found`: Candidates so far.
-    - `fitting`: {plan: symmetries that fit it}.
+    - `fitting`: {name of a plan: symmetries of a sketch with this plan}.
     """
 
     cut: Callable[[int], Problem]
@@ -295,7 +297,7 @@ def has_kernels(problem: Problem, options: Options, give_up: Deadline) -> bool:
 
 
 def quick_schedule(problem: Problem, options: Options, give_up: Deadline) -> Schedule | None:
-    """Quick schedule by a list scheduler, in Python or compiled, to judge a sketch; None without any."""
+    """Quick schedule by a list scheduler, in Python or compiled, to judge a sketch; None if there is none."""
     suggesting = options.parameters.suggesting
     if effort(problem) > _MOST_RANKED_HOPS * timing_group(problem).counted:
         return compiled_schedule(problem, options, give_up)

@@ -1,8 +1,8 @@
 """Implicit synthesis on a named fabric: a schedule and its bound in one call.
 
 A mesh with an even side has a ring: a cycle that visits every rank once. A corner rank of a two-dimensional
-mesh has two incoming links, so an allgather takes at least (R - 1) / 2 rounds. A bidirectional ring takes
-exactly this number for any size, and its schedule stays implicit.
+mesh has two incoming links. So an allgather among R ranks takes at least (R - 1) / 2 rounds. A bidirectional
+ring takes exactly this number for any size, and its schedule stays implicit.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def synthesize_implicit(
     chunks_per_rank : int
         Number of chunks into which a rank's part of the data is cut.
     backend : {"auto", "dimension-balanced"}
-            The search over translations; or chunks that each traverse the fabric's dimensions in their own
-            order.
+        ``"auto"`` searches patterns that translations repeat; with ``"dimension-balanced"`` each chunk
+        traverses the fabric's dimensions in an order of its own.
     policy : {"lp", "greedy"}
         How ``"dimension-balanced"`` chooses these orders; see `synthesize`.
     group : sequence of rank permutations, optional

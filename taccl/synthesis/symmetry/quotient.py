@@ -52,7 +52,8 @@ class Hop:
     """An orbit of (chunk, link) pairs: symmetric sends of single chunks.
 
     - `chunk`, `link`: A member whose link represents its orbit, so that hops of one link orbit can merge.
-    - `srcs`, `dsts`: States. A destination that has the chunk from the start is left out.
+    - `srcs`, `dsts`: States that the hop leaves and enters. `dsts` leaves out states that have the chunk from
+      the start.
     - `units`, `duration`: Size of the chunk, and ticks of an unmerged send.
     - `tail_ticks`: Longest time from the end of the hop to a destination, over the destinations to which a
       shortest path contains the hop; -1 if there is none.
@@ -60,7 +61,7 @@ class Hop:
     - `is_own`: True if the chunk starts at the link's sender (for local-first priority).
     - `enters`: Number of the orbit of (chunk, node) that the hop enters; -1 if the link does not join nodes,
       or the chunk has only one destination.
-    - `links`: Links of the members whose chunk represents its orbit.
+    - `links`: Links of the orbit's pairs whose chunk is the representative of its own orbit.
     """
 
     chunk: int
@@ -99,7 +100,7 @@ class HopLimit:
         return after + self.left[p] <= self.limit
 
     def is_near(self, m: int, hop: Hop) -> bool:
-        """True if a chunk can still reach a destination after a hop, if it came by a path of fewest links."""
+        """True if a chunk that came by a path of fewest links can reach a destination after a hop."""
         after = self.after(m, hop, self.least)
         return any(self.leads_on(after, p) for p in hop.dsts)
 

@@ -112,7 +112,7 @@ def _tree(
     goal: int,
     seed: int,
 ) -> tuple[Pattern, int]:
-    """(pattern of the earliest tree over all offsets, its finish in ticks).
+    """(pattern of the tree over all offsets that finishes first, its finish in ticks).
 
     Several runs are made, until one finishes by `goal` ticks.
     """
