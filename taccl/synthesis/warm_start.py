@@ -76,10 +76,10 @@ def begin_with(whole: Search, start: Schedule) -> None:
 
 
 def continue_from(search: Search, whole: Search) -> None:
-    """Start the search from schedules that are known in its own chunks.
+    """Start the search from the known schedules with its number of chunks.
 
-    These are the schedule by which the portfolio chose their number, and the given schedule, which is removed
-    from `others`.
+    These are the schedules by which the portfolio chose this number, and the given schedule. The search that
+    held the given schedule is removed from ``whole.others``.
     """
     if search.backend == "auto" and search.options.keeps_sends:
         for each in improved_schedules(search.problem):

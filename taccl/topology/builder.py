@@ -39,8 +39,9 @@ _NOTHING = Fraction(0)  # one object for all, as conversions are cached by objec
 class TopologyBuilder:
     """Builder of a `Topology`: add links, resources and holds, then call `build`.
 
-    Every link gets a resource of its own. A send of b bytes holds it for ``alpha + b * beta`` with
-    "occupies", and for ``b * beta`` with "pipelined". An overhead, if given, replaces alpha.
+    A hold is the time for which a send over a link occupies a resource. Every link gets a resource of its
+    own. A send of b bytes holds it for ``alpha + b * beta`` with "occupies", and for ``b * beta`` with
+    "pipelined". An overhead, if given, limits the alpha of this hold.
 
     Parameters
     ----------
@@ -68,7 +69,7 @@ class TopologyBuilder:
 
     @classmethod
     def continuing(cls, topology: Topology) -> TopologyBuilder:
-        """Builder that holds all of a topology but its notes and assumptions, for further links."""
+        """Builder that starts from a topology, without its notes and assumptions, to add further links."""
         words = {name: getattr(topology, name) for name in (*WORDS, "protocol", "launch_us")}
         made = cls(**words, node_of_rank=topology.node_of_rank)
         made.links += topology.links

@@ -96,7 +96,7 @@ def _comments(topology: Topology) -> Iterator[str]:
 
 
 def _resource_lines(topology: Topology, own: set[int]) -> Iterator[str]:
-    """Lines of [[resource]] entries: one per rate and side, none for the links' own resources."""
+    """Lines of [[resource]] entries: one entry per resource, rate and side; none for links' own resources."""
     holds_of: dict[int, list[Hold]] = defaultdict(list)
     for hold in topology.holds:
         if hold.resource not in own:

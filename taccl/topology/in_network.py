@@ -79,8 +79,8 @@ class InNetwork:
 
 #: SwitchML: A. Sapio et al., "Scaling distributed machine learning with in-network aggregation", NSDI 2021.
 #: The slots are from this paper; packets of 32 or 256 numbers and a round trip of 10 us are our choice.
-#: NVLink SHARP: efficiency that NCCL 2.30 assumes for NVLS: 0.85 on Hopper, and 0.74 on Blackwell.
-#: The values here count all channels but one: 5 of 6 on Hopper, 7 of 8 on Blackwell.
+#: NVLink SHARP: efficiency that NCCL 2.30 assumes for NVLS (0.85 on Hopper, 0.74 on Blackwell), times
+#: (channels - 1) / channels: 5 / 6 on Hopper, 7 / 8 on Blackwell.
 #: InfiniBand SHARP: R. Graham et al., "Scalable hierarchical aggregation and reduction protocol (SHARP)
 #: streaming-aggregation hardware design and evaluation", ISC 2020: about 95 % of the network's bandwidth.
 PROFILES: Mapping[str, InNetwork] = {

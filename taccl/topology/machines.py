@@ -9,9 +9,9 @@ Common model:
   the network. A send holds the egress of the source's NIC and the ingress of the destination's NIC, which
   ranks of one NIC share. Egress and ingress are independent. The network between NICs is non-blocking.
 - A send holds a port for ``overhead + bytes * beta`` (o and G in LogGP). It holds a NIC for ``nic_alpha_us +
-  bytes * beta``. The rest of alpha is latency, during which port and NIC serve other messages. The same holds
-  for the link itself, except in the published profile `taccl`, where sends hold links and ports for all of
-  alpha.
+  bytes * beta``. The rest of alpha is latency, during which port and NIC serve other messages. The same is
+  true of the link itself, except in the published profile `taccl`, where sends hold links and ports for all
+  of alpha.
 
 Constants come from `taccl.topology.profiles`; ``constants=`` replaces any of them.
 """
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from taccl._internal.arguments import Count, Number
     from taccl.topology.models import Model
 
-#: {machine model or instance type: links of a node}.
+#: {machine model or instance type: shape of its nodes}.
 SHAPES: dict[str, NodeShape] = {name: each.shape for name, each in MODELS.items()}
 
 

@@ -52,7 +52,7 @@ class NodeShape(NamedTuple):
 class Pcie(NamedTuple):
     """PCIe of a server: its version, and the rate in GB/s that NCCL assumes.
 
-    NCCL's rate is that of ``src/graph/topo.cc``, lowered to the next speed of ``src/graph/search.cc``.
+    NCCL's rate is that of ``src/graph/topo.cc``, rounded down to a speed listed in ``src/graph/search.cc``.
     """
 
     version: str
@@ -82,7 +82,8 @@ class Model(NamedTuple):
     - `host`: Maker of the hosts' processors, ``"Intel"`` (or other) or ``"AMD"``. NCCL's model has a maximum
       rate of LL between nodes, and a time to post a message to a NIC, for each.
     - `nics_per_rank`: Number of NICs that a rank with NICs of its own has; `nic` is their total.
-    - `network`: Class of the network of its NICs; empty for InfiniBand, or for RCCL's on GPUs of AMD.
+    - `network`: Class of the network of its NICs, a name in `taccl.topology.networks.NETWORKS`. Empty for
+      that of an instance type; otherwise for ``"infiniband"`` with NVLink, and ``"rccl"`` on GPUs of AMD.
     - `generation`, `num_nvlinks`: NVIDIA GPU generation, and number of NVLinks per GPU; empty and 0 for other
       GPUs.
     - `published`: TACCL's file with its constants, and {kind of link: (us/MB, field of that file)}; None if

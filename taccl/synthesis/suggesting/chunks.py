@@ -198,8 +198,8 @@ def _soonest(
     If all data starts at one rank or ends there, and the largest number is best, it is doubled while that
     pays. The problems with larger numbers are added to `problems`.
 
-    If the phases of sums overlap and the kernels of ruin and recreate are compiled, short runs of ruin and
-    recreate compare the numbers instead of a list scheduler.
+    If the phases of sums overlap, short runs of ruin and recreate compare the numbers instead. Its kernels
+    must be compiled for this.
     """
     suggesting, efforts = options.parameters.suggesting, list(map(effort, problems.values()))
     compiles = max(efforts) > suggesting.few_hops and all(map(suits, problems.values()))

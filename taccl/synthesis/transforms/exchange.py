@@ -64,8 +64,8 @@ def offer_exchanged(search: Search) -> None:
 def exchanged(schedule: Schedule) -> Schedule | None:
     """The schedule with its sums exchanged at their roots; None if no send then starts earlier.
 
-    None also if transfers name their contributions, since these do not follow trees. Raises `InputError` or
-    `ValueError` if merged sends would wait for each other.
+    None also if transfers name their contributions, since such transfers need not follow trees. Raises
+    `InputError` or `ValueError` if merged sends would wait for each other.
     """
     if not schedule.problem.collective.sums_up or schedule.carries is not None:
         return None

@@ -2,8 +2,8 @@
 
 Small sums cut into many chunks can finish as early as with one chunk per rank. But a search in many chunks
 does not find such schedules. So they are searched with one chunk per rank, over a topology with adjusted
-costs: a send that may not merge takes as long as the sends of all its chunks in sequence. Its schedules are
-valid for all chunks.
+costs: a send that may not merge takes as long as the sends of all its chunks in sequence. The schedules found
+there are then expanded to all chunks.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Phases(Transform[Problem, Schedule]):
 
 @dataclass(frozen=True)
 class SeparateContributions(Transform[Problem, Schedule]):
-    """A problem with sums, searched without: each contribution travels unreduced to all that want it."""
+    """A problem with sums, searched without reduction: contributions travel to all ranks that want a sum."""
 
     name: ClassVar[str] = "unreduced contributions"
 
@@ -82,7 +82,7 @@ class SeparateContributions(Transform[Problem, Schedule]):
         return cls(problem, (separate_contributions(problem),)) if problem.collective.sums_up else None
 
     def invert(self, found: Sequence[Schedule]) -> Schedule:
-        """Schedule with the sends of the found one, and contributions added up where they arrive."""
+        """Turn the found schedule of single contributions into one that adds them up where they arrive."""
         return summed_at_destinations(found[0], self.problem)
 
 

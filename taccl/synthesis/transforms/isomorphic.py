@@ -58,7 +58,7 @@ def find_isomorphism(one: Problem, other: Problem) -> Isomorphism | None:
 
 
 def hand_over(found: Search, search: Search, names: Isomorphism) -> bool:
-    """Propose one search's best schedule, renamed, to an isomorphic search; true if there is one."""
+    """Propose one search's best schedule, renamed, to an isomorphic search; false if it has none."""
     best = found.best
     if best is None:
         return False
@@ -131,8 +131,8 @@ def _holders(problem: Problem, links: Mapping[int, int]) -> list[list[tuple[int,
 
     - `links`: {link: its new number}; other links are left out.
 
-    There is a row for each link that occupies the resource: the link's new number, the alpha and beta cost of
-    the occupation, and those of its delay.
+    There is a row for each link that occupies the resource. It lists the link's new number, the alpha and
+    beta cost of the occupation, and those of its delay after the send's start.
     """
     costs = problem.costs
     held: dict[int, list[tuple[int, ...]]] = defaultdict(list)

@@ -52,10 +52,10 @@ class PlainLinks(Transform[Problem, Schedule]):
 
 
 def by_switches(problem: Problem, use: InNetworkUse, limit: Deadline) -> Schedule | None:
-    """Earliest schedule with in-network reduction, by switches alone or with ranks; None without any.
+    """Earliest schedule with in-network reduction, by switches alone or with ranks; None if there is none.
 
     If the problem leaves the number of chunks open, it is chosen here, while there is time. With ``"only"``
-    nothing is shared with ranks, and an `InputError` says why no switch can make the sums.
+    ranks make no sums; if no switch can make them either, an `InputError` says why.
     """
     if use == "only":
         check_switches_add(problem.topology)

@@ -21,7 +21,7 @@ from taccl.synthesis.symmetry.quotient import ChunkState, Held, Hop, Quotient, w
 from taccl.synthesis.symmetry.timing_group import timing_group
 from taccl.synthesis.transforms.transform import Transform
 
-#: Max distances to destinations that are computed in one block.
+#: Max number of distances to destinations in memory; links are processed in blocks that keep to it.
 _BLOCK = 2**21
 
 

@@ -1,13 +1,12 @@
-"""Topology as a capacitated network, whose switches edge splitting replaces by direct arcs.
+"""Topology as a capacitated network, in which edge splitting replaces switches by direct arcs.
 
 The network has an arc for each resource that data passes. A link is a path of arcs: resources shared near its
-source, then its own, then those shared near its destination. All links that use a resource may use the same
-other resource next. Then the two arcs meet in a node that is not a rank, such as a switch. The construction
-applies to any topology.
+source, then its own, then those shared near its destination. Where a link passes from one resource to the
+next, the two arcs meet in a node that is no rank: a switch. The topology need not declare switches.
 
 Splitting off a switch moves capacity to an arc that bypasses it, from an arc into the switch and an arc out
-of it. Every set of nodes must retain enough incoming capacity. Maximum flows determine how much. This is
-repeated for every switch, until arcs join ranks only. Each then stands for the path of a link.
+of it. Every set of nodes must retain enough incoming capacity; maximum flows determine how much may move.
+This is repeated for every switch, until arcs join ranks only. Each arc then stands for the path of a link.
 
 References
 ----------
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 
 #: Max capacity that is computed, so that sums of capacities fit into 64-bit integers.
 _MOST_CAPACITY = 2**48
-#: Units per tick of arcs without bandwidth cost.
+#: Rate assumed for arcs without bandwidth cost, in units per tick.
 _UNLIMITED = Fraction(2**40)
 
 

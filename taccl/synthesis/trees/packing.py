@@ -168,7 +168,8 @@ def _copies(
     of all sets that the edge enters, the one with the least capacity in excess of its demand.
 
     The flow network has an extra node for each unfinished tree of `begun`. Edges lead from the tail of `edge`
-    to the extra node, and on to all nodes that the tree reaches. Their capacity is the tree's copies.
+    to the extra node, and on to all nodes that this unfinished tree reaches. The capacity of these edges is
+    its number of copies.
     """
     tail, head = edge
     num_nodes = len(left)
