@@ -50,7 +50,7 @@ def _faults(topology: Topology) -> Iterator[str]:
 
 
 def _odd_links(links: Sequence[Link], num_ranks: int) -> Iterable[Link]:
-    """Links to check: the first link with each (alpha, beta), or all links if the ends of one are unusual.
+    """Links to check: the first link with each (alpha, beta), or all links if any has unusual ends.
 
     Usual ends are one existing source rank and another existing rank as destination. Columns are compared
     instead of links, since most topologies have many links of equal cost.

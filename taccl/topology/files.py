@@ -235,7 +235,7 @@ def _with_shared_ports(topology: Topology, sharing: list[int]) -> Topology:
     """Make the multicast and reduction links `sharing` share the ports of their ranks.
 
     Such a link holds every resource of the ordinary links from its sources to its destinations, except the
-    own resource of each. If an ordinary link holds nothing else, a new port is added that both links hold.
+    resource that each link has for itself. If an ordinary link holds no other, both links hold a new port.
     If several such links send from one rank, or arrive at it, they share a further new port of that rank.
     """
     resources, holds = list(topology.resources), list(topology.holds)

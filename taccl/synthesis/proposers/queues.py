@@ -286,7 +286,7 @@ def send_once(
 
 
 def slots_of(fabric: Fabric, found: Sends) -> Ints:
-    """Slot of each send's link."""
+    """(num_sends,) slot, the number in the fabric's arrays, of each send's link."""
     slot_of_link = np.zeros(int(fabric.link.max()) + 1, np.int64)
     slot_of_link[fabric.link] = np.arange(fabric.num_slots)
     return slot_of_link[found.link]

@@ -134,8 +134,8 @@ def _estimated_first(search: Search) -> None:
 def _from_one_rank_first(search: Search) -> None:
     """Propose the baselines that gain most from finer chunks: in the problem's chunks, then in finer ones.
 
-    These are for chunks that all start or end at one rank. Such chunks follow one another along a tree, which
-    takes long if they are not cut. So these baselines precede all others.
+    It runs if all chunks start or end at one rank. Such chunks follow one another along a tree, which takes
+    long if they are not cut. So these baselines precede all others.
     """
     offer_first(search, [name for name in BASELINES if row_of(name).finer_chunks == "root"])
     if search.has_found:
@@ -199,7 +199,7 @@ def _competes(search: Search) -> bool:
 
 
 def _is_free(search: Search) -> bool:
-    """True if any proposer may run: in the portfolio, if schedules are kept in memory with all sends."""
+    """True if any proposer may run: the backend is the portfolio, and schedules keep all sends in memory."""
     return search.backend == "auto" and search.options.keeps_sends
 
 
@@ -212,7 +212,7 @@ def _may_grow_trees(search: Search) -> bool:
 
 
 def _may_guide(search: Search) -> bool:
-    """True if sketches were given, or may be suggested, to search under."""
+    """True if the search may run under sketches: some were given, or may be suggested."""
     may_suggest = _is_free(search) and search.options.sketch == "auto"
     return bool(search.proposals) or (may_suggest and is_unguided(search.problem, search.parameters))
 

@@ -89,7 +89,7 @@ def may_fill(problem: Problem) -> bool:
 
 
 def is_worthwhile(search: Search) -> bool:
-    """True if trees may gain: the number of chunks is open, or the problem has more than a few hops."""
+    """True if trees may improve the schedule: the number of chunks is open, or there are many hops."""
     return search.is_open or effort(search.problem) > search.parameters.suggesting.few_hops
 
 

@@ -20,7 +20,7 @@ from taccl.sketch.group import Symmetries
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Occupation by a send of u units: `count` resources of an orbit, for ``alpha + u * beta`` ticks."""
+    """A send of u units occupies `count` resources of one orbit, each for ``alpha + u * beta`` ticks."""
 
     resource: int
     alpha: int

@@ -64,7 +64,7 @@ def timing_group(problem: Problem) -> Symmetries:
         return len(kept), steps
 
     # Symmetries of high order are tried first, as one is often enough. If the group found is not the largest
-    # possible, those of low order are tried first, too.
+    # possible, a second attempt tries those of low order first.
     found = largest(_candidates(group, identity.size, divisor))
     if found[0] < most:
         found = max(found, largest(free[::-1]), key=lambda each: each[0])
@@ -72,7 +72,7 @@ def timing_group(problem: Problem) -> Symmetries:
 
 
 def _candidates(group: Symmetries, size: int, divides: int) -> Iterator[NDArray[np.int32]]:
-    """Symmetries as permutations of ranks, links and resources in one row: generators first, then others.
+    """Symmetries, each as a row of the images of ranks, links and resources: generators first, then others.
 
     The others are powers of generators, and of products of two, whose order divides `divides`; high orders
     first.

@@ -1,8 +1,9 @@
 """Synthesis on fabrics that look the same from every rank: the pattern of one rank, repeated by translations.
 
 allgather
-    A tree over all offsets: a free class of links forwards the earliest arrival that the offset at its other
-    end still lacks. On tori, hypercubes and similar fabrics this meets the bound.
+    A tree from one rank to all offsets (relative ranks): each free class of links extends it from the offset
+    reached first whose neighbour is not reached yet. On tori, hypercubes and similar fabrics this meets the
+    bound.
 reduce-scatter
     The same on reversed links, reversed in time.
 allreduce
