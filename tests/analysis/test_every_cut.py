@@ -407,3 +407,43 @@ def test_a_search_that_time_ended_is_not_made_again(monkeypatch):
     monkeypatch.setattr(scopes, "lower_bound", ended)
     assert scopes.bound_of_every_cut(bound, budget_s=1.0) is None
     assert scopes.bound_of_every_cut(bound) is None and len(tries) == 1
+
+
+def test_large_problems_have_the_bound_of_nodes():
+    """Beyond the number of moves for other bounds, the bound over all chunkings is that of node cuts.
+
+    Two racks of 72 GPUs exchange half of all data over 72 NICs each; the latency is a tenth of that.
+    """
+    problem = taccl.make_problem(taccl.topologies.gb200_nvl72(2), "alltoall", size_bytes="1MB")
+    assert problem.collective.num_chunks * len(problem.topology.links) > scopes._MOST_MOVES
+    least = bounds.latency_bound(problem)
+    every = bound_of_every_cut(least, budget_s=0.1)
+    assert every.bound > 5 * least.bound
+    assert every.check()
+    assert bound_of_every_cut(least, budget_s=1e6) is every  # final, so it is not computed again
+
+
+SHARED_NICS = """\
+        GPU0    GPU1    GPU2    GPU3    NIC0    NIC1    CPU Affinity    NUMA Affinity
+GPU0     X      NV4     SYS     SYS     PHB     SYS     0-15            0
+GPU1    NV4      X      SYS     SYS     PHB     SYS     0-15            0
+GPU2    SYS     SYS      X      NV4     SYS     PHB     16-31           1
+GPU3    SYS     SYS     NV4      X      SYS     PHB     16-31           1
+NIC0    PHB     PHB     SYS     SYS      X      SYS
+NIC1    SYS     SYS     PHB     PHB     SYS      X
+"""
+
+
+@pytest.mark.filterwarnings("ignore::taccl.errors.AssumptionWarning")
+def test_without_time_each_nic_counts_once(tmp_path):
+    """Without time, the bound of a node is that of its NICs, though each link holds one at either node.
+
+    2 GB enter each node over two NICs of 12.5 GB/s, so they need 80 ms.
+    """
+    path = tmp_path / "matrix.txt"
+    path.write_text(SHARED_NICS)
+    topology = taccl.topologies.load(path, nodes=2, nic_gb_per_s=12.5)
+    problem = taccl.make_problem(topology, "alltoall", size_bytes=10**9)
+    found = taccl.lower_bound(problem, divisible=True, end_s=0.0)
+    assert found.bound_us == pytest.approx(80_000, rel=1e-3)
+    assert found.check()

@@ -37,6 +37,8 @@ _MOST_PROVEN = 3
 _MOST_OF_VECTOR = 5_000
 #: Max cells of the arrays by which cuts are evaluated together: cuts times link holds, or times chunk kinds.
 _MOST_CELLS = 2_000_000
+#: Max holds of links that are counted in a search for a cover of one border (about 0.1 s).
+_MOST_COVER = 10_000_000
 #: Max common scale of prices; above it, prices are rounded.
 _MOST_PRICE = 10**12
 
@@ -240,21 +242,68 @@ class _Borders:
         least[least == np.iinfo(np.int64).max] = 0
         return least
 
+    def least_holds_of_cover(self, crosses: Flags) -> NDArray[np.int64]:
+        """(num_resources,) min hold in ticks of the links at one border, as in `least_holds`.
+
+        The resource that links at the border hold longest counts for all of its links, then the resource that
+        the remaining links hold longest, until every link counts. After `_MOST_COVER` holds, `least_holds`
+        decides on the remaining links.
+
+        - `crosses`, (num_links,) bool: Links at the border.
+        """
+        least, left = np.zeros(self.num_resources, dtype=np.int64), crosses.copy()
+        of_link = np.flatnonzero(left[self._column])
+        column, resource, ticks = self._column[of_link], self._resource[of_link], self._ticks[of_link]
+        work = 0
+        while len(column) and work < _MOST_COVER:
+            work += len(column)
+            longest = int(np.argmax(np.bincount(resource, ticks, minlength=self.num_resources)))
+            own = resource == longest
+            least[longest] = ticks[own].min()
+            left[column[own]] = False
+            some = left[column]
+            column, resource, ticks = column[some], resource[some], ticks[some]
+        if not len(column):
+            return least
+        further = self.least_holds(left[None])[0]
+        both = (least > 0) & (further > 0)
+        found: NDArray[np.int64] = np.where(both, np.minimum(least, further), np.maximum(least, further))
+        return found
+
 
 def _proven(volume: Volume, borders: _Borders, parts: tuple[frozenset[int], ...]) -> tuple[Fraction, CutDual]:
-    """(bound in ticks from one set or partition, its witness).
+    """(bound in ticks from one set or partition, its witness): the better of two covers by resources.
 
-    Prices are such that all links at the border pay about the same. A link is charged once for each pair of
+    A cover assigns each link at the border to one of its resources. A link is charged once for each pair of
     parts that it joins.
     """
     entering, pairs = np.unique(crossing_links(volume.problem, parts), return_counts=True)
-    least = borders.least_holds(np.isin(borders.links, entering)[None])[0]
+    crosses = np.isin(borders.links, entering)
+    covers = [borders.least_holds(crosses[None])[0], borders.least_holds_of_cover(crosses)]
+    if np.array_equal(*covers):
+        covers.pop()
+    proven = [_priced(volume, parts, entering, pairs, least) for least in covers]
+    return max(proven, key=lambda each: each[0])
+
+
+def _priced(
+    volume: Volume,
+    parts: tuple[frozenset[int], ...],
+    entering: NDArray[np.int64],
+    pairs: NDArray[np.int64],
+    least: NDArray[np.int64],
+) -> tuple[Fraction, CutDual]:
+    """(bound in ticks, its witness) with prices such that all links at the border pay about the same.
+
+    - `entering`, `pairs`, (num_crossing,): Links at the border, and the pairs of parts that each joins.
+    - `least`, (num_resources,): Min hold in ticks of the links that a resource counts for; 0 for none.
+    """
     resources = np.flatnonzero(least)
     ticks = least[resources]
     scale = math.lcm(*ticks.tolist())
     if scale > _MOST_PRICE:
         scale = max(_MOST_PRICE, int(ticks.max(initial=1)))
-    prices = [0] * borders.num_resources
+    prices = [0] * len(least)
     for r, each in zip(resources.tolist(), ticks.tolist(), strict=True):
         prices[r] = max(1, round(scale / each))
     paid = (sum(prices[r] * each for r, each in volume.held[e].items()) for e in entering.tolist())

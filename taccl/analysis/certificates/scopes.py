@@ -31,8 +31,11 @@ _BUDGET_S, _LIMIT_TIMES = 1.0, 2.0
 _END_TIMES, _BRIEF_MOVES = 2.0, 5_000
 #: A cached bound is computed again if the new budget is at least this factor times the budget that it used.
 _LARGER = 1.5
-#: Max chunk-link pairs for which the bound over all chunkings is computed.
+#: Max chunk-link pairs of a problem whose bound over all chunkings is not only that of simple cuts.
 _MOST_MOVES = 100_000_000
+#: `_CUT_S_PER_MOVE`: approximate seconds for simple cuts, per chunk-link pair.
+#: `_CUT_S`: seconds that simple cuts may take, however small the budget is.
+_CUT_S_PER_MOVE, _CUT_S = 4e-10, 0.7
 #: Relative difference above which the bounds for these chunks and over all chunkings are both reported.
 _LEAST_DIFFERENCE = Fraction(1, 100)
 #: Key of bounds over all chunkings in a problem's cache; the value maps `in_network` to a bound.
@@ -42,7 +45,8 @@ _CACHE = f"{__name__}.bound_of_every_cut"
 def bound_of_every_cut(bound: Certificate, *, budget_s: float | None = None) -> Certificate | None:
     """Bound over all chunkings for the problem of `bound`; None if it would take too long.
 
-    Padding to whole bytes does not count, since another chunking pads less.
+    Padding to whole bytes does not count, since another chunking pads less. For large problems, the bound is
+    that of cuts around nodes and ranks.
 
     - `budget_s`: Approximate seconds. A cached bound that used up a much smaller budget is computed again.
       Default: a cached bound, or one computed in 1 s.
@@ -51,13 +55,16 @@ def bound_of_every_cut(bound: Certificate, *, budget_s: float | None = None) -> 
     if bound.divisible:
         return bound
     moves = problem.collective.num_chunks * len(problem.topology.links)
-    if moves > _MOST_MOVES:
-        return None
+    is_large = moves > _MOST_MOVES
     found: dict[InNetworkGrant, _Found] = problem.cache.setdefault(_CACHE, {})
     known = found.get(bound.in_network)
     if known is None or (budget_s is not None and known.used_s * _LARGER <= budget_s):
         budget_s = _BUDGET_S if budget_s is None else budget_s
         end_s = math.inf if moves <= _BRIEF_MOVES else _END_TIMES * budget_s
+        if is_large:
+            budget_s, end_s = 0.0, max(_CUT_S, end_s)
+            if moves * _CUT_S_PER_MOVE > end_s:
+                return None
         since = time.monotonic()
         try:
             with (NEVER if end_s == math.inf else Deadline.after(end_s)).enforced():
@@ -72,7 +79,8 @@ def bound_of_every_cut(bound: Certificate, *, budget_s: float | None = None) -> 
             return known.bound
         is_cut_off = time.monotonic() - since > budget_s
         every = every if known is None else stronger(every, known.bound)
-        known = found[bound.in_network] = _Found(every, budget_s if is_cut_off else math.inf)
+        is_final = is_large or not is_cut_off
+        known = found[bound.in_network] = _Found(every, math.inf if is_final else budget_s)
     return known.bound
 
 
