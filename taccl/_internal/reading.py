@@ -16,7 +16,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable
 from decimal import Decimal
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any, TypeVar, cast
 
 from taccl._internal.file_kinds import a, kind_of_bytes, kinds_in, kinds_of_text, unquoted, wrong_kind
@@ -145,10 +145,15 @@ def kinds_of(path: str | os.PathLike[str]) -> list[str]:
         text = read_text(path, 10 * MAX_FILE_BYTES)
     except FormatError:
         return []
+    return list(_kinds_by_text(text))
+
+
+@lru_cache(maxsize=2)  # a command asks several times for the kind of the same file
+def _kinds_by_text(text: str) -> tuple[str, ...]:
     try:
-        return kinds_in(parse(unquoted(text), source="")) or kinds_of_text(text)
+        return tuple(kinds_in(parse(unquoted(text), source="")) or kinds_of_text(text))
     except FormatError:
-        return kinds_of_text(text)
+        return tuple(kinds_of_text(text))
 
 
 def reads(*wanted: str) -> Callable[[Reader], Reader]:

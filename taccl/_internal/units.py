@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 from fractions import Fraction
+from functools import lru_cache
 
 from taccl.errors import InputError
 
@@ -94,10 +95,16 @@ def _fraction(number: int | float | str, where: str) -> Fraction:
     try:
         text = str(number)
         if len(text) <= _MAX_DIGITS and _exponent(text) <= _MAX_DIGITS:
-            return Fraction(text)
+            return _fraction_of(text)
     except (ValueError, ZeroDivisionError):
         raise InputError(f"found {_short(number)}; expected a finite number", where=where) from None
     raise InputError(f"found {_short(number)}; expected at most {_MAX_DIGITS} digits", where=where)
+
+
+@lru_cache(maxsize=4096)
+def _fraction_of(text: str) -> Fraction:
+    """Number from its text; files repeat few costs many times, and checks compare equal objects faster."""
+    return Fraction(text)
 
 
 def _exponent(text: str) -> int:

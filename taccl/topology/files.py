@@ -199,8 +199,9 @@ def _from_links(file: schema.LinksFile, default_name: str) -> Topology:
         check_ranks(link.dst, num_ranks, where=f"link[{i}].dst")
         directions = [(link.src, link.dst), (link.dst, link.src)]
         for src, dst in directions if link.bidirectional else directions[:1]:
+            ends = (ranks if len(ranks) > 1 else ranks[0] for ranks in (src, dst))
             added = builder.add_link(
-                src, dst, alpha_us=link.alpha_us, beta_us_per_mb=link.rate(), overhead_us=link.overhead_us,
+                *ends, alpha_us=link.alpha_us, beta_us_per_mb=link.rate(), overhead_us=link.overhead_us,
                 name=link.name,
             )  # fmt: skip
             if len(src) + len(dst) > 2 and not link.own_port:
@@ -238,6 +239,8 @@ def _with_shared_ports(topology: Topology, sharing: list[int]) -> Topology:
     resource that each link has for itself. If an ordinary link holds no other, both links hold a new port.
     If several such links send from one rank, or arrive at it, they share a further new port of that rank.
     """
+    if not sharing:
+        return topology
     resources, holds = list(topology.resources), list(topology.holds)
     held = {(hold.link, hold.resource) for hold in holds}
     ports: dict[str, int] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import lru_cache
 from itertools import permutations, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,6 +55,11 @@ def beta_of_bandwidth(
     rate = exact_cost(gb_per_s, where=where)
     if rate == 0:
         raise TopologyError("found 0 GB/s; expected a positive bandwidth", where=where)
+    return _thousand_over(rate)
+
+
+@lru_cache(maxsize=4096)
+def _thousand_over(rate: Fraction) -> Fraction:
     return Fraction(1000) / rate
 
 

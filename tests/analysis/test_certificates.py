@@ -477,6 +477,20 @@ def test_prices_without_a_bound_in_time_name_the_limit(monkeypatch):
         prices(problem, time_limit_s=0.5)
 
 
+def test_prices_without_time_for_whole_chunks_have_their_latency(monkeypatch):
+    """If the time limit ends before a bound for whole chunks, the latency bound stands in for it."""
+
+    def only_divisible(of, *, divisible, **_):
+        if not divisible:
+            raise OutOfTime("the time limit came first")
+        return lower_bound(of, divisible=True)
+
+    monkeypatch.setattr(scopes, "lower_bound", only_divisible)
+    found = prices(problem_of(ring(3), collectives.allgather(3)), time_limit_s=60)
+    assert found.without_sketch.kind == "latency"
+    assert found.bound.bound >= found.divisible.bound > 0
+
+
 def test_prices_without_a_schedule():
     """Without a schedule the loss of the search is None and is not shown."""
     found = prices(problem_of(ring(3), collectives.allgather(3)))

@@ -3,11 +3,13 @@
 import json
 import os
 import re
+import tomllib
 from fractions import Fraction
 
 import pytest
 
 import taccl
+from taccl import cli
 from taccl.errors import FormatError, TopologyError
 from taccl.topology.fabrics import torus
 from taccl.topology.files import MAX_FILE_BYTES, load_topology
@@ -299,3 +301,20 @@ def test_options_of_a_file_that_is_not_there_do_not_hide_it(tmp_path):
     taccl.save(taccl.topologies.ring(3), path)
     with pytest.raises(taccl.InputError, match="takes no nodes; leave it out"):
         taccl.topologies.load(path, nodes=2)
+
+
+def test_large_files_are_read_quickly(tmp_path, monkeypatch):
+    """A command parses a topology file at most twice, and links of equal cost share their cost objects."""
+    path = tmp_path / "ring.toml"
+    listed = "".join(
+        f"[[link]]\nsrc = {r}\ndst = {(r + 1) % 8}\nalpha_us = 0.7\nbandwidth_gb_per_s = 12.5\n"
+        for r in range(8)
+    )
+    path.write_text(f"schema = 1\nranks_per_node = [8]\n{listed}")
+    parsed, loads = [], tomllib.loads
+    monkeypatch.setattr(tomllib, "loads", lambda *args, **named: parsed.append(1) or loads(*args, **named))
+    assert cli.main(["bound", str(path), "--collective", "allgather", "--size", "1MB"]) == 0
+    assert len(parsed) <= 2
+    links = taccl.topologies.load(path).links
+    assert len(links) == 8
+    assert len({(id(link.alpha_us), id(link.beta_us_per_mb)) for link in links}) == 1

@@ -15,7 +15,7 @@ from fractions import Fraction
 from taccl._internal.arguments import Duration, checked
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl._internal.units import format_gap, format_us
-from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.bounds import latency_bound, lower_bound
 from taccl.analysis.certificates.certificate import Certificate, InNetworkGrant
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Problem
@@ -248,6 +248,8 @@ def prices(
         try:
             return lower_bound(of, divisible=divisible, budget_s=part_s, limit_s=part_s, end_s=part_s)
         except OutOfTime:
+            if not (divisible or of.release_us or of.due_us):
+                return latency_bound(of)
             raise OutOfTime(f"time_limit_s: no bound in {time_limit_s:g} s; give more time") from None
 
     is_free = free == problem.clauses

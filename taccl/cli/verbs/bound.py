@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 from dataclasses import replace
@@ -27,6 +28,8 @@ _PRICES_SHARE = 0.75
 #: Least seconds for the bounds with and without the sketch and whole chunks, even on a busy machine.
 #: A busy machine may need all of the time limit to load modules and read files.
 _LEAST_PRICES_S = 1.0
+#: Least seconds for these bounds if loading alone exceeded the time limit by a second, as for a large file.
+_LATE_PRICES_S = 0.3
 #: {kind of a file whose problem is bounded: options that its content makes superfluous}.
 _OF_NOUN = {"program": ("time_unit_us",), "schedule": ("nodes", "profile", "size")}
 
@@ -67,7 +70,10 @@ def run(options: Namespace) -> Answer:
 
 def _bounded(problem: Problem, options: Namespace) -> tuple[Answer, Certificate]:
     """Answer with the bound, bottleneck and costs of sketch and whole chunks, and the bound's certificate."""
-    prices = taccl.prices(problem, time_limit_s=max(_LEAST_PRICES_S, _PRICES_SHARE * options.deadline.left_s))
+    left_s = options.deadline.left_s
+    late_s = max(0.0, time.monotonic() - options.deadline.at_s)
+    least_s = max(_LATE_PRICES_S, _LEAST_PRICES_S - late_s)
+    prices = taccl.prices(problem, time_limit_s=max(least_s, _PRICES_SHARE * left_s))
     bound, whole = prices.bound, f"whole chunks cost {prices.chunks:+.2%}"
     other = "all chunkings", f"{_brief(prices.divisible)}; {whole}"
     if problem.chunks_open:  # the number of chunks was left open
