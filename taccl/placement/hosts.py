@@ -30,6 +30,9 @@ MEASURED = "measured"
 _RATIO_OF_KINDS = 1.5
 #: GB/s of a PCIe 5 x16 slot: slower links of a GPU may share one slot, within a socket and across sockets.
 _SLOT_GB_PER_S = 64.0
+#: `_NVLINK_GB_PER_S`: min and max rate of one NVLink of P100 and V100 in GB/s, as measured.
+#: `_SAME`: max relative difference of a rate from a multiple of another one.
+_NVLINK_GB_PER_S, _SAME = (16.0, 26.0), 0.08
 #: Factor by which the oversubscription grows with each level of clusters; our choice.
 _FURTHER = 2.0
 #: Values for costs that were not measured; our choices, listed among the topology's assumptions.
@@ -192,7 +195,9 @@ def _costs(
             across = np.ix_(rows, columns)
             slowness[across] = np.maximum(slowness[across], 1.0 / each)
         shared.append(SharedPath(what, inside, float(_rounded(np.array(1000.0 / each)))))
-    kinds = _kinds_of_links(slowness) if probe.is_one_server else np.zeros((count, count), np.int64)
+    kinds, wires = np.zeros((count, count), np.int64), np.zeros((count, count), bool)
+    if probe.is_one_server:
+        kinds, wires = _kinds_of_links(slowness)
     if found:
         nested = ", in ".join(format_count(int(labels.max()) + 1, "cluster") for labels in found)
         because = "as their distances suggest" if probe.clusters is None else "as was stated"
@@ -201,12 +206,17 @@ def _costs(
     if probe.is_one_server:
         notes = [f"{count} GPUs of one server"]
         if ports == "shared":
-            of_each = format_count(int(kinds.max()) + 1, "kind")
+            of_each = format_count(int(kinds[~wires].max()) + 1, "kind")
             assumed.append(
                 f"links of a GPU share a port, one for each of {of_each} of links by rate (up to "
                 f"{_SLOT_GB_PER_S:g} GB/s one PCIe slot), as pairs were measured one at a time "
                 "(ports='none' assumes separate wires)"
             )
+            if wires.any():
+                assumed.append(
+                    f"links of at least {1 / slowness[wires].max():.3g} GB/s are NVLinks with wires of their "
+                    "own, as their rates are whole multiples of one NVLink's"
+                )
     alpha = np.nan_to_num(np.round(alpha, DECIMALS))
     beta = np.nan_to_num(_rounded(1000.0 * slowness))
     return PairCosts(
@@ -214,17 +224,41 @@ def _costs(
     )
 
 
-def _kinds_of_links(slowness: NDArray[np.float64]) -> NDArray[np.int64]:
-    """(num_hosts, num_hosts) int64, kind of each link by its rate, 0 for the fastest.
+def _kinds_of_links(slowness: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """(kind of each link, True for NVLinks with wires of their own), both (num_hosts, num_hosts).
 
-    Links are of different kinds if their sorted rates have a gap between them. All rates below that of a PCIe
-    slot are of one kind.
+    Kinds are numbered by rate, from 0 for the fastest; after them, each NVLink of a GPU has its own. Links
+    are of different kinds if their sorted rates have a gap between them. All rates below that of a PCIe slot
+    are of one kind, apart from NVLinks that join two GPUs without a switch.
     """
     off = ~np.eye(len(slowness), dtype=bool)
     ordered = np.sort(slowness[off])
     differ = ordered[1:] > _RATIO_OF_KINDS * ordered[:-1]
     starts = ordered[1:][differ & (ordered[:-1] < 1 / _SLOT_GB_PER_S)]
-    return np.where(off, np.searchsorted(starts, slowness, side="right"), 0)
+    kinds = np.where(off, np.searchsorted(starts, slowness, side="right"), 0)
+    wires = off & (slowness <= _slowest_nvlink(ordered, np.flatnonzero(differ) + 1))
+    ranks = np.arange(len(slowness))
+    own = kinds.max() + (ranks[None] - ranks[:, None]) % len(ranks)
+    return np.where(wires, own, kinds), wires
+
+
+def _slowest_nvlink(ordered: NDArray[np.float64], starts: NDArray[np.int64]) -> float:
+    """Greatest slowness of NVLinks that join pairs of GPUs, as on DGX-1; 0 if none are found.
+
+    Pairs have one, two or more of these NVLinks, so that the rates are multiples of one rate. Pairs without
+    them are slower. PCIe does not have such rates.
+
+    - `ordered`: Slownesses of all links, ascending, in us per KB.
+    - `starts`: Index of the first link of each class of rates after the fastest class.
+    """
+    classes = np.split(1 / ordered, starts)
+    rates = [float(np.median(each)) for each in classes]
+    for place, one in enumerate(rates[:-1]):
+        times = [rate / one for rate in rates[:place]]
+        is_multiple = all(round(each) > 1 and abs(each / round(each) - 1) <= _SAME for each in times)
+        if times and is_multiple and _NVLINK_GB_PER_S[0] <= one <= _NVLINK_GB_PER_S[1]:
+            return float(ordered[starts[place] - 1])
+    return 0.0
 
 
 def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:

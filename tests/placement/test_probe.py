@@ -206,6 +206,32 @@ def test_matrix_of_a_server_allows_what_its_wires_do(shared_data):
     assert 755 < bound.bound_us < 770
 
 
+def test_nvlinks_of_pairs_have_wires_of_their_own():
+    """On a DGX-1, pairs have two NVLinks, one or none (PCIe); each NVLink counts, and PCIe once per GPU.
+
+    A GPU sends 2 x 48 + 2 x 24 GB/s over NVLinks and 10 over PCIe, so 100 MB from all others take 87.5 MB over
+    154 GB/s, or 568 us.
+    """
+    double = [(0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)]
+    single = [(0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7)]
+    rates = np.full((8, 8), 10.0)
+    for pairs, rate in ((double, 48.0), (single, 24.0)):
+        for a, b in pairs:
+            rates[a, b] = rates[b, a] = rate
+    probe = Probe(tuple(f"GPU {i}" for i in range(8)), bandwidth_gb_per_s=rates)
+    topology = probe.topology()
+    assert any("at least 24 GB/s are NVLinks" in each for each in topology.assumed)
+    problem = taccl.make_problem(topology, "allgather", size_bytes=100 * 10**6)
+    assert taccl.lower_bound(problem, divisible=True).bound_us == pytest.approx(568, rel=0.05)
+    assert not _has_wires(np.where(rates == 48.0, 30.0, rates))  # two speeds of PCIe
+    assert not _has_wires(np.where(rates == 48.0, 24.0, rates))  # one rate beside PCIe may be PCIe, too
+
+
+def _has_wires(rates):
+    names = tuple(f"GPU {i}" for i in range(len(rates)))
+    return any("NVLinks" in each for each in Probe(names, bandwidth_gb_per_s=rates).topology().assumed)
+
+
 def test_probes_are_read_back(tmp_path):
     """A saved probe is equal when read, and gives a topology."""
     probe = Probe(NAMES, OURS, np.full((3, 3), 10.0), uplinks=(((0, 1), 10.0),), latency_spread=0.1)
