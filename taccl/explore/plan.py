@@ -33,6 +33,7 @@ from taccl.topology.registry import parse
 from taccl.topology.topology import Topology
 
 if TYPE_CHECKING:
+    from taccl.runtimes.runtime import Runtime
     from taccl.sketch.sketch import Sketch
 
 #: `_BASELINES_SHARE`: share of the time limit for baselines.
@@ -124,6 +125,7 @@ def plan(
     chosen = loaded(sketches)
     check_lowering(lowering or {})
     runtimes = usual_runtimes(fabric) if runtime is None else (runtime_named(runtime),)
+    _check_instances((lowering or {}).get("instances", 1), runtimes)
     cases = []
     for sketch in chosen:
         name = f"sketch {name_of(sketch)}" if sketch else "no sketch"
@@ -163,6 +165,14 @@ def plan(
         (*search.notes, *notes), tuple(each.name for each in runtimes), lowered,
         both_places="in_place" not in (lowering or {}) and name in IN_BOTH_PLACES,
     )  # fmt: skip
+
+
+def _check_instances(instances: int | str, runtimes: Sequence[Runtime]) -> None:
+    """Raise `InputError` if no runtime has a channel for each of the program's instances."""
+    roomiest = max(runtimes, key=lambda each: each.max_channels)
+    if isinstance(instances, int) and instances > roomiest.max_channels:
+        most = f"at most {roomiest.max_channels}, the channels of {roomiest.title}"
+        raise InputError(f"found {instances}; expected {most}", where="instances")
 
 
 def _grid(sizes: str | Iterable[Size]) -> list[int]:

@@ -211,8 +211,12 @@ class PlanSearch:
         if not programs and isinstance(self.failure, ExportError):
             raise self.failure
         if not programs:
-            said = "no schedule became a program in time; give more time, or fewer instances"
-            raise NoSolutionError(said)
+            fewest = min(len(each.schedule) for each in self.candidates)
+            needed_s = _LOWER_S * _work_per_send(lowering) * fewest
+            smallest = f"the smallest has {fewest} sends, for about {math.ceil(needed_s)} s"
+            said = f"no schedule became a program in time: {smallest}"
+            more = "more time, or fewer instances" if lowering.get("instances", 1) != 1 else "more time"
+            raise NoSolutionError(f"{said} after the search; give {more}")
         if len(grid) < len(self.grid):
             most = format_size(grid[-1])
             self.notes.append(f"too little time for sizes above {most}: the library serves them")
@@ -264,7 +268,7 @@ class PlanSearch:
 
         - `able`: Schedules to choose from.
         """
-        remaining = list(able)
+        remaining, reasons = list(able), dict[str, None]()
         # Large sizes first: finishes there give the tightest limits on finishes at other sizes.
         best = {size: winner_at(remaining, size).finish(size) for size in reversed(self.grid)}
         while True:
@@ -277,6 +281,7 @@ class PlanSearch:
                         programs[winner] = runnable(winner.schedule, lowering, self.runtime)
                     except ExportError as error:
                         remaining.remove(winner)
+                        reasons[str(error)] = None
                         notes.append(f"a schedule of {winner.source} was left out: {error}")
                         break
             else:
@@ -284,7 +289,7 @@ class PlanSearch:
                     break
                 remaining = without_one(tiles, self.grid)
             if not remaining:
-                raise ExportError(f"no schedule fits its format: {'; '.join(notes)}")
+                raise ExportError(f"no schedule fits its format: {'; '.join(reasons)}")
         used = {
             size: next(each for first, last, each in tiles if first <= size <= last) for size in self.grid
         }

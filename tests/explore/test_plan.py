@@ -362,7 +362,7 @@ def test_lowering_obeys_the_time_limit(monkeypatch):
             pass
 
     monkeypatch.setattr(plan_search, "runnable", endless)
-    with pytest.raises(NoSolutionError, match="more time, or fewer instances"):
+    with pytest.raises(NoSolutionError, match="12 sends, for about 1 s after the search; give more time"):
         taccl.plan("ring:4", "allgather", sizes=["4KB"], backend="greedy", time_limit_s=0.5)
 
 
@@ -443,11 +443,21 @@ def test_sizes_are_visited_far_apart_first(count, order):
     assert plan_search._spread(count) == order
 
 
+#: Options for more channels than MSCCL has: each of 20 instances uses two.
+_MANY = {"instances": 20, "channels": "by-peer", "num_channels": 2}
+
+
 @pytest.mark.slow
 def test_programs_that_are_too_large_for_the_runtime_are_an_error():
     """If an option makes every program too large for the runtime, the error states the limit."""
     with pytest.raises(ExportError, match="at most 32 channels"):
-        brief_plan("ring:4", "allgather", sizes=["1MB"], backend="greedy", lowering={"instances": 40})
+        brief_plan("dgx1", "allgather", sizes=["1MB"], backend="greedy", lowering=_MANY)
+
+
+def test_more_instances_than_channels_are_refused_at_once():
+    """Each instance needs a channel, so more instances than channels are refused before any search."""
+    with pytest.raises(InputError, match=r"instances: found 99999; expected at most 32, the channels of"):
+        taccl.plan("dgx1", "allreduce", lowering={"instances": 99_999})
 
 
 @pytest.mark.parametrize(
