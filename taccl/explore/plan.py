@@ -123,9 +123,9 @@ def plan(
     fabric = fabric if protocol == "auto" else fabric.under(protocol)
     grid = _grid(sizes)
     chosen = loaded(sketches)
-    check_lowering(lowering or {})
     runtimes = usual_runtimes(fabric) if runtime is None else (runtime_named(runtime),)
     _check_instances((lowering or {}).get("instances", 1), runtimes)
+    check_lowering(lowering or {})
     cases = []
     for sketch in chosen:
         name = f"sketch {name_of(sketch)}" if sketch else "no sketch"
