@@ -104,7 +104,8 @@ def load_slurm(
     """Probe with the hosts of a SLURM topology file; clusters are its switches or blocks, latencies assumed.
 
     - `topology`: Name of a topology in a ``topology.yaml``; default: the cluster's default, or the first.
-    - `hosts`: Hosts to keep, such as those of a job, in rank order; default: all, in the order of the file.
+    - `hosts`: Hosts to keep, such as those of a job, in rank order; a host with several ranks is repeated.
+      Default: all, in the order of the file.
 
     Raises `FormatError` if the file is neither of the two, or describes a ring or a torus. Raises
     `InputError` if a host is not in the file, or there are fewer than two or more than 2,048 hosts.
@@ -119,13 +120,12 @@ def load_slurm(
     if unknown := sorted(set(chosen) - set(known)):
         said = f"found no host {shown(unknown[0], 60)} in {shown(where, 60)}, which has {len(known)} hosts"
         raise InputError(f"{said} such as {shown(known[0], 60)}; correct the name", where="hosts")
-    if len(set(chosen)) != len(chosen):
-        raise InputError("found a host twice; name each once, as switches join hosts", where="hosts")
     if not 2 <= len(chosen) <= _MOST_HOSTS:
         said = f"found {format_count(len(chosen), 'host')}; expected 2 to {_MOST_HOSTS}"
         raise InputError(f"{said}; name those of the job (--hosts)", where="hosts")
     clusters, depth, num_parts = _clusters(parts, chosen)
-    assumed = [*fabric.notes, f"latencies {USUAL_LATENCY_US:g} us inside the innermost switch or block"]
+    innermost = "a host" if len(set(chosen)) < len(chosen) else "the innermost switch or block"
+    assumed = [*fabric.notes, f"latencies {USUAL_LATENCY_US:g} us inside {innermost}"]
     if clusters:
         assumed[-1] += f", and {_LEVEL_US:g} us more for each level above"
     if num_parts > 1:
@@ -318,15 +318,18 @@ def _clusters(
     """(cluster of every host by level, number of levels between two hosts, number of unconnected parts).
 
     Hosts are in one cluster of a level if a chain of switches up to that level joins them. So clusters
-    nest even if a switch has several parents. Levels that separate no hosts, or all, are left out.
+    nest even if a switch has several parents. Levels that separate no hosts, or all, are left out. If hosts
+    repeat, the innermost clusters are the ranks of one host.
     """
-    place = {host: number for number, host in enumerate(hosts)}
+    places: dict[str, list[int]] = {}
+    for number, host in enumerate(hosts):
+        places.setdefault(host, []).append(number)
     joined = np.arange(len(hosts))
     clusters: list[tuple[int, ...]] = []
     depth = np.zeros((len(hosts), len(hosts)))
-    for level in parts:
+    for level in ([(host,) for host in places], *parts):
         for group in level:
-            inside = [place[host] for host in group if host in place]
+            inside = [number for host in group for number in places.get(host, ())]
             joined[np.isin(joined, joined[inside])] = joined[inside].min(initial=len(hosts))
         labels = np.unique(joined, return_inverse=True)[1]
         told = tuple(labels.tolist())

@@ -102,6 +102,16 @@ def test_a_switch_below_two_others_joins_them(tmp_path):
     assert load_slurm(written(tmp_path, text)).clusters == ((0, 0, 1, 1),)
 
 
+def test_several_ranks_of_a_host_form_the_innermost_cluster(tmp_path):
+    """A host that is named twice has two ranks; they are nearer to each other than to ranks behind a switch."""
+    text = "SwitchName=s0 Nodes=n[0-1]\nSwitchName=s1 Nodes=n[2-3]\nSwitchName=top Switches=s[0-1]\n"
+    probe = load_slurm(written(tmp_path, text), hosts=["n0", "n1", "n2", "n0", "n2"])
+    assert probe.hosts == ("n0", "n1", "n2", "n0", "n2")
+    assert probe.clusters == ((0, 1, 2, 0, 2), (0, 0, 1, 0, 1))
+    assert probe.latency_us[0, 3] < probe.latency_us[0, 1] < probe.latency_us[0, 2]
+    assert any("us inside a host" in each for each in probe.assumed)
+
+
 def test_hosts_of_a_job_are_chosen():
     """Rows are the named hosts, in their order; levels that separate none of them are omitted."""
     probe = load_slurm(BLOCKS, hosts=["gpu8", "gpu1", "gpu7"])
