@@ -1,7 +1,7 @@
 """Parse XML, even from untrusted files, as a tree of elements with tags, attributes and line numbers.
 
-Document types are refused, and with them all entities that a file could define. So nothing is expanded or
-fetched. Depth and number of elements are limited.
+Document types are refused, and with them all entities that a file could define. So the parser expands and
+fetches nothing. Depth and number of elements are limited.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MAX_ELEMENTS = 2 * 10**6
 
 @dataclass(eq=False, slots=True)
 class XmlElement:
-    """An element: its tag, attributes as text, children, and its file and line."""
+    """XML element with its tag, attributes as text, child elements, file and line number."""
 
     tag: str
     attributes: dict[str, str]

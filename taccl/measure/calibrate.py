@@ -1,7 +1,7 @@
 """Calibrate a library's predicted times to measured times by five factors, each with a prior at 1.
 
-The factors scale the machine's figures. With them, the library's own choice and pipeline predict collectives
-and numbers of nodes that no log has.
+The factors scale the machine's latencies and rates. Predictions with the scaled figures follow the library's
+own choice of algorithm. They also cover collectives and numbers of nodes that no log has.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from taccl.measure.series import Series
 
 #: {factor: standard deviation of the normal prior of its logarithm} (our choice).
-#: Networks vary more than nodes, and hosts more than GPUs.
+#: The deviations are larger for networks than for nodes, as networks vary more.
 _SPREADS = {
     "launch_scale": 0.5, "node_latency": 0.1, "network_latency": 0.5, "node_rate": 0.08, "network_rate": 0.2,
 }  # fmt: skip
@@ -33,7 +33,9 @@ _NOISE = 0.1
 
 
 def calibrated(costs: Costs, series: Sequence[Series]) -> Costs:
-    """Scale a library's costs by factors that fit measured series best; bandwidth tests give the NIC's rate.
+    """Scale a library's costs by the factors that fit measured series best.
+
+    The NIC's rate is not scaled to fit: it is the highest rate of bandwidth tests between nodes, if any.
 
     - `series`: Series with known numbers of ranks and nodes.
     """

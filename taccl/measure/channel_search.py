@@ -1,4 +1,4 @@
-"""Channels that NCCL's search would find on a machine, from its rates: their number and their speed."""
+"""Number and speed of the channels that NCCL's search would find on a machine with given rates."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from taccl.topology.tuning import (
 def searched(generation: str, node_gb_per_s: float, nics: tuple[int, float] | None) -> tuple[int, float]:
     """(number of channels, GB/s of each) that NCCL's search finds.
 
-    On one node, these give the highest total rate; among equal totals, the highest speed. On several nodes
-    there is a channel per NIC, at the highest of NCCL's speeds that a NIC reaches. Fast channels are split.
+    On one node, NCCL takes the highest total rate; among equal totals, the highest speed. On several nodes
+    there is a channel per NIC, at the highest of NCCL's speeds that a NIC reaches. A fast channel is split
+    into two of half the speed.
 
     - `nics`: Number of NICs of a node and their total rate in GB/s; None on one node.
     """
@@ -33,7 +34,11 @@ def searched(generation: str, node_gb_per_s: float, nics: tuple[int, float] | No
 
 
 def tree_speed(generation: str, node_gb_per_s: float, num: int, speed: float) -> float:
-    """GB/s of a tree channel inside nodes: NCCL's search raises it above `speed` as far as NVLinks allow."""
+    """GB/s of a tree channel inside nodes.
+
+    NCCL's search raises it above `speed` until it is at least twice as high, or `num` faster channels would
+    exceed the node's rate.
+    """
     _, of_network = CHANNEL_SPEEDS.get(generation, CHANNEL_SPEEDS[""])
     found = speed
     for faster in sorted(each for each in of_network if each > speed):

@@ -1,4 +1,4 @@
-"""Irregular sizes of a measured series, from its times alone."""
+"""Find the message sizes at which the times of a measured series are irregular."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Literal, NamedTuple
 from taccl._internal.units import format_size, format_us
 from taccl.measure.series import Series
 
-#: Min ratio of a single outlier's time to the times at both neighbouring sizes.
+#: Min ratio of a single outlier's time to the time at either neighbouring size.
 _OUTLIER = 1.2
 #: Min ratio of a size's time to the time at the next larger size that marks an irregular size.
 _REVERSED = 1.15
-#: Growth of time over growth of size, between successive sizes, above which the larger size is irregular:
-#: several messages of the smaller size would be faster.
+#: Max growth of regular times: ratio of the times at two successive sizes over the ratio of the sizes.
+#: Above it, several messages of the smaller size would be faster than one of the larger size.
 _FALL = 1.25
-#: Limits on growth that show that a protocol is used up to too large a size.
+#: Limits on growth by which a size counts as a late switch: a protocol is used up to too large a size.
 #: Growth is the ratio of the times at two successive sizes over the ratio of the sizes.
-#: `_BOUND`: min growth up to the last size of a protocol, which is bandwidth-bound there.
-#: `_FREE`: max growth from there to the next size, whose protocol is then faster.
+#: `_BOUND`: min growth up to the protocol's last size, at which the protocol is bandwidth-bound.
+#: `_FREE`: max growth from that size to the next one, at which a faster protocol is used.
 _BOUND, _FREE = 0.8, 0.6
 
-#: `_SLOW`: a size is slow if its measured over its expected time exceeds that of both ends of the series by
-#: this factor.
-#: `_END`: number of sizes that make up each end.
+#: `_SLOW`: a size is slow if its ratio of measured to expected time exceeds the median ratio at both ends of
+#: the series by this factor.
+#: `_END`: number of smallest sizes, and of largest sizes, that count as an end of the series.
 _SLOW, _END = 1.6, 4
 
 #: A size in bytes and its measured time in us.
@@ -35,9 +35,9 @@ _Row = tuple[int, float]
 class Kink(NamedTuple):
     """A size at which a series leaves a smooth curve.
 
-    - `kind`: ``"outlier"``: a single slow size. ``"late switch"``, ``"wrong switch"``: the algorithm or
-      protocol changes at too large a size, or to a slower one. ``"slow"``: the ratio of measured to
-      expected time is far above that ratio at both ends of the series.
+    - `kind`: ``"outlier"``: a single slow size. ``"late switch"``: the algorithm or protocol changes at too
+      large a size. ``"wrong switch"``: it changes to a slower one. ``"slow"``: the ratio of measured to
+      expected time is far above the ratio at both ends of the series.
     - `size_bytes`: The slow size.
     - `evidence`: Times at this size and its neighbours.
     """
@@ -48,7 +48,7 @@ class Kink(NamedTuple):
 
 
 def kinks(series: Series) -> tuple[Kink, ...]:
-    """Irregular sizes of a series, in increasing order."""
+    """Sizes of a series that are outliers or show a late or wrong switch of protocol, in ascending order."""
     rows = list(zip(series.size_bytes, series.times_us, strict=True))
     found = [
         Kink("outlier", this[0], _rows_text(*([before] if before else []), this, after))
@@ -73,7 +73,7 @@ def kinks(series: Series) -> tuple[Kink, ...]:
 
 
 def slow_middle(series: Series, predicted_us: Sequence[float]) -> Iterator[Kink]:
-    """Yield sizes whose ratio of measured to expected time is far above that at both ends of the series."""
+    """Yield the sizes at which the ratio of measured to expected time far exceeds the ratio at both ends."""
     ratios = [time_us / wanted for time_us, wanted in zip(series.times_us, predicted_us, strict=True)]
     ends = max(1.0, *(median(some) for some in (ratios[:_END], ratios[-_END:])))
     for size, time_us, ratio in zip(series.size_bytes, series.times_us, ratios, strict=True):

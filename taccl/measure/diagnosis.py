@@ -13,7 +13,7 @@ from taccl._internal.units import format_size
 from taccl.measure.causes import Cause
 from taccl.measure.series import Series
 
-#: Max sizes in the table on a terminal.
+#: Max number of sizes in the table of the text form.
 _MOST_ROWS = 10
 
 
@@ -50,7 +50,7 @@ class Point(NamedTuple):
         return self.predicted_by
 
     def to_dict(self) -> dict[str, Any]:
-        """The point as plain values, under the former names as well for one release."""
+        """Fields as a dictionary; until the next release, it also has the former names."""
         return self._asdict() | {"expected_us": self.predicted_us, "expected_by": self.predicted_by}
 
 
@@ -90,7 +90,7 @@ class SeriesDiagnosis:
     series : Series
         Measured times.
     topology : str
-        Name of the topology that it was compared with.
+        Name of the topology with which the series was compared.
     busbw_factor : float
         Bus bandwidth over algorithm bandwidth.
     points : tuple of Point
@@ -98,9 +98,10 @@ class SeriesDiagnosis:
     predicted_us : tuple of float
         Predicted times with NCCL at all sizes, interpolated between `points`.
     bound_us : float or None
-        Lower bound at the largest size with the launch, over all chunkings; None if none was found in time.
+        Lower bound on the time at the largest size, launch included, over all chunkings; None if no bound
+        was found in time.
     share : float or None
-        Measured over expected bandwidth of large messages; None without large messages.
+        Ratio of measured to predicted bandwidth of large messages; None if the series has none.
     small_us, usual_us : float or None
         Measured and usual time of small messages; None if unknown.
     limits : tuple of Limit

@@ -25,7 +25,7 @@ _FLAT = 0.5
 #: fastest one (own choice). A library chooses the protocol that it predicts to be the fastest.
 _CHOICE = 0.1
 _MAX_ROUNDS = 4
-#: {parameter: least and most value}, by physics.
+#: {parameter: (least value, greatest value)}, by physics.
 #: LL sends a flag with each word, and no hop takes more than 5 times the time in NCCL's table.
 LIMITS = {
     **dict.fromkeys(("ll_latency", "ll128_latency", "simple_latency"), (1e-3, 5.0)),
@@ -45,7 +45,8 @@ _PRICE = 3.0
 _ROUNDS = 5
 #: Min sizes per range: any two points fit a line.
 _LEAST = 3
-#: Two rows count as parallel if their Gram determinant is at most this share of their squared norms' product.
+#: Two rows count as parallel if their Gram determinant, over the product of their squared norms, is at most
+#: this.
 _PARALLEL = 1e-13
 
 
@@ -58,7 +59,10 @@ class Observed:
     times_us: NDArray[np.float64]
 
     def predicted_us(self, logs: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Predicted times, (..., 3 protocols, sizes), for logarithms of parameters, (..., parameters)."""
+        """Predicted times, shape (..., 3 protocols, sizes).
+
+        - `logs`, (..., parameters): Logarithms of the parameters.
+        """
         return times_us(self.terms, self.size_bytes, logs)
 
     def part(self, keep: NDArray[np.bool_] | NDArray[np.int64]) -> Observed:
@@ -126,7 +130,7 @@ def estimate(observed: Sequence[Observed], priors: Sequence[Parameter]) -> Estim
         without[worst] = task.means[worst]
         without = task.solve(protocols, fewer, without)
         if task.cost(protocols, without) > task.cost(protocols, logs) + CONTRADICTED:
-            needed[worst] = True  # the data contradict its prior, and no other parameter can compensate
+            needed[worst] = True  # data contradict this parameter's prior; no other parameter compensates
         else:
             free, logs = fewer, without
     return Estimate(logs, free, protocols)
@@ -140,7 +144,7 @@ def cost_of(observed: Sequence[Observed], found: Estimate, priors: Sequence[Para
 def refit(
     observed: Sequence[Observed], priors: Sequence[Parameter], found: Estimate, protocols: Protocols
 ) -> NDArray[np.float64]:
-    """Refit the free parameters of an estimate to other data under known protocols; return logarithms."""
+    """Refit an estimate's free parameters to other data under known protocols; return all logarithms."""
     return _task(observed, priors).solve(protocols, found.free, found.logs)
 
 
@@ -192,8 +196,8 @@ class _Fitting:
     ) -> NDArray[np.float64]:
         """Residuals, (..., num): prediction errors, protocol penalties, and distances to the priors.
 
-        A protocol penalty grows with the lead of the fastest observed protocol over the assigned one. If
-        `smoothed`, errors and penalties are transformed so that half their square is the pseudo-Huber loss.
+        The penalty at a size grows with the lead of the series' fastest protocol over the one assigned to the
+        size. If `smoothed`, half the square of a transformed error or penalty is the pseudo-Huber loss.
         """
         errors = []
         for each, chosen in zip(self.observed, protocols, strict=True):

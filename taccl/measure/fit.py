@@ -175,7 +175,7 @@ class Fit:
         return float(np.min(times_us(terms, np.array([float(size_bytes)]), logs)[list(self.protocols)]))
 
     def to_toml(self, *, accept: bool = False) -> str:
-        """Profile of the machine in TOML; a file of it can be given wherever a profile is named.
+        """Profile of the machine as TOML text, which can be saved and then given instead of a profile name.
 
         Parameters
         ----------
@@ -372,7 +372,7 @@ def _left_out(observed: Sequence[Observed], before: Sequence[Parameter]) -> list
 def _parameters(
     observed: Sequence[Observed], before: Sequence[Parameter], found: Estimate, source: str, seed: int
 ) -> tuple[FittedParameter, ...]:
-    """Each parameter with its interval: from bootstrap resampling, or from its prior if undetermined."""
+    """Add to each parameter its interval, from bootstrap resampling, or from the prior if undetermined."""
     random = np.random.default_rng(seed)
     samples = []
     for _ in range(_RESAMPLES):

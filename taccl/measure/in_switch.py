@@ -64,7 +64,7 @@ def _nvls_rate(run: Run) -> float:
 
 
 def _nvls(run: Run) -> Candidate:
-    """NVLS: sums in the switch of each node, and trees between nodes."""
+    """NVLS allreduce, which reduces in the switch of each node, and over trees between nodes."""
     costs, m, n, g = run.costs, run.num_nodes, run.num_ranks, run.per_node
     # NCCL's bus bandwidth for the ranks of a node, limited by the rate of their ports.
     rate = min(_nvls_rate(run) * n / (n - 1), costs.node_gb_per_s * NVLS_SHARE[costs.generation])
@@ -113,7 +113,7 @@ def _nvls_copies(run: Run) -> Candidate:
 
 
 def _nvls_sharp(run: Run) -> Candidate:
-    """NVLS in nodes, and SHARP between them; rates are those of NCCL's model."""
+    """Allreduce with NVLS in nodes and SHARP between them, at the rates of NCCL's model."""
     costs, n = run.costs, run.num_ranks
     model_us = NVLS_US + NVLS_SHARP_US + 2 * costs.network.stated_us
     network_us = (NVLS_SHARP_US + 2 * costs.network.hop_us) * costs.network_latency
@@ -122,7 +122,7 @@ def _nvls_sharp(run: Run) -> Candidate:
 
 
 def _collnet(run: Run) -> Candidate:
-    """SHARP between nodes (CollNet): direct sums in nodes with NVSwitch, chains of GPUs in other nodes."""
+    """CollNet allreduce, with SHARP between nodes, and direct sums (NVSwitch) or chains of GPUs in nodes."""
     costs, g = run.costs, run.per_node
     if costs.nvswitch:
         node_us = 2 * (min(1, g - 1) * COLLNET_DIRECT_US[0] + (g - 1) * COLLNET_ARITY_US)

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 
-#: `PAIR_SHARE`: part of a node's rate that a single pair reaches (our choice: 0.81 on 8 A100, 0.93 on H100).
-#: `ALL_PAIRS_SHARE`: part that all pairs of an alltoall reach since Hopper (our choice: 0.85 to 0.93).
-#: `AMPERE_ALL_PAIRS_SHARE`: part that all pairs reach on Ampere. It exceeds 1, as NCCL's tables state 240
-#: GB/s for a rank whose NVLinks have 300.
+#: `PAIR_SHARE`: part of a node's rate that a single pair reaches (our choice; 0.81 on 8 A100, 0.93 on H100).
+#: `ALL_PAIRS_SHARE`: part of it that all pairs of an alltoall reach since Hopper (our choice; 0.85 to 0.93).
+#: `AMPERE_ALL_PAIRS_SHARE`: part of it that all pairs reach on Ampere. It exceeds 1, as NCCL's tables state
+#: 240 GB/s for a rank whose NVLinks have 300.
 #: On 8 A100, copies reach 255 GB/s (alltoall and allgather of microsoft/superbenchmark, tests/data).
 PAIR_SHARE, ALL_PAIRS_SHARE, AMPERE_ALL_PAIRS_SHARE = 0.87, 0.93, 1.06
 #: Least rate in GB/s of a channel between two ranks over NVLink, from a published log of 8 A100.
@@ -81,8 +81,8 @@ class Costs:
 class Candidate(NamedTuple):
     """Times of an algorithm under a protocol, at several sizes.
 
-    - `model_us`: Time by the library's own model, by which it chooses.
-    - `time_us`: Time by its pipeline, launch included.
+    - `model_us`: Time by the library's own model, by which the library chooses an algorithm.
+    - `time_us`: Time that the algorithm's pipeline takes, launch included.
     """
 
     algorithm: str

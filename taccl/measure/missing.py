@@ -1,4 +1,4 @@
-"""Measurements that would determine those parameters of a fit that its logs leave undetermined."""
+"""Name the measurements that would determine the parameters that a fit's logs leave undetermined."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from taccl.topology.tuning import (
 COLLECTIVES = ("allreduce", "allgather", "reduce-scatter", "broadcast", "reduce", "alltoall", POINT_TO_POINT)
 
 
-#: Message bytes per channel under each protocol, (3, 1): a library uses one more channel for each of these.
+#: Bytes of a message for each of which a library uses one more channel, by protocol; shape (3, 1).
 _CHANNEL_BYTES = np.array([[float(CHANNEL_BYTES[each.name])] for each in PROTOCOLS])
 
 
@@ -150,7 +150,7 @@ def ways(collective: str, num_ranks: int, num_nodes: int) -> tuple[Way, ...]:
 
 
 def nvls_way(num_ranks: int, num_nodes: int, node_volume: float) -> Way:
-    """NVLS: sums in the switch of each node, and trees between nodes.
+    """Hops and data volumes of NVLS, which reduces in the switch of each node, and over trees between nodes.
 
     The data is split over two trees. For each byte of a tree, a node's NICs send one byte if the node is a
     leaf of the tree, and three bytes otherwise. With two nodes, they send one byte.

@@ -1,4 +1,4 @@
-"""Channels of NCCL's messages between ranks of a node, and the filling of their pipelines."""
+"""Number of channels of NCCL's messages between ranks of a node, and the time to fill their pipelines."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def pair_channels(num_channels: int, num_links: int, num_ranks: int, message_bytes: Floats) -> Floats:
-    """Number of channels that carry a message to each peer, by size.
+    """Number of channels that carry a message to each peer, for each message size.
 
-    Small messages have few channels, so that all peers fit into `num_channels`. Large ones have up to two per
-    NVLink.
+    Small messages have few channels, so that all peers fit into `num_channels`. Large messages have up to two
+    channels per NVLink.
     """
     total = _power_above(num_channels)
     most = min(_power_above(2 * num_links), total)

@@ -1,4 +1,4 @@
-"""Profile of a machine in TOML, from a fit."""
+"""Write a fit as a profile of the machine, in TOML."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def profile_toml(fit: Fit, name: str) -> str:
-    """Profile in TOML: the machine's nominal profile with fitted constants.
+    """Machine's nominal profile with the fitted constants, as TOML text.
 
     - `name`: Source line of the profile, which identifies the fit.
     """
@@ -74,7 +74,7 @@ def _ranges(found: FittedSeries) -> Iterator[dict[str, Any]]:
 
 
 def _measured(of: Sequence[FittedParameter], factor: float = 1.0, *, inverse: bool = False) -> dict[str, Any]:
-    """TOML entry for `factor` times a product of parameters, with its interval if these are independent.
+    """TOML entry for `factor` times a product of parameters; its interval assumes independent parameters.
 
     - `inverse`: True for the factor divided by the product.
     """

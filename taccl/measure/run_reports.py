@@ -1,4 +1,4 @@
-"""Times in reports of `taccl run --json`, which a file may hold between other text."""
+"""Read times from reports of `taccl run --json`, even if other text stands between the reports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def run_reports(text: str) -> Iterable[dict[str, Any]]:
-    """Yield reports of ``taccl run --json``: the whole text as one JSON object, or one per line."""
+    """Yield reports of ``taccl run --json`` in a text that is one JSON object, or has one on some lines."""
     for part in (text, *text.splitlines()):
         if part.lstrip().startswith("{"):
             try:
@@ -27,7 +27,7 @@ def run_reports(text: str) -> Iterable[dict[str, Any]]:
 
 
 def series_of_reports(reports: list[dict[str, Any]], where: str) -> list[Series]:
-    """One series for each report. Raises `FormatError` for invalid times or counts."""
+    """One series for each report of a size above 0. Raises `FormatError` for invalid times or counts."""
     found = []
     for report in reports:
         times = report["times"]

@@ -22,7 +22,7 @@ class Series:
 
     - `num_ranks`, `num_nodes`: Numbers of ranks and nodes; 0 if the log does not state them.
     - `size_bytes`: The larger of a rank's input and output, as nccl-tests counts them.
-    - `times_us`: Times in us; the median if several runs have one size.
+    - `times_us`: Times in us; the median if several runs have the same size.
     - `streams`: True if messages follow one another without waiting, so that times show bandwidth only.
     - `source`: The file, with the line of the first row.
     - `ranks_per_process`: Number of GPUs whose kernels one process launches in turn (``nGpus``); 0 if the log

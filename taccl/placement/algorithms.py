@@ -40,7 +40,7 @@ _POWER = "found {} ranks; {} needs a power of two"
 
 @dataclass(frozen=True, eq=False)
 class Algorithm:
-    """Messages between ranks as a table of transfers, in the order in which they are served by resources.
+    """Messages between ranks as a table of transfers, in the order in which resources serve them.
 
     - `chunk`, `src`, `dst` (num_transfers,): The chunk, and the ranks that send and receive it.
     - `reduces` (num_transfers,) bool: True if the destination adds the chunk to its own.
@@ -131,7 +131,7 @@ def stock(name: str, collective: str, num_ranks: int, *, group: int | None = Non
         raise InputError(f"found {name!r}; {said}", where="algorithm")
     whole, moves = make(kind, num_ranks, int(number or (group or 0 if known == "hierarchical" else takes)))
     found = _of_moves(name if number else known, whole, moves)
-    if known == "doubling":  # name contributors: a rank sends the sum of its block of 2 ** bit ranks
+    if known == "doubling":  # in step `bit`, a rank sends the sum over its block of 2 ** bit ranks
         blocks = zip(found.src.tolist(), found.begins.tolist(), strict=True)
         carries = [tuple(range(src >> bit << bit, (src >> bit) + 1 << bit)) for src, bit in blocks]
         return replace(found, carries=carries)
@@ -163,7 +163,7 @@ def of_schedule(schedule: Schedule) -> Algorithm:
 
 
 def _of_moves(name: str, collective: Collective, rows: Iterable[Row]) -> Algorithm:
-    """Build an algorithm; moves with equal step, source, destination and `adds` form one message."""
+    """Build an algorithm from moves; moves with equal step, ranks and `adds` form one message."""
     moves, number = Moves.of(rows), collective.num_ranks
     ends = (moves.step * number + moves.src) * number + moves.dst
     _, message = np.unique(2 * ends + moves.adds, return_inverse=True)
@@ -179,7 +179,7 @@ def _sums(num_ranks: int, num_chunks: int) -> Collective:
 
 
 def _rounds(rings: Ints, chunk: Ints, kind: str, first: int = 0) -> Iterator[Row]:
-    """Moves around rings: reduce-scatter, allgather, or both one after the other for an allreduce.
+    """Moves of a collective around rings; an allreduce is a reduce-scatter, then an allgather.
 
     - `rings`, (..., size): Ranks of each ring in order.
     - `chunk`, (..., size, num_chunks): Chunks that each position of a ring owns.

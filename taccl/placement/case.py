@@ -1,4 +1,4 @@
-"""One algorithm on one topology as arrays: makespan of an order of ranks, annealing, branch and bound."""
+"""Time rank orders for one algorithm on one topology, and search for the best by compiled kernels."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Case:
         return float(Fraction(int(ticks), self.ticks_per_us))
 
     def ticks(self, order: Sequence[int], *, compiled: bool = True, is_relaxed: bool = False) -> int:
-        """Makespan of an order in ticks; a lower bound over all orders if every rank is open (-1).
+        """Makespan of a rank order in ticks; if ranks are open (-1), a lower bound over all their hosts.
 
         - `compiled`: False to run the kernel as plain Python.
         - `is_relaxed`: True for a lower bound: a message holds each resource as soon as the resource is free.
@@ -133,7 +133,7 @@ class Case:
         return self._timed(order, self.room(), compiled, is_relaxed)
 
     def ends(self, order: Sequence[int]) -> NDArray[np.int64]:
-        """(num_messages,) ticks at which each message of an order ends."""
+        """End of each message under a rank order, in ticks; shape (num_messages,)."""
         room = self.room()
         self._timed(order, room, not self.is_small, False)
         return room.end
@@ -165,7 +165,7 @@ class Case:
 
         - `effort`: Part of the usual number of orders to try.
         """
-        # Minimum time from each message to the end, by which the search rejects orders early.
+        # Minimum time from the end of each message to the makespan, by which the search rejects orders early.
         tails(self.messages, self.relaxed.anywhere[self.messages.kind], self.relaxed.tail)
         start = min(given, self.nested, key=self.ticks)
         tries = min(_MOST_TRIES, max(_FEWEST_TRIES, _MOST_MESSAGES // len(self.messages.src)))
@@ -196,7 +196,7 @@ class Case:
 
 
 def _hosts_of(topology: Topology | Probe | ProbedHosts) -> Topology | ProbedHosts:
-    """Hosts of a probe, or of a topology that was made from one; otherwise the topology itself."""
+    """Measured hosts of a probe, or of a topology made from a probe; otherwise the topology itself."""
     if isinstance(topology, Probe):
         hosts = ProbedHosts(topology)
         hosts.warn_of_assumptions()

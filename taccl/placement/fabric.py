@@ -22,7 +22,7 @@ _FEW_FLOWS = 4
 
 
 class RankMessages(NamedTuple):
-    """Messages in order, as columns; message m waits for messages ``wait[wait_of[m] : wait_of[m + 1]]``.
+    """Messages of an algorithm as columns; m waits for messages ``wait[wait_of[m] : wait_of[m + 1]]``.
 
     - `src`, `dst`, (num_messages,) int64: Ranks.
     - `units`, (num_messages,) int64: Size in units of data.
@@ -52,10 +52,12 @@ NO_FLOWS = Flows(*np.zeros((4, 0), dtype=np.int64))
 
 
 class HostPaths(NamedTuple):
-    """Links on the path between any two hosts: ``link[path_of[p] : path_of[p + 1]]``, p = src * hosts + dst.
+    """Links on the path between any two hosts, and holds (uses of a resource by a link) of each link.
 
-    The holds of link e are ``hold_of[e] : hold_of[e + 1]``; `name` maps their `resource` to its index in the
-    topology. A hold begins with its send, or ends with it (at a receiver). Times are ticks, by message size.
+    The path from host src to host dst has number p = src * num_hosts + dst. Its links are
+    ``link[path_of[p] : path_of[p + 1]]``. The holds of link e are ``hold_of[e] : hold_of[e + 1]``. A hold's
+    `resource` is an index in `name`, which has the resource's index in the topology. A hold begins with its
+    send, or ends with it (at a receiver). Times are in ticks, for each message size.
 
     - `takes`, (num_sizes, num_links) int64: Time of a send.
     - `held`, (num_sizes, num_holds) int64: Time for which the resource is held.
@@ -134,7 +136,7 @@ def as_messages(algorithm: Algorithm, chunk_units: NDArray[np.int64]) -> tuple[R
     count = int(algorithm.message.max(initial=-1)) + 1
     units, first = np.zeros((2, count), dtype=np.int64)
     np.add.at(units, algorithm.message, chunk_units[algorithm.chunk])
-    # Reversed, as NumPy keeps the last write: the first transfer of each message.
+    # NumPy keeps the last write, so writing in reverse order leaves the first transfer of each message.
     first[algorithm.message[::-1]] = np.arange(len(algorithm.message))[::-1]
     waiting, wait = algorithm.waits()
     wait_of = np.concatenate(([0], np.cumsum(np.bincount(waiting, minlength=count))))
@@ -274,7 +276,7 @@ class HostFabric:
     def _ports(self, units: int) -> list[int]:
         """Minimum ticks for which a message holds a port of its source, and one of its destination.
 
-        A port counts if all messages of its host in that direction hold it; the minimum is over hosts.
+        A resource is a port of a host if all messages from the host, or all to it, hold the resource.
         """
         held, ports = self._held(units).tocoo(), []
         # In each direction, all num_hosts - 1 pairs of a host hold its port. A resource held by fewer pairs
@@ -296,7 +298,10 @@ class HostFabric:
         return self.held[0] + units * self.held[1]
 
     def distance(self, units: int) -> NDArray[np.float64]:
-        """(num_hosts, num_hosts) ticks: time of a message on its path, plus the times it holds resources."""
+        """Distance of each pair of hosts: the time of a message, plus the times for which it holds resources.
+
+        The result has shape (num_hosts, num_hosts) and is in ticks.
+        """
         held = self._hop @ np.stack([ticks.sum(axis=1) for ticks in self._of_links], axis=1)
         whole = self.took[0] + held[:, 0] + units * (self.took[1] + held[:, 1])
         return np.asarray(whole, dtype=np.float64).reshape(self.num_hosts, -1)

@@ -131,17 +131,17 @@ class FewPairs:
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
         """Components of hosts joined by near pairs, and evidence that pairs of components are far apart.
 
-        Two components are apart if a measured far pair joins them. Evidence that two are apart is a third
-        component whose distances to both are of different classes.
+        Two components are far apart if a measured pair between them is far. Evidence that two are far apart
+        is a third component whose distances to the two are of different classes.
 
         Returns
         -------
         label : (num_hosts,) int64
             Component of each host.
         far : (num_components, num_components) bool
-            True if the two are apart.
+            True if two components are far apart.
         conflicts : (num_components, num_components) int64
-            Number of pieces of evidence that the two are apart.
+            Number of third components, counted for each pair of classes, that show two components far apart.
         """
         require_address_space()
         from scipy.sparse import csr_array
@@ -161,7 +161,7 @@ class FewPairs:
         return label, np.any(at, axis=0), conflicts.astype(np.int64)
 
     def _matched(self, allowed: NDArray[np.bool_], cost: NDArray[np.int64] | None = None) -> Pairs:
-        """Disjoint allowed pairs: greedy in random order of hosts, each with its partner of least cost."""
+        """Pair hosts greedily in random order, each with its free, allowed partner of least cost."""
         free = np.ones(len(allowed), dtype=bool)
         pairs: Pairs = []
         for a in self.rng.permutation(len(allowed)).tolist():
@@ -178,7 +178,7 @@ class FewPairs:
 
 
 def _cuts(ordered: NDArray[np.float64], most: int) -> list[float]:
-    """Thresholds between classes of sorted logarithms: the cut of largest separation, recursively.
+    """Thresholds between classes of sorted logarithms, by recursive cuts at the largest separation.
 
     Separation is the difference of the means over the standard deviation within the classes.
 

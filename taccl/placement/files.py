@@ -125,7 +125,7 @@ def fastest(
 
 @checked
 def openmpi_rules(choices: Sequence[Choice], num_ranks: int) -> str:
-    """File of dynamic rules for Open MPI's ``coll_tuned``.
+    """Text of a file of dynamic rules for Open MPI's ``coll_tuned``.
 
     Run with ``--mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_dynamic_rules_filename FILE``. Give an
     absolute path, as Open MPI ignores a missing file without a message. If another component has a higher
@@ -143,7 +143,7 @@ def openmpi_rules(choices: Sequence[Choice], num_ranks: int) -> str:
 
 @checked
 def mpich_selection(choices: Sequence[Choice], num_ranks: int, *, base: str | os.PathLike[str]) -> str:
-    """File for MPICH's ``MPIR_CVAR_COLL_SELECTION_TUNING_JSON_FILE``.
+    """Text of a selection file, which MPICH's ``MPIR_CVAR_COLL_SELECTION_TUNING_JSON_FILE`` names.
 
     The file replaces all of MPICH's own rules, and MPICH aborts at a collective without a rule. So MPICH's
     own rules are copied, and the choices for exactly `num_ranks` ranks are put before them.
@@ -293,7 +293,7 @@ def _fallbacks(kind: str, best: _Rule) -> Iterator[_Rule]:
 
 
 def _lines(name: str, rules: Sequence[list[_Rule]], num_ranks: int) -> Iterator[str]:
-    """Lines of the table for one collective; equal rules of neighbouring sizes are joined."""
+    """Yield the table's lines for one collective; neighbouring sizes with equal rules share a line."""
     first = 0
     for each, sizes in groupby(range(len(rules)), key=rules.__getitem__):
         end = list(sizes)[-1]
@@ -306,7 +306,7 @@ def _lines(name: str, rules: Sequence[list[_Rule]], num_ranks: int) -> Iterator[
 def _by_size(
     topology: Topology, kind: str, order: Sequence[int] | None, num_nodes: int | None
 ) -> list[list[_Rule]]:
-    """Rules at each size: the fastest, then fallbacks if its protocol or algorithm is unavailable."""
+    """Rules at each size: the fastest first, then those that apply if NCCL cannot use the fastest."""
     ranks = topology.num_ranks
     if topology.protocols:
         modelled = _modelled(topology, kind)

@@ -44,7 +44,7 @@ DECIMALS = 3
 
 
 class SharedPath(NamedTuple):
-    """Resources shared by all messages out of a set of hosts (uplink) and by all into it (downlink).
+    """Uplink that all messages out of a set of hosts share, and downlink that all messages into it share.
 
     - `inside`: (num_hosts,) bool, True for the hosts of the set.
     - `beta_us_per_mb`: Time for which a message holds the uplink and the downlink, in us/MB.

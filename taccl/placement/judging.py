@@ -33,7 +33,8 @@ _RESAMPLES, _FEWEST_RESAMPLES = 12, 4
 _SEARCHING = 0.6
 #: One-sided confidence at which a gain is confirmed.
 _CONFIDENCE = 0.99
-#: Clusters count as clearly apart if at most this part of the distances contradicts them; our choice.
+#: Fraction q: clusters are clearly apart if the 1 - q quantile of distances inside them is below the q
+#: quantile of distances between them; our choice.
 _FEW = 0.1
 #: Minimum gain that is confirmed (0.01: 1 % faster); our choice.
 _LEAST = 0.01
@@ -45,7 +46,7 @@ _FEWEST_PAIRS = 4
 class Judgement:
     """Result of a statistical test of the search for a rank order, on data that the search did not use.
 
-    - `basis`: The repetitions, e.g. ``"4 passes"``; empty if there is no judgement.
+    - `basis`: Repetitions that were split into halves, e.g. ``"4 passes"``; empty if there is no judgement.
     - `gains`: For each half, the lower bound on its speedup by the order chosen on the other half (as
       `Placement.gain`, but it may be below 1).
     - `least`: Lower end of the one-sided 99 % confidence interval of the mean gain.
@@ -162,7 +163,7 @@ def judge(
     halves = [case(_with_figures(probe, half)) for half in splits[0]]
     halves[0].ticks(ranks)
     # Building and timing a case takes about as long as judging an order.
-    # Reserve time for both gains of a split, the fewest resamples, and one spare, as times vary.
+    # Reserve time for both gains of a split, for the fewest resamples, and for one case more, as times vary.
     one_s = (time.monotonic() - began) / 2
     reserved_s = (3 + _FEWEST_RESAMPLES) * one_s
     searching = deadline.sooner(min(_SEARCHING * deadline.left_s, deadline.left_s - reserved_s))
@@ -190,7 +191,7 @@ def judge(
         longest_s = max(longest_s, time.monotonic() - began)
     if len(means) < _FEWEST_RESAMPLES:
         return Judgement(reason="the time limit was reached; give more time", has_clusters=has_clusters)
-    # Each split gives a gain for each half. Their noise is independent, so their mean has half the variance.
+    # A split gives two gains, one per half. Their noise is independent, so the mean has half the variance.
     error = float(np.std(means, ddof=1)) / np.sqrt(2)
     freedom = min(len(means) - 1, probe.num_hosts * (probe.num_hosts - 1) // 2)
     least = np.mean(gains) - stdtrit(freedom, _CONFIDENCE) * error
@@ -198,7 +199,9 @@ def judge(
 
 
 def _repetitions(probe: Probe) -> tuple[_Figures, str, str]:
-    """Repeated measurements in a probe and their name; without repetitions, the reason and no name.
+    """(repeated measurements in a probe, their name, reason); the name is empty if the gain cannot be judged.
+
+    The reason says why it cannot, and is empty otherwise.
 
     The repetitions are {field: (num_repetitions, num_hosts, num_hosts) array}, the same in both directions.
     """
@@ -234,8 +237,8 @@ def _without_warning(function: Callable[..., Any], values: NDArray[np.float64]) 
 
 
 def _median(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Median along the first axis without nan; nan where all values are nan. Faster than `np.nanmedian`."""
-    ordered = np.sort(values, axis=0)  # nan last
+    """Median along the first axis, ignoring nan unless all values are nan; faster than `np.nanmedian`."""
+    ordered = np.sort(values, axis=0)  # puts nan last
     last = np.maximum(np.sum(~np.isnan(values), axis=0) - 1, 0)
     middle = (np.take_along_axis(ordered, each[None], 0)[0] for each in (last // 2, (last + 1) // 2))
     found: NDArray[np.float64] = sum(middle) / 2
@@ -243,7 +246,7 @@ def _median(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _mirrored(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Symmetric matrix with the entries above the diagonal."""
+    """Symmetric matrix from the entries above the diagonal of a matrix."""
     above = np.triu(matrix, 1)
     return above + above.T
 
@@ -283,8 +286,8 @@ def _shrunk(probe: Probe, figures: _Figures, variance: Mapping[str, float]) -> _
     """Move values towards the mean of their class to reduce noise (positive-part James-Stein shrinkage).
 
     The factor is the part of the variance in the class that is noise. Without shrinkage, the slowest of many
-    pairs would seem slower than the slowest of few, though all are equal. Pairs whose hosts share as many
-    levels of clusters form a class.
+    pairs would seem slower than the slowest of few, though all are equal. Pairs whose hosts share equally
+    many levels of clusters form a class.
 
     - `probe`: The probe with these figures.
     - `variance`: {field: variance of the noise}.

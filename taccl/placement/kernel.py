@@ -28,9 +28,10 @@ def tails(messages: RankMessages, takes: NDArray[np.int64], tail: NDArray[np.int
 
 @inner
 def _copy_paths(flows: Flows, paths: HostPaths, order: NDArray[np.int64], near: HostPaths) -> None:
-    """Copy the path of each flow between its two hosts to `near`: path f is timed for the size of flow f.
+    """Copy the path of each flow under a rank order to `near`, with the times for the flow's message size.
 
-    An order uses few of all pairs. Together their paths fit into the processor's cache, unlike all paths.
+    Path f of `near` is that of flow f. Flows use few of all pairs of hosts, so the copies fit into the
+    processor's cache, unlike all paths.
     """
     hops = holds = 0
     for f in range(flows.src.size):
@@ -132,7 +133,7 @@ def timed(
 def _exceeds(
     flows: Flows, paths: HostPaths, order: NDArray[np.int64], cutoff: int, free: NDArray[np.int64]
 ) -> bool:
-    """True if a resource is held for longer than `cutoff`, so that the makespan exceeds it, too.
+    """True if a resource is held for longer than `cutoff` in total, so that the makespan exceeds it, too.
 
     - `free`: Work array; busy time of each resource.
     """

@@ -1,4 +1,4 @@
-"""Files from which launchers start ranks on hosts: Hydra, Open MPI, SLURM and torchrun."""
+"""Files with which Hydra, Open MPI, SLURM and torchrun start ranks on chosen hosts."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ esac
 @checked
 @reads("host file")
 def read_hosts(path: str | os.PathLike[str]) -> list[str]:
-    """Host of every slot in a file with lines ``name``, ``name:slots`` or ``name slots=number``, in order.
+    """Host of every slot, in order, from a file with a line for each host.
 
-    ``#`` begins a comment.
+    A line is ``name``, ``name:slots`` or ``name slots=number``. ``#`` begins a comment.
 
     Raises `FormatError` for any other line, and for a host that is named twice.
     """
@@ -96,7 +96,9 @@ def as_launched(placement: Placement, hosts: Sequence[str]) -> Placement:
 
 @checked
 def hostfile(placement: Placement, hosts: Sequence[str], launcher: str = "mpich") -> str:
-    """File with which a launcher starts rank r on its host (`command` says how); it names no cores.
+    """Text of the file from which a launcher starts each rank on its host; `command` gives the command line.
+
+    The file names no cores.
 
     Parameters
     ----------
@@ -183,7 +185,7 @@ def _torchrun(placed: Sequence[str]) -> str:
     lines = []
     for number, (name, count) in enumerate(runs):
         words = [name, f"{name}.*"]
-        # `hostname` may print a host without the domain that it is listed with.
+        # `hostname` may print a host's name without the domain that the name has in `placed`.
         if short[number] != name and short.count(short[number]) == 1 and not short[number].isdigit():
             words.append(short[number])
         given = f"--nnodes={len(runs)} --node-rank={number} --nproc-per-node={count} --rdzv-backend=static"

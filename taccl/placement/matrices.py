@@ -1,4 +1,4 @@
-"""Readers of probe files: this package's JSON, matrices in CSV, output of CUDA tools, and logs by pair."""
+"""Read probes from this package's JSON, matrices in CSV, output of CUDA tools, or a log for each pair."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _of_csv(lines: Sequence[str], where: str) -> Probe:
 
 
 def _of_list(tables: Sequence[Table], in_cells: str, comments: str, where: str) -> Probe:
-    """Probe from the columns of a list of pairs: one of latencies, one of rates, or both."""
+    """Probe from a list of pairs, which has a column of latencies, a column of rates, or both."""
     found: dict[bool, Any] = {}
     assumed: list[str] = []
     for table in tables:

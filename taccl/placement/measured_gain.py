@@ -1,4 +1,4 @@
-"""Measured check of a placement: run the library's collective in both orders of ranks, alternately."""
+"""Check a placement by measurement: run the library's collective in the old and the new order in turn."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def probe(
     overwrite: bool = False,
     note: Callable[[str], None] = lambda _: None,
 ) -> Probe:
-    """Latency and bandwidth between MPI ranks, by messages between all pairs of them.
+    """Measure latency and bandwidth between MPI ranks, by messages between all pairs of ranks.
 
     In each of n - 1 rounds (n if n is odd) every rank has one partner. First a small message goes back and
     forth, which gives latencies; then a large message is answered by a small one, which gives bandwidths. All
@@ -186,9 +186,9 @@ class _ProbeRank:
         return found
 
     def _find_clusters(self) -> tuple[FewPairs, Pairs] | None:
-        """Run the first pass of a probe of few pairs; at rank 0, return plan and held-out pairs.
+        """Run the first pass of a probe of few pairs; at rank 0, return its state and the held-out pairs.
 
-        Rank 0 chooses the pairs of each round from the figures so far, and tells the other ranks. Later
+        Rank 0 chooses the pairs of each round from the latencies so far, and tells the other ranks. Later
         passes repeat the same rounds.
         """
 
@@ -246,7 +246,7 @@ class _ProbeRank:
         ]
 
     def _take(self, before: Probe) -> None:
-        """Copy the passes of the interrupted probe `before`; without passes, its medians become the first."""
+        """Copy the passes of the interrupted probe `before`; without passes, its medians become pass 0."""
         for mine, whole, passes in (
             (self.latency_us, before.latency_us, before.latency_repeats_us),
             (self.gb_per_s, before.bandwidth_gb_per_s, before.bandwidth_repeats_gb_per_s),
@@ -264,7 +264,7 @@ class _ProbeRank:
         return found.to_dict()
 
     def _measure(self, pairs: Sequence[tuple[int, int]], turn: int = 0) -> None:
-        """Measure pairs in a pass; of repeated measurements keep the lower latency and higher bandwidth."""
+        """Measure pairs in pass `turn`; keep the lower latency and higher bandwidth if a pair is repeated."""
         for batch in [[pair] for pair in pairs] if self.is_crowded else [pairs]:
             self.expect("a round", _ROUND_S + self.repetitions)
             patiently(self.comm.Ibarrier())

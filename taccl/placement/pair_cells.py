@@ -1,4 +1,4 @@
-"""Matrices of pairs from text cells: unit, names at the heads of rows and columns, and values."""
+"""Read matrices of pairs from text cells: the unit, the names of rows and columns, and the values."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Unit(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A square matrix: cell in its corner, a name for every row and column, and values, row to column."""
+    """Square matrix of values, row to column: text of its corner cell, names of the hosts, and values."""
 
     corner: str
     names: tuple[str, ...]
@@ -107,7 +107,7 @@ def without_units(rows: dict[int, list[str]], where: str) -> tuple[dict[int, lis
 
 
 def table_of(rows: dict[int, list[str]], where: str) -> Table:
-    """Square matrix from {line number: cells}; names may stand before rows, above columns, both or neither.
+    """Square matrix from {line number: cells}; names may be in the first row and in the first column.
 
     A cell on the diagonal that is not a number becomes nan. Rows in another order than the columns are
     sorted by name.

@@ -1,4 +1,4 @@
-"""Plots of a placement: distances of hosts in rank order, and a ring drawn over racks."""
+"""Plots of a placement: a heat map of distances in rank order, and a ring drawn over racks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @drawing
 @checked
 def matrices(placement: Placement, *, ax: Axes | None = None) -> Axes:
-    """Heat map of the time for which each pair of ranks holds resources, in the original and new order.
+    """Heat map of the distance of each pair of ranks (`distance_us`), in the original and the new order.
 
     Parameters
     ----------

@@ -56,7 +56,7 @@ class Placement:
         For the original and the new order: the resource with the largest load, and its load as a part of the
         finish.
     distance_us : (num_hosts, num_hosts) array
-        Sum of the times for which the largest message holds the resources between two hosts.
+        Time of the largest message between two hosts, plus the times for which it holds resources.
     before_least_us : float
         Lower bound on the finish in the original order over all ways in which messages may share resources.
     judgement : Judgement, optional
@@ -83,7 +83,7 @@ class Placement:
 
     @property
     def gain(self) -> float:
-        """Guaranteed speedup in the model: `before_least_us` over `after_us`, at least 1."""
+        """Guaranteed speedup in the simulation: `before_least_us` over `after_us`, at least 1."""
         return max(1.0, self.before_least_us / self.after_us)
 
     @property

@@ -165,7 +165,7 @@ class Probe:
 
     @property
     def distance(self) -> NDArray[np.float64]:
-        """(num_hosts, num_hosts) latency in us, or else time per byte; missing pairs are estimated."""
+        """Latency of each pair in us, else time per byte if there are none; missing pairs are estimated."""
         if self.latency_us is not None:
             return self.filled(self.latency_us)
         assert self.bandwidth_gb_per_s is not None

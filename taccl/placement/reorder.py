@@ -85,7 +85,7 @@ def reorder(
         If no links lead from one rank to another.
     """
     began = time.monotonic()
-    deadline = Deadline.after(time_limit_s)  # includes the case, which takes seconds for 1,000 hosts
+    deadline = Deadline.after(time_limit_s)  # set before the case is built: seconds for 1,000 hosts
     case = Case(topology, collective, algorithm, size)
     count, hosts = case.hosts.num_ranks, case.hosts
     given = tuple(range(count))
@@ -113,7 +113,7 @@ def reorder(
             return case.prove(found, first) if count <= _PROVABLE else (*found, False)
 
         # The first call compiles the kernels, so the time limit may end the search before it has an order.
-        # The order that puts near hosts together needs no search.
+        # So try the order that puts near hosts together first, as it needs no search.
         near = case.ticks(case.nested, compiled=not case.is_small)
         best, after = min((best, after), (case.nested, near), key=lambda found: found[1])
         first = deadline

@@ -101,7 +101,9 @@ def _numbers(text: str, item: str) -> Iterator[str]:
 def load_slurm(
     path: str | os.PathLike[str], *, topology: str | None = None, hosts: Sequence[str] | None = None
 ) -> Probe:
-    """Probe with the hosts of a SLURM topology file; clusters are its switches or blocks, latencies assumed.
+    """Probe with the hosts of a SLURM topology file and its switches or blocks as clusters.
+
+    The file states no latencies: they are assumed.
 
     - `topology`: Name of a topology in a ``topology.yaml``; default: the cluster's default, or the first.
     - `hosts`: Hosts to keep, such as those of a job, in rank order; a host with several ranks is repeated.
@@ -315,7 +317,7 @@ def _heights(groups: Mapping[str, _Group], where: str) -> tuple[dict[str, int], 
 def _clusters(
     parts: Sequence[Sequence[tuple[str, ...]]], hosts: Sequence[str]
 ) -> tuple[tuple[tuple[int, ...], ...], NDArray[np.float64], int]:
-    """(cluster of every host by level, number of levels between two hosts, number of unconnected parts).
+    """(cluster of every host by level, number of levels that separate two hosts, number of separate parts).
 
     Hosts are in one cluster of a level if a chain of switches up to that level joins them. So clusters
     nest even if a switch has several parents. Levels that separate no hosts, or all, are left out. If hosts

@@ -65,7 +65,7 @@ class Tuning:
         ]
 
     def rules(self) -> str:
-        """Content of the file that makes the library run these choices."""
+        """Content of the file that makes the library run the algorithms in `choices`."""
         if self.library == "openmpi":
             return openmpi_rules(self.choices, self.num_ranks)
         return mpich_selection(self.choices, self.num_ranks, base=find_library())

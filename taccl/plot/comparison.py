@@ -43,10 +43,11 @@ _TOP = 0.95
 @checked
 @drawing
 def comparison(table: Any, *, ax: Axes | None = None) -> Axes:
-    """Draw each run's optimality gap over its run time; colours are backends, shapes sketches or sizes.
+    """Draw each run's optimality gap over its run time, as a marker with the colour of its backend.
 
-    If the bounds of runs differ, marker size grows with the bound. Runs without a schedule or a bound are
-    crosses at the top, and the key states the reason.
+    Marker shapes show sketches, sizes or collectives, whichever differ first. If the bounds of runs differ,
+    marker size grows with the bound. Runs without a schedule or a bound are crosses at the top, and the key
+    states the reason.
 
     Parameters
     ----------
@@ -58,7 +59,7 @@ def comparison(table: Any, *, ax: Axes | None = None) -> Axes:
     Raises
     ------
     InputError
-        If the table has no rows, or lacks one of their columns.
+        If the table has no rows, or lacks a column that these functions write.
     """
     rows = rows_of(table)
     ax = axes(ax, height=5.0)
@@ -103,9 +104,10 @@ def comparison(table: Any, *, ax: Axes | None = None) -> Axes:
 @checked
 @drawing
 def backends(table: Any, *, ax: Axes | None = None) -> Axes:
-    """Draw the ratio of finish to bound as a bar for each run, in rows by backend.
+    """Draw the ratio of finish to bound as a bar for each run, with the runs of a backend together.
 
-    Unlike `comparison`, this picture stays readable if all gaps are equal. Colours are sketches or sizes.
+    Unlike `comparison`, this picture stays readable if all gaps are equal. Colours show sketches, sizes or
+    collectives, whichever differ first.
     Runs without a schedule or a bound have their status instead of a bar.
 
     Parameters
@@ -118,7 +120,7 @@ def backends(table: Any, *, ax: Axes | None = None) -> Axes:
     Raises
     ------
     InputError
-        If the table has no rows, lacks one of their columns, or has more rows than a picture shows.
+        If the table has no rows, has more than 100, or lacks a column that these functions write.
     """
     rows = rows_of(table)
     if len(rows) > _MOST_BARS:
@@ -167,7 +169,7 @@ def rows_of(table: Any) -> list[dict[str, Any]]:
 
 
 def _look(backend: int, shape: int, num_shapes: int) -> tuple[str, Any]:
-    """Colour and marker of a run. Each pair of a backend's number and a shape's number has its own."""
+    """Colour and marker of a run, distinct for each pair of a backend's and a shape's number."""
     again, colour = divmod(backend, len(OKABE_ITO))
     return OKABE_ITO[colour], style.mark(again * num_shapes + shape)
 
@@ -213,7 +215,7 @@ _LABELS = ("topology", "collective", "num_ranks", "sketch", "size_bytes", "chunk
 @checked
 @drawing
 def performance_profile(table: Any, *, ax: Axes | None = None) -> Axes:
-    """Draw, for each backend, the share of runs whose finish is within a factor of the best of their problem.
+    """Draw each backend's share of runs whose finish is within a factor of their problem's best finish.
 
     A curve that starts higher is the best more often; one that is higher on the right fails less often. Each
     seed of a problem counts as a run. Source: Dolan and More, "Benchmarking optimization software with
@@ -229,7 +231,7 @@ def performance_profile(table: Any, *, ax: Axes | None = None) -> Axes:
     Raises
     ------
     InputError
-        If the table has no rows, lacks one of their columns, or has no schedule.
+        If the table has no rows, has no schedule, or lacks a column that these functions write.
     """
     problems: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for row in rows_of(table):
@@ -316,7 +318,7 @@ def draw_trace(trace: Sequence[TraceEntry], title: str, *, ax: Axes | None = Non
 
 
 def trace_in(details: Mapping[str, Any]) -> Trace:
-    """Search trace from the plain values of a file; empty unless every entry is valid."""
+    """Search trace from the details in a schedule file; empty unless every entry is valid."""
     listed = details.get("trace")
     trace = []
     for each in listed if isinstance(listed, list) else ():

@@ -1,4 +1,4 @@
-"""Charts over time: the Gantt chart of a schedule, a step of computation and sends, use of dimensions."""
+"""Charts over time: sends of a schedule, a step of computation and sends, load of network dimensions."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def draw_bars(
     is_image: bool = False,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw bars from `bars_of`; otherwise as `gantt`.
+    """Draw a Gantt chart, as `gantt` does, from bars that `bars_of` has returned.
 
     - `is_image`: True to make the bars one image in SVG and PDF, even if they are few.
     """
@@ -161,9 +161,10 @@ def _bars(ax: Axes, bars: Bars, title: str, topology: Topology, *, is_image: boo
 
 
 def _shades(topology: Topology, ranks: list[int]) -> dict[int, str]:
-    """{rank: colour}. The local rank decides the hue; ranks of a second node have lighter colours.
+    """{rank: colour}; empty if the nodes are too many or too large for distinct colours.
 
-    Empty if the nodes are too many or too large for distinct shades.
+    Up to eight ranks have the colours of the palette. With more ranks, the local rank decides the hue, and
+    ranks of a second node have lighter colours.
     """
     from matplotlib.colors import to_hex, to_rgb
 

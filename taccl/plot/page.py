@@ -1,4 +1,4 @@
-"""A self-contained HTML page: loads nothing, runs no script, and holds its pictures as SVG."""
+"""Build a self-contained HTML page, which loads nothing, runs no script, and holds its pictures as SVG."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ _PAGE = """<!DOCTYPE html>
 
 
 def html_page(title: str, body: str) -> str:
-    """HTML page with a title and a body, which is HTML."""
+    """HTML page from a title, which is plain text, and a body, which is HTML."""
     return _PAGE.format(policy=escape(_POLICY), style=_STYLE, title=as_html(title), body=body)
 
 
 def picture(drawn: Axes, name: str, texts: Mapping[str, Sequence[str]] | None = None) -> str:
     """Render a matplotlib picture as inline SVG for an HTML page.
 
-    - `name`: Prefix that keeps its identifiers distinct from those of other pictures.
-    - `texts`: {group of shapes: the tooltip of each shape}.
+    - `name`: Prefix of the SVG ids, which keeps them distinct from those of other pictures.
+    - `texts`: {SVG id of a group of shapes: tooltip of each shape}.
     """
     svg = _PROLOGUE.sub("", render(drawn, "svg").decode())
     for group, some in (texts or {}).items():
@@ -81,5 +81,5 @@ def folded(summary: str, content: str, *, is_open: bool = False) -> str:
 
 
 def with_commands(text: str) -> str:
-    """A text as HTML, in which backquotes mark commands."""
+    """Convert a text to HTML, with commands in backquotes marked as code."""
     return re.sub("`(.*?)`", r"<code>\1</code>", as_html(text))

@@ -1,8 +1,8 @@
 """A report: one self-contained HTML page about a schedule, which loads nothing from files or servers.
 
-It combines the HTML that notebooks show of each object with pictures. There is no script: the text of a bar
-is its SVG title, which browsers show as a tooltip. Its verdict is one sentence on how good the schedule is,
-and the next three actions.
+It combines pictures with the HTML that notebooks show of each object. There is no script: the text of a bar
+is the bar's SVG title, which browsers show as a tooltip. The verdict at the top is a sentence or two on how
+good the schedule is, and up to three next actions.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def report(
         is_open = details.get("bound_scope") == ALL_CHUNKINGS
         bound, trace = _bound(schedule.problem, min(_BOUND_S, _BOUND_SHARE * budget_s)), trace_in(details)
     problem, count, judged = schedule.problem, schedule.num_transfers, verify(schedule)
-    measured_points(problem, measured)  # raises for unusable logs before anything is computed
+    measured_points(problem, measured)  # raises for unusable logs before pictures are drawn
 
     def unless(most: int, done: str, make: Callable[[], str]) -> str:
         """HTML from `make`; if `make` fails or there are over `most` transfers, a paragraph that says so."""
@@ -294,7 +294,7 @@ def _word(value: object) -> str:
     return shown(text, 2000)
 
 
-#: `_WIDE_GAP` is the min gap to the bound at which a longer search is the first advice.
+#: `_WIDE_GAP` is the gap to the bound above which the verdict advises a longer search.
 #: `_DIFFERS` is the min ratio of two bandwidths that are called different.
 _WIDE_GAP, _DIFFERS = 0.05, 1.005
 #: Max number of next actions that a verdict names.
@@ -304,7 +304,7 @@ _MOST = 3
 def verdict(
     schedule: Schedule, judged: Verification, bound: Certificate, gap: str, rates: pd.DataFrame | None
 ) -> tuple[str, list[str]]:
-    """A sentence on how good a schedule is, and what to do next, the most urgent first.
+    """A text on how good a schedule is, and at most `_MOST` next actions, the most urgent first.
 
     - `bound`, `gap`: The largest lower bound that is known, and the gap in words (`gap_text`).
     - `rates`: Bandwidths by size (`taccl.plot.bandwidths`), with baselines; None if they were not computed.
@@ -342,7 +342,7 @@ def verdict(
 
 
 def _best_baseline(schedule: Schedule, rates: pd.DataFrame | None) -> tuple[str, float] | None:
-    """The fastest baseline at the schedule's size, and the schedule's speedup over it; or None."""
+    """The fastest baseline at the schedule's size, and the schedule's speedup over it; None if not known."""
     size = schedule.problem.size_bytes
     if rates is None or not rates.attrs["baselines"] or size not in rates.index:
         return None

@@ -157,7 +157,7 @@ def bandwidths(
     budget_s: Duration = 30.0,
     measured: Sequence[str] = (),
 ) -> pd.DataFrame:
-    """Bus bandwidth over size of a schedule, of its upper bound, and of each baseline.
+    """Bus bandwidth at each of several sizes, for a schedule, its upper bound, and each baseline.
 
     Parameters
     ----------
@@ -332,12 +332,12 @@ def measured(fit: Fit, *, ax: Axes | None = None) -> Axes:
 @drawing
 @checked
 def diagnosis(found: SeriesDiagnosis, *, ax: Axes | None = None) -> Axes:
-    """Draw measured and predicted bus bandwidth of a series over size, and the bound of its largest size.
+    """Draw measured and predicted bus bandwidth of a series over size, and the bound at its largest size.
 
     Parameters
     ----------
     found : SeriesDiagnosis
-        One of the series of a `taccl.diagnose`.
+        One of the series in a result of `taccl.diagnose`.
     ax : Axes, optional
         Axes to draw on; by default those of a new figure.
     """

@@ -112,7 +112,7 @@ def dress(ax: Axes, title: str, x: str, y: str = "", *, grid: Literal["both", "x
 
 
 def time_rows(ax: Axes, labels: Sequence[str], finish_us: float) -> None:
-    """Set up labelled rows from the top over time in us, with a line at the finish."""
+    """Set up axes with time in us along x, labelled rows from the top, and a line at the finish."""
     count = len(labels)
     ax.set_ylim(max(1, count) - 0.4, -0.6)
     ax.set_xlim(0, finish_us * 1.01 or 1)
@@ -207,7 +207,7 @@ def save(picture: Axes | Figure, path: str | os.PathLike[str], *, overwrite: boo
 
 
 def format_of(path: str | os.PathLike[str]) -> str:
-    """Format by the extension of a path; `InputError` if it is unknown."""
+    """Picture format that the extension of a path names; `InputError` if the extension is unknown."""
     ending = os.path.splitext(os.fspath(path))[1].lower().removeprefix(".")
     if ending not in FORMATS:
         known = ", ".join("." + each for each in FORMATS)

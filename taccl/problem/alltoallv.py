@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: `_MOST_CHUNKS`: approximate max number of chunks of all pairs together.
 _CHUNKS_OF_A_RANK, _MOST_CHUNKS = 64, 30_000
 _SKEW = re.compile(r"(zipf|hot):(\d+(?:\.\d*)?|\.\d+)")
-#: Min size of a chunk, relative to the bytes that a resource could pass in a hold's fixed time (alpha).
+#: Min ratio of a chunk's size to the bytes that a resource could pass in a hold's fixed time (alpha).
 _HOLDS = 8
 
 
@@ -214,7 +214,7 @@ def load_sizes(path: str | os.PathLike[str]) -> NDArray[np.int64]:
 
 
 def _chunks_of_pairs(counts: NDArray[np.int64]) -> tuple[Chunk, ...]:
-    """Chunks of all pairs of ranks, row by row; `counts` are the numbers of chunks of each pair."""
+    """Chunks of all pairs of ranks, row by row; `counts` is the matrix of the number of chunks per pair."""
     alone = [(rank,) for rank in range(len(counts))]
     pairs = zip(
         *(each.tolist() for each in np.nonzero(counts)), counts[np.nonzero(counts)].tolist(), strict=True
