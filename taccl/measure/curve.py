@@ -33,7 +33,7 @@ _Row = tuple[int, float]
 
 
 class Kink(NamedTuple):
-    """A size at which a series leaves a smooth curve.
+    """Message size at which the times of a series leave a smooth curve.
 
     - `kind`: ``"outlier"``: a single slow size. ``"late switch"``: the algorithm or protocol changes at too
       large a size. ``"wrong switch"``: it changes to a slower one. ``"slow"``: the ratio of measured to
@@ -82,7 +82,7 @@ def slow_middle(series: Series, predicted_us: Sequence[float]) -> Iterator[Kink]
 
 
 def _growth(before: _Row, after: _Row) -> float:
-    """Ratio of the times of two rows over the ratio of their sizes."""
+    """Ratio of the times at two sizes over the ratio of the sizes."""
     return (after[1] / before[1]) / (after[0] / before[0])
 
 

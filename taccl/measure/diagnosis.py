@@ -30,7 +30,7 @@ class Limit(NamedTuple):
 
 
 class Point(NamedTuple):
-    """Measured and predicted time at one size, and the algorithm and protocol with the predicted time."""
+    """Measured and predicted time at one size, and the algorithm and protocol of the prediction."""
 
     size_bytes: int
     measured_us: float
@@ -55,7 +55,7 @@ class Point(NamedTuple):
 
 
 class Gain(NamedTuple):
-    """Predicted time of a better schedule in a runtime, beside NCCL's measured time at the same size.
+    """Predicted time of a better schedule, run by `runtime`, and NCCL's measured time at the same size.
 
     - `error`: Factor by which the prediction of NCCL's own time at this size is wrong; 1 if it is right.
     - `command`: Command line that makes the schedule.
@@ -150,7 +150,7 @@ class SeriesDiagnosis:
         return size_bytes / time_us / 1000 * self.busbw_factor
 
     def to_dict(self) -> dict[str, Any]:
-        """The verdict as plain values."""
+        """The diagnosis of the series as plain values."""
         return {
             "title": self.series.title, "source": self.series.source, "topology": self.topology,
             "verdict": self.verdict, "share": self.share, "bound_us": self.bound_us,
@@ -215,7 +215,7 @@ class SeriesDiagnosis:
         return "\n".join([*lines, *note_lines(self.notes)])
 
     def _repr_html_(self) -> str:
-        """HTML: verdict, limits, causes, sizes and gains."""
+        """HTML card with the verdict, limits, causes, sizes and gains."""
         causes = [(each.grade, each.title, each.evidence, each.remedy) for each in self.causes]
         parts = [facts([("verdict", self.verdict), ("sizes off the curve", first_of(self.sizes_off, 8))])]
         for head, rows in (
@@ -234,7 +234,7 @@ CAUSE_HEAD = ("grade", "cause", "evidence", "what to try")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Diagnosis:
-    """Verdicts on all series of some logs.
+    """Verdicts on all series of the diagnosed logs.
 
     Parameters
     ----------
@@ -252,7 +252,7 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """One sentence for each series, and for each point-to-point log."""
+        """Verdict with one sentence for each series, and one for each point-to-point log."""
         return "\n".join([*(each.verdict for each in self.series), *self.links])
 
     def to_dict(self) -> dict[str, Any]:
@@ -272,5 +272,5 @@ class Diagnosis:
         return card("Links and notes", notes=said) if said else ""
 
     def _repr_html_(self) -> str:
-        """HTML of all series."""
+        """HTML of all series, then of links and notes."""
         return "".join([*(each._repr_html_() for each in self.series), self.links_html()])

@@ -17,12 +17,12 @@ from taccl.measure.model import LATENCIES, PARAMETERS, CostTerms, Parameter, tim
 
 #: Max ratio of posterior to prior spread at which a parameter counts as determined by the data.
 _DETERMINED = 0.5
-#: Max increase of a fit's cost at which a parameter is fixed at its prior: 1 by Akaike's criterion.
+#: Max extra cost at which a fit with one parameter fewer is still preferred: 1 by Akaike's criterion.
 CONTRADICTED = 1.0
-#: Small messages show latency if their times grow more slowly than size to this power.
+#: Small messages show latency if their times grow more slowly than their sizes to this power.
 _FLAT = 0.5
-#: Relative slowness that counts as a residual of 1, if the protocol assigned to a size is slower than the
-#: fastest one (own choice). A library chooses the protocol that it predicts to be the fastest.
+#: If the protocol assigned to a size is predicted slower than the fastest one by this part, the residual is 1
+#: (own choice). The residual is a penalty, as a library chooses the protocol that it predicts to be fastest.
 _CHOICE = 0.1
 _MAX_ROUNDS = 4
 #: {parameter: (least value, greatest value)}, by physics.
@@ -40,19 +40,18 @@ Protocols: TypeAlias = Sequence[NDArray[np.int64]]
 
 #: Relative error below which the cost is quadratic; above, it is linear (own choice).
 NOISE = 0.02
-#: Penalty for each further line (range of sizes) of the fit, on the scale of the loss `robust`.
+#: Penalty for each line (range of sizes) after the first, on the scale of the loss `robust`.
 _PRICE = 3.0
 _ROUNDS = 5
 #: Min sizes per range: any two points fit a line.
 _LEAST = 3
-#: Two rows count as parallel if their Gram determinant, over the product of their squared norms, is at most
-#: this.
+#: Two rows are parallel if their Gram determinant is at most this share of the product of squared norms.
 _PARALLEL = 1e-13
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A series as arrays: ascending sizes, times, and the cost terms of its collective."""
+    """Series as arrays of ascending sizes and of times, with the cost terms of its collective."""
 
     terms: CostTerms
     size_bytes: NDArray[np.float64]
@@ -75,7 +74,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Estimated parameters.
+    """Estimated parameters of a machine, and the protocol inferred for each size.
 
     - `logs`, (parameters,): Logarithms of the parameters.
     - `free`, (parameters,): True for parameters that the data determine; the others are at their priors.
@@ -157,7 +156,7 @@ def _first_protocols(each: Observed) -> NDArray[np.int64]:
         return np.full(len(each.size_bytes), 2)
     found = lines(each.size_bytes, each.times_us)
     if (found == 2).all() and shows_latency(each) and each.times_us[-1] < 2 * each.times_us[0]:
-        return np.zeros(len(found), np.int64)  # small messages only: ll
+        return np.zeros(len(found), np.int64)  # all messages are small, so the protocol is ll
     return found
 
 
@@ -171,7 +170,7 @@ def shows_latency(each: Observed) -> bool:
 
 
 def _starts(task: _Fitting) -> Iterable[NDArray[np.float64]]:
-    """Yield starting points: the priors, then the priors with one bandwidth set by the largest sizes."""
+    """Yield starting points: the priors, then the priors with one bandwidth adapted to the largest sizes."""
     yield task.means
     slowest = max(
         float(np.log(each.times_us[-1] / times_us(each.terms, each.size_bytes[-1:], task.means)[2, 0]))
@@ -213,7 +212,7 @@ class _Fitting:
     def slopes(
         self, protocols: Protocols, free: NDArray[np.bool_], logs: NDArray[np.float64], *, smoothed: bool
     ) -> NDArray[np.float64]:
-        """Jacobian, (free parameters, residuals): derivative of each residual by each free logarithm."""
+        """Jacobian, (free parameters, residuals), by the logarithms of the free parameters."""
         moved = np.vstack([logs, logs + _STEP * np.eye(len(logs))[free]])
         found = self.residuals(protocols, moved, smoothed=smoothed)
         return np.asarray((found[1:] - found[0]) / _STEP)
@@ -249,7 +248,7 @@ class _Fitting:
     def remaining(
         self, protocols: Protocols, free: NDArray[np.bool_], logs: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Ratio of posterior to prior spread of each free parameter; 0 for the others."""
+        """Ratio of posterior to prior spread of each free parameter; 0 for fixed parameters."""
         left = np.zeros(len(logs))
         if free.any():
             jacobian = self.slopes(protocols, free, logs, smoothed=False)

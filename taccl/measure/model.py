@@ -33,7 +33,7 @@ from taccl.topology.tuning import (
 COLLECTIVES = ("allreduce", "allgather", "reduce-scatter", "broadcast", "reduce", "alltoall", POINT_TO_POINT)
 
 
-#: Bytes of a message for each of which a library uses one more channel, by protocol; shape (3, 1).
+#: Number of message bytes for which a library uses one channel more, under each protocol; shape (3, 1).
 _CHANNEL_BYTES = np.array([[float(CHANNEL_BYTES[each.name])] for each in PROTOCOLS])
 
 
@@ -55,7 +55,8 @@ RAMP_CHANNELS = 8
 
 def priors(node_gb_per_s: float, network_gb_per_s: float, rates_source: str) -> tuple[Parameter, ...]:
     """Priors of all parameters, in the order of `PARAMETERS`."""
-    # Wide priors: networks vary much, and data hardly tell a bandwidth share from a change of algorithm.
+    # Priors are wide for networks, which vary much, and for bandwidth shares, which data hardly distinguish
+    # from a change of algorithm.
     rows = [
         ("launch_us", LAUNCH_US, 0.8, "us", LAUNCH),
         ("node_latency", 1.0, 0.7, "times", SOURCE),

@@ -91,5 +91,5 @@ def _measured(of: Sequence[FittedParameter], factor: float = 1.0, *, inverse: bo
 
 
 def _number(value: float, *, is_beta: bool = False) -> float:
-    """Round to 6 significant digits, or a beta in us/MB to 3 decimals, which tick grids can represent."""
+    """Round to 6 significant digits, but a beta in us/MB to 3 decimals, so that times fit a grid of ticks."""
     return round(value, 3) or value if is_beta else float(f"{value:.6g}")

@@ -42,7 +42,7 @@ class Series:
     ranks_per_process: int = 0
 
     def on(self, num_ranks: int, num_nodes: int) -> Series:
-        """The series with known numbers of ranks and nodes, and sizes and times as nccl-tests counts them."""
+        """The series on given numbers of ranks and nodes, with sizes and times converted as in nccl-tests."""
         parts = num_ranks if self.counted == "part" else 1
         factor = busbw_factor(self.collective, num_ranks) if self.counted == "busbw" else 1.0
         return replace(

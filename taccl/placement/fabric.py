@@ -232,11 +232,14 @@ class HostFabric:
 
     @cached_property
     def held(self) -> list[Any]:
-        """[alpha, beta] of the time for which a message of a pair (row) holds each resource (column)."""
+        """[alpha, beta] of the time for which a message between two hosts (row) holds a resource (column)."""
         return [self._hop @ ticks for ticks in self._of_links]
 
     def relaxed(self, messages: RankMessages, flows: Flows) -> Relaxed:
-        """Lower bounds on message times if source or destination has no host yet; `tail` and ports are 0."""
+        """Lower bounds on message times if source or destination has no host yet.
+
+        The fields `port_out`, `port_in` and `tail` are 0.
+        """
         sizes, rows = _sizes_of(messages), []
         for units in sizes.tolist():
             took = (self.took[0] + units * self.took[1]).reshape(self.num_hosts, -1)

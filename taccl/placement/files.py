@@ -293,7 +293,7 @@ def _fallbacks(kind: str, best: _Rule) -> Iterator[_Rule]:
 
 
 def _lines(name: str, rules: Sequence[list[_Rule]], num_ranks: int) -> Iterator[str]:
-    """Yield the table's lines for one collective; neighbouring sizes with equal rules share a line."""
+    """Yield the table's lines for one collective; neighbouring sizes with equal rules share lines."""
     first = 0
     for each, sizes in groupby(range(len(rules)), key=rules.__getitem__):
         end = list(sizes)[-1]

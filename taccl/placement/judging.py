@@ -77,7 +77,7 @@ class Judgement:
 
     @property
     def is_trusted(self) -> bool:
-        """True if files are written by default: gain confirmed, or not judged and hosts form clusters."""
+        """True if the new order is used by default: gain confirmed, or not judged and clusters are clear."""
         return self.verdict == "confirmed" or (self.verdict == "not judged" and self.has_clusters)
 
     def __str__(self) -> str:

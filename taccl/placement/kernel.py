@@ -62,7 +62,7 @@ def timed(
     room: Room,
     is_relaxed: bool = False,
 ) -> int:
-    """Makespan of the algorithm on its hosts: serial schedule generation in the order of messages.
+    """Makespan of the algorithm under a rank order, by serial schedule generation in the order of messages.
 
     A message starts once its data has arrived and every resource of its link is free for the whole of its
     hold. Each resource serves messages in the algorithm's order. A message over several links is stored and

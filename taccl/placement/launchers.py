@@ -142,7 +142,7 @@ def rankfile(placement: Placement, hosts: Sequence[str]) -> str:
 
 @checked
 def command(placement: Placement, hosts: Sequence[str], launcher: str, path: str) -> str:
-    """Command that starts ranks with the file that `hostfile` writes, without the program."""
+    """Command line, up to the program to run, that starts ranks from a file with the text of `hostfile`."""
     known_word(launcher, LAUNCHERS, "launcher")
     placed, file = _placed(placement, hosts), shlex.quote(path)
     count = len(placed)

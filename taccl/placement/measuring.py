@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 #: Ranks of a cluster share an uplink if their total rate when all send together is less than this share
 #: of the sum of their rates when each sends alone (our choice).
 _SHARED = 0.75
-#: Timeout in seconds for a round without any message.
+#: Timeout in seconds for a round, to which a second is added for each repetition.
 _ROUND_S = 120.0
 _TAG = 17
 
@@ -316,7 +316,7 @@ class _ProbeRank:
     def _there_and_back(
         self, partner: int, begins: int, message: NDArray[np.uint8], count: int
     ) -> NDArray[np.float64]:
-        """Seconds from each message to its small answer, at its sender `begins`; zeros at the partner."""
+        """Seconds from each message to its small answer, at the sender `begins`; zeros at the other rank."""
         took = np.zeros(count)
         for turn in range(-WARM_UP, count):
             if begins == self.comm.rank:

@@ -59,7 +59,7 @@ class Table(NamedTuple):
 
 
 def unit_of(said: Sequence[str], where: str) -> Unit:
-    """Unit named in the first text that names any, else an assumed one; `FormatError` for several units."""
+    """Unit in the first text that names a unit, else an assumed one; `FormatError` if it names several."""
     for text in said:
         units = _units_in(text)
         if len(set(units.values())) > 1:
@@ -183,7 +183,7 @@ def _heads(rows: list[list[str]]) -> tuple[bool, bool]:
         return True, are_named or _is_index(starts) or (
             len(rows) == len(first) and all(_is_nothing(each) for each in starts)
         )
-    if _is_name(first[0]):  # a corner above numbered columns, or the name of the first row
+    if _is_name(first[0]):  # either the corner above numbered columns, or the name of the first row
         return (True, True) if not are_named or len(rows) >= len(first) else (False, True)
     is_numbered = _is_nothing(first[0]) and _is_index(first[1:]) and first[1:] == starts
     return is_numbered, is_numbered

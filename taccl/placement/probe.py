@@ -127,7 +127,7 @@ class Probe:
         off = ~np.eye(count, dtype=bool)
         hole = np.isnan(matrix) & off
         if self.sampled:
-            hole &= ~hole.T  # a measured pair has figures in both directions
+            hole &= ~hole.T  # only an error if the other direction was measured
         for wrong, what in (
             (hole, "expected a number for every pair; measure it, or give a probe that is sampled"),
             (off & (matrix <= 0), "expected a number above 0"),
@@ -173,7 +173,7 @@ class Probe:
 
     @cached_property
     def levels(self) -> list[NDArray[np.int64]]:
-        """Cluster of every host, level by level: those given, or those found from the distances."""
+        """Cluster of every host at each level, as given, or else as found from the distances."""
         if self.clusters is not None:
             return [np.array(labels, dtype=np.int64) for labels in self.clusters]
         return levels(self.distance)

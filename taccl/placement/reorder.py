@@ -85,7 +85,7 @@ def reorder(
         If no links lead from one rank to another.
     """
     began = time.monotonic()
-    deadline = Deadline.after(time_limit_s)  # set before the case is built: seconds for 1,000 hosts
+    deadline = Deadline.after(time_limit_s)  # includes building the case, which can take seconds
     case = Case(topology, collective, algorithm, size)
     count, hosts = case.hosts.num_ranks, case.hosts
     given = tuple(range(count))

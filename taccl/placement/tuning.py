@@ -34,7 +34,8 @@ _FROM_BYTES, _TIMES, WARM_UP = 1 << 10, 4, 3
 _PATIENCE_S = 300.0
 #: Relative difference of times that counts as noise; our choice.
 _NOISE = 0.05
-#: Environment variables that make Open MPI and MPICH obey a forced algorithm; each ignores the other's.
+#: Environment variables that make Open MPI and MPICH obey a forced algorithm.
+#: Each library ignores the variables of the other.
 _FORCED = {"OMPI_MCA_coll_tuned_use_dynamic_rules": "1", "OMPI_MCA_coll_tuned_priority": "90"}
 _FORCED |= {"MPIR_CVAR_DEVICE_COLLECTIVES": "none"}
 #: {name in the library's version text: our name} of the libraries that accept a forced algorithm.

@@ -48,7 +48,7 @@ MOST_SHAPES = 8000
 _ROW_INCHES = 0.17
 #: Hues that remain distinct when lightened, unlike black.
 _HUES = (*OKABE_ITO[:-1], "#6B4226")
-#: Share of white in the colours of the first group of ranks, and in those of the second group.
+#: Share of white in the colours of the first group of ranks (usually a node), and of the second group.
 _WHITE = (0.0, 0.45)
 
 

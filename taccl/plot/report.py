@@ -54,7 +54,7 @@ _MOST_REPLAYED = 20_000
 _MOST_SHAPES = 2400
 #: Max transfers of a schedule that is drawn; more need too much memory.
 _MOST_DRAWN = 1_000_000
-#: Max transfers of a schedule whose certificate is checked again, which takes as long as its search.
+#: Max transfers of a schedule whose certificate is rechecked, which takes as long as finding it.
 _MOST_CHECKED = 20_000
 #: `_BOUND_S` is the max seconds for the bound of a schedule that has none.
 #: `_BOUND_SHARE` is the max share of the page's time budget for one bound.

@@ -48,11 +48,11 @@ _Made = TypeVar("_Made")
 
 
 def drawing(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
-    """Decorator: draw under fixed matplotlib settings, where a dollar in a name does not start a formula."""
+    """Decorator: draw under fixed matplotlib settings, in which a dollar in a name starts no formula."""
 
     @wraps(function)
     def drawn(*given: _Given.args, **named: _Given.kwargs) -> _Made:
-        require_address_space()  # numpy's BLAS ends the process where it gets no memory
+        require_address_space()  # without enough memory, numpy's BLAS would end the process
         from matplotlib import interactive, is_interactive, rc_context
 
         with rc_context(_RULES):
@@ -177,7 +177,7 @@ def render(picture: Axes | Figure, format: str = "svg") -> bytes:
 
 
 def in_key(name: str) -> str:
-    """Name as a legend label, with a space before a leading underscore, else matplotlib omits the label."""
+    """Name as a legend label; a space precedes a leading underscore, or matplotlib would omit the label."""
     return f" {shown(name)}" if name.startswith("_") else shown(name)
 
 
