@@ -35,7 +35,7 @@ _NOISE = 0.1
 def calibrated(costs: Costs, series: Sequence[Series]) -> Costs:
     """Scale a library's costs by the factors that fit measured series best.
 
-    The NIC's rate is not scaled to fit: it is the highest rate of bandwidth tests between nodes, if any.
+    If there are bandwidth tests between nodes, the NIC's rate is first set to the highest rate in them.
 
     - `series`: Series with known numbers of ranks and nodes.
     """

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from taccl._internal.units import format_size, format_us
 from taccl.measure.series import Series
 
-#: Min ratio of a single outlier's time to the time at either neighbouring size.
+#: Min ratio of an outlier's time to the longer of the times at its two neighbouring sizes.
 _OUTLIER = 1.2
 #: Min ratio of a size's time to the time at the next larger size that marks an irregular size.
 _REVERSED = 1.15
@@ -48,7 +48,7 @@ class Kink(NamedTuple):
 
 
 def kinks(series: Series) -> tuple[Kink, ...]:
-    """Sizes of a series that are outliers or show a late or wrong switch of protocol, in ascending order."""
+    """Outliers, and late or wrong switches of algorithm or protocol, in ascending order of size."""
     rows = list(zip(series.size_bytes, series.times_us, strict=True))
     found = [
         Kink("outlier", this[0], _rows_text(*([before] if before else []), this, after))
@@ -73,7 +73,7 @@ def kinks(series: Series) -> tuple[Kink, ...]:
 
 
 def slow_middle(series: Series, predicted_us: Sequence[float]) -> Iterator[Kink]:
-    """Yield the sizes at which the ratio of measured to expected time far exceeds the ratio at both ends."""
+    """Yield sizes whose ratio of measured to expected time far exceeds the ratio at both ends of a series."""
     ratios = [time_us / wanted for time_us, wanted in zip(series.times_us, predicted_us, strict=True)]
     ends = max(1.0, *(median(some) for some in (ratios[:_END], ratios[-_END:])))
     for size, time_us, ratio in zip(series.size_bytes, series.times_us, ratios, strict=True):

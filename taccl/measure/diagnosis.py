@@ -13,7 +13,7 @@ from taccl._internal.units import format_size
 from taccl.measure.causes import Cause
 from taccl.measure.series import Series
 
-#: Max number of sizes in the table of the text form.
+#: Max number of sizes in the table that `repr` shows.
 _MOST_ROWS = 10
 
 

@@ -212,7 +212,7 @@ class _Fitting:
     def slopes(
         self, protocols: Protocols, free: NDArray[np.bool_], logs: NDArray[np.float64], *, smoothed: bool
     ) -> NDArray[np.float64]:
-        """Jacobian, (free parameters, residuals), by the logarithms of the free parameters."""
+        """Jacobian of the residuals by the logarithms of free parameters, (free parameters, residuals)."""
         moved = np.vstack([logs, logs + _STEP * np.eye(len(logs))[free]])
         found = self.residuals(protocols, moved, smoothed=smoothed)
         return np.asarray((found[1:] - found[0]) / _STEP)

@@ -22,7 +22,7 @@ _FEW_FLOWS = 4
 
 
 class RankMessages(NamedTuple):
-    """Messages of an algorithm as columns; m waits for messages ``wait[wait_of[m] : wait_of[m + 1]]``.
+    """Messages of an algorithm as columns; message m waits for ``wait[wait_of[m] : wait_of[m + 1]]``.
 
     - `src`, `dst`, (num_messages,) int64: Ranks.
     - `units`, (num_messages,) int64: Size in units of data.
@@ -279,7 +279,8 @@ class HostFabric:
     def _ports(self, units: int) -> list[int]:
         """Minimum ticks for which a message holds a port of its source, and one of its destination.
 
-        A resource is a port of a host if all messages from the host, or all to it, hold the resource.
+        A resource is a port of a host if all messages from the host, or all to it, hold the resource. The
+        minimum is over all hosts.
         """
         held, ports = self._held(units).tocoo(), []
         # In each direction, all num_hosts - 1 pairs of a host hold its port. A resource held by fewer pairs

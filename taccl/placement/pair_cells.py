@@ -107,7 +107,7 @@ def without_units(rows: dict[int, list[str]], where: str) -> tuple[dict[int, lis
 
 
 def table_of(rows: dict[int, list[str]], where: str) -> Table:
-    """Square matrix from {line number: cells}; names may be in the first row and in the first column.
+    """Square matrix from {line number: cells}; names of hosts may head the rows, the columns, or both.
 
     A cell on the diagonal that is not a number becomes nan. Rows in another order than the columns are
     sorted by name.

@@ -127,7 +127,7 @@ class Probe:
         off = ~np.eye(count, dtype=bool)
         hole = np.isnan(matrix) & off
         if self.sampled:
-            hole &= ~hole.T  # only an error if the other direction was measured
+            hole &= ~hole.T  # a missing entry is an error only if the other direction was measured
         for wrong, what in (
             (hole, "expected a number for every pair; measure it, or give a probe that is sampled"),
             (off & (matrix <= 0), "expected a number above 0"),

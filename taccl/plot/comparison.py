@@ -215,7 +215,7 @@ _LABELS = ("topology", "collective", "num_ranks", "sketch", "size_bytes", "chunk
 @checked
 @drawing
 def performance_profile(table: Any, *, ax: Axes | None = None) -> Axes:
-    """Draw each backend's share of runs that finish within a factor of their problem's best, by factor.
+    """Draw the share of each backend's runs that finish within a factor x of their problem's best, over x.
 
     A curve that starts higher is the best more often; one that is higher on the right fails less often. Each
     seed of a problem counts as a run. Source: Dolan and More, "Benchmarking optimization software with

@@ -1,8 +1,8 @@
 """A report: one self-contained HTML page about a schedule, which loads nothing from files or servers.
 
 It combines pictures with the HTML that notebooks show of each object. There is no script: the text of a bar
-is the bar's SVG title, which browsers show as a tooltip. The verdict at the top is a sentence or two on how
-good the schedule is, and up to three next actions.
+is the bar's SVG title, which browsers show as a tooltip. The verdict at the top says how good the schedule
+is, and names up to three next actions.
 """
 
 from __future__ import annotations
