@@ -58,9 +58,11 @@ _FORM_S_PER_ARRIVAL, _LISTED_GAIN = (7e-5, 1.6e-5), 1.2
 #: `_PLANS_S_PER_LINK`: CPU seconds per link to estimate all plans of recursive multiplying.
 #: `_PLANS_SHARE`: max share of the time left for these estimates; if they need more, only simple plans are
 #: estimated.
+_PLANS_S_PER_LINK, _PLANS_SHARE = 2e-5, 0.4
 #: `_MIXES_S`: CPU seconds to search for a mixed plan, in which groups of chunks follow different plans, and
-#: to build it.
-_PLANS_S_PER_LINK, _PLANS_SHARE, _MIXES_S = 2e-5, 0.4, 1.2
+#: to build it (0.5 to 1.5 s).
+#: `_MIXES_SHARE`: max share of the time left for this.
+_MIXES_S, _MIXES_SHARE = 0.8, 0.6
 
 #: Max transfers of a baseline that is tried in finer chunks. An exchange of whole partial sums among 64 ranks
 #: has this many.
@@ -118,6 +120,7 @@ def offer_estimated(search: Search, cut: Callable[[Problem, int], Problem]) -> S
                 made = _search_for(search, found, cut) if found.finish_us < finish_us else None
             if made is not None:
                 best, finish_us = made, found.finish_us
+        until = search.deadline.sooner(_MIXES_SHARE * search.deadline.left_s)
         if best is not None and busy_factor() * _MIXES_S <= until.left_s:
             with until.enforced():
                 mixed = mixed_schedule(open_problem)
