@@ -36,6 +36,8 @@ def of_parts(graph: Graph, kind: str, values: Sequence[Any], **options: Any) -> 
         return None
     mesh = graph.mesh
     owned = [own_of(graph, value) for value in values]
+    if all(own is None for own in owned):
+        return None
     rest = [graph.tensor(value) for value, own in zip(values, owned, strict=True) if own is None]
     axes = [(each, axis) for each in rest for axis in range(len(each.shape)) if mesh.slicing(each, axis)]
     dims = {mesh.slicing(each, axis) for each, axis in axes}

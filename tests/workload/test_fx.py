@@ -150,6 +150,14 @@ def test_results_of_other_local_shapes_are_refused():
         from_fx(graph(x, b, y, returned=y), 2, layouts={"x": "sliced(0)"})
 
 
+def test_a_sliced_axis_that_does_not_match_a_replicated_one_is_refused():
+    """A product of slices of 4 columns with a replicated row of 4 is refused: the tensor has 8 columns."""
+    x, gain = Node("placeholder", "x", shape=(3, 4)), Node("placeholder", "gain", shape=(4,))
+    y = Node("call_function", "y", "aten.mul", (x, gain), (3, 4), schema=("self", "other"))
+    with pytest.raises(WorkloadError, match=r"^y: multiply found shapes \(3, 8\) and \(4,\)"):
+        from_fx(graph(x, gain, y, returned=y), 2, layouts={"x": "sliced(1)"})
+
+
 def test_several_process_groups_need_names():
     """Several process groups need names, since a graph names a group without its ranks."""
     x = Node("placeholder", "x", shape=(4,))
