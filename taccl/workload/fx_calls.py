@@ -72,7 +72,7 @@ def called(graph: Graph, given: Arguments | None = None, *, item: int | None = N
     tags = getattr(target, "tags", None)
     is_random = any("nondeterministic" in str(tag) for tag in tags or ())
     if tags is None or not str(target).startswith("aten.") or schema.is_mutable or is_random:
-        raise graph.unread("" if tags is None else "is random, or writes in place, or is not of ATen")
+        raise graph.unread("" if tags is None else _obstacle(node))
     names = [each.name for each in schema.arguments]
     raw = {**dict(zip(names, node.args, strict=False)), **dict(node.kwargs)}
     if given is None:
@@ -93,6 +93,20 @@ def called(graph: Graph, given: Arguments | None = None, *, item: int | None = N
     if factor is not None:
         options = {"flops": 2.0 * math.prod(shape) * call.shapes[factor][-1]}
     return _by_rule(call, options) or _by_ranks(call, options)
+
+
+def _obstacle(node: Any) -> str:
+    """Property of a node's operator that forbids calls of it.
+
+    Empty for attention without dropout, which PyTorch marks as random, but which draws no numbers.
+    """
+    if not str(node.target).startswith("aten."):
+        return "is not of ATen"
+    if node.target._schema.is_mutable:
+        return "writes in place"
+    given = {each.name: each.default_value for each in node.target._schema.arguments}
+    given |= dict(zip(given, node.args, strict=False)) | dict(node.kwargs)
+    return "" if given.get("dropout_p") == 0 else "is random"
 
 
 def _json(call: _Call, raw: Arguments) -> str:

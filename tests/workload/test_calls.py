@@ -132,13 +132,34 @@ def test_values_of_calls_need_pytorch(monkeypatch):
         convolved().run()
 
 
-def test_random_operators_are_refused():
-    """An operator that PyTorch marks as random is refused, as each run would give other values."""
+@pytest.mark.parametrize(
+    ("name", "tags", "is_mutable", "said"),
+    [
+        ("aten.rand_like", ["Tag.nondeterministic_seeded"], False, r" \(it is random\)"),
+        ("aten.relu_", [], True, r" \(it writes in place\)"),
+        ("other.relu", [], False, r" \(it is not of ATen\)"),
+    ],
+)
+def test_operators_that_cannot_be_called_are_refused(name, tags, is_mutable, said):
+    """The error for a random operator, one that writes in place, or one of another library has the reason."""
     x = Node("placeholder", "x", shape=(4,))
-    y = Node("call_function", "y", "aten.rand_like", (x,), (4,), schema=("self",))
-    y.target.tags, y.target._schema.is_mutable = ["Tag.nondeterministic_seeded"], False
-    with pytest.raises(WorkloadError, match=r"^y: .*not supported.*\(it is random, or writes in place"):
+    y = Node("call_function", "y", name, (x,), (4,), schema=("self",))
+    y.target.tags, y.target._schema.is_mutable = tags, is_mutable
+    with pytest.raises(WorkloadError, match=f"^y: .*not supported.*{said}$"):
         from_fx(graph(x, y, returned=y), 2)
+
+
+def test_attention_without_dropout_is_not_called_random():
+    """PyTorch marks attention as random, even without dropout; the error has the actual reason alone."""
+    x = Node("placeholder", "x", shape=(1, 2, 4, 8))
+    schema = ("query", "key", "value", "dropout_p", "is_causal")
+    name = "aten._scaled_dot_product_flash_attention_for_cpu"
+    y = Node("call_function", "y", name, (x, x, x, 0.0, False), (1, 2, 4, 8), schema=schema)
+    y.target.tags, y.target._schema.is_mutable = ["Tag.nondeterministic_seeded"], False
+    z = Node("call_function", "z", "", (y, 0), (1, 2, 4, 8))
+    z.target = SimpleNamespace(__name__="getitem")
+    with pytest.raises(WorkloadError, match=r"^y: attention is over axis 3 of x, [^(]*$"):
+        from_fx(graph(x, y, z, returned=z), 4, layouts={"x": "sliced(3)"})
 
 
 def normed(layout, statistics):
