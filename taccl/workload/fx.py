@@ -66,6 +66,30 @@ def from_fx(
     asked = _by_placeholder(layouts or {}, nodes, known)
     grid = Workload(name, num_ranks, mesh=tuple(mesh)).grid
     graph = NodeReader(grid, groups or {}, READERS)
+    try:
+        returned = _read(graph, nodes, asked, signature, known)
+    except WorkloadError as error:
+        if not graph.has_choice:
+            raise
+        graph = NodeReader(grid, groups or {}, READERS, keeps_lengths=True)
+        try:
+            returned = _read(graph, nodes, asked, signature, known)
+        except WorkloadError:
+            raise error from None
+    state = tuple(graph.state.items())
+    operations, inputs = tuple(graph.operations), tuple(graph.inputs)
+    return Workload(name, num_ranks, inputs, operations, returned, state, mesh=tuple(mesh))
+
+
+def _read(
+    graph: NodeReader,
+    nodes: Sequence[Any],
+    asked: Mapping[str, str],
+    signature: Any,
+    known: Mapping[str, str],
+) -> tuple[str, ...]:
+    """Add all nodes to the step; return the names of the tensors that the graph returns."""
+    returned: tuple[str, ...] = ()
     for node in nodes:
         if node.op in ("placeholder", "get_attr"):
             if node.users or node.name in asked:
@@ -80,9 +104,7 @@ def from_fx(
             returned = _outputs(graph, node, signature, known)
         elif node.users or has_effects(node):
             graph.values[node] = graph.read(node)
-    state = tuple(graph.state.items())
-    operations, inputs = tuple(graph.operations), tuple(graph.inputs)
-    return Workload(name, num_ranks, inputs, operations, returned, state, mesh=tuple(mesh))
+    return returned
 
 
 def _by_placeholder(

@@ -60,10 +60,20 @@ class Graph:
     - `readers`: {name of a PyTorch operation: function that returns the value of a node}.
     - `node`: The current node.
     - `parts`: {partial tensor: tensor with its parts along a further first axis}; see `fx_parts`.
+    - `keeps_lengths`: True if views that fit two slicings keep the local length of the sliced axis.
+    - `has_choice`: True if there was such a view.
     """
 
-    def __init__(self, mesh: Mesh, groups: Mapping[str, str], readers: Mapping[str, Reader]) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        groups: Mapping[str, str],
+        readers: Mapping[str, Reader],
+        *,
+        keeps_lengths: bool = False,
+    ) -> None:
         self.mesh, self.groups, self.readers = mesh, groups, readers
+        self.keeps_lengths, self.has_choice = keeps_lengths, False
         self.seen: dict[str, None] = {}
         self.node: Any = None
         self.inputs: list[Tensor] = []
@@ -102,8 +112,9 @@ class Graph:
             found = of_parts(self, kind, values, **options)
             if found is not None:
                 return found
-        shape = None
+        shape, is_squeezed = None, False
         if kind in POINTWISE and any(isinstance(value, View) for value in values):
+            is_squeezed = all(value.is_squeezed for value in values if isinstance(value, View))
             values, shape = unviewed(self, values)
         if kind not in (*_OF_PARTS, *POINTWISE) and any(isinstance(value, Own) for value in values):
             found = self._of_rows(kind, values, **options)
@@ -136,7 +147,7 @@ class Graph:
             raise self.refused(error.message + advice) from None
         self.tensors[operation.name] = made
         self.operations.append(operation)
-        return Named(operation.name) if shape is None else View(operation.name, shape)
+        return Named(operation.name) if shape is None else View(operation.name, shape, is_squeezed)
 
     def _of_rows(self, kind: str, values: Sequence[Any], **options: Any) -> Any:
         """Result of an operation that reads each operand of type `Own` as slices along its first axis.

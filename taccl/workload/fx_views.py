@@ -135,12 +135,16 @@ def alike_sliced(graph: Graph, names: Sequence[str]) -> list[str] | None:
 def _whole_shape(graph: Graph, view: View) -> tuple[int, ...] | None:
     """Global shape into which a view's tensor can be reshaped so that its local parts equal the view.
 
-    None if there is no such shape.
+    None if there is no such shape. If a view splits a sliced axis into one of length 1 and one of the former
+    length, either can be the sliced one: the first if it counts heads, the second if the view only adds an
+    axis. The first is preferred. The second is returned if `graph.keeps_lengths`, or if the former axis is
+    axis 0, which never consists of heads.
     """
     tensor, local = graph.tensors[view.name], view.shape
     sliced = [axis for axis in range(len(tensor.shape)) if graph.mesh.slicing(tensor, axis)]
     parts = {axis: graph.mesh.slices(tensor, axis) for axis in sliced}
-    found: list[tuple[tuple[int, int], tuple[int, ...]]] = []
+    before = graph.local_shape(Named(view.name))
+    found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     for to in itertools.product(range(len(local)), repeat=len(sliced)):
         shape = list(local)
         for axis, place in zip(sliced, to, strict=True):
@@ -149,7 +153,13 @@ def _whole_shape(graph: Graph, view: View) -> tuple[int, ...] | None:
         (labels,) = labels_of(operation, [tensor], Tensor(view.name, tuple(shape)))
         if all(labels[axis] == place for axis, place in zip(sliced, to, strict=True)):
             moved = sum(abs(axis - place) for axis, place in zip(sliced, to, strict=True))
-            before = graph.local_shape(Named(view.name))
             other = sum(before[a] != local[b] for a, b in zip(sliced, to, strict=True))
-            found.append(((other, moved), tuple(shape)))
-    return min(found)[1] if found else None
+            inner = sum(place for axis, place in zip(sliced, to, strict=True) if axis and before[axis] > 1)
+            found.append(((inner, other, moved), tuple(shape)))
+    if not found:
+        return None
+    first, kept = min(found)[1], min((rank[1:], shape) for rank, shape in found)[1]
+    if first == kept or view.is_squeezed:
+        return kept
+    graph.has_choice = True
+    return kept if graph.keeps_lengths else first

@@ -259,6 +259,48 @@ def test_views_that_mix_slices_keep_each_rank_s_rows():
             np.testing.assert_allclose(values["y2"][rank], part + rows, rtol=1e-5)
 
 
+def headed(heads):
+    """Nodes of rows at a rank: one head of 4 elements per key and value, and `heads` heads per query."""
+    nodes = []
+    for name, count in (("query", heads), ("key", 1), ("value", 1)):
+        rows = Node("placeholder", name, shape=(2, 3, 4 * count))
+        view = Node("call_function", f"{name}_view", "aten.view", (rows, [2, 3, count, 4]), (2, 3, count, 4),
+                    schema=("self", "size"))  # fmt: skip
+        nodes += [rows, view, Node("call_function", f"{name}_heads", "aten.transpose", (view, 1, 2),
+                                   (2, count, 3, 4), schema=("self", "dim0", "dim1"))]  # fmt: skip
+    return nodes
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_attention_may_have_one_key_head_per_rank(heads):
+    """Each of four ranks attends with one key head, and one or two query heads, as its graph states."""
+    nodes = headed(heads)
+    schema = ("query", "key", "value", "is_causal", "enable_gqa")
+    y = Node("call_function", "y", "aten.scaled_dot_product_attention", (*nodes[2::3], True, heads > 1),
+             (2, heads, 3, 4), schema=schema)  # fmt: skip
+    sliced = dict.fromkeys(("query", "key", "value"), "sliced(2)")
+    step = from_fx(graph(*nodes, y, returned=y), 4, layouts=sliced)
+    assert (step.tensors["y"].shape, step.tensors["y"].layout) == ((2, 4 * heads, 3, 4), "sliced(1)")
+    random = np.random.default_rng(1)
+    given = {name: [random.random((2, 3, n), np.float32) for _ in range(4)]
+             for name, n in (("query", 4 * heads), ("key", 4), ("value", 4))}  # fmt: skip
+    values = step.run(given)
+    for rank in range(4):
+        query, key, value = (given[name][rank].reshape(2, 3, -1, 4).swapaxes(1, 2) for name in given)
+        scores = np.exp(query @ key.swapaxes(2, 3) / 2) * np.tri(3)
+        right = scores / scores.sum(-1, keepdims=True) @ value
+        np.testing.assert_allclose(values["y"][rank], right, rtol=1e-5)
+
+
+def test_a_view_that_adds_an_axis_keeps_the_sliced_one():
+    """A view adds an axis of length 1 before a sliced axis, to broadcast over another tensor sliced alike."""
+    x, y = Node("placeholder", "x", shape=(3, 4)), Node("placeholder", "y", shape=(3, 5, 4))
+    view = Node("call_function", "wide", "aten.view", (x, [3, 1, 4]), (3, 1, 4), schema=("self", "size"))
+    z = Node("call_function", "z", "aten.mul", (view, y), (3, 5, 4), schema=("self", "other"))
+    step = from_fx(graph(x, y, view, z, returned=z), 2, layouts={"x": "sliced(1)", "y": "sliced(2)"})
+    assert (step.tensors["z"].shape, step.tensors["z"].layout) == ((3, 5, 8), "sliced(2)")
+
+
 def test_a_rank_divides_its_own_sums():
     """A rank's sum over its slice is divided by the number of positive elements of that slice, not of all ranks.
 
