@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from taccl.errors import LossyConversionWarning, warn
-from taccl.workload.fx_values import Filled, Named, Positions, Repeated, View, described, number_of
+from taccl.workload.fx_calls import called
+from taccl.workload.fx_values import Deferred, Filled, Named, Positions, Repeated, View, described, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,15 +84,31 @@ def _cross_entropy(graph: Graph, given: Arguments) -> Any:
 
 
 def _nll(graph: Graph, given: Arguments) -> Any:
-    """Negative log-likelihood of the targets, as mean or sum, from logarithms of probabilities."""
+    """Negative log-likelihood of the targets, by row, as mean or as sum, from logarithms of probabilities."""
     _check(graph, given)
     _only_rows(graph, given)
     _only_whole(graph, given["self"], -1)
     total: Any = graph.make("pick", given["self"], given["target"])
+    if given["reduction"] == 0:
+        return graph.make("scale", total, value=-1.0)
     number = math.prod(graph.local_shape(total))
     for _ in graph.tensor(total).shape:
         total = graph.make("sum", total, axis=0)
     return graph.make("scale", total, value=-1 / (number if given["reduction"] == 1 else 1))
+
+
+def _nll_results(graph: Graph, given: Arguments) -> list[Deferred]:
+    """Loss and sum of the targets' weights, both deferred; only a call of the gradient reads the sum."""
+    node = graph.node
+
+    def weight() -> Any:
+        current, graph.node = graph.node, node
+        made = called(graph, item=1)
+        graph.node = current
+        return made
+
+    (loss,) = graph.lazily(lambda: _nll(graph, given))
+    return [loss, Deferred(f"result 1 of {node.target}", weight, note="weight")]
 
 
 def _nll_grad(graph: Graph, given: Arguments) -> Any:
@@ -102,13 +119,14 @@ def _nll_grad(graph: Graph, given: Arguments) -> Any:
     ones = graph.make("one_hot", given["target"], stop=tensor.shape[-1], dtype=tensor.dtype)
     if isinstance(number, Filled):
         return graph.make("scale", ones, value=factor * number.number)
+    if given["reduction"] == 0:
+        number = View(graph.name_of(number), (*graph.local_shape(number), 1), is_squeezed=True)
     return graph.make("multiply", graph.make("scale", ones, value=factor), number)
 
 
 def _check(graph: Graph, given: Arguments) -> None:
-    if given["weight"] is not None or given["reduction"] not in (1, 2):
-        said = f"{graph.node.target} has weights, or reduction={given['reduction']}"
-        raise graph.unread(f"{said}; only the mean (1) and the sum (2) without weights are supported")
+    if given["weight"] is not None:
+        raise graph.unread(f"{graph.node.target} has weights of classes; only losses without are supported")
     ignored = given["ignore_index"]
     if ignored >= 0:
         said = f"{graph.node.target} has ignore_index={ignored}, which may be a target"
@@ -165,7 +183,7 @@ ID_READERS: dict[str, Reader] = {
     "aten.embedding": _embedding,
     "aten.embedding_dense_backward": _embedding_grad,
     "aten.cross_entropy_loss": _cross_entropy,
-    "aten.nll_loss_forward": lambda graph, given: graph.first(lambda: _nll(graph, given)),
+    "aten.nll_loss_forward": _nll_results,
     "aten.gather": _gathered,
     "aten.scatter": _scattered,
     "aten.index_put": _accumulated,

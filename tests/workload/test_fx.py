@@ -367,8 +367,7 @@ def lost(shape, targets, **given):
     [
         ({"ignore_index": 0}, "has ignore_index=0, which may be a target"),
         ({"label_smoothing": 0.1}, r"has label_smoothing=0\.1; only 0 is supported"),
-        ({"weight": 1}, "has weights, or reduction=1"),
-        ({"reduction": 0}, "has weights, or reduction=0"),
+        ({"weight": 1}, "has weights of classes; only losses without"),
     ],
 )
 def test_other_cross_entropies_are_refused(given, said):
@@ -392,6 +391,54 @@ def test_a_sum_of_losses_needs_no_warning():
     assert from_fx(lost((4, 6), (4,), reduction=2), 2).tensors["y"].shape == ()
     with pytest.raises(LossyConversionWarning, match="omits targets of -100 from its mean"):
         from_fx(lost((4, 6), (4,)), 2)
+
+
+def trained_by_row(weight=None):
+    """A graph of the losses of four rows, and of their gradient by the rows, each scaled by its loss's mask."""
+    rows = Node("placeholder", "rows", shape=(4, 3))
+    wanted = Node("placeholder", "wanted", shape=(4,), dtype="torch.int64")
+    mask = Node("placeholder", "mask", shape=(4,))
+    weights = [] if weight is None else [Node("placeholder", "weights", shape=(3,))]
+    given = (rows, wanted, weights[0] if weights else None, 0, -100)
+    schema = ("self", "target", "weight", "reduction", "ignore_index")
+    loss = Node("call_function", "loss", "aten.nll_loss_forward", given, schema=schema)
+    loss.meta["val"] = [SimpleNamespace(shape=each, dtype="torch.float32") for each in ((4,), ())]
+    items = [Node("call_function", f"item{at}", "", (loss, at), ((4,), ())[at]) for at in (0, 1)]
+    for each in items:
+        each.target = SimpleNamespace(__name__="getitem")
+    grad = Node("call_function", "grad", "aten.nll_loss_backward", (mask, *given, items[1]), (4, 3),
+                schema=("grad_output", *schema, "total_weight"))  # fmt: skip
+    for each in (loss, grad):
+        each.target.tags, each.target._schema.is_mutable = [], False
+        for argument in each.target._schema.arguments:
+            argument.kwarg_only = False
+    nodes = graph(rows, wanted, mask, *weights, loss, *items, grad, returned=grad)
+    nodes.nodes[-1].args = ([items[0], grad],)
+    items[0].users[nodes.nodes[-1]] = None
+    return nodes
+
+
+def test_a_loss_of_each_row_has_a_gradient():
+    """Losses that are not summed, but masked row by row, and their gradient are operations of the step."""
+    layouts = dict.fromkeys(("rows", "wanted", "mask"), "sliced(0)")
+    step = from_fx(trained_by_row(), 2, layouts=layouts)
+    random = np.random.default_rng(1)
+    rows, mask = random.random((2, 4, 3), np.float32), random.random((2, 4), np.float32)
+    wanted = np.array([[0, 2, 1, -100], [1, 1, 0, 2]])
+    values = step.run({"rows": [*rows], "wanted": [*wanted], "mask": [*mask]})
+    for rank in range(2):
+        is_wanted = wanted[rank][:, None] == np.arange(3)
+        np.testing.assert_allclose(values["item0"][rank], -(rows[rank] * is_wanted).sum(1))
+        np.testing.assert_allclose(values["grad"][rank], -mask[rank][:, None] * is_wanted)
+
+
+def test_the_gradient_of_a_weighted_loss_reads_its_sum_of_weights():
+    """A loss with weights of classes is called, as is its gradient, which reads the loss's second result."""
+    layouts = dict.fromkeys(("rows", "wanted", "mask"), "sliced(0)")
+    step = from_fx(trained_by_row(weight=1), 2, layouts=layouts)
+    called = [each for each in step.operations if each.kind == "aten"]
+    assert [each.item for each in called] == [0, 1, None]
+    assert called[1].name in called[2].inputs
 
 
 def written(*later):
