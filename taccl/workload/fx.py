@@ -7,10 +7,11 @@ from typing import Any
 
 from taccl._internal.arguments import Count, checked_as
 from taccl._internal.names import did_you_mean
-from taccl.errors import WorkloadError
+from taccl.errors import LossyConversionWarning, WorkloadError, warn
 from taccl.workload.fx_graph import TRACE, Graph, has_effects
 from taccl.workload.fx_operations import READERS
 from taccl.workload.fx_reading import NodeReader
+from taccl.workload.fx_values import Positions, Unread, Whole
 from taccl.workload.workload import Workload
 
 
@@ -133,7 +134,19 @@ def _outputs(graph: Graph, node: Any, signature: Any, known: Mapping[str, str]) 
         if value is None:
             continue
         if each.name in replaces:
-            graph.state[replaces[each.name]] = graph.name_of(value)
-        else:
-            returned.append(graph.name_of(value))
+            graph.state[replaces[each.name]] = _name_of(graph, value)
+            continue
+        if isinstance(value, (Whole, Positions)):
+            said = f"{each.name} has whole numbers; the step returns them in float32, exact up to 2**24"
+            warn(said, LossyConversionWarning)
+            value = graph.cast(value, "float32")
+        returned.append(_name_of(graph, value))
     return tuple(dict.fromkeys(returned))
+
+
+def _name_of(graph: Graph, value: Any) -> str:
+    """Name of the tensor of an output; `WorkloadError` if no tensor of the step can be it."""
+    try:
+        return graph.name_of(value)
+    except Unread as error:
+        raise WorkloadError(error.message, where=error.where) from None

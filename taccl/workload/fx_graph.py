@@ -205,7 +205,10 @@ class Graph:
             if value not in self.reshaped:
                 self.reshaped[value] = made_whole(self, value)
             return self.reshaped[value]
-        raise self.unread(f"{self.node.target} reads {described(value)}; only whole tensors are supported")
+        said = f"{self.node.target} reads {described(value)}"
+        if isinstance(value, (Whole, Positions)):
+            raise self.unread(f"{said}, which the graph computes; convert them to float32")
+        raise self.unread(f"{said}; only whole tensors are supported")
 
     def viewed(self, value: Named | View | Own, shape: tuple[int, ...]) -> View | Own:
         """The same value viewed in another local shape."""

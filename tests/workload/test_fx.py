@@ -327,6 +327,29 @@ def test_a_rank_divides_its_own_sums():
             np.testing.assert_allclose(values["apart"][rank], parts[rank] - means[rank])
 
 
+def test_a_count_is_returned_in_float32():
+    """A count of targets, summed over ranks, is returned as a float, with a warning that names its node."""
+    y = Node("placeholder", "y", shape=(3,), dtype="torch.int64")
+    kept = Node("call_function", "kept", "aten.eq", (y, 2), (3,), "torch.bool", ("self", "other"))
+    count = Node("call_function", "count", "aten.sum", (kept,), (), "torch.int64", ("self",))
+    total = Node("call_function", "total", "_c10d_functional.all_reduce", (count, "sum", "0"), (),
+                 "torch.int64", ("input", "reduce_op", "group_name"))  # fmt: skip
+    with pytest.warns(LossyConversionWarning, match=r"^total has whole numbers; .* in float32"):
+        step = from_fx(graph(y, kept, count, total, returned=total), 2, layouts={"y": "sliced(0)"})
+    values = step.run({"y": [np.array([2, 2, 0]), np.array([1, 2, 3])]})
+    (name,) = step.returned
+    assert [float(each) for each in values[name]] == [3, 3]
+
+
+def test_a_returned_constant_is_refused_as_an_error_of_the_step():
+    """A graph that returns a constant, which no operation makes, is refused with a public kind of error."""
+    x = Node("placeholder", "x", shape=(4,))
+    y = Node("call_function", "y", "aten.zeros_like", (x,), (4,), schema=("self",))
+    with pytest.raises(WorkloadError, match="reads a tensor filled with 0") as caught:
+        from_fx(graph(x, y, returned=y), 2)
+    assert type(caught.value) is WorkloadError
+
+
 def test_batch_norm_in_evaluation_is_by_channel():
     """The second axis is normalised by its means and variances, scaled and shifted."""
     x = Node("placeholder", "x", shape=(2, 3, 4))
