@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.workload.aten import operand
 from taccl.workload.fx_parts import own_of, parts_of
-from taccl.workload.fx_values import Filled, Named, Own, Positions, Stacked, View, Whole, described
+from taccl.workload.fx_values import Filled, Named, Own, Positions, View, Whole, described
 from taccl.workload.fx_views import by_rank
 from taccl.workload.operations import DTYPE_BYTES
 
@@ -138,7 +138,7 @@ def _plain(call: _Call, value: Any, raw: Any) -> Any:
     if type(value).__name__ == "dtype":
         return {"dtype": str(value).removeprefix("torch.")}
     graph = call.graph
-    if isinstance(value, Stacked) or type(value).__module__.startswith("torch"):
+    if type(value).__module__.startswith("torch"):
         raise graph.unread(f"reads {described(value)}")
     if value in call.operands and not isinstance(value, Filled):
         return operand(call.operands.index(value))

@@ -64,10 +64,7 @@ def _joined(graph: Graph, given: Arguments) -> Any:
         return Named(source.name)
     if isinstance(source, Named) and to == 0:
         return Stacked(source.name, first.axis, first.count)
-    if isinstance(source, Named):
-        return _concatenated(graph, given)
-    said = f"cuts {described(source)} into {first.count} pieces along axis {first.axis}"
-    raise graph.unread(f"{said}, and concatenates them along axis {to}; concatenate along axis {first.axis}")
+    return _concatenated(graph, given)
 
 
 def _concatenated(graph: Graph, given: Arguments) -> Any:

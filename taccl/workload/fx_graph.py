@@ -27,7 +27,7 @@ from taccl.workload.fx_values import (
     Whole,
     described,
 )
-from taccl.workload.fx_views import alike_sliced, made_whole, of_each_slice, unviewed
+from taccl.workload.fx_views import alike_sliced, in_memory, made_whole, of_each_slice, unviewed
 from taccl.workload.kinds import TABLE
 from taccl.workload.layouts import has_types, infer
 from taccl.workload.operations import (
@@ -81,7 +81,7 @@ class Graph:
         self.tensors: dict[str, Tensor] = {}
         self.values: dict[Any, Any] = {}
         self.state: dict[str, str] = {}
-        self.reshaped: dict[View | Own, str] = {}
+        self.reshaped: dict[View | Own | Stacked, str] = {}
         self.parts: dict[str, str] = {}
 
     def refused(self, said: str) -> WorkloadError:
@@ -182,16 +182,22 @@ class Graph:
     def name_of(self, value: Any) -> str:
         """Name of the tensor that holds a value; if there is none yet, operations that make it are added.
 
-        Raises `WorkloadError` for unsupported values, such as a `Stacked` or a number.
+        Raises `WorkloadError` for unsupported values, such as a number.
         """
         if isinstance(value, Named):
             return value.name
         if isinstance(value, Deferred):
             return self.name_of(value.value(self))
-        if isinstance(value, Piece) and isinstance(value.whole, Named):
-            length = self.local_shape(value.whole)[value.axis] // value.count
+        if isinstance(value, Stacked):
+            if value not in self.reshaped:
+                found = in_memory(self, value)
+                self.reshaped[value] = found.name if isinstance(found, Named) else rows_of(self, found)
+            return self.reshaped[value]
+        if isinstance(value, Piece):
+            whole = Named(self.name_of(value.whole))
+            length = self.local_shape(whole)[value.axis] // value.count
             start = value.position * length
-            return self.name_of(self.part(value.whole, value.axis, start, start + length))
+            return self.name_of(self.part(whole, value.axis, start, start + length))
         if isinstance(value, Repeated):
             return self.name_of(self._repeated(value))
         if isinstance(value, Own):

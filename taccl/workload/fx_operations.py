@@ -27,12 +27,13 @@ from taccl.workload.fx_values import (
     Piece,
     Positions,
     Repeated,
+    Stacked,
     View,
     Whole,
     described,
     number_of,
 )
-from taccl.workload.fx_views import with_axis_last
+from taccl.workload.fx_views import in_memory, with_axis_last
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -177,7 +178,16 @@ def _transpose(graph: Graph, given: Arguments) -> Any:
     elif count >= 2:
         one, two = (given.get(name, i) % count for i, name in enumerate(("dim0", "dim1")))
         axes[one], axes[two] = two, one
-    return graph.make("transpose", given["self"], axes=tuple(axes)) if count >= 2 else given["self"]
+    if count < 2:
+        return given["self"]
+    source = given["self"]
+    if isinstance(source, Stacked):
+        source = in_memory(graph, source)
+        if isinstance(source, Own):
+            # Its first axis, of ranks, stays in place, so that a view can merge axes of one rank.
+            made = graph.make("transpose", Named(source.name), axes=(0, *(1 + axis for axis in axes)))
+            return Own(made.name, tuple(source.shape[axis] for axis in axes))
+    return graph.make("transpose", source, axes=tuple(axes))
 
 
 def _view(graph: Graph, given: Arguments) -> Any:
@@ -190,6 +200,8 @@ def _view(graph: Graph, given: Arguments) -> Any:
         return replace(source, shape=shape)
     if isinstance(source, Whole):
         return Whole(graph.viewed(source.value, shape or ()))
+    if isinstance(source, Stacked):
+        source = in_memory(graph, source)
     if isinstance(source, Own):
         return graph.viewed(source, shape or ())
     if isinstance(source, Repeated) and shape == source.shape:

@@ -57,7 +57,7 @@ class NodeReader(Graph):
             try:
                 found = called(self, item=item)
             except Unread as other:
-                reason = f" (it {other.message})" if other.message else ""
+                reason = "" if other.message in error.message else f" (it {other.message})"
                 raise WorkloadError(f"{error.message}{reason}", where=node.name) from None
             self.node = current
             return found

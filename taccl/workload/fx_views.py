@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from taccl.workload.fx_values import Named, Own, View, described
+from taccl.workload.fx_values import Named, Own, Stacked, View, described
 from taccl.workload.operations import Operation, Tensor, labels_of
 
 if TYPE_CHECKING:
@@ -58,6 +58,29 @@ def by_rank(graph: Graph, name: str, axis: int) -> tuple[int, Any]:
     made = graph.make("reshape", Named(name), shape=cut)
     order = (axis, *(i for i in range(len(cut)) if i != axis))
     return ranks, graph.make("transpose", made, axes=order) if axis else made
+
+
+def in_memory(graph: Graph, value: Stacked) -> Named | Own:
+    """Tensor with the elements of a `Stacked` in the order in which a rank has them.
+
+    An `Own` if axis 0 is sliced over ranks, as each rank then has concatenated its own slices.
+    """
+    tensor, axis = graph.tensors[value.name], value.axis
+    length, *shape = tensor.shape
+    sliced = {place for place in range(len(tensor.shape)) if graph.mesh.slicing(tensor, place)}
+    if axis in sliced or (0 in sliced and (len(sliced) > 1 or graph.mesh.partial(tensor))):
+        said = f"{graph.node.target} reads {described(value)}, which is {tensor}"
+        raise graph.unread(f"{said}; concatenate them along axis {axis} with cat(chunk(...)) first")
+    ranks = graph.mesh.slices(tensor, 0)
+    pieces = [*shape[: axis - 1], value.count, shape[axis - 1] // value.count, *shape[axis:]]
+    made = graph.make("reshape", Named(value.name), shape=(ranks, length // ranks, *pieces))
+    order = (0, axis + 1, *(place for place in range(1, len(pieces) + 2) if place != axis + 1))
+    made = graph.make("transpose", made, axes=order)
+    del pieces[axis - 1]
+    local = (value.count * length // ranks, *pieces)
+    if ranks == 1:
+        return Named(graph.name_of(graph.make("reshape", made, shape=local)))
+    return Own(graph.name_of(graph.make("reshape", made, shape=(ranks, *local))), local)
 
 
 def of_each_slice(graph: Graph, kind: str, values: list[Any], axis: int, **options: Any) -> Any:

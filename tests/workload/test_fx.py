@@ -301,6 +301,60 @@ def test_a_view_that_adds_an_axis_keeps_the_sliced_one():
     assert (step.tensors["z"].shape, step.tensors["z"].layout) == ((3, 5, 8), "sliced(2)")
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_received_slices_may_be_permuted(ranks):
+    """Slices that an alltoall concatenates along axis 0 are moved to the axis of tokens, as in Ulysses.
+
+    A point-wise operation may also read them as they are.
+    """
+    x = Node("placeholder", "x", shape=(ranks, 3, 2, 5))
+    schema = ("input", "output_split_sizes", "input_split_sizes", "group_name")
+    there = Node("call_function", "there", "_c10d_functional.all_to_all_single",
+                 (x, [1] * ranks, [1] * ranks, "0"), (ranks, 3, 2, 5), schema=schema)  # fmt: skip
+    moved = Node("call_function", "moved", "aten.permute", (there, [1, 0, 2, 3]), (3, ranks, 2, 5),
+                 schema=("self", "dims"))  # fmt: skip
+    flat = Node("call_function", "flat", "aten.view", (moved, [3, 2 * ranks, 5]), (3, 2 * ranks, 5),
+                schema=("self", "size"))  # fmt: skip
+    y = Node("call_function", "y", "aten._softmax", (flat, 2, False), (3, 2 * ranks, 5),
+             schema=("self", "dim", "half_to_float"))  # fmt: skip
+    z = Node("call_function", "z", "aten.relu", (there,), (ranks, 3, 2, 5), schema=("self",))
+    nodes = graph(x, there, moved, flat, y, z, returned=y)
+    nodes.nodes[-1].args = ([y, z],)
+    z.users[nodes.nodes[-1]] = None
+    step = from_fx(nodes, ranks, layouts={"x": "sliced(2)"})
+    parts = [
+        np.random.default_rng(rank).normal(size=(ranks, 3, 2, 5)).astype(np.float32) for rank in range(ranks)
+    ]
+    values = step.run({"x": parts})
+    for rank in range(ranks):
+        received = np.stack([part[rank] for part in parts])
+        scores = np.exp(received.swapaxes(0, 1).reshape(3, 2 * ranks, 5))
+        right = scores / scores.sum(-1, keepdims=True)
+        np.testing.assert_allclose(values[step.returned[0]][rank], right, rtol=1e-5)
+        np.testing.assert_array_equal(values["z"][rank], np.maximum(received, 0))
+
+
+def test_gathered_slices_may_be_permuted():
+    """An allgather of columns, concatenated by a view and a permutation, gives a replicated tensor."""
+    x = Node("placeholder", "x", shape=(3, 2))
+    every = Node("call_function", "every", "_c10d_functional.all_gather_into_tensor", (x, 2, "0"), (6, 2),
+                 schema=("input", "group_size", "group_name"))  # fmt: skip
+    apart = Node(
+        "call_function", "apart", "aten.view", (every, [2, 3, 2]), (2, 3, 2), schema=("self", "size")
+    )
+    moved = Node(
+        "call_function", "moved", "aten.permute", (apart, [1, 0, 2]), (3, 2, 2), schema=("self", "dims")
+    )
+    flat = Node("call_function", "flat", "aten.view", (moved, [3, 4]), (3, 4), schema=("self", "size"))
+    y = Node("call_function", "y", "aten.relu", (flat,), (3, 4), schema=("self",))
+    step = from_fx(graph(x, every, apart, moved, flat, y, returned=y), 2, layouts={"x": "sliced(1)"})
+    parts = [np.random.default_rng(rank).normal(size=(3, 2)).astype(np.float32) for rank in range(2)]
+    values = step.run({"x": parts})
+    (name,) = step.returned
+    assert step.tensors[name].layout == "replicated"
+    np.testing.assert_array_equal(values[name][1], np.maximum(np.concatenate(parts, 1), 0))
+
+
 def test_a_rank_divides_its_own_sums():
     """A rank's sum over its slice is divided by the number of positive elements of that slice, not of all ranks.
 
