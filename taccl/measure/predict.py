@@ -16,7 +16,7 @@ from taccl.measure.library_costs import ALL_PAIRS_SHARE, AMPERE_ALL_PAIRS_SHARE,
 from taccl.measure.model import COLLECTIVES
 from taccl.measure.series import POINT_TO_POINT
 from taccl.runtimes.registry import runtime_named
-from taccl.runtimes.runtime import Launch, called
+from taccl.runtimes.runtime import Launch
 from taccl.runtimes.table import RUNTIMES
 from taccl.topology.machines import SHAPES
 from taccl.topology.models import MODELS
@@ -130,7 +130,7 @@ def predict(
     launch = used.launch
     assert launch is not None, "it has launch costs"
     if launch.predict:
-        of_own: Prediction = called(launch.predict)(costs, collective, num_ranks, nodes, float(size))
+        of_own = used.made("predict", Prediction, costs, collective, num_ranks, nodes, float(size))
         return replace(of_own, source=of_own.source or launch.source)
     found = candidates(costs, collective, num_ranks, nodes, np.array([float(size)]))
     best = found[int(chosen(found)[0])]

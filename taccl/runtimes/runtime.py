@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from typing import Any, TypeVar
 
-from taccl._internal.arguments import checked
+from taccl._internal.arguments import checked, known_word
 from taccl.errors import InputError, TacclError
 from taccl.topology.tuning import PROTOCOLS
 
 T = TypeVar("T")
+#: Protocols of programs, as runtimes spell them.
+_PROTOCOLS = ("Simple", "LL", "LL128")
 
 
 @checked
@@ -115,12 +117,17 @@ class Runtime:
         `repetitions`, `timeout_s`, `seed` and `note` by name, and returns a `RunReport`.
     run_options : tuple of str
         Options of ``taccl run`` that this runtime supports and others may not, such as ``"sizes"``.
+
+    Raises
+    ------
+    InputError
+        If a protocol is unknown.
     """
 
     name: str
     title: str = ""
     reads: str = ""
-    protocols: tuple[str, ...] = ("Simple", "LL", "LL128")
+    protocols: tuple[str, ...] = _PROTOCOLS
     max_steps: int = 256
     max_threadblocks: int = 216
     max_channels: int = 32
@@ -139,6 +146,8 @@ class Runtime:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "title", self.title or self.name)
+        for each in self.protocols:
+            known_word(each, _PROTOCOLS, f"runtime {self.name}: protocols")
 
     @property
     def reads_xml(self) -> bool:
@@ -170,22 +179,23 @@ class Runtime:
     def outcome(self, role: str, *args: Any, **options: Any) -> Any:
         """Call one of the runtime's functions and return its result.
 
-        Raises `InputError` with the runtime's name if a function of another package fails.
+        Raises `InputError` with the runtime's name if a function of another package fails or is missing.
 
         Parameters
         ----------
         role : str
-            Field that holds the function.
+            Field that holds the function; ``"predict"`` is that of `launch`.
         args, options
             Arguments of the function.
         """
-        function = called(getattr(self, role))
+        function = getattr(self.launch if role == "predict" else self, role)
         try:
-            return function(*args, **options)
+            return called(function)(*args, **options)
         except TacclError:
             raise
         except Exception as error:
-            if str(getattr(function, "__module__", "")).startswith("taccl."):
+            home = function if isinstance(function, str) else getattr(function, "__module__", "")
+            if str(home).startswith("taccl."):
                 raise
             said = f"{self.title}: {role} failed ({type(error).__name__}: {error}); mend the runtime"
             raise InputError(said, where="runtime") from error

@@ -127,6 +127,33 @@ def test_a_failure_of_its_functions_names_the_runtime(mine, ring_file, capsys):
     assert said in capsys.readouterr().err
 
 
+def _divided(*figures):
+    return 1 / 0
+
+
+@pytest.mark.parametrize(
+    ("predict", "said"),
+    [
+        (_divided, r"predict failed \(ZeroDivisionError: division by zero\); mend the runtime"),
+        (lambda *figures: 3.0, "predict returned a float; expected a Prediction"),
+        ("no_module_of_mine:predict", r"predict failed \(ModuleNotFoundError: .*\); mend the runtime"),
+    ],
+)
+def test_a_failure_of_its_prediction_names_the_runtime(mine, predict, said):
+    """A prediction of a registered runtime that fails, gives another type or is missing names the runtime."""
+    register(replace(MINE, launch=Launch(2.5, "our choice", predict=predict)))
+    with pytest.raises(InputError, match=f"^runtime: the interpreter: {said}"):
+        taccl.predict("dgx-h100", "allreduce", "1KB", runtime="in-python")
+
+
+def test_unknown_protocols_of_a_runtime_are_refused():
+    """A runtime with an unknown protocol is refused, with the most similar known one."""
+    with pytest.raises(
+        InputError, match=r"^runtime mine: protocols: found 'LL256'; expected one of Simple, LL,"
+    ):
+        Runtime("mine", protocols=("Simple", "LL256"))
+
+
 @pytest.mark.slow
 def test_a_runtime_may_have_its_own_lowering_and_times(mine, plan_of_ring):
     """A runtime's `lower` makes the programs, and its `Launch.predict` the times, with their source."""
