@@ -73,8 +73,9 @@ def from_chakra(
     FormatError
         If the file is not a Chakra trace.
     WorkloadError
-        If dependencies form a cycle, a collective has no size or its size is not divisible among the ranks,
-        or the trace has sends and receives between two ranks.
+        If dependencies form a cycle, several nodes have one id, a collective has no size, its size is not
+        divisible among the ranks, it sums one-byte elements, or the trace has sends and receives between two
+        ranks.
     """
     grid = Workload(name, num_ranks, mesh=tuple(mesh)).grid
     trace = _Trace(load_trace_nodes(path), grid, groups or {}, os.fspath(path))
@@ -92,6 +93,10 @@ class _Trace:
 
     def __init__(self, nodes: Sequence[TraceNode], mesh: Mesh, groups: Mapping[str, str], where: str) -> None:
         self.node = {each.id: each for each in nodes}
+        twice = [number for number, times in Counter(each.id for each in nodes).items() if times > 1]
+        if twice:
+            said = f"found several nodes with id {first_of(twice, 3)}, expected one; convert the trace again"
+            raise WorkloadError(said, where=where)
         self.mesh, self.groups, self.where = mesh, groups, where
         self.num_ranks = mesh.size(mesh.names)
         self.operations: list[Operation] = []
@@ -163,13 +168,17 @@ class _Trace:
         group = self._group(node)
         over = self.mesh.dims_of(group, where=f"groups: {group}")
         ranks = self.mesh.size(over)
-        # Each rank's part must consist of whole elements.
+        # Each rank's part must consist of whole elements. Their type is not in the trace; bool has one byte.
         whole = ranks if kind in ("reduce_scatter", "alltoall") else 1
-        fits = (name for name in ("float32", "float16") if not num_bytes % (whole * DTYPE_BYTES[name]))
-        dtype = next(fits, "")
-        if not dtype:
-            said = f"found comm_size {num_bytes}, which does not divide into {whole} parts of 2-byte numbers"
+        moves = kind in ("allgather", "alltoall")
+        types = ("float32", "float16", "bool") if moves else ("float32", "float16")
+        dtype = next((name for name in types if not num_bytes % (whole * DTYPE_BYTES[name])), "")
+        if not dtype and num_bytes % whole:
+            said = f"found comm_size {num_bytes}, which does not divide into {whole} parts"
             raise self._refused(node, f"{said}; check the number of ranks")
+        if not dtype:
+            said = f"found comm_size {num_bytes}: sums of one-byte elements are not supported"
+            raise self._refused(node, f"{said}; leave this collective out of the trace")
         count = num_bytes // DTYPE_BYTES[dtype]
         # Groups have separate data, as slices along axis 0.
         outside = [dim for dim in self.mesh.names if dim not in over]

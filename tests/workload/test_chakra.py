@@ -113,6 +113,16 @@ def test_process_groups_become_dimensions(tmp_path):
     assert scheduled.verify().ok
 
 
+@pytest.mark.filterwarnings("ignore::taccl.LossyConversionWarning")
+def test_slices_of_one_byte_elements_are_moved(tmp_path):
+    """An allgather of an odd number of bytes, as of 8-bit numbers, and an alltoall have those bytes."""
+    path = trace(tmp_path, (1, 7, [], 0, {"comm_type": 2, "comm_size": 1023}),
+                 (2, 7, [], 0, {"comm_type": 6, "comm_size": 1020}))  # fmt: skip
+    step = from_chakra(path, 4)
+    sizes = {each.kind: step.tensors[each.name].local_bytes(step.grid) for each in step.operations}
+    assert (sizes["allgather"], sizes["alltoall"]) == (4 * 1023, 1020)
+
+
 @pytest.mark.parametrize(
     ("nodes", "said"),
     [
@@ -120,6 +130,9 @@ def test_process_groups_become_dimensions(tmp_path):
         ([(1, 7, [], 0, {"comm_type": 0})], "found comm_size 0; expected bytes of each rank"),
         ([(1, 7, [], 0, {"comm_size": 8})], "is a collective without comm_type"),
         ([(1, 7, [], 0, {"comm_type": 7, "comm_size": 10})], "does not divide into 4 parts"),
+        ([(1, 7, [], 0, {"comm_type": 0, "comm_size": 1023})],
+         "found comm_size 1023: sums of one-byte elements are not supported; leave this collective out"),
+        ([(5, 4, [], 1, {}), (5, 4, [], 2, {})], "found several nodes with id 5, expected one; convert"),
         ([(1, 4, [2], 1, {}), (2, 4, [1], 1, {})], "nodes 1, 2 wait for one another"),
         ([(1, 4, [], 1, {"is_cpu_op": True})], "no computation on a device and no collective"),
         ([(i, 7, [], 0, {"comm_type": 0, "comm_size": 8, "pg_name": str(i)}) for i in (1, 2)],
