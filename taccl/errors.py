@@ -137,7 +137,7 @@ class LossyConversionWarning(TacclWarning):
 
 
 class NumericsWarning(TacclWarning):
-    """A number was rounded, padded or is badly scaled."""
+    """Times are not exact: costs were rounded, or a profile has no latencies."""
 
 
 def warn(message: str, category: type[TacclWarning]) -> None:

@@ -140,7 +140,7 @@ def known_word(word: str, known: Iterable[str], where: str, error: type[InputErr
 
 
 def known_name(word: str, known: Collection[str], where: str, error: type[InputError] = InputError) -> str:
-    """Known name that a word spells, regardless of case and dashes; raises an error if there is none."""
+    """The known name equal to `word` apart from case and dashes; raises an error if there is none."""
     found = matching(word, known) or word
     known_word(found, known, where, error)
     return found

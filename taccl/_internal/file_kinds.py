@@ -68,7 +68,8 @@ _FIELDS = {
 
 #: Number of leading characters of a text in which patterns are searched.
 _HEAD_CHARACTERS = 1 << 16
-#: Quotation marks of mails, and code fences, to be removed; line breaks stay, as messages name line numbers.
+#: Quote prefixes of e-mails (``>``) and code fences, which are removed. Their line breaks stay, so that line
+#: numbers in error messages are right.
 _QUOTES = re.compile(r"^[^\S\n]*(>[^\S\n]?)+|^[^\S\n]*```.*$", re.MULTILINE)
 
 

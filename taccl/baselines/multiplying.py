@@ -107,7 +107,7 @@ def _mixed(problem: Problem) -> list[Schedule]:
 
 
 def mixed_schedule(problem: Problem) -> Schedule | None:
-    """Mixed plan of an allreduce with the least estimated finish, as a schedule in finer chunks.
+    """Allreduce in finer chunks whose parts follow different plans (a mixed plan), the best by estimate.
 
     None if there is no mixed plan, as on tori and meshes and on machines with too many resources of different
     loads.

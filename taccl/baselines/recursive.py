@@ -91,8 +91,8 @@ def swing(problem: Problem, *, cut: bool = True) -> Schedule:
     directions of a ring are used. On a torus or a mesh, steps alternate between dimensions, and two parts of
     the chunks start with each dimension. Elsewhere, nodes of equal size are the rows of a grid. Chunks spread
     to far partners first, and sums come from near partners first, because near partners exchange the most. An
-    allreduce may instead exchange whole partial sums; the faster form is returned. Only the merging clauses
-    of the sketch apply.
+    allreduce may instead exchange its partial sums unscattered; the faster form is returned. Only the merging
+    clauses of the sketch apply.
 
     On a torus of D dimensions, partners are d hops away: 1, 1, 3, 5, 11, ... along each dimension. With
     merged sends, step s = 0, 1, ... of an allreduce of n bytes takes at most
@@ -238,7 +238,7 @@ def _in_both_orders(problem: Problem, *partners: Partner, name: str, cut: bool) 
 def _or_doubling(
     found: Schedule, problem: Problem, forms: Mapping[str, Sequence[Partners]], *, cut: bool
 ) -> Schedule:
-    """The faster of `found` and a schedule in which partners exchange whole partial sums.
+    """The faster of `found` and a schedule in which partners exchange partial sums unscattered.
 
     - `forms`: {name: partners of each part of the chunks}.
     """

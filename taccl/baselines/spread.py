@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _KEPT, _MOST_KEPT = f"{__name__}: whole chunks", 8
 #: Finer chunks are kept if they finish within this share of the time of coarser ones.
 _PAYS = Fraction(97, 100)
-#: Like `_PAYS`, for schedules that exchange whole partial sums (`or_whole_sums`). It is nearer to 1:
+#: Like `_PAYS`, for schedules that exchange partial sums unscattered (`or_whole_sums`). It is nearer to 1:
 #: a smaller gain suffices, because the cut makes the parts of a chunk equal in size.
 _PAYS_EVENLY = Fraction(999, 1000)
 #: Max pairs of a chunk and a rank for which exchanges of whole partial sums are tried (some 500,000
@@ -152,7 +152,7 @@ def cut_while_it_pays(
 def or_whole_sums(
     found: Schedule, problem: Problem, sends: Callable[[Problem], Sends], *, name: str, fewest: int, cut: bool
 ) -> Schedule:
-    """The faster of `found` and a schedule in which ranks exchange whole partial sums.
+    """The faster of `found` and a schedule in which ranks exchange partial sums unscattered.
 
     - `sends`: Function from a problem to its sends.
     - `fewest`: If chunks may be cut, least number of parts per chunk with which all ports carry equal numbers

@@ -130,7 +130,7 @@ class Engine:
         return np.empty((count, self.memory.input.shape[1]), self.memory.input.dtype)
 
     def _view(self, slot: Slot | None, begin: int, count: int) -> NDArray[Any] | None:
-        """Memory of `count` chunks, starting `begin` chunks after a slot; None without a slot."""
+        """View of `count` chunks, the first of them `begin` chunks after `slot`; None if `slot` is None."""
         if slot is None:
             return None
         buffer: NDArray[Any] = getattr(self.memory, slot.buffer)

@@ -33,7 +33,7 @@ def value_of(
     shape: tuple[int, ...],
     drawn: Callable[[], Array],
 ) -> Any:
-    """Values of an operation's result; along axes that no operand has, values for all indices.
+    """Values of an operation's result for the parts that are read; whole along axes that no operand has.
 
     - `read`: Operands: the parts that are read.
     - `places`: Indices of each part in the operand's whole array, by axis.

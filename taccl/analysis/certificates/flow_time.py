@@ -153,7 +153,8 @@ def _lane(demand: NeededSends, links: Iterable[int], resource: int) -> Lane:
         betas.append(beta)
         sides.add(receives)
         idle.append(int(costs.link_alpha[e]) - alpha + min(0, (int(costs.link_beta[e]) - beta) * longest))
-    # With holds at both ends of sends, one hold may directly follow another, so no idle time is certain.
+    # If some links hold the resource for the sender and others for the receiver, holds may follow one another
+    # without a gap, so count no idle time.
     return Lane(min(alphas), min(betas), min(idle) if len(sides) == 1 else min(0, *idle))
 
 

@@ -243,7 +243,7 @@ class _Borders:
         return least
 
     def least_holds_of_cover(self, crosses: Flags) -> NDArray[np.int64]:
-        """(num_resources,) min hold in ticks of the links at one border that each resource counts for.
+        """Like `least_holds` for one border, as (num_resources,): few resources count for all links.
 
         The resource that links at the border hold longest counts for all of its links, then the resource that
         the remaining links hold longest, until every link counts. After `_MOST_COVER` holds, `least_holds`

@@ -300,7 +300,10 @@ class TailSpread:
         )
 
     def _reached(self, entries: Ints, pairs: int) -> Ints:
-        """(pairs,) earliest ticks of 1, 2, ... (chunk, rank) pairs, by distances of ranks to entry points."""
+        """(pairs,) earliest ticks at which 1, 2, ... (chunk, rank) pairs can exist.
+
+        A pair needs a tick at which its chunk enters, and the time from the entry to its rank.
+        """
         some = entries[:pairs]
         if not self.near.any() or len(some) * len(self.near) > _MOST_DISTANCES:
             return np.repeat(entries[:1], pairs)
@@ -309,7 +312,7 @@ class TailSpread:
 
 
 def _entries(fed: Fed, most: int) -> Iterator[int]:
-    """Earliest ticks at which successive chunks can have entered sets, at most `most` of them per send."""
+    """Yield the earliest ticks by which 1, 2, ... chunks can have entered, with at most `most` per send."""
     return map(max, *(sends_of(fastest_senders(gates, most), when) for gates, when in fed))
 
 

@@ -108,7 +108,8 @@ def lane_of(demand: NeededSends, links: Iterable[int], resource: int) -> Lane:
         betas.append(beta)
         rest = int(costs.link_alpha[e]) - alpha + min(0, (int(costs.link_beta[e]) - beta) * longest)
         rests[receives].append(rest)
-    # With holds at both ends of sends, one hold may directly follow another, so no idle time is certain.
+    # If some links hold the resource for the sender and others for the receiver, holds may follow one another
+    # without a gap, so count no idle time.
     mixed = bool(rests[False]) and bool(rests[True])
     rest = min(rests[False] + rests[True])
     return Lane(min(alphas), min(betas), min(0, rest) if mixed else rest)

@@ -33,7 +33,8 @@ from taccl.analysis.verification.sorting import offsets, sorted_blocks
 if TYPE_CHECKING:
     from taccl.problem.chunks import RankSets
 
-#: Max transfers replayed in Python (about 3 s) once there are more faults of a kind than are listed.
+#: Number of transfers replayed in Python (about 3 s) after which replay may stop. It stops if some kind has
+#: more faults than are listed.
 _MOST_REPLAYED = 1 << 20
 
 

@@ -307,7 +307,7 @@ def make_sketch(
 def fitting_shifts(
     problem: Problem, shifts: Sequence[Shift], *, deadline: Deadline = NEVER
 ) -> tuple[Shift, ...]:
-    """Shifts that are also symmetries of the clauses and the collective, and that schedules may have.
+    """Shifts of the topology that the clauses and the collective have as well, and that sends can have.
 
     In the group that they generate, each symmetry but the identity moves every rank and every used resource.
     So the group has at most as many elements as there are ranks, and symmetric sends can be simultaneous.
