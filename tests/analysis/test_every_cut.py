@@ -22,6 +22,7 @@ from taccl.analysis.certificates.scopes import (
 )
 from taccl.cli.output import result_answer
 from taccl.synthesis.suggesting.chunks import merged
+from taccl.topology.builder import TopologyBuilder
 from tests.effort import HASTY, brief_synthesis
 from tests.fuzzing import by_turns, cases
 
@@ -446,4 +447,21 @@ def test_without_time_each_nic_counts_once(tmp_path):
     problem = taccl.make_problem(topology, "alltoall", size_bytes=10**9)
     found = taccl.lower_bound(problem, divisible=True, end_s=0.0)
     assert found.bound_us == pytest.approx(80_000, rel=1e-3)
+    assert found.check()
+
+
+def test_without_time_shared_resources_make_cuts():
+    """Without time, the bound includes cuts of the ranks behind a shared resource inside a node.
+
+    Ranks 0 and 1 send 4 MB to ranks 2 and 3 over a bridge of 10 GB/s, so they need 400 us.
+    """
+    builder = TopologyBuilder("bridge", [0] * 4)
+    bridge = builder.add_resource("bridge")
+    for src, dst in itertools.permutations(range(4), 2):
+        link = builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=100 if src < 2 <= dst else 10)
+        if src < 2 <= dst:
+            builder.add_hold(link, bridge, alpha_us=0, beta_us_per_mb=100)
+    problem = taccl.make_problem(builder.build(), "alltoall", size_bytes=4 * 10**6)
+    found = taccl.lower_bound(problem, divisible=True, end_s=0.0)
+    assert found.bound >= 400
     assert found.check()

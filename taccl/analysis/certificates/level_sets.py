@@ -37,6 +37,8 @@ _MOST_PROVEN = 3
 _MOST_OF_VECTOR = 5_000
 #: Max cells of the arrays by which cuts are evaluated together: cuts times link holds, or times chunk kinds.
 _MOST_CELLS = 2_000_000
+#: Max sets of ranks behind shared resources that `node_cut` evaluates.
+_MOST_SHARED = 64
 #: Max holds of links that are counted in a search for a cover of one border (about 0.1 s).
 _MOST_COVER = 10_000_000
 #: Max common scale of prices; above it, prices are rounded.
@@ -61,9 +63,9 @@ def level_cut(volume: Volume, *, budget_s: float) -> tuple[Fraction, CutDual] | 
 def node_cut(volume: Volume, *, in_network: bool = False) -> tuple[Fraction, CutDual] | None:
     """(best bound in ticks from cuts around nodes and ranks, its witness); None if nothing must cross them.
 
-    Cuts are single nodes, single ranks, and their complements; for sums, also the partitions into all nodes
-    and into all ranks. The bound needs neither symmetries nor a linear program, so it is available if time is
-    short.
+    Cuts are single nodes, single ranks, the ranks behind a shared resource such as a rack's uplink, and their
+    complements; for sums, also the partitions into all nodes and into all ranks. The bound needs neither
+    symmetries nor a linear program, so it is available if time is short.
 
     - `in_network`: True if switches are assumed to reduce.
     """
@@ -88,6 +90,10 @@ def node_cut(volume: Volume, *, in_network: bool = False) -> tuple[Fraction, Cut
         index = int(np.argmax(estimates))
         if estimates[index]:
             best.append((frozenset(np.flatnonzero(sides[index]).tolist()),))
+    sides = borders.behind_shared(_MOST_SHARED)
+    if len(sides):
+        estimates = borders.estimates(sides)
+        best.append((frozenset(np.flatnonzero(sides[int(np.argmax(estimates))]).tolist()),))
     proven = [_proven(volume, borders, parts) for parts in best if volume.needed(parts)]
     return max(proven, key=lambda each: each[0], default=None)
 
@@ -208,6 +214,34 @@ class _Borders:
         self._held = np.zeros(shape, dtype=np.int64)
         self._holds[self._column, place], self._held[self._column, place] = self._resource, self._ticks
         self.most_at_once = max(1, _MOST_CELLS // max(1, self._holds.size, volume.num_kinds))
+
+    def behind_shared(self, most: int) -> Flags:
+        """(num_sets, num_ranks) sets of ranks at either end of a resource's links, with complements.
+
+        At most `most` sets, those of the longest total holds first; without sets of a single rank or of all
+        others.
+        """
+        num_ranks = self.volume.problem.topology.num_ranks
+        held = np.bincount(self._resource, self._ticks, minlength=self.num_resources)
+        shared = np.flatnonzero(np.bincount(self._resource, minlength=self.num_resources) > 1)
+        if len(shared) * num_ranks > _MOST_CELLS:
+            return np.zeros((0, num_ranks), dtype=bool)
+        row = np.full(self.num_resources, -1)
+        row[shared] = np.arange(len(shared))
+        at = np.flatnonzero(row[self._resource] >= 0)
+        ends = np.zeros((2, len(shared), num_ranks), dtype=bool)
+        arcs = np.append(self._first, len(self._src))
+        for place, rank in enumerate((self._src, self._dst)):
+            for step in range(int(np.diff(arcs).max(initial=0))):
+                has = arcs[self._column[at]] + step < arcs[self._column[at] + 1]
+                some = at[has]
+                ends[place, row[self._resource[some]], rank[arcs[self._column[some]] + step]] = True
+        sides = ends.reshape(-1, num_ranks)
+        sizes = sides.sum(axis=1)
+        order = np.argsort(-np.tile(held[shared], 2), kind="stable")
+        order = order[(sizes[order] > 1) & (sizes[order] < num_ranks - 1)]
+        found = list({sides[each].tobytes(): sides[each] for each in order.tolist()}.values())[: most // 2]
+        return np.array([side for each in found for side in (each, ~each)]).reshape(-1, num_ranks)
 
     def estimates(self, sides: Flags) -> list[float]:
         """Approximate bound of each set in ticks; 0 if some link into it takes no time."""
