@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, count
+from threading import Lock, get_ident
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -68,7 +70,7 @@ NUM_RANKS = 2
 PARTS = 2
 #: Root of the collective, as a rank of the group; None for a collective without a root.
 ROOT: int | None = None
-#: Tag of the messages, so that they never meet other messages of the group.
+#: Tag of the messages of a group's first call; each later call has the next tag.
 TAG = 1
 #: The rounds of each rank.
 ROUNDS: list[list[Round]] = [
@@ -100,7 +102,35 @@ _COMBINE = {
     dist.ReduceOp.BAND: torch.bitwise_and, dist.ReduceOp.BOR: torch.bitwise_or,
     dist.ReduceOp.BXOR: torch.bitwise_xor,
 }  # fmt: skip
-_numbers = count()
+#: Number of different tags of calls.
+_TAGS = 2**20
+
+
+class _Order:
+    """Order of a process group's calls, which take turns as NCCL ignores tags.
+
+    - `lock`: Held by the call that runs.
+    - `numbers`: Numbers of calls.
+    - `thread`: One thread for calls on CPUs, once one was asynchronous (`is_in_use`).
+    - `worker`: Identifier of that thread, None before its first call.
+    - `connected`: Devices on which the group has communicated.
+    - `streams`: {device: stream of asynchronous calls}.
+    """
+
+    def __init__(self) -> None:
+        self.lock, self.numbers = Lock(), count()
+        self.thread = ThreadPoolExecutor(1, "collective")
+        self.is_in_use = False
+        self.worker: int | None = None
+        self.connected: set[torch.device] = set()
+        self.streams: dict[torch.device, Any] = {}
+
+
+def _order_of(group: Any) -> _Order:
+    """Order of a group's calls; all generated modules share it, so it is kept in `torch.distributed`."""
+    orders = vars(dist).setdefault("_orders_of_schedules", WeakKeyDictionary())
+    order: _Order = orders.setdefault(group, _Order())
+    return order
 
 
 class Work:
@@ -134,10 +164,8 @@ class Collective:
         self.rank = dist.get_rank(group)
         self.rounds = ROUNDS[self.rank]
         self._peers = [dist.get_global_rank(self.group, rank) for rank in range(NUM_RANKS)]
-        self._tag = TAG + next(_numbers)
-        self._connected: set[torch.device] = set()
-        self._thread: ThreadPoolExecutor | None = None
-        self._streams: dict[torch.device, Any] = {}
+        self._order = _order_of(self.group)
+        self._tag = TAG
 
     def all_reduce(
         self, tensor: Any, op: Any = dist.ReduceOp.SUM, async_op: bool = False, out: Any = None
@@ -314,40 +342,48 @@ class Collective:
 
     def _connect(self, device: Any) -> None:
         """Let all ranks take part in the group's first communication, as NCCL requires."""
-        if device not in self._connected:
+        if device not in self._order.connected:
             dist.all_reduce(torch.zeros(1, device=device), group=self.group)
-            self._connected.add(device)
+            self._order.connected.add(device)
 
     def _start(self, call: Any, tensors: tuple[Any, ...], async_op: bool) -> Work | None:
         """Run a call: an asynchronous one in a stream of its own on a GPU, and in a thread on a CPU."""
-        device = tensors[0].device
+        device, order = tensors[0].device, self._order
         self._connect(device)
-        call = torch.no_grad()(call)
+
+        def in_turn() -> None:
+            with order.lock, torch.no_grad():
+                self._tag = TAG + next(order.numbers) % _TAGS
+                call()
+
         if device.type == "cuda" and async_op:
-            stream = self._streams.setdefault(device, torch.cuda.Stream(device))
+            stream = order.streams.setdefault(device, torch.cuda.Stream(device))
             stream.wait_stream(torch.cuda.current_stream(device))
             future = torch.futures.Future(devices=[device])
             with torch.cuda.stream(stream):
-                call()
+                in_turn()
                 future.set_result(list(tensors[:1]))  # records an event in the stream
             for tensor in tensors:
                 tensor.record_stream(stream)
             return Work(future)
-        if not async_op and (self._thread is None or device.type == "cuda"):
-            call()
+        # A callback that the thread runs cannot wait for that thread.
+        is_direct = device.type == "cuda" or not order.is_in_use or order.worker == get_ident()
+        if is_direct and not async_op:
+            in_turn()
             return None
         # One thread, so that calls take turns in the same order at all ranks.
-        self._thread = self._thread or ThreadPoolExecutor(1, "collective")
+        order.is_in_use = True
         future = torch.futures.Future()
 
         def run() -> None:
+            order.worker = get_ident()
             try:
-                call()
+                in_turn()
                 future.set_result(list(tensors[:1]))
             except BaseException as error:
                 future.set_exception(error)
 
-        self._thread.submit(run)
+        order.thread.submit(run)
         work = Work(future)
         if async_op:
             return work

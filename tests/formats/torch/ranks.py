@@ -162,6 +162,36 @@ def waited(both):
             assert torch.equal(tensor, due)
 
 
+def loaded_twice(both):
+    """Calls of two loads of one file, and of another file, are in flight together on one group."""
+    file = Path(both.module.__file__)
+    names = {"first": file.stem, "again": file.stem, "other": "allreduce-pairs"}
+    modules = [loaded(file.with_name(f"{stem}.py"), name) for name, stem in names.items()]
+    every = [module.Collective(both.group) for module in modules]
+    for step in range(40):
+        tensors = [numbers(both.rank + place + step, 99) for place in range(3)]
+        works = [each.all_reduce(mine, async_op=True) for each, mine in zip(every, tensors, strict=True)]
+        assert all(work.wait() for work in works)
+        for place, tensor in enumerate(tensors):
+            due = sum(numbers(rank + place + step, 99) for rank in range(both.ranks))
+            assert torch.equal(tensor, due), (step, place)
+
+
+def chained(both):
+    """A call of a group whose ranks are also in other groups, with other numbers of calls so far."""
+    all_reduce(both, 7)
+
+
+def called_back(both):
+    """A callback of an asynchronous call makes another call of the group, and waits for it."""
+    first, second = numbers(both.rank, 9), numbers(both.rank, 5)
+    dist.barrier(both.group)
+    work = both.collective.all_reduce(first, async_op=True)
+    other = both.module.Collective(both.group)
+    work.get_future().then(lambda _: other.all_reduce(second)).wait()
+    assert torch.equal(second, sum(numbers(rank, 5) for rank in range(both.ranks)))
+
+
 def types(both):
     """Integer and floating-point types, and types that gloo cannot reduce."""
     for dtype in (torch.uint8, torch.int32, torch.float16, torch.float64):
@@ -238,6 +268,14 @@ def strided(both):
     assert parameter.requires_grad
 
 
+def loaded(path, name):
+    """Execute the file of a module, and return the module."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def main(folder):
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank, found = dist.get_rank(), {}
@@ -249,10 +287,7 @@ def main(folder):
         if rank not in ranks:
             continue
         if name not in modules:
-            spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
-            modules[name] = importlib.util.module_from_spec(spec)
-            sys.modules[name] = modules[name]
-            spec.loader.exec_module(modules[name])
+            modules[name] = loaded(folder / f"{name}.py", name)
         try:
             globals()[check](Both(modules[name], groups[key]))
             found[f"{name} {check}"] = ""

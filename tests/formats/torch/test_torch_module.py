@@ -184,6 +184,23 @@ def test_eight_ranks(tmp_path):
 
 @needs_torch
 @pytest.mark.slow
+def test_calls_of_a_group_take_turns(tmp_path):
+    """Calls of one group run in program order, whichever module or load they are of, and in each of its groups.
+
+    Ranks 1 and 2 of three groups [0, 1], [1, 2] and [2, 3] have made different numbers of calls.
+    """
+    for name, options in (("allreduce", {}), ("allreduce-pairs", {"chunks_per_rank": 3})):
+        (tmp_path / f"{name}.py").write_text(module_of("allreduce", "ring:2", **options))
+    groups = [[0, 1], [1, 2], [2, 3]]
+    todo = [["allreduce", group, "chained"] for group in groups]
+    todo += [["allreduce", [0, 1], check] for check in ("loaded_twice", "called_back")]
+    (tmp_path / "cases.json").write_text(json.dumps(todo))
+    started(4, "tests/formats/torch/ranks.py", tmp_path)
+    assert found_by(tmp_path, 4) == {f"allreduce {check}": "" for _, _, check in todo}
+
+
+@needs_torch
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_others(tmp_path):
     """Rank 1 ends during a call; rank 0 raises an error instead of waiting for it."""
     (tmp_path / "collective.py").write_text(module_of("allreduce", "ring:2"))
