@@ -350,9 +350,11 @@ class Collective:
         """Run a call: an asynchronous one in a stream of its own on a GPU, and in a thread on a CPU."""
         device, order = tensors[0].device, self._order
         self._connect(device)
+        # A thread has modes of its own; inference tensors can only be changed in inference mode.
+        is_inference = torch.is_inference_mode_enabled() or any(each.is_inference() for each in tensors)
 
         def in_turn() -> None:
-            with order.lock, torch.no_grad():
+            with order.lock, torch.inference_mode(is_inference), torch.no_grad():
                 self._tag = TAG + next(order.numbers) % _TAGS
                 call()
 

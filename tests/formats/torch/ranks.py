@@ -192,6 +192,25 @@ def called_back(both):
     assert torch.equal(second, sum(numbers(rank, 5) for rank in range(both.ranks)))
 
 
+def inference(both):
+    """Calls on tensors of inference mode, made within that mode and after it, in the thread and outside it."""
+    due = sum(numbers(rank, 7, torch.float32) for rank in range(both.ranks))
+    with torch.inference_mode():
+        every = [numbers(both.rank, 7, torch.float32) for _ in range(6)]
+        both.collective.all_reduce(every[0])
+    both.collective.all_reduce(every[1])
+    with torch.inference_mode():
+        both.collective.all_reduce(every[2], async_op=True).wait()
+        both.collective.all_reduce(every[3])
+    both.collective.all_reduce(every[4], async_op=True).wait()
+    both.collective.all_reduce(every[5])
+    assert all(torch.equal(each, due) for each in every)
+    assert not torch.is_inference_mode_enabled()
+    usual = torch.ones(7, requires_grad=True)
+    both.collective.all_reduce(usual, async_op=True).wait()
+    assert usual.requires_grad and not usual.is_inference()
+
+
 def types(both):
     """Integer and floating-point types, and types that gloo cannot reduce."""
     for dtype in (torch.uint8, torch.int32, torch.float16, torch.float64):

@@ -23,6 +23,7 @@ CHECKS = {
     "waited": NAMES,
     "in_place": ("allgather", "reduce-scatter", "alltoall"),
     "types": ("allreduce",),
+    "inference": ("allreduce",),
     "reductions": ("allreduce",),
     "out_of_place": ("allreduce",),
     "strided": ("allreduce",),
