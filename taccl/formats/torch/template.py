@@ -302,8 +302,7 @@ class Collective:
 
     def _run(self, source: Any, target: Any, block: int, combine: Any) -> None:
         """Run all rounds on flat tensors; `block` is the number of elements of a block."""
-        each = -(-block // PARTS)  # the last parts of a block may be shorter, or empty
-        begins = [min(part * each, block) for part in range(PARTS + 1)]
+        begins = _begins(block)
         some = source if target is None else target
         staged: dict[int, tuple[Any, list[int]]] = {}
 
@@ -428,3 +427,8 @@ class Collective:
 def _blocks(tensor: Any, blocks: int) -> Any:
     """Tensor as `blocks` flat rows of equal length; a view if it is contiguous."""
     return tensor.contiguous().view(blocks, -1)
+
+
+def _begins(block: int) -> list[int]:
+    """First element of each part of a block, and the block's end; lengths differ by at most one element."""
+    return [part * block // PARTS for part in range(PARTS + 1)]

@@ -5,6 +5,7 @@ check]. The rank writes ``found-RANK.json``: a description of the fault in each 
 """
 
 import importlib.util
+import itertools
 import json
 import os
 import sys
@@ -144,6 +145,16 @@ def sizes(both):
             scatter,
         ):  # gloo's own fail there
             call_of(both)(both, count)
+
+
+def even_chunks(both):
+    """Chunks of a block differ by at most one element, at every length."""
+    parts = both.module.PARTS
+    for block in range(4 * parts):
+        begins = both.module._begins(block)
+        lengths = [end - begin for begin, end in itertools.pairwise(begins)]
+        assert len(lengths) == parts and sum(lengths) == block and max(lengths) - min(lengths) <= 1, lengths
+        all_reduce(both, block)
 
 
 def waited(both):

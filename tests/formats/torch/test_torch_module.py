@@ -20,6 +20,7 @@ NAMES = tuple(METHODS)
 #: {check of tests/formats/torch/ranks.py: collectives to which it applies}.
 CHECKS = {
     "sizes": NAMES,
+    "even_chunks": ("allreduce",),
     "waited": NAMES,
     "in_place": ("allgather", "reduce-scatter", "alltoall"),
     "types": ("allreduce",),
