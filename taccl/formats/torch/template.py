@@ -392,11 +392,13 @@ class Collective:
         return None
 
     def _combine(self, op: Any, tensor: Any) -> Any:
-        if op not in _COMBINE:
+        # By ==, as a `ReduceOp` object equals its kind but has another hash.
+        combine = next((each for kind, each in _COMBINE.items() if op == kind), None)
+        if combine is None:
             raise ValueError(f"found {op}; expected SUM, AVG, PRODUCT, MAX, MIN, BAND, BOR or BXOR")
         if op == dist.ReduceOp.AVG and not (tensor.is_floating_point() or tensor.is_complex()):
             raise ValueError(f"found AVG of {tensor.dtype}; expected a floating-point type: reduce by SUM")
-        return _COMBINE[op]
+        return combine
 
     def _check(self, source: Any, target: Any, inputs: int, outputs: int) -> None:
         """Raise `ValueError` unless source and target are `inputs` and `outputs` equal blocks of one type."""

@@ -236,11 +236,14 @@ def types(both):
 def reductions(both):
     """Every reduction operator."""
     for name in ("MAX", "MIN", "PRODUCT", "BAND", "BOR", "BXOR"):
-        call_of(both)(both, 7, torch.int64, getattr(dist.ReduceOp, name))
-    mean = numbers(both.rank, 8, torch.float64)
-    both.collective.all_reduce(mean, dist.ReduceOp.AVG)
+        kind = getattr(dist.ReduceOp, name)
+        for op in (kind, dist.ReduceOp(kind)):
+            call_of(both)(both, 7, torch.int64, op)
     due = sum(numbers(rank, 8, torch.float64) for rank in range(both.ranks)) / both.ranks
-    assert torch.equal(mean, due)
+    for op in (dist.ReduceOp.AVG, dist.ReduceOp(dist.ReduceOp.AVG)):
+        mean = numbers(both.rank, 8, torch.float64)
+        both.collective.all_reduce(mean, op)
+        assert torch.equal(mean, due)
     for op, tensor in (
         (dist.ReduceOp.AVG, torch.ones(3, dtype=torch.int32)),
         (dist.ReduceOp.PREMUL_SUM, mean),
