@@ -166,6 +166,7 @@ class Collective:
         self._peers = [dist.get_global_rank(self.group, rank) for rank in range(NUM_RANKS)]
         self._order = _order_of(self.group)
         self._tag = TAG
+        self._supported: set[Any] = set()
 
     def all_reduce(
         self, tensor: Any, op: Any = dist.ReduceOp.SUM, async_op: bool = False, out: Any = None
@@ -393,11 +394,21 @@ class Collective:
 
     def _combine(self, op: Any, tensor: Any) -> Any:
         # By ==, as a `ReduceOp` object equals its kind but has another hash.
-        combine = next((each for kind, each in _COMBINE.items() if op == kind), None)
-        if combine is None:
+        kind = next((each for each in _COMBINE if op == each), None)
+        if kind is None:
             raise ValueError(f"found {op}; expected SUM, AVG, PRODUCT, MAX, MIN, BAND, BOR or BXOR")
         if op == dist.ReduceOp.AVG and not (tensor.is_floating_point() or tensor.is_complex()):
             raise ValueError(f"found AVG of {tensor.dtype}; expected a floating-point type: reduce by SUM")
+        combine = _COMBINE[kind]
+        case = combine, tensor.dtype, tensor.device
+        if case not in self._supported:  # one element shows this before any message is sent
+            one = torch.ones(1, device=tensor.device).to(tensor.dtype)
+            try:
+                combine(one, one, out=one.clone())
+            except RuntimeError as error:
+                found = f"found {kind} of {tensor.dtype}; expected a type that torch.{combine.__name__}"
+                raise ValueError(f"{found} supports on {tensor.device.type}: convert the tensor") from error
+            self._supported.add(case)
         return combine
 
     def _check(self, source: Any, target: Any, inputs: int, outputs: int) -> None:

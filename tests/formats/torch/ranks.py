@@ -247,6 +247,10 @@ def reductions(both):
     for op, tensor in (
         (dist.ReduceOp.AVG, torch.ones(3, dtype=torch.int32)),
         (dist.ReduceOp.PREMUL_SUM, mean),
+        (dist.ReduceOp.SUM, torch.ones(3, dtype=torch.uint16)),
+        (dist.ReduceOp.AVG, torch.ones(3).to(torch.float8_e4m3fn)),
+        (dist.ReduceOp(dist.ReduceOp.BAND), torch.ones(3)),
+        (dist.ReduceOp.MAX, torch.ones(3, dtype=torch.complex64)),
     ):
         try:
             both.collective.all_reduce(tensor, op)
