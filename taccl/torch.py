@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from taccl._internal.arguments import checked
-from taccl._internal.reading import parse_json, read_text
 from taccl._internal.units import format_count, format_size
-from taccl.errors import FallbackWarning, FormatError, InputError, warn
-from taccl.formats.saved import load as load_saved
+from taccl.errors import FallbackWarning, InputError, warn
 from taccl.formats.torch.module import METHODS
 from taccl.program.lower import lower
 from taccl.runtime.torch_calls import gather_texts, has_root, import_torch, module_of, size_of, stock_call
+from taccl.runtime.torch_plans import read_index, read_schedules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,30 +50,27 @@ def load(
     InputError
         If the plan is for another number of ranks, or for another placement of ranks on nodes.
     FormatError
-        If the folder does not contain a plan.
+        If the folder does not contain a plan, or its files are damaged or do not fit each other.
     ExportError
         If PyTorch has no such collective.
     """
     dist = import_torch().distributed
     path = Path(folder)
-    index = parse_json(read_text(path / "plan.json"), source=str(path / "plan.json"))
-    if index.get("format") != "taccl-plan":
-        raise FormatError("found no plan; expected a folder of `taccl plan -o`", where=str(path))
+    index = read_index(path)
     found = dist.get_world_size(group)
     if found < 0:
         raise InputError("this rank is not in the group; load the plan at its members only", where="group")
-    if found != index["num_ranks"]:
-        said = f"found {format_count(found, 'rank')}; the plan is for {index['num_ranks']}: plan for {found}"
+    if found != index.num_ranks:
+        said = f"found {format_count(found, 'rank')}; the plan is for {index.num_ranks}: plan for {found}"
         raise InputError(said, where=str(path))
-    ranges, nodes = [], None
-    for number, each in enumerate(index["ranges"]):
-        schedule = load_saved(path / each["files"]["schedule"])
-        nodes = schedule.problem.topology.node_of_rank
-        module = module_of(lower(schedule), f"taccl_{index['collective'].replace('-', '_')}_{number}")
-        ranges.append((int(each["min_bytes"]), int(each["max_bytes"]), module))
-    if check_placement and nodes is not None:
-        _check_placement(tuple(nodes), group, str(path))
-    return PlannedCollective(index["collective"], ranges, group)
+    schedules = read_schedules(path, index)
+    if check_placement:
+        _check_placement(tuple(schedules[-1].problem.topology.node_of_rank), group, str(path))
+    ranges = []
+    for number, (each, schedule) in enumerate(zip(index.ranges, schedules, strict=True)):
+        module = module_of(lower(schedule), f"taccl_{index.collective.replace('-', '_')}_{number}")
+        ranges.append((each.min_bytes, each.max_bytes, module))
+    return PlannedCollective(index.collective, ranges, group)
 
 
 def _check_placement(nodes: tuple[int, ...], group: Any, where: str) -> None:
