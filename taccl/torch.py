@@ -132,8 +132,11 @@ class PlannedCollective:
             tensors = (out.copy_(first), *others)
         if not self._has_warned:
             self._has_warned = True
-            ends = f"{format_size(self.ranges[0][0])} to {format_size(self.ranges[-1][1])}"
-            said = f"{self.collective} of {format_size(size)} is not in the plan, which is for {ends}; "
+            low, high = self.ranges[0][0], self.ranges[-1][1]
+            called, first, last = map(format_size, (size, low, high))
+            if called in (first, last):  # rounded
+                called, first, last = f"{size}B", f"{low}B", f"{high}B"
+            said = f"{self.collective} of {called} is not in the plan, which is for {first} to {last}; "
             warn(f"{said}the stock collective runs there", FallbackWarning)
         return self._stock(*tensors, **options)
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 import taccl.torch
 from taccl.errors import InputError
+from taccl.runtime.torch_calls import module_of
 
 #: Element counts in the plan's range that no chunk count divides, and one outside.
 COUNTS = (251, 333, 1023, 9999, 3)
@@ -62,6 +63,13 @@ def outside(folder, group):
         taccl.torch.load(folder / "allreduce", group)
     except InputError as error:
         assert "this rank is not in the group" in str(error), error
+    else:
+        raise AssertionError("it was taken")
+    module = module_of(taccl.lower(taccl.load(folder / "allreduce" / "range-01.json")))
+    try:
+        module.Collective(group)
+    except ValueError as error:
+        assert "this rank is not in the group; make the object at its members" in str(error), error
     else:
         raise AssertionError("it was taken")
 

@@ -53,6 +53,16 @@ def sizes(folder):
     ], said
 
 
+def just_outside(folder):
+    """A size that is rounded to an end of the plan is stated in bytes, with both ends."""
+    planned = taccl.torch.load(folder / "allreduce")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        planned.all_reduce(torch.ones(16001))
+    said = [str(each.message) for each in caught if issubclass(each.category, FallbackWarning)]
+    assert said[0].startswith("allreduce of 64004B is not in the plan, which is for 1000B to 64000B; "), said
+
+
 def data_parallel(folder):
     """DDP with the hook trains to the same bits as without."""
     due = trained(DistributedDataParallel(network()))
@@ -100,7 +110,7 @@ def refused(folder):
 def main(folder):
     dist.init_process_group("gloo")
     found = {}
-    for check in (sizes, data_parallel, sharded, refused):
+    for check in (sizes, just_outside, data_parallel, sharded, refused):
         try:
             check(folder)
             found[check.__name__] = ""

@@ -10,7 +10,7 @@ from taccl.runtime.torch_plans import read_index, read_schedules
 from tests.effort import brief_plan
 from tests.pytorch import needs_torch, started
 
-CHECKS = ("sizes", "data_parallel", "sharded", "refused")
+CHECKS = ("sizes", "just_outside", "data_parallel", "sharded", "refused")
 
 
 @pytest.fixture(scope="module")

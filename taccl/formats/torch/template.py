@@ -158,8 +158,10 @@ class Collective:
     """The schedule on a process group, by default on all ranks."""
 
     def __init__(self, group: Any = None) -> None:
-        if dist.get_world_size(group) != NUM_RANKS:
-            raise ValueError(f"found {dist.get_world_size(group)} ranks; the schedule is for {NUM_RANKS}")
+        if (ranks := dist.get_world_size(group)) < 0:
+            raise ValueError("this rank is not in the group; make the object at its members only")
+        if ranks != NUM_RANKS:
+            raise ValueError(f"found {ranks} ranks; the schedule is for {NUM_RANKS}")
         self.group = dist.group.WORLD if group is None else group
         self.rank = dist.get_rank(group)
         self.rounds = ROUNDS[self.rank]
@@ -393,7 +395,7 @@ class Collective:
         return None
 
     def _combine(self, op: Any, tensor: Any) -> Any:
-        # By ==, as a `ReduceOp` object equals its kind but has another hash.
+        # A `ReduceOp` object equals its kind but has another hash.
         kind = next((each for each in _COMBINE if op == each), None)
         if kind is None:
             raise ValueError(f"found {op}; expected SUM, AVG, PRODUCT, MAX, MIN, BAND, BOR or BXOR")
