@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from taccl._internal.names import first_of, in_runs, shown
 from taccl._internal.units import format_count
-from taccl.errors import FormatError, InputError
+from taccl.errors import AssumptionWarning, FormatError, InputError
 from taccl.formats.registry import foreign_topology, load_topology
 from taccl.measure.logs import read_log
 from taccl.measure.machine import (
     COUNTABLE,
+    assumed_rates,
     check_alike,
     import_network,
     is_stand_in,
@@ -75,7 +77,7 @@ def topology_of(series: Series, machine: Machine, gpus: Collection[str]) -> tupl
     InputError
         If the machine is not known, or has another number of ranks than the log.
     """
-    notes = []
+    notes: list[str] = []
     word = machine.topology or machine_by_gpus(gpus)
     if word is None:
         named = (
@@ -83,22 +85,26 @@ def topology_of(series: Series, machine: Machine, gpus: Collection[str]) -> tupl
             if gpus
             else "no GPUs in the log"
         )
-        said = f"found {named}; name a topology file, or one of {', '.join(machine_names())}"
-        raise InputError(said, where="topology")
+        advice = f"name a topology file, or one of {', '.join(machine_names())}"
+        raise InputError(f"found {named}; {advice}", where="topology")
     if isinstance(word, Topology):
         whole = word
     else:
         nodes = machine.nodes or series.num_nodes or 1
         first: Topology | None = None
+        said: tuple[str, ...] = ()
         if (known := SHAPES.get(word)) is not None:
             node = known.ranks_per_node
         else:
-            first = _made(word, nodes, machine.profile)
+            first, said = _made(word, nodes, machine.profile, gpus)
             node = len(first.ranks_of_node[0])
         is_assumed = machine.nodes is None and (node > COUNTABLE or not series.num_nodes) and series.num_ranks
         if is_assumed:
             nodes = -(-series.num_ranks // node)
-        whole = first if first and nodes == first.num_nodes else _made(word, nodes, machine.profile)
+        if first is None or nodes != first.num_nodes:
+            first, said = _made(word, nodes, machine.profile, gpus)
+        whole = first
+        notes += said
         if is_assumed and nodes > 1 and not series.num_nodes:
             notes.append(f"the log lists no hosts; {format_count(nodes, 'node')} assumed (--nodes)")
     switched = with_switches(whole, gpus)
@@ -125,22 +131,34 @@ def topology_of(series: Series, machine: Machine, gpus: Collection[str]) -> tupl
         notes.append(f"the log has {num} of {whole.num_ranks} ranks; {in_runs(kept)} assumed (--ranks)")
     if part.num_ranks != num:
         found = f"found {format_count(num, 'rank')}"
-        said = (
+        wanted = (
             f"{found}; {shown(whole.name)} has {part.num_ranks} here: check --topology, --nodes and --ranks"
         )
-        raise InputError(said, where=series.source)
+        raise InputError(wanted, where=series.source)
     return part, notes
 
 
-def _made(word: str, nodes: int, profile: str | None) -> Topology:
-    """Topology of a name or file with `nodes` nodes; with in-switch sums (NVLS) if its switches can add."""
+def _made(
+    word: str, nodes: int, profile: str | None, gpus: Collection[str]
+) -> tuple[Topology, tuple[str, ...]]:
+    """Topology of a name or file with `nodes` nodes, and notes on rates that replace a file's assumptions.
+
+    Machines by name have in-switch sums (NVLS) if their switches can add.
+    """
     if os.path.isfile(word):
-        given = {"nodes": nodes} if foreign_topology(word) is not None and nodes > 1 else {}
-        return load_topology(word, **given)
+        if foreign_topology(word) is None:
+            return load_topology(word), ()
+        given: dict[str, Any] = {"nodes": nodes} if nodes > 1 else {}
+        with warnings.catch_warnings():  # of the rates that are replaced
+            warnings.simplefilter("ignore", AssumptionWarning)
+            rates, notes = assumed_rates(load_topology(word, **given), gpus)
+        found = load_topology(word, **given, **rates)
+        # The rates are now those of NCCL, as in NCCL's own files.
+        return found.changed(profile="nccl") if rates else found, notes
     if word in SHAPES:
-        return parse(word, nodes=nodes, profile=profile, nvls=bool(SHAPES[word].nvls))
+        return parse(word, nodes=nodes, profile=profile, nvls=bool(SHAPES[word].nvls)), ()
     found = parse(word, nodes=nodes, profile=profile)
     shape = SHAPES.get(found.machine)
     if shape is None or not shape.nvls or any(len(link.dsts) > 1 for link in found.links):
-        return found
-    return parse(word, nodes=nodes, profile=profile, nvls=True)
+        return found, ()
+    return parse(word, nodes=nodes, profile=profile, nvls=True), ()

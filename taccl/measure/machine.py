@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
+from fractions import Fraction
 from itertools import chain
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from taccl.measure.model import COLLECTIVES
 from taccl.measure.series import POINT_TO_POINT, Log, Series
 from taccl.topology.networks import INSTANCES, NETWORKS, Network
 from taccl.topology.topology import Topology
+from taccl.topology.tuning import NVLINK_GB_PER_S
 
 #: {machine: its GPU models}. Models share a machine if their links in a node are alike.
 _GPUS = {
@@ -24,6 +26,7 @@ _GPUS = {
 #: {GPU model whose NVLinks are fewer than those of any machine model: its generation}.
 #: Their data sheets state 400 GB/s of NVLink.
 _FEWER_LINKS = {"A800": "Ampere", "H800": "Hopper"}
+_FEWER_NVLINKS = 8  #: Number of NVLinks of these GPUs.
 #: {machine: GPU models that communicate over PCIe}, including PCIe boards of the models above.
 _PCIE_GPUS = {
     "v100-pcie": ("V100",), "a100-pcie": ("A100",), "h100-pcie": ("H100",), "t4": ("T4",),
@@ -36,6 +39,9 @@ _MODEL = re.compile(r"\b(MI\d{2,3}[A-Z]?|[A-Z]{1,2}\d{1,3}[A-Z]?)\b")
 COUNTABLE = 64
 #: Profiles of imported topologies, whose NICs have line rates (higher than the rates that messages reach).
 _LINE_RATES = ("nccl", "nvidia-smi")
+#: `_NO_RATES`: profile of imports whose file states no rates. `_ASSUMED_NVLINK_GB_PER_S`: rate of an NVLink
+#: that they assume. `_UNKNOWN_NVLINK_GB_PER_S`: NCCL's rate of an NVLink of an unknown generation.
+_NO_RATES, _ASSUMED_NVLINK_GB_PER_S, _UNKNOWN_NVLINK_GB_PER_S = "nvidia-smi", 25, "20"
 #: ((words in names of links and switches, class of network assumed for several nodes), ...); the first match
 #: counts. InfiniBand stands for RoCE as well, which reaches as large a part of its line rate.
 _USUAL_NETWORKS = ((("xGMI",), "rccl"), (("NVSwitch", "NVLink"), "infiniband"), (("",), "roce-pcie"))
@@ -142,18 +148,64 @@ def generation_of(gpus: Collection[str]) -> str:
     machine, models = machine_by_gpus(gpus), gpu_models(gpus)
     if machine:
         return MODELS[machine].generation
-    return _FEWER_LINKS.get(next(iter(models)), "") if len(models) == 1 else ""
+    if len(models) != 1:
+        return ""
+    tables = (*_GPUS.items(), *_PCIE_GPUS.items())
+    found = {MODELS[each].generation for each, own in tables if models <= set(own)}
+    return found.pop() if len(found) == 1 else _FEWER_LINKS.get(next(iter(models)), "")
+
+
+def assumed_rates(topology: Topology, gpus: Collection[str]) -> tuple[dict[str, Fraction], tuple[str, ...]]:
+    """Rates in GB/s for the import of a file without rates, as arguments, and a note on each.
+
+    NVLinks have NCCL's rate for the generation of the GPUs, which large messages reach; data sheets state
+    more. The generation follows from the names of GPUs, else from the number of NVLinks. PCIe links have
+    NCCL's rate for the named GPUs on PCIe. Empty if a GPU has more NVLinks than its generation
+    (`port_mismatch`), or the file states rates.
+
+    - `topology`: The import at data-sheet rates.
+    """
+    from taccl.topology.models import MODELS
+    from taccl.topology.nvls import port_generation
+
+    machine, generation = machine_by_gpus(gpus), generation_of(gpus)
+    if topology.profile != _NO_RATES or port_mismatch(topology, gpus):
+        return {}, ()
+    rates: dict[str, Fraction] = {}
+    notes = []
+    if any("NVLink" in link.name or "NVSwitch" in link.name for link in topology.links):
+        generation = generation or port_generation(topology)
+        rates["nvlink_gb_per_s"] = rate = Fraction(NVLINK_GB_PER_S.get(generation, _UNKNOWN_NVLINK_GB_PER_S))
+        of = f" of {generation} GPUs" if generation else ""
+        notes.append(f"{float(rate):g} GB/s assumed for an NVLink{of}, as NCCL does; data sheets state more")
+    pcie = None if machine is None else MODELS[machine].pcie
+    if pcie is not None:
+        rates["pcie_gb_per_s"] = rate = Fraction(pcie.nccl_gb_per_s)
+        notes.append(f"{float(rate):g} GB/s assumed for a PCIe link, as for the GPUs of {machine}")
+    return rates, tuple(notes)
 
 
 def port_mismatch(topology: Topology, gpus: Collection[str]) -> str:
-    """Warning if an imported topology has port rates of another generation than its GPUs; else empty."""
+    """Warning if an imported topology has NVSwitch ports that its GPUs do not have; else empty."""
+    from taccl.topology.models import MODELS
     from taccl.topology.nvls import port_generation
 
     known, guess = generation_of(gpus), "" if topology.machine else port_generation(topology)
-    if not known or not guess or known == guess:
+    models = gpu_models(gpus)
+    if not models or not guess:
         return ""
     rate, names = machine_of(topology).node_gb_per_s, first_of([shown(name, 60) for name in sorted(gpus)], 3)
-    said = f"the GPUs are {names}, but the file's ports of {rate:.4g} GB/s are those of {guess}"
+    if known and topology.profile == _NO_RATES:
+        # The file shows numbers of NVLinks, all at one assumed rate.
+        most = max(each.num_nvlinks for each in MODELS.values() if each.generation == known)
+        most = _FEWER_NVLINKS if models & set(_FEWER_LINKS) else most
+        is_alike = rate <= _ASSUMED_NVLINK_GB_PER_S * most
+    else:
+        is_alike = known == guess or not known and not any(model.startswith("MI") for model in models)
+    if is_alike:
+        return ""
+    theirs = "exceed their NVLinks" if known == guess else f"are those of {guess}"
+    said = f"the GPUs are {names}, but the file's ports of {rate:.4g} GB/s {theirs}"
     return f"{said}; check --topology, or convert it with --set nvlink_gb_per_s=RATE"
 
 

@@ -332,8 +332,7 @@ def test_launches_by_one_process_explain_slow_small_messages(log, head, likely, 
 def test_files_of_hopper_servers_are_judged_as_the_machine(log, tmp_path, text):
     """On a file of its server, a healthy log of NVLS is judged as expected, and a log of rings as slow.
 
-    The cause is that NVLS is off if the file is NCCL's XML. For a matrix no cause is certain, as its rates
-    are assumed from data sheets.
+    The cause is that NVLS is off, on NCCL's XML and on a matrix, whose NVLinks have NCCL's rate.
     """
     path = tmp_path / ("h100.xml" if text.startswith("<") else "h100.txt")
     path.write_text(text)
@@ -343,7 +342,7 @@ def test_files_of_hopper_servers_are_judged_as_the_machine(log, tmp_path, text):
     assert healthy.verdict.endswith("; as expected")
     rings = judged(log(node_log(RINGS)), topology=str(path))
     assert rings.share == pytest.approx(RINGS / 459.6, rel=0.03)
-    assert rates(rings) == ({"nvls-off"} if text.startswith("<") else set())
+    assert rates(rings) == {"nvls-off"}
 
 
 @pytest.mark.slow

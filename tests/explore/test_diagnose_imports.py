@@ -14,6 +14,8 @@ A100 = {"sm": 80, "nvlinks": 12, "nic_mbit_per_s": 200_000}
 H100 = {"sm": 90, "nvlinks": 18}
 A3_MEGA = {**H100, "nic_mbit_per_s": 200_000}
 V100 = {"sm": 70, "nvlinks": 6, "gpus": 16, "nic_mbit_per_s": 100_000}
+#: Name of the GPUs in logs of `node_log`.
+H100_NAME = "NVIDIA H100 80GB HBM3"
 #: {published log of a healthy machine: its servers}.
 HEALTHY = {
     "unseen/ndmv4_x2_allreduce": A100,
@@ -57,6 +59,39 @@ def test_healthy_published_logs_are_healthy_on_files(shared_data, xml, name):
     assert "large messages" not in found.verdict
 
 
+#: {published log of one healthy node: (NVLinks of a GPU, number of GPUs)}.
+HEALTHY_NODES = {
+    "unseen/ndmv4_x1_allreduce": (12, 8),
+    "unseen/ndmv4_x1_allgather": (12, 8),
+    "unseen/ndmv4_x1_alltoall": (12, 8),
+    "p5_x1_allreduce_aws_batch": (18, 8),
+    "unseen/mscclpp_fig_h100_x1_nccl_allreduce": (18, 8),
+    "unseen/dgx2_12gpu_allreduce": (6, 16),
+}
+
+
+@pytest.mark.parametrize("name", thinned(sorted(HEALTHY_NODES)))
+def test_healthy_published_logs_are_healthy_on_matrices(shared_data, tmp_path, name):
+    """On a matrix of ``nvidia-smi topo -m``, NVLinks have NCCL's rate. A healthy log of one node has 93 to
+    110 % of the bandwidth that this rate allows."""
+    nvlinks, gpus = HEALTHY_NODES[name]
+    path = tmp_path / "server.txt"
+    path.write_text(matrix(nvlinks, gpus=gpus))
+    found = judged(str(shared_data / "nccl-tests" / f"{name}.txt"), topology=str(path))
+    assert 0.93 <= found.share <= 1.1
+    assert any("GB/s assumed for an NVLink" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("name", "rate"), [("NVIDIA L40S", 20), ("Tesla T4", 6), ("NVIDIA H100 PCIe", 40)])
+def test_a_matrix_has_the_pcie_rate_of_the_named_gpus(log, tmp_path, name, rate):
+    """A matrix without NVLinks does not show the generation of PCIe, which follows from names of GPUs."""
+    path = tmp_path / "server.txt"
+    path.write_text(matrix(0).replace("NV0", "NODE"))
+    found = judged(log(node_log(rate).replace(H100_NAME, name)), topology=str(path))
+    assert found.share == pytest.approx(1, rel=0.02)
+    assert any(f"{rate} GB/s assumed for a PCIe link" in note for note in found.notes)
+
+
 def test_an_alltoall_between_nodes_is_within_the_error(shared_data, xml):
     """An alltoall on 2 x 8 A100, 9 % slower than expected by machine and by file, has no likely cause."""
     found = judged(str(shared_data / "nccl-tests/unseen/ndmv4_x2_alltoall.txt"), topology=xml(**A100))
@@ -90,10 +125,6 @@ def test_the_assumed_network_is_stated(shared_data, xml):
     assert not any("line rate" in note for note in judged(logs[0], topology="dgx-a100").notes)
 
 
-#: Name of the GPUs in logs of `node_log`.
-H100_NAME = "NVIDIA H100 80GB HBM3"
-
-
 @pytest.mark.parametrize("text", [server_xml(90, 8), matrix(8)], ids=["xml", "topo -m"])
 def test_fewer_links_of_hopper_have_nvls(log, tmp_path, text):
     """The published 215 GB/s of busbw on 8 H800 (NVIDIA/nccl issue 1374) are as expected, by NVLS."""
@@ -105,15 +136,28 @@ def test_fewer_links_of_hopper_have_nvls(log, tmp_path, text):
     assert found.verdict.endswith("; as expected")
 
 
-def test_ports_of_another_generation_are_said(log, tmp_path):
-    """A matrix shows B200 and H100 alike; if the log names B200, a note names the rate and the remedy."""
-    path = tmp_path / "b200.txt"
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("NVIDIA H800", "exceed their NVLinks"), ("AMD Instinct MI300X", "are those of Hopper")],
+)
+def test_ports_of_other_gpus_are_said(log, tmp_path, name, said):
+    """If a log names GPUs that do not have the 18 NVLinks of a matrix, a note says so, with the remedy."""
+    path = tmp_path / "h100.txt"
     path.write_text(matrix(18))
-    text = node_log(835.0).replace(H100_NAME, "NVIDIA B200")
-    (said,) = (note for note in judged(log(text), topology=str(path)).notes if "the GPUs are" in note)
-    assert "NVIDIA B200, but the file's ports of 450 GB/s are those of Hopper" in said
-    assert "--set nvlink_gb_per_s=" in said
-    assert not any("the GPUs are" in note for note in judged(log(node_log(470.0)), topology=str(path)).notes)
+    notes = judged(log(node_log(235.0).replace(H100_NAME, name)), topology=str(path)).notes
+    (note,) = (note for note in notes if "the GPUs are" in note)
+    assert f"{name}, but the file's ports of 450 GB/s {said}" in note
+    assert "--set nvlink_gb_per_s=" in note
+
+
+@pytest.mark.parametrize(("name", "gb_per_s"), [("NVIDIA B200", 840.0), (H100_NAME, 470.0)])
+def test_equal_matrices_have_the_rate_of_the_named_gpus(log, tmp_path, name, gb_per_s):
+    """A matrix shows B200 and H100 alike; the names in the log tell which rate NVLinks have."""
+    path = tmp_path / "server.txt"
+    path.write_text(matrix(18))
+    found = judged(log(node_log(gb_per_s).replace(H100_NAME, name)), topology=str(path))
+    assert found.share == pytest.approx(1, rel=0.06)
+    assert not any("the GPUs are" in note for note in found.notes)
 
 
 def test_h20_is_judged_by_alike_links(log):
