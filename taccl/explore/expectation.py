@@ -174,19 +174,20 @@ class Expectation:
 
     def limits(self, measured_us: float) -> tuple[Limit, ...]:
         """The busiest resource of each kind in NCCL's schedule of the largest size, busiest first."""
-        on, is_cut = self.topology, self.topology.num_ranks <= _CUT_RANKS
+        is_cut = self.topology.num_ranks <= _CUT_RANKS
         problem = self.problem(self.series.size_bytes[-1])
         able = nccl_choices(problem)
         own = next((each for each in able if each.algorithm == self.best.algorithm), able[0])
         schedule = scheduled(problem, own, cut=is_cut)
-        busy_us = busy_shares(schedule) * schedule.finish_us
+        # NCCL's model may add links to the topology, for sums in NVSwitch.
+        on, busy_us = schedule.problem.topology, busy_shares(schedule) * schedule.finish_us
         if not is_cut:  # uncut chunks load one channel each: average over resources of one kind
             names = [_NUMBERS.sub("", resource.name) for resource in on.resources]
             _, group, count = np.unique(names, return_inverse=True, return_counts=True)
             busy_us = (np.bincount(group, weights=busy_us) / count)[group]
         used = set(schedule.link.tolist())
         betas: dict[int, float] = {}
-        for hold in schedule.problem.topology.holds:  # links of a resource differ in rate: take the lowest
+        for hold in on.holds:  # links of a resource differ in rate: take the lowest
             if hold.link in used:
                 betas[hold.resource] = max(betas.get(hold.resource, 0.0), float(hold.beta_us_per_mb))
         between = {hold.resource for hold in on.holds if on.is_internode(hold.link)}
