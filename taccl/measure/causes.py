@@ -225,27 +225,25 @@ def _no_p2p(facts: Facts) -> _Found:
 
 def _unused_nic(facts: Facts) -> _Found:
     share, num = facts.slow_network, facts.nics_per_node
-    if share is None or _nics_differ(facts):
+    slow = _slow_nics(facts)
+    if share is None or _nics_differ(facts) or slow and slow[1] <= _MATCHES:
         return None
     half = 0.5, "half of the NICs' rate: one of two is unused, or two GPUs share one"
     some = [(used / num, f"the rate of {used} of {num} NICs") for used in range(1, num)]
     # The bus bandwidth of a ring equals the total rate of the NICs that the ring uses.
-    ring = facts.network_shares.get("ring", share)
+    ring, reached = facts.network_shares.get("ring", share), _measured_share(facts)
     pairs = [(ring, each) for each in some] + [(share, each) for each in (*some[-1:], half)]
-    told = "the network carries {:.0%} of what its NICs could: {}"
+    measured = ", as measured one by one" if reached < 1 else ""
+    told = f"the network carries {{:.0%}} of what its NICs could{measured}: {{}}"
     return _nearest(
-        (_off_rate(carried / part), told.format(carried, text)) for carried, (part, text) in pairs
+        (_off_rate(carried / reached / part), told.format(carried / reached, text))
+        for carried, (part, text) in pairs
     )
 
 
 def _pcie(facts: Facts) -> _Found:
     share, nominal = facts.slow_network, facts.nic_gb_per_s
-    if (
-        share is None
-        or _nics_differ(facts)
-        or facts.nics_gb_per_s
-        and min(facts.nics_gb_per_s) > HEALTHY * nominal
-    ):
+    if share is None or facts.nics_gb_per_s:  # `_slow_rail` and `_slow_nics` judge measured NICs
         return None
     slower = [
         (rate / nominal, link, rate) for link, rate in PCIE_GB_PER_S.items() if rate < HEALTHY * nominal
@@ -256,6 +254,21 @@ def _pcie(facts: Facts) -> _Found:
     ])  # fmt: skip
 
 
+def _slow_nics(facts: Facts) -> _Found:
+    share, reached, num = facts.slow_network, _measured_share(facts), len(facts.nics_gb_per_s)
+    if share is None or _nics_differ(facts) or reached >= HEALTHY:
+        return None
+    ratio = facts.network_shares.get("ring", share) / reached
+    # perftest states the rate of the wire, of which messages of a collective reach at least 1 / `_WIRE`.
+    distance = _off_rate(min(1.0, ratio * _WIRE) if ratio < 1 else ratio)
+    slowest, nominal = min(facts.nics_gb_per_s), facts.nic_gb_per_s
+    told = f"NICs measured one by one ({num}) reach {slowest:.3g} of {nominal:.3g} GB/s"
+    link = _nearest((abs(slowest / rate - 1), name) for name, rate in PCIE_GB_PER_S.items())
+    told += f"; {link[2]} carries {PCIE_GB_PER_S[link[2]]:.3g}" if link else ""
+    is_all = num >= facts.nics_per_node
+    return "likely" if is_all and distance <= _MATCHES else "possible", distance, told
+
+
 def _slow_rail(facts: Facts) -> _Found:
     share = facts.slow_network
     if share is None or facts.nics_per_node < 2:
@@ -263,7 +276,8 @@ def _slow_rail(facts: Facts) -> _Found:
     if _nics_differ(facts):
         rates = ", ".join(f"{rate:.3g}" for rate in sorted(facts.nics_gb_per_s))
         return "likely", 0.0, f"NICs measured one by one reach {rates} GB/s"
-    if facts.nics_gb_per_s:
+    measured = len(facts.nics_gb_per_s)
+    if measured >= facts.nics_per_node or measured and _measured_share(facts) == 1:
         return None
     slow = share * facts.nic_gb_per_s
     told = f"all rails carry equal parts: one at {slow:.3g} of {facts.nic_gb_per_s:.3g} GB/s explains it"
@@ -346,6 +360,12 @@ def _other_network(facts: Facts) -> _Found:
     return "possible", 0.0, told
 
 
+def _measured_share(facts: Facts) -> float:
+    """Share of a NIC's expected rate that the fastest measured NIC reaches; 1 if it is healthy or unknown."""
+    share = max(facts.nics_gb_per_s, default=facts.nic_gb_per_s) / (facts.nic_gb_per_s or 1.0)
+    return share if 0 < share < HEALTHY else 1.0
+
+
 def _nics_differ(facts: Facts) -> bool:
     rates = facts.nics_gb_per_s
     return len(rates) > 1 and max(rates) > _UNEQUAL * min(rates)
@@ -368,6 +388,8 @@ _RULES = (
          "compare LnkSta with LnkCap of NICs and GPUs in `lspci -vv`; measure each NIC with ib_write_bw"),
     Rule("slow-rail", "one rail is slow", "rate", _slow_rail,
          "measure each NIC with ib_write_bw, and pass these logs beside this one; check counters of errors"),
+    Rule("slow-nics", "every NIC is slow (link rate or PCIe lanes)", "rate", _slow_nics,
+         "compare the rates in `ibstat`, and LnkSta with LnkCap in `lspci -vv`, with the NICs' data sheet"),
     Rule("oversubscribed", "the network is oversubscribed", "rate", _oversubscribed,
          "measure 2 nodes under one leaf, then 2 under different leaves"),
     Rule("cross-rail", "traffic between rails", "rate", _cross_rail,

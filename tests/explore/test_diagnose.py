@@ -4,6 +4,7 @@ import pytest
 
 import taccl
 from taccl.errors import FormatError, InputError
+from taccl.measure.causes import Facts, causes_of
 from taccl.measure.diagnosis import Gain
 from tests.explore.degraded import CASES, HALF_SLOT, NIC, NVLS, RINGS, network_log, node_log
 from tests.nvswitch import matrix, server_xml
@@ -74,6 +75,36 @@ def test_logs_of_single_nics_exclude_lanes(log):
     causes = {each.name for each in judged(log(text), nic, topology="dgx-a100").causes}
     assert "nic-unused" in causes
     assert not {"pcie", "slow-rail"} & causes
+
+
+def _nics(rates, *, share, shares=None):
+    """{cause of the rate: grade} where two nodes with 8 NICs of 23.3 GB/s reach a share of their rate, and
+    single NICs reach the given rates."""
+    facts = Facts(
+        "allgather", 2, share, network_shares=shares or {"ring": share}, nic_gb_per_s=NIC, nics_per_node=8,
+        nics_gb_per_s=tuple(rates),
+    )  # fmt: skip
+    return {each.name: each.grade for each in causes_of(facts)}
+
+
+def test_slow_links_of_all_nics_are_named():
+    """If each NIC alone reaches half of its rate, that explains half of the bandwidth: no NIC is unused."""
+    found = _nics([12.3] * 8, share=0.5)
+    assert found["slow-nics"] == "likely"
+    assert not {"nic-unused", "pcie", "slow-rail"} & set(found)
+
+
+def test_slow_links_of_some_nics_do_not_exclude_others():
+    """If one NIC alone is measured slow, all may be slow, or this rail."""
+    found = _nics([12.3], share=0.5)
+    assert found["slow-nics"] == found["slow-rail"] == "possible"
+
+
+def test_slow_nics_may_be_unused_as_well():
+    """If each NIC reaches half of its rate and a node a quarter, half of the slow NICs are unused."""
+    found = _nics([NIC / 2] * 8, share=0.25)
+    assert found["nic-unused"] == "likely"
+    assert found["slow-nics"] == "possible"
 
 
 @pytest.mark.slow
