@@ -34,6 +34,8 @@ from taccl.topology.tuning import LAUNCH_US, PACK_BYTES
 #: `_LARGE`: min bytes of a message that shows bandwidth.
 #: `_SMALL`: max bytes of a message that shows latency.
 _LARGE, _SMALL = 64 * 2**20, 4096
+#: Min ratio of a size's expected time to that of small messages, for the rate of its bytes to show.
+_ADDED = 1.2
 #: `_GAIN_SIZES`: buffer sizes in bytes near which a better schedule is sought.
 #: `_GAIN_RANKS`: max ranks for this search, which takes seconds for 16 ranks.
 _GAIN_SIZES, _GAIN_RANKS = (8 * 2**10, 2**20, 2**30), 16
@@ -213,7 +215,25 @@ def _facts(
         len(on.ranks_of_node[0]) // figures.ranks_per_nic if on.num_nodes > 1 else 0, joint,
         joint == "xGMI", expected.shares() if is_slow else {}, share_of_nodes, nics, named,
         tuple(kinked), _unaligned_bytes(series), small_us / launches_us if small_us and launches_us else None,
+        _ll_ratio(expected),
     )  # fmt: skip
+
+
+def _ll_ratio(expected: Expectation) -> float | None:
+    """Measured over expected time that bytes add to small messages, at the largest size with protocol LL.
+
+    None if small messages are unknown, or the bytes of that size add little.
+    """
+    small_us, usual_us = _small(expected)
+    usual = [
+        (expected.series.times_us[place], found[0].time_us)
+        for place, found in zip(expected.places, expected.choices, strict=True)
+        if found[0].protocol == "ll"
+    ]
+    if small_us is None or usual_us is None or not usual or usual[-1][1] < _ADDED * usual_us:
+        return None
+    measured_us, predicted_us = usual[-1]
+    return float((measured_us - small_us) / (predicted_us - usual_us))
 
 
 def _unaligned_bytes(series: Series) -> int:

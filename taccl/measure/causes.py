@@ -19,6 +19,8 @@ WITHIN_ERROR = 0.85  #: Min share of the expected bandwidth that an error of the
 _MATCHES, _INDISTINCT = 0.05, 0.03
 #: Max credible ratio of measured to expected bandwidth: a NIC's wire rate over the rate that messages reach.
 _WIRE = 1.08
+#: Shares of the rate of PCIe in a node that lanes or generations of PCIe explain.
+_FEWER_LANES = ((1 / 2, "half"), (1 / 4, "a quarter"))
 #: Max share of a node's bandwidth that suggests that GPUs cannot reach each other directly (P2P).
 _HOST_MEMORY = 0.2
 #: `_BOUNCED`: max share of the network's bandwidth that suggests transfers without GPUDirect RDMA.
@@ -75,6 +77,8 @@ class Facts:
       of a node; None if the log states its processes, or the launch is unknown.
     - `unaligned_bytes`: Bytes of a rank's part at the largest size, if NCCL cannot copy it in whole packs;
       otherwise 0.
+    - `ll_ratio`: Measured over usual time that bytes add to the latency, at the largest size where LL is
+      usual; None if unknown.
     - `named_network`: True if the user named the topology, False if it follows from names of GPUs.
     """
 
@@ -94,6 +98,7 @@ class Facts:
     kinks: tuple[Kink, ...] = ()
     unaligned_bytes: int = 0
     launches_ratio: float | None = None
+    ll_ratio: float | None = None
 
     @property
     def is_slow(self) -> bool:
@@ -105,6 +110,18 @@ class Facts:
         """Share of the NICs' rate, if the network may be the slow part; None otherwise."""
         share = min(self.network_shares.values(), default=1.0)
         return share if self.is_slow and self.num_nodes > 1 and share < HEALTHY else None
+
+    @property
+    def is_slow_pcie(self) -> bool:
+        """True if large messages are slow in a node whose GPUs are joined by PCIe alone."""
+        return self.is_slow and self.num_nodes == 1 and self.joint == "PCIe"
+
+    @property
+    def slows_ll(self) -> bool | None:
+        """True if the fault also slows sizes for which protocol LL is usual; None if unknown."""
+        if self.ll_ratio is None or not self.share:
+            return None
+        return bool(self.ll_ratio > self.share**-0.5)  # between 1 and the ratio of large messages
 
     @property
     def is_late(self) -> bool:
@@ -184,6 +201,8 @@ def _protocol(facts: Facts) -> _Found:
     named = ((facts.shares[p], p) for p in ("ll", "ll128") if facts.shares.get(p, 1.0) < HEALTHY)
     told = f"{facts.share:.0%} of the expected bandwidth; protocol"
     found = _matched(facts.share, [(share, f"{told} {p} reaches {share:.0%}") for share, p in named])
+    if found and facts.is_slow_pcie and facts.slows_ll:  # a forced protocol does not slow its usual sizes
+        return "possible", found[1] + _MATCHES, f"{found[2]}; but sizes where LL is usual are slow too"
     # If protocol simple without in-switch sums also explains the rate, LL or LL128 is only possible.
     return found and ("possible" if _nvls_off(facts) else found[0], *found[1:])
 
@@ -217,6 +236,11 @@ def _unaligned(facts: Facts) -> _Found:
 
 
 def _no_p2p(facts: Facts) -> _Found:
+    if facts.is_slow_pcie and facts.share is not None and facts.share < WITHIN_ERROR:
+        told = f"{facts.share:.0%} of what PCIe carries; copies through host memory have such rates"
+        is_both = facts.small_ratio is not None and facts.small_ratio >= _BOUNCED_SMALL
+        told += f", and longer small messages ({facts.small_ratio:.2g} times)" if is_both else ""
+        return "possible", 0.05 if is_both else 0.15, told
     is_node = facts.num_nodes == 1 and facts.joint in ("NVSwitch", "NVLink", "xGMI")
     if not is_node or facts.share is None or facts.share > _HOST_MEMORY:
         return None
@@ -242,6 +266,15 @@ def _unused_nic(facts: Facts) -> _Found:
 
 
 def _pcie(facts: Facts) -> _Found:
+    if facts.is_slow_pcie and facts.share is not None:
+        told = f"{facts.share:.0%} of the expected bandwidth"
+        found = _matched(facts.share, [
+            (part, f"{told}; {text} of the lanes, or of their rate, reaches {part:.0%}")
+            for part, text in _FEWER_LANES
+        ])  # fmt: skip
+        if found and facts.slows_ll is False:
+            return "possible", found[1] + _MATCHES, f"{found[2]}; but sizes where LL is usual are not slow"
+        return found
     share, nominal = facts.slow_network, facts.nic_gb_per_s
     if share is None or facts.nics_gb_per_s:  # `_slow_rail` and `_slow_nics` judge measured NICs
         return None
@@ -321,7 +354,7 @@ def _numa_path(facts: Facts) -> _Found:
             0.4,
             f"{facts.slow_network:.0%} of the NICs' rate; no figure excludes a NIC behind another CPU",
         )
-    if facts.is_slow and facts.num_nodes == 1 and facts.joint == "PCIe":
+    if facts.is_slow_pcie:
         return (
             "possible",
             0.1,

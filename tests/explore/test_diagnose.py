@@ -107,6 +107,44 @@ def test_slow_nics_may_be_unused_as_well():
     assert found["slow-nics"] == "possible"
 
 
+def _on_pcie(share, **given):
+    """{cause of the rate: grade} where a node of GPUs on PCIe reaches a share of its rate."""
+    facts = Facts("allreduce", 1, share, joint="PCIe", shares={"ll": 0.5, "simple": 1.0}, **given)
+    return {each.name: each.grade for each in causes_of(facts) if each.of == "rate"}
+
+
+def test_a_slower_pcie_is_told_from_a_protocol():
+    """Half of the rate on PCIe has several causes, which the sizes with LL tell apart.
+
+    If these are slow too, lanes are the likely cause; if not, a forced LL; if unknown, both are possible.
+    """
+    grades = [
+        [_on_pcie(0.5, ll_ratio=ratio)[name] for name in ("pcie", "protocol")] for ratio in (1.9, 1.0, None)
+    ]
+    assert grades == [["likely", "possible"], ["possible", "likely"], ["possible", "possible"]]
+
+
+def test_copies_through_host_memory_are_possible_on_pcie():
+    """At 0.37 of the rate of PCIe, and 1.8 times the latency, P2P may be disabled; lanes do not match."""
+    found = _on_pcie(0.37, small_ratio=1.8)
+    assert found["p2p-disabled"] == "possible"
+    assert "pcie" not in found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ll", "cause"), [(5.0, "pcie"), (10.0, "protocol")])
+def test_sizes_with_ll_tell_lanes_from_a_protocol(log, ll, cause):
+    """8 L40S at half of their 20 GB/s have slow lanes if LL has half of its 10 GB/s too, else a forced LL."""
+    text = "".join(GPU.format(rank, rank, "NVIDIA L40S") for rank in range(8))
+    text += "# Collective test starting: all_reduce_perf\n#  size  count  type  redop  root  time  algbw  busbw #wrong\n"
+    for power in range(10, 31):
+        size = 2**power
+        time_us = 22.5 + size * 14 / 8 / 1000 / (ll if power < 20 else 10.0)
+        rate = size / time_us / 1000
+        text += f"  {size}  {size // 4}  float  sum  -1  {time_us:.2f}  {rate:.2f}  {rate * 14 / 8:.2f}  0\n"
+    assert rates(judged(log(text), topology="l40s")) == {cause}
+
+
 @pytest.mark.slow
 def test_an_assumed_network_is_not_judged(log):
     """Without --topology the network is assumed: no cause in it is likely, and the assumption is stated."""
