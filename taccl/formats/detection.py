@@ -15,17 +15,17 @@ from taccl.formats.table import FORMATS, FileFormat
 _LIMIT_BYTES = 10**9
 #: Max characters at the top of a file that are searched for marks of its format.
 _HEAD_CHARACTERS = 1 << 16
-#: Max characters of a JSON file that is parsed whole, as its first field does not identify its format.
+#: Max characters of a JSON file that is parsed whole because its first field does not identify its format.
 #: Parsing needs many times the memory of the file.
 _PARSED_CHARACTERS = 64 * 10**6
-#: Name of the first XML element, after comments and declarations.
+#: Pattern that captures the name of the first XML element, after comments and declarations.
 _FIRST_ELEMENT = re.compile(r"(?:\s|<!--(?:(?!-->)[\s\S])*+-->|<\?(?:(?!\?>)[\s\S])*+\?>)*+<([\w.:-]+)")
 
 
 def format_named(name: str, *, where: str = "format") -> FileFormat:
     """Format by name, ignoring case and dashes.
 
-    Raises `InputError` if there is none.
+    Raises `InputError` if no format has this name.
     """
     by_name = {each.family: each for each in FORMATS if each.family} | {each.name: each for each in FORMATS}
     return by_name[known_name(name, by_name, where)]
@@ -98,7 +98,7 @@ def wrong_format(path: str | os.PathLike[str], found: FileFormat, wanted: str) -
 
 
 def _first_field_tells(each: FileFormat, head: str) -> bool:
-    """True if the first field of a JSON text identifies a format, so that reading can stop."""
+    """True if the first field of a JSON text shows the format `each`; the text need not be parsed then."""
     if len(each.fields) != 1:
         return False
     [(name, value)] = each.fields.items()
@@ -116,9 +116,9 @@ def _unknown(found: str, where: str, kinds: Sequence[str] = ()) -> FormatError:
 
 
 def readable(path: str | os.PathLike[str], name: str | None = None, where: str = "format") -> FileFormat:
-    """Format with which to read a file: the one of a given name, else by the file's content.
+    """Format for reading a file: the format called `name` or, without a name, the format of its content.
 
-    Raises `InputError` if the format is write-only, and errors as `format_of_content` and `format_named`.
+    Raises `InputError` if the format is write-only, and the errors of `format_of_content` and `format_named`.
     """
     each = format_of_content(path) if name is None else format_named(name, where=where)
     if not each.load and not kinds_of(path):  # a write-only format that is not text, such as Parquet
@@ -130,7 +130,7 @@ def readable(path: str | os.PathLike[str], name: str | None = None, where: str =
 
 
 def writable(path: str | os.PathLike[str], name: str | None, where: str = "format") -> FileFormat:
-    """Format of a file to write, by name or by its extension; raises `InputError` if it is read-only."""
+    """Format for writing a file, by name or by the path's extension; `InputError` if it is read-only."""
     each = format_of_name(path) if name is None else format_named(name, where=where)
     if not each.dump:
         known = ", ".join(other.name for other in FORMATS if other.dump)

@@ -27,7 +27,7 @@ def write_whole(
 ) -> None:
     """Write a file whole or not at all, even if the write is interrupted.
 
-    - `keep_mode`: True to keep the permissions of a file that is replaced; else it has those of a new file.
+    - `keep_mode`: True to keep the permissions of a file that is replaced; False for those of a new file.
 
     Raises `InputError` if the file exists and `overwrite` is False, its folder is missing, or it may not be
     written.
@@ -47,7 +47,10 @@ def write_whole(
 
 
 def write_all(contents: Mapping[Path, str | bytes], *, overwrite: bool = False) -> tuple[Path, ...]:
-    """Write several files as `write_whole` does; return their paths. If one fails, new ones are removed."""
+    """Write several files as `write_whole` does; return their paths.
+
+    If one write fails, the files that did not exist before are removed.
+    """
     for path in contents:
         check_writable(path, overwrite=overwrite)
     made: list[Path] = []
@@ -64,17 +67,17 @@ def write_all(contents: Mapping[Path, str | bytes], *, overwrite: bool = False) 
 
 
 def check_writable(path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Raise `InputError` if `write_whole` would; the check creates and removes an empty file."""
+    """Raise `InputError` if `write_whole` would raise it; the check creates and removes an empty file."""
     with _explained(os.fspath(path)), _draft_beside(_target(path, overwrite)):
         pass
 
 
 def _target(path: str | os.PathLike[str], overwrite: bool) -> Path:
-    """The file to write, after checks; `InputError` if it cannot or may not be written."""
+    """Path of the file to write, with symbolic links resolved; raises an error if it may not be written."""
     where = os.fspath(path)
     if not where:
         raise InputError("found an empty path; give the path of a file", where="output")
-    target = Path(os.path.realpath(path))  # a symbolic link remains; its target is replaced
+    target = Path(os.path.realpath(path))  # a symbolic link stays a link; its target is replaced
     if target.is_dir():
         raise IsADirectoryError
     if target.exists() and not overwrite:

@@ -1,6 +1,7 @@
 """Topologies from network files of ASTRA-sim's analytical backends.
 
-The meaning of blocks, units and occupation follows the source code of the backends; see ``docs/formats.md``.
+The meaning of building blocks (such as ``Ring``), units and link occupancy follows the source code of the
+backends; see ``docs/formats.md``.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def _positive(rate: Fraction) -> Fraction:
 
 
 class _Network(BaseModel):
-    """Fields of an ASTRA-sim network file that are read; each is a list with one entry per dimension."""
+    """The fields read from an ASTRA-sim network file; each is a list with one entry per dimension."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -66,15 +67,16 @@ def load_astra_network(
 ) -> Topology:
     """The topology that an ASTRA-sim network file describes; ranks are its NPUs.
 
-    - `alpha_meaning`: ``"pipelined"``: a link is free again once the bytes have left, as in ASTRA-sim.
-      Otherwise it is also busy during its alpha.
+    - `alpha_meaning`: With ``"pipelined"``, a link is free again once the bytes have left, as in ASTRA-sim.
+      With ``"occupies"``, the link is also busy during its alpha.
     - `ranks_per_node`: Number of consecutive ranks per node; by default all ranks are in one node, as the
       file has no nodes.
 
     Notes
     -----
-    A send through a switch has the latency of two links, and its bytes count once, as in the backend without
-    congestion. The backend with congestion stores and forwards, so the bytes take twice as long there.
+    A send through a switch has the latency of two links and the transfer time of one, as in the backend that
+    ignores congestion. In the congestion-aware backend, the switch stores and forwards. The bytes then take
+    twice as long.
     """
     where = os.fspath(path)
     file = validated(
@@ -125,7 +127,7 @@ def _notes(file: _Network, alpha_meaning: AlphaMeaning) -> list[str]:
 
 
 def _assumed(file: _Network, ranks_per_node: int | None) -> list[str]:
-    """Assumptions of the topology: all ranks in one node, if none are stated, and fields that are ignored."""
+    """Assumptions of the topology: one node, unless `ranks_per_node` is given, and ignored fields."""
     assumed = []
     if ranks_per_node is None:
         assumed.append("all ranks are in one node, as the file states none (ranks_per_node= divides them)")
@@ -136,7 +138,7 @@ def _assumed(file: _Network, ranks_per_node: int | None) -> list[str]:
 
 
 def _plain(text: str, where: str) -> dict[str, Any]:
-    """{field: its items as strings} of a YAML file; empty for a field that is not a list."""
+    """{field: its items as strings} of a YAML file; the list is empty if the field is not a list."""
     import yaml
 
     try:

@@ -2,9 +2,9 @@
 
 The runtime's own parser does not detect these faults: unknown dependencies, dependencies on steps that do not
 announce their end (``hasdep``), and queues shared by two threadblocks. Nor does it detect chunks past the end
-of a buffer, or dependencies on threadblocks with too high numbers. With these faults it hangs or computes
-wrong results. Here each one raises an error with its line. Other faults (deadlocks, races, wrong results)
-appear only when the program runs: `taccl.program.interpret`.
+of a buffer, or dependencies on threadblocks whose numbers are too high. With these faults the runtime hangs
+or computes wrong results. Here each fault raises an error that names the line. Other faults (deadlocks,
+races, wrong results) appear only in a run: `taccl.program.interpret` finds them.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class _File:
 
     def __init__(self, algo: XmlElement) -> None:
         self.algo = algo
-        #: {(rank, threadblock, step), or a prefix of such a key: its XML element}.
+        #: {(rank, threadblock, step), (rank, threadblock), (rank,) or (): its XML element}.
         self.elements: dict[tuple[int, ...], XmlElement] = {(): algo}
         if algo.tag != "algo":
             raise algo.error(f"found <{algo.tag}>; expected <algo>; check that it is an MSCCL XML file")
@@ -176,8 +176,8 @@ class _File:
         sizes = list(ProgramKind(self.kind, self.size).buffer_chunks(self.num_ranks))
         for place, attribute in enumerate(("i_chunks", "o_chunks")):
             found, expected = self._number(gpu, attribute, 0, 2**20), sizes[place]
-            # An in-place program needs only one of input and output; the other buffer may be declared empty.
-            # Ranks of a custom collective may lack one of the two.
+            # In place, input and output share one buffer, so a file may declare one of them empty.
+            # A rank of a custom collective may have no input or no output.
             if found != expected and (found or not (self.in_place or self.kind == "custom")):
                 raise gpu.error(
                     f"{attribute} is {found}; expected {expected} of {self.kind} in {self.size} chunks"

@@ -1,7 +1,8 @@
-"""Write programs as MSCCL XML, the format of MSCCL (a fork of NCCL), its executor, RCCL and TACCL's runtime.
+"""Write programs as MSCCL XML, which MSCCL (a fork of NCCL), the MSCCL executor and RCCL run.
 
-Files follow the runtime's parser and kernels, which are stricter than XML. Limits of the format are checked
-before a file is written. Several dependencies of one step become a chain of steps that only wait. The reader
+The runtime of the published TACCL tool also reads the format. Files follow the runtimes' parsers and kernels,
+which are stricter than XML. Limits of the format are checked before a file is written. A step of a file can
+wait for one other step only; for each further dependency, a step that only waits precedes it. The reader
 enforces the same rules: see `taccl.formats.msccl.reading`.
 """
 
@@ -41,9 +42,10 @@ def dump_msccl_xml(
 ) -> str:
     """Text of the MSCCL XML file for a program.
 
-    - `min_bytes`, `max_bytes`: Sizes for which the runtime uses the program, the upper one excluded. Default:
-      half to twice the size of a lowered schedule, and up to 128 MiB for other programs. The runtime
-      allocates scratch memory for ``max_bytes``.
+    - `min_bytes`, `max_bytes`: Message sizes for which the runtime uses the program. MSCCL excludes
+      ``max_bytes`` itself; RCCL and the MSCCL executor include it. Default: half to twice the size of a
+      lowered schedule, and up to 128 MiB for other programs. The runtime allocates scratch memory for
+      ``max_bytes``.
     - `split`: True to split a threadblock with too many steps into several that run one after another, each
       with its own channel (`taccl.program.split`). Default: split if needed, with a warning.
     - `name`: Name of the program in the file, by default the program's. Characters other than letters,
@@ -102,7 +104,7 @@ def unseen_root(collective: str, root: int) -> str:
 
 
 def _mirrored(program: Program) -> tuple[Mirrored, Mirrored]:
-    """Slots of peers: {receive: slot that its data comes from}, {send: slot that its data goes to}."""
+    """({receiving step: slot that the peer sends from}, {sending step: slot that the peer receives into})."""
     sources: Mirrored = {}
     targets: Mirrored = {}
     for parcel in parcels_of(program):
@@ -113,7 +115,7 @@ def _mirrored(program: Program) -> tuple[Mirrored, Mirrored]:
 
 
 def _rank_lines(r: int, rank: RankProgram, sources: Mirrored, targets: Mirrored) -> list[str]:
-    """XML lines of a rank's threadblocks; a step with several dependencies follows steps that only wait."""
+    """XML lines of a rank's threadblocks; steps that only wait precede a step with several dependencies."""
     # Position of each step in its threadblock, counting the added steps that only wait.
     places = [[end - 1 for end in accumulate(map(weight, tb.steps))] for tb in rank.threadblocks]
     awaited = {each for tb in rank.threadblocks for step in tb.steps for each in step.depends}
