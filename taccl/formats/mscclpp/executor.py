@@ -1,11 +1,12 @@
 """Symbolic execution and checks of MSCCL++ execution plans, by the rules of the MSCCL++ executor.
 
-It shares no code with the conversion of programs to plans: it derives the outcome from the JSON alone. Every
-threadblock has a first thread, which alone signals, waits and posts requests to a NIC. Its other threads copy
-and reduce together with the first; they synchronise at ``nop`` only. A NIC processes the requests of its
-channel in order. Their completion is unknown until a ``flush``, or a signal sent over the same channel. User
-buffers are accessed by the user before a rank begins, and again when its threadblocks have ended. One run
-finds all unordered accesses, as in programs (`taccl.program.execution`).
+This module shares no code with the conversion of programs to plans: it derives the outcome from the JSON
+alone. All threads of a threadblock copy and reduce together; they synchronise at ``nop`` only. For signals,
+waits, semaphores and requests to a NIC, thread i handles the i-th id of the operation. Two threads are
+simulated: the first one, and one that stands for all others. A NIC processes the requests of its channel in
+order. Their completion is unknown until a ``flush``, or a signal sent over the same channel. The user of a
+rank accesses its buffers before the rank begins, and again when its threadblocks have ended. One run finds
+all unordered accesses, as for programs (`taccl.program.execution`).
 
 Only operations that `taccl.formats.mscclpp.plan` writes can be run; others raise an error that names them.
 """
@@ -115,7 +116,8 @@ class _PlanRun:
             assert self.collective is not None, "without it there are no inputs"
             self.contents[self._place(r, r, "i", index)] = content_at_start(self.collective, r, chunk)
         self.label = f"the caller of gpu {r}"
-        # Under LL, successive calls use different halves of the scratch buffer, so they need no order.
+        # Under LL, successive calls use different halves of the scratch buffer, so scratch accesses of
+        # different calls need no order.
         buffers = "io" if self.packed else "ios"
         self.users.append(
             {self._place(r, r, buffer, i) for buffer in buffers for i in range(self._size(r, buffer))}
@@ -202,7 +204,7 @@ class _PlanRun:
         """Place of a chunk in a buffer of `owner`, as `rank` computes its address.
 
         For a buffer of another rank, the executor starts from the address that the other rank registered. It
-        adds the offset of its own buffer within its own allocation.
+        adds the offset that the same buffer of `rank` has within the allocation of `rank`.
         """
         slot = Slot(_BUFFERS[buffer], index)
         return owner, *self.layouts[rank].place(slot, in_place=self.in_place)
@@ -226,7 +228,7 @@ class _PlanRun:
         return self.contents.get(place) or Content.of([(place[0], place[1:])])
 
     def _channel(self, r: int, t: int, op: Op, i: int) -> Inbox:
-        """Channel of the i-th id of an operation; ids are indices in the threadblock's own list."""
+        """Channel of the i-th channel id of an operation; ids are indices in the threadblock's own list."""
         kind = op["channel_type"]
         ids = _listed(self.blocks[r, t]["channels"], "channel_type", kind, "channel_ids")
         channel: Inbox = self.channels[r, kind][ids[op["channel_ids"][i]]]
@@ -277,7 +279,7 @@ class _PlanRun:
             self.inboxes[inbox].append(self.last[r, t, min(i, 1)])
 
     def _flush(self, r: int, t: int, op: Op) -> None:
-        # The executor flushes as many channels as there are destinations.
+        # The executor flushes as many channels as the operation lists destinations.
         for i in range(min(len(op["channel_ids"]), len(op.get("dst_buff", ())))):
             self._act((r, t, min(i, 1)), self.last[self._channel(r, t, op, i)])
 
@@ -297,7 +299,7 @@ class _PlanRun:
         op: Op,
         i: int = 0,
     ) -> None:
-        """Write values to the targets, by the NIC over a port channel, and otherwise by all threads."""
+        """Write values to the targets: over a port channel, the NIC writes; otherwise all threads write."""
         if len(values) != len(targets):
             raise self._fault(f"{len(values)} chunks go to {len(targets)}")
         if op.get("channel_type") == "port":
@@ -326,7 +328,8 @@ class _PlanRun:
     def _combine(self, r: int, t: int, op: Op) -> None:
         """Write the sum of an operation's sources (chunks of the rank, or packets) to its destination.
 
-        The arrival of a packet does not imply that earlier writes of its sender have arrived.
+        The arrival of a packet does not imply that earlier writes of its sender have arrived, so no order of
+        events is recorded for it.
         """
         sources, (dst,) = op["src_buff"], op["dst_buff"]
         first = _FIRST_PACKET.get(op["name"], len(sources))

@@ -1,8 +1,8 @@
 """One rank's part of an MSCCL++ plan: its threadblocks, channels, remote buffers and semaphores.
 
-Every queue of the program has its own channel in both directions. Signals in one direction announce data, and
-in the other direction free buffer space. Every pair of threadblocks of which one waits for the other has its
-own counting semaphore.
+Every queue of the program has its own channel, with signals in both directions. Signals of the sender
+announce data; signals of the receiver announce that there is room for data. If one threadblock waits for
+another, the pair has a counting semaphore of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PlanGpu:
         self.channel_of: dict[Queue, tuple[str, int]] = {}
         self.peers: dict[str, list[int]] = {"memory": [], "port": []}
         self.remote_buffers: list[tuple[int, str]] = []
-        # Both ends list the channels of a pair of ranks in the same order, which pairs them.
+        # MSCCL++ pairs the channels between two ranks by their order, so both ranks list them in one order.
         for queue in queues:
             if rank in (queue.src, queue.dst):
                 peer = queue.dst if rank == queue.src else queue.src
@@ -79,7 +79,7 @@ class PlanGpu:
     def _semaphores(self) -> tuple[dict[StepAddress, list[int]], dict[StepAddress, list[int]], int]:
         """({step: semaphores it acquires}, {step: semaphores it releases}, number of semaphores).
 
-        Waits implied by earlier waits of a threadblock need no semaphore.
+        A wait that an earlier wait of the same threadblock implies needs no semaphore.
         """
         numbers: dict[tuple[int, int], int] = {}
         waits: dict[StepAddress, list[int]] = defaultdict(list)
@@ -87,7 +87,7 @@ class PlanGpu:
         for t, threadblock in enumerate(self.threadblocks):
             passed: dict[int, int] = {}
             for s, step in enumerate(threadblock.steps):
-                for other, index in dict(sorted(step.depends)).items():  # per threadblock, the latest step
+                for other, index in dict(sorted(step.depends)).items():  # the latest of each threadblock
                     if other == t or passed.get(other, -1) >= index:
                         continue
                     passed[other] = index
@@ -164,7 +164,7 @@ class PlanGpu:
         ops.signal(channel, kind)
 
     def _work(self, ops: PlanThreadblock, address: StepAddress, step: Step) -> Slot | None:
-        """Add to `ops` the operations that a step does within its rank; return the slot of the result."""
+        """Add the operations that a step does within its rank to `ops`; return the slot of their result."""
         src, dst = self._own(step.src), self._own(step.dst)
         landing = self.messages.landing.get(address)
         if landing is None and not OPERATIONS[step.operation].writes:
@@ -183,7 +183,7 @@ class PlanGpu:
         return dst
 
     def _channel(self, ops: PlanThreadblock, queue: Queue) -> tuple[int, str]:
-        """Id of a queue's channel in the threadblock's list, and the kind of channel."""
+        """(id of a queue's channel in the threadblock's own list, kind of the channel)."""
         kind, number = self.channel_of[queue]
         return ops.channel(kind, number), kind
 

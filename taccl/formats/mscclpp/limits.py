@@ -14,7 +14,8 @@ OPERATIONS = (
 )  # fmt: skip
 #: Limits of MSCCL++ 0.9.0 (``src/core/include/execution_common.hpp``).
 #: `_MAX_OPERATIONS`: max operations of a threadblock.
-#: `_MAX_IDS`: max ids of a threadblock.
+#: `_MAX_IDS`: max ids in a list of channels or remote buffers of a threadblock, or of semaphores of an
+#: operation.
 #: `_MAX_CHANNELS`: max channels of an operation.
 #: `_MAX_BUFFERS`: max buffers of an operation.
 _MAX_OPERATIONS, _MAX_IDS, _MAX_CHANNELS, _MAX_BUFFERS = 64, 16, 8, 10

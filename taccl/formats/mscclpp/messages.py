@@ -1,14 +1,14 @@
-"""Choose where messages of a program land under MSCCL++, and which sends must wait until there is room.
+"""Choose where messages of a program land under MSCCL++, and which sends must wait for room at the receiver.
 
-In MSCCL++ a rank writes directly into another rank's memory, without flow control. So
+In MSCCL++ a rank writes directly into another rank's memory, without flow control. Hence
 
-- the first message of a queue waits until the receiver has begun, as the user may access its memory until
-  then;
-- a message to a place that its receiver has used before waits until that use is over;
-- a summand must not land on the data that it is added to. It lands in the slot of the sum if that is another
-  slot, and otherwise in its own scratch.
+- the first message of a queue waits until the receiver has begun, as the user may access the receiver's
+  memory until then;
+- a message waits if its receiver has used the destination slots before, until that use is over;
+- a received summand must not overwrite the data that it is added to. It lands in the slot of the sum if the
+  other summand is elsewhere, and otherwise in scratch chunks of its own.
 
-Under protocol LL messages are packets. Each lands in its own scratch, and no send waits for room.
+Under protocol LL, messages are packets. Each lands in scratch chunks of its own, and no send waits for room.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class PlacedMessages:
     - `received`, `sent`: {receiving step: message}, {sending step: message}.
     - `landing`: {receiving step: slot where its chunks land}; under LL, the packet's number in the scratch.
     - `sums`: {step: slot of its sum}, for steps that send a sum without keeping it.
-    - `crowded`: Messages that land on a place that the receiver has used before.
-    - `opening`: {(rank, threadblock): first messages of the queues that it receives from}, unless crowded.
+    - `crowded`: Messages that land in a slot that the receiver has used before.
+    - `opening`: {(rank, threadblock): first message of each queue that it receives from, unless crowded}.
     - `awaiting`: Crowded and opening messages: their sends wait for a signal that there is room.
     - `scratch_chunks`: Number of scratch chunks of every rank, including the program's own.
     """
@@ -51,7 +51,7 @@ class PlacedMessages:
 
 
 def place_messages(program: Program, *, packets: bool) -> PlacedMessages:
-    """Assign a receiver's slot to every message, by following a program's steps in a feasible order."""
+    """Assign a slot at its receiver to every message, by following a program's steps in a feasible order."""
     parcels = match(program)
     received = {parcel.receive: parcel for parcel in parcels}
     layouts = layouts_of(program)
@@ -103,7 +103,7 @@ def place_messages(program: Program, *, packets: bool) -> PlacedMessages:
 
 
 def _lands_in_place(step: Step, where: RankLayout, in_place: bool) -> bool:
-    """True if received data may land in the step's destination slot before the step's source is added."""
+    """True if received data may land directly in the step's destination without overwriting its source."""
     if step.dst is None:
         return False
     if step.operation in ("receive", "receive-send"):

@@ -1,17 +1,17 @@
 """Write programs as MSCCL++ execution plans, the JSON that the executor of MSCCL++ runs.
 
-Every send becomes a put into the receiver's memory and a signal after it, every receive a wait for that
-signal. `taccl.formats.mscclpp.messages` assigns the places of messages, and their waits for room. Summands do
-not land on the data that they are added to. Within a node, data goes over memory channels, written by the
-GPU's own threads. Between nodes it goes over port channels, written by the NIC. Other operations of the
-executor (``get``, sums that read another rank's memory, operations fused with signals) are not used. The
-operations used are correct over both kinds of channel, and the same for every collective.
+Every send becomes a put into the receiver's memory and a signal after it; every receive becomes a wait for
+that signal. `taccl.formats.mscclpp.messages` chooses where messages land, and which sends wait for room.
+Within a node, data goes over memory channels, written by the GPU's own threads. Between nodes it goes over
+port channels, written by the NIC. Other operations of the executor (``get``, sums that read another rank's memory,
+operations fused with signals) are not used. The operations used are correct over both kinds of channel, and
+the same for every collective.
 
 Under protocol LL, messages are packets that carry their own arrival flags, so no signals are needed. MSCCL++
 has no LL128: a program for it is written as packets if they are safe, else as ``Simple``, with a warning.
 
-Every plan is run before it is written, by `taccl.formats.mscclpp.executor`. That module implements the
-executor's rules, and does not use programs.
+Before a plan is written, `taccl.formats.mscclpp.executor` runs it symbolically. That module implements the
+rules of MSCCL++'s executor, and does not use the program.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ def build_mscclpp_plan(
 ) -> dict[str, Any]:
     """MSCCL++ execution plan of a program as a dict for JSON, checked by one symbolic run.
 
-    - `min_bytes`, `max_bytes`: Intended sizes of the larger of a rank's two buffers. Default: the program's
-      sizes, within the range of the executor's 32-bit offsets. For a lowered schedule these are half to twice
-      its size.
+    - `min_bytes`, `max_bytes`: Range of sizes of the larger of a rank's two buffers for which the plan is
+      used. Default: the program's range (for a lowered schedule, half to twice its size), within the range
+      of the executor's 32-bit offsets.
     - `ranks_per_node`: Number of ranks per node; by default that of the topology for which the program was
       lowered.
     - `num_threads_per_block`: Number of threads of each threadblock, a multiple of 32.
@@ -154,7 +154,7 @@ def build_mscclpp_plan(
         "collective": name_here,
         "protocol": "LL" if packets else "Simple",
         "inplace": program.in_place,
-        # Reused resources would keep the addresses of the first call's buffers.
+        # If True, later calls would use the buffer addresses of the first call.
         "reuse_resources": False,
         "num_threads_per_block": num_threads_per_block,
         "use_double_scratch_buffer": packets,
@@ -182,7 +182,7 @@ def _nodes(program: Program, ranks_per_node: int | None) -> tuple[int, ...]:
 
 
 def _under_known_protocol(program: Program, nodes: Sequence[int]) -> Program:
-    """The program under a protocol that MSCCL++ has; `ExportError` if it uses LL and packets are unsafe."""
+    """The program, with a protocol that MSCCL++ has; `ExportError` if it uses LL where packets are unsafe."""
     if program.protocol == "Simple":
         return program
     unsafe = why_no_packets(program.collective, nodes)
@@ -204,9 +204,9 @@ def why_no_packets(collective: Collective | None, nodes: Sequence[int]) -> str:
 
     - `nodes`: Node of each rank.
 
-    Successive calls alternate between the two halves of the scratch buffer. A rank may overwrite the data of
-    two calls ago only after they have been read. It knows that they have been read only if data from every
-    other rank has arrived since.
+    Successive calls alternate between the two halves of the scratch buffer. So a call overwrites the data of
+    two calls ago, and may do so only after all ranks have read them. A rank knows this only if the call in
+    between brought it data from every other rank.
     """
     if len(set(nodes)) > 1:
         return "plans of several nodes are not written as packets (LL)"

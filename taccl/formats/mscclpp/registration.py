@@ -85,9 +85,9 @@ def register(rank):
 
 
 def unit_bytes(plan: Mapping[str, Any]) -> int:
-    """Unit of message sizes in bytes: the executor runs only multiples of it, so that chunks are aligned.
+    """Number of bytes of which message sizes must be a multiple, so that chunks are aligned.
 
-    Sizes are those of the larger of a rank's two buffers.
+    A message size is the size of the larger of a rank's two buffers.
     """
     chunks = max(max(gpu["input_chunks"], gpu["output_chunks"]) for gpu in plan["gpus"])
     return int(chunks * plan.get("buffer_alignment", 16))
@@ -101,8 +101,9 @@ def registration_snippet(
 ) -> str:
     """Text of a Python module that registers plans and installs a selector.
 
-    - `plans` (mapping of file name to plan): Plans of `taccl.formats.mscclpp.plan.build_mscclpp_plan`, or
-      read from JSON. Their files must be in the module's folder. The first plan that fits a call is used.
+    - `plans` (mapping of file name to plan): Plans that `taccl.formats.mscclpp.plan.build_mscclpp_plan`
+      returned, or that were read from JSON. Their files must be in the module's folder. The first plan that
+      fits a call is used.
     - `ranks_per_node`: Number of ranks per node for which plans are used; 0 for any number.
     - `module`: Name of the module.
     """

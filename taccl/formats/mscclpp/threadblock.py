@@ -1,9 +1,9 @@
 """Operations of one threadblock of an MSCCL++ plan, with barriers among its threads where needed.
 
 The executor runs the operations of a threadblock with all of its threads, without barriers in between. Copies
-and sums are done by all threads, each on its share. Signals, waits and semaphores are done by the first
-threads only, one per id listed. A put over a port channel is a request that the first thread writes. So a
-``nop``, which is a barrier, is required:
+and sums are done by all threads, each on its share. Signals, waits and semaphore operations are done by the
+first threads only, one thread for each id that the operation lists. A put over a port channel is a request
+that the first thread writes. So a ``nop``, which is a barrier, is required:
 
 - between a copy or a sum and the operation that signals its end;
 - between an operation that waits and a copy or a sum after it;
@@ -42,15 +42,15 @@ class PlanThreadblock:
         self._forget()
 
     def channel(self, kind: str, number: int) -> int:
-        """Index of a channel of the rank in the threadblock's own list; a new channel is appended."""
+        """Index of the rank's channel `number` in the threadblock's own list; appends a new channel."""
         return _place(self._channels[kind], number)
 
     def buffer(self, kind: str, number: int) -> int:
-        """Index of a remote buffer of the rank in the threadblock's own list; a new buffer is appended."""
+        """Index of remote buffer `number` of the rank in the threadblock's own list; appends a new buffer."""
         return _place(self._buffers[kind], number)
 
     def references(self) -> dict[str, Any]:
-        """Entries of the plan for the channels and remote buffers that the threadblock uses."""
+        """JSON fields of the plan that list the channels and remote buffers that the threadblock uses."""
         channels, buffers = sorted(self._channels.items()), sorted(self._buffers.items())
         return {
             "channels": [{"channel_type": kind, "channel_ids": ids} for kind, ids in channels],
@@ -68,30 +68,30 @@ class PlanThreadblock:
         self._waited(1, {"name": "wait", "channel_ids": [channel], "channel_type": kind})
 
     def signal(self, channel: int, kind: str) -> None:
-        """Send a signal, after all operations before it are done."""
+        """Add a signal, which is sent after all earlier operations are done."""
         self._tell(1, {"name": "signal", "channel_ids": [channel], "channel_type": kind})
 
     def acquire(self, semaphores: Sequence[int]) -> None:
-        """Wait until other threadblocks of the rank have released each of the semaphores."""
+        """Add a wait until other threadblocks of the rank have released each of the semaphores."""
         for some in _groups(semaphores):
             self._waited(len(some), {"name": "sem_acquire", "semaphore_ids": some})
 
     def release(self, semaphores: Sequence[int]) -> None:
-        """Release semaphores, after all operations before are done."""
+        """Add a release of semaphores, which happens after all earlier operations are done."""
         for some in _groups(semaphores):
             self._tell(len(some), {"name": "sem_release", "semaphore_ids": some})
 
     def flush(self) -> None:
-        """If data was put over a port channel since the last flush, wait until it has left its buffer."""
+        """Add a wait until data put over a port channel since the last flush, if any, has left its buffer."""
         if self._unflushed is None:
             return
         channel, self._unflushed = self._unflushed, None
-        # The executor flushes as many channels as the operation has destinations, so one is given.
+        # The executor flushes as many channels as the operation lists destinations, so list one.
         op = {"name": "flush", "channel_ids": [channel], "channel_type": "port"}
         self._waited(1, op | {"dst_buff": [local(Slot("output", 0), 1)]})
 
     def put(self, kind: str, channel: int, source: Slot, count: int, target: Op) -> None:
-        """Write contiguous chunks into another rank's memory."""
+        """Add a put of contiguous chunks into another rank's memory."""
         if kind == "memory":
             self.write("put", source, count, target)
             return
@@ -100,14 +100,14 @@ class PlanThreadblock:
         self._unflushed = channel
 
     def write(self, name: str, source: Slot, count: int, target: Op) -> None:
-        """Write contiguous chunks into another rank's memory with all threads, or as packets."""
+        """Add a write by all threads into another rank's memory: ``put`` (plain) or ``ppkt`` (packets)."""
         op = {"name": name, "src_buff": [local(source, count)], "dst_buff": [target]}
         self._move(op | {"channel_type": "memory"}, source.neighbours(count), ())
 
     def combine(
         self, name: str, sources: Sequence[Slot], target: Slot, count: int, *, packets: int = 0
     ) -> None:
-        """Copy or add chunks within the rank; the last `packets` sources are packets, which are awaited."""
+        """Add a copy or a sum of chunks of the rank; the last `packets` sources are packets to wait for."""
         op = {
             "name": name,
             "src_buff": [local(each, count) for each in sources],
@@ -117,7 +117,7 @@ class PlanThreadblock:
         self._move(op, read, target.neighbours(count))
 
     def _forget(self) -> None:
-        """Record that all threads have synchronised: earlier operations need no further barrier."""
+        """Record that all threads have synchronised, so that earlier operations need no further barrier."""
         self._moved = self._has_waited = self._several_waited = False
         self._read: set[Slot] = set()
         self._written: set[Slot] = set()
