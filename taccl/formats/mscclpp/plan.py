@@ -3,9 +3,9 @@
 Every send becomes a put into the receiver's memory and a signal after it; every receive becomes a wait for
 that signal. `taccl.formats.mscclpp.messages` chooses where messages land, and which sends wait for room.
 Within a node, data goes over memory channels, written by the GPU's own threads. Between nodes it goes over
-port channels, written by the NIC. Other operations of the executor (``get``, sums that read another rank's memory,
-operations fused with signals) are not used. The operations used are correct over both kinds of channel, and
-the same for every collective.
+port channels, written by the NIC. Other operations of the executor (``get``, sums that read another rank's
+memory, operations fused with signals) are not used. The operations used are correct over both kinds of
+channel, and the same for every collective.
 
 Under protocol LL, messages are packets that carry their own arrival flags, so no signals are needed. MSCCL++
 has no LL128: a program for it is written as packets if they are safe, else as ``Simple``, with a warning.
