@@ -137,7 +137,7 @@ TEXTS = (
     Text(
         "table of a benchmark, whose first column is not the size",
         r"(?i)\A(#.*\n)*(?=[^\n]*,)(?=[^\n]*\b(size|bytes)\b)[^\n]*\b(time|alg_?bw|bus_?bw|latency)\b",
-        unsupported("save its columns of sizes and times as CSV, with the head `size (B),time (us)`"),
+        FIT_TABLE,
     ),
     Text(
         "profile of PyTorch, Nsight Systems or NCCL's profiler",

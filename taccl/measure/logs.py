@@ -218,7 +218,8 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
     last = max((number for number, line in enumerate(lines, 1) if line.strip()), default=0)
     for number, line in enumerate(lines, 1):
         here = f"{where}: line {number}"
-        row = nccl_row(line, here, in_place=in_place)
+        row = columns.row(line, here) if columns is not None and columns.is_by_name else None
+        row = row or nccl_row(line, here, in_place=in_place)
         streams = row is None and columns is not None and "rate" in columns.places
         if row is None and columns is not None:
             row = columns.row(line, here)
@@ -250,6 +251,7 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
             continue
         if not row.size_bytes:
             continue
+        names += [each for each, form in _IN_STEM.items() if row.collective and form.search(row.collective)]
         if is_cpu:
             if row.algbw < _TELLING_ALGBW:
                 continue

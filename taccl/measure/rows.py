@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from taccl.errors import FormatError
@@ -43,6 +45,14 @@ _KINDS = (
     ("rate", re.compile(r"\bbw average|\bbandwidth", re.IGNORECASE)),
     ("time", re.compile(r"\btime|latency|\bt_typical", re.IGNORECASE)),
 )  # fmt: skip
+#: {word: pattern of its column in tables of rccl-tests with commas}; see `Columns.words`.
+_WORDS = {
+    word: re.compile(form, re.IGNORECASE)
+    for word, form in {
+        "collective": "collective|name", "dtype": "type", "redop": "redop", "wrong": "wrong",
+        "in_place": "in[_ -]?place",
+    }.items()
+}  # fmt: skip
 _UNIT = re.compile(r"\b([nuµμm]?s(?:ec)?|(?:[GMK]i?|)[Bb](?:ps|/s(?:ec)?))(?![\w/])")
 #: {unit: microseconds} and {unit: GB/s}. perftest, which writes ``/sec``, means MiB by MB (see `_unit`).
 _US = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}
@@ -64,6 +74,7 @@ class Row(NamedTuple):
     - `dtype`: Type of the elements; empty if not stated.
     - `checks_in_place`: True if results in place were checked as well, False if those out of place alone
       were; None if neither was, or the line does not state it.
+    - `collective`: Cell that names the collective; empty if there is none.
     """
 
     size_bytes: int
@@ -76,6 +87,7 @@ class Row(NamedTuple):
     num_wrong: int = 0
     dtype: str = ""
     checks_in_place: bool | None = None
+    collective: str = ""
 
 
 def plain(line: str) -> str:
@@ -147,21 +159,37 @@ class Columns(NamedTuple):
     - `width`: Number of cells in a row.
     - `places`: {kind of column: (its index, its unit in us or GB/s)}.
     - `half`: Number of cells if the second of two equal groups of columns is empty; 0 without groups.
+    - `before`: Number of columns left of the size, in tables with commas.
+    - `words`: {"collective", "dtype", "redop", "in_place" or "wrong": index in the whole row}, in tables of
+      rccl-tests with commas.
+    - `in_place`: True if rows of times in place are wanted.
     """
 
     splits: str
     width: int
     places: dict[str, tuple[int, float]]
     half: int = 0
+    before: int = 0
+    words: Mapping[str, int] = MappingProxyType({})
+    in_place: bool = False
+
+    @property
+    def is_by_name(self) -> bool:
+        """True if the header alone tells the columns, since the pattern of nccl-tests would misread rows."""
+        return self.before > 0 or bool(self.words)
 
     def row(self, line: str, where: str) -> Row | None:
-        """The row in a line; None if its cells do not fit. `FormatError` for an infinite or NaN cell."""
+        """The row in a line; None if its cells do not fit. `FormatError` for an infinite or NaN cell.
+
+        The size is 0 if `in_place` asks for the other rows.
+        """
         cells = _cells(re.sub(r"(\d) ([KMGT]i?B)\b", r"\1\2", line), self.splits)
         width = self.half if self.half and len(cells) == self.half else self.width
         before, cells = cells[:-width], cells[-width:]
         is_prefix = self.splits == "|" or not before or before[-1].endswith((":", ">", "]", ")"))
-        if len(cells) < width or not is_prefix:
+        if len(cells) < width or not (len(before) == self.before if self.is_by_name else is_prefix):
             return None
+        said = {word: [*before, *cells][place] for word, place in self.words.items()}
         try:
             found = {kind: float(cells[place]) * unit for kind, (place, unit) in self.places.items()}
         except ValueError:
@@ -178,7 +206,15 @@ class Columns(NamedTuple):
             stated_us = size / rate / 1000 if rate > 0 else 0.0
             made = _row(size, found.get("time", stated_us), algbw or None, busbw, None)
             rows.append(made._replace(is_bus=is_bus))
-        return _best(rows, where)
+        best = _best(rows, where)
+        if best is None or not self.is_by_name:
+            return best
+        is_other = said.get("in_place", "") in (("0", "false") if self.in_place else ("1", "true"))
+        return best._replace(
+            size_bytes=0 if is_other else best.size_bytes, num_wrong=_count(said.get("wrong", "")),
+            dtype=said.get("dtype", ""), collective=said.get("collective", ""),
+            reduces=said["redop"] not in ("", "none") if "redop" in said else None,
+        )  # fmt: skip
 
 
 def columns_of(line: str, *, in_place: bool = False) -> Columns | None:
@@ -198,6 +234,16 @@ def columns_of(line: str, *, in_place: bool = False) -> Columns | None:
         unit = _unit(cell, is_time=kind == "time")
         if kind and (kind != "rate" or _UNIT.search(cell)) and (kind not in places or in_place):
             places[kind] = place, unit
+    if splits == "," and places:
+        left = line[: found.start()].rstrip()
+        every = [*(_cells(left, splits)[:-1] if left.endswith(splits) else []), *cells]
+        at = {
+            word: next(place for place, cell in enumerate(every) if form.fullmatch(cell))
+            for word, form in _WORDS.items()
+            if any(map(form.fullmatch, every))
+        }
+        if len(every) > len(cells) or "in_place" in at:
+            return Columns(splits, len(cells), places, 0, len(every) - len(cells), at, in_place)
     group = next((cells[i:] for i in (1, 2) if cells[i:] == 2 * cells[i : (len(cells) + i) // 2]), [])
     return (
         Columns(splits, len(cells), places, len(cells) - len(group) // 2 if group else 0) if places else None

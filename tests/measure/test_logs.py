@@ -549,3 +549,37 @@ def test_a_name_that_the_columns_contradict_is_said(read, name, redop):
     assert [each.collective for each in found.series] == ["allreduce"]
     (said,) = (note for note in found.notes if "the log names" in note)
     assert f"names {name.replace('_', '')}, but its columns are those of allreduce" in said
+
+
+@pytest.mark.parametrize("before", ["numCycle, collective, ranks, ", "numCycle,name,", "collective, "])
+def test_tables_with_commas_are_read_by_their_header(read, before):
+    """In files of rccl-tests, with times in place in rows of their own, columns left of the size are no sizes."""
+    cells = [
+        "AllReduce" if each.strip() in ("collective", "name") else "8" for each in before.split(",")[:-1]
+    ]
+    text = f"{before}size, type, redop, inplace, time, algbw, busbw, #wrong\n"
+    for size, time in ((8, 16.0), (1 << 30, 6000.0)):
+        for in_place in (0, 1):
+            rate = size / (time + in_place) / 1000
+            figures = [
+                size,
+                "float",
+                "sum",
+                in_place,
+                time + in_place,
+                f"{rate:.2f}",
+                f"{1.75 * rate:.2f}",
+                0,
+            ]
+            text += ", ".join(map(str, [*cells, *figures])) + "\n"
+    for in_place, times in ((False, (16.0, 6000.0)), (True, (17.0, 6001.0))):
+        (found,) = read(text, in_place=in_place).series
+        assert (found.collective, found.num_ranks) == ("allreduce", 8)
+        assert (found.size_bytes, found.times_us) == ((8, 1 << 30), times)
+
+
+def test_the_column_of_a_table_names_the_collective(read):
+    """A table with commas tells a reduce from a broadcast by its column of collectives."""
+    head = "numCycle, collective, size, type, redop, inplace, time, algbw, busbw, #wrong\n"
+    (found,) = read(f"{head}0, Broadcast, 1000000, float, none, 0, 10.0, 100.0, 100.0, 0\n").series
+    assert found.collective == "broadcast"
