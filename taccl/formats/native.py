@@ -1,6 +1,6 @@
 """taccl's own schedule format: versioned JSON with the problem, the transfers and a digest.
 
-``docs/formats.md`` lists the fields. In `result`, ``bound_us`` and ``gap`` are numbers.
+``docs/formats.md`` lists the fields. ``bound_us`` and ``gap`` of the field ``result`` are numbers or null.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 FORMAT = "taccl-schedule"
 VERSION = 2
-#: Version of files of bare schedules (`Schedule.is_bare`), which leave out derivable columns.
+#: Version of the files of bare schedules (`Schedule.is_bare`). These files leave out derivable columns.
 _BARE_VERSION = 3
 #: Max seconds to compute the bound of a schedule that is saved without one.
 _BOUND_S = 2.0
@@ -108,7 +108,7 @@ def load_schedule(
 
 
 def _transfers(schedule: Schedule) -> dict[str, Any]:
-    """{name: values} of all columns, or only of the stored columns for a bare schedule."""
+    """{column: values} of a schedule's transfers; of a bare schedule, only the columns that it stores."""
     if schedule.is_bare:
         kept = {name: column.tolist() for name, column in schedule.kept.arrays.items()}
         reduce = schedule.kept.reduce
@@ -160,10 +160,10 @@ def dump_text(schedule: Schedule, extra: dict[str, Any] | None = None) -> str:
 
 
 def bounds_of(schedule: Schedule, bound: Certificate, every: Certificate | None) -> dict[str, Any]:
-    """Bounds of a schedule and its gaps to them, as `Result.to_dict` names them.
+    """Finish, bounds and gaps of a schedule, under the names that `Result.to_dict` uses.
 
-    - `bound`, `every`: Lower bound for the schedule's own chunks; lower bound over all chunkings, or None if
-      there is none.
+    - `bound`: Lower bound for the schedule's own chunks.
+    - `every`: Lower bound over all chunkings; None if there is none.
     """
     from taccl.analysis.certificates.scopes import standing, stronger
 

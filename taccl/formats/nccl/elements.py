@@ -19,7 +19,7 @@ from taccl.topology.parts import beta_of_bandwidth
 
 #: Max devices of a file; NCCL itself reads at most 256 XML elements.
 _MAX_DEVICES = 1024
-#: {GT/s: units of 100 Mbit/s per lane}; a link has lanes * units / 80 GB/s.
+#: {GT/s of a PCIe link: rate of a lane in units of 100 Mbit/s}; a link has lanes * units / 80 GB/s.
 _PCIE_UNITS = {"2.5": 15, "5": 30, "8": 60, "16": 120, "32": 240, "64": 480}
 _PCIE_UNITS_UNKNOWN, _LANES_UNKNOWN = 60, 16
 #: Max lanes of a PCIe link.
@@ -107,10 +107,10 @@ class System:
     """Devices of an NCCL topology file, in file order, and assumptions made while its elements are read.
 
     - `unsaid`: Arguments of `PcieServer.add_device` for devices whose PCIe rate the file lacks.
-    - `bridges`: Bridges with an implausibly low rate, as (device, parent, name).
-    - `loose`: NICs outside PCIe devices, each with its name and its CPU.
-    - `cards` (mapping of str to str): {bus id without function: first device}. Functions of a NIC share its
-      PCIe link, as in NCCL.
+    - `bridges`: Bridges for which the file states an implausibly low rate, as (device, parent, name).
+    - `loose`: NICs outside PCIe devices, as (element, name, CPU).
+    - `cards` (mapping of str to str): {bus id without PCI function: first NIC with that bus id}. All
+      functions of a NIC share one PCIe link, as in NCCL.
     """
 
     given: Given
@@ -243,9 +243,10 @@ class System:
         self.server.nics.append(Nic(name, part, beta))
 
     def _add_loose(self) -> None:
-        """Add NICs outside PCIe devices, if there are no others or `nics=` is given.
+        """Add the NICs that lie outside PCIe devices, if the server has no other NICs or `nics=` is given.
 
-        Such NICs are virtual interfaces. NCCL writes them with 10 Gbit/s, once at the CPU of every process.
+        These NICs are virtual interfaces. NCCL writes each of them with 10 Gbit/s, and repeats it at the CPU
+        of every process.
         """
         if self.server.nics and self.given.nics is None:
             names = first_of(list(dict.fromkeys(name for _, name, _ in self.loose)), 4)
@@ -278,7 +279,7 @@ class System:
             )
 
     def _pcie_beta(self, pci: XmlElement) -> tuple[Fraction, bool]:
-        """(PCIe link's beta in us per MB, True if the file states lanes and rate); else NCCL's defaults."""
+        """(PCIe link's beta in us per MB, False if the lanes or the rate are NCCL's default)."""
         lanes = whole(pci, "link_width", 0)
         if lanes < 0:
             raise pci.error(f"found link_width={lanes}; expected 0 to {_MOST_LANES} lanes; correct it")
@@ -290,9 +291,10 @@ class System:
         return beta_of_bandwidth(rate), bool(lanes and units)
 
     def _settle_pcie(self) -> None:
-        """Assume PCIe rates that the file lacks, at least as fast as the fastest NIC.
+        """Set the PCIe rates that the file lacks, each at least as fast as the fastest NIC.
 
-        GPUs with C2C links get these as their links to the CPU, in place of PCIe.
+        A bridge whose stated rate is implausibly low gets the rate of the fastest device below it. C2C links
+        of a GPU become its links to the CPU, and paths to the CPU use them in place of PCIe.
         """
         fastest = min((nic.beta_us_per_mb for nic in self.server.nics), default=None)
         for key, parent, beta, name in self.unsaid:
@@ -319,7 +321,7 @@ class System:
             self.server.add_device(key, parent, min(below), name=name, guess=guess)
 
     def finish(self, top: XmlElement) -> None:
-        """Check that there are GPUs, and that all devices named by arguments were found; list assumptions."""
+        """Complete the system after all elements are read; check that GPUs and named devices were found."""
         self._add_loose()
         names = ", ".join(pci.attributes["busid"] for pci in self.unknown[:4])
         names += ", ..." if len(self.unknown) > 4 else ""
@@ -356,7 +358,7 @@ def _net_name(net: XmlElement) -> str:
 
 
 def _cpu_rate(cpu: XmlElement) -> tuple[Fraction | None, str]:
-    """GB/s between two CPUs, and the kind of CPU; None if the kind is unknown."""
+    """(GB/s between two CPUs, or None if the kind of CPU is unknown; the kind, or a remedy)."""
     kind = cpu.attributes.get("arch", ""), cpu.attributes.get("vendor", "")
     family, model = (whole(cpu, name, 0) for name in ("familyid", "modelid"))
     if kind[0] in ("ppc64", "arm64"):

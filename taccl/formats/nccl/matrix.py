@@ -1,6 +1,6 @@
-"""Parse the matrix of ``nvidia-smi topo -m``: its cells, and CPU affinities and names of devices.
+"""Parse the matrix of ``nvidia-smi topo -m``: its cells, and the CPU affinity and name of each device.
 
-Quote marks of mails and forums, colours, line numbers and text around the matrix are ignored.
+The parser ignores quote marks of mails and forums, colours, line numbers and text around the matrix.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Matrix:
     - `cells`: {(device, device): cell}.
     - `affinity`: {device: its CPU affinity}.
     - `names`: {device: its name by the legend}.
-    - `assumed`: Repairs of the text, and parts of it that are ignored.
+    - `assumed`: Descriptions of repairs to the text and of parts of it that are ignored.
     """
 
     devices: tuple[str, ...]
@@ -58,7 +58,10 @@ class Matrix:
         return tuple(device for device in self.devices if re.fullmatch(r"GPU\d+", device))
 
     def groups(self, kinds: set[str]) -> list[set[str]]:
-        """Sets of devices connected by cells of `kinds`, directly or via other devices, in column order."""
+        """Sets of devices connected by cells of `kinds`, directly or via other devices, in column order.
+
+        With `ONE_CPU`, an equal CPU affinity also connects two devices.
+        """
         import networkx
 
         near = networkx.Graph([pair for pair, cell in self.cells.items() if cell in kinds])
@@ -94,7 +97,7 @@ def read_matrix(text: str, where: str) -> Matrix:
     lines = [_COLOUR.sub(" ", line) for line in text.splitlines()]
     repairs: list[str] = []
     found = [(i, match) for i, line in enumerate(lines) if (match := _HEADER.match(line))]
-    # Old drivers print no affinities. If some header line has them, any line without them is no header.
+    # Old drivers print no affinities. If any header line has them, a line without them is not a header.
     headers = [(i, match) for i, match in found if "CPU Affinity" in lines[i]]
     start, header = next(iter(headers or [each for each in found if not each[1][1].strip()]), (None, None))
     if start is None or header is None:
@@ -167,7 +170,7 @@ def _of_first(lines: list[str], prefix: str, others: list[int]) -> list[str]:
     """
     lines = [line.strip() for line in lines]
     if others and prefix and not lines[others[0]].startswith(prefix):
-        # A launcher may mix the lines of several hosts: keep those of the header's host.
+        # A launcher may mix the lines of several hosts: keep the lines of the host of the first header.
         own = [line.removeprefix(prefix) if line.startswith(prefix) else "" for line in lines]
         gpus = re.findall(r"\bGPU\d+", next(filter(None, own)))
         if set(gpus) <= {line.split()[0] for line in own if line.strip()}:
@@ -181,13 +184,13 @@ def _of_first(lines: list[str], prefix: str, others: list[int]) -> list[str]:
 def _unglued(
     words: list[str], devices: tuple[str, ...], mirror: Mapping[str, str], repairs: list[str]
 ) -> list[str]:
-    """Words of a row; splits cells that have no space between them.
+    """Words of a row, after splitting cells that have no space between them.
 
     The last cell may be joined to the affinity. NV120-31 may be NV12 and 0-31, or NV1 and 20-31. The row of
-    the last device decides, as both directions have the same cell.
+    the last device decides: it has the same cell, for the opposite direction.
 
     - `mirror` (mapping of str to str): {device: its cell in the row of the last device}.
-    - `repairs`: List that gets an entry for each word that is split.
+    - `repairs`: List to which a description of each split word is appended.
     """
     split: list[str] = []
     for word in words[1:]:

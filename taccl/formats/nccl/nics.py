@@ -21,16 +21,16 @@ _SAME_CAPACITY = 1e-9
 
 
 class Nics:
-    """NICs of each local rank, and the rate limits of its paths to other nodes, such as PCIe links and NICs.
+    """NICs of each local rank, and rate limits (such as PCIe links and NICs) of paths to other nodes.
 
     A rank uses all of its nearest NICs as one NIC whose rate is the sum. It stripes each send over them in
     proportion to the rates at which PCIe reaches them. Ranks with the same nearest NICs divide these NICs if
-    the numbers permit and no capacity is lost; otherwise each rank uses all of them.
+    the NICs are equally fast, their number permits it, and no capacity is lost. Otherwise each rank uses all.
 
     - `rails`: True if a rank sends across nodes only to ranks with its own local rank.
     - `of_rank`: NICs of each local rank.
-    - `units`: {(local ranks that use the NICs, betas of their holds): NICs}. The NICs of an entry are one
-      resource, as they are busy together.
+    - `units`: {(local ranks, betas for which their sends and receives hold each NIC): NICs}. NICs with the
+      same ranks and betas are one resource, as they are busy together.
     """
 
     def __init__(self, server: PcieServer, *, rails: bool = False) -> None:
@@ -62,7 +62,7 @@ class Nics:
                 self.units[ranks, tuple(held)].append(nic)
 
     def _port_beta(self, rank: int, nic: int, side: Side) -> Fraction:
-        """Time in us per MB (beta) for which a send of a rank holds one of its NICs."""
+        """Beta in us per MB for which a send from a rank, or to it, holds one of the rank's NICs."""
         return self._shares[side][rank][nic] * self._server.nics[nic].beta_us_per_mb
 
     def name(self, unit: Sequence[int]) -> str:
@@ -76,7 +76,7 @@ class Nics:
         )
 
     def steps(self, rank: int, side: Side) -> list[WayStep]:
-        """PCIe links to or from the NICs of a local rank, each with the time for its share of the bytes."""
+        """PCIe links from a local rank to its NICs, or back, each with the beta of its share of the bytes."""
         server, gpu, held = self._server, self._server.gpus[rank], dict[str, Fraction]()
         for nic, share in self._shares[side][rank].items():
             at = server.nics[nic].at
@@ -85,7 +85,7 @@ class Nics:
         return [(name, beta, side) for name, beta in held.items()]
 
     def ports(self, rank: int, node: int, side: Side) -> list[WayStep]:
-        """Rate limits (steps) of the NICs that a local rank's send holds, out of a node or into it."""
+        """Rate limits of the NICs that a send out of a local rank of a node, or into it, holds."""
         way = "egress" if side == "send" else "ingress"
         return [
             (
@@ -118,7 +118,7 @@ class Nics:
         return {key: list(names) for key, names in found.items()}
 
     def gb_per_s(self) -> float:
-        """Max GB/s that all ranks of one node can send to another node, by a linear program."""
+        """Max GB/s that all ranks of one node together can send to another node, by a linear program."""
         size = len(self._server.gpus)
         place: dict[tuple[str, Side], int] = {}
         entries = [
@@ -180,7 +180,7 @@ class Nics:
 
 
 def _divided(server: PcieServer, near: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """NICs of each local rank, where ranks with the same nearest NICs divide them if the numbers permit."""
+    """NICs of each local rank if ranks with the same nearest NICs divide them where numbers permit it."""
     chosen = list(near)
     ranks_near: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for rank, nics in enumerate(near):

@@ -17,7 +17,7 @@ from taccl.topology.topology import Side
 
 #: Rate limit on the path of a send: (name, beta in us per MB, side that holds it: "send" or "receive").
 WayStep = tuple[str, Fraction, Side]
-#: us per MB of 16 lanes of PCIe 6 by NCCL's constants; no link is assumed to be faster.
+#: Beta in us per MB of 16 lanes of PCIe 6 by NCCL's constants; no link is assumed to be faster.
 _FASTEST_PCIE = Fraction(1000, 96)
 
 
@@ -31,11 +31,11 @@ class Nic(NamedTuple):
 
 @dataclass(eq=False)
 class PcieServer:
-    """One server: its PCIe tree, the position of each local rank in it, and the links between them.
+    """One server: its PCIe tree, the position of each local rank in it, and the NVLinks between ranks.
 
-    - `tree`: Graph of CPUs, switches and devices; ``step`` of an edge limits the path between its ends.
+    - `tree`: Directed graph of CPUs, switches and devices; attribute ``step`` of an edge is its rate limit.
     - `cpus`: {CPU: (beta of its links to other CPUs in us per MB, the assumption behind it)}.
-    - `gpus`: Node of the tree of each local rank.
+    - `gpus`: GPU of each local rank, as a node of the tree.
     - `nics`: All network interfaces.
     - `nvlinks` (mapping of (int, int) to int): NVLinks between two local ranks, the lower rank first.
     - `switches` (tuple of mapping of int to int): {local rank: its NVLinks into one NVSwitch}.
@@ -43,8 +43,8 @@ class PcieServer:
     - `fabric`: ``"NVLink"`` or ``"xGMI"``.
     - `devices` (mapping of str to (str, Fraction, str)): {PCIe switch or device: (its parent, beta and name
       of the link between the two)}.
-    - `guesses` (mapping of str to str): {step whose rate is assumed: the assumption, with the argument that
-      overrides it}.
+    - `guesses` (mapping of str to str): {name of a rate limit that is assumed: the assumption, with the
+      argument that overrides it}.
     - `pcie_source`: Source of PCIe rates that are neither given nor assumed, with the argument that overrides
       them.
     - `assumed`: All assumptions and omissions so far.
@@ -97,9 +97,9 @@ class PcieServer:
             self.guesses[step[0]] = guess
 
     def lift_guesses(self) -> None:
-        """Raise assumed rates of links that serve only NICs to the sum of the NICs' rates.
+        """Raise the assumed rates of PCIe links that serve only NICs to the sum of the NICs' rates.
 
-        An example is the link of a card with two ports.
+        An example is the PCIe link of a card with two NIC ports.
         """
         serves_gpus = {key for gpu in self.gpus for key in self._above(gpu)}
         sent: dict[str, Fraction] = defaultdict(Fraction)
@@ -135,8 +135,8 @@ class PcieServer:
     def near_nics(self, gpu: str) -> tuple[int, ...]:
         """NICs of a GPU, by index: the nearest NICs, and farther NICs that are faster than all nearest ones.
 
-        The nearest NICs are those whose paths up the tree meet the GPU's path at the lowest part. Bridges on
-        the NIC's own side of that part do not count. NCCL prefers a farther NIC that is faster.
+        The nearest NICs are those whose path up the tree meets the GPU's path up the tree at the lowest node.
+        Bridges between a NIC and that node do not count. NCCL prefers a farther NIC that is faster.
         """
         above, far, reached = set(self._above(gpu)), [], []
         for nic in self.nics:

@@ -1,7 +1,8 @@
 """Topologies of several equal servers, all described by one file.
 
 A rank is a GPU, and a node is a server; ``docs/formats.md`` describes the resulting topology. A resource is
-omitted if another one implies it: a resource that all of its sends also hold, for at least as long.
+omitted if another resource implies it: every send that holds the first also holds the other, for at least as
+long.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class _Shared:
     holds: dict[str, dict[int, tuple[Fraction, Side]]] = field(default_factory=lambda: defaultdict(dict))
 
     def add_link(self, src: int, dst: int, alpha_us: Fraction, name: str, steps: list[WayStep]) -> None:
-        """Add a link as slow as the slowest step of its path; a send holds the resource of each step."""
+        """Add a link as slow as the slowest step of its path; its sends hold the resource of each step."""
         slowest = max(beta for _, beta, _ in steps)
         link = self.builder.add_link(
             src, dst, alpha_us=alpha_us, beta_us_per_mb=slowest, overhead_us=OVERHEAD_US, name=name
@@ -91,7 +92,7 @@ class _Shared:
     def add_resources(self) -> None:
         """Add the resources that several links hold and that no other resource makes redundant.
 
-        Among equal resources the last is kept: NICs come after the PCIe links that lead to them.
+        Among equivalent resources the last is kept, so NICs rather than the PCIe links that lead to them.
         """
         of_link = defaultdict(list)
         for name, holds in self.holds.items():
@@ -121,7 +122,10 @@ def _implies(outer: Mapping[int, tuple[Fraction, Side]], inner: Mapping[int, tup
 
 
 def pairs_by_pcie(server: PcieServer, pcie: PcieUse) -> list[tuple[int, int]]:
-    """Pairs of local ranks without a common NVLink, to be linked over PCIe; none if `pcie` needs none."""
+    """Pairs of local ranks without a common NVLink, which are linked over PCIe.
+
+    Empty if `pcie` is ``"where-needed"`` and NVLinks connect all ranks of a node.
+    """
     import networkx
 
     ranks = range(len(server.gpus))

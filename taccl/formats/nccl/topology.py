@@ -32,13 +32,13 @@ Pairs = dict[tuple[int, int], int]
 Switches = list[dict[int, int]]
 
 MAX_FILE_BYTES = 16 * 10**6
-#: (10 times the compute capability, GB/s of one NVLink each way) pairs, descending: NCCL's constants.
+#: NCCL's constants: (10 times the lowest compute capability, GB/s of one NVLink each way), descending.
 _NVLINK_GB_PER_S = ((100, "40.1"), (90, "20.6"), (87, "20"), (86, "12"), (80, "20"), (70, "20"), (60, "18"))
 _NVLINK_GB_PER_S_UNKNOWN = "20"
-#: ((prefix of the GPU's architecture, GB/s of one xGMI link in each direction), ...): RCCL's constants.
+#: RCCL's constants: (prefix of the GPU's architecture, GB/s of one xGMI link each way).
 _XGMI_GB_PER_S = (("gfx90a", "36"), ("gfx94", "48"), ("gfx95", "48"))
 _XGMI_GB_PER_S_UNKNOWN = "24"
-#: {number of an architecture in files of early RCCL: its name}.
+#: {number by which early RCCL versions write an architecture: its name}.
 _GCN_NAMES = {"910": "gfx90a"}
 #: Versions of the format: NCCL writes 1, RCCL writes 2.
 _VERSIONS = ("1", "2")
@@ -63,26 +63,28 @@ def load_nccl_topology(
 ) -> Topology:
     """Load the topology of servers that a topology file of NCCL or RCCL describes.
 
-    Ranks of a node are as in the file, or else GPUs in the order of their bus ids. Arguments override the
-    file. Bandwidths are in GB/s (10**9 bytes per second) per direction.
+    Ranks of a node are as in the file. If the file has none, GPUs are ranks in the order of their bus ids.
+    Arguments override the file. Bandwidths are in GB/s (10**9 bytes per second) per direction.
 
-    - `nodes`: Number of such servers.
-    - `gpus`, `nics`: Bus ids of the devices used as GPUs and as NICs, if the file lacks the class of its
-      devices, or has too many. A NIC may also have the name of its ``<net>``.
-    - `nvlinks` (int or mapping of (int, int) to int, optional): NVLinks of every rank into one NVSwitch, or
-      NVLinks between two local ranks.
+    - `nodes`: Number of servers, all equal to the one in the file.
+    - `gpus`, `nics`: Bus ids of the devices to use as GPUs and as NICs, if the file lacks the class of its
+      devices, or lists too many. A NIC may also be given by the name of its ``<net>``.
+    - `nvlinks` (int or mapping of (int, int) to int, optional): Number of NVLinks of every
+      rank into one NVSwitch. For direct NVLinks: {pair of local ranks: number of NVLinks between them}.
     - `nvlink_gb_per_s`: Rate of one NVLink or xGMI link; by default NCCL's for the GPU's compute capability,
       or RCCL's for its architecture.
     - `pcie`: Use of PCIe between ranks without a common NVLink: only if NVLink does not connect all GPUs of a
       node, or always.
-    - `pcie_gb_per_s`: Rate of every PCIe link; by default lanes times rate per lane. If the file lacks
-      either, 16 lanes of 8 GT/s (12 GB/s) are assumed, and at least the rate of the fastest NIC.
+    - `pcie_gb_per_s`: Rate of every PCIe link; by default the file's lanes times its rate per lane. A missing
+      value is assumed as 16 lanes or 8 GT/s (together 12 GB/s). The link is then at least as fast as the
+      fastest NIC.
     - `cpu_gb_per_s`: Rate between two CPUs; by default NCCL's for the kind of CPU, and no limit if the file
       does not state it.
-    - `nic_gb_per_s`: Rate of every NIC; by default as in the file, or that of its PCIe link.
+    - `nic_gb_per_s`: Rate of every NIC; by default as in the file, or else the rate of the NIC's PCIe link.
     - `rails`: True if a rank sends across nodes only to ranks with its own local rank.
-    - `intranode_alpha_us`, `internode_alpha_us`: Latency of links in us; by default 0.3 and 2.6, or between
-      nodes that of the file's NICs.
+    - `intranode_alpha_us`: Latency in us of links inside a node; 0.3 by default.
+    - `internode_alpha_us`: Latency in us of links between nodes; by default the largest latency of a NIC in
+      the file, or 2.6 if the file states none.
     """
     where = os.fspath(path)
     top = parse_xml(read_text(path, MAX_FILE_BYTES), where=where)
