@@ -2,7 +2,7 @@
 
 Each rank is a process with a track for each of its outgoing links. One more process has a track for each
 resource that several links share. Events of one link may overlap, as a link may be free before its send ends.
-Then the later event goes to a separate track, because viewers nest overlapping events of one track.
+The later of two overlapping events goes to a separate track, because viewers nest overlapping events.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def trace(schedule: Schedule) -> dict[str, Any]:
     charts = {by: bars_of(schedule, by, max_rows=sys.maxsize) for by in _TRACKS}
     sends = _sends(schedule)
     events: list[dict[str, Any]] = []
+    # Overlapping events of a track are in different lanes; each lane becomes a thread.
     threads: dict[tuple[int, str, int], int] = {}  # {(process, track, lane): thread}
     used = Counter[int]()
     for by, bars in charts.items():

@@ -1,4 +1,4 @@
-"""Describe a program to a runtime: its collective's name, its buffer sizes and its message sizes."""
+"""Describe a program to a runtime: name of its collective, buffer sizes in chunks, and message sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from taccl.problem.collectives import make
 from taccl.program.layout import layout
 from taccl.program.program import Program
 
-#: Collectives whose calls state the number of elements of one rank, not of the whole buffer.
+#: Collectives whose calls state the number of elements per rank, not of the whole buffer.
 _COUNTED_BY_RANK = ("allgather", "alltoall", "gather", "reduce-scatter", "scatter")
 
 
@@ -36,7 +36,7 @@ class ProgramKind(NamedTuple):
 
 
 def kind_of(program: Program, format_name: str) -> ProgramKind:
-    """Collective of a program in a runtime; ``custom`` if the runtime has no name for it."""
+    """`ProgramKind` with MSCCL's name of a program's collective; ``custom`` if MSCCL has no name for it."""
     collective = program.collective
     if not any(rank.input_chunks or rank.output_chunks for rank in program.ranks):
         raise ExportError(f"{format_name} requires chunks, but {program.name} has none")
@@ -69,7 +69,7 @@ def kind_of(program: Program, format_name: str) -> ProgramKind:
 
 
 def collective_of(kind: ProgramKind, num_ranks: int) -> Collective | None:
-    """Collective for a runtime's name; None for ``custom``, which names no particular collective."""
+    """Collective that a `ProgramKind` describes; None for ``custom``, which is no particular collective."""
     if kind.name == "custom":
         return None
     if kind.name in ("broadcast", "reduce"):
@@ -84,9 +84,9 @@ def collective_of(kind: ProgramKind, num_ranks: int) -> Collective | None:
 
 
 def sizes_of(program: Program, least: int | None, most: int | None, *, otherwise: int) -> tuple[int, int]:
-    """Smallest and largest size in bytes for which a runtime uses a program.
+    """Smallest and largest size in bytes for which a runtime uses a program: `least` and `most` if given.
 
-    The default is the program's own range, or 0 to `otherwise` if it has none.
+    The default is the program's own range, or 0 to `otherwise` if the program has no range.
     """
     usual = program.sizes_bytes or (0, otherwise)
     if least is None:

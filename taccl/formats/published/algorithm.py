@@ -1,17 +1,17 @@
 """Read algorithm files of the published TACCL tool (JSON) as schedules that `verify` can check.
 
-The file's own topology is rebuilt under the upstream cost model. Every send keeps the start that the file
-states, so that the file itself is verified, not a re-timed copy. Sends over one link between nodes that start
-together are one merged send. The stated times have two known inaccuracies:
+The file's own topology is rebuilt under the cost model of the published tool. Every send keeps the start that
+the file states, so that the file itself is verified, not a re-timed copy. Sends that start together over the
+same link between nodes are one merged send. The stated times have two known inaccuracies:
 
-- Starts are truncated to tenths of the file's unit. If that hides a fraction of a cost, sends seem to overlap
-  by less than a tenth.
-- A combining algorithm is joined from two phases. The second is stated to begin one unit after the last
-  *start* of the first, even if sends are still in flight. It is moved to after the first phase.
+- Starts are truncated to tenths of the file's unit of time. If a cost is not a whole number of tenths, sends
+  seem to overlap by less than a tenth.
+- A combining algorithm is joined from two phases. In the file, the second phase begins one unit after the
+  last *start* of the first, even if sends are still in flight. The reader moves it after the first phase.
 
 If a file's starts are infeasible for these reasons only, the schedule is that of `retimed`, and the problem's
-notes say so. All other faults are left for `verify` to find. See Shah et al., "TACCL: Guiding Collective
-Algorithm Synthesis using Communication Sketches", NSDI 2023.
+notes say so. All other faults remain in the schedule, where `verify` finds them. See Shah et al., "TACCL:
+Guiding Collective Algorithm Synthesis using Communication Sketches", NSDI 2023.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def load_upstream_algorithm(
 
     - `topology`: Another topology for the sends, which are then re-timed in the order that the file states.
     - `chunk_size`: Size of a chunk, which the file does not state. Without it the schedule's ``size_bytes``
-      is unknown, and times on another `topology` are for chunks of 10**6 bytes.
+      is unknown, and times on another topology are for chunks of 10**6 bytes.
     - `time_unit_us`: Microseconds in the file's unit of time; 1 by default.
     """
     data = parse_json(read_text(path, _LIMIT_BYTES), source=str(path), exact=True)
@@ -115,14 +115,14 @@ def read_algorithm(
 def retimed(schedule: Schedule) -> Schedule | None:
     """Re-time a schedule: start every send as early as data and resources permit; keep the order of starts.
 
-    The result is feasible even if stated starts overlap. If they do not, its finish is no later than the
-    stated one. Merged sends remain merged.
+    The result is feasible even if sends of the given schedule overlap. If none overlap, the result finishes
+    no later than the given schedule. Merged sends remain merged.
 
     Returns
     -------
     Schedule or None
-        None if in this order a rank sends a chunk before the send that delivers it, or the transfers of a
-        group cannot be one send.
+        None if in this order a rank sends a chunk before it has received it, or the transfers of a group
+        cannot be one send.
     """
     problem = schedule.problem
     _, first, send = np.unique(schedule.group, return_index=True, return_inverse=True)
@@ -218,7 +218,10 @@ def _as_stated(file: AlgorithmFile, problem: Problem, columns: dict[str, Any], u
 
 
 def shift_of_second_half(start: NDArray[np.int64], end: NDArray[np.int64], reduce: NDArray[np.bool_]) -> int:
-    """Ticks to delay copies so that they follow all reductions; 0 unless the two are successive phases."""
+    """Ticks to delay copies so that they follow all reductions.
+
+    0 unless all copies start after the last reduction has started.
+    """
     if reduce.all() or not reduce.any():
         return 0
     first_copy = int(start[~reduce].min())

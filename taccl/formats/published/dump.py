@@ -1,15 +1,15 @@
 """Write schedules as algorithm files of the published TACCL tool; `load_upstream_algorithm` reads them.
 
-Every file is read back before it is written: each send must have its start and end, and the schedule must be
+Every file is read back before it is written: each send must keep its start and end, and the schedule must be
 valid under the tool's model. (The exception is an allreduce whose phases overlap: readers re-time it, and the
-warning says so.) Properties without a place in the file are omitted, with a `LossyConversionWarning` that
+warning says so.) Properties for which the file has no field are omitted, with a `LossyConversionWarning` that
 names them.
 
 The tool's model: all nodes are copies of one node. Inside a node, a pair of local ranks has some number of
-parallel links, with the same cost per chunk. Between nodes, the same local ranks are linked for every ordered
-pair of nodes, all with one latency and one cost per chunk; only there do chunks merge. With more than two
-nodes, a rank sends to one other node at a time, and receives from one. Ranks at a switch have an output port
-and an input port for each of its planes.
+parallel links, with the same cost per chunk. Every ordered pair of nodes has links between the same local
+ranks. All links between nodes have one latency and one cost per chunk; only their sends merge chunks. With
+more than two nodes, a rank sends to one other node at a time, and receives from one. Ranks at a switch have
+an output port and an input port for each plane of the switch.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _SHOWN = 3
 def dump_upstream_algorithm(schedule: Schedule, *, time_unit_us: int | float | str | None = None) -> str:
     """JSON text of a schedule as an algorithm file of the published tool; a warning states the losses.
 
-    - `time_unit_us`: Microseconds in the file's unit of time; starts are in tenths of it. Default: 1 if
-      that is exact, else a finer unit that is. The warning names the unit, because the file does not state
-      it.
+    - `time_unit_us`: Microseconds in the file's unit of time; starts are in tenths of it. Default: 1 if all
+      starts and costs are exact in it, else a unit in which they are. The warning names the unit unless it
+      is 1, because the file does not state it.
     """
     _check(schedule)
     problem, used = schedule.problem, set(schedule.link.tolist())
@@ -128,7 +128,7 @@ def _read_back(schedule: Schedule, text: str, unit_us: Fraction) -> Schedule:
 
 
 def _transfers(schedule: Schedule, other: Schedule) -> Counter[tuple[int, ...]]:
-    """{transfer of a schedule: number of times it occurs}; ticks are those of a grid shared with `other`."""
+    """{transfer: number of times it occurs}; in ticks of a grid that the schedule shares with `other`."""
     links, finer = schedule.problem.topology.links, other.problem.costs.ticks_per_us
     return Counter(
         (t.chunk, links[t.link].src, links[t.link].dst, t.start_ticks * finer, t.end_ticks * finer, t.reduce)
@@ -185,7 +185,7 @@ class _Writing:
         self.costs = {*self.inside.values(), *(cost for both in self.across for cost in both)}
 
     def lost(self, back: Schedule) -> Iterator[str]:
-        """Yield properties of the schedule that the file lost, by comparison with the schedule read back."""
+        """Yield the properties of the schedule that are lost in the file; `back` is the file's schedule."""
         problem = self.schedule.problem
         topology = problem.topology
         if self.num_nodes != topology.num_nodes:
@@ -248,7 +248,7 @@ class _Writing:
     def _steps(self, unit_us: Fraction) -> list[dict[str, Any]]:
         """Steps of the file, one for each time at which sends start.
 
-        Its field ``rounds`` is the time until the next step, in tenths of the file's unit.
+        A step's field ``rounds`` is the time until the next step, in tenths of the file's unit of time.
         """
         problem = self.schedule.problem
         links, per_us = problem.topology.links, problem.costs.ticks_per_us
@@ -311,7 +311,11 @@ def _pairs(topology: Any, links: Iterable[int]) -> set[tuple[int, int]]:
 
 
 def _unit(schedule: Schedule, costs: Iterable[int], wanted: int | float | str | None) -> Fraction:
-    """Microseconds in the file's unit of time, such that starts are whole tenths: 1, 0.1, ... or finer."""
+    """Microseconds in the file's unit of time: `wanted`, or the first unit in which all times are exact.
+
+    Exact means that starts are whole tenths of the unit, and costs are exact numbers. Units tried are 1, 0.1,
+    ..., 10**-6, and a unit computed from the greatest common divisor of all times.
+    """
     per_us = schedule.problem.costs.ticks_per_us
     ticks = np.unique(schedule.start).tolist()
 
@@ -355,7 +359,7 @@ def _always_lost(problem: Problem) -> Iterable[str]:
 def _second_half(schedule: Schedule) -> Iterable[str]:
     """Yield a note if readers of the algorithm file will re-time its sends.
 
-    They do if all copies start after the reductions have started, but some before the last reduction ends.
+    Readers do so if all copies start after the last reduction starts, but some before a reduction ends.
     """
     if shift_of_second_half(schedule.start, schedule.end, schedule.reduce):
         yield (
@@ -365,7 +369,7 @@ def _second_half(schedule: Schedule) -> Iterable[str]:
 
 
 def _chunks(problem: Problem) -> list[dict[str, Any]]:
-    """Chunks as the tool counts them: one per contribution to a sum, all at the sum's address."""
+    """JSON of the chunks. As in the tool, each contribution to a sum is a chunk, at the sum's address."""
     collective = problem.collective
     return [
         {"sccl_type": "chunk", "pre": list(pre), "post": list(chunk.destinations), "addr": address}
@@ -375,7 +379,7 @@ def _chunks(problem: Problem) -> list[dict[str, Any]]:
 
 
 def _by_rank(chunks: list[dict[str, Any]], num_ranks: int, end: str) -> list[list[int]]:
-    """Chunks that start (``"pre"``) or must end (``"post"``) at each rank."""
+    """For each rank, the indices of chunks that start (``"pre"``) or must end (``"post"``) there."""
     return [[index for index, chunk in enumerate(chunks) if rank in chunk[end]] for rank in range(num_ranks)]
 
 

@@ -1,13 +1,13 @@
 """Algorithm files of the published tool: checked fields, and the topology and collective they describe.
 
 The published TACCL tool writes nested objects, each marked by a field ``sccl_type``. Matrices are indexed
-[destination][source]. Costs are for one chunk, as the published tool used them. A send inside a node takes
-whole units, and every plane of a switch has ports of its own. Costs between nodes already include the sharing
-of NICs among links. `taccl.sketch.upstream` makes the same links and ports from the same sketch and topology
-file.
+[destination][source]. Costs are for one chunk, as the published tool used them: inside a node, without a
+separate latency. Every plane of a switch has ports of its own. Costs between nodes already include the
+sharing of NICs among links. `taccl.sketch.upstream` makes the same links and ports from the tool's sketch and
+topology file.
 
 Chunks with the same address are contributions to one sum. The tool's own allreduce is an exception: its sends
-name chunks by number, and all of these share a few addresses.
+name chunks by their index in the list of chunks, and many chunks share an address without being one sum.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ REMEDY = "write the file again with the tool that made it"
 
 #: Index of a rank, chunk or link.
 _Index = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
-#: Number of ranks, nodes, links or other parts; at least 1.
+#: Number of ranks or nodes; at least 1.
 _Count = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
 #: Start in tenths of the file's unit of time, limited so that the tick grid does not overflow.
 _Tenths = Annotated[int, Field(strict=True, ge=0, le=10**15)]
@@ -48,7 +48,8 @@ MACHINES = {"NDv2": "ndv2", "DGX2": "dgx2"}
 
 _LONGEST_NAME = 200
 
-#: {published tool's name of a collective: (taccl's name, power)}; n ranks have k * n ** power chunks.
+#: {published tool's name of a collective: (taccl's name, power)}; on n ranks, the number of chunks is
+#: a multiple of n ** power.
 KINDS = {
     "Allgather": ("allgather", 1), "Alltoall": ("alltoall", 2), "Broadcast": ("broadcast", 0),
     "Scatter": ("scatter", 1), "Gather": ("gather", 1), "Allreduce": ("allreduce", 1),
@@ -64,7 +65,7 @@ class SendEntry(NamedTuple):
     """One send in a step of an algorithm file.
 
     - `start`: Start in tenths of the file's unit of time.
-    - `number`: Index of its link among the parallel links from source to destination.
+    - `number`: Index of the send's link among the parallel links from source to destination.
     """
 
     chunk: _Index
@@ -145,7 +146,7 @@ class _StepFields(_FileObject):
 
 
 class AlgorithmFile(_FileObject):
-    """An algorithm file whose fields have valid types and agree with each other."""
+    """An algorithm file; reading checks that its fields have valid types and agree with each other."""
 
     sccl_type: Literal["algorithm"]
     name: str
@@ -204,8 +205,8 @@ def build_topology(
 
     - `chunk_bytes`: Size in bytes of the chunk that the file's costs are for.
     - `time_unit_us`: Microseconds in the file's unit of time.
-    - `reducing`: True if some sends reduce. The tool reduces over reversed links, so links without a reverse
-      link get one.
+    - `reducing`: True if some sends reduce. The tool reduces over reversed links, so each link without a
+      reverse link gets one.
     """
     fields = file.topology
     per_mb = time_unit_us * BYTES_PER_MB / chunk_bytes
@@ -218,7 +219,7 @@ def build_topology(
     ]  # fmt: skip
     num_links = sum(parallel for _, _, parallel, _ in pairs) * fields.copies
     num_links += sum(len(receivers) for _, receivers in connections) * fields.copies * (fields.copies - 1)
-    # Equal switches are planes of one switch.
+    # Switches with the same ranks are planes of one switch.
     switches = Counter(frozenset(ranks) for ranks in fields.local_switches).items()
     try:
         check_num_links(num_links * (2 if reducing else 1), where="node_links")
@@ -244,7 +245,7 @@ def build_topology(
 
 
 def _reversed_edges(edges: list[Edge]) -> list[Edge]:
-    """Links to add between ranks where one direction of `edges` has fewer links than the other."""
+    """Links to add so that every pair of ranks has as many links in one direction as in the other."""
     there: Counter[tuple[int, int]] = Counter((edge.src, edge.dst) for edge in edges)
     seen: Counter[tuple[int, int]] = Counter()
     turned = []
@@ -256,7 +257,7 @@ def _reversed_edges(edges: list[Edge]) -> list[Edge]:
 
 
 def collective_of(file: AlgorithmFile) -> tuple[dict[int, int], Collective, list[str]]:
-    """({chunk number in sends: chunk index}, the collective, notes for the user)."""
+    """({number of a chunk in sends: its index in the collective}, the collective, notes for the user)."""
     chunks = file.collective.chunks
     by_address: dict[int, list[ChunkFields]] = defaultdict(list)
     for each in chunks:
@@ -270,8 +271,8 @@ def collective_of(file: AlgorithmFile) -> tuple[dict[int, int], Collective, list
     if numbers.issubset(by_address) or not any(send.operation for send in sends):
         sums = [_sum(file, address, parts) for address, parts in by_address.items()]
         return numbered, _named(file, sums, combining=True), []
-    # The tool's own allreduce: sends name chunks by number, and each chunk is a piece of every rank's data.
-    # A chunk is summed at the rank where the file lets it start.
+    # The tool's own allreduce: sends name chunks by number, and every rank contributes to each chunk.
+    # A chunk is summed at the rank where the file says that it starts.
     everyone = tuple(range(file.num_ranks))
     pieces = []
     for index, each in enumerate(chunks):
@@ -290,7 +291,7 @@ def collective_of(file: AlgorithmFile) -> tuple[dict[int, int], Collective, list
 
 
 def _sum(file: AlgorithmFile, address: int, parts: Sequence[ChunkFields]) -> Chunk:
-    """The chunk that is the sum of the contributions to one address; its root is the first destination."""
+    """The chunk that sums the contributions with one address; its root is its lowest destination."""
     origins = sorted(rank for each in parts for rank in each.pre)
     destinations = sorted(parts[0].post)
     if (
@@ -323,5 +324,5 @@ def _named(file: AlgorithmFile, chunks: list[Chunk], *, combining: bool) -> Coll
 
 
 def _ends(collective: Collective) -> Counter[tuple[object, ...]]:
-    """{(origins, destinations, combining): number of chunks}; ignores roots, which the tool chooses."""
+    """{(origins, destinations, combining): number of chunks}; leaves out roots, which may differ."""
     return Counter((c.origins, c.destinations, collective.combining) for c in collective.chunks)
