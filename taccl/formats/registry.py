@@ -47,7 +47,7 @@ def write(
     overwrite: bool = False,
     **options: Any,
 ) -> tuple[Path, ...]:
-    """Write a schedule, or another object of `taccl.formats.table.KINDS`, to a file: whole or not at all.
+    """Write a schedule, or another object of `taccl.formats.table.KINDS`, to a file whole or not at all.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def write(
     Returns
     -------
     tuple of Path
-        The files written; one, unless the format has a file per rank.
+        The files written; several if the format has a file per rank, or an option adds a file.
 
     Raises
     ------
@@ -128,7 +128,7 @@ def convert(
     Raises
     ------
     InputError
-        As `read` and `write`; or if the object of one format cannot be converted to one of the other.
+        As `read` and `write`; or if the object in `source` cannot be converted to one of the target format.
     ExportError
         If the target format cannot hold the object.
     """
@@ -150,7 +150,7 @@ def convert(
 
 
 def for_kind(target: FileFormat, kind: str) -> FileFormat:
-    """Format of `target`'s family that can hold a kind of object; `target` itself if there is none."""
+    """First format with `target`'s name, or of that family, that can hold a kind of object; else `target`."""
     alike = (each for each in FORMATS if target.name in (each.name, each.family))
     return next((each for each in alike if _steps(kind, each.holds) is not None), target)
 
@@ -223,7 +223,7 @@ def _write(
     overwrite: bool,
     options: Mapping[str, Any],
 ) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-    """Convert and write an object; return the files, and the notes of an intermediate program."""
+    """Convert and write an object; return the paths of the files, and notes for the user."""
     dump = resolve_name(target.dump)
     _check_options(options, (*route, dump), target)
     said: tuple[str, ...] = ()

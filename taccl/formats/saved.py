@@ -1,7 +1,7 @@
 """Save and load schedules, results, topologies, problems and sketches.
 
-Topologies and problems are JSON: their plain values under ``topology`` or ``problem``, and their notes. Every
-topology and problem can be saved. ``docs/formats.md`` lists the fields.
+A topology or a problem is saved as JSON with its plain values, in the field ``topology`` or ``problem``, and
+its notes. Every topology and problem can be saved. ``docs/formats.md`` lists the fields.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VERSION = 1
 _LIMIT_BYTES = 10**9
 #: Schema name in sketch files: editors use it, and it keeps a short sketch from being read as a topology.
 _SCHEMA = "sketch.schema.json"
-#: {class that `save` does not support: the call that saves it}.
+#: {class that `save` does not support: the call or command that saves its objects}.
 _SAVED_BY = {
     "Collective": "taccl.save(taccl.make_problem(topology, collective), 'problem.json')",
     "Fit": "taccl fit -o profile.toml, or write the text of fit.to_toml(),",
@@ -61,8 +61,8 @@ def save(
 ) -> None:
     """Write a schedule, a result, a topology, a problem or a sketch to a file; `load` reads it.
 
-    The file is JSON, and is written whole or not at all. Topologies and sketches are TOML, which is easier to
-    edit, if its name ends in ``.toml``.
+    The file is JSON, and is written whole or not at all. If the path ends in ``.toml``, a topology or a
+    sketch is written as TOML, which is easier to edit.
 
     Parameters
     ----------
@@ -74,7 +74,8 @@ def save(
     overwrite : bool
         True to replace an existing file.
     extra : dict, optional
-        Origin of a schedule; default: ``result.to_dict()`` of a result, otherwise bounds that are computed.
+        Origin of a schedule. Default: ``result.to_dict()`` for a result, otherwise bounds and gaps, which are
+        computed.
 
     Raises
     ------
@@ -112,7 +113,7 @@ def _ending(path: str | os.PathLike[str]) -> str:
 
 
 def _schedule_in(thing: Any) -> Schedule:
-    """The schedule of an object to save; `InputError` if it has none, naming the call that saves it."""
+    """The schedule of an object to save; if it has none, `InputError` names a call that saves it, if any."""
     if (saves := _SAVED_BY.get(type(thing).__name__)) is not None:
         raise InputError(f"found {quoted(thing)}; {saves} saves it", where="thing")
     try:
@@ -148,7 +149,7 @@ def _text(thing: Topology | Problem | Sketch, *, is_toml: bool) -> str:
 def load(path: str | os.PathLike[str]) -> Any:
     """Load the schedule, topology, problem or sketch in a file, or the object in another tool's file.
 
-    The content determines the kind. Files of `save` can be read, and all files that `taccl.topologies.load`,
+    The content determines the kind. `load` reads files of `save`, and all files that `taccl.topologies.load`,
     `taccl.load_sketch` and ``taccl convert`` read.
 
     Raises
@@ -221,7 +222,7 @@ def _notes(data: dict[str, Any], name: str = "notes") -> tuple[str, ...]:
 def _made(path: str | os.PathLike[str], kind: str, make: Callable[[dict[str, Any], dict[str, Any]], T]) -> T:
     """Load an object of a kind from a JSON file; `FormatError` if the content is not one.
 
-    - `make`: Function from the object's plain values and the whole document to the object.
+    - `make`: Function that makes the object from its plain values and the whole document.
     """
     where = str(Path(path))
     data = parse_json(read_text(path, _LIMIT_BYTES), source=where)

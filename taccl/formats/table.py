@@ -4,7 +4,7 @@ Functions are named as ``"module:function"``, and imported at their first call. 
 ``load(path, **options)`` and returns the object in the file. A writer is called as ``dump(thing, **options)``
 and returns the content of the file. A writer of several files is called as ``dump(thing, path, **options)``
 and returns {path: content}. Keyword-only parameters are the options of the format. A writer warns of losses.
-The object of a format is of one of `KINDS`; `CONVERSIONS` converts one kind into another.
+The kind of a format's object is a key of `KINDS`; `CONVERSIONS` lists functions from one kind to another.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class FileFormat:
     """A file format: kind of the object in a file, marks for detection, reader and writer.
 
     - `holds`: The kind of the object in a file.
-    - `extensions`: Extensions of such files. If two formats share an extension, the first one is the default
-      for writing.
+    - `extensions`: Extensions of the format's files. If two formats share an extension, the first one is the
+      default for writing.
     - `load`, `dump`: ``"module:function"``; empty if the format is not read, or not written.
     - `fields` (mapping of str to value): Top-level fields of a JSON file that identify the format; None for
       any value.
-    - `begins`: A regular expression that the first lines of a file match if it is not JSON.
+    - `begins`: For a format that is not JSON, a regular expression that is found at the top of its files.
     - `family`: Name of another format that users may give for this one, if the object is of this format's
       kind. Example: for a workload, ``torch`` means ``torch-step``.
     - `loses`: Losses of every file of this format, stated by `convert` if the writer itself states none.
@@ -182,7 +182,7 @@ KINDS = {
     "problem": "taccl.problem.problem:Problem",
 }
 
-#: {(kind, other kind): function that converts an object of one into the other, with options}.
+#: {(kind, other kind): function that converts an object of the first kind into one of the other}.
 CONVERSIONS = {
     ("implicit schedule", "schedule"): "taccl.schedule.implicit_schedule:ImplicitSchedule.expand",
     ("simulation", "schedule"): "taccl.analysis.simulation.simulation:Simulation.as_schedule",
