@@ -91,7 +91,7 @@ def format_of_content(path: str | os.PathLike[str]) -> FileFormat:
 
 
 def wrong_format(path: str | os.PathLike[str], found: FileFormat, wanted: str) -> InputError:
-    """Error for a file that holds another kind of object than `wanted`, with advice."""
+    """Error, with advice, for a file that holds another kind of object than `wanted`."""
     where = os.fspath(path)
     kind = next(iter(kinds_of(path)), found.holds)
     return InputError(wrong_kind(kind, where, wanted), where=where)

@@ -206,7 +206,7 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _file_digest(document: dict[str, Any]) -> str:
-    """Hash of all fields except the digest itself, independent of the file's layout."""
+    """Hash of all fields except the digest itself, independent of field order and whitespace."""
     content = {name: value for name, value in document.items() if name != "file_digest"}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=np.generic.item)
     return hashlib.sha256(text.encode()).hexdigest()

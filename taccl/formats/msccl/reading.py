@@ -41,7 +41,7 @@ _BUFFERS = {"i": "input", "o": "output", "s": "scratch"}
 _COLLECTIVES = ("allreduce", "allgather", "reduce", "broadcast", "alltoall", "reduce_scatter", "custom")
 #: Runtimes that read MSCCL XML.
 _READERS = [each for each in RUNTIMES.values() if each.reads_xml]
-#: {other runtimes' name of a collective: MSCCL's name}.
+#: {another runtime's name of a collective: MSCCL's name}.
 _ALIASES = {theirs: ours for each in _READERS for ours, theirs in each.renamed.items()}
 #: Largest limits among all runtimes, since a file may be meant for any of them.
 _LARGEST = Runtime(

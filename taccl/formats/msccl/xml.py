@@ -99,7 +99,7 @@ def dump_msccl_xml(
 
 
 def unseen_root(collective: str, root: int) -> str:
-    """Warning text: runtimes use the program of a rooted collective for calls with any root."""
+    """Text of a warning that runtimes run a program with one root for calls with any root."""
     return f"runtimes of MSCCL XML take every {collective} for one with root {root}"
 
 

@@ -44,7 +44,7 @@ class PlanGpu:
         self.waits, self.releases, self.num_semaphores = self._semaphores()
 
     def plan(self, buffers: tuple[int, int], split: bool, max_threadblocks: int) -> dict[str, Any]:
-        """Entry of this rank in the plan's JSON."""
+        """JSON object of this rank in the plan; `buffers` are its numbers of input and output chunks."""
         threadblocks: list[dict[str, Any]] = []
         for t in range(len(self.threadblocks)):
             own = self._threadblock(t)
@@ -87,7 +87,7 @@ class PlanGpu:
         for t, threadblock in enumerate(self.threadblocks):
             passed: dict[int, int] = {}
             for s, step in enumerate(threadblock.steps):
-                for other, index in dict(sorted(step.depends)).items():  # the latest of each threadblock
+                for other, index in dict(sorted(step.depends)).items():  # latest step per threadblock
                     if other == t or passed.get(other, -1) >= index:
                         continue
                     passed[other] = index
@@ -108,7 +108,7 @@ class PlanGpu:
                 f"channels='round-robin', num_channels={-(-total // MAX_OPERATIONS)}"
             )
         self.was_split = True
-        room = MAX_OPERATIONS - 4  # reserve two operations at the start and two at the end
+        room = MAX_OPERATIONS - 4  # two are reserved for the start and two for the end of a piece
         ops: list[Op] = []
         for each in steps:
             if len(ops) + len(each) > room:

@@ -44,8 +44,8 @@ COLLECTIVES = {
     "alltoall": "alltoall", "broadcast": "broadcast", "reduce": "reduce",
 }  # fmt: skip
 
-#: `_OFFSETS`: largest offset of the executor in bytes.
-#: `_ALIGNMENT`: alignment of data in bytes.
+#: `_OFFSETS`: largest buffer offset that the executor supports, in bytes.
+#: `_ALIGNMENT`: alignment of chunks in bytes.
 _OFFSETS, _ALIGNMENT = 2**32 - 1, 16
 _MAX_THREADS = 1024
 _SEARCHED_FOR_RACES = 100_000

@@ -1,4 +1,4 @@
-"""NICs of a server: assignment to local ranks, shares of each send, and total throughput."""
+"""NICs of a server: assignment to local ranks, share of each send per NIC, and total throughput."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def build_servers(server: PcieServer, wiring: Wiring, *, profile: str, notes: It
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """A topology under construction, with the links that hold each of its resources.
+    """A topology under construction, and for each resource the links whose sends hold it.
 
     - `holds`: {resource: {link: (beta in us per MB, end at which it holds the resource)}}.
     """

@@ -57,7 +57,7 @@ def dump_upstream_algorithm(schedule: Schedule, *, time_unit_us: int | float | s
     _check(schedule)
     problem, used = schedule.problem, set(schedule.link.tolist())
     refused: list[str] = []
-    # Try the most complete variants of the file first: with nodes, idle links and switches.
+    # Try the most complete variants of the file first: with all nodes, with idle links, with switches.
     ways = product(
         sorted({problem.topology.num_nodes, 1}, reverse=True),
         dict.fromkeys((tuple(sorted(used.union(problem.links_allowed))), tuple(sorted(used)))),
@@ -89,7 +89,7 @@ def dump_upstream_algorithm(schedule: Schedule, *, time_unit_us: int | float | s
 
 
 def _check(schedule: Schedule) -> None:
-    """Raise `ExportError` for a problem that the file has no fields for, or an invalid schedule."""
+    """Raise `ExportError` if the schedule is invalid, or the file format has no fields for its problem."""
     problem = schedule.problem
     collective = problem.collective
     if collective.derivations:
@@ -138,7 +138,7 @@ def _transfers(schedule: Schedule, other: Schedule) -> Counter[tuple[int, ...]]:
 
 @dataclass(eq=False)
 class _Writing:
-    """A variant of the algorithm file to write: given nodes and links, with or without switches."""
+    """A variant of the file to write: number of nodes, links included, and whether it has switches."""
 
     schedule: Schedule
     num_nodes: int
