@@ -54,7 +54,7 @@ def format_of_name(path: str | os.PathLike[str]) -> FileFormat:
 def format_of_content(path: str | os.PathLike[str]) -> FileFormat:
     """Format of a file by its content, independent of its name.
 
-    The file is not checked further; its reader does that.
+    The file is not checked further; the format's reader does that.
 
     Raises `InputError` if the file cannot be read. `FormatError` if it matches no format of the table; the
     message describes the content and lists the formats.

@@ -70,10 +70,10 @@ def write(
     Raises
     ------
     InputError
-        If the format is unknown or cannot hold such an object, or its writer does not have an option. Also if
+        If the format is unknown or holds other kinds of object, or its writer does not have an option. Also if
         the file exists and `overwrite` is False, or it cannot be written.
     ExportError
-        If the format cannot hold the schedule.
+        If the format cannot hold this particular schedule.
     """
     target = writable(path, format)
     kind = _kind(schedule)

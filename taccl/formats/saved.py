@@ -80,7 +80,7 @@ def save(
     Raises
     ------
     InputError
-        If `thing` is of another kind, or the name has the extension of another format. If the file exists
+        If `thing` is of another kind, or the path has the extension of another format. If the file exists
         and `overwrite` is False, or it cannot be written; or if `extra` is given without a schedule.
     ExportError
         If a TOML file cannot hold the topology; JSON can.

@@ -74,7 +74,7 @@ def build_servers(server: PcieServer, wiring: Wiring, *, profile: str, notes: It
 class _Shared:
     """A topology under construction, and for each resource the links whose sends hold it.
 
-    - `holds`: {resource: {link: (beta in us per MB, end at which it holds the resource)}}.
+    - `holds`: {resource: {link: (beta in us per MB, end of a send that holds it: "send" or "receive")}}.
     """
 
     builder: TopologyBuilder
@@ -113,7 +113,7 @@ class _Shared:
 def _implies(outer: Mapping[int, tuple[Fraction, Side]], inner: Mapping[int, tuple[Fraction, Side]]) -> bool:
     """True if no two sends can overlap at resource `inner` as long as none overlap at resource `outer`.
 
-    - `outer`, `inner`: {link: (beta in us per MB, end at which a send holds the resource)}.
+    - `outer`, `inner`: {link: (beta in us per MB, end of a send that holds it: "send" or "receive")}.
     """
     return len(outer) >= len(inner) and all(
         link in outer and outer[link][1] == side and outer[link][0] >= beta
