@@ -70,8 +70,8 @@ def write(
     Raises
     ------
     InputError
-        If the format is unknown or holds other kinds of object, or its writer does not have an option. Also if
-        the file exists and `overwrite` is False, or it cannot be written.
+        If the format is unknown or holds other kinds of object, or its writer does not have an option. Also
+        if the file exists and `overwrite` is False, or it cannot be written.
     ExportError
         If the format cannot hold this particular schedule.
     """

@@ -29,7 +29,8 @@ class FileFormat:
     - `begins`: For a format that is not JSON, a regular expression that is found at the top of its files.
     - `family`: Name of another format that users may give for this one, if the object is of this format's
       kind. Example: for a workload, ``torch`` means ``torch-step``.
-    - `loses`: What every file of this format lacks; `convert` warns of it. Empty if the writer itself warns.
+    - `loses`: Information that no file of this format holds; `convert` warns of the loss. Empty if the
+      writer itself warns.
     - `any_call`: True if a file of a program serves data of every length, in place and out of place.
     """
 
