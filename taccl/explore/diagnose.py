@@ -100,12 +100,13 @@ def _diagnosis(
     """The diagnosis of logs of a machine."""
     read = read_logs(logs, collective=collective, in_place=in_place)
     gpus = next((log.gpus for log in read if log.gpus), frozenset())
+    network = next((log.network for log in read if log.network), "")
     series = list(_series(read))
     # Series on the same ranks share a topology, with the figures derived from it.
     made: dict[tuple[int, int], tuple[Topology, list[str]]] = {}
     for one in series:
         if (one.num_ranks, one.num_nodes) not in made:
-            made[one.num_ranks, one.num_nodes] = topology_of(one, machine, gpus)
+            made[one.num_ranks, one.num_nodes] = topology_of(one, machine, gpus, network)
     placed = [(one, *made[one.num_ranks, one.num_nodes]) for one in series]
     nics = tuple(_rate(each) for log in read for each in log.series if each.streams)
     links = [

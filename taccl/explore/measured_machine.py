@@ -23,7 +23,9 @@ from taccl.measure.machine import (
     port_mismatch,
     rack_mismatch,
     with_switches,
+    without_nvlinks,
 )
+from taccl.measure.predict import costs_of, known_machines
 from taccl.measure.series import Log, Series
 from taccl.topology.machines import SHAPES
 from taccl.topology.registry import machine_names, parse
@@ -69,8 +71,12 @@ def read_logs(paths: Sequence[str], *, collective: str | None, in_place: bool) -
     return logs
 
 
-def topology_of(series: Series, machine: Machine, gpus: Collection[str]) -> tuple[Topology, list[str]]:
+def topology_of(
+    series: Series, machine: Machine, gpus: Collection[str], named_network: str = ""
+) -> tuple[Topology, list[str]]:
     """The topology that a series ran on, and notes on what was assumed.
+
+    - `named_network`: Network between nodes that the log names (`Log.network`).
 
     Raises
     ------
@@ -107,6 +113,8 @@ def topology_of(series: Series, machine: Machine, gpus: Collection[str]) -> tupl
         notes += said
         if is_assumed and nodes > 1 and not series.num_nodes:
             notes.append(f"the log lists no hosts; {format_count(nodes, 'node')} assumed (--nodes)")
+    if fault := without_nvlinks(whole, gpus):
+        raise InputError(fault, where="topology")
     switched = with_switches(whole, gpus)
     notes += [f"assumed: {each}" for each in switched.assumed if each not in whole.assumed]
     notes += filter(None, (port_mismatch(whole, gpus), rack_mismatch(whole, gpus)))
@@ -114,8 +122,8 @@ def topology_of(series: Series, machine: Machine, gpus: Collection[str]) -> tupl
     if machine.topology is None and isinstance(word, str) and is_stand_in(word, gpus):
         listed = first_of([shown(name, 60) for name in sorted(gpus)], 3)
         notes.append(f"the GPUs are {listed}; {word}, whose links are alike, is assumed (--topology)")
-    if machine.topology is None and whole.num_nodes > 1:
-        notes.append(f"the log names no network; that of {whole.machine} is assumed (--topology)")
+    if whole.num_nodes > 1 and whole.machine:
+        notes += _network_notes(whole.machine, named_network, is_chosen=machine.topology is not None)
     network = import_network(whole)
     if network is not None:
         reached = f"{network.efficiency:.0%} of the line rate of NICs"
@@ -136,6 +144,24 @@ def topology_of(series: Series, machine: Machine, gpus: Collection[str]) -> tupl
         )
         raise InputError(wanted, where=series.source)
     return part, notes
+
+
+def _network_notes(machine: str, named: str, *, is_chosen: bool) -> list[str]:
+    """Note if the log names no network, or another one than the machine has.
+
+    - `is_chosen`: True if the user named the machine, which then decides on the network.
+    """
+    if not named:
+        return [] if is_chosen else [f"the log names no network; that of {machine} is assumed (--topology)"]
+    if machine not in known_machines():
+        return []
+    own = costs_of(machine).network.name
+    if own.startswith(named) or (named == "roce" and own in ("gib", "roce-pcie")):
+        return []
+    advice = "name the instance type (--topology)"
+    if named == "sockets":
+        advice = "they are slower; check NCCL_IB_DISABLE"
+    return [f"the log names {named} as its network, but {own}, that of {machine}, is assumed; {advice}"]
 
 
 def _made(

@@ -209,6 +209,23 @@ def port_mismatch(topology: Topology, gpus: Collection[str]) -> str:
     return f"{said}; check --topology, or convert it with --set nvlink_gb_per_s=RATE"
 
 
+def without_nvlinks(topology: Topology, gpus: Collection[str]) -> str:
+    """Fault of an imported topology that lists no NVLinks, although its GPUs have them; empty if none.
+
+    Clouds provide NCCL with such files, as NCCL finds NVLinks by itself.
+    """
+    from taccl.topology.models import MODELS
+
+    machine = machine_by_gpus(gpus)
+    if topology.machine or machine is None or not MODELS[machine].num_nvlinks:
+        return ""
+    inside = {link.name for index, link in enumerate(topology.links) if not topology.is_internode(index)}
+    if inside != {"PCIe"}:
+        return ""
+    names = first_of([shown(name, 60) for name in sorted(gpus)], 3)
+    return f"found no NVLinks, but the GPUs are {names}; NCCL finds them by itself: give {machine} instead"
+
+
 def rack_mismatch(topology: Topology, gpus: Collection[str]) -> str:
     """Warning if NICs join nodes of an imported topology whose GPUs NVLink joins in racks; else empty."""
     from taccl.topology.machines import SHAPES

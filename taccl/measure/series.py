@@ -64,6 +64,7 @@ class Log(NamedTuple):
     - `gpus`: Names of the GPUs that it lists.
     - `left_out`: Rows that were left out, each with its line and the reason.
     - `notes`: Facts about the runs that contradict the model of equal GPU nodes.
+    - `network`: Network that its lines of NCCL_DEBUG=INFO name, such as ``"efa"``; empty if there are none.
     """
 
     path: str
@@ -71,3 +72,4 @@ class Log(NamedTuple):
     gpus: frozenset[str]
     left_out: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    network: str = ""

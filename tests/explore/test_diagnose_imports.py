@@ -2,6 +2,7 @@
 
 import pytest
 
+from taccl.errors import InputError
 from tests.explore.degraded import CASES, node_log
 from tests.explore.test_diagnose import judged, rates
 from tests.fuzzing import thinned
@@ -162,6 +163,36 @@ def test_equal_matrices_have_the_rate_of_the_named_gpus(log, tmp_path, name, gb_
     found = judged(log(node_log(gb_per_s).replace(H100_NAME, name)), topology=str(path))
     assert found.share == pytest.approx(1, rel=0.06)
     assert not any("the GPUs are" in note for note in found.notes)
+
+
+def test_files_without_nvlinks_are_refused_for_gpus_that_have_them(log, tmp_path):
+    """Clouds' virtual NCCL files list no NVLinks, as NCCL finds them: the error names the machine to give."""
+    path = tmp_path / "virtual.xml"
+    path.write_text(server_xml(sm=90, nvlinks=0))
+    where = log(node_log(470.0))
+    with pytest.raises(InputError, match=r"found no NVLinks, but the GPUs are NVIDIA H100.* give dgx-h100"):
+        judged(where, topology=str(path))
+
+
+@pytest.mark.parametrize(
+    ("line", "note"),
+    [
+        (
+            "NET/OFI Selected provider is efa, fabric is efa-direct (found 32 nics)",
+            "names efa as its network",
+        ),
+        ("Using network Socket", "names sockets as its network"),
+        ("NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.1<0>", ""),
+        ("cudaDriverVersion 12040", "the log names no network"),
+    ],
+)
+def test_the_network_of_debug_lines_is_compared(shared_data, tmp_path, line, note):
+    """Lines of NCCL_DEBUG=INFO name the network; a note states if the machine has another one."""
+    path = tmp_path / "debug.log"
+    text = (shared_data / "nccl-tests" / "h100_a3mega_x2_allreduce_gcp.txt").read_text()
+    path.write_text(f"host:14001:14050 [0] NCCL INFO {line}\n{text}")
+    notes = [each for each in judged(str(path)).notes if "network" in each]
+    assert [note in each for each in notes if "log names" in each] == [True] * bool(note)
 
 
 def test_h20_is_judged_by_alike_links(log):
