@@ -28,6 +28,7 @@ from taccl.measure.series import POINT_TO_POINT, Log, Series
 from taccl.problem.collective import busbw_factor
 from taccl.runtimes.registry import usual_runtimes
 from taccl.runtimes.runtime import Runtime
+from taccl.topology.networks import INSTANCES
 from taccl.topology.topology import Topology
 from taccl.topology.tuning import LAUNCH_US, PACK_BYTES
 
@@ -216,7 +217,7 @@ def _facts(
         len(on.ranks_of_node[0]) // figures.ranks_per_nic if on.num_nodes > 1 else 0, joint,
         joint == "xGMI", expected.shares() if is_slow else {}, share_of_nodes, nics, named,
         tuple(kinked), _unaligned_bytes(series), small_us / launches_us if small_us and launches_us else None,
-        _ll_ratio(expected),
+        _ll_ratio(expected), expected.network, named and on.machine in INSTANCES,
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from taccl.measure.series import Series
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Problem
 from taccl.schedule.bars import busy_shares
+from taccl.topology.networks import NETWORK_TITLES
 from taccl.topology.parts import thousandths
 from taccl.topology.profiles import PROFILES
 from taccl.topology.topology import Topology
@@ -72,6 +73,8 @@ class Expectation:
             else None
         )
         network = import_network(topology) if self._costs is None else self._costs.network
+        #: Network between nodes that expected times assume; empty if unknown.
+        self.network = "" if network is None else NETWORK_TITLES.get(network.name, network.name)
         #: Fraction of a NIC's rate that large messages reach.
         self._reached = 1.0 if network is None else network.efficiency
 

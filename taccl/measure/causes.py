@@ -80,6 +80,8 @@ class Facts:
     - `ll_ratio`: Measured over usual time that bytes add to the latency, at the largest size where LL is
       usual; None if unknown.
     - `named_network`: True if the user named the topology, False if it follows from names of GPUs.
+    - `network`: Network between nodes that the usual times assume, such as ``"EFA"``; empty if unknown.
+    - `is_instance`: True if the user named an instance type, which has one network.
     """
 
     collective: str
@@ -99,6 +101,8 @@ class Facts:
     unaligned_bytes: int = 0
     launches_ratio: float | None = None
     ll_ratio: float | None = None
+    network: str = ""
+    is_instance: bool = False
 
     @property
     def is_slow(self) -> bool:
@@ -379,9 +383,19 @@ def _one_process(facts: Facts) -> _Found:
 
 
 def _fabric(facts: Facts) -> _Found:
+    return None if facts.is_instance else _slow_path(facts)
+
+
+def _path(facts: Facts) -> _Found:
+    return _slow_path(facts) if facts.is_instance else None
+
+
+def _slow_path(facts: Facts) -> _Found:
+    """Evidence for slow small messages between nodes."""
     if facts.num_nodes < 2 or not facts.is_late:
         return None
-    return "possible", 0.1, f"small messages take {facts.small_ratio:.2g} times the usual time of InfiniBand"
+    told = f"small messages take {facts.small_ratio:.2g} times the usual time"
+    return "possible", 0.1, told + (f" of {facts.network}" if facts.network else "")
 
 
 def _other_network(facts: Facts) -> _Found:
@@ -440,6 +454,9 @@ _RULES = (
     Rule("slow-fabric", "a network with a higher latency (EFA, TCPX), or a path through host memory",
          "latency", _fabric,
          "name the instance type with --topology; look for GDRDMA in NCCL_DEBUG=INFO"),
+    Rule("slow-path", "a path through host memory, or sockets instead of the network's plugin",
+         "latency", _path,
+         "look for GDRDMA and NET in NCCL_DEBUG=INFO; check NCCL_NET_PLUGIN and the plugin's version"),
     Rule("protocol-switch", "algorithm or protocol changes at the wrong size", "sizes", _switches,
          "try NCCL_PROTO and NCCL_ALGO at these sizes; update NCCL or its tuner plugin"),
     Rule("outlier", "single slow sizes", "sizes", _outliers,

@@ -107,6 +107,13 @@ NETWORKS = {
 }
 """Classes of networks by name."""
 
+#: {class of networks: its name in texts, if it differs}.
+NETWORK_TITLES = {
+    "infiniband": "InfiniBand", "roce": "RoCE", "gib": "RoCE (gIB)", "roce-pcie": "RoCE", "efa": "EFA",
+    "efa-rdma": "EFA with RDMA", "efa-rdma-2": "EFA with RDMA", "tcpx": "TCPX", "tcpxo": "TCPXO",
+    "slingshot": "Slingshot", "rccl": "RoCE or InfiniBand", "pollara": "Pollara",
+}  # fmt: skip
+
 
 class Instance(NamedTuple):
     """An instance type: a machine model with other NICs and hosts.

@@ -145,6 +145,17 @@ def test_sizes_with_ll_tell_lanes_from_a_protocol(log, ll, cause):
     assert rates(judged(log(text), topology="l40s")) == {cause}
 
 
+@pytest.mark.parametrize(("is_instance", "name"), [(True, "slow-path"), (False, "slow-fabric")])
+def test_slow_small_messages_are_compared_with_the_named_network(is_instance, name):
+    """Slow small messages are compared with the network's usual time; another network is only a cause if no
+    instance type is named."""
+    facts = Facts("allreduce", 2, 1.0, 1.7, network="TCPXO", is_instance=is_instance)
+    (cause,) = causes_of(facts)
+    assert cause.name == name
+    assert cause.evidence == "small messages take 1.7 times the usual time of TCPXO"
+    assert is_instance != ("--topology" in cause.remedy)
+
+
 @pytest.mark.slow
 def test_an_assumed_network_is_not_judged(log):
     """Without --topology the network is assumed: no cause in it is likely, and the assumption is stated."""
