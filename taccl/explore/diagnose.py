@@ -16,7 +16,7 @@ from taccl._internal.units import format_size
 from taccl.analysis.simulation.simulate import simulate
 from taccl.baselines import best
 from taccl.errors import CollectiveError, FormatError, NumericsWarning
-from taccl.explore.expectation import Expectation
+from taccl.explore.expectation import Choice, Expectation
 from taccl.explore.measured_machine import Machine, read_logs, topology_of
 from taccl.explore.plan_runtimes import under_launch
 from taccl.measure.causes import HEALTHY, WITHIN_ERROR, Cause, Facts, causes_of, sizes_off
@@ -44,7 +44,8 @@ _GAIN_SIZES, _GAIN_RANKS = (8 * 2**10, 2**20, 2**30), 16
 #: Max number of indistinguishable causes, and of irregular sizes, that a verdict names.
 _NAMED = 3
 #: Ratio of measured to expected bandwidth above which no error of the model explains the difference.
-_TOO_FAST = 1.25
+#: `_OVER`: max ratio of measured bandwidth to its bound that the noise of measurements explains.
+_TOO_FAST, _OVER = 1.25, 1.05
 
 
 @checked
@@ -264,7 +265,9 @@ def _judged(
         Point(series.size_bytes[place], series.times_us[place], found[0].time_us, str(found[0]))
         for place, found in zip(expected.places, expected.choices, strict=True)
     )
-    verdict = "; ".join(_clauses(expected, facts, bound_us, factor)) + _conclusion(facts, causes)
+    bound_share = None if bound_us is None else bound_us / series.times_us[-1]
+    verdict = "; ".join(_clauses(expected, facts, bound_us, factor))
+    verdict += conclusion(facts, causes, bound_share)
     gains: tuple[Gain, ...] = ()
     is_faulty = facts.is_late or facts.share is not None and facts.share < WITHIN_ERROR
     if is_faulty:
@@ -289,19 +292,29 @@ def _clauses(expected: Expectation, facts: Facts, bound_us: float | None, factor
     if facts.share is None:
         yield f"{rate}: not judged, as bandwidth shows only from {format_size(_LARGE)} on"
     else:
-        most = size / best_choice.time_us / 1000 * factor
-        name = best_choice.algorithm.upper() if best_choice.algorithm == "nvls" else best_choice.algorithm
+        best_of = _rate_text(best_choice, size, factor)
+        if (own := expected.choices[-1][0]) != best_choice:
+            best_of += f"; NCCL's model chooses {_rate_text(own, size, factor)}"
         bound = f", {bound_us / time_us:.0%} of the bound" if bound_us is not None else ""
         bound += " on the rates of the model" if bound_us is not None and bound_us > time_us else ""
-        best_of_all = f"what NCCL's best algorithm can do here ({name}, {most:.4g})"
+        best_of_all = f"what NCCL's best algorithm can do here ({best_of})"
         yield f"{rate} is {facts.share:.0%} of {best_of_all}{bound}"
     small_us, usual_us = _small(expected)
     if small_us is not None and usual_us is not None:
         yield f"small messages: {small_us:.3g} us where {usual_us:.3g} are usual"
 
 
-def _conclusion(facts: Facts, causes: Sequence[Cause]) -> str:
-    """End of the verdict: likely causes, several that cannot be told apart, or none."""
+def _rate_text(choice: Choice, size: int, factor: float) -> str:
+    """Algorithm and predicted bus bandwidth of a choice at a size."""
+    name = choice.algorithm.upper() if choice.algorithm == "nvls" else choice.algorithm
+    return f"{name}, {size / choice.time_us / 1000 * factor:.4g}"
+
+
+def conclusion(facts: Facts, causes: Sequence[Cause], bound_share: float | None) -> str:
+    """End of the verdict: likely causes, several that cannot be told apart, or none.
+
+    - `bound_share`: Measured bandwidth over the bound's; None if unknown.
+    """
     found = [(facts.is_slow, "rate", "large"), (facts.is_late, "latency", "small")]
     said = [
         f"; {size} messages: {_named([each for each in causes if each.of == of])}"
@@ -311,7 +324,12 @@ def _conclusion(facts: Facts, causes: Sequence[Cause]) -> str:
     if facts.is_slow and facts.share is not None and facts.share >= WITHIN_ERROR:
         said[0] = f"; within the error of the model ({1 - WITHIN_ERROR:.0%}), or{said[0][1:]}"
     if facts.share is not None and facts.share > _TOO_FAST:
-        said.append("; faster than the model allows: check --topology and the number of ranks")
+        is_bound = bound_share is not None and bound_share <= _OVER
+        said.append(
+            "; above the prediction, but not above the bound"
+            if is_bound
+            else "; faster than the model allows: check --topology and the number of ranks"
+        )
     off = list(sizes_off(facts))
     if off:
         said.append(f"; off the curve: {first_of(off, _NAMED)}")

@@ -4,8 +4,11 @@ import pytest
 
 import taccl
 from taccl.errors import FormatError, InputError
+from taccl.explore.diagnose import conclusion
+from taccl.explore.expectation import Expectation
 from taccl.measure.causes import Facts, causes_of
 from taccl.measure.diagnosis import Gain
+from taccl.measure.series import Series
 from tests.explore.degraded import CASES, HALF_SLOT, NIC, NVLS, RINGS, network_log, node_log
 from tests.nvswitch import matrix, server_xml
 
@@ -176,6 +179,26 @@ def test_a_machine_of_equal_gpus_is_an_assumption(log, gpu, machine):
     assert [f"the GPUs are {gpu}; {machine}, whose links are alike, is assumed (--topology)"] * bool(
         machine
     ) == noted
+
+
+@pytest.mark.parametrize(("size", "chosen"), [(2**29, "nvls"), (2**34, "ring")])
+def test_sums_in_switches_are_the_measure_where_they_are_fastest(size, chosen):
+    """On 4 nodes of H100 sums in switches are the best choice at 512 MiB and at 16 GiB, where NCCL's model
+    chooses slower rings; rings reach 0.72 of them."""
+    on = taccl.topologies.parse("nd-h100-v5", nodes=4, nvls=True)
+    expected = Expectation(Series("allreduce", 32, 4, (size,), (1.0,), "log"), on)
+    assert expected.choices[-1][0].algorithm == chosen
+    assert expected.best.algorithm == "nvls"
+    assert expected.shares()["no nvls"] == pytest.approx(0.72, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("of_bound", "said"),
+    [(0.88, "above the prediction"), (1.3, "check --topology"), (None, "check --topology")],
+)
+def test_more_than_predicted_is_impossible_above_the_bound_alone(of_bound, said):
+    """At 1.35 of the prediction a log contradicts the topology only if it exceeds the bound too."""
+    assert said in conclusion(Facts("allreduce", 2, 1.35), (), of_bound)
 
 
 @pytest.mark.slow
