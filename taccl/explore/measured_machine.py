@@ -19,6 +19,7 @@ from taccl.measure.machine import (
     import_network,
     is_stand_in,
     machine_by_gpus,
+    machines_by_gpus,
     modelled,
     port_mismatch,
     rack_mismatch,
@@ -92,6 +93,9 @@ def topology_of(
             else "no GPUs in the log"
         )
         advice = f"name a topology file, or one of {', '.join(machine_names())}"
+        if several := machines_by_gpus(gpus):
+            listed = first_of([shown(name, 60) for name in sorted(gpus)], 3)
+            named, advice = f"{listed}, which {' and '.join(several)} have", "name one of them"
         raise InputError(f"found {named}; {advice}", where="topology")
     if isinstance(word, Topology):
         whole = word
@@ -113,6 +117,9 @@ def topology_of(
         notes += said
         if is_assumed and nodes > 1 and not series.num_nodes:
             notes.append(f"the log lists no hosts; {format_count(nodes, 'node')} assumed (--nodes)")
+        if machine.nodes and series.num_nodes not in (0, machine.nodes) and node <= COUNTABLE:
+            hosts = format_count(series.num_nodes, "host")
+            notes.append(f"the log lists {hosts}, but {machine.nodes} nodes were given; check --nodes")
     if fault := without_nvlinks(whole, gpus):
         raise InputError(fault, where="topology")
     switched = with_switches(whole, gpus)

@@ -314,15 +314,23 @@ def check_alike(logs: Sequence[Log], purpose: str) -> None:
 
 def machine_by_gpus(gpus: Collection[str]) -> str | None:
     """The one machine model whose nodes have the named GPUs; None if no model or several models have them."""
+    found = machines_by_gpus(gpus)
+    return found[0] if len(found) == 1 else None
+
+
+def machines_by_gpus(gpus: Collection[str]) -> list[str]:
+    """All machine models whose nodes have the named GPUs."""
     models = gpu_models(gpus)
     if len(models) != 1 or any(_ON_BRIDGE.search(name) for name in gpus):
-        return None
+        return []
     if any("SXM3" in name for name in gpus):
-        return "dgx2"  # the only machine with SXM3 boards of V100
+        return ["dgx2"]  # the only machine with SXM3 boards of V100
     is_board = any(models <= set(own) for own in _GPUS.values())
     table = _PCIE_GPUS if any(_ON_PCIE.search(name) for name in gpus) or not is_board else _GPUS
     found = [machine for machine, own in table.items() if models <= set(own)]
-    return found[0] if len(found) == 1 else None
+    # Boards of V100 named SXM2 are in other machines than those named SXM3.
+    is_sxm2 = any("SXM2" in name for name in gpus)
+    return [machine for machine in found if not (is_sxm2 and machine == "dgx2")]
 
 
 def is_stand_in(machine: str, gpus: Iterable[str]) -> bool:

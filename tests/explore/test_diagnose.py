@@ -348,6 +348,22 @@ def test_unknown_gpus_ask_for_a_topology(log):
         taccl.diagnose([log(node_log(20.0).replace("NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090"))])
 
 
+def test_gpus_of_several_machines_ask_for_one_of_them(log):
+    """V100 boards are in several machines: the message names those machines alone."""
+    text = node_log(20.0).replace("NVIDIA H100 80GB HBM3", "Tesla V100-SXM2-32GB")
+    said = "found Tesla V100-SXM2-32GB, which ndv2 and dgx1 have; name one of them"
+    with pytest.raises(InputError, match=said):
+        taccl.diagnose([log(text)])
+
+
+@pytest.mark.slow
+def test_other_hosts_than_the_given_nodes_are_said(log):
+    """A log of two hosts, judged on four nodes, has a note on the contradiction."""
+    found = judged(log(network_log([NIC] * 8)), topology="dgx-a100", nodes=4)
+    assert "the log lists 2 hosts, but 4 nodes were given; check --nodes" in found.notes
+    assert not any("check --nodes" in note for note in judged(log(network_log([NIC] * 8)), nodes=2).notes)
+
+
 def test_another_number_of_ranks_is_refused(log):
     """A log of 8 ranks is refused for a topology of 6."""
     with pytest.raises(InputError, match="found 8 ranks; dgx-h100 x1 has 6 here"):
