@@ -266,7 +266,7 @@ def _judged(
         for place, found in zip(expected.places, expected.choices, strict=True)
     )
     bound_share = None if bound_us is None else bound_us / series.times_us[-1]
-    verdict = "; ".join(_clauses(expected, facts, bound_us, factor))
+    verdict = "; ".join(clauses(expected, facts, bound_us, factor))
     verdict += conclusion(facts, causes, bound_share)
     gains: tuple[Gain, ...] = ()
     is_faulty = facts.is_late or facts.share is not None and facts.share < WITHIN_ERROR
@@ -284,7 +284,7 @@ def _judged(
     )  # fmt: skip
 
 
-def _clauses(expected: Expectation, facts: Facts, bound_us: float | None, factor: float) -> Iterator[str]:
+def clauses(expected: Expectation, facts: Facts, bound_us: float | None, factor: float) -> Iterator[str]:
     """Yield clauses of the verdict: bandwidth of the largest size, and time of small messages."""
     series, best_choice = expected.series, expected.best
     size, time_us = series.size_bytes[-1], series.times_us[-1]
@@ -296,7 +296,8 @@ def _clauses(expected: Expectation, facts: Facts, bound_us: float | None, factor
         if (own := expected.choices[-1][0]) != best_choice:
             best_of += f"; NCCL's model chooses {_rate_text(own, size, factor)}"
         bound = f", {bound_us / time_us:.0%} of the bound" if bound_us is not None else ""
-        bound += " on the rates of the model" if bound_us is not None and bound_us > time_us else ""
+        is_above = bound_us is not None and bound_us > min(time_us, best_choice.time_us)
+        bound += " on the rates of the model" if is_above else ""
         best_of_all = f"what NCCL's best algorithm can do here ({best_of})"
         yield f"{rate} is {facts.share:.0%} of {best_of_all}{bound}"
     small_us, usual_us = _small(expected)

@@ -4,7 +4,7 @@ import pytest
 
 import taccl
 from taccl.errors import FormatError, InputError
-from taccl.explore.diagnose import conclusion
+from taccl.explore.diagnose import clauses, conclusion
 from taccl.explore.expectation import Expectation
 from taccl.measure.causes import Facts, causes_of
 from taccl.measure.diagnosis import Gain
@@ -199,6 +199,16 @@ def test_sums_in_switches_are_the_measure_where_they_are_fastest(size, chosen):
 def test_more_than_predicted_is_impossible_above_the_bound_alone(of_bound, said):
     """At 1.35 of the prediction a log contradicts the topology only if it exceeds the bound too."""
     assert said in conclusion(Facts("allreduce", 2, 1.35), (), of_bound)
+
+
+@pytest.mark.parametrize(("predicted", "measured"), [(1.04, 0.95), (0.9, 1.04), (0.9, 0.95)])
+def test_rates_above_the_bound_are_those_of_the_model(predicted, measured):
+    """The bound is called one on the model's rates if the measured or the predicted rate is above it."""
+    on, size = taccl.topologies.parse("dgx-a100"), 2**33
+    bound_us = predicted * Expectation(Series("alltoall", 8, 1, (size,), (1.0,), "log"), on).best.time_us
+    series = Series("alltoall", 8, 1, (size,), (bound_us / measured,), "log")
+    (said,) = clauses(Expectation(series, on), Facts("alltoall", 1, 0.9), bound_us, 7 / 8)
+    assert said.endswith("of the bound on the rates of the model") == (max(predicted, measured) > 1)
 
 
 @pytest.mark.slow
