@@ -277,6 +277,9 @@ def _judged(
         ]
     else:
         gains = tuple(_gains(expected, deadline, machine))
+        if gains and not on.protocols:
+            said = f"no better schedules are sought below {format_size(_LARGE)}"
+            notes = [*notes, f"{said}, as latencies of schedules on {on.machine or on.name} are unknown"]
     predicted_us = tuple(expected.predicted_us.tolist())
     return SeriesDiagnosis(
         series, on.name, factor, points, predicted_us, bound_us, facts.share, small_us, usual_us, limits,
@@ -348,12 +351,15 @@ def _named(causes: Sequence[Cause]) -> str:
 
 
 def _gains(expected: Expectation, deadline: Deadline, machine: Machine) -> Iterator[Gain]:
-    """Yield better schedules at a few sizes, for each usual runtime of the machine."""
+    """Yield better schedules at a few sizes, for each usual runtime of the machine.
+
+    Sizes below `_LARGE` are left out if the machine's profile has no protocols, since latencies are unknown.
+    """
     on, series = expected.topology, expected.series
     if on.num_ranks > _GAIN_RANKS:
         return
     sizes = [min(series.size_bytes, key=lambda size: abs(size / wanted - 1)) for wanted in _GAIN_SIZES]
-    for size in dict.fromkeys(sizes):
+    for size in dict.fromkeys(size for size in sizes if on.protocols or size >= _LARGE):
         place = series.size_bytes.index(size)
         measured_us, predicted_us = series.times_us[place], float(expected.predicted_us[place])
         protocols = on.protocols or ("",)

@@ -273,11 +273,16 @@ def test_better_schedules_come_with_error_and_command(log):
 
 @pytest.mark.slow
 def test_better_schedules_have_a_launch_where_the_machine_states_none(log):
-    """DGX-1's published constants have no launch cost; predicted times still include one, of 3.6 us or more."""
+    """DGX-1's published constants have no launch cost; predicted times still include one, of 3.6 us or more.
+
+    They have no protocols either, so no schedule is sought for small messages, and a note says so.
+    """
     text = node_log(120.0, latency_us=45.0).replace("H100 80GB HBM3", "V100-SXM2-32GB")
     (found,) = taccl.diagnose([log(text)], topology="dgx1").series
     assert found.gains
     assert all(each.predicted_us > 3.6 for each in found.gains)
+    assert min(each.size_bytes for each in found.gains) >= 64 * 2**20
+    assert any("no better schedules are sought below 64MiB" in note for note in found.notes)
 
 
 @pytest.mark.slow
