@@ -5,7 +5,7 @@ import json
 import pytest
 
 from taccl.cli.command import run
-from tests.explore.degraded import RINGS, node_log
+from tests.explore.degraded import NVLS, RINGS, node_log
 
 
 @pytest.fixture
@@ -53,3 +53,14 @@ def test_ranks_that_take_part_are_renumbered(capsys):
         assert "ranks 0-2, 5 of 8 take part, renumbered from 0" in written.err
         found.append(json.loads(written.out)["num_ranks"])
     assert found == [4, 4]
+
+
+@pytest.mark.slow
+def test_a_budget_of_zero_seeks_no_schedules(tmp_path, capsys):
+    """With ``--budget 0``, a healthy machine is judged without better schedules, as in Python."""
+    path = tmp_path / "healthy.log"
+    path.write_text(node_log(NVLS))
+    assert run(["diagnose", str(path), "--budget", "0"]) == 0
+    out = capsys.readouterr().out
+    assert "as expected" in out
+    assert "a better schedule" not in out

@@ -7,7 +7,7 @@ import argparse
 import taccl
 from taccl._internal.names import note_lines, shown, table
 from taccl._internal.units import format_count
-from taccl.cli.options import add_options, add_output, add_subset, option, seconds
+from taccl.cli.options import add_options, add_output, add_subset, option, seconds_from_zero
 from taccl.cli.output import Answer, check_output, notes_shown, picked, with_content
 from taccl.cli.things import is_file, topology_from_word
 
@@ -95,7 +95,8 @@ def add_diagnose(verb: argparse.ArgumentParser) -> None:
     add_options(verb, "--collective", required=False, type=str, help=help)
     option(verb, "--in-place", "judge the in-place times (default: out of place)")
     add_output(verb, "a page in HTML, e.g. diagnosis.html")
-    option(verb, "--budget S", "time limit in seconds for better schedules", seconds, default=20.0)
+    help = "time limit in seconds for better schedules; 0 seeks none"
+    option(verb, "--budget S", help, seconds_from_zero, default=20.0)
 
 
 def run_diagnose(options: argparse.Namespace) -> Answer:
