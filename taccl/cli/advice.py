@@ -20,7 +20,7 @@ _WITH_OPTION = re.compile(_PARAMETER.pattern + r" \((--([a-z][a-z-]*))\)")
 
 
 def on_command_line(said: str, flags: Collection[str]) -> str:
-    """Rewrite the parameters that a message names as options of a verb.
+    """Rewrite a message: parameters that it names become options of a verb.
 
     Options of file formats that the verb lacks become a ``taccl convert`` command.
 

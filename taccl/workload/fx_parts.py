@@ -26,7 +26,7 @@ _MOVES = ("transpose", "narrow", "pad", "repeat", "concat")
 
 
 def of_parts(graph: Graph, kind: str, values: Sequence[Any], **options: Any) -> Any:
-    """Result of a point-wise operation that each rank applies to its own part of partial tensors.
+    """Result of a point-wise operation that each rank applies to its own values, before they are summed.
 
     If another operand is sliced, the result is a tensor sliced in the same way. Otherwise the result is an
     `Own`, with a part per rank. None for operations that are not point-wise, for parts that cannot be

@@ -105,7 +105,10 @@ def _in_batches(sides: Iterator[Flags], most: int) -> Iterator[Flags]:
 
 
 def _sides(volume: Volume, deadline: float = math.inf) -> Iterator[Flags]:
-    """Yield cuts to try as (num_ranks,) bool: both sides of each level of every function, each cut once."""
+    """Yield sets of ranks to try as cuts, (num_ranks,) bool, each once.
+
+    They are the ranks at or below a level of one of `_functions`, and the ranks above it.
+    """
     tried: set[bytes] = set()
     for values in _functions(volume):
         if time.monotonic() > deadline:
@@ -277,7 +280,7 @@ class _Borders:
         return least
 
     def least_holds_of_cover(self, crosses: Flags) -> NDArray[np.int64]:
-        """Like `least_holds` for one border, as (num_resources,): few resources count for all links.
+        """(num_resources,) as in `least_holds`, for one border whose links are assigned to few resources.
 
         The resource that links at the border hold longest counts for all of its links, then the resource that
         the remaining links hold longest, until every link counts. After `_MOST_COVER` holds, `least_holds`
@@ -327,7 +330,7 @@ def _priced(
     pairs: NDArray[np.int64],
     least: NDArray[np.int64],
 ) -> tuple[Fraction, CutDual]:
-    """(bound in ticks, its witness) with prices such that all links at the border pay about the same.
+    """(bound in ticks, its witness) with resource prices that charge all links across a cut about equally.
 
     - `entering`, `pairs`, (num_crossing,): Links at the border, and the pairs of parts that each joins.
     - `least`, (num_resources,): Min hold in ticks of the links that a resource counts for; 0 for none.

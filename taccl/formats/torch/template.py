@@ -370,7 +370,7 @@ class Collective:
             for tensor in tensors:
                 tensor.record_stream(stream)
             return Work(future)
-        # A callback that the thread runs cannot wait for that thread.
+        # A call from the worker thread itself runs at once, as it cannot wait for that thread.
         is_direct = device.type == "cuda" or not order.is_in_use or order.worker == get_ident()
         if is_direct and not async_op:
             in_turn()

@@ -220,7 +220,7 @@ def _holds(quotient: Quotient, send: Send) -> list[tuple[int, int, int]]:
 
 
 def _is_relaxed_exactly(quotient: Quotient, hops: Collection[int]) -> bool:
-    """True if a bound of the job shop with these hops alone holds for all schedules that make them.
+    """True if a bound of the job shop of only these hops holds for all schedules that contain them.
 
     The model must allow all merges, and no other hop may be able to speed up these hops. Multicasts are
     excluded, since another hop may enter one of their states sooner.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 #: `_STEADY_WEIGHTS`: weights to try for due dates in the priority of waiting chunks; the time of a chunk's
 #: remaining route has weight 1.
-#: `_MOST_DELAYS`: max rounds in which starts on idle resources are delayed.
+#: `_MOST_DELAYS`: max rounds that delay the first starts on resources with idle gaps.
 _STEADY_WEIGHTS, _MOST_DELAYS = (0.2, 0.35), 12
 
 

@@ -80,7 +80,7 @@ class Gates:
     end_spread: Ints
 
     def passed(self, ticks: Ints) -> Ints:
-        """Max chunks in sends whose holds take at most `ticks` ticks in total."""
+        """Max number of chunks through each gate if its holds take at most `ticks` ticks in total."""
         full = self.alpha + self.most * self.beta
         rounds, left = np.divmod(np.maximum(ticks, 0), np.maximum(full, 1))
         part = np.maximum(left - self.alpha, 0) // np.maximum(self.beta, 1) * (self.beta > 0)
