@@ -91,7 +91,7 @@ def _at_hand(workload: Workload, operation: Operation) -> set[str]:
 def tile_costs(
     workload: Workload, rates: Rates | None, communication_share: float = 0.0
 ) -> dict[str, Fraction]:
-    """{operation: time of one tile at a rank in us}, without communication; 0 for collectives.
+    """{operation: computation time of one tile at a rank in us}; 0 for collectives.
 
     The head of a compute kernel has the time of the whole kernel, and its other operations 0.
 

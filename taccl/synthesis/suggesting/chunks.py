@@ -157,7 +157,7 @@ def with_chunks(search: Search) -> tuple[Problem, Sequence[SketchProposal]]:
 
 
 def cut_as(sketch: SketchProposal, problem: Problem) -> Problem:
-    """The problem in the chunks of a proposal, if it leaves their number open."""
+    """The problem, with chunks cut as in the proposal if the problem leaves their number open."""
     if not problem.chunks_open:
         return problem
     return cut(problem.in_its_chunks, sketch.problem.collective.chunks_per_rank)

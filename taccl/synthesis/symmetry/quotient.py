@@ -92,7 +92,7 @@ class HopLimit:
     starts_anew: frozenset[int]
 
     def after(self, m: int, hop: Hop, passed: Sequence[int]) -> int:
-        """Number of links that the chunk has passed after a hop, given the numbers at all states."""
+        """Number of links on the path of a chunk up to and with a hop, given these numbers at all states."""
         return 1 if m in self.starts_anew else 1 + max(passed[p] for p in hop.srcs)
 
     def leads_on(self, after: int, p: int) -> bool:
