@@ -19,7 +19,7 @@ class TacclError(Exception):
         super().__init__(shown_lines(message))
 
 
-#: `_MOST`: max characters of a message; names and paths in it may be of any length.
+#: `_MOST`: max characters of a message, as names and paths in it may be of any length.
 #: `_MOST_WHERE`: max characters of an error's `where`, which may also contain names and paths.
 _MOST, _MOST_WHERE = 4000, 400
 
@@ -98,7 +98,7 @@ class NoSolutionError(SolverError):
 
 
 class VerificationError(TacclError):
-    """A schedule breaks rules; `violations` lists them."""
+    """A schedule or a program is wrong; `violations` lists its faults."""
 
     def __init__(self, message: str, *, violations: Sequence[object] = ()) -> None:
         self.violations = tuple(violations)
@@ -106,11 +106,11 @@ class VerificationError(TacclError):
 
 
 class ExportError(TacclError):
-    """The requested content cannot be represented in the format."""
+    """A schedule, a program or another object cannot be represented in the requested file format."""
 
 
 class ExecutionError(TacclError):
-    """A program did not complete."""
+    """A program could not be started, or did not complete."""
 
 
 class TacclWarning(UserWarning):
@@ -129,7 +129,7 @@ class CacheWarning(TacclWarning):
 
 
 class FallbackWarning(TacclWarning):
-    """Something other than the requested option was used instead."""
+    """Something other than requested was used, such as another backend or the stock collective."""
 
 
 class LossyConversionWarning(TacclWarning):
@@ -141,7 +141,7 @@ class NumericsWarning(TacclWarning):
 
 
 def warn(message: str, category: type[TacclWarning]) -> None:
-    """Warn at the line of the caller outside taccl, however deep the call stack is."""
+    """Issue a warning at the line outside taccl that called into taccl, however deep the call stack is."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "taccl":
         level, frame = level + 1, frame.f_back

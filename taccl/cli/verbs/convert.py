@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> Answer:
     if of_program and options.topology is None and writing.holds != "program":
         example = "give a topology and a size, e.g. --topology dgx2 --nodes 2 --size 1MB"
         raise InputError(f"found a program; to make a schedule of it, {example}", where="--topology")
-    # Programs and workloads take these options during the conversion, other files when they are read.
+    # The options in `given` are for the conversion if IN is a program or a workload, else for reading IN.
     load_options, on_the_way = ({}, given) if of_program or reading.holds == "workload" else (given, {})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", TacclWarning)
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> Answer:
         if issubclass(each.category, LossyConversionWarning)
     ]
     notes = [on_command_line(note, options.flags) for note in done.notes]
-    notes = [note for note in notes if note not in lost]  # a warning shows it already
+    notes = [note for note in notes if note not in lost]  # warnings already show what is lost
     paths = [str(path) for path in done.paths]
     where = paths[0] if len(paths) == 1 else f"{paths[0]} ... {paths[-1]} ({len(paths)} files)"
     lines = [f"{done.source.name} -> {done.target.name}: written to {shown(where)}", *notes]
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> Answer:
 
 
 def _listed() -> Answer:
-    """Answer that lists every file format, the objects that it holds, and whether it is read and written."""
+    """Answer of ``--list``: each format, the objects it holds, and whether taccl reads and writes it."""
     from taccl.formats.table import FORMATS
 
     rows = [("format", "holds", "read", "written", "endings", "")]
@@ -103,7 +103,7 @@ def _listed() -> Answer:
 
 
 def _setting(word: str) -> tuple[str, bool | float | str]:
-    """The name and the value of ``NAME=VALUE``: true or false, a number, or else text."""
+    """Parse ``NAME=VALUE`` to (name, value); the value is true, false or a number, and otherwise text."""
     name, equals, value = word.partition("=")
     name = name.strip().replace("-", "_")
     if not equals or not name.isidentifier():

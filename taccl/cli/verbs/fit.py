@@ -1,4 +1,4 @@
-"""``taccl fit`` and ``taccl diagnose``: a profile of a machine from its logs; a verdict on such logs."""
+"""``taccl fit`` and ``taccl diagnose``: fit a machine's costs to logs of benchmarks, or judge the logs."""
 
 from __future__ import annotations
 

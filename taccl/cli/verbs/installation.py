@@ -1,4 +1,4 @@
-"""``taccl backends``, ``taccl cache`` and ``taccl warmup``: what is installed and kept on this machine."""
+"""``taccl backends``, ``taccl cache``, ``taccl warmup``: installed solvers, stored results, compiled code."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def run_warmup(options: Namespace) -> Answer:
 
 
 def _keep_bytecode() -> int:
-    """Write the bytecode of modules that have none on disk; return the number of modules written.
+    """Write bytecode for the modules of taccl that have none on disk; return the number of these modules.
 
-    With PYTHONDONTWRITEBYTECODE, which many container images set, a source tree would be compiled by every
-    process (about 0.5 s). Folders that are not writable are left as they are.
+    Many container images set PYTHONDONTWRITEBYTECODE. Without bytecode on disk, every process there would
+    compile the source tree again (about 0.5 s). Folders that are not writable are left as they are.
     """
     if sys.pycache_prefix is not None:
         return 0

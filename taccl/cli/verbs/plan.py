@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 #: `_WRITING_SHARE`: share of the time limit that is reserved for writing the files.
 #: `_WRITING_S`: min CPU seconds reserved for writing the files.
-#: `_MOST_WRITING_SHARE`: max share of the time limit that this minimum may take.
+#: `_MOST_WRITING_SHARE`: max share of the time limit for the minimum time to write the files.
 _WRITING_SHARE, _WRITING_S, _MOST_WRITING_SHARE = 0.1, 1.0, 0.5
-#: Time to write files over the time to finish a schedule: for one placement of buffers, and for both.
+#: Time to write files, in multiples of `finishing_time`: for programs in place or out of place; for both.
 _WRITING_PARTS = (0.7, 2.2)
 
 _instances = reader(lambda w: w if w == "auto" else whole(w), bool, "auto or a positive whole number")
@@ -122,7 +122,7 @@ def run(options: Namespace) -> Answer:
 
 
 def _topology_and_sketches(options: Namespace) -> tuple[Topology, list[Sketch | None]]:
-    """The topology, and the sketches for it; ``[None]`` if no sketch is given."""
+    """(topology, sketches) that the options name; the sketches are ``[None]`` if none is given."""
     words: list[str] = list(options.sketches)
     if len(words) == 1 and options.topology is None and names_topology(words[0]):
         options.topology, words = words[0], []

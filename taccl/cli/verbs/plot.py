@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-#: {picture: options that no other picture has}.
+#: {kind of picture (``--what``): options that only this kind takes}.
 _WHATS = {"gantt": ("by",), "topology": ("nodes",), "bandwidth": ("sizes", "measured"), "progress": ()}
 
 
@@ -89,7 +89,7 @@ def _drawn(options: argparse.Namespace) -> Axes:
 
 
 def details_of(file: str) -> dict[str, Any]:
-    """Details of the search in a schedule's file; empty if the file has none."""
+    """Details of the search that a schedule's file records; empty if it records none."""
     from taccl.formats.detection import format_of_content
     from taccl.formats.native import read_document
 

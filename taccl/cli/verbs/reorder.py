@@ -129,7 +129,7 @@ def _reordered(options: argparse.Namespace) -> Answer:
 
 
 def _verified(options: argparse.Namespace) -> Answer:
-    """Answer with the measured gain of a placement; the same at every rank."""
+    """Measure the gain of a placement with MPI ranks; every rank returns the same answer."""
     from taccl._internal.reading import parse_json, read_text
     from taccl.placement.measured_gain import measure_gain
 
@@ -150,7 +150,7 @@ def _verified(options: argparse.Namespace) -> Answer:
 
 
 def _hosts(options: argparse.Namespace) -> tuple[Topology | ProbedHosts, list[str]]:
-    """Topology or probe of the hosts, and the host name of each slot; no names if no file states them."""
+    """(topology or probe of the hosts, host name of each slot); the names are empty if no file has them."""
     from taccl.placement.hosts import ProbedHosts
     from taccl.placement.launchers import read_hosts
     from taccl.placement.matrices import load_probe
@@ -188,7 +188,7 @@ def _hosts(options: argparse.Namespace) -> tuple[Topology | ProbedHosts, list[st
 
 
 def _unused(named: list[str], num_ranks: int) -> list[str]:
-    """Note on slots beyond the ranks, which launchers leave free; empty if there are none."""
+    """List with one note on host slots that get no rank; empty if there are no more slots than ranks."""
     if len(named) <= num_ranks:
         return []
     free = dict.fromkeys(name for name in named[num_ranks:] if name not in named[:num_ranks])
@@ -200,7 +200,7 @@ def _unused(named: list[str], num_ranks: int) -> list[str]:
 
 
 def _withheld(options: argparse.Namespace) -> list[str]:
-    """Withdraw the files asked for, as the gain is within noise; return a note for each."""
+    """Cancel the requested files because the gain is within noise; return a note for each file."""
     notes = []
     for name in (*_ORDERS, *_RULES):
         path = getattr(options, name)
@@ -216,7 +216,7 @@ def _withheld(options: argparse.Namespace) -> list[str]:
 def _launched(
     found: taccl.Placement, hosts: list[str], notes: list[str]
 ) -> tuple[taccl.Placement, list[str]]:
-    """Placement in the order in which launchers start ranks, and `notes` with one more if that differs."""
+    """(placement in launchers' start order, notes); adds a note if `found` has ranks in another order."""
     from taccl.placement.launchers import as_launched
 
     started = as_launched(found, hosts)
@@ -229,7 +229,7 @@ def _launched(
 def _start(
     found: taccl.Placement, hosts: list[str], options: argparse.Namespace, notes: list[str]
 ) -> list[str]:
-    """Commands that start ranks with the files written; caveats are added to `notes`."""
+    """Commands that start ranks with the host file or the rank file; adds caveats to `notes`."""
     from taccl.placement.launchers import caveats, command
 
     start = []
@@ -246,7 +246,7 @@ def _start(
 
 
 def _contents(found: taccl.Placement, hosts: list[str], options: argparse.Namespace) -> dict[str, str]:
-    """{path: content} of all files asked for, for launchers and libraries."""
+    """{path: content} of the files for launchers and libraries that the options request."""
     from taccl.placement import files, launchers
 
     def choices(library: str) -> Any:

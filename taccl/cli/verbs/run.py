@@ -1,7 +1,7 @@
-"""``taccl run``: a program executed by a runtime, compared with the stock collective, and timed beside it.
+"""``taccl run``: execute a program with a runtime, compare it with the stock collective, and time both.
 
-The quickest schedule of a step of operations (`taccl.Workload`) is executed on a topology, and its outputs
-are compared with those of the operations alone.
+A step of a workload (`taccl.Workload`) is transformed and scheduled for a topology, and then executed. Its
+outputs are compared with those of the untransformed step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Options that only some engines support (`Runtime.run_options`).
 _OF_SOME = ("topology", "in_place", "sizes", "log")
-#: {rate of a processor: its description}.
+#: {option that sets a rate of the ranks' processors: description of the rate}.
 _RATES = {"tflops": "TFLOPS", "gb_per_s": "memory traffic in GB/s"}
 
 
@@ -59,7 +59,7 @@ def add(verb: argparse.ArgumentParser) -> None:
 
 
 def _with(name: str) -> str:
-    """Words for the help of an option, which name the engines that support it."""
+    """Start of an option's help, which names the engines that support it, e.g. ``with --engine mpi``."""
     able = [each.name for each in registered("run").values() if name in each.run_options]
     return f"with --engine {' or '.join(able)}"
 
@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> Answer:
 
 
 def _run_step(options: argparse.Namespace, note: Callable[[str], None]) -> Answer:
-    """Transform and schedule a step, and execute it with ranks of this machine."""
+    """Transform and schedule a workload's step, and execute it with ranks started on this machine."""
     from taccl.formats.registry import read
     from taccl.runtime.environment import launched_by
     from taccl.runtime.step import execute_step
@@ -129,7 +129,7 @@ def _run_step(options: argparse.Namespace, note: Callable[[str], None]) -> Answe
 
 
 def _program(options: argparse.Namespace) -> Program:
-    """The program in a file, or the one that its schedule is lowered to."""
+    """Read a program from a file; a schedule in the file is lowered to a program."""
     from taccl.formats.detection import format_of_content, wrong_format
     from taccl.formats.registry import read
     from taccl.program.lower import lower

@@ -72,7 +72,7 @@ def _shown(options: argparse.Namespace, kind: Kind) -> Answer:
 
 
 def _of_program(program: Program, *, limit: int) -> Answer:
-    """Answer with a program's figures, the verdict of its interpretation, and its first steps."""
+    """Answer with a program's figures, the verdict of `taccl.interpret` on it, and its first steps."""
     found = taccl.interpret(program)
     collective = None if program.collective is None else program.collective.name
     verdict = found.verdict
@@ -116,7 +116,7 @@ def _of_program(program: Program, *, limit: int) -> Answer:
 
 
 def _of_schedule(file: str, *, limit: int | None) -> Answer:
-    """Answer with a schedule's figures and first transfers, and with what its file states on its search."""
+    """Answer with a schedule's figures and first transfers, and the bound and gap that its file states."""
     from taccl.cli.output import finish_text, title_of, transfers_text
     from taccl.formats.native import load_schedule, read_document
     from taccl.schedule.figures import schedule_figures

@@ -94,9 +94,9 @@ def run(options: argparse.Namespace) -> Answer:
 
 
 def _rival(problem: Problem, deadline: Deadline) -> Schedule | None:
-    """Fastest baseline, for comparison with the sketches; None if there is no time for it.
+    """Fastest baseline, to compare with sketches; None if the problem is too large or the time too short.
 
-    Small sums are fastest by direct sends of all contributions, which no sketch describes.
+    Small reductions are fastest if every rank sends its contribution directly, which no sketch describes.
     """
     if sum(len(chunk.destinations) for chunk in problem.collective.chunks) > _MOST_ARRIVALS:
         return None
@@ -166,7 +166,7 @@ def _values(topology: Topology, found: Sequence[taccl.SketchProposal]) -> dict[s
 
 
 def _write(found: Sequence[taccl.SketchProposal], folder: Path, *, overwrite: bool) -> list[Path]:
-    """Write each sketch to a file named by its position and its name, and the JSON Schema of sketches."""
+    """Write each sketch to a file ``POSITION-NAME.toml``, and the JSON Schema of sketches beside them."""
     from taccl.formats.files import check_writable, write_whole
     from taccl.sketch.sketch import sketch_json_schema
 

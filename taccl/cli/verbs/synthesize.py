@@ -1,6 +1,6 @@
 """``taccl synthesize``: find a schedule, verify it, and say how good it is.
 
-Large symmetric fabrics by name get an implicit schedule, without building the topology at all.
+A large symmetric fabric that is given by name gets an implicit schedule; its topology is never built.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ if TYPE_CHECKING:
     from taccl.synthesis.symmetry.implicit import ImplicitResult
     from taccl.topology.named import NamedFabric
 
-#: Share of the time limit for the bound over all chunkings and for the answer.
+#: Share of the time limit that is left after the search, for the bound over all chunkings and the answer.
 _REST_SHARE = 0.1
 
 #: Fewest ranks for an implicit schedule, on fabrics that look alike from every rank.
 _MANY_RANKS = 2048
-#: Fewest ranks for an implicit schedule by ``dimension-balanced``.
+#: Fewest ranks for an implicit schedule by the backend ``dimension-balanced``.
 _MANY_BALANCED = 257
 #: Max gap of an implicit schedule; above it ordinary synthesis runs instead.
 _WORTH_A_SEARCH = 0.1
 
-#: Options of `schedule_in` for a file of taccl's own.
+#: Options with which `schedule_in` reads a file in taccl's own format.
 _OWN_FILE = argparse.Namespace(topology=None, chunk_size=None, time_unit_us=None)
 
 
 def _share(word: str) -> float:
-    """A share such as ``0.01`` or ``1%``; ValueError for anything else."""
+    """Parse a share such as ``0.01`` or ``1%``; ValueError for anything else."""
     return float(word[:-1]) / 100 if word.endswith("%") else float(word)
 
 
@@ -205,7 +205,7 @@ def _fabric(options: argparse.Namespace) -> NamedFabric | None:
 
 
 def _cut(options: argparse.Namespace, fabric: NamedFabric) -> tuple[int, int]:
-    """Number of chunks per rank, and bytes of a chunk; ``dimension-balanced`` may choose the number."""
+    """(chunks per rank, bytes per chunk); ``dimension-balanced`` may choose the number of chunks."""
     from taccl.synthesis.proposers.balanced import choose_num_chunks
 
     count = options.chunks_per_rank

@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> Answer:
 
 
 def _index(file: str, options: argparse.Namespace) -> Answer:
-    """Check every file that the index of a plan of ranges names."""
+    """Check every file that a plan's index (``plan.json``) names."""
     from taccl._internal.reading import parse_json, read_text
 
     document = parse_json(read_text(file), source=file)
@@ -88,7 +88,7 @@ def _file(file: str, options: argparse.Namespace) -> Answer:
 
 
 def _program(file: str) -> Answer:
-    """Run a program of a runtime, and say whether it can hang, race or end up wrong."""
+    """Interpret an MSCCL XML program, and say whether it can hang, race or give wrong results."""
     from taccl.formats.msccl.xml import load_msccl_xml
 
     program = load_msccl_xml(file)
@@ -109,7 +109,7 @@ def _program(file: str) -> Answer:
 
 
 def _plan(file: str) -> Answer:
-    """Run an MSCCL++ plan by the executor's rules, and say whether it can hang, race or end up wrong."""
+    """Run an MSCCL++ plan by its executor's rules, and say if it can hang, race or give wrong results."""
     from taccl._internal.reading import parse_json, read_text
     from taccl.formats.mscclpp.executor import verify_plan
 
