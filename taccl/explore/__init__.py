@@ -1,1 +1,1 @@
-"""Comparing and exploring: many runs as one table, and the cache of their results."""
+"""Tables that compare many runs, a cache of results, plans for ranges of sizes, and diagnoses of logs."""

@@ -1,12 +1,12 @@
 """Cache of results in the user's cache folder, keyed by a hash of problem, options and versions.
 
-One file per result, ``results/v1/abcd....json``, named by its key. A schedule's file is one of taccl's own
-format, so that `taccl.load` and every verb read it too; a proof that there is no schedule is a small file of
-JSON. Files are written whole or not at all, so that many processes may share a folder without a lock.
+Each result has one file, ``results/v1/KEY.json``. A schedule is stored in taccl's own format, so that
+`taccl.load` and every verb can read it; a proof that no schedule exists is stored as a small JSON file. Files
+are written whole or not at all, so that many processes may share a folder without a lock.
 
 Entries are not trusted: digests are recomputed, the schedule is verified, and its figures must be those of
-its row. An entry that fails is a miss, with a `CacheWarning`. Bounds and proofs of infeasibility are trusted:
-proving them again may take as long as the run.
+its row. An entry that fails these checks counts as a cache miss, with a `CacheWarning`. Bounds and proofs of
+infeasibility are trusted: proving them again may take as long as the original run.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Cache:
     Parameters
     ----------
     folder : path, optional
-        Default: `cache_folder`. It is made when the first result is stored.
+        Folder of the cache, created when the first result is stored; default: `cache_folder`.
 
     Examples
     --------
@@ -89,14 +89,14 @@ class Cache:
 
     @checked
     def path(self, key: str) -> Path:
-        """Path at which the result of a key is stored, if it is; `taccl.load` reads the file."""
+        """Path at which the result with a key is, or would be, stored; `taccl.load` reads the file."""
         if not _KEY.fullmatch(key):
             said = f"found {key!r}; expected 64 hexadecimal digits, as in the column key"
             raise InputError(said, where="key")
         return self.folder / "results" / f"v{_SCHEMA}" / f"{key}.json"
 
     def find(self, key: str, problem: Problem | None = None) -> Entry | str | None:
-        """Verified entry of a key; None if the cache has none, or a message on an entry that cannot be used.
+        """Verified entry of a key, None if the key has no entry, or a message why the entry is unusable.
 
         - `problem`: The problem that the entry should be for; with it, reading is faster.
         """
@@ -141,7 +141,7 @@ class Cache:
         raise InputError(f"{said} with this cache", where=key)
 
     def info(self) -> CacheInfo:
-        """Number of results and their size, over every version of taccl."""
+        """Number and total size of the stored results, those of other versions of taccl included."""
         found = []
         for path in self._files():
             with contextlib.suppress(OSError):  # another process may have cleared the cache
@@ -150,7 +150,7 @@ class Cache:
         return CacheInfo(self.folder, len(found), sum(found))
 
     def clear(self) -> CacheInfo:
-        """Remove all results, but no other files of the folder; return the size of what was removed."""
+        """Remove all results, but no other files of the folder; return the results' number and size."""
         removed = self.info()
         for path in self._files():
             try:
@@ -160,7 +160,7 @@ class Cache:
         return removed
 
     def _files(self) -> Iterator[Path]:
-        """Files of caches of all versions, including drafts of interrupted writes."""
+        """Files of results in all versions of the cache, and temporary files of interrupted writes."""
         try:
             if self.folder.exists() and not self.folder.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, "it is not a folder")
@@ -182,17 +182,17 @@ def warn_of_damage(sentences: Sequence[str]) -> None:
 
 
 def cache_folder() -> Path:
-    """TACCL_CACHE_DIR, or the folder of taccl in the platform's cache folder of the user."""
+    """Folder of the cache: TACCL_CACHE_DIR if it is set, else ``taccl`` in the user's cache folder."""
     named = os.environ.get("TACCL_CACHE_DIR")
     if named:
         return Path(os.path.expanduser(named))  # an unknown ~user stays as written
     from platformdirs import user_cache_path
 
-    with contextlib.suppress(RuntimeError):  # no home folder; older platformdirs returns a relative path
+    with contextlib.suppress(RuntimeError):  # no home folder (older platformdirs: a relative path)
         folder = user_cache_path("taccl", appauthor=False)
         if folder.is_absolute():
             return folder
-    # Entries are verified when read, so that any folder is safe.
+    # Entries are verified when read, so that a folder which others can write to is safe.
     return Path(tempfile.gettempdir()) / f"taccl-cache-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
 
 
@@ -208,7 +208,7 @@ def key_of(problem_digest: str, **options: str | int | float | None) -> str:
 def entry_document(
     key: str, row: dict[str, Any], schedule: Schedule | None, *, found: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Stored form of a run, as plain values; `found` is `Result.to_dict`."""
+    """JSON document with which the cache stores a run's outcome; `found` is `Result.to_dict`."""
     content = {**(found or {}), "key": key, "row": row}
     if schedule is not None:
         return dump_schedule(schedule, extra=content)
@@ -245,7 +245,7 @@ def _read(path: Path, key: str, problem: Problem | None) -> Entry:
 def _is_cut_of(cut: Problem, problem: Problem) -> bool:
     """True if `cut` is `problem` with a chosen number of chunks, which `problem` leaves open.
 
-    The clauses on merging may differ.
+    Their clauses on merging may differ.
     """
     if not problem.chunks_open or cut.collective.chunks_per_rank % problem.collective.chunks_per_rank:
         return False

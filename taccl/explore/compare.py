@@ -1,4 +1,4 @@
-"""Tables that compare runs: backends and seeds on a problem; or also sketches, sizes and chunk numbers."""
+"""Tables of runs: for backends and seeds on one problem, or also for sketches, sizes and chunk numbers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def compare(
     full: bool = False,
     details: bool = False,
 ) -> pd.DataFrame:
-    """Compare what backends find for a problem: a table with a row for each backend and seed.
+    """Compare backends on a problem, in a table with a row for each backend and seed.
 
     Runs share this machine's cores, or a Dask cluster within ``joblib.parallel_config(backend="dask")``.
     Cached runs are not repeated. Ctrl-C returns the finished rows; the others have the status
@@ -72,8 +72,8 @@ def compare(
     time_limit_s : float
         Seconds for each run.
     total_limit_s : float, optional
-        Seconds after which all runs must have ended. Each then has an equal part of the time that is left
-        when it begins; the table and the cache list an equal part of `time_limit_s` as its limit.
+        Seconds after which all runs must have ended. Each run then has an equal share of the time that is
+        left when it begins; the table and the cache list an equal share of `time_limit_s` as its limit.
     num_workers : int, optional
         Number of runs at a time; default: one per core. A Dask cluster uses all of its cores.
     threads : int
@@ -84,8 +84,8 @@ def compare(
         True for a progress bar on stderr (default: on a terminal or in a notebook), or a function that is
         called with the numbers of finished runs and of all runs.
     parameters : iterable of SearchParameters, optional
-        Constants of the search, one row for each; the column ``parameters`` says how they differ from the
-        defaults.
+        Sets of constants of the search; each backend and seed runs with every set. The column ``parameters``
+        says how a set differs from the defaults.
     full : bool
         True to show all columns, such as the seconds of each stage, versions, and the key in the cache.
     details : bool
@@ -95,8 +95,8 @@ def compare(
     Returns
     -------
     DataFrame
-        Its columns are `taccl.explore.rows.SHORT` and the labels in which rows differ; with `full` all of
-        `taccl.explore.rows.COLUMNS`.
+        Its columns are `taccl.explore.rows.SHORT` (or `DETAILS`, with `details`), and those of `LABELS` in
+        which rows differ; with `full`, all of `COLUMNS`.
 
     Raises
     ------
@@ -138,7 +138,7 @@ def sweep(
     """Compare results for every combination of sketches, sizes, numbers of chunks, backends and seeds.
 
     The table has a row for each combination, in the order of the arguments: sketches first, seeds last.
-    A combination that makes no problem, such as a sketch of another machine, is a row that says why.
+    If a combination does not fit together, such as a sketch for another machine, its row says why.
 
     Parameters
     ----------
@@ -214,14 +214,14 @@ def sweep(
 def _part_s(
     time_limit_s: float, total_limit_s: float | None, num_runs: int, num_workers: int | None
 ) -> dict[str, float]:
-    """{``"time_limit_s"``: seconds for each run}, an equal part of `total_limit_s` if that is given."""
+    """{``"time_limit_s"``: seconds for each run}; with `total_limit_s`, an equal share of `time_limit_s`."""
     if total_limit_s is not None:
         time_limit_s /= -(-num_runs // num_at_once(num_workers, num_runs))
     return {"time_limit_s": time_limit_s}
 
 
 def loaded(sketches: Iterable[Sketch | str | PathLike[str] | None]) -> list[Sketch | None]:
-    """Load the sketches given by name or path; sketches and None are kept."""
+    """Load the sketches that are given by name or path; keep `Sketch` objects and None as they are."""
     return _some(map(_loaded, sketches), "sketches", ", or None for no sketch")
 
 
@@ -234,7 +234,7 @@ def _loaded(sketch: Sketch | str | PathLike[str] | None) -> Sketch | None:
 
 
 def _some(found: Iterable[Any], where: str, such_as: str = "") -> list[Any]:
-    """The items found, as a list; `InputError` if there are none."""
+    """List of the items in `found`; `InputError` if there are none."""
     several = list(found)
     if not several:
         raise InputError(f"found none; expected at least one{such_as}", where=where)

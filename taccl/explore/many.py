@@ -1,7 +1,7 @@
 """Run many problems in parallel through joblib: read cached results, share out the rest, show progress.
 
-joblib's own configuration says where: by default the cores of this machine, and within
-``joblib.parallel_config(backend="dask")`` a Dask cluster. Only this process reads and writes the cache.
+joblib's configuration decides where runs are performed: by default on the cores of this machine, and within
+``joblib.parallel_config(backend="dask")`` on a Dask cluster. Only this process reads and writes the cache.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 Asked = Sequence[tuple[Callable[[], Problem], dict[str, Any]]]
 Answer = tuple[int, dict[str, Any], dict[str, Any] | None]
-#: `_WORKER_S`: CPU seconds that a process for runs takes to start.
-#: `_MOST_START_SHARE`: max share of the time left for starting it; otherwise this process does the runs.
+#: `_WORKER_S`: CPU seconds to start a worker process.
+#: `_MOST_START_SHARE`: max share of the remaining time for its start; else this process does the runs.
 _WORKER_S, _MOST_START_SHARE = 1.0, 0.5
-#: Exceptions of joblib and Dask for a dead worker. A run's own errors are rows, and raise nothing.
+#: Exceptions of joblib and Dask for a dead worker. A run that fails raises none: its row states the error.
 _DEATHS = ("BrokenProcessPool", "TerminatedWorkerError", "KilledWorker")
 
 
@@ -46,10 +46,10 @@ def table_of(
 ) -> pd.DataFrame:  # fmt: skip
     """Run all problems; return a table with a row for each, in their order, including those that fail.
 
-    Ctrl-C stops the runs; if none was done, its `KeyboardInterrupt` is raised.
+    Ctrl-C stops the runs; `KeyboardInterrupt` is raised only if no run was done.
 
     - `asked`: (function that makes the problem, known values of its row), for each run.
-    - `until_s`: End of all runs on the clock of `time.time`; by default each has the limit of its row.
+    - `until_s`: End of all runs on the clock of `time.time`; by default, each run has its row's time limit.
     """
     rows = [labels for _, labels in asked]
     done = 0
@@ -87,7 +87,7 @@ def table_of(
 def _rows(
     asked: Asked, num_workers: int | None, cache: Cache | None, until_s: float
 ) -> Generator[tuple[int, dict[str, Any]]]:
-    """Yield (index, row) of each run: first those cached or without a valid problem, then the others."""
+    """Yield (index, row) of each run: first cached runs and invalid problems, then other runs as they end."""
     waiting: list[tuple[int, RunRequest]] = []
     damage: list[str] = []
     for index, (make, labels) in enumerate(asked):
@@ -128,7 +128,7 @@ def _answers(waiting: Sequence[tuple[int, RunRequest]], num_workers: int | None)
         index: run._replace(rounds=-(-(len(waiting) - place) // num_jobs), is_first=place == 0)
         for place, (index, run) in enumerate(waiting)
     }
-    alone = 0  # number of the next runs that run one at a time
+    alone = 0  # number of next runs to perform one at a time
     while left:
         some = list(left.items())[: 1 if alone else None]
         try:
@@ -146,12 +146,12 @@ def _answers(waiting: Sequence[tuple[int, RunRequest]], num_workers: int | None)
                 why = f"its process died, also when run alone ({death})"
                 yield index, failed_row(run.row, TacclError(why)), None
             else:
-                alone = min(len(left), 2 * num_jobs) + 1  # joblib dispatches this many ahead
+                alone = min(len(left), 2 * num_jobs) + 1  # joblib dispatches 2 * num_jobs runs ahead
         alone = max(0, alone - 1)
 
 
 def _may_start_workers(until_s: float) -> bool:
-    """True if there is time to start processes for runs, or if a cluster or existing processes do the runs.
+    """True if there is time to start joblib's worker processes, or joblib uses others, such as Dask's.
 
     - `until_s`: End of all runs on the clock of `time.time`.
     """
@@ -163,7 +163,7 @@ def _may_start_workers(until_s: float) -> bool:
 
 
 def num_at_once(num_workers: int | None, num_runs: int) -> int:
-    """Number of runs at a time: as asked, as joblib is configured, or one for each core."""
+    """Number of runs at a time: `num_workers`, else as joblib is configured, else one for each core."""
     from joblib import effective_n_jobs
     from joblib.parallel import get_active_backend
 
@@ -185,7 +185,7 @@ def _in_parallel(some: Sequence[tuple[int, RunRequest]], num_jobs: int) -> Gener
     parent = (os.getpid(), _solver_files()) if num_jobs > 1 and starts_processes else None
     answers = parallel(delayed(_numbered)(index, run, parent) for index, run in some)
     try:
-        for answer in answers:  # noqa: UP028 (`yield from` closes them before warnings are ignored)
+        for answer in answers:  # noqa: UP028 (`yield from` would close `answers` before warnings are ignored)
             yield answer
     finally:
         with warnings.catch_warnings():
@@ -196,7 +196,8 @@ def _in_parallel(some: Sequence[tuple[int, RunRequest]], num_jobs: int) -> Gener
 def _mend_dask(backend: Any) -> None:
     """Patch joblib's Dask backend to report tasks of dead workers, and to run every task on the cluster.
 
-    Otherwise it waits for such tasks forever, and runs tasks in this process if the cluster has one core.
+    Without the patch, it waits forever for tasks of dead workers. On a cluster with one core, it would run
+    tasks in this process.
     """
     if type(backend).__name__ != "DaskDistributedBackend" or "submit" in vars(backend):
         return
@@ -219,7 +220,7 @@ def _mend_dask(backend: Any) -> None:
 
 @cache
 def _solver_files() -> str:
-    """Folder for solver files of joblib's processes; this process removes it, as joblib kills them."""
+    """Folder for solver files of joblib's workers; this process removes it, as joblib may kill workers."""
     folder = tempfile.mkdtemp(prefix="taccl-runs-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -235,7 +236,7 @@ def _numbered(index: int, run: RunRequest, parent: tuple[int, str] | None) -> An
 def _counter(
     num_runs: int, progress: bool | Callable[[int, int], None] | None
 ) -> Iterator[Callable[[int, int], None]]:
-    """Callback for the number of finished runs: a bar on stderr, or the caller's function."""
+    """Callback (finished runs, all runs) that moves a progress bar on stderr, or the caller's function."""
     if callable(progress):
         yield progress
         return
@@ -250,7 +251,7 @@ def _counter(
 
 
 def _seen() -> bool:
-    """True if a bar is visible: on a terminal, or in a notebook."""
+    """True if a progress bar would be visible: stderr is a terminal, or Python runs in a notebook."""
     if sys.stderr is not None and sys.stderr.isatty():
         return True
     shell = sys.modules.get("IPython")

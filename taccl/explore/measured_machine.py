@@ -33,15 +33,15 @@ from taccl.topology.registry import machine_names, parse
 from taccl.topology.topology import Topology
 from taccl.topology.transform import subset
 
-#: Advice in notes on imported machines, for a network of another class than assumed.
+#: Advice in notes on imported machines, in case their network is not of the assumed class.
 _OTHER_NETWORK = "for another network, name the instance type (--topology)"
 
 
 class Machine(NamedTuple):
     """A user's description of a machine.
 
-    - `topology`: Name of a machine or instance type, path of a topology file, or a topology; None to follow
-      the names of GPUs.
+    - `topology`: Name of a machine or instance type, path of a topology file, or a topology; None to choose
+      the machine by the GPUs that a log names.
     - `nodes`: Number of nodes; None to take it from each log.
     - `ranks`, `without_ranks`: Subset of the ranks, by number in the whole machine.
     """
@@ -58,8 +58,10 @@ def read_logs(paths: Sequence[str], *, collective: str | None, in_place: bool) -
 
     Raises
     ------
+    InputError
+        If no log is given.
     FormatError
-        If there is nothing to read, the logs are of several kinds of GPUs, or they were measured on CPUs.
+        If a log has nothing to read, the logs are of several kinds of GPUs, or they were measured on CPUs.
     """
     if not paths:
         raise InputError("found no log; give at least one file", where="logs")
@@ -154,7 +156,7 @@ def topology_of(
 
 
 def _network_notes(machine: str, named: str, *, is_chosen: bool) -> list[str]:
-    """Note if the log names no network, or another one than the machine has.
+    """Notes if the log names no network, or a network that the machine does not have.
 
     - `is_chosen`: True if the user named the machine, which then decides on the network.
     """
@@ -174,15 +176,15 @@ def _network_notes(machine: str, named: str, *, is_chosen: bool) -> list[str]:
 def _made(
     word: str, nodes: int, profile: str | None, gpus: Collection[str]
 ) -> tuple[Topology, tuple[str, ...]]:
-    """Topology of a name or file with `nodes` nodes, and notes on rates that replace a file's assumptions.
+    """Topology `word` (a name or a file) of `nodes` nodes, and notes on rates that replace a file's assumed ones.
 
-    Machines by name have in-switch sums (NVLS) if their switches can add.
+    A machine that is given by name has in-switch reductions (NVLS) if its switches support them.
     """
     if os.path.isfile(word):
         if foreign_topology(word) is None:
             return load_topology(word), ()
         given: dict[str, Any] = {"nodes": nodes} if nodes > 1 else {}
-        with warnings.catch_warnings():  # of the rates that are replaced
+        with warnings.catch_warnings():  # they concern assumed rates, which are replaced
             warnings.simplefilter("ignore", AssumptionWarning)
             rates, notes = assumed_rates(load_topology(word, **given), gpus)
         found = load_topology(word, **given, **rates)
