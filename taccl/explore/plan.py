@@ -1,7 +1,7 @@
 """A plan: the best schedule for every size of a range, and the sizes at which the winner changes.
 
-Schedules are synthesized at some sizes, and every one is timed at all others (`taccl.simulate`), with the
-baselines beside them. Between two sizes with different winners the crossover is found in whole bytes.
+Schedules are synthesized at some sizes. They and the baselines are compared at all sizes of the range by
+their simulated times (`taccl.simulate`). The size at which the winner changes is found to the byte.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 #: `_BASELINES_SHARE`: share of the time limit for baselines.
 #: `_FINISHING_SHARE`: share of the time limit for programs and bounds at the end.
-#: `_MOST_FINISHING_S`: max seconds for programs and bounds, unless there are many sends.
-#: `_MOST_FINISHING_SHARE`: max share of the time limit for them.
+#: `_MOST_FINISHING_S`: max seconds for programs and bounds, unless schedules have many sends.
+#: `_MOST_FINISHING_SHARE`: max share of the time limit for programs and bounds of schedules with many sends.
 _BASELINES_SHARE, _FINISHING_SHARE, _MOST_FINISHING_S, _MOST_FINISHING_SHARE = 0.3, 0.35, 60.0, 0.6
 #: Factor between successive sizes at which schedules are synthesized.
 _FACTOR = 4
@@ -71,22 +71,23 @@ def plan(
     topology : Topology or str
         A name such as ``"dgx2"`` stands for its topology with one node.
     collective : str or Collective
-        A name; the number of chunks is chosen for every size, unless a sketch states it. Or a collective such
-        as `taccl.alltoallv_collective` makes of the bytes of each pair.
+        A name, or an object such as `taccl.alltoallv_collective` returns. For a name, the number of chunks is
+        chosen at every size, unless a sketch states it.
     sketches : iterable of sketch, shipped name or path
-        Each is synthesized at every size; None for no sketch.
+        A schedule is synthesized with each sketch at every size; None for no sketch.
     sizes : str or iterable of sizes
         A range such as ``"1KB:1GB"``, with a synthesis at sizes that grow by a factor of 4; or the sizes at
         which to synthesize.
     baselines : bool
-        True to compare the well-known algorithms, too.
+        True to compare the baselines (well-known algorithms), too.
     backend, threads, seed
         As for `taccl.synthesize`.
     time_limit_s : float
         Seconds for everything. Baselines, syntheses, programs and bounds have shares of it; unused time of
         one synthesis goes to the later ones. A plan that runs out of time has fewer ranges.
     max_ranges : int
-        Max ranges; the MSCCL runtime loads four files. A note states the cost of the limit.
+        Max number of ranges; the MSCCL runtime loads at most four files. A note of the plan states how much
+        time the limit costs.
     protocol : str
         Protocol of messages, one of the topology's; ``"auto"`` compares all, and chooses at every size the
         one with the least sum of launch and finish.
@@ -95,9 +96,9 @@ def plan(
         place for allreduce, reduce and broadcast, else out of place; MSCCL++ gets allgather and
         reduce-scatter for both.
     runtime : str, optional
-        The only one of `taccl.runtimes` to write for, such as ``"rccl"`` or ``"mscclpp"``: only its protocols
-        compete, and programs keep within its limits. Default: MSCCL, or RCCL on AMD's machines, and MSCCL++
-        beside it.
+        Name of the only runtime to write for (see `taccl.runtimes`), such as ``"rccl"`` or ``"mscclpp"``. Only
+        its protocols are compared, and programs keep within its limits. Default: MSCCL (on AMD's machines, RCCL)
+        and MSCCL++.
     progress : callable, optional
         Called with a line of text after every size.
     **arguments : CollectiveArguments

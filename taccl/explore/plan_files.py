@@ -1,8 +1,8 @@
 """A plan as a folder: schedules, an index, and the files of runtimes.
 
 ``plan.json`` is the index. Each range has its schedule in taccl's own format, and the files of the plan's
-runtimes (`Runtime.files`). These are MSCCL XML with a shell script that names the files, or execution plans
-of MSCCL++ with a module that registers them. The folder is written whole or not at all.
+runtimes (`Runtime.files`). Examples are MSCCL XML with a shell script that names the files, or execution
+plans of MSCCL++ with a module that registers them. The folder is written whole or not at all.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from taccl.explore.plan_ranges import Plan
 
 INDEX = "plan.json"
-#: Files allowed in a folder that is replaced: those of `save_plan`, and Python's caches of them.
+#: Names allowed in a folder that is replaced: files of `save_plan`, and Python's bytecode caches.
 _OWN = re.compile(
     r"plan\.json|environment\.sh|register_plans\.py|range-\d+\.(xml|json|([a-z-]+\.)?plan\.json)|__pycache__|"
     + XML_FOLDER
@@ -72,7 +72,7 @@ def check_folder(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
 
 
 def save_plan(plan: Plan, folder: str | os.PathLike[str], *, overwrite: bool = False) -> tuple[Path, ...]:
-    """Write a plan; returns its files."""
+    """Write a plan to a folder; return the paths of the written files, the index first."""
     path = check_folder(folder, overwrite=overwrite)
     draft, old = (path.parent / f".{path.name[:100]}.{secrets.token_hex(8)}.{end}" for end in ("tmp", "old"))
     try:
@@ -81,7 +81,7 @@ def save_plan(plan: Plan, folder: str | os.PathLike[str], *, overwrite: bool = F
         if path.exists():
             os.replace(path, old)
         os.replace(draft, path)
-    except InputError as error:  # names a file in the draft folder, which the caller does not know
+    except InputError as error:  # its `where` is in the draft folder, which the caller does not know
         raise InputError(error.message, where=str(folder)) from None
     except OSError as error:
         reason = error.strerror or error
@@ -103,7 +103,7 @@ def _index_of(path: Path) -> dict[str, Any]:
 
 
 def _check_files(found: PlanFiles, runtime: Runtime, plan: Plan, taken: Iterable[str]) -> None:
-    """Raise `InputError` for files of a runtime that the folder of a plan cannot hold."""
+    """Raise `InputError` if a runtime's files do not match the plan's ranges, or have unusable names."""
     if len(found.ranges) != len(plan.ranges):
         said = f"files has {len(found.ranges)} rows; expected one for each of {len(plan.ranges)} ranges"
         raise InputError(f"{runtime.title}: {said}", where="runtime")
@@ -120,7 +120,7 @@ def _fill(plan: Plan, folder: Path) -> list[str]:
         raise ExportError("a range of the plan has no program; make the plan with programs")
     rows = [{"schedule": f"range-{number:02}.json"} for number in range(1, len(plan.ranges) + 1)]
     for each, row in zip(plan.ranges, rows, strict=True):
-        # After the time limit, files state the plan's bound, not a stronger one for the schedule's chunks.
+        # If time ran out, state the plan's bound, instead of computing one for the schedule's own chunks.
         is_late = plan.stopped == "time limit"
         extra = bounds_of(each.schedule, each.bound, each.bound) if is_late else None
         save(each.schedule, folder / row["schedule"], extra=extra)

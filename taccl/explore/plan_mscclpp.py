@@ -31,7 +31,7 @@ _MODULE = "register_plans"
 
 
 def why_not(runtime: Runtime, collective: Collective, topology: Topology, protocol: str) -> str:
-    """Reason why MSCCL++ plans cannot hold a collective or run it under a protocol; empty if they can."""
+    """Reason why MSCCL++ plans cannot hold a collective, or cannot run it under `protocol`; empty if none."""
     if protocol == "ll":
         return why_no_packets(collective, topology.node_of_rank)
     if protocol or collective.name in NAMED:
@@ -76,7 +76,7 @@ def files(runtime: Runtime, plan: Plan) -> PlanFiles:
 
 
 def _placed(plan: Plan, each: PlanRange, stem: str, notes: list[str]) -> Iterator[tuple[str, str, Program]]:
-    """Yield programs of a range for MSCCL++, one per placement: (key in the index, file, program)."""
+    """Yield (key in the index, file, program) of a range for MSCCL++: in place, out of place, or for both."""
     program = each.program
     assert program is not None, "it is written where there is one"
     yield "mscclpp", f"{stem}.plan.json", program

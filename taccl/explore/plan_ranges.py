@@ -24,13 +24,13 @@ from taccl.topology.topology import Topology
 class PlanRange:
     """Schedule for a range of message sizes, both ends included.
 
-    - `min_bytes`, `max_bytes`: Sizes as nccl-tests counts them.
-    - `schedule`: The verified schedule, timed at ``schedule.problem.size_bytes``: its own size, or the
-      nearest in the range.
-    - `source`: The sketch that it was synthesized with, or the baseline, and the size of that synthesis.
-    - `finish_min`, `finish_max`: Exact microseconds at both ends.
-    - `bound`, `bound_min`, `bound_max`: Lower bounds at the size of `schedule`, and at both ends, for any
-      schedule, sketch and chunking.
+    - `min_bytes`, `max_bytes`: Smallest and largest size, as nccl-tests counts sizes.
+    - `schedule`: The verified schedule, timed at ``schedule.problem.size_bytes``. This is the size for which
+      it was made, or the nearest size in the range.
+    - `source`: The sketch or the baseline that the schedule is from, and the size for which it was made.
+    - `finish_min`, `finish_max`: Exact finish in microseconds at `min_bytes` and at `max_bytes`.
+    - `bound`, `bound_min`, `bound_max`: Lower bounds on the finish of any schedule, with any sketch and
+      chunking, at the size of `schedule`, at `min_bytes` and at `max_bytes`.
     - `program`: Program for a runtime; None if none was requested.
     """
 
@@ -99,17 +99,18 @@ class Plan:
     Parameters
     ----------
     ranges : tuple of PlanRange
-        In order of size; each begins one byte after the one before it ends.
+        Ranges in order of size; each begins one byte after the end of the previous range.
     num_candidates : int
-        Different schedules that were compared.
+        Number of different schedules that were compared.
     stopped : str
-        ``"done"``, ``"time limit"`` or ``"interrupted"``. With the last two, fewer schedules were compared.
+        ``"done"``, ``"time limit"`` or ``"interrupted"``. In the last two cases, fewer schedules were
+        compared.
     runtimes : tuple of str
         Names in `taccl.runtimes` for which `save` writes files.
     lowering : mapping
         Options of `taccl.lower` by which the programs were made.
     both_places : bool
-        True if MSCCL++ gets every range in place and out of place.
+        True if `save` writes MSCCL++ plans of every range for calls in place and for calls out of place.
     """
 
     topology: Topology
@@ -146,7 +147,8 @@ class Plan:
         Raises
         ------
         InputError
-            If the folder exists and `overwrite` is False, or is not a plan's, or cannot be written.
+            If the folder exists and `overwrite` is False, if it holds other files than a plan's, or if it
+            cannot be written.
         """
         from taccl.explore.plan_files import save_plan
 

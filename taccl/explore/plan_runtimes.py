@@ -104,7 +104,7 @@ def _multiples_text(files: Sequence[ServedSizes], plan: Plan) -> str:
 
 
 def serving_parameters(collective: Collective) -> tuple[SearchParameters, list[str]]:
-    """(search parameters, notes): only numbers of chunks whose files serve power-of-two sizes are tried.
+    """(search parameters, notes): limit the search to chunk numbers whose files serve power-of-two sizes.
 
     A runtime uses a file only if its chunks divide the data of a call. Sizes of calls are mostly powers of
     two, or small multiples of these. If no number of chunks qualifies, the parameters are the defaults.
@@ -125,9 +125,9 @@ def serving_parameters(collective: Collective) -> tuple[SearchParameters, list[s
 
 
 def serving_counts(collective: Collective, counts: Sequence[int]) -> list[int]:
-    """The `counts` (parts per chunk) whose files serve power-of-two sizes; all `counts` if none does.
+    """Those of `counts` (parts per chunk) for which files serve power-of-two sizes; all if there are none.
 
-    - `collective`: A collective with an open number of chunks, in one chunk per rank.
+    - `collective`: A collective that leaves the number of chunks open, with one chunk per rank for now.
     """
     name, num_ranks = collective.name, collective.num_ranks
     whole = collective.size_chunks

@@ -55,13 +55,13 @@ def finishing_time(problem: Problem) -> float:
 
 
 def _work_per_send(lowering: dict[str, Any]) -> float:
-    """Factor for estimated seconds per send: number of program instances times the machine's load."""
+    """Factor by which estimated seconds per send grow: number of program instances times `busy_factor`."""
     instances = lowering.get("instances", 1)
     return busy_factor() * (instances if isinstance(instances, int) else 1)
 
 
 class PlanSearch:
-    """State of a plan's search: candidates, notes, and the reason for its end."""
+    """State of the search for a plan: candidate schedules, known bounds, notes, and why the search ended."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class PlanSearch:
         self.failure: Exception | None = None
 
     def add(self, schedule: Schedule, source: str) -> None:
-        """Add a schedule as a candidate under every protocol, unless an equal one is known."""
+        """Add a schedule as a candidate under every protocol, unless a candidate has the same sends."""
         for topology in self.topologies:
             try:
                 same = topology is schedule.problem.topology
@@ -93,9 +93,9 @@ class PlanSearch:
             self.shapes[candidate.shape].made_us[found.problem.size_bytes or 0] = found.predicted_us
 
     def add_baselines(self, cases: Sequence[tuple[str, Sequence[Problem]]], until: Deadline) -> None:
-        """Add every baseline that applies, for a small, a middle and a large size, and each number of chunks.
+        """Add each applicable baseline, built for a small, a middle and a large size and each chunk number.
 
-        Baselines that are quick to build come first. A note counts those left out for lack of time.
+        Baselines that are quick to build come first. A note states how many are left out for lack of time.
         """
         cuts = {problems[0].collective.chunks_per_rank: problems for _, problems in cases}
         places = sorted({0, len(self.grid) // 2, len(self.grid) - 1})
@@ -123,7 +123,7 @@ class PlanSearch:
     ) -> None:
         """Synthesize candidates for every size and sketch while time is left; `options` go to `synthesize`.
 
-        Raises `OutOfTime` if time is up during a synthesis, and there is a candidate already.
+        Raises `OutOfTime` if time runs out during a synthesis, once there is a candidate.
         """
         with until.enforced(lambda: bool(self.candidates)):
             left = len(self.grid) * len(cases)
@@ -198,10 +198,11 @@ class PlanSearch:
     ) -> list[Tile]:
         """Ranges of sizes (tiles) when time is short, each with the fastest schedule that has a program.
 
-        A single tile if there are too many, or time is up. The best schedules for the largest size and for
-        the smallest get programs first, if these can be made in time. Sizes larger than any that a schedule
-        was made for are left to the library. Raises `NoSolutionError` if no schedule has a program by the
-        limit, or `ExportError` if the runtime's files hold none.
+        First, the best schedules for the largest and the smallest size are lowered to programs, as far as
+        time allows. The result is a single tile if there are more than `max_ranges`, or time runs out. Sizes
+        above the largest for which a schedule was made are left to the library's own algorithms. Raises
+        `NoSolutionError` if no schedule has a program by the limit, or `ExportError` if the runtime's files
+        can hold no program.
         """
         made = {size for each in self.candidates for size in each.made_us}
         last = max(made)
@@ -233,10 +234,10 @@ class PlanSearch:
         programs: dict[TimedSchedule, Program],
         limit: Deadline,
     ) -> None:
-        """Add one program to `programs`: of the fastest schedule for `size` that can be lowered in time.
+        """Lower the fastest schedule for `size` that can be lowered in time, and add it to `programs`.
 
-        If there is no program yet, each try has extra time on a busy machine, and the schedule of the fewest
-        sends is tried even after the limit: without a program, there is no plan.
+        If there is no program yet, each try has extra time on a busy machine. The schedule with the fewest
+        sends is then tried even after the limit, as there is no plan without a program.
         """
         send_s = _LOWER_S * _work_per_send(lowering)
         fewest = min(self.candidates, key=lambda each: len(each.schedule))
@@ -273,7 +274,7 @@ class PlanSearch:
         best = {size: winner_at(remaining, size).finish(size) for size in reversed(self.grid)}
         while True:
             tiles = tiles_of(remaining, self.grid)
-            # Lower for the smallest and largest sizes first: there, schedules made for other sizes lose most.
+            # Lower the schedules of the first and last tile first: others are slowest at these sizes.
             for place in _spread(len(tiles)):
                 winner = tiles[place][2]
                 if winner not in programs:

@@ -34,10 +34,10 @@ KnownBounds = Mapping[tuple[str, int | None], Certificate]
 class TimedSchedule:
     """A schedule, and its finish at any size, launch included.
 
-    The order of sends is fixed, so the finish is the longest path in its precedence graph. Lengths of paths
-    are affine in bytes, so the finish is a convex, nondecreasing function of the size. Finishes at two sizes
-    on one side of a third give a lower limit there, those on both sides an upper limit. So few sizes need a
-    simulation.
+    The order of sends is fixed, so the finish is the longest path in their precedence graph. Lengths of paths
+    are affine in bytes, so the finish is a convex, nondecreasing function of the size. So the finishes at two
+    sizes limit the finish at a third: from below if both lie on one side of it, from above if it lies between
+    them. Few sizes need a simulation.
     """
 
     def __init__(self, schedule: Schedule, source: str) -> None:
@@ -162,16 +162,16 @@ def without_one(tiles: Sequence[Tile], grid: Sequence[int]) -> list[TimedSchedul
 
 
 def ratio(finish: Fraction | float, best: Fraction | float) -> Fraction | float:
-    """Ratio of a finish to the best one; 1 if both are 0, as no send is necessary."""
+    """Ratio of a finish to the best finish; 1 if the best is 0, as then no send is necessary."""
     return finish / best if best else 1
 
 
 def range_of(tile: Tile, program: Program, until: Deadline, left: int, known: KnownBounds) -> PlanRange:
-    """Plan range of a tile: its schedule, with times and lower bounds at both ends and at its own size.
+    """Plan range of a tile: its schedule, with times and bounds at both ends and the schedule's own size.
 
-    - `until`: Deadline for the bounds of this range and of those after it.
-    - `left`: Number of these bounds.
-    - `known`: Bounds of syntheses, for sizes without a bound in time.
+    - `until`: Deadline for the lower bounds of this range and of the ranges after it.
+    - `left`: Number of lower bounds to compute until then.
+    - `known`: Lower bounds from syntheses, for sizes at which none can be computed in time.
     """
     first, last, winner = tile
     own = min(max(winner.schedule.problem.size_bytes or first, first), last)
@@ -191,7 +191,7 @@ def range_of(tile: Tile, program: Program, until: Deadline, left: int, known: Kn
 
 
 def _bound(problem: Problem, seconds: float, known: KnownBounds) -> Certificate:
-    """Lower bound over all chunkings within `seconds` (min `_LEAST_BOUND_S`); else a known or trivial one."""
+    """Lower bound over all chunkings; after `seconds` (min `_LEAST_BOUND_S`), a known or a trivial bound."""
     budget_s = max(seconds, _LEAST_BOUND_S) / 2
     try:
         with Deadline.after(2 * budget_s).enforced():

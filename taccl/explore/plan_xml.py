@@ -1,6 +1,6 @@
 """MSCCL XML files of a plan, one for each range of sizes, and a shell script that makes runtimes load them.
 
-Variables and folders are those that the sources named in `taccl.runtimes.table` read.
+The script's variables and folders are from the source code of the runtimes (see `taccl.runtimes.table`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Folder with nothing but XML files, for runtimes that load every file in a folder.
 XML_FOLDER = "msccl-algorithms"
-#: Name of the shell script.
+#: Name of the shell script that sets a runtime's environment variables.
 _SCRIPT = "environment.sh"
 
 
@@ -41,7 +41,7 @@ def check(runtime: Runtime, program: Program) -> None:
 
 
 def files(runtime: Runtime, plan: Plan) -> PlanFiles:
-    """A file of MSCCL XML for each range, and a shell script that names them to the runtime."""
+    """An MSCCL XML file for each range, and a shell script that makes the runtime load these files."""
     folder = "" if runtime.name == "msccl" else f"{XML_FOLDER}/"
     names = [f"{folder}range-{number:02}.xml" for number in range(1, len(plan.ranges) + 1)]
     contents, served = {}, []
