@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from taccl.schedule.schedule import Schedule
 
-#: Value of the column ``sketch`` for a run without one, so that grouping keeps it.
+#: Value of the column ``sketch`` for a run without a sketch; grouping in pandas would drop missing values.
 NO_SKETCH = "none"
 
 
@@ -179,7 +179,8 @@ def shortened(table: pd.DataFrame, shown: Sequence[str] = SHORT) -> pd.DataFrame
 def with_best_bounds(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows with the best bound that any run proved for their problem.
 
-    The time for a bound is limited, so runs of one problem may prove different bounds; each holds for all.
+    The time for a bound is limited, so runs of one problem may prove different bounds. Each bound holds for
+    all of these runs.
     """
     bounded = _with_best(rows, ("problem_digest", "bound_scope"), "gap", ("bound_us", "bound_limits"))
     return _with_best(bounded, ("problem_digest",), "gap_of_every_cut", ("bound_of_every_cut_us",))
@@ -190,7 +191,8 @@ def _with_best(
 ) -> list[dict[str, Any]]:
     """The rows, each with the best bound proved in any row with equal values in the columns `labels`.
 
-    - `gap`, `proof`: Column of the gap to the bound; columns of the proof, of which the first is the bound.
+    - `gap`: Column of the gap to the bound.
+    - `proof`: Column of the bound, and the columns that are copied with it.
     """
     bound, best = proof[0], dict[tuple[Any, ...], dict[str, Any]]()
     for row in rows:
@@ -212,7 +214,7 @@ def _with_best(
 
 
 def plain_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a comparison as plain values, as JSON holds them; None for missing values."""
+    """The rows of a comparison's table as dicts of plain values, ready for JSON; missing values are None."""
     rows: list[dict[str, Any]] = table.astype(object).where(table.notna(), None).to_dict("records")
     return rows
 
@@ -253,11 +255,11 @@ def figures(result: Result) -> dict[str, Any]:
 
 
 def _solved(result: Result) -> dict[str, Any]:
-    """{column: value} of stages that ran solvers: status of routing and ordering, bound, rounds."""
+    """{column: value} from the stages that ran solvers: statuses, the solver's bound, number of routings."""
     routings = [each for each in result.stages if each.name.rpartition(": ")[2] == "routing"]
     ordered = ("joint", "job shop", "contiguity")
     orderings = [each.status for each in result.stages if each.name.rpartition(": ")[2] in ordered]
-    # Ignore bounds of solvers above a verified schedule's finish.
+    # A solver's bound above the finish of the verified schedule is wrong: ignore it.
     bounds = [each.bound_us for each in routings if each.name == "routing" and each.bound_us is not None]
     sound = [bound for bound in bounds if bound <= result.finish_us * (1 + 1e-9)]
     return {

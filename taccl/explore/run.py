@@ -34,7 +34,7 @@ from taccl.topology.registry import parse
 _OPTIONS = ("backend", "seed", "time_limit_s", "threads", "parameters")
 #: Min time limit in seconds of a run that shares the remaining time with other runs.
 _LEAST_LIMIT_S = 0.1
-#: Max seconds by which a run may start after the time limit of all runs; later runs are left out.
+#: Max seconds after the time limit of all runs at which a run may still start; later runs are left out.
 _LATE_S = 1.0
 #: Seconds that solver processes of a worker process wait for the next run.
 _LINGER_S = 3.0
@@ -51,12 +51,12 @@ _STATUSES: tuple[tuple[type[BaseException], str], ...] = (
 class RunRequest(NamedTuple):
     """One synthesis run of a comparison, as its worker process receives it.
 
-    - `row`: Its row, as far as it is known.
+    - `row`: The run's row of the table, with the values that are known before the run.
     - `home`: Identifier of the process that called `compare` or `sweep`.
     - `stores`: True if results go into the cache.
-    - `until_s`: End of all runs on the clock of `time.time`; inf if each has its own limit.
+    - `until_s`: End of all runs on the clock of `time.time`; inf if each run has its own time limit.
     - `rounds`: Number of successive runs of one worker until `until_s`, this one included.
-    - `is_first`: True if it runs however late it begins, so that there is a result.
+    - `is_first`: True if the run is performed however late it begins, so that there is a result.
     """
 
     problem: Problem
@@ -94,7 +94,7 @@ def known_row(problem: Problem, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def perform(run: RunRequest) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Perform a run; return its row, with the reason if it failed, and a document for the cache or None."""
+    """Perform a run; return (row, document for the cache, or None). The row of a failed run says why."""
     if run.is_too_late:
         why = "no time was left for it; give more time"
         return run.row | {"error": why}, None
@@ -136,13 +136,13 @@ def perform(run: RunRequest) -> tuple[dict[str, Any], dict[str, Any] | None]:
 
 
 def _worth_storing(row: dict[str, Any], run: RunRequest) -> bool:
-    """True if the same run would have the same result again: not after Ctrl-C, memory or licence errors."""
+    """True if the cache should store a run: not after Ctrl-C, nor after errors other than infeasibility."""
     lasting = row["verified"] or row["status"] == "infeasible"
     return run.stores and lasting and row["stopped"] != "interrupted"
 
 
 def failed_row(row: dict[str, Any], error: BaseException) -> dict[str, Any]:
-    """The row of a run that an error ended."""
+    """Complete the row of a run that failed: its status, and the message of the error."""
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), "crashed")
     text = str(error) if isinstance(error, TacclError) else f"{type(error).__name__}: {error}".rstrip(": ")
     return row | {"status": status, "error": text}
@@ -166,8 +166,8 @@ def this_process() -> str:
 def end_with(parent: int, folder: str) -> None:
     """End this worker process once its parent process is gone.
 
-    joblib's workers would wait minutes for the next run of a dead parent, and keep its pipes open. Files of
-    solvers lie in the parent's `folder`, as joblib may kill this process and its children.
+    Otherwise joblib's workers wait minutes for the next run of a dead parent, and keep its pipes open. Solver
+    files go into `folder`, which the parent removes, as joblib may kill this process and its children.
     """
     WORKERS.folder = folder
     threading.Thread(target=_end_without, args=(parent,), name="parent-death guard", daemon=True).start()
@@ -185,7 +185,7 @@ _one_at_a_time = threading.Lock()
 
 
 def _end_solvers_soon(home: str) -> None:
-    """End this process's solver processes, unless a run comes soon or this is the user's own process."""
+    """End a worker's idle solver processes after `_LINGER_S`; keep those of the process `home`."""
     if this_process() == home:
         return
     with _one_at_a_time:

@@ -1,1 +1,1 @@
-"""File formats: a folder for each family, and a module for each format with its reader, writer or both."""
+"""File formats: a folder for each family of formats, and in it a module to read or write each format."""

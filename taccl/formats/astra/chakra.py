@@ -40,11 +40,11 @@ _SHOWN = 3
 
 
 class Computed(NamedTuple):
-    """A computation of one rank, with its dependencies.
+    """A computation of one rank, with its times and dependencies.
 
     - `start_us`, `end_us`: Times in microseconds.
-    - `after`: Numbers of computations that it waits for.
-    - `chunks`: Chunks whose arrival at the rank it waits for.
+    - `after`: Indices of the computations that it waits for.
+    - `chunks`: Chunks that must arrive at the rank before it starts.
     """
 
     name: str
@@ -64,11 +64,11 @@ def dump_chakra(
     """Chakra traces as {file: content}, one file per rank (``PREFIX.0.et``, ...); warns of lost information.
 
     - `schedule`: A schedule whose links each join two ranks.
-    - `path`: The prefix, or ``PREFIX.et``.
-    - `computed`: Computations of all ranks.
+    - `path`: Prefix of the files' names, or ``PREFIX.et``.
+    - `computed`: Computations of all ranks to include in the traces.
     - `sources`: {(chunk, origin): dependencies of the contribution that the origin sends}.
 
-    Raises `ExportError` if a link that the schedule uses joins more than two ranks. `InputError` if the
+    Raises `ExportError` if a link that the schedule uses joins more than two ranks, and `InputError` if the
     schedule does not fit its problem.
     """
     problem = schedule.problem
@@ -131,7 +131,7 @@ def _nodes(
             return set()
         return {made[i] for i in each.after}.union(*(came[chunk, each.rank] for chunk in each.chunks))
 
-    # At equal times arrivals come before starts, so that nodes wait for earlier nodes only.
+    # At equal times, arrivals come before starts, so that a node waits only for nodes listed before it.
     per_us = problem.costs.ticks_per_us
     moments: list[tuple[Fraction | int, int, int]] = [(t, 0, s) for s, t in enumerate(events.end)]
     moments += [(each.start_us * per_us, 1, i) for i, each in enumerate(computed)]
@@ -225,7 +225,7 @@ def _total_chunks(problem: Problem) -> int:
     return collective.size_chunks if alike and collective.size_chunks % collective.num_ranks == 0 else 0
 
 
-#: Field number of an attribute's value, for each type of value that an attribute may have.
+#: Field number of the value in an attribute message, for values of each type.
 _INT32, _INT64, _BOOL, _STRING = 7, 9, 27, 29
 
 
@@ -256,7 +256,7 @@ def _bytes(field: int, value: bytes) -> bytes:
 def _integer(field: int, value: int) -> bytes:
     """Encode an integer field; empty for 0, protobuf's default.
 
-    The value of an attribute, a oneof, is written even if it is 0: see `_attribute`.
+    Values of attributes are the exception: they are in a protobuf oneof, so `_attribute` also writes 0.
     """
     return _varint(field << 3) + _varint(value) if value else b""
 

@@ -1,7 +1,7 @@
 """Read nodes of Chakra execution traces: protobuf, chakra_jsonizer's output, or JSON for Chakra's feeder.
 
 A trace in protobuf is a sequence of messages, each a length and that many bytes (``et_def.proto``); it may be
-compressed by gzip. chakra_jsonizer writes the same messages as JSON, one behind another. The JSON that
+compressed by gzip. chakra_jsonizer writes the same messages as JSON, one after another. The JSON that
 Chakra's feeder reads is one object with the nodes in ``workload_graph``. See
 https://github.com/mlcommons/chakra.
 """
@@ -37,7 +37,7 @@ class TraceNode:
 
     - `kind`: One of `NODE_TYPES`.
     - `after`: Ids of the nodes that it waits for (data dependencies).
-    - `control`: Ids of its control dependencies; for host operations, their callers.
+    - `control`: Ids of its control dependencies; for a host operation, ids of the operations that call it.
     - `duration_us`: Duration in microseconds; 0 if the trace states none.
     - `attributes`: {name: number, truth value or text}.
     """
@@ -141,7 +141,8 @@ def _from_protobuf(content: bytes) -> Iterator[TraceNode]:
 def _node(message: bytes) -> TraceNode:
     """Decode a protobuf `Node` message.
 
-    Its fields are 1 id, 2 name, 3 type, 4 and 5 dependencies, 7 duration, and 10 attributes.
+    Its fields are 1 id, 2 name, 3 type, 4 control dependencies, 5 data dependencies, 7 duration, and 10
+    attributes.
     """
     number, name, kind, took_us = 0, "", 0, 0.0
     waits: dict[int, list[int]] = {4: [], 5: []}
