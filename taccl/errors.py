@@ -75,7 +75,7 @@ class InfeasibleError(SolverError):
     Parameters
     ----------
     conflict : sequence of str
-        The clauses that contradict each other, as far as they are known.
+        The sketch's clauses that contradict each other, as far as they are known.
     """
 
     def __init__(self, message: str, *, conflict: Sequence[str] = ()) -> None:

@@ -53,7 +53,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CacheInfo:
-    """Size of a cache."""
+    """Folder of a cache, and number and total size of its results."""
 
     folder: Path
     num_entries: int

@@ -15,7 +15,7 @@ from taccl.cli.things import followed, program_in
 if TYPE_CHECKING:
     from taccl.program.program import Program
 
-#: Figures shown first for each size.
+#: First columns of the table with a row for each size.
 _FIGURES = ("size_bytes", "finish_us", "predicted_us", "algbw_gb_per_s", "busbw_gb_per_s")
 
 

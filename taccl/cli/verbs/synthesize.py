@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> Answer:
     start = None if options.start is None else schedule_in(options.start, _OWN_FILE)
     if start is not None and options.protocol == "auto":
         options.protocol = start.problem.topology.protocol or "auto"
-    problem = problem_from_options(options, reachable=False)  # synthesize explains what cannot be reached
+    problem = problem_from_options(options, reachable=False)  # synthesize explains unreachable ranks
     if options.log:
         logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(name)s: %(message)s")
     known = options.parameters

@@ -123,7 +123,7 @@ def _nodes(
     sent: dict[int, int] = {}
     total = _total_chunks(problem)
     made: dict[int, int] = {}  # {computation: its node}
-    came: dict[tuple[int, int], set[int]] = defaultdict(set)  # {(chunk, rank): nodes of arrivals}
+    came: dict[tuple[int, int], set[int]] = defaultdict(set)  # {(chunk, rank): nodes at which it arrives}
     busy: dict[int, int] = {}  # {rank: node of its last computation}
 
     def known(each: Computed | None) -> set[int]:
@@ -195,7 +195,7 @@ def _sources(events: Events, send: int) -> set[int]:
 
 
 def _kept_order(events: Events) -> set[tuple[int, int]]:
-    """Pairs of successive sends of one rank on one resource where the first ends before the second starts."""
+    """Pairs of successive sends of a rank on a resource that do not overlap: the trace keeps their order."""
     links = events.problem.topology.links
     pairs = set()
     for uses in events.uses.values():
