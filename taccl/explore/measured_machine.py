@@ -176,7 +176,7 @@ def _network_notes(machine: str, named: str, *, is_chosen: bool) -> list[str]:
 def _made(
     word: str, nodes: int, profile: str | None, gpus: Collection[str]
 ) -> tuple[Topology, tuple[str, ...]]:
-    """Topology `word` (a name or a file) of `nodes` nodes, and notes on rates that replace a file's assumed ones.
+    """Topology `word` (a name or a file) of `nodes` nodes, and notes on rates that replace assumed ones.
 
     A machine that is given by name has in-switch reductions (NVLS) if its switches support them.
     """
