@@ -96,9 +96,9 @@ def plan(
         place for allreduce, reduce and broadcast, else out of place. MSCCL++ gets programs of allgather and
         reduce-scatter for both kinds of calls.
     runtime : str, optional
-        Name of the only runtime to write for (see `taccl.runtimes`), such as ``"rccl"`` or ``"mscclpp"``. Only
-        its protocols are compared, and programs keep within its limits. Default: MSCCL (on AMD's machines, RCCL)
-        and MSCCL++.
+        Name of the only runtime to write for (see `taccl.runtimes`), such as ``"rccl"`` or ``"mscclpp"``.
+        Only its protocols are compared, and programs keep within its limits. Default: MSCCL (on AMD's
+        machines, RCCL) and MSCCL++.
     progress : callable, optional
         Called with a line of text after every size.
     **arguments : CollectiveArguments
