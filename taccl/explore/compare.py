@@ -1,4 +1,4 @@
-"""Tables of runs: for backends and seeds on one problem, or also for sketches, sizes and chunk numbers."""
+"""Tables of runs: for backends and seeds on one problem, or also for sketches, sizes and chunkings."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def _answers(waiting: Sequence[tuple[int, RunRequest]], num_workers: int | None)
 
 
 def _may_start_workers(until_s: float) -> bool:
-    """True if there is time to start joblib's worker processes, or joblib uses others, such as Dask's.
+    """True if there is time to start joblib's worker processes, or joblib uses threads or a cluster.
 
     - `until_s`: End of all runs on the clock of `time.time`.
     """

@@ -104,7 +104,7 @@ def _multiples_text(files: Sequence[ServedSizes], plan: Plan) -> str:
 
 
 def serving_parameters(collective: Collective) -> tuple[SearchParameters, list[str]]:
-    """(search parameters, notes): limit the search to chunk numbers whose files serve power-of-two sizes.
+    """(search parameters, notes): limit numbers of chunks to those whose files serve power-of-two sizes.
 
     A runtime uses a file only if its chunks divide the data of a call. Sizes of calls are mostly powers of
     two, or small multiples of these. If no number of chunks qualifies, the parameters are the defaults.

@@ -93,7 +93,7 @@ class PlanSearch:
             self.shapes[candidate.shape].made_us[found.problem.size_bytes or 0] = found.predicted_us
 
     def add_baselines(self, cases: Sequence[tuple[str, Sequence[Problem]]], until: Deadline) -> None:
-        """Add each applicable baseline, built for a small, a middle and a large size and each chunk number.
+        """Add each applicable baseline for a small, a middle and a large size, and each number of chunks.
 
         Baselines that are quick to build come first. A note states how many are left out for lack of time.
         """
