@@ -38,7 +38,7 @@ _OTHER_NETWORK = "for another network, name the instance type (--topology)"
 
 
 class Machine(NamedTuple):
-    """A user's description of a machine.
+    """A user's description of the machine on which a log was measured.
 
     - `topology`: Name of a machine or instance type, path of a topology file, or a topology; None to choose
       the machine by the GPUs that a log names.

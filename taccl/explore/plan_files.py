@@ -81,7 +81,7 @@ def save_plan(plan: Plan, folder: str | os.PathLike[str], *, overwrite: bool = F
         if path.exists():
             os.replace(path, old)
         os.replace(draft, path)
-    except InputError as error:  # its `where` is in the draft folder, which the caller does not know
+    except InputError as error:  # its `where` is a file in the draft folder, which the caller does not know
         raise InputError(error.message, where=str(folder)) from None
     except OSError as error:
         reason = error.strerror or error

@@ -76,7 +76,7 @@ def files(runtime: Runtime, plan: Plan) -> PlanFiles:
 
 
 def _placed(plan: Plan, each: PlanRange, stem: str, notes: list[str]) -> Iterator[tuple[str, str, Program]]:
-    """Yield (key in the index, file, program) of a range for MSCCL++: in place, out of place, or for both."""
+    """Yield (key in the index, file, program) of a range: a program in place or out of place, or both."""
     program = each.program
     assert program is not None, "it is written where there is one"
     yield "mscclpp", f"{stem}.plan.json", program
@@ -104,7 +104,7 @@ def _plan_of(
     ranks_per_node: int | None,
     notes: list[str],
 ) -> dict[str, Any] | None:
-    """MSCCL++ plan of a range, under the fastest protocol that allows one; None if no protocol does."""
+    """MSCCL++ plan of a range, under the first of `_protocols` that allows one; None if none does."""
     ranged = replace(program, sizes_bytes=(each.min_bytes, each.max_bytes))
     name = f"taccl-{plan.collective}-{file.removesuffix('.plan.json').removeprefix('range-').lstrip('0')}"
     lacking = program.protocol not in runtime.protocols
