@@ -302,8 +302,8 @@ def _slow_nics(facts: Facts) -> _Found:
     told = f"NICs measured one by one ({num}) reach {slowest:.3g} of {nominal:.3g} GB/s"
     link = _nearest((abs(slowest / rate - 1), name) for name, rate in PCIE_GB_PER_S.items())
     told += f"; {link[2]} carries {PCIE_GB_PER_S[link[2]]:.3g}" if link else ""
-    is_all = num >= facts.nics_per_node
-    return "likely" if is_all and distance <= _MATCHES else "possible", distance, told
+    several = num >= min(2, facts.nics_per_node)
+    return "likely" if several and distance <= _MATCHES else "possible", distance, told
 
 
 def _slow_rail(facts: Facts) -> _Found:
@@ -314,7 +314,8 @@ def _slow_rail(facts: Facts) -> _Found:
         rates = ", ".join(f"{rate:.3g}" for rate in sorted(facts.nics_gb_per_s))
         return "likely", 0.0, f"NICs measured one by one reach {rates} GB/s"
     measured = len(facts.nics_gb_per_s)
-    if measured >= facts.nics_per_node or measured and _measured_share(facts) == 1:
+    several_slow = measured > 1 and _measured_share(facts) < 1  # so more than a single rail is slow
+    if measured >= facts.nics_per_node or several_slow or measured and _measured_share(facts) == 1:
         return None
     slow = share * facts.nic_gb_per_s
     told = f"all rails carry equal parts: one at {slow:.3g} of {facts.nic_gb_per_s:.3g} GB/s explains it"

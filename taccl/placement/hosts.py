@@ -31,7 +31,7 @@ _RATIO_OF_KINDS = 1.5
 #: GB/s of a PCIe 5 x16 slot: slower links of a GPU may share one slot, within a socket and across sockets.
 _SLOT_GB_PER_S = 64.0
 #: `_NVLINK_GB_PER_S`: min and max rate of one NVLink of P100 and V100 in GB/s, as measured.
-#: `_SAME`: max relative difference of a rate from a multiple of another one.
+#: `_SAME`: max relative difference at which a rate counts as a multiple of one NVLink's.
 _NVLINK_GB_PER_S, _SAME = (16.0, 26.0), 0.08
 #: Factor by which the oversubscription grows with each level of clusters; our choice.
 _FURTHER = 2.0

@@ -94,7 +94,7 @@ def autotransform(
         return [choice for _, choice in sorted(quick, key=lambda each: each[0])]
 
     def in_tiles() -> Iterator[tuple[Workload, tuple[Workload, int]]]:
-        """Yield (overlapped step with the fewest tiles, (the step before, axis along which it is tiled))."""
+        """Yield (step in as few tiles as possible, (step before tiling, axis)) for each step and axis."""
         for variant in variants:
             for axis in range(max(len(tensor.shape) for tensor in variant.tensors.values()) or 1):
                 some = next(filter(None, (_tiled(variant, count, axis) for count in tiles)), None)

@@ -336,7 +336,7 @@ def components(src: Ints, dst: Ints, speed: Ints, num_ranks: int) -> Ints:
 def _fast_rates(
     holds: _Holds, src: Ints, dst: Ints, speed: Ints, units: int, component: Ints, lag: Ints
 ) -> tuple[Floats, Ints]:
-    """(chunks per tick into a rank over faster links, their least `lag`), by speed class and rank.
+    """By speed class and rank: (chunks per tick into the rank over faster links, least `lag` of these links).
 
     Only links from the rank's own component (`components`) count. A link counts at its own rate, or at its
     share of the busiest resource that it uses.

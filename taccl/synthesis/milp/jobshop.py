@@ -238,7 +238,7 @@ def _is_relaxed_exactly(quotient: Quotient, hops: Collection[int]) -> bool:
 
 
 def _alone(quotient: Quotient, hops: Collection[int]) -> Quotient:
-    """The quotient with only those states as destinations that the given hops enter."""
+    """Copy of the quotient whose destinations are exactly the states that the given hops enter."""
     entered: dict[int, bool] = defaultdict(bool)
     entered |= {p: True for m in hops for p in quotient.hops[m].dsts}
     states = (replace(state, is_destination=entered[p]) for p, state in enumerate(quotient.states))

@@ -282,7 +282,7 @@ def _on_fewest_links(
 
 
 def urgent_hops(problem: Problem, fabric: Fabric, demand: Demand, routes: Routes) -> NDArray[np.bool_] | None:
-    """True for hops of a link's own chunks under local-first priority; None without such links."""
+    """True for hops over local-first links whose chunk starts at the sender; None without such links."""
     if not problem.own_first:
         return None
     first = np.isin(fabric.link[routes.slot], sorted(problem.own_first))

@@ -245,7 +245,7 @@ class _Trials:
         - `is_late`: True to ignore the time limit, to skip symmetries, and to use the compiled list scheduler
           first if it is compiled.
         """
-        # The first trial may also use the time reserved for bounds.
+        # Until there is a candidate, trials may also use the time reserved for bounds.
         until = NEVER if is_late else self.deadline if self.found else self.give_up
         best_us = min((each.schedule.finish_us for each in self.found), default=None)
         self.options.observer.report(f"sketch {plan.name}, {per_rank} a rank", best_us)

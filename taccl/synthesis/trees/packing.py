@@ -42,7 +42,7 @@ _TRIES = 6
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Copies of a spanning tree.
+    """A spanning tree, with its number of copies.
 
     - `edges`: In an order from the root, each after the edge that reaches its tail.
     - `count`: Number of copies.
