@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 MAX_NAMED_RANKS = 2**26
-"""Maximum number of ranks, so that rank numbers and offsets of a pattern fit into 32 bits."""
+"""Maximum number of ranks of a named fabric, so that rank numbers and their differences fit into 32 bits."""
 BANDWIDTH_GB_PER_S = 50
-"""Default rate in GB/s. Like the default alpha of 0.5 us, it is a common choice to compare synthesizers."""
+"""Default bandwidth in GB/s. It and the default alpha of 0.5 us are common in comparisons of synthesizers."""
 
 EXAMPLES = {
     "ring": "ring:8", "mesh": "mesh:4x4", "torus": "torus:4x4", "hypercube": "hypercube:3",
@@ -40,7 +40,7 @@ EXAMPLES = {
 }  # fmt: skip
 """{kind of fabric: example of its name}."""
 _GRIDS = ("mesh", "torus")
-#: {kind of fabric: kind of its dimensions}.
+#: {kind of fabric: how each of its dimensions joins ranks}.
 _JOINED: dict[str, Kind] = {
     "ring": "ring", "torus": "ring", "mesh": "line", "hypercube": "ring", "star": "switch",
     "fully-connected": "fully-connected",
@@ -51,7 +51,8 @@ _JOINED: dict[str, Kind] = {
 class NamedFabric:
     """A ring, torus, mesh, hypercube, fully connected fabric, star or product of dimensions.
 
-    - `axes`: Dimensions in the order of the name; those of a hypercube are the bits of its rank numbers.
+    - `axes`: Dimensions in the order in which the name lists them. A hypercube has one for each bit of a
+      rank number.
     """
 
     kind: str
@@ -91,15 +92,15 @@ class NamedFabric:
 
     @property
     def name(self) -> str:
-        """Name that `parse_named` reads."""
+        """Name from which `parse_named` builds this kind and size of fabric."""
         if self.kind == "multidim":
             return name_of(self.axes)
         return f"{self.kind}:{'x'.join(map(str, self.dims))}"
 
     def axis(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Axis along which a link joins each source to its destination; -1 if there is no link.
+        """Axis of the link from each source to its destination; -1 if no link joins the two.
 
-        It is 0 for all links of a hypercube, whose axes have equal costs.
+        Hypercubes return 0 for every link, as all their axes have equal costs.
         """
         if self.kind == "hypercube":  # its many axes have equal costs
             differ = src ^ dst
@@ -194,7 +195,7 @@ def fabric(
 
 
 def read_size(kind: str, size: str) -> tuple[int, ...]:
-    """Numbers after the colon of a fabric's name, for kinds other than a product."""
+    """Parse the numbers after the colon of a fabric's name, for any kind except ``"multidim"``."""
     form = r"[0-9]{1,9}(x[0-9]{1,9}){0,63}" if kind in _GRIDS else r"[0-9]{1,9}"
     if not re.fullmatch(form, size.strip().lower()):
         found = quoted(size) if size else "no size"
@@ -205,7 +206,7 @@ def read_size(kind: str, size: str) -> tuple[int, ...]:
     return tuple(int(dim) for dim in size.lower().split("x"))
 
 
-#: Options of `parse_named` besides the name.
+#: Names of the keyword arguments of `parse_named`.
 COSTS = ("bandwidth_gb_per_s", "alpha_us", "alpha_meaning")
 
 
@@ -216,7 +217,7 @@ def parse_named(
     alpha_us: Number = ALPHA_US,
     alpha_meaning: AlphaMeaning | None = None,
 ) -> NamedFabric:
-    """Fabric of a name such as ``"torus:100x100x100"``, of at most `MAX_NAMED_RANKS` ranks.
+    """Build a fabric from its name, such as ``"torus:100x100x100"``; at most `MAX_NAMED_RANKS` ranks.
 
     - `bandwidth_gb_per_s`, `alpha_us`, `alpha_meaning`: As in `taccl.topology.fabrics`. Only meshes and tori
       take one bandwidth for each axis; the name of a ``"multidim"`` contains its bandwidths.
@@ -241,9 +242,9 @@ def parse_named(
 
 
 def as_named(topology: Topology) -> NamedFabric | None:
-    """Named fabric with exactly the links of a topology; None if there is none.
+    """Named fabric with exactly the links and costs of a topology; None if no fabric has them.
 
-    Nodes may differ, as a fabric's links do not depend on them.
+    The topology may divide its ranks into nodes in any way, as links of a fabric do not depend on nodes.
     """
     kind, _, size = topology.name.partition(":")
     if kind != topology.machine or not size or not topology.links:

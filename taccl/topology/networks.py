@@ -1,6 +1,6 @@
 """Classes of networks between nodes: latencies and efficiencies with their sources.
 
-Also instance types of clouds, each with its machine, NICs and class of network.
+The module also lists instance types of clouds, each with its machine model, NICs and class of network.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import NamedTuple
 class Network(NamedTuple):
     """A class of networks between nodes, with its latencies and efficiency.
 
-    - `hop_us`: Latency in us of a hop in addition to NCCL's table; the simple protocol pays it twice, for
-      data and for the flush.
-    - `start_us`: Time in us of a collective between nodes before its first hop; `amd_start_us` for hosts with
-      AMD processors, if it differs.
+    - `hop_us`: Latency in us that a hop has in addition to the latency in NCCL's table. The simple protocol
+      pays it twice: for the data and for the flush.
+    - `start_us`: Time in us before the first hop of a collective between nodes. `amd_start_us` replaces it
+      for hosts with AMD processors, unless None.
     - `post_us`: Time in us for each further channel's message of a hop, as hosts post them one by one.
-    - `efficiency`: Part of the line rate that large messages reach.
+    - `efficiency`: Fraction of the line rate that large messages reach.
     - `stated_us`: Latency in us that the network's plugin reports to NCCL, which chooses algorithms by it.
     - `ll128`: True if NCCL uses LL128 over this network, which needs ordered writes.
     - `source`: Source of these figures.
@@ -38,7 +38,7 @@ class Network(NamedTuple):
     only: str = ""
 
     def start_of(self, host: str) -> float:
-        """Time in us of a collective before its first hop, by maker of the hosts' processors."""
+        """Time in us before the first hop of a collective, on hosts with processors of this maker."""
         return self.amd_start_us if host == "AMD" and self.amd_start_us is not None else self.start_us
 
 
@@ -118,9 +118,9 @@ NETWORK_TITLES = {
 class Instance(NamedTuple):
     """An instance type: a machine model with other NICs and hosts.
 
-    - `nic_gb_per_s`: GB/s of a NIC in each direction, or of all NICs of a rank.
+    - `nic_gb_per_s`: GB/s in each direction of one NIC, or of all NICs of a rank together if it has several.
     - `host`: Maker of the processors, ``"Intel"`` or ``"AMD"``.
-    - `nics_per_rank`: Number of NICs of a rank that NCCL sees; EFA's plugin joins those of a rank.
+    - `nics_per_rank`: Number of NICs that NCCL sees for a rank. With EFA it is 1, as the plugin joins them.
     """
 
     machine: str

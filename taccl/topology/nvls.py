@@ -17,12 +17,12 @@ from taccl.topology.tuning import NVLINK_GB_PER_S, NVLS_SHARE
 if TYPE_CHECKING:
     from taccl.topology.topology import Switch, Topology
 
-#: `_ROUNDED`: relative tolerance when a port's rate is compared with the rates of a GPU generation.
+#: `_ROUNDED`: relative tolerance when a switch port's rate is compared with those of a GPU generation.
 #: `_EXACT`: relative tolerance for multiples of NCCL's rate for an NVLink, in imports of NCCL's files.
 _ROUNDED, _EXACT = Fraction(1, 100), Fraction(1, 1000)
 #: Profile name of imports whose port rates come from NCCL; other imports have data-sheet rates.
 _NCCL_RATES = "nccl"
-#: Text of messages: how to correct a GPU generation that was guessed from port rates.
+#: Part of messages that says how to correct a GPU generation that was guessed from port rates.
 _STATE_RATE = "nvlink_gb_per_s= of the import states another rate"
 
 #: Node sizes, in ranks, of the machine models whose NVSwitches reduce data.
@@ -30,7 +30,7 @@ _FULL = {each.shape.ranks_per_node for each in MODELS.values() if each.shape.nvl
 
 
 class _Ports(NamedTuple):
-    """Ports of a switch: {rank: port of its sends}, {rank: port of its receives}, and the cost of a send."""
+    """Ports of a switch, as {rank: resource} for sends and for receives, and the cost of a send."""
 
     out: dict[int, int]
     into: dict[int, int]
@@ -45,11 +45,11 @@ def with_nvls(topology: Topology, generation: str = "") -> Topology:
     unchanged.
 
     - `generation`: Generation of the GPUs, such as ``"Hopper"``. If it is empty, the rate of the ports
-      determines the generation, and `Topology.assumed` says so. It also says so if the rate belongs to no
-      known generation. At a rate of GPUs without NVLS, no links are added.
+      determines the generation, and `Topology.assumed` records this guess. If the rate belongs to no known
+      generation, `Topology.assumed` records that. If it belongs to GPUs without NVLS, no links are added.
 
-    Sums reach the same share of NCCL's rate for the ports as on full servers: 8 H800 measured 215 GB/s of
-    busbw (NVIDIA/nccl issue 1374), or 1.05 times this rate, as 8 H100 do.
+    Reductions in the switch reach the same share of NCCL's port rate with fewer NVLinks. 8 H800 measured
+    215 GB/s of busbw (NVIDIA/nccl issue 1374), or 1.05 times that rate; 8 H100 also reach 1.05 times theirs.
     """
     if topology.machine or any(switch.reduces for switch in topology.switches):
         return topology
@@ -96,10 +96,10 @@ def port_generation(topology: Topology) -> str:
 
 
 def _generation(gb_per_s: Fraction, profile: str) -> str:
-    """GPU generation whose ports can have this rate; empty if there is none.
+    """GPU generation whose NVSwitch ports can have this rate; empty if no generation fits.
 
-    Rates of a generation's ports range from NCCL's figure to that of the data sheet. Ports of imports with
-    NCCL's rates may have fewer NVLinks, such as the eight of H800.
+    A port may have any rate from NCCL's figure to the data sheet's. If `profile` says that rates come from
+    NCCL, a port may also have fewer NVLinks than the full machine, such as the eight of an H800.
     """
     switched = [each for each in MODELS.values() if each.num_nvlinks and "nvswitch" in each.links]
     for model in switched:
@@ -116,7 +116,7 @@ def _generation(gb_per_s: Fraction, profile: str) -> str:
 
 
 def _ports(topology: Topology, switch: Switch) -> _Ports | None:
-    """Ports of an NVSwitch; None unless its ranks have one port out and one port in each, all alike."""
+    """Ports of an NVSwitch; None unless each rank has one port out and one port in, all at equal cost."""
     if "NVSwitch" not in switch.name:
         return None
     holds = [(topology.links[e], hold) for e in switch.links for hold in topology.holds_of_link[e]]
@@ -126,7 +126,7 @@ def _ports(topology: Topology, switch: Switch) -> _Ports | None:
     costs = set()
     for link, hold in holds:
         if users[hold.resource] == 1:
-            continue  # the resource of the link itself
+            continue  # resource that only this link holds
         ports, rank = (out, link.src) if hold.side == "send" else (into, link.dst)
         if ports.setdefault(rank, hold.resource) != hold.resource:
             return None

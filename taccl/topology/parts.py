@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Link, Side
 
 OVERHEAD_US = Fraction("0.02")
-"""Maximum part of alpha, in us, during which a message occupies a port, NIC or link; our choice."""
+"""Maximum time in us, within alpha, for which a message occupies a port, NIC or link; our choice."""
 MAX_LINKS = 1_000_000
-"""Maximum number of links; a million takes about 1 GB, and most of a minute to build."""
+"""Maximum number of links of a topology; a million links take about 1 GB, and most of a minute to build."""
 
 
 class LinkCost(NamedTuple):
     """Cost of a send over a link.
 
-    - `overhead_us`: Part of alpha during which the link is busy; None for all of it.
+    - `overhead_us`: Time in us, within alpha, during which the link is busy; None for the whole alpha.
     """
 
     alpha_us: Fraction
@@ -71,7 +71,7 @@ def thousandths(cost: Fraction) -> Fraction:
 def rates_of_axes(
     bandwidth_gb_per_s: Number | Sequence[Number], num_axes: int, *, where: str
 ) -> tuple[Fraction, ...]:
-    """Beta in us/MB along each axis, from one bandwidth for all axes or one for each."""
+    """Beta in us/MB along each axis, from one bandwidth for all axes or one bandwidth for each axis."""
     several = isinstance(bandwidth_gb_per_s, Sequence) and not isinstance(bandwidth_gb_per_s, str)
     rates: Sequence[Any] = bandwidth_gb_per_s if several else (bandwidth_gb_per_s,) * num_axes  # type: ignore[assignment]
     if len(rates) != num_axes:
@@ -105,7 +105,7 @@ def check_ranks(
 
 
 def links_among(links: Iterable[Link], ranks: Iterable[int]) -> list[int]:
-    """Indices of the links whose ends are all among `ranks`."""
+    """Indices of the links whose sources and destinations are all among `ranks`."""
     known = set(ranks)
     return [index for index, link in enumerate(links) if known.issuperset((*link.srcs, *link.dsts))]
 
@@ -134,11 +134,11 @@ def add_crossbar(
 
     A send holds the source's port out and the destination's port in for as long as its own link. So a rank
     sends to one rank at a time, and receives from one at a time. Alpha (or the overhead that is part of it)
-    counts with "occupies", not with "pipelined". A switch that `reduces` also gets multicast and reduction
-    links (`add_aggregation`).
+    is part of this time if the builder's `alpha_meaning` is "occupies", but not if it is "pipelined". With
+    `reduces`, the switch also gets multicast and reduction links (`add_aggregation`).
 
-    - `port_betas`: {rank: us/MB of its ports}, instead of the cost's beta for all; a link is as fast as the
-      slower of its two ports.
+    - `port_betas`: {rank: us/MB of its ports}; by default, all ports have the beta of `cost`. A link is as
+      fast as the slower of its two ports.
     """
     port_out = {rank: builder.add_resource(f"port out {rank} ({name})") for rank in ranks}
     port_in = {rank: builder.add_resource(f"port in {rank} ({name})") for rank in ranks}
@@ -171,11 +171,12 @@ def add_aggregation(
     slowest_us_per_mb: Fraction = Fraction(0),
     groups: Sequence[Sequence[int]] = (),
 ) -> list[int]:
-    """Add reduction and multicast links of a switch: for each rank one from, and one to, all other ranks.
+    """Add a reduction link to each rank from all others, and a multicast link from it to all others.
 
-    A send over such a link holds the ports of all ranks at its ends; a reduction also holds the pool of
-    slots, if that is limited. The latency is half a round trip, or that of the switch. Nothing is added for
-    fewer than three ranks. Groups of ranks get such links of their own, which share the pool.
+    A send over one of these links holds the ports of all its sources and destinations. A reduction also
+    holds the pool of slots, if the pool is limited. The latency is half the round trip of `reduces`, or
+    else the alpha of `cost`.
+    Nothing is added for fewer than three ranks. Each of `groups` gets its own links, which share the pool.
 
     - `port_out`, `port_in`: {rank: resource of the switch that its sends, or its receives, hold}.
     - `cost`: Cost of a send from one rank to another through the switch.
@@ -240,10 +241,10 @@ def add_nodes(
     link_name: str = "",
     reduces: InNetwork | None = None,
 ) -> None:
-    """Link the ranks inside each node, pairwise or (if `pairs` is empty) by a switch; then link the nodes.
+    """Link the ranks inside each node by pairs, or by a switch if `pairs` is empty; then link the nodes.
 
     - `pairs`: {pair of local ranks: number of links between them}.
-    - `costs`: {number of parallel links: cost of a send over all of them together}.
+    - `costs`: {number of parallel links: cost of a send that uses all of them at once}.
     - `switch`: Name of the switch.
     """
     num_nodes = builder.node_of_rank[-1] + 1
@@ -286,9 +287,9 @@ def hold_ends(
     alpha_us: Number = 0,
     beta: Number | None = None,
 ) -> None:
-    """Add two holds to a link: resource `out` from the start of a send, and `into` until its end.
+    """Let each send over a link hold resource `out` from its start, and resource `into` until its end.
 
-    The default of `beta`, in us/MB, is that of the link.
+    `beta`, in us/MB, defaults to the beta of the link.
     """
     beta = builder.links[link].beta_us_per_mb if beta is None else beta
     builder.add_hold(link, out, alpha_us=alpha_us, beta_us_per_mb=beta)

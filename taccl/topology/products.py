@@ -1,7 +1,7 @@
 """Products of dimensions: each dimension is a ring, a fully connected group, a switch or a line.
 
 Ranks are numbered in mixed radix; the first dimension's digit varies fastest. Two ranks are joined if they
-differ in one digit. `Dimensions` holds the dimensions of a topology; `taccl.topology.recognise` finds them.
+differ in one digit. `Dimensions` lists the dimensions of a topology; `taccl.topology.recognise` finds them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _RATE_UNITS = {"": Fraction(1), "GB/s": Fraction(1), "Gb/s": Fraction(1, 8), "Gb
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """One dimension of a product: groups of `size` ranks that differ in one digit, and how they are joined.
+    """One dimension of a product: how it joins the `size` ranks that differ only in its digit.
 
     - `kind`: ``"ring"`` is bidirectional; ``"line"`` is a ring without its closing link, as in a mesh.
     - `bandwidth_gb_per_s`: Rate in GB/s at which a rank sends, and receives, over all its links of the
@@ -64,7 +64,7 @@ class Dimension:
 
     @property
     def num_ways(self) -> int:
-        """Number of links of a rank that share the bandwidth; 1 for a switch (one port in each direction)."""
+        """Number of links of a rank that share its bandwidth; 1 for a line or switch (one port out)."""
         most = {"ring": 2, "fully-connected": self.size}.get(self.kind, 1)
         return max(1, min(most, self.size - 1))
 
@@ -80,7 +80,7 @@ class Dimension:
 
     @property
     def hops(self) -> tuple[int, ...]:
-        """Number of hops to the rank d positions further, for each d; for a line, from its first rank."""
+        """Number of hops to the rank d positions further, for d from 0; on a line, from its first rank."""
         if self.kind == "ring":
             return tuple(min(d, self.size - d) for d in range(self.size))
         if self.kind == "line":
@@ -98,7 +98,7 @@ class Dimension:
 
 @dataclass(frozen=True, eq=False)
 class Dimensions(Sequence[Dimension]):
-    """Dimensions of a network, found by `taccl.dimensions`; a rank is the sum of its digits times strides.
+    """Dimensions of a network, found by `taccl.dimensions`; a rank is the sum of digit x stride over them.
 
     Parameters
     ----------
@@ -143,9 +143,9 @@ class Dimensions(Sequence[Dimension]):
         return np.asarray(ranks // strides % sizes)
 
     def groups(self, along: Sequence[int]) -> list[tuple[int, ...]]:
-        """Groups of ranks that differ only in some dimensions, each in ascending order.
+        """Groups of ranks that differ only in the dimensions `along`; ranks of a group ascend.
 
-        - `along`: Indices of these dimensions, from 0.
+        - `along`: Indices of dimensions, from 0.
         """
         if not along or len(set(along)) < len(along) or not set(along) <= set(range(len(self.dims))):
             said = f"found {list(along)}; expected different dimensions of 0 to {len(self.dims) - 1}"
@@ -208,7 +208,7 @@ def add_dimensions(
 
 
 def read_dimensions(dims: str | Sequence[Any], *, alpha_us: Number = ALPHA_US) -> tuple[Dimension, ...]:
-    """Read dimensions from text or tuples, as in `multidim`; drop those of size 1, which have no links.
+    """Read dimensions from text or tuples, as `multidim` takes them; drop dimensions of size 1.
 
     Raises `TopologyError` for invalid dimensions, and if all sizes are 1.
     """

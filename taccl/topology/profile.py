@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A constant of a machine, in the unit at the end of its name, and its source."""
+    """A constant of a machine with its source; the end of its name, such as ``_us``, is its unit."""
 
     name: str
     value: Fraction
@@ -29,8 +29,8 @@ class ProtocolCosts:
     """Costs of messages under a protocol.
 
     - `base_us`: Time before the first step of a collective, in addition to the launch.
-    - `node_hop_us`, `network_hop_us`: Alpha of a send inside a node, and between nodes.
-    - `bandwidth_share`: Part of the bandwidth (1 / beta) of the profile that the protocol reaches.
+    - `node_hop_us`, `network_hop_us`: Alpha of a send inside a node and of one between nodes, respectively.
+    - `bandwidth_share`: Fraction of the profile's bandwidth (1 / beta) that the protocol reaches.
     - `node_gb_per_s`: Maximum rate inside a node; None if not limited.
     """
 
@@ -42,7 +42,7 @@ class ProtocolCosts:
     node_gb_per_s: Constant | None = None
 
     def of(self, constant: Constant) -> Constant:
-        """Value of a constant of the profile under this protocol."""
+        """Value and source that a constant of the profile has under this protocol."""
         kind, _, cost = constant.name.partition("_")
         if kind == "nic":
             return constant
@@ -69,9 +69,9 @@ class Profile:
 
     - `launch`: Time of a collective before its first step, under every protocol.
     - `protocols`: Available protocols; empty if the constants apply to all messages.
-    - `ranges`: Protocols that a library used, by size.
-    - `protocol`: Protocol of the constants; empty if none was chosen.
-    - `channel`: Time of each further channel that a library uses as messages grow.
+    - `ranges`: Size ranges of messages, each with the protocol that a library used for it.
+    - `protocol`: Protocol to which the constants apply; empty if no protocol was chosen.
+    - `channel`: Time that each further channel adds, as a library uses more channels for larger messages.
     - `runtime`: Runtime of the launch and the protocols, such as ``"nccl"``; empty if unknown.
     - `launches`: Launches of other runtimes, with names such as ``"mscclpp.launch_us"``.
     """
@@ -92,12 +92,12 @@ class Profile:
         return {constant.name: constant.value for constant in self.constants}[name]
 
     def overhead_us(self, *, between: bool) -> Fraction | None:
-        """Part of alpha during which a link is busy, inside nodes or between them; None if all of it is."""
+        """Time in us, within alpha, that a send occupies a link in or `between` nodes; None: all alpha."""
         inside = next((each.value for each in self.constants if each.name.endswith("_overhead_us")), None)
         return self["nic_alpha_us"] if between and inside is not None else inside
 
     def told(self) -> tuple[Constant, ...]:
-        """All constants, launches and costs of protocols; the latter are named ``PROTOCOL.CONSTANT``."""
+        """All constants, launch times and protocol costs; a protocol cost is named ``PROTOCOL.CONSTANT``."""
         of_protocols = (
             replace(constant, name=f"{each.name}.{constant.name}")
             for each in self.protocols
@@ -114,11 +114,13 @@ class Profile:
         return sum(bases, Fraction(0) if self.launch is None else self.launch.value)
 
     def launch_under(self, runtime: str) -> Fraction | None:
-        """Launch time of another runtime in us, without a protocol's base; None if the profile has none."""
+        """Launch time of another runtime in us, without a protocol's base; None if it is not listed."""
         return next((each.value for each in self.launches if each.name == f"{runtime}.launch_us"), None)
 
     def under(self, protocol: str | None = None) -> Profile:
-        """Profile with the constants of a protocol, by default ``"simple"``; unchanged if it has none.
+        """Profile with the constants of a protocol; by default ``"simple"``, or else the first protocol.
+
+        A profile without protocols is returned unchanged by default.
 
         Raises `TopologyError` for an unknown protocol.
         """

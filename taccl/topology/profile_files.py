@@ -1,6 +1,6 @@
 """Profile files, as written by `taccl fit`: constants of a machine, each with source and confidence interval.
 
-They also contain the costs of a launch and of each protocol, and the protocols used by size.
+They also contain the costs of a launch and of each protocol, and the protocol used for each message size.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Measured(Table):
 
 
 class Share(Measured):
-    """Measured part of a nominal value, above 0 and at most 1."""
+    """Measured fraction of a nominal value, above 0 and at most 1."""
 
     value: Annotated[Cost, Field(gt=0, le=1)]
 
 
 class LaunchTable(Table):
-    """Launch times: before every collective's first step, for each further channel, and in other runtimes."""
+    """Launch time of a collective, time of each further channel, and launch times in other runtimes."""
 
     latency_us: Measured
     channel_us: Measured | None = None
@@ -74,7 +74,7 @@ class Range(Table):
     up_to_bytes: Positive
 
     def told(self) -> str:
-        """Text of the range: collective, ranks, protocol and sizes."""
+        """Describe the range in a line of text: collective, ranks, protocol and sizes."""
         where = (
             f"{self.collective} on {format_count(self.ranks, 'rank')} in {format_count(self.nodes, 'node')}"
         )

@@ -1,10 +1,10 @@
 """Named profiles of machine constants: every alpha and beta, with its source.
 
 - `taccl`: Constants that the authors of TACCL published with their code.
-- `nominal`: Rates of data sheets, for which published bandwidth bounds are stated. Alpha is 0, as data sheets
-  give no latency.
-- `nccl`: Rates and latencies with which NCCL chooses algorithms, with a launch and three protocols.
-- `rccl`: A fit to published logs, with a launch and three protocols.
+- `nominal`: Rates of data sheets, which published bandwidth bounds assume. Alpha is 0, as data sheets give no
+  latency.
+- `nccl`: Rates and latencies with which NCCL chooses algorithms, with a launch time and three protocols.
+- `rccl`: A fit to published logs of RCCL, with a launch time and three protocols.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def profile_of(topology: Topology) -> Profile | None:
-    """Profile from which a machine's topology was made, under its protocol; None if there is none."""
+    """Profile and protocol from which a topology was made; None if it was not made from a profile."""
     known: Profile | None = topology.cache.get("profile")
     named = {each.name for each in PROFILES.get(topology.machine, ())}
     if known is None and (topology.profile in named or (named and _is_file(topology.profile))):
@@ -80,7 +80,7 @@ _OVERHEAD = "our choice: max part of alpha that occupies a port; the rest is pro
 
 
 def _nominal(machine: str, links: Mapping[str, Rate], nic: Rate) -> Profile:
-    """Profile of the rates in data sheets."""
+    """Profile ``"nominal"``, with the rates in data sheets."""
     link = next(iter(links))
     return Profile(
         machine,
@@ -106,12 +106,12 @@ def _by_protocol(
     source: str,
     most: Constant | None = None,
 ) -> Profile:
-    """Profile with a library's rate inside a node, and its latencies and share of bandwidth by protocol.
+    """Profile of a library: its rate inside a node, and latencies and bandwidth share of each protocol.
 
-    NICs have their nominal rate. Hops between nodes are those of NCCL's tables, increased by the network
-    class of an instance type.
+    NICs have their nominal rate. Hops between nodes have the latencies in NCCL's tables; for an instance
+    type, the latency of its class of network is added.
 
-    - `costs`: {protocol: (base in us, hop in us, share of bandwidth)}.
+    - `costs`: {protocol: (base in us, hop in us, share of the bandwidth)}.
     - `most`: Maximum rate of LL inside a node; None if not limited.
     """
     network = NETWORKS[INSTANCES[nominal.machine].network] if nominal.machine in INSTANCES else None
@@ -167,7 +167,7 @@ def _published(machine: str, file: str, betas: Mapping[str, tuple[str, str]]) ->
 
 
 def profiles_of(machine: str, model: Model) -> tuple[Profile, ...]:
-    """Profiles of a machine, the default first: TACCL's published one, or else NCCL's or RCCL's if known."""
+    """Profiles of a machine; the first, its default, is TACCL's, else NCCL's or RCCL's, else nominal."""
     nominal = _nominal(machine, model.links, model.nic)
     if model.published is not None:
         return _published(machine, *model.published), nominal

@@ -1,4 +1,4 @@
-"""Racks of workers: with switches that reduce, or with parameter servers of many NICs."""
+"""Topologies of racks of workers, whose switches reduce data or which have parameter servers."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def in_network(
 ) -> Topology:
     """Workers behind a switch that reduces their data and multicasts the sum, or a tree of such switches.
 
-    A rank is a worker, a node is a rack. Workers can also send to one another through the switch. The
-    latency, half of `rtt_us`, holds no port. With several racks, each rack's switch sends partial sums to a
-    core switch, so that a sum crosses each uplink once.
+    A rank is a worker, and a node is a rack. Workers can also send to one another through the switch. A send
+    has a latency of half `rtt_us`, during which it holds no port. With several racks, each rack's
+    switch sends partial sums to a core switch, so that a sum crosses each uplink once.
 
     Parameters
     ----------
@@ -60,8 +60,8 @@ def in_network(
     core_oversubscription : number
         Ratio of the total rate of a rack's workers to the rate of its uplink; at least 1.
     groups : sequence of sequences of int
-        Groups of ranks (process groups) that reduce among themselves, besides all ranks; they share the
-        slots.
+        Process groups, as lists of ranks, for which switches can also reduce; by default they reduce over
+        all ranks only. All groups share the slots.
 
     Raises
     ------
@@ -94,7 +94,7 @@ def rack(
     rtt_us: Number = 10,
     box_gb_per_s: Number | None = None,
 ) -> Topology:
-    """Racks of workers, each with a parameter server; ranks are the workers, and the NICs of the servers.
+    """Racks of workers with one parameter server per rack; each worker, and each NIC of a server, is a rank.
 
     Workers are numbered first, rack by rack, then the servers' NICs. Each worker and each server is a node.
     All ranks of a rack are joined by its switch, and racks by a core, as in `in_network`.
@@ -108,7 +108,8 @@ def rack(
     racks, core_oversubscription, gb_per_s, rtt_us
         As in `in_network`, with the same errors.
     box_gb_per_s : number, optional
-        Rate at which the cores of a server add, in GB/s (10**9 bytes per second); default: not limited.
+        Rate at which the cores of a server add data, in GB/s (10**9 bytes per second); default: not
+        limited.
     """
     check_num_links(((workers + box_nics) * racks) ** 2, where="rack: workers, box_nics, racks")
     name = f"rack: {workers} workers, {box_nics} cards" + (f", {racks} racks" if racks > 1 else "")
@@ -132,7 +133,7 @@ def _joined(
     box_gb_per_s: Number | None = None,
     groups: Sequence[Sequence[int]] = (),
 ) -> Topology:
-    """Topology with links between all ranks, ports of every rank, and uplinks if there are several racks."""
+    """Link all pairs of ranks through ports of the ranks, and through uplinks if there are several racks."""
     builder = TopologyBuilder(name, nodes, alpha_meaning="pipelined")
     alpha_us, beta = exact_cost(rtt_us, where="rtt_us") / 2, beta_of_bandwidth(gb_per_s, where="gb_per_s")
     oversubscription = exact_cost(core_oversubscription, where="core_oversubscription")

@@ -32,7 +32,7 @@ Cost = tuple[tuple[object, ...], ...]
 def dimensions(topology: Topology | NamedFabric | str) -> Dimensions:
     """Find the dimensions whose product is the topology; the first dimension's digit varies fastest.
 
-    They are found if ranks are numbered in mixed radix: tori, meshes, hypercubes, `multidim`, and nodes
+    Dimensions are found if ranks are numbered in mixed radix: tori, meshes, hypercubes, `multidim`, and nodes
     joined by rails (DGX, GB200 racks). Every link must be along one dimension, with equal costs in each
     dimension. Every resource must be held only by the links of one rank in one dimension.
 
@@ -93,7 +93,7 @@ def links_along(topology: Topology, dims: Dimensions) -> list[NDArray[np.int64]]
 
 
 def _of_links(topology: Topology) -> Dimensions:
-    """Find dimensions from a topology's links: the first as large as possible, then the second, and so on."""
+    """Find dimensions from a topology's links; make the first as large as possible, then each next one."""
     if any(len(link.srcs) + len(link.dsts) > 2 for link in topology.links):
         raise _none(topology, "it has links of several ends")
     index = _fastest_links(topology)
@@ -202,7 +202,7 @@ def _along(
 
 
 def _check_along(topology: Topology, dims: Dimensions) -> None:
-    """Raise `TopologyError` if a link is along no dimension, or dimensions or ranks share a resource."""
+    """Raise `TopologyError` if a link is along no dimension, or two dimensions or ranks share a resource."""
     holder: dict[tuple[int, str], tuple[int, int]] = {}
     src, dst = (np.array([getattr(link, end) for link in topology.links]) for end in ("src", "dst"))
     differ = dims.digits(src) != dims.digits(dst)
@@ -318,7 +318,7 @@ def _squares(merges: NDArray[np.float64]) -> float:
 
 
 def nested_order(distance: NDArray[np.float64]) -> list[int]:
-    """Order of hosts in which near hosts are adjacent; of two clusters, the larger comes first."""
+    """Order of hosts that keeps near hosts adjacent; of two merged clusters, the larger comes first."""
     require_address_space()
     from scipy.cluster.hierarchy import to_tree
 
