@@ -234,7 +234,7 @@ _MOST_LEVELS = 3
 #: `_MANY`: from this number of hosts on, only as many permutations are tried as the level needs.
 #: `_FEWEST_DEALS`: number of permutations for many hosts if clusters are clear.
 #: `_CLEARLY`: clusters are clear if the test statistic (see `_are_by_chance`) of the measured distances
-#: exceeds the largest of the permuted ones by more than this multiple of the range of the permuted ones.
+#: exceeds its largest value in permutations by more than this multiple of the range of its values there.
 #: Clusters are clear by chance in less than 1 of 1,000 tests.
 _BY_CHANCE, _DEALS, _MANY = 0.1, 99, 128
 _FEWEST_DEALS, _CLEARLY = 3, 20.0
@@ -248,9 +248,9 @@ def levels(distance: NDArray[np.float64]) -> list[NDArray[np.int64]]:
     """Cluster index of every host, one array per level, innermost first; empty if no clusters are found.
 
     Hosts are joined by hierarchical clustering with average linkage. A level ends where the distance of the
-    next merge is larger than all before by a factor. No levels are returned if a permutation test finds that
-    clusters explain the distances no better than by chance. For few hosts, the factor must exceed the
-    asymmetry of the distances instead.
+    next merge exceeds the largest distance before by a minimum factor.
+    No levels are returned if a permutation test finds that clusters explain the distances no better than by
+    chance. For few hosts there is no such test, and the factor grows with the asymmetry of the distances.
 
     - `distance`, (num_hosts, num_hosts): Without nan; the mean of both directions counts.
     """

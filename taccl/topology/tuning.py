@@ -28,7 +28,7 @@ LAUNCH = "our choice: from the call to the first step of a kernel"
 class Protocol:
     """Costs of a protocol: base time of a collective and time of a hop in us, and share of bandwidth.
 
-    Hops are inside a node (NVLink) and over the network, each for rings and for trees.
+    Rings and trees have separate times, for hops inside a node (NVLink) and over the network.
     """
 
     name: str
@@ -56,7 +56,7 @@ LL_GB_PER_S = {"Volta": "39", "Ampere": "87.7", "Hopper": "141", "Blackwell": "2
 #: Time in us of a hop inside a node under LL, for GPU generations that differ from the table.
 #: Source: published log of 8 B200, allreduce (14 hops) and allgather (7 hops) of 1 to 16 KB.
 LL_HOP_US = {"Blackwell": 1.2}
-#: Maximum rate of LL in GB/s on two nodes, and on more, by processor of the hosts.
+#: {maker of the hosts' processors: maximum rates of LL in GB/s on two nodes, and on more nodes}.
 LL_NETWORK_GB_PER_S = {"Intel": (39.0, 20.4), "AMD": (22.5, 19.0)}
 #: {GPU generation: (speeds in a node, speeds between nodes)} in GB/s that NCCL's search tries for a channel.
 #: Source: ``src/graph/search.cc``. The empty name stands for all generations before Hopper.
@@ -130,8 +130,8 @@ TREE_CORRECTION = (
 #: `RING_PLATEAU`: factor on a ring's latency under simple between nodes, before Ampere and since.
 #: `PLATEAU_BYTES`: min bytes per channel and rank from which this factor applies.
 RING_PLATEAU, PLATEAU_BYTES = (1.9, 1.4), 64
-#: `NET_POST_US`: time in us that a host takes to post a message to a NIC, by its processor.
-#: `SIMPLE_POSTS`: number of messages posted under simple.
+#: `NET_POST_US`: time in us that a host takes to post a message to a NIC, by maker of its processor.
+#: `SIMPLE_POSTS`: number of messages that a host posts under simple.
 NET_POST_US, SIMPLE_POSTS = {"Intel": 1.0, "AMD": 2.0}, 3
 #: `CHANNEL_BYTES`: {protocol: min bytes per channel}; below, NCCL uses fewer channels (``src/enqueue.cc``).
 #: For rings under LL, `CHANNEL_BYTES` is the min bytes per channel and rank.

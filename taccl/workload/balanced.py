@@ -1,8 +1,7 @@
 """Collectives cut into pieces, each with its own order of network dimensions, so that loads are balanced.
 
-On a product of dimensions a collective gains from more pieces than on other networks, as some pass one
-dimension while others pass the next. Groups, such as those of data-parallel ranks, are balanced over their
-own dimensions.
+On a product of dimensions, more pieces help than on other networks: some pieces cross one dimension while
+others cross the next. A group of ranks, such as data-parallel ranks, balances loads over its own dimensions.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ if TYPE_CHECKING:
 
 #: Collectives whose load on each dimension depends on the order of dimensions.
 KINDS = ("allreduce", "reduce_scatter", "allgather")
-#: Max transfers of a balanced collective.
+#: Maximum number of transfers for which a collective is balanced.
 _MOST_TRANSFERS = 500_000
 
 
 @cached
 def number_of_pieces(topology: Topology, collective: Collective, chunk_bytes: int) -> int:
-    """Number of pieces of a collective that gives the earliest planned finish; 1 for a single dimension.
+    """Number of pieces into which to cut a collective for the earliest finish; 1 for a single dimension.
 
-    - `collective`: Collective with one chunk per rank, or several groups that each have one.
-    - `chunk_bytes`: Size of its chunks.
+    - `collective`: Collective of all ranks or of several groups, with one chunk per rank.
+    - `chunk_bytes`: Size of a chunk of the collective before it is cut.
     """
     from taccl.synthesis.proposers.balanced import (
         collectives_of,
@@ -60,7 +59,7 @@ def sends_along(
     """Sends of all pieces of a collective, as arrays ordered by start; None if balancing does not apply.
 
     - `chunk_bytes`: Size of the chunks of a piece.
-    - `firsts`: Number of the first chunk of each piece in the step.
+    - `firsts`: For each piece, number that its first chunk has in the step.
     """
     found = _balanced(topology, collective, chunk_bytes, len(firsts))
     if found is None:

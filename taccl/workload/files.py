@@ -26,7 +26,7 @@ _WORDS = {"Count": Positive, "Natural": Index, "Extended": float | Literal["inf"
 def _model(kind: type, **columns: Any) -> Any:
     """Pydantic model of a table in a file, with the fields of the data class `kind`.
 
-    - `columns`: {field: its annotation in files}, where that differs from the class's.
+    - `columns`: {field: its type in files}, for fields whose type in files is not that of the class.
     """
     hints = get_type_hints(kind, localns=_WORDS) | columns
     of_file: dict[str, Any] = {
@@ -62,7 +62,7 @@ def load_workload(path: str | os.PathLike[str]) -> Workload:
 
 
 def from_dict(data: object, *, source: str = "workload") -> Workload:
-    """Step from the plain values that `to_dict` returned."""
+    """Build a step from plain values, as `to_dict` returns them."""
     values = dict(validated(_FILE, data, source=source, error=WorkloadError))
     try:
         for name, kind in _TABLES.items():
@@ -73,7 +73,7 @@ def from_dict(data: object, *, source: str = "workload") -> Workload:
 
 
 def to_dict(workload: Workload) -> dict[str, Any]:
-    """The step as plain values, without fields at their defaults."""
+    """Convert a step to plain values; fields that have their default are left out."""
 
     def plain(value: Any) -> Any:
         if type(value) in (*_TABLES.values(), Workload):
