@@ -1,4 +1,4 @@
-"""Times of a step's operations at a rank: stated by the user, or from a roofline of FLOPs and bytes."""
+"""Times of a step's operations at a rank, as the user states them or from a roofline of FLOPs and bytes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ RATES = {
 
 
 def rates_of(tflops: float | None, gb_per_s: float | None) -> Rates | None:
-    """Rates of a processor, or None if neither is given. Raises `WorkloadError` if only one is."""
+    """Rates of a processor; None if neither rate is given. Raises `WorkloadError` if only one is given."""
     if tflops is None and gb_per_s is None:
         return None
     if tflops is None or gb_per_s is None:
@@ -93,7 +93,10 @@ def tile_costs(
 ) -> dict[str, Fraction]:
     """{operation: computation time of one tile at a rank in us}; 0 for collectives.
 
-    The head of a compute kernel has the time of the whole kernel, and its other operations 0.
+    The first operation of a compute kernel has the time of the whole kernel; its other operations have 0.
+
+    - `communication_share`: Fraction of the processor that communication occupies; times are divided by
+      1 minus this share.
 
     Raises `WorkloadError` if neither the cost of an operation nor the machine's rates are known.
     """
@@ -121,6 +124,6 @@ def _whole_us(workload: Workload, operation: Operation, rates: Rates | None) -> 
         named = next(each.name for each in group if each.cost_us is None)
         said = "has no cost_us, and the rates of the machine's processors are not known"
         raise WorkloadError(f"{said}; give it one, or give tflops=... and gb_per_s=...", where=named)
-    # Rounded up to the picosecond, the finest tick of sends.
+    # Round up to whole picoseconds, the finest tick of sends.
     picoseconds = max(flops / rates.tflops, num_bytes * 1e3 / rates.gb_per_s)
     return stated + Fraction(math.ceil(picoseconds), 10**6)

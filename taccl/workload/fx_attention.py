@@ -20,7 +20,7 @@ _OPERANDS = ("query", "key", "value")
 
 
 def _options(graph: Graph, given: Arguments) -> tuple[list[Any], dict[str, Any]]:
-    """(masks, options) of an `attention` operation; at most one mask."""
+    """Masks (at most one) and options of an `attention` operation, from the arguments of PyTorch's call."""
     for name, value in _PLAIN.items():
         if given.get(name, value) != value:
             said = f"{graph.node.target} has {name}={given[name]!r}"
@@ -32,7 +32,7 @@ def _options(graph: Graph, given: Arguments) -> tuple[list[Any], dict[str, Any]]
 def _heads(graph: Graph, given: Arguments) -> tuple[int, int, int]:
     """(query heads per key head, query heads per value head, axis of heads)."""
     query, key, value = (graph.local_shape(given[name]) for name in _OPERANDS)
-    may_differ = given.get("enable_gqa", True)  # kernels have no such argument
+    may_differ = given.get("enable_gqa", True)  # calls of kernels lack this argument
     if not may_differ or min(map(len, (query, key, value))) < 3:
         return 1, 1, 0
     for name, each in (("keys", key), ("values", value)):
@@ -52,7 +52,7 @@ def _attention(graph: Graph, given: Arguments) -> Any:
 
 
 def _attention_grad(graph: Graph, given: Arguments) -> Any:
-    """Gradients of attention with respect to queries, keys and values."""
+    """Convert a node that returns the gradients of attention by its queries, keys and values."""
     masks, options = _options(graph, given)
     grad = given.get("grad_out", given.get("grad_out_"))
     operands, (*shares, axis) = [given[name] for name in _OPERANDS], _heads(graph, given)
