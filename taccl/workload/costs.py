@@ -95,7 +95,7 @@ def tile_costs(
 
     The first operation of a compute kernel has the time of the whole kernel; its other operations have 0.
 
-    - `communication_share`: Fraction of the processor that communication occupies; times are divided by
+    - `communication_share`: Fraction of the processor reserved for communication; times are divided by
       1 minus this share.
 
     Raises `WorkloadError` if neither the cost of an operation nor the machine's rates are known.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def _in_pieces(graph: Graph, given: Arguments) -> Any:
     """Convert a split of a local tensor into several tensors along an axis.
 
-    Equal pieces stay symbolic (`Piece`), as collectives along axes other than 0 use them. Unequal ones are
+    Equal pieces stay symbolic (`Piece`), as collectives along axes other than 0 use them. Unequal pieces are
     slices, added to the step if an operation reads them.
     """
     source, axis = given["self"], given["dim"]
@@ -68,7 +68,7 @@ def _joined(graph: Graph, given: Arguments) -> Any:
 
 
 def _concatenated(graph: Graph, given: Arguments) -> Any:
-    """Concatenation of several tensors along an axis."""
+    """Convert a concatenation of several tensors along an axis."""
     values = given["tensors"]
     axis = given["dim"] % len(graph.local_shape(values[0]))
     sliced = next((each for each in values if not isinstance(each, Repeated)), None)
@@ -97,7 +97,7 @@ def _beside(graph: Graph, value: Repeated, other: Any) -> Any:
 
 
 def _stacked(graph: Graph, given: Arguments) -> Any:
-    """Concatenation of tensors along a new axis."""
+    """Convert a concatenation of tensors along a new axis (``torch.stack``)."""
     shape = graph.local_shape(given["tensors"][0])
     axis = given["dim"] % (len(shape) + 1)
     wide = (*shape[:axis], 1, *shape[axis:])
