@@ -109,7 +109,7 @@ def _describe(
 
 
 def _ends(collective: Collective) -> tuple[object, ...]:
-    """Origins and destinations of every chunk, ignoring order."""
+    """Form of a collective to compare: each chunk's sets of origins and destinations, in order of chunks."""
     return (
         collective.num_ranks,
         collective.combining,

@@ -111,7 +111,7 @@ class Search:
         return Search(problem, self.options, deadline, prefix=self.prefix + prefix, above=self, **given)
 
     def beside(self, problem: Problem, *, deadline: Deadline | None = None, **given: Any) -> Search:
-        """A search of the same data in other chunks, or with sums by servers or switches.
+        """Create a search of a variant of the problem, such as one in other chunks or with sums in switches.
 
         Keyword arguments set its further fields. It adds to the stages and to the trace of this search.
         """

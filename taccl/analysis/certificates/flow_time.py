@@ -32,7 +32,7 @@ _MOST_RANKS = 256
 
 
 class Lane(NamedTuple):
-    """Costs of a resource that all sends of some links out of (or into) a rank hold, in ticks.
+    """Costs in ticks of a resource at a rank, which every send over some of the rank's links holds.
 
     - `alpha`, `beta`: A send of u units holds the resource for at least ``alpha + beta * u`` ticks.
     - `idle`: Min ticks of a send in which it does not hold the resource.

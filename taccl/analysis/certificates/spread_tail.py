@@ -258,7 +258,7 @@ class TailSpread:
         return best
 
     def _into_sets(self, last: int, num: int) -> Ints:
-        """(num,) min ticks until chunks of the last k = `last` entries have crossed borders 1, 2, ... times.
+        """(num,) min ticks until the chunks of the last `last` entries have crossed 1, 2, ... borders in all.
 
         Ticks count from the earliest of these entries. A chunk may cross into its set several times.
         The entries concern at most k sets, each assumed to be as fast as the fastest.
@@ -317,7 +317,7 @@ def _entries(fed: Fed, most: int) -> Iterator[int]:
 
 
 def _spreads_late(facts: Facts, witness: SpreadTail, ticks: int) -> bool:
-    """True if the last entries cannot have reached all ranks that want them by `ticks`."""
+    """True if, by `ticks`, the last chunks to enter sets cannot have reached all their destinations."""
     if not facts.spreads_alike or len(frozenset().union(*witness.sets)) != sum(map(len, witness.sets)):
         return False
     wanted, release, first, wanting = _entries_into(facts, witness.sets)

@@ -315,7 +315,7 @@ class _Machine:
 def _stays(quotient: Quotient, m: int) -> bool:
     """True if the hop would move a chunk with a single destination away from that destination."""
     hop = quotient.hops[m]
-    # A derived chunk shares its state with its base chunk, and continues from there.
+    # A hop of a derived chunk may start at a state of its base chunk, which this check leaves out.
     shared = bool(quotient.problem.collective.derivations)
     ends = [quotient.states[p] for p in hop.srcs if not shared or quotient.states[p].chunk == hop.chunk]
     return any(state.is_destination and not state.is_origin for state in ends)

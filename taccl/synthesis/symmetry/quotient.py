@@ -100,7 +100,7 @@ class HopLimit:
         return after + self.left[p] <= self.limit
 
     def is_near(self, m: int, hop: Hop) -> bool:
-        """True if a chunk that came by a path of fewest links can reach a destination after a hop."""
+        """True if some path over a hop, from a source to a destination, keeps the limit on its links."""
         after = self.after(m, hop, self.least)
         return any(self.leads_on(after, p) for p in hop.dsts)
 

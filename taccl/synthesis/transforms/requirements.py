@@ -1,4 +1,4 @@
-"""Requirements removed for the search and then met by its schedule: release dates, and roots of sums.
+"""Transforms that drop a requirement for the search and then restore it: dates, and roots of sums.
 
 Release and due dates are met by re-timing the schedule. If a sketch keeps contributions from the root of a
 sum, another rank makes the sum.
