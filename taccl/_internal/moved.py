@@ -89,7 +89,7 @@ _MOVED = {
     "taccl.units": "taccl._internal.units",
 }
 
-#: Former packages, whose former modules `_MOVED` lists.
+#: Packages that no longer exist; `_MOVED` has the present names of their modules.
 _PACKAGES = ("taccl.schedule.implicit",)
 
 

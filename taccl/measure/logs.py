@@ -289,7 +289,7 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
 
 
 def _ranks_per_process(hosts: dict[int, str], pids: dict[int, str]) -> int:
-    """Max number of ranks of one process, by host and process of each rank.
+    """Max number of ranks that share a process, from the host and the process of each rank.
 
     0 if a rank's process is unknown, or if several ranks of a host state process 1: the first process of
     every container has this number.

@@ -1,4 +1,4 @@
-"""Maximum bandwidth of NCCL's tree allreduces, by the number of channels that its search finds."""
+"""Maximum bandwidth of NCCL's tree allreduces: that of a channel times the channels of its search."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class Case:
         return self.hosts.topology if isinstance(self.hosts, ProbedHosts) else self.hosts
 
     def room(self) -> Room:
-        """Work arrays for one thread of the compiled kernels that time orders."""
+        """Work arrays for one thread of the compiled kernels that compute the times of orders."""
         return self.fabric.room(self.messages, self.relaxed.flows)
 
     def us(self, ticks: int) -> float:

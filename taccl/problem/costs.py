@@ -155,7 +155,7 @@ def exact_costs(topology: Topology, chunk_bytes: Sequence[int]) -> Costs:
     units = [units_of[size] for size in chunk_bytes]
 
     def on_grid(per_us: int) -> tuple[list[list[int]], int]:
-        """Costs at `per_us` ticks per microsecond, rounded up, and a bound on sensible finishes in ticks."""
+        """(costs at `per_us` ticks per microsecond, rounded up; ticks of all chunks one after another)."""
         ticks = [[math.ceil(exact * per_us) for exact in values] for values in us]
         dearest_alpha, dearest_beta = (max(values, default=0) for values in ticks[:2])
         # All chunks one after another over a path of the slowest links.

@@ -275,9 +275,9 @@ class _CheckedPort:
                 continue
             unit = min(self.most, n * each)
             if self.beta:
-                # With x of these sends, at most ``brought + x unit`` units are sent, as senders hold no more,
-                # and at most ``(start - (x - 1) alpha) / beta`` fit into the time. Both limits are equal at x
-                # = `level`.
+                # x sends after senders hold data of n ranks bring at most ``brought + x * unit`` units in all.
+                # At most ``(start - (x - 1) * alpha) / beta`` units fit into the time. Both are equal for
+                # ``x = level``.
                 level = (start + self.alpha - brought * self.beta) / (unit * self.beta + self.alpha)
                 few = min(number, max(0, math.floor(level)))
                 if few < number:

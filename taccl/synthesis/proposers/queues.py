@@ -134,7 +134,7 @@ def send_together(
 def send_in_turn(
     fabric: Fabric, demand: Demand, routes: Routes, turn: Floats, limits: Limits = Limits()
 ) -> Sends | None:
-    """Best schedule along routes in which links prefer chunks with early due dates; None if it was stopped.
+    """Schedule chunks along given routes, early due dates first on each link; None if stopped.
 
     If chunks wait for the same link, the one with the least weighted due date minus the time of its remaining
     route goes first. So a rank forwards chunks at the rate at which it receives them, rather than all chunks
