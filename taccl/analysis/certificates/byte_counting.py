@@ -275,7 +275,7 @@ class _CheckedPort:
                 continue
             unit = min(self.most, n * each)
             if self.beta:
-                # x sends after senders hold data of n ranks bring at most ``brought + x * unit`` units in all.
+                # x sends after senders hold data of n ranks bring at most ``brought + x * unit`` units.
                 # At most ``(start - (x - 1) * alpha) / beta`` units fit into the time. Both are equal for
                 # ``x = level``.
                 level = (start + self.alpha - brought * self.beta) / (unit * self.beta + self.alpha)
