@@ -76,7 +76,7 @@ def _numbers(graph: Graph, mask: Any, one: float, two: float) -> Any:
 
 
 def _triangle(kind: str) -> Reader:
-    """Converter of tril or triu: keep one side of a diagonal of matrices, and set the other side to 0."""
+    """Converter of tril or triu, which keep one side of a diagonal of each matrix, and set the other to 0."""
 
     def read(graph: Graph, given: Arguments) -> Any:
         source, (shape, dtype) = given["self"], graph.stated()
@@ -108,7 +108,7 @@ def _clamped(graph: Graph, given: Arguments) -> Any:
     return found
 
 
-#: {operator in an FX graph, without its overload: function that converts the node}.
+#: {operator of an FX graph, without its overload name: function that converts a node of this operator}.
 COMPARISON_READERS: dict[str, Reader] = {
     **{f"aten.{name}": _compared(kind) for name, kind in _KINDS.items()},
     **{f"aten.{name}": _of_masks(kind) for name, kind in _LOGICAL.items()},

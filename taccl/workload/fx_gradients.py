@@ -1,4 +1,4 @@
-"""Gradients of point-wise functions and softmax in PyTorch's graphs."""
+"""Convert gradients of activation functions and softmax in PyTorch graphs; also SiLU and GELU themselves."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _silu_grad(graph: Graph, given: Arguments) -> Any:
 
 
 def _share(graph: Graph, x: Any) -> Any:
-    """(1 + erf(x / √2)) / 2, the factor of the exact GELU."""
+    """(1 + erf(x / √2)) / 2, by which the exact GELU multiplies x."""
     found = graph.make("erf", graph.make("scale", x, value=math.sqrt(0.5)))
     return graph.make("scale", graph.make("offset", found, value=1.0), value=0.5)
 
@@ -78,7 +78,7 @@ def _gelu_grad(graph: Graph, given: Arguments) -> Any:
 
 
 def _rows_grad(kind: str) -> Reader:
-    """Converter of the gradient of softmax or log-softmax, which becomes an operation of `kind`."""
+    """Converter of the gradient of softmax or log-softmax into an operation of the given kind."""
 
     def read(graph: Graph, given: Arguments) -> Any:
         grad, output = (spread(graph, given[name]) for name in ("grad_output", "output"))
@@ -93,7 +93,7 @@ def _rows_grad(kind: str) -> Reader:
     return read
 
 
-#: {operator in an FX graph, without its overload: function that converts the node}.
+#: {operator of an FX graph, without its overload name: function that converts a node of this operator}.
 GRADIENT_READERS: dict[str, Reader] = {
     "aten.threshold_backward": _relu_grad,
     "aten.tanh_backward": _tanh_grad,

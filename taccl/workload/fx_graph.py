@@ -1,9 +1,8 @@
-"""Conversion of a PyTorch graph into a step, and the values of the graph's nodes.
+"""Convert a PyTorch graph of one rank into a step, whose operations act on distributed tensors.
 
-The graph is the program of one rank, on local tensors. With the layouts of its inputs it becomes a step: each
-operation on local tensors is one on global tensors, whose layout is inferred
-(`taccl.workload.layouts.infer`). The local shape and element type of every result must equal those that the
-graph states. This module does not import PyTorch.
+The caller gives the layouts of the graph's inputs. Each operation on local tensors becomes an operation on
+global tensors, and the layout of its result is inferred (`taccl.workload.layouts.infer`). The local shape and
+element type of every result must equal those that the graph states. This module does not import PyTorch.
 """
 
 from __future__ import annotations
@@ -47,21 +46,23 @@ if TYPE_CHECKING:
 
     Reader = Callable[["Graph", dict[str, Any]], Any]
 
-#: Kinds of operations that can read an `Own` (a tensor that each rank computes by itself) as a partial sum.
+#: Kinds of operations that can read an `Own` (a tensor that each rank computes from its own data) as a
+#: partial tensor.
 _OF_PARTS = ("allreduce", "reduce_scatter", "aten", "reshape")
 TRACE = "trace the step with torch.export or make_fx"
 
 
 class Graph:
-    """Step under construction from a graph, node by node.
+    """Step that is built from a PyTorch graph, node by node.
 
     - `mesh`: The ranks.
     - `groups`: {process group of the graph: group of the step}; empty if there is one process group.
     - `readers`: {name of a PyTorch operation: function that returns the value of a node}.
     - `node`: The current node.
-    - `parts`: {partial tensor: tensor with its parts along a further first axis}; see `fx_parts`.
-    - `keeps_lengths`: True if views that fit two slicings keep the local length of the sliced axis.
-    - `has_choice`: True if there was such a view.
+    - `parts`: {partial tensor: tensor whose index r along an additional first axis is rank r's part}.
+    - `keeps_lengths`: Choice for views that may be sliced along either of two axes. True: the axis whose
+      local length the view keeps. False: as a rule, the first of the two.
+    - `has_choice`: True once a view could be sliced along either of two axes.
     """
 
     def __init__(
@@ -89,11 +90,11 @@ class Graph:
         return WorkloadError(said, where=self.node.name)
 
     def unread(self, said: str) -> Unread:
-        """Error with the text `said`, for an operation whose converter does not support this form."""
+        """Error with the text `said`, for a node whose converter does not support its arguments."""
         return Unread(said, where=self.node.name)
 
     def make(self, kind: str, *values: Any, **options: Any) -> Any:
-        """Add an operation and return its result, which is a view if point-wise operands are views."""
+        """Add an operation to the step; return its result, a `View` if point-wise operands are views."""
         if any(isinstance(value, (Positions, Whole)) for value in values):
             numbers = [
                 self.cast(value, "float32") if isinstance(value, (Positions, Whole)) else value
@@ -105,7 +106,7 @@ class Graph:
         if kind in POINTWISE and any(isinstance(value, Repeated) for value in values):
             shapes = {value.shape if isinstance(value, Repeated) else None for value in values}
             plain = (value.source if isinstance(value, Repeated) else value for value in values)
-            found = self.make(kind, *plain, **options)  # operations that read the result repeat it
+            found = self.make(kind, *plain, **options)  # broadcast only by operations that read the result
             alike = shapes.pop() if len(shapes) == 1 else None
             return found if alike is None else Repeated(found, alike)
         if any(isinstance(value, Own) for value in values):
@@ -150,7 +151,7 @@ class Graph:
         return Named(operation.name) if shape is None else View(operation.name, shape, is_squeezed)
 
     def _of_rows(self, kind: str, values: Sequence[Any], **options: Any) -> Any:
-        """Result of an operation that reads each operand of type `Own` as slices along its first axis.
+        """Result of an operation whose `Own` operands are converted to tensors sliced along the first axis.
 
         None if no operand is such an `Own`, or if the operation has no valid layout on slices.
         """
@@ -165,13 +166,13 @@ class Graph:
             return None
 
     def _are_distributed(self, names: Sequence[str]) -> bool:
-        """True if several axes of the tensors are sliced, all over the same mesh dimensions."""
+        """True if the tensors have several sliced axes, all sliced over the same mesh dimensions."""
         tensors = [self.tensors[name] for name in names]
         dims = [tuple(self.mesh.slicing(each, axis)) for each in tensors for axis in range(len(each.shape))]
         return len([each for each in dims if each]) > 1 and len({each for each in dims if each}) == 1
 
     def forget(self, first: int) -> None:
-        """Remove the operations from number `first` on."""
+        """Remove all operations from index `first` on, with their results."""
         names = {each.name for each in self.operations[first:]}
         del self.operations[first:]
         for name in names:
@@ -217,7 +218,7 @@ class Graph:
         raise self.unread(f"{said}; only whole tensors are supported")
 
     def viewed(self, value: Named | View | Own, shape: tuple[int, ...]) -> View | Own:
-        """The same value viewed in another local shape."""
+        """View of a value in another local shape, with its elements in the same order."""
         return Own(value.name, shape) if isinstance(value, Own) else View(value.name, shape)
 
     def _repeated(self, value: Repeated) -> Any:
@@ -233,20 +234,20 @@ class Graph:
         return found
 
     def part(self, value: Any, axis: int, start: int, stop: int) -> Any:
-        """Part of a value, from `start` to `stop` along an axis.
+        """Part of a value from index `start` to before `stop` along an axis.
 
         Indices are local: if the axis is sliced over ranks, they count within each rank's slice.
         """
         return of_each_slice(self, "narrow", [value], axis, start=start, stop=stop)
 
     def padded(self, value: Any, axis: int, start: int, length: int) -> Any:
-        """Pad a value with zeros to `length` along an axis, from index `start`: the gradient of `part`."""
+        """Gradient of `part`: a value padded with zeros to `length` along an axis; it begins at `start`."""
         if self.local_shape(value)[axis] == length:
             return value
         return of_each_slice(self, "pad", [value], axis, start=start, stop=length)
 
     def joined(self, values: list[Any], axis: int) -> Any:
-        """Concatenation of values along an axis; if it is sliced over ranks, each rank joins its slices."""
+        """Concatenation of values along an axis; if the axis is sliced, each rank joins its own slices."""
         return of_each_slice(self, "concat", values, axis)
 
     def only(self, given: dict[str, Any], **expected: Any) -> None:
@@ -257,17 +258,17 @@ class Graph:
                 raise self.unread(said)
 
     def lazily(self, *makers: Callable[[], Any]) -> list[Deferred]:
-        """Deferred results of a node with several; each is added to the step once another node selects it."""
+        """Deferred results of the current node; each is added to the step once another node selects it."""
         node = self.node
         return [Deferred(f"result {place} of {node.target}", make) for place, make in enumerate(makers)]
 
     def first(self, make: Callable[[], Any]) -> list[Deferred]:
-        """Deferred results of a node with several, of which only the first is supported."""
+        """Deferred results of the current node, of which only the first is supported."""
         name = f"of {self.node.target}"
         return [*self.lazily(make), *(Deferred(f"result {place} {name}", None) for place in range(1, 10))]
 
     def note_of(self, value: Any, expected: str) -> Any:
-        """Note of a `Deferred` value, such as a layernorm's epsilon; `WorkloadError` for any other value.
+        """Note of a `Deferred` value, such as a layernorm's epsilon; raises `WorkloadError` if it has none.
 
         - `expected`: Description of the expected value, for the message.
         """
@@ -276,11 +277,11 @@ class Graph:
         raise self.unread(f"{self.node.target} reads {described(value)}; expected {expected}")
 
     def tensor(self, value: Any) -> Tensor:
-        """Tensor that a value stands for."""
+        """Tensor of the step that holds a value; if there is none yet, it is added."""
         return self.tensors[self.name_of(value)]
 
     def cast(self, value: Any, dtype: Any) -> Any:
-        """Value in another element type; the value itself if `dtype` is its own type or None."""
+        """Value converted to element type `dtype`; unchanged if `dtype` is its own type or None."""
         name = str(dtype).removeprefix("torch.")
         if isinstance(value, Whole):
             return value if name in INTEGERS else self.cast(value.value, name)
@@ -326,7 +327,7 @@ class Graph:
         return tuple(shape)
 
     def value(self, argument: Any) -> Any:
-        """Value of an argument: a node's value, a list of values, or a constant unchanged."""
+        """Value of an argument of a node; constants are returned unchanged, and lists as lists of values."""
         if isinstance(argument, (list, tuple)):
             return [self.value(each) for each in argument]
         return self.values[argument] if type(argument).__name__ == "Node" else argument
@@ -349,7 +350,7 @@ class Graph:
         return group, size
 
     def add_input(self, node: Any, layout: str) -> Named:
-        """Add the input of a placeholder node."""
+        """Add an input to the step for a placeholder node of the graph, in the given layout."""
         self.node = node
         shape, dtype = _shape_and_dtype(node)
         if shape is None or dtype not in DTYPE_BYTES:
@@ -368,11 +369,11 @@ class Graph:
         return name
 
     def stated(self) -> tuple[tuple[int, ...] | None, str]:
-        """Local shape (None if not stated) and element type of the current node in the graph."""
+        """Local shape and element type that the graph states for the current node, or (None, "")."""
         return _shape_and_dtype(self.node)
 
     def stated_by(self, meta: Any) -> tuple[tuple[int, ...] | None, str]:
-        """Local shape and element type of one result of the current node, as the graph states."""
+        """Local shape and element type of one result of the current node, from its metadata in the graph."""
         return _stated(meta, self.node.name)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def _of_channel(graph: Graph, value: Any, count: int) -> Any:
-    """Tensor of a number per channel, with axes of length 1 to fit an image tensor of `count` axes."""
+    """Tensor of one number per channel, reshaped to broadcast to an image tensor of `count` axes."""
     shape = (*graph.local_shape(value), *(count - 2) * (1,))
     return Named(graph.name_of(View(graph.name_of(value), shape, is_squeezed=True)))
 
@@ -52,9 +52,9 @@ def _in_evaluation(graph: Graph, given: Arguments) -> Any:
 
 
 def _by_channel(graph: Graph, value: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """(values of each channel at each rank, function that restores the shape of `value`).
+    """(values grouped by rank and channel, function that restores the shape of `value`).
 
-    The values have the shape (ranks, channels, values of a channel at one rank).
+    The grouped values have the shape (ranks, channels, number of values per channel at one rank).
     """
     named = Named(graph.name_of(spread(graph, value)))
     tensor, mesh = graph.tensor(named), graph.mesh
@@ -77,9 +77,10 @@ def _by_channel(graph: Graph, value: Any) -> tuple[Any, Callable[[Any], Any]]:
 
 
 def _in_training(graph: Graph, given: Arguments) -> list[Deferred]:
-    """Batch norm of a rank's own images: (result, means, reciprocal deviations, updated running statistics).
+    """Results of a batch norm in training, with the statistics of each rank's own images.
 
-    The `Deferred.note` of means and deviations is epsilon, as gradients recompute both with it.
+    These are the normalised images, the means, the reciprocal standard deviations, and the updated running
+    means and variances. Gradients recompute means and deviations, so the `Deferred.note` of both is epsilon.
     """
     x, epsilon, of = given["input"], given["eps"], f"of {graph.node.name}"
     count = len(graph.local_shape(x))
@@ -132,7 +133,7 @@ def _in_training(graph: Graph, given: Arguments) -> list[Deferred]:
 
 
 def _batch_norm(graph: Graph, given: Arguments) -> Any:
-    """Batch norm with several results: in training by a rank's own statistics, else by running statistics."""
+    """Results of a batch norm: in training by each rank's own statistics, else by running statistics."""
     is_trained = given.get("training", given.get("train", False))
     is_functional = "functional" in str(graph.node.target)
     if is_trained and given.get("running_mean") is not None and not is_functional:
@@ -172,7 +173,10 @@ def _batch_norm_grad(graph: Graph, given: Arguments) -> Any:
 
 
 def _convolution(graph: Graph, given: Arguments) -> Any:
-    """Convert a convolution: a matrix product if windows do not overlap, as for vision transformers."""
+    """Convert a convolution to a matrix product if its windows tile the image, else to an `aten` call.
+
+    Vision transformers cut images into patches by such convolutions.
+    """
     x, weight = (Named(graph.name_of(given[name])) for name in ("input", "weight"))
     shape, (out, channels, *kernel) = graph.tensor(x).shape, graph.tensor(weight).shape
     fits = list(given["stride"]) == kernel and not isinstance(given["padding"], str)
@@ -180,8 +184,8 @@ def _convolution(graph: Graph, given: Arguments) -> Any:
     fits = fits and given["groups"] == 1 and not given.get("transposed") and not any(given["padding"])
     if not fits or any(step != 1 for step in given["dilation"]) or len(shape) != len(kernel) + 2:
         local, _ = graph.stated()
-        # An output element has a term for each kernel element and each channel that it reads.
-        # The kernels of a transposed convolution have the operand's channels first.
+        # Each output element sums a product for each kernel element of each channel that it reads.
+        # The weight's first axis counts output channels; in a transposed convolution, input channels.
         terms = math.prod(graph.local_shape(weight)) // (shape[1] if given.get("transposed") else out)
         terms *= shape[1] // given["groups"] if given.get("transposed") else 1
         flops = 2.0 * math.prod(local or ()) * terms
@@ -224,7 +228,7 @@ def _convolution_grad(graph: Graph, given: Arguments) -> Any:
     return graph.lazily(lambda: by(0), lambda: by(1), by_bias)
 
 
-#: {operator in an FX graph, without its overload: function that converts the node}.
+#: {operator of an FX graph, without its overload name: function that converts a node of this operator}.
 IMAGE_READERS: dict[str, Reader] = {
     **dict.fromkeys(
         ("aten._native_batch_norm_legit_no_training", "aten._native_batch_norm_legit_functional",

@@ -1,4 +1,4 @@
-"""Convert layernorms and RMS norms in PyTorch graphs, and sums and means over axes."""
+"""Convert layernorms, RMS norms, vector norms, sums and means in PyTorch graphs."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def _layernorm(graph: Graph, given: Arguments) -> Any:
 
 
 def _layernorm_and_moments(graph: Graph, given: Arguments) -> Any:
-    """(layernorm, mean of each row, reciprocal deviation of each row), added to the step if read.
+    """(layernorm, mean, reciprocal standard deviation) of each row; each is added to the step only if read.
 
-    Gradients recompute mean and deviation, so their `Deferred.note` is epsilon.
+    Gradients recompute means and deviations, so the `Deferred.note` of both is epsilon.
     """
     x = given["input"]
 
@@ -77,7 +77,7 @@ def _mean(graph: Graph, given: Arguments) -> Any:
 
 
 def _any(graph: Graph, given: Arguments) -> Any:
-    """Mask that is true where any element along an axis is."""
+    """Mask that is true where at least one element along the reduced axes is true."""
     numbers = graph.cast(given["self"], "float32")
     dim = given.get("dim")
     dims = [dim] if isinstance(dim, int) else dim
@@ -146,9 +146,9 @@ def _rms_norm(graph: Graph, given: Arguments) -> Any:
 
 
 def _rms_norm_and_moment(graph: Graph, given: Arguments) -> Any:
-    """(RMS norm, reciprocal root mean square of each row), added to the step if read.
+    """(RMS norm, reciprocal root mean square) of each row; each is added to the step only if read.
 
-    Gradients recompute the latter, so its `Deferred.note` is epsilon.
+    Gradients recompute the root mean square, so its `Deferred.note` is epsilon.
     """
     epsilon, of = _rms_epsilon(graph, given), f"of {graph.node.name}"
     return [
@@ -183,7 +183,7 @@ def _rms_norm_grad(graph: Graph, given: Arguments) -> Any:
 
 #: {element type: machine epsilon}, the default `eps` of an RMS norm; 16-bit types are computed in float32.
 _STEPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-23, "bfloat16": 2.0**-23}
-#: {operator in an FX graph, without its overload: function that converts the node}.
+#: {operator of an FX graph, without its overload name: function that converts a node of this operator}.
 NORM_READERS: dict[str, Reader] = {
     "aten.layer_norm": _layernorm,
     "aten.native_layer_norm": _layernorm_and_moments,
