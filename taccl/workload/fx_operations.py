@@ -1,7 +1,7 @@
-"""Converters of PyTorch operations into operations of a step, by their name in aten or c10d.
+"""Converters of PyTorch operations into operations of a step, in a table by the operation's PyTorch name.
 
 A converter (reader) gets the step under construction and the named arguments of a node, and returns the
-node's value.
+node's value. Names are those of PyTorch's namespaces aten and c10d.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ def _power(exponent: float | None = None) -> Reader:
 def _matmul(graph: Graph, given: Arguments) -> Any:
     found = [given[name] for name in ("self", "other", "mat2") if name in given]
     if isinstance(found[1], Repeated) and isinstance(found[1].source, (Named, View)):
-        # Multiply by the matrix itself if the whole batch shares it.
-        # Copies would have the local length of the batch, which is not the global one if the batch is sliced.
+        # If the whole batch shares one matrix, multiply by this matrix instead of by copies of it.
+        # The number of copies would be the local length of the batch; a sliced batch is longer.
         one = Named(found[1].source.name)
         if graph.local_shape(one) == found[1].shape[-2:]:
             found[1] = one
@@ -143,8 +143,8 @@ def _matmul(graph: Graph, given: Arguments) -> Any:
 def _product(graph: Graph, a: Any, b: Any) -> Any:
     """Matrix product of two values.
 
-    If views only flatten leading axes (of rows, or of a batch of matrices), the tensors themselves are
-    multiplied, and the result is a view.
+    Some operands are views that only flatten leading axes (of rows, or of a batch of matrices). The viewed
+    tensors are then multiplied, and the result is a view of their product.
     """
     views = [each if isinstance(each, View) else View(each.name, graph.local_shape(each)) for each in (a, b)]
     first, second = (graph.local_shape(Named(each.name)) for each in views)
@@ -184,7 +184,7 @@ def _transpose(graph: Graph, given: Arguments) -> Any:
     if isinstance(source, Stacked):
         source = in_memory(graph, source)
         if isinstance(source, Own):
-            # Its first axis, of ranks, stays in place, so that a view can merge axes of one rank.
+            # The first axis of its tensor counts ranks. It stays first, so that a view can merge the others.
             made = graph.make("transpose", Named(source.name), axes=(0, *(1 + axis for axis in axes)))
             return Own(made.name, tuple(source.shape[axis] for axis in axes))
     return graph.make("transpose", source, axes=tuple(axes))
@@ -216,7 +216,7 @@ def _view(graph: Graph, given: Arguments) -> Any:
 
 
 def _expanded(graph: Graph, given: Arguments) -> Any:
-    """Broadcast value, materialised only if an operation needs its elements in memory."""
+    """Value broadcast to a larger shape; its copies are stored only if an operation needs them."""
     source = given["self"]
     shape, _ = graph.stated()
     if isinstance(source, Filled) or shape is None or shape == graph.local_shape(source):
@@ -248,7 +248,7 @@ def _repeated(graph: Graph, given: Arguments) -> Any:
 
 
 def _sliced(graph: Graph, given: Arguments) -> Any:
-    """Convert a slice: the range of a value along an axis, with step 1."""
+    """Convert a slice of a value along an axis; only step 1 is supported."""
     source, axis = given["self"], given["dim"]
     start, end = given.get("start") or 0, given.get("end")
     if isinstance(source, Positions):
@@ -300,7 +300,7 @@ def _select_grad(graph: Graph, given: Arguments) -> Any:
 
 
 def _softmax(graph: Graph, given: Arguments, kind: str = "softmax") -> Any:
-    """Softmax along an axis; if the axis is sliced over ranks, each slice is normalised by itself."""
+    """Softmax along an axis; if the axis is sliced over ranks, each rank normalises its own slice."""
     graph.only(given, half_to_float=False)
     found = given["self"]
     if given.get("dtype") is not None:
@@ -330,7 +330,7 @@ def _squared_error_grad(graph: Graph, given: Arguments) -> Any:
 
 
 def _averaged(graph: Graph, value: Named, given: Arguments, factor: float) -> Any:
-    """Scale a value by `factor`; for a mean, also divide it by the number of local elements."""
+    """Scale a loss by `factor`; if its reduction is a mean, also divide by the number of local elements."""
     if given["reduction"] not in (1, 2):
         said = f"{graph.node.target} has reduction={given['reduction']}"
         raise graph.unread(f"{said}; only the mean (1) and the sum (2) are supported")
@@ -370,9 +370,9 @@ def _nothing(graph: Graph, given: Arguments) -> None:
     return None
 
 
-#: Kinds of operations on one tensor that have the same name in PyTorch.
+#: Kinds of operations on one tensor that have the same name in a step and in PyTorch.
 _UNARY = ("relu", "tanh", "sqrt", "square", "exp", "sigmoid", "erf", "log", "cos", "sin", "abs")
-#: {operator in an FX graph, without its overload: function that converts the node}.
+#: {operator of an FX graph, without its overload name: function that converts a node of this operator}.
 READERS: dict[str, Reader] = {
     **dict.fromkeys(
         ("aten.detach", "aten.alias", "aten.clone", "aten.contiguous", "aten.lift_fresh_copy",

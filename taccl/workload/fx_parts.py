@@ -1,8 +1,9 @@
 """Tensors that each rank computes from its own data, such as the mean loss of its own tokens.
 
-A sum over a sliced axis is a partial tensor, whose parts are the ranks' own sums. A linear operation on all
-parts is one on their sum. Any other, such as the quotient of two sums, is an operation on each part. For it
-the parts become slices of a tensor with one more axis, of one index per rank, and the result is an `Own`.
+A sum over a sliced axis is a partial tensor, whose parts are the ranks' own sums. A linear operation applied
+to all parts is the same operation applied to their sum. Any other operation, such as the quotient of two
+sums, applies to each part separately. Its operands are converted to tensors with an additional first axis,
+whose index r is rank r's part, and its result is an `Own`.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ def of_parts(graph: Graph, kind: str, values: Sequence[Any], **options: Any) -> 
     """Result of a point-wise operation that each rank applies to its own values, before they are summed.
 
     If another operand is sliced, the result is a tensor sliced in the same way. Otherwise the result is an
-    `Own`, with a part per rank. None for operations that are not point-wise, for parts that cannot be
-    separated, and for operands that do not fit together.
+    `Own`, with one part per rank. None if the operation is not point-wise, the parts cannot be separated, or
+    the operands do not fit together.
     """
     if kind not in POINTWISE or kind == "dropout":
         return None
@@ -61,7 +62,7 @@ def of_parts(graph: Graph, kind: str, values: Sequence[Any], **options: Any) -> 
 
 
 def total_of(graph: Graph, value: Own) -> str:
-    """Name of the partial tensor whose part at each rank is the rank's own part of `value`."""
+    """Name of a partial tensor, added to the step, whose part at each rank is the rank's own `value`."""
     apart = parts_of(graph, value, value.shape)
     name = graph.name_of(graph.make("sum", Named(apart), axis=0))
     graph.parts[name] = apart
@@ -69,7 +70,7 @@ def total_of(graph: Graph, value: Own) -> str:
 
 
 def spread(graph: Graph, value: Any) -> Any:
-    """Return a value unchanged, but an `Own` with axes as a tensor that is sliced along its first axis."""
+    """Convert an `Own` to a tensor sliced along its first axis; return scalars and other values unchanged."""
     return Named(rows_of(graph, value)) if isinstance(value, Own) and value.shape else value
 
 
@@ -91,7 +92,7 @@ def parts_of(graph: Graph, value: Own, shape: tuple[int, ...]) -> str:
 def _widened(graph: Graph, number: Own, place: int, length: int) -> str:
     """Name of a tensor of `length` elements in which each rank's slice is filled with the rank's `number`.
 
-    - `place`: Index of the axis, counted from the end (below 0); the axes after it have length 1.
+    - `place`: Index of the sliced axis, counted from the end (-1 the last); the axes after it have length 1.
     """
     flat = parts_of(graph, number, ())
     made = graph.make("repeat", Named(flat), axis=0, stop=length // graph.tensors[flat].shape[0])
@@ -101,7 +102,10 @@ def _widened(graph: Graph, number: Own, place: int, length: int) -> str:
 
 
 def own_of(graph: Graph, value: Any) -> Own | None:
-    """`Own` with the ranks' parts of a partial tensor; None if there are none or they cannot be separated."""
+    """`Own` with the ranks' parts of a partial tensor.
+
+    An `Own` is returned unchanged. None if the value is not partial, or its parts cannot be separated.
+    """
     if isinstance(value, Own):
         return value
     tensor = graph.tensor(value)
@@ -110,7 +114,7 @@ def own_of(graph: Graph, value: Any) -> Own | None:
 
 
 def _separated(graph: Graph, name: str) -> str | None:
-    """Name of a tensor with the parts of a partial tensor along its first axis, one per rank.
+    """Name of a tensor whose index r along the first axis is rank r's part of the partial tensor `name`.
 
     None if the parts cannot be separated.
     """
@@ -125,7 +129,10 @@ def _separated(graph: Graph, name: str) -> str | None:
 
 
 def _remade(graph: Graph, operation: Operation) -> Any:
-    """Tensor with the ranks' parts of a partial result along its first axis; None if it cannot be made."""
+    """Recompute a partial result as a tensor whose index r along the first axis is rank r's part.
+
+    None if this is not possible.
+    """
     mesh, tensors = graph.mesh, graph.tensors
     out = tensors[operation.name]
     dims, axis = mesh.partial(out), operation.axis
@@ -137,7 +144,7 @@ def _remade(graph: Graph, operation: Operation) -> Any:
             cut = (*before, ranks, source.shape[axis] // ranks, *after)
             made = graph.make("reshape", Named(source.name), shape=cut)
             if mesh.slicing(graph.tensor(made), axis) != dims:
-                return None  # one rank: its axis cannot be told from others of length 1
+                return None  # for one rank, the new axis is not distinguishable from others of length 1
             if axis:
                 order = (axis, *(i for i in range(len(cut)) if i != axis))
                 made = graph.make("transpose", made, axes=order)
@@ -168,7 +175,10 @@ def _remade(graph: Graph, operation: Operation) -> Any:
 
 
 def _product_remade(graph: Graph, operation: Operation, dims: Sequence[str]) -> Any:
-    """Ranks' parts of a matrix product that sums over a sliced axis, or whose first matrix is partial."""
+    """Recompute a partial matrix product as a tensor whose index r along the first axis is rank r's part.
+
+    None unless the product sums over a sliced axis, or its first matrix is partial.
+    """
     mesh = graph.mesh
     a, b = (graph.tensors[name] for name in operation.inputs)
     both, count = len(a.shape) - 1, len(b.shape)
@@ -179,7 +189,7 @@ def _product_remade(graph: Graph, operation: Operation, dims: Sequence[str]) -> 
     if not is_over or mesh.partial(a) or (count == 2 and len(a.shape) > 3):
         return None
     (_, one), (ranks, two) = by_rank(graph, a.name, both), by_rank(graph, b.name, count - 2)
-    if count == 2 and len(a.shape) == 3:  # rows of several matrices, multiplied by one
+    if count == 2 and len(a.shape) == 3:  # a batch of matrices times one matrix: join the rows of the batch
         shape = graph.tensor(one).shape
         one = graph.make("reshape", one, shape=(ranks, shape[1] * shape[2], shape[3]))
     made = graph.make("matmul", one, two)

@@ -1,4 +1,7 @@
-"""Convert the nodes of a PyTorch graph, each by its converter or as a call of its operator."""
+"""Convert the nodes of a PyTorch graph into operations of a step.
+
+A node is converted by the converter of its operator if there is one, otherwise to a call of the operator.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ class NodeReader(Graph):
     def read(self, node: Any) -> Any:
         """Convert a node that calls an operation, and return its value.
 
-        An operation without a converter, or not in a form that it supports, is called on local tensors.
+        An operation without a converter becomes an `aten` operation, which calls PyTorch on local tensors; so
+        does a node whose arguments the converter does not support.
         """
         self.node = node
         first = len(self.operations)
@@ -47,7 +51,7 @@ class NodeReader(Graph):
         return self._named(self._read(node, made), first)
 
     def _read(self, node: Any, make: Callable[[], Any], item: int | None = None) -> Any:
-        """Value that `make` returns; if it raises `Unread`, a call of the node's operator instead."""
+        """Value that `make` returns; if it raises `Unread`, convert the node to a call of its operator."""
         first, current = len(self.operations), self.node
         try:
             return make()
@@ -69,10 +73,10 @@ class NodeReader(Graph):
         return f"{self.node.target} of {told or 'nothing'}"
 
     def _is_last_reader(self, node: Any) -> bool:
-        """True if later nodes read the tensor written in place only through this node's result."""
+        """True if no later node reads the tensor that a node writes in place, except by the node's result."""
         written = node.args[0] if node.args else None
         users, target = getattr(written, "users", ()), getattr(written, "target", None)
-        # In evaluation, dropout returns its operand itself.
+        # In evaluation, dropout returns its operand itself, which other nodes may read.
         is_made = getattr(written, "op", "") == "call_function" and "dropout" not in str(target)
         is_made &= not getattr(target, "is_view", True)
         return is_made and all(
@@ -81,7 +85,7 @@ class NodeReader(Graph):
         )
 
     def _item(self, source: Any, place: int) -> Any:
-        """Result number `place` of the node `source`; its operations and messages name that node."""
+        """Result number `place` of the node `source`; operations added for it are named after `source`."""
         found, node = self.values[source][place], self.node
         if not isinstance(found, Deferred) or not found.is_taken:
             return found
@@ -91,9 +95,9 @@ class NodeReader(Graph):
         return made
 
     def _named(self, found: Any, first: int) -> Any:
-        """Return a value after checking it; its operation gets the node's name.
+        """Check a node's value and return it; the operation that computes it is renamed to the node's name.
 
-        - `first`: Number of operations before the node. Earlier operations keep their names.
+        - `first`: Number of operations in the step before the node. These keep their names.
         """
         if isinstance(found, (Named, View, Stacked, Own)):
             if len(self.operations) > first and self.operations[-1].name == found.name:
@@ -109,7 +113,7 @@ class NodeReader(Graph):
         return name
 
     def _check(self, found: Named | View | Stacked | Own) -> None:
-        """Raise `WorkloadError` unless a result has the local shape and type that the graph states."""
+        """Raise `WorkloadError` unless a value has the local shape and element type that the graph states."""
         shape, dtype = self.stated()
         tensor, local = self.tensors[found.name], self.local_shape(found)
         fits = (shape, dtype) == (local, tensor.dtype)

@@ -1,4 +1,4 @@
-"""Values of the nodes of a PyTorch graph: tensors of a step, and values that may never become one."""
+"""Values of nodes of a PyTorch graph: tensors of a step, and values that become tensors only if needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Unread(WorkloadError):
-    """Error for an operation in a PyTorch graph without a converter, or in a form that is not supported."""
+    """Error for a PyTorch operation without a converter, or with arguments that its converter rejects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A tensor of the step in another local shape, with its elements in the same order."""
+    """A tensor of the step viewed in another local shape, with its elements in the same order."""
 
     name: str
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ class Stacked:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One of the equal pieces of a value along an axis, by position."""
+    """Piece number `position` of `count` equal pieces into which a value is cut along an axis."""
 
     whole: Named | Stacked
     axis: int
@@ -65,7 +65,7 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Integers from `start` to before `stop`, in a local shape whose other axes have length 1."""
+    """Integers from `start` to before `stop`, in a local shape with at most one axis longer than 1."""
 
     start: int
     stop: int
@@ -85,7 +85,7 @@ class Own:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """A tensor broadcast to a local shape; point-wise operations read the tensor itself."""
+    """A tensor to be broadcast to a local shape; point-wise operations read the original tensor instead."""
 
     source: Named | View | Own | Positions
     shape: tuple[int, ...]
@@ -93,7 +93,7 @@ class Repeated:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Integers that the graph computes, held in a float32 tensor, which is exact up to 2**24."""
+    """Integers that the graph computes, stored in a float32 tensor, which holds up to 2**24 exactly."""
 
     value: Named | View | Own
 
@@ -101,10 +101,10 @@ class Whole:
 class Deferred:
     """A value whose operations are added to the step only if another operation reads it.
 
-    - `make`: Adds the operations and returns the value; None if no step can have it.
+    - `make`: Function that adds the operations and returns the value; None if the value is not supported.
     - `what`: Description of the value, for messages.
-    - `note`: Value that gradients use instead, such as a layernorm's epsilon; None if they need the value.
-      A value without a note is made once a node selects it from several results.
+    - `note`: Number that gradients use instead of the value, such as a layernorm's epsilon; None if they use
+      the value itself. A value without a note is computed once a node selects it from several results.
     """
 
     def __init__(self, what: str, make: Callable[[], Any] | None, note: Any = None) -> None:
@@ -112,7 +112,7 @@ class Deferred:
         self.is_taken = make is not None and note is None
 
     def value(self, graph: Graph) -> Any:
-        """The value, computed at the first call."""
+        """The value; the first call adds its operations to the step."""
         if self._make is None:
             raise graph.refused(f"{graph.node.target} reads {self.what}, which is not supported")
         if self._made is None:
@@ -121,7 +121,7 @@ class Deferred:
 
 
 def number_of(value: Any) -> float | None:
-    """Value of a constant, or of every element of a `Filled` tensor; None for other tensors."""
+    """Value of a constant, or of every element of a `Filled` tensor; None for any other value."""
     if isinstance(value, Filled):
         return value.number
     return float(value) if isinstance(value, (int, float)) else None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def kernel(workload: Workload, name: str) -> list[str]:
-    """Names of the operations in the kernel of one operation, the head first."""
+    """Names of the operations in the kernel that contains operation `name`, the head first."""
     return workload.kernels[workload.operation[name].fused or name]
 
 
@@ -45,9 +45,9 @@ def waits(workload: Workload) -> dict[str, tuple[str, ...]]:
 def bytes_written(workload: Workload, operation: Operation) -> int:
     """Number of bytes of an operation's result that a rank writes, in a kernel of several operations.
 
-    0 if only operations of the same kernel read the result. State is written in full. The receive buffer of a
-    collective can hold one further result: the last one, other than state, that is read elsewhere. Only the
-    bytes of that result that exceed the buffer are written.
+    0 if only operations of the same kernel read the result. State is written in full. If no operation outside
+    the kernel reads the result of its collective, the receive buffer of the collective holds another result:
+    the last one, other than state, that is read elsewhere. Only its bytes beyond the buffer's size count.
     """
     group = kernel(workload, operation.name)
     state = {new for _, new in workload.state}

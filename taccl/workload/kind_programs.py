@@ -1,4 +1,4 @@
-"""PyTorch expressions of operations, and the functions of the generated module that some of them call."""
+"""PyTorch expressions for operations in a generated module, and functions that these expressions call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from taccl.workload.operations import Operation
 
-#: {kind: PyTorch expression}; `{0}`, `{1}` are operands, `{v}` the option `value`, other names are options.
+#: {kind: PyTorch expression}; `text_of` replaces `{0}` and `{1}` by the operands, and the names by options.
 _VALUES = {
     "relu": "torch.relu({0})", "gelu": 'torch.nn.functional.gelu({0}, approximate="tanh")',
     "tanh": "torch.tanh({0})", "sigmoid": "torch.sigmoid({0})", "erf": "torch.erf({0})",
@@ -52,7 +52,7 @@ _VALUES = {
     },
 }  # fmt: skip
 
-#: Python source of the functions that look up rows or elements by ids.
+#: Python source of the functions for embedding lookups, picks of elements by ids, and one-hot rows.
 _IDS = '''
 def _place(ids, first, count):
     """(row of each id, True if it exists) in rows `first` to `first + count - 1`; row 0 if it does not."""
@@ -142,7 +142,7 @@ FUNCTIONS = "".join(_CALLED_BY)
 
 
 def functions_of(kinds: set[str]) -> str:
-    """Source of the functions that operations of the given kinds call."""
+    """Source of the functions that the expressions of the given kinds call."""
     return "\n".join(text for text, some in _CALLED_BY.items() if kinds & {*some})
 
 
@@ -154,12 +154,12 @@ def text_of(
     first: str = "0",
     rows: str = "",
 ) -> str:
-    """Python expression of an operation's value at a rank.
+    """Python expression that computes an operation's result at one rank.
 
     - `operands`: Expressions of the operands.
     - `shape`: Local shape of the result.
-    - `first`: Expression of the index of the first row (or element) that the rank has of operand 0.
-    - `rows`: Expression of the positions of the rank's queries in attention; empty if it has all queries.
+    - `first`: Expression of the index of the first row (or element) of operand 0 that the rank has.
+    - `rows`: Expression of the positions of the rank's attention queries; empty if the rank has all queries.
     """
     if operation.kind == "aten":
         return aten.text_of(operation, operands)

@@ -1,8 +1,8 @@
-"""Rules of the kinds of operations: shapes of results, axis labels of operands, floating-point operations.
+"""Rules for each kind of operation: shape of the result, axis labels of operands, floating-point operations.
 
 A shape function returns the shape of the result from the operation and the shapes of its operands. It raises
-`WorkloadError` if these do not fit. A label function, mostly named ``of_…``, returns a label for each axis of
-each operand, from the same arguments and the result's shape. `taccl.workload.kinds` defines labels.
+`WorkloadError` if the shapes do not fit. A label function, mostly named ``of_…``, returns a label for each
+axis of each operand, from the same arguments and the result's shape. `taccl.workload.kinds` defines labels.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ def refused(operation: Operation, said: str) -> WorkloadError:
 
 
 def permutation(operation: Operation, count: int) -> tuple[int, ...]:
-    """Axis of the operand that becomes each axis of a transpose's result; `count` is the number of axes."""
+    """Order of a transpose: the operand's axis for each axis of the result; `count` is their number."""
     return operation.axes or (*range(count - 2), count - 1, count - 2)
 
 
 def groups_of_axes(before: Shape, after: Shape) -> list[tuple[range, range]]:
-    """Ranges of axes of two shapes that a reshape maps to each other: (axes before, axes after), in order.
+    """Pairs of ranges of axes that a reshape maps to each other: (axes before, axes after), in order.
 
-    Both ranges of a pair have equally many elements. In a range, the first axis longer than 1 is the outer
-    one: its indices select blocks of the later axes.
+    Both ranges of a pair have equally many elements. In each range, the first axis longer than 1 is the outer
+    axis: each of its indices selects a block of elements along the later axes.
     """
     found, i, j = [], 0, 0
     while i < len(before) or j < len(after):
@@ -102,7 +102,7 @@ def summed(operation: Operation, shapes: Sequence[Shape]) -> Shape:
 
 
 def axis_of(operation: Operation, shape: Shape) -> int:
-    """Axis of an operation; raises `WorkloadError` if its operand has fewer axes."""
+    """Option `axis` of an operation, 0 by default; raises `WorkloadError` if its operand has no such axis."""
     axis = operation.axis or 0
     if axis >= len(shape):
         raise refused(operation, f"found axis {axis} of shape {shape}; name an axis that it has")
@@ -175,7 +175,7 @@ def looked_up(operation: Operation, shapes: Sequence[Shape]) -> Shape:
 
 
 def table_grad(operation: Operation, shapes: Sequence[Shape]) -> Shape:
-    """Shape of the gradient of an embedding table: `stop` rows, as wide as the gradient of the rows."""
+    """Shape of the gradient of an embedding table: `stop` rows, as wide as the rows that were looked up."""
     grad, ids = shapes
     if grad[:-1] != ids or not grad:
         said = f"found a gradient of shape {grad} and ids of shape {ids}; expected a row per id"
@@ -192,7 +192,7 @@ def picked(operation: Operation, shapes: Sequence[Shape]) -> Shape:
 
 
 def one_hot(operation: Operation, shapes: Sequence[Shape]) -> Shape:
-    """Shape of one-hot rows: one of `stop` elements for each id."""
+    """Shape of one-hot rows: for each id, a row of `stop` elements."""
     return (*shapes[0], operation.stop)
 
 
@@ -212,9 +212,9 @@ def attended(operation: Operation, shapes: Sequence[Shape]) -> Shape:
 
 
 def attention_grad(at: int) -> Callable[[Operation, Sequence[Shape]], Shape]:
-    """Function for the shape of the gradient of attention's operand `at` (0 query, 1 key, 2 value).
+    """Shape function for the gradient of attention with respect to `at` (0 query, 1 key, 2 value).
 
-    The operation's operands are the gradient of the result, then query, key and value.
+    The operands are the gradient of attention's result, then query, key and value, then an optional mask.
     """
 
     def shape(operation: Operation, shapes: Sequence[Shape]) -> Shape:
@@ -231,7 +231,7 @@ def attention_grad(at: int) -> Callable[[Operation, Sequence[Shape]], Shape]:
 
 
 def same_axes(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Axis labels of point-wise operands: the result's axis, aligned at the last axes; None if broadcast."""
+    """Axis labels of point-wise operands, aligned with the result's last axes; None for a broadcast axis."""
     return [
         [
             axis + len(out) - len(each) if n == out[axis + len(out) - len(each)] else None
@@ -242,9 +242,9 @@ def same_axes(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labe
 
 
 def own_axes(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Each axis of the only operand matches the same axis of the result.
+    """Axis labels of a single operand whose axes match the result's axes in order.
 
-    If their lengths differ, elements along one axis correspond to blocks of the other.
+    If the result's axis is longer, each element of the operand corresponds to a block of the result.
     """
     return [[*range(len(out))]]
 
@@ -255,7 +255,7 @@ def none_read(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labe
 
 
 def of_rows(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Axis labels of an operand whose rows (last axis) are read whole; all other axes match the result's."""
+    """Axis labels of an operand that is read by whole rows (last axis); all other axes match the result's."""
     return [[*range(len(out) - 1), -1]]
 
 
@@ -277,7 +277,7 @@ def of_product(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Lab
 
 
 def of_transpose(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Each axis of a transpose's operand has the label of the result's axis that it becomes."""
+    """Axis labels of a transpose's operand: for each axis, the axis of the result that it becomes."""
     order = permutation(operation, len(out))
     return [[order.index(axis) for axis in range(len(out))]]
 
@@ -304,7 +304,7 @@ def of_reshape(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Lab
 
 
 def but_axis(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Axis labels of operands: negative for the axis on which an operation works; others are the result's."""
+    """Axis labels of operands: negative for the operation's `axis`; other axes match the result's."""
     at = operation.axis or 0
     return [
         [-1 - place if axis == at else axis for axis in range(len(each))] for place, each in enumerate(shapes)
@@ -317,7 +317,7 @@ def of_lookup(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labe
 
 
 def of_table_grad(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Axis labels for an embedding table's gradient: a sum over the axes of ids, as equal ids add up."""
+    """Axis labels for an embedding table's gradient, which adds the gradients of all rows with equal ids."""
     inner: list[int | None] = [-1 - axis for axis in range(len(shapes[1]))]
     return [[*inner, 1], inner]
 
@@ -340,11 +340,12 @@ KEYS, WIDTH, VALUE_WIDTH, QUERIES = -1, -2, -3, -4
 def of_attention(
     rows: int | None, value_width: int | None, *, grad: bool
 ) -> Callable[[Operation, Sequence[Shape], Shape], Labels]:
-    """Function for the axis labels of the operands of attention, or of one of its gradients.
+    """Label function for attention, or for one of its gradients.
 
-    - `rows`, `value_width`: Axis of the result (from the end, -1 the last) for the number of queries and for
-      the width of values; None if inner.
-    - `grad`: True if the gradient of the result comes before queries, keys and values.
+    - `rows`: Axis of the result, counted from the end (-1 the last), with one index per query. None if the
+      result has no such axis.
+    - `value_width`: Axis of the result, counted from the end, with one index per element of a value; or None.
+    - `grad`: True if the first operand is the gradient of attention's result, followed by query, key and value.
     """
 
     def labels(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
@@ -373,10 +374,10 @@ def product_flops(operation: Operation, out: Shape, read: Sequence[Shape]) -> fl
 
 
 def attention_flops(products: float, grad: int) -> Callable[[Operation, Shape, Sequence[Shape]], float]:
-    """Function for the floating-point operations of attention; causal attention reads half of the keys.
+    """Function that counts the floating-point operations of attention, half as many if it is causal.
 
-    - `products`: Number of matrix products.
-    - `grad`: Place of the query among the operands.
+    - `products`: Number of matrix products that are counted.
+    - `grad`: Position of the query among the operands: 0 for attention, 1 for its gradients.
     """
 
     def work(operation: Operation, out: Shape, read: Sequence[Shape]) -> float:

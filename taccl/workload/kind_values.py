@@ -33,12 +33,14 @@ def value_of(
     shape: tuple[int, ...],
     drawn: Callable[[], Array],
 ) -> Any:
-    """Values of an operation's result for the parts that are read; whole along axes that no operand has.
+    """Compute the part of an operation's result that follows from the given parts of its operands.
 
-    - `read`: Operands: the parts that are read.
-    - `places`: Indices of each part in the operand's whole array, by axis.
-    - `shape`: Shape of the values.
-    - `drawn`: Returns random numbers in [0, 1) for the result.
+    Along axes of the result that no operand has, the whole axis is computed.
+
+    - `read`: The given part of each operand.
+    - `places`: Indices of each given part in the operand's whole array, by axis.
+    - `shape`: Shape of the computed part.
+    - `drawn`: Function that returns random numbers in [0, 1), one per element of the computed part.
     """
     kind, value = operation.kind, operation.value
     if kind == "aten":
@@ -58,9 +60,9 @@ def value_of(
         return np.where(drawn() >= share, read[0] / (1 - share), 0)
     if kind in _BY_OPTIONS:
         return _BY_OPTIONS[kind](operation, read)
-    # If a comparison has one operand, `value` is the other one; NumPy converts it to the operand's type.
+    # A comparison with one operand compares it with `value`, which NumPy converts to the operand's type.
     more = [value] if TABLE[kind].makes and value is not None and len(read) == 1 else []
-    return getattr(np, kind)(*read, *more)  # tanh, exp, add, less and others that numpy has by the same name
+    return getattr(np, kind)(*read, *more)  # kinds named like the NumPy function: tanh, exp, add, less
 
 
 def _normed(rows: Array, epsilon: float) -> Any:
@@ -91,7 +93,7 @@ def _softmax(rows: Array) -> Any:
 
 
 def _rows_of(ids: Array, held: Array) -> tuple[Array, Array]:
-    """(index of each id in the sorted ids `held`, True for each id that is held)."""
+    """(index of each id in the sorted array `held`, mask of the ids that `held` contains)."""
     at = np.minimum(np.searchsorted(held, ids), len(held) - 1)
     return at, held[at] == ids
 
@@ -117,7 +119,7 @@ def _picked(operation: Operation, read: Sequence[Array], places: Sequence[Places
 
 
 def _weights(operation: Operation, query: Array, key: Array, masks: Sequence[Array], rows: Array) -> Any:
-    """Softmax of the scaled products of queries and keys.
+    """Attention weights: softmax over keys of the scaled, masked products of queries and keys.
 
     - `rows`: Positions of the queries, which a causal mask compares with those of the keys.
     """

@@ -1,7 +1,7 @@
-"""Table of the kinds of compute operations: their operands, shapes, slices, work and linearity.
+"""Table of the kinds of compute operations: their operands, result shapes, axis labels, work and linearity.
 
-`taccl.workload.kind_values` computes kinds on arrays, and `taccl.workload.kind_programs` writes them as
-PyTorch expressions. Layouts, tiles, costs and legal transformations follow from this table.
+`taccl.workload.kind_values` computes operations of each kind on arrays, and `taccl.workload.kind_programs`
+writes them as PyTorch expressions. Layouts, tiles, costs and legal transformations follow from this table.
 
 An operation is described like an Einstein sum: each axis of an operand has a *label*. A label of 0 or more is
 the number of an axis of the result, which is sliced as the operand's axis is. A negative label is an *inner*
@@ -38,15 +38,16 @@ class Kind:
     - `operands`: Allowed numbers of operands.
     - `options`: Names of its options; those in capitals are required.
     - `whole`: Inner labels of axes that may not be sliced.
-    - `linear`: Layouts of the operands for which the result is partial, too, with one letter per operand:
-      ``p`` for partial, ``r`` for replicated; ``p+`` stands for any number of partial operands.
+    - `linear`: Combinations of operand layouts for which the result is partial, with one letter per operand:
+      ``p`` for partial, ``r`` for replicated. ``p+`` stands for any number of partial operands.
     - `work`: Function that returns the floating-point operations, from the operation and all shapes.
     - `ids`: Positions of operands that are integers; None if the operation moves elements of any type.
     - `masks`: Positions of operands that may be of type bool.
-    - `pointwise`: True if an element of the result needs only that element of each operand.
-    - `typed`: Positions of the operands that determine the result's element type; None for all that compute.
+    - `pointwise`: True if an element of the result depends only on the same element of each operand.
+    - `typed`: Positions of the operands that determine the result's element type; None for all operands but
+      ids and masks.
     - `makes`: Element type of the result; empty if it follows from the operands or the option `dtype`.
-    - `mixed`: True if operands may be of any types, and `dtype` is the result's, of any type.
+    - `mixed`: True if operands may have any types, and the option `dtype` may state any type for the result.
     """
 
     says: str
@@ -96,8 +97,8 @@ def _of_masks(says: str, operands: int) -> Kind:
 def _attention_grads() -> dict[str, Kind]:
     """Gradients of attention with respect to queries, keys and values.
 
-    PyTorch's kernel computes all three in five matrix products. Three of them count as work of the first
-    gradient, as it includes those that the gradients share.
+    PyTorch's kernel computes all three gradients in five matrix products. Three of these count as work of the
+    query's gradient: its own product, and the two whose results are shared by several gradients.
     """
     names = ("query", "key", "value")
     linear = ("prrr", "prrrr")

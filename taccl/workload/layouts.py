@@ -1,4 +1,4 @@
-"""Layout inference: layout of each operation's result, separately along each dimension of the mesh.
+"""Layout inference: layout of an operation's result, inferred separately along each dimension of the mesh.
 
 Source of the layouts and their rules: Jangda et al. (CoCoNet), ASPLOS 2022; see `taccl.workload.operations`.
 """
@@ -34,10 +34,10 @@ _MOST_CACHED = 10_000
 
 
 def infer(operation: Operation, inputs: Sequence[Tensor], ranks: Mesh | int) -> Tensor:
-    """Infer the result of an operation with its layout. Raises `WorkloadError` if there is no valid layout.
+    """Infer shape, element type and layout of an operation's result.
 
-    The layout is inferred separately along each dimension of the mesh. Results are cached, as transformations
-    make many steps with nearly the same operations.
+    Raises `WorkloadError` if there is no valid layout. The layout is inferred separately along each dimension
+    of the mesh. Results are cached, as transformations make many steps with nearly the same operations.
 
     - `operation`: An operation of any kind.
     - `inputs`: Its operands, in order.
@@ -91,8 +91,8 @@ def _check_order(
     """Raise `WorkloadError` if slices of one axis over several dimensions do not nest.
 
     A later dimension of the mesh cuts the slices of an earlier one. So a collective may cut or join an axis
-    over a dimension only if no later dimension slices that axis. Operands may be sliced only along the first
-    of the dimensions that slice the result.
+    over a dimension only if no later dimension slices that axis. For other operations, the dimensions that
+    slice an operand's axis must be the first of those that slice the matching axis of the result.
     """
     moves = operation.is_collective and operation.kind not in ("allreduce", "send")
     both = [
@@ -122,7 +122,7 @@ def _check_order(
 
 
 def has_types(operation: Operation, inputs: Sequence[Tensor]) -> bool:
-    """True if an operation supports the element types of its operands."""
+    """True if an operation accepts operands of the element types of `inputs`."""
     try:
         _dtype(operation, inputs)
     except WorkloadError:
@@ -131,7 +131,7 @@ def has_types(operation: Operation, inputs: Sequence[Tensor]) -> bool:
 
 
 def _dtype(operation: Operation, inputs: Sequence[Tensor]) -> str:
-    """Element type of a result; `WorkloadError` if the kind does not support an operand's type."""
+    """Element type of a result; raises `WorkloadError` if the kind does not support an operand's type."""
     kind = TABLE[operation.kind]
     if kind.mixed:
         if operation.dtype not in DTYPE_BYTES:
@@ -167,7 +167,7 @@ def _dtype(operation: Operation, inputs: Sequence[Tensor]) -> str:
 
 
 def _of_compute(operation: Operation, inputs: Sequence[Tensor], layout: str) -> str:
-    """Stated layout of a `compute`. Raises `WorkloadError` if it would need communication."""
+    """Layout that a `compute` states for its result; raises `WorkloadError` if it needs communication."""
     fits = {"partial": ("replicated", "sliced", "partial"), "replicated": ("replicated",)}
     for each in inputs:
         if not each.layout.startswith(fits.get(layout, ("replicated", "sliced"))):
