@@ -20,7 +20,7 @@ _REMEDY = ": write the plan again, or give another folder"
 
 
 class _Part(BaseModel):
-    """Part of an index; its other fields describe the plan, and are ignored."""
+    """Base of the parts of an index; fields that a part does not declare are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 

@@ -295,7 +295,7 @@ class Schedule(Figures):
         return pd.DataFrame(transfers_table(self))
 
     def _repr_html_(self) -> str:
-        """HTML for notebooks: figures and the first transfers."""
+        """HTML for notebooks: a table of finish, bandwidth and numbers, and the first transfers."""
         from taccl._internal.html import card, facts, table
 
         problem = self.problem

@@ -43,7 +43,7 @@ class Tiling(NamedTuple):
 
 
 def tile_axes(workload: Workload, overlap: Overlap) -> tuple[dict[str, int], int]:
-    """{operation of an overlap: axis of its tiles}, and the number of index ranges per tile (`ways`).
+    """({operation of an overlap: axis of its tiles}, number of index ranges along it that form a tile).
 
     Raises `WorkloadError` if an operation does not run tile by tile with the others.
     """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from taccl.analysis.certificates.certificate import Certificate
     from taccl.problem.problem import Problem
 
-#: Share of the time limit for bounds with and without the sketch and whole chunks.
+#: Share of the time left for `taccl.prices`: bounds with and without the sketch, and for divisible chunks.
 #: The rest of the time limit is for the bound with sums in switches.
 _PRICES_SHARE = 0.75
 #: Least seconds for the bounds with and without the sketch and whole chunks, even on a busy machine.

@@ -61,7 +61,7 @@ _RESERVE_S_PER_LINK, _RESERVE_S_PER_TRANSFER, _MOST_RESERVE_SHARE = 3e-5, 1.5e-5
 #: `_NAMED_S_PER_TRANSFER`: CPU seconds to build and verify a baseline, per transfer with named contributions.
 _BASELINE_S_PER_ARRIVAL, BASELINE_S_PER_LINK, _NAMED_S_PER_TRANSFER = 6e-5, 2e-5, 1e-5
 #: `_LEAST_FIRST_S`: min CPU seconds for baselines before the search.
-#: `_MOST_FIRST_SHARE`: max share of the time left for this minimum.
+#: `_MOST_FIRST_SHARE`: cap on this minimum, as a share of the time left.
 _LEAST_FIRST_S, _MOST_FIRST_SHARE = 1.25, 0.9
 #: `_BALANCED_S_PER_TRANSFER`: CPU seconds per transfer of a schedule balanced over dimensions.
 #: `_BALANCED_LEAST_S`: max CPU seconds for which such a schedule is tried even after the time limit.
