@@ -41,7 +41,7 @@ class RankLayout:
     output_offset: int = 0
 
     def canonical(self, slot: Slot, *, in_place: bool) -> Slot:
-        """Canonical slot for the memory of `slot`: in place, that of the larger buffer if it covers the memory.
+        """Slot that stands for the memory of `slot`: in place, that of the larger buffer if it covers it.
 
         If both buffers are equally large, it is the slot of the output.
         """
