@@ -151,7 +151,7 @@ class Graph:
         return Named(operation.name) if shape is None else View(operation.name, shape, is_squeezed)
 
     def _of_rows(self, kind: str, values: Sequence[Any], **options: Any) -> Any:
-        """Result of an operation whose `Own` operands are converted to tensors sliced along the first axis.
+        """Result of an operation whose `Own` operands become tensors that are sliced along their first axis.
 
         None if no operand is such an `Own`, or if the operation has no valid layout on slices.
         """

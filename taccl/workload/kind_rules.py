@@ -345,7 +345,7 @@ def of_attention(
     - `rows`: Axis of the result, counted from the end (-1 the last), with one index per query. None if the
       result has no such axis.
     - `value_width`: Axis of the result, counted from the end, with one index per element of a value; or None.
-    - `grad`: True if the first operand is the gradient of attention's result, followed by query, key and value.
+    - `grad`: True if the gradient of attention's result is the first operand, before query, key and value.
     """
 
     def labels(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:

@@ -1,8 +1,8 @@
-"""Lower scheduled steps for other tools: programs whose instructions name tiles, and execution traces.
+"""Lower scheduled steps to programs whose instructions wait for tiles, and to execution traces.
 
-A mark is the name of a tile, such as ``y.3``. A kernel that computes tiles signals each finished tile. A
-program instruction that needs a mark waits for that signal, as in CoCoNet's overlapped kernels. The kernel
-that consumes a tile waits for all instructions that give its mark.
+The name of a tile, such as ``y.3``, is a *mark*. A kernel that computes tiles signals the mark of each tile
+that is finished. A program instruction that needs a mark waits for its signal, as in CoCoNet's overlapped
+kernels. The kernel that consumes a tile of a collective waits for all instructions that give its mark.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @checked_as(WorkloadError)
 def lower_step(step: Step, operation: str) -> Program:
-    """Program of one collective of a step, for all its tiles, marked with tile dependencies.
+    """Lower one collective of a step, with all its tiles, to a program whose instructions wait for tiles.
 
     Parameters
     ----------
@@ -49,8 +49,8 @@ def lower_step(step: Step, operation: str) -> Program:
     Returns
     -------
     Program
-        The program. `needs` of an instruction names the tiles that it reads, and `gives` the tiles that it
-        writes.
+        The program. `needs` of an instruction names the computed tiles that it reads, and `gives` the
+        collective's tiles that it writes.
 
     Raises
     ------

@@ -1,7 +1,7 @@
-"""Reference execution of a step on numpy arrays, for each rank's part of every tensor.
+"""Reference execution of a step on numpy arrays: each rank computes its own part of every tensor.
 
-A rank has a *piece* of a tensor: an array, and its sorted indices in the whole array along each axis
-(`Places`). Operands are looked up by these indices, so slices and tiles need no separate code.
+A rank has a *piece* of a tensor: an array, and along each axis the sorted indices of its elements in the
+global array (`Places`). Operands are looked up by these indices, so slices and tiles need no separate code.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A rank's part of a tensor: an array, and its indices in the whole array along each axis."""
+    """A rank's part of a tensor: an array, and the indices of its elements in the global array, by axis."""
 
     array: Array
     places: Places
@@ -102,7 +102,7 @@ class RankTiles:
 def given_parts(
     workload: Workload, inputs: Mapping[str, Any] | None, *, seed: int = 0
 ) -> dict[str, list[Piece]]:
-    """{input: piece of each rank}; random if `inputs` is None.
+    """{input: piece of each rank}, from the given arrays, or from random numbers if `inputs` is None.
 
     Raises `WorkloadError` if an input is missing, or has a wrong shape or number of ranks.
     """
@@ -126,9 +126,9 @@ def given_parts(
 
 @checked_as(WorkloadError)
 def random_inputs(workload: Workload, *, seed: Natural = 0) -> dict[str, list[Array]]:
-    """{input: array of each rank}: normally distributed numbers, valid ids, and random masks.
+    """{input: array of each rank}, with normally distributed numbers, valid ids, and random masks.
 
-    Partial tensors differ from rank to rank.
+    Ranks have different parts of a partial tensor.
     """
     source = np.random.default_rng(seed)
     bounds = bounds_of(workload)
@@ -136,7 +136,7 @@ def random_inputs(workload: Workload, *, seed: Natural = 0) -> dict[str, list[Ar
     for tensor in workload.inputs:
         differing = workload.grid.partial(tensor)
         count = workload.grid.size(differing) if differing else 1
-        # Whole arrays are drawn, so values do not depend on slicing.
+        # The global array is drawn and then sliced, so its values do not depend on the layout's slices.
         drawn = [
             rounded(
                 source.normal(size=tensor.shape)
@@ -160,11 +160,14 @@ def random_inputs(workload: Workload, *, seed: Natural = 0) -> dict[str, list[Ar
 
 
 def bounds_of(workload: Workload) -> dict[str, int]:
-    """{integer input: exclusive upper bound}, by the smallest table that the input indexes; 2 for masks."""
+    """{integer or bool input: exclusive upper bound of valid values}; 2 for masks and unused inputs.
+
+    The bound of ids is the number of rows of the smallest table that they index.
+    """
     least: dict[str, int] = {}
     for each in reversed(workload.operations):
         kind = TABLE.get(each.kind)
-        if kind is None or kind.ids is None:  # moves elements unchanged
+        if kind is None or kind.ids is None:  # the operands' elements may reach the result unchanged
             masks = kind.masks if kind is not None else ()
             moved = [name for at, name in enumerate(each.inputs) if at not in masks]
             for name in moved if each.name in least else ():
@@ -179,7 +182,7 @@ def bounds_of(workload: Workload) -> dict[str, int]:
 
 
 def places(workload: Workload, name: str, rank: int, tile: int | None = None) -> Places:
-    """Indices by axis of the part of a tensor, or of one of its tiles, that a rank holds."""
+    """Global indices, by axis, of a rank's part of a tensor, or of its part of one tile of the tensor."""
     tensor, cut = workload.tensors[name], workload.tiling(name)
     here = [np.arange(length) for length in tensor.shape]
     for axis in range(len(here)):
@@ -194,7 +197,7 @@ def places(workload: Workload, name: str, rank: int, tile: int | None = None) ->
 
 
 def taken(part: Piece, wanted: Places) -> Array:
-    """Values of a piece at the wanted indices of the whole array, all of which it must hold."""
+    """Values of a piece at the wanted indices of the global array, all of which the piece must contain."""
     array = part.array
     for axis, (held, want) in enumerate(zip(part.places, wanted, strict=True)):
         if len(held) != len(want) or not np.array_equal(held, want):
@@ -220,7 +223,7 @@ def dtype_of(tensor: Tensor) -> str:
     return "float32" if tensor.dtype == "bfloat16" else tensor.dtype
 
 
-#: {element type: largest difference that counts as rounding, relative to the largest value}.
+#: {element type: largest difference attributed to rounding, relative to the largest value}.
 #: Own choice: 256 machine epsilons (float64 and float32), 32 (float16) and 8 (bfloat16).
 TOLERANCE = {
     "float64": 2.0**-44, "float32": 2.0**-15, "float16": 2.0**-5, "bfloat16": 2.0**-4,
@@ -229,7 +232,7 @@ TOLERANCE = {
 
 
 def rounded(values: Any, tensor: Tensor) -> Array:
-    """Values in a tensor's element type; those of bfloat16 are rounded to nearest, ties to even."""
+    """Convert values to a tensor's element type; for bfloat16, round to nearest, ties to even, in float32."""
     array = np.asarray(values, dtype=dtype_of(tensor))
     if tensor.dtype != "bfloat16":
         return array
@@ -239,12 +242,12 @@ def rounded(values: Any, tensor: Tensor) -> Array:
 
 
 def groups_of(workload: Workload, operation: Operation) -> tuple[tuple[int, ...], ...]:
-    """Ranks of each group that runs a collective."""
+    """Ranks of each group that runs the collective `operation`."""
     return workload.grid.groups(workload.grid.dims_of(operation.group, where=operation.name))
 
 
 def _whole(workload: Workload, operation: Operation, parts: Sequence[Piece]) -> Piece:
-    """Combine the pieces of a group into a collective's whole tensor: their sum, or the joined slices."""
+    """Combine the pieces of a group's ranks: sum them for a reduction, else join the slices."""
     (tensor,) = workload.operands(operation)
     if operation.kind in ("allreduce", "reduce_scatter"):
         return Piece(rounded(np.sum([part.array for part in parts], axis=0), tensor), parts[0].places)
@@ -255,11 +258,11 @@ def _whole(workload: Workload, operation: Operation, parts: Sequence[Piece]) -> 
 def places_read(
     operation: Operation, out: Tensor, tensors: Sequence[Tensor], held: Sequence[Any], wanted: Any
 ) -> list[tuple[Any, ...]]:
-    """Indices of each operand that a rank reads to compute the result at the wanted indices.
+    """Global indices, by axis, at which a rank reads each operand to compute the wanted part of the result.
 
     - `out`, `tensors`: The result and the operands.
-    - `held`: Indices of each operand that the rank holds, by axis.
-    - `wanted`: Indices of the result, by axis.
+    - `held`: Indices of the rank's part of each operand, by axis.
+    - `wanted`: Indices of the result to compute, by axis.
     """
     labels, needs = labels_of(operation, tensors, out), []
     for at, here in enumerate(held):
@@ -271,7 +274,7 @@ def places_read(
             [here[i] if to is None else _blocks(wanted[to], *lengths[i]) for i, to in enumerate(axes)]
         )
     for axes_of in inner_axes(labels).values():
-        # If one operand is sliced along an inner axis, the same slice is read of the other operands.
+        # If one operand is sliced along an inner (summed) axis, the same slice of the others is read.
         least = min((held[at][axis] for at, axis in axes_of.items()), key=len)
         for at, axis in axes_of.items():
             needs[at][axis] = least
@@ -281,7 +284,7 @@ def places_read(
 def _blocks(wanted: Any, length: int, out_length: int) -> Any:
     """Indices along an operand's axis that correspond to the wanted indices along the result's axis.
 
-    The axes have the same length, or each index of the shorter one corresponds to a block of the longer one.
+    If the axes differ in length, each index of the shorter axis corresponds to a block of the longer axis.
 
     - `length`, `out_length`: Lengths of the operand's and the result's axis.
     """
@@ -314,7 +317,7 @@ def _calculated(
         numbers = np.random.default_rng((operation.seed or 0, *seed)).random(out.shape)
         return numbers[np.ix_(*wanted)] if wanted else np.asarray(numbers)
 
-    if operation.kind == "compute":  # a stand-in for an unknown kernel: random numbers plus the operands
+    if operation.kind == "compute":  # its kernel is unknown: the result is random numbers plus the operands
         return Piece(rounded(sum(read, start=drawn(place)), out), wanted)
     free = free_axes(operation, tensors, out)
     shape = tuple(out.shape[axis] if axis in free else len(here) for axis, here in enumerate(wanted))

@@ -1,8 +1,8 @@
-"""Process groups of a step: its ranks as a mesh with named dimensions, and layouts along each dimension.
+"""Mesh of ranks with named dimensions: the process groups of a step, and layouts along each dimension.
 
 Ranks are numbered in row-major order, as in PyTorch's `DeviceMesh`. A *group* is one dimension, such as
 ``tp``, or several, such as ``dp+tp``: ranks that differ only in these dimensions run a collective together.
-Each part of a layout names its dimensions: ``sliced(0) over dp, partial over tp``.
+A layout may differ between dimensions, as in ``sliced(0) over dp, partial over tp``.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Ranks in row-major order over dimensions (name, size).
+    """Mesh of ranks, numbered in row-major order over its dimensions.
 
-    - `dims`: A step without groups has one dimension with an empty name.
+    - `dims`: (name, size) of each dimension. A step without groups has one dimension with an empty name.
     """
 
     dims: tuple[tuple[str, int], ...]
@@ -37,7 +37,7 @@ class Mesh:
         return tuple(name for name, _ in self.dims)
 
     def dims_of(self, group: str, *, where: str) -> tuple[str, ...]:
-        """Names of a group's dimensions, in the mesh's order; all if the group has no name.
+        """Names of the dimensions of a group such as ``"dp+tp"``, in the mesh's order; all if it is empty.
 
         Raises `WorkloadError` if a dimension does not exist or is named twice.
         """
@@ -55,11 +55,11 @@ class Mesh:
         return tuple(name for name in self.names if name in asked)
 
     def size(self, names: Sequence[str]) -> int:
-        """Number of ranks of a group over some dimensions."""
+        """Number of ranks in each group over the named dimensions."""
         return math.prod(size for name, size in self.dims if name in names)
 
     def index(self, rank: int, names: Sequence[str]) -> int:
-        """Position of a rank in its group over some dimensions."""
+        """Position of a rank in its group over the named dimensions."""
         found, stride = 0, math.prod(size for _, size in self.dims)
         for name, size in self.dims:
             stride //= size
@@ -68,26 +68,26 @@ class Mesh:
         return found
 
     def groups(self, names: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Ranks of each group over some dimensions, in the order of their positions."""
+        """Ranks of each group over the named dimensions, ordered by their positions in the group."""
         outside = [name for name in self.names if name not in names]
         every = range(math.prod(size for _, size in self.dims))
         ranked = sorted(every, key=lambda rank: (self.index(rank, outside), self.index(rank, names)))
         return tuple(tuple(each) for each in _in_parts(ranked, self.size(names)))
 
     def slicing(self, tensor: Tensor, axis: int) -> tuple[str, ...]:
-        """Mesh dimensions over which a tensor's axis is sliced; the first one makes the largest slices."""
+        """Mesh dimensions over which a tensor's axis is sliced; each cuts the slices of the one before it."""
         return tuple(name for name in self.names if tensor.along(name) == f"sliced({axis})")
 
     def slices(self, tensor: Tensor, axis: int) -> int:
-        """Number of slices of a tensor on an axis; 1 if it is not sliced."""
+        """Number of slices into which a tensor's axis is cut; 1 if it is not sliced."""
         return self.size(self.slicing(tensor, axis))
 
     def partial(self, tensor: Tensor) -> tuple[str, ...]:
-        """Mesh dimensions over which a tensor is partial: ranks along them hold summands of it."""
+        """Mesh dimensions over which a tensor is partial: the sum of the parts of the ranks along them."""
         return tuple(name for name in self.names if tensor.along(name) == "partial")
 
     def layout(self, along: Mapping[str, str]) -> str:
-        """Text of a layout, from {dimension: layout along it}."""
+        """Layout as text, such as ``"sliced(0) over dp"``, from {dimension: layout along the dimension}."""
         if self.names == ("",):
             return along[""]
         of_kind: dict[str, list[str]] = {}
@@ -99,13 +99,16 @@ class Mesh:
 
 
 def mesh_of(ranks: Mesh | int) -> Mesh:
-    """Return a mesh unchanged; for a number of ranks, the mesh without groups."""
+    """Return a mesh unchanged; for a number of ranks, return a mesh of one dimension with an empty name."""
     return Mesh((("", ranks),)) if isinstance(ranks, int) else ranks
 
 
 @lru_cache(maxsize=1024)
 def parts_of_layout(layout: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """(layout, dimensions) of each part of a layout; empty dimensions mean all."""
+    """Split a layout such as ``"sliced(0) over dp+tp, partial over pp"`` into (layout, dimensions) pairs.
+
+    A layout that names no dimension applies to all of them; its dimensions are empty.
+    """
     parts = (part.partition(" over ") for part in layout.split(", "))
     return tuple((kind, tuple(dims.split("+")) if over else ()) for kind, over, dims in parts)
 

@@ -6,7 +6,7 @@ Barrier in Distributed Machine Learning Workloads" (CoCoNet), ASPLOS 2022.
 A tensor stands for one global array. If it is *replicated*, every rank has the whole array. If it is *sliced*
 along an axis, rank r has the r-th of equal slices. If it is *partial*, the array is the sum of the ranks'
 arrays. Collectives change layouts and keep values, except that `send` moves slices between ranks. Any other
-operation has a layout only if its local results form the operation applied to the global arrays. So an
+operation has a valid layout only if the ranks' local results together form its result on global arrays. So an
 operation may move before a collective exactly if `taccl.workload.layouts.infer` still finds a layout.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from taccl._internal.arguments import Count, Extended, Natural
     from taccl.workload.mesh import Mesh
 
-#: {element type: bytes per element}. Integers are ids and bools are masks; neither takes part in arithmetic.
+#: {element type: bytes per element}. Integers are ids and bools are masks; arithmetic supports neither.
 DTYPE_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "bool": 1,
 }  # fmt: skip
@@ -268,7 +268,7 @@ def labels_of(operation: Operation, inputs: Sequence[Tensor], out: Tensor) -> li
 
 
 def operand_axes(operation: Operation, inputs: Sequence[Tensor], out: Tensor, at: int) -> list[int | None]:
-    """For each axis of an input, the matching axis of the result; None if the axis is read whole.
+    """For each axis of an input, the matching axis of the result; None if the result has no matching axis.
 
     - `at`: Position of the input among the operation's inputs.
     """

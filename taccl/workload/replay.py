@@ -80,7 +80,7 @@ def events_in_order(step: Step) -> Iterator[tuple[int, bool, Transfer]]:
 
 
 class StepRank(RankTiles):
-    """Tensors of one rank, and the chunks that have arrived there."""
+    """Tensors of one rank, and the chunks that have arrived at the rank."""
 
     def __init__(self, step: Step, rank: int, inputs: Mapping[str, Sequence[Piece]]) -> None:
         super().__init__(step.workload, rank, inputs)
@@ -123,7 +123,7 @@ class StepRank(RankTiles):
         return super().tile(name, number)
 
     def _places(self, chunk: int, *, at_source: bool = False) -> Places:
-        """Indices, by axis, of the part of a tile's result from which the chunk is cut.
+        """Global indices, by axis, of the part of a collective's tile from which a chunk is cut.
 
         - `at_source`: For a send, the sender's indices instead of the receiver's.
         """
@@ -141,7 +141,8 @@ class StepRank(RankTiles):
     def _cut(self, chunk: int, values: Array) -> Array:
         """Cut a chunk from the values at its `_places`.
 
-        The chunk is one of the part's equal pieces; for an allreduce, one rank's share of a piece.
+        The values are cut into `pieces` pieces, of which one is the chunk. For an allreduce, each piece is
+        cut further into a share per rank, of which one is the chunk.
         """
         part = self.part_of[chunk]
         is_sum = self.workload.operation[part.operation].kind == "allreduce"

@@ -1,8 +1,8 @@
 """Joint schedule of a step's computation and communication.
 
 A computed tile holds the processor of its rank, and a send the resources of its link. One list scheduler
-(`taccl.schedule.listing`) starts both. The sends of a collective are chosen for one tile and repeated for the
-others, which follow as closely as resources permit.
+(`taccl.schedule.listing`) starts both. The sends of a collective are chosen for one of its tiles, and
+repeated for its other tiles as early as resources permit.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from taccl.workload.costs import Rates
     from taccl.workload.workload import Workload
 
-#: Maximum gap (finish / lower bound - 1) at which a step in balanced pieces is accepted at once; above, the
-#: step without these pieces is scheduled, too.
+#: Maximum gap (finish / lower bound - 1) at which the step with `in_balanced_pieces` is accepted at once. If
+#: its gap is larger, the step with its given pieces is scheduled, too, and the faster one is returned.
 _SETTLED = 0.02
 
 
@@ -62,8 +62,8 @@ def schedule_workload(
         order and two rules by longest path to the end. ``"in-sequence"``: each operation starts after the one
         before has ended at all ranks.
     algorithm : str
-        Algorithm of the collectives: ``"synthesized"``, a baseline such as ``"ring"``, or ``"stock"``. The
-        last is pairwise exchange for an alltoall and for several groups, and rings otherwise.
+        Algorithm of the collectives: ``"synthesized"``, a baseline such as ``"ring"``, or ``"stock"``.
+        ``"stock"`` is pairwise exchange for an alltoall and for several groups, and rings otherwise.
 
     Returns
     -------
@@ -144,8 +144,8 @@ class _StepTasks:
     def _tie_sends(self) -> None:
         """Add the dependencies between sends and tiles.
 
-        A send waits until the sender's own contribution is ready. A reduction also waits, at its end, for the
-        receiver's contribution. The result is complete at a rank once its last receive has ended.
+        A send waits until the sender's own contribution is ready. A send that reduces may end only once the
+        receiver's contribution is ready. The result is complete at a rank once its last receive has ended.
         """
         after, order, links = self.tasks.after, self.precedence, self.problem.topology.links
         chunks, self.part_of = self.problem.collective.chunks, parts_by_chunk(self.workload)
@@ -182,7 +182,7 @@ class _StepTasks:
         )
 
     def _in_sequence(self) -> None:
-        """Make each operation wait until the one before has ended at all ranks."""
+        """Make each operation wait until the previous operation of the program has ended at all ranks."""
         mine: dict[int, list[int]] = defaultdict(list)
         for task, (position, _) in sorted(self.place.items()):
             mine[position].append(task)
@@ -202,8 +202,8 @@ class _StepTasks:
     def sent(self, start: list[int]) -> Schedule:
         """Schedule of all sends, with release and due dates.
 
-        A chunk is released when its tile is ready at its origin, and due when the first tile that reads it
-        starts.
+        A chunk is released at an origin when the data that it sends are ready there. It is due at a
+        destination when the first computed tile that reads it starts there.
         """
         begins: dict[tuple[str, int, int], int] = {}  # {(operation, tile, rank): tick of its first read}
         for (name, tile, rank), task in self.makes.items():

@@ -37,14 +37,18 @@ class ComputeTile:
 
 
 class Made(NamedTuple):
-    """Requirements of a tile at a rank: indices of computed tiles, and chunks that must have arrived."""
+    """Prerequisites for a tile to be available at a rank: computed tiles, and chunks that have arrived there.
+
+    - `tiles`: Indices in `Step.tiles`.
+    - `chunks`: Numbers of chunks in the step's problem.
+    """
 
     tiles: frozenset[int] = frozenset()
     chunks: frozenset[int] = frozenset()
 
     @classmethod
     def of_all(cls, several: Iterable[Made]) -> Made:
-        """Union of the requirements of several tiles."""
+        """Union of the prerequisites of several tiles."""
         return cls(*(frozenset[int]().union(*each) for each in zip(*several, strict=True)))
 
 
@@ -106,7 +110,7 @@ class Step:
 
     @cached_property
     def parts(self) -> tuple[CollectivePart, ...]:
-        """Parts of all collectives, with the chunks of each."""
+        """Parts of all collectives (pieces of their tiles), each with its chunks."""
         return parts_of(self.workload)
 
     @cached_property
@@ -124,7 +128,10 @@ class Step:
 
     @cached_property
     def made_of(self) -> dict[tuple[str, int, int], Made]:
-        """{(operation, tile number, rank): requirements of that tile}."""
+        """{(operation, tile number, rank): prerequisites for that tile to be available at that rank}.
+
+        A tile of nonzero duration has one prerequisite: itself, computed.
+        """
         index = {(each.operation, each.tile, each.rank): i for i, each in enumerate(self.tiles)}
         found = defaultdict[tuple[str, int, int], Made](Made)
         ends = self.problem.collective.chunks
@@ -162,9 +169,9 @@ class Step:
         """Check the step against the workload, and report all violations.
 
         The schedule's problem must match the workload's collectives in topology, chunks and bytes, and may
-        not permit more merging. Only release dates, due dates and further clauses are the schedule's own.
-        Sends are checked by `taccl.verify`. Each tile must last at least its cost, and a rank computes one
-        tile at a time. Each tile's start and each chunk's release must follow everything that they depend on.
+        not permit more merging. It may differ in release dates, due dates and other clauses. Sends are
+        checked by `taccl.verify`. Each tile must last at least its cost, and a rank computes one tile at a
+        time. No tile may start, and no chunk may be released, before the tiles that it reads are available.
         """
         return StepVerification(tuple(self._faults()))
 
@@ -184,7 +191,7 @@ class Step:
             yield from self._early()
 
     def _early(self) -> Iterator[str]:
-        """Yield messages on tiles that start, and chunks released, before their requirements are met."""
+        """Yield messages on tiles that start, or chunks that are released, before their inputs are ready."""
         made, reads = self._made(), self.workload.tiles
         for each in self.tiles:
             for name, tile in reads.get((each.operation, each.tile), ()):
@@ -248,9 +255,12 @@ class Step:
 
 
 def _differences(found: Problem, expected: Problem, parts: Iterable[CollectivePart]) -> Iterator[str]:
-    """Yield differences between a schedule's problem and the workload's, except dates and further clauses.
+    """Yield messages on differences between a schedule's problem and the problem that the workload defines.
 
-    - `parts`: Parts of the workload, in the order of its chunks.
+    Release dates, due dates, and clauses other than merging are not compared.
+
+    - `found`, `expected`: Problem of the schedule, and of the workload.
+    - `parts`: Parts of the workload's collectives, in the order of their chunks.
     """
     here, there = found.topology, expected.topology
     for field in ("node_of_rank", "links", "resources", "holds", "alpha_meaning", "cost_model"):

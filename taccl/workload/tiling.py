@@ -45,7 +45,7 @@ class Tiling(NamedTuple):
 def tile_axes(workload: Workload, overlap: Overlap) -> tuple[dict[str, int], int]:
     """({operation of an overlap: axis of its tiles}, number of index ranges along it that form a tile).
 
-    Raises `WorkloadError` if an operation does not run tile by tile with the others.
+    Raises `WorkloadError` if an operation cannot run tile by tile with the others.
     """
     axes: dict[str, int] = {}
     dims: set[str] = set()
@@ -60,9 +60,10 @@ def _join(
 ) -> None:
     """Add an operation to `axes`, and the dimensions that slice its tensors on the tile axis to `dims`.
 
-    Operations are added in program order. Raises `WorkloadError` if it cannot run tile by tile.
+    Operations are added in program order. Raises `WorkloadError` if `operation` cannot run tile by tile.
 
-    - `tiles`, `axis`: Number of tiles; axis of the first operation's result along which it is cut.
+    - `tiles`: Number of tiles.
+    - `axis`: Axis along which the result of the overlap's first operation is cut.
     - `axes`: {operation added before: axis of its tiles}.
     """
     both = zip(operation.inputs, workload.axes_read[operation.name], strict=True)
@@ -95,7 +96,7 @@ def _join(
 
 
 def _cut(workload: Workload, name: str, axis: int) -> tuple[frozenset[str], frozenset[int]]:
-    """(mesh dimensions that slice an operation's tensors on its tile axis, lengths of the tensors there)."""
+    """(mesh dimensions that slice the tile axis of an operation's tensors, lengths of this axis in them)."""
     if (name, axis) not in workload.cuts:
         out, grid = workload.tensors[name], workload.grid
         every = [(out, axis)]
@@ -115,8 +116,8 @@ def _ways(workload: Workload, dims: set[str]) -> int:
 def tilings_of(workload: Workload, overlap: Overlap) -> dict[str, Tiling]:
     """{operation: tiling} of the operations in an overlap, checked to run tile by tile.
 
-    Raises `WorkloadError` if a tile needs more of an operand than the tile of its own number, or the axis
-    does not divide into tiles.
+    Raises `WorkloadError` if the axis does not divide into tiles. Also if a tile needs more of an operand
+    than the operand's tile of the same number.
     """
     axes, ways = tile_axes(workload, overlap)
     for name, axis in axes.items():
@@ -125,7 +126,7 @@ def tilings_of(workload: Workload, overlap: Overlap) -> dict[str, Tiling]:
 
 
 def _check_divides(workload: Workload, name: str, axis: int, tiles: int, ways: int) -> None:
-    """Raise `WorkloadError` unless the tile axis of an operation's tensors divides into tiles."""
+    """Raise `WorkloadError` unless the tile axis of an operation's result and operands divides into tiles."""
     num_pieces = ways * tiles
     length = next((n for n in sorted(_cut(workload, name, axis)[1]) if n % num_pieces), 0)
     if length:
@@ -138,7 +139,7 @@ def _check_divides(workload: Workload, name: str, axis: int, tiles: int, ways: i
 class GrowingOverlap:
     """An overlap to which kernels are added one by one; each is checked against the earlier kernels only.
 
-    - `workload`: The step, whose other overlaps contain none of the operations.
+    - `workload`: The step; its own overlaps may contain none of the added operations.
     - `tiles`, `axis`: Number of tiles of the overlap, and axis along which its first result is cut.
     """
 
@@ -150,16 +151,16 @@ class GrowingOverlap:
         self._units, self._before, self._behind = 0, 0, 0
 
     def add(self, *names: str) -> None:
-        """Add the kernels of some operations.
+        """Add the kernels that contain the named operations.
 
-        Raises `WorkloadError`, and adds nothing, if the overlap would not be possible.
+        Raises `WorkloadError`, and adds nothing, if the overlap is not possible with them.
         """
         workload, place = self.workload, self.workload.place
         heads = {workload.operation[name].fused or name for name in names}
         new = {name for head in heads for name in workload.kernels[head]} - self._axes.keys()
         axes, dims = dict(self._axes), set(self._dims)
-        # New operations can be added last if they come later in the program and the others do not read them.
-        # If new operations cannot be added last, all operations are joined again, in program order.
+        # New operations can be appended if none precedes the overlap's first one, and the others read none.
+        # If they cannot be appended, all operations are joined again, in program order.
         is_first = any(place[name] < self._first for name in new)
         if is_first or any(not axes.keys().isdisjoint(workload.readers[name]) for name in new):
             new, axes, dims = new | axes.keys(), {}, set[str]()
@@ -259,7 +260,10 @@ def _in_order(workload: Workload, names: Sequence[str]) -> list[str]:
 
 
 def _reads(workload: Workload, operation: str, tile: int) -> Iterator[tuple[str, int]]:
-    """Yield the tiles for which a tile waits: the one of equal number within its overlap, otherwise all."""
+    """Yield the tiles for which a tile waits.
+
+    For a result in its own overlap, this is the tile of the same number. For any other, it is every tile.
+    """
     overlap = workload.tiling(operation).overlap
     for name in workload.waits[operation]:
         cut = workload.tiling(name)

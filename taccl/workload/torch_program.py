@@ -2,8 +2,8 @@
 
 Each operation becomes one line on a rank's local tensors. Collectives start immediately, and their first
 reader waits for them. In an overlap, readers of a collective run one loop iteration behind it, so that the
-next tile is computed while one is sent. Kernels become functions, which `torch.compile` turns into one launch
-on a GPU.
+next tile is computed while one is sent. Each kernel becomes a function, which `torch.compile` turns into one
+launch on a GPU.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def dump_torch_step(
     tflops: float | None = None,
     gb_per_s: float | None = None,
 ) -> str:
-    """Text of a Python module that runs a step, and compares it with the untransformed program.
+    """Text of a Python module that runs a step, and compares its outputs with the untransformed program's.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ def _note_unknown(workload: Workload) -> None:
 
 
 class _Program:
-    """One function of the generated module, with the kernels that it calls."""
+    """Writer of one function of the generated module, and of the kernels that this function calls."""
 
     def __init__(self, workload: Workload, name: str, groups: set[str]) -> None:
         self.workload, self.name, self.groups = workload, name, groups
@@ -201,7 +201,7 @@ class _Program:
         return [*lines, self._kernel(unit, at)]
 
     def _kernel(self, unit: Sequence[str], at: str) -> str:
-        """Call of a kernel, whose function is added to the module."""
+        """Add a kernel's function to the module; return the line that calls it."""
         workload = self.workload
         given: dict[str, str] = {}  # {expression at the call: parameter}
         inner: list[str] = []
@@ -234,7 +234,7 @@ class _Program:
         return f"{targets} = {function}({', '.join(given)})"
 
     def _kept(self, unit: Sequence[str]) -> list[str]:
-        """Names of a unit's results that are read outside its kernel."""
+        """Names of a unit's results that are needed outside the unit; a single result is always included."""
         workload = self.workload
         return [
             name
@@ -243,7 +243,10 @@ class _Program:
         ]
 
     def _operand(self, operation: Operation, place: int) -> str:
-        """Expression of an operand: the rank's slice, and the tile of it, that the operation reads."""
+        """Expression of an operand: the part that the operation reads at this rank for the current tile.
+
+        - `place`: Position of the operand.
+        """
         workload, name = self.workload, operation.inputs[place]
         tensors, out = workload.operands(operation), workload.tensors[operation.name]
         tensor, tiling = tensors[place], workload.tiling(operation.name)
@@ -272,7 +275,7 @@ class _Program:
         return text
 
     def _mine(self, text: str, axis: int, held: Sequence[str], wanted: Sequence[str]) -> str:
-        """Expression of this rank's slice over the dimensions in `wanted` but not in `held`."""
+        """Expression of this rank's slice of `text` over mesh dimensions in `wanted` but not in `held`."""
         more = [dim for dim in wanted if dim not in held]
         if not more:
             return text
@@ -280,7 +283,7 @@ class _Program:
         return f"mine({text}, {axis}{f', {over!r}' if over else ''})"
 
     def _cut(self, text: str, axis: int, slices: int, tiling: Tiling) -> str:
-        """Expression of a tile of a tensor that is cut into `slices` slices along the axis, one per rank."""
+        """Expression of tile `t` of this rank's part of a tensor with `slices` slices along the axis."""
         return f"cut({text}, {axis}, {tiling.ways // slices}, {tiling.tiles}, t)"
 
     def _drawn(self, operation: Operation) -> str:
@@ -332,7 +335,7 @@ class _Program:
         return text
 
     def _places(self, operation: Operation, place: int, axis: int) -> str:
-        """Expression of the indices read along an axis of an operand; empty if all are.
+        """Expression of the indices read along an axis of an operand; empty if the axis is read whole.
 
         - `place`: Position of the operand.
         - `axis`: The axis, counted from the last.
@@ -368,7 +371,11 @@ class _Program:
 
 
 def _arranged(workload: Workload, names: Sequence[str], *, whole: bool) -> list[list[str]]:
-    """Units of operations in dependency order: kernels, and with `whole` each overlap as one unit."""
+    """Group operations into units that run as a whole, in dependency order.
+
+    A unit is a kernel without its collective, or a single operation. If `whole`, each overlap is one unit. If
+    units depend on each other in a cycle, each operation becomes a unit.
+    """
     unit_of: dict[str, str] = {}
     for name in names:
         group = [each for each in kernel(workload, name) if not workload.operation[each].is_collective]
@@ -384,7 +391,7 @@ def _arranged(workload: Workload, names: Sequence[str], *, whole: bool) -> list[
 
 
 def _sorted(workload: Workload, names: Sequence[str], unit_of: dict[str, str]) -> Iterator[list[str]]:
-    """Yield units in dependency order; end early if the remaining ones form a cycle."""
+    """Yield units in dependency order; end early if the remaining units depend on each other in a cycle."""
     order = [name for name, _ in workload.tiles if name in unit_of]
     members = {unit: [name for name in names if unit_of[name] == unit] for unit in unit_of.values()}
     left = list(dict.fromkeys(unit_of[name] for name in order))

@@ -22,7 +22,7 @@ _TAKEN = frozenset(re.findall(r"^(?:def|class|import) (\w+)", HEAD + FUNCTIONS, 
 
 
 def group_name(workload: Workload, dims: Sequence[str], groups: set[str]) -> str:
-    """Name of the process group over some mesh dimensions, also added to `groups`; empty for all ranks."""
+    """Name of the process group over some mesh dimensions; empty for all ranks. It is added to `groups`."""
     name = "" if len(dims) == len(workload.grid.names) else "+".join(dims)
     groups.add(name)
     return name
@@ -43,8 +43,9 @@ def _layout(workload: Workload, tensor: Tensor, groups: set[str]) -> tuple[tuple
 def compared(workload: Workload, plain: Workload, name: str, groups: set[str]) -> tuple[object, str | None]:
     """Layout of an output of a transformed step, for its comparison with the output of the plain step.
 
-    Returns (slices, group). Slices are the (axis, group) pairs by which only the transformed step slices the
-    output. The last item is the group over which the output is partial; None if it is not partial.
+    Returns (slices, group). Slices are (axis, group) pairs for axes that the transformed step slices over
+    a group, but the plain step does not. The last item is the group over which the output of the transformed
+    step is partial; None if it is not partial.
     """
     grid, ours, theirs = workload.grid, workload.tensors[name], plain.tensors[name]
     slices = []
@@ -57,7 +58,7 @@ def compared(workload: Workload, plain: Workload, name: str, groups: set[str]) -
 
 
 def table_of_inputs(workload: Workload, groups: set[str]) -> str:
-    """Text of a dict {input: (shape, type, layout)}."""
+    """Python source of a dict {input: (shape, type, layout)}."""
     rows = (
         f"    {local_name(each.name, workload)!r}: ({each.shape}, torch.{each.dtype}, "
         f"{_layout(workload, each, groups)!r}),"
@@ -67,7 +68,7 @@ def table_of_inputs(workload: Workload, groups: set[str]) -> str:
 
 
 def local_name(name: str, workload: Workload) -> str:
-    """Name of a tensor in the program; changed if it is a Python keyword or a name of the module."""
+    """Name of a tensor's variable; prefixed if it is a Python keyword or a name that the module uses."""
     while keyword.iskeyword(name) or name in _TAKEN or name.startswith(("kernel_", "_")):
         name = f"t_{name}"
         while name in workload.tensors:

@@ -1,7 +1,7 @@
 """Transformations of steps that preserve results; an illegal one raises `WorkloadError`.
 
-Legality follows from layouts: they are inferred again after each transformation (`layouts.infer`), and the
-outputs of the step must keep theirs.
+Legality follows from layouts. They are inferred again after each transformation (`layouts.infer`), and the
+outputs of the step must keep their layouts.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def split(workload: Workload, operation: str, *, axis: Natural | None = None) ->
 def reorder(workload: Workload, collective: str, *operations: str) -> Workload:
     """Move operations before the collective whose result they read; it then communicates their results.
 
-    Each operation reads the collective or an operation earlier in the list. Without operations, all that can
-    be moved are. The collective is removed if no other operation reads it. If an operation also reads results
-    of other collectives of the same kind, it is moved before these as well if layouts permit. A sum of
-    squares moved to slices is followed by an allreduce of one number.
+    Each operation reads the collective or an operation earlier in the list. If no operations are given, all
+    that can be moved are moved. The collective is removed if no other operation reads it. If an operation
+    also reads results of other collectives of the same kind, it is moved before these as well if layouts
+    permit. A sum of squares that is moved to slices is followed by an allreduce of one number.
 
     Parameters
     ----------
@@ -151,21 +151,21 @@ def _reordered(workload: Workload, collective: str, operation: str) -> Workload:
 
 @checked_as(WorkloadError)
 def fuse(workload: Workload, collective: str, *operations: str) -> Workload:
-    """Fuse point-wise operations into the last step of a collective, or operations into one kernel.
+    """Fuse point-wise operations into the last step of a collective, or into one compute kernel.
 
     Fused operations do not read from memory what their kernel holds in registers. They read their other
-    inputs, and write results that are read elsewhere. A compute kernel is one launch: it waits for all its
-    operands, and reads each tensor once. The first of its operations in program order is its head. A norm or
-    a sum of squares may end it.
+    inputs from memory, and write only results that are needed outside the kernel. A compute kernel is one
+    launch: it waits for all its operands, and reads each tensor once. Its head is its first operation in
+    program order. A norm or a sum of squares may end it.
 
     Parameters
     ----------
     workload : Workload
         The step that contains them.
     collective : str
-        Name of the collective, or of an operation of the kernel, into which the operations are fused.
+        Name of the collective into which the operations are fused, or of an operation of the compute kernel.
     *operations : str
-        Names of the operations. Each reads, or is read by, that operation or one fused before it.
+        Names of the operations. Each reads, or is read by, an operation that is in the kernel already.
 
     Raises
     ------
@@ -213,8 +213,9 @@ def overlap(workload: Workload, operations: Sequence[str], *, tiles: Count, axis
     Raises
     ------
     WorkloadError
-        If a tile needs more of an operand than the tile of its own number, or the axis is not divisible into
-        tiles. Also if an operation outside the overlap depends on one inside, and one inside on it.
+        If a tile needs more of an operand than the operand's tile of the same number, or if the axis is not
+        divisible into tiles. Also if an operation outside the overlap lies on a dependency path between two
+        operations inside.
     """
     for name in operations:
         _of(workload, name)
@@ -230,7 +231,7 @@ def slice_state(workload: Workload, *state: str) -> Workload:
     """Slice state, such as that of an optimiser, over ranks, so that each rank keeps only its slice.
 
     The tensor that replaces the state must be the result of an allgather that no operation reads; `reorder`
-    moves the allgather there.
+    moves operations before the allgather, so that it is last.
 
     Raises
     ------
@@ -358,7 +359,10 @@ def _asked(workload: Workload) -> tuple[str, ...]:
 
 
 def _with(workload: Workload, instead: Mapping[str, Sequence[Operation]]) -> Workload:
-    """Replace each named operation by a sequence of operations."""
+    """Replace each operation named in `instead` by a sequence of operations.
+
+    Raises `WorkloadError` if an output would change its layout; see `_same`.
+    """
     operations = tuple(new for each in workload.operations for new in instead.get(each.name, (each,)))
     return _same(workload, replace(workload, operations=operations, returned=_asked(workload)))
 

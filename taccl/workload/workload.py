@@ -118,7 +118,7 @@ class Workload:
                 raise WorkloadError("is in two overlaps; put it into one", where=name)
 
     def with_overlap(self, overlap: Overlap, *, returned: tuple[str, ...]) -> Workload:
-        """Add an overlap to the step, and set its returned tensors; only the overlap is checked.
+        """Add an overlap to the step, and set the step's returned tensors; only the new overlap is checked.
 
         Raises `WorkloadError` if the overlap is not possible.
         """
@@ -134,7 +134,10 @@ class Workload:
         return other
 
     def depending(self, names: Iterable[str]) -> tuple[int, int, int]:
-        """Bit masks of units (overlaps or operations): those of `names`, those they need, and dependents."""
+        """Bit masks of three sets of units; a unit is an overlap, or an operation outside overlaps.
+
+        Returns (units of `names`, units on which these depend, units that depend on these).
+        """
         place, before, behind = self._reached
         inside = {place[name] for name in names}
         needed = reduce(or_, (before[unit] for unit in inside), 0)
@@ -143,7 +146,7 @@ class Workload:
 
     @cached_property
     def _reached(self) -> tuple[dict[str, int], dict[int, int], dict[int, int]]:
-        """({operation: its unit}, units that each unit needs, units that need it); see `tiling.reached`."""
+        """({operation: its unit}, units that each unit needs, units that need each unit); see `reached`."""
         return reached(self, self._units)
 
     @property
