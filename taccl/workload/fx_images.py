@@ -184,11 +184,11 @@ def _convolution(graph: Graph, given: Arguments) -> Any:
     fits = fits and given["groups"] == 1 and not given.get("transposed") and not any(given["padding"])
     if not fits or any(step != 1 for step in given["dilation"]) or len(shape) != len(kernel) + 2:
         local, _ = graph.stated()
-        # Each output element sums a product for each kernel element of each channel that it reads.
-        # The weight's first axis counts output channels; in a transposed convolution, input channels.
-        terms = math.prod(graph.local_shape(weight)) // (shape[1] if given.get("transposed") else out)
-        terms *= shape[1] // given["groups"] if given.get("transposed") else 1
-        flops = 2.0 * math.prod(local or ()) * terms
+        # Each output element sums a product for each kernel element of each channel that it reads. In a
+        # transposed convolution, each input element has so many products. The weight's first axis counts
+        # the channels of these elements.
+        elements = graph.local_shape(x) if given.get("transposed") else local or ()
+        flops = 2.0 * math.prod(elements) * (math.prod(graph.local_shape(weight)) // out)
         made = called(graph, given | {"bias": None}, flops=flops)
         return (
             made
