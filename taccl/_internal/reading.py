@@ -145,7 +145,9 @@ def kinds_of(path: str | os.PathLike[str]) -> list[str]:
         text = read_text(path, 10 * MAX_FILE_BYTES)
     except FormatError:
         return []
-    return list(_kinds_by_text(text))
+    # Larger texts would take up memory for as long as the process runs.
+    find = _kinds_by_text if len(text) <= MAX_FILE_BYTES else _kinds_by_text.__wrapped__
+    return list(find(text))
 
 
 @lru_cache(maxsize=2)  # a command asks several times for the kind of the same file

@@ -96,7 +96,7 @@ def port_generation(topology: Topology) -> str:
 
 
 def _generation(gb_per_s: Fraction, profile: str) -> str:
-    """GPU generation whose NVSwitch ports can have this rate; empty if no generation fits.
+    """GPU generation whose NVSwitch ports can have this rate; empty if none can.
 
     A port may have any rate from NCCL's figure to the data sheet's. If `profile` says that rates come from
     NCCL, a port may also have fewer NVLinks than the full machine, such as the eight of an H800.

@@ -280,7 +280,7 @@ class _Borders:
         return least
 
     def least_holds_of_cover(self, crosses: Flags) -> NDArray[np.int64]:
-        """(num_resources,) as in `least_holds`, for one border whose links are assigned to few resources.
+        """Like `least_holds` for one border, whose links are assigned to few resources; (num_resources,).
 
         The resource that links at the border hold longest counts for all of its links, then the resource that
         the remaining links hold longest, until every link counts. After `_MOST_COVER` holds, `least_holds`
