@@ -134,7 +134,7 @@ class PlannedCollective:
             self._has_warned = True
             low, high = self.ranges[0][0], self.ranges[-1][1]
             called, first, last = map(format_size, (size, low, high))
-            if called in (first, last):  # rounded
+            if called in (first, last):  # equal after rounding
                 called, first, last = f"{size}B", f"{low}B", f"{high}B"
             said = f"{self.collective} of {called} is not in the plan, which is for {first} to {last}; "
             warn(f"{said}the stock collective runs there", FallbackWarning)
@@ -151,7 +151,7 @@ class PlannedCollective:
 
 
 class _Comm:
-    """A collective under FSDP2's interface for custom communication: `allocate`, and a call."""
+    """Adapter of a `PlannedCollective` to FSDP2's interface for custom communication."""
 
     def __init__(self, planned: PlannedCollective) -> None:
         self._planned = planned

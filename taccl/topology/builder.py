@@ -164,7 +164,8 @@ class TopologyBuilder:
         ends : iterable of (int, int)
             Source and destination rank of each link.
         ports : iterable of (int, int)
-            For each link, the resource that sends hold from their start, and the one held until their end.
+            For each link, the resource that its sends hold from their start, and the resource that they hold
+            until their end.
         cost : LinkCost
             Costs of each link; its beta is that of the ports, too.
         port_alpha_us : Fraction, optional

@@ -116,7 +116,7 @@ class LinkEntry(_Rated):
     bidirectional: Annotated[bool, Field(strict=True)] = False
     #: True if several destinations mean one multicast link, not one link each.
     multicast: Annotated[bool, Field(strict=True)] = False
-    #: True if a multicast or reduction link shares no port with other links, except by a [[resource]].
+    #: True if a multicast or reduction link shares no port with other links, unless a [[resource]] lists it.
     own_port: Annotated[bool, Field(strict=True)] = False
     name: str = ""
 
@@ -139,7 +139,7 @@ class LinkEntry(_Rated):
 
 
 def _multicasts_beside_links(value: object) -> object:
-    """Mark an entry of several destinations as a multicast if each destination also has a link of its own."""
+    """Mark a link to several destinations as a multicast if ordinary links join its source to each."""
     if not isinstance(value, list):
         return value
     tables = [each for each in value if isinstance(each, dict)]
@@ -162,7 +162,8 @@ class ResourceEntry(_Costed):
     alpha_us: Cost | None = None
     links: Annotated[list[_Pair], Field(min_length=1)]
     side: Literal["send", "receive"] = "send"
-    #: True if the entry adds links, at another rate or on the other side, to the resource with that name.
+    #: True if the entry adds links, at another rate or on the other side, to an earlier entry's resource of
+    #: this name.
     continues: Annotated[bool, Field(strict=True)] = False
 
 

@@ -32,8 +32,9 @@ def dump_topology(topology: Topology) -> str:
     comments only, or that a switch has only some of the links among its ranks.
 
     Raises `ExportError` if the format cannot express the topology. Examples: links without a resource of
-    their own, nodes whose ranks are not consecutive, names with invalid characters, and costs of the
-    published tool. The message suggests `taccl.save`, which writes any topology as JSON.
+    their own, nodes whose ranks are not consecutive, and names with invalid characters. Costs per chunk, as
+    in the published TACCL tool, are another. The message suggests `taccl.save`, which writes any topology as
+    JSON.
     """
     if topology.cost_model != "physical":
         raise ExportError(

@@ -236,8 +236,9 @@ def _with_shared_ports(topology: Topology, sharing: list[int]) -> Topology:
     """Make the multicast and reduction links `sharing` share the ports of their ranks.
 
     Such a link holds every resource of the ordinary links from its sources to its destinations, except the
-    resource that each link has for itself. If an ordinary link holds no other, both links hold a new port.
-    If several such links send from one rank, or arrive at it, they share a further new port of that rank.
+    resource that each link has for itself. If an ordinary link holds only its own resource, both links also
+    hold a new port. If several links of `sharing` send from one rank, they share a further new port of that
+    rank; so do several that arrive at one rank.
     """
     if not sharing:
         return topology

@@ -68,7 +68,7 @@ class InNetwork:
 
     @property
     def pool_beta_us_per_mb(self) -> Fraction | None:
-        """Time in us for which each MB occupies the pool: the round-trip time over the bytes of all slots.
+        """Time in us for which each MB occupies the pool of slots: round-trip time / bytes of all slots.
 
         None if the number of slots is not limited.
         """

@@ -81,7 +81,7 @@ _DOC = """{what}
 
 
 def _machine(machine: str) -> _Make:
-    """Function that builds a machine's topology, with its name and documentation."""
+    """Make the function that builds the topology of a machine model; set its name and docstring."""
     model = MODELS[machine]
 
     def make(

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 from taccl.topology.networks import INSTANCES
 
-#: (GB/s in each direction, source), for each kind of link in a node and for a NIC.
+#: Rate of a link or NIC: (GB/s in each direction, source of this figure).
 Rate: TypeAlias = tuple[int | str, str]
 
 _NDV2 = {
@@ -79,15 +79,16 @@ class Model(NamedTuple):
     - `what`: First sentence of the documentation of its function.
     - `links`: {kind of link in a node: its rate}.
     - `nic`: Rate of a NIC.
-    - `host`: Maker of the hosts' processors, ``"Intel"`` (or other) or ``"AMD"``. NCCL's model has a maximum
-      rate of LL between nodes, and a time to post a message to a NIC, for each.
+    - `host`: Maker of the hosts' processors, ``"AMD"``, or ``"Intel"`` for all others. It determines the
+      maximum rate of LL between nodes and the time to post a message to a NIC in NCCL's model.
     - `nics_per_rank`: Number of NICs that a rank with NICs of its own has; `nic` is their total.
-    - `network`: Class of the network of its NICs, a name in `taccl.topology.networks.NETWORKS`. Empty for
-      that of an instance type; otherwise for ``"infiniband"`` with NVLink, and ``"rccl"`` on GPUs of AMD.
+    - `network`: Class of the network of its NICs, a name in `taccl.topology.networks.NETWORKS`. If empty, the
+      class is that of the instance type. Without one, it is ``"infiniband"`` for GPUs with NVLink, else
+      ``"rccl"``.
     - `generation`, `num_nvlinks`: NVIDIA GPU generation, and number of NVLinks per GPU; empty and 0 for other
       GPUs.
-    - `published`: TACCL's file with its constants, and {kind of link: (us/MB, field of that file)}; None if
-      there is none.
+    - `published`: Name of the file in which TACCL published the machine's constants, and {kind of link:
+      (us/MB, field of that file)}. None if TACCL published none.
     """
 
     what: str

@@ -15,7 +15,8 @@ class Network(NamedTuple):
       pays it twice: for the data and for the flush.
     - `start_us`: Time in us before the first hop of a collective between nodes. `amd_start_us` replaces it
       for hosts with AMD processors, unless None.
-    - `post_us`: Time in us for each further channel's message of a hop, as hosts post them one by one.
+    - `post_us`: Time in us that each channel after the first adds to a hop, as hosts post the channels'
+      messages one by one.
     - `efficiency`: Fraction of the line rate that large messages reach.
     - `stated_us`: Latency in us that the network's plugin reports to NCCL, which chooses algorithms by it.
     - `ll128`: True if NCCL uses LL128 over this network, which needs ordered writes.

@@ -48,8 +48,8 @@ def with_nvls(topology: Topology, generation: str = "") -> Topology:
       determines the generation, and `Topology.assumed` records this guess. If the rate belongs to no known
       generation, `Topology.assumed` records that. If it belongs to GPUs without NVLS, no links are added.
 
-    Reductions in the switch reach the same share of NCCL's port rate with fewer NVLinks. 8 H800 measured
-    215 GB/s of busbw (NVIDIA/nccl issue 1374), or 1.05 times that rate; 8 H100 also reach 1.05 times theirs.
+    Reductions in the switch reach the same share of NCCL's port rate on GPUs with fewer NVLinks. The busbw of
+    8 H800 was 215 GB/s (NVIDIA/nccl issue 1374), or 1.05 times the port rate; so was that of 8 H100.
     """
     if topology.machine or any(switch.reduces for switch in topology.switches):
         return topology
@@ -99,7 +99,7 @@ def _generation(gb_per_s: Fraction, profile: str) -> str:
     """GPU generation whose NVSwitch ports can have this rate; empty if none can.
 
     A port may have any rate from NCCL's figure to the data sheet's. If `profile` says that rates come from
-    NCCL, a port may also have fewer NVLinks than the full machine, such as the eight of an H800.
+    NCCL, a port may also have fewer NVLinks than the full machine. An H800, for example, has eight.
     """
     switched = [each for each in MODELS.values() if each.num_nvlinks and "nvswitch" in each.links]
     for model in switched:

@@ -72,8 +72,8 @@ class Profile:
     - `ranges`: Size ranges of messages, each with the protocol that a library used for it.
     - `protocol`: Protocol to which the constants apply; empty if no protocol was chosen.
     - `channel`: Time that each further channel adds, as a library uses more channels for larger messages.
-    - `runtime`: Runtime of the launch and the protocols, such as ``"nccl"``; empty if unknown.
-    - `launches`: Launches of other runtimes, with names such as ``"mscclpp.launch_us"``.
+    - `runtime`: Runtime, such as ``"nccl"``, to which launch and protocols belong; empty if unknown.
+    - `launches`: Launch times of other runtimes, with names such as ``"mscclpp.launch_us"``.
     """
 
     machine: str
@@ -92,7 +92,7 @@ class Profile:
         return {constant.name: constant.value for constant in self.constants}[name]
 
     def overhead_us(self, *, between: bool) -> Fraction | None:
-        """Time in us, within alpha, that a send occupies a link in or `between` nodes; None: all alpha."""
+        """Part of alpha in us during which a send occupies a link inside or `between` nodes; None for all."""
         inside = next((each.value for each in self.constants if each.name.endswith("_overhead_us")), None)
         return self["nic_alpha_us"] if between and inside is not None else inside
 

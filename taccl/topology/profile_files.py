@@ -97,7 +97,7 @@ class ProfileFile(Table):
 
 @reads("profile")
 def load_profile(path: str, nominal: Profile) -> Profile:
-    """Load the profile of a machine from a file; its name is the path.
+    """Load the profile of a machine from a file; the profile is named by the file's path.
 
     - `nominal`: Nominal profile of the machine, with all its constants.
 

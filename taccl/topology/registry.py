@@ -42,7 +42,7 @@ def parse(name: str, *, nodes: Count | None = None, profile: str | None = None, 
         A machine (``"ndv2"``, ``"dgx-a100"``), or a fabric with its size (``"torus:4x4"``, ``"ring:8"``,
         ``"hypercube:3"``). Case, dashes and underscores do not matter.
     nodes : int, optional
-        Number of nodes of a machine (default 1), or into which the ranks of a fabric are divided.
+        Number of nodes of a machine (default 1), or number of nodes that divide the ranks of a fabric.
     profile : str, optional
         Profile of a machine's constants.
     **options

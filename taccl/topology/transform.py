@@ -314,7 +314,10 @@ def _with_links(topology: Topology, links: Sequence[int]) -> Topology:
 
 
 def _renamed(topology: Topology, new_rank: Mapping[int, int], node_of_rank: Sequence[int]) -> Topology:
-    """Topology with ranks renamed by `new_rank`, {old: new}; switches lose the ranks that it lacks."""
+    """Topology with ranks renamed by `new_rank`, {old: new}; switches lose ranks that are not among its keys.
+
+    Switches with fewer than two ranks left are dropped.
+    """
 
     def renamed(link: Link) -> Link:
         srcs, dsts = (tuple(sorted(new_rank[rank] for rank in end)) for end in (link.srcs, link.dsts))

@@ -5,11 +5,11 @@ Its field `labels` names the axes of operands and result, in the notation of an 
 
     n c . ., o c . . -> n o . .
 
-Axes of one name match: if an operand is sliced along one, so is the result. An axis whose name the result
-lacks is summed over, so if it is sliced, results are partial sums. ``.`` is an axis that is needed whole,
-``1`` one of length 1 that is broadcast. ``*`` can only be the first axis: the operator is called for each of
-its indices, and the results are stacked. Its indices are the ranks, if each calls the operator on its own
-tensors.
+Axes of the same name match: if an operand is sliced along an axis, so is the result. An axis whose name the
+result lacks is summed over, so if it is sliced, results are partial sums. ``.`` is an axis that must not be
+sliced, ``1`` an axis of length 1 that is broadcast. ``*`` can only be the first axis: the operator is called
+for each of its indices, and the results are stacked. If each rank calls the operator on its own tensors, the
+indices are the ranks.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _words(labels: str) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
 
 
 def names_of(operation: Operation, shapes: Sequence[Shape]) -> tuple[Sequence[Sequence[str]], Sequence[str]]:
-    """Names of the axes of each operand and of the result; without `labels` all are needed whole."""
+    """Names of the axes of each operand and of the result; all are ``.`` if the field `labels` is empty."""
     if not operation.labels:
         return [len(each) * "." for each in shapes], len(operation.shape) * "."
     read, made = _words(operation.labels)
@@ -88,7 +88,7 @@ def shape_of(operation: Operation, shapes: Sequence[Shape]) -> Shape:
 
 
 def labels_of(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Labels of each operand's axes, from the names in the field `labels`."""
+    """Labels of each operand's axes: matching result axis, None if broadcast, negative if summed or whole."""
     read, made = names_of(operation, shapes)
     found, summed, last = list[list[int | None]](), dict[str, int](), -63
     for names in read:
@@ -141,7 +141,7 @@ def value_of(operation: Operation, read: Sequence[Array]) -> Any:
 
 
 def text_of(operation: Operation, operands: Sequence[str]) -> str:
-    """PyTorch expression of the result from those of the operands."""
+    """PyTorch expression of the result, from the expressions of the operands."""
     marks = _marked(operation)
     if not any(marks):
         return _texts(operation, operands)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _Choice = TypeVar("_Choice")
 
-#: Max number of allreduces of which every subset is tried as the split ones; with more, only all and none.
+#: Max number of allreduces for which the search tries to split every subset; of more, it splits all or none.
 _MOST_SUBSETS = 3
 
 
@@ -45,13 +45,13 @@ def autotransform(
     """Search combinations of all transformations for the fastest step.
 
     Each allreduce is split or kept whole. After a split, every operation that can move between reduce-scatter
-    and allgather is moved. State is sliced. Point-wise operations are fused into collectives, and the others
-    into compute kernels. Then operations that depend on each other tile by tile are overlapped. The number of
-    tiles grows until the step gets no faster.
+    and allgather is moved. State is sliced. Point-wise operations are fused into collectives if possible, and
+    otherwise into compute kernels. Then operations that depend on each other tile by tile are overlapped. The
+    number of tiles grows until the step gets no faster.
 
-    The usual forms of the step are scheduled first: the program itself, with fused kernels, and with sharded
-    state (ZeRO-1), each operation after the one before. So no result is slower than any of these. Untiled
-    steps follow, then tiled ones, those with the earliest estimated finish first.
+    Three usual forms of the step are scheduled first, with one operation after another: the program itself,
+    the program with fused kernels, and the program with sharded state (ZeRO-1). So the result is never slower
+    than these. Other untiled steps follow, then tiled steps, each in order of estimated finish.
 
     Parameters
     ----------
@@ -132,10 +132,7 @@ def autotransform(
 
 
 def _baselines(workload: Workload) -> Iterator[Workload]:
-    """Yield the forms in which steps usually run: the program, with fused kernels, and with sharded state.
-
-    They are the plain program, one compute kernel after each collective, and ZeRO-1.
-    """
+    """Yield the usual forms of a step: the program, with fused kernels, and with sharded state (ZeRO-1)."""
     plain = fused(workload, collectives=False)
     yield workload
     if plain != workload:
@@ -146,7 +143,7 @@ def _baselines(workload: Workload) -> Iterator[Workload]:
 
 
 def _tiled(workload: Workload, tiles: int, axis: int) -> Workload | None:
-    """Result of `overlapped`, or None if it has more than `MOST_CHUNKS` chunks."""
+    """Result of `overlapped`; None if nothing overlaps, or if it has more than `MOST_CHUNKS` chunks."""
     some = overlapped(workload, tiles, axis)
     return some if some and sum(part.count for part in parts_of(some)) <= MOST_CHUNKS else None
 

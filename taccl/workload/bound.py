@@ -8,11 +8,12 @@ have arrived before.
 
 Four arguments give bounds; the largest is used:
 
-1. All ranks start an operation after its minimum head; from there its *span* remains. 2. Some rank is the
-last to end an operation; the minimum tail follows. 3. One rank computes some operations one after another,
-between their minimum head and their minimum tail: the single-machine relaxation (Carlier 1982), for the rank
-with the largest bound. 4. Transfers of several collectives together last as long as `lower_bound` proves,
-between their minimum head and their minimum tail.
+1. No rank starts an operation before its minimum head. Then at least its *span* remains: the minimum time
+from its first start at any rank to the end of the step. 2. Some rank is the last to end an operation; the
+minimum tail follows. 3. One rank computes some operations one after another, between their minimum head and
+their minimum tail: the single-machine relaxation (Carlier 1982), for the rank with the largest bound. 4. The
+transfers of several collectives together last as long as `lower_bound` proves, between their minimum head and
+their minimum tail.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class StepBound:
         ranks, own = range(self.topology.num_ranks), dict[str, set[str]]()
         for each in self.order:
             name, inputs = each.name, self.before[each.name]
-            # Operations computed earlier at the same rank; a send delivers results of another rank.
+            # Predecessors that run at the same rank; those of a send run at the rank that sends.
             own[name] = set[str]().union(*(own[i] | {i} for i in inputs if not self._is_send(i)))
             computed = [i for i in own[name] if not self.workload.operation[i].is_collective]
             least, all_of = sum(self.takes(i, name) for i in computed), sum(self.whole[i] for i in computed)
@@ -200,7 +201,7 @@ class StepBound:
     def _transfers_of(self, parts: Sequence[CollectivePart]) -> Transfers:
         """Lower bounds on the transfers of some parts (pieces of tiles) of a collective.
 
-        Steps on the same topology share them.
+        The bounds are cached for all steps on the topology.
         """
         cache: dict[Any, Any] = self.topology.cache
         key = "bound of transfers", *map(self._alike, parts)

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
     from taccl.workload.workload import Workload
 
-#: `_PIECES`: (min bytes per chunk, max pieces) of a whole collective; own choice.
-#: `_TILE_PIECES`: (min bytes per chunk, max pieces) of a tile in an overlap; own choice.
+#: `_PIECES`: (min bytes per chunk, max pieces per tile) of a collective outside overlaps; our choice.
+#: `_TILE_PIECES`: (min bytes per chunk, max pieces per tile) of a collective in an overlap; our choice.
 _PIECES, _TILE_PIECES = (1 << 20, 8), (1 << 18, 4)
-#: Max chunks of a step with several pieces per tile. Own choice: a chunk needs sends from every rank.
+#: Max chunks of a step with several pieces per tile; our choice, as a chunk needs sends from every rank.
 MOST_CHUNKS = 8_192
 #: `_SEARCH_S`: time limit in s to synthesize one collective of a step.
 #: `_PARAMETERS`: synthesis without baseline algorithms, which take longer to schedule than a list schedule,
@@ -44,8 +44,8 @@ _PARAMETERS = replace(
 class CollectivePart:
     """A piece of a tile of a collective, and its chunks in the step's problem.
 
-    A tile with large chunks is cut into several `pieces`, which are sent one after another. Its chunks are
-    numbers `first` to `first + count - 1`, each of `chunk_bytes` bytes, ordered by group.
+    A tile with large chunks is cut into several `pieces`, which are sent one after another. The chunks of
+    this piece have numbers `first` to `first + count - 1`, ordered by group, and `chunk_bytes` bytes each.
     """
 
     operation: str
@@ -97,7 +97,7 @@ def parts_of(workload: Workload) -> tuple[CollectivePart, ...]:
 
 
 def _slices_outside(workload: Workload, name: str) -> int:
-    """Number of groups with different slices of a collective's result; 1 if all groups have the same."""
+    """Number of different slices of a collective's result that groups have; 1 if all have the same."""
     grid, tensor = workload.grid, workload.tensors[name]
     over = grid.dims_of(workload.operation[name].group, where=name)
     outside = [dim for dim in grid.names if dim not in over and tensor.along(dim).startswith("sliced")]

@@ -145,7 +145,7 @@ def _outputs(graph: Graph, node: Any, signature: Any, known: Mapping[str, str]) 
 
 
 def _name_of(graph: Graph, value: Any) -> str:
-    """Name of the tensor of an output; `WorkloadError` if no tensor of the step can be it."""
+    """Name of the step's tensor for an output of the graph; `WorkloadError` if no tensor can represent it."""
     try:
         return graph.name_of(value)
     except Unread as error:

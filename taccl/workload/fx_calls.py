@@ -1,8 +1,9 @@
 """Convert operators without a converter of their own into `aten` operations: calls on a rank's tensors.
 
-An operator of ATen is a function of a rank's local tensors. If its matching axes are known (`_RULES`), the
-call is one on global tensors, sliced as its operands are. Otherwise each rank's call is one index of a
-further first axis, and the result an `Own`.
+An operator of ATen is a function of a rank's local tensors. `_RULES` says which axes of its operands and
+result match. An operator with a rule is called on global tensors, and its result is sliced as the operands
+are. Otherwise each rank calls it on its own tensors. The result then has a further first axis with one index
+per rank (`Own`).
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class _Call:
 def called(graph: Graph, given: Arguments | None = None, *, item: int | None = None, **options: Any) -> Any:
     """Convert the current node into a call of its operator; a list of values if it has several results.
 
-    Raises `Unread` if such a call is not possible: the operator draws random numbers, writes in place, or is
-    not of ATen, or its operands have several layouts.
+    Raises `Unread` if the operator draws random numbers, writes in place, or is not of ATen. Also raises it
+    if operands are sliced or partial in ways that calls do not support.
 
     - `given`: Arguments by name; default: those of the node.
     - `item`: Number of the result, if there are several. Default: all.
@@ -327,7 +328,7 @@ def _indexed(given: Arguments, shapes: list[Shape], out: Shape) -> tuple[list[Na
 
 
 def _convolved(given: Arguments, shapes: list[Shape], out: Shape) -> tuple[list[Names], Names] | None:
-    """Rule for convolutions: images match; without groups, the operand's channels are summed over."""
+    """Rule for convolutions: the batch axis matches; if `groups` is 1, input channels are summed over."""
     rest = [*(len(out) - 2) * "."]
     if len(shapes) != 2 or any(len(each) != len(out) for each in shapes):
         return None
@@ -375,7 +376,7 @@ _RULES: dict[str, Rule] = {
 
 
 def _rule_of(target: Any, item: int | None) -> Rule | None:
-    """Rule for which axes of an operator's operands and result match; None if not known."""
+    """Rule that names the matching axes of an operator's operands and result; None if there is none."""
     name = str(target).split(".")[1]
     if name == "convolution_backward":
         return _convolution_grad(item)
