@@ -33,7 +33,7 @@ _MOST_TRANSFERS = 500_000
 
 @cached
 def number_of_pieces(topology: Topology, collective: Collective, chunk_bytes: int) -> int:
-    """Number of pieces into which to cut a collective for the earliest finish; 1 for a single dimension.
+    """Number of pieces into which to cut a collective for the earliest finish; 1 if it cannot be balanced.
 
     - `collective`: Collective of all ranks or of several groups, with one chunk per rank.
     - `chunk_bytes`: Size of a chunk of the collective before it is cut.

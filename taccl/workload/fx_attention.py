@@ -52,7 +52,7 @@ def _attention(graph: Graph, given: Arguments) -> Any:
 
 
 def _attention_grad(graph: Graph, given: Arguments) -> Any:
-    """Convert a node that returns the gradients of attention by its queries, keys and values."""
+    """Convert a node that returns the gradients of attention with respect to queries, keys and values."""
     masks, options = _options(graph, given)
     grad = given.get("grad_out", given.get("grad_out_"))
     operands, (*shares, axis) = [given[name] for name in _OPERANDS], _heads(graph, given)

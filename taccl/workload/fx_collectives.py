@@ -1,4 +1,4 @@
-"""Functional collectives in PyTorch graphs as operations of a step, with their chunk and concat operations.
+"""Convert functional collectives in PyTorch graphs, and the chunk and concat operations around them.
 
 PyTorch's collectives work along axis 0. For another axis, a graph cuts local tensors into a piece for each
 rank and concatenates the pieces along axis 0, or the reverse.
@@ -143,7 +143,7 @@ def _all_to_all(graph: Graph, given: Arguments) -> Any:
         if len(set(given[which])) > 1:
             raise graph.refused(f"has {which} {given[which]}; only equal slices are supported")
     source, axis = _along(graph, given | {"input": _source(graph, given["input"])}, size)
-    if isinstance(source, Own):  # the parts of a rank's own tensor, one for each rank, and then one from each
+    if isinstance(source, Own):  # a rank's operand has one part per destination, its result one per source
         made = graph.make("alltoall", Named(parts_of(graph, source, source.shape)), axis=1, group=group)
         return View(made.name, source.shape)
     return _gathered(graph, graph.make("alltoall", source, axis=axis, group=group), source, group, size)

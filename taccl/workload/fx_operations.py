@@ -143,8 +143,8 @@ def _matmul(graph: Graph, given: Arguments) -> Any:
 def _product(graph: Graph, a: Any, b: Any) -> Any:
     """Matrix product of two values.
 
-    Some operands are views that only flatten leading axes (of rows, or of a batch of matrices). The viewed
-    tensors are then multiplied, and the result is a view of their product.
+    If operands are views that only flatten leading axes (of rows, or of a batch of matrices), the viewed
+    tensors are multiplied. The result is then a view of their product.
     """
     views = [each if isinstance(each, View) else View(each.name, graph.local_shape(each)) for each in (a, b)]
     first, second = (graph.local_shape(Named(each.name)) for each in views)

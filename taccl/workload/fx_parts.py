@@ -1,9 +1,9 @@
 """Tensors that each rank computes from its own data, such as the mean loss of its own tokens.
 
-A sum over a sliced axis is a partial tensor, whose parts are the ranks' own sums. A linear operation applied
-to all parts is the same operation applied to their sum. Any other operation, such as the quotient of two
-sums, applies to each part separately. Its operands are converted to tensors with an additional first axis,
-whose index r is rank r's part, and its result is an `Own`.
+A sum over a sliced axis is a partial tensor, whose parts are the ranks' own sums. A linear operation can be
+applied to the partial tensor itself. Any other operation, such as the quotient of two sums, is applied to
+each part separately. Its operands are converted to tensors with an additional first axis, whose index r is
+rank r's part, and its result is an `Own`.
 """
 
 from __future__ import annotations

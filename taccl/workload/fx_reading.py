@@ -1,6 +1,7 @@
 """Convert the nodes of a PyTorch graph into operations of a step.
 
-A node is converted by the converter of its operator if there is one, otherwise to a call of the operator.
+A node whose operator has a converter is converted by it. Any other node becomes an `aten` operation, a call
+of the operator on local tensors.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class NodeReader(Graph):
         return f"{self.node.target} of {told or 'nothing'}"
 
     def _is_last_reader(self, node: Any) -> bool:
-        """True if no later node reads the tensor that a node writes in place, except by the node's result."""
+        """True if later nodes read the tensor that a node writes in place only through the node's result."""
         written = node.args[0] if node.args else None
         users, target = getattr(written, "users", ()), getattr(written, "target", None)
         # In evaluation, dropout returns its operand itself, which other nodes may read.

@@ -29,7 +29,7 @@ def refused(operation: Operation, said: str) -> WorkloadError:
 
 
 def permutation(operation: Operation, count: int) -> tuple[int, ...]:
-    """Order of a transpose: the operand's axis for each axis of the result; `count` is their number."""
+    """Order of a transpose of `count` axes: the operand's axis for each axis of the result."""
     return operation.axes or (*range(count - 2), count - 1, count - 2)
 
 

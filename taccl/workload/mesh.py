@@ -83,7 +83,7 @@ class Mesh:
         return self.size(self.slicing(tensor, axis))
 
     def partial(self, tensor: Tensor) -> tuple[str, ...]:
-        """Mesh dimensions over which a tensor is partial: the sum of the parts of the ranks along them."""
+        """Mesh dimensions over which a tensor is partial: its value is the sum of the parts along them."""
         return tuple(name for name in self.names if tensor.along(name) == "partial")
 
     def layout(self, along: Mapping[str, str]) -> str:

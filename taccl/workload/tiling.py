@@ -159,8 +159,8 @@ class GrowingOverlap:
         heads = {workload.operation[name].fused or name for name in names}
         new = {name for head in heads for name in workload.kernels[head]} - self._axes.keys()
         axes, dims = dict(self._axes), set(self._dims)
-        # New operations can be appended if none precedes the overlap's first one, and the others read none.
-        # If they cannot be appended, all operations are joined again, in program order.
+        # New operations can be appended if none precedes the overlap's first operation, and no operation of
+        # the overlap reads a new one. Otherwise all operations are joined again, in program order.
         is_first = any(place[name] < self._first for name in new)
         if is_first or any(not axes.keys().isdisjoint(workload.readers[name]) for name in new):
             new, axes, dims = new | axes.keys(), {}, set[str]()
@@ -262,7 +262,8 @@ def _in_order(workload: Workload, names: Sequence[str]) -> list[str]:
 def _reads(workload: Workload, operation: str, tile: int) -> Iterator[tuple[str, int]]:
     """Yield the tiles for which a tile waits.
 
-    For a result in its own overlap, this is the tile of the same number. For any other, it is every tile.
+    If a result that it reads is in its own overlap, it waits for the tile of the same number. Otherwise it
+    waits for all tiles of the result.
     """
     overlap = workload.tiling(operation).overlap
     for name in workload.waits[operation]:

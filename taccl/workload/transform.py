@@ -43,7 +43,7 @@ def split(workload: Workload, operation: str, *, axis: Natural | None = None) ->
     Raises
     ------
     WorkloadError
-        If the operation is neither, or no axis divides by the number of ranks.
+        If the operation is neither an allreduce nor a norm, or no axis divides by the number of ranks.
     """
     found = _free(workload, operation)
     if found.kind == "norm":
