@@ -286,7 +286,7 @@ def _claims(
         is_priced = time.monotonic() < first_until
 
     def last_prices() -> Iterable[Claim]:
-        """Throughput bounds in the remaining time; none if `first_prices` solved its linear programs."""
+        """Throughput bounds in the remaining time; none if `first_prices` solved its programs in time."""
         return () if is_priced else prices(deadline=max(deadline, min(limit, time.monotonic() + _LEAST_S)))
 
     quick: list[Finder] = []
@@ -324,9 +324,10 @@ def _crossings(demand: NeededSends) -> int:
 
 
 def _late_border(problem: Problem, *, in_network: bool | Literal["only"]) -> list[Claim]:
-    """Bound of the best cut around a node or a rank, for divisible data; at most one.
+    """List of one bound, that of the best cut around a node or a rank, for divisible data.
 
-    There is none if the different chunks together have more than `_MAX_CUT` origins and destinations.
+    The list is empty if no cut gives a bound, or if the different chunks together have more than `_MAX_CUT`
+    origins and destinations.
     """
     problem = by_switches_alone(problem) if in_network == "only" else problem
     demand = NeededSends(as_spreading(problem))

@@ -75,7 +75,7 @@ class Port(NamedTuple):
         return rounds * self.most * scale + last
 
     def fed(self, ticks: Time, scale: int, known: Sequence[tuple[int, int]], enough: int) -> Time:
-        """Max data units, times `scale`, that sends carry in `ticks` ticks, none more than its sender has.
+        """Max data units, times `scale`, carried in `ticks` ticks by sends that carry only what senders hold.
 
         - `known`: (ticks, units) pairs, ascending: from `ticks` on, a sender can hold that many units.
         - `enough`: Number of units beyond which counting may stop.
@@ -103,7 +103,7 @@ class Port(NamedTuple):
 class ByteCounting(OfRanks):
     """Witness of byte counting: ranks that want data from outside, and resources that cover their border.
 
-    - `resources`: Resources that cover the links into the ranks, in the order in which they do so.
+    - `resources`: Resources that cover the links into the ranks; a link counts for the first that it holds.
     - `collected`: ((ticks, most), ...): before `ticks`, a rank can hold the data of at most `most` ranks.
     - `spread`: ((ticks, most), ...): less than `ticks` after a byte entered at a rank of the set, at most
       `most` ranks of the set can hold it.
@@ -240,7 +240,7 @@ def _port(demand: NeededSends, links: Sequence[int], resource: int, total: int) 
 
 @dataclass(frozen=True, slots=True)
 class _CheckedPort:
-    """Costs of a resource, for the check: a send of u units holds it for ``alpha + beta * u`` ticks."""
+    """Costs of a resource, to check a witness: a send of u units holds it for ``alpha + beta * u`` ticks."""
 
     alpha: int
     beta: int
@@ -260,7 +260,7 @@ class _CheckedPort:
         return rounds * self.most + (last if part >= 0 else Fraction(0))
 
     def fed(self, ticks: Fraction, soonest: dict[int, int], each: int, enough: int) -> Fraction:
-        """Max data units that sends can carry in `ticks` ticks, none more than its sender has.
+        """Max data units carried in `ticks` ticks by sends that carry only what their senders hold.
 
         - `soonest`: {number of ranks: earliest ticks at which a sender can hold data of that many}.
         - `each`: Max units from one rank.

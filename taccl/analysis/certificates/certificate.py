@@ -205,7 +205,8 @@ class Certificate:
     witness : Witness, optional
         The witness that `check` verifies; None if nothing must be sent.
     divisible : bool
-        True if data may be cut arbitrarily finely, and sends merge unless a sketch limits that.
+        True if data may be cut arbitrarily finely. Sends may then carry any number of chunks, unless a sketch
+        limits it.
     in_network : bool or "only"
         True if all switches are assumed to reduce data in transit, even if this topology's do not. ``"only"``
         if all sums are made by this topology's reducing switches.

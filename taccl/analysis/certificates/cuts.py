@@ -48,7 +48,8 @@ class SetCharge:
     """Charge for each send into a set, or between the parts of a partition.
 
     With one set in `parts`, each send that enters the set is charged. With several sets (a partition), each
-    send from one part to another is charged: a sum that k parts share needs at least 2(k - 1) such sends.
+    send from one part to another is charged. If k parts contribute to a sum and also want it, it needs at
+    least 2(k - 1) of these sends.
     A multicast or reduction link counts once for each pair of parts that it joins.
     """
 
@@ -98,7 +99,7 @@ def throughput(
 
     - `in_network`: True if switches are assumed to reduce.
     - `budget_s`: Seconds after which no further linear program is solved, and no further set sought.
-    - `known`: A known bound in ticks; lower ones are of no use.
+    - `known`: A known bound in ticks; lower bounds are of no use.
     """
     deadline = time.monotonic() + budget_s
     sets = _sets(volume, symmetries, in_network=in_network)
@@ -134,7 +135,7 @@ def throughput(
 
 
 def _sets(volume: Volume, symmetries: Symmetries, *, in_network: bool) -> list[Parts]:
-    """Initial sets: ranks, nodes, their complements; for shared sums, also partitions into ranks or nodes."""
+    """Initial sets: ranks, nodes, their complements; for sums as in allreduce, also partitions into them."""
     topology = volume.problem.topology
     everyone = frozenset(range(topology.num_ranks))
     different = set(symmetries.ranks.tolist())
@@ -159,9 +160,9 @@ class _Program:
     """Linear program for the prices of resources and the charges of sets that prove the highest bound.
 
     It maximises sum(need z) + sum(b w), where z are charges and w prices. Here need is the volume that must
-    enter a set, and b is `idle_at_most` of a resource. The prices add up to 1, and the charges of a link are
-    at most its cost. Idle ticks beyond the bound must not count, which a linear program cannot express; they
-    are capped at a known bound.
+    enter a set, and b the idle ticks of a resource (`idle_at_most`). The prices add up to 1, and the charges
+    of a send over a link are at most its cost. Idle ticks beyond the bound must not count. A linear program
+    cannot express this, so they are capped at a known bound.
     """
 
     def __init__(self, volume: Volume, symmetries: Symmetries) -> None:

@@ -1,4 +1,4 @@
-"""Lower bound for algorithms that pass one dimension after another: the least load of the busiest dimension.
+"""Lower bound for algorithms that send data along one dimension after another: least load of the busiest one.
 
 A chunk passes all dimensions in some order, and loads each in proportion to its size at that point. A
 reduction divides the chunk by the size of every dimension already passed. Chunks may take different orders.

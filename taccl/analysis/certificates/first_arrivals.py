@@ -54,7 +54,8 @@ class Path(Witness):
 def latency(demand: NeededSends, *, divisible: bool, limit: float = math.inf) -> Claim:
     """Latency bound: the longest of all chunks' shortest paths; only alphas count if data is divisible.
 
-    Only some chunks are examined above `_MOST_RANKS_TIMED` ranks, or after `limit` (as `time.monotonic`).
+    Only some chunks are examined above `_MOST_RANKS_TIMED` ranks, or after `limit`, a time of
+    `time.monotonic`.
     """
     best = Claim(0, "nothing: every rank holds its data at the start", None)
     # Largest chunks first, in case time runs out: they tend to have the longest paths.
@@ -163,9 +164,9 @@ def dissemination_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
 
 
 def _earliest_ticks(num: int, had: list[int], *sources: tuple[Gates, list[int] | None]) -> list[int]:
-    """Earliest ticks at which a rank can hold data of 0, 1, ..., `num` other ranks.
+    """`had`, then the earliest ticks at which a rank can hold data of 1, 2, ..., `num` further ranks.
 
-    - `had`: First entries of the result, which are known.
+    - `had`: Ticks for the data that the rank has from the start.
     - `sources`: (bottleneck resources of some links into the rank, the senders' earliest ticks); None in
       place of the senders' times if the result holds for senders, too.
     """
@@ -234,8 +235,8 @@ def _are_earliest(
 ) -> bool:
     """True if a rank cannot hold data of 0, 1, ... ranks before `times`, by induction over arrivals.
 
-    Each time must be no later than the corresponding arrival, if senders get data no earlier than `sources`
-    states. A first violation would need senders that get data in accordance with that, so there is none.
+    It is checked that no arrival is earlier than its entry of `times`, if senders get data no earlier than
+    `sources` states. Senders behave so before a first violation, so there is no first violation.
 
     - `sources`: (bottleneck resource of links into the rank, earliest ticks at which a sender over it can
       hold data of 0, 1, ... ranks).

@@ -62,7 +62,7 @@ class FlowTime(Witness):
     prices: tuple[Fraction, Fraction]
 
     def fits(self, problem: Problem) -> bool:
-        """True if the problem has the ranks and resources, and none is named twice in its field."""
+        """True if the problem has the ranks and resources, and no field names one of them twice."""
         ranks, resources = problem.topology.num_ranks, len(problem.topology.resources)
         named = (self.leaving, resources), (self.entering, resources), ((self.source, self.target), ranks)
         return all(len({*some}) == len(some) and {*some} <= {*range(most)} for some, most in named)

@@ -2,7 +2,7 @@
 
 It is for chunks with one destination (alltoall, scatter, gather). A linear program of flows has one commodity
 per set of origins, on the orbits of a problem's symmetries; its dual prices are the witness. If the program
-would be too large, all resources get the same price; the bound is then distance times volume over capacity.
+would be too large, prices are 0 or 1 (`_flat`); the bound is then distance times volume over capacity.
 Source: Leighton and Rao, "Multicommodity max-flow min-cut theorems", Journal of the ACM 46 (1999).
 """
 
@@ -27,7 +27,7 @@ from taccl.problem.problem import Problem
 from taccl.sketch.group import Symmetries
 from taccl.solvers.highs import minimise
 
-#: Max flow variables of a linear program; above it, all resources get the same price.
+#: Max flow variables of a linear program; above it, the prices of `_flat` are used.
 _MAX_FLOWS = 400_000
 #: `_FEW_FLOWS`: max flow variables of a program for the simplex method; larger ones use the interior-point
 #: method.
@@ -77,8 +77,8 @@ def multicommodity(
 
     A chunk with several destinations counts for the farthest one.
 
-    - `budget_s`: Seconds for the linear program; if they are too few, all resources get the same price.
-    - `known`: A known bound in ticks; lower ones are of no use.
+    - `budget_s`: Seconds for the linear program; if they are too few, the prices of `_flat` are used.
+    - `known`: A known bound in ticks; lower bounds are of no use.
     """
     if not volume.spreads or volume.collective.derivations:
         return None

@@ -1,10 +1,11 @@
 """Throughput bounds of cuts along level sets of coordinates, of the Fiedler vector, and of distances.
 
-The narrowest cut of a mesh goes through its middle, which cuts around ranks and nodes do not find. Each
-function of the ranks splits them in two at each of its levels. The data that one side needs from the other
-must cross the links in between. Each cut is evaluated on its own, at prices of the resources on its border,
-and the best are proven. Source of the vector: Fiedler, "A property of eigenvectors of nonnegative symmetric
-matrices and its application to graph theory", Czechoslovak Mathematical Journal 25 (1975).
+Cuts around ranks and nodes miss the narrowest cut of a mesh, which goes through its middle. Coordinates, the
+vector and distances are functions of the ranks. Each function splits the ranks in two at each of its levels.
+The data that one side needs from the other must cross the links in between. Each cut is evaluated on its own,
+at prices of the resources on its border, and the bounds of the best cuts are proven. Source of the vector:
+Fiedler, "A property of eigenvectors of nonnegative symmetric matrices and its application to graph theory",
+Czechoslovak Mathematical Journal 25 (1975).
 """
 
 from __future__ import annotations
@@ -221,8 +222,10 @@ class _Borders:
     def behind_shared(self, most: int) -> Flags:
         """(num_sets, num_ranks) sets of ranks at either end of a resource's links, with complements.
 
-        At most `most` sets, those of the longest total holds first; without sets of a single rank or of all
-        others.
+        Resources with the longest total holds come first. Sets of one rank, or of all ranks but one, are left
+        out.
+
+        - `most`: Max number of sets.
         """
         num_ranks = self.volume.problem.topology.num_ranks
         held = np.bincount(self._resource, self._ticks, minlength=self.num_resources)
@@ -282,9 +285,9 @@ class _Borders:
     def least_holds_of_cover(self, crosses: Flags) -> NDArray[np.int64]:
         """Like `least_holds` for one border, whose links are assigned to few resources; (num_resources,).
 
-        The resource that links at the border hold longest counts for all of its links, then the resource that
-        the remaining links hold longest, until every link counts. After `_MOST_COVER` holds, `least_holds`
-        decides on the remaining links.
+        The resource that links at the border hold longest takes all of its links. Then the resource that the
+        remaining links hold longest takes its links, and so on. After `_MOST_COVER` holds, `least_holds`
+        assigns the remaining links.
 
         - `crosses`, (num_links,) bool: Links at the border.
         """

@@ -132,9 +132,9 @@ def _least_ticks(
 
 
 def _filled(passing: Counter[Lane], spans: Counter[int], need: int) -> Fraction:
-    """Least ticks T by which lanes can pass `need` units in total, each lane once in T - s for each span s.
+    """Least ticks T in which lanes pass `need` units; each lane counts once per span s, for T - s ticks.
 
-    - `spans`: {ticks in which a lane carries nothing: number of such spans}.
+    - `spans`: {ticks s in which a lane carries nothing: number of such spans}.
     """
     events = sorted(
         (lane.idle + span, Fraction(count * number, lane.beta))

@@ -31,10 +31,11 @@ _BUDGET_S, _LIMIT_TIMES = 1.0, 2.0
 _END_TIMES, _BRIEF_MOVES = 2.0, 5_000
 #: A cached bound is computed again if the new budget is at least this factor times the budget that it used.
 _LARGER = 1.5
-#: Max chunk-link pairs of a problem whose bound over all chunkings is not only that of simple cuts.
+#: Max chunk-link pairs of a problem for the full bound over all chunkings; above it, only cuts around nodes
+#: and ranks are evaluated.
 _MOST_MOVES = 100_000_000
-#: `_CUT_S_PER_MOVE`: approximate seconds for simple cuts, per chunk-link pair.
-#: `_CUT_S`: seconds that simple cuts may take, however small the budget is.
+#: `_CUT_S_PER_MOVE`: approximate seconds for cuts around nodes and ranks, per chunk-link pair.
+#: `_CUT_S`: seconds that these cuts may take, however small the budget is.
 _CUT_S_PER_MOVE, _CUT_S = 4e-10, 0.7
 #: Relative difference above which the bounds for these chunks and over all chunkings are both reported.
 _LEAST_DIFFERENCE = Fraction(1, 100)
@@ -124,7 +125,7 @@ def standing(bound: Certificate, finish: Fraction, every: Certificate | None) ->
 def bound_rows(
     bound: Certificate, every: Certificate | None, *, is_open: bool = False
 ) -> list[tuple[str, str]]:
-    """Rows (label, text) of the requested bound, and of the bound for other chunks if over 1 % apart.
+    """Rows (label, text) of the requested bound, and of the other bound if the two differ by over 1 %.
 
     - `bound`: Bound for the chunks of a schedule.
     - `every`: Bound over all chunkings, if known.
@@ -182,7 +183,7 @@ class Prices:
     bound : Certificate
         Bound of the declared problem.
     without_sketch : Certificate
-        Bound of the same topology and collective without clauses, except those on merging.
+        Bound of the same topology and collective without clauses, except those on merging and symmetry.
     divisible : Certificate
         Bound of the declared problem if data may be cut arbitrarily.
     finish : Fraction, optional

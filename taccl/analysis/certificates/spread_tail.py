@@ -1,10 +1,10 @@
 """The spread-tail bound: the last chunks to enter sets of ranks must still spread inside them.
 
-Consider the last k entries of chunks into the sets, in any order of sends. They end no sooner than the border
-resources can let in all but k - 1 entries. They also end no sooner than enough ranks can hold chunks to send.
-Until then, no rank of a set holds any of these k entries. Each rank that wants one must then get it over the
-border, or from a rank of its set that holds it. Each arrival adds one sender at most, and ranks far from the
-entry point get the chunk later.
+In any schedule, consider the last k entries of chunks into the sets. None of them ends before the border
+resources can have let in all but k - 1 entries. Nor does one end before enough ranks can hold chunks to send.
+Before that time, none of these k chunks is in the set that it enters. Each rank that wants such a chunk must
+then get it over the border, or from a rank of its set that holds it. Each arrival adds one sender at most,
+and ranks far from the entry point get the chunk later.
 """
 
 # Symbols: k is the number of last entries, that is, of chunks that enter sets of ranks last. A pair is a last
@@ -261,7 +261,7 @@ class TailSpread:
         """(num,) min ticks until the chunks of the last `last` entries have crossed 1, 2, ... borders in all.
 
         Ticks count from the earliest of these entries. A chunk may cross into its set several times.
-        The entries concern at most k sets, each assumed to be as fast as the fastest.
+        The entries are into at most `last` sets, each assumed to be as fast as the fastest.
         """
         most = np.minimum(self.into_set.most, last)  # a send carries each chunk once
         times, of_set = replace(self.into_set, most=most).more_ends(num), self.into_set.of_set

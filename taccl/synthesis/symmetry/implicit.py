@@ -1,8 +1,9 @@
-"""Implicit synthesis on a named fabric: a schedule and its bound in one call.
+"""Implicit synthesis: a schedule stored as the pattern of one rank, and its bound, in one call.
 
-A mesh with an even side has a ring: a cycle that visits every rank once. A corner rank of a two-dimensional
-mesh has two incoming links. So an allgather among R ranks takes at least (R - 1) / 2 rounds. A bidirectional
-ring takes exactly this number for any size, and its schedule stays implicit.
+Translations of the fabric repeat the pattern at every rank. A mesh has no translations. But with an even side
+it has a ring: a cycle that visits every rank once. In two dimensions, a corner rank has two incoming links.
+So an allgather among R ranks takes at least (R - 1) / 2 rounds. The bidirectional ring reaches this number,
+and its schedule can be implicit.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from taccl.topology.translations import (
     translations_of_topology,
 )
 
-#: Max number of chains of block shifts to try. All shifts map links to links, but some do not map resources
-#: to resources.
+#: Max number of chains of block shifts that `find_translations` tries. Their shifts map links to links, but
+#: a chain fails if they do not also map resources to resources.
 _MOST_TRIED = 20
 
 
@@ -55,7 +56,8 @@ class ImplicitResult:
     seconds : float
         Wall-clock seconds of synthesis and verification.
     dimension_bound : DimensionBound, optional
-        For ``backend="dimension-balanced"``: lower bound on algorithms along dimensions, for bandwidth only.
+        For ``backend="dimension-balanced"``: bandwidth lower bound of algorithms that pass one dimension
+        after another.
     """
 
     schedule: ImplicitSchedule

@@ -1,10 +1,11 @@
-"""The quotient of a problem by its symmetry.
+"""The quotient of a problem by its symmetries: one hop or state stands for all symmetric ones.
 
-It has a hop per orbit of (chunk, link), and a chunk-rank state per orbit of (chunk, rank).
+A *state* is a chunk at a rank. A *hop* sends a chunk over a link, from states to states. The quotient has one
+state for each orbit of (chunk, rank) pairs, and one hop for each orbit of (chunk, link) pairs. All members of
+an orbit are routed and timed alike.
 
 Routing, ordering, contiguity, the list scheduler and the job shop all work on `Quotient`. With the trivial
-group it is the problem itself. A *state* is a chunk at a rank; a *hop* sends a chunk over a link, from
-states to states. Symmetry is applied by substitution: all members of an orbit behave alike.
+group it is the problem itself.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class ChunkState:
 
     - `chunk`, `rank`: Chunk and rank that represent the orbit.
     - `head_ticks`: Earliest possible arrival; 0 at an origin.
-    - `hops_in`, `hops_out`: Hops that enter and leave it.
+    - `hops_in`, `hops_out`: Hops that enter the state, and hops that leave it.
     """
 
     chunk: int
@@ -51,7 +52,8 @@ class ChunkState:
 class Hop:
     """An orbit of (chunk, link) pairs: symmetric sends of single chunks.
 
-    - `chunk`, `link`: A member whose link represents its orbit, so that hops of one link orbit can merge.
+    - `chunk`, `link`: The pair that represents the orbit. Its link also represents the orbit of the link, so
+      that hops over one orbit of links can merge.
     - `srcs`, `dsts`: States that the hop leaves and enters. `dsts` leaves out states that have the chunk from
       the start.
     - `units`, `duration`: Size of the chunk, and ticks of an unmerged send.
@@ -92,7 +94,7 @@ class HopLimit:
     starts_anew: frozenset[int]
 
     def after(self, m: int, hop: Hop, passed: Sequence[int]) -> int:
-        """Number of links on the path of a chunk up to and with a hop, given these numbers at all states."""
+        """Number of links that a chunk has passed after a hop, given the number before it at each state."""
         return 1 if m in self.starts_anew else 1 + max(passed[p] for p in hop.srcs)
 
     def leads_on(self, after: int, p: int) -> bool:
@@ -100,7 +102,7 @@ class HopLimit:
         return after + self.left[p] <= self.limit
 
     def is_near(self, m: int, hop: Hop) -> bool:
-        """True if some path over a hop, from a source to a destination, keeps the limit on its links."""
+        """True if some path from a source over a hop to a destination has at most `limit` links."""
         after = self.after(m, hop, self.least)
         return any(self.leads_on(after, p) for p in hop.dsts)
 

@@ -1,16 +1,16 @@
 """Synthesis on fabrics that look the same from every rank: the pattern of one rank, repeated by translations.
 
 allgather
-    A tree from one rank to all offsets (relative ranks): each free class of links extends it from the offset
-    reached first whose neighbour is not reached yet. On tori, hypercubes and similar fabrics this meets the
-    bound.
+    A tree from one rank to all offsets (ranks relative to it). A free class of links extends the tree from
+    the earliest reached offset whose neighbour over this class is not reached yet. On tori, hypercubes and
+    similar fabrics this meets the bound.
 reduce-scatter
     The same on reversed links, reversed in time.
 allreduce
     The reduce-scatter followed by the allgather.
 alltoall
     A path for every offset, the same from every rank. It goes along one axis after another, and the first
-    axis depends on the offset, so that all links are busy from the start. The longest path goes first.
+    axis depends on the offset, so that all links are busy from the start. The longest paths have priority.
 """
 
 from __future__ import annotations
