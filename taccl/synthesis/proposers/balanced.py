@@ -92,7 +92,7 @@ def choose_num_chunks(
 
 
 def cut_balanced(problem: Problem, *, policy: Policy, most_transfers: int = MOST_TRANSFERS) -> Problem:
-    """Cut a problem into the number of chunks with the earliest planned finish, if its number is open.
+    """Cut a problem into chunks for the earliest planned finish, if it leaves the number of chunks open.
 
     - `most_transfers`: Max transfers of the schedule, as `balanced_schedule` counts them.
     """

@@ -1,12 +1,12 @@
-"""Copies of chunks to all ranks by random draws, for links of many speeds and for very many sends.
+"""Spread copies of chunks to all ranks by random draws: for links of many speeds, and for very many sends.
 
 If link speeds have no structure, a link sends any useful chunk, drawn at random.
 
 Very many sends are grouped. Ranks form clusters of neighbours, which first gather the chunks of their own
 ranks. Then all chunks of a cluster travel together as a *convoy*, one after the other over each link. Thus
-the kernel makes one decision per convoy, and its sets list convoys instead of chunks. A convoy waits at each
-rank until it is complete. This delay is a small part of the finish if clusters have far fewer ranks than the
-square root of the number of all ranks.
+the kernel makes one decision per convoy, and its bit masks have one bit per convoy instead of one per chunk.
+A convoy waits at each rank until it is complete. This delay is a small part of the finish if clusters have
+far fewer ranks than the square root of the number of all ranks.
 """
 
 from __future__ import annotations

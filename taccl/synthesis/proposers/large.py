@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _DOING = {"": "", "reduce": "reduction", "spread": "copies"}
 #: Share of the time for the first of two phases.
 _HALF_SHARE = 0.5
-#: `_TURN_SENDS`: number of iterations of ruin and recreate, times the number of sends.
+#: `_TURN_SENDS`: product of the number of iterations of ruin and recreate and the number of sends.
 #: `_LEAST_TURNS`: min number of iterations.
 _TURN_SENDS, _LEAST_TURNS = 6_000_000, 200
 #: Max arrivals (chunks times destinations) of a problem whose sends are merged.

@@ -58,7 +58,7 @@ def alone(search: Search, solver: str) -> None:
 
 
 def _is_over(search: Search, routed: Routed | None) -> bool:
-    """True if the loop is to end: the best known finish meets a bound of problem or model, or time is up."""
+    """True if the loop is to end: a known finish meets the bound of the problem or model, or time is up."""
     upper, _ = search.known
     lower = search.bound_ticks if routed is None else max(search.bound_ticks, routed.bound_ticks)
     return search.interrupted or upper <= lower or search.done

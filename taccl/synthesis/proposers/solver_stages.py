@@ -89,7 +89,7 @@ def route(
     - `sequenced`: Resources on which the model also decides the order of sends.
     - `lower_ticks`: Proven lower bound of the model without orders.
     - `cuts`: Sets of hops whose joint duration has a lower bound.
-    - `sooner`: True to demand a finish before the incumbent's, which is then no starting solution.
+    - `sooner`: True to demand a finish before the incumbent's; the solver then starts without it.
     """
     since = time.monotonic()
     search.report(f"routing on {solver}")
@@ -232,8 +232,8 @@ def improve_by_job_shop(search: Search, patience_s: float | None = None) -> None
     incumbent improves. Rounds without this demand accept an equally good schedule, so that the search drifts
     over plateaus.
 
-    - `patience_s`: Seconds without improvement after which it ends; None for a share of the seconds of the
-      portfolio's current turn.
+    - `patience_s`: Seconds without improvement after which the search ends; None for a share of the
+      portfolio's current turn, a pass over its stages.
     """
     since = time.monotonic()
     if search.done or (current := search.known[1]) is None:

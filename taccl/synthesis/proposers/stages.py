@@ -44,8 +44,8 @@ from taccl.synthesis.transforms.halves import (
     search_separate_contributions,
 )
 
-#: Problems of at most this many hops per second of the time limit go to the models. This maximum is at least
-#: `few_hops` and at most `most_hops`.
+#: Max hops per second of the time limit for which a problem is not left to the compiled search alone. The
+#: product with the time limit counts as at least `few_hops` and at most `most_hops`.
 _HOPS_PER_S = 50_000
 #: `_RUN_S_PER_HOP`: CPU seconds per hop of a run of the list scheduler, to turn a time budget into a number
 #: of runs.
@@ -242,7 +242,7 @@ def ruin_and_recreate(search: Search) -> None:
     """Ruin and recreate on the incumbent's routes and order, until time is up or it finds nothing better.
 
     It needs chunks that travel along trees. If the incumbent has unreduced contributions or exchanged sums,
-    it starts from the best schedules along trees instead.
+    it starts from the best schedule along trees instead.
     """
     best = search.best
     has_trees = best is not None and best.carries is None and best is not search.exchanged

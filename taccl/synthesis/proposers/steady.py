@@ -1,4 +1,7 @@
-"""Schedules without idle gaps, so that a message's tiles follow at the rate of the busiest resource."""
+"""Schedules without idle gaps, so that a message's tiles can follow one another as fast as possible.
+
+The rate of the tiles is then that of the busiest resource.
+"""
 
 from __future__ import annotations
 

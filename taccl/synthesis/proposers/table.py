@@ -47,7 +47,7 @@ from taccl.synthesis.transforms.switches import by_switches
 _CUT_SHARE = 0.25
 #: CPU seconds per hop until a solver that works alone has a schedule: quotient, and one list schedule.
 _ALONE_S_PER_HOP = 7e-5
-#: Share of the time reserved for ruin and recreate if the search uses no suggested sketch.
+#: Share of the time reserved for ruin and recreate if the search does not run under sketches.
 _SKETCHED_SHARE = 0.3
 
 
