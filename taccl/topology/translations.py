@@ -351,7 +351,7 @@ def translations_of_topology(
 
 
 def _resource_classes(topology: Topology, members: Sequence[Sequence[int]]) -> list[int]:
-    """Number of the class of every resource; -1 if no link holds the resource.
+    """Index of each resource's class; -1 if no link holds the resource.
 
     - `members`: Links of each class; links of a class must have equal costs.
 

@@ -98,7 +98,7 @@ COLLNET_DIRECT_SHARE, COLLNET_DIRECT_RANKS = 0.85, 8
 #: Constants of parallel aggregated trees (PAT), for one GPU per node.
 #: `PAT_BASE_US`: base time of PAT in us.
 #: `PAT_RANK_US`: further time in us per rank.
-#: `PAT_HOPS`: number of hops that one latency covers.
+#: `PAT_HOPS`: number of hops that take the latency of one hop between nodes.
 #: `PAT_SHARE`: part of the bandwidth that PAT reaches.
 PAT_BASE_US, PAT_RANK_US, PAT_HOPS, PAT_SHARE = 8.0, 2.8, 3.5, 0.75
 #: `TREE_LL_SHARE`: part of its bandwidth that a tree reaches under LL.

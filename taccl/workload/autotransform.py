@@ -210,10 +210,7 @@ def _grown(workload: Workload, head: str) -> Workload:
 
 
 def _kinds_behind(workload: Workload) -> dict[str, set[bool]]:
-    """{operation: set of kinds of this operation and of all operations that depend on it}.
-
-    A kind is True for an operation that communicates, and False for one that computes.
-    """
+    """{operation: kinds of it and of all operations that depend on it}; True communicates, False computes."""
     kinds = {each.name: {each.is_collective} for each in workload.operations}
     for each in reversed(workload.operations):
         for name in each.inputs:

@@ -45,7 +45,7 @@ class Border(OfRanks):
 
 
 def counting(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Yield cut-counting bounds: chunks that must enter or leave a set, over the rate of its border."""
+    """Yield cut-counting bounds: number of chunks that must cross a border, divided by the border's rate."""
     if not demand.single_ended:
         return
     if demand.sums_for_all and not in_network:
@@ -111,7 +111,7 @@ _MAX_STATES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class SingleMachine(Witness):
-    """Witness of the single-machine bound: a resource that chunks must hold when they enter or leave sets.
+    """Witness of the single-machine bound: a resource that chunks hold when they enter or leave rank sets.
 
     - `family`: Family of the sets, ``"rank"`` or ``"node"``.
     - `entering`: True for chunks that enter, False for chunks that leave.
@@ -323,7 +323,7 @@ def _passing(facts: Facts, machine: SingleMachine) -> list[BorderJob]:
 def _last_ends(
     jobs: Sequence[BorderJob], labels: Sequence[int], alpha: int, beta: int, most: int
 ) -> dict[int, int]:
-    """{size of the last batch: earliest end of all batches in ticks}; empty if a label is not proven.
+    """{size of the last batch: earliest end of all batches in ticks}; empty if `labels` are not all proven.
 
     A label is proven if no batch that leads to its state can end before it. Such a batch starts at the label
     of an earlier state or later.

@@ -101,7 +101,7 @@ class Port(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ByteCounting(OfRanks):
-    """Witness of byte counting: ranks that want data from outside, and resources that cover their border.
+    """Witness of byte counting: ranks that want data from outside, and resources that links into them hold.
 
     - `resources`: Resources that cover the links into the ranks; a link counts for the first that it holds.
     - `collected`: ((ticks, most), ...): before `ticks`, a rank can hold the data of at most `most` ranks.

@@ -188,7 +188,7 @@ class _Program:
         ]
 
     def add(self, parts: Parts) -> None:
-        """Add a set or partition; for each orbit of links, count how often a send crosses it on average."""
+        """Add a set or partition; for each orbit of links, store how often a send crosses it on average."""
         if parts in self.sets:
             return
         rows = self.row_of_link[crossing_links(self.volume.problem, parts)]
@@ -307,7 +307,7 @@ def _worth_pricing(held: list[dict[int, int]], idle: list[int]) -> list[int]:
 def _violated_cuts(
     volume: Volume, symmetries: Symmetries, sends: NDArray[np.float64], known: set[Parts], deadline: float
 ) -> list[Parts]:
-    """Violated cuts: sets that chunks must enter more often than `sends` allows, by maximum flows.
+    """Find violated cuts by maximum flows: sets that chunks must enter more often than `sends` allows.
 
     There is one flow problem per receiving rank. Each link is an arc, with its sends as capacity. A source
     supplies the origins of the chunks that the rank wants. If the flow does not meet this demand, the minimum

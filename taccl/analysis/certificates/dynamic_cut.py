@@ -94,7 +94,7 @@ def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
 def _best(
     costs: GateCosts, links: Ints, starts: Sequence[int], target: int, number: int
 ) -> tuple[int, list[int]]:
-    """(bound in ticks, time from which each rank is on the near side) for the best border."""
+    """(bound in ticks, time from which each rank is on the near side of the border) for the best border."""
     best, moments = 0, [0] * costs.num_ranks
     took = costs.link_alpha + costs.link_beta
     for label in islice(_labels(costs, links, starts, target), _MOST_BORDERS):

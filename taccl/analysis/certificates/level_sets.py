@@ -220,7 +220,7 @@ class _Borders:
         self.most_at_once = max(1, _MOST_CELLS // max(1, self._holds.size, volume.num_kinds))
 
     def behind_shared(self, most: int) -> Flags:
-        """(num_sets, num_ranks) sets of ranks at either end of a resource's links, with complements.
+        """(num_sets, num_ranks) sets of ranks at either end of a shared resource's links; their complements.
 
         Resources with the longest total holds come first. Sets of one rank, or of all ranks but one, are left
         out.
@@ -262,7 +262,7 @@ class _Borders:
         return found
 
     def least_holds(self, crosses: Flags) -> NDArray[np.int64]:
-        """(num_sets, num_resources) min hold in ticks of the links at a border; 0 for other resources.
+        """(num_sets, num_resources) min ticks for which links at a set's border hold a resource; 0 for none.
 
         Each link counts for one of its resources: the one with the longest total hold by links at the border.
 

@@ -84,7 +84,7 @@ def pair_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
 
 
 def _served(demand: NeededSends, ranks: frozenset[int]) -> tuple[int, int, tuple[Labels, Labels]]:
-    """(number of (contribution, rank) pairs, earliest tick by which all can be served, two labels)."""
+    """(number of (contribution, rank) pairs, earliest tick by which all can be served, witness's labels)."""
     problem, pairs, adding, wanting = demand.problem, 0, 0, 0
     for (data, *_), count in demand.classes.items():
         some, wanted = len(set(data.origins) - ranks), len(ranks.intersection(data.destinations))

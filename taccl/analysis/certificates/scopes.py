@@ -29,7 +29,7 @@ _BUDGET_S, _LIMIT_TIMES = 1.0, 2.0
 #: `_END_TIMES`: hard time limit of the search, as a multiple of the budget.
 #: `_BRIEF_MOVES`: max chunk-link pairs of a problem for which there is no hard limit.
 _END_TIMES, _BRIEF_MOVES = 2.0, 5_000
-#: A cached bound is computed again if the new budget is at least this factor times the budget that it used.
+#: A cached bound is computed again if the budget is at least this factor times the one that it has used up.
 _LARGER = 1.5
 #: Max chunk-link pairs of a problem for the full bound over all chunkings; above it, only cuts around nodes
 #: and ranks are evaluated.

@@ -312,7 +312,7 @@ class TailSpread:
 
 
 def _entries(fed: Fed, most: int) -> Iterator[int]:
-    """Yield the earliest ticks by which 1, 2, ... chunks can have entered, with at most `most` per send."""
+    """Yield the earliest ticks by which 1, 2, ... chunks can have entered sets, at most `most` per send."""
     return map(max, *(sends_of(fastest_senders(gates, most), when) for gates, when in fed))
 
 

@@ -160,7 +160,7 @@ def _offer_quickest(
     begins_s = build_times(problem, portfolio.first_transfers, few_hops, whole=False)
     order = [_COMPILED, *preferred] if uneven else [*preferred, _COMPILED]
     left = sorted(builds_s.keys() - {*made_of(problem), *excluded}, key=order.index)
-    if not is_last and BY_ESTIMATE in tried_finer(problem):  # recursive multiplying goes on later
+    if not is_last and BY_ESTIMATE in tried_finer(problem):  # it is then built after the search
         left = [name for name in left if name != "multiplying"]
     late_s = parameters.budget.late_s * busy_factor()
     late = search.deadline.later(late_s)

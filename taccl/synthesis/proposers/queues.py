@@ -181,7 +181,7 @@ def send_along_trees(
     *,
     limit_ticks: int = 2**62,
 ) -> Sends | None:
-    """Best schedule of several seeds along trees; the fewer sends and links, the more seeds.
+    """Best schedule of several seeds along trees; the fewer sends and links, the more seeds are tried.
 
     - `routes`: The first trees to try.
     - `find`: Function from limits and `waiting` to further trees; see `find_trees`.
@@ -286,7 +286,7 @@ def send_once(
 
 
 def slots_of(fabric: Fabric, found: Sends) -> Ints:
-    """(num_sends,) slot, the number in the fabric's arrays, of each send's link."""
+    """(num_sends,) slot of each send's link: its index in the fabric's arrays."""
     slot_of_link = np.zeros(int(fabric.link.max()) + 1, np.int64)
     slot_of_link[fabric.link] = np.arange(fabric.num_slots)
     return slot_of_link[found.link]

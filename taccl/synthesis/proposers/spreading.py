@@ -86,7 +86,7 @@ def has_tiers(fabric: Fabric) -> bool:
 def spread(
     fabric: Fabric, demand: Demand, limits: Limits = Limits(), *, rules: Sequence[Rule] | None = None
 ) -> Sends:
-    """Best schedule of several rules that brings every chunk once to each rank that wants it.
+    """Best schedule, over several rules, that brings every chunk once to each rank that wants it.
 
     - `rules`: Rules to try in order, then again with other seeds; None for `default_rules`.
 

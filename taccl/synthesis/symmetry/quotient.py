@@ -94,7 +94,10 @@ class HopLimit:
     starts_anew: frozenset[int]
 
     def after(self, m: int, hop: Hop, passed: Sequence[int]) -> int:
-        """Number of links that a chunk has passed after a hop, given the number before it at each state."""
+        """Number of links that a chunk has passed after a hop.
+
+        - `passed`: Number of links that it has passed at each state.
+        """
         return 1 if m in self.starts_anew else 1 + max(passed[p] for p in hop.srcs)
 
     def leads_on(self, after: int, p: int) -> bool:
@@ -150,7 +153,7 @@ class Quotient:
 
     @cached_property
     def num_entries(self) -> int:
-        """Number of orbits of (chunk, node) that hops enter."""
+        """Number of orbits of (chunk, node) pairs whose chunk enters the node by a hop."""
         return 1 + max((hop.enters for hop in self.hops), default=-1)
 
     @cached_property
@@ -185,7 +188,7 @@ class Quotient:
 
     @cached_property
     def _starts_anew(self) -> frozenset[int]:
-        """Hops with which a path of a chunk begins; empty if no chunk is derived.
+        """First hops of chunks' paths, if the problem has derived chunks; otherwise empty.
 
         A derived chunk and its source share a state at the rank that derives it. Links that the source has
         passed before do not count for the derived chunk.

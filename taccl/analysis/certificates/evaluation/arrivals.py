@@ -121,7 +121,7 @@ class Entries:
 
     - `release`: {usable link: earliest tick at which it can carry a chunk}.
     - `num_first`: Number of outside ranks that initially hold some chunk.
-    - `num`: Number of entries that are needed; no send carries more chunks.
+    - `num`: Number of entries that are needed, and max chunks per send.
     """
 
     def __init__(

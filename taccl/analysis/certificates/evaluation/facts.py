@@ -286,7 +286,8 @@ def lanes(
     """Costs (alpha, beta, wait) in ticks of each resource, and True if every link holds one of the resources.
 
     Each link counts for the first resource that it holds. Alpha and beta are the least of a resource's holds.
-    The wait is the least time from the end of a hold to the end of its send.
+    The wait is the least time of a send outside its hold. If some holds start with their sends and others end
+    with theirs, holds may follow one another without a gap; the wait is then at most 0.
     """
     left, found, longest = set(links), [], sum(facts.units)
     for resource in resources:

@@ -103,7 +103,8 @@ class Volume:
         """Min volume of the sends that enter a set, or that pass between the parts of a partition.
 
         A chunk that spreads enters a set that wants it and lacks it. A sum enters a set that wants it, unless
-        all its contributions are inside. Between k parts that share a sum, it needs 2(k - 1) sends.
+        all its contributions are inside. If k parts contribute to a sum and also want it, it needs 2(k - 1)
+        sends between them.
         """
         targets = self.collective.destination_sets
         if len(parts) > 1:
