@@ -133,7 +133,7 @@ def alike_sliced(graph: Graph, names: Sequence[str]) -> list[str] | None:
     The axis is that of the first sliced tensor, counted from the last axis. Unsliced tensors stay unsliced.
     None if nothing has to change, or if a sliced tensor cannot be sliced along that axis alone.
     """
-    mesh, found, wanted = graph.mesh, list[str](), None
+    mesh, found, wanted, length = graph.mesh, list[str](), None, 0
     for name in names:
         tensor = graph.tensors[name]
         axes = [axis for axis in range(len(tensor.shape)) if mesh.slicing(tensor, axis)]
@@ -141,7 +141,8 @@ def alike_sliced(graph: Graph, names: Sequence[str]) -> list[str] | None:
         if len(axes) > 1 or mesh.partial(tensor):
             return None
         if not axes or wanted in (None, places[0]):
-            wanted, length = (places[0], tensor.local_shape(mesh)[axes[0]]) if axes else (wanted, 0)
+            if axes:
+                wanted, length = places[0], tensor.local_shape(mesh)[axes[0]]
             found.append(name)
             continue
         local, to = tensor.local_shape(mesh), len(tensor.shape) + wanted
