@@ -159,7 +159,7 @@ def _costs(
     *,
     bandwidth_gb_per_s: Number = USUAL_GB_PER_S,
     oversubscription: Number = USUAL_OVERSUBSCRIPTION,
-    ports: str = "shared",
+    ports: str | None = None,
 ) -> PairCosts:
     """Costs between all pairs of a probe's hosts; see `Probe.topology` for the options."""
     count = probe.num_hosts
@@ -205,22 +205,27 @@ def _costs(
     notes = [] if found else [f"{count} hosts, all alike"]
     if probe.is_one_server:
         notes = [f"{count} GPUs of one server"]
-        if ports == "shared":
-            of_each = format_count(int(kinds[~wires].max()) + 1, "kind")
+        num_kinds = int(kinds[~wires].max()) + 1
+        of_each = (
+            f"one for each of {format_count(num_kinds, 'kind')} of links by rate (up to {_SLOT_GB_PER_S:g} "
+            "GB/s one PCIe slot)"
+        )
+        if ports is None:
             assumed.append(
-                f"links of a GPU share a port, one for each of {of_each} of links by rate (up to "
-                f"{_SLOT_GB_PER_S:g} GB/s one PCIe slot), as pairs were measured one at a time "
+                f"links of a GPU share a port, {of_each}, as pairs were measured one at a time "
                 "(ports='none' assumes separate wires)"
             )
-            if wires.any():
-                assumed.append(
-                    f"links of at least {1 / slowness[wires].max():.3g} GB/s are NVLinks with wires of their "
-                    "own, as their rates are whole multiples of one NVLink's"
-                )
+        elif ports == "shared" and num_kinds > 1:
+            assumed.append(f"the shared ports of a GPU are {of_each}")
+        if ports != "none" and wires.any():
+            assumed.append(
+                f"links of at least {1 / slowness[wires].max():.3g} GB/s are NVLinks with wires of their "
+                "own, as their rates are whole multiples of one NVLink's"
+            )
     alpha = np.nan_to_num(np.round(alpha, DECIMALS))
     beta = np.nan_to_num(_rounded(1000.0 * slowness))
     return PairCosts(
-        alpha, beta, kinds, ports == "shared", tuple(shared), tuple(innermost), tuple(notes), tuple(assumed)
+        alpha, beta, kinds, ports != "none", tuple(shared), tuple(innermost), tuple(notes), tuple(assumed)
     )
 
 

@@ -77,7 +77,7 @@ def load_probe_topology(
     *,
     bandwidth_gb_per_s: Number = USUAL_GB_PER_S,
     oversubscription: Number = USUAL_OVERSUBSCRIPTION,
-    ports: PortUse = "shared",
+    ports: PortUse | None = None,
 ) -> Topology:
     """Topology of the probe or matrix in a file; see `Probe.topology`."""
     return load_probe(path).topology(

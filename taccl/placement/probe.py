@@ -210,7 +210,7 @@ class Probe:
         name: str = "probe",
         bandwidth_gb_per_s: Number = USUAL_GB_PER_S,
         oversubscription: Number = USUAL_OVERSUBSCRIPTION,
-        ports: PortUse = "shared",
+        ports: PortUse | None = None,
     ) -> Topology:
         """Topology inferred from the probe: a link per pair, a port per host, and uplinks of clusters.
 
@@ -230,6 +230,7 @@ class Probe:
         ports : {"shared", "none"}
             Whether the links of a host (those of a GPU with similar rates) share one port, which does one
             send at a time, or each link has wires of its own, as xGMI and NVLinks between pairs do.
+            Default: shared, as an assumption.
         """
         given = {"bandwidth_gb_per_s": bandwidth_gb_per_s, "oversubscription": oversubscription}
         return ProbedHosts(self, name, given | {"ports": ports}).topology

@@ -189,6 +189,15 @@ def test_links_with_wires_of_their_own_hold_no_port():
     assert not any("port" in each for each in topology.assumed)
 
 
+@pytest.mark.parametrize(("ports", "is_assumed"), [(None, True), ("shared", False)])
+def test_stated_ports_are_no_assumption(ports, is_assumed):
+    """Links share ports by default, as an assumption, or because an argument states it."""
+    probe = Probe(("GPU 0", "GPU 1", "GPU 2"), bandwidth_gb_per_s=np.full((3, 3), 100.0))
+    topology = probe.topology(ports=ports)
+    assert {len(holds) for holds in topology.holds_of_link} == {3}
+    assert any("ports" in each for each in topology.assumed) == is_assumed
+
+
 def test_clusters_and_ports_that_are_guessed_are_reported():
     """A warning states that racks are found by clustering and that rates are assumed."""
     with pytest.warns(AssumptionWarning, match=r"3 hosts are in 2 clusters.*every port 12\.5 GB/s"):

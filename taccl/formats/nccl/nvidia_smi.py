@@ -20,14 +20,13 @@ from taccl.errors import FormatError, TopologyError
 from taccl.formats.nccl.matrix import NVLINK, ONE_CPU, ONE_SWITCH, SWITCHES, Matrix, read_matrix
 from taccl.formats.nccl.pcie import Nic, PcieServer
 from taccl.formats.nccl.server import (
-    INTERNODE_ALPHA_US,
-    INTRANODE_ALPHA_US,
     PcieUse,
     Wiring,
     build_servers,
     pairs_by_pcie,
+    stated_alpha,
 )
-from taccl.topology.parts import beta_of_bandwidth, exact_cost
+from taccl.topology.parts import beta_of_bandwidth
 from taccl.topology.topology import Topology
 
 NvlinkUse = Literal["auto", "pairs", "switch"]
@@ -51,14 +50,14 @@ def load_nvidia_smi(
     nodes: int = 1,
     nics: Sequence[str] | None = None,
     nvlink_joins: NvlinkUse = "auto",
-    nvlink_gb_per_s: Number = _NVLINK_GB_PER_S,
-    pcie: PcieUse = "where-needed",
+    nvlink_gb_per_s: Number | None = None,
+    pcie: PcieUse | None = None,
     pcie_gb_per_s: Number | None = None,
     cpu_gb_per_s: Number | None = None,
     nic_gb_per_s: Number | None = None,
     rails: bool = False,
-    intranode_alpha_us: Number = INTRANODE_ALPHA_US,
-    internode_alpha_us: Number = INTERNODE_ALPHA_US,
+    intranode_alpha_us: Number | None = None,
+    internode_alpha_us: Number | None = None,
 ) -> Topology:
     """Load the topology of servers that ``nvidia-smi topo -m`` describes.
 
@@ -69,15 +68,16 @@ def load_nvidia_smi(
     - `nvlink_joins`: Topology of NVLinks: GPUs pair by pair, or through NVSwitch. The matrix does not
       distinguish them. NVSwitch is the default for three or more GPUs with equal cells that add up to more
       than 18.
-    - `nvlink_gb_per_s`: Rate of one NVLink; 25 is that of V100, A100 and H100.
+    - `nvlink_gb_per_s`: Rate of one NVLink. Default: 25, that of V100, A100 and H100.
     - `pcie`: Use of PCIe between ranks without a common NVLink: only if NVLink does not connect all GPUs of a
-      node, or always.
+      node (default), or always.
     - `pcie_gb_per_s`: Rate of every PCIe link. Default: NCCL's figures for 16 lanes of PCIe 3, 4 and
       5 (12, 24 and 48), by the number of NVLinks of a GPU; at least the rate of a NIC.
     - `cpu_gb_per_s`: Rate between two CPUs; no limit by default.
     - `nic_gb_per_s`: Rate of every NIC; required for more than one node.
     - `rails`: True if a rank sends across nodes only to ranks with its own local rank.
-    - `intranode_alpha_us`, `internode_alpha_us`: Latency of links in us.
+    - `intranode_alpha_us`, `internode_alpha_us`: Latency in us of links inside a node and between nodes.
+      Default: 0.3 and 2.6.
     """
     where = os.fspath(path)
     matrix = read_matrix(read_text(path, MAX_FILE_BYTES), where)
@@ -92,7 +92,8 @@ def load_nvidia_smi(
     server = PcieServer(Path(where).stem, gpus=list(matrix.gpus))
     server.assumed += matrix.assumed
     server.nvlinks, server.switches = _nvlinks(matrix, nvlink_joins, where)
-    server.nvlink_beta_us_per_mb = beta_of_bandwidth(nvlink_gb_per_s, where="nvlink_gb_per_s")
+    nvlink_rate = _NVLINK_GB_PER_S if nvlink_gb_per_s is None else nvlink_gb_per_s
+    server.nvlink_beta_us_per_mb = beta_of_bandwidth(nvlink_rate, where="nvlink_gb_per_s")
     pcie_beta, guess = (
         _pcie_guess(server, None if nic_gb_per_s is None else nic_beta)
         if pcie_gb_per_s is None
@@ -104,17 +105,17 @@ def load_nvidia_smi(
         server.lift_guesses()
     wiring = Wiring(
         nodes, pcie, rails,
-        exact_cost(intranode_alpha_us, where="intranode_alpha_us"),
-        exact_cost(internode_alpha_us, where="internode_alpha_us"),
+        stated_alpha(intranode_alpha_us, "intranode_alpha_us"),
+        stated_alpha(internode_alpha_us, "internode_alpha_us"),
     )  # fmt: skip
     is_pcie_used = nodes > 1 or bool(pairs_by_pcie(server, pcie))
     if is_pcie_used and (hidden := matrix.hidden()):
         server.assumed.append(
             f"{', '.join(hidden)} share no PCIe switches but those that cells show; NVLinks hide them"
         )
-    if nvlink_gb_per_s == _NVLINK_GB_PER_S and (server.nvlinks or server.switches):
+    if nvlink_gb_per_s is None and (server.nvlinks or server.switches):
         server.assumed.append(
-            f"{nvlink_gb_per_s} GB/s for an NVLink each way, as of V100, A100 and H100; other GPUs have "
+            f"{nvlink_rate} GB/s for an NVLink each way, as of V100, A100 and H100; other GPUs have "
             f"{_OTHER_NVLINKS} (nvlink_gb_per_s=)"
         )
     if guess:

@@ -14,12 +14,20 @@ from fractions import Fraction
 from itertools import combinations, permutations
 from typing import Literal
 
+from taccl._internal.arguments import Number
 from taccl._internal.units import format_count
 from taccl.errors import TopologyError
 from taccl.formats.nccl.nics import Nics
 from taccl.formats.nccl.pcie import PcieServer, WayStep, gb_per_s
 from taccl.topology.builder import TopologyBuilder
-from taccl.topology.parts import OVERHEAD_US, LinkCost, add_crossbar, check_count, check_num_links
+from taccl.topology.parts import (
+    OVERHEAD_US,
+    LinkCost,
+    add_crossbar,
+    check_count,
+    check_num_links,
+    exact_cost,
+)
 from taccl.topology.topology import Side, Topology
 
 Pair = tuple[int, int]
@@ -34,13 +42,30 @@ INTERNODE_ALPHA_US = Fraction("2.6")
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """Options for a topology of servers; see `load_nccl_topology` for their meaning."""
+    """Options for a topology of servers; see `load_nccl_topology` for their meaning.
+
+    None stands for a default, which is among the topology's assumptions.
+    """
 
     nodes: int = 1
-    pcie: PcieUse = "where-needed"
+    pcie: PcieUse | None = None
     rails: bool = False
-    intranode_alpha_us: Fraction = INTRANODE_ALPHA_US
-    internode_alpha_us: Fraction = INTERNODE_ALPHA_US
+    intranode_alpha_us: Fraction | None = None
+    internode_alpha_us: Fraction | None = None
+
+    @property
+    def latencies_us(self) -> tuple[Fraction, Fraction]:
+        """Latencies in us of links inside a node and between nodes."""
+        inside, between = self.intranode_alpha_us, self.internode_alpha_us
+        return (
+            INTRANODE_ALPHA_US if inside is None else inside,
+            INTERNODE_ALPHA_US if between is None else between,
+        )
+
+
+def stated_alpha(alpha_us: Number | None, where: str) -> Fraction | None:
+    """Latency in us that an argument states, exact; None if it states none."""
+    return None if alpha_us is None else exact_cost(alpha_us, where=where)
 
 
 def build_servers(server: PcieServer, wiring: Wiring, *, profile: str, notes: Iterable[str]) -> Topology:
@@ -121,10 +146,10 @@ def _implies(outer: Mapping[int, tuple[Fraction, Side]], inner: Mapping[int, tup
     )
 
 
-def pairs_by_pcie(server: PcieServer, pcie: PcieUse) -> list[tuple[int, int]]:
+def pairs_by_pcie(server: PcieServer, pcie: PcieUse | None) -> list[tuple[int, int]]:
     """Pairs of local ranks without a common NVLink, which are linked over PCIe.
 
-    Empty if `pcie` is ``"where-needed"`` and NVLinks connect all ranks of a node.
+    Empty if NVLinks connect all ranks of a node, and `pcie` is not ``"always"``.
     """
     import networkx
 
@@ -134,7 +159,7 @@ def pairs_by_pcie(server: PcieServer, pcie: PcieUse) -> list[tuple[int, int]]:
     }
     nvlink = networkx.Graph(joined)
     nvlink.add_nodes_from(ranks)
-    if networkx.is_connected(nvlink) and pcie == "where-needed":
+    if networkx.is_connected(nvlink) and pcie != "always":
         return []
     return [pair for pair in combinations(ranks, 2) if pair not in joined]
 
@@ -142,7 +167,7 @@ def pairs_by_pcie(server: PcieServer, pcie: PcieUse) -> list[tuple[int, int]]:
 def _add_node(
     shared: _Shared, server: PcieServer, wiring: Wiring, node: int, by_pcie: Iterable[Pair]
 ) -> None:
-    first, alpha_us = node * len(server.gpus), wiring.intranode_alpha_us
+    first, (alpha_us, _) = node * len(server.gpus), wiring.latencies_us
     for (a, b), count in sorted(server.nvlinks.items()):
         beta = server.nvlink_beta_us_per_mb / count
         name = f"{server.fabric} x{count}" if count > 1 else server.fabric
@@ -166,7 +191,7 @@ def _add_node(
 
 def _join_nodes(shared: _Shared, server: PcieServer, wiring: Wiring, nics: Nics) -> None:
     """Add links between every ordered pair of nodes; each holds the PCIe links and NICs on its path."""
-    size = len(server.gpus)
+    size, (_, alpha_us) = len(server.gpus), wiring.latencies_us
     out = [nics.steps(rank, "send") for rank in range(size)]
     into = [nics.steps(rank, "receive") for rank in range(size)]
     for here, there in permutations(range(wiring.nodes), 2):
@@ -179,7 +204,7 @@ def _join_nodes(shared: _Shared, server: PcieServer, wiring: Wiring, nics: Nics)
                     *nics.ports(dst, there, "receive"),
                 ]
                 ends = here * size + src, there * size + dst
-                shared.add_link(*ends, wiring.internode_alpha_us, "network", steps)
+                shared.add_link(*ends, alpha_us, "network", steps)
 
 
 def _limits_guessed(server: PcieServer, by_pcie: Iterable[Pair], nics: Nics | None) -> list[str]:
@@ -220,15 +245,22 @@ def _notes(by_pcie: list[Pair], nics: Nics | None) -> list[str]:
 
 def _assumptions(server: PcieServer, wiring: Wiring, by_pcie: list[Pair], nics: Nics | None) -> list[str]:
     """Assumptions on latencies, and parts of a server that its topology omits."""
+    inside, between = wiring.latencies_us
     assumed = [
         f"{float(alpha):g} us for a message {where} ({argument}), TACCL's published constant of NDv2"
-        for alpha, usual, where, argument in (
-            (wiring.intranode_alpha_us, INTRANODE_ALPHA_US, "inside a node", "intranode_alpha_us="),
-            (wiring.internode_alpha_us, INTERNODE_ALPHA_US, "between nodes", "internode_alpha_us="),
+        for is_assumed, alpha, where, argument in (
+            (
+                wiring.intranode_alpha_us is None and len(server.gpus) > 1,
+                inside, "inside a node", "intranode_alpha_us=",
+            ),
+            (
+                wiring.internode_alpha_us is None and wiring.nodes > 1,
+                between, "between nodes", "internode_alpha_us=",
+            ),
         )
-        if alpha == usual and (len(server.gpus) > 1 if "inside" in where else wiring.nodes > 1)
-    ]
-    if not by_pcie and len(server.gpus) > 1:
+        if is_assumed
+    ]  # fmt: skip
+    if not by_pcie and len(server.gpus) > 1 and wiring.pcie is None:
         assumed.append(
             f"{server.fabric} joins all ranks of a node, so PCIe between them is omitted (pcie='always' "
             "adds it)"

@@ -18,14 +18,13 @@ from taccl.errors import TopologyError
 from taccl.formats.nccl.elements import FABRICS, GPU_CLASSES, Given, Gpu, read_system, whole
 from taccl.formats.nccl.pcie import PcieServer
 from taccl.formats.nccl.server import (
-    INTERNODE_ALPHA_US,
-    INTRANODE_ALPHA_US,
     PcieUse,
     Wiring,
     build_servers,
+    stated_alpha,
 )
 from taccl.formats.xml_elements import XmlElement, parse_xml
-from taccl.topology.parts import beta_of_bandwidth, check_count, exact_cost
+from taccl.topology.parts import beta_of_bandwidth, check_count
 from taccl.topology.topology import Topology
 
 Pairs = dict[tuple[int, int], int]
@@ -53,7 +52,7 @@ def load_nccl_topology(
     nics: Sequence[str] | None = None,
     nvlinks: int | Mapping[tuple[int, int], int] | None = None,
     nvlink_gb_per_s: Number | None = None,
-    pcie: PcieUse = "where-needed",
+    pcie: PcieUse | None = None,
     pcie_gb_per_s: Number | None = None,
     cpu_gb_per_s: Number | None = None,
     nic_gb_per_s: Number | None = None,
@@ -74,7 +73,7 @@ def load_nccl_topology(
     - `nvlink_gb_per_s`: Rate of one NVLink or xGMI link; by default NCCL's for the GPU's compute capability,
       or RCCL's for its architecture.
     - `pcie`: Use of PCIe between ranks without a common NVLink: only if NVLink does not connect all GPUs of a
-      node, or always.
+      node (default), or always.
     - `pcie_gb_per_s`: Rate of every PCIe link; by default the file's lanes times its rate per lane. A missing
       value is assumed as 16 lanes or 8 GT/s (together 12 GB/s). The link is then at least as fast as the
       fastest NIC.
@@ -123,8 +122,10 @@ def load_nccl_topology(
         _join_cpus(ranked, server)
     wiring = Wiring(
         nodes, pcie, rails,
-        _alpha(intranode_alpha_us, INTRANODE_ALPHA_US, "intranode_alpha_us"),
-        _alpha(internode_alpha_us, system.latency_us or INTERNODE_ALPHA_US, "internode_alpha_us"),
+        stated_alpha(intranode_alpha_us, "intranode_alpha_us"),
+        system.latency_us or None
+        if internode_alpha_us is None
+        else stated_alpha(internode_alpha_us, "internode_alpha_us"),
     )  # fmt: skip
     return build_servers(server, wiring, profile="nccl", notes=())
 
@@ -135,10 +136,6 @@ def _names(names: Sequence[str] | None) -> tuple[str, ...] | None:
 
 def _beta(gb_per_s: Number | None, where: str) -> Fraction | None:
     return None if gb_per_s is None else beta_of_bandwidth(gb_per_s, where=where)
-
-
-def _alpha(alpha_us: Number | None, default: Fraction, where: str) -> Fraction:
-    return default if alpha_us is None else exact_cost(alpha_us, where=where)
 
 
 def _ranked(gpus: list[Gpu], assumed: list[str]) -> list[Gpu]:

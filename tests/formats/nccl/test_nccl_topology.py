@@ -154,6 +154,15 @@ def test_a_dump_has_ranks_nvlinks_and_nics():
     assert topology.links[_link(topology, 1, 3)].alpha_us == Fraction("1.75")
 
 
+def test_stated_latencies_are_no_assumptions():
+    """Latencies of links are assumptions unless an argument states them, even with the default values."""
+    names = ("intranode_alpha_us=", "internode_alpha_us=")
+    for arguments, told in (({}, 2), ({"intranode_alpha_us": 0.3, "internode_alpha_us": 2.6}, 0)):
+        topology = ours("bare-ids", nodes=2, **arguments)
+        assert sum(name in note for name in names for note in topology.assumed) == told
+        assert {float(link.alpha_us) for link in topology.links} == {0.3, 2.6}
+
+
 def test_devices_without_a_class_need_an_argument():
     """Devices without a class are an error, which counts them and names arguments that give their class."""
     path = OURS / "nccl-topo" / "bare-ids-topo.xml"

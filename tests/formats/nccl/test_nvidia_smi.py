@@ -121,6 +121,16 @@ def test_every_assumption_is_reported():
         assert sum(part in each for each in topology.assumed) == 1
 
 
+def test_stated_values_are_no_assumptions():
+    """A value that an argument states is not an assumption, even if it equals the default."""
+    stated = {
+        "nodes": 2, "nic_gb_per_s": 10, "nvlink_gb_per_s": 25, "pcie": "where-needed", "pcie_gb_per_s": 12,
+        "cpu_gb_per_s": 10, "intranode_alpha_us": 0.3, "internode_alpha_us": 2.6,
+    }  # fmt: skip
+    topology = load_nvidia_smi(SQUARE, **stated)
+    assert topology.assumed == ("the network is non-blocking, and all nodes are equal",)
+
+
 def test_dgx1_nvlinks(dgx1):
     """NV1 cells carry 25 GB/s, NV2 cells 50: 40 and 20 us per MB; SYS pairs have no link. 16 pairs in all."""
     betas = _betas(load_nvidia_smi(dgx1))
