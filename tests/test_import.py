@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import taccl
+from tests.foreign import OURS
 
 HEAVY = (
     "networkx", "scipy", "ortools", "gurobipy", "pulp", "highspy", "pandas", "rich", "matplotlib", "numba",
@@ -58,6 +59,21 @@ def test_small_problems_load_no_compiler(words):
         "print(code, [name for name in ('numba', 'scipy', 'networkx', 'pandas', 'pydantic', 'rich') if name in sys.modules])"
     )
     assert in_fresh_process(code) == "0 []"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["show", "convert"])
+def test_imports_of_servers_load_no_tables(verb, tmp_path):
+    """The topology of a server loads networkx, but neither pandas nor PyArrow."""
+    words = (verb, str(OURS / "nvidia-smi" / "square.txt"), *[str(tmp_path / "t.toml")] * (verb == "convert"))
+    code = (
+        "import contextlib, io, sys\n"
+        "from taccl.cli.command import run\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        f"    code = run({words!r})\n"
+        "print(code, [name for name in ('networkx', 'pandas', 'pyarrow') if name in sys.modules])"
+    )
+    assert in_fresh_process(code) == "0 ['networkx']"
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
+from taccl._internal.graph_algorithms import graph_of
 from taccl.errors import InputError
 from taccl.program.checks import Parcel, match
 from taccl.program.execution import running_order
@@ -55,8 +56,7 @@ def _groups(blocks: dict[Block, int], parcels: Sequence[Parcel]) -> dict[Block, 
     """
     import networkx
 
-    talks = networkx.Graph([(parcel.send[:2], parcel.receive[:2]) for parcel in parcels])
-    talks.add_nodes_from(blocks)
+    talks = graph_of(((parcel.send[:2], parcel.receive[:2]) for parcel in parcels), blocks)
     return {block: min(group) for group in networkx.connected_components(talks) for block in group}
 
 

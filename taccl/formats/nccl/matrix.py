@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations, permutations
 
 from taccl._internal.arguments import quoted
+from taccl._internal.graph_algorithms import graph_of
 from taccl._internal.names import first_of
 from taccl.errors import FormatError
 
@@ -64,8 +65,7 @@ class Matrix:
         """
         import networkx
 
-        near = networkx.Graph([pair for pair, cell in self.cells.items() if cell in kinds])
-        near.add_nodes_from(self.devices)
+        near = graph_of((pair for pair, cell in self.cells.items() if cell in kinds), self.devices)
         if kinds == ONE_CPU:
             near.add_edges_from(
                 (a, b) for (a, cpus), (b, other) in permutations(self.affinity.items(), 2) if cpus == other

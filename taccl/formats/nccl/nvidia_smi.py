@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from taccl._internal.arguments import Number, checked_as, quoted
+from taccl._internal.graph_algorithms import graph_of
 from taccl._internal.names import in_runs
 from taccl._internal.reading import read_text
 from taccl.errors import FormatError, TopologyError
@@ -228,7 +229,7 @@ def _nvlinks(
         if match := NVLINK.match(matrix.cells[gpus[a], gpus[b]]):
             count[a, b] = int(match[1])
     switches = []
-    for group in sorted(map(sorted, networkx.connected_components(networkx.Graph(list(count))))):
+    for group in sorted(map(sorted, networkx.connected_components(graph_of(count)))):
         ranks: list[int] = group
         pairs = [*combinations(ranks, 2)]
         counts = {count.get(pair, 0) for pair in pairs}

@@ -15,6 +15,7 @@ from itertools import combinations, permutations
 from typing import Literal
 
 from taccl._internal.arguments import Number
+from taccl._internal.graph_algorithms import graph_of
 from taccl._internal.units import format_count
 from taccl.errors import TopologyError
 from taccl.formats.nccl.nics import Nics
@@ -157,9 +158,7 @@ def pairs_by_pcie(server: PcieServer, pcie: PcieUse | None) -> list[tuple[int, i
     joined = set(server.nvlinks) | {
         pair for group in server.switches for pair in combinations(sorted(group), 2)
     }
-    nvlink = networkx.Graph(joined)
-    nvlink.add_nodes_from(ranks)
-    if networkx.is_connected(nvlink) and pcie != "always":
+    if networkx.is_connected(graph_of(joined, ranks)) and pcie != "always":
         return []
     return [pair for pair in combinations(ranks, 2) if pair not in joined]
 
