@@ -12,8 +12,8 @@ from collections.abc import Collection
 
 from taccl.cli.options import flag_of
 
-#: A parameter with or without a value, as messages write it.
-_PARAMETER = re.compile(r"(?<![-\w.])([a-z]\w{2,})=(?!=)(\.\.\.|'[^']*'|\"[^\"]*\"|[\w.]*\w)?")
+#: A parameter with or without a value, as messages write it; not one that follows ``--set``.
+_PARAMETER = re.compile(r"(?<![-\w.])(?<!--set )([a-z]\w{2,})=(?!=)(\.\.\.|'[^']*'|\"[^\"]*\"|[\w.]*\w)?")
 
 #: A parameter with a value, followed by the option for it: ``sketch='none' (--no-sketch)``.
 _WITH_OPTION = re.compile(_PARAMETER.pattern + r" \((--([a-z][a-z-]*))\)")

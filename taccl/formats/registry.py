@@ -75,8 +75,8 @@ def write(
     ExportError
         If the format cannot hold this particular schedule.
     """
-    target = writable(path, format)
     kind = _kind(schedule)
+    target = for_kind(writable(path, format), kind, path if format is None else None)
     return _write(schedule, path, target, _route(kind, target), overwrite=overwrite, options=options)[0]
 
 
@@ -133,7 +133,7 @@ def convert(
         If the target format cannot hold the object.
     """
     reading, writing = readable(source, from_, "from"), writable(target, to, "to")
-    writing = for_kind(writing, reading.holds)
+    writing = for_kind(writing, reading.holds, target if to is None else None)
     route = _route(reading.holds, writing)
     writers = (*route, resolve_name(writing.dump))
     to_write = {name: value for name, value in options.items() if any(name in options_of(w) for w in writers)}
@@ -149,9 +149,15 @@ def convert(
     return Conversion(reading, writing, paths, notes)
 
 
-def for_kind(target: FileFormat, kind: str) -> FileFormat:
-    """First format with `target`'s name, or of that family, that can hold a kind of object; else `target`."""
-    alike = (each for each in FORMATS if target.name in (each.name, each.family))
+def for_kind(target: FileFormat, kind: str, path: str | os.PathLike[str] | None = None) -> FileFormat:
+    """First format with `target`'s name, or of that family, that can hold a kind of object; else `target`.
+
+    - `path`: Path whose extension determined `target`; other formats with this extension then suit as well.
+    """
+    alike = [each for each in FORMATS if target.name in (each.name, each.family)]
+    if path is not None:
+        ends = {end for end in target.extensions if os.fspath(path).lower().endswith(end)}
+        alike += [each for each in FORMATS if each.dump and ends.intersection(each.extensions)]
     return next((each for each in alike if _steps(kind, each.holds) is not None), target)
 
 

@@ -21,8 +21,8 @@ class FileFormat:
     """A file format: kind of the object in a file, marks for detection, reader and writer.
 
     - `holds`: The kind of the object in a file.
-    - `extensions`: Extensions of the format's files. If two formats share an extension, the first one is the
-      default for writing.
+    - `extensions`: Extensions of the format's files. If formats share an extension, the first one that can
+      hold the object is the default for writing.
     - `load`, `dump`: ``"module:function"``; empty if the format is not read, or not written.
     - `fields` (mapping of str to value): Top-level fields of a JSON file that identify the format; None for
       any value.
@@ -103,13 +103,13 @@ FORMATS = (
         begins=r"^((ranks_per_node|fabric|link)\s*=|\[\[(link|resource)\]\])",
     ),
     FileFormat(
-        "taccl-topology-json", "topology", "any topology, as taccl.save writes it",
+        "taccl-topology-json", "topology", "any topology, as taccl.save writes it", (".json",),
         load="taccl.formats.saved:load_topology",
         dump="taccl.formats.saved:dump_topology",
         fields=MARKS["saved topology"],
     ),
     FileFormat(
-        "taccl-problem", "problem", "any problem, as taccl.save writes it",
+        "taccl-problem", "problem", "any problem, as taccl.save writes it", (".json",),
         load="taccl.formats.saved:load_problem",
         dump="taccl.formats.saved:dump_problem",
         fields=MARKS["problem"],

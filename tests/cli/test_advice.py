@@ -16,6 +16,7 @@ from taccl.cli.output import Answer, warning_printer
         ("sketch='none' (--no-sketch) suggests none", ["size"], "sketch='none' (--no-sketch) suggests none"),
         ("found latency='x'; correct it", ["size"], "found latency='x'; correct it"),
         ("no word of a parameter", ["size"], "no word of a parameter"),
+        ("give --set nodes=2", ["nodes", "set"], "give --set nodes=2"),
         ("give nic_gb_per_s=", [], "give nic_gb_per_s=; `taccl convert IN OUT --set nic_gb_per_s=VALUE` writes a "
          "file that states it"),
         ("lower it with threadblocks='per-peer'", ["set"], "lower it with threadblocks='per-peer'; give such options "

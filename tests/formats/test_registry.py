@@ -125,6 +125,19 @@ def test_ending_determines_the_format(name, expected):
     assert format_of_name(name).name == expected
 
 
+@pytest.mark.parametrize(
+    ("ending", "expected"), [("json", "taccl-topology-json"), ("toml", "taccl-topology")]
+)
+def test_ending_and_object_determine_the_format(ending, expected, tmp_path):
+    """Formats that share an ending differ in the objects that they hold: a topology is written as JSON, too."""
+    source, target = OURS / "nvidia-smi" / "square.txt", tmp_path / f"t.{ending}"
+    done = convert(source, target, pcie_gb_per_s=12)
+    assert done.target.name == expected
+    assert taccl.topologies.load(target).links == taccl.topologies.load(source, pcie_gb_per_s=12).links
+    (path,) = write(taccl.topologies.load(source), tmp_path / f"u.{ending}")
+    assert taccl.load(path).num_ranks == 4
+
+
 def test_unknown_ending_is_refused():
     """The error for an unknown file ending lists the endings that identify a format."""
     with pytest.raises(InputError, match=r"\.csv.*\.et") as caught:

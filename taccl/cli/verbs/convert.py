@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> Answer:
         except InputError as error:
             if error.where != "format":
                 raise
-            raise InputError(error.message, where="--to") from None
+            raise InputError(error.message, where="--to" if options.to else options.target) from None
     for each in caught:
         warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
     lost = [
