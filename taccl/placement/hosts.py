@@ -36,7 +36,8 @@ _NVLINK_GB_PER_S, _SAME = (16.0, 26.0), 0.08
 #: Factor by which the oversubscription grows with each level of clusters; our choice.
 _FURTHER = 2.0
 #: Values for costs that were not measured; our choices, listed among the topology's assumptions.
-USUAL_LATENCY_US = 10.0
+#: GPUs of one server have the latency of links in a node of TACCL's topo-ndv2-1MB.json, as other imports do.
+USUAL_LATENCY_US, _SERVER_LATENCY_US = 10.0, 0.3
 USUAL_GB_PER_S = 12.5
 USUAL_OVERSUBSCRIPTION = 4.0
 #: Number of decimals to which latencies in us and costs in us/MB are rounded.
@@ -170,9 +171,10 @@ def _costs(
         raise InputError(said, where="bandwidth_gb_per_s, oversubscription")
     rates, latencies = probe.bandwidth_gb_per_s, probe.latency_us
     slowness = np.full((count, count), 1.0 / rate) if rates is None else probe.filled(1.0 / rates)
-    alpha = np.full((count, count), USUAL_LATENCY_US) if latencies is None else probe.filled(latencies)
+    usual_us = _SERVER_LATENCY_US if probe.is_one_server else USUAL_LATENCY_US
+    alpha = np.full((count, count), usual_us) if latencies is None else probe.filled(latencies)
     assumed = [f"every port {rate:g} GB/s"] * (rates is None)
-    assumed += [f"every latency {USUAL_LATENCY_US:g} us"] * (latencies is None)
+    assumed += [f"every latency {usual_us:g} us"] * (latencies is None)
     assumed += probe.assumed
     found = [] if probe.is_one_server else probe.levels
     innermost = found[0].tolist() if found else [0] * count

@@ -36,6 +36,8 @@ _NO_ACCESS = re.compile(r"^\s*Device=\d+ CANNOT Access Peer Device=\d+")
 _PROCESS = re.compile(r"\s*Process\s+\d+\s+\(([^)\s]{1,255})\):\s+device\s")
 #: Line above a one-way matrix of nvbandwidth, with the direction of the data.
 _NVBANDWIDTH = re.compile(r"^memcpy \w+ GPU\(row\) (->|<-) GPU\(column\) bandwidth \(GB/s\)")
+#: Line above a matrix of nvbandwidth with latencies between GPUs.
+_NVBANDWIDTH_LATENCY = re.compile(r"^Device to Device Latency \w+ GPU\(row\) <-> GPU\(column\) \(ns\)")
 #: Line that users put above the log of each pair.
 _PAIR = re.compile(r"^#\s*pair:?\s+(\S+)\s+(\S+)\s*$", re.IGNORECASE | re.MULTILINE)
 
@@ -49,7 +51,7 @@ def load_probe(path: str | os.PathLike[str]) -> Probe:
     - CSV: a list of pairs, a row ``host, host, figure`` each; the head of the column may name the unit.
     - Output of the CUDA sample p2pBandwidthLatencyTest: its first one-way matrices, with P2P enabled if
       present.
-    - Output of nvbandwidth: its first one-way matrix of GPUs.
+    - Output of nvbandwidth: its first one-way matrix of GPUs, and its matrix of latencies if present.
     - Logs of `ib_write_bw`, `osu_latency` or `osu_bw` one after the other, each below a line ``# pair A B``.
 
     Raises `FormatError` if the file is none of these, or its matrix lacks a pair; the message names row and
@@ -169,18 +171,31 @@ def _of_p2p(lines: Sequence[str], where: str) -> Probe:
 
 
 def _of_nvbandwidth(lines: Sequence[str], where: str) -> Probe:
-    """Probe from the first one-way matrix of nvbandwidth; a pair of GPUs without a figure is an error."""
+    """Probe from the first one-way matrix of nvbandwidth, and from its latencies.
+
+    A pair of GPUs without a figure is an error.
+    """
+
+    def below(at: int) -> Table:
+        columns = lines[at] if at < len(lines) else ""
+        # Add the corner word that `_printed` expects.
+        return _printed([*lines[:at], f"GPU {columns}", *lines[at + 1 :]], at, where)
+
     heads = [(at, head) for at, line in enumerate(lines, 1) if (head := _NVBANDWIDTH.match(line))]
     at, head = heads[0]
-    columns = lines[at] if at < len(lines) else ""
-    whole = [*lines[:at], f"GPU {columns}", *lines[at + 1 :]]  # add the corner word that `_printed` expects
-    table = _printed(whole, at, where)
+    table = below(at)
+    latency = next((below(at) for at, line in enumerate(lines, 1) if _NVBANDWIDTH_LATENCY.match(line)), None)
+    if latency is not None and latency.names != table.names:
+        said = f"found latencies of {format_count(len(latency.names), 'GPU')}"
+        raise FormatError(
+            f"{said}, and bandwidths of {len(table.names)}; expected the same GPUs", where=where
+        )
     values = table.values if head[1] == "->" else table.values.T
     told = f"bandwidth is that of the first of {len(heads)} one-way matrices, {shown(repr(head[0]), 90)}"
     hosts = {process[1] for process in map(_PROCESS.match, lines) if process}
     domain = f"GPUs of {len(hosts)} hosts, which NVLink joins, count as one server"
     return Probe(
-        tuple(f"GPU {i}" for i in table.names), bandwidth_gb_per_s=values,
+        tuple(f"GPU {i}" for i in table.names), None if latency is None else latency.values / 1000, values,
         assumed=(*[told] * (len(heads) > 1), *[domain] * (len(hosts) > 1)),
     )  # fmt: skip
 

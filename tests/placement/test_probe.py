@@ -463,7 +463,25 @@ class TestMatrices:
         probe = load_probe(path)
         assert probe.hosts == ("GPU 0", "GPU 1")
         assert probe.bandwidth_gb_per_s[0, 1] == from_0_to_1
-        assert taccl.topologies.load(path).num_ranks == 2
+        topology = taccl.topologies.load(path)
+        assert {float(link.alpha_us) for link in topology.links} == {0.3}
+        assert "every latency 0.3 us" in topology.assumed
+
+    def test_nvbandwidth_with_latencies(self, tmp_path):
+        """The matrix of latencies, in ns, is read, too; it must be of the same GPUs."""
+        path = tmp_path / "nvbandwidth.txt"
+        bandwidths = (
+            "memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)\n           0         1\n"
+            " 0       N/A    798.02\n 1    798.10       N/A\n\n"
+        )
+        head = "Device to Device Latency SM GPU(row) <-> GPU(column) (ns)\n"
+        path.write_text(f"{bandwidths}{head}       0       1\n 0     N/A  614.25\n 1  613.75     N/A\n")
+        topology = taccl.topologies.load(path)
+        assert [float(link.alpha_us) for link in topology.links] == [0.614, 0.614]
+        assert not any("latency" in each for each in topology.assumed)
+        path.write_text(f"{bandwidths}{head}       0\n 0     N/A\n")
+        with pytest.raises(FormatError):
+            load_probe(path)
 
     @pytest.mark.parametrize("name", ["latency.csv", "p2p.txt", "pairs.txt"])
     def test_quoted_matrices_are_read(self, tmp_path, name):
