@@ -72,6 +72,16 @@ def test_slots_of_a_host_are_distinguished(tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_an_order_that_launchers_cannot_start_is_reported(matrix, tmp_path, capsys):
+    """If launchers cannot start the order found, the given order is kept, and a note says why."""
+    hosts, written = tmp_path / "hosts", tmp_path / "written"
+    hosts.write_text("one:4\n")
+    assert run(["reorder", str(matrix), "--hosts", str(hosts), "--hostfile", str(written)]) == 0
+    said = capsys.readouterr().out
+    assert "launchers start ranks of a host in slot order, so the order found is of no use" in said
+    assert written.read_text() == "one:4\n"
+
+
 def test_slots_beyond_the_ranks_are_named(matrix, tmp_path, capsys):
     """If a host file has more slots than the matrix has rows, the first slots are used, and a note says so."""
     matrix.write_text(MATRIX.replace("a", "w").replace("b", "x").replace("c,", "y,"))

@@ -221,8 +221,10 @@ def _launched(
 
     started = as_launched(found, hosts)
     if started is not found:
-        said = "ranks of a host are shown in slot order, as launchers start them"
-        notes = [*notes, f"{said} (simulated: {found.after_us:.6g} us)"]
+        said = "ranks of a host are in slot order, as launchers start them"
+        if started.order == tuple(range(len(started.order))):
+            said = "launchers start ranks of a host in slot order, so the order found is of no use"
+        notes = [*notes, f"{said}; that order was simulated at {found.after_us:.6g} us"]
     return started, notes
 
 
