@@ -190,7 +190,8 @@ class System:
             if len(gpus) > 1:
                 raise pci.error(f"found {len(gpus)} <gpu> in one device; expected one; keep one")
             rank, sm = (whole(gpus[0], name, -1) if gpus else -1 for name in ("rank", "sm"))
-            gcn = gpus[0].attributes.get("gcn", "").strip()[:20] if gpus else ""
+            # ROCm names an architecture with its features, as in gfx942:sramecc+:xnack-.
+            gcn = gpus[0].attributes.get("gcn", "").partition(":")[0].strip()[:20] if gpus else ""
             known = {*FABRICS, "c2c"}
             self.passed |= {child.tag for gpu in gpus for child in gpu.children if child.tag not in known}
             self.gpus.append(Gpu(busid, rank, sm, gcn, pci))

@@ -223,19 +223,17 @@ def _given_nvlinks(nvlinks: int | Mapping[tuple[int, int], int], num_gpus: int) 
 
 def _nvlink_beta(ranked: list[Gpu], fabric: str, assumed: list[str]) -> Fraction:
     """Beta in us per MB of one NVLink or xGMI link: NCCL's or RCCL's constant for the slowest GPU."""
-    library = "NCCL" if fabric == "NVLink" else "RCCL"
+    library, unnamed = "NCCL" if fabric == "NVLink" else "RCCL", "GPUs that the file does not name"
     rates = {}
     for gpu in ranked:
         if fabric == "NVLink":
             known = (rate for least, rate in _NVLINK_GB_PER_S if gpu.sm >= least)
-            kind = (
-                f"compute capability {gpu.sm / 10:g}" if gpu.sm >= 0 else "GPUs that the file does not name"
-            )
+            kind = f"compute capability {gpu.sm / 10:g}" if gpu.sm >= 0 else unnamed
             rates[kind] = next(known, _NVLINK_GB_PER_S_UNKNOWN)
         else:
             kind = _GCN_NAMES.get(gpu.gcn, gpu.gcn if gpu.gcn.startswith("gfx") else f"gfx{gpu.gcn}")
             known = (rate for begins, rate in _XGMI_GB_PER_S if kind.startswith(begins))
-            rates[kind] = next(known, _XGMI_GB_PER_S_UNKNOWN)
+            rates[kind if gpu.gcn else unnamed] = next(known, _XGMI_GB_PER_S_UNKNOWN)
     assumed += [
         f"{rate} GB/s for one {fabric} each way, {library}'s constant for {kind} (nvlink_gb_per_s=)"
         for kind, rate in rates.items()

@@ -321,6 +321,15 @@ def test_xgmi_has_the_rate_of_its_architecture(tmp_path, gcn, rate):
     assert {link.name for link in topology.links} == {"xGMI x4"}
 
 
+@pytest.mark.parametrize(
+    ("gcn", "name"), [("gfx942:sramecc+:xnack-", "gfx942 ("), ("906", "gfx906 ("), ("", "does not name (")]
+)
+def test_architecture_behind_a_rate_of_xgmi_is_named(tmp_path, gcn, name):
+    """The assumption on a rate names the architecture without its features, or says that the file has none."""
+    told = next(each for each in _load(_rccl(tmp_path, 4, gcn)).assumed if "xGMI each way" in each)
+    assert name in told
+
+
 @pytest.mark.parametrize(("version", "tclass"), [(1, "0x038000"), (2, "0x120000"), (2, "0x038000")])
 def test_both_versions_and_classes_of_rccl_are_read(tmp_path, version, tclass):
     """NCCL's version 1 and RCCL's version 2 are read; AMD's GPUs are display controllers or accelerators."""
