@@ -84,7 +84,7 @@ TEXTS = {
         "   elements   min (us)   p50 (us)   p99 (us)   max (us)   avg (GB/s)    samples\n"
     ),
     "output of dcgmi, xpu-smi, npu-smi or hl-smi": "           NPU0       NPU1\nNPU0       X          HCCS\n",
-    "log of iperf, netperf, qperf or ucx_perftest": (
+    "log of iperf, netperf, qperf, ucx_perftest or ping": (
         "[ ID] Interval           Transfer     Bitrate         Retr  Cwnd\n"
         "[  5]   0.00-1.00   sec  2.72 GBytes  23.4 Gbits/sec    0   1.5 MBytes\n"
     ),

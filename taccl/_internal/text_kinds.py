@@ -150,9 +150,9 @@ TEXTS = (
     Text("matrix of pairs", _MATRIX_ROWS, SHOW),
     # Texts of benchmarks.
     Text(
-        "log of iperf, netperf, qperf or ucx_perftest",
+        "log of iperf, netperf, qperf, ucx_perftest or ping",
         r"^\[\s*ID\]\s+Interval\s+Transfer|^(Client c|C)onnecting to |^\[ *\d+\] +local \S+ port "
-        r"|^MIGRATED \w+ STREAM|^(tcp|udp|rc|uc|ud)_\w+:\s*$"
+        r"|^PING \S+ \(|^traceroute to |^MIGRATED \w+ STREAM|^(tcp|udp|rc|uc|ud)_\w+:\s*$"
         r"|^\|\s*Stage\s*\|",
         unsupported(HOSTS),
     ),
@@ -229,7 +229,7 @@ TEXTS = (
     Text(
         "output of dcgmi, xpu-smi, npu-smi or hl-smi",
         r"\|\s*(Topology Information|Diagnostic\s+\|)"
-        r"|\bGPU \d+/\d+\s+GPU \d+/\d+|\bNPU0\s+NPU1\b|\b(npu|hl)-smi\b",
+        r"|\bGPU \d+/\d+[\s|]+GPU \d+/\d+|\bNPU0\s+NPU1\b|\b(npu|hl)-smi\b",
         unsupported(f"{_FILE}; {_SERVER}"),
     ),
     Text("output of rocminfo", r"^ROCk module|^HSA System Attributes", unsupported(_RCCL_DUMP)),
