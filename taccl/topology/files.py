@@ -12,6 +12,7 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from taccl._internal.names import first_of, shown
 from taccl._internal.reading import parse, read_text, reads
 from taccl.errors import TopologyError
 from taccl.topology import registry
@@ -64,7 +65,9 @@ def load_topology(path: str | PathLike[str]) -> Topology:
     }  # fmt: skip
     kind = next((each for each in made if each in data), None)
     if kind is None:
-        raise TopologyError(f"found none of {', '.join(made)}; give one of them", where=where)
+        fields = shown(first_of([*map(repr, data)], 4), 120) or "no fields"
+        said = f"found {fields}; expected one of {', '.join(made)}; check the path, or add one of them"
+        raise TopologyError(said, where=where)
     model, make = made[kind]
     file = validated(model, data, source=where, error=TopologyError)
     try:

@@ -222,7 +222,10 @@ def test_resources_are_held_by_the_links_named(load, cost, held):
         ("schema = 2\nmachine = 'ndv2'", "mine.toml: schema: found 2; expected 1"),
         ("schema = true\nmachine = 'ndv2'", "schema: found True"),
         ("machine = 'ndv2'", "mine.toml: schema: found nothing; .* add it"),
-        ("schema = 1", "found none of machine, fabric, node, ranks_per_node; give one of them"),
+        (
+            "schema = 1",
+            "found 'schema'; expected one of machine, fabric, node, ranks_per_node; check the path",
+        ),
         ("schema = 1\nmachine = 'ndv3'", "mine.toml: machine: found 'ndv3'.* did you mean 'ndv2'"),
         ("schema = 1\nmachine = 'ring:4'", "machine: found 'ring:4', which is not a machine"),
         ("schema = 1\nfabric = 'ndv2'", "fabric: found 'ndv2', which is not a fabric"),
