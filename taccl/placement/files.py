@@ -245,10 +245,9 @@ def nccl_tuner(
 ) -> str:
     """Table for NCCL's example tuner plugin (``NCCL_TUNER_CONFIG_FILE``), for its five collectives.
 
-    Machine models get the fastest algorithm and protocol by NCCL's own cost model. On other topologies, the
-    simulation decides at which sizes an allreduce uses a ring or a tree, and NCCL's tables decide the
-    protocol. The column of nodes is -1 (any): NCCL counts servers there, and clusters of hosts are not
-    servers.
+    Machine models get the fastest algorithm and protocol by NCCL's own cost model. On other topologies, its
+    tables decide both. Between hosts, the simulation decides at which sizes an allreduce uses a ring or a
+    tree. The column of nodes is -1 (any): NCCL counts servers there, and clusters of hosts are not servers.
 
     Parameters
     ----------
@@ -257,8 +256,8 @@ def nccl_tuner(
     order : sequence of int, optional
         The host slot of every rank; by default rank r is on slot r.
     num_nodes : int, optional
-        Number of servers among the hosts of a probe, for the latencies of protocols. Default: the nodes of a
-        machine model, otherwise one server per rank.
+        Number of servers, for the latencies of protocols. Default: one server per rank of a probe of hosts,
+        otherwise the nodes. Machine models and matrices of one server ignore it.
 
     Raises
     ------
@@ -307,14 +306,22 @@ def _by_size(
     topology: Topology, kind: str, order: Sequence[int] | None, num_nodes: int | None
 ) -> list[list[_Rule]]:
     """Rules at each size: the fastest first, then those that apply if NCCL cannot use the fastest."""
+    from taccl.placement.hosts import MEASURED
+
     ranks = topology.num_ranks
     if topology.protocols:
         modelled = _modelled(topology, kind)
         return [_ordered(each, size, ranks) for each, size in zip(modelled, _TABLE_SIZES, strict=True)]
-    num_nodes = topology.num_nodes if topology.machine else num_nodes or ranks
+    measured: ProbedHosts | None = topology.cache.get(MEASURED)
+    is_of_hosts = measured is not None and not measured.probe.is_one_server
+    if topology.machine or (measured is not None and not is_of_hosts):
+        num_nodes = topology.num_nodes
+    else:
+        num_nodes = num_nodes or (ranks if is_of_hosts else topology.num_nodes)
     rate = _slowest_gb_per_s(topology)
     tabled = [_tabled(kind, ranks, num_nodes, size, rate) for size in _TABLE_SIZES]
-    if kind == "allreduce" and not topology.machine:  # inside a machine NCCL builds its own rings
+    # NCCL chooses the rings inside servers itself. Between servers they follow the order of ranks.
+    if kind == "allreduce" and not topology.machine and (is_of_hosts or num_nodes == ranks):
         choices = choose(topology, kind, library="nccl", order=order)
         for times, size in zip(tabled, _TABLE_SIZES, strict=True):
             chosen = next(each.algorithm for each in choices if each.least_bytes <= size <= each.most_bytes)

@@ -174,6 +174,22 @@ def test_servers_are_not_counted_by_clusters(plugin, table):
         assert len({found[collective, size, nodes, 8, "none"] for nodes in (1, 2, 8)}) == 1
 
 
+def test_rings_inside_a_server_are_not_simulated_in_rank_order(plugin):
+    """NCCL orders rings inside a server itself: on a DGX-1, whose ranks 0 to 7 form a ring with PCIe, rings remain.
+
+    A matrix of its GPUs also counts as one server, not as eight hosts.
+    """
+    machine = taccl.topologies.dgx1()
+    rates = np.full((8, 8), 9.5)
+    for link in machine.links:
+        rates[link.src, link.dst] = 1000 / float(link.beta_us_per_mb)
+    probe = taccl.Probe(tuple(f"GPU {rank}" for rank in range(8)), bandwidth_gb_per_s=rates)
+    queries = [("allreduce", 1 << power, 1, 8, "none") for power in range(24, 34)]
+    for num_nodes in (None, 8):
+        table = nccl_tuner(probe.topology(), num_nodes=num_nodes)
+        assert {each[0] for each in answers(plugin, table, queries).values()} == {"ring"}
+
+
 def test_one_rank_is_refused():
     """A topology of one rank is refused, as it sends nothing."""
     with pytest.raises(InputError, match="found one rank"):
