@@ -31,7 +31,7 @@ class PlanRange:
     - `finish_min`, `finish_max`: Exact finish in microseconds at `min_bytes` and at `max_bytes`.
     - `bound`, `bound_min`, `bound_max`: Lower bounds on the finish of any schedule, with any sketch and
       chunking, at the size of `schedule`, at `min_bytes` and at `max_bytes`.
-    - `program`: Program for a runtime; None if none was requested.
+    - `program`: Program for a runtime.
     """
 
     min_bytes: int
@@ -43,7 +43,7 @@ class PlanRange:
     bound: Certificate
     bound_min: Certificate
     bound_max: Certificate
-    program: Program | None = None
+    program: Program
 
     @property
     def gap(self) -> float:
@@ -61,8 +61,8 @@ class PlanRange:
 
     @property
     def scratch_bytes(self) -> int:
-        """Scratch bytes per rank that the program needs at the largest size; 0 without a program."""
-        if self.program is None or self.program.collective is None:
+        """Scratch bytes per rank that the program needs at the largest size; 0 for an unknown collective."""
+        if self.program.collective is None:
             return 0
         return -(-self.max_bytes * self.program.scratch_chunks // self.program.collective.size_chunks)
 

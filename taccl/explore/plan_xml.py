@@ -46,7 +46,6 @@ def files(runtime: Runtime, plan: Plan) -> PlanFiles:
     names = [f"{folder}range-{number:02}.xml" for number in range(1, len(plan.ranges) + 1)]
     contents, served = {}, []
     for number, (name, each) in enumerate(zip(names, plan.ranges, strict=True), 1):
-        assert each.program is not None, "it is written where there is one"
         contents[name] = _xml_text(each, f"taccl-{plan.collective}-{number}", runtime)
         sizes = (each.min_bytes, each.max_bytes)
         served.append(ServedSizes(name, *sizes, each.program.in_place, num_chunks=each.program.size_chunks))
@@ -58,7 +57,6 @@ def files(runtime: Runtime, plan: Plan) -> PlanFiles:
 
 
 def _xml_text(each: PlanRange, name: str, runtime: Runtime) -> str:
-    assert each.program is not None, "it is written where there is one"
     # MSCCL serves sizes from minBytes up to, but not including, maxBytes; some runtimes include it.
     most = each.max_bytes + (not runtime.includes_most)
     return _xml_of(each.program, runtime, min_bytes=each.min_bytes, max_bytes=most, name=name)
@@ -73,14 +71,12 @@ def _xml_of(program: Program, runtime: Runtime, **options: Any) -> str:
 
 def root_of(plan: Plan) -> int | None:
     """Root of the plan's collective; None if runtimes know it as a collective without a root."""
-    first = plan.ranges[0].program
-    return None if first is None else kind_of(first, "a plan").root
+    return kind_of(plan.ranges[0].program, "a plan").root
 
 
 def environment_text(plan: Plan, runtime: Runtime, files: Sequence[str]) -> str:
     """Shell script that makes an MSCCL XML runtime load the plan's files; source it before a job starts."""
-    first = plan.ranges[0].program
-    place = "in place" if first is not None and first.in_place else "out of place"
+    place = "in place" if plan.ranges[0].program.in_place else "out of place"
     lines = [
         f"# {plan.collective} on {shown(plan.topology.name)}, {place}, for {runtime.title}: source it.",
         "# The library's own algorithms serve other sizes, and those that do not divide into chunks.",
