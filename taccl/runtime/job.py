@@ -70,19 +70,13 @@ def make_job(
     repetitions: Count = 10,
     timeout_s: Seconds = 60.0,
     seed: Natural = 0,
-    ranks: int | None = None,
 ) -> RunJob:
     """Make a checked request to execute a program.
 
     - `size`: Size of the larger of one rank's input and output buffer; rounded up to whole elements in every
       chunk.
-    - `ranks`: Number of ranks that the program must have.
     """
     known_word(dtype, DTYPES, "dtype")
-    if ranks is not None and ranks != program.num_ranks:
-        raise InputError(
-            f"found {ranks}; the program is for {format_count(program.num_ranks, 'rank')}", where="ranks"
-        )
     size_bytes = parse_size(size)
     _check(program)
     per_chunk = _wire(dtype).itemsize * program.size_chunks
