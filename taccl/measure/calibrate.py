@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl._internal.address_space import require_address_space
+from taccl.measure.estimate import robust_residuals
 from taccl.measure.predict import series_us
 
 if TYPE_CHECKING:
@@ -59,8 +60,7 @@ def calibrated(costs: Costs, series: Sequence[Series]) -> Costs:
         at = scaled(logs)
         errors = [np.log(series_us(at, each) / np.array(each.times_us)) / _NOISE for each in timed]
         off = np.concatenate(errors)
-        robust = np.sign(off) * np.sqrt(2 * (np.sqrt(1 + off**2) - 1))
-        return np.concatenate([robust, logs / spreads])
+        return np.concatenate([robust_residuals(off), logs / spreads])
 
     found = least_squares(residuals, np.zeros(len(names)), max_nfev=40, xtol=1e-5, ftol=1e-5)
     return scaled(found.x)

@@ -206,7 +206,7 @@ class _Fitting:
             errors.append(np.log(predicted / found[..., np.unique(chosen), :].min(axis=-2)) / _CHOICE)
         relative = np.concatenate(errors, axis=-1)
         if smoothed:
-            relative = np.sign(relative) * np.sqrt(2 * (np.sqrt(1 + relative**2) - 1))
+            relative = robust_residuals(relative)
         return np.concatenate([relative, (logs - self.means) / self.spreads], axis=-1)
 
     def slopes(
@@ -254,6 +254,11 @@ class _Fitting:
             jacobian = self.slopes(protocols, free, logs, smoothed=False)
             left[free] = np.sqrt(np.diag(np.linalg.inv(jacobian @ jacobian.T))) / self.spreads[free]
         return left
+
+
+def robust_residuals(errors: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Residuals whose halved squares are the pseudo-Huber loss of errors in units of their noise."""
+    return np.asarray(np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1)))
 
 
 def robust(relative: NDArray[np.float64]) -> NDArray[np.float64]:
