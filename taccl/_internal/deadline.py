@@ -39,11 +39,10 @@ def busy_factor() -> float:
     On Linux, the factor follows from the run time and the waiting time of the calling thread since the last
     evaluation. Elsewhere the load average of the last minute is used, or 1 if there is none.
     """
-    try:
-        with open(_RUN_TIMES, encoding="ascii") as file:
-            ran_ns, waited_ns, _ = map(int, file.read().split())
-    except (OSError, ValueError):
+    times = _run_times()
+    if times is None:
         return _load_factor()
+    ran_ns, waited_ns = times
     ran_s, waited_s = (ran_ns - _seen.ran_ns) / 1e9, (waited_ns - _seen.waited_ns) / 1e9
     if ran_s >= _LEAST_RUN_S:
         _seen.ran_ns, _seen.waited_ns = ran_ns, waited_ns
@@ -79,12 +78,18 @@ def process_began_s() -> float:
     this program (``exec``).
     """
     now_s = time.monotonic()
+    times = _run_times()
+    return now_s - (time.process_time() if times is None else sum(times) / 1e9)
+
+
+def _run_times() -> tuple[int, int] | None:
+    """(run time, waiting time) of this thread in ns; None if the system does not report them."""
     try:
         with open(_RUN_TIMES, encoding="ascii") as file:
             ran_ns, waited_ns, _ = map(int, file.read().split())
     except (OSError, ValueError):
-        return now_s - time.process_time()
-    return now_s - (ran_ns + waited_ns) / 1e9
+        return None
+    return ran_ns, waited_ns
 
 
 T = TypeVar("T")
