@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from textwrap import dedent
 from typing import Any
 
@@ -135,11 +136,14 @@ def tells(kind: str) -> str:
     return next(each.tells for each in TEXTS if each.name == kind)
 
 
+def has_fields(data: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
+    """True if a file has all of the top-level fields, each with its value, or with any value for None."""
+    return all(name in data and value in (None, data[name]) for name, value in fields.items())
+
+
 def kinds_in(data: dict[str, Any]) -> list[str]:
     """Kinds recognised by the top-level fields of a file; empty if unknown."""
-    all_of = [
-        kind for kind, way in MARKS.items() if all(k in data and v in (None, data[k]) for k, v in way.items())
-    ]
+    all_of = [kind for kind, fields in MARKS.items() if has_fields(data, fields)]
     is_topology = "schema" in data and "constants" in data
     any_of = [kind for kind, fields in _FIELDS.items() if fields & data.keys()]
     return all_of + ["topology"] * is_topology + any_of

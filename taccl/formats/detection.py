@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from taccl._internal.arguments import known_name
-from taccl._internal.file_kinds import kinds_in, kinds_of_text, unquoted, wrong_kind
+from taccl._internal.file_kinds import has_fields, kinds_in, kinds_of_text, unquoted, wrong_kind
 from taccl._internal.reading import kinds_of, parse_json, read_text
 from taccl.errors import FormatError, InputError
 from taccl.formats.table import FORMATS, FileFormat
@@ -79,9 +79,7 @@ def format_of_content(path: str | os.PathLike[str]) -> FileFormat:
         raise _unknown(f"{len(text)} characters of JSON of unknown kind", where)
     data = parse_json(text, source=where, exact=True)
     for each in FORMATS:
-        if each.fields and all(
-            name in data and value in (None, data[name]) for name, value in each.fields.items()
-        ):
+        if each.fields and has_fields(data, each.fields):
             return each
     kinds = kinds_in(data)
     if kinds[:1] == ["topology"]:
