@@ -19,6 +19,7 @@ from taccl.program.checks import fewest_chunks
 from taccl.program.layout import layouts_of
 from taccl.runtime.buffers import Buffers, Data
 from taccl.runtime.engine import Engine, Stuck
+from taccl.runtime.environment import num_cores
 from taccl.runtime.job import RunJob
 from taccl.runtime.parent_death_guard import remove_segments, segments_of
 from taccl.runtime.reference import COMPUTED, REAL_SUMS, Counterpart, counterpart, expected_output, find_wrong
@@ -234,9 +235,8 @@ def placing(communicator: Any) -> tuple[int, bool]:
     """(number of machines on which ranks run, True if ranks of a machine share cores)."""
     from mpi4py import MPI
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     local = communicator.Split_type(MPI.COMM_TYPE_SHARED)
-    found = np.array([local.rank == 0, local.size > cores], dtype=np.int32)
+    found = np.array([local.rank == 0, local.size > num_cores()], dtype=np.int32)
     local.Free()
     communicator.Allreduce(MPI.IN_PLACE, found)
     return int(found[0]), bool(found[1])

@@ -20,7 +20,7 @@ from taccl._internal.units import format_count
 from taccl.errors import ExecutionError, InputError
 from taccl.formats.torch.rounds import rounds_of
 from taccl.program.program import Program
-from taccl.runtime.environment import launched_by
+from taccl.runtime.environment import launched_by, num_cores
 from taccl.runtime.launch import launched
 from taccl.runtime.torch_calls import (
     call_of,
@@ -189,13 +189,12 @@ def _run(
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     own = json.dumps([socket.gethostname()[:100], device.index or 0, gpu[:100]])
     devices = [tuple(json.loads(each)) for each in gather_texts(own)]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     on_host = sum(host == socket.gethostname() for host, _, _ in devices)
     return {
         "program": program.name, "collective": name, "num_ranks": ranks, "num_rounds": job["num_rounds"],
         "root": -1 if module.ROOT is None else root, "dtype": job["dtype"], "backend": dist.get_backend(),
         "version": str(torch.__version__), "busbw_factor": program.collective.busbw_factor,
-        "devices": devices, "crowded": not gpu and on_host > cores, "sizes": made,
+        "devices": devices, "crowded": not gpu and on_host > num_cores(), "sizes": made,
         "volume": job["volume"],
     }  # fmt: skip
 
