@@ -31,6 +31,7 @@ FOUR = without(taccl.topologies.ndv2(nodes=2), ranks=[*range(2, 8), *range(10, 1
 GRID = [1000, 10**6]
 #: Sketch whose only clause keeps a rank's data in one chunk.
 WHOLE = taccl.Sketch.from_dict({"schema": 1, "name": "whole", "chunks": {"per_rank": 1}})
+NO_SPACE = OSError(28, "No space left on device")
 
 
 @cache
@@ -43,6 +44,21 @@ def four_plan():
 def ring_plan():
     """A small plan on a ring."""
     return brief_plan("ring:4", "allgather", sketches=[WHOLE], sizes=GRID, backend="greedy")
+
+
+def raising(error):
+    """Function that raises an error, whatever its arguments."""
+
+    def call(*_, **__):
+        raise error
+
+    return call
+
+
+def endless(*_, **__):
+    """Function that never returns."""
+    while True:
+        pass
 
 
 def baselines_only():
@@ -177,11 +193,7 @@ def test_without_time_for_a_bound_that_of_the_synthesis_counts(monkeypatch):
     """If there is no time for a range's bound, the bound that a synthesis proved for the same size is used."""
     winner = baselines_only().candidates[0]
     known = taccl.lower_bound(winner.at(1000).problem, divisible=True)
-
-    def late(problem, **_):
-        raise OutOfTime("late")
-
-    monkeypatch.setattr(plan_tiles, "lower_bound", late)
+    monkeypatch.setattr(plan_tiles, "lower_bound", raising(OutOfTime("late")))
     found = plan_tiles.range_of(
         (1000, 4000, winner), None, Deadline.after(0.0), 3, {(FOUR.protocol, 1000): known}
     )
@@ -235,10 +247,7 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
     ring_plan().save(folder)
     before = (folder / "plan.json").read_bytes()
 
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(files, "environment_text", full)
+    monkeypatch.setattr(files, "environment_text", raising(NO_SPACE))
     with pytest.raises(InputError, match="No space left"):
         ring_plan().save(folder, overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["plan"]
@@ -247,12 +256,8 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
 
 def test_a_disk_that_is_full_at_a_schedule_names_the_plan(tmp_path, monkeypatch):
     """If the disk is full at a schedule, the error names the requested folder, not the temporary one."""
-
-    def full(_):
-        raise OSError(28, "No space left on device")
-
     plan = ring_plan()
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", raising(NO_SPACE))
     with pytest.raises(InputError, match="No space left") as told:
         plan.save(tmp_path / "plan")
     assert (told.value.where, list(tmp_path.iterdir())) == (str(tmp_path / "plan"), [])
@@ -333,22 +338,16 @@ def test_interrupts_keep_what_there_is(monkeypatch):
 
 def test_an_interrupt_among_baselines_keeps_those_before(monkeypatch):
     """Ctrl-C in the second baseline, which is slower to build, gives a plan from the first one."""
-
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(plan_search, "BASELINES", {"tree": taccl.baselines.tree, "ring": interrupted})
+    monkeypatch.setattr(
+        plan_search, "BASELINES", {"tree": taccl.baselines.tree, "ring": raising(KeyboardInterrupt)}
+    )
     plan = taccl.plan("ring:4", "allgather", sizes="4KB:1MB", backend="greedy")
     assert (plan.stopped, plan.num_candidates) == ("interrupted", 1)
 
 
 def test_an_interrupt_before_any_schedule_is_passed_on(monkeypatch):
     """Ctrl-C before the first schedule raises KeyboardInterrupt."""
-
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(plan_search, "synthesize", interrupted)
+    monkeypatch.setattr(plan_search, "synthesize", raising(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         taccl.plan("ring:4", "allgather", baselines=False)
 
@@ -356,11 +355,6 @@ def test_an_interrupt_before_any_schedule_is_passed_on(monkeypatch):
 @pytest.mark.slow
 def test_lowering_obeys_the_time_limit(monkeypatch):
     """If no program is ready in time, the error gives a remedy, and no work continues."""
-
-    def endless(*_, **__):
-        while True:
-            pass
-
     monkeypatch.setattr(plan_search, "runnable", endless)
     with pytest.raises(NoSolutionError, match="12 sends, for about 1 s after the search; give more time"):
         taccl.plan("ring:4", "allgather", sizes=["4KB"], backend="greedy", time_limit_s=0.5)
@@ -369,11 +363,6 @@ def test_lowering_obeys_the_time_limit(monkeypatch):
 @pytest.mark.slow
 def test_baselines_obey_the_time_limit(monkeypatch):
     """A baseline that exceeds its share of the time is omitted, and the plan says so."""
-
-    def endless(*_, **__):
-        while True:
-            pass
-
     monkeypatch.setattr(plan_search, "BASELINES", {"pairwise": taccl.baselines.pairwise, "ring": endless})
     plan = taccl.plan("ring:4", "allgather", sizes=["4KB"], backend="greedy", time_limit_s=1)
     assert any("too little time for 1 of 2 baselines" in note for note in plan.notes)
@@ -400,11 +389,7 @@ def test_without_time_larger_sizes_are_left_to_the_library():
 @pytest.mark.slow
 def test_without_time_for_programs_the_best_for_both_ends_get_one(monkeypatch):
     """Without time for all programs, the best schedules for the largest and smallest size get one each."""
-
-    def late(*_: object, **__: object) -> object:
-        raise OutOfTime("no time")
-
-    monkeypatch.setattr(plan_search.PlanSearch, "_tiles_with_programs", late)
+    monkeypatch.setattr(plan_search.PlanSearch, "_tiles_with_programs", raising(OutOfTime("no time")))
     plan = brief_plan("ring:4", "allreduce", sizes=GRID, backend="greedy")
     monkeypatch.undo()
     whole = brief_plan("ring:4", "allreduce", sizes=GRID, backend="greedy")
@@ -420,15 +405,12 @@ def test_without_time_the_schedule_of_the_fewest_sends_gets_a_program(monkeypatc
     """If no other schedule becomes a program in time, or fits the runtime's files, that of the fewest sends does."""
     runnable, fewest = plan_search.runnable, 12
 
-    def late(*_: object, **__: object) -> object:
-        raise OutOfTime("no time")
-
     def only_few(schedule, *rest):
         if len(schedule) > fewest:
             raise why
         return runnable(schedule, *rest)
 
-    monkeypatch.setattr(plan_search.PlanSearch, "_tiles_with_programs", late)
+    monkeypatch.setattr(plan_search.PlanSearch, "_tiles_with_programs", raising(OutOfTime("no time")))
     monkeypatch.setattr(plan_search, "runnable", only_few)
     plan = brief_plan("ring:4", "allgather", sizes=GRID, backend="greedy")
     assert [len(each.schedule) for each in plan.ranges] == [fewest]
