@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import NamedTuple
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 import taccl
 from taccl.errors import AssumptionWarning
 from tests.formats.nccl.drawn_servers import capacity
+from tests.formats.nccl.servers import load_quietly, write_dump
 
 
 class Count(NamedTuple):
@@ -81,17 +81,11 @@ def _counted(topology):
     return tuple(capacity(topology, links) for links in (out, own, inside))
 
 
-def _load(path, **arguments):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", AssumptionWarning)
-        return taccl.topologies.load(path, **arguments)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("count", REPORTED, ids=lambda count: count.file.rpartition("/")[2])
 def test_reported_file_has_the_capacity_counted_by_hand(shared_data, count):
     """The imported topology has the capacities derived by hand."""
-    topology = _load(shared_data / count.file, **count.arguments)
+    topology = load_quietly(shared_data / count.file, **count.arguments)
     assert topology.num_ranks == count.num_gpus * topology.num_nodes
     assert _counted(topology) == pytest.approx((count.node, count.rank, count.inside))
 
@@ -122,7 +116,7 @@ def _near(tmp_path, num_gpus, num_nics, num_nvlinks=18):
 def test_every_near_nic_is_kept(tmp_path, num_gpus, num_nics, rank):
     """A node sends at the total rate of its NICs of 20 GB/s; a rank at its share, limited by PCIe 5."""
     path = _near(tmp_path, num_gpus, num_nics)
-    topology = _load(path, nodes=2, nic_gb_per_s=20, nvlink_joins="switch")
+    topology = load_quietly(path, nodes=2, nic_gb_per_s=20, nvlink_joins="switch")
     node, own, _ = _counted(topology)
     assert (node, own) == pytest.approx((20 * num_nics, rank))
 
@@ -144,7 +138,7 @@ def test_pcie_generation_follows_from_nvlinks_or_the_nic(tmp_path, num_nvlinks, 
     """PCIe 3 is assumed up to V100, PCIe 4 for A100, PCIe 5 for H100; and at least the NIC's rate."""
     cell = f"NV{num_nvlinks}" if num_nvlinks else "NODE"
     rows = [f"GPU0 X {cell} NODE", f"GPU1 {cell} X NODE", "NIC0 NODE NODE X"]
-    topology = _load(_smi(tmp_path, *rows), nic_gb_per_s=nic, pcie="always", nvlink_joins="pairs")
+    topology = load_quietly(_smi(tmp_path, *rows), nic_gb_per_s=nic, pcie="always", nvlink_joins="pairs")
     assert any(each.startswith(f"{rate} GB/s for a PCIe link") for each in topology.assumed)
 
 
@@ -157,7 +151,7 @@ def test_guess_that_limits_a_given_rate_is_reported(tmp_path):
 
 def test_given_rate_limits_without_a_note(tmp_path):
     """A given PCIe rate is not noted as an assumption, whatever it limits."""
-    topology = _load(_near(tmp_path, 1, 2), nodes=2, nic_gb_per_s=50, pcie_gb_per_s=55)
+    topology = load_quietly(_near(tmp_path, 1, 2), nodes=2, nic_gb_per_s=50, pcie_gb_per_s=55)
     assert not any("only" in each for each in topology.assumed)
     assert _counted(topology)[:2] == pytest.approx((55, 55))
 
@@ -165,7 +159,7 @@ def test_given_rate_limits_without_a_note(tmp_path):
 def test_nic_far_from_every_gpu_is_left_out_and_named(tmp_path):
     """A NIC behind the other CPU is left out if another one is near, and a note names it."""
     rows = ["GPU0 X NV18 PIX SYS", "GPU1 NV18 X PIX SYS", "NIC0 PIX PIX X SYS", "NIC1 SYS SYS SYS X"]
-    topology = _load(_smi(tmp_path, *rows), nodes=2, nic_gb_per_s=20)
+    topology = load_quietly(_smi(tmp_path, *rows), nodes=2, nic_gb_per_s=20)
     assert _counted(topology)[0] == pytest.approx(20)
     assert any("NICs NIC1 are unused" in each for each in topology.assumed)
 
@@ -174,7 +168,7 @@ def test_unknown_affinity_joins_no_cpus(tmp_path):
     """With CPU affinity N/A, as in VMs, the cells alone decide which of two NICs of 20 GB/s is near."""
     rows = ["GPU0 X SYS NODE SYS N/A N/A", "GPU1 SYS X SYS NODE N/A N/A"]
     rows += ["NIC0 NODE SYS X SYS", "NIC1 SYS NODE SYS X"]
-    topology = _load(_smi(tmp_path, *rows), nodes=2, nic_gb_per_s=20)
+    topology = load_quietly(_smi(tmp_path, *rows), nodes=2, nic_gb_per_s=20)
     assert _counted(topology)[:2] == pytest.approx((40, 20))
     assert any("the rate between CPUs is unlimited" in each for each in topology.assumed)
 
@@ -182,7 +176,7 @@ def test_unknown_affinity_joins_no_cpus(tmp_path):
 def test_earlier_name_of_cells_between_sockets_is_read(tmp_path):
     """SOC, which drivers before 387 print, is read as SYS."""
     rows = ["GPU0 X PHB SOC 0-7", "GPU1 PHB X SOC 0-7", "GPU2 SOC SOC X 8-15"]
-    topology = _load(_smi(tmp_path, *rows), cpu_gb_per_s=5)
+    topology = load_quietly(_smi(tmp_path, *rows), cpu_gb_per_s=5)
     across = [e for e, link in enumerate(topology.links) if link.src < 2 <= link.dst]
     assert capacity(topology, across) == pytest.approx(5)
 
@@ -191,13 +185,13 @@ def test_earlier_name_of_cells_between_sockets_is_read(tmp_path):
 def test_width_that_no_slot_has_is_not_known(tmp_path, lanes):
     """VMs show 63 or 255 lanes: the NIC of 25 GB/s is not limited, and the assumption is noted."""
     slot = f'link_speed="8.0 GT/s PCIe" link_width="{lanes}"'
-    path = tmp_path / "dump.xml"
-    path.write_text(
-        f'<system version="1"><cpu numaid="0"><pci busid="0:1:0.0" class="0x030200" {slot}>'
-        f'<gpu dev="0" sm="80" rank="0"/></pci><pci busid="0:2:0.0" class="0x020000" {slot}>'
-        '<nic><net name="p0" dev="0" speed="200000" port="1" gdr="1"/></nic></pci></cpu></system>'
+    path = write_dump(
+        tmp_path,
+        f'<pci busid="0:1:0.0" class="0x030200" {slot}><gpu dev="0" sm="80" rank="0"/></pci>',
+        f'<pci busid="0:2:0.0" class="0x020000" {slot}>'
+        '<nic><net name="p0" dev="0" speed="200000" port="1" gdr="1"/></nic></pci>',
     )
-    topology = _load(path, nodes=2)
+    topology = load_quietly(path, nodes=2)
     assert _counted(topology)[0] == pytest.approx(25)
     assert any("whose lanes or GT/s the file lacks" in each for each in topology.assumed)
 
@@ -206,14 +200,13 @@ def test_nics_of_unequal_rates_are_used_in_proportion(tmp_path):
     """Ports of 25 and 12.5 GB/s at one GPU send 37.5 GB/s together."""
     net = '<net name="p{0}" dev="{0}" speed="{1}" port="{0}" gdr="1"/>'
     slot = 'link_speed="32.0 GT/s PCIe" link_width="16"'
-    path = tmp_path / "dump.xml"
-    path.write_text(
-        '<system version="1"><cpu numaid="0">'
-        f'<pci busid="0:1:0.0" class="0x030200" {slot}><gpu dev="0" sm="90" rank="0"/></pci>'
-        f'<pci busid="0:2:0.0" class="0x020000" {slot}><nic>{net.format(0, 200000)}{net.format(1, 100000)}</nic>'
-        "</pci></cpu></system>"
+    path = write_dump(
+        tmp_path,
+        f'<pci busid="0:1:0.0" class="0x030200" {slot}><gpu dev="0" sm="90" rank="0"/></pci>',
+        f'<pci busid="0:2:0.0" class="0x020000" {slot}>'
+        f"<nic>{net.format(0, 200000)}{net.format(1, 100000)}</nic></pci>",
     )
-    assert _counted(_load(path, nodes=2))[:2] == pytest.approx((37.5, 37.5))
+    assert _counted(load_quietly(path, nodes=2))[:2] == pytest.approx((37.5, 37.5))
 
 
 _VIRTUAL = '<nic><net name="veth0" dev="1" speed="10000" port="0" guid="0x1" gdr="0"/></nic>'
@@ -240,16 +233,16 @@ def test_virtual_interfaces_add_nothing_to_a_card(tmp_path):
         '<nic><net name="eno1" dev="0" speed="1000" port="0" guid="0x0" gdr="0"/></nic></pci>'
     )
     path = _two_cpus(tmp_path, card)
-    topology = _load(path, nodes=2)
+    topology = load_quietly(path, nodes=2)
     assert _counted(topology)[0] == pytest.approx(0.125)
     assert any("virtual and left out: veth0" in each for each in topology.assumed)
-    named = _load(path, nodes=2, nics=["veth0"])
+    named = load_quietly(path, nodes=2, nics=["veth0"])
     assert _counted(named)[0] == pytest.approx(1.25)
 
 
 def test_virtual_interfaces_alone_are_one_for_all_cpus(tmp_path):
     """An interface that the file repeats at two CPUs counts once: a node sends 1.25 GB/s."""
-    topology = _load(_two_cpus(tmp_path, ""), nodes=2)
+    topology = load_quietly(_two_cpus(tmp_path, ""), nodes=2)
     assert _counted(topology)[0] == pytest.approx(1.25)
     assert any("lists at several CPUs is one" in each for each in topology.assumed)
 
@@ -261,15 +254,14 @@ def test_functions_of_one_card_share_its_slot(tmp_path):
     """
     net = '<nic><net name="p{0}" dev="{0}" speed="200000" port="1" gdr="1"/></nic>'
     slot = 'link_speed="16.0 GT/s PCIe" link_width="16"'
-    path = tmp_path / "dump.xml"
-    path.write_text(
-        '<system version="1"><cpu numaid="0">'
-        f'<pci busid="0:1:0.0" class="0x030200" {slot}><gpu dev="0" sm="80" rank="0"/></pci>'
-        f'<pci busid="0:3:0.0" class="0x030200" {slot}><gpu dev="1" sm="80" rank="1"/></pci>'
-        f'<pci busid="0:2:0.0" class="0x020000" {slot}>{net.format(0)}</pci>'
-        f'<pci busid="0:2:0.1" class="0x020000" {slot}>{net.format(1)}</pci></cpu></system>'
+    path = write_dump(
+        tmp_path,
+        f'<pci busid="0:1:0.0" class="0x030200" {slot}><gpu dev="0" sm="80" rank="0"/></pci>',
+        f'<pci busid="0:3:0.0" class="0x030200" {slot}><gpu dev="1" sm="80" rank="1"/></pci>',
+        f'<pci busid="0:2:0.0" class="0x020000" {slot}>{net.format(0)}</pci>',
+        f'<pci busid="0:2:0.1" class="0x020000" {slot}>{net.format(1)}</pci>',
     )
-    assert _counted(_load(path, nodes=2))[:2] == pytest.approx((24, 24))
+    assert _counted(load_quietly(path, nodes=2))[:2] == pytest.approx((24, 24))
 
 
 def test_switches_of_one_bus_id_are_parts_of_their_own(tmp_path):
@@ -280,10 +272,8 @@ def test_switches_of_one_bus_id_are_parts_of_their_own(tmp_path):
         f'<pci busid="0:{rank}:0.0" class="0x030200" {slot}><gpu dev="{rank}" sm="80" rank="{rank}"/></pci>'
         for rank in range(4)
     ]
-    path = tmp_path / "dump.xml"
-    pairs = switch.format(gpus[0] + gpus[1]) + switch.format(gpus[2] + gpus[3])
-    path.write_text(f'<system version="2"><cpu numaid="0">{pairs}</cpu></system>')
-    topology = _load(path)
+    pairs = (switch.format(gpus[a] + gpus[b]) for a, b in ((0, 1), (2, 3)))
+    topology = load_quietly(write_dump(tmp_path, *pairs, version=2))
     across = [e for e, link in enumerate(topology.links) if link.src < 2 <= link.dst]
     assert capacity(topology, across) == pytest.approx(24)
 
@@ -295,10 +285,8 @@ def _rccl(tmp_path, count, gcn, version=2, tclass="0x038000"):
         '<gpu dev="{0}" sm="90" gcn="{gcn}" arch="38911" rank="{0}" gdr="1">'
         '<xgmi target="0:{1}:0.0" count="{count}" tclass="{tclass}"/></gpu></pci>'
     )
-    gpus = "".join(gpu.format(a, 1 - a, gcn=gcn, count=count, tclass=tclass) for a in (0, 1))
-    path = tmp_path / "rccl.xml"
-    path.write_text(f'<system version="{version}"><cpu numaid="0">{gpus}</cpu></system>')
-    return path
+    gpus = (gpu.format(a, 1 - a, gcn=gcn, count=count, tclass=tclass) for a in (0, 1))
+    return write_dump(tmp_path, *gpus, version=version)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +304,7 @@ def _rccl(tmp_path, count, gcn, version=2, tclass="0x038000"):
 )
 def test_xgmi_has_the_rate_of_its_architecture(tmp_path, gcn, rate):
     """Links have RCCL's constants for their architecture, and four links between two dies add up."""
-    topology = _load(_rccl(tmp_path, 4, gcn))
+    topology = load_quietly(_rccl(tmp_path, 4, gcn))
     assert _counted(topology)[2] == pytest.approx(4 * rate)
     assert {link.name for link in topology.links} == {"xGMI x4"}
 
@@ -333,12 +321,12 @@ def test_architecture_behind_a_rate_of_xgmi_is_named(tmp_path, gcn, name):
 @pytest.mark.parametrize(("version", "tclass"), [(1, "0x038000"), (2, "0x120000"), (2, "0x038000")])
 def test_both_versions_and_classes_of_rccl_are_read(tmp_path, version, tclass):
     """NCCL's version 1 and RCCL's version 2 are read; AMD's GPUs are display controllers or accelerators."""
-    assert len(_load(_rccl(tmp_path, 1, "gfx942", version, tclass)).links) == 2
+    assert len(load_quietly(_rccl(tmp_path, 1, "gfx942", version, tclass)).links) == 2
 
 
 def test_given_rate_of_xgmi_beats_the_constant(tmp_path):
     """A given rate of 60 GB/s replaces the constant of xGMI links."""
-    topology = _load(_rccl(tmp_path, 1, "gfx942"), nvlink_gb_per_s=60)
+    topology = load_quietly(_rccl(tmp_path, 1, "gfx942"), nvlink_gb_per_s=60)
     assert _counted(topology)[2] == pytest.approx(60)
     assert not any("xGMI each way" in each for each in topology.assumed)
 
@@ -353,7 +341,7 @@ def test_matrix_in_a_paste_is_read(tmp_path, mark, fence):
     quoted = tmp_path / "paste.txt"
     lines = [mark + line for line in plain.read_text().splitlines()]
     quoted.write_text("\n".join(("Hello,", "$ nvidia-smi topo -m", fence, *lines, fence, "thanks")) + "\n")
-    assert _load(quoted).links == _load(plain).links
+    assert load_quietly(quoted).links == load_quietly(plain).links
 
 
 @pytest.mark.parametrize("mark", ["{:3}  ", "{}: ", "{} | ", "2026-01-02T03:04:0{}Z "])
@@ -363,7 +351,7 @@ def test_matrix_with_numbered_lines_is_read(tmp_path, mark):
     numbered = tmp_path / "numbered.txt"
     lines = plain.read_text().splitlines()
     numbered.write_text("".join(mark.format(i) + line + "\n" for i, line in enumerate(lines, 1)))
-    assert _load(numbered).links == _load(plain).links
+    assert load_quietly(numbered).links == load_quietly(plain).links
 
 
 def test_matrix_with_commas_is_read(tmp_path):
@@ -371,7 +359,7 @@ def test_matrix_with_commas_is_read(tmp_path):
     plain = _near(tmp_path, 2, 1)
     commas = tmp_path / "matrix.csv"
     commas.write_text(plain.read_text().replace("\t", ","))
-    assert _load(commas).links == _load(plain).links
+    assert load_quietly(commas).links == load_quietly(plain).links
 
 
 def test_matrix_in_a_markdown_table_is_read(tmp_path):
@@ -380,21 +368,21 @@ def test_matrix_in_a_markdown_table_is_read(tmp_path):
     table = tmp_path / "table.md"
     lines = ["| " + " | ".join(line.split("\t")) + " |" for line in plain.read_text().splitlines()]
     table.write_text("\n".join((lines[0], "|---" * 6 + "|", *lines[1:])) + "\n")
-    assert _load(table).links == _load(plain).links
+    assert load_quietly(table).links == load_quietly(plain).links
 
 
 def test_glued_cells_are_split_and_reported(tmp_path):
     """NODENODE is split into two cells, and NV120-31 into NV12 and 0-31, as the other GPU's row has NV12."""
     rows = ["GPU0 X NV12 NODE NODE", "GPU1 NV12 X NODE NODE", "NIC0 NODE NODE X PIX", "NIC1 NODE NODE PIX X"]
     path = _smi(tmp_path, *rows)
-    whole = _load(path)
+    whole = load_quietly(path)
     text = path.read_text().replace("NODE\tNODE", "NODENODE")
     path.write_text(text)
-    glued = _load(path)
+    glued = load_quietly(path)
     assert glued.links == whole.links
     assert any("'NODENODE' in the row of GPU0 is NODE and NODE" in each for each in glued.assumed)
     path.write_text("GPU0 GPU1CPU Affinity NUMA Affinity\nGPU0 X NV120-31 0\nGPU1 NV12 X 0-31 0\n")
-    assert _load(path).links[0].beta_us_per_mb == whole.links[0].beta_us_per_mb
+    assert load_quietly(path).links[0].beta_us_per_mb == whole.links[0].beta_us_per_mb
 
 
 def test_number_of_nvlinks_is_not_split(tmp_path):
@@ -402,14 +390,7 @@ def test_number_of_nvlinks_is_not_split(tmp_path):
     affinity 2."""
     path = _smi(tmp_path, "GPU0 X NV12", "GPU1 NV1 X")
     with pytest.raises(taccl.FormatError, match="NV12 from GPU1 to GPU0|NV1 from GPU1|NV12 from GPU0"):
-        _load(path)
-
-
-def _dump(tmp_path, *devices):
-    """Dump of one CPU with the given XML devices below it."""
-    path = tmp_path / "dump.xml"
-    path.write_text(f'<system version="1"><cpu numaid="0">{"".join(devices)}</cpu></system>')
-    return path
+        load_quietly(path)
 
 
 def _gpu(rank):
@@ -439,14 +420,16 @@ def _bridge(number, *below):
 
 def test_bridges_above_a_nic_do_not_make_it_farther(tmp_path):
     """Two NICs of 10 GB/s below one CPU are both kept, although one is behind a bridge."""
-    topology = _load(_dump(tmp_path, _gpu(0), _nic(0, 80000), _bridge(0, _nic(1, 80000))), nodes=2)
+    topology = load_quietly(
+        write_dump(tmp_path, _gpu(0), _nic(0, 80000), _bridge(0, _nic(1, 80000))), nodes=2
+    )
     assert _counted(topology)[:2] == pytest.approx((20, 20))
 
 
 def test_faster_nic_that_is_farther_is_used(tmp_path):
     """A NIC of 1 Gb/s near the GPU does not prevent use of a farther one of 100 Gb/s."""
     near = _bridge(0, _gpu(0), _nic(0, 1000))
-    topology = _load(_dump(tmp_path, near, _bridge(1, _nic(1, 100000))), nodes=2)
+    topology = load_quietly(write_dump(tmp_path, near, _bridge(1, _nic(1, 100000))), nodes=2)
     assert _counted(topology)[:2] == pytest.approx((12.625, 12.625))
     assert not any("fixed shares" in each for each in topology.assumed)
 
@@ -454,7 +437,7 @@ def test_faster_nic_that_is_farther_is_used(tmp_path):
 def test_shares_of_ranks_with_some_nics_in_common_are_reported(tmp_path):
     """If a rank shares one of its NICs, a note says so: GPU0 has a slow and a fast NIC, GPU1 only the fast one."""
     near = _bridge(0, _gpu(0), _nic(0, 1000))
-    topology = _load(_dump(tmp_path, near, _bridge(1, _gpu(1), _nic(1, 100000))), nodes=2)
+    topology = load_quietly(write_dump(tmp_path, near, _bridge(1, _gpu(1), _nic(1, 100000))), nodes=2)
     assert any("in fixed shares" in each for each in topology.assumed)
 
 
@@ -464,7 +447,7 @@ def test_nics_that_pcie_limits_get_less_of_a_send(tmp_path):
     Two ports of 25 GB/s in a slot of 12 GB/s, and one of 12 in another slot, send 24 GB/s together.
     """
     cards = _nic(0, 200000, 200000, width=8), _nic(1, 96000)
-    topology = _load(_dump(tmp_path, _gpu(0), *cards), nodes=2)
+    topology = load_quietly(write_dump(tmp_path, _gpu(0), *cards), nodes=2)
     assert _counted(topology)[:2] == pytest.approx((24, 24))
 
 
@@ -472,7 +455,7 @@ def test_nics_that_pcie_limits_get_less_of_a_send(tmp_path):
 def test_c2c_takes_the_place_of_pcie(tmp_path, slot):
     """With C2C, as in GH200, a PCIe link of one or unknown lanes does not limit the path to the NIC."""
     gpu = f'<pci busid="9:1:0.0" class="0x030200" {slot}><gpu dev="0" sm="90" rank="0"><c2c bw="22000" count="2"/>'
-    topology = _load(_dump(tmp_path, f"{gpu}</gpu></pci>", _nic(0, 400000, width=32)), nodes=2)
+    topology = load_quietly(write_dump(tmp_path, f"{gpu}</gpu></pci>", _nic(0, 400000, width=32)), nodes=2)
     assert _counted(topology)[:2] == pytest.approx((44, 44))
     assert not any("c2c" in each for each in topology.assumed)
 
@@ -483,5 +466,5 @@ def test_nvlinks_to_a_cpu_take_the_place_of_pcie(tmp_path):
         '<pci busid="{0}:0:0.0" class="0x030200" link_speed="8.0 GT/s PCIe" link_width="2">'
         '<gpu dev="{0}" sm="70" rank="{0}"><nvlink target="0:0:0.0" count="2" tclass="0x068001"/></gpu></pci>'
     )
-    path = _dump(tmp_path, gpu.format(0), gpu.format(1), _nic(0, 400000, width=32))
-    assert _counted(_load(path, nodes=2)) == pytest.approx((48, 40, 40))
+    path = write_dump(tmp_path, gpu.format(0), gpu.format(1), _nic(0, 400000, width=32))
+    assert _counted(load_quietly(path, nodes=2)) == pytest.approx((48, 40, 40))

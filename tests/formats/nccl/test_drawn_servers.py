@@ -2,15 +2,14 @@
 
 import random
 import re
-import warnings
 from collections import defaultdict
 from itertools import combinations
 
 import pytest
 
 import taccl
-from taccl.errors import AssumptionWarning
 from tests.formats.nccl.drawn_servers import CPUS, LANES, Drawn, Part, capacity, draw
+from tests.formats.nccl.servers import load_quietly
 from tests.fuzzing import cases
 
 #: Notes by which an import states that its capacity may be lower than the server's.
@@ -100,12 +99,6 @@ def _check(server, topology):
         imported.check_between()
 
 
-def _load(path, arguments):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", AssumptionWarning)
-        return taccl.topologies.load(path, **arguments)
-
-
 def _part(name, rate, *ports):
     slot = f'link_speed="16.0 GT/s" link_width="{round(rate / LANES["16.0"])}"'
     return Part(name, rate, slot, ports=list(ports))
@@ -117,7 +110,7 @@ def _import(tmp_path, *cpus, **arguments):
     server = Drawn([(kind_of[rate], parts) for rate, parts in cpus], arguments={"nodes": 2, **arguments})
     path = tmp_path / "server.xml"
     path.write_text(server.xml(1))
-    topology = _load(path, server.arguments)
+    topology = load_quietly(path, **server.arguments)
     _check(server, topology)
     return topology
 
@@ -193,7 +186,7 @@ def test_drawn_servers_keep_their_capacity(tmp_path, kind):
         text = server.matrix() if kind == "matrices" else server.xml(2 if server.fabric == "xgmi" else 1)
         path.write_text(text)
         try:
-            _check(server, _load(path, server.arguments))
+            _check(server, load_quietly(path, **server.arguments))
         except Exception as error:
             error.add_note(f"seed {seed}, arguments {server.arguments}")
             raise
@@ -226,7 +219,7 @@ def test_drawn_matrices_of_pairs_keep_their_rates(tmp_path):
         text, rates, out = _draw_pairs(random.Random(seed))
         path = tmp_path / "pairs.txt"
         path.write_text(text)
-        topology = _load(path, {})
+        topology = load_quietly(path)
         assert topology.num_nodes == 1
         assert any("share a port" in each for each in topology.assumed)
         for link in topology.links:
@@ -249,7 +242,7 @@ def test_bounds_of_drawn_servers_know_what_leaves_a_node(tmp_path, collective):
             continue
         path = tmp_path / "server.xml"
         path.write_text(server.xml(2 if server.fabric == "xgmi" else 1))
-        topology, size_bytes = _load(path, server.arguments), 100_000_000 * len(server.gpus)
+        topology, size_bytes = load_quietly(path, **server.arguments), 100_000_000 * len(server.gpus)
         problem = taccl.make_problem(topology, collective, size_bytes=size_bytes)
         senders = len(server.gpus) if collective == "alltoall" else 1
         rate = server.between_nodes(_used(topology), range(len(server.gpus)))

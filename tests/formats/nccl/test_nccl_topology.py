@@ -9,6 +9,7 @@ from taccl.errors import FormatError, InputError, TopologyError
 from taccl.formats.nccl.topology import load_nccl_topology
 from tests.effort import brief_synthesis
 from tests.foreign import OURS, foreign_files
+from tests.formats.nccl.servers import holders, write_dump
 from tests.fuzzing import thinned
 
 # PCIe: lanes * units / 80 GB/s. 16 lanes at 8 GT/s (60 units) are 12 GB/s, at 16 GT/s 24, at 32 GT/s 48.
@@ -53,15 +54,6 @@ def _shared(topology, src, dst):
     return {topology.resources[h.resource].name: (h.beta_us_per_mb, h.side) for h in holds}
 
 
-def _holders(topology, name):
-    """(source, destination) of the links that hold a resource."""
-    return {
-        (topology.links[h.link].src, topology.links[h.link].dst)
-        for h in topology.holds
-        if topology.resources[h.resource].name == name
-    }
-
-
 FILES = foreign_files("nccl-topo/*.xml")
 
 
@@ -103,24 +95,29 @@ def test_switches_are_shared():
         "PCIe into GPU 0000:1a:00.0 of node 0": (GEN3, "receive"),
     }
     # The uplink out of the switch needs no resource: the slower path between the CPUs carries the same sends.
-    across = _holders(topology, "CPU 0 to CPU 1 of node 0")
+    across = holders(topology, "CPU 0 to CPU 1 of node 0")
     assert across == {(src, dst) for src in (0, 1) for dst in (2, 3)}
     # With 20 GB/s from CPU to CPU the uplinks, at 12 GB/s, are slower, and are the resources instead.
     faster = ours("two-cpus", cpu_gb_per_s=20)
     assert _beta(faster, 0, 2) == GEN3
-    assert _holders(faster, "PCIe out of PCIe switch aaaa:00:01.0 of node 0") == across
-    assert not _holders(faster, "CPU 0 to CPU 1 of node 0")
+    assert holders(faster, "PCIe out of PCIe switch aaaa:00:01.0 of node 0") == across
+    assert not holders(faster, "CPU 0 to CPU 1 of node 0")
+
+
+def check_pairs_share_a_nic(topology, nic, said):
+    """Ranks 2 and 3 of two nodes share a NIC: it is held by their sends to the other node, and in reverse."""
+    others = range(topology.num_ranks // 2, topology.num_ranks)
+    egress = holders(topology, f"NIC {nic} of node 0 egress")
+    assert egress == {(src, dst) for src in (2, 3) for dst in others}
+    ingress = holders(topology, f"NIC {nic} of node 0 ingress")
+    assert ingress == {(src, dst) for src in others for dst in (2, 3)}
+    assert any(said in note for note in topology.notes)
 
 
 def test_pairs_share_a_nic():
-    """The NIC under a switch serves the two ranks below it: it is held by sends from 2 sources to 4 destinations,
-    and in reverse."""
+    """The NIC under a switch serves the two ranks below it, and 4 ranks of the other node."""
     topology = ours("two-cpus", nodes=2)
-    egress = _holders(topology, "NIC 0000:1c:00.0 of node 0 egress")
-    assert egress == {(src, dst) for src in (2, 3) for dst in range(4, 8)}
-    ingress = _holders(topology, "NIC 0000:1c:00.0 of node 0 ingress")
-    assert ingress == {(src, dst) for src in range(4, 8) for dst in (2, 3)}
-    assert any("0000:0c:00.0: 0, 1; 0000:1c:00.0: 2, 3" in note for note in topology.notes)
+    check_pairs_share_a_nic(topology, "0000:1c:00.0", "0000:0c:00.0: 0, 1; 0000:1c:00.0: 2, 3")
 
 
 def test_one_nic_serves_both_cpus():
@@ -130,7 +127,7 @@ def test_one_nic_serves_both_cpus():
     """
     topology = ours("to-itself", nodes=2)
     assert {link.beta_us_per_mb for link in topology.links if link.src < 2 and link.dst > 1} == {200}
-    assert _holders(topology, "NIC lan3 of node 0 egress") == {(src, dst) for src in (0, 1) for dst in (2, 3)}
+    assert holders(topology, "NIC lan3 of node 0 egress") == {(src, dst) for src in (0, 1) for dst in (2, 3)}
     assert _shared(topology, 1, 2)["NIC lan3 of node 0 egress"] == (200, "send")
 
 
@@ -173,7 +170,7 @@ def test_devices_without_a_class_need_an_argument():
     assert caught.value.where.startswith(str(path))
     topology = ours("bare-ids", nodes=2)
     assert {link.beta_us_per_mb for link in topology.links} == {GEN3}
-    assert len(_holders(topology, "NIC 0000:00:04.0 of node 0 egress")) == 4
+    assert len(holders(topology, "NIC 0000:00:04.0 of node 0 egress")) == 4
     assert any("cpu_gb_per_s=" in note for note in topology.assumed)
 
 
@@ -185,7 +182,7 @@ def test_arguments_beat_our_file():
     )  # fmt: skip
     assert _beta(topology, 0, 2) == 50
     assert _beta(topology, 3, 4) == 100
-    assert len(_holders(topology, "NIC 0000:0c:00.0 of node 0 egress")) == 16
+    assert len(holders(topology, "NIC 0000:0c:00.0 of node 0 egress")) == 16
     assert topology.links[_link(topology, 0, 2)].alpha_us == 1
     assert topology.links[_link(topology, 3, 4)].alpha_us == 5
 
@@ -218,21 +215,15 @@ def test_p4d_resources_are_held_by_what_passes(load):
     A switch's uplink carries the sends of 2 ranks to the 6 others, and that of a CPU those of 4 ranks to 4.
     """
     topology = load("aws-p4d-24xl")
-    out = _holders(topology, "PCIe out of PCIe switch ffff:ff:01.0 of node 0")
+    out = holders(topology, "PCIe out of PCIe switch ffff:ff:01.0 of node 0")
     assert out == {(src, dst) for src in (0, 1) for dst in range(2, 8)}
-    across = _holders(topology, "CPU 0 to CPU 1 of node 0")
+    across = holders(topology, "CPU 0 to CPU 1 of node 0")
     assert across == {(src, dst) for src in range(4) for dst in range(4, 8)}
 
 
 def test_p4d_pairs_share_a_nic(load):
-    """The NIC under a switch serves the two ranks below it: it is held by sends from 2 sources to 8 destinations,
-    and in reverse."""
-    topology = load("aws-p4d-24xl", nodes=2)
-    egress = _holders(topology, "NIC 0000:20:1b.0 of node 0 egress")
-    assert egress == {(src, dst) for src in (2, 3) for dst in range(8, 16)}
-    ingress = _holders(topology, "NIC 0000:20:1b.0 of node 0 ingress")
-    assert ingress == {(src, dst) for src in range(8, 16) for dst in (2, 3)}
-    assert any("0000:20:1b.0: 2, 3" in note for note in topology.notes)
+    """The NIC under a switch serves the two ranks below it, and 8 ranks of the other node."""
+    check_pairs_share_a_nic(load("aws-p4d-24xl", nodes=2), "0000:20:1b.0", "0000:20:1b.0: 2, 3")
 
 
 def test_p4de_is_joined_as_p4d(load):
@@ -245,7 +236,7 @@ def test_ndv2_shares_one_nic(load):
     topology = load("azure-ndv2", nodes=2, nic_gb_per_s="12.5")
     assert _beta(topology, 0, 3) == GEN4
     assert _beta(topology, 0, 4) == 100
-    assert len(_holders(topology, "NIC 0101:00:00.0 of node 0 egress")) == 64
+    assert len(holders(topology, "NIC 0101:00:00.0 of node 0 egress")) == 64
     # 12.5 GB/s take 80 us per MB.
     # Sends of CPU 1's ranks pass the 10 GB/s between CPUs, those of CPU 0's ranks do not.
     assert _beta(topology, 0, 8) == 80
@@ -294,7 +285,7 @@ def test_ncv4_leaves_out_nvlinks_to_itself(load):
     assert {link.beta_us_per_mb for link in topology.links} == {80}
     assert _shared(topology, 0, 1)["CPU 0 to CPU 1 of node 0"] == (Fraction(1000, 24), "send")
     assert _shared(topology, 3, 4)["NIC eth0 of node 0 egress"] == (80, "send")
-    assert len(_holders(topology, "NIC eth0 of node 0 egress")) == 16
+    assert len(holders(topology, "NIC eth0 of node 0 egress")) == 16
     assert "48 NVLinks to the GPU itself are left out" in topology.assumed
 
 
@@ -322,7 +313,7 @@ def test_g5_with_gpus_named(load):
     """The file gives eight GPUs at 12 GB/s, no limit between CPUs, and one NIC at CPU 1."""
     topology = load("aws-g5.48xl", nodes=2)
     assert {link.beta_us_per_mb for link in topology.links} == {GEN3}
-    assert len(_holders(topology, "NIC 0000:00:15.0 of node 0 egress")) == 64
+    assert len(holders(topology, "NIC 0000:00:15.0 of node 0 egress")) == 64
     assert any("cpu_gb_per_s=" in note for note in topology.assumed)
 
 
@@ -335,7 +326,7 @@ def test_arguments_beat_the_file(load):
     assert _beta(topology, 0, 4) == 50
     assert _shared(topology, 0, 4)["CPU 0 to CPU 1 of node 0"] == (25, "send")
     assert _beta(topology, 7, 8) == 100
-    assert len(_holders(topology, "NIC 0000:10:1b.0 of node 0 egress")) == 64
+    assert len(holders(topology, "NIC 0000:10:1b.0 of node 0 egress")) == 64
     assert topology.links[_link(topology, 0, 4)].alpha_us == 1
     assert topology.links[_link(topology, 7, 8)].alpha_us == 5
 
@@ -350,19 +341,13 @@ def _gpu(number, nvlinks, rank=None, sm=70):
     return PCI.format(number, f'<gpu dev="{number}" sm="{sm}" rank="{rank}" gdr="1">{links}</gpu>')
 
 
-def _write(tmp_path, *devices):
-    path = tmp_path / "dump.xml"
-    path.write_text(f'<system version="1"><cpu numaid="0">{"".join(devices)}</cpu></system>')
-    return path
-
-
 def test_dump_with_nvlinks_between_pairs(tmp_path):
     """Pairs of ranks with NVLinks are linked by these, and other pairs are not linked by PCIe.
 
     On V100 an NVLink has 20 GB/s. Two between 0 and 1 give 25 us per MB, and one between 1 and 2 gives 50.
     """
     gpu = "0x030200"
-    path = _write(
+    path = write_dump(
         tmp_path,
         _gpu(0, [("0:1:0.0", 2, gpu)]),
         _gpu(1, [("0:0:0.0", 2, gpu), ("0:2:0.0", 1, gpu)]),
@@ -383,7 +368,7 @@ def test_dump_with_nvlinks_between_pairs(tmp_path):
 def test_nvlinks_into_nvswitch_add_up(tmp_path, sm, rate):
     """Links to several chips of an NVSwitch are one port, at NCCL's rate for the GPU."""
     chips = [("0:a0:0.0", 2, "0x068000"), ("0:a1:0.0", 4, "0x068000")]
-    topology = load_nccl_topology(_write(tmp_path, *(_gpu(i, chips, sm=sm) for i in range(3))))
+    topology = load_nccl_topology(write_dump(tmp_path, *(_gpu(i, chips, sm=sm) for i in range(3))))
     assert {link.beta_us_per_mb for link in topology.links} == {1000 / (6 * Fraction(rate))}
     assert len(topology.switches) == 1
     assert topology.switches[0].ranks == (0, 1, 2)
@@ -392,7 +377,7 @@ def test_nvlinks_into_nvswitch_add_up(tmp_path, sm, rate):
 def test_lost_nvlink_slows_the_port_of_its_rank(tmp_path):
     """Ranks with 6, 6 and 5 NVLinks of 20 GB/s into NVSwitch have ports of 120, 120 and 100 GB/s."""
     devices = [_gpu(i, [("0:a0:0.0", 5 if i == 2 else 6, "0x068000")]) for i in range(3)]
-    topology = load_nccl_topology(_write(tmp_path, *devices))
+    topology = load_nccl_topology(write_dump(tmp_path, *devices))
     full, lost = Fraction(1000, 120), Fraction(10)
     assert _beta(topology, 0, 1) == full
     assert _beta(topology, 0, 2) == _beta(topology, 2, 1) == lost
@@ -405,7 +390,7 @@ def test_lost_nvlink_slows_the_port_of_its_rank(tmp_path):
 def test_ranks_of_the_file_are_kept_in_order(tmp_path):
     """GPUs with ranks 9 and 4 become ranks 1 and 0; one without a rank is left out."""
     topology = load_nccl_topology(
-        _write(tmp_path, _gpu(0, [], rank=9), _gpu(1, [], rank=4), PCI.format(2, ""))
+        write_dump(tmp_path, _gpu(0, [], rank=9), _gpu(1, [], rank=4), PCI.format(2, ""))
     )
     assert topology.num_ranks == 2
     assert "PCIe out of GPU" not in str(topology.resources)  # one link each way, nothing shared
@@ -420,10 +405,10 @@ def test_net_gives_rate_latency_and_name(tmp_path):
         '<pci busid="0:9:0.0" class="0x020700" link_speed="8.0 GT/s PCIe" link_width="16">'
         f"<nic>{net.format(0)}{net.format(1)}</nic></pci>"
     )
-    topology = load_nccl_topology(_write(tmp_path, _gpu(0, []), _gpu(1, []), nic), nodes=2)
+    topology = load_nccl_topology(write_dump(tmp_path, _gpu(0, []), _gpu(1, []), nic), nodes=2)
     assert _beta(topology, 0, 2) == GEN3
     assert topology.links[_link(topology, 0, 2)].alpha_us == Fraction("1.5")
-    assert _holders(topology, "PCIe into NIC 0:9:0.0 of node 0") == {(s, d) for s in (0, 1) for d in (2, 3)}
+    assert holders(topology, "PCIe into NIC 0:9:0.0 of node 0") == {(s, d) for s in (0, 1) for d in (2, 3)}
     assert any("mlx5_0: 0; mlx5_1: 1" in note for note in topology.notes)
 
 
@@ -448,7 +433,7 @@ def test_net_gives_rate_latency_and_name(tmp_path):
 )
 def test_wrong_file_is_named_with_line_and_element(tmp_path, devices, message):
     """The error for an invalid topology file names file, line and element."""
-    path = _write(tmp_path, *devices)
+    path = write_dump(tmp_path, *devices)
     with pytest.raises(FormatError) as caught:
         load_nccl_topology(path)
     assert message in caught.value.message
@@ -493,7 +478,7 @@ def test_other_and_hostile_files_are_refused(tmp_path, text):
 )
 def test_wrong_argument_is_named(tmp_path, arguments, where):
     """The error for an argument that cannot be used names the argument."""
-    path = _write(tmp_path, _gpu(0, []), _gpu(1, []))
+    path = write_dump(tmp_path, _gpu(0, []), _gpu(1, []))
     with pytest.raises(TopologyError) as caught:
         load_nccl_topology(path, **arguments)
     assert where in caught.value.where
@@ -502,7 +487,7 @@ def test_wrong_argument_is_named(tmp_path, arguments, where):
 def test_device_that_an_argument_names_must_exist(tmp_path):
     """A bus id that the file lacks is an error, as it may be a misspelling."""
     with pytest.raises(FormatError, match="no device 0:5:0.0, which gpus="):
-        load_nccl_topology(_write(tmp_path, _gpu(0, [])), gpus=["0:0:0.0", "0:5:0.0"])
+        load_nccl_topology(write_dump(tmp_path, _gpu(0, [])), gpus=["0:0:0.0", "0:5:0.0"])
 
 
 def test_missing_file_is_an_input_error(tmp_path):
@@ -525,7 +510,7 @@ def test_more_than_a_server_has_is_refused(tmp_path, monkeypatch, devices, most)
     """A file with more devices than any server is refused early, in one sentence."""
     monkeypatch.setattr("taccl.formats.nccl.elements._MAX_DEVICES", most)
     with pytest.raises(FormatError, match=f"more than {most} devices|twice"):
-        load_nccl_topology(_write(tmp_path, *devices))
+        load_nccl_topology(write_dump(tmp_path, *devices))
 
 
 def test_parts_of_merged_nics_are_left_out(tmp_path):
@@ -539,11 +524,11 @@ def test_parts_of_merged_nics_are_left_out(tmp_path):
         f'<net name="{name}" dev="{n}" speed="{speed}" net="{is_net}" gin="1"/></nic></pci>'
         for n, (name, speed, is_net) in enumerate(nets)
     )
-    path = tmp_path / "merged.xml"
-    path.write_text(
-        f"""<system version="1"><cpu numaid="0"><pci busid="0000:10:00.0" class="0x060400"
-        link_speed="64.0 GT/s PCIe" link_width="16"><pci busid="0000:11:00.0" class="0x030200"
-        link_speed="64.0 GT/s PCIe" link_width="16"><gpu dev="0" sm="100" rank="0"/></pci>{nics}</pci></cpu></system>"""
+    path = write_dump(
+        tmp_path,
+        f"""<pci busid="0000:10:00.0" class="0x060400" link_speed="64.0 GT/s PCIe" link_width="16">
+        <pci busid="0000:11:00.0" class="0x030200" link_speed="64.0 GT/s PCIe" link_width="16">
+        <gpu dev="0" sm="100" rank="0"/></pci>{nics}</pci>""",
     )
     topology = load_nccl_topology(path, nodes=2)
     assert {link.beta_us_per_mb for link in topology.links} == {20}

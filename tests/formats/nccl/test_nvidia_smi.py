@@ -9,6 +9,7 @@ from taccl.errors import AssumptionWarning, FormatError, InputError, TopologyErr
 from taccl.formats.nccl.nvidia_smi import load_nvidia_smi
 from tests.effort import brief_synthesis
 from tests.foreign import OURS, foreign_files
+from tests.formats.nccl.servers import holders
 
 GEN3 = Fraction(1000, 12)  # us per MB at 12 GB/s
 
@@ -46,14 +47,6 @@ def _betas(topology):
     return {(link.src, link.dst): link.beta_us_per_mb for link in topology.links}
 
 
-def _holders(topology, name):
-    return {
-        (topology.links[h.link].src, topology.links[h.link].dst)
-        for h in topology.holds
-        if topology.resources[h.resource].name == name
-    }
-
-
 def test_nvlinks():
     """Links are those of the NV cells, with 25 GB/s per NVLink; SYS pairs have none.
 
@@ -67,7 +60,7 @@ def test_nvlinks():
 def test_nics_serve_the_ranks_beside_them():
     """NIC right0 serves GPU2 and GPU3, one PCIe switch away, and not the GPUs behind the CPUs."""
     topology = load_nvidia_smi(SQUARE, nodes=2, nic_gb_per_s=10)
-    assert _holders(topology, "NIC right0 of node 1 egress") == {(s, d) for s in (6, 7) for d in range(4)}
+    assert holders(topology, "NIC right0 of node 1 egress") == {(s, d) for s in (6, 7) for d in range(4)}
     assert any("left0: 0, 1; right0: 2, 3" in note for note in topology.notes)
 
 
@@ -76,8 +69,8 @@ def test_pcie_tree():
     topology = load_nvidia_smi(SQUARE, pcie="always")
     assert len(topology.links) == 8 + 4
     assert _betas(topology)[0, 3] == GEN3
-    assert _holders(topology, "PCIe out of PCIe switch 0 of node 0") == {(0, 3), (1, 2)}
-    assert _holders(topology, "PCIe into PCIe switch 0 of node 0") == {(3, 0), (2, 1)}
+    assert holders(topology, "PCIe out of PCIe switch 0 of node 0") == {(0, 3), (1, 2)}
+    assert holders(topology, "PCIe into PCIe switch 0 of node 0") == {(3, 0), (2, 1)}
 
 
 def test_resource_that_another_implies_is_left_out():
@@ -87,7 +80,7 @@ def test_resource_that_another_implies_is_left_out():
     """
     topology = load_nvidia_smi(SQUARE, pcie="always", cpu_gb_per_s=10)
     assert _betas(topology)[0, 3] == 100
-    assert _holders(topology, "CPU 0 to CPU 1 of node 0") == {(0, 3), (1, 2)}
+    assert holders(topology, "CPU 0 to CPU 1 of node 0") == {(0, 3), (1, 2)}
     assert not any(resource.name.startswith("PCIe out") for resource in topology.resources)
 
 
@@ -166,7 +159,7 @@ def test_dgx1_is_the_machine_model(dgx1):
 def test_dgx1_nics_serve_the_ranks_beside_them(dgx1):
     """NIC mlx5_1 serves GPU2 and GPU3, one PCIe switch away, and not the GPUs behind the CPU."""
     topology = load_nvidia_smi(dgx1, nodes=2, nic_gb_per_s=10)
-    assert _holders(topology, "NIC mlx5_1 of node 1 egress") == {(s, d) for s in (10, 11) for d in range(8)}
+    assert holders(topology, "NIC mlx5_1 of node 1 egress") == {(s, d) for s in (10, 11) for d in range(8)}
     assert any("mlx5_2: 4, 5" in note for note in topology.notes)
 
 
@@ -176,7 +169,7 @@ def test_dgx1_pcie_tree(dgx1):
     assert len(topology.links) == 32 + 24
     assert _betas(topology)[0, 5] == GEN3
     # GPU0 has no NVLink to GPU5, 6 and 7; GPU1 has none to GPU4, 6 and 7.
-    out = _holders(topology, "PCIe out of PCIe switch 0 of node 0")
+    out = holders(topology, "PCIe out of PCIe switch 0 of node 0")
     assert out == {(0, 5), (0, 6), (0, 7), (1, 4), (1, 6), (1, 7)}
 
 
@@ -216,7 +209,7 @@ def test_server_without_nvlink_uses_pcie(tmp_path):
     topology = load_nvidia_smi(_write(tmp_path, *rows, columns=_gpus(4)))
     assert set(_betas(topology).values()) == {GEN3}
     assert len(topology.links) == 12
-    assert _holders(topology, "PCIe out of PCIe switch 0 of node 0") == {
+    assert holders(topology, "PCIe out of PCIe switch 0 of node 0") == {
         (s, d) for s in (0, 1) for d in (2, 3)
     }
     assert not any(resource.name.startswith("CPU") for resource in topology.resources)
@@ -231,10 +224,10 @@ def test_switches_nest(tmp_path):
     topology = load_nvidia_smi(_write(tmp_path, *rows, columns=_gpus(4)), cpu_gb_per_s=6)
     assert _betas(topology)[0, 3] == Fraction(1000, 6)
     # Sends leave the inner switch (GPU0, GPU1) towards GPU2 and GPU3, and the outer one only towards GPU3.
-    assert _holders(topology, "PCIe out of PCIe switch 1 of node 0") == {(0, 2), (0, 3), (1, 2), (1, 3)}
+    assert holders(topology, "PCIe out of PCIe switch 1 of node 0") == {(0, 2), (0, 3), (1, 2), (1, 3)}
     # The outer switch needs no resource: the slower path between the CPUs carries the same sends.
-    assert _holders(topology, "CPU 0 to CPU 1 of node 0") == {(0, 3), (1, 3), (2, 3)}
-    assert not _holders(topology, "PCIe out of PCIe switch 0 of node 0")
+    assert holders(topology, "CPU 0 to CPU 1 of node 0") == {(0, 3), (1, 3), (2, 3)}
+    assert not holders(topology, "PCIe out of PCIe switch 0 of node 0")
 
 
 def test_colours_legends_and_prompts_are_understood(tmp_path):
@@ -249,7 +242,7 @@ def test_colours_legends_and_prompts_are_understood(tmp_path):
     )
     topology = load_nvidia_smi(path, nodes=2, nic_gb_per_s=10)
     assert _betas(topology)[0, 1] == Fraction(1000, 18 * 25)
-    assert len(_holders(topology, "NIC mlx5_0 of node 0 egress")) == 4
+    assert len(holders(topology, "NIC mlx5_0 of node 0 egress")) == 4
     assert load_nvidia_smi(path, nodes=2, nic_gb_per_s=10, nics=["mlx5_0"]).links == topology.links
 
 
