@@ -17,20 +17,13 @@ def us(machine, collective, size, **options):
     return taccl.predict(machine, collective, size, **options).time_us
 
 
-def test_a_small_sum_is_launch_base_and_hops():
+@pytest.mark.parametrize(("machine", "hop_us"), [("dgx-a100", 0.6), ("b200", 1.2)])
+def test_a_small_sum_is_launch_base_and_hops(machine, hop_us):
     """The predicted time of a small allreduce is launch, base and hops.
 
-    On 8 A100 under LL these are 1.8 us, 6.6 us and 14 hops of 0.6 us.
+    On 8 GPUs under LL these are 1.8 us, 6.6 us and 14 hops, which take twice as long on Blackwell.
     """
-    assert us("dgx-a100", "allreduce", 8) == pytest.approx(1.8 + 6.6 + 14 * 0.6, rel=1e-3)
-
-
-def test_hops_of_blackwell_under_ll():
-    """Hops of Blackwell under LL take twice as long as on earlier machines.
-
-    On 8 B200: 1.8 us of launch, 6.6 of base, and 14 hops of 1.2 us.
-    """
-    assert us("b200", "allreduce", 8) == pytest.approx(1.8 + 6.6 + 14 * 1.2, rel=1e-3)
+    assert us(machine, "allreduce", 8) == pytest.approx(1.8 + 6.6 + 14 * hop_us, rel=1e-3)
 
 
 def test_launches_by_one_process_limit_small_operations():

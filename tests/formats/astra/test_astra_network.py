@@ -36,6 +36,18 @@ def _file(topology="[ Ring ]", npus_count="[ 4 ]", bandwidth="[ 50 ]", latency="
     return f"topology: {topology}\nnpus_count: {npus_count}\nbandwidth: {bandwidth}\nlatency: {latency}\n"
 
 
+def check_switch(topology, num_ranks, alpha_us, gb_per_s):
+    """Check a network of one switch: a send takes the latency of two hops, and the time of its bytes once.
+
+    Each rank has a port for sending and one for receiving.
+    """
+    assert len(topology.links) == num_ranks * (num_ranks - 1)
+    assert {link.alpha_us for link in topology.links} == {Fraction(alpha_us)}
+    assert {link.beta_us_per_mb for link in topology.links} == {GB / gb_per_s}
+    assert sum(resource.name.startswith("port") for resource in topology.resources) == 2 * num_ranks
+    assert {hold.alpha_us for hold in topology.holds} == {0}  # pipelined, as in ASTRA-sim
+
+
 def _pairs(topology):
     return {(link.src, link.dst) for link in topology.links}
 
@@ -59,16 +71,8 @@ def test_ring():
 
 
 def test_switch():
-    """A send through the switch takes 2 * 700.5 ns of latency, and the time of its bytes once.
-
-    Each of 4 ranks has a port for sending and one for receiving.
-    """
-    topology = ours("switch-4")
-    assert len(topology.links) == 12
-    assert {link.alpha_us for link in topology.links} == {Fraction("1.401")}
-    assert {link.beta_us_per_mb for link in topology.links} == {GB / 320}
-    assert sum(resource.name.startswith("port") for resource in topology.resources) == 8
-    assert {hold.alpha_us for hold in topology.holds} == {0}  # pipelined, as in ASTRA-sim
+    """A send through our file's switch takes 2 * 700.5 ns of latency."""
+    check_switch(ours("switch-4"), 4, "1.401", 320)
 
 
 def test_pairs_of_rings():
@@ -95,16 +99,8 @@ def test_real_ring(load, size):
 
 
 def test_real_switch(load):
-    """A send through the switch takes 2 * 936.25 ns of latency, and the time of its bytes once.
-
-    Each of 8 ranks has a port for sending and one for receiving.
-    """
-    topology = load("HGX-H100-validated")
-    assert len(topology.links) == 56
-    assert {link.alpha_us for link in topology.links} == {Fraction("1.8725")}
-    assert {link.beta_us_per_mb for link in topology.links} == {GB / 400}
-    assert sum(resource.name.startswith("port") for resource in topology.resources) == 16
-    assert {hold.alpha_us for hold in topology.holds} == {0}  # pipelined, as in ASTRA-sim
+    """A send through the real file's switch takes 2 * 936.25 ns of latency."""
+    check_switch(load("HGX-H100-validated"), 8, "1.8725", 400)
 
 
 @pytest.mark.filterwarnings("ignore::taccl.errors.NumericsWarning")

@@ -207,25 +207,20 @@ def test_sums_are_chunks_of_one_address():
     assert document["steps"][0]["sends"] == [[0, 1, 0, 0, 0, "rrc"]]
 
 
-def test_unit_is_as_fine_as_starts_need(tmp_path):
-    """The time unit is fine enough for all starts to be whole tenths of it.
+@pytest.mark.parametrize(
+    ("costs", "start", "unit"),
+    [({"alpha": Fraction(1, 4)}, Fraction(1, 4), "0.1"), ({"beta": Fraction(10, 3)}, 0, "'100/3'")],
+    ids=["a quarter", "no decimal"],
+)
+def test_unit_is_as_fine_as_starts_need(tmp_path, costs, start, unit):
+    """The time unit is fine enough for all starts to be whole tenths of it; it need not be a decimal number.
 
-    A start at 1/4 us is 25 tenths of 0.1 us, but no whole number of tenths of 1 us.
+    A start at 1/4 us is 25 tenths of 0.1 us, but no whole number of tenths of 1 us. A cost of 10/3 us is an
+    exact decimal only in units such as 100/3 us.
     """
-    schedule = _exchange(_pair(alpha=Fraction(1, 4)), start=Fraction(1, 4))
+    schedule = _exchange(_pair(**costs), start=start)
     back, text = _round_trip(schedule, tmp_path)
-    assert "time_unit_us=0.1" in text
-    assert _transfers(back) == _transfers(schedule)
-
-
-def test_unit_may_be_no_decimal(tmp_path):
-    """The time unit need not be a decimal number.
-
-    A cost of 10/3 us is an exact decimal only in units such as 100/3 us, which is used.
-    """
-    schedule = _exchange(_pair(beta=Fraction(10, 3)))
-    back, text = _round_trip(schedule, tmp_path)
-    assert "time_unit_us='100/3'" in text
+    assert f"time_unit_us={unit}" in text
     assert _transfers(back) == _transfers(schedule)
 
 
