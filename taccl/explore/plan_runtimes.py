@@ -12,8 +12,7 @@ from taccl._internal.units import format_count, format_size
 from taccl.errors import InputError
 from taccl.formats.program_kind import serves_powers_of_two
 from taccl.problem.collective import Collective
-from taccl.runtimes.runtime import Runtime
-from taccl.runtimes.runtime import ServedSizes as ServedSizes
+from taccl.runtimes.runtime import Runtime, ServedSizes
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.topology.profiles import profile_of
 from taccl.topology.topology import Topology

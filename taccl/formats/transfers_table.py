@@ -11,7 +11,7 @@ from importlib import import_module
 
 from taccl.errors import ExportError
 from taccl.schedule.schedule import Schedule
-from taccl.schedule.transfers import transfers_table as transfers_table
+from taccl.schedule.transfers import transfers_table
 
 
 def csv_text(schedule: Schedule) -> str:

@@ -464,9 +464,6 @@ _RULES = (
          "repeat with more warm-up and iterations: -w 20 -n 100"),
 )  # fmt: skip
 
-#: {name: (title, remedy)} of every cause that is looked for.
-CAUSES = {rule.name: (rule.title, rule.remedy) for rule in _RULES}
-
 
 def sizes_off(facts: Facts) -> Iterator[str]:
     """Yield the irregular sizes, as text."""

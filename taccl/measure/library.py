@@ -15,8 +15,7 @@ import numpy as np
 
 from taccl.measure.channel_search import searched, tree_speed
 from taccl.measure.in_switch import switch_collectives
-from taccl.measure.library_costs import Candidate as Candidate
-from taccl.measure.library_costs import Costs as Costs
+from taccl.measure.library_costs import Candidate, Costs
 from taccl.measure.pair_channels import filling_us, pair_channels
 from taccl.measure.series import POINT_TO_POINT
 from taccl.topology.tuning import (

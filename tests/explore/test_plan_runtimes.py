@@ -11,10 +11,11 @@ import pytest
 import taccl
 from taccl.errors import InputError
 from taccl.explore.plan_files import save_plan
-from taccl.explore.plan_runtimes import ServedSizes, coverage_text, serving_counts, under_protocols_of
+from taccl.explore.plan_runtimes import coverage_text, serving_counts, under_protocols_of
 from taccl.formats.mscclpp.executor import verify_plan
 from taccl.formats.mscclpp.registration import unit_bytes
 from taccl.program.runtimes import RUNTIMES, runtime_named, usual_runtimes
+from taccl.runtimes import ServedSizes
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.topology.registry import parse
 from tests.effort import brief_plan

@@ -8,9 +8,9 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl.errors import ExportError, InputError
-from taccl.formats.transfers_table import transfers_table
 from taccl.problem.making import make_problem
 from taccl.schedule.schedule import make_schedule
+from taccl.schedule.transfers import transfers_table
 from taccl.topology.builder import TopologyBuilder
 
 COLUMNS = [

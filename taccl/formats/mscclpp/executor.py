@@ -21,7 +21,6 @@ from typing import Any
 
 from taccl._internal.units import format_count
 from taccl.errors import FormatError, TacclError, VerificationError
-from taccl.formats.mscclpp.limits import OPERATIONS as OPERATIONS
 from taccl.formats.mscclpp.limits import check_gpu
 from taccl.formats.program_kind import ProgramKind, collective_of
 from taccl.problem.collective import Collective
