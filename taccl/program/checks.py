@@ -199,6 +199,13 @@ def check_sizes(program: Program, layouts: Sequence[RankLayout]) -> Iterator[Pro
                 )
 
 
+def check_runnable(program: Program, layouts: Sequence[RankLayout]) -> Iterator[ProgramFault]:
+    """Yield faults with which a rank would exceed its buffers, or mix up messages."""
+    yield from check_steps(program)
+    yield from (fault for fault in check_queues(program) if fault.steps)
+    yield from check_sizes(program, layouts)
+
+
 #: Largest size in bytes if there is no limit.
 NO_LIMIT = 2**63 - 1
 #: Max chunks per message (``MSCCL_MAX_COUNT - 1``).

@@ -11,7 +11,7 @@ from taccl._internal.arguments import checked, known_word
 from taccl._internal.names import listed
 from taccl._internal.units import format_count, format_size, parse_size
 from taccl.errors import InputError, VerificationError
-from taccl.program.checks import check_queues, check_sizes, check_steps, fewest_chunks
+from taccl.program.checks import check_runnable, fewest_chunks
 from taccl.program.layout import layouts_of
 from taccl.program.program import PROTOCOLS, Program
 
@@ -112,8 +112,7 @@ def _check(program: Program) -> None:
     """Raise `VerificationError` for faults that would make a rank exceed its buffers, or mix up messages."""
     if not program.num_ranks:
         raise InputError("found no ranks; expected at least one", where="program")
-    faults = [*check_steps(program), *(fault for fault in check_queues(program) if fault.steps)]
-    faults += check_sizes(program, layouts_of(program))
+    faults = list(check_runnable(program, layouts_of(program)))
     if faults:
         lines = ["the program cannot be executed:", *listed(faults, most=5)]
         raise VerificationError("\n".join(lines), violations=faults)

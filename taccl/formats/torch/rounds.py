@@ -16,7 +16,7 @@ from taccl._internal.names import listed
 from taccl.errors import ExportError
 from taccl.problem.collective import Collective
 from taccl.problem.collectives import arguments_of, make
-from taccl.program.checks import check_queues, check_sizes, check_steps
+from taccl.program.checks import check_runnable
 from taccl.program.execution import running_order
 from taccl.program.layout import RankLayout, layout
 from taccl.program.program import OPERATIONS, Program, Queue, Slot
@@ -144,8 +144,7 @@ def rounds_of(program: Program) -> Rounds:
     call = call_of(program.collective)
     assert program.collective is not None, "it has a call"
     layouts = layout(program.collective)
-    faults = [*check_steps(program), *(each for each in check_queues(program) if each.steps)]
-    faults += check_sizes(program, layouts)
+    faults = list(check_runnable(program, layouts))
     if faults:
         raise ExportError("\n".join(["the program cannot be executed:", *listed(faults, most=5)]))
     found = _executed(program, program.collective, call, layouts)
