@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from taccl._internal.arguments import checked
 from taccl._internal.units import format_count, format_size
 from taccl.errors import FallbackWarning, InputError, warn
-from taccl.formats.torch.module import METHODS
+from taccl.formats.torch.rounds import METHODS
 from taccl.program.lower import lower
 from taccl.runtime.torch_calls import gather_texts, has_root, import_torch, module_of, size_of, stock_call
 from taccl.runtime.torch_plans import read_index, read_schedules

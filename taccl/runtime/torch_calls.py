@@ -8,7 +8,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from taccl.errors import ExecutionError
-from taccl.formats.torch.module import METHODS, dump_torch_module
+from taccl.formats.torch.module import dump_torch_module
+from taccl.formats.torch.rounds import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ import numpy as np
 from taccl._internal.names import table
 from taccl._internal.units import format_count, format_size
 from taccl.errors import VerificationError
-from taccl.formats.torch.module import METHODS
+from taccl.formats.torch.rounds import METHODS
 
 #: {type: its name in nccl-tests}, where they differ.
 _TYPES = {"float32": "float", "float64": "double", "float16": "half"}

@@ -15,16 +15,9 @@ from taccl._internal.arguments import checked
 from taccl._internal.names import shown
 from taccl._internal.units import format_count
 from taccl.formats.torch.places import Local, Place, RankRound, place
-from taccl.formats.torch.rounds import rounds_of
+from taccl.formats.torch.rounds import METHODS, rounds_of
 from taccl.program.program import Program
 
-#: {collective: names of its PyTorch methods}; a method that PyTorch 2.13 renamed has both names.
-METHODS = {
-    "allreduce": ("all_reduce",), "reduce": ("reduce",), "broadcast": ("broadcast",),
-    "allgather": ("all_gather_into_tensor", "all_gather_single"),
-    "reduce-scatter": ("reduce_scatter_tensor", "reduce_scatter_single"),
-    "alltoall": ("all_to_all_single",), "gather": ("gather",), "scatter": ("scatter",),
-}  # fmt: skip
 #: {PyTorch method: its arguments in the module's usage example}.
 _EXAMPLES = {
     "all_reduce": "tensor", "reduce": "tensor", "broadcast": "tensor",

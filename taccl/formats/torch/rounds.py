@@ -21,6 +21,14 @@ from taccl.program.execution import running_order
 from taccl.program.layout import RankLayout, layout
 from taccl.program.program import OPERATIONS, Program, Queue, Slot
 
+#: {collective: names of its PyTorch methods}; a method that PyTorch 2.13 renamed has both names.
+METHODS = {
+    "allreduce": ("all_reduce",),
+    "allgather": ("all_gather_into_tensor", "all_gather_single"),
+    "reduce-scatter": ("reduce_scatter_tensor", "reduce_scatter_single"),
+    "alltoall": ("all_to_all_single",), "broadcast": ("broadcast",), "reduce": ("reduce",),
+    "gather": ("gather",), "scatter": ("scatter",),
+}  # fmt: skip
 #: Round in which outputs are read: after every other round.
 AT_THE_END = 2**62
 
@@ -104,19 +112,9 @@ class Rounds:
 
 def call_of(collective: Collective | None) -> Call:
     """PyTorch's call for a collective; `ExportError` if PyTorch has none."""
-    known = (
-        "allreduce",
-        "allgather",
-        "reduce-scatter",
-        "alltoall",
-        "broadcast",
-        "reduce",
-        "gather",
-        "scatter",
-    )
     name = "a program of no known collective" if collective is None else collective.name
-    if collective is None or name not in known or not collective.num_chunks:
-        raise ExportError(f"PyTorch has no method for {name}; choose {', '.join(known)}")
+    if collective is None or name not in METHODS or not collective.num_chunks:
+        raise ExportError(f"PyTorch has no method for {name}; choose {', '.join(METHODS)}")
     n, chunks = collective.num_ranks, collective.num_chunks
     blocks = {"alltoall": n * n, "broadcast": 1, "reduce": 1, "allreduce": 1}.get(name, n)
     arguments, parts = arguments_of(collective), chunks // blocks

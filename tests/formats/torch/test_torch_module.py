@@ -8,8 +8,8 @@ import taccl
 from taccl.errors import ExportError
 from taccl.formats.msccl.xml import dump_msccl_xml, parse_msccl_xml
 from taccl.formats.registry import convert
-from taccl.formats.torch.module import METHODS, dump_torch_module
-from taccl.formats.torch.rounds import rounds_of
+from taccl.formats.torch.module import dump_torch_module
+from taccl.formats.torch.rounds import METHODS, rounds_of
 from taccl.problem.collectives import make
 from tests.formats.torch.replay import replayed, table_of
 from tests.fuzzing import cases
