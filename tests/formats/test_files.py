@@ -18,12 +18,11 @@ from taccl.formats.registry import write
 from taccl.formats.table import FORMATS
 from taccl.problem.collectives import allgather
 from taccl.topology.registry import parse
-from tests.effort import brief_plan
 
 KILLED = """
 import os, signal, sys
 from taccl.formats.files import write_whole
-from tests.effort import brief_plan
+
 os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
 write_whole(sys.argv[1], "new" * 1000, overwrite=True)
 """
@@ -52,23 +51,6 @@ def test_a_full_disk_leaves_no_file(name, kind, tmp_path, full_disk):
         thing = in_network(taccl.make_problem(topology, "allreduce", size_bytes=4096))
     with pytest.raises(InputError, match="cannot be written .No space left on device."):
         write(thing, tmp_path / "file", format=name)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_full_disk_leaves_the_old_file(tmp_path, full_disk):
-    """On a full disk the old file stays unchanged."""
-    (tmp_path / "file").write_text("old")
-    with pytest.raises(InputError, match="No space left"):
-        write_whole(tmp_path / "file", "new", overwrite=True)
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
-
-
-@pytest.mark.slow
-def test_a_full_disk_leaves_no_plan(tmp_path, full_disk):
-    """On a full disk neither a plan's folder nor a draft of it remains."""
-    plan = brief_plan("ring:2", "allgather", sizes=("1KB", "2KB"), backend="greedy")
-    with pytest.raises(InputError, match="No space left"):
-        plan.save(tmp_path / "plan")
     assert not list(tmp_path.iterdir())
 
 
@@ -107,3 +89,73 @@ def test_of_many_who_write_at_once_one_is_read(tmp_path, overwrite):
     assert found in {str(number) * 100_000 for number in done}
     assert len(done) == (8 if overwrite else 1)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("none/s.json", "there is no folder"), (".", "is a folder"), ("a\0b", None), ("n" * 5000, None)],
+    ids=["no folder is made on the way", "a folder is never replaced", "a NUL byte", "a long name"],
+)
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_path_that_cannot_be_written_is_an_input_error(tmp_path, name, message, overwrite):
+    """If a path cannot be written, an error gives the reason, and no file remains."""
+    with pytest.raises(InputError, match=message):
+        write_whole(tmp_path / name, "text", overwrite=overwrite)
+    assert os.listdir(tmp_path) == []
+
+
+def test_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    """A write cut short by a full disk or Ctrl-C leaves the old file whole and no draft."""
+    path = tmp_path / "s.json"
+    path.write_text("old")
+    for fault, expected in (
+        (OSError(28, "No space left on device"), InputError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ):
+
+        def fail(_, fault=fault):
+            raise fault
+
+        monkeypatch.setattr(os, "fsync", fail)
+        with pytest.raises(expected):
+            write_whole(path, "new" * 1000, overwrite=True)
+        assert path.read_text() == "old"
+        assert os.listdir(tmp_path) == ["s.json"]
+
+
+def test_write_without_hard_links(tmp_path, monkeypatch):
+    """Files are also written on file systems without hard links."""
+
+    def refuse(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    write_whole(tmp_path / "s.json", b"bytes")
+    assert (tmp_path / "s.json").read_bytes() == b"bytes"
+    with pytest.raises(InputError, match="the file exists"):
+        write_whole(tmp_path / "s.json", b"other")
+
+
+def test_symbolic_link_stays_one(tmp_path):
+    """Overwriting through a symbolic link replaces its target."""
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "alias").symlink_to("real")
+    write_whole(tmp_path / "alias", "new", overwrite=True)
+    assert (tmp_path / "alias").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+
+
+def test_new_file_has_an_ordinary_mode(tmp_path):
+    """A new file's mode follows the umask."""
+    write_whole(tmp_path / "a", "text")
+    (tmp_path / "b").write_text("text")
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
+
+
+def test_replaced_file_keeps_its_mode(tmp_path):
+    """Overwriting keeps the mode of a private file."""
+    path = tmp_path / "s.json"
+    path.write_text("old")
+    path.chmod(0o600)
+    write_whole(path, "new", overwrite=True)
+    assert path.stat().st_mode & 0o777 == 0o600

@@ -2,10 +2,8 @@
 
 import json
 import os
-import threading
 import warnings
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ import pytest
 from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.errors import FormatError, InputError, NumericsWarning
-from taccl.formats.files import write_whole
 from taccl.formats.native import _file_digest, dump_schedule, load, load_schedule, read_document, save
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Clauses, SwitchPolicy
@@ -322,14 +319,6 @@ def test_layout_of_the_file_does_not_matter(tmp_path):
     assert load(tmp_path / "t.json") == _schedule()
 
 
-@pytest.mark.parametrize("text", ['{"format": ' + "9" * 5000 + "}", '{"a":' * 5000])
-def test_json_that_python_cannot_hold(tmp_path, text):
-    """Numbers of 5000 digits and nesting as deep give one sentence each."""
-    (tmp_path / "s.json").write_text(text)
-    with pytest.raises(FormatError, match=r"s\.json: found (a number that cannot|values nested too deeply)"):
-        load(tmp_path / "s.json")
-
-
 @pytest.mark.parametrize("document", [[], 3, "text", None, {}, {"format": "another"}])
 def test_other_documents_are_refused(document):
     """JSON that is not a schedule document is refused as such before its fields are checked."""
@@ -372,28 +361,6 @@ def test_huge_file_is_refused_at_once(tmp_path):
         load(path)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"), [("none.json", r"none\.json: there is no such file"), (".", "is a folder")]
-)
-def test_what_is_no_file_is_an_input_error(tmp_path, name, message):
-    """The error for a missing file names its path, and a folder is refused."""
-    with pytest.raises(InputError, match=message):
-        load(tmp_path / name)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("none/s.json", "there is no folder"), (".", "is a folder"), ("a\0b", None), ("n" * 5000, None)],
-    ids=["no folder is made on the way", "a folder is never replaced", "a NUL byte", "a long name"],
-)
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_a_path_that_cannot_be_written_is_an_input_error(tmp_path, name, message, overwrite):
-    """If a path cannot be written, an error gives the reason, and no file remains."""
-    with pytest.raises(InputError, match=message):
-        write_whole(tmp_path / name, "text", overwrite=overwrite)
-    assert os.listdir(tmp_path) == []
-
-
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_an_existing_file_is_replaced_when_asked(tmp_path, overwrite):
     """Without `overwrite` an existing file stays; no draft remains in either case."""
@@ -407,80 +374,3 @@ def test_an_existing_file_is_replaced_when_asked(tmp_path, overwrite):
             save(_schedule(), path)
         assert path.read_text() == "mine"
     assert os.listdir(tmp_path) == ["s.json"]
-
-
-def test_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
-    """A write cut short by a full disk or Ctrl-C leaves the old file whole and no draft."""
-    path = tmp_path / "s.json"
-    path.write_text("old")
-    for fault, expected in (
-        (OSError(28, "No space left on device"), InputError),
-        (KeyboardInterrupt(), KeyboardInterrupt),
-    ):
-
-        def fail(_, fault=fault):
-            raise fault
-
-        monkeypatch.setattr(os, "fsync", fail)
-        with pytest.raises(expected):
-            write_whole(path, "new" * 1000, overwrite=True)
-        assert path.read_text() == "old"
-        assert os.listdir(tmp_path) == ["s.json"]
-
-
-def test_write_without_hard_links(tmp_path, monkeypatch):
-    """Files are also written on file systems without hard links."""
-
-    def refuse(*_):
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", refuse)
-    write_whole(tmp_path / "s.json", b"bytes")
-    assert (tmp_path / "s.json").read_bytes() == b"bytes"
-    with pytest.raises(InputError, match="the file exists"):
-        write_whole(tmp_path / "s.json", b"other")
-
-
-def test_only_one_of_many_writers_wins(tmp_path):
-    """Without `overwrite`, only one of two simultaneous writers succeeds."""
-    done = []
-
-    def write(number):
-        try:
-            write_whole(tmp_path / "s.json", f"{number}" * 1000)
-            done.append(number)
-        except InputError:
-            pass
-
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    (winner,) = done
-    assert (tmp_path / "s.json").read_text() == f"{winner}" * 1000
-
-
-def test_symbolic_link_stays_one(tmp_path):
-    """Overwriting through a symbolic link replaces its target."""
-    (tmp_path / "real").write_text("old")
-    (tmp_path / "alias").symlink_to("real")
-    write_whole(tmp_path / "alias", "new", overwrite=True)
-    assert (tmp_path / "alias").is_symlink()
-    assert (tmp_path / "real").read_text() == "new"
-
-
-def test_new_file_has_an_ordinary_mode(tmp_path):
-    """A new file's mode follows the umask."""
-    write_whole(tmp_path / "a", "text")
-    Path(tmp_path / "b").write_text("text")
-    assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
-
-
-def test_replaced_file_keeps_its_mode(tmp_path):
-    """Overwriting keeps the mode of a private file."""
-    path = tmp_path / "s.json"
-    path.write_text("old")
-    path.chmod(0o600)
-    write_whole(path, "new", overwrite=True)
-    assert path.stat().st_mode & 0o777 == 0o600
