@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from taccl.workload.fx_parts import spread
-from taccl.workload.fx_views import with_axis_last
+from taccl.workload.fx_views import have_whole_rows, with_axis_last
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,6 +84,8 @@ def _rows_grad(kind: str) -> Reader:
         grad, output = (spread(graph, given[name]) for name in ("grad_output", "output"))
         count = len(graph.local_shape(output))
         axis = given["dim"] % max(count, 1)
+        if axis == count - 1 and have_whole_rows(graph, (grad, output)):
+            return graph.make(kind, grad, output)
         tensors = [graph.tensor(each) for each in (grad, output)]
         if axis == count - 1 and not any(graph.mesh.slicing(each, len(each.shape) - 1) for each in tensors):
             return graph.make(kind, grad, output)

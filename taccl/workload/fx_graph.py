@@ -26,7 +26,14 @@ from taccl.workload.fx_values import (
     Whole,
     described,
 )
-from taccl.workload.fx_views import alike_sliced, in_memory, made_whole, of_each_slice, unviewed
+from taccl.workload.fx_views import (
+    alike_sliced,
+    have_whole_rows,
+    in_memory,
+    made_whole,
+    of_each_slice,
+    unviewed,
+)
 from taccl.workload.kinds import TABLE
 from taccl.workload.layouts import has_types, infer
 from taccl.workload.operations import (
@@ -49,6 +56,8 @@ if TYPE_CHECKING:
 #: Kinds of operations that can read an `Own` (a tensor that each rank computes from its own data) as a
 #: partial tensor.
 _OF_PARTS = ("allreduce", "reduce_scatter", "aten", "reshape")
+#: Kinds of operations on each row (last axis) of their operands, which all have the same shape.
+_OF_ROWS = ("softmax", "softmax_grad", "log_softmax", "log_softmax_grad", "layernorm", "layernorm_grad")
 TRACE = "trace the step with torch.export or make_fx"
 
 
@@ -117,6 +126,8 @@ class Graph:
         if kind in POINTWISE and any(isinstance(value, View) for value in values):
             is_squeezed = all(value.is_squeezed for value in values if isinstance(value, View))
             values, shape = unviewed(self, values)
+        elif kind in _OF_ROWS and have_whole_rows(self, values):
+            values, shape = tuple(Named(value.name) for value in values), values[0].shape
         if kind not in (*_OF_PARTS, *POINTWISE) and any(isinstance(value, Own) for value in values):
             found = self._of_rows(kind, values, **options)
             if found is not None:

@@ -6,6 +6,7 @@ node's value. Names are those of PyTorch's namespaces aten and c10d.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,7 @@ from taccl.workload.fx_values import (
     described,
     number_of,
 )
-from taccl.workload.fx_views import in_memory, with_axis_last
+from taccl.workload.fx_views import in_memory, in_one_batch, transposed, with_axis_last
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,12 +150,16 @@ def _product(graph: Graph, a: Any, b: Any) -> Any:
     views = [each if isinstance(each, View) else View(each.name, graph.local_shape(each)) for each in (a, b)]
     first, second = (graph.local_shape(Named(each.name)) for each in views)
     one, two = (each.shape for each in views)
-    rows = len(one) == 2 and one[-1] == first[-1] and two == second
-    matrices = len(one) == len(two) == 3 and first[:-2] == second[:-2] and len(first) > 2
-    matrices = matrices and one[-2:] == first[-2:] and two[-2:] == second[-2:]
-    if not (rows or matrices) or (one == first and two == second):
+    if one == first and two == second:
         return graph.make("matmul", a, b)
-    made = graph.make("matmul", Named(a.name), Named(b.name))
+    inner = graph.tensors[a.name].shape[-1], graph.tensors[b.name].shape[-2]
+    if len(one) == 2 and one[-1] == first[-1] and two == second and inner[0] == inner[1]:
+        names: tuple[str, str] | None = (a.name, b.name)
+    else:
+        names = in_one_batch(graph, *views)
+    if names is None:
+        return graph.make("matmul", a, b)
+    made = graph.make("matmul", *map(Named, names))
     return View(made.name, (*one[:-1], graph.local_shape(made)[-1]))
 
 
@@ -162,6 +167,15 @@ def _biased_product(graph: Graph, given: Arguments) -> Any:
     graph.only(given, alpha=1, beta=1)
     product = _matmul(graph, {"self": given["mat1"], "mat2": given["mat2"]})
     return graph.make("add", product, given["self"])
+
+
+def _scaled_batch_product(graph: Graph, given: Arguments) -> Any:
+    """Convert ``beta * self + alpha * (batch1 @ batch2)``; `self` is not read if `beta` is 0."""
+    made = _matmul(graph, {"self": given["batch1"], "other": given["batch2"]})
+    alpha, beta = given.get("alpha", 1), given.get("beta", 1)
+    if alpha != 1:
+        made = graph.make("scale", made, value=float(alpha))
+    return made if beta == 0 else _plus(1)(graph, {"self": made, "other": given["self"], "alpha": beta})
 
 
 def _linear(graph: Graph, given: Arguments) -> Any:
@@ -187,7 +201,8 @@ def _transpose(graph: Graph, given: Arguments) -> Any:
             # The first axis of its tensor counts ranks. It stays first, so that a view can merge the others.
             made = graph.make("transpose", Named(source.name), axes=(0, *(1 + axis for axis in axes)))
             return Own(made.name, tuple(source.shape[axis] for axis in axes))
-    return graph.make("transpose", source, axes=tuple(axes))
+    found = transposed(graph, source, axes) if isinstance(source, View) else None
+    return graph.make("transpose", source, axes=tuple(axes)) if found is None else found
 
 
 def _view(graph: Graph, given: Arguments) -> Any:
@@ -281,6 +296,13 @@ def _selected(graph: Graph, given: Arguments) -> Any:
         first = graph.make("transpose", made, axes=order) if axis else made
         return Own(first.name, (*shape[:axis], *shape[axis + 1 :]))
     return View(made.name, (*shape[:axis], *shape[axis + 1 :]), is_squeezed=True)
+
+
+def _unbound(graph: Graph, given: Arguments) -> Any:
+    """Convert a node that returns all indices of an axis as tensors of their own (``torch.unbind``)."""
+    count = graph.local_shape(given["self"])[given["dim"]]
+    each = (given | {"index": index} for index in range(count))
+    return graph.lazily(*(functools.partial(_selected, graph, one) for one in each))
 
 
 def _slice_grad(graph: Graph, given: Arguments) -> Any:
@@ -391,7 +413,7 @@ READERS: dict[str, Reader] = {
     ),
     "aten.expand": _expanded, "aten.outer": _outer, "aten.type_as": _type_as,
     "aten.repeat_interleave": _repeated, "aten.slice": _sliced,
-    "aten.select": _selected,
+    "aten.select": _selected, "aten.unbind": _unbound,
     "aten.slice_backward": _slice_grad, "aten.select_backward": _select_grad,
     **dict.fromkeys(("aten._to_copy", "aten.to"), _cast),
     **dict.fromkeys(("aten.full", "aten.full_like", "aten.scalar_tensor"), _filled(None)),
@@ -401,7 +423,8 @@ READERS: dict[str, Reader] = {
     "aten.div": _over, "aten.neg": lambda graph, given: _times(graph, {"self": given["self"], "other": -1.0}),
     **{f"aten.{kind}": _binary(kind) for kind in ("maximum", "minimum")},
     "aten.pow": _power(), "aten.rsqrt": _power(-0.5), "aten.reciprocal": _power(-1.0),
-    "aten.addmm": _biased_product, "aten.linear": _linear, "aten.mse_loss": _squared_error,
+    "aten.addmm": _biased_product,
+    "aten.baddbmm": _scaled_batch_product, "aten.linear": _linear, "aten.mse_loss": _squared_error,
     "aten.mse_loss_backward": _squared_error_grad, "aten.dropout": _dropout,
     "aten.native_dropout": lambda graph, given: graph.first(lambda: _dropout(graph, given)),
     "aten.copy_": _copy, "aten._assert_tensor_metadata": _nothing,

@@ -31,6 +31,17 @@ def unviewed(graph: Graph, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tu
     return tuple(Named(each.name) if isinstance(each, View) else each for each in values), shape
 
 
+def have_whole_rows(graph: Graph, values: Sequence[Any]) -> bool:
+    """True if all values are views that reshape alike and keep the rows (last axis, not sliced)."""
+    if not all(isinstance(value, View) and value.shape for value in values):
+        return False
+    tensors = [graph.tensors[value.name] for value in values]
+    if any(graph.mesh.slicing(each, len(each.shape) - 1) for each in tensors):
+        return False
+    ((shape, local), *others) = {(value.shape, graph.local_shape(Named(value.name))) for value in values}
+    return not others and shape[-1:] == local[-1:]
+
+
 def made_whole(graph: Graph, view: View) -> str:
     """Add a tensor to the step whose part at each rank equals the view; return its name."""
     shape = _whole_shape(graph, view)
@@ -125,6 +136,75 @@ def with_axis_last(graph: Graph, value: Any, axis: int) -> tuple[Any, Callable[[
         return found if ranks == 1 else graph.make("reshape", found, shape=before)
 
     return made, back
+
+
+def transposed(graph: Graph, view: View, axes: Sequence[int]) -> View | None:
+    """Transposed view that merges axes, as a view of the transposed tensor.
+
+    A batch of matrices whose batch consists of several sliced axes has no global shape, but its tensor has.
+    None if the view does not merge axes, or if a transpose of its global tensor is as good.
+    """
+    groups = _merged_axes(graph, view)
+    is_batch = len(view.shape) == 3 and list(axes) == [0, 2, 1]
+    if groups is None or not (is_batch or _whole_shape(graph, view) is None):
+        return None
+    order = tuple(axis for group in axes for axis in groups[group])
+    made = graph.make("transpose", Named(view.name), axes=order)
+    return View(made.name, tuple(view.shape[axis] for axis in axes))
+
+
+def in_one_batch(graph: Graph, a: View, b: View) -> tuple[str, str] | None:
+    """Names of tensors with equal leading axes, which two views merge into the axis of a batch of matrices.
+
+    None if there are no such tensors.
+    """
+    one, two = _unmerged_batch(graph, a), _unmerged_batch(graph, b)
+    if one is None or two is None:
+        return None
+    first, second = (graph.local_shape(Named(name)) for name in (one, two))
+    if first[:-2] == second[:-2]:
+        return one, two
+    for name, shape, lead in ((two, second, first[:-2]), (one, first, second[:-2])):
+        other = View(name, (*lead, *shape[-2:]))
+        if _whole_shape(graph, other) is not None:
+            found = graph.name_of(other)
+            return (one, found) if name == two else (found, two)
+    return None
+
+
+def _unmerged_batch(graph: Graph, view: View) -> str | None:
+    """Name of the tensor whose leading axes a view merges into the axis of a batch of matrices.
+
+    Axes of length 1 are removed from the tensor where necessary. None for another view.
+    """
+    groups = _merged_axes(graph, view) if len(view.shape) == 3 else None
+    if groups is None:
+        return None
+    local, lengths = graph.local_shape(Named(view.name)), graph.tensors[view.name].shape
+    lead, *matrix = ([axis for axis in group if lengths[axis] > 1] for group in groups)
+    if any(len(group) > 1 for group in matrix):
+        return None
+    short = (*(local[axis] for axis in lead), *view.shape[1:])
+    return view.name if short == local else graph.name_of(View(view.name, short, is_squeezed=True))
+
+
+def _merged_axes(graph: Graph, view: View) -> list[list[int]] | None:
+    """Axes of a view's tensor that each axis of the view merges; None if the view splits or adds an axis.
+
+    An axis of local length 1 belongs to the axis before it, as one head per rank belongs to the batch.
+    """
+    local, left, groups = graph.local_shape(Named(view.name)), 0, list[list[int]]()
+    for place, length in enumerate(view.shape):
+        first, merged = left, 1
+        while left < len(local) and (merged < length or left == first):
+            merged *= local[left]
+            left += 1
+        if merged != length or left == first:
+            return None
+        while left < len(local) and local[left] == 1 and view.shape[place + 1 : place + 2] != (1,):
+            left += 1
+        groups.append([*range(first, left)])
+    return groups if left == len(local) and 0 not in local else None
 
 
 def alike_sliced(graph: Graph, names: Sequence[str]) -> list[str] | None:

@@ -105,6 +105,40 @@ def layouts_of_decoder():
     return found
 
 
+def attended_in_batches(x, all_of, out):
+    """Attention as products of batches of matrices, from one product for queries, keys and values."""
+    b, t, _ = x.shape
+    query, key, value = (x @ all_of).view(b, t, 2, 3, 2).permute(3, 0, 2, 1, 4).unbind(0)
+    query, key, value = (each.reshape(2 * b, t, 2) for each in (query, key, value))
+    scores = torch.baddbmm(torch.zeros(2 * b, t, t), query, key.transpose(1, 2), beta=0, alpha=0.5)
+    made = torch.bmm(torch.softmax(scores, -1), value).view(b, 2, t, 2)
+    return made.transpose(1, 2).flatten(2) @ out
+
+
+def attended_to_one_key_head(x, query, keys, values, out):
+    """Attention of two heads of queries to one head of keys and values, which is repeated."""
+    b, t, _ = x.shape
+    query = _heads(x @ query, 2)
+    key, value = (
+        _heads(x @ each, 1)[:, :, None].expand(b, 1, 2, t, 2).reshape(b, 2, t, 2) for each in (keys, values)
+    )
+    scores = (query @ key.mT / math.sqrt(2)).masked_fill(torch.ones(t, t, dtype=torch.bool).triu(1), -1e9)
+    return (torch.softmax(scores, -1) @ value).transpose(1, 2).flatten(2) @ out
+
+
+def training_of_attention(attended, mesh):
+    """A function of local tokens and weights that returns the gradients of written-out attention, whose
+    heads are sliced over tp."""
+
+    def step(x, *weights):
+        weights = [each.detach().requires_grad_() for each in weights]
+        made = Summed.apply(attended(Copied.apply(x, mesh["tp"]), *weights), mesh["tp"])
+        grads = torch.autograd.grad(made.square().mean(), weights)
+        return [functional.all_reduce(each, "avg", mesh["dp"]) for each in grads]
+
+    return step
+
+
 class Encoder(nn.Module):
     """A data-parallel encoder: one product gives queries, keys and values; attention is written out in single
     operations."""

@@ -82,7 +82,10 @@ def options_of(mesh):
 
 
 def of_groups(mesh):
-    """Graphs over dp x tp, in the form that `cases` returns: a layer, and the training of a decoder."""
+    """Graphs over dp x tp, in the form that `cases` returns.
+
+    These are a layer, and the training of a decoder and of attention that is written out.
+    """
     local = [(3, 8), (8, 6), (6, 4), (3, 4)]
     layer = make_fx(lambda x, w1, w2, wanted: stage(x, w1, w2, wanted, mesh))(
         *(torch.randn(shape) for shape in local)
@@ -92,9 +95,18 @@ def of_groups(mesh):
     tokens = torch.randint(fx_models.VOCABULARY, (2, fx_models.TOKENS))
     weights = [torch.randn(shape) for shape in fx_models.shapes(mesh["tp"].size()).values()]
     trained = make_fx(fx_models.training_of_decoder(mesh))(tokens, tokens, *weights)
+    attentions = {}
+    for name, sizes in (("batches", [12]), ("one_key_head", [4, 2, 2])):
+        local = [(2, 5, 8), *((8, size) for size in sizes), (4, 8)]
+        attended = {"batches": fx_models.attended_in_batches}.get(name, fx_models.attended_to_one_key_head)
+        made = make_fx(fx_models.training_of_attention(attended, mesh))(*map(torch.randn, local))
+        where = ["sliced(0) over dp", *["sliced(1) over tp"] * len(sizes), "sliced(0) over tp"]
+        layouts = {f"arg{place}_1": layout for place, layout in enumerate(where)}
+        attentions[name] = (made, made, layouts, options_of(mesh))
     return {
         "stage": (layer, layer, parts, options_of(mesh)),
         "decoder": (trained, trained, fx_models.layouts_of_decoder(), options_of(mesh)),
+        **attentions,
     }
 
 

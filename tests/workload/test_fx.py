@@ -11,7 +11,7 @@ from taccl.workload.meaning import TOLERANCE
 from tests.fuzzing import MANY
 from tests.pytorch import made_once, needs_torch, started
 
-GROUPS = ("stage", "decoder")
+GROUPS = ("stage", "decoder", "batches", "one_key_head")
 EVERY = ("block", "training", "experts", "encoder", "encoder_as_exported", "rotary", "rotary_as_exported",
          "rotary_training", "classifier", "vision", *GROUPS)  # fmt: skip
 #: All steps run on two ranks. Those over dp x tp also run on four; with TACCL_MANY, all do.
@@ -243,7 +243,7 @@ def test_views_that_mix_slices_keep_each_rank_s_rows():
     """A view that flattens two axes keeps the order of each rank's rows, even if the inner axis is sliced."""
     x = Node("placeholder", "x", shape=(4, 3, 2))
     y = Node("call_function", "y", "aten.view", (x, [12, 2]), (12, 2), schema=("self", "size"))
-    z = Node("call_function", "z", "aten._softmax", (y, 1, False), (12, 2),
+    z = Node("call_function", "z", "aten._softmax", (y, 0, False), (12, 2),
              schema=("self", "dim", "half_to_float"))  # fmt: skip
     back = Node("call_function", "back", "aten.view", (z, [4, 3, 2]), (4, 3, 2), schema=("self", "size"))
     y2 = Node("call_function", "y2", "aten.add", (x, back), (4, 3, 2), schema=("self", "other"))
@@ -255,8 +255,33 @@ def test_views_that_mix_slices_keep_each_rank_s_rows():
         parts = [np.random.default_rng(rank).random((4, 3, 2), np.float32) for rank in range(2)]
         values = step.run({"x": parts})
         for rank, part in enumerate(parts):
-            rows = np.exp(part) / np.exp(part).sum(-1, keepdims=True)
+            rows = np.exp(part) / np.exp(part).sum((0, 1))
             np.testing.assert_allclose(values["y2"][rank], part + rows, rtol=1e-5)
+
+
+def test_a_batch_of_matrices_may_have_two_sliced_axes():
+    """Sequences and heads, each sliced, are merged for products of matrices, and for a softmax of rows."""
+    a, b = (Node("placeholder", name, shape=(2, 1, 3, 4)) for name in "ab")
+    one, two = (Node("call_function", f"{each.name}_view", "aten.view", (each, [2, 3, 4]), (2, 3, 4),
+                     schema=("self", "size")) for each in (a, b))  # fmt: skip
+    turned = Node("call_function", "turned", "aten.transpose", (two, 1, 2), (2, 4, 3),
+                  schema=("self", "dim0", "dim1"))  # fmt: skip
+    product = Node("call_function", "product", "aten.bmm", (one, turned), (2, 3, 3), schema=("self", "mat2"))
+    rows = Node("call_function", "rows", "aten._softmax", (product, -1, False), (2, 3, 3),
+                schema=("self", "dim", "half_to_float"))  # fmt: skip
+    back = Node("call_function", "back", "aten.view", (rows, [2, 1, 3, 3]), (2, 1, 3, 3),
+                schema=("self", "size"))  # fmt: skip
+    y = Node("call_function", "y", "aten.relu", (back,), (2, 1, 3, 3), schema=("self",))
+    layouts = dict.fromkeys("ab", "sliced(0) over dp, sliced(1) over tp")
+    step = from_fx(graph(a, b, one, two, turned, product, rows, back, y, returned=y), 4, layouts=layouts,
+                   mesh=(("dp", 2), ("tp", 2)))  # fmt: skip
+    assert (step.tensors["y"].shape, step.tensors["y"].layout) == ((4, 2, 3, 3), layouts["a"])
+    random = np.random.default_rng(1)
+    given = {name: [random.random((2, 1, 3, 4), np.float32) for _ in range(4)] for name in "ab"}
+    values = step.run(given)
+    for rank in range(4):
+        scores = np.exp(given["a"][rank] @ given["b"][rank].swapaxes(2, 3))
+        np.testing.assert_allclose(values["y"][rank], scores / scores.sum(-1, keepdims=True), rtol=1e-5)
 
 
 def headed(heads):
