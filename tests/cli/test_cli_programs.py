@@ -119,6 +119,11 @@ def test_a_plan_says_what_each_runtime_gets(run, run_json, tmp_path):
         0,
         {"rccl": "rccl: 4KB to 64KB in 1 file, out of place, multiples of 2 elements"},
     )
+    words = (*words[:-5], "--runtime", "torch", "-o", tmp_path / "r")
+    assert (
+        f"  with PyTorch: taccl.torch.load of the folder, or without taccl `Collective` of {tmp_path}"
+        in (run("plan", *words)[1])
+    )
 
 
 @pytest.mark.parametrize(("collective", "in_place"), [("allreduce", True), ("allgather", False)])

@@ -114,8 +114,8 @@ def run(options: Namespace) -> Answer:
     new = [note for note in index["notes"] if note not in found.notes]
     lines = [text, *(f"note: {note}" for note in new), ""]
     lines += [f"written to {shown(options.output)}: {len(paths)} files", *index["coverage"].values()]
-    lines.append("to register them")
     registration = index["registration"].values()
+    lines += ["to register them"] if registration else []
     lines += [f"  {how} {shown(path)}" for how, path in zip(registration, paths[1:], strict=False)]
     values |= {"files": paths, **{name: index[name] for name in ("notes", "coverage")}}
     return Answer("\n".join(lines), values)
