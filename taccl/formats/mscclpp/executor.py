@@ -63,6 +63,7 @@ def run_plan(plan: Mapping[str, Any], *, root: int = 0, races: bool = True) -> b
             "found no gpus; expected one for each rank: convert the schedule or program again",
             where="plan",
         )
+    run: _PlanRun | None = None
     try:
         run = _PlanRun(plan, root)
         run.run()
@@ -73,9 +74,10 @@ def run_plan(plan: Mapping[str, Any], *, root: int = 0, races: bool = True) -> b
     except TacclError:
         raise
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise FormatError(
-            f"found {type(error).__name__} {error}; expected an MSCCL++ execution plan", where="plan"
-        ) from None
+        found = f"no field {error}" if isinstance(error, KeyError) else "a value of a wrong type or length"
+        where = f" in {run.label}" if run is not None else ""
+        said = f"found {found}{where}; expected an MSCCL++ execution plan"
+        raise FormatError(said, where="plan") from None
 
 
 class _PlanRun:
@@ -145,9 +147,9 @@ class _PlanRun:
         while before < (before := sum(position.values())):
             for (r, t), threadblock in self.blocks.items():
                 for s, op in enumerate(threadblock["ops"][position[r, t] :], position[r, t]):
+                    self.label = f"operation {s} ({op['name']}) of threadblock {t} of gpu {r}"
                     if not self._ready(r, t, op):
                         break
-                    self.label = f"operation {s} ({op['name']}) of threadblock {t} of gpu {r}"
                     self.actions[op["name"]](r, t, op)
                     position[r, t] += 1
         stuck = [block for block, each in self.blocks.items() if position[block] < len(each["ops"])]
@@ -230,22 +232,34 @@ class _PlanRun:
         """Channel of the i-th channel id of an operation; ids are indices in the threadblock's own list."""
         kind = op["channel_type"]
         ids = _listed(self.blocks[r, t]["channels"], "channel_type", kind, "channel_ids")
-        channel: Inbox = self.channels[r, kind][ids[op["channel_ids"][i]]]
+        number = self._entry(ids, op["channel_ids"][i], f"{kind} channel", f"threadblock {t}")
+        channel: Inbox = self._entry(self.channels.get((r, kind), []), number, f"{kind} channel", f"gpu {r}")
         return channel
+
+    def _entry(self, entries: Sequence[Any], index: int, what: str, owner: str) -> Any:
+        """Entry of a list by its index; raises `VerificationError` if `owner` has no such entry."""
+        if not 0 <= index < len(entries):
+            raise self._fault(f"{what} {index}; {owner} has {len(entries)}")
+        return entries[index]
 
     def _remote(self, r: int, t: int, kind: str, dst: Op) -> tuple[int, str]:
         """Rank and buffer of a remote buffer id, which is an index in the threadblock's own list."""
         ids = _listed(
             self.blocks[r, t]["remote_buffer_refs"], "access_channel_type", kind, "remote_buffer_ids"
         )
-        buffer = self.gpus[r]["remote_buffers"][ids[dst["buffer_id"]]]
+        number = self._entry(ids, dst["buffer_id"], "remote buffer", f"threadblock {t}")
+        buffer = self._entry(self.gpus[r]["remote_buffers"], number, "remote buffer", f"gpu {r}")
         if kind not in buffer["access_channel_types"]:
             raise self._fault(f"its buffer is not reached over {kind} channels")
+        self._entry(self.gpus, buffer["rank"], "buffer of gpu", "the plan")
         return buffer["rank"], buffer["type"]
 
     def _inboxes(self, r: int, t: int, op: Op) -> list[Inbox]:
         """Inboxes to which an operation refers: ends of channels, or semaphores of its rank."""
         if "semaphore_ids" in op:
+            every = self.gpus[r].get("semaphores", ())
+            for number in op["semaphore_ids"]:
+                self._entry(every, number, "semaphore", f"gpu {r}")
             return [("semaphore", r, number) for number in op["semaphore_ids"]]
         return [self._channel(r, t, op, i) for i in range(len(op["channel_ids"]))]
 

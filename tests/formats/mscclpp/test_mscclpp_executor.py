@@ -149,3 +149,25 @@ def test_what_is_no_plan_is_refused(spoil, words):
     spoil(plan)
     with pytest.raises(FormatError, match=words):
         run_plan(plan)
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "words"),
+    [
+        ("signal", lambda op: op.update(channel_ids=[99]), "memory channel 99; threadblock . has "),
+        ("signal", lambda op: op.update(channel_ids=[-1]), "memory channel -1"),
+        ("put", lambda op: op["dst_buff"][0].update(buffer_id=9), "remote buffer 9; threadblock . has "),
+        (
+            "put",
+            lambda op: op.pop("src_buff"),
+            r"no field 'src_buff' in operation \d+ \(put\) of threadblock",
+        ),
+    ],
+)
+def test_a_wrong_index_or_field_of_an_operation_is_named(name, spoil, words):
+    """An operation that names a missing channel or buffer, or lacks a field, is named with its place."""
+    plan = plan_of("allgather")
+    ops = (op for tb in plan["gpus"][0]["threadblocks"] for op in tb["ops"])
+    spoil(next(op for op in ops if op["name"] == name))
+    with pytest.raises((FormatError, VerificationError), match=words):
+        run_plan(plan)
