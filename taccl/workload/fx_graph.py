@@ -59,6 +59,8 @@ _OF_PARTS = ("allreduce", "reduce_scatter", "aten", "reshape")
 #: Kinds of operations on each row (last axis) of their operands, which all have the same shape.
 _OF_ROWS = ("softmax", "softmax_grad", "log_softmax", "log_softmax_grad", "layernorm", "layernorm_grad")
 TRACE = "trace the step with torch.export or make_fx"
+#: Remedy for operations that write in place.
+FUNCTIONAL = "call run_decompositions() after torch.export, or trace make_fx(torch.func.functionalize(step))"
 
 
 class Graph:

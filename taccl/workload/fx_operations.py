@@ -16,6 +16,7 @@ from taccl.workload.fx_attention import ATTENTION_READERS
 from taccl.workload.fx_collectives import COLLECTIVE_READERS
 from taccl.workload.fx_comparisons import COMPARISON_READERS
 from taccl.workload.fx_gradients import GRADIENT_READERS
+from taccl.workload.fx_graph import FUNCTIONAL
 from taccl.workload.fx_ids import ID_READERS
 from taccl.workload.fx_images import IMAGE_READERS
 from taccl.workload.fx_norms import NORM_READERS
@@ -380,10 +381,10 @@ def _copy(graph: Graph, given: Arguments) -> Any:
     """Convert an in-place update of an input; the input becomes state, which the new value replaces."""
     name = graph.name_of(given["self"])
     if name not in {each.name for each in graph.inputs}:
-        raise graph.refused(f"writes {name} in place, but only inputs can be updated; trace it functionally")
+        raise graph.refused(f"writes {name} in place, but only inputs can be updated; {FUNCTIONAL}")
     later = [node for node in graph.node.users if node.op != "output"]
     if later:
-        raise graph.refused(f"writes {name} in place, and {later[0].name} reads it; trace it functionally")
+        raise graph.refused(f"writes {name} in place, and {later[0].name} reads it; {FUNCTIONAL}")
     graph.state[name] = graph.name_of(given["src"])
     return given["src"]
 

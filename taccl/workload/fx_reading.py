@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.errors import WorkloadError
 from taccl.workload.fx_calls import called
-from taccl.workload.fx_graph import TRACE, Graph
+from taccl.workload.fx_graph import FUNCTIONAL, TRACE, Graph
 from taccl.workload.fx_values import Deferred, Named, Own, Stacked, Unread, View, described
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class NodeReader(Graph):
         def made() -> Any:
             if reader is None:
                 advice = "remove it, or decompose it with run_decompositions()"
+                if getattr(schema, "is_mutable", False):
+                    advice = FUNCTIONAL
                 raise self.unread(f"found {self._what()}, which is not supported; {advice}")
             return reader(self, {name: self.value(each) for name, each in given.items()})
 

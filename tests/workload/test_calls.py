@@ -137,7 +137,7 @@ def test_values_of_calls_need_pytorch(monkeypatch):
     ("name", "tags", "is_mutable", "said"),
     [
         ("aten.rand_like", ["Tag.nondeterministic_seeded"], False, r" \(it is random\)"),
-        ("aten.relu_", [], True, r" \(it writes in place\)"),
+        ("aten.relu_", [], True, r"torch.func.functionalize\(step\)\) \(it writes in place\)"),
         ("other.relu", [], False, r" \(it is not of ATen\)"),
     ],
 )
