@@ -1,27 +1,72 @@
-"""Certificates of all claims of one finder of bounds, for tests of that finder."""
+"""Certificates of all claims of one finder of bounds, and the schedules that a claim must not exceed."""
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from math import ceil
+from typing import TYPE_CHECKING, Any
 
+import taccl
+from taccl import collectives
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
-from taccl.analysis.certificates.readings import as_spreading
+from taccl.analysis.certificates.readings import as_spreading, merging_freely
+from tests.synthesis.brute_force import TooLarge, finishes_by
+from tests.synthesis.brute_force_apart import sums_by
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from taccl.analysis.certificates.certificate import Claim
     from taccl.problem.problem import Problem
 
 
 def certificates_of(
-    finder: Callable[..., Iterable[Claim]], problem: Problem, *, divisible: bool = True
+    finder: Callable[..., Iterable[Claim]], problem: Problem, *, divisible: bool = False, **options: Any
 ) -> list[Certificate]:
-    """Certificates of the finder's claims; by default they hold over all chunkings."""
+    """Certificates of the finder's claims, for the problem's chunks or, if `divisible`, over all chunkings."""
     per_us = problem.costs.ticks_per_us
     return [
         Certificate(problem, Fraction(each.ticks) / per_us, each.kind, each.limits, each.witness, divisible)
-        for each in finder(NeededSends(as_spreading(problem)), in_network=False)
+        for each in finder(NeededSends(as_spreading(problem)), **options)
     ]
+
+
+def raised(bound: Certificate) -> Certificate:
+    """The certificate with a slightly larger bound, which its witness must not prove."""
+    return replace(bound, bound=bound.bound + Fraction(1, 10**12))
+
+
+def both_chunkings(topology: taccl.Topology, name: str) -> list[Problem]:
+    """A collective in one chunk of 2 MB per rank and in two of 1 MB, with sends that merge freely.
+
+    The list is empty if a destination cannot be reached.
+    """
+    found = []
+    for parts in (1, 2):
+        collective = collectives.make(name, topology.num_ranks, chunks_per_rank=parts)
+        with suppress(taccl.InputError):
+            found.append(
+                merging_freely(taccl.make_problem(topology, collective, chunk_bytes=2 // parts * 10**6))
+            )
+    return found
+
+
+def baseline_finishes(problem: Problem, *, cut: bool = True) -> Iterator[Fraction]:
+    """Yield the finish in microseconds of each baseline that supports the problem."""
+    for function in taccl.baselines.BASELINES.values():
+        with suppress(taccl.InputError):
+            yield function(problem, cut=cut).finish
+
+
+def is_unbeaten(problem: Problem, bound: Fraction, *, max_states: int) -> bool:
+    """True if exhaustive search ends; asserts that no schedule finishes before `bound` (in microseconds)."""
+    spread, last = as_spreading(problem), ceil(bound * problem.costs.ticks_per_us) - 1
+    finds_schedule = sums_by if spread.collective.combining else finishes_by
+    try:
+        assert not finds_schedule(spread, last, max_states=max_states)
+    except TooLarge:
+        return False
+    return True

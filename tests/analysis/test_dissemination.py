@@ -3,25 +3,26 @@
 import random
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import pytest
 
 from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.first_arrivals import Dissemination, dissemination_bounds
-from taccl.analysis.certificates.readings import as_spreading
 from taccl.synthesis.synthesize import synthesize
-from tests.analysis.claimed import claimed
+from tests.analysis.claims import certificates_of, raised
 from tests.fuzzing import cases, some
 from tests.synthesis.brute_force import TooLarge, optimal_ticks
 from tests.synthesis.small_problems import joined, merged, problem_of
 
+#: Certificates of the claims about ranks and about nodes.
+certificates = partial(certificates_of, dissemination_bounds, in_network=False)
+
 
 def claims(problem):
     """Claims about ranks and about nodes, in microseconds."""
-    found = dissemination_bounds(NeededSends(as_spreading(problem)), in_network=False)
-    return [Fraction(claim.ticks, problem.costs.ticks_per_us) for claim in found]
+    return [each.bound for each in certificates(problem)]
 
 
 @pytest.mark.parametrize("name", ["allgather", "reduce_scatter"])
@@ -36,7 +37,7 @@ def test_what_ranks_have_doubles(name):
     bound = lower_bound(problem)
     assert (bound.bound, bound.kind) == (5, "dissemination")
     assert bound.check()
-    assert not replace(bound, bound=bound.bound + Fraction(1, problem.costs.ticks_per_us)).check()
+    assert not raised(bound).check()
     assert synthesize(problem).schedule.finish == 5
 
 
@@ -75,9 +76,9 @@ def test_a_time_raised_by_a_tick_is_refused(field, i):
     assert isinstance(bound.witness, Dissemination)
     times = list(getattr(bound.witness, field))
     times[i] += 1
-    raised = replace(bound, witness=replace(bound.witness, **{field: tuple(times)}))
-    assert not raised.check()
-    assert not replace(raised, bound=bound.bound + Fraction(1, bound.problem.costs.ticks_per_us)).check()
+    later = replace(bound, witness=replace(bound.witness, **{field: tuple(times)}))
+    assert not later.check()
+    assert not raised(later).check()
 
 
 @pytest.mark.parametrize("field", ["anywhere", "inside"])
@@ -121,9 +122,8 @@ def test_no_dissemination_is_above_the_optimum():
     compared = 0
     for seed in cases("dissemination against the optimum", few=12, many=500):
         problem = random_merged(seed)
-        found = list(dissemination_bounds(NeededSends(as_spreading(problem)), in_network=False))
-        base = lower_bound(problem)
-        assert all(claim.check() for claim in claimed(problem, found)), seed
+        found, base = certificates(problem), lower_bound(problem)
+        assert all(each.check() for each in found), seed
         try:
             optimum = optimal_ticks(
                 problem, least=int(base.bound * problem.costs.ticks_per_us) - 2, max_states=4000
@@ -131,8 +131,7 @@ def test_no_dissemination_is_above_the_optimum():
         except TooLarge:
             continue
         compared += 1
-        assert max((ticks for ticks, _, _ in found), default=0) <= optimum, seed
-        above = Fraction(optimum + 1, problem.costs.ticks_per_us)
-        for _, _, witness in found:
-            assert not replace(base, bound=above, witness=witness).check(), seed
+        least = Fraction(optimum, problem.costs.ticks_per_us)
+        for each in found:
+            assert each.bound <= least and not raised(replace(each, bound=least)).check(), seed
     assert compared > some(2, 20)

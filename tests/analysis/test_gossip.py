@@ -4,26 +4,28 @@ copies after."""
 import random
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import pytest
 
 from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.certificate import Certificate
-from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.gossip import Gossip, gossip
-from taccl.analysis.certificates.readings import as_spreading
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
+from tests.analysis.claims import certificates_of, raised
 from tests.effort import brief_synthesis
 from tests.fuzzing import cases, some
 from tests.synthesis.small_problems import custom, problem_of, two_levels
 
+#: Certificates of the claims about sends between ranks, sends between nodes, and sends between nodes with
+#: heads and tails.
+certificates = partial(certificates_of, gossip)
+
 
 def claims(problem):
-    """Claims in us about sends between ranks, sends between nodes, and sends between nodes with heads and
-    tails."""
-    return [Fraction(claim.ticks, problem.costs.ticks_per_us) for claim in gossip(NeededSends(problem))]
+    """Bounds of `certificates`, in microseconds."""
+    return [each.bound for each in certificates(problem)]
 
 
 def test_sums_are_made_before_they_cross_and_spread_after():
@@ -129,11 +131,11 @@ def test_ranks_of_a_node_that_others_cannot_reach_share_sums_through_those_that_
     """
     topology, clauses = gated(3, 1, local=1, nic=1)
     problem = problem_of(topology, collectives.allreduce(6), **clauses)
-    found = {claim.witness: claim.ticks for claim in gossip(NeededSends(problem))}
-    assert found[Gossip(frozenset((0, 1, 2)))] == 8 * problem.costs.ticks_per_us
+    found = {claim.witness: claim.bound for claim in certificates(problem)}
+    assert found[Gossip(frozenset((0, 1, 2)))] == 8
     bound = replace(lower_bound(problem), bound=Fraction(8), witness=Gossip(frozenset((3, 4, 5))))
     assert bound.check()
-    assert not replace(bound, bound=bound.bound + Fraction(1, problem.costs.ticks_per_us)).check()
+    assert not raised(bound).check()
     assert not replace(bound, witness=Gossip(frozenset((0, 1, 3)))).check()
 
 
@@ -144,11 +146,11 @@ def test_ranks_that_others_reach_need_no_sends_among_themselves():
     """
     topology, clauses = gated(3, 2, local=1, nic=1)
     problem = problem_of(topology, collectives.allreduce(6), **clauses)
-    found = {claim.witness: claim.ticks for claim in gossip(NeededSends(problem))}
-    assert found[Gossip(frozenset((0, 1, 2)))] == 6 * problem.costs.ticks_per_us
+    found = {claim.witness: claim.bound for claim in certificates(problem)}
+    assert found[Gossip(frozenset((0, 1, 2)))] == 6
     open_to_all = problem_of(gated(3, 3, local=1, nic=1)[0], collectives.allreduce(6))
     everyone = frozenset(range(6))
-    found = {(claim.witness.ranks, claim.witness.between_nodes) for claim in gossip(NeededSends(open_to_all))}
+    found = {(claim.witness.ranks, claim.witness.between_nodes) for claim in certificates(open_to_all)}
     assert found == {(everyone, False), (everyone, True)}
 
 
@@ -162,10 +164,9 @@ def test_chunks_of_two_sizes_are_only_counted(chunk_bytes):
 def test_the_check_proves_what_is_claimed_and_no_more():
     """The check recomputes heads and tails; it accepts the claim and refuses one tick more."""
     problem = problem_of(two_levels(4, local=1, nic=5), collectives.allreduce(8))
-    ticks, limits, witness = list(gossip(NeededSends(problem)))[-1]
-    bound = Certificate(problem, Fraction(ticks, problem.costs.ticks_per_us), "cut counting", limits, witness)
+    bound = certificates(problem)[-1]
     assert bound.bound == 40 + 4 and bound.check()
-    assert not replace(bound, bound=bound.bound + Fraction(1, problem.costs.ticks_per_us)).check()
+    assert not raised(bound).check()
 
 
 @pytest.mark.fuzz
@@ -195,9 +196,7 @@ def test_no_schedule_beats_the_claim():
             topology, Collective("sums", n, tuple(chunks), combining=True), **merges, **gates
         )
         best = brief_synthesis(problem, sketch="none").schedule.finish
-        for ticks, limits, witness in gossip(NeededSends(as_spreading(problem))):
-            bound = Fraction(ticks, problem.costs.ticks_per_us)
-            assert bound <= best, seed
-            assert Certificate(problem, bound, "cut counting", limits, witness).check(), seed
-        found += len(claims(problem)) >= 3
+        bounds = certificates(problem)
+        assert all(each.bound <= best and each.check() for each in bounds), seed
+        found += len(bounds) >= 3
     assert found > some(2, 60)

@@ -2,28 +2,26 @@
 
 import random
 from dataclasses import replace
-from fractions import Fraction
+from functools import partial
 
 import pytest
 
 from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.pair_counting import PairCounting, pair_counting_bounds
-from taccl.analysis.certificates.readings import as_spreading
 from taccl.baselines import multiplying, one_shot
 from taccl.synthesis.synthesize import synthesize
-from tests.analysis.claimed import claimed
+from tests.analysis.claims import certificates_of, is_unbeaten, raised
 from tests.fuzzing import cases, some
-from tests.synthesis.brute_force import TooLarge
-from tests.synthesis.brute_force_apart import sums_by
 from tests.synthesis.small_problems import custom, joined, problem_of, two_levels
+
+#: Certificates of the claims about ranks and about nodes.
+certificates = partial(certificates_of, pair_counting_bounds, in_network=False)
 
 
 def claims(problem):
     """Claims about ranks and about nodes, in microseconds."""
-    found = pair_counting_bounds(NeededSends(as_spreading(problem)), in_network=False)
-    return [Fraction(claim.ticks, problem.costs.ticks_per_us) for claim in found]
+    return [each.bound for each in certificates(problem)]
 
 
 @pytest.mark.slow
@@ -67,7 +65,7 @@ def test_the_certificate_names_the_rank_that_limits():
     """The certificate says what limits: rank 0 of three needs 6 contributions, from two ranks to each of three
     sums."""
     problem = problem_of(joined([0] * 3), collectives.allreduce(3))
-    said = [each.limits for each in pair_counting_bounds(NeededSends(problem), in_network=False)]
+    said = [each.limits for each in certificates(problem)]
     assert "6 contributions that rank 0 needs" in said
 
 
@@ -78,7 +76,7 @@ def test_the_certificate_states_its_claim_and_proves_no_more():
     )
     bound = lower_bound(problem)
     assert (bound.bound, bound.kind) == (21, "pair counting") and bound.check()
-    assert not replace(bound, bound=bound.bound + Fraction(1, problem.costs.ticks_per_us)).check()
+    assert not raised(bound).check()
     assert bound.limits == "128 pairs of a contribution and a rank in node 0 that needs it"
     assert bound.witness_text == "pair counting: ranks 0-3, collected (2), spread (2)"
     assert bound.to_dict()["witness"] == {
@@ -119,13 +117,9 @@ def test_no_order_of_additions_beats_the_pairs():
     decided = 0
     for seed in cases("pair counting, over all ways to add", few=12, many=600):
         problem = random_sums(seed, tiny=True)
-        found = list(pair_counting_bounds(NeededSends(as_spreading(problem)), in_network=False))
-        assert all(claim.check() for claim in claimed(problem, found)), seed
-        try:
-            assert not sums_by(problem, max(ticks for ticks, *_ in found) - 1, max_states=4000), seed
-        except TooLarge:
-            continue
-        decided += 1
+        found = certificates(problem)
+        assert all(each.check() for each in found), seed
+        decided += is_unbeaten(problem, max(each.bound for each in found), max_states=4000)
     assert decided > some(3, 40)
 
 
@@ -134,7 +128,7 @@ def test_no_schedule_beats_the_pairs():
     """On up to nine ranks, with sums formed at many of them, no schedule beats a claim."""
     for seed in cases("pair counting against schedules", few=5, many=600):
         problem = random_sums(seed, tiny=False)
-        found = list(pair_counting_bounds(NeededSends(as_spreading(problem)), in_network=False))
-        assert all(claim.check() for claim in claimed(problem, found)), seed
-        best = min(make(problem, cut=False).finish_ticks for make in (multiplying, one_shot))
-        assert max(ticks for ticks, *_ in found) <= best, seed
+        found = certificates(problem)
+        assert all(each.check() for each in found), seed
+        best = min(make(problem, cut=False).finish for make in (multiplying, one_shot))
+        assert max(each.bound for each in found) <= best, seed

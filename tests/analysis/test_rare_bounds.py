@@ -2,17 +2,25 @@
 schedule."""
 
 import random
-from math import floor
+from dataclasses import replace
+from fractions import Fraction
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.dynamic_cut import dynamic_cut_bounds
+from taccl.analysis.certificates.spread_tail import spread_tail_bounds
 from taccl.analysis.verification.verify import verify
+from taccl.errors import InputError
+from taccl.sketch.reachability import check_reachable
 from taccl.synthesis.synthesize import synthesize
-from tests.fuzzing import cases
-from tests.synthesis.brute_force import TooLarge, finishes_by
-from tests.synthesis.small_problems import joined, merged, problem_of, two_levels
+from tests.analysis.claims import certificates_of, is_unbeaten, raised
+from tests.fuzzing import cases, fuzzed
+from tests.synthesis.brute_force import TooLarge, optimal_ticks
+from tests.synthesis.small_problems import custom, joined, merged, problem_of, random_problem, two_levels
 
 
 def disseminated(seed):
@@ -59,9 +67,56 @@ def test_no_rare_bound_is_above_a_schedule(kind, made):
             continue
         best += 1
         if bound.bound < found.finish:
-            ticks = floor(bound.bound * problem.costs.ticks_per_us)
-            try:
-                assert not finishes_by(problem, ticks - 1, max_states=300), seed
-            except TooLarge:
-                continue
+            is_unbeaten(problem, bound.bound, max_states=300)
     assert best > tried / 6
+
+
+def few_start(seed, *, combining):
+    """A random problem in which one or two ranks hold all chunks, or need all sums."""
+    rng = random.Random(seed)
+    base = random_problem(seed)
+    num_ranks = base.topology.num_ranks
+    homes = rng.sample(range(num_ranks), rng.choice((1, 1, 2)))
+    ways = []
+    for _ in range(rng.choice((1, 2, 3) if combining else (1, 2, 3, 3, 4))):
+        few = sorted(set(rng.choices(homes, k=rng.choice((1, 1, 2)))))
+        many = sorted(rng.sample(range(num_ranks), rng.randint(max(1, num_ranks - 2), num_ranks)))
+        ways.append((many, few[:1]) if combining else (few, many))
+    clauses = {}
+    if not combining and rng.random() < 0.2:
+        admitted = frozenset(rng.sample(range(num_ranks), rng.randint(1, num_ranks)))
+        clauses["carries_from"] = {rng.randrange(len(base.topology.links)): admitted}
+    return problem_of(
+        base.topology,
+        custom(num_ranks, ways, combining=combining),
+        merging=base.clauses.merging,
+        max_merge=base.clauses.max_merge,
+        own_first=frozenset() if combining else base.clauses.own_first,
+        **clauses,
+    )
+
+
+def least_ticks(problem):
+    """Optimal makespan in ticks; None if the search would take too long or a destination is unreachable."""
+    try:
+        check_reachable(problem)
+        return optimal_ticks(problem, max_states=1000)
+    except (TooLarge, InputError):
+        return None
+
+
+@fuzzed(few=15, many=1000)
+@given(seed=st.integers(0, 2**32 - 1), combining=st.booleans(), few=st.booleans())
+def test_no_rare_claim_is_above_the_optimum(seed, combining, few):
+    """On random problems, claims of spread tails and dynamic cuts are at most the optimum, and no witness
+    proves more."""
+    problem = (few_start if few else random_problem)(seed, combining=combining)
+    least = least_ticks(problem)
+    if least is None:
+        return
+    optimum = Fraction(least, problem.costs.ticks_per_us)
+    for finder in (spread_tail_bounds, dynamic_cut_bounds):
+        for bound in certificates_of(finder, problem, in_network=False):
+            assert bound.bound <= optimum
+            assert bound.check()
+            assert not raised(replace(bound, bound=optimum)).check()

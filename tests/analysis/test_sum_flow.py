@@ -1,7 +1,6 @@
 """Sum flow: sends of sums that end early or start late; by hand, against all schedules, and at random."""
 
 import random
-from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -13,18 +12,21 @@ import taccl
 from taccl import collectives
 from taccl.analysis.certificates.readings import merging_freely
 from taccl.analysis.certificates.sum_flow import Lane, _gain, _gain_near, _most_gained, sum_flow_bounds
-from taccl.baselines import BASELINES
 from taccl.topology.builder import TopologyBuilder
-from tests.analysis.claims import certificates_of
+from tests.analysis.claims import (
+    baseline_finishes,
+    both_chunkings,
+    certificates_of,
+    is_unbeaten,
+    raised,
+)
 from tests.fuzzing import cases, some
-from tests.synthesis.brute_force import TooLarge
-from tests.synthesis.brute_force_apart import sums_by
 
 MB = 10**6
 
 
 #: Certificates of the sum-flow claims.
-certificates = partial(certificates_of, sum_flow_bounds)
+certificates = partial(certificates_of, sum_flow_bounds, divisible=True, in_network=False)
 
 
 def crossbar(num_ranks, *, alpha=4, overhead=1, beta=1):
@@ -55,7 +57,7 @@ def test_sums_on_a_dgx_h100_need_more_than_their_bytes():
     bound = taccl.lower_bound(problem, divisible=True)
     assert bound.kind == "sum flow" and 9.39 < bound.bound_us < 9.4
     assert bound.check()
-    assert not replace(bound, bound=bound.bound + Fraction(1, 10**9)).check()
+    assert not raised(bound).check()
 
 
 def test_gains_of_two_sends_by_hand():
@@ -196,12 +198,7 @@ def test_no_schedule_in_any_chunks_beats_the_flow():
     for seed in cases("sum flow, over all schedules", few=12, many=1_000):
         rng = random.Random(f"sum flow {seed}")
         topology = random_machine(rng, rng.choice((3, 3, 3, 4)))
-        problems = []
-        for parts in (1, 2):
-            collective = collectives.allreduce(topology.num_ranks, chunks_per_rank=parts)
-            with suppress(taccl.InputError):
-                problem = taccl.make_problem(topology, collective, chunk_bytes=2 // parts * MB)
-                problems.append(merging_freely(problem))
+        problems = both_chunkings(topology, "allreduce")
         try:
             found = [each for problem in problems for each in certificates(problem)]
         except taccl.InputError:  # some rank is cut off
@@ -210,17 +207,9 @@ def test_no_schedule_in_any_chunks_beats_the_flow():
         best = max((each.bound for each in found), default=Fraction(0))
         claimed += best > 0
         for problem in problems:
-            for function in BASELINES.values():
-                with suppress(taccl.InputError):
-                    assert best <= function(problem, cut=False).finish, seed
-            if problem.collective.num_chunks > 4:
-                continue
-            last = -(-best * problem.costs.ticks_per_us // 1) - 1
-            try:
-                assert not sums_by(problem, int(last), max_states=300), seed
-            except TooLarge:
-                continue
-            decided += 1
+            assert all(best <= finish for finish in baseline_finishes(problem, cut=False)), seed
+            is_small = problem.collective.num_chunks <= 4
+            decided += is_small and is_unbeaten(problem, best, max_states=300)
     assert decided > some(1, 100) and claimed > some(4, 400)
 
 
@@ -237,8 +226,5 @@ def test_no_baseline_beats_the_flow_on_crossbars():
         problem = taccl.make_problem(topology, "allreduce", size_bytes=rng.choice((10**5, 10**6, 3 * 10**6)))
         bounds = certificates(merging_freely(problem))
         assert all(each.check() for each in bounds), seed
-        for function in BASELINES.values():
-            with suppress(taccl.InputError):
-                finish = function(problem).finish
-                nearest += [float(finish / each.bound) for each in bounds]
+        nearest += [float(finish / each.bound) for finish in baseline_finishes(problem) for each in bounds]
     assert 1 <= min(nearest) < 1.25
