@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from taccl.schedule.timing import exact_times
-from taccl.synthesis.synthesize import synthesize
+from tests.effort import brief_synthesis
 from tests.fuzzing import some
 from tests.synthesis.small_problems import random_problem
 
@@ -33,7 +33,7 @@ def _schedules(seeds: range, *, shuffles: int) -> Iterator[Schedule]:
     for seed in seeds:
         for combining in (False, True):
             problem = random_problem(seed, combining=combining)
-            schedule = synthesize(problem, backend="greedy", time_limit_s=0.05).schedule
+            schedule = brief_synthesis(problem, backend="greedy").schedule
             yield schedule
             for shuffle in range(shuffles if not combining and len(schedule) else 0):
                 yield _shuffled(schedule, random.Random(1000 * seed + shuffle))

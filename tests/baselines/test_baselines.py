@@ -21,7 +21,7 @@ from taccl.topology.builder import TopologyBuilder
 from taccl.topology.racks import in_network
 from tests.arguments import arguments_for
 from tests.foreign import OURS
-from tests.fuzzing import MANY, some
+from tests.fuzzing import MANY, by_turns, some
 from tests.synthesis.small_problems import linked
 
 COLLECTIVES = [name for name in collectives.COLLECTIVES if name != "scan" and "multi" not in name]
@@ -45,10 +45,12 @@ def one_for(name, topology):
     return fabrics.fully_connected(4, ranks_per_node=2) if name == "servers" else topology
 
 
-@pytest.mark.parametrize("name", BASELINES)
-@pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize(
-    "topology", [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGE)) for name in TOPOLOGIES]
+    ("name", "collective", "topology"),
+    [
+        pytest.param(*each, marks=[pytest.mark.slow] * (each[-1] in LARGE))
+        for each in by_turns(BASELINES, COLLECTIVES, TOPOLOGIES)
+    ],
 )
 def test_schedules_verify_and_keep_the_bound(name, collective, topology):
     """A baseline refuses a collective or gives a valid schedule that finishes no earlier than the bound."""

@@ -15,6 +15,7 @@ from taccl.problem.collectives import together
 from taccl.problem.making import make_problem
 from taccl.topology import fabrics
 from taccl.topology.builder import TopologyBuilder
+from tests.fuzzing import by_turns
 
 
 def test_parts_follow_one_another():
@@ -63,8 +64,9 @@ def test_cutting_ends_before_transfers_are_too_many(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("collective", ["allgather", "allreduce", "broadcast", "reduce"])
-@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize(
+    ("name", "collective"), by_turns(BASELINES, ["allreduce", "allgather", "broadcast", "reduce"])
+)
 def test_cut_schedules_verify_and_are_no_slower(name, collective):
     """Schedules in finer chunks are valid and finish no later than those in whole chunks."""
     topology = fabrics.torus(2, 4, ranks_per_node=4, alpha_us=0)

@@ -11,7 +11,7 @@ from taccl.baselines import nccl, nccl_choices
 from taccl.baselines.nccl import nccl_bounded
 from taccl.errors import CollectiveError
 from taccl.topology.builder import TopologyBuilder
-from tests.fuzzing import MANY, thinned
+from tests.fuzzing import MANY, by_turns, thinned
 from tests.measure.logs import row
 
 
@@ -46,8 +46,10 @@ def test_protocols_follow_one_another():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nodes", [1, 2])
-@pytest.mark.parametrize("collective", ["allreduce", "allgather", "reduce-scatter", "broadcast", "alltoall"])
+@pytest.mark.parametrize(
+    ("collective", "nodes"),
+    by_turns(["allreduce", "allgather", "reduce-scatter", "broadcast", "alltoall"], [1, 2]),
+)
 def test_the_schedule_is_valid_under_the_protocol_chosen(collective, nodes):
     """The schedule is valid under the chosen protocol, and its producer names algorithm and protocol."""
     problem = problem_of(taccl.topologies.dgx_h100(nodes, profile="nccl"), collective)

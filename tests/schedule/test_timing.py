@@ -4,12 +4,11 @@ import pytest
 
 from taccl import collectives
 from taccl.analysis.verification.verify import verify
-from taccl.errors import NoSolutionError
 from taccl.schedule.schedule import make_schedule
 from taccl.schedule.timing import exact_times
-from taccl.synthesis.synthesize import synthesize
 from taccl.topology.builder import TopologyBuilder
-from tests.synthesis.small_problems import custom, linked, problem_of, random_problem
+from tests.analysis.random_schedules import random_schedules
+from tests.synthesis.small_problems import custom, linked, problem_of
 
 
 def one_link(num_chunks, *, alpha=2, meaning="occupies", **clauses):
@@ -248,17 +247,6 @@ def test_scan_sends_what_it_derives_when_the_source_is_there():
     assert starts_of(schedule) == {(0, 0): 0, (1, 1): 2}
 
 
-def _random_schedules():
-    found = []
-    for seed in range(60):
-        try:
-            problem = random_problem(seed, combining=seed % 3 == 0)
-            found.append(synthesize(problem, backend="greedy", time_limit_s=0.01, seed=seed).schedule)
-        except NoSolutionError:
-            continue
-    return found
-
-
 def _again(schedule, start):
     return exact_times(
         schedule.problem,
@@ -270,26 +258,20 @@ def _again(schedule, start):
     )
 
 
-@pytest.fixture(scope="module")
-def random_schedules():
-    """Valid schedules of random problems."""
-    return _random_schedules()
-
-
 @pytest.mark.slow
-def test_two_evaluations_agree_to_the_last_bit(random_schedules):
+def test_two_evaluations_agree_to_the_last_bit():
     """Timing a schedule twice gives one digest, and timing the result again changes nothing."""
-    for schedule in random_schedules:
+    for schedule in random_schedules()[::2]:
         once = _again(schedule, schedule.start)
         assert once.digest() == _again(schedule, schedule.start).digest()
         assert once.digest() == _again(once, once.start).digest()
 
 
 @pytest.mark.slow
-def test_valid_times_are_never_later_afterwards(random_schedules):
+def test_valid_times_are_never_later_afterwards():
     """Re-timing a valid schedule (here with its second half delayed) makes no send later."""
     tried = 0
-    for schedule in random_schedules:
+    for schedule in random_schedules()[::2]:
         for delay in (0, 1, 3):
             start = schedule.start + delay * (schedule.start >= schedule.finish_ticks // 2)
             late = make_schedule(
