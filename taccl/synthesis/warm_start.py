@@ -12,7 +12,8 @@ from taccl.problem.making import make_problem
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.search import Search
-from taccl.synthesis.suggesting.chunks import cut, improved_schedules
+from taccl.synthesis.suggesting.chunks import improved_schedules
+from taccl.synthesis.suggesting.cutting import cut
 
 if TYPE_CHECKING:
     from taccl.topology.topology import Topology

@@ -119,13 +119,8 @@ def for_baselines_s(limit: Deadline, share: float) -> float:
     return max(share * left_s, min(_MOST_FIRST_SHARE * left_s, _LEAST_FIRST_S * busy_factor()))
 
 
-def offer_rest(search: Search, found: Schedule | None) -> None:
-    """Propose the remaining baselines in the remaining time of the search, in order of preference.
-
-    - `found`: Schedule that the search found in its own chunks; None if it found none.
-    """
-    if found is not None:
-        share_baselines(search.problem, found.problem)
+def offer_rest(search: Search) -> None:
+    """Propose the remaining baselines in the remaining time of the search, in order of preference."""
     budget = search.parameters.budget
     until = search.deadline.later(-reserve_s(search.problem, search.deadline.left_s, budget))
     until = until.sooner(search.idle_s)
@@ -138,7 +133,7 @@ def _offer_quickest(
     until: Deadline,
     until_best: Deadline,
     *,
-    excluded: Collection[str] = (),
+    excluded: Collection[str],
     is_last: bool = False,
 ) -> None:
     """Propose baselines that were not built yet, in order of preference.
@@ -245,7 +240,7 @@ def _preferred(problem: Problem) -> list[str]:
     return sorted(BASELINES, key=place)
 
 
-def quickest_first(problem: Problem, left_s: float = 0.0) -> list[str]:
+def quickest_first(problem: Problem, left_s: float) -> list[str]:
     """Names of the baselines by build time, quickest first; without those that have too many transfers.
 
     - `left_s`: Seconds left; the baseline that is usually best comes first if it takes a small share of them.

@@ -33,11 +33,10 @@ from taccl.synthesis.proposers.competing import (
     tried_finer,
 )
 from taccl.synthesis.search import Search
+from taccl.synthesis.suggesting.cutting import cut, with_note_on_chunks
 from taccl.topology.recognise import grid_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from taccl._internal.deadline import Deadline
     from taccl.problem.chunks import RankSets
     from taccl.problem.problem import Problem
@@ -74,7 +73,7 @@ _CUT_TRANSFERS = 64 * 64 * 6
 _CUT_VERIFY_S, _VERIFY_TRANSFER_S = 0.5, 2e-5
 
 
-def offer_estimated(search: Search, cut: Callable[[Problem, int], Problem]) -> Search | None:
+def offer_estimated(search: Search) -> Search | None:
     """Propose schedules of recursive multiplying with the earliest estimated finish.
 
     The first form merges messages and is quick to build. Later forms have finer chunks or one message per
@@ -82,8 +81,6 @@ def offer_estimated(search: Search, cut: Callable[[Problem, int], Problem]) -> S
     which groups of chunks follow different plans. Returns a search that holds the best schedule. Returns None
     if messages may not merge, on tori and meshes, and for sums at one rank: there, other baselines usually
     finish first.
-
-    - `cut`: Function from (problem, parts) to the problem with each chunk cut into that many parts.
     """
     problem, since, best = search.problem, time.monotonic(), None
     open_problem, ends = replace(problem, chunks_open=True), problem.collective.destination_sets
@@ -117,7 +114,7 @@ def offer_estimated(search: Search, cut: Callable[[Problem, int], Problem]) -> S
                 continue
             with limit.enforced():
                 found = form.schedule(lists=not merges)
-                made = _search_for(search, found, cut) if found.finish_us < finish_us else None
+                made = _search_for(search, found) if found.finish_us < finish_us else None
             if made is not None:
                 best, finish_us = made, found.finish_us
         until = search.deadline.sooner(_MIXES_SHARE * search.deadline.left_s)
@@ -125,7 +122,7 @@ def offer_estimated(search: Search, cut: Callable[[Problem, int], Problem]) -> S
             with until.enforced():
                 mixed = mixed_schedule(open_problem)
                 if mixed is not None and mixed.finish_us < finish_us:
-                    best = _search_for(search, mixed, cut) or best
+                    best = _search_for(search, mixed) or best
     if best is not None and best.best is not None:
         tried_finer(problem).add(BY_ESTIMATE)
         message = f"first: {best.best.producer}{left_out(list(dict.fromkeys(skipped)))}"
@@ -133,18 +130,17 @@ def offer_estimated(search: Search, cut: Callable[[Problem, int], Problem]) -> S
     return best
 
 
-def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Deadline) -> Search:
+def offer_cut(search: Search, until: Deadline) -> Search | None:
     """Propose baselines of few transfers in finer chunks; returns the search that holds the best schedule.
 
-    This is `search` itself if no baseline is better. Baselines that fit into the time left come first, and
+    Returns None if no baseline is better. Baselines that fit into the time left come first, and
     among these the ones that usually gain by finer chunks. At ties, the earliest possible finish decides.
     Baselines that cannot finish sooner than the incumbent are skipped.
-
-    - `cut`: Function from (problem, parts) to the problem with each chunk cut into that many parts.
     """
     if not search.has_found:
-        return search
-    problem, since, best, finish_us = search.problem, time.monotonic(), search, search.earliest_us
+        return None
+    problem, since, finish_us = search.problem, time.monotonic(), search.earliest_us
+    best: Search | None = None
     open_problem = _opened(problem)  # with an open number of chunks, messages may merge
     producer, tried = "", tried_finer(problem)
     # Each cut has twice as many transfers as the one before, so all cuts take twice as long as the last one.
@@ -175,7 +171,7 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
             continue
         verify_s = max(_CUT_VERIFY_S, busy_factor() * _VERIFY_TRANSFER_S * found.num_transfers)
         with suppress(InputError, OutOfTime), until.at_least(verify_s).enforced():
-            finer = _search_for(search, found, cut)
+            finer = _search_for(search, found)
             if finer is not None:
                 best, finish_us, producer = finer, found.finish_us, found.producer
     message = f"in finer chunks: {producer or 'none better'}"
@@ -183,15 +179,13 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
     return best
 
 
-def offer_balanced_groups(search: Search, cut: Callable[[Problem, int], Problem]) -> Search | None:
+def offer_balanced_groups(search: Search) -> Search | None:
     """Propose schedules for process groups that balance the load of the dimensions each group spans.
 
     If the number of chunks is open, it is the one with the earliest planned finish. Returns a search that
     holds the schedule in finer chunks. Returns None if the ranks of a group do not span dimensions of their
     own, or if time is short. Returns None also if the number of chunks is given; `search` then has the
     schedule.
-
-    - `cut`: Function from (problem, parts) to the problem with each chunk cut into that many parts.
     """
     since, portfolio = time.monotonic(), search.parameters.portfolio
     until = search.deadline.sooner(for_baselines_s(search.deadline, portfolio.best_share))
@@ -210,7 +204,7 @@ def offer_balanced_groups(search: Search, cut: Callable[[Problem, int], Problem]
                 found = balanced_schedule(finer, most_transfers=most, improve=False)
                 assert found is not None, "any finish counts"
                 if search.is_open:
-                    made = _search_for(search, found, cut) or made
+                    made = _search_for(search, found) or made
                 else:
                     search.offer_whole(found, producer=found.producer, verified=True)
         except (InputError, OutOfTime) as error:
@@ -228,19 +222,17 @@ def _opened(problem: Problem) -> Problem:
     return replace(problem, chunks_open=True)
 
 
-def _search_for(search: Search, found: Schedule, cut: Callable[[Problem, int], Problem]) -> Search | None:
+def _search_for(search: Search, found: Schedule) -> Search | None:
     """Return a new search that holds `found`, a schedule in finer chunks.
 
-    Returns None if this number of chunks is not allowed, or if `cut` makes chunks of other sizes. Returns
+    Returns None if this number of chunks is not allowed, or if the cut makes chunks of other sizes. Returns
     None also if `found` is invalid for the problem in finer chunks.
-
-    - `cut`: Function from (problem, parts) to the problem with each chunk cut into that many parts.
     """
     suggesting = search.parameters.suggesting
     count = found.problem.collective.chunks_per_rank // search.problem.collective.chunks_per_rank
     if suggesting.counts_only and count not in suggesting.counts:
         return None
-    finer, clauses = cut(search.problem, count), found.problem.clauses
+    finer, clauses = with_note_on_chunks(cut(search.problem, count)), found.problem.clauses
     if clauses.merging - finer.clauses.merging or clauses.max_merge > finer.clauses.max_merge:
         finer = merging(finer)
     if finer.chunk_bytes != found.problem.chunk_bytes:

@@ -37,7 +37,6 @@ from taccl.synthesis.proposers.stages import ruin_and_recreate, search_plain, to
 from taccl.synthesis.proposers.trees import is_worthwhile, may_fill, no_time, offer_trees
 from taccl.synthesis.proposing import OwnProposer, registered
 from taccl.synthesis.search import Search
-from taccl.synthesis.suggesting.chunks import cut, with_note_on_chunks
 from taccl.synthesis.suggesting.sketched_search import is_unguided, search_guided
 from taccl.synthesis.transforms.exchange import exchange_s, offer_exchanged
 from taccl.synthesis.transforms.fused import offer_fused
@@ -126,9 +125,7 @@ def _first_baselines(search: Search) -> None:
 
 
 def _estimated_first(search: Search) -> None:
-    found = offer_estimated(search, _cut_with_note)
-    if found is not None:
-        search.others.append(found)
+    _keep(search, offer_estimated(search))
 
 
 def _from_one_rank_first(search: Search) -> None:
@@ -143,9 +140,7 @@ def _from_one_rank_first(search: Search) -> None:
 
 
 def _groups_first(search: Search) -> None:
-    found = offer_balanced_groups(search, _cut_with_note)
-    if found is not None:
-        search.others.append(found)
+    _keep(search, offer_balanced_groups(search))
 
 
 def _has_groups(problem: Problem) -> bool:
@@ -164,7 +159,7 @@ def _bound_all_chunkings(search: Search) -> None:
 def _last_baselines(search: Search) -> None:
     for each in search.others:
         share_baselines(search.problem, each.problem)
-    offer_rest(search, None)
+    offer_rest(search)
 
 
 def _finer_first(search: Search) -> None:
@@ -178,15 +173,14 @@ def _finer_last(search: Search) -> None:
 
 
 def _offer_finer(search: Search, limit_s: float) -> None:
-    """Propose baselines in finer chunks, for `limit_s` seconds, as a search in ``search.others``."""
-    found = offer_cut(search, _cut_with_note, search.deadline.sooner(limit_s))
-    if found is not search:
+    """Propose baselines in finer chunks, for `limit_s` seconds."""
+    _keep(search, offer_cut(search, search.deadline.sooner(limit_s)))
+
+
+def _keep(search: Search, found: Search | None) -> None:
+    """Add a search in finer chunks, if there is one, to ``search.others``."""
+    if found is not None:
         search.others.append(found)
-
-
-def _cut_with_note(problem: Problem, parts: int) -> Problem:
-    """The problem in finer chunks, with a note on their number."""
-    return with_note_on_chunks(cut(problem, parts))
 
 
 def _may_be_finer(search: Search) -> bool:

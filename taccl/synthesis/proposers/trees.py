@@ -37,7 +37,7 @@ from taccl.synthesis.proposers.large import effort
 from taccl.synthesis.proposers.queues import send_in_turn
 from taccl.synthesis.proposers.steady import send_without_gaps
 from taccl.synthesis.search import Search
-from taccl.synthesis.suggesting.chunks import cut, with_note_on_chunks
+from taccl.synthesis.suggesting.cutting import cut, with_note_on_chunks
 from taccl.synthesis.transforms.halves import join, split
 from taccl.synthesis.trees.network import least_time, network_of, trees_per_chunk
 from taccl.synthesis.trees.packing import tree_counts, tree_routes

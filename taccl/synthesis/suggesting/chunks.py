@@ -19,7 +19,6 @@ from taccl._internal.kernels import is_compiled
 from taccl._internal.units import format_count
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError
 from taccl.problem.costs import hold_columns
-from taccl.problem.making import make_problem
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.reachability import check_reachable
@@ -33,6 +32,7 @@ from taccl.synthesis.proposers.compiling import compile_in_a_row
 from taccl.synthesis.proposers.finer import is_at_one_rank
 from taccl.synthesis.proposers.large import effort, suits
 from taccl.synthesis.search import Search
+from taccl.synthesis.suggesting.cutting import by_default, cut, with_note_on_chunks
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.sketched_search import is_unguided
 from taccl.synthesis.suggesting.suggest import compiled_schedule, has_kernels, quick_schedule, suggest_for
@@ -161,25 +161,6 @@ def cut_as(sketch: SketchProposal, problem: Problem) -> Problem:
     if not problem.chunks_open:
         return problem
     return cut(problem.in_its_chunks, sketch.problem.collective.chunks_per_rank)
-
-
-def cut(problem: Problem, parts: int) -> Problem:
-    """The problem with each chunk cut into `parts`, under the same sketch.
-
-    Without a sketch, the default clauses are derived again for the smaller chunks.
-    """
-    if parts == 1:
-        return problem
-    default, size_bytes = _by_default(problem), problem.size_bytes
-    clauses = None if problem.clauses == default.clauses else problem.clauses
-    notes = [note for note in problem.notes if note not in default.notes]  # padding notes are made anew
-    finer = problem.collective.split(parts)
-    return make_problem(problem.topology, finer, size_bytes=size_bytes, clauses=clauses, notes=notes)
-
-
-def _by_default(problem: Problem) -> Problem:
-    """The problem with default clauses only."""
-    return make_problem(problem.topology, problem.collective, size_bytes=problem.size_bytes)
 
 
 def _soonest(
@@ -317,7 +298,7 @@ def merged(problem: Problem) -> Problem | None:
     collective, costs, links = problem.collective, problem.costs, hold_columns(problem.topology).link
     waits = links[costs.hold_alpha > costs.hold_beta * int(costs.chunk_units.max(initial=1))]
     merging = problem.clauses.merging.union(waits.tolist())
-    if merging == problem.clauses.merging or problem.clauses != _by_default(problem).clauses:
+    if merging == problem.clauses.merging or problem.clauses != by_default(problem).clauses:
         return None
     note = f"chunks merge into one send on {format_count(len(merging), 'link')}, as latency counts for more"
     notes = (*problem.notes, f"{note}; a sketch says otherwise (merging.links)")
@@ -333,13 +314,4 @@ def _cut_short(problem: Problem, untried: Sequence[int]) -> Problem:
         return problem
     instead = f", and {own} was used untried" if own in untried else ""
     note = f"time was too short to try {numbers} chunks per rank{instead}; give a longer limit (--time-limit)"
-    return replace(problem, notes=(*problem.notes, note))
-
-
-def with_note_on_chunks(problem: Problem) -> Problem:
-    """The problem, with a note on its number of chunks per rank if that is not one."""
-    if problem.collective.chunks_per_rank == 1:
-        return problem
-    cut_into = format_count(problem.collective.chunks_per_rank, "chunk")
-    note = f"cut into {cut_into} per rank; chunks_per_rank (--chunks-per-rank) gives another number"
     return replace(problem, notes=(*problem.notes, note))

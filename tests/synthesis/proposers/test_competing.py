@@ -206,7 +206,7 @@ def test_baselines_that_take_long_come_last(monkeypatch):
     )
     competing.offer_first(search)
     assert set(competing.made_of(problem)) == {"pairwise"}
-    competing.offer_rest(search, search.best)
+    competing.offer_rest(search)
     assert set(competing.made_of(problem)) == {"pairwise", "ring"}
 
 

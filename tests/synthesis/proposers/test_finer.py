@@ -12,7 +12,6 @@ from taccl.synthesis.budget import run
 from taccl.synthesis.proposers import competing, finer
 from taccl.synthesis.proposers.table import FIRST
 from taccl.synthesis.search import Options, Search
-from taccl.synthesis.suggesting.chunks import cut
 from tests.effort import AMPLE_S, BRIEF
 
 synthesizing = import_module("taccl.synthesis.synthesize")
@@ -26,11 +25,11 @@ def test_baselines_in_finer_chunks_come_last():
     problem = taccl.make_problem(topology, "broadcast", size_bytes=10**6, chunks_per_rank=1)
     search = Search(problem, Options(), Deadline.after(1000))
     competing.offer_first(search)
-    found = finer.offer_cut(search, cut, search.deadline)
+    found = finer.offer_cut(search, search.deadline)
     assert found.problem.collective.chunks_per_rank > 1
     assert found.best.finish < search.best.finish
     assert found.best.finish == taccl.baselines.best(problem).finish
-    assert finer.offer_cut(search, cut, search.deadline) is search, "none is made in finer chunks again"
+    assert finer.offer_cut(search, search.deadline) is None, "none is made in finer chunks again"
 
 
 @pytest.mark.slow
@@ -61,7 +60,7 @@ def test_baselines_of_many_transfers_are_cut_finer_too():
     search = Search(problem.in_its_chunks, Options(), Deadline.after(1000))
     ring = competing._as_asked("ring", search.problem)
     search.offer_whole(ring, producer="ring", verified=True)
-    found = finer.offer_cut(search, cut, search.deadline)
+    found = finer.offer_cut(search, search.deadline)
     assert found.best.finish * 3 < ring.finish
 
 
@@ -71,7 +70,7 @@ def test_merged_messages_compete_where_chunks_are_open():
     problem = taccl.make_problem(taccl.topologies.torus(4, 4), "allreduce", size_bytes=64_000)
     search = Search(problem.in_its_chunks, Options(), Deadline.after(60))
     competing.offer_first(search)
-    found = finer.offer_cut(search, cut, search.deadline)
+    found = finer.offer_cut(search, search.deadline)
     assert found.best.finish_us <= 4.6 and taccl.verify(found.best).ok
     assert found.best.problem.clauses.merging and found.best.problem == found.problem
 
@@ -93,7 +92,7 @@ def test_the_form_that_gains_most_comes_second(monkeypatch):
 
     monkeypatch.setattr(finer.Estimated, "of", estimated)
     problem = taccl.make_problem(taccl.topologies.dgx_h100(nodes=4), "allreduce", size_bytes=64 * 10**6)
-    found = finer.offer_estimated(Search(problem.in_its_chunks, Options(), Deadline.after(1000)), cut)
+    found = finer.offer_estimated(Search(problem.in_its_chunks, Options(), Deadline.after(1000)))
     assert found.best.finish_us == pytest.approx(307.67, abs=0.01)
 
 
@@ -111,7 +110,7 @@ def test_a_baseline_without_time_for_all_forms_offers_its_best(monkeypatch):
     bucket = competing._as_asked("bucket", search.problem)
     search.offer_whole(bucket, producer="bucket", verified=True)
     monkeypatch.setattr(finer, "baseline", ended)
-    found = finer.offer_cut(search, cut, search.deadline)
+    found = finer.offer_cut(search, search.deadline)
     assert found.best.finish_us == min(each.finish_us for each in made) < bucket.finish_us
     assert found.problem.clauses.merging
 
@@ -125,7 +124,7 @@ def test_recursive_multiplying_is_proposed_first_on_switches(monkeypatch):
     monkeypatch.setattr(finer, "mixed_schedule", lambda _: None)
     problem = taccl.make_problem(taccl.topologies.dgx2(4), "allreduce", size_bytes=10**6)
     search = Search(problem.in_its_chunks, Options(), Deadline.after(1000), asked=problem)
-    found = finer.offer_estimated(search, cut)
+    found = finer.offer_estimated(search)
     assert found.best.finish_us < 33 and taccl.verify(found.best).ok
     assert found.problem.collective.chunks_per_rank == 2 and not competing.made_of(search.problem)
 
@@ -135,7 +134,7 @@ def test_a_mixed_plan_is_proposed_if_time_allows(limit_s, is_mixed):
     """256 KB on two A100 nodes finish 12 % sooner by a mixed plan, which is searched if there is time."""
     problem = taccl.make_problem(taccl.topologies.dgx_a100(2, protocol="ll"), "allreduce", size_bytes=256_000)
     search = Search(problem.in_its_chunks, Options(), Deadline.after(limit_s), asked=problem)
-    found = finer.offer_estimated(search, cut).best
+    found = finer.offer_estimated(search).best
     assert taccl.verify(found).ok
     assert ("mixed" in found.producer, found.finish_us < 8.3) == (is_mixed, is_mixed)
 
@@ -145,7 +144,7 @@ def test_a_busy_machine_has_one_schedule_by_estimate(monkeypatch):
     monkeypatch.setattr(finer, "busy_factor", lambda: 1e4)
     problem = taccl.make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=10**6)
     search = Search(problem.in_its_chunks, Options(), Deadline.after(1), asked=problem)
-    found = finer.offer_estimated(search, cut)
+    found = finer.offer_estimated(search)
     assert found.problem.collective.chunks_per_rank == 1 and taccl.verify(found.best).ok
     assert search.stages[-1].message.endswith("; no time for chunks cut into 2, chunks cut into 4")
 
@@ -158,7 +157,7 @@ def test_recursive_multiplying_is_not_estimated_on_tori_or_with_roots(topology, 
     """On tori and for sums with a root no schedule by recursive multiplying is estimated."""
     problem = taccl.make_problem(topology, collective, size_bytes=64_000)
     monkeypatch.setattr(finer.Estimated, "of", lambda *_: pytest.fail("made"))
-    assert finer.offer_estimated(Search(problem.in_its_chunks, Options(), NEVER), cut) is None
+    assert finer.offer_estimated(Search(problem.in_its_chunks, Options(), NEVER)) is None
 
 
 @pytest.mark.slow
