@@ -85,3 +85,21 @@ def test_altered_times_prove_no_more():
     assert not replace(bound, witness=DynamicCut(1, (0, 2, 6))).check()
     assert replace(bound, witness=DynamicCut(2, (0, 2, 77))).check()
     assert not replace(bound, witness=DynamicCut(2, (0, 0, 6))).check()
+
+
+def test_links_that_no_send_can_cross_do_not_count():
+    """Links over which no send can cross the border are left out of the check, though they share a port.
+
+    Rank 1 is on the near side from 10 us on. Sends to it from rank 0, in 10 us, and from rank 3, from 4 us on
+    in 6 us, arrive no sooner. So two chunks cross by rank 1 alone, and reach rank 2 at 11 and 12 us.
+    """
+    builder = TopologyBuilder("detour", [0] * 4)
+    port = builder.add_resource("port into 1")
+    for src, dst, beta in ((0, 3, 4), (3, 1, 6), (0, 1, 10), (1, 2, 1)):
+        link = builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
+        if dst == 1:
+            builder.add_hold(link, port, alpha_us=0, beta_us_per_mb=6, side="receive")
+    problem = problem_of(builder.build(), custom(4, [([0], [2])] * 2))
+    found = claims(problem)
+    assert max(each.bound for each in found) == 12
+    assert all(each.check() for each in found)

@@ -155,7 +155,8 @@ def _labels(costs: GateCosts, links: Ints, starts: Sequence[int], target: int) -
 def _crosses(facts: Facts, cut: DynamicCut, ticks: Fraction) -> bool:
     """True if not all chunks that the target wants can cross the border and arrive before `ticks`.
 
-    A chunk counts only if it starts on the near side of the border.
+    A chunk counts only if it starts on the near side of the border. A link counts only if a send over it can
+    cross: start once its source is on the near side, and end while its destination is on the far side.
     """
     if facts.sums or not facts.spreads_alike:
         return False
@@ -168,7 +169,11 @@ def _crosses(facts: Facts, cut: DynamicCut, ticks: Fraction) -> bool:
         if cut.target in facts.collective.chunks[c].destinations and all(since[r] <= 0 for r in others)
     ]
     links = {e for c in some for e in facts.carried(c)}
-    release = {e: since[facts.src[e]] for e in links if since[facts.src[e]] <= until[facts.dst[e]]}
+    release = {
+        e: since[facts.src[e]]
+        for e in links
+        if since[facts.src[e]] + facts.took(e, facts.units[0]) <= until[facts.dst[e]]
+    }
     gates = [
         (gate, until[r])
         for r, each in passages_of(facts, release, facts.dst, release).items()
