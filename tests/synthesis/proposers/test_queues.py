@@ -32,15 +32,16 @@ from taccl.synthesis.proposers.router import find_paths
 from taccl.synthesis.proposers.spreading import spread
 from taccl.topology.builder import TopologyBuilder
 from tests.fuzzing import some
+from tests.synthesis.proposers.random_problems import (
+    problem_of,
+    random_collective,
+    random_sizes,
+    ring_with_chords,
+)
 from tests.synthesis.small_problems import linked
 
 MB = 10**6
 topologies = taccl.topologies
-
-
-def problem_of(topology, collective, *, chunk_bytes=MB):
-    """A problem without merging."""
-    return make_problem(topology, collective, chunk_bytes=chunk_bytes, clauses=Clauses())
 
 
 def finish_us(problem, **options):
@@ -54,47 +55,17 @@ def finish_us(problem, **options):
     return schedule.finish_us
 
 
-def ring_with_chords(rng, *, meaning):
-    """Ranks on a ring in random order, with chords; some links share NICs, with random holds."""
-    num_ranks = rng.randint(2, 9)
-    builder = TopologyBuilder("random", [0] * num_ranks, alpha_meaning=meaning)
-    shared = [(builder.add_resource(f"out {i}"), builder.add_resource(f"in {i}")) for i in range(2)]
-    order = rng.sample(range(num_ranks), num_ranks)
-    pairs = {(order[i - 1], order[i]) for i in range(num_ranks)}
-    pairs |= {tuple(rng.sample(range(num_ranks), 2)) for _ in range(num_ranks)}
-    for src, dst in sorted(pairs):
-        alpha, beta = rng.choice([0, 1, 4]), rng.choice([1, 2, 6])
-        link = builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=beta)
-        if rng.random() < 0.6:
-            cost = {"alpha_us": rng.randint(0, alpha), "beta_us_per_mb": rng.choice([1, beta])}
-            builder.add_hold(link, shared[src % 2][0], **cost)
-            builder.add_hold(link, shared[dst % 2][1], side="receive", **cost)
-    topology = builder.build()
-    return topology.reversed() if rng.random() < 0.5 else topology
-
-
-def exchange(rng, num_ranks):
-    """A random alltoall, scatter or gather, or chunks of several origins with one random destination each."""
-    name = rng.choice(["alltoall", "scatter", "gather", "custom"])
-    if name != "custom":
-        return collectives.make(name, num_ranks, chunks_per_rank=rng.randint(1, 2))
-    chunks = range(rng.randint(1, 12))
-    return collectives.custom(
-        num_ranks,
-        precondition={c: rng.sample(range(num_ranks), rng.randint(1, 2)) for c in chunks},
-        postcondition={c: [rng.randrange(num_ranks)] for c in chunks},
-    )
-
-
 @pytest.mark.slow
 @settings(max_examples=some(20, 150), deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from(["occupies", "pipelined"]), st.booleans())
-def test_random_exchanges_verify(seed, meaning, several_sizes):
+@given(st.integers(0, 2**32), st.booleans())
+def test_random_exchanges_verify(seed, several_sizes):
     """Random topologies, exchanges, alpha meanings and sizes: both verifiers accept, and no bound is beaten."""
     rng = random.Random(seed)
-    topology = ring_with_chords(rng, meaning=meaning)
-    collective = exchange(rng, topology.num_ranks)
-    sizes = [rng.choice([MB // 4, MB, 3 * MB]) for _ in collective.chunks] if several_sizes else MB
+    topology = ring_with_chords(rng)
+    collective = random_collective(
+        rng, topology.num_ranks, ["alltoall", "scatter", "gather"], most_chunks=12, most_targets=1
+    )
+    sizes = random_sizes(rng, collective) if several_sizes else MB
     problem = problem_of(topology, collective, chunk_bytes=sizes)
     assert finish_us(problem, num_runs=2, seed=seed) >= lower_bound(problem).bound_us
     fabric, demand = problem_arrays(problem)
@@ -390,7 +361,7 @@ def test_own_chunks_are_not_merged_with_relayed_ones():
 def test_random_problems_that_merge_are_verified(seed):
     """Random problems with merging verify, and finish no later than without it."""
     rng = random.Random(seed)
-    topology = ring_with_chords(rng, meaning=rng.choice(["occupies", "pipelined"]))
+    topology = ring_with_chords(rng)
     merging = frozenset(e for e in range(len(topology.links)) if rng.random() < 0.7)
     name = rng.choice(["allgather", "alltoall", "allreduce", "scatter"])
     problem = make_problem(

@@ -24,9 +24,9 @@ from taccl.synthesis.proposers.path_orders import latest_starts, spread_starts
 from taccl.synthesis.proposers.queues import send_along_trees
 from taccl.synthesis.proposers.router import find_paths, find_trees, reroute
 from taccl.synthesis.proposers.spreading import spread
-from taccl.topology.builder import TopologyBuilder
 from tests.analysis.valid_schedules import full
 from tests.fuzzing import MANY
+from tests.synthesis.proposers.random_problems import ring_with_chords
 from tests.synthesis.small_problems import custom, linked
 
 MB = 10**6
@@ -196,18 +196,8 @@ def test_process_groups_share_nics_evenly(nodes, kind, at_most):
 def test_random_groups_on_random_graphs_verify(seed):
     """On random graphs and groups all schedulers' results verify, and none finishes before the bound."""
     rng = random.Random(seed)
-    num_ranks = rng.randint(4, 10)
-    builder = TopologyBuilder("random", [r // 3 for r in range(num_ranks)])
-    shared = [builder.add_resource(f"shared {i}") for i in range(3)]
-    pairs = {(r, (r + 1) % num_ranks) for r in range(num_ranks)}
-    pairs |= {tuple(rng.sample(range(num_ranks), 2)) for _ in range(2 * num_ranks)}
-    for src, dst in sorted(pairs):
-        alpha, beta = rng.choice([0, 1]), rng.choice([2, 6])
-        link = builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=beta)
-        if rng.random() < 0.5:
-            side = rng.choice(["send", "receive"])
-            builder.add_hold(link, rng.choice(shared), alpha_us=0, beta_us_per_mb=beta, side=side)
-    topology = builder.build()
+    topology = ring_with_chords(rng)
+    num_ranks = topology.num_ranks
     order = rng.sample(range(num_ranks), num_ranks)
     groups = [order[: num_ranks // 2], order[num_ranks // 2 :]]
     joint = together([collectives.allgather(len(g)).among(sorted(g), num_ranks=num_ranks) for g in groups])

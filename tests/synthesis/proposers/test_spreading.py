@@ -11,8 +11,6 @@ from taccl import collectives
 from taccl._internal.deadline import Deadline
 from taccl.analysis.verification.verify import verify
 from taccl.errors import CollectiveError
-from taccl.problem.making import make_problem
-from taccl.problem.problem import Clauses
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.kernels.fabric import Demand, make_demand, make_fabric, problem_arrays
 from taccl.synthesis.kernels.limits import Limits
@@ -21,15 +19,16 @@ from taccl.synthesis.proposers.spreading import Rule, spread
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.transform import without
 from tests.fuzzing import some
+from tests.synthesis.proposers.random_problems import (
+    problem_of,
+    random_collective,
+    random_sizes,
+    ring_with_chords,
+)
 from tests.synthesis.small_problems import linked
 
 MB = 10**6
 topologies = taccl.topologies
-
-
-def problem_of(topology, collective, *, chunk_bytes=MB, **clauses):
-    """A problem without merging."""
-    return make_problem(topology, collective, chunk_bytes=chunk_bytes, clauses=Clauses(**clauses))
 
 
 def solve(problem, *, rules=None, **limits):
@@ -85,49 +84,17 @@ def faults_of_columns(problem, found):
     return faults
 
 
-def random_topology(rng, *, meaning):
-    """A ring in random order with chords; some links share NICs."""
-    num_ranks = rng.randint(2, 10)
-    builder = TopologyBuilder("random", [0] * num_ranks, alpha_meaning=meaning)
-    nics = [(builder.add_resource(f"out {i}"), builder.add_resource(f"in {i}")) for i in range(3)]
-    order = rng.sample(range(num_ranks), num_ranks)
-    pairs = {(order[i - 1], order[i]) for i in range(num_ranks)}
-    pairs |= {tuple(rng.sample(range(num_ranks), 2)) for _ in range(2 * num_ranks)}
-    for src, dst in sorted(pairs):
-        alpha, beta = rng.choice([0, 1, 3]), rng.choice([1, 2, 5, 7])
-        link = builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=beta)
-        if rng.random() < 0.5:
-            cost = {"alpha_us": rng.randint(0, alpha), "beta_us_per_mb": rng.choice([1, beta])}
-            builder.add_hold(link, nics[src % 3][0], **cost)
-            builder.add_hold(link, nics[dst % 3][1], side="receive", **cost)
-    return builder.build()
-
-
-def random_collective(rng, num_ranks):
-    """A random copying collective: a named one, or one of random origins and destinations."""
-    name = rng.choice(["allgather", "broadcast", "scatter", "gather", "alltoall", "custom"])
-    if name != "custom":
-        return collectives.make(name, num_ranks, chunks_per_rank=rng.randint(1, 2))
-    chunks = range(rng.randint(1, 5))
-    return collectives.custom(
-        num_ranks,
-        precondition={c: rng.sample(range(num_ranks), rng.randint(1, 2)) for c in chunks},
-        postcondition={c: rng.sample(range(num_ranks), rng.randint(1, num_ranks)) for c in chunks},
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(some(20, 60)))
 def test_random_problems_verify(seed):
     """Random topologies, collectives, alpha meanings, sizes and rules give valid schedules."""
     rng = random.Random(seed)
-    topology = random_topology(rng, meaning=rng.choice(["occupies", "pipelined"]))
-    if rng.random() < 0.5:
-        topology = topology.reversed()
-    collective = random_collective(rng, topology.num_ranks)
-    sizes = MB
-    if rng.random() < 0.4:
-        sizes = [rng.choice([MB // 4, MB, 3 * MB]) for _ in collective.chunks]
+    topology = ring_with_chords(rng)
+    names = ["allgather", "broadcast", "scatter", "gather", "alltoall"]
+    collective = random_collective(
+        rng, topology.num_ranks, names, most_chunks=5, most_targets=topology.num_ranks
+    )
+    sizes = random_sizes(rng, collective) if rng.random() < 0.4 else MB
     rule = Rule(rng.choice(["in-turn", "fewest-first"]), rng.choice((0.0, 1.0, 2.0)), rng.random() < 0.5)
     verified(problem_of(topology, collective, chunk_bytes=sizes), rules=[rule], seed=seed)
 
