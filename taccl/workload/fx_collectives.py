@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.workload.fx_parts import own_of, parts_of, spread
 from taccl.workload.fx_values import Named, Own, Piece, Repeated, Stacked, View, described
+from taccl.workload.fx_views import by_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,7 +143,13 @@ def _all_to_all(graph: Graph, given: Arguments) -> Any:
     for which in ("output_split_sizes", "input_split_sizes"):
         if len(set(given[which])) > 1:
             raise graph.refused(f"has {which} {given[which]}; only equal slices are supported")
-    source, axis = _along(graph, given | {"input": _source(graph, given["input"])}, size)
+    value = _source(graph, given["input"])
+    if isinstance(value, (Named, View)):
+        tensor = graph.tensor(value)
+        if tuple(graph.mesh.slicing(tensor, 0)) == graph.mesh.dims_of(group, where=graph.node.name):
+            _, apart = by_rank(graph, tensor.name, 0)
+            value = Own(graph.name_of(apart), tensor.local_shape(graph.mesh))
+    source, axis = _along(graph, given | {"input": value}, size)
     if isinstance(source, Own):  # a rank's operand has one part per destination, its result one per source
         made = graph.make("alltoall", Named(parts_of(graph, source, source.shape)), axis=1, group=group)
         return View(made.name, source.shape)

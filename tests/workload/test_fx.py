@@ -359,6 +359,28 @@ def test_received_slices_may_be_permuted(ranks):
         np.testing.assert_array_equal(values["z"][rank], np.maximum(received, 0))
 
 
+def test_rows_of_each_rank_are_sent_and_returned():
+    """Each rank sends an equal part of its rows to every rank, changes those received, and returns them."""
+    x = Node("placeholder", "x", shape=(4, 3))
+    schema = ("input", "output_split_sizes", "input_split_sizes", "group_name")
+    there, back = (Node("call_function", name, "_c10d_functional.all_to_all_single", (None, [2, 2], [2, 2], "0"),
+                        (4, 3), schema=schema) for name in ("there", "back"))  # fmt: skip
+    y = Node("call_function", "y", "aten.relu", (there,), (4, 3), schema=("self",))
+    for node, read in ((there, x), (back, y)):
+        node.args = (read, *node.args[1:])
+        read.users[node] = None
+    nodes = graph(x, there, y, back, returned=back)
+    nodes.nodes[-1].args = ([y, back],)
+    y.users[nodes.nodes[-1]] = None
+    step = from_fx(nodes, 2, layouts={"x": "sliced(0)"})
+    parts = [np.random.default_rng(rank).normal(size=(4, 3)).astype(np.float32) for rank in range(2)]
+    values = step.run({"x": parts})
+    for rank in range(2):
+        received = np.concatenate([part[2 * rank : 2 * rank + 2] for part in parts])
+        np.testing.assert_array_equal(values[step.returned[0]][rank], np.maximum(received, 0))
+        np.testing.assert_array_equal(values[step.returned[1]][rank], np.maximum(parts[rank], 0))
+
+
 def test_gathered_slices_may_be_permuted():
     """An allgather of columns, concatenated by a view and a permutation, gives a replicated tensor."""
     x = Node("placeholder", "x", shape=(3, 2))
