@@ -23,7 +23,7 @@ from taccl.schedule.timing import exact_times
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.builder import TopologyBuilder
 from tests.arguments import WITHOUT_ARGUMENTS
-from tests.fuzzing import MANY
+from tests.fuzzing import MANY, some
 from tests.synthesis.small_problems import (
     custom,
     full,
@@ -264,7 +264,7 @@ def must_cross(problem, ranks, *, entering):
     return chunks
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(some(30, 200)))
 def test_every_schedule_does_the_jobs(seed):
     """Each chunk that must cross a cut does, no earlier than its release and no later than its tail allows."""
     problem = random_problem(seed)

@@ -18,7 +18,7 @@ from taccl.topologies import dgx_h100, multidim, parse
 from taccl.topology.products import read_dimensions
 from taccl.topology.recognise import dimensions
 from tests.analysis.valid_schedules import full
-from tests.fuzzing import cases
+from tests.fuzzing import by_turns, cases
 
 NAMES = (
     "multidim:switch4@100,ring3@50@0.7", "multidim:ring4@50,switch3@100,fully-connected3@60", "torus:3x5",
@@ -32,8 +32,7 @@ def orders_of(rng, dims, count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("collective", IMPLICIT_COLLECTIVES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "collective"), by_turns(NAMES, IMPLICIT_COLLECTIVES))
 def test_any_orders_make_a_valid_schedule(name, collective):
     """Random orders of dimensions give valid schedules, listed and implicit, without redundant sends, that
     finish as planned."""

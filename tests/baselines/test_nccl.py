@@ -104,6 +104,7 @@ def test_switches_that_can_add_do_by_default(nodes):
     assert any("--no-nvls" in note for note in notes)
 
 
+@pytest.mark.slow
 def test_a_prediction_that_differs_is_a_note():
     """If `predict` expects another time of NCCL, a note has it; changed machines, which it does not know, have
     no such note."""
