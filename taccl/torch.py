@@ -22,6 +22,9 @@ from taccl.runtime.torch_plans import read_index, read_schedules
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+#: Options of PyTorch's alltoall for blocks of different lengths.
+_SPLITS = ("output_split_sizes", "input_split_sizes")
+
 __all__ = ["PlannedCollective", "hook_of", "load", "shard_with"]
 
 
@@ -120,25 +123,43 @@ class PlannedCollective:
 
     def _call(self, *tensors: Any, **options: Any) -> Any:
         """Run the schedule for the size of the tensors, or PyTorch's own collective."""
+        self._check_group(options.pop("group", None))
         # A reduction operator may follow the tensors, as in PyTorch's own calls.
         given = tuple(each for each in tensors if hasattr(each, "numel") or isinstance(each, list))
         size = size_of(self.collective, given or tuple(options.values()), self.num_ranks)
+        splits = [each for each in (*tensors[2:], *map(options.get, _SPLITS)) if each is not None]
+        if self.collective == "alltoall" and splits:
+            self._warn(f"{self.collective} with split sizes is not in the plan, which is for equal blocks")
+            return self._stock(*tensors, **options)
         found = self.schedule_of(size)
         if found is not None:
+            if self.collective == "alltoall":
+                tensors = tensors[:2]
+                options = {name: each for name, each in options.items() if name not in _SPLITS}
             return getattr(found, METHODS[self.collective][0])(*tensors, **options)
         out = options.pop("out", None)
         if out is not None:  # PyTorch's own all_reduce has no argument `out`
             first, *others = tensors or (options.pop("tensor"),)
             tensors = (out.copy_(first), *others)
+        low, high = self.ranges[0][0], self.ranges[-1][1]
+        called, first, last = map(format_size, (size, low, high))
+        if called in (first, last):  # equal after rounding
+            called, first, last = f"{size}B", f"{low}B", f"{high}B"
+        self._warn(f"{self.collective} of {called} is not in the plan, which is for {first} to {last}")
+        return self._stock(*tensors, **options)
+
+    def _check_group(self, group: Any) -> None:
+        """Raise `InputError` for a group other than the one for which the plan was loaded."""
+        world = import_torch().distributed.group.WORLD
+        if group is not None and group is not (world if self.group is None else self.group):
+            said = "found another process group than the plan was loaded for"
+            raise InputError(f"{said}; load the plan for that group", where="group")
+
+    def _warn(self, said: str) -> None:
+        """Warn once that PyTorch's own collective runs, with the reason."""
         if not self._has_warned:
             self._has_warned = True
-            low, high = self.ranges[0][0], self.ranges[-1][1]
-            called, first, last = map(format_size, (size, low, high))
-            if called in (first, last):  # equal after rounding
-                called, first, last = f"{size}B", f"{low}B", f"{high}B"
-            said = f"{self.collective} of {called} is not in the plan, which is for {first} to {last}; "
-            warn(f"{said}the stock collective runs there", FallbackWarning)
-        return self._stock(*tensors, **options)
+            warn(f"{said}; the stock collective runs there", FallbackWarning)
 
     @cached_property
     def as_comm(self) -> _Comm:

@@ -7,7 +7,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from taccl.errors import ExecutionError
+from taccl.errors import ExecutionError, InputError
 from taccl.formats.torch.module import dump_torch_module
 from taccl.formats.torch.rounds import METHODS
 
@@ -120,6 +120,8 @@ def result_of(collective: str, tensors: tuple[Any, ...], *, is_root: bool) -> li
 def size_of(collective: str, tensors: tuple[Any, ...], num_ranks: int) -> int:
     """Bytes of the larger of a rank's buffers in a call, as nccl-tests counts them."""
     sizes = [int(each.numel() * each.element_size()) for each in tensors if hasattr(each, "numel")]
+    if not sizes:
+        raise InputError(f"found no tensor; expected those of PyTorch's {collective}", where="tensors")
     return max(sizes) * (num_ranks if collective in ("gather", "scatter") else 1)
 
 

@@ -63,6 +63,38 @@ def just_outside(folder):
     assert said[0].startswith("allreduce of 64004B is not in the plan, which is for 1000B to 64000B; "), said
 
 
+def as_called_before(folder):
+    """Arguments of PyTorch's own calls are accepted if the plan can serve them; else a sentence names them."""
+    planned = taccl.torch.load(folder / "alltoall")
+    rank, out = dist.get_rank(), torch.empty(1024)
+    planned.all_to_all_single(out, torch.full((1024,), float(rank)), output_split_sizes=None, group=None)
+    assert out[:512].eq(0).all()
+    assert out[512:].eq(1).all()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        out, splits = torch.empty(1024), [[256, 768], [768, 256]][rank]
+        planned.all_to_all_single(out, torch.full((1024,), float(rank)), splits, splits)
+    assert int(out.sum()) == [768, 256][rank]
+    assert "alltoall with split sizes is not in the plan" in str(caught[0].message)
+    planned = taccl.torch.load(folder / "allreduce")
+    other = dist.new_group([0, 1])
+    for call, kind, said in (
+        (
+            lambda: planned.all_reduce(torch.ones(1024), group=other),
+            InputError,
+            "load the plan for that group",
+        ),
+        (lambda: planned.all_reduce("text"), InputError, "found no tensor"),
+        (lambda: planned.all_reduce(torch.ones(1024), dist.ReduceOp.SUM, other), TypeError, "positional"),
+    ):
+        try:
+            call()
+        except kind as error:
+            assert said in str(error), error
+        else:
+            raise AssertionError(f"no error that says {said}")
+
+
 def data_parallel(folder):
     """DDP with the hook trains to the same bits as without."""
     due = trained(DistributedDataParallel(network()))
@@ -110,7 +142,7 @@ def refused(folder):
 def main(folder):
     dist.init_process_group("gloo")
     found = {}
-    for check in (sizes, just_outside, data_parallel, sharded, refused):
+    for check in (sizes, just_outside, as_called_before, data_parallel, sharded, refused):
         try:
             check(folder)
             found[check.__name__] = ""

@@ -10,7 +10,7 @@ from taccl.runtime.torch_plans import read_index, read_schedules
 from tests.effort import brief_plan
 from tests.pytorch import needs_torch, started
 
-CHECKS = ("sizes", "just_outside", "data_parallel", "sharded", "refused")
+CHECKS = ("sizes", "just_outside", "as_called_before", "data_parallel", "sharded", "refused")
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def two_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("plans")
     for name, topology, collective in (
         ("allreduce", "ring:2", "allreduce"), ("allgather", "ring:2", "allgather"),
-        ("reduce-scatter", "ring:2", "reduce-scatter"), ("four", "ring:4", "allreduce"),
+        ("reduce-scatter", "ring:2", "reduce-scatter"), ("alltoall", "ring:2", "alltoall"), ("four", "ring:4", "allreduce"),
         ("apart", taccl.topologies.ring(2, ranks_per_node=1), "broadcast"),
     ):  # fmt: skip
         plan = brief_plan(topology, collective, sizes=["1KB", "64KB"], max_ranges=2, backend="greedy")

@@ -171,7 +171,7 @@ class Collective:
         self._supported: set[Any] = set()
 
     def all_reduce(
-        self, tensor: Any, op: Any = dist.ReduceOp.SUM, async_op: bool = False, out: Any = None
+        self, tensor: Any, op: Any = dist.ReduceOp.SUM, *, async_op: bool = False, out: Any = None
     ) -> Work | None:
         """Reduce a tensor over all ranks, in place unless `out` is given."""
         combine = self._combine(op, tensor)
@@ -184,7 +184,7 @@ class Collective:
         return self._start(call, (target, tensor), async_op)
 
     def reduce(
-        self, tensor: Any, dst: int | None = None, op: Any = dist.ReduceOp.SUM, async_op: bool = False
+        self, tensor: Any, dst: int | None = None, op: Any = dist.ReduceOp.SUM, *, async_op: bool = False
     ) -> Work | None:
         """Reduce a tensor to the schedule's root, in place; tensors of other ranks stay unchanged."""
         self._check_root(dst, "dst")
@@ -196,12 +196,14 @@ class Collective:
 
         return self._start(call, (tensor,), async_op)
 
-    def broadcast(self, tensor: Any, src: int | None = None, async_op: bool = False) -> Work | None:
+    def broadcast(self, tensor: Any, src: int | None = None, *, async_op: bool = False) -> Work | None:
         """Copy the root's tensor to all ranks."""
         self._check_root(src, "src")
         return self._start(lambda: self._in_blocks(None, tensor), (tensor,), async_op)
 
-    def all_gather_single(self, output_tensor: Any, input_tensor: Any, async_op: bool = False) -> Work | None:
+    def all_gather_single(
+        self, output_tensor: Any, input_tensor: Any, *, async_op: bool = False
+    ) -> Work | None:
         """Gather every rank's input; in place if the input is the rank's own block of the output."""
         self._check(input_tensor, output_tensor, 1, NUM_RANKS)
 
@@ -213,7 +215,7 @@ class Collective:
     all_gather_into_tensor = all_gather_single
 
     def reduce_scatter_single(
-        self, output: Any, input: Any, op: Any = dist.ReduceOp.SUM, async_op: bool = False
+        self, output: Any, input: Any, op: Any = dist.ReduceOp.SUM, *, async_op: bool = False
     ) -> Work | None:
         """Reduce all inputs, one block for each rank; in place if the output is its block of the input."""
         combine = self._combine(op, input)
@@ -229,7 +231,7 @@ class Collective:
 
     reduce_scatter_tensor = reduce_scatter_single
 
-    def all_to_all_single(self, output: Any, input: Any, async_op: bool = False) -> Work | None:
+    def all_to_all_single(self, output: Any, input: Any, *, async_op: bool = False) -> Work | None:
         """Send block d of the input to rank d, for all d; all blocks have the same length."""
         self._check(input, output, NUM_RANKS, NUM_RANKS)
 
@@ -245,6 +247,7 @@ class Collective:
         tensor: Any,
         gather_list: list[Any] | None = None,
         dst: int | None = None,
+        *,
         async_op: bool = False,
     ) -> Work | None:
         """Gather every rank's tensor into the root's list."""
@@ -267,6 +270,7 @@ class Collective:
         tensor: Any,
         scatter_list: list[Any] | None = None,
         src: int | None = None,
+        *,
         async_op: bool = False,
     ) -> Work | None:
         """Send each rank its tensor from the root's list."""
