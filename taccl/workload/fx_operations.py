@@ -153,10 +153,11 @@ def _product(graph: Graph, a: Any, b: Any) -> Any:
     one, two = (each.shape for each in views)
     if one == first and two == second:
         return graph.make("matmul", a, b)
-    inner = graph.tensors[a.name].shape[-1], graph.tensors[b.name].shape[-2]
-    if len(one) == 2 and one[-1] == first[-1] and two == second and inner[0] == inner[1]:
-        names: tuple[str, str] | None = (a.name, b.name)
-    else:
+    names: tuple[str, str] | None = None
+    if len(one) == 2 and one[-1:] == first[-1:] and two == second:  # locally; globally, lengths may differ
+        inner = graph.tensors[a.name].shape[-1], graph.tensors[b.name].shape[-2]
+        names = (a.name, b.name) if inner[0] == inner[1] else None
+    elif len(one) == len(two) == 3:
         names = in_one_batch(graph, *views)
     if names is None:
         return graph.make("matmul", a, b)

@@ -284,6 +284,18 @@ def test_a_batch_of_matrices_may_have_two_sliced_axes():
         np.testing.assert_allclose(values["y"][rank], scores / scores.sum(-1, keepdims=True), rtol=1e-5)
 
 
+def test_a_flat_parameter_is_viewed_as_a_matrix():
+    """A weight that is part of one flat parameter, as under FSDP, is viewed as a matrix for a product."""
+    x, flat = Node("placeholder", "x", shape=(4, 3)), Node("placeholder", "flat", shape=(6,))
+    weight = Node("call_function", "weight", "aten.view", (flat, [3, 2]), (3, 2), schema=("self", "size"))
+    y = Node("call_function", "y", "aten.mm", (x, weight), (4, 2), schema=("self", "mat2"))
+    step = from_fx(graph(x, flat, weight, y, returned=y), 2, layouts={"x": "sliced(0)"})
+    parts, ones = [np.full((4, 3), rank + 1, np.float32) for rank in range(2)], np.ones(6, np.float32)
+    values = step.run({"x": parts, "flat": [ones, ones]})
+    for rank in range(2):
+        np.testing.assert_array_equal(values["y"][rank], np.full((4, 2), 3 * rank + 3))
+
+
 def headed(heads):
     """Nodes of rows at a rank: one head of 4 elements per key and value, and `heads` heads per query."""
     nodes = []
