@@ -93,22 +93,31 @@ def _from_json(text: str) -> Iterator[TraceNode]:
             yield from map(_of_feeder, data["workload_graph"])
         elif first and "schema" in data and "nodes" in data:
             raise ValueError("a host trace of PyTorch, which chakra_trace_link and chakra_converter convert")
-        elif not first:
+        elif not first or "type" in data:  # the first message has the metadata of the whole trace
             yield _of_jsonizer(data)
         first = False
 
 
 def _of_jsonizer(data: Mapping[str, Any]) -> TraceNode:
-    """Node from protobuf's JSON mapping, where names are in camel case and 64-bit numbers are text."""
-    attributes = {}
+    """Node from protobuf's JSON mapping, where 64-bit numbers are text.
+
+    Names are in camel case, or those of the fields themselves (``preserving_proto_field_name``).
+    """
+    data, attributes = {_camel(name): value for name, value in data.items()}, {}
     for each in data.get("attr", ()):
-        value = next((value for name, value in each.items() if name not in ("name", "docString")), 0)
+        value = next((value for name, value in each.items() if _camel(name) not in ("name", "docString")), 0)
         is_whole = isinstance(value, str) and any("int" in key or "ixed" in key for key in each)
         attributes[each["name"]] = int(value) if is_whole else value
     after, control = _ids(data.get("dataDeps", ())), _ids(data.get("ctrlDeps", ()))
     kind = data.get("type", "INVALID_NODE")
     took_us = float(data.get("durationMicros", 0))
     return TraceNode(int(data.get("id", 0)), data.get("name", ""), kind, after, control, took_us, attributes)
+
+
+def _camel(name: str) -> str:
+    """Name of a protobuf field in camel case, such as ``dataDeps``."""
+    first, *rest = name.split("_")
+    return "".join([first, *map(str.capitalize, rest)])
 
 
 def _of_feeder(data: Mapping[str, Any]) -> TraceNode:

@@ -29,9 +29,9 @@ def protobuf():
     return b"".join(bytes([len(part)]) + part for part in parts)
 
 
-def jsonized():
+def jsonized(**options):
     """Text of chakra_jsonizer: concatenated JSON messages, with `NodeType` as an enumeration."""
-    text = "".join(map(MessageToJson, messages()))
+    text = "".join(MessageToJson(each, **options) for each in messages())
     return (
         text.replace('"type": 4', '"type": "COMP_NODE"')
         .replace('"type": 7', '"type": "COMM_COLL_NODE"')
@@ -39,7 +39,11 @@ def jsonized():
     )
 
 
-@pytest.mark.parametrize("content", [protobuf(), jsonized(), gzip.compress(protobuf())], ids="pjz")
+@pytest.mark.parametrize(
+    "content",
+    [protobuf(), jsonized(), jsonized(preserving_proto_field_name=True), gzip.compress(protobuf())],
+    ids="pjfz",
+)
 def test_every_form_gives_the_same_nodes(tmp_path, content):
     """Every encoding gives the messages' ids, names, dependencies, durations and attributes."""
     (tmp_path / "trace.0.et").write_bytes(content)
