@@ -296,6 +296,18 @@ def test_a_flat_parameter_is_viewed_as_a_matrix():
         np.testing.assert_array_equal(values["y"][rank], np.full((4, 2), 3 * rank + 3))
 
 
+def test_new_tensors_of_one_number_are_constants():
+    """Tensors of zeros or ones that are made beside an operand of two sliced axes need no tensor of the step."""
+    x = Node("placeholder", "x", shape=(2, 3))
+    zeros, ones = (Node("call_function", name, f"aten.new_{name}", (x, [2, 3]), (2, 3), schema=("self", "size"))
+                   for name in ("zeros", "ones"))  # fmt: skip
+    y = Node("call_function", "y", "aten.add", (x, ones), (2, 3), schema=("self", "other"))
+    z = Node("call_function", "z", "aten.add", (y, zeros), (2, 3), schema=("self", "other"))
+    step = from_fx(graph(x, zeros, ones, y, z, returned=z), 4, mesh=(("dp", 2), ("tp", 2)),
+                   layouts={"x": "sliced(0) over dp, sliced(1) over tp"})  # fmt: skip
+    assert [(each.kind, each.value) for each in step.operations] == [("offset", 1.0)]
+
+
 def headed(heads):
     """Nodes of rows at a rank: one head of 4 elements per key and value, and `heads` heads per query."""
     nodes = []
