@@ -226,7 +226,13 @@ def test_what_limits_is_named():
         "traffic into ranks 3, 4, 5 (3 ranks)",
     )
     nodes = problem_of(barbell(3, bridge=10, nodes=True), collectives.allgather(6))
-    assert lower_bound(nodes, divisible=True).limits == "traffic into node 0, and nodes like it"
+    assert lower_bound(nodes, divisible=True).limits == "traffic into node 0"
+
+
+def test_the_bottleneck_of_a_root_is_its_own():
+    """The bound of a scatter names the traffic out of its root, and claims nothing about other ranks."""
+    said = lower_bound(problem_of(ring(5), collectives.scatter(5, root=1)), divisible=True)
+    assert (said.kind, said.limits) == ("throughput", "traffic out of rank 1")
 
 
 @pytest.mark.parametrize("use", ["ring", "in-network", "recursive"])

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 
+from taccl._internal.units import format_count
 from taccl.analysis.certificates.certificate import Claim
 from taccl.analysis.certificates.cuts import CutDual, throughput
 from taccl.analysis.certificates.finding.volume import Volume
@@ -90,7 +91,7 @@ def _of_flows(
     dear = max(range(len(paths.prices)), key=lambda r: paths.prices[r])
     count = sum(price > 0 for price in paths.prices)
     what = f"total traffic over all paths, at the rate of {volume.problem.topology.resources[dear].name}"
-    what += f" and {count - 1} resources like it" if count > 1 else ""
+    what += f" and {format_count(count - 1, 'other resource')}" if count > 1 else ""
     yield Claim(ticks(bound), what if is_best else f"distance times volume: {what}", paths)
 
 
@@ -105,9 +106,9 @@ def _traffic_text(volume: Volume, parts: tuple[frozenset[int], ...]) -> str:
     rest = set(range(topology.num_ranks)) - ranks
     for direction, some in (("into", set(ranks)), ("out of", rest)):
         if len(some) == 1:
-            return f"traffic {direction} rank {min(some)}, and ranks like it"
+            return f"traffic {direction} rank {min(some)}"
         node = topology.node_of_rank[min(some)]
         if some == set(topology.ranks_of_node[node]):
-            return f"traffic {direction} node {node}, and nodes like it"
+            return f"traffic {direction} node {node}"
     shown = ", ".join(map(str, sorted(ranks)[:8])) + (", ..." if len(ranks) > 8 else "")
     return f"traffic into ranks {shown} ({len(ranks)} ranks)"
