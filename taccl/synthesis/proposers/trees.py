@@ -2,7 +2,7 @@
 
 The throughput of chunks that go to all ranks is limited by the set of ranks with the smallest incoming
 capacity. Trees reach that limit if each rank's data is cut into enough parts. Sums go along the same trees,
-reversed.
+reversed. An allreduce may root more sums at some ranks than at others.
 
 References
 ----------
@@ -18,6 +18,8 @@ from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from taccl._internal.deadline import OutOfTime, busy_factor
 from taccl._internal.kernels import is_compiled
@@ -41,12 +43,16 @@ from taccl.synthesis.suggesting.cutting import cut, with_note_on_chunks
 from taccl.synthesis.transforms.halves import join, split
 from taccl.synthesis.trees.network import least_time, network_of, trees_per_chunk
 from taccl.synthesis.trees.packing import tree_counts, tree_routes
+from taccl.synthesis.trees.roots import root_shares, with_roots
 from taccl.topology.fabrics import ring
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from taccl.problem.problem import Problem
+    from taccl.synthesis.transforms.halves import Half
+
+    Shares = Sequence[Fraction]
 
 #: `_MOST_RANKS`: max ranks for which trees are packed (about 1 s at 64).
 #: `_MOST_SENDS`: max sends of a schedule along trees.
@@ -64,6 +70,8 @@ _PAYS = 0.999
 _STEADY = Fraction(1002, 1000)
 #: Number of consecutive chunk counts without gain after which no finer chunks are tried.
 _PATIENCE = 2
+#: Max share of the time of the search for trees in which the shares of roots are chosen.
+_ROOTS_SHARE = 0.2
 #: `_HOPS`: estimated time to fill the pipeline, as a multiple of the slowest send's duration.
 #: `_FAR`: a number of chunks is tried if its estimated finish is at most this multiple of the best estimate.
 _HOPS, _FAR = 8, Fraction(105, 100)
@@ -111,8 +119,10 @@ def offer_trees(search: Search) -> None:
     best, said, idle = None, "", 0
     search.report("spanning trees")
     with suppress(NoSolutionError, InputError), until.enforced():  # NoSolutionError includes OutOfTime
-        for problem, share in _in_chunks(search):
-            found = along_trees(problem, Limits(until, seed=search.options.seed))
+        choosing = until.sooner(_ROOTS_SHARE * until.left_s)
+        shares = root_shares(search.problem, lambda: choosing.has_passed)
+        for problem, share in _in_chunks(search, shares):
+            found = along_trees(problem, Limits(until, seed=search.options.seed), shares=shares)
             if found is None:
                 break
             if best is None or found.finish < _PAYS * best.finish:
@@ -142,23 +152,31 @@ def offer_trees(search: Search) -> None:
     search.others.append(other)
 
 
-def _in_chunks(search: Search) -> Iterator[tuple[Problem, str]]:
+def _in_chunks(search: Search, shares: Shares | None) -> Iterator[tuple[Problem, str]]:
     """(problem, description of its trees) for each number of chunks in which trees may beat the incumbent.
+
+    - `shares`: Share of the sums rooted at each rank; None for the problem's own roots.
 
     The candidates are the number with which trees reach the optimal throughput, powers of two below it, and
     its multiples by powers of two; or the search's own numbers, if no others are allowed. Candidates whose
     estimated finish is far behind the best are skipped, unless they are quick to try.
     """
     whole = search.problem
-    optimum, parts, is_shared = Fraction(0), 1, False
+    num_chunks, optimum, parts, is_shared = whole.collective.num_chunks, Fraction(0), 1, False
     for half in split(whole):
         network, counts = network_of(half.problem), tree_counts(half.problem)
         if network is None or counts is None:
             return
+        if shares is not None:
+            counts = np.array(shares) * math.lcm(*(share.denominator for share in shares))
+            counts = counts.astype(np.int64)
         time_per_unit, enough = trees_per_chunk(network, counts)
-        optimum += half.problem.costs.us(1) * time_per_unit * int(half.problem.costs.chunk_units[0])
+        total = int(counts.sum())
+        units = half.problem.costs.chunk_units[0] * Fraction(num_chunks, total)
+        optimum += half.problem.costs.us(1) * time_per_unit * units
+        enough = math.lcm(enough * total, num_chunks) // num_chunks
         parts, is_shared = math.lcm(parts, enough), is_shared or min(network.share) < 1
-    num_sends = whole.collective.num_chunks * whole.topology.num_ranks
+    num_sends = num_chunks * whole.topology.num_ranks
     if num_sends > _MOST_SENDS:
         return
     most = max(1, min(_MOST_SENDS // num_sends, *whole.chunk_bytes)) if search.is_open else 1
@@ -170,19 +188,26 @@ def _in_chunks(search: Search) -> Iterator[tuple[Problem, str]]:
     quick = [count for count in numbers if num_sends * count <= _FEW_SENDS]
     for some in (*([count] for count in quick), numbers[len(quick) :]):
         problems = [whole if count == 1 else cut(whole, count) for count in some]
-        times = [_busy_and_filling(each) for each in problems]
+        times = [_busy_and_filling(_halves(each, shares)) for each in problems]
         most_us = _FAR * min((busy + filling for busy, filling in times), default=Fraction(0))
         for problem, (busy, filling) in zip(problems, times, strict=True):
             if busy + filling <= most_us and busy < search.finish:
                 described = _described(problem, busy, optimum, parts * whole.collective.chunks_per_rank)
                 described += ", for equal shares of what ranks share" * is_shared
+                if shares is not None:
+                    described += f", with roots at {sum(map(bool, shares))} of {len(shares)} ranks"
                 yield with_note_on_chunks(problem) if problem is not whole else whole, described
 
 
-def _busy_and_filling(problem: Problem) -> tuple[Fraction, Fraction]:
+def _halves(problem: Problem, shares: Shares | None) -> tuple[Half, ...]:
+    """Phases of a problem, with its sums rooted at ranks by `shares`; None for the problem's own roots."""
+    return split(problem if shares is None else with_roots(problem, shares))
+
+
+def _busy_and_filling(halves: Sequence[Half]) -> tuple[Fraction, Fraction]:
     """(time that trees occupy the busiest resource, estimated time to fill the pipeline), in microseconds."""
     busy = filling = Fraction(0)
-    for half in split(problem):
+    for half in halves:
         network, counts, costs = network_of(half.problem), tree_counts(half.problem), half.problem.costs
         assert network is not None and counts is not None, "the problem in whole chunks has both"
         units = int(costs.chunk_units[0])
@@ -247,9 +272,12 @@ def _compiled(search: Search) -> bool:
     return True
 
 
-def along_trees(problem: Problem, limits: Limits = Limits(), *, gapless: bool = False) -> Schedule | None:
+def along_trees(
+    problem: Problem, limits: Limits = Limits(), *, shares: Shares | None = None, gapless: bool = False
+) -> Schedule | None:
     """Schedule of a problem in its own chunks along packed spanning trees; None without such trees.
 
+    - `shares`: Share of the sums rooted at each rank, for an allreduce; None for the problem's own roots.
     - `gapless`: True for a schedule that can be repeated at the rate of its busiest resource; the result is
       None if none is found.
 
@@ -258,7 +286,7 @@ def along_trees(problem: Problem, limits: Limits = Limits(), *, gapless: bool = 
     OutOfTime
         If it was stopped.
     """
-    halves, found = split(problem), []
+    halves, found = _halves(problem, shares), []
     if gapless and len(halves) > 1:
         return None
     for half in halves:
