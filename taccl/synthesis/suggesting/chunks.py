@@ -115,6 +115,8 @@ def choose_with_sketches(
         return whole, []
     most = (problem.size_bytes or 0) // problem.collective.size_chunks  # chunks have at least one byte
     problems = {count: cut(whole, count) for count in suggesting.counts if count <= max(1, most)}
+    if not problems:  # every number would make chunks of less than a byte
+        return whole, []
     best, best_us, untried = _soonest(problems, options, until, give_up)
     sketches: list[SketchProposal] = []
     late = effort(problem) * _SUGGEST_S_PER_HOP > until.left_s
@@ -169,9 +171,8 @@ def _soonest(
     """(best problem, its finish in us, numbers of chunks that were not tried).
 
     The best is the one with the earliest schedule of a list scheduler; at ties, the one with fewer chunks.
-    If the ring baseline in one chunk per rank finishes before all of these, one chunk per rank is chosen.
-    Recursive multiplying merges chunks. If it finishes clearly first, one chunk per rank is chosen, and
-    chunks may merge.
+    If the ring baseline in the fewest chunks finishes before all of these, the fewest are chosen. Recursive
+    multiplying merges chunks. If it finishes clearly first, the fewest are chosen, and chunks may merge.
 
     The compiled list scheduler is fast, so that the choice does not depend on the time limit. The list
     scheduler in Python is better on few hops. It also runs if kernels are not compiled and cannot be in time.
@@ -184,11 +185,12 @@ def _soonest(
     """
     suggesting, efforts = options.parameters.suggesting, list(map(effort, problems.values()))
     compiles = max(efforts) > suggesting.few_hops and all(map(suits, problems.values()))
-    is_cold = compiles and not has_kernels(problems[1], options, give_up)
+    fewest = problems[min(problems)]
+    is_cold = compiles and not has_kernels(fewest, options, give_up)
     compiles &= not is_cold
     if compiles and sum(efforts) <= suggesting.most_hops:
         until = give_up  # such trials take less time than loading the kernels
-    best, best_us = problems[1], math.inf
+    best, best_us = fewest, math.inf
     untried: list[int] = []
     first: dict[int, Schedule] = {}
     merging, merging_us = merged(best), math.inf
@@ -222,9 +224,9 @@ def _soonest(
     if first:
         count, best_us = _overlapped(first, options, until)
         best = problems[count]
-    ring_us = baseline_us("ring", problems[1], give_up, options.parameters)
+    ring_us = baseline_us("ring", fewest, give_up, options.parameters)
     if ring_us < best_us:
-        best, best_us = problems[1], ring_us
+        best, best_us = fewest, ring_us
     if merging is not None and merging_us < _MERGING_PAYS * best_us:
         best, best_us = merging, merging_us
     return best, best_us, untried
@@ -238,19 +240,20 @@ def _add_finer(
     - `first`: {number of chunks: the compiled list scheduler's schedule}; schedules of added problems are put
       in.
     """
-    count, whole = 2 * max(problems), problems[1]
+    parts, whole = 2 * max(problems) // min(problems), problems[min(problems)]
     while not (options.parameters.suggesting.counts_only or until.has_passed):
         best_us = min(made.finish_us for made in first.values())
-        arrivals = count * whole.collective.num_chunks * whole.topology.num_ranks
-        if arrivals > _MOST_ARRIVALS or count > min(whole.chunk_bytes):
+        arrivals = parts * whole.collective.num_chunks * whole.topology.num_ranks
+        if arrivals > _MOST_ARRIVALS or parts > min(whole.chunk_bytes):
             break
         made = None
         with suppress(InputError, NoSolutionError), until.interruptible():
-            problem = cut(whole, count)
+            problem = cut(whole, parts)
             made = compiled_schedule(problem, options, until)
         if made is None or made.finish_us > _FINER_PAYS * best_us:
             break
-        problems[count], first[count], count = problem, made, 2 * count
+        count = problem.collective.chunks_per_rank
+        problems[count], first[count], parts = problem, made, 2 * parts
 
 
 def _overlapped(first: Mapping[int, Schedule], options: Options, until: Deadline) -> tuple[int, float]:

@@ -222,6 +222,17 @@ def test_data_of_one_rank_are_cut_ever_finer_while_that_pays(name):
     assert chunks.choose_chunks(small, time_limit_s=AMPLE_S).collective.chunks_per_rank <= 16
 
 
+@pytest.mark.parametrize("name", ["broadcast", "allreduce"])
+def test_one_chunk_need_not_be_among_the_numbers(name):
+    """Numbers of chunks given as parameters may leave out one; the best of them is chosen."""
+    parameters = taccl.SearchParameters.from_dict({"suggesting": {"counts": (3, 5)}})
+    problem = taccl.make_problem(taccl.topologies.ring(4), name, size_bytes="1MB")
+    chosen = taccl.choose_chunks(problem, time_limit_s=AMPLE_S, parameters=parameters)
+    assert chosen.collective.chunks_per_rank >= 3
+    tiny = taccl.make_problem(taccl.topologies.ring(4), name, size_bytes=1)
+    assert taccl.choose_chunks(tiny, parameters=parameters).collective.chunks_per_rank == 1
+
+
 def test_no_chunk_is_less_than_a_byte():
     """2 B are cut into at most two chunks."""
     ring = taccl.topologies.ring(4, alpha_us=0, bandwidth_gb_per_s=100)
