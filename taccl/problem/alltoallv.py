@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 #: `_MOST_CHUNKS`: approximate max number of chunks of all pairs together.
 _CHUNKS_OF_A_RANK, _MOST_CHUNKS = 64, 30_000
 _SKEW = re.compile(r"(zipf|hot):(\d+(?:\.\d*)?|\.\d+)")
+#: A number without a unit, in decimal or scientific notation.
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
 #: Min ratio of a chunk's size to the bytes that a resource could pass in a hold's fixed time (alpha).
 _HOLDS = 8
 
@@ -169,8 +171,9 @@ def is_skew(word: str) -> bool:
 def load_sizes(path: str | os.PathLike[str]) -> NDArray[np.int64]:
     """Load an alltoallv's matrix of bytes per pair of ranks, from ``.npy`` or text with a line per rank.
 
-    Numbers in a line are separated by commas, semicolons, tabs or blanks; sizes like ``64MB`` are allowed.
-    Lines that begin with ``#`` are comments.
+    Numbers in a line are separated by commas, semicolons, tabs or blanks; sizes like ``64MB`` and whole
+    numbers like ``6.4e+07``, as ``numpy.savetxt`` writes them, are allowed. Lines that begin with ``#`` are
+    comments.
 
     Returns
     -------
@@ -204,13 +207,31 @@ def load_sizes(path: str | os.PathLike[str]) -> NDArray[np.int64]:
         if words == [""] or line.lstrip().startswith("#"):
             continue
         try:
-            rows.append([int(word) if word.isdigit() else parse_size(word) for word in words])
+            rows.append(list(map(_bytes_of, words)))
         except InputError as error:
             raise FormatError(f"line {number}: {error.message}", where=where) from None
         if len(rows[-1]) != len(rows[0]):
             said = f"line {number}: found {format_count(len(rows[-1]), 'number')}; expected {len(rows[0])}"
             raise FormatError(f"{said}, as in the first line", where=where)
     return np.array(rows, np.int64)
+
+
+def _bytes_of(word: str) -> int:
+    """Bytes from a word of a matrix: a whole number in any notation, or a size with a unit.
+
+    Raises `InputError` if the word is neither.
+    """
+    if not _NUMBER.fullmatch(word):
+        if not word[:1].isdigit():
+            said = f"found {word!r}; expected a number of bytes or a size such as '64KB', without names of rows"
+            raise InputError(f"{said} or columns")
+        return parse_size(word)
+    value = float(word)
+    if not 0 <= value < 2**62:
+        raise InputError(f"found {word!r}; expected from 0 to less than 2**62 bytes")
+    if not value.is_integer():
+        raise InputError(f"found {word!r}; expected a whole number of bytes")
+    return int(word) if word.isdecimal() else int(value)
 
 
 def _chunks_of_pairs(counts: NDArray[np.int64]) -> tuple[Chunk, ...]:

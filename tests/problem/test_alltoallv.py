@@ -74,6 +74,7 @@ def test_no_more_is_cut_than_latency_allows():
         ("commas.csv", "0, 10, 2KB\n3,0,1\n4,5,0\n"),
         ("blanks.txt", "# bytes\n0 10 2000\n\n3 0 1\n4 5 0"),
         ("semicolons.csv", "0;10;2000;\n3;0;1;\n4;5;0;\n"),
+        ("savetxt.txt", "0.000000e+00 1.000000e+01 2.000000e+03\n3.0 0.0 1.0\n4 5E0 .0\n"),
     ],
 )
 def test_sizes_are_read_from_text(tmp_path, name, content):
@@ -92,7 +93,12 @@ def test_sizes_are_read_from_numpy(tmp_path):
     ("name", "content", "word"),
     [
         ("short.csv", b"0,1\n2", "line 2: found 1 number; expected 2, as in the first line"),
-        ("words.csv", b"0,a\n2,0", "line 1: found 'a'; expected a size"),
+        ("words.csv", b"0,a\n2,0", "line 1: found 'a'; expected a number of bytes or a size"),
+        ("names.csv", b",a,b\na,0,1\nb,2,0", "line 1: found ''; .* without names of rows or columns"),
+        ("half.csv", b"0,1.5\n2,0", "line 1: found '1.5'; expected a whole number of bytes"),
+        ("negative.csv", b"0,-1\n2,0", "line 1: found '-1'; expected from 0 to less than"),
+        ("huge.csv", b"0,99999999999999999999\n2,0", "line 1: found '9+'; expected from 0 to less than"),
+        ("digits.csv", "0,²\n2,0".encode(), "line 1: found '²'; expected a"),
         ("text.npy", b"0,1\n2,0", "found no NumPy array"),
         ("none.csv", b"", "the file is empty"),
     ],
