@@ -6,9 +6,10 @@ import time
 import pytest
 
 import taccl
-from taccl._internal.deadline import Cancellation
-from taccl.synthesis.options import Observer, SearchState
+from taccl._internal.deadline import Cancellation, Deadline
+from taccl.synthesis.options import Observer, Options, SearchState
 from taccl.synthesis.proposers import compiling, stages
+from taccl.synthesis.search import Search
 from tests.effort import brief_synthesis
 
 
@@ -91,11 +92,22 @@ def test_kernels_that_there_is_no_time_to_compile_are_a_row(monkeypatch):
     out."""
     monkeypatch.setattr(compiling, "are_kept", lambda problem: False)
     monkeypatch.setattr(stages, "is_quick", lambda *_: False)
+    monkeypatch.setattr(stages, "is_kept", lambda name: False)
     ring = taccl.topologies.ring(6, alpha_us=1, bandwidth_gb_per_s=100)
     problem = taccl.make_problem(ring, "alltoall", size_bytes="6MB", chunks_per_rank=1)
     result = brief_synthesis(problem, backend="greedy")
     skipped = {stage.name: stage.message for stage in result.stages if stage.status == "skipped"}
     assert "kernels are not compiled" in skipped["compiled list scheduler"]
+
+
+@pytest.mark.parametrize("is_kept, said", [(True, "needs at least 0.5 s"), (False, "are not compiled")])
+def test_a_short_time_is_not_blamed_on_compiled_kernels(monkeypatch, is_kept, said):
+    """With compiled kernels, the reason for a skipped stage is the time that it needs to run."""
+    monkeypatch.setattr(stages, "is_quick", lambda *_: False)
+    monkeypatch.setattr(stages, "is_kept", lambda name: is_kept)
+    problem = taccl.make_problem(taccl.topologies.ring(2), "allgather", size_bytes=2, chunks_per_rank=1)
+    search = Search(problem, Options(), Deadline.after(10), limit_s=0.36)
+    assert said in stages.too_short(search) and "0.36 s" in stages.too_short(search)
 
 
 @pytest.mark.slow

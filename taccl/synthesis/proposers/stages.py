@@ -24,7 +24,7 @@ from taccl.synthesis.explaining.explain import infeasible
 from taccl.synthesis.improve.improvement import improve_schedule, is_quick, suits_improvement
 from taccl.synthesis.kernels.limits import Limits
 from taccl.synthesis.parameters import DEFAULTS, ListParameters, SearchParameters
-from taccl.synthesis.proposers.compiling import are_kept, have_compiled
+from taccl.synthesis.proposers.compiling import IMPROVEMENT, are_kept, have_compiled, is_kept
 from taccl.synthesis.proposers.greedy import ListSchedule, critical_priorities, list_schedule
 from taccl.synthesis.proposers.large import effort, why_not
 from taccl.synthesis.proposers.large_search import offer_compiled, search_large
@@ -272,9 +272,12 @@ def ruin_and_recreate(search: Search) -> None:
 
 
 def too_short(search: Search) -> str:
-    """Reason why there is no time to compile the kernels; empty if there is, or if they are compiled."""
+    """Reason why there is no time to run the kernels, or to compile them first; empty if there is."""
     if is_quick(search.limit_s, search.parameters):
         return ""
+    if is_kept(IMPROVEMENT):
+        needed_s = search.parameters.choice.compiled_s
+        return f"needs at least {needed_s:g} s, and the search has {search.limit_s:.2g} s"
     return f"its kernels are not compiled, and {search.limit_s:.2g} s are too few to compile them"
 
 

@@ -107,7 +107,7 @@ def no_time(search: Search) -> str:
     needed_s, left_s = busy_factor() * _COMPILE_S, search.deadline.left_s
     if _are_compiled(search.problem) or left_s * _COMPILE_SHARE >= needed_s:
         return ""
-    return f"its kernels are not compiled, which takes {needed_s:.2g} s, and {left_s:.2g} s are left"
+    return f"compiling its kernels would take {needed_s:.2g} s, more than half of the {left_s:.2g} s left"
 
 
 def offer_trees(search: Search) -> None:
@@ -228,7 +228,7 @@ def _described(problem: Problem, least: Fraction, optimum: Fraction, enough: int
         return f"{trees}, throughput-optimal"
     above = format_gap(float(least / optimum - 1)) if optimum else "latency"
     said = f"{trees}, {above} above the optimum without latency"
-    return f"{said}, which {enough} reach" if enough else said
+    return f"{said} (reached by {format_count(enough, 'tree')} per rank)" if enough else said
 
 
 def _numbers(parts: int, most: int) -> list[int]:
