@@ -175,11 +175,8 @@ def _replaced(schedule: Schedule) -> str:
 def _split(runs: Sequence[int]) -> str:
     """Note on merged sends that are split, from the number of contiguous runs of each; empty for none."""
     said = f"merged sends with scattered chunks: {len(runs)}; they become {sum(runs)} sends in the program"
-    return (
-        f"{said}, each with the latency of a send; the option `merged` packs their chunks instead"
-        if runs
-        else ""
-    )
+    advice = "each with the latency of a send; merged='pack' packs their chunks instead"
+    return f"{said}, {advice}" if runs else ""
 
 
 def _choose_channels(

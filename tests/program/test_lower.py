@@ -157,7 +157,7 @@ def test_a_merged_send_of_others_is_split_or_packed():
     ):
         split = lower(schedule)
     packed = lower(schedule, merged="pack")
-    assert [note for note in split.notes if note.endswith("the option `merged` packs their chunks instead")]
+    assert [note for note in split.notes if note.endswith("merged='pack' packs their chunks instead")]
     assert packed.notes == ()
     assert (split.num_copies, split.num_steps) == (0, 8)
     assert (packed.num_copies, packed.num_steps) == (8, 12)
