@@ -134,6 +134,16 @@ def check_output(options: argparse.Namespace, *others: str) -> None:
             check_writable(path, overwrite=options.overwrite)
 
 
+def check_schedule_output(options: argparse.Namespace) -> None:
+    """Raise `InputError` if ``--output`` cannot be written, or has the extension of another format."""
+    from taccl.formats.saved import other_ending
+
+    check_output(options)
+    if options.output is not None and (ending := other_ending(options.output)):
+        said = "a schedule is saved as JSON; give a name that ends in .json"
+        raise InputError(f"{said} (taccl convert then writes {ending})", where=options.output)
+
+
 def with_content(answer: Answer, path: str, content: str | bytes, options: argparse.Namespace) -> Answer:
     """Write `content` to `path`; return the answer with the file's name, or with an error if this fails."""
     from taccl.formats.files import write_whole

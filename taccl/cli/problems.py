@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, cast
 import taccl
 from taccl._internal.deadline import OutOfTime, busy_factor
 from taccl._internal.names import in_runs
-from taccl._internal.units import format_size, format_us, parse_size
+from taccl._internal.units import format_size, parse_size
 from taccl.cli import things
 from taccl.cli.options import BY_MATRIX, EXCHANGE, MATRICES, ROLES, USUAL_SIZE, refuse
 from taccl.cli.output import picked, say
 from taccl.errors import CollectiveError, InputError
 from taccl.problem.alltoallv import is_skew, load_sizes, skewed_sizes
 from taccl.problem.collectives import ARGUMENTS
+from taccl.topology.profiles import PROFILES
 
 if TYPE_CHECKING:
     from typing import Any
@@ -269,9 +270,10 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
         taken = problem.topology.protocol
         say(f"note: protocol {taken} is used without a comparison, for lack of time (--protocol chooses)")
         return problem
-    chosen = min(promised, key=promised.__getitem__)
-    said = ", ".join(f"{name} {format_us(us)}" for name, us in promised.items())
-    say(f"note: protocol {chosen} is predicted to be the fastest for {format_size(size)} ({said})")
+    chosen, *others = sorted(promised, key=promised.__getitem__)
+    said = [f"{promised[chosen]:.4g} us", *(f"{name} {promised[name]:.4g} us" for name in others)]
+    times = "; ".join((said[0], ", ".join(said[1:])))
+    say(f"note: protocol {chosen} is predicted to be the fastest for {format_size(size)} ({times})")
     topology = problem.topology.under(chosen)
     is_plain = problem.clauses == plain(problem.topology).clauses  # the defaults differ by protocol
     clauses = plain(topology).clauses if is_plain else problem.clauses
@@ -308,7 +310,10 @@ def topology_for(options: argparse.Namespace, sketch: Sketch | None) -> Topology
         return things.under_protocol(sketch.topology(nodes=nodes, profile=profile), protocol)
     is_machine = not things.is_file(options.topology) and options.topology in taccl.topologies.machine_names()
     if sketch is not None and is_machine:
-        nodes, profile = nodes or sketch.nodes, profile or sketch.profile or None
+        nodes = nodes or sketch.nodes
+        named = {each.name for each in PROFILES[options.topology]}
+        if options.topology == sketch.machine or sketch.profile in named:  # else the machine is refused later
+            profile = profile or sketch.profile or None
     return things.topology_from_word(options.topology, nodes=nodes, profile=profile, protocol=protocol)
 
 

@@ -93,7 +93,7 @@ def save(
     if isinstance(thing, Result) and extra is None:
         extra = thing.to_dict()
     schedule = _schedule_in(thing)
-    if (ending := _ending(path)) in _OTHER_ENDINGS:
+    if ending := other_ending(path):
         said = f"a schedule is saved as JSON; give a path that ends in .json (taccl.write writes {ending})"
         raise InputError(said, where="path")
     native.save(schedule, path, overwrite=overwrite, extra=extra)
@@ -106,6 +106,12 @@ def _is_sketch(thing: object) -> TypeGuard[Sketch]:
     """
     module = sys.modules.get("taccl.sketch.sketch")
     return module is not None and isinstance(thing, module.Sketch)
+
+
+def other_ending(path: str | os.PathLike[str]) -> str:
+    """Extension of a path if it belongs to another format than taccl's own; otherwise empty."""
+    ending = _ending(path)
+    return ending if ending in _OTHER_ENDINGS else ""
 
 
 def _ending(path: str | os.PathLike[str]) -> str:

@@ -10,6 +10,7 @@ from taccl._internal.names import did_you_mean, matching
 from taccl.errors import TopologyError
 from taccl.topology import fabrics, machines
 from taccl.topology.named import EXAMPLES, parse_named, read_size
+from taccl.topology.networks import INSTANCES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -88,7 +89,11 @@ def find_kind(kind: str, name: str) -> str:
 
 
 def _expected() -> str:
-    return f"a machine ({', '.join(machines.MACHINES)}) or a fabric ({', '.join(EXAMPLES.values())})"
+    names = ", ".join(name for name in machines.MACHINES if name not in INSTANCES)
+    return (
+        f"a machine ({names}, or a cloud's instance type such as {next(iter(INSTANCES))}) "
+        f"or a fabric ({', '.join(EXAMPLES.values())})"
+    )
 
 
 def _call(

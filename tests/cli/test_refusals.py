@@ -34,6 +34,9 @@ REFUSED = {
         ("bound --colective=allgather", "there is no option --colective; did you mean '--collective'?"),
     ],
     "the problem": [
+        ("bound ndv2/sk1 --topology dgx-h100 --collective allgather", "machine: found 'ndv2', but the topology dgx-h100"),
+        (f"synthesize {SMALL} -o new.xml", "new.xml: a schedule is saved as JSON; give a name that ends in .json"),
+        (f"baseline ring {SMALL} -o new.csv", "give a name that ends in .json (taccl convert then writes .csv)"),
         ("bound ring:4 --size 1MB", "--collective: found none"),
         ("bound --collective allgather", "neither a sketch nor --topology"),
         (f"bound {SMALL} --chunk-size 1KB", "not allowed with argument"),
@@ -88,6 +91,7 @@ REFUSED = {
         ("show sketch.toml --profile nominal", "leave it out"),
         ("show nosuch", "found 'nosuch'; expected a machine"),
         ("show nosuch", "no file or shipped sketch has this name"),
+        ("show schedule.jsn", "no file, shipped sketch, machine or fabric has this name; did you mean 'schedule.json'?"),
         ("show ndv2/nosuch", "ndv2/nosuch: found no such file and no shipped sketch of that name"),
         ("show nosuch.toml", "nosuch.toml: there is no such file"),
         ("show torus:4x4 --protocol ll", "has no protocols: leave it out"),

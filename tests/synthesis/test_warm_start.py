@@ -161,11 +161,13 @@ class TestUntilGap:
             "1",
         ]
         assert main([*words, "--until-gap", "20000%", "--time-limit", "1", "-o", path]) == 0
-        assert main([*words, "--start", path, "--until-gap", "200", "--time-limit", "1", "--json"]) == 0
+        assert main([*words, "--start", path, "--until-gap", "20000%", "--time-limit", "1", "--json"]) == 0
         values = json.loads(capsys.readouterr().out.partition("\n{")[2].join(["{", ""]))
         assert values["finish_us"] <= taccl.load(path).finish_us
         assert main([*words, "--until-gap", "-1%"]) == 2
         assert "expected a gap such as 1% or 0.01" in capsys.readouterr().err
+        assert main([*words, "--until-gap", "5"]) == 2
+        assert "above 1 with a percent sign" in capsys.readouterr().err
 
 
 class TestImprove:

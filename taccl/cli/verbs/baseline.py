@@ -11,7 +11,7 @@ import taccl
 from taccl._internal.deadline import OutOfTime
 from taccl._internal.names import matching, table
 from taccl.cli.options import LEAST_S, add_limit, add_output, add_problem_options, option
-from taccl.cli.output import Answer, check_output, say, with_file
+from taccl.cli.output import Answer, check_schedule_output, say, with_file
 from taccl.cli.problems import problem_from_options
 from taccl.errors import InputError
 
@@ -54,7 +54,7 @@ def run(options: Namespace) -> Answer:
         return Answer(table(rows), {"baselines": dict(rows)})
     if options.name is None:
         raise InputError("found none; give the name of a baseline (see --list)", where="NAME")
-    check_output(options)
+    check_schedule_output(options)
     is_nccl = bool(matching(options.name, ["nccl"]))
     if is_nccl and options.protocol == "auto":
         options.protocol = None  # NCCL's model chooses the protocol

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import taccl
 from taccl._internal.file_kinds import SHOWN, wrong_kind
-from taccl._internal.names import note_lines, shown, table
+from taccl._internal.names import did_you_mean, note_lines, shown, table
 from taccl._internal.reading import kinds_of
 from taccl._internal.units import format_count, format_gap, format_us
 from taccl.cli.options import add_options, option, reader, refuse
 from taccl.cli.output import Answer, picked
 from taccl.cli.things import Kind, is_file, kind_of, program_in, topology_from_word
 from taccl.errors import InputError
+from taccl.sketch.library import shipped_sketches
+from taccl.topology.registry import fabric_names, machine_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from taccl.program.program import Program
     from taccl.topology.topology import Topology
+
+#: Max files whose names are compared with the name of a missing one.
+_MOST_FILES = 1000
 
 
 def add(verb: argparse.ArgumentParser) -> None:
@@ -47,8 +53,24 @@ def run(options: argparse.Namespace) -> Answer:
     except InputError as error:
         if error.where != "topology" or is_file(options.thing):
             raise
-        said = f"{error.message}; no file or shipped sketch has this name either"
+        known = [*_files_beside(options.thing), *shipped_sketches(), *machine_names(), *fabric_names()]
+        near = did_you_mean(options.thing, known)
+        said = f"found {options.thing!r}; no file, shipped sketch, machine or fabric has this name{near}"
+        if not near:
+            said = f"{error.message}; no file or shipped sketch has this name either"
         raise InputError(said, where="THING") from None
+
+
+def _files_beside(path: str) -> list[str]:
+    """Files in the folder of a path, at most `_MOST_FILES`; empty if the folder does not exist."""
+    folder = os.path.dirname(path)
+    try:
+        with os.scandir(folder or ".") as entries:
+            return [
+                os.path.join(folder, each.name) for each in islice(entries, _MOST_FILES) if each.is_file()
+            ]
+    except OSError:
+        return []
 
 
 def _shown(options: argparse.Namespace, kind: Kind) -> Answer:

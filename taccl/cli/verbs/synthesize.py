@@ -28,7 +28,7 @@ from taccl.cli.options import (
     size,
     was_given,
 )
-from taccl.cli.output import Answer, check_output, picked, progress_shown, say, with_file
+from taccl.cli.output import Answer, check_schedule_output, picked, progress_shown, say, with_file
 from taccl.cli.problems import problem_from_options, schedule_in, settle_size, settle_topology
 from taccl.cli.things import is_file
 from taccl.errors import InputError
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 #: Share of the time limit that is left after the search, for the bound over all chunkings and the answer.
 _REST_SHARE = 0.1
+#: A search that used less than this share of its time was not stopped by the time limit itself.
+_MOST_OF_LIMIT = 0.9
 
 #: Fewest ranks for an implicit schedule, on fabrics that look alike from every rank.
 _MANY_RANKS = 2048
@@ -55,11 +57,19 @@ _OWN_FILE = argparse.Namespace(topology=None, chunk_size=None, time_unit_us=None
 
 
 def _share(word: str) -> float:
-    """Parse a share such as ``0.01`` or ``1%``; ValueError for anything else."""
-    return float(word[:-1]) / 100 if word.endswith("%") else float(word)
+    """Parse a share such as ``0.01`` or ``1%``; ValueError for anything else.
+
+    A number above 1 without a percent sign is refused, as it is likely meant as a percentage.
+    """
+    share = float(word.removesuffix("%"))
+    if not word.endswith("%") and share > 1:
+        raise ValueError(word)
+    return share / 100 if word.endswith("%") else share
 
 
-_gap = reader(_share, lambda gap: 0 <= gap < math.inf, "a gap such as 1% or 0.01")
+_gap = reader(
+    _share, lambda gap: 0 <= gap < math.inf, "a gap such as 1% or 0.01; above 1 with a percent sign"
+)
 
 
 def add(verb: argparse.ArgumentParser) -> None:
@@ -89,7 +99,7 @@ def run(options: argparse.Namespace) -> Answer:
     from taccl.cli.output import result_answer
     from taccl.synthesis.synthesize import IDLE_SHARE
 
-    check_output(options)
+    check_schedule_output(options)
     if options.output is not None and (options.summary or options.spill is not None):
         said = "found with --summary or --spill, which keep no schedule to write; leave one out"
         raise InputError(said, where="--output")
@@ -119,9 +129,17 @@ def run(options: argparse.Namespace) -> Answer:
         )  # fmt: skip
     result = _with_start(result, options.began_s)
     if result.interrupted or result.stopped == "time limit":
-        what = "Ctrl-C" if result.interrupted else "the time limit"
-        say(f"warning: stopped by {what}; this is the best schedule so far")
+        say(f"warning: {_cut_text(result, left_s)}")
     return with_file(result_answer(result, options.deadline), result.schedule, options)
+
+
+def _cut_text(result: Result, limit_s: float) -> str:
+    """Text that names what cut the search: Ctrl-C, the time limit, or a stage's share of that limit."""
+    if result.interrupted:
+        return "stopped by Ctrl-C; this is the best schedule so far"
+    if result.seconds < _MOST_OF_LIMIT * limit_s:
+        return "a stage reached its share of the time limit; a longer limit may give a better schedule"
+    return "stopped by the time limit; this is the best schedule so far"
 
 
 def _with_start(result: Result, began_s: float) -> Result:
