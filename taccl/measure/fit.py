@@ -132,7 +132,8 @@ class Fit:
     @property
     def missing(self) -> tuple[str, ...]:
         """Measurements that would determine the parameters left at their priors, one sentence each."""
-        return missing_measurements([each.name for each in self.parameters if not each.determined])
+        undetermined = [each.name for each in self.parameters if not each.determined]
+        return missing_measurements(undetermined, [each.series for each in self.series])
 
     @property
     def complaint(self) -> str:
