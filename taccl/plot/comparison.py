@@ -264,7 +264,7 @@ def performance_profile(table: Any, *, ax: Axes | None = None) -> Axes:
     return ax
 
 
-_WORDS = {"": "whole", "reduce": "reduce phase", "spread": "broadcast phase"}
+_WORDS = {"": "whole", "reduce": "reduce phase", "broadcast": "broadcast phase"}
 
 
 @checked
@@ -328,5 +328,7 @@ def trace_in(details: Mapping[str, Any]) -> Trace:
         known = [time for time in (finish_us, bound_us) if time is not None]
         if not all(type(time) in (int, float) and 0 <= time < 1e15 for time in (seconds, *known)):
             return Trace()
-        trace.append(TraceEntry(seconds, finish_us, bound_us, each.get("half", "")))  # type: ignore[arg-type]
+        half = each.get("half", "")
+        half = "broadcast" if half == "spread" else half  # the earlier name, in saved files
+        trace.append(TraceEntry(seconds, finish_us, bound_us, half))  # type: ignore[arg-type]
     return Trace(trace)

@@ -133,7 +133,7 @@ def _from_roots(collective: Collective, *, to: str) -> Collective:
         ends: tuple[int, ...] = () if chunk.is_met(is_sum=True) else getattr(chunk, to)
         chunks.append(Chunk(alone[chunk.root], ends))
     return Collective(
-        f"{collective.name} ({'spread' if to == 'destinations' else 'reduce, reversed'})",
+        f"{collective.name} ({'broadcast' if to == 'destinations' else 'reduce, reversed'})",
         collective.num_ranks,
         tuple(chunks),
         chunks_per_rank=collective.chunks_per_rank,

@@ -94,7 +94,7 @@ class Stage:
 class TraceEntry:
     """Best finish and bound, `seconds` after a synthesis began.
 
-    In a phase of a reduction (`half`: ``"reduce"`` or ``"spread"``), the finish and the bound are those of
+    In a phase of a reduction (`half`: ``"reduce"`` or ``"broadcast"``), the finish and the bound are those of
     the phase alone.
     """
 

@@ -208,8 +208,8 @@ class Search:
 
     @property
     def half(self) -> str:
-        """Phase of a reduction: ``"reduce"`` or ``"spread"`` (broadcast); empty for a whole problem."""
-        return next((name for name in ("reduce", "spread") if self.prefix.endswith(f"{name}: ")), "")
+        """Phase of a reduction: ``"reduce"`` or ``"broadcast"``; empty for a whole problem."""
+        return next((name for name in ("reduce", "broadcast") if self.prefix.endswith(f"{name}: ")), "")
 
     @property
     def interrupted(self) -> bool:

@@ -40,8 +40,14 @@ def test_a_result_keeps_its_progress():
 
 def test_halves_are_distinguished(found):
     """Entries of an allreduce belong to one of its two phases, and the last one to the whole."""
-    assert {entry.half for entry in found.trace} == {"", "reduce", "spread"}
+    assert {entry.half for entry in found.trace} == {"", "reduce", "broadcast"}
     assert found.trace[-1].half == ""
+
+
+def test_traces_of_earlier_files_are_read():
+    """The broadcast phase was once named "spread" in files."""
+    entries = [{"seconds": 1, "finish_us": 5.0, "bound_us": 4.0, "half": "spread"}]
+    assert [entry.half for entry in trace_in({"trace": entries})] == ["broadcast"]
 
 
 def test_a_named_solver_has_its_own_progress():

@@ -243,9 +243,9 @@ class TestCommandLine:
 
     @pytest.mark.slow
     def test_names_of_stages_state_the_phase(self, values):
-        """Names of an allreduce's stages start with "reduce: " or "spread: "."""
+        """Names of an allreduce's stages start with "reduce: " or "broadcast: "."""
         names = [stage["name"] for stage in values["stages"]]
-        assert {"reduce: greedy", "spread: greedy"} <= set(names)
+        assert {"reduce: greedy", "broadcast: greedy"} <= set(names)
 
 
 def test_result_of_a_schedule_made_elsewhere():

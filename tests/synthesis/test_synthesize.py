@@ -342,7 +342,7 @@ class TestLimits:
         heard = []
         result = brief_synthesis(small(collective), progress=lambda *news: heard.append(news))
         doing = [what for what, _, _ in heard]
-        prefixes = ("reduce: ", "spread: ") if collective == "allreduce" else ("",)
+        prefixes = ("reduce: ", "broadcast: ") if collective == "allreduce" else ("",)
         assert f"{prefixes[0]}list scheduler" in doing
         for prefix in prefixes:
             own = [news for news in heard if news[0].startswith(prefix)]
@@ -671,7 +671,7 @@ class TestCtrlC:
     def test_second_half(self, loose_bound):
         """An allreduce interrupted in its broadcast phase is complete."""
         problem = problem_of(full(3, port=True), collectives.allreduce(3))
-        result = synthesized(problem, progress=interrupt_once("spread: joint"))
+        result = synthesized(problem, progress=interrupt_once("broadcast: joint"))
         assert_sound(result, problem)
         assert result.interrupted
 
@@ -682,9 +682,9 @@ class TestCtrlC:
         result = synthesized(problem, progress=interrupt_once("reduce: routing"))
         assert_sound(result, problem)
         assert result.interrupted
-        spreading = [each for each in result.stages if each.name.startswith("spread")]
+        spreading = [each for each in result.stages if each.name.startswith("broadcast")]
         assert {each.solver for each in spreading} == {"taccl"}
-        assert "routing" not in {each.name.removeprefix("spread: ") for each in spreading}
+        assert "routing" not in {each.name.removeprefix("broadcast: ") for each in spreading}
 
     @pytest.mark.slow
     def test_library(self):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Problem
 
 #: Name of each phase in progress reports.
-_DOING = {"": "", "reduce": "reduction", "spread": "copies"}
+_DOING = {"": "", "reduce": "reduction", "broadcast": "copies"}
 #: Share of the time for the first of two phases.
 _HALF_SHARE = 0.5
 #: `_TURN_SENDS`: product of the number of iterations of ruin and recreate and the number of sends.

@@ -57,7 +57,7 @@ _FIRST_TURN_S, _REPEATED = 4.0, 2
 #: Share of the time reserved for ruin and recreate after a named solver.
 _IMPROVED_SHARE = 0.25
 #: {phase, as `Search.half` returns it: text for messages}.
-_IN_PHASE = {"": "", "reduce": " in the reduce phase", "spread": " in the broadcast phase"}
+_IN_PHASE = {"": "", "reduce": " in the reduce phase", "broadcast": " in the broadcast phase"}
 #: Min seconds for restarts of the list scheduler before a named solver; below, it runs once.
 _LEAST_RESTARTS_S = 0.2
 #: Relative noise on the list scheduler's priorities, one value per run in rotation.
@@ -393,7 +393,7 @@ def _search_spreading(search: Search) -> None:
             _in_turns(search)
     except KeyboardInterrupt:
         search.interrupt()
-        if search.best is None and search.half == "spread":  # the reduce phase is scheduled
+        if search.best is None and search.half == "broadcast":  # the reduce phase is scheduled
             first()
     if search.best is None:
         if search.interrupted:

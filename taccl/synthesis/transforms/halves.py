@@ -46,7 +46,7 @@ _ISOMORPHIC_SHARE = 0.8
 class Half:
     """A phase of a reduction, as a broadcast-like problem.
 
-    - `name`: ``"reduce"`` or ``"spread"`` (broadcast); empty for a problem that is not split.
+    - `name`: ``"reduce"`` or ``"broadcast"``; empty for a problem that is not split.
     """
 
     name: str
@@ -96,7 +96,7 @@ def split(problem: Problem) -> tuple[Half, ...]:
         return (Half("", problem),)
     halves = [Half("reduce", _copying(reduction_half(problem)))]
     if not collective.stays_at_roots:
-        halves.append(Half("spread", _copying(spreading_half(problem))))
+        halves.append(Half("broadcast", _copying(spreading_half(problem))))
     return tuple(halves)
 
 

@@ -62,7 +62,7 @@ def test_reductions_only_reduce(name):
     """Sums needed only at their root have no broadcast phase: every transfer reduces."""
     result = brief_synthesis(problem_of(ring(4), COMBINING[name]))
     assert result.schedule.reduce.all()
-    assert not any(stage.name.startswith("spread") for stage in result.stages)
+    assert not any(stage.name.startswith("broadcast") for stage in result.stages)
 
 
 def test_allreduce_reduces_and_spreads():
