@@ -160,12 +160,11 @@ def _suggested(search: Search, limit_s: float) -> list[SketchProposal]:
 
 
 def _sketches_note(search: Search, tried: Sequence[SketchProposal]) -> str:
-    """Note: the sketches tried, their purpose, and the option to disable them."""
+    """Note: the sketch that led to the schedule, or the number tried, and the option to disable them."""
     producer = "" if search.best is None else search.best.producer
-    ahead = [each for each in tried if producer.endswith(f"sketch {each.sketch.name}")]
-    parts = [f"the suggested {each.sketch.name} led to this schedule ({each.why})" for each in ahead]
-    others = [each.sketch.name for each in tried if each not in ahead]
-    if others:
-        verb = "was" if len(others) == 1 else "were"
-        parts.append(f"{', '.join(others)} {verb} tried and did not improve the schedule")
-    return f"no sketch was given: {'; '.join(parts)}; sketch='none' (--no-sketch) suggests none"
+    ahead = next((each for each in tried if producer.endswith(f"sketch {each.sketch.name}")), None)
+    off = "sketch='none' (--no-sketch) disables suggestions"
+    if ahead is not None:
+        return f"the suggested sketch {ahead.sketch.name} led to this schedule: {ahead.why}; {off}"
+    count = "1 suggested sketch" if len(tried) == 1 else f"{len(tried)} suggested sketches"
+    return f"tried {count}; none improved the schedule; {off}"
