@@ -223,7 +223,9 @@ def _bytes_of(word: str) -> int:
     """
     if not _NUMBER.fullmatch(word):
         if not word[:1].isdigit():
-            said = f"found {word!r}; expected a number of bytes or a size such as '64KB', without names of rows"
+            said = (
+                f"found {word!r}; expected a number of bytes or a size such as '64KB', without names of rows"
+            )
             raise InputError(f"{said} or columns")
         return parse_size(word)
     value = float(word)
