@@ -15,8 +15,9 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.baselines.nccl import nccl_choices, scheduled
 from taccl.measure.diagnosis import Limit
 from taccl.measure.library import candidates, chosen
+from taccl.measure.library_costs import Costs
 from taccl.measure.machine import import_network, machine_of
-from taccl.measure.predict import costs_of
+from taccl.measure.predict import costs_of, ranks_per_node
 from taccl.measure.series import Series
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Problem
@@ -68,7 +69,7 @@ class Expectation:
         )
         built_in = [each.name for each in PROFILES.get(topology.machine, ())]
         self._costs = (
-            replace(costs_of(topology.machine), ranks_per_process=series.ranks_per_process)
+            replace(_costs_on(topology), ranks_per_process=series.ranks_per_process)
             if topology.profile in built_in
             else None
         )
@@ -206,6 +207,14 @@ class Expectation:
                 kind = _kind(name, between=index in between)
                 kinds.setdefault(kind, Limit(name, 1000 / betas[index], float(busy_us[index]) / measured_us))
         return tuple(kinds.values())
+
+
+def _costs_on(topology: Topology) -> Costs:
+    """Costs of a machine by name, with the ranks of a subset first in each node."""
+    costs, kept = costs_of(topology.machine), topology.cache.get("kept_ranks", ())
+    per_node = ranks_per_node(topology.machine)
+    # Nodes are alike: the first one that has ranks stands for all.
+    return costs.on_ranks([rank % per_node for rank in kept if rank // per_node == kept[0] // per_node])
 
 
 def _kind(resource: str, *, between: bool) -> str:

@@ -22,6 +22,7 @@ from taccl.measure.estimate import (
     refit,
     shows_latency,
 )
+from taccl.measure.library import Run
 from taccl.measure.library_costs import Costs
 from taccl.measure.logs import joined, read_log
 from taccl.measure.machine import (
@@ -172,7 +173,7 @@ class Fit:
         asked = Series(collective, num_ranks, num_nodes, (size_bytes,), (1.0,), "asked")
         logs = np.log([each.value for each in self.parameters])
         machine = self.figures or find_machine(self.machine)
-        terms = terms_of(asked, machine.ranks_per_nic, self.nvls_share)
+        terms = terms_of(asked, machine.ranks_per_nic, self.nvls_share, _links_share(asked, self.costs))
         return float(np.min(times_us(terms, np.array([float(size_bytes)]), logs)[list(self.protocols)]))
 
     def to_toml(self, *, accept: bool = False) -> str:
@@ -283,7 +284,7 @@ def fit(
     kept = tuple(joined(series))
     costs = costs_of(machine.name) if is_named else None
     rate = machine.node_gb_per_s if costs is None else costs.node_gb_per_s
-    observed, found, share, is_off = _estimated(kept, machine, before, MOST_OF_LINK * rate)
+    observed, found, share, is_off = _estimated(kept, machine, before, costs, MOST_OF_LINK * rate)
     fitted, errors = [], []
     for each, seen, protocols in zip(kept, observed, found.protocols, strict=True):
         predicted = seen.predicted_us(found.logs)[protocols, np.arange(len(protocols))]
@@ -317,7 +318,11 @@ def fit(
 
 
 def _estimated(
-    series: Sequence[Series], machine: Machine, before: Sequence[Parameter], most_gb_per_s: float
+    series: Sequence[Series],
+    machine: Machine,
+    before: Sequence[Parameter],
+    costs: Costs | None,
+    most_gb_per_s: float,
 ) -> tuple[list[Observed], Estimate, float, bool]:
     """Estimate parameters with or without in-switch sums (NVLS), whichever explains the series better.
 
@@ -329,7 +334,7 @@ def _estimated(
     for share in dict.fromkeys((0.0, machine.nvls_share)):
         observed = []
         for each in series:
-            terms = terms_of(each, machine.ranks_per_nic, share)
+            terms = terms_of(each, machine.ranks_per_nic, share, _links_share(each, costs))
             observed.append(Observed(terms, np.array(each.size_bytes, float), np.array(each.times_us)))
         found.append((observed, estimate(observed, before), share))
     plain, best = found[0], found[-1]
@@ -338,6 +343,13 @@ def _estimated(
     is_plain = rate <= most_gb_per_s and plain_cost <= best_cost + CONTRADICTED
     against = is_plain and plain_cost + CONTRADICTED < best_cost
     return *(plain if is_plain else best), against
+
+
+def _links_share(series: Series, costs: Costs | None) -> float:
+    """Share of a rank's links inside its node that carry data; 1 for machines without a name."""
+    if costs is None:
+        return 1.0
+    return Run(costs, series.collective, series.num_ranks, series.num_nodes, np.array([])).links_share
 
 
 def _at_limits(parameters: Sequence[FittedParameter]) -> Iterator[str]:

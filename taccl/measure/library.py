@@ -108,7 +108,18 @@ class Run:
     @property
     def node(self) -> float:
         """Rate in GB/s at which a rank sends inside its node."""
-        return self.costs.node_gb_per_s * self.costs.node_rate
+        return self.table_gb_per_s * self.costs.node_rate
+
+    @property
+    def table_gb_per_s(self) -> float:
+        """Rate of a rank inside its node by the library's tables, over links to participating ranks."""
+        return self.costs.node_gb_per_s * self.links_share
+
+    @property
+    def links_share(self) -> float:
+        """Share of a rank's links inside its node that carry data."""
+        # A point-to-point message has the links between two ranks alone.
+        return self.costs.links_share(2 if self.collective == POINT_TO_POINT else self.per_node)
 
     @property
     def num_nics(self) -> int:
@@ -121,12 +132,13 @@ class Run:
         if self.costs.fitted is not None or self.costs.pcie:
             return self._unsearched
         nics = (self.num_nics, self.wires) if self.num_nodes > 1 else None
-        return searched(self.costs.generation, self.costs.node_gb_per_s, nics)
+        return searched(self.costs.generation, self.table_gb_per_s, nics)
 
     @property
     def _unsearched(self) -> tuple[int, float]:
-        num = max(self.costs.num_links if self.num_nodes == 1 else self.num_nics, 2)
-        return num, (self.costs.node_gb_per_s if self.num_nodes == 1 else self.wires) / num
+        links = round(self.costs.num_links * self.links_share)
+        num = max(links if self.num_nodes == 1 else self.num_nics, 2)
+        return num, (self.table_gb_per_s if self.num_nodes == 1 else self.wires) / num
 
     @property
     def num_channels(self) -> int:
@@ -260,9 +272,9 @@ class Run:
         costs, m, g, name = self.costs, self.num_nodes, self.per_node, PROTOCOLS[p].name
         num, speed = self.channels
         if m == 2 and not costs.pcie:
-            speed = tree_speed(costs.generation, costs.node_gb_per_s, num, speed)
+            speed = tree_speed(costs.generation, self.table_gb_per_s, num, speed)
         model_rate = self._tree_gb_per_s(name, num * speed, model=True)
-        rate = self._tree_gb_per_s(name, costs.node_gb_per_s, model=False)
+        rate = self._tree_gb_per_s(name, self.table_gb_per_s, model=False)
         levels = int(log2(m))
         base, hop = self._node_us(p, "tree")
         across = 2 * (m - 1) / m / PROTOCOLS[p].bandwidth_share

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from taccl.topology.tuning import LAUNCH_EACH_US, LAUNCH_US
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -42,6 +42,7 @@ class Costs:
     - `sharp`: True if switches between nodes reduce data, by a plugin that users turn on.
     - `nvswitch`: True if a switch joins the ranks of a node.
     - `pcie`: True if ranks of a node communicate over PCIe.
+    - `pairs`: {pair of local ranks: number of links between them}; empty if a switch or PCIe joins the ranks.
     - `fitted`: {protocol: (base us, hop us, share)} of libraries without a table, such as RCCL.
     - `launch_us`: Time before the first step.
     - `ranks_per_process`: Number of GPUs on which one process enqueues kernels one after another, in
@@ -62,6 +63,7 @@ class Costs:
     sharp: bool = False
     nvswitch: bool = False
     pcie: bool = False
+    pairs: Mapping[tuple[int, int], int] = field(default_factory=dict)
     launch_us: float = LAUNCH_US
     serial_launch_us: float = LAUNCH_EACH_US
     ranks_per_process: int = 0
@@ -76,6 +78,26 @@ class Costs:
     network_latency: float = 1.0
     node_rate: float = 1.0
     network_rate: float = 1.0
+
+    def links_share(self, num_ranks: int) -> float:
+        """Share of a rank's links that join the first `num_ranks` ranks of a node, at the worst of them.
+
+        Links to other ranks carry nothing. 1 for a single rank, and if no links join pairs of ranks.
+        """
+        if num_ranks < 2 or not self.pairs:
+            return 1.0
+        kept = {pair: count for pair, count in self.pairs.items() if max(pair) < num_ranks}
+        least, whole = (
+            min(sum(count for pair, count in some.items() if rank in pair) for rank in range(num_ranks))
+            for some in (kept, self.pairs)
+        )
+        return least / whole if least else 1.0
+
+    def on_ranks(self, local_ranks: Sequence[int]) -> Costs:
+        """The same costs with the local ranks of a node renumbered, so that `local_ranks` come first."""
+        others = sorted({rank for pair in self.pairs for rank in pair} - set(local_ranks))
+        places = {rank: place for place, rank in enumerate([*local_ranks, *others])}
+        return replace(self, pairs={(places[a], places[b]): count for (a, b), count in self.pairs.items()})
 
 
 class Candidate(NamedTuple):

@@ -110,17 +110,20 @@ class CostTerms(NamedTuple):
     streams: bool
 
 
-def terms_of(series: Series, ranks_per_nic: int, nvls_share: float = 0.0) -> CostTerms:
+def terms_of(
+    series: Series, ranks_per_nic: int, nvls_share: float = 0.0, links_share: float = 1.0
+) -> CostTerms:
     """Cost terms of a series on a machine whose NICs serve `ranks_per_nic` ranks each.
 
     - `nvls_share`: Share of a rank's rate that sums in a switch reach; 0 without such switches.
+    - `links_share`: Share of a rank's links inside its node that lead to participating ranks.
     """
     sharing = min(max(series.num_ranks // series.num_nodes, 1), ranks_per_nic)
     found = ways(series.collective, series.num_ranks, series.num_nodes)
     if nvls_share and series.collective == "allreduce" and series.num_ranks > 2 * series.num_nodes:
         found = (*found, nvls_way(series.num_ranks, series.num_nodes, 1 / nvls_share))
     tabled = np.array([[way.tabled_us(protocol) for protocol in PROTOCOLS] for way in found])
-    volumes = np.array([(way.node_volume, way.network_volume * sharing) for way in found])
+    volumes = np.array([(way.node_volume / links_share, way.network_volume * sharing) for way in found])
     return CostTerms(tabled.transpose(2, 0, 1), volumes.T, series.streams)
 
 

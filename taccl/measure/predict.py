@@ -196,7 +196,7 @@ def _of_model(name: str) -> Costs:
         is_old = generation == "Volta"
         return Costs(
             generation, links * float(NVLINK_GB_PER_S[generation]), links, nic, shape.ranks_per_nic,
-            network, nvls=bool(shape.nvls), nvswitch=shape.joint == "NVSwitch",
+            network, nvls=bool(shape.nvls), nvswitch=shape.joint == "NVSwitch", pairs=shape.pairs,
             launch_us=VOLTA_LAUNCH_US if is_old else LAUNCH_US,
             host=model.host, nics_per_rank=model.nics_per_rank,
             serial_launch_us=VOLTA_LAUNCH_EACH_US if is_old else LAUNCH_EACH_US,
@@ -214,7 +214,8 @@ def _of_model(name: str) -> Costs:
     }
     assert model.rccl is not None, "other machines have no library"
     return Costs(
-        "", links * rate, links, nic, shape.ranks_per_nic, network, launch_us=launch, fitted=fitted,
+        "", links * rate, links, nic, shape.ranks_per_nic, network, pairs=shape.pairs, launch_us=launch,
+        fitted=fitted,
         serial_launch_us=float(model.rccl.launch_each_us),
     )  # fmt: skip
 
@@ -228,14 +229,11 @@ def _in_one_kernel(costs: Costs, collective: str, n: int, size: float, launch: L
     ways = {"allreduce": ((1, n - 1.0), (2, 2 * (n - 1) / n))}.get(collective, ((1, (n - 1) / n),))
     if not launch.one_shot:
         ways = ways[-1:]
+    node = costs.node_gb_per_s * costs.links_share(n)
     ll_rate = (
-        float(LL_GB_PER_S[costs.generation])
-        if costs.generation
-        else costs.node_gb_per_s * PROTOCOLS[0].bandwidth_share
+        float(LL_GB_PER_S[costs.generation]) if costs.generation else node * PROTOCOLS[0].bandwidth_share
     )
-    rates = dict(
-        zip(("ll", "simple"), np.multiply(launch.shares, (ll_rate, costs.node_gb_per_s)), strict=True)
-    )
+    rates = dict(zip(("ll", "simple"), np.multiply(launch.shares, (ll_rate, node)), strict=True))
     hops = dict(zip(rates, launch.hops_us, strict=True))
     times = {
         ("one-shot" if num == 1 else "two-shot", protocol): num * hops[protocol] + volume * size / rate / 1000
@@ -256,7 +254,8 @@ def by_mpi(costs: Costs, collective: str, n: int, m: int, size: float) -> Predic
     hop_us = MPI_HOPS_US[0] if m == 1 else MPI_HOPS_US[1] + costs.network.hop_us
     g = n // m
     network = costs.nic_gb_per_s * costs.network.efficiency / min(g, costs.ranks_per_nic)
-    rate = min(costs.node_gb_per_s, network if m > 1 else np.inf, MPI_SUM_GB_PER_S if adds else np.inf)
+    node = costs.node_gb_per_s * costs.links_share(2 if collective == POINT_TO_POINT else g)
+    rate = min(node, network if m > 1 else np.inf, MPI_SUM_GB_PER_S if adds else np.inf)
     twice = 2 if collective == "allreduce" else 1
     rounds, kb = ceil(log2(n)), size / 1000
     rooted = collective in ("broadcast", "reduce", "allreduce")

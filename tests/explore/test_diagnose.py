@@ -52,6 +52,18 @@ def test_a_healthy_network_is_as_expected(log):
     assert not rates(found, "possible")
 
 
+def test_two_of_eight_connected_gpus_have_one_link(log):
+    """46 GB/s between 2 of 8 MI300X is the rate of the one link that joins them, so it is as expected."""
+    gpus = "".join(GPU.format(rank, rank, "AMD Instinct MI300X") for rank in range(2))
+    rows = "".join(
+        f" {size} {size // 4} float sum -1 {time_us:.1f} {size / time_us / 1000:.2f} {size / time_us / 1000:.2f} 0\n"
+        for size, time_us in ((8, 12.0), (2**30, 2**30 / 46e3), (2**33, 2**33 / 46e3))
+    )
+    found = judged(log("# all_reduce_perf\n" + gpus + rows))
+    assert found.share == pytest.approx(46 / 45.2, rel=0.02)
+    assert found.verdict.endswith("as expected")
+
+
 def perftest(gb_per_s):
     """Log of `ib_write_bw` with a rate of `gb_per_s`, in the tool's unit Gb/s."""
     head = " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]"

@@ -14,7 +14,8 @@ from taccl.measure.model import PARAMETERS, priors, terms_of, times_us
 from taccl.measure.predict import costs_of, predicted_us
 from taccl.measure.series import Series
 from tests.explore.degraded import NVLS, node_log
-from tests.measure.logs import SIZES, table
+from tests.measure.logs import HEAD, SIZES, row, table
+from tests.measure.logs import time_us as line_us
 from tests.nvswitch import server_xml
 
 pytestmark = pytest.mark.usefixtures("_quick_fits")
@@ -34,6 +35,27 @@ def test_a_line_is_found(line_fit):
     assert line_fit.median_error < 0.01
     assert found_in(line_fit)["node_gb_per_s"].value == pytest.approx(350, rel=0.02)
     assert line_fit.predict_us("allreduce", 8, 1, 2**33) == pytest.approx(2**33 / 200e3, rel=0.03)
+
+
+@pytest.mark.slow
+def test_logs_of_subsets_share_the_rate_of_a_link(log):
+    """Two of 8 fully connected GPUs have one of seven links, so both logs show the rate of all seven."""
+    logs = [
+        log(
+            "\n".join(
+                [
+                    "# all_reduce_perf",
+                    HEAD,
+                    *(row(size, line_us(size, gb_per_s=rate), ranks=ranks) for size in SIZES),
+                ]
+            ),
+            name,
+        )
+        for ranks, rate, name in ((8, 180, "eight.log"), (2, 45, "two.log"))
+    ]
+    fit = taccl.fit(logs, "mi300x")
+    assert found_in(fit)["node_gb_per_s"].value == pytest.approx(315, rel=0.03)
+    assert fit.predict_us("allreduce", 2, 1, 2**33) == pytest.approx(2**33 / 45e3, rel=0.03)
 
 
 @pytest.mark.slow

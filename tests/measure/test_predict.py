@@ -48,6 +48,24 @@ def test_launches_overlap_the_operation_before():
     assert us("mi300x", "allreduce", 8, ranks_per_process=8) == pytest.approx(44, rel=0.05)
 
 
+@pytest.mark.parametrize("ranks", [2, 4, 7])
+def test_a_subset_sends_over_the_links_between_its_ranks(ranks):
+    """On 8 fully connected MI300X, a rank of a subset has one link of 45.2 GB/s to each other rank."""
+    rate = 2**33 * 2 * (ranks - 1) / ranks / us("mi300x", "allreduce", 2**33, ranks=ranks) / 1000
+    assert rate == pytest.approx(45.2 * (ranks - 1), rel=0.02)
+
+
+def test_chosen_ranks_determine_the_links_of_a_subset():
+    """On a DGX-1, two of a GPU's six NVLinks join ranks 0 and 3, and one joins ranks 0 and 1.
+
+    A switch joins any ranks at their full rate.
+    """
+    costs = costs_of("dgx1")
+    assert [costs.on_ranks(pair).links_share(2) for pair in ((0, 1), (0, 3))] == [1 / 6, 2 / 6]
+    assert costs.on_ranks(range(8)) == costs
+    assert costs_of("dgx-a100").on_ranks((0, 3)).links_share(2) == 1
+
+
 def test_a_series_states_how_it_is_launched():
     """A log's header states the GPUs per process, whose launches limit the predicted times of the log's
     series."""
