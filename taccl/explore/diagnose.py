@@ -21,6 +21,7 @@ from taccl.explore.measured_machine import Machine, read_logs, topology_of
 from taccl.explore.plan_runtimes import under_launch
 from taccl.measure.causes import HEALTHY, WITHIN_ERROR, Cause, Facts, causes_of, sizes_off
 from taccl.measure.curve import kinks, slow_middle
+from taccl.measure.debug_lines import DebugFacts
 from taccl.measure.diagnosis import Diagnosis, Gain, Limit, Point, SeriesDiagnosis
 from taccl.measure.machine import machine_of, mismatches
 from taccl.measure.model import COLLECTIVES
@@ -28,7 +29,7 @@ from taccl.measure.series import POINT_TO_POINT, Log, Series
 from taccl.problem.collective import busbw_factor
 from taccl.runtimes.registry import usual_runtimes
 from taccl.runtimes.runtime import Runtime
-from taccl.topology.networks import INSTANCES
+from taccl.topology.networks import INSTANCES, NETWORK_TITLES
 from taccl.topology.topology import Topology
 from taccl.topology.tuning import LAUNCH_US, PACK_BYTES
 
@@ -102,7 +103,8 @@ def _diagnosis(
     """The diagnosis of logs of a machine."""
     read = read_logs(logs, collective=collective, in_place=in_place)
     gpus = next((log.gpus for log in read if log.gpus), frozenset())
-    network = next((log.network for log in read if log.network), "")
+    network = next((log.debug.network for log in read if log.debug.network), "")
+    debug = {each.source: log.debug for log in read for each in log.series}
     series = list(_series(read))
     # Series on the same ranks share a topology, with the figures derived from it.
     made: dict[tuple[int, int], tuple[Topology, list[str]]] = {}
@@ -127,7 +129,7 @@ def _diagnosis(
             for other, part in zip(expectations, shares, strict=True)
             if other.series.collective == each.series.collective and part is not None
         }
-        facts = _facts(each, share, same, nics, named=machine.topology is not None)
+        facts = _facts(each, share, same, nics, debug[each.series.source], named=machine.topology is not None)
         found.append(_judged(each, facts, deadline, placed[index][2], machine))
     notes = [f"{log.path}: left out: {row}" for log in read for row in log.left_out]
     if expectations:
@@ -197,7 +199,7 @@ def _small(expected: Expectation) -> tuple[float | None, float | None]:
 
 def _facts(
     expected: Expectation, share: float | None, share_of_nodes: dict[int, float], nics: tuple[float, ...],
-    *, named: bool,
+    debug: DebugFacts, *, named: bool,
 ) -> Facts:  # fmt: skip
     on, series = expected.topology, expected.series
     small_us, usual_us = _small(expected)
@@ -211,14 +213,20 @@ def _facts(
     joint = next(
         (word for word in ("NVSwitch", "NVLink", "xGMI") if any(word in r.name for r in on.resources)), "PCIe"
     )
+    num_nics = len(on.ranks_of_node[0]) // figures.ranks_per_nic if on.num_nodes > 1 else 0
+    stated = dict(debug.causes)
+    if 0 < debug.num_nics < num_nics:
+        stated["nic-unused"] = f"the log lists {debug.num_nics} of {num_nics} NICs (NET/IB)"
     return Facts(
         series.collective, on.num_nodes, share, small_us / usual_us if small_us and usual_us else None,
         expected.network_shares(series.times_us[-1]) if is_slow else {},
         expected.nic_gb_per_s,
-        len(on.ranks_of_node[0]) // figures.ranks_per_nic if on.num_nodes > 1 else 0, joint,
+        num_nics, joint,
         joint == "xGMI", expected.shares() if is_slow else {}, share_of_nodes, nics, named,
         tuple(kinked), _unaligned_bytes(series), small_us / launches_us if small_us and launches_us else None,
         _ll_ratio(expected), expected.network, named and on.machine in INSTANCES,
+        log_network=NETWORK_TITLES.get(debug.network, debug.network), stated=stated,
+        excluded=debug.excluded,
     )  # fmt: skip
 
 

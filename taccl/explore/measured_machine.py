@@ -79,7 +79,7 @@ def topology_of(
 ) -> tuple[Topology, list[str]]:
     """The topology that a series ran on, and notes on what was assumed.
 
-    - `named_network`: Network between nodes that the log names (`Log.network`).
+    - `named_network`: Network between nodes that the log names (`DebugFacts.network`).
 
     Raises
     ------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -46,6 +46,11 @@ PCIE_GB_PER_S = {
 Grade = Literal["likely", "possible"]
 #: Slow part of a series: the rate of large messages, the latency of small ones, or sizes off the curve.
 Of = Literal["rate", "latency", "sizes"]
+#: Causes that explain any low rate, so that lines of a log suffice as evidence.
+_ANY_RATE = ("sockets", "gdr-off", "nic-unused", "p2p-disabled")
+#: Max rate in GB/s of a node that suggests sockets (our choice: the wire rate of 100 Gb/s), and max share of
+#: its NICs' rate.
+_SOCKETS_GB_PER_S, _SOCKETS_SHARE = 12.5, 0.5
 #: Causes recognised by how the rate depends on message size; a slow rail slows all large sizes alike.
 _BY_SIZE = ("collapse", "unaligned")
 
@@ -82,6 +87,9 @@ class Facts:
     - `named_network`: True if the user named the topology, False if it follows from names of GPUs.
     - `network`: Network between nodes that the usual times assume, such as ``"EFA"``; empty if unknown.
     - `is_instance`: True if the user named an instance type, which has one network.
+    - `log_network`: Network that the log names; empty if it names none.
+    - `stated`: {cause that lines of NCCL_DEBUG=INFO show: evidence}.
+    - `excluded`: Causes that such lines exclude.
     """
 
     collective: str
@@ -103,6 +111,9 @@ class Facts:
     ll_ratio: float | None = None
     network: str = ""
     is_instance: bool = False
+    log_network: str = ""
+    stated: Mapping[str, str] = field(default_factory=dict)
+    excluded: Collection[str] = ()
 
     @property
     def is_slow(self) -> bool:
@@ -142,16 +153,19 @@ def causes_of(facts: Facts) -> tuple[Cause, ...]:
 
     Causes of slow large messages are graded possible if several causes match equally well, or the rate is
     within the error of the model. The same holds if the network is slow and its NICs were not measured one by
-    one, since one slow rail explains any rate. Causes in `_BY_SIZE` remain likely.
+    one, since one slow rail explains any rate. Causes in `_BY_SIZE` remain likely. A cause of the rate that
+    lines of the log show is likely, and others are then possible.
     """
-    found = [(rule, *each) for rule in _RULES if (each := rule.find(facts)) is not None]
+    found = [(rule, *each) for rule in _RULES if (each := _evidence(rule, facts)) is not None]
+    is_stated = any(rule.of == "rate" and rule.name in facts.stated for rule, *_ in found)
     matches = sorted(distance for rule, _, distance, _ in found if rule.of == "rate" and distance <= _MATCHES)
     is_unsure = facts.slow_network is not None and not facts.nics_gb_per_s
     is_unsure |= facts.share is not None and facts.share >= WITHIN_ERROR
     is_unsure |= len(matches) > 1 and matches[1] <= matches[0] + _INDISTINCT
     causes = []
     for rule, grade, distance, evidence in found:
-        grade = "possible" if rule.of == "rate" and is_unsure and rule.name not in _BY_SIZE else grade
+        if rule.of == "rate" and rule.name not in (facts.stated if is_stated else _BY_SIZE):
+            grade = "possible" if is_stated or is_unsure else grade
         causes.append((grade, distance, Cause(rule.name, rule.of, rule.title, grade, evidence, rule.remedy)))
     return tuple(cause for _, _, cause in sorted(causes, key=lambda each: each[:2]))
 
@@ -164,6 +178,19 @@ class Rule(NamedTuple):
     of: Of
     find: Callable[[Facts], _Found]
     remedy: str
+
+
+def _evidence(rule: Rule, facts: Facts) -> _Found:
+    """Evidence of a cause in the figures, and in the lines of the log."""
+    if rule.name in facts.excluded:
+        return None
+    found, stated = rule.find(facts), facts.stated.get(rule.name)
+    if stated is None:
+        return found
+    if found is not None:
+        return "likely", 0.0, f"{stated}; {found[2]}"
+    is_slow = facts.is_slow if rule.name == "p2p-disabled" else facts.slow_network is not None
+    return ("likely", 0.0, stated) if rule.name in _ANY_RATE and is_slow else None
 
 
 def _matched(share: float, expected: Iterable[tuple[float, str]]) -> _Found:
@@ -249,6 +276,16 @@ def _no_p2p(facts: Facts) -> _Found:
     if not is_node or facts.share is None or facts.share > _HOST_MEMORY:
         return None
     return "likely", 0.0, f"{facts.share:.0%} of what {facts.joint} carries, a rate of PCIe or host memory"
+
+
+def _sockets(facts: Facts) -> _Found:
+    if facts.slow_network is None:
+        return None
+    share = facts.network_shares.get("ring", facts.slow_network)
+    carried = share * facts.nic_gb_per_s * facts.nics_per_node
+    if carried > _SOCKETS_GB_PER_S or share > _SOCKETS_SHARE:
+        return None
+    return "possible", 0.0, f"a node sends {carried:.3g} GB/s, {share:.0%} of its NICs' rate, as sockets may"
 
 
 def _unused_nic(facts: Facts) -> _Found:
@@ -396,15 +433,20 @@ def _slow_path(facts: Facts) -> _Found:
     if facts.num_nodes < 2 or not facts.is_late:
         return None
     told = f"small messages take {facts.small_ratio:.2g} times the usual time"
-    return "possible", 0.1, told + (f" of {facts.network}" if facts.network else "")
+    return (
+        "likely" if "sockets" in facts.stated else "possible",
+        0.1,
+        told + (f" of {facts.network}" if facts.network else ""),
+    )
 
 
 def _other_network(facts: Facts) -> _Found:
-    if facts.named_network or facts.slow_network is None:
+    if facts.named_network or facts.slow_network is None or "sockets" in facts.stated:
         return None
     whole = facts.nic_gb_per_s * facts.nics_per_node
     rates = (f"{share * whole:.3g} ({name})" for name, share in sorted(facts.network_shares.items()))
-    told = f"the log names no network; NICs of {' or '.join(rates)} GB/s per node in all explain it"
+    named = f"{facts.log_network}, but no rates" if facts.log_network else "no network"
+    told = f"the log names {named}; NICs of {' or '.join(rates)} GB/s per node in all explain it"
     return "possible", 0.0, told
 
 
@@ -430,6 +472,8 @@ _RULES = (
          "unset NCCL_PROTO; check the tuner plugin and the version of NCCL"),
     Rule("collapse", "congestion, or a path that collapses under load", "rate", _collapsed,
          "look at retransmissions and pauses (PFC, ECN) of NICs and switches; check ACS and IOMMU"),
+    Rule("sockets", "sockets carry the data instead of RDMA", "rate", _sockets,
+         "look for NET/Socket and NET/IB in NCCL_DEBUG=INFO; check NCCL_IB_DISABLE and NCCL_IB_HCA"),
     Rule("nic-unused", "NICs are unused", "rate", _unused_nic,
          "compare NCCL_IB_HCA and NET in NCCL_DEBUG=INFO with `ibstat`; measure each NIC with ib_write_bw"),
     Rule("pcie", "a slower PCIe generation or fewer lanes", "rate", _pcie,
@@ -452,7 +496,7 @@ _RULES = (
          "sysctl kernel.numa_balancing=0; bind ranks to CPUs; set the CPU governor to performance"),
     Rule("one-process", "one process launches the kernels of all GPUs (-g)", "latency", _one_process,
          "start a process for each GPU: mpirun -np 8 ... -g 1"),
-    Rule("slow-fabric", "a network with a higher latency (EFA, TCPX), or a path through host memory",
+    Rule("slow-fabric", "a network with a higher latency (EFA, TCPX, sockets), or a path through host memory",
          "latency", _fabric,
          "name the instance type with --topology; look for GDRDMA in NCCL_DEBUG=INFO"),
     Rule("slow-path", "a path through host memory, or sockets instead of the network's plugin",

@@ -19,6 +19,7 @@ from taccl._internal.names import first_of, shown
 from taccl._internal.reading import read_text, reads
 from taccl._internal.units import format_count
 from taccl.errors import FormatError
+from taccl.measure.debug_lines import debug_facts
 from taccl.measure.rows import HALF_DIGIT, Columns, Row, columns_of, is_broken, is_cut, nccl_row, plain
 from taccl.measure.run_reports import run_reports, series_of_reports
 from taccl.measure.series import POINT_TO_POINT, Counted, Log, Series
@@ -66,16 +67,6 @@ _TITLE = re.compile(r"^[# \t]*((?:OSU|RDMA_\w+|Send)\b.* Test\b.*)", re.MULTILIN
 _HOST_MEMORY = {
     "measured in host memory (OSU without CUDA or ROCm)": re.compile(r"^#\s*OSU MPI [A-Z]", re.MULTILINE),
     "measured by gloo, which runs on CPUs": re.compile(r"\bgloo\b", re.IGNORECASE),
-}
-#: {network: pattern of the lines of NCCL_DEBUG=INFO that name it}, the most specific first.
-_NETWORK_LINES = {
-    "tcpxo": re.compile(r"(NCCL|RCCL) INFO .*(FasTrak|TCPXO)"),
-    "tcpx": re.compile(r"(NCCL|RCCL) INFO .*TCPX"),
-    "slingshot": re.compile(r"(NCCL|RCCL) INFO .*(Selected provider is cxi|\bcxi\b)", re.IGNORECASE),
-    "efa": re.compile(r"(NCCL|RCCL) INFO .*(Selected provider is efa|AWS Libfabric)", re.IGNORECASE),
-    "roce": re.compile(r"(NCCL|RCCL) INFO NET/IB ?: Using .*/RoCE"),
-    "infiniband": re.compile(r"(NCCL|RCCL) INFO NET/IB ?: Using .*/IB\b"),
-    "sockets": re.compile(r"(NCCL|RCCL) INFO Using network Socket"),
 }
 #: Header of a run whose times are those of the CPU; its bandwidths are still those of the GPUs.
 _CPU_TIME = re.compile(r"\bcputime\b")
@@ -160,8 +151,7 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
         raise FormatError(f"found no usable measurement{told}; expected {expected}", where=where)
     devices = filter(None, map(_DEVICE.search, lines))
     gpus = frozenset(device[4].strip() for device in devices) - {""}
-    network = next((name for name, form in _NETWORK_LINES.items() if form.search(text)), "")
-    return Log(where, tuple(joined(series)), gpus, tuple(left_out), tuple(notes), network)
+    return Log(where, tuple(joined(series)), gpus, tuple(left_out), tuple(notes), debug_facts(text))
 
 
 def _uneven(runs: Iterable[_LogRun]) -> Iterable[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from taccl._internal.units import format_count
+from taccl.measure.debug_lines import DebugFacts
 from taccl.problem.collective import busbw_factor
 
 #: Value of `Series.collective` for messages from one rank to another. If a log states only their bandwidth,
@@ -64,7 +65,7 @@ class Log(NamedTuple):
     - `gpus`: Names of the GPUs that it lists.
     - `left_out`: Rows that were left out, each with its line and the reason.
     - `notes`: Facts about the runs that contradict the model of equal GPU nodes.
-    - `network`: Network that its lines of NCCL_DEBUG=INFO name, such as ``"efa"``; empty if there are none.
+    - `debug`: Facts that its lines of NCCL_DEBUG=INFO state.
     """
 
     path: str
@@ -72,4 +73,4 @@ class Log(NamedTuple):
     gpus: frozenset[str]
     left_out: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    network: str = ""
+    debug: DebugFacts = DebugFacts()

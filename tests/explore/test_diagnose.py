@@ -122,6 +122,26 @@ def test_slow_nics_may_be_unused_as_well():
     assert found["slow-nics"] == "possible"
 
 
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        ((), set()),
+        (("Using network Socket",), {"sockets"}),
+        (("NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.4<0>",), {"nic-unused"}),
+        (("Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/0",), {"gdr-off"}),
+    ],
+)
+def test_lines_of_a_log_show_why_its_network_is_slow(log, lines, named):
+    """A rate of 9 GB/s on two nodes has many possible causes; the log's own lines show the likely one."""
+    debug = "".join(f"host0:12:34 [0] NCCL INFO {line}\n" for line in lines)
+    found = judged(log(debug + network_log([NIC] * 7 + [9 / 8])))
+    assert rates(found) == named
+    evidence = {each.name: each.evidence for each in found.causes}
+    assert ("sockets" in evidence) == ("NET/IB : Using" not in "".join(lines))
+    names_network = bool({"sockets", "nic-unused"} & named)
+    assert ("names no network" in evidence.get("other-network", "")) == (not names_network)
+
+
 def _on_pcie(share, **given):
     """{cause of the rate: grade} where a node of GPUs on PCIe reaches a share of its rate."""
     facts = Facts("allreduce", 1, share, joint="PCIe", shares={"ll": 0.5, "simple": 1.0}, **given)

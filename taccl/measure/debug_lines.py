@@ -1,0 +1,83 @@
+"""Facts that lines of NCCL_DEBUG=INFO in a log state: networks, NICs, and paths between ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+#: {network: pattern of the lines that name it}, the most specific first.
+_NETWORK_LINES = {
+    "tcpxo": re.compile(r"(NCCL|RCCL) INFO .*(FasTrak|TCPXO)"),
+    "tcpx": re.compile(r"(NCCL|RCCL) INFO .*TCPX"),
+    "slingshot": re.compile(r"(NCCL|RCCL) INFO .*(Selected provider is cxi|\bcxi\b)", re.IGNORECASE),
+    "efa": re.compile(r"(NCCL|RCCL) INFO .*(Selected provider is efa|AWS Libfabric)", re.IGNORECASE),
+    "roce": re.compile(r"(NCCL|RCCL) INFO NET/IB ?: Using .*/RoCE"),
+    "infiniband": re.compile(r"(NCCL|RCCL) INFO NET/IB ?: Using .*/IB\b"),
+    "sockets": re.compile(r"(NCCL|RCCL) INFO Using network Socket"),
+}
+#: `_NICS`: NICs of a rank's node. `_NIC`: one of them.
+_NICS, _NIC = re.compile(r"CCL INFO NET/IB ?: Using (\[0\].*)"), re.compile(r"\[\d+\]\w")
+#: Path of a channel from one rank to another, such as P2P/IPC, SHM/direct/direct or NET/IB/0/GDRDMA.
+_PATH = re.compile(r"CCL INFO Channel .* via (P2P|SHM|NET)/(\S+)")
+_NO_NVLS = re.compile(r"NVLS multicast support is not available")
+_SETTING = re.compile(r"CCL INFO (NCCL_\w+) set by environment to (\w[\w,]*)")
+#: {variable: (pattern of values, cause that such a value is)}.
+_SETTINGS = {
+    "NCCL_P2P_DISABLE": (re.compile("1"), "p2p-disabled"),
+    "NCCL_NVLS_ENABLE": (re.compile("0"), "nvls-off"),
+    "NCCL_ALGO": (re.compile("(?i)(ring|tree|,)+"), "nvls-off"),
+    "NCCL_PROTO": (re.compile("(?i)(ll128|ll|,)+"), "protocol"),
+}
+
+
+class DebugFacts(NamedTuple):
+    """Facts about a run that its lines of NCCL_DEBUG=INFO state.
+
+    - `network`: Network between nodes, such as ``"efa"``; empty if unknown.
+    - `num_nics`: Number of NICs of a node that the library uses; 0 if unknown.
+    - `causes`: {name of a cause of slow collectives: evidence}.
+    - `excluded`: Names of causes that the lines exclude.
+    """
+
+    network: str = ""
+    num_nics: int = 0
+    causes: Mapping[str, str] = {}
+    excluded: frozenset[str] = frozenset()
+
+
+def debug_facts(text: str) -> DebugFacts:
+    """Facts that the lines of a log state."""
+    network = next((name for name, form in _NETWORK_LINES.items() if form.search(text)), "")
+    nics = [len(_NIC.findall(listed)) for listed in _NICS.findall(text)]
+    paths = _PATH.findall(text)
+    excluded = {"gdr-off"} if network == "sockets" else {"sockets"} if network else set()
+    between = [rest for kind, rest in paths if kind == "NET" and not rest.startswith("Socket")]
+    if between and all("GDRDMA" in rest for rest in between):
+        excluded.add("gdr-off")
+    inside = {kind for kind, _ in paths} - {"NET"}
+    if inside == {"P2P"}:
+        excluded.add("p2p-disabled")
+    causes = dict(_causes(text, network, between, inside))
+    return DebugFacts(network, min(nics, default=0), causes, frozenset(excluded - causes.keys()))
+
+
+def _causes(text: str, network: str, between: list[str], inside: set[str]) -> Iterator[tuple[str, str]]:
+    """Yield (name of a cause, evidence).
+
+    - `between`: Paths of channels between nodes.
+    - `inside`: Kinds of paths of channels inside nodes.
+    """
+    if network == "sockets":
+        yield "sockets", "the log says that NCCL uses sockets"
+    host = sum("GDRDMA" not in rest for rest in between)
+    if host:
+        yield "gdr-off", f"the log lists {host} of {len(between)} channels between nodes without GDRDMA"
+    if inside == {"SHM"}:
+        yield "p2p-disabled", "the log lists all channels inside nodes as via SHM"
+    if _NO_NVLS.search(text):
+        yield "nvls-off", "the log says that NVLS multicast is not available"
+    for name, value in _SETTING.findall(text):
+        values, cause = _SETTINGS.get(name, (None, ""))
+        if values and values.fullmatch(value):
+            yield cause, f"the log says that {name} is {value}"

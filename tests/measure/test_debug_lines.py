@@ -1,0 +1,76 @@
+"""Lines of NCCL_DEBUG=INFO show or exclude causes of slow collectives."""
+
+import pytest
+
+from taccl.measure.debug_lines import debug_facts
+
+
+def facts_of(*lines):
+    """Facts that lines state, after the host, process, thread and device that NCCL prints."""
+    return debug_facts("\n".join(f"node-0:41200:41300 [0] NCCL INFO {line}" for line in lines))
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("Using network Socket", "sockets"),
+        ("Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/0", "gdr-off"),
+        ("Channel 00 : 0[0] -> 1[1] via SHM/direct/direct", "p2p-disabled"),
+        ("NVLS multicast support is not available on dev 0 (NVLS_NCHANNELS 0)", "nvls-off"),
+        ("NCCL_NVLS_ENABLE set by environment to 0.", "nvls-off"),
+        ("NCCL_ALGO set by environment to Ring", "nvls-off"),
+        ("NCCL_P2P_DISABLE set by environment to 1.", "p2p-disabled"),
+        ("NCCL_PROTO set by environment to LL", "protocol"),
+    ],
+)
+def test_a_line_shows_a_cause(line, cause):
+    """Each of these lines is evidence of one cause."""
+    assert set(facts_of(line).causes) == {cause}
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.4<0>", "sockets"),
+        ("Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/0/GDRDMA(PCI)", "gdr-off"),
+        ("Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read", "p2p-disabled"),
+    ],
+)
+def test_a_line_excludes_a_cause(line, cause):
+    """A line that shows the healthy path excludes its fault."""
+    assert facts_of(line).excluded == {cause}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NVLS multicast support is available on dev 0 (NVLS_NCHANNELS 16)",
+        "NCCL_PROTO set by environment to LL,LL128,Simple",
+        "NCCL_ALGO set by environment to NVLS,Ring",
+        "NCCL_P2P_DISABLE set by environment to 0.",
+        "Channel 00/02 :    0   1   2   3",
+    ],
+)
+def test_usual_lines_show_nothing(line):
+    """Lines of healthy runs show no cause."""
+    assert not facts_of(line).causes
+
+
+def test_nics_are_counted():
+    """Each rank lists the NICs of its node; the shortest list counts."""
+    whole, part = "[0]mlx5_0:1/IB/SHARP [1]mlx5_1:1/IB/SHARP", "[0]mlx5_0:1/IB/SHARP"
+    found = facts_of(*(f"NET/IB : Using {each} [RO]; OOB ib0:10.0.0.4<0>" for each in (whole, part)))
+    assert (found.num_nics, found.network) == (1, "infiniband")
+
+
+def test_some_paths_through_host_memory_are_counted():
+    """Channels without GDRDMA are counted; paths over SHM beside P2P neither show nor exclude a cause."""
+    found = facts_of(
+        "Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/0/GDRDMA",
+        "Channel 01/0 : 3[3] -> 12[4] [send] via NET/IB/4",
+        "Channel 00/0 : 0[0] -> 1[1] via P2P/IPC",
+        "Channel 00 : 3[3] -> 4[4] via SHM/direct/direct",
+    )
+    assert list(found.causes) == ["gdr-off"]
+    assert "1 of 2" in found.causes["gdr-off"]
+    assert not found.excluded
