@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from html import escape
+from io import BytesIO
 from typing import TYPE_CHECKING
 
 from taccl._internal.html import as_html
@@ -16,6 +18,10 @@ if TYPE_CHECKING:
 _TAG = re.compile(r"<[^>]*>")
 _PROLOGUE = re.compile(r"^.*?(?=<svg)|<metadata>.*?</metadata>\s*", re.DOTALL)
 _REFERENCE = re.compile(r'(\bid="|url\(#|href="#)')
+_PATH, _NUMBER = re.compile(r'(?<=\bd=")[^"]*'), re.compile(r"-?\d+\.\d+")
+_IMAGE = re.compile(r"(?<=data:image/png;base64,)[A-Za-z0-9+/=\s]+")
+#: `_DECIMALS`: decimals of coordinates in points. `_IMAGE_COLOURS`: number of colours in an image.
+_DECIMALS, _IMAGE_COLOURS = 2, 128
 #: Content security policy of a page, under which it fetches nothing and runs no script, whatever its content.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _STYLE = """
@@ -71,8 +77,25 @@ def picture(drawn: Axes, name: str, texts: Mapping[str, Sequence[str]] | None = 
                 shapes,
             )  # fmt: skip
         svg = begin + before + shapes + after + end
+    svg = _PATH.sub(lambda found: _shorter(found[0]), _IMAGE.sub(lambda found: _with_palette(found[0]), svg))
     apart = _TAG.sub(lambda tag: _REFERENCE.sub(rf"\g<1>{name}-", tag[0]), svg)
     return f"<figure>{apart}</figure>"
+
+
+def _shorter(path: str) -> str:
+    """A path in SVG on one line, with coordinates rounded to what can be seen."""
+    rounded = _NUMBER.sub(lambda number: f"{float(number[0]):.{_DECIMALS}f}".rstrip("0").rstrip("."), path)
+    return " ".join(rounded.split())
+
+
+def _with_palette(encoded: str) -> str:
+    """Convert a PNG image in base64 to a palette of `_IMAGE_COLOURS` colours, to save bytes."""
+    from PIL import Image  # matplotlib requires it
+
+    content = BytesIO()
+    image = Image.open(BytesIO(b64decode(encoded))).convert("RGBA")
+    image.quantize(_IMAGE_COLOURS, method=Image.Quantize.FASTOCTREE).save(content, "PNG", optimize=True)
+    return b64encode(content.getvalue()).decode()
 
 
 def folded(summary: str, content: str, *, is_open: bool = False) -> str:

@@ -52,6 +52,8 @@ _MOST_TRANSFERS = 300
 _MOST_REPLAYED = 20_000
 #: Max bars of a page that are drawn as shapes, each with a tooltip; charts with further bars become images.
 _MOST_SHAPES = 2400
+#: Max bytes of charts whose bars are shapes, so that a page with all its pictures stays below 1 MB.
+_MOST_SHAPE_BYTES = 500_000
 #: Max transfers of a schedule that is drawn; more need too much memory.
 _MOST_DRAWN = 1_000_000
 #: Max transfers of a schedule whose certificate is rechecked, which takes as long as finding it.
@@ -240,14 +242,21 @@ def _timeline(schedule: Schedule, bound_us: float) -> str:
     """Gantt charts by rank, link and resource."""
     if not schedule.num_transfers:
         return _paragraph("Nothing is sent.")
-    views, num_shapes = [], 0
+    views, num_shapes, num_bytes = [], 0, 0
+
+    def drawn(bars: Bars, by: By, *, is_image: bool) -> str:
+        ax = figure(width=11, height=rows_height(len(bars.rows)))
+        draw_bars(schedule, bars, by, bound_us=bound_us or None, is_image=is_image, ax=ax)
+        return picture(ax, f"gantt-{by}", {} if is_image else _texts(schedule, bars))
+
     for by in _VIEWS:
         bars = bars_of(schedule, by, max_rows=64)
         is_image = num_shapes + len(bars.row) > _MOST_SHAPES
-        num_shapes += 0 if is_image else len(bars.row)
-        ax = figure(width=11, height=rows_height(len(bars.rows)))
-        drawn = draw_bars(schedule, bars, by, bound_us=bound_us or None, is_image=is_image, ax=ax)
-        view = picture(drawn, f"gantt-{by}", {} if is_image else _texts(schedule, bars))
+        view = drawn(bars, by, is_image=is_image)
+        if not is_image and num_bytes + len(view) > _MOST_SHAPE_BYTES:
+            is_image, view = True, drawn(bars, by, is_image=True)
+        if not is_image:
+            num_shapes, num_bytes = num_shapes + len(bars.row), num_bytes + len(view)
         views.append(folded(f"by {by}", view, is_open=by == _VIEWS[0]))
     point = "Hover over a bar to see its chunks. " if num_shapes else ""
     return _paragraph(f"{point}The dashed line is the bound.") + "".join(views)

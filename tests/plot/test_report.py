@@ -115,6 +115,19 @@ def test_a_report_of_thousands_of_transfers_is_below_a_megabyte(monkeypatch):
     assert page.count("<svg ") == 4
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("machine", "nodes", "name"), [("dgx_h100", 8, "ring"), ("dgx_h100", 2, "nccl")])
+def test_a_report_of_dense_timelines_is_below_a_megabyte(monkeypatch, machine, nodes, name):
+    """Timelines of many long tooltips, and images of many colours, fit into a page below 1 MB."""
+    monkeypatch.setattr("taccl.plot.report._MOST_REPLAYED", 0)  # no bandwidths over size, about 50 KB
+    topology = getattr(taccl.topologies, machine)(nodes)
+    collective = "allreduce" if name == "nccl" else "allgather"
+    problem = taccl.make_problem(topology, collective, size_bytes=64 * 10**6)
+    page = taccl.report(getattr(taccl.baselines, name)(problem), budget_s=120)
+    assert len(page) < 900_000
+    assert page.count("<svg ") == 4
+
+
 def test_every_bar_has_a_text(page, found):
     """Each shape of each picture has a title with the chunks, the link and the times of its send."""
     links, us = found.schedule.problem.topology.links, found.schedule.problem.costs.us
