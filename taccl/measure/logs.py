@@ -68,6 +68,11 @@ _HOST_MEMORY = {
     "measured in host memory (OSU without CUDA or ROCm)": re.compile(r"^#\s*OSU MPI [A-Z]", re.MULTILINE),
     "measured by gloo, which runs on CPUs": re.compile(r"\bgloo\b", re.IGNORECASE),
 }
+#: {note: pattern of headers of benchmarks of other libraries than NCCL and RCCL}.
+_OTHER_LIBRARY = {
+    "an MPI library ran the collective (OSU), not NCCL or RCCL; nccl-tests or rccl-tests measure these":
+        re.compile(r"^#\s*OSU MPI-(?:CUDA|ROCM) (?!Latency|Bandwidth|Bi-)\S", re.MULTILINE | re.IGNORECASE),
+}  # fmt: skip
 #: Header of a run whose times are those of the CPU; its bandwidths are still those of the GPUs.
 _CPU_TIME = re.compile(r"\bcputime\b")
 #: {note: pattern of headers of runs whose operations are not launched one by one}.
@@ -139,7 +144,7 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
     if not reports:
         runs = _runs(lines, where, left_out, in_place=in_place)
         series = [_of_run(run, where, collective) for run in runs]
-        forms = {**_HOST_MEMORY, **_LAUNCHED}
+        forms = {**_HOST_MEMORY, **_OTHER_LIBRARY, **_LAUNCHED}
         notes = [*_uneven(runs), *_doubtful(runs), *_merged(runs, series)]
         notes += [] if collective else dict.fromkeys(_concluded(runs, where))
         notes += [said for said, form in forms.items() if form.search(text)]

@@ -317,6 +317,13 @@ def test_pasted_tables_with_headers_of_their_own_are_read(read, before):
     assert (found.collective, found.times_us) == ("allreduce", (5.1, 5.2))
 
 
+@pytest.mark.parametrize(("title", "is_noted"), [("Allreduce Latency", True), ("Latency", False)])
+def test_collectives_of_an_mpi_library_are_noted(read, title, is_noted):
+    """OSU's collectives are those of an MPI library, which models of NCCL do not describe."""
+    text = f"# OSU MPI-CUDA {title} Test v7.3\n# Size  Avg Latency(us)\n4  5.1\n8  5.2\n"
+    assert any("not NCCL or RCCL" in note for note in read(text).notes) == is_noted
+
+
 def test_reports_of_runs_are_read(read):
     """Reports of `taccl run --json`, one per line, form a series over sizes."""
     reports = [
