@@ -174,9 +174,22 @@ def _link_sentence(
     most = figures.network_gb_per_s if between else figures.node_gb_per_s
     if not most:
         return f"{series.source}: {rate:.4g} GB/s between two ranks; {on.name} has no network to compare with"
-    what = "a NIC" if between else "a GPU in its node"
-    share = f"{rate / most:.0%} of what {what} sends ({most:.4g})"
+    what = "a NIC sends" if between else "a GPU in its node sends"
+    direct = 0.0 if between else _pair_gb_per_s(on)
+    if 0 < direct < most:
+        most, what = direct, "the links between two GPUs carry"
+    share = f"{rate / most:.0%} of what {what} ({most:.4g})"
     return f"{series.source}: {rate:.4g} GB/s between two ranks are {share}"
+
+
+def _pair_gb_per_s(topology: Topology) -> float:
+    """Rate in GB/s of the links between two ranks of a node, of the pair with the most; 0 without a pair."""
+    rates: dict[tuple[int, int], float] = {}
+    for index, link in enumerate(topology.links):
+        if len(link.srcs) == len(link.dsts) == 1 and not topology.is_internode(index):
+            pair = link.src, link.dst
+            rates[pair] = rates.get(pair, 0.0) + float(1000 / link.beta_us_per_mb)
+    return max(rates.values(), default=0.0)
 
 
 def _share(expected: Expectation) -> float | None:

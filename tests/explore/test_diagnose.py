@@ -64,6 +64,18 @@ def test_two_of_eight_connected_gpus_have_one_link(log):
     assert found.verdict.endswith("as expected")
 
 
+@pytest.mark.parametrize(
+    ("machine", "said"),
+    [("mi300x", "102% of what the links between two GPUs"), ("dgx-a100", "19% of what a GPU in its node")],
+)
+def test_messages_between_two_gpus_have_the_links_between_them(log, machine, said):
+    """46 GB/s is the rate of the link between two MI300X, and a part of what a switch carries on A100."""
+    gpus = "".join(GPU.format(rank, rank, "") for rank in range(8))
+    row = f" {2**30} {2**28} float sum -1 {2**30 / 46e3:.1f} 46.00 46.00 0\n"
+    found = taccl.diagnose([log("# sendrecv_perf\n" + gpus + row)], machine, budget_s=0)
+    assert said in found.links[0]
+
+
 def perftest(gb_per_s):
     """Log of `ib_write_bw` with a rate of `gb_per_s`, in the tool's unit Gb/s."""
     head = " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]"
