@@ -20,7 +20,7 @@ from taccl.explore.expectation import Choice, Expectation
 from taccl.explore.measured_machine import Machine, read_logs, topology_of
 from taccl.explore.plan_runtimes import under_launch
 from taccl.measure.causes import HEALTHY, WITHIN_ERROR, Cause, Facts, causes_of, sizes_off
-from taccl.measure.curve import kinks, slow_middle
+from taccl.measure.curve import Kink, kinks, slow_middle
 from taccl.measure.debug_lines import DebugFacts
 from taccl.measure.diagnosis import Diagnosis, Gain, Limit, Point, SeriesDiagnosis
 from taccl.measure.machine import machine_of, mismatches
@@ -219,7 +219,7 @@ def _facts(
     is_slow = share is not None and share < HEALTHY
     figures = machine_of(on)
     kinked = [
-        *kinks(series),
+        *_unusual(expected),
         *(slow_middle(series, expected.predicted_us.tolist()) if expected.knows_latencies else ()),
     ]
     launches_us = 0.0 if series.ranks_per_process else expected.launches_us
@@ -241,6 +241,15 @@ def _facts(
         log_network=NETWORK_TITLES.get(debug.network, debug.network), stated=stated,
         excluded=debug.excluded,
     )  # fmt: skip
+
+
+def _unusual(expected: Expectation) -> Iterator[Kink]:
+    """Yield irregular sizes, without those at which the library's own choice is as irregular."""
+    for each in kinks(expected.series):
+        near = expected.around(each.size_bytes)
+        usual = () if near is None else kinks(near)
+        if (each.kind, each.size_bytes) not in {(other.kind, other.size_bytes) for other in usual}:
+            yield each
 
 
 def _ll_ratio(expected: Expectation) -> float | None:

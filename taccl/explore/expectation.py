@@ -130,6 +130,20 @@ class Expectation:
         every = sorted(able, key=lambda each: (each is not own, float(each.time_us[0])))
         return tuple(Choice(each.algorithm, each.protocol, float(each.time_us[0])) for each in every)
 
+    def around(self, size_bytes: int) -> Series | None:
+        """Predicted times at a measured size, and at the two sizes on either side.
+
+        None without the library's own choices, since other predictions take long and are smooth.
+        """
+        if self._costs is None:
+            return None
+        sizes = self.series.size_bytes
+        place = sizes.index(size_bytes)
+        near = sizes[max(place - 2, 0) : place + 3]
+        return replace(
+            self.series, size_bytes=near, times_us=tuple(self._choices(each)[0].time_us for each in near)
+        )
+
     @property
     def best(self) -> Choice:
         """Algorithm and protocol of the largest size: the library's choice, or sums in switches if faster.

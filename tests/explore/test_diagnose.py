@@ -1,5 +1,6 @@
 """Diagnoses name the fault of a machine and no other, and state what the figures cannot decide."""
 
+import numpy as np
 import pytest
 
 import taccl
@@ -74,6 +75,31 @@ def test_messages_between_two_gpus_have_the_links_between_them(log, machine, sai
     row = f" {2**30} {2**28} float sum -1 {2**30 / 46e3:.1f} 46.00 46.00 0\n"
     found = taccl.diagnose([log("# sendrecv_perf\n" + gpus + row)], machine, budget_s=0)
     assert said in found.links[0]
+
+
+def test_sizes_at_which_the_library_chooses_late_are_on_its_curve(log):
+    """On two nodes of A100, NCCL's model keeps LL up to 256 KiB; a log that follows it is as expected.
+
+    A log that keeps LL up to 512 KiB is not.
+    """
+    healthy = {
+        size: taccl.predict("dgx-a100", "allgather", size, nodes=2).time_us for size in 2 ** np.arange(10, 34)
+    }
+    late = {**healthy, 2**19: 2 * healthy[2**18]}
+    gpus = "".join(
+        f"#  Rank {rank} Group 0 Pid {rank} on host{rank // 8} device {rank % 8} [0000:00:00] NVIDIA A100\n"
+        for rank in range(16)
+    )
+    verdicts = []
+    for times_us in (healthy, late):
+        rows = "".join(
+            f" {size} {size // 4} float none -1 {time_us:.2f} {size / time_us / 1000:.2f} "
+            f"{size / time_us / 1000 * 15 / 16:.2f} 0\n"
+            for size, time_us in times_us.items()
+        )
+        verdicts.append(judged(log("# all_gather_perf\n" + gpus + rows), topology="dgx-a100").verdict)
+    assert verdicts[0].endswith("as expected")
+    assert verdicts[1].endswith("off the curve: 512KiB")
 
 
 def perftest(gb_per_s):
