@@ -20,6 +20,7 @@ from taccl._internal.reading import read_text, reads
 from taccl._internal.units import format_count
 from taccl.errors import FormatError
 from taccl.measure.debug_lines import debug_facts
+from taccl.measure.json_logs import printed
 from taccl.measure.rows import HALF_DIGIT, Columns, Row, columns_of, is_broken, is_cut, nccl_row, plain
 from taccl.measure.run_reports import run_reports, series_of_reports
 from taccl.measure.series import POINT_TO_POINT, Counted, Log, Series
@@ -123,7 +124,7 @@ class _LogRun:
 def read_log(path: str | os.PathLike[str], *, collective: str | None = None, in_place: bool = False) -> Log:
     """Read the measurements in a file.
 
-    - `path`: A text file, or JSON as ``taccl run --json`` prints it.
+    - `path`: A text file, or JSON of nccl-tests (``-J``) or of ``taccl run --json``.
     - `collective`: The collective measured, if the file does not name it.
     - `in_place`: True for the in-place times of nccl-tests and rccl-tests.
 
@@ -135,7 +136,9 @@ def read_log(path: str | os.PathLike[str], *, collective: str | None = None, in_
 
 def log_of_text(text: str, where: str, *, collective: str | None = None, in_place: bool = False) -> Log:
     """Read the measurements in a text, as `read_log` does for a file; messages name `where` as the source."""
-    text = unquoted(text)
+    path, given = where, unquoted(text)
+    text = printed(given)
+    where = path if text == given else f"{path}, as text"  # lines are those of the text
     lines = [plain(line) for line in text.splitlines()]
     left_out: list[str] = []
     reports = list(run_reports(text))
@@ -156,7 +159,7 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
         raise FormatError(f"found no usable measurement{told}; expected {expected}", where=where)
     devices = filter(None, map(_DEVICE.search, lines))
     gpus = frozenset(device[4].strip() for device in devices) - {""}
-    return Log(where, tuple(joined(series)), gpus, tuple(left_out), tuple(notes), debug_facts(text))
+    return Log(path, tuple(joined(series)), gpus, tuple(left_out), tuple(notes), debug_facts(text))
 
 
 def _uneven(runs: Iterable[_LogRun]) -> Iterable[str]:

@@ -1,0 +1,76 @@
+"""JSON of nccl-tests is read as the text that it prints."""
+
+import json
+
+import pytest
+
+from taccl.measure.json_logs import printed
+from taccl.measure.logs import log_of_text
+
+SIZES = (8, 2**20, 2**30)
+
+
+def run(num_ranks=4, *, hosts=2, time="time", **changes):
+    """A run as nccl-tests writes it, on ranks that are processes of their own."""
+    devices = [
+        {
+            "rank": rank, "group": 0, "pid": 100 + rank, "hostname": f"host{rank * hosts // num_ranks}",
+            "device": rank, "device_hex": "0000:18:00", "device_info": "NVIDIA H100 80GB HBM3",
+        }
+        for rank in range(num_ranks)
+    ]  # fmt: skip
+    factor = 2 * (num_ranks - 1) / num_ranks
+    rows = []
+    for size in SIZES:
+        sides = {}
+        for side, time_us in (("out_of_place", 20 + size / 1e5), ("in_place", 30 + size / 1e5)):
+            algbw = size / time_us / 1000
+            sides[side] = {time: time_us, "alg_bw": algbw, "bus_bw": algbw * factor, "nwrong": 0.0}
+        row = {"size": size, "count": size // 4, "type": "float", "redop": "sum", "root": "    -1", **sides}
+        rows.append({**row, "actual_iterations": 20, "experiment_name": "AllReduce"})
+    return {
+        "version": 1, "args": ["./build/all_reduce_perf", "-b", "8"], "env": ["HOME=/", "NCCL_P2P_DISABLE=1"],
+        "config": {"nthreads": 1, "ngpus": 1, "devices": devices}, "results": rows, **changes,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("in_place", "first_us"), [(False, 20.0), (True, 30.0)])
+def test_a_run_is_read_with_its_ranks_and_gpus(in_place, first_us):
+    """Collective, ranks, hosts, GPUs, times and settings are those of the JSON."""
+    found = log_of_text(json.dumps(run()), "a.json", in_place=in_place)
+    (series,) = found.series
+    assert series.title == "allreduce on 4 ranks in 2 nodes"
+    assert (series.size_bytes, series.ranks_per_process) == (SIZES, 1)
+    assert series.times_us[0] == pytest.approx(first_us, abs=0.01)
+    assert found.gpus == {"NVIDIA H100 80GB HBM3"}
+    assert set(found.debug.causes) == {"p2p-disabled"}
+    assert not found.left_out
+    assert (found.path, series.source) == ("a.json", "a.json, as text: line 9")
+
+
+def test_several_runs_in_one_file_are_read():
+    """nccl-tests appends runs to a file; each is a series."""
+    text = json.dumps(run(), indent=2) + "\n" + json.dumps(run(8))
+    assert [each.num_ranks for each in log_of_text(text, "a.json").series] == [4, 8]
+
+
+def test_times_of_the_cpu_are_noted():
+    """With -C the JSON has CPU times, so times follow from bandwidths."""
+    assert any("of the CPU" in note for note in log_of_text(json.dumps(run(time="cpu_time")), "a").notes)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "{}", '{"results": 3}', '{"results": [4, {}]}', "8 2 float sum -1"]
+)
+def test_other_text_is_unchanged(text):
+    """Text without a run of nccl-tests is returned as it is."""
+    assert printed(text) == text
+
+
+@pytest.mark.parametrize(
+    "changes", [{"args": None, "config": None, "env": 4}, {"config": {"devices": [1, {}]}}]
+)
+def test_absent_parts_are_not_needed(changes):
+    """Rows alone suffice, since the ranks follow from their bandwidths."""
+    (series,) = log_of_text(json.dumps(run(**changes)), "a.json").series
+    assert (series.collective, series.num_ranks) == ("allreduce", 4)
