@@ -307,6 +307,8 @@ def _judged(
         ]
     else:
         gains = tuple(_gains(expected, deadline, machine))
+        if gains and on.num_nodes > 1:
+            notes = [*notes, "no log has tested predictions of better schedules on several nodes"]
         if gains and not on.protocols:
             said = f"no better schedules are sought below {format_size(_LARGE)}"
             notes = [*notes, f"{said}, as latencies of schedules on {on.machine or on.name} are unknown"]

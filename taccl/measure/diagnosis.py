@@ -180,12 +180,14 @@ class SeriesDiagnosis:
         return [(each.resource, f"{each.gb_per_s:.4g} GB/s", f"{each.use:.0%} used") for each in self.limits]
 
     def gain_rows(self) -> list[tuple[str, ...]]:
-        """Table rows of better schedules: size, runtime, measured and predicted time, and gain."""
+        """Table rows of better schedules: size, runtime, measured and predicted time, and gain.
+
+        The predicted time is given twice, the second time with the error of NCCL's prediction.
+        """
         return [
             (
                 format_size(each.size_bytes), each.runtime, f"{each.measured_us:.4g} us",
-                f"{each.predicted_us:.4g} us, at most {each.predicted_us * each.error:.4g}",
-                each.text,
+                f"{each.predicted_us:.4g} us", f"{each.predicted_us * each.error:.4g} us", each.text,
             )
             for each in self.gains
         ]  # fmt: skip
@@ -228,7 +230,7 @@ class SeriesDiagnosis:
 
 
 SIZE_HEAD = ("size", "measured us", "predicted us", "off", "busbw GB/s", "predicted", "NCCL's best")
-GAIN_HEAD = ("size", "runtime", "measured", "predicted", "gain")
+GAIN_HEAD = ("size", "runtime", "measured", "predicted", "with NCCL's error", "gain")
 CAUSE_HEAD = ("grade", "cause", "evidence", "what to try")
 
 

@@ -339,6 +339,16 @@ def test_better_schedules_come_with_error_and_command(log):
     for each in found.gains:
         assert each.error >= 1
         assert each.command.startswith("taccl plan --topology dgx-h100 --collective allreduce --sizes ")
+    assert "predicted  with NCCL's error" in repr(found)
+    assert not any("no log has tested" in note for note in found.notes)
+
+
+@pytest.mark.slow
+def test_better_schedules_on_several_nodes_are_untested(log):
+    """A note says that no log has tested the predicted gains on two nodes."""
+    (found,) = taccl.diagnose([log(network_log([NIC] * 8))], "dgx-a100", budget_s=8).series
+    assert found.gains
+    assert any("no log has tested" in note for note in found.notes)
 
 
 @pytest.mark.slow
