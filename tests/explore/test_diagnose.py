@@ -180,6 +180,13 @@ def test_lines_of_a_log_show_why_its_network_is_slow(log, lines, named):
     assert ("names no network" in evidence.get("other-network", "")) == (not names_network)
 
 
+@pytest.mark.parametrize(("ratio", "grade"), [(1.6, "possible"), (3.2, "likely")])
+def test_numa_balancing_is_likely_only_if_it_delays_much(ratio, grade):
+    """On 8 MI300X, NUMA balancing delayed small messages 3.2 times; other causes may delay them 1.6 times."""
+    (cause,) = causes_of(Facts("allreduce", 1, 1.0, ratio, is_amd=True))
+    assert (cause.name, cause.grade) == ("numa-balancing", grade)
+
+
 def _on_pcie(share, **given):
     """{cause of the rate: grade} where a node of GPUs on PCIe reaches a share of its rate."""
     facts = Facts("allreduce", 1, share, joint="PCIe", shares={"ll": 0.5, "simple": 1.0}, **given)
