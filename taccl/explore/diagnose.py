@@ -19,7 +19,7 @@ from taccl.errors import CollectiveError, FormatError, NumericsWarning
 from taccl.explore.expectation import Choice, Expectation
 from taccl.explore.measured_machine import Machine, read_logs, topology_of
 from taccl.explore.plan_runtimes import under_launch
-from taccl.measure.causes import HEALTHY, WITHIN_ERROR, Cause, Facts, causes_of, sizes_off
+from taccl.measure.causes import DETOURS, HEALTHY, WITHIN_ERROR, Cause, Facts, causes_of, sizes_off
 from taccl.measure.curve import Kink, kinks, slow_middle
 from taccl.measure.debug_lines import DebugFacts
 from taccl.measure.diagnosis import Diagnosis, Gain, Limit, Point, SeriesDiagnosis
@@ -351,12 +351,11 @@ def conclusion(facts: Facts, causes: Sequence[Cause], bound_share: float | None)
 
     - `bound_share`: Measured bandwidth over the bound's; None if unknown.
     """
-    found = [(facts.is_slow, "rate", "large"), (facts.is_late, "latency", "small")]
-    said = [
-        f"; {size} messages: {_named([each for each in causes if each.of == of])}"
-        for is_off, of, size in found
-        if is_off
-    ]
+    rate = [each for each in causes if each.of == "rate"]
+    latency = [each for each in causes if each.of == "latency"]
+    detours = [each for each in rate if each.name in DETOURS and each.grade == "likely"]
+    found = [(facts.is_slow, rate, "large"), (facts.is_late, detours or latency, "small")]
+    said = [f"; {size} messages: {_named(some)}" for is_off, some, size in found if is_off]
     if facts.is_slow and facts.share is not None and facts.share >= WITHIN_ERROR:
         said[0] = f"; within the error of the model ({1 - WITHIN_ERROR:.0%}), or{said[0][1:]}"
     if facts.share is not None and facts.share > _TOO_FAST:

@@ -54,6 +54,8 @@ _ANY_RATE = ("sockets", "gdr-off", "nic-unused", "p2p-disabled")
 #: Max rate in GB/s of a node that suggests sockets (our choice: the wire rate of 100 Gb/s), and max share of
 #: its NICs' rate.
 _SOCKETS_GB_PER_S, _SOCKETS_SHARE = 12.5, 0.5
+#: Causes of a low rate that delay small messages as well, as these take a detour through host memory.
+DETOURS = ("sockets", "gdr-off", "p2p-disabled")
 #: Causes recognised by how the rate depends on message size; a slow rail slows all large sizes alike.
 _BY_SIZE = ("collapse", "unaligned")
 

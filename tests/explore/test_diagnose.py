@@ -187,6 +187,13 @@ def test_numa_balancing_is_likely_only_if_it_delays_much(ratio, grade):
     assert (cause.name, cause.grade) == ("numa-balancing", grade)
 
 
+def test_a_detour_explains_small_messages_as_well():
+    """Without direct access between GPUs, large and small messages are slow for the same reason."""
+    facts = Facts("allreduce", 1, 0.06, 1.8, joint="NVSwitch")
+    said = conclusion(facts, causes_of(facts), 0.06)
+    assert said.count("messages: likely GPUs do not talk directly") == 2
+
+
 def _on_pcie(share, **given):
     """{cause of the rate: grade} where a node of GPUs on PCIe reaches a share of its rate."""
     facts = Facts("allreduce", 1, share, joint="PCIe", shares={"ll": 0.5, "simple": 1.0}, **given)
