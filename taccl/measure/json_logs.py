@@ -1,8 +1,9 @@
-"""Convert JSON that nccl-tests writes (-J) to the text that it prints."""
+"""Convert JSON that nccl-tests writes (-J, ``src/util.cu``) to the text that it prints."""
 
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,6 +11,8 @@ if TYPE_CHECKING:
 
 _HEAD = "# size count type redop root {time} algbw busbw #wrong {time} algbw busbw #wrong"
 _DEVICE = "#  Rank {rank} Group {group} Pid {pid} on {hostname} device {device} [{device_hex}] {device_info}"
+#: Max number of a rank, and max ranks of a process, for which ranks that are not listed are added.
+_MOST_RANKS = 10_000
 _FIGURES = ("time", "cpu_time"), ("alg_bw",), ("bus_bw",), ("nwrong",)
 
 
@@ -41,10 +44,7 @@ def _lines(run: dict[str, Any]) -> Iterator[str]:
     yield f"# Collective test starting: {_cell(program).rpartition('/')[2]}"
     if isinstance(config, dict):
         yield f"# nThread {_cell(config.get('nthreads'))} nGpus {_cell(config.get('ngpus'))}"
-        devices = config.get("devices")
-        for each in devices if isinstance(devices, list) else ():
-            if isinstance(each, dict):
-                yield _DEVICE.format_map(_Known({name: _cell(value) for name, value in each.items()}))
+        yield from _device_lines(config)
     env = run.get("env")
     for setting in env if isinstance(env, list) else ():
         name, _, value = str(setting).partition("=")
@@ -58,6 +58,28 @@ def _lines(run: dict[str, Any]) -> Iterator[str]:
             figures = row.get(side)
             cells += [_figure(figures if isinstance(figures, dict) else {}, names) for names in _FIGURES]
         yield " ".join(cells)
+
+
+def _device_lines(config: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each rank.
+
+    nccl-tests lists only the first device of each process. So the further ranks of a process are taken to be
+    on devices of the same kind, on the same host.
+    """
+    given = config.get("devices")
+    devices = [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
+    numbers = [config.get("nthreads"), config.get("ngpus"), *(each.get("rank") for each in devices)]
+    known = [number for number in numbers if type(number) is int and 0 <= number <= _MOST_RANKS]
+    per_process = 1
+    if len(known) == len(numbers):
+        threads, gpus, *ranks = known
+        if all(after - before >= threads * gpus for before, after in pairwise(ranks)):
+            per_process = min(threads * gpus, _MOST_RANKS)
+    for each in devices:
+        words = {name: _cell(value) for name, value in each.items()}
+        yield _DEVICE.format_map(_Known(words))
+        for further in range(1, per_process):
+            yield _DEVICE.format_map(_Known(words | {"rank": str(each["rank"] + further)}))
 
 
 class _Known(dict[str, str]):

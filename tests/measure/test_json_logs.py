@@ -29,7 +29,7 @@ def run(num_ranks=4, *, hosts=2, time="time", **changes):
         row = {"size": size, "count": size // 4, "type": "float", "redop": "sum", "root": "    -1", **sides}
         rows.append({**row, "actual_iterations": 20, "experiment_name": "AllReduce"})
     return {
-        "version": 1, "args": ["./build/all_reduce_perf", "-b", "8"], "env": ["HOME=/", "NCCL_P2P_DISABLE=1"],
+        "version": 2, "args": ["./build/all_reduce_perf", "-b", "8"], "env": ["HOME=/", "NCCL_P2P_DISABLE=1"],
         "config": {"nthreads": 1, "ngpus": 1, "devices": devices}, "results": rows, **changes,
     }  # fmt: skip
 
@@ -49,7 +49,7 @@ def test_a_run_is_read_with_its_ranks_and_gpus(in_place, first_us):
 
 
 def test_several_runs_in_one_file_are_read():
-    """nccl-tests appends runs to a file; each is a series."""
+    """Each run of a file that joins the JSON of several runs is a series."""
     text = json.dumps(run(), indent=2) + "\n" + json.dumps(run(8))
     assert [each.num_ranks for each in log_of_text(text, "a.json").series] == [4, 8]
 
@@ -57,6 +57,15 @@ def test_several_runs_in_one_file_are_read():
 def test_times_of_the_cpu_are_noted():
     """With -C the JSON has CPU times, so times follow from bandwidths."""
     assert any("of the CPU" in note for note in log_of_text(json.dumps(run(time="cpu_time")), "a").notes)
+
+
+@pytest.mark.parametrize("collective", ["all_reduce_perf", "broadcast_perf"])
+def test_ranks_of_a_process_are_counted(collective):
+    """The JSON lists the first device of each process alone; the others follow from GPUs per process."""
+    text = run(16, args=[collective])
+    text["config"]["ngpus"], text["config"]["devices"] = 8, text["config"]["devices"][::8]
+    (series,) = log_of_text(json.dumps(text), "a.json").series
+    assert (series.num_ranks, series.num_nodes, series.ranks_per_process) == (16, 2, 8)
 
 
 @pytest.mark.parametrize(
