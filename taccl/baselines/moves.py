@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 #: Max transfers of a baseline (about 10 s); half as many for combining collectives.
 _MOST_TRANSFERS = 2_000_000
-#: Max arrivals of problems that are routed without counting their relays first.
+#: Min number of chunk arrivals from which `_least_transfers` also counts relays.
 _FEW_TRANSFERS = 10_000
 
 

@@ -202,7 +202,7 @@ _SIDES: tuple[Partner, ...] = (swing_partner, partial(swing_partner, mirrored=Tr
 
 
 def _require_power_of_two(problem: Problem, *, baseline: str) -> None:
-    """Raise `CollectiveError` unless the number of ranks is a power of two, and no chunk is derived."""
+    """Raise `CollectiveError` for a number of ranks that is no power of two, or derived chunks (scan)."""
     require_no_derivations(problem, baseline=baseline)
     num_ranks = problem.topology.num_ranks
     if num_ranks & (num_ranks - 1):

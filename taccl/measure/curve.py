@@ -17,7 +17,7 @@ _REVERSED = 1.15
 #: Max growth of regular times: ratio of the times at two successive sizes over the ratio of the sizes.
 #: Above it, several messages of the smaller size would be faster than one of the larger size.
 _FALL = 1.25
-#: Limits on growth by which a size counts as a late switch: a protocol is used up to too large a size.
+#: Two limits on growth detect a late switch: a protocol is used at a size where the next one is faster.
 #: Growth is the ratio of the times at two successive sizes over the ratio of the sizes.
 #: `_BOUND`: min growth up to the protocol's last size, at which the protocol is bandwidth-bound.
 #: `_FREE`: max growth from that size to the next one, at which a faster protocol is used.

@@ -163,7 +163,7 @@ def _numbered(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.
 
 
 def _sizes_of(messages: RankMessages) -> NDArray[np.int64]:
-    """Size in units of data of each kind (size class) of messages, ascending."""
+    """Message size of each size class (`kind`), in units, ascending."""
     sizes = np.zeros(int(messages.kind.max(initial=-1)) + 1, dtype=np.int64)
     sizes[messages.kind] = messages.units
     return sizes
@@ -339,7 +339,8 @@ class HostFabric:
         even = (flow + flow.T) / 2
         joint = _second_eigenvalue(np.diag(even.sum(axis=1)) - even)
         rates = self.held[1].tocsc()
-        # A set of hosts and the others form at least num_hosts - 1 pairs; skip resources held by fewer.
+        # Only resources that hold all pairs across a cut of the hosts count. Every cut has at least
+        # num_hosts - 1 pairs, so skip resources with fewer.
         for resource in np.flatnonzero(np.diff(rates.indptr) >= self.num_hosts - 1):
             first, last = rates.indptr[resource : resource + 2]
             src, dst = (np.unique(side) for side in divmod(rates.indices[first:last], self.num_hosts))

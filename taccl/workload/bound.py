@@ -251,7 +251,7 @@ class StepBound:
         return found
 
     def best(self) -> Fraction:
-        """Largest of the lower bounds on the step's finish, in us; the module lists the four arguments."""
+        """Largest of the lower bounds on the step's finish, in us; the module docstring derives all four."""
         found = max(
             (
                 max(min(self.starts[name]) + self.spans[name], self.last[name] + min(self.tails[name]))

@@ -167,9 +167,9 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
         some = tuple(rng.sample(witness.resources, rng.randint(0, len(witness.resources))))
         return replace(witness, resources=some)
     if isinstance(witness, DynamicCut):
-        moments = list(witness.moments)
+        moments = list(witness.joins_at)
         moments[rng.randrange(num_ranks)] += rng.choice((-3, -1, 1, 3))
-        return replace(witness, moments=tuple(moments))
+        return replace(witness, joins_at=tuple(moments))
     if isinstance(witness, FlowDual) or rng.random() < 0.4:
         prices = list(witness.prices)
         r = rng.randrange(len(prices))

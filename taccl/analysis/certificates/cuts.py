@@ -270,7 +270,7 @@ class _Program:
             if asked:
                 share = min(share, pays[row] * size[row] / asked)
         needed = share * sum(needed * z for _, needed, _, z in charged)
-        # Idle times count only for sends that some set charges.
+        # A resource's idle time depends only on links whose sends are charged by a set.
         idle = self.volume.heads_tails.idle(
             len(self.symmetries.resources), np.append(entered, False)[self.row_of_link]
         )

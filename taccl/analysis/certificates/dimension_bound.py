@@ -166,6 +166,6 @@ def _cheapest(dims: Dimensions, prices: Sequence[Fraction]) -> tuple[int, ...]:
 
 
 def _priced(dims: Dimensions, collective: str, prices: Sequence[Fraction]) -> Fraction:
-    """Cost under the prices, in microseconds, of 10**6 bytes in the cheapest order."""
+    """Cost in us of 1 MB under the prices, in its cheapest order of dimensions."""
     loads = _loads(dims, collective, _cheapest(dims, prices))
     return sum((load * price for load, price in zip(loads, prices, strict=True)), Fraction(0))

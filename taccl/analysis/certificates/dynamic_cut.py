@@ -39,20 +39,20 @@ _RATE_SCALE = 2**32
 class DynamicCut(Witness):
     """Witness of a dynamic cut: a set of ranks that grows over time, and a target rank that is never in it.
 
-    - `moments`: Tick from which each rank is in the set.
+    - `joins_at`: Tick from which each rank is in the set.
     - `backwards`: True if the bound is for the time-reversed problem.
     """
 
     kind, proves = "dynamic cut", "cut counting"
     preference = 4
     target: int
-    moments: tuple[int, ...]
+    joins_at: tuple[int, ...]
     backwards: bool = False
 
     def fits(self, problem: Problem) -> bool:
         """True if the target exists, and there is one time for each rank."""
         num_ranks = problem.topology.num_ranks
-        return 0 <= self.target < num_ranks and len(self.moments) == num_ranks
+        return 0 <= self.target < num_ranks and len(self.joins_at) == num_ranks
 
     def holds(self, facts: Facts, ticks: Fraction) -> bool:
         """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
@@ -86,16 +86,16 @@ def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
             demand.deadline.check()
             starts = sorted({r for kind in kinds for r in kind.data.origins})
             links = np.flatnonzero(demand.first_uses({kind: starts for kind in kinds}) < FOREVER)
-            ticks, moments = _best(demand.costs, links, starts, target, number)
+            ticks, joins_at = _best(demand.costs, links, starts, target, number)
             what = f"{number} chunks that must {verb} rank {target}, across a cut that moves with time"
-            yield Claim(ticks, what, DynamicCut(target, tuple(moments), backwards))
+            yield Claim(ticks, what, DynamicCut(target, tuple(joins_at), backwards))
 
 
 def _best(
     costs: GateCosts, links: Ints, starts: Sequence[int], target: int, number: int
 ) -> tuple[int, list[int]]:
     """(bound in ticks, time from which each rank is on the near side of the border) for the best border."""
-    best, moments = 0, [0] * costs.num_ranks
+    best, joins_at = 0, [0] * costs.num_ranks
     took = costs.link_alpha + costs.link_beta
     for label in islice(_labels(costs, links, starts, target), _MOST_BORDERS):
         since = label.copy()
@@ -109,8 +109,8 @@ def _best(
 
         if gates.hold.all() and not all_cross(best):
             best = first_tick(all_cross, after=best)
-            moments = np.minimum(since, best).tolist()
-    return best, moments
+            joins_at = np.minimum(since, best).tolist()
+    return best, joins_at
 
 
 def _labels(costs: GateCosts, links: Ints, starts: Sequence[int], target: int) -> Iterator[Ints]:
@@ -160,7 +160,7 @@ def _crosses(facts: Facts, cut: DynamicCut, ticks: Fraction) -> bool:
     """
     if facts.sums or not facts.spreads_alike:
         return False
-    last, since = math.ceil(ticks) - 1, list(cut.moments)
+    last, since = math.ceil(ticks) - 1, list(cut.joins_at)
     since[cut.target] = last + 1
     until = [min(last, moment - 1) for moment in since]
     some = [

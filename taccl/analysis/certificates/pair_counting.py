@@ -41,7 +41,8 @@ _MOST_SETS = 8
 #: Approximate max length of a list of (tick, number) labels; numbers of longer lists are rounded up to fewer
 #: values.
 _MOST_STEPS = 12
-#: Max starting ranks for which shortest paths, too, limit how early ranks can hold a chunk.
+#: Max number of ranks where a chunk may start for which shortest paths also limit arrival times.
+#: Above it, only the rate at which data spreads limits them.
 _MOST_RANKS = 256
 
 

@@ -142,12 +142,12 @@ def _counting(servers: Sequence[tuple[int, int]], needed: int) -> int:
 def _mesh_jobs(
     host: NamedFabric, collective: str, pieces: int, costs: ClassTicks
 ) -> tuple[int, list[tuple[list[tuple[int, int]], int, str]]]:
-    """(ticks between the farthest ranks of a mesh, jobs that bound the time by counting sends).
+    """(ticks between the farthest ranks of a mesh, numbers of sends that links of a mesh must carry).
 
-    A job is (servers, number of sends that they must carry, text that names the bottleneck); `_counting`
-    makes it a bound. One job counts the sends into a corner rank. For an allreduce, another job counts the
-    sends over an average link. Servers are (hold, latency) of links, in ticks. All links of a mesh cost the
-    same, so those of the ring through its ranks give the costs.
+    Each number is in a job: (servers, number of sends that they must carry, text that names the bottleneck).
+    `_counting` makes it a bound. One job counts the sends into a corner rank. For an allreduce, another job
+    counts the sends over an average link. Servers are (hold, latency) of links, in ticks. All links of a mesh
+    cost the same, so those of the ring through its ranks give the costs.
     """
     num_ranks, corner = host.num_ranks, sum(dim > 1 for dim in host.dims)
     latency, held = int(costs.latency[0]), costs.holds[0][0][1]

@@ -69,7 +69,10 @@ def run(options: Namespace) -> Answer:
 
 
 def _bounded(problem: Problem, options: Namespace) -> tuple[Answer, Certificate]:
-    """Answer with the bound, bottleneck and costs of sketch and whole chunks, and the bound's certificate."""
+    """(answer, certificate of the bound) for a problem.
+
+    The answer lists the bound, its bottleneck, and how much the sketch and whole chunks cost.
+    """
     left_s = options.deadline.left_s
     late_s = max(0.0, time.monotonic() - options.deadline.at_s)
     least_s = max(_LATE_PRICES_S, _LEAST_PRICES_S - late_s)

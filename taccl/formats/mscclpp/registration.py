@@ -28,7 +28,8 @@ from mscclpp.ext import AlgorithmCollectionBuilder
 
 FOLDER = Path(__file__).resolve().parent
 
-# File, name, collective, ranks, ranks per node (0: any), in place, least and most bytes, their divisor, root.
+# File, name, collective, ranks, ranks per node (0: any), in place, min and max bytes of a message, bytes of
+# which it must be a multiple, root (None: any).
 PLANS = [
 {plans}
 ]

@@ -136,7 +136,7 @@ def load_nvidia_smi(
 
 
 def _joined(server: PcieServer) -> list[str]:
-    """Assumptions, one text each: ranks joined by an NVSwitch, pair by pair, or by no NVLink."""
+    """Assumptions on NVLinks, one text each: ranks at an NVSwitch, in pairs, and without NVLinks."""
     assumed = [
         f"ranks {in_runs(counts)} share an NVSwitch, with {max(counts.values())} NVLinks each "
         "(nvlink_joins='pairs' says otherwise)"

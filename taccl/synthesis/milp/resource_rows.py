@@ -109,7 +109,7 @@ def _uses(routing: RoutingModel) -> dict[int, list[_Use]]:
 
 
 def _least_rest(quotient: Quotient, m: int, held: Held) -> int:
-    """Least ticks of a hop's send, merged or not, outside its occupation of the resource."""
+    """Min ticks of a hop's send during which it does not hold the resource, merged or not."""
     costs, hop, sizes = quotient.problem.costs, quotient.hops[m], [quotient.hops[m].units]
     if quotient.merging[hop.link_orbit]:
         sizes.append(quotient.problem.clauses.max_merge * int(costs.chunk_units.max()))
@@ -159,7 +159,10 @@ def _load(
 
 
 def _copies(routing: RoutingModel, uses: dict[int, list[_Use]]) -> None:
-    """Add rows T >= arrival at a destination + load of the chunk's copies from there on one resource."""
+    """Add rows T >= arrival of a chunk at a destination + load of its further sends from this rank.
+
+    T is the finish. A row counts the sends on one resource.
+    """
     quotient = routing.quotient
     for _, some in sorted(uses.items()):
         copies: dict[int, list[_Use]] = defaultdict(list)

@@ -114,7 +114,7 @@ class _Convoys:
 
 
 def _in_convoys(fabric: Fabric, demand: Demand, size: int, limit: int, limits: Limits) -> Sends:
-    """Sends of one run in which about `size` chunks of neighbours travel together, as a convoy."""
+    """Sends of one kernel run, in which clusters of adjacent ranks send about `size` chunks at once."""
     per_rank = max(1, demand.num_chunks // fabric.num_ranks)
     cluster_of = clusters(fabric, -(-size // per_rank))
     of_chunk = cluster_of[demand.origin]

@@ -1,4 +1,6 @@
-"""Main search of a problem: compiled, or by the stages of a backend on each phase of a reduction.
+"""Main search: the compiled list scheduler for large problems, otherwise the stages of a backend.
+
+If the collective reduces, stages run on its reduce phase and on its broadcast phase.
 
 Stages are proposers for broadcast-like problems (chunks are copied, not summed), listed by backend in
 `STAGES`. Each knows its share of the time limit and returns at once if it does not apply. Shares are in
@@ -362,7 +364,7 @@ def search_plain(search: Search) -> None:
 
 
 def _in_turns(search: Search) -> None:
-    """Run the stages of a backend; those of the portfolio in turns, each twice as long as the one before.
+    """Run a backend's stages once; for backend "auto", repeat them in turns of doubling length.
 
     The first turn has a fixed length, so that results at a given time do not depend on the time limit. The
     search ends after a turn without progress, or once the joint job shop is solved to optimality.

@@ -232,7 +232,7 @@ def _described(problem: Problem, least: Fraction, optimum: Fraction, enough: int
 
 
 def _numbers(parts: int, most: int) -> list[int]:
-    """Numbers of parts to try, up to `most`.
+    """Numbers of parts per chunk to try, ascending, up to `most`.
 
     - `parts`: The number with which trees reach the optimal throughput; 0 if unknown.
     """

@@ -113,7 +113,7 @@ def _tree(
     goal: int,
     seed: int,
 ) -> tuple[Pattern, int]:
-    """(pattern of the tree over all offsets that finishes first, its finish in ticks).
+    """(pattern, finish in ticks) of the spanning tree over all offsets with the earliest finish.
 
     Several runs are made, until one finishes by `goal` ticks.
     """
