@@ -21,6 +21,18 @@ def in_fresh_process(code):
     return done.stdout.strip()
 
 
+def loaded_by(words, packages):
+    """Exit code of a command in a new process, and those of `packages` that it loads, as text."""
+    code = (
+        "import contextlib, io, sys\n"
+        "from taccl.cli.command import run\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        f"    code = run({words!r})\n"
+        f"print(code, [name for name in {packages} if name in sys.modules])"
+    )
+    return in_fresh_process(code)
+
+
 def test_nothing_heavy_is_loaded():
     """``import taccl`` loads no slow package."""
     code = f"import sys, taccl; print([name for name in {HEAVY} if name in sys.modules])"
@@ -51,14 +63,7 @@ def test_nothing_heavy_is_loaded_for_topologies_and_collectives():
 )
 def test_small_problems_load_no_compiler(words):
     """Small problems that need no kernel are solved without numba, SciPy or pydantic."""
-    code = (
-        "import contextlib, io, sys\n"
-        "from taccl.cli.command import run\n"
-        "with contextlib.redirect_stdout(io.StringIO()):\n"
-        f"    code = run({words!r})\n"
-        "print(code, [name for name in ('numba', 'scipy', 'networkx', 'pandas', 'pydantic', 'rich') if name in sys.modules])"
-    )
-    assert in_fresh_process(code) == "0 []"
+    assert loaded_by(words, ("numba", "scipy", "networkx", "pandas", "pydantic", "rich")) == "0 []"
 
 
 @pytest.mark.slow
@@ -66,14 +71,7 @@ def test_small_problems_load_no_compiler(words):
 def test_imports_of_servers_load_no_tables(verb, tmp_path):
     """The topology of a server loads networkx, but neither pandas nor PyArrow."""
     words = (verb, str(OURS / "nvidia-smi" / "square.txt"), *[str(tmp_path / "t.toml")] * (verb == "convert"))
-    code = (
-        "import contextlib, io, sys\n"
-        "from taccl.cli.command import run\n"
-        "with contextlib.redirect_stdout(io.StringIO()):\n"
-        f"    code = run({words!r})\n"
-        "print(code, [name for name in ('networkx', 'pandas', 'pyarrow') if name in sys.modules])"
-    )
-    assert in_fresh_process(code) == "0 ['networkx']"
+    assert loaded_by(words, ("networkx", "pandas", "pyarrow")) == "0 ['networkx']"
 
 
 @pytest.mark.slow
