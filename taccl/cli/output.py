@@ -280,7 +280,7 @@ def result_answer(result: Result, deadline: Deadline = NEVER) -> Answer:
     """
     try:
         with deadline.enforced():
-            result.bound_of_every_cut  # noqa: B018  the property keeps its value
+            result.bound_over_all_chunkings  # noqa: B018  the property keeps its value
     except (KeyboardInterrupt, OutOfTime):
         result = replace(result, is_brief=True)
     try:
@@ -294,7 +294,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "name": ("sketch", str), "size_bytes": ("size", format_size), "chunks_per_rank": ("chunks/rank", str),
     "finish_us": ("finish", format_us), "predicted_us": ("predicted", format_us),
     "bound_us": ("bound", format_us), "gap": ("gap", format_gap),
-    "gap_of_every_cut": ("gap over all chunkings", format_gap), "seconds": ("seconds", "{:.2f}".format),
+    "gap_over_all_chunkings": ("gap over all chunkings", format_gap), "seconds": ("seconds", "{:.2f}".format),
     "algbw_gb_per_s": ("algbw GB/s", "{:.4g}".format), "busbw_gb_per_s": ("busbw GB/s", "{:.4g}".format),
     "interval_us": ("interval", format_us),
     "interval_algbw_gb_per_s": ("algbw GB/s in tiles", "{:.4g}".format),

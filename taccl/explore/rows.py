@@ -68,8 +68,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("bound_scope", "string", "scope of the bound: `all chunkings`, `2 chunks per rank`"),
     Column("gap", "float64", _GAP),
     Column("gap_in_chunks", "float64", _GAP_IN_CHUNKS),
-    Column("bound_of_every_cut_us", "float64", _EVERY),
-    Column("gap_of_every_cut", "float64", "gap to that bound"),
+    Column("bound_over_all_chunkings_us", "float64", _EVERY),
+    Column("gap_over_all_chunkings", "float64", "gap to that bound"),
     Column("algbw_gb_per_s", "float64", "size divided by finish"),
     Column("busbw_gb_per_s", "float64", "bus bandwidth, as nccl-tests counts it"),
     Column("bound_limits", "string", "the bottleneck named by the bound"),
@@ -117,7 +117,7 @@ LABELS = tuple(column.name for column in COLUMNS[:11])
 #: Columns that a table shows by default, together with the columns of `LABELS` in which its rows differ.
 SHORT = (
     "sketch", "size_bytes", "chunks_per_rank", "backend", "status", "error", "finish_us", "bound_us", "gap",
-    "gap_of_every_cut", "algbw_gb_per_s", "seconds",
+    "gap_over_all_chunkings", "algbw_gb_per_s", "seconds",
 )  # fmt: skip
 
 #: Columns of a table with details, which shows the work of each backend.
@@ -127,7 +127,7 @@ DETAILS = (
 )  # fmt: skip
 
 #: Columns that compare a finish with bounds.
-_GAPS = ("gap", "gap_in_chunks", "gap_of_every_cut")
+_GAPS = ("gap", "gap_in_chunks", "gap_over_all_chunkings")
 #: `_MEASURES`: columns that follow from a schedule alone.
 #: `OF_SCHEDULES`: columns that are empty without a schedule.
 _MEASURES = (
@@ -159,7 +159,7 @@ def _status(row: dict[str, Any]) -> str:
     """Status of a schedule by its gaps: found, proven, or proven for its chunks."""
     if 0 not in (row["gap"], row["gap_in_chunks"]):
         return "found"
-    every: float | None = row["bound_of_every_cut_us"]
+    every: float | None = row["bound_over_all_chunkings_us"]
     return "proven" if every is not None and row["finish_us"] <= every else "proven for its chunks"
 
 
@@ -183,7 +183,9 @@ def with_best_bounds(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     all of these runs.
     """
     bounded = _with_best(rows, ("problem_digest", "bound_scope"), "gap", ("bound_us", "bound_limits"))
-    return _with_best(bounded, ("problem_digest",), "gap_of_every_cut", ("bound_of_every_cut_us",))
+    return _with_best(
+        bounded, ("problem_digest",), "gap_over_all_chunkings", ("bound_over_all_chunkings_us",)
+    )
 
 
 def _with_best(
@@ -226,7 +228,7 @@ def figures(result: Result) -> dict[str, Any]:
         seconds[_STAGE_COLUMNS.get(stage.name.rpartition(": ")[2], "other_s")] += stage.seconds
     seconds["other_s"] += max(0.0, result.seconds - sum(seconds.values()))
     # Omit finishes of a single phase of a reduction: one phase is not a schedule of the problem.
-    known = (each.seconds for each in result.trace if each.finish_us is not None and not each.half)
+    known = (each.seconds for each in result.trace if each.finish_us is not None and not each.phase)
     models = [stage.model for stage in result.stages if stage.model is not None]
     num_nodes = [model.num_nodes for model in models if model.num_nodes is not None]
     largest = max(models, key=lambda model: model.num_nonzeros, default=None)
@@ -234,11 +236,11 @@ def figures(result: Result) -> dict[str, Any]:
     ran = [f"{stage.solver} {stage.model.solver_version}" for stage in result.stages if stage.model]
     if any(stage.solver == "cpsat" and stage.model is None for stage in result.stages):
         ran.append(f"cpsat {versions.get('ortools', '')}")
-    every = result.bound_of_every_cut
-    gaps = dict(zip(_GAPS, (result.gap, result.gap_in_chunks, result.gap_of_every_cut), strict=True))
+    every = result.bound_over_all_chunkings
+    gaps = dict(zip(_GAPS, (result.gap, result.gap_in_chunks, result.gap_over_all_chunkings), strict=True))
     values: dict[str, Any] = {name: None if gap == math.inf else gap for name, gap in gaps.items()}
     values |= {"bound_us": result.bound_us, "finish_us": result.finish_us}
-    values["bound_of_every_cut_us"] = None if every is None else every.bound_us
+    values["bound_over_all_chunkings_us"] = None if every is None else every.bound_us
     return {
         "chunks_per_rank": result.schedule.problem.collective.chunks_per_rank,
         "bound_scope": result.bound.scope,

@@ -150,10 +150,10 @@ def dump_text(schedule: Schedule, extra: dict[str, Any] | None = None) -> str:
     """Text of a schedule's file; arguments as in `save`."""
     if extra is None:
         from taccl.analysis.certificates.bounds import lower_bound  # not needed to read a file
-        from taccl.analysis.certificates.scopes import bound_of_every_cut
+        from taccl.analysis.certificates.scopes import bound_over_all_chunkings
 
         bound = lower_bound(schedule.problem, budget_s=_BOUND_S)
-        extra = bounds_of(schedule, bound, bound_of_every_cut(bound))
+        extra = bounds_of(schedule, bound, bound_over_all_chunkings(bound))
     document = dump_schedule(schedule, extra=extra)
     lines = (f"{json.dumps(name)}: {_compact(value)}" for name, value in document.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
@@ -168,13 +168,13 @@ def bounds_of(schedule: Schedule, bound: Certificate, every: Certificate | None)
     from taccl.analysis.certificates.scopes import standing, stronger
 
     best = stronger(bound, every)
-    gaps = {"gap": best.gap(schedule.finish), "gap_of_every_cut": every and every.gap(schedule.finish)}
+    gaps = {"gap": best.gap(schedule.finish), "gap_over_all_chunkings": every and every.gap(schedule.finish)}
     return {
         "finish_us": schedule.finish_us,
         "bound_us": best.bound_us,
         "bound_limits": best.limits,
         "bound_scope": best.scope,
-        "bound_of_every_cut_us": every and every.bound_us,
+        "bound_over_all_chunkings_us": every and every.bound_us,
         "standing": standing(best, schedule.finish, every),
         **{name: None if gap == float("inf") else gap for name, gap in gaps.items()},
     }

@@ -296,12 +296,12 @@ def draw_trace(trace: Sequence[TraceEntry], title: str, *, ax: Axes | None = Non
         said = "the result has no progress trace; synthesize it with this version"
         raise InputError(said, where="progress")
     ax = axes(ax, height=4.0)
-    halves = list(dict.fromkeys(entry.half for entry in trace))
-    several = len(halves) > 1
+    phases = list(dict.fromkeys(entry.phase for entry in trace))
+    several = len(phases) > 1
     last = max(entry.seconds for entry in trace)
-    for number, half in enumerate(halves):
-        word, colour = (f"{_WORDS.get(half, half)}: " if several else ""), OKABE_ITO[number]
-        some = [entry for entry in trace if entry.half == half]
+    for number, phase in enumerate(phases):
+        word, colour = (f"{_WORDS.get(phase, phase)}: " if several else ""), OKABE_ITO[number]
+        some = [entry for entry in trace if entry.phase == phase]
         solid: dict[str, Any] = {"color": colour, "marker": "o", "markersize": 4, "linewidth": 1.6}
         dashed: dict[str, Any] = {"color": colour if several else INK, "linestyle": "--", "linewidth": 1.2}
         for name, figure, how in (("best finish so far", "finish_us", solid), ("bound", "bound_us", dashed)):
@@ -322,13 +322,17 @@ def trace_in(details: Mapping[str, Any]) -> Trace:
     listed = details.get("trace")
     trace = []
     for each in listed if isinstance(listed, list) else ():
-        if not isinstance(each, dict) or not isinstance(each.get("half", ""), str):
+        if not isinstance(each, dict) or not isinstance(_phase_of(each), str):
             return Trace()
         seconds, finish_us, bound_us = (each.get(name) for name in ("seconds", "finish_us", "bound_us"))
         known = [time for time in (finish_us, bound_us) if time is not None]
         if not all(type(time) in (int, float) and 0 <= time < 1e15 for time in (seconds, *known)):
             return Trace()
-        half = each.get("half", "")
-        half = "broadcast" if half == "spread" else half  # the earlier name, in saved files
-        trace.append(TraceEntry(seconds, finish_us, bound_us, half))  # type: ignore[arg-type]
+        trace.append(TraceEntry(seconds, finish_us, bound_us, _phase_of(each)))  # type: ignore[arg-type]
     return Trace(trace)
+
+
+def _phase_of(entry: Mapping[str, Any]) -> Any:
+    """Phase of an entry of a saved trace; earlier files name it ``half``, and the broadcast ``spread``."""
+    phase = entry.get("phase", entry.get("half", ""))
+    return "broadcast" if phase == "spread" else phase

@@ -21,7 +21,7 @@ from taccl._internal.names import first_of, listed, shown, shown_lines
 from taccl._internal.units import format_count, format_size, format_us
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import ALL_CHUNKINGS, Certificate
-from taccl.analysis.certificates.scopes import bound_of_every_cut, bound_rows, gap_text, stronger
+from taccl.analysis.certificates.scopes import bound_over_all_chunkings, bound_rows, gap_text, stronger
 from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify
 from taccl.errors import TacclError
@@ -163,7 +163,7 @@ def report(
         return limit.sooner(_BOUND_SHARE * budget_s).at_least(_LEAST_BOUND_S)
 
     with suppress(OutOfTime), share().enforced():
-        every = bound_of_every_cut(bound)
+        every = bound_over_all_chunkings(bound)
     if count <= _MOST_CHECKED and bound.witness:
         with suppress(OutOfTime), share().enforced():
             holds = "it holds" if bound.check() else "the witness does not prove the bound"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from taccl._internal.deadline import OutOfTime, busy_factor
 from taccl.analysis.certificates.bounds import latency_bound, lower_bound
 from taccl.analysis.certificates.certificate import Certificate, InNetworkGrant
-from taccl.analysis.certificates.scopes import bound_of_every_cut, stronger
+from taccl.analysis.certificates.scopes import bound_over_all_chunkings, stronger
 
 if TYPE_CHECKING:
     from taccl._internal.deadline import Deadline
@@ -85,7 +85,7 @@ def look_for_bound(search: Search) -> None:
         search.prove(found, since)
 
 
-def bound_over_all_chunkings(search: Search, known: Certificate | None = None) -> Certificate | None:
+def look_for_bound_over_all_chunkings(search: Search, known: Certificate | None = None) -> Certificate | None:
     """Lower bound over all chunkings, computed once in a share of the time; None if the share is too short.
 
     - `known`: A lower bound for the problem's own chunks, if there is one.
@@ -97,7 +97,7 @@ def bound_over_all_chunkings(search: Search, known: Certificate | None = None) -
     if not is_brief(search.problem):
         least_s = min(least_s, max(_LATE_TIMES * budget.least_every_s, _MOST_EVERY_SHARE * left_s))
     every_s = max(least_s, min(budget.most_every_s, budget.bound_share * left_s))
-    every = bound_of_every_cut(known or no_bound(search.problem), budget_s=every_s)
+    every = bound_over_all_chunkings(known or no_bound(search.problem), budget_s=every_s)
     every_us, name = None if every is None else every.bound_us, "bound over all chunkings"
     if (name, every_us) not in ((each.name, each.bound_us) for each in search.stages):
         search.record(name, "taccl", "done", since, bound_us=every_us)
@@ -114,7 +114,7 @@ def sound_bound(search: Search) -> tuple[Certificate, tuple[str, ...]]:
     assert search.best is not None, "there is a schedule"
     if not (search.interrupted or search.is_strengthened):
         search.is_strengthened = True
-        every = bound_over_all_chunkings(search, search.bound)
+        every = look_for_bound_over_all_chunkings(search, search.bound)
         known = search.bound
         if known is None and every is None:
             has_dates = search.problem.release_us or search.problem.due_us

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -14,7 +15,7 @@ from taccl._internal.units import format_count, format_us
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.dimension_bound import DimensionBound
 from taccl.analysis.certificates.scopes import (
-    bound_of_every_cut,
+    bound_over_all_chunkings,
     bound_rows,
     gap_text,
     standing,
@@ -94,14 +95,14 @@ class Stage:
 class TraceEntry:
     """Best finish and bound, `seconds` after a synthesis began.
 
-    In a phase of a reduction (`half`: ``"reduce"`` or ``"broadcast"``), the finish and the bound are those of
-    the phase alone.
+    In a phase of a reduction (`phase`: ``"reduce"`` or ``"broadcast"``), the finish and the bound are those
+    of the phase alone.
     """
 
     seconds: float
     finish_us: float | None
     bound_us: float | None
-    half: str = ""
+    phase: str = ""
 
 
 class Stages(tuple[Stage, ...]):
@@ -133,7 +134,7 @@ class Trace(tuple[TraceEntry, ...]):
         kept: list[TraceEntry] = []
         best_us = math.inf
         for entry in entries:
-            if entry.half:
+            if entry.phase:
                 kept.append(entry)
                 continue
             was_us, best_us = best_us, min(best_us, math.inf if entry.finish_us is None else entry.finish_us)
@@ -147,7 +148,7 @@ class Trace(tuple[TraceEntry, ...]):
 
     def to_frame(self) -> pd.DataFrame:
         """A pandas DataFrame with a row per entry: seconds, finish and bound in us, and the phase."""
-        return _frame(self, "seconds finish_us bound_us half")
+        return _frame(self, "seconds finish_us bound_us phase")
 
 
 def _frame(rows: Iterable[Any], names: str) -> pd.DataFrame:
@@ -157,6 +158,10 @@ def _frame(rows: Iterable[Any], names: str) -> pd.DataFrame:
     columns = names.split()
     found = pd.DataFrame([[getattr(row, name) for name in columns] for row in rows], columns=columns)
     return found.astype({name: "float64" for name in columns if name.endswith("_us")})
+
+
+def _renamed(name: str, new: str) -> None:
+    warnings.warn(f"Result.{name} is {new} now", DeprecationWarning, stacklevel=3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +236,7 @@ class Result:
     @property
     def found_s(self) -> float | None:
         """Seconds until the search first had a schedule with this finish; None without a trace."""
-        finishes = ((entry.seconds, entry.finish_us) for entry in self.trace if not entry.half)
+        finishes = ((entry.seconds, entry.finish_us) for entry in self.trace if not entry.phase)
         return next((s for s, us in finishes if us is not None and us <= self.finish_us * (1 + 1e-9)), None)
 
     @property
@@ -267,17 +272,29 @@ class Result:
         return self.bound_in_chunks.gap(self.schedule.finish)
 
     @property
-    def gap_of_every_cut(self) -> float | None:
-        """The gap to `bound_of_every_cut`, the bound over all chunkings; None without that bound."""
-        every = self.bound_of_every_cut
+    def gap_over_all_chunkings(self) -> float | None:
+        """The gap to `bound_over_all_chunkings`, the bound over all chunkings; None without that bound."""
+        every = self.bound_over_all_chunkings
         return None if every is None else every.gap(self.schedule.finish)
 
     @property
-    def bound_of_every_cut(self) -> Certificate | None:
+    def bound_over_all_chunkings(self) -> Certificate | None:
         """Lower bound of the same data over all chunkings; None after Ctrl-C, or if time does not suffice."""
         if self.bound.divisible:
             return self.bound
-        return None if self.interrupted or self.is_brief else bound_of_every_cut(self.bound)
+        return None if self.interrupted or self.is_brief else bound_over_all_chunkings(self.bound)
+
+    @property
+    def bound_of_every_cut(self) -> Certificate | None:
+        """Former name of `bound_over_all_chunkings`."""
+        _renamed("bound_of_every_cut", "bound_over_all_chunkings")
+        return self.bound_over_all_chunkings
+
+    @property
+    def gap_of_every_cut(self) -> float | None:
+        """Former name of `gap_over_all_chunkings`."""
+        _renamed("gap_of_every_cut", "gap_over_all_chunkings")
+        return self.gap_over_all_chunkings
 
     @property
     def standing(self) -> str:
@@ -286,26 +303,26 @@ class Result:
         Proven best: no schedule finishes earlier under the same costs, over all chunkings; under a sketch, no
         schedule that obeys it.
         """
-        return standing(self.bound_in_chunks, self.schedule.finish, self.bound_of_every_cut)
+        return standing(self.bound_in_chunks, self.schedule.finish, self.bound_over_all_chunkings)
 
     def over_all_chunkings(self) -> Result:
         """The result with the bound over all chunkings, for a problem that left the number of chunks open."""
-        every = self.bound_of_every_cut
+        every = self.bound_over_all_chunkings
         return self if every is None else replace(self, bound=every, bound_of_chosen=self.bound)
 
     def to_dict(self) -> dict[str, Any]:
         """The figures as plain values, as printed by ``taccl synthesize --json``."""
-        every = self.bound_of_every_cut
+        every = self.bound_over_all_chunkings
         return {
             "bound_us": self.bound_us,
             "bound_limits": self.bound.limits,
             "bound_scope": self.bound.scope,
-            "bound_of_every_cut_us": None if every is None else every.bound_us,
+            "bound_over_all_chunkings_us": None if every is None else every.bound_us,
             "standing": self.standing,
             **({} if self.dimension_bound is None else self.dimension_bound.to_dict()),
             **{
                 name: None if (gap := getattr(self, name)) == float("inf") else gap
-                for name in ("gap", "gap_in_chunks", "gap_of_every_cut")
+                for name in ("gap", "gap_in_chunks", "gap_over_all_chunkings")
             },
             "backend": self.backend,
             "choice": self.choice,
@@ -329,7 +346,7 @@ class Result:
         """[(name, text)] of the figures, as a terminal, a notebook and the command line show them."""
         schedule = self.schedule
         transfers, sends = schedule.num_transfers, schedule.num_sends
-        bounds = self.bound_in_chunks, self.bound_of_every_cut
+        bounds = self.bound_in_chunks, self.bound_over_all_chunkings
         is_open = self.bound_of_chosen is not None
         along = [] if self.dimension_bound is None else [("along dimensions", self.dimension_bound.text)]
         return [

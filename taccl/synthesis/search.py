@@ -207,7 +207,7 @@ class Search:
         return max(_LEAST_IDLE_S * busy_factor(), past_s * share / (1 - share))
 
     @property
-    def half(self) -> str:
+    def phase(self) -> str:
         """Phase of a reduction: ``"reduce"`` or ``"broadcast"``; empty for a whole problem."""
         return next((name for name in ("reduce", "broadcast") if self.prefix.endswith(f"{name}: ")), "")
 
@@ -398,4 +398,4 @@ class Search:
 
     def _entry(self, finish_us: float | None) -> TraceEntry:
         """Trace entry for the current time; in a phase of a reduction, with the bound of that phase."""
-        return TraceEntry(time.monotonic() - self.options.began_s, finish_us, self.bound_us, self.half)
+        return TraceEntry(time.monotonic() - self.options.began_s, finish_us, self.bound_us, self.phase)

@@ -19,7 +19,7 @@ from taccl._internal.arguments import Count, Megabytes, Natural, Seconds, Share,
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor
 from taccl._internal.units import format_count, format_us
 from taccl.analysis.certificates.certificate import Certificate, InNetworkGrant
-from taccl.analysis.certificates.scopes import share_bound_of_every_cut
+from taccl.analysis.certificates.scopes import share_bound_over_all_chunkings
 from taccl.errors import InputError, NoSolutionError
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
@@ -280,7 +280,7 @@ def _prepared(whole: Search) -> Search:
     else:
         asked, proposals = with_chunks(whole)
     share_baselines(asked, whole.problem)
-    share_bound_of_every_cut(asked, whole.problem)
+    share_bound_over_all_chunkings(asked, whole.problem)
     left_s = max(0.1, limit.left_s)
     is_large, choice = choose(asked, options.backend, left_s, options.parameters)
     if options.spill_dir is not None and not is_large:
@@ -323,7 +323,7 @@ def _inverted(
     roots = [] if best is whole or best.made_by is None else [best.made_by]
     applied = [*roots, *reversed(transforms)]
     if not (best.made_by or best.is_aggregated):  # a search of the same data, in a chunking of its own
-        share_bound_of_every_cut(best.problem, whole.problem)
+        share_bound_over_all_chunkings(best.problem, whole.problem)
     last = best
     if applied:
         since, schedule = time.monotonic(), best.best

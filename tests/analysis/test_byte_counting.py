@@ -22,7 +22,7 @@ from taccl.analysis.certificates.byte_counting import (
 )
 from taccl.analysis.certificates.pair_counting import windows_of
 from taccl.analysis.certificates.readings import merging_freely
-from taccl.analysis.certificates.scopes import bound_of_every_cut, gap_text
+from taccl.analysis.certificates.scopes import bound_over_all_chunkings, gap_text
 from taccl.synthesis.synthesize import synthesize
 from tests.analysis.claims import certificates_of, is_unbeaten, raised
 from tests.fuzzing import cases, some
@@ -48,7 +48,7 @@ def test_a_met_bound_reads_proven_best(name):
     problem = taccl.make_problem(taccl.topologies.parse("fully-connected:4"), name, size_bytes=16_000)
     finish = taccl.baselines.baseline("multiplying", problem).finish
     bound = taccl.lower_bound(problem)
-    every = bound_of_every_cut(bound)
+    every = bound_over_all_chunkings(bound)
     assert every is not None and every.kind == "byte counting" and every.check()
     assert every.bound == finish
     assert gap_text(bound, finish, every) == "0.00% (proven best)"

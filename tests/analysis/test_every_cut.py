@@ -13,10 +13,10 @@ import taccl
 from taccl._internal.deadline import OutOfTime
 from taccl.analysis.certificates import bounds, scopes
 from taccl.analysis.certificates.scopes import (
-    bound_of_every_cut,
+    bound_over_all_chunkings,
     bound_rows,
     gap_text,
-    share_bound_of_every_cut,
+    share_bound_over_all_chunkings,
     standing,
     stronger,
 )
@@ -45,7 +45,7 @@ def test_a_finish_that_other_chunks_beat_is_optimal_for_its_chunks_alone():
     result = brief_synthesis(halves)
     # Three chunks enter over two links, so two pass one link of 20 us each; halves need 30 us.
     assert (whole.bound, result.finish_us) == (40, 30)
-    assert standing(whole, Fraction(40), bound_of_every_cut(whole)) == "optimal for 1 chunk per rank"
+    assert standing(whole, Fraction(40), bound_over_all_chunkings(whole)) == "optimal for 1 chunk per rank"
     assert result.standing == "proven best"
 
 
@@ -55,11 +55,11 @@ def test_both_bounds_are_reported_if_they_differ():
     ring = taccl.topologies.ring(4, alpha_us=0)
     whole = _bound(ring, "allgather", 4_000_000, chunks_per_rank=1)
     alike = _bound(RING, "allgather", 5_000_000, chunks_per_rank=1)
-    rows = bound_rows(whole, bound_of_every_cut(whole))
+    rows = bound_rows(whole, bound_over_all_chunkings(whole))
     assert [name for name, _ in rows] == ["bound", "over all chunkings"]
     assert rows[0][1].startswith("40 us for 1 chunk per rank")
     assert rows[1][1].startswith("30 us")
-    assert len(bound_rows(alike, bound_of_every_cut(alike))) == 1
+    assert len(bound_rows(alike, bound_over_all_chunkings(alike))) == 1
 
 
 @pytest.mark.slow
@@ -82,10 +82,10 @@ def test_a_bound_that_used_up_its_time_is_sought_again(monkeypatch):
 
     monkeypatch.setattr(scopes, "lower_bound", found)
     bound = _bound(RING, "allgather", 5_000_000, chunks_per_rank=1)
-    bound_of_every_cut(bound, budget_s=0.0)
-    first = bound_of_every_cut(bound)
-    assert bound_of_every_cut(bound, budget_s=100.0).bound >= first.bound
-    assert bound_of_every_cut(bound, budget_s=1000.0) is bound_of_every_cut(bound)
+    bound_over_all_chunkings(bound, budget_s=0.0)
+    first = bound_over_all_chunkings(bound)
+    assert bound_over_all_chunkings(bound, budget_s=100.0).bound >= first.bound
+    assert bound_over_all_chunkings(bound, budget_s=1000.0) is bound_over_all_chunkings(bound)
     assert budgets == [0.0, 100.0]
 
 
@@ -94,9 +94,9 @@ def test_other_chunks_of_the_same_data_share_their_bound():
     one, two = (
         taccl.make_problem(RING, "allgather", size_bytes=5_000_000, chunks_per_rank=n) for n in (1, 2)
     )
-    found = bound_of_every_cut(taccl.lower_bound(one))
-    share_bound_of_every_cut(two, one)
-    assert bound_of_every_cut(taccl.lower_bound(two)) is found
+    found = bound_over_all_chunkings(taccl.lower_bound(one))
+    share_bound_over_all_chunkings(two, one)
+    assert bound_over_all_chunkings(taccl.lower_bound(two)) is found
 
 
 def test_data_of_other_origins_or_destinations_pay_an_alpha_in_every_chunking():
@@ -132,7 +132,7 @@ def test_a_finish_that_merged_sends_beat_is_not_proven_best():
     problem = taccl.make_problem(taccl.topologies.dgx2(), "allgather", size_bytes="1MB", chunks_per_rank=1)
     bound = taccl.lower_bound(problem)
     assert bound.bound == 12
-    assert not standing(bound, Fraction(12), bound_of_every_cut(bound)).startswith("proven best")
+    assert not standing(bound, Fraction(12), bound_over_all_chunkings(bound)).startswith("proven best")
 
 
 def test_a_best_finish_without_merging_is_of_a_sketch():
@@ -221,7 +221,7 @@ def test_no_chunking_beats_the_bound_over_all():
 def test_a_later_finish_has_no_standing():
     """A result whose finish exceeds the bound is not called optimal: `standing` is empty."""
     bound = _bound(RING, "allgather", 5_000_000, chunks_per_rank=1)
-    every = bound_of_every_cut(bound)
+    every = bound_over_all_chunkings(bound)
     assert standing(bound, bound.bound, every) == "proven best"
     assert standing(bound, bound.bound + 1, every) == ""
 
@@ -230,7 +230,10 @@ def test_the_best_under_a_sketch_is_marked():
     """A finish that meets the bound of a sketched problem is proven best under that sketch only."""
     problem = taccl.make_problem(RING, "allgather", size_bytes=5_000_000, chunks_per_rank=1)
     sketched = taccl.lower_bound(problem.with_clauses(name="mine"))
-    assert standing(sketched, sketched.bound, bound_of_every_cut(sketched)) == "proven best under this sketch"
+    assert (
+        standing(sketched, sketched.bound, bound_over_all_chunkings(sketched))
+        == "proven best under this sketch"
+    )
 
 
 def test_no_bound_over_all_chunkings_is_sought_after_ctrl_c(monkeypatch):
@@ -247,7 +250,7 @@ def test_no_bound_over_all_chunkings_is_sought_after_ctrl_c(monkeypatch):
     monkeypatch.setattr(scopes, "lower_bound", interrupted)
     answer = result_answer(result)
     assert len(asked) == 1
-    assert answer.values["bound_of_every_cut_us"] is None
+    assert answer.values["bound_over_all_chunkings_us"] is None
     assert answer.values["standing"] == "optimal for 1 chunk per rank"
 
 
@@ -258,16 +261,16 @@ def test_a_sketch_that_prevents_merging_is_reported():
     sketch = taccl.Sketch(merging={"links": "internode"})
     problem = sketch.apply(topology, "allreduce", size="1KB", chunks_per_rank=1)
     bound = taccl.lower_bound(problem)
-    every = bound_of_every_cut(bound)
+    every = bound_over_all_chunkings(bound)
     assert standing(bound, bound.bound, every) == "optimal for 1 chunk per rank under this sketch"
 
 
 def test_padding_is_no_part_of_the_bound_over_all_chunkings():
     """The bound over all chunkings counts the data without padding: 11 B, not 5 chunks of 3 B."""
     bound = _bound(RING, "allgather", 11, chunks_per_rank=1)
-    every = bound_of_every_cut(bound)
+    every = bound_over_all_chunkings(bound)
     exact = _bound(RING, "allgather", 11_000_000, chunks_per_rank=1)
-    assert every.bound * 10**6 == bound_of_every_cut(exact).bound
+    assert every.bound * 10**6 == bound_over_all_chunkings(exact).bound
     assert every.bound < bound.bound
     assert every.check()
 
@@ -275,7 +278,7 @@ def test_padding_is_no_part_of_the_bound_over_all_chunkings():
 def test_the_bound_over_all_chunkings_is_found_once():
     """A second request for a problem's bound over all chunkings returns the same object."""
     bound = _bound(RING, "allgather", 5_000_000, chunks_per_rank=1)
-    assert bound_of_every_cut(bound) is bound_of_every_cut(bound)
+    assert bound_over_all_chunkings(bound) is bound_over_all_chunkings(bound)
 
 
 @pytest.mark.slow
@@ -290,7 +293,7 @@ def test_the_bound_over_all_chunkings_is_found_once():
 def test_no_baseline_in_any_chunks_beats_the_bound(name, collective, size):
     """No baseline in any number of chunks finishes before the bound over all chunkings."""
     topology = taccl.topologies.parse(name)
-    every = bound_of_every_cut(_bound(topology, collective, size, chunks_per_rank=1))
+    every = bound_over_all_chunkings(_bound(topology, collective, size, chunks_per_rank=1))
     for count in (1, 2, 3, 8, 16):
         problem = taccl.make_problem(topology, collective, size_bytes=size, chunks_per_rank=count)
         for make in taccl.baselines.BASELINES.values():
@@ -313,7 +316,7 @@ def test_the_bound_over_all_chunkings_holds_for_the_chunks_used():
     """A weak bound of whole chunks is raised to the bound over all chunkings; a larger bound stays."""
     problem = taccl.make_problem(RING, "allgather", size_bytes=11, chunks_per_rank=1)
     whole = taccl.lower_bound(problem)
-    every = bound_of_every_cut(whole)
+    every = bound_over_all_chunkings(whole)
     starved = replace(whole, bound=every.bound / 2)
     assert stronger(whole, every) is whole
     assert stronger(starved, every) is every
@@ -340,7 +343,7 @@ def test_the_gap_that_was_asked_for_comes_first():
     """40 us meet the bound for one chunk per rank, and are a third above the bound over all chunkings, 30 us."""
     ring = taccl.topologies.ring(4, alpha_us=0)
     whole = _bound(ring, "allgather", 4_000_000, chunks_per_rank=1)
-    every = bound_of_every_cut(whole)
+    every = bound_over_all_chunkings(whole)
     asked = partial(gap_text, whole, every=every)
     assert asked(Fraction(40)) == "0.00% (optimal for 1 chunk per rank; 33.33% over all chunkings)"
     assert asked(Fraction(40), is_open=True) == "33.33% over all chunkings (optimal for 1 chunk per rank)"
@@ -364,7 +367,7 @@ def test_a_problem_with_an_open_number_is_bounded_over_all_chunkings():
     assert result.bound.scope == "all chunkings"
     assert 30 < result.bound.bound == taccl.lower_bound(problem).bound < Fraction(123, 4)
     assert result.bound_in_chunks.scope != "all chunkings"
-    assert result.gap == result.gap_of_every_cut >= result.gap_in_chunks
+    assert result.gap == result.gap_over_all_chunkings >= result.gap_in_chunks
     assert dict(result.facts())["gap"].startswith(f"{result.gap:.2%} over all chunkings")
 
 
@@ -376,7 +379,7 @@ def test_chunks_that_merge_by_default_are_under_no_sketch():
     """
     problem = taccl.make_problem(taccl.topologies.dgx2(), "allgather", size_bytes=1_000, chunks_per_rank=1)
     bound = taccl.lower_bound(merged(problem), budget_s=0.1)
-    assert standing(bound, bound.bound, bound_of_every_cut(bound)) == "optimal for 1 chunk per rank"
+    assert standing(bound, bound.bound, bound_over_all_chunkings(bound)) == "optimal for 1 chunk per rank"
 
 
 @pytest.mark.slow
@@ -406,8 +409,8 @@ def test_a_search_that_time_ended_is_not_made_again(monkeypatch):
         raise OutOfTime("time is up")
 
     monkeypatch.setattr(scopes, "lower_bound", ended)
-    assert scopes.bound_of_every_cut(bound, budget_s=1.0) is None
-    assert scopes.bound_of_every_cut(bound) is None and len(tries) == 1
+    assert scopes.bound_over_all_chunkings(bound, budget_s=1.0) is None
+    assert scopes.bound_over_all_chunkings(bound) is None and len(tries) == 1
 
 
 def test_large_problems_have_the_bound_of_nodes():
@@ -418,10 +421,10 @@ def test_large_problems_have_the_bound_of_nodes():
     problem = taccl.make_problem(taccl.topologies.gb200_nvl72(2), "alltoall", size_bytes="1MB")
     assert problem.collective.num_chunks * len(problem.topology.links) > scopes._MOST_MOVES
     least = bounds.latency_bound(problem)
-    every = bound_of_every_cut(least, budget_s=0.1)
+    every = bound_over_all_chunkings(least, budget_s=0.1)
     assert every.bound > 5 * least.bound
     assert every.check()
-    assert bound_of_every_cut(least, budget_s=1e6) is every  # final, so it is not computed again
+    assert bound_over_all_chunkings(least, budget_s=1e6) is every  # final, so it is not computed again
 
 
 SHARED_NICS = """\

@@ -352,7 +352,7 @@ class TestBaseline:
         # A chunk needs two hops to the opposite rank, of 0.5 us + 1000 B / (50 GB/s) each.
         assert (code, values["finish_us"], values["gap_in_chunks"]) == (0, 1.04, 0)
         # The bound over all chunkings is 1.02 us: half of the bytes can travel in each direction of the ring.
-        assert values["gap"] == values["gap_of_every_cut"] == pytest.approx(2 / 102)
+        assert values["gap"] == values["gap_over_all_chunkings"] == pytest.approx(2 / 102)
         assert set(values) >= KEYS
 
     @pytest.mark.slow

@@ -413,7 +413,7 @@ def test_every_table_says_into_how_many_chunks_a_run_cut_the_data(tmp_path):
         ]
         for table in found:
             assert table.chunks_per_rank.tolist() == [count]
-            assert table.gap_of_every_cut[0] >= 0
+            assert table.gap_over_all_chunkings[0] >= 0
         assert found[1].from_cache.tolist() == [True]
         assert found[0].finish_us[0] == found[1].finish_us[0]
 

@@ -64,9 +64,9 @@ def test_the_best_bound_over_all_chunkings_is_in_both_of_its_columns():
     """If runs of an open problem prove 3 and 4 us, each row shows 4 in both bound columns."""
     made = [
         new_row(problem_digest="a", bound_scope="all chunkings", finish_us=6.0, bound_us=bound, gap=6 / bound - 1,
-                bound_of_every_cut_us=bound, gap_of_every_cut=6 / bound - 1, status="found")
+                bound_over_all_chunkings_us=bound, gap_over_all_chunkings=6 / bound - 1, status="found")
         for bound in (3.0, 4.0)
     ]  # fmt: skip
-    columns = ("bound_us", "bound_of_every_cut_us", "gap", "gap_of_every_cut")
+    columns = ("bound_us", "bound_over_all_chunkings_us", "gap", "gap_over_all_chunkings")
     rows = with_best_bounds(made)
     assert [tuple(row[name] for name in columns) for row in rows] == [(4.0, 4.0, 0.5, 0.5)] * 2

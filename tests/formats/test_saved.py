@@ -218,4 +218,4 @@ def test_a_saved_result_shows_the_gap_that_it_printed(tmp_path):
         saved[name] = json.loads((tmp_path / f"{name}.json").read_text())["result"]
     assert (saved["result"]["bound_scope"], saved["result"]["gap"]) == ("all chunkings", result.gap)
     assert saved["schedule"]["standing"] == "optimal for 6 chunks per rank"
-    assert saved["schedule"]["gap_of_every_cut"] == pytest.approx(result.gap)
+    assert saved["schedule"]["gap_over_all_chunkings"] == pytest.approx(result.gap)

@@ -22,7 +22,7 @@ from taccl._internal import deadline
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.analysis.certificates import bounds
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.scopes import bound_of_every_cut
+from taccl.analysis.certificates.scopes import bound_over_all_chunkings
 from taccl.errors import NoSolutionError
 from taccl.problem.making import make_problem
 from taccl.sketch.group import find_symmetries
@@ -131,7 +131,7 @@ def test_a_short_limit_is_kept(topology, collective):
         whole = problem().in_its_chunks
         assert taccl.verify(schedule_large(whole, num_runs=1)).ok
         bound = lower_bound(whole, budget_s=0.0, limit_s=0.0)
-        assert bound_of_every_cut(bound) is not None
+        assert bound_over_all_chunkings(bound) is not None
 
     def synthesized():
         assert taccl.verify(taccl.synthesize(problem(), time_limit_s=1e-3).schedule).ok

@@ -38,16 +38,16 @@ def test_a_result_keeps_its_progress():
     assert times[-1] <= result.seconds
 
 
-def test_halves_are_distinguished(found):
+def test_phases_are_distinguished(found):
     """Entries of an allreduce belong to one of its two phases, and the last one to the whole."""
-    assert {entry.half for entry in found.trace} == {"", "reduce", "broadcast"}
-    assert found.trace[-1].half == ""
+    assert {entry.phase for entry in found.trace} == {"", "reduce", "broadcast"}
+    assert found.trace[-1].phase == ""
 
 
 def test_traces_of_earlier_files_are_read():
     """The broadcast phase was once named "spread" in files."""
     entries = [{"seconds": 1, "finish_us": 5.0, "bound_us": 4.0, "half": "spread"}]
-    assert [entry.half for entry in trace_in({"trace": entries})] == ["broadcast"]
+    assert [entry.phase for entry in trace_in({"trace": entries})] == ["broadcast"]
 
 
 def test_a_named_solver_has_its_own_progress():
@@ -81,7 +81,7 @@ def test_plain_values_give_the_same_trace(found):
 
 @pytest.mark.parametrize(
     "trace",
-    [None, "text", [1], [{}], [{"seconds": "1"}], [{"seconds": float("nan")}], [{"seconds": 1, "half": 3}],
+    [None, "text", [1], [{}], [{"seconds": "1"}], [{"seconds": float("nan")}], [{"seconds": 1, "phase": 3}],
      [{"seconds": 1, "finish_us": True}]],
 )  # fmt: skip
 def test_what_is_not_in_order_is_left_out(trace):

@@ -17,4 +17,4 @@ def loose_bound(monkeypatch):
         return replace(bound, bound=bound.bound / 2)
 
     monkeypatch.setattr(bounding, "lower_bound", half)
-    monkeypatch.setattr(bounding, "bound_of_every_cut", lambda *_, **__: None)  # may meet the optimum
+    monkeypatch.setattr(bounding, "bound_over_all_chunkings", lambda *_, **__: None)  # may meet the optimum

@@ -25,8 +25,8 @@ FIGURES = {
     "finish_us", "bound_us", "bound_limits", "gap", "algbw_gb_per_s", "busbw_gb_per_s", "backend", "verified",
     "collective", "topology", "sketch", "cost_model", "size_bytes", "num_ranks", "num_chunks",
     "num_transfers", "num_sends", "producer", "stages", "seconds", "seed", "stopped", "interrupted",
-    "versions", "notes", "digest", "trace", "choice", "standing", "bound_of_every_cut_us",
-    "launch_us", "predicted_us", "protocol", "assumed", "bound_scope", "gap_in_chunks", "gap_of_every_cut",
+    "versions", "notes", "digest", "trace", "choice", "standing", "bound_over_all_chunkings_us",
+    "launch_us", "predicted_us", "protocol", "assumed", "bound_scope", "gap_in_chunks", "gap_over_all_chunkings",
     "chunks_per_rank", "found_s",
 }  # fmt: skip
 
@@ -265,7 +265,7 @@ def test_frames_of_stages_and_trace():
     assert frame["name"].tolist() == ["bound", "greedy"]
     assert frame["bound_us"].dtype == "float64" and math.isnan(frame["bound_us"][1])
     trace = Trace([TraceEntry(0.5, 6.0, 4.0)]).to_frame()
-    assert trace.to_dict("records") == [{"seconds": 0.5, "finish_us": 6.0, "bound_us": 4.0, "half": ""}]
+    assert trace.to_dict("records") == [{"seconds": 0.5, "finish_us": 6.0, "bound_us": 4.0, "phase": ""}]
     assert list(Trace().to_frame()) == list(trace)
 
 
@@ -300,5 +300,13 @@ class TestTrace:
             on_incumbent=lambda schedule: told.append(schedule.finish_us),
         )
         assert len(told) > 1
-        assert set(told) <= {entry.finish_us for entry in result.trace if not entry.half}
+        assert set(told) <= {entry.finish_us for entry in result.trace if not entry.phase}
         assert result.found_s <= result.seconds
+
+
+@pytest.mark.parametrize("name", ["bound", "gap"])
+def test_former_names_warn_and_still_work(name):
+    result = taccl.synthesize(problem_of(ring(3), collectives.allgather(3)), backend="greedy")
+    with pytest.warns(DeprecationWarning, match=f"{name}_over_all_chunkings now"):
+        former = getattr(result, f"{name}_of_every_cut")
+    assert former == getattr(result, f"{name}_over_all_chunkings")

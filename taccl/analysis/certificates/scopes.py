@@ -40,10 +40,10 @@ _CUT_S_PER_MOVE, _CUT_S = 4e-10, 0.7
 #: Relative difference above which the bounds for these chunks and over all chunkings are both reported.
 _LEAST_DIFFERENCE = Fraction(1, 100)
 #: Key of bounds over all chunkings in a problem's cache; the value maps `in_network` to a bound.
-_CACHE = f"{__name__}.bound_of_every_cut"
+_CACHE = f"{__name__}.bound_over_all_chunkings"
 
 
-def bound_of_every_cut(bound: Certificate, *, budget_s: float | None = None) -> Certificate | None:
+def bound_over_all_chunkings(bound: Certificate, *, budget_s: float | None = None) -> Certificate | None:
     """Bound over all chunkings for the problem of `bound`; None if it would take too long.
 
     Padding to whole bytes does not count, since another chunking pads less. For large problems, the bound is
@@ -85,7 +85,7 @@ def bound_of_every_cut(bound: Certificate, *, budget_s: float | None = None) -> 
     return known.bound
 
 
-def share_bound_of_every_cut(problem: Problem, other: Problem) -> None:
+def share_bound_over_all_chunkings(problem: Problem, other: Problem) -> None:
     """Copy cached bounds over all chunkings from `other` to `problem` if both have the same size in bytes."""
     if problem.size_bytes is not None and problem.size_bytes == other.size_bytes:
         problem.cache.setdefault(_CACHE, {}).update(other.cache.get(_CACHE, {}))

@@ -127,9 +127,9 @@ def _text(rows: list[dict[str, Any]], *, details: bool = False) -> str:
     first = next((row for row in rows if row["topology"] is not None), rows[0])  # some may not have started
     may_differ = ("sketch", "size_bytes", "seed")
     labels = [name for name in may_differ if len({row[name] for row in rows} - {None}) > 1]
-    gaps = ["gap", "gap_of_every_cut"]
-    if all(row["gap"] == row["gap_of_every_cut"] for row in rows):
-        gaps = ["gap_of_every_cut"]
+    gaps = ["gap", "gap_over_all_chunkings"]
+    if all(row["gap"] == row["gap_over_all_chunkings"] for row in rows):
+        gaps = ["gap_over_all_chunkings"]
     columns = [*labels, "backend", "chunks_per_rank", "finish_us", "predicted_us", *gaps]
     columns += ["algbw_gb_per_s", "seconds", "status"]
     if details:

@@ -178,9 +178,9 @@ def _gap_text(found: Mapping[str, Any]) -> str:
     differs.
     """
     gap, standing = format_gap(found.get("gap")), found.get("standing")
-    if found.get("gap_of_every_cut") is None:
+    if found.get("gap_over_all_chunkings") is None:
         said = [standing]
-    elif (every := format_gap(found["gap_of_every_cut"])) == gap:
+    elif (every := format_gap(found["gap_over_all_chunkings"])) == gap:
         gap, said = f"{gap} over all chunkings", [standing]
     else:
         said = [standing, f"{every} over all chunkings"]

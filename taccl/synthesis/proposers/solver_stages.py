@@ -240,7 +240,7 @@ def improve_by_job_shop(search: Search, patience_s: float | None = None) -> None
         return
     if patience_s is None:
         portfolio = search.parameters.portfolio
-        share = portfolio.half_improve_share if search.half else portfolio.improve_share
+        share = portfolio.half_improve_share if search.phase else portfolio.improve_share
         patience_s = max(portfolio.least_improve_s, share * search.turn_s)
     patience_s = min(busy_factor() * patience_s, search.idle_s)
     again = sum(each.name == f"{search.prefix}improve" for each in search.stages)

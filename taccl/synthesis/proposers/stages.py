@@ -58,7 +58,7 @@ _RUN_S_PER_HOP, _PATIENCE = 6e-6, 4.0
 _FIRST_TURN_S, _REPEATED = 4.0, 2
 #: Share of the time reserved for ruin and recreate after a named solver.
 _IMPROVED_SHARE = 0.25
-#: {phase, as `Search.half` returns it: text for messages}.
+#: {phase, as `Search.phase` returns it: text for messages}.
 _IN_PHASE = {"": "", "reduce": " in the reduce phase", "broadcast": " in the broadcast phase"}
 #: Min seconds for restarts of the list scheduler before a named solver; below, it runs once.
 _LEAST_RESTARTS_S = 0.2
@@ -152,10 +152,10 @@ def _solve_alone(search: Search) -> None:
     if search.best is None:
         return
     # The trace lists only schedules of the named solver.
-    search.trace[:] = [each for each in search.trace if each.finish_us is None or each.half != search.half]
+    search.trace[:] = [each for each in search.trace if each.finish_us is None or each.phase != search.phase]
     own = search.part(search.problem, "", search.deadline, bound=search.bound, rival=search)
     own.quotient = search.quotient
-    first_us, phase = format_us(search.best.finish_us), _IN_PHASE[search.half]
+    first_us, phase = format_us(search.best.finish_us), _IN_PHASE[search.phase]
     first = "the given start" if search.best is search.options.start else "the list scheduler's schedule"
     try:
         alone(own, solver)
@@ -395,7 +395,7 @@ def _search_spreading(search: Search) -> None:
             _in_turns(search)
     except KeyboardInterrupt:
         search.interrupt()
-        if search.best is None and search.half == "broadcast":  # the reduce phase is scheduled
+        if search.best is None and search.phase == "broadcast":  # the reduce phase is scheduled
             first()
     if search.best is None:
         if search.interrupted:

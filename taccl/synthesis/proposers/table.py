@@ -12,7 +12,7 @@ from taccl.baselines.table import BASELINES, row_of
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.solvers.registry import OWN_BACKENDS
-from taccl.synthesis.bounding import bound_over_all_chunkings, bound_within, look_for_bound
+from taccl.synthesis.bounding import bound_within, look_for_bound, look_for_bound_over_all_chunkings
 from taccl.synthesis.budget import Turn, nothing, run
 from taccl.synthesis.improve.improvement import suits_improvement
 from taccl.synthesis.proposers.balanced import BALANCED, search_balanced
@@ -153,7 +153,7 @@ def _bound_all_chunkings(search: Search) -> None:
     If time is up already, `Search.result` computes it.
     """
     if not search.deadline.has_passed:
-        bound_over_all_chunkings(search)
+        look_for_bound_over_all_chunkings(search)
 
 
 def _last_baselines(search: Search) -> None:
