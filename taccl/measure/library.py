@@ -33,6 +33,7 @@ from taccl.topology.tuning import (
     PLATEAU_BYTES,
     PROTOCOLS,
     RING_CHANNEL,
+    RING_CHANNEL_FREE,
     RING_LL128_CHANNEL,
     RING_PLATEAU,
     SIMPLE_POSTS,
@@ -234,9 +235,11 @@ class Run:
         if name == "ll128":
             most = self.num_channels * RING_LL128_CHANNEL[costs.generation] * scale
             return min(rate * PROTOCOLS[p].bandwidth_share, most)
-        if not model and not costs.pcie and costs.generation in RING_CHANNEL:
-            return min(rate, self.num_channels * RING_CHANNEL[costs.generation] * scale)
-        return rate
+        if model or costs.pcie or costs.generation not in RING_CHANNEL:
+            return rate
+        if across and (costs.generation, costs.network.name) in RING_CHANNEL_FREE:
+            return rate
+        return min(rate, self.num_channels * RING_CHANNEL[costs.generation] * scale)
 
     def _ring(self, p: int) -> Candidate:
         costs, m, steps = self.costs, self.num_nodes, self.num_steps

@@ -119,6 +119,10 @@ RING_LL128_CHANNEL = {"Volta": 20.0, "Ampere": 20.0, "Hopper": 36.7, "Blackwell"
 #: GB/s per channel that rings reach under simple; NCCL's model has no limit there.
 #: Published allgathers: 42 on 8 B200, 38.5 on 2 x 8 B200, 41.1 on 2 x 8 H200, 44.6 on 2 x 4 GB300.
 RING_CHANNEL = {"Hopper": 41.5, "Blackwell": 41.5}
+#: (GPU generation, class of networks) without this limit.
+#: On Hopper, rings over NICs of 400 Gb/s, a channel each, reach 46 to 48 GB/s per NIC over InfiniBand
+#: (NVIDIA/nccl-tests, issue 290), and 41 over RoCE (NVIDIA/nccl, issue 1221).
+RING_CHANNEL_FREE = (("Hopper", "infiniband"),)
 #: Maximum GB/s per channel on one node, two nodes and more, for NVLS reductions joined by trees.
 NVLS_CHANNEL = {"Hopper": (0.0, 57.7, 45.5), "Blackwell": (0.0, 96.0, 80.0)}
 #: Part of the bandwidth that a tree reaches, by protocol (ll, ll128, simple), at 64 B, 128 B, ..., 512 MB.
