@@ -69,7 +69,7 @@ class Expectation:
         )
         built_in = [each.name for each in PROFILES.get(topology.machine, ())]
         self._costs = (
-            replace(_costs_on(topology), ranks_per_process=series.ranks_per_process)
+            replace(_costs_on(topology), ranks_per_process=series.launched_together)
             if topology.profile in built_in
             else None
         )

@@ -47,7 +47,7 @@ def calibrated(costs: Costs, series: Sequence[Series]) -> Costs:
     timed = [each for each in series if not each.streams]
     if not timed:
         return costs
-    costs = replace(costs, ranks_per_process=max(each.ranks_per_process for each in timed))
+    costs = replace(costs, ranks_per_process=max(each.launched_together for each in timed))
     require_address_space()
     from scipy.optimize import least_squares
 

@@ -61,7 +61,7 @@ def candidates(
     run = Run(costs, collective, num_ranks, num_nodes, size_bytes)
     only = costs.network.only if num_nodes > 1 and collective not in ("alltoall", POINT_TO_POINT) else ""
     launched = costs.ranks_per_process
-    if costs.generation == "Volta" and launched <= 1:  # benchmarks of V100 ran one process per node
+    if costs.generation == "Volta" and not launched:  # benchmarks of V100 ran one process per node
         launched = run.per_node
     start_us = costs.launch_us * costs.launch_scale
     # The host launches an operation while GPUs still run the previous one, so the longer time applies.

@@ -54,8 +54,8 @@ _BEGINS = re.compile(r"nThreads?\b|Using devices|Collective test starting|\bsize
 _DEVICE = re.compile(
     r"\bRank\s+(\d+)\s(?:\s*Group\s+(\d+))?.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)"
 )
-#: Number of GPUs whose kernels one thread launches, in the header of nccl-tests.
-_GPUS_PER_THREAD = re.compile(r"\bnThreads?:?\s+\d+\s+nGpus:?\s+(\d{1,4})\b")
+#: Number of threads of a process, and of GPUs whose kernels one thread launches, in the header of nccl-tests.
+_GPUS_PER_THREAD = re.compile(r"\bnThreads?:?\s+(\d{1,4})\s+nGpus:?\s+(\d{1,4})\b")
 #: Process id of a rank, in the list of devices.
 _PID = re.compile(r"\bPid:?\s+(\d+)\b")
 #: `_BANDWIDTH_TEST`: title of a bandwidth test; its group matches if the test adds up both directions.
@@ -107,6 +107,7 @@ class _LogRun:
     - `streams`: True if the run states bandwidths only.
     - `is_osu`: True for OSU benchmarks and perftest's latency tests.
     - `ranks_per_process`: Number of GPUs whose kernels one thread launches, 0 if unknown.
+    - `is_doubtful_process`: True if more ranks share a process than its header states.
     """
 
     line: int
@@ -118,6 +119,7 @@ class _LogRun:
     groups: frozenset[str] = frozenset()
     twice: tuple[str, ...] = ()
     ranks_per_process: int = 0
+    is_doubtful_process: bool = False
 
 
 @reads("log of a benchmark", *LOGS)
@@ -223,7 +225,7 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
     firsts: list[str] = []  # hosts of rank 0, one for each list of devices
     fresh = True  # True if the next device line begins the list of a new run
     columns: Columns | None = None
-    directions, is_osu, is_cpu, per_process = 1, False, False, 0
+    directions, is_osu, is_cpu, threads, per_process = 1, False, False, 0, 0
     last = max((number for number, line in enumerate(lines, 1) if line.strip()), default=0)
     for number, line in enumerate(lines, 1):
         here = f"{where}: line {number}"
@@ -248,7 +250,7 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
             if (title := _BANDWIDTH_TEST.search(line)) is not None:
                 directions = 2 if title[1] else 1
             if (launched := _GPUS_PER_THREAD.search(line)) is not None:
-                per_process = int(launched[1])
+                threads, per_process = int(launched[1]), int(launched[2])
             header = columns_of(line, in_place=in_place)
             is_osu = bool(_OSU.search(line)) or is_osu and not _BEGINS.search(line)
             if header is not None or _BEGINS.search(line) or _OSU.search(line):
@@ -279,6 +281,7 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
             run = _LogRun(
                 number, list(names), [], dict(hosts), streams, is_osu, frozenset(groups), apart,
                 per_process or _ranks_per_process(hosts, pids),
+                bool(per_process) and max(_shared(hosts, pids).values(), default=0) > threads * per_process,
             )  # fmt: skip
             runs.append(run)
             fresh = True
@@ -292,12 +295,17 @@ def _ranks_per_process(hosts: dict[int, str], pids: dict[int, str]) -> int:
     0 if a rank's process is unknown, or if several ranks of a host state process 1: the first process of
     every container has this number.
     """
-    if hosts.keys() != pids.keys():
-        return 0
-    ranks = Counter((host, pids[rank]) for rank, host in hosts.items())
+    ranks = _shared(hosts, pids)
     if any(pid == "1" and count > 1 for (_, pid), count in ranks.items()):
         return 0
     return max(ranks.values(), default=0)
+
+
+def _shared(hosts: dict[int, str], pids: dict[int, str]) -> Counter[tuple[str, str]]:
+    """Number of ranks of each (host, process); empty if a rank's process is unknown."""
+    if hosts.keys() != pids.keys():
+        return Counter()
+    return Counter((host, pids[rank]) for rank, host in hosts.items())
 
 
 def _of_run(run: _LogRun, where: str, given: str | None) -> Series:
@@ -332,7 +340,7 @@ def _of_run(run: _LogRun, where: str, given: str | None) -> Series:
         num_ranks = num_nodes = 2 if name == POINT_TO_POINT else 0
     return Series(
         name, num_ranks, num_nodes, sizes, times, source, counted=counted,
-        ranks_per_process=run.ranks_per_process,
+        ranks_per_process=run.ranks_per_process, is_doubtful_process=run.is_doubtful_process,
     )  # fmt: skip
 
 

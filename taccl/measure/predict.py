@@ -159,7 +159,7 @@ def predicted_us(
 
 def series_us(costs: Costs, series: Series) -> NDArray[np.float64]:
     """Predicted times in us at the sizes of a series, with its number of ranks per process if stated."""
-    costs = replace(costs, ranks_per_process=series.ranks_per_process or costs.ranks_per_process)
+    costs = replace(costs, ranks_per_process=series.launched_together or costs.ranks_per_process)
     sizes = np.array(series.size_bytes, float)
     return predicted_us(costs, series.collective, series.num_ranks, series.num_nodes, sizes)
 

@@ -28,6 +28,7 @@ class Series:
     - `source`: The file, with the line of the first row.
     - `ranks_per_process`: Number of GPUs whose kernels one process launches in turn (``nGpus``); 0 if the log
       does not state it.
+    - `is_doubtful_process`: True if the list of devices shows more GPUs in a process than the log states.
     - `counted`: Quantity to convert once the number of ranks is known: ``"part"`` if sizes are one rank's
       part, ``"busbw"`` if times are sizes over busbw, empty if none.
     """
@@ -41,6 +42,12 @@ class Series:
     streams: bool = False
     counted: Counted = ""
     ranks_per_process: int = 0
+    is_doubtful_process: bool = False
+
+    @property
+    def launched_together(self) -> int:
+        """Number of GPUs per process for predictions: as the log states it, 0 if unknown or doubtful."""
+        return 0 if self.is_doubtful_process else self.ranks_per_process
 
     def on(self, num_ranks: int, num_nodes: int) -> Series:
         """The series on given numbers of ranks and nodes, with sizes and times converted as in nccl-tests."""

@@ -44,6 +44,20 @@ def test_the_gpus_of_a_process_are_read(read):
     assert [read(text + table()).series[0].ranks_per_process for text in (head, "")] == [8, 0]
 
 
+@pytest.mark.parametrize(("pids", "told"), [((7, 7), (1, 0)), ((7, 8), (1, 1)), (("", ""), (1, 1))])
+def test_a_header_that_contradicts_the_list_of_devices_is_doubtful(read, pids, told):
+    """A header of one GPU per process is doubtful if several ranks of a host list the same process.
+
+    `told` is the number as stated, and the number for predictions: 0 if doubtful.
+    """
+    device = "#  Rank  {} Group  0 {} on host0 device  {} [0x00] Tesla V100-SXM2-16GB\n"
+    head = "".join(device.format(i, f"Pid {pid}" if pid else "", i) for i, pid in enumerate(pids))
+    (series,) = read(f"# nThread 1 nGpus 1 minBytes 8\n{head}{table()}").series
+    assert (series.ranks_per_process, series.launched_together) == told
+    (series,) = read(f"# nThread 2 nGpus 1 minBytes 8\n{head}{table()}").series
+    assert series.launched_together == 1
+
+
 @pytest.mark.parametrize(("pids", "count"), [((7, 7), 2), ((7, 8), 1), ((1, 1), 0), (("", ""), 0)])
 def test_process_numbers_give_the_gpus_per_process(read, pids, count):
     """Without the header, the list of devices tells the GPUs per process, as ranks of a process share its Pid.
