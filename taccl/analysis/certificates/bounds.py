@@ -324,7 +324,7 @@ def _crossings(demand: NeededSends) -> int:
 
 
 def _late_border(problem: Problem, *, in_network: bool | Literal["only"]) -> list[Claim]:
-    """List of one bound, that of the best cut around a node or a rank, for divisible data.
+    """Bound for divisible data from the best cut around a node or a rank, as a list of one claim.
 
     The list is empty if no cut gives a bound, or if the different chunks together have more than `_MAX_CUT`
     origins and destinations.

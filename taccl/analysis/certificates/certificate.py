@@ -127,7 +127,7 @@ class Claim(NamedTuple):
 
 
 def kinds_of_bounds() -> tuple[str, ...]:
-    """Kinds of bounds that imported witness classes prove; of equal bounds, the first kind is reported."""
+    """Kinds of bounds that imported witness classes prove, in the order of preference among equal bounds."""
     found: dict[str, int] = {}
     classes = [Witness]
     for each in classes:  # the list grows while it is read

@@ -99,7 +99,7 @@ def throughput(
 
     - `in_network`: True if switches are assumed to reduce.
     - `budget_s`: Seconds after which no further linear program is solved, and no further set sought.
-    - `known`: A known bound in ticks; lower bounds are of no use.
+    - `known`: A known bound in ticks; a bound below it is of no use.
     """
     deadline = time.monotonic() + budget_s
     sets = _sets(volume, symmetries, in_network=in_network)

@@ -1,4 +1,4 @@
-"""The multicommodity bound: optimal dual prices of resources, at which each chunk pays its cheapest path.
+"""The multicommodity bound, from dual prices of resources at which each chunk pays for its cheapest path.
 
 It is for chunks with one destination (alltoall, scatter, gather). A linear program of flows has one commodity
 per set of origins, on the orbits of a problem's symmetries; its dual prices are the witness. If the program
@@ -58,8 +58,9 @@ class FlowDual(Witness):
 
 @dataclass(frozen=True, slots=True)
 class _Commodity:
-    """Commodity of the flow program: volume by destination of chunks with the same origins and links.
+    """Commodity of the flow program: all chunks with the same origins and links.
 
+    - `volume`: {destination: volume of the chunks for it}.
     - `links`: Index of the set of links that may carry the chunks, for `Distances.arcs`.
     - `count`: Number of commodities in its orbit under symmetry, itself included.
     """
@@ -78,7 +79,7 @@ def multicommodity(
     A chunk with several destinations counts for the farthest one.
 
     - `budget_s`: Seconds for the linear program; if they are too few, the prices of `_flat` are used.
-    - `known`: A known bound in ticks; lower bounds are of no use.
+    - `known`: A known bound in ticks; a bound below it is of no use.
     """
     if not volume.spreads or volume.collective.derivations:
         return None
@@ -166,7 +167,8 @@ def _solve(
 ) -> NDArray[np.float64] | None:
     """Dual prices, (num_resources,), of the program: min T such that all flows arrive by T; None if unsolved.
 
-    No resource may be held for longer than T minus its idle ticks; orbits share one constraint.
+    No resource may be held for longer than T minus its idle ticks; there is one constraint for each orbit of
+    resources.
     """
     num_ranks, num_links = volume.problem.topology.num_ranks, len(volume.problem.topology.links)
     orbits, column, size = np.unique(symmetries.resources, return_inverse=True, return_counts=True)

@@ -100,7 +100,7 @@ def node_cut(volume: Volume, *, in_network: bool = False) -> tuple[Fraction, Cut
 
 
 def _in_batches(sides: Iterator[Flags], most: int) -> Iterator[Flags]:
-    """Yield (num_sets, num_ranks) arrays of at most `most` sets each."""
+    """Stack sets of ranks, and yield them as (num_sets, num_ranks) arrays of at most `most` sets each."""
     while batch := [*itertools.islice(sides, most)]:
         yield np.array(batch)
 
@@ -220,7 +220,7 @@ class _Borders:
         self.most_at_once = max(1, _MOST_CELLS // max(1, self._holds.size, volume.num_kinds))
 
     def behind_shared(self, most: int) -> Flags:
-        """(num_sets, num_ranks) sets of ranks at either end of a shared resource's links; their complements.
+        """(num_sets, num_ranks) ranks at either end of a shared resource's links, and their complements.
 
         Resources with the longest total holds come first. Sets of one rank, or of all ranks but one, are left
         out.

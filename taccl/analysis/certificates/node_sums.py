@@ -132,9 +132,10 @@ def _least_ticks(
 
 
 def _filled(passing: Counter[Lane], spans: Counter[int], need: int) -> Fraction:
-    """Least ticks T in which lanes pass `need` units; each lane counts once per span s, for T - s ticks.
+    """Least ticks T in which resources pass `need` units; each counts once per span s, for T - s ticks.
 
-    - `spans`: {ticks s in which a lane carries nothing: number of such spans}.
+    - `passing`: {lane: number of resources with its costs}.
+    - `spans`: {ticks s in which a resource carries nothing: number of such spans}.
     """
     events = sorted(
         (lane.idle + span, Fraction(count * number, lane.beta))

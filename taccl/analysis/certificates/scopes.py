@@ -109,7 +109,7 @@ def stronger(bound: Certificate, every: Certificate | None) -> Certificate:
 
 
 def standing(bound: Certificate, finish: Fraction, every: Certificate | None) -> str:
-    """Optimality proof as text, over all chunkings or for these chunks; empty if there is none."""
+    """Text that the finish is optimal, over all chunkings or for these chunks; empty if that is unproven."""
     if finish > bound.bound:
         return ""
     problem, clauses = bound.problem, bound.problem.clauses
@@ -125,7 +125,9 @@ def standing(bound: Certificate, finish: Fraction, every: Certificate | None) ->
 def bound_rows(
     bound: Certificate, every: Certificate | None, *, is_open: bool = False
 ) -> list[tuple[str, str]]:
-    """Rows (label, text) of the requested bound, and of the other bound if the two differ by over 1 %.
+    """Rows (label, text) of the bound for a schedule's chunks and of the bound over all chunkings.
+
+    The requested bound comes first. The other is left out if the two differ by at most 1 %.
 
     - `bound`: Bound for the chunks of a schedule.
     - `every`: Bound over all chunkings, if known.
@@ -146,8 +148,9 @@ def bound_rows(
 def gap_text(
     bound: Certificate, finish: Fraction, every: Certificate | None, *, is_open: bool = False
 ) -> str:
-    """Text of the gap to the requested bound; in brackets, proven optimality and the gap to the other bound.
+    """Text of a finish's gap to the bound for the schedule's chunks, and to the bound over all chunkings.
 
+    The gap to the requested bound comes first. Brackets hold the other gap, or what is proven optimal.
     Parameters are those of `bound_rows`.
     """
     bound = stronger(bound, every)

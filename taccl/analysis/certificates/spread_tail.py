@@ -49,7 +49,7 @@ from taccl.problem.problem import Problem
 _EVERY, _MOST = 16, 256
 #: Max number of values of `SpreadTail.least` to try (min ranks of a set that want a chunk, for it to count).
 _MOST_SIZES = 4
-#: Max entries (number of sums times number of other ranks) for bounds in which each rank is a set.
+#: Max entries (number of sums times number of ranks less 1) for bounds in which every rank but one is a set.
 _MOST_BY_RANK = 128
 #: Max pairs of an entry and a rank for which distances from entry points are used.
 _MOST_DISTANCES = 2_000_000
@@ -95,10 +95,11 @@ class SpreadTail(Witness):
 
 
 def spread_tail_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Yield spread-tail bounds for each node up to symmetry, and all ranks or nodes initially without data.
+    """Yield spread-tail bounds for sets of ranks that chunks must enter.
 
-    For sums, contributions of outside ranks count as chunks. Small problems with sums also get a bound in
-    which every rank but one is a set of its own.
+    The sets are nodes, one of each orbit under symmetry, and all ranks or nodes that start without data. For
+    sums, contributions of outside ranks count as chunks. Small problems with sums also get a bound in which
+    every rank but one is a set of its own.
     """
     if demand.spreads_alike(in_network=in_network):
         for needed, backwards in demand.both_directions():
@@ -144,7 +145,7 @@ def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
 def _entering(
     demand: NeededSends, sets: tuple[frozenset[int], ...]
 ) -> tuple[list[int], Ints, frozenset[int], frozenset[int]]:
-    """Data of the chunks that must enter the sets, as (sizes, release, first, wanting).
+    """Sizes, release dates and ranks of chunks that must enter the sets: (sizes, release, first, wanting).
 
     - `sizes`: Number of ranks of the set that want the chunk, for each entry, ascending.
     - `release`, (num_links,) int64: Earliest tick at which each link can carry one of the chunks.
@@ -237,7 +238,7 @@ class TailSpread:
         num, most = len(sizes), min(len(sizes), _MOST)
         pairs = np.cumsum(sizes[:most])
         entries = np.sort(self.enter.arrivals(num + int(pairs[-1])).ravel())[: num + int(pairs[-1])]
-        if self._fed:  # a send carries each chunk once
+        if self._fed:  # a send carries each chunk at most once, so at most `num` chunks
             sent = chain(heapq.merge(*(_entries(fed, num) for fed in self._fed)), repeat(FOREVER))
             entries = np.maximum(entries, [*islice(sent, len(entries))])
         best: tuple[int, int, int, list[int]] = 0, 1, 0, []
@@ -263,7 +264,7 @@ class TailSpread:
         Ticks count from the earliest of these entries. A chunk may cross into its set several times.
         The entries are into at most `last` sets, each assumed to be as fast as the fastest.
         """
-        most = np.minimum(self.into_set.most, last)  # a send carries each chunk once
+        most = np.minimum(self.into_set.most, last)  # a send carries each chunk at most once
         times, of_set = replace(self.into_set, most=most).more_ends(num), self.into_set.of_set
         each = [np.sort(times[of_set == i], axis=None)[:num] for i in np.unique(of_set)]
         fastest = np.min(each, axis=0)
@@ -302,7 +303,7 @@ class TailSpread:
     def _reached(self, entries: Ints, pairs: int) -> Ints:
         """(pairs,) earliest ticks at which 1, 2, ... (chunk, rank) pairs can exist.
 
-        A pair needs a tick at which its chunk enters, and the time from the entry to its rank.
+        A pair exists no sooner than its chunk enters the set and then travels on to the pair's rank.
         """
         some = entries[:pairs]
         if not self.near.any() or len(some) * len(self.near) > _MOST_DISTANCES:

@@ -45,7 +45,7 @@ def throughput_claims(
     A claim from a cut is yielded only if it is higher than the one before. Bounds are rounded up to whole
     ticks if chunks of one size travel whole.
 
-    - `known`: A known bound in ticks; lower bounds are of no use.
+    - `known`: A known bound in ticks; a bound below it is of no use.
     """
 
     def ticks(bound: Fraction) -> int | Fraction:

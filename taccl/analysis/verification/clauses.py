@@ -238,7 +238,7 @@ def check_order(columns: Columns, findings: Findings, reducing: NDArray[np.bool_
         before = free_from[lane]
         np.maximum.at(free_from, lane, free)
         latest = (free == free_from[lane]) & (free > before)
-        due_to[lane[latest][::-1]] = chunk[latest][::-1]  # the first of equals is written last, so it stays
+        due_to[lane[latest][::-1]] = chunk[latest][::-1]  # of chunks with this tick, the first is kept
     for at, _, lane, start, is_own in lanes():
         for k in np.flatnonzero(~is_own & (start < free_from[lane])).tolist():
             limit = int(free_from[lane[k]])

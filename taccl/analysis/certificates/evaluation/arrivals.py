@@ -151,7 +151,7 @@ class Entries:
         self.by = cache(self._by)
 
     def limited_by(self, awake: Labels, inside: Labels, entered: Labels) -> bool:
-        """Check labels that bound the number of chunk holders, and bound entries by them; False if one fails.
+        """True if labels on the number of chunk holders are proven; they then limit the entries, too.
 
         - `awake`, `inside`, `entered`: ((ticks, most), ...): before `ticks`, at most `most` outside ranks,
           ranks of the sets, and sets, respectively, can hold some chunk.

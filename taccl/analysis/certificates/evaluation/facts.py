@@ -1,8 +1,8 @@
 """Problem data as plain numbers, by which certificates are checked.
 
-Costs in ticks, and the links that may carry a chunk, come from the problem, as in finders. Shortest paths,
-and the idle times of resources at both ends of a schedule, are computed here in integers, independently of
-finders. Costs of sends under dual prices are computed in exact fractions.
+Costs in ticks, and the links that may carry a chunk, come from the problem, as they do for the code that
+finds bounds. Shortest paths, and the idle times of resources at the start and the end of a schedule, are
+computed here in integers, independently of that code. Costs of sends under dual prices are exact fractions.
 """
 
 from __future__ import annotations

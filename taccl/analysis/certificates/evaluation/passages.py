@@ -56,7 +56,7 @@ class GatePassage:
         first = max(start, self.release) + self.before
         found = [0]
         for n, after in enumerate(self.after, 1):
-            if end - after >= first:  # begin of the last send's hold
+            if end - after >= first:  # the last send's hold begins at `end - after` at the latest
                 found.append(n + self.one_after_another(end - after - first))
         return max(found)
 
@@ -241,7 +241,7 @@ def _job(
     """Required send of a chunk over one of the links `crossing`, with its release date and tail.
 
     The release date is that of the farthest contribution for a sum, and of the nearest copy otherwise.
-    The tail is that of the farthest target.
+    The tail is the least time from the send's end until the chunk reaches the farthest target.
     """
     srcs = {r for e in crossing for r in facts.topology.links[e].srcs}
     dsts = {r for e in crossing for r in facts.topology.links[e].dsts}

@@ -358,13 +358,13 @@ def sends_of(senders: list[Sender], received: Iterable[int]) -> Iterator[int]:
 
 #: Number of ticks, whole or fractional.
 Time = int | Fraction
-#: Number of pairs that sends can serve by a time, as a list of terms (gain, functions of time). The number is
-#: the sum over terms of the gain times the least value of the functions.
+#: Number of (contribution or byte, rank) pairs that sends can serve by a given time, as a list of terms
+#: (gain, functions of time). The number is the sum over terms of the gain times the least function value.
 Served = list[tuple[int, tuple[Callable[[Time], Time], ...]]]
 
 
 def first_served(served: Served, needed: int) -> Fraction:
-    """Least ticks by which `needed` pairs can be served, exact.
+    """Least ticks by which sends can serve `needed` (contribution or byte, rank) pairs, exact.
 
     Between whole ticks every function is linear, so the least of several is concave, and so is the sum.
     Newton's method from the left along tangents therefore never overshoots.

@@ -117,7 +117,7 @@ class NeededSends:
         return alike and self.single_ended and not self.problem.collective.derivations and not in_network
 
     def both_directions(self) -> Iterator[tuple[NeededSends, bool]]:
-        """Yield (self, False), and (needed sends of the time-reversed problem, True) if that may differ.
+        """Yield (self, False), and (needed sends of the time-reversed problem, True) if these may help.
 
         The time-reversed problem is used only if fewer ranks start with chunks than want chunks.
         """
