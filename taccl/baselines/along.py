@@ -148,7 +148,10 @@ class _PassageSends(NamedTuple):
 
 
 def _sends(plan: PassagePlan, roots: NDArray[np.int64]) -> Iterator[tuple[ChunkPassage, _PassageSends]]:
-    """Yield each passage of a plan with its sends, for chunks that start, or sums that end, at `roots`."""
+    """Yield each passage (one chunk along one dimension) of a plan with its sends.
+
+    - `roots`: Ranks; sends are for chunks that start at them, or for sums that end at them.
+    """
     known: dict[tuple[tuple[int, ...], int, int, bool], _PassageSends] = {}
     for each in plan.passages:
         alike = each.order, each.place, each.chunk % 2, each.reduces

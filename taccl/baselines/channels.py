@@ -122,7 +122,7 @@ class _Pattern:
     def weighted(self, pairs: list[tuple[int, int]], *, closing: bool) -> list[tuple[int, float]] | None:
         """Links between pairs of ranks as (link, crossings per byte); None if some pair is not joined.
 
-        - `closing`: True if the pairs are joined from node to node.
+        - `closing`: True if each pair is in two different nodes, or closes the ring of a single node.
         """
         hops = [self.hop(*pair) for pair in pairs]
         return None if None in hops else [(e, 1.0) for hop in hops if hop for e in hop]

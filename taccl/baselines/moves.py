@@ -157,7 +157,7 @@ class Sends(NamedTuple):
 def routed(
     problem: Problem, moves: Moves, *, sums: Sequence[tuple[int, ...]] = (), carries: Ints | None = None
 ) -> Sends:
-    """Sends of moves: over the direct link, or over a shortest path, hop by hop.
+    """Convert moves to sends over the direct link, or without one, hop by hop over a shortest path.
 
     All first hops of a step's moves come before all second hops, and so on. See `sends_over`.
 

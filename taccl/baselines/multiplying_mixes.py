@@ -1,4 +1,4 @@
-"""Mixed plans of recursive multiplying: parts of the chunks with plans and sizes of their own.
+"""Mixed plans of recursive multiplying: chunks are divided into parts, each with its own plan and size.
 
 In a single plan the bottleneck is idle until the first sums reach it, and again while the last ones spread. A
 mixed plan uses these times: some parts cross between nodes before they are summed in their node, others at
@@ -72,7 +72,7 @@ def soonest_mix(problems: Iterable[Problem]) -> tuple[StepTimes, StepPlan] | Non
             return None
         us = times.ticks(plans[0]) / problem.costs.ticks_per_us
         if best is None or us * _PAYS <= best_us:
-            if others:  # a search that does not start from `others` may find a better plan
+            if others:  # a search that does not start from the plans of finer chunks may find a better plan
                 plans = sorted((*plans, *best_mixes(times)), key=times.ticks)
             best, best_us = (times, plans[0]), us
         others = plans[:_OTHERS]
@@ -246,8 +246,8 @@ def _least(parts: Sequence[TimedPart]) -> float:
 class MixTimes:
     """Estimated finishes of mixed plans, which consider only resources that can cause delays.
 
-    - `resources`: Indices of these resources: no other resource is held at least as long in every step. One
-      of several equal resources is listed.
+    - `resources`: Indices of these resources. A resource is left out if another one is held at least as long
+      in every step; one of several equal resources is listed.
     """
 
     def __init__(self, times: StepTimes, parts: Iterable[PlanPart]) -> None:
@@ -352,7 +352,10 @@ def _fits(times: StepTimes, digit: Digit) -> bool:
 
 
 def _limiting_resources(times: StepTimes, digits: Iterable[tuple[Digit, bool]]) -> Ints:
-    """Indices of resources that can limit a plan: no other one is held at least as long in every step."""
+    """Indices of resources that can limit a plan, without those dominated by another resource.
+
+    A resource dominates another if it is held at least as long in every step.
+    """
     loads = []
     for digit, is_same in digits:
         used, _, alphas, betas = times.loads(digit, is_same)

@@ -1,7 +1,7 @@
-"""NVLS as an algorithm of the baseline ``nccl``: allreduces whose sums switches add up in a node.
+"""NVLS as an algorithm of the baseline ``nccl``: allreduces in which the switch of each node makes sums.
 
-In every node, the switch sums each chunk at one rank. Trees of nodes add up these sums, and the switches
-multicast the results.
+In every node, the switch adds up each chunk, and delivers the sum to one rank. Trees of nodes add up these
+sums, and the switches multicast the results.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def nvls_ways(problem: Problem) -> tuple[Way, ...]:
 def _rails(topology: Topology, rank: int) -> dict[tuple[int, int], int]:
     """{(source node, destination node): link} between the ranks that have the same local rank as `rank`.
 
-    Empty if a link is missing.
+    Empty if a link is missing; {(0, 0): -1} for a single node.
     """
     place = topology.local_rank[rank]
     heads = [ranks[place] for ranks in topology.ranks_of_node]

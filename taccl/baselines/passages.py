@@ -213,7 +213,10 @@ def plan_along(
 
 
 def _tasks_of(passages: Sequence[ChunkPassage], paces: Sequence[Pace]) -> Tasks:
-    """Scheduling tasks, one per run of each passage; each direction (lane) of a dimension is a resource."""
+    """Scheduling tasks, one for each run: consecutive hops of a chunk in one direction of a dimension.
+
+    Each direction (lane) of a dimension is a resource.
+    """
     tasks, done = Tasks(), list[tuple[int, int]]()  # `done`: (task, gap) of runs that ended the last passage
     for number, each in enumerate(passages):
         first, tail = len(tasks.duration), paces[each.dimension].latency - paces[each.dimension].held

@@ -253,13 +253,13 @@ def merging(problem: Problem) -> Problem:
 
 @cached
 def complete_so_far(problem: Problem) -> list[Schedule]:
-    """Complete schedules that a baseline has made so far, the best last; they survive its interruption."""
+    """Complete schedules that a baseline has made so far, the best last; kept if it is interrupted."""
     return []
 
 
 @cached
 def finest(problem: Problem) -> dict[str, Schedule]:
-    """{algorithm: best schedule in finer chunks so far}; it survives an interruption of the search."""
+    """{algorithm: best schedule in finer chunks so far}; kept if the search is interrupted."""
     return {}
 
 
@@ -267,7 +267,7 @@ def finest(problem: Problem) -> dict[str, Schedule]:
 def soonest_so_far(problem: Problem) -> list[Schedule]:
     """[earliest-finishing schedule that baselines have made so far]; empty before the first schedule.
 
-    The list survives an interruption of a baseline.
+    The list is kept if a baseline is interrupted.
     """
     return []
 

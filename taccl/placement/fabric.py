@@ -172,10 +172,10 @@ def _sizes_of(messages: RankMessages) -> NDArray[np.int64]:
 def _is_implied(
     side: NDArray[np.int64], held: NDArray[np.int64], resource: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """True for each redundant hold (use of a resource by a link): another hold of its link lasts as long.
+    """True for each redundant hold (use of a resource by a link).
 
-    Only this link uses the resource of the hold. The other hold is on the same side (send or receive), and
-    lasts at least as long for every size.
+    A hold is redundant if only its link uses the resource, and if another hold of the link on the same side
+    (send or receive) lasts at least as long for every size.
     """
     alone: NDArray[np.bool_] = np.bincount(resource)[resource] == 1
     if not alone.any():

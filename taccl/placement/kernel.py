@@ -19,7 +19,7 @@ TOO_LONG = 2**62
 
 @compiled
 def tails(messages: RankMessages, takes: NDArray[np.int64], tail: NDArray[np.int64]) -> None:
-    """Set `tail` to the time from the end of each message to the makespan; message m takes ``takes[m]``."""
+    """Set `tail` to the least time from each message's end to the makespan; message m takes ``takes[m]``."""
     for m in range(len(takes) - 1, -1, -1):
         for i in range(messages.wait_of[m], messages.wait_of[m + 1]):
             before = messages.wait[i]

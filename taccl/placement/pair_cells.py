@@ -1,4 +1,4 @@
-"""Read matrices of pairs from text cells: the unit, the names of rows and columns, and the values."""
+"""Read matrices with a latency or a bandwidth for each pair of hosts from cells of text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TIME = re.compile(
 _ROUND_TRIP = re.compile(r"(?<![a-z])(rtt|round[ _-]?trip)", re.IGNORECASE)
 #: {beginning of a unit of time: microseconds}.
 _US = {"n": 1e-3, "u": 1.0, "µ": 1.0, "μ": 1.0, "micro": 1.0, "m": 1e3, "milli": 1e3}
-#: Heads of the two columns of hosts in a list of pairs.
+#: Headers of the two columns of hosts in a list of pairs.
 _ENDS = (
     re.compile(r"(src|source|from|sender|client)(?![a-z])", re.IGNORECASE),
     re.compile(r"(dst|dest|destination|to|receiver|server|target|peer)(?![a-z])", re.IGNORECASE),
@@ -51,7 +51,7 @@ class Unit(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Square matrix of values, row to column: text of its corner cell, names of the hosts, and values."""
+    """Square matrix of values from the row's host to the column's, with host names and the corner's text."""
 
     corner: str
     names: tuple[str, ...]
@@ -109,8 +109,7 @@ def without_units(rows: dict[int, list[str]], where: str) -> tuple[dict[int, lis
 def table_of(rows: dict[int, list[str]], where: str) -> Table:
     """Square matrix from {line number: cells}; names of hosts may head the rows, the columns, or both.
 
-    A cell on the diagonal that is not a number becomes nan. Rows in another order than the columns are
-    sorted by name.
+    A cell on the diagonal that is not a number becomes nan. Named rows are put into the order of the columns.
     """
     if not rows:
         raise FormatError("found no rows; expected a matrix, a row for every host", where=where)
@@ -143,10 +142,10 @@ def table_of(rows: dict[int, list[str]], where: str) -> Table:
 
 
 def tables_of_pairs(rows: dict[int, list[str]], where: str) -> list[Table] | None:
-    """A matrix for each column of figures, from rows (host, host, figure, ...); None for other rows.
+    """A matrix for each column of figures, from rows (host, host, figure, ...); None if there are none.
 
-    Numbers are names of hosts only below a head such as ``src,dst,us``. The head of a figure becomes the
-    corner of its matrix.
+    Numbers count as names of hosts only below a header such as ``src,dst,us``. The header of a column of
+    figures becomes the corner of its matrix.
     """
     body, corners = list(rows.items()), [""] * (max(map(len, rows.values()), default=0) - 2)
     if len(body) > 1 and len(body[0][1]) > 2 and all(map(np.isnan, map(_number, body[0][1]))):
