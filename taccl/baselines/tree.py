@@ -63,8 +63,8 @@ def _both_trees(problem: Problem, *, members: Sequence[str]) -> Schedule:
     topology, chunks = problem.topology, problem.collective.chunks
     is_allreduce = all(len(chunk.destinations) == topology.num_ranks for chunk in chunks)
     first = topology.ranks_of_node[0]
-    # Two heads half a node apart use different NICs if the node has several; if all ranks are heads, all NICs
-    # are used.
+    # Heads are the ranks at which trees gather sums. Two heads half a node apart use different NICs if the
+    # node has several; if all ranks are heads, all NICs are used.
     heads_of: dict[str, list[tuple[int, ...]]] = {
         "nodes": [(first[0], first[len(first) // 2]), first],
         "ranks": [(0,)],

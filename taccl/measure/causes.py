@@ -141,7 +141,7 @@ class Facts:
         """True if the fault also slows sizes for which protocol LL is usual; None if unknown."""
         if self.ll_ratio is None or not self.share:
             return None
-        return bool(self.ll_ratio > self.share**-0.5)  # between 1 and the ratio of large messages
+        return bool(self.ll_ratio > self.share**-0.5)  # geometric mean of 1 and large messages' slowdown
 
     @property
     def is_late(self) -> bool:

@@ -357,7 +357,7 @@ def _collective(run: _LogRun, where: str) -> str:
 
 
 def _named(run: _LogRun, where: str) -> list[str]:
-    """Collectives that the log names and that fit the run's columns; if none, the one that alone fits."""
+    """Collectives that the log names and that fit the run's columns; without any, the only one that fits."""
     stem = os.path.basename(where)
     named = [*(each for each, form in _IN_STEM.items() if form.search(stem)), *run.names]
     possible = [each for each in _MENTIONS if _may_be(each, run.rows)]

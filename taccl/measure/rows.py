@@ -25,9 +25,10 @@ _NCCL = re.compile(
     rf"(?:^|[\s:>])({_SIZE})\s+(\d{{1,18}})\s+([a-z][a-z0-9_]*)\s+(?:([a-z]+)\s+)?"
     rf"({_NUMBER}(?:\s+(?:{_NUMBER}|N/A|nan|inf))*)(?:\s+(?:#|//|<|\d{{4}}-\d\d-|[A-Za-z]{{3}}).*)?\s*$"
 )
-#: {cells of a row's out-of-place or in-place group: places of time, algbw, busbw, number of wrong elements}.
-#: Five cells have the time of HIP events (rccl-tests).
-#: Eight cells have the spread over iterations (nccl-tests 2.19).
+#: {number of cells for the out-of-place, or the in-place, results of a row: positions among these cells of
+#: time, algbw, busbw, and number of wrong elements}.
+#: With five cells, one is the time of HIP events (rccl-tests).
+#: With eight cells, some are the spread over iterations (nccl-tests 2.19).
 _GROUPS = {3: (0, 1, 2, None), 4: (0, 1, 2, 3), 5: (0, 2, 3, 4), 8: (0, 1, 2, 3)}
 #: Beginning of a row of nccl-tests (see `_NCCL`), up to the reduction or the root.
 _BEGINS_ROW = re.compile(
@@ -93,7 +94,8 @@ class Row(NamedTuple):
 def plain(line: str) -> str:
     """The line without terminal escape sequences, trailing spaces, and labels of ranks within it.
 
-    Launchers label what a rank prints at once, which is a part of a line if it flushes its output.
+    Launchers put a label before each piece of output of a rank. A rank that flushes often writes a line in
+    several pieces.
     """
     line = _ESCAPES.sub("", line).rstrip()
     label = _LABEL.match(line)
@@ -181,7 +183,7 @@ class Columns(NamedTuple):
     def row(self, line: str, where: str) -> Row | None:
         """The row in a line; None if its cells do not fit. `FormatError` for an infinite or NaN cell.
 
-        The size is 0 if `in_place` asks for the other rows.
+        The size is 0 if `in_place` asks for results in place and the row has the others, or the reverse.
         """
         cells = _cells(re.sub(r"(\d) ([KMGT]i?B)\b", r"\1\2", line), self.splits)
         width = self.half if self.half and len(cells) == self.half else self.width

@@ -174,8 +174,8 @@ def add_aggregation(
     """Add a reduction link to each rank from all others, and a multicast link from it to all others.
 
     A send over one of these links holds the ports of all its sources and destinations. A reduction also
-    holds the pool of slots, if the pool is limited. The latency is half the round trip of `reduces`, or
-    else the alpha of `cost`.
+    holds the switch's pool of packet slots, if their number is limited. The latency is half the round trip of
+    `reduces`, or else the alpha of `cost`.
     Nothing is added for fewer than three ranks. Each of `groups` gets its own links, which share the pool.
 
     - `port_out`, `port_in`: {rank: resource of the switch that its sends, or its receives, hold}.

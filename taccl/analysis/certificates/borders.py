@@ -45,7 +45,10 @@ class Border(OfRanks):
 
 
 def counting(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Yield cut-counting bounds: number of chunks that must cross a border, divided by the border's rate."""
+    """Yield cut-counting bounds: chunks that must enter or leave a set of ranks, over the rate of its links.
+
+    The sets are nodes and single ranks.
+    """
     if not demand.single_ended:
         return
     if demand.sums_for_all and not in_network:
@@ -296,7 +299,7 @@ def _passes_late(facts: Facts, machine: SingleMachine, ticks: int) -> bool:
 
 
 def _leaving(jobs: Sequence[BorderJob]) -> int:
-    """Min ticks per job on a resource that all jobs with a tail hold after crossing; 0 if there is none."""
+    """Min ticks per job on a resource that all jobs with a tail hold after crossing; 0 without such a one."""
     held = [dict(job.onward) for job in jobs if job.tail]
     shared = frozenset(held[0]).intersection(*held[1:]) if held else ()
     return max((min(each[resource] for each in held) for resource in shared), default=0)

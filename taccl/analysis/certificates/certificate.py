@@ -30,9 +30,9 @@ _MOST_SHOWN = 12
 #: ((ticks, most), ...), both ascending: before `ticks`, at most `most` of the counted events can have
 #: happened.
 Labels = tuple[tuple[int, int], ...]
-#: Assumption of a bound on reduction in switches. False: only switches that the topology declares can reduce.
-#: True: all switches can reduce. ``"only"``: declared switches make all sums, and a rank adds nothing to its
-#: own data but the output of a switch.
+#: Assumption about switches under which a bound holds. False: only switches that the topology declares can
+#: reduce. True: all switches can reduce. ``"only"``: declared switches make all sums, and a rank adds nothing
+#: to its own data but the output of a switch.
 InNetworkGrant = bool | Literal["only"]
 
 
@@ -326,7 +326,7 @@ def is_proven(
         return part is not None and is_proven(
             part, left, witness.inner, divisible=divisible, in_network=in_network
         )
-    problem = problem.without_moments()  # a bound without release dates holds with them, too
+    problem = problem.without_moments()  # a bound that ignores release dates also holds with them
     ticks = bound * problem.costs.ticks_per_us
     if witness is None:
         return ticks <= 0

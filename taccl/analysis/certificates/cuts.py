@@ -45,7 +45,7 @@ _MOST_ALONE = 8
 
 @dataclass(frozen=True, slots=True)
 class SetCharge:
-    """Charge for each send into a set, or between the parts of a partition.
+    """Charge for each send into a set of ranks, or between the parts of a partition of ranks.
 
     With one set in `parts`, each send that enters the set is charged. With several sets (a partition), each
     send from one part to another is charged. If k parts contribute to a sum and also want it, it needs at

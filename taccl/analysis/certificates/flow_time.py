@@ -117,7 +117,7 @@ def flow_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim
 
 
 def _common_units(demand: NeededSends) -> NDArray[np.int64]:
-    """(num_ranks, num_ranks) units of the row's rank that the column's rank wants."""
+    """(num_ranks, num_ranks) units of data of the row's rank that the column's rank wants."""
     found = np.zeros((demand.topology.num_ranks,) * 2, np.int64)
     for kind, count in demand.classes.items():
         data = kind.data

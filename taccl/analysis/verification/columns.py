@@ -222,7 +222,7 @@ class Columns:
             self.take(np.argsort(self.start, kind="stable"))
 
     def blocks(self) -> Iterator[Block]:
-        """Yield all transfers in blocks; all in one block if the schedule states ends, which may be wrong."""
+        """Yield all transfers in blocks; in one block if the schedule states ends, as these may be wrong."""
         size = BLOCK if self.end is None else max(1, len(self))
         for first in range(0, len(self), size):
             rows = slice(first, first + size)

@@ -117,7 +117,7 @@ Passages = frozenset[tuple[GatePassage, int]]
 
 
 class Entries:
-    """Max number of entries by a time; an entry is a chunk that enters one of the sets for the first time.
+    """Max number of entries by a time; an entry is the first arrival of a chunk in one of some sets of ranks.
 
     - `release`: {usable link: earliest tick at which it can carry a chunk}.
     - `num_first`: Number of outside ranks that initially hold some chunk.
@@ -206,7 +206,7 @@ class Entries:
 
 
 class Pairs:
-    """Upper bound on (chunk, rank) pairs served by a given time, for the chunks that enter sets last.
+    """Upper bound on (chunk, rank) pairs served by a given time, for the last chunks to enter sets of ranks.
 
     An entry is the first arrival of a chunk in a set of ranks. It forms a pair with each rank of this set
     that can hold the chunk by that time.
@@ -239,7 +239,7 @@ class Pairs:
         - `labels`: ((ticks, most), ...): before `ticks`, there are at most `most` pairs.
         """
         ranks = frozenset(self._entries.set_of)
-        made = steps(labels, len(ranks))  # each rank sends from its first pair on
+        made = steps(labels, len(ranks))  # a rank is one sender, from its first pair on
 
         def arrived(ticks: int) -> int:
             sent = self._entered(ticks) + self._sender.by(ticks, made)
@@ -256,7 +256,7 @@ class Pairs:
         return min(max(0, self._entries.by(ticks) - self._before), self._num_entered * into)
 
     def room(self, ticks: int, ranks: frozenset[int]) -> int:
-        """Max number of arrivals by `ticks`, at the given ranks together, of the chunks that enter sets last.
+        """Max number of arrivals by `ticks`, at all given ranks together, of the last chunks to enter sets.
 
         Sends inside a set start at `since` or later; sends over a border end at `since` or later.
         """

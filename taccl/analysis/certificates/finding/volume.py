@@ -100,7 +100,7 @@ class Volume:
         return RankSets.of(self.collective.starts)
 
     def needed(self, parts: Sequence[frozenset[int]]) -> int:
-        """Min volume of the sends that enter a set, or that pass between the parts of a partition.
+        """Min volume of the sends that enter a set of ranks, or that pass between the parts of a partition.
 
         A chunk that spreads enters a set that wants it and lacks it. A sum enters a set that wants it, unless
         all its contributions are inside. If k parts contribute to a sum and also want it, it needs 2(k - 1)
