@@ -19,7 +19,7 @@ WITHIN_ERROR = 0.85  #: Min share of the expected bandwidth that an error of the
 _MATCHES, _INDISTINCT = 0.05, 0.03
 #: Max credible ratio of measured to expected bandwidth: a NIC's wire rate over the rate that messages reach.
 _WIRE = 1.08
-#: Shares of the rate of PCIe in a node that lanes or generations of PCIe explain.
+#: Shares of the expected rate of PCIe that a link with fewer lanes or of an older generation reaches.
 _FEWER_LANES = ((1 / 2, "half"), (1 / 4, "a quarter"))
 #: Max share of a node's bandwidth that suggests that GPUs cannot reach each other directly (P2P).
 _HOST_MEMORY = 0.2

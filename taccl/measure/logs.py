@@ -140,7 +140,8 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
     """Read the measurements in a text, as `read_log` does for a file; messages name `where` as the source."""
     path, given = where, unquoted(text)
     text = printed(given)
-    where = path if text == given else f"{path}, as text"  # lines are those of the text
+    # Line numbers in messages count the lines of `text`, into which JSON output was converted.
+    where = path if text == given else f"{path}, as text"
     lines = [plain(line) for line in text.splitlines()]
     left_out: list[str] = []
     reports = list(run_reports(text))

@@ -26,7 +26,7 @@ _GPUS = {
 #: {GPU model whose NVLinks are fewer than those of any machine model: its generation}.
 #: Their data sheets state 400 GB/s of NVLink.
 _FEWER_LINKS = {"A800": "Ampere", "H800": "Hopper"}
-_FEWER_NVLINKS = 8  #: Number of NVLinks of these GPUs.
+_FEWER_NVLINKS = 8  #: Number of NVLinks of the GPUs in `_FEWER_LINKS`.
 #: {machine: GPU models that communicate over PCIe}, including PCIe boards of the models above.
 _PCIE_GPUS = {
     "v100-pcie": ("V100",), "a100-pcie": ("A100",), "h100-pcie": ("H100",), "t4": ("T4",),

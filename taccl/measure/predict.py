@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from taccl.measure.series import Series
 
 
-#: Launch of RCCL in us, a prior of fits to published logs.
+#: Launch time of RCCL in us: the prior in fits to published logs.
 RCCL_LAUNCH_US = 7.0
 #: Time in us of an MPI message in a node, and between nodes without the network's hop (our choice).
 #: In a node it is a copy by CUDA IPC, between nodes a transfer by GPUDirect RDMA.

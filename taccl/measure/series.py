@@ -50,7 +50,7 @@ class Series:
         return 0 if self.is_doubtful_process else self.ranks_per_process
 
     def on(self, num_ranks: int, num_nodes: int) -> Series:
-        """The series on given numbers of ranks and nodes, with sizes and times converted as in nccl-tests."""
+        """The series on given numbers of ranks and nodes, with sizes and times as nccl-tests counts them."""
         parts = num_ranks if self.counted == "part" else 1
         factor = busbw_factor(self.collective, num_ranks) if self.counted == "busbw" else 1.0
         return replace(

@@ -226,7 +226,7 @@ def explained(latency_us: NDArray[np.float64], held_out: Pairs, clusters: Sequen
 def verdict(
     plan: FewPairs, latency_us: NDArray[np.float64], held_out: Pairs, clusters: Sequence[Sequence[int]]
 ) -> str:
-    """Summary of a probe of few pairs: number of pairs measured, and how well clusters predict the others."""
+    """Summary of a probe of few pairs: number measured, and how well clusters predict the other pairs."""
     every = plan.num_hosts * (plan.num_hosts - 1) // 2
     known = int(np.triu(~np.isnan(latency_us), 1).sum())
     said = f"{known} of {every} pairs were measured; others have the median of their cluster level"
@@ -244,7 +244,7 @@ def verdict(
 def found_by(
     plan: FewPairs, measure: Callable[[Pairs], Sequence[float]]
 ) -> tuple[tuple[tuple[int, ...], ...], Pairs]:
-    """Find clusters with rounds of measurements; return them and the held-out pairs.
+    """Find clusters by rounds of measurements; return the clusters and the held-out pairs.
 
     - `measure`: Function that returns the latencies of the pairs of a round, in us.
     """

@@ -283,7 +283,7 @@ def nccl_tuner(
 
 
 def _fallbacks(kind: str, best: _Rule) -> Iterator[_Rule]:
-    """All other rules of a collective, which apply if NCCL_ALGO or NCCL_PROTO excludes the best one."""
+    """All rules of a collective but the best; they apply if NCCL_ALGO or NCCL_PROTO excludes the best."""
     protocols = ("ll", "ll128", "simple") if best.protocol == "ll" else ("simple", "ll128", "ll")
     for algorithm in ("ring", *_OTHERS.get(kind, ())):
         for protocol in protocols if algorithm in ("ring", "tree") else ("simple",):

@@ -317,7 +317,7 @@ def _heights(groups: Mapping[str, _Group], where: str) -> tuple[dict[str, int], 
 def _clusters(
     parts: Sequence[Sequence[tuple[str, ...]]], hosts: Sequence[str]
 ) -> tuple[tuple[tuple[int, ...], ...], NDArray[np.float64], int]:
-    """(cluster of every host by level, number of levels that separate two hosts, number of separate parts).
+    """(cluster of every host by level, number of levels that separate two hosts, number of unjoined parts).
 
     Hosts are in one cluster of a level if a chain of switches up to that level joins them. So clusters
     nest even if a switch has several parents. Levels that separate no hosts, or all, are left out. If hosts

@@ -170,7 +170,8 @@ class Tasks:
                     continue
                 heapq.heappop(queues[key])
             task = order[first]
-            blocker = None  # hold blocked longest: (time when it may begin, resource, begin)
+            # Hold that is blocked longest: (least start of the task, resource, ticks from start to hold).
+            blocker = None
             for resource, begin, _ in holds[task]:
                 if (until := free[resource] - begin) > now:
                     each = (until, resource, begin)

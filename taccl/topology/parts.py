@@ -130,12 +130,12 @@ def add_crossbar(
     reduces: InNetwork | None = None,
     port_betas: Mapping[int, Fraction] | None = None,
 ) -> None:
-    """Join `ranks` by a switch: a link for every ordered pair, and a port out and a port in for every rank.
+    """Join `ranks` by a switch: a link per ordered pair, and two ports (out and in) per rank.
 
     A send holds the source's port out and the destination's port in for as long as its own link. So a rank
-    sends to one rank at a time, and receives from one at a time. Alpha (or the overhead that is part of it)
-    is part of this time if the builder's `alpha_meaning` is "occupies", but not if it is "pipelined". With
-    `reduces`, the switch also gets multicast and reduction links (`add_aggregation`).
+    sends to one rank at a time, and receives from one at a time. Alpha (or its part `overhead_us`) counts in
+    this time if the builder's `alpha_meaning` is "occupies"; with "pipelined", it does not. With `reduces`,
+    the switch also gets multicast and reduction links (`add_aggregation`).
 
     - `port_betas`: {rank: us/MB of its ports}; by default, all ports have the beta of `cost`. A link is as
       fast as the slower of its two ports.
