@@ -39,7 +39,7 @@ _MOST_PIECED = 120_000
 
 
 class Plan(NamedTuple):
-    """Periodic plan: each piece repeats the sends of the one before, a period later.
+    """Periodic plan: each piece of the data repeats the sends of the piece before, a period later.
 
     - `starts_us`, (directions, lanes, hops): Start of the first piece on each hop.
     - `end_us`: Time by which the first piece has arrived everywhere.

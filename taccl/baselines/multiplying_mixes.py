@@ -222,7 +222,7 @@ class TimedPart(NamedTuple):
 
     @classmethod
     def of(cls, steps: Sequence[Step], num_resources: int) -> TimedPart:
-        """Timed part, computed from its steps."""
+        """Part of a mixed plan, with its times computed from its steps."""
         total = left = sum(ticks for ticks, _ in steps)
         rows, uses = [], [(0.0, total, total)] * num_resources
         for ticks, holds in steps:

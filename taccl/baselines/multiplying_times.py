@@ -56,10 +56,11 @@ class Grid:
 
     @cached
     def turns(self, digit: Digit) -> list[list[int]]:
-        """Partner of each rank in every turn of a step.
+        """For each turn of a step, the partner of every rank; partners differ in `digit`.
 
-        Partners differ in the digit. In the first turn the partner's digit is larger by one (modulo the
-        base), in the second by two, and so on.
+        In the first turn the partner's digit is larger by one (modulo the base), in the second by two, and so
+        on. With `digit.turn`, there is one turn, in which it is larger by that number. With weight 0,
+        partners are all ranks of other nodes.
         """
         (node, at), (num_nodes, num) = self.place.T, self.ranks.shape
         if not digit.weight:
@@ -227,7 +228,7 @@ class StepTimes:
         return np.flatnonzero(self.part_of_chunks(plan) == part)
 
     def part_of_chunks(self, plan: StepPlan) -> Ints:
-        """Index of each chunk's part, (num_chunks,).
+        """Index of the part of the plan to which each chunk belongs, (num_chunks,).
 
         If `plan.sizes` is empty, blocks of `plan.block` consecutive chunks go to the parts in turn.
         """

@@ -63,7 +63,7 @@ def debug_facts(text: str) -> DebugFacts:
 
 
 def _causes(text: str, network: str, between: list[str], inside: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield (name of a cause, evidence).
+    """Yield (name of a cause of slow collectives, evidence of it in a log).
 
     - `between`: Paths of channels between nodes.
     - `inside`: Kinds of paths of channels inside nodes.

@@ -61,7 +61,7 @@ def _lines(run: dict[str, Any]) -> Iterator[str]:
 
 
 def _device_lines(config: dict[str, Any]) -> Iterator[str]:
-    """Yield a line for each rank.
+    """Yield a line of text for each rank, with its host and its GPU.
 
     nccl-tests lists only the first device of each process. So the further ranks of a process are taken to be
     on devices of the same kind, on the same host.

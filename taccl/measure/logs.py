@@ -130,7 +130,7 @@ def read_log(path: str | os.PathLike[str], *, collective: str | None = None, in_
     - `collective`: The collective measured, if the file does not name it.
     - `in_place`: True for the in-place times of nccl-tests and rccl-tests.
 
-    Raises `FormatError` if it has no usable row, a time is not above 0, or the collective cannot be
+    Raises `FormatError` if the file has no usable row, a time is not above 0, or the collective cannot be
     identified.
     """
     return log_of_text(read_text(path), os.fspath(path), collective=collective, in_place=in_place)

@@ -5,8 +5,9 @@
 
 Hops and bytes are those of a ring, a tree or sums in a switch, whichever is the fastest; a tree passes
 through a node along a chain. No protocol scales the network's latency, so logs of one node do not affect it.
-The latencies base_p, hop_p and network_hop_p are from NCCL's tables. The parameters to fit are launch,
-scale_p, node, network, channel, bandwidth and share_p. NCCL chooses by a model of this form.
+The latencies base_p, hop_p and network_hop_p are from NCCL's tables. All other factors and times are fitted:
+launch, channel (time of each further channel), scale_p, node and network (factors of latencies), bandwidth
+and share_p (share of it that protocol p reaches). NCCL chooses by a model of this form.
 """
 
 from __future__ import annotations

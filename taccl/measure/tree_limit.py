@@ -1,4 +1,4 @@
-"""Maximum bandwidth of NCCL's tree allreduces: that of a channel times the channels of its search."""
+"""Maximum bandwidth of NCCL's tree allreduces: that of one channel times the number of channels."""
 
 from __future__ import annotations
 

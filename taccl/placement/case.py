@@ -210,7 +210,7 @@ def _hosts_of(topology: Topology | Probe | ProbedHosts) -> Topology | ProbedHost
 def _with_pieces(
     topology: Topology | ProbedHosts, collective: str, size_bytes: int, order: Sequence[int]
 ) -> str:
-    """Name of the double tree with the fastest number of pieces, a power of two.
+    """Name of a double-tree algorithm with the number of pieces that is fastest, a power of two.
 
     Few pieces save latency, many pipeline better. The search ends after two numbers in succession that are no
     faster.

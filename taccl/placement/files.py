@@ -108,8 +108,8 @@ def fastest(
     """Fastest algorithm for each range of sizes, from the times of all algorithms at some sizes.
 
     - `times_us`: {algorithm: time at each of `sizes`}.
-    - `noise`: The algorithm of the size before is kept unless another is faster by more than this part of its
-      time.
+    - `noise`: Fraction of the least time by which the algorithm of the previous size may be slower and still
+      be kept.
     """
     best: list[str] = []
     for i in range(len(sizes)):

@@ -281,7 +281,7 @@ class _ProbeRank:
                 self._found(()).save(self.part, overwrite=True)
 
     def _both_directions(self, pair: tuple[int, int]) -> list[float]:
-        """Measure both directions of a pair.
+        """Measure messages in both directions between the two ranks of a pair.
 
         Returns the latency in us, bandwidth in GB/s and relative interquartile range of latencies from this
         rank to its partner.

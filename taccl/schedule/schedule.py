@@ -176,8 +176,8 @@ class Schedule(Figures):
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
         """Yield (chunk, link, start, end) of blocks of `size` transfers as int64; times are in ticks.
 
-        Raises `InputError` if ends are not stored, and a chunk or link does not exist or a start needs more
-        than 62 bits.
+        If ends are not stored, a chunk or link that does not exist, or a start that needs more than 62 bits,
+        raises `InputError`.
         """
         kept, costs = self.kept, self.problem.costs
         for first in range(0, self.num_transfers, size):

@@ -100,7 +100,7 @@ class _Costed(Table):
 
 
 class _Rated(_Costed):
-    """An entry that requires a rate."""
+    """Entry of a topology file that requires a rate."""
 
     _must_have: ClassVar[bool] = True
 

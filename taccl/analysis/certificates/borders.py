@@ -132,7 +132,7 @@ class SingleMachine(Witness):
     ends: tuple[int, ...] = ()
 
     def fits(self, problem: Problem) -> bool:
-        """True if the problem has the resource, and the family is known."""
+        """True if the problem has the witness's resource, and the family of rank sets is known."""
         is_there = 0 <= self.resource < len(problem.topology.resources)
         return is_there and self.family in ("rank", "node")
 
@@ -299,7 +299,7 @@ def _passes_late(facts: Facts, machine: SingleMachine, ticks: int) -> bool:
 
 
 def _leaving(jobs: Sequence[BorderJob]) -> int:
-    """Min ticks per job on a resource that all jobs with a tail hold after crossing; 0 without such a one."""
+    """Min ticks per job on a resource that all jobs with a tail hold after crossing; 0 if there is none."""
     held = [dict(job.onward) for job in jobs if job.tail]
     shared = frozenset(held[0]).intersection(*held[1:]) if held else ()
     return max((min(each[resource] for each in held) for resource in shared), default=0)

@@ -43,7 +43,7 @@ from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import set_of_rank
 from taccl.problem.problem import Problem
 
-#: `_EVERY`: every number k of last entries up to this one is considered; above it, k grows by a quarter each
+#: `_EVERY`: every number k of last entries up to this one is considered; beyond it, k grows by a quarter each
 #: time.
 #: `_MOST`: max k that is considered.
 _EVERY, _MOST = 16, 256
@@ -229,7 +229,7 @@ class TailSpread:
             self.labels = labels_of(awake), labels_of(late), labels_of(entered)
 
     def best(self, sizes: Sequence[int]) -> tuple[int, int, int, list[int]]:
-        """Best bound in ticks over all numbers of last entries, with the data that prove it.
+        """Best bound in ticks from the last k chunks to enter sets, over several k, with data that prove it.
 
         Returns (bound, number of last entries, their earliest tick, earliest ticks of their pairs).
 
@@ -245,7 +245,7 @@ class TailSpread:
         last = 0
         while last < most:
             last = min(most, last + 1 if last < _EVERY else last + last // 4)
-            # Extend k to all entries that share this earliest time.
+            # Include all entries at the earliest time among the last ones.
             since = int(entries[num - last])
             last = min(most, num - int(np.searchsorted(entries, since)))
             into, wanting = self._into_ranks(last, since)
@@ -259,7 +259,7 @@ class TailSpread:
         return best
 
     def _into_sets(self, last: int, num: int) -> Ints:
-        """(num,) min ticks until the chunks of the last `last` entries have crossed 1, 2, ... borders in all.
+        """(num,) min ticks until the last `last` chunks to enter sets have made 1, 2, ... crossings in all.
 
         Ticks count from the earliest of these entries. A chunk may cross into its set several times.
         The entries are into at most `last` sets, each assumed to be as fast as the fastest.
@@ -286,9 +286,10 @@ class TailSpread:
         return np.sort(times[first]), np.sort(times[first & self._wants[rank]])
 
     def _spread(self, entries: Ints, into: Ints, pairs: int, last: int) -> list[int]:
-        """Earliest ticks at which there can be 1, 2, ..., `pairs` pairs (last entry, rank with its chunk).
+        """Earliest ticks by which 1, 2, ..., `pairs` ranks in all can hold the last chunks to enter sets.
 
-        A pair arises if the chunk crosses into the set, or if a rank of the set sends it to another.
+        Ranks count once per chunk (a pair). A pair arises if the chunk crosses into the set, or if a rank of
+        the set sends it to another.
 
         - `entries`: Earliest ticks of successive crossings into the sets, ascending.
         - `into`: Earliest arrivals of the chunks at ranks, ascending.

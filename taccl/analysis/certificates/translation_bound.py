@@ -145,9 +145,9 @@ def _mesh_jobs(
     """(ticks between the farthest ranks of a mesh, numbers of sends that links of a mesh must carry).
 
     Each number is in a job: (servers, number of sends that they must carry, text that names the bottleneck).
-    `_counting` makes it a bound. One job counts the sends into a corner rank. For an allreduce, another job
-    counts the sends over an average link. Servers are (hold, latency) of links, in ticks. All links of a mesh
-    cost the same, so those of the ring through its ranks give the costs.
+    `_counting` turns a job into a bound. One job counts the sends into a corner rank. For an allreduce,
+    another job counts the sends over an average link. Servers are (hold, latency) of links, in ticks. All
+    links of a mesh cost the same, so those of the ring through its ranks give the costs.
     """
     num_ranks, corner = host.num_ranks, sum(dim > 1 for dim in host.dims)
     latency, held = int(costs.latency[0]), costs.holds[0][0][1]

@@ -117,7 +117,7 @@ def _factors(events: Events, tiles: int, jitter: float, seed: int) -> NDArray[np
 
 
 def _play(events: Events, tiles: int, factors: NDArray[np.int64] | None) -> EventTimes:
-    """Replay all tiles: the start of each event, and which of the event's waits ends last."""
+    """Replay all tiles; return the start of each event, and which of the event's waits ends last."""
     run = EventTimes(events, [], [], factors)
     gaps, before = events.gaps(), None
     for tile in range(tiles):

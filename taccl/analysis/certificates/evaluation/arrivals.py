@@ -151,7 +151,7 @@ class Entries:
         self.by = cache(self._by)
 
     def limited_by(self, awake: Labels, inside: Labels, entered: Labels) -> bool:
-        """True if labels on the number of chunk holders are proven; they then limit the entries, too.
+        """True if limits on the number of chunk holders are proven; they then limit first arrivals, too.
 
         - `awake`, `inside`, `entered`: ((ticks, most), ...): before `ticks`, at most `most` outside ranks,
           ranks of the sets, and sets, respectively, can hold some chunk.
@@ -184,7 +184,7 @@ class Entries:
         return min(let_in, self._early(ticks, self.num) + onward)
 
     def _early(self, ticks: int, most: int) -> int:
-        """Max number of entries from ranks outside all sets by `ticks`; a send has at most `most` chunks."""
+        """Max number of chunks that outside ranks send into the sets by `ticks`, `most` at most per send."""
         through = sum(n * gate.of_most(most).between(0, ticks) for gate, n in self._through.items())
         return min(through, self._outside(most).by(ticks, self._awake))
 
@@ -234,7 +234,7 @@ class Pairs:
         self._entered = cache(self._entered_by)
 
     def limited_by(self, labels: Labels) -> bool:
-        """True if the last entries cannot begin before `since`, and no label can be exceeded.
+        """True if the last chunks to enter sets do so at `since` or later, and no label can be exceeded.
 
         - `labels`: ((ticks, most), ...): before `ticks`, there are at most `most` pairs.
         """

@@ -1,8 +1,8 @@
 """Problem data as plain numbers, by which certificates are checked.
 
 Costs in ticks, and the links that may carry a chunk, come from the problem, as they do for the code that
-finds bounds. Shortest paths, and the idle times of resources at the start and the end of a schedule, are
-computed here in integers, independently of that code. Costs of sends under dual prices are exact fractions.
+finds bounds. Shortest paths, and idle times of resources at the start and the end of a schedule, are computed
+here in integers, independently of that code. Costs of sends under dual prices are exact fractions.
 """
 
 from __future__ import annotations
@@ -349,7 +349,7 @@ def pays(facts: Facts, prices: Sequence[int]) -> list[Fraction]:
 
 
 def merged(facts: Facts) -> int:
-    """Max volume of one merged send, which pays one alpha: `max_merge` pieces, but no more than all data."""
+    """Max volume of a merged send, which pays one alpha: that of `max_merge` unmerged sends, or all data."""
     total = len(facts.units) if facts.by_chunk else sum(facts.units)
     return max(joined(facts), min(facts.clauses.max_merge * joined(facts), total))
 

@@ -80,7 +80,7 @@ class Gates:
     end_spread: Ints
 
     def passed(self, ticks: Ints) -> Ints:
-        """Max number of chunks through each gate if its holds take at most `ticks` ticks in total."""
+        """Max number of chunks that pass each gate (bottleneck resource) if it is held for `ticks` ticks."""
         full = self.alpha + self.most * self.beta
         rounds, left = np.divmod(np.maximum(ticks, 0), np.maximum(full, 1))
         part = np.maximum(left - self.alpha, 0) // np.maximum(self.beta, 1) * (self.beta > 0)
@@ -117,7 +117,7 @@ class Gates:
         return np.asarray(np.maximum(after, 0), dtype=np.int64)
 
     def _holds(self, chunks: Ints) -> Ints:
-        """(num_gates, num) min ticks for which sends of `chunks` chunks in total hold each gate."""
+        """(num_gates, num) min ticks for which sends with `chunks` chunks in total hold a gate (resource)."""
         chunks, most = np.maximum(chunks, 0), self.most[:, None]
         full, part = chunks // most, chunks % most
         alpha, beta = self.alpha[:, None], self.beta[:, None]
@@ -177,7 +177,7 @@ def gates_of(costs: GateCosts, links: Ints, of_set: Ints, release: Ints | None =
 
 
 def _shared_out(links: list[int], codes: list[int], shares: list[int]) -> tuple[Ints, Ints]:
-    """Greedy cover of links by gates: (index of the hold that counts for each link, index of its gate)."""
+    """Greedy cover of links by gates (resources): (each link's hold on its gate, its gate), as indices."""
     holds: dict[int, list[int]] = {}
     for hold, code in enumerate(codes):
         holds.setdefault(code, []).append(hold)

@@ -159,7 +159,7 @@ class NeededSends:
         return [("rank", ranks)] + ([("node", nodes)] if len(nodes) > 1 else [])
 
     def different(self, sets: list[frozenset[int]]) -> list[frozenset[int]]:
-        """Sets of a family, one of each orbit under symmetry."""
+        """One of the given sets of ranks for each orbit under the problem's symmetries."""
         return [sets[i] for i in sorted(set(self.symmetries.sets(sets).tolist()))]
 
     def carried(self, c: int) -> int:
