@@ -53,7 +53,7 @@ def translations_along(dims: Dimensions) -> Translations:
 
 
 def paces_of(dims: Dimensions, costs: Costs | ClassTicks) -> tuple[Pace, ...]:
-    """Pace along each dimension: ticks for which a send of one piece holds its port, and its latency.
+    """Pace along each dimension: ticks for which a send of a piece of data holds its port, and its duration.
 
     - `costs`: Costs of links, or of classes of links.
     """

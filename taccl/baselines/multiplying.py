@@ -89,7 +89,8 @@ def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
     _require_supported(problem)
     found = _mixed(problem) if cut else []
     cut = cut and (len(found) < 2 or found[1].finish > _MIX_PAYS * found[0].finish)
-    if found:  # if time runs out, the best so far is returned; single plans start from these finer chunks
+    # If time runs out, the best schedule so far is returned. Single plans start from these finer chunks.
+    if found:
         keep_soonest(problem, fastest(found))
         for each in (problem, merging(problem)):
             finest(each).setdefault("multiplying", found[0])
@@ -121,9 +122,9 @@ def mixed_schedule(problem: Problem) -> Schedule | None:
 
 
 def estimated_us(problem: Problem) -> float:
-    """Estimated finish of `multiplying` in us: the least over simple plans; inf if there are none.
+    """Estimated finish of `multiplying` in us: the least over plans of few steps; inf if there are none.
 
-    A simple plan treats all chunks alike and has at most two steps in nodes and two between nodes.
+    These plans treat all chunks alike and have at most two steps in nodes and two between nodes.
 
     Raises `CollectiveError` if `multiplying` does not support the problem.
     """
@@ -149,7 +150,7 @@ class Estimated:
         """Best plan of a problem by estimate; raises `CollectiveError` if no plan supports the problem.
 
         - `likely`: Plan to estimate first, which saves time if it is among the best.
-        - `simple`: True to estimate simple plans only, as `estimated_us` does.
+        - `simple`: True to estimate only plans of few steps, as `estimated_us` does.
         """
         _require_supported(problem)
         times, plans = _plans_of(without_sketch(problem))

@@ -282,7 +282,8 @@ class MixTimes:
             return math.inf
         free = [0.0] * len(self.resources)
         steps = [iter(part.steps) for part in parts]
-        heads = [(0.0, *next(each)) for each in steps]  # (ready, ticks, holds, left) of each part's next step
+        # Next step of each part: (earliest start, ticks, holds, ticks from its start to the part's end).
+        heads = [(0.0, *next(each)) for each in steps]
         finish = 0.0
         while heads:
             since, first = math.inf, -1

@@ -110,7 +110,8 @@ class StepTimes:
         place = {plan: i for i, plan in enumerate(dict.fromkeys(plans))}
         known: dict[StepPlan, float] = {}
         most = math.inf
-        for plan in sorted(place, key=lambda plan: len(plan.parts)):  # fewest parts are quickest to estimate
+        # Plans with the fewest parts are the quickest to estimate.
+        for plan in sorted(place, key=lambda plan: len(plan.parts)):
             known[plan] = self.ticks(plan, most)
             most = min(most, _NEAR * known[plan])
         end = most * _NEAR**_MOST_ROUNDS

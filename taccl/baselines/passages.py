@@ -40,7 +40,7 @@ _A_LITTLE, _FAR = 0.02, 0.15
 
 
 class Pace(NamedTuple):
-    """Costs in ticks of a send of one piece: time for which it holds its link or port, and total duration."""
+    """Ticks for which a send of one piece of data holds its link or port, and total duration in ticks."""
 
     held: int
     latency: int

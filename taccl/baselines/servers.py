@@ -127,7 +127,7 @@ def _schedule(problem: Problem, relay: Callable[[int, int], int], producer: str)
     for c, chunk in enumerate(chunks):
         root = chunk.root
         assert root is not None
-        # Chunks of process groups that share servers are pushed in turns.
+        # Process groups that share a server push their chunks to it alternately.
         block, kept[group_of[c], root] = kept[group_of[c], root], kept[group_of[c], root] + 1
         for ends, adds in ((chunk.origins, True), (chunk.destinations, False)):
             relays = {rank: relay(rank, root) for rank in ends}

@@ -155,7 +155,7 @@ def late_part(problem: Problem, date: Fraction) -> Problem | None:
         if late and (collective.sums_up or late == chunk.origins):
             chunks.append(replace(chunk, origins=late))
             sizes.append(problem.chunk_bytes[index])
-    # A clause on relays depends on process groups, and the part does not keep these.
+    # A clause on relays depends on process groups, which the problem of the late data does not keep.
     if not chunks or collective.derivations or problem.clauses.relays is not None:
         return None
     part = Collective(collective.name, collective.num_ranks, tuple(chunks), collective.combining)

@@ -50,7 +50,7 @@ class Lane(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SumFlow(OfResources):
-    """Witness of sum flow: resources that cover all links, and two prices in ticks.
+    """Witness of sum flow: resources that cover all links, a horizon and a price in ticks.
 
     - `resources`: Resources that cover the usable links; a link is assigned to the first that it holds.
     - `horizon`: Ticks w that define two times: w after the start, and w before the finish. A unit of data

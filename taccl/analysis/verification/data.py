@@ -139,7 +139,8 @@ class Replay:
                         continue  # reported by the check of release dates
                     send = None if each.send is None else int(at[each.send])
                     counts[each.kind] += 1
-                    if counts[each.kind] <= MOST_LISTED + 1:  # one more: the list is marked incomplete
+                    # One fault more than is listed marks the list as incomplete.
+                    if counts[each.kind] <= MOST_LISTED + 1:
                         self._faults.append(each._replace(chunk=low + c, send=send))
             self.num_redundant += num_redundant
             if tells_phases:

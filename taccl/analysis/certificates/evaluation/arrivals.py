@@ -249,7 +249,7 @@ class Pairs:
         return self._entries.by(self._since - 1) <= self._before and are_true(labels, arrived)
 
     def _entered_by(self, ticks: int) -> int:
-        """Max number, by `ticks`, of the last entries; an entry is the first arrival of a chunk in a set."""
+        """Max number of the last entries (first arrivals of chunks in sets) that can happen by `ticks`."""
         if ticks < self._since:
             return 0
         into = max(sum(n * gate.ending(self._since, ticks) for gate, n in gates) for gates in self._into)
