@@ -165,7 +165,7 @@ class ShortestRoutes:
             arc[left] = last[row[left], at[left]]
             if (arc[left] < 0).any():
                 first = left[np.argmax(arc[left] < 0)]
-                self.route(int(src[first]), int(dst[first]))  # raises the error
+                self.route(int(src[first]), int(dst[first]))  # raises the error for a missing route
             found.append(np.where(arc < 0, -1, links[arc]))
             at = np.where(arc < 0, at, tail[arc])
         hops = np.stack((np.full(len(pairs), -1), *found[::-1]), axis=1)

@@ -200,7 +200,7 @@ def _sums(problem: Problem) -> Sends:
             if rank not in carried:
                 continue
             if not paths:
-                routes.route(rank, dst)  # raises the error
+                routes.route(rank, dst)  # raises the error for a missing route
             # If several routes are shortest, take the one with the fastest first link: then most
             # contributions meet at ranks on their way, which add them up.
             _, _, link = min((ticks, used[link], link) for ticks, link in paths)

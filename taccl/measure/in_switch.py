@@ -127,7 +127,7 @@ def _collnet(run: Run) -> Candidate:
     if costs.nvswitch:
         node_us = 2 * (min(1, g - 1) * COLLNET_DIRECT_US[0] + (g - 1) * COLLNET_ARITY_US)
         hop_us, name = COLLNET_DIRECT_US[1], "collnet-direct"
-        excess = g / run.num_channels  # GPUs for each channel
+        excess = g / run.num_channels  # GPUs of a node per channel
         share = 1 / (excess - (excess - 1) / 2)
         share *= 1.0 if costs.generation in ("Volta", "Ampere") else COLLNET_DIRECT_SHARE
     else:

@@ -271,7 +271,8 @@ def levels(distance: NDArray[np.float64]) -> list[NDArray[np.int64]]:
     for k in sorted(apart):
         labels = fcluster(merges, t=heights[k] * (1 + 1e-12), criterion="distance")
         _, first, which = np.unique(labels, return_index=True, return_inverse=True)
-        found.append(np.argsort(np.argsort(first))[which].astype(np.int64))  # numbered by first hosts
+        # Clusters are numbered in the order of their first hosts.
+        found.append(np.argsort(np.argsort(first))[which].astype(np.int64))
     return found
 
 

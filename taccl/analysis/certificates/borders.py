@@ -264,7 +264,8 @@ def batch_ends(
     stride = [math.prod(size + 1 for size in goal[q + 1 :]) for q in range(len(goal))]
     earliest = [0] + [FOREVER] * (math.prod(size + 1 for size in goal) - 1)
     ends: dict[int, int] = {}
-    for place, state in enumerate(product(*(range(size + 1) for size in goal))):  # topological order
+    # States in topological order: their predecessors have fewer finished jobs.
+    for place, state in enumerate(product(*(range(size + 1) for size in goal))):
         for done, queue, step in zip(state, queues, stride, strict=True):
             for count in range(1, min(max_merge, len(queue) - done) + 1):
                 after = place + count * step
