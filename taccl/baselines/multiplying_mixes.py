@@ -175,7 +175,7 @@ def _equal(part: PlanPart, num_chunks: int, number: int) -> Mix:
 
 
 def _beside(main: PlanPart, num_chunks: int, first: PlanPart | None, last: PlanPart | None) -> Iterator[Mix]:
-    """Yield mixed plans: equal parts of one plan, with a small part of another plan before and after them."""
+    """Yield mixed plans of equal parts with one plan, and a small part before them, after them, or both."""
     for number, share in product(_EQUAL_PARTS[1:], _SHARES):
         small = max(1, num_chunks // share)
         before, after = ([(part, small)] if part else [] for part in (first, last))

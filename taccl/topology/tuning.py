@@ -160,7 +160,7 @@ NVLS_BLOCKS = {"Hopper": (16, 16), "Blackwell": (24, 32)}
 STEP_BYTES = 512 << 10
 #: Bytes of an NVLS chunk, by GPU generation: on one node, and on several.
 NVLS_CHUNK_BYTES = {"Hopper": (128 << 10, 128 << 10), "Blackwell": (128 << 10, 64 << 10)}
-#: `NVLS_MANY_NODES`: min number of nodes at which NVLS chunks are limited further (``src/transport/nvls.cc``).
+#: `NVLS_MANY_NODES`: number of nodes from which NVLS chunks are limited further (``src/transport/nvls.cc``).
 #: `NVLS_MANY_CHUNK_BYTES`: max bytes of an NVLS chunk on `NVLS_MANY_NODES` nodes or more.
 NVLS_MANY_NODES, NVLS_MANY_CHUNK_BYTES = 4, 64 << 10
 #: Limits (max bytes, n) on NVLS chunks, to apply in order: on one node, on several (``src/enqueue.cc``).
