@@ -183,7 +183,7 @@ def _link_sentence(
 
 
 def _pair_gb_per_s(topology: Topology) -> float:
-    """Rate in GB/s of the links between two ranks of a node, of the pair with the most; 0 without a pair."""
+    """Largest rate in GB/s between two ranks of a node, over all their links; 0 if a node has no links."""
     rates: dict[tuple[int, int], float] = {}
     for index, link in enumerate(topology.links):
         if len(link.srcs) == len(link.dsts) == 1 and not topology.is_internode(index):
@@ -270,7 +270,7 @@ def _ll_ratio(expected: Expectation) -> float | None:
 
 
 def _unaligned_bytes(series: Series) -> int:
-    """Bytes of a rank's part at the largest size, if they are no multiple of a pack of NCCL's copies."""
+    """Bytes of a rank's part at the largest size if NCCL cannot copy them in whole packs; otherwise 0."""
     if series.collective not in ("allgather", "reduce-scatter", "alltoall"):
         return 0
     part = series.size_bytes[-1] // series.num_ranks

@@ -177,7 +177,7 @@ def shortened(table: pd.DataFrame, shown: Sequence[str] = SHORT) -> pd.DataFrame
 
 
 def with_best_bounds(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows, each with the best bound that any of their runs proved for its problem.
+    """The rows, each with the best bound that any run on the same problem proved.
 
     The time for a bound is limited, so runs of one problem may prove different bounds. Each bound holds for
     all of these runs.

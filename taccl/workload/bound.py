@@ -95,7 +95,7 @@ class StepBound:
         return overlap is not None and overlap is self.workload.tiling(two).overlap
 
     def takes(self, name: str, other: str) -> Fraction:
-        """Minimum time of `name` before `other` can start: of one tile if the two overlap, else of all."""
+        """Minimum time that `name` runs before `other` can start: one tile if the two overlap, else all tiles."""
         return (self.tile if self.together(name, other) else self.whole)[name]
 
     def _look_ahead(self) -> None:
@@ -228,7 +228,7 @@ class StepBound:
         return operation.kind, operation.shift, part.groups, part.chunk_bytes
 
     def sent(self, names: frozenset[str]) -> Fraction:
-        """Lower bound on the transfers of some collectives together; cached for all steps on the topology."""
+        """Lower bound in us on the transfers of several collectives together; cached by topology."""
         sums = self._sums(names)
         parts = [part for part in self.parts if part.operation in names - set(sums.values())]
         cache: dict[Any, Any] = self.topology.cache

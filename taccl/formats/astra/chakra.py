@@ -195,7 +195,7 @@ def _sources(events: Events, send: int) -> set[int]:
 
 
 def _kept_order(events: Events) -> set[tuple[int, int]]:
-    """Pairs of successive sends of a rank on a resource that do not overlap: the trace keeps their order."""
+    """Pairs of sends that a rank makes on a resource one after the other, whose order the trace keeps."""
     links = events.problem.topology.links
     pairs = set()
     for uses in events.uses.values():

@@ -92,7 +92,7 @@ def needed_hops(quotient: Quotient, schedule: ListSchedule) -> set[int]:
 
 
 def needed_entries(quotient: Quotient, schedule: ListSchedule) -> dict[int, int]:
-    """{state: first hop that brings its chunk}, for states on which some destination depends."""
+    """{state (chunk at a rank): first hop that brings it}, for states on which some destination depends."""
     first = {p: m for send in reversed(schedule.sends) for m in send.hops for p in quotient.hops[m].dsts}
     needed: dict[int, int] = {}
     pending = [p for p, state in enumerate(quotient.states) if state.is_destination]

@@ -33,7 +33,7 @@ from taccl.topology.products import Dimensions
 Policy = Literal["lp", "greedy"]
 #: Name of the backend.
 BALANCED = "dimension-balanced"
-#: Max number of chunks per rank that is chosen; with more, plans finish less than 1 % earlier.
+#: Max number of chunks per rank to choose; with more, plans finish less than 1 % earlier.
 _MOST_CHUNKS = 128
 #: Max transfers of a listed schedule; larger ones must be implicit.
 MOST_TRANSFERS = 20_000_000
@@ -46,7 +46,7 @@ _NEAR = 1.05
 
 
 def choose_orders(dims: Dimensions, collective: str, num_chunks: int) -> list[tuple[int, ...]]:
-    """Choose an order of dimensions for each chunk, so that each order gets about its optimal LP share."""
+    """Assign an order of dimensions to each chunk, in about the shares that a linear program finds optimal."""
     shares, _ = balance(dims, collective)
     orders = list(dict.fromkeys([*shares, *orders_of(dims, [0.0] * len(dims))]))
     loads = np.array([dims.loads_us_per_mb(order) for order in orders], float)

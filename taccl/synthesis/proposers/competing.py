@@ -37,7 +37,8 @@ _VERIFY_S = 6e-6
 #: `_COMPILED`: name of the compiled list scheduler as a baseline.
 #: `_LOAD_S`: CPU seconds to load the compiled list scheduler.
 #: `_RUN_S`: CPU seconds of its run per 10,000 arrivals of copied chunks, and per 10,000 arrivals of sums.
-#: `_UNEVEN_RUNS`: max runs if pairs of ranks exchange different numbers of bytes; then it is tried first.
+#: `_UNEVEN_RUNS`: max runs if pairs of ranks exchange different numbers of bytes; it is then the first
+#: baseline.
 _COMPILED, _LOAD_S, _RUN_S, _UNEVEN_RUNS = "compiled list scheduler", 0.5, (0.3, 1.0), 3
 #: Limits for the choice of the next baseline while there is no schedule. A baseline's first form is the first
 #: schedule that it completes; it may build variants after that.
@@ -50,7 +51,7 @@ _FIRST_TIMES, _QUICK_S, _SAFE_SHARE = 2.0, 0.3, 0.8
 _VARIANTS_S = 1.0
 #: Max share of the time left that the usually best baseline may take for `quickest_first` to put it first.
 _BEST_FIRST_SHARE = 0.2
-#: Entry of `tried_finer` once finer chunks of recursive multiplying were chosen by estimated finishes.
+#: Name in `tried_finer` of recursive multiplying, once its best forms were chosen by their estimated finish.
 BY_ESTIMATE = "multiplying by estimate"
 
 #: `_RESERVE_S_PER_LINK`: CPU seconds of verifier and bound at the end, per link.
@@ -270,7 +271,7 @@ def build_times(
 
 
 def share_baselines(problem: Problem, other: Problem) -> None:
-    """Reuse baselines that were built for an equal problem, such as one that differs only in its notes."""
+    """Let `problem` reuse the baselines built for `other`, if the two problems are equal apart from notes."""
     if problem is not other and problem == other:
         for name, made in made_of(other).items():
             made_of(problem).setdefault(name, made.under(problem))

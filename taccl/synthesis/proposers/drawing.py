@@ -41,7 +41,7 @@ _BLOCK = 1 << 18
 
 
 def spread_drawn(fabric: Fabric, demand: Demand, limit: int, limits: Limits) -> Sends:
-    """Sends of one run of the kernel; their finish is a negative code if the run finds no schedule.
+    """Spread copies by random draws, in one run of the kernel; the finish is negative if it finds no schedule.
 
     - `limit`: Latest finish of interest.
     """
@@ -114,7 +114,7 @@ class _Convoys:
 
 
 def _in_convoys(fabric: Fabric, demand: Demand, size: int, limit: int, limits: Limits) -> Sends:
-    """Sends of one kernel run, in which clusters of adjacent ranks send about `size` chunks at once."""
+    """Sends of one kernel run in which about `size` chunks of a cluster travel together, as a convoy."""
     per_rank = max(1, demand.num_chunks // fabric.num_ranks)
     cluster_of = clusters(fabric, -(-size // per_rank))
     of_chunk = cluster_of[demand.origin]

@@ -113,7 +113,7 @@ def _in_order(fabric: Fabric, demand: Demand, hops: Hops, order: Ints, limits: L
 def send_together(
     fabric: Fabric, units: Ints, routes: Routes, first: Ints, most_merged: Ints, limits: Limits = Limits()
 ) -> Sends | None:
-    """Schedule along routes in which chunks that wait for the same link are merged; None if it was stopped.
+    """Schedule chunks along given routes, and merge those that wait for the same link; None if stopped.
 
     Merged chunks are rows of the same link and start.
 
@@ -140,7 +140,7 @@ def send_in_turn(
     route goes first. So a rank forwards chunks at the rate at which it receives them, rather than all chunks
     with long routes first.
 
-    - `turn`, (num_chunks,): When each chunk is due, as a share of the peak time, 0 to 1.
+    - `turn`, (num_chunks,): Due date of each chunk, as a share of the peak time, 0 to 1.
     """
 
     def attempt(run: int, limit: int, limits: Limits) -> Sends | None:

@@ -1,9 +1,9 @@
 """Stages that solvers run: routing, ordering and contiguity, as published; and one job shop for all three.
 
 Each function takes a `Search`, proposes the solver's schedules to it, and records a stage with the size of
-its model. `alone` is the loop of a named solver, a logic-based Benders decomposition: the critical path of a
-schedule returns a cut to routing, until no routing finishes sooner or time is up. Sources:
-`taccl.synthesis.milp.jobshop`.
+its model. The loop of a named solver (`taccl.synthesis.proposers.solver_loop`) is a logic-based Benders
+decomposition: the critical path of each schedule gives a cut for the next routing. It ends when no routing
+finishes sooner, or time is up. Sources: `taccl.synthesis.milp.jobshop`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Schedules without idle gaps, so that a message's tiles can follow one another as fast as possible.
+"""Schedules without idle gaps, for large messages that are cut into tiles.
 
-The rate of the tiles is then that of the busiest resource.
+Each tile repeats the schedule. Without gaps, tiles follow one another at the rate of the busiest resource.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ _SKETCHED_SHARE = 0.3
 
 
 def _by_servers(search: Search) -> None:
-    """Propose the schedule for sums that parameter servers update; no other proposer supports updates.
+    """Propose the schedule by which parameter servers add up and update data; no other proposer updates sums.
 
     Schedules in many chunks may use up the time. If the number of chunks is given, the lower bound is
     therefore computed first.
@@ -369,7 +369,7 @@ def propose_all(search: Search) -> None:
 
 
 def exchanged_count(search: Search) -> int:
-    """Number of schedules kept for the exchange of sums at roots; 0 if it will not run."""
+    """Number of schedules kept to exchange partial sums at their roots; 0 if no exchange will be tried."""
     can_exchange = search.backend == "auto" and _sums_up(search.problem)
     is_exchanging = can_exchange and _exchanging_s(search) > 0
     return search.parameters.portfolio.exchanged if is_exchanging else 0

@@ -307,7 +307,7 @@ def make_sketch(
 def fitting_shifts(
     problem: Problem, shifts: Sequence[Shift], *, deadline: Deadline = NEVER
 ) -> tuple[Shift, ...]:
-    """Shifts of the topology that the clauses and the collective have as well, and that sends can have.
+    """Shifts that are also symmetries of the clauses and the collective, and let symmetric sends coincide.
 
     In the group that they generate, each symmetry but the identity moves every rank and every used resource.
     So the group has at most as many elements as there are ranks, and symmetric sends can be simultaneous.
@@ -323,7 +323,7 @@ def fitting_shifts(
 
 
 def _reduces_problem(problem: Problem, permutations: tuple[tuple[int, ...], ...]) -> bool:
-    """True if the last permutation is a symmetry, and the group that all generate can reduce the problem.
+    """True if the last permutation is a symmetry, and all permutations generate a group that sends can have.
 
     In that group, only the identity may leave a rank or a used resource in its place.
     """

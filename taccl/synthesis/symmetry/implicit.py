@@ -1,4 +1,4 @@
-"""Implicit synthesis: a schedule stored as the pattern of one rank, and its bound, in one call.
+"""Implicit synthesis: one call finds a schedule, stored as the pattern of one rank, and a lower bound.
 
 Translations of the fabric repeat the pattern at every rank. A mesh has no translations. But with an even side
 it has a ring: a cycle that visits every rank once. In two dimensions, a corner rank has two incoming links.

@@ -26,7 +26,10 @@ _EXCHANGE_S_PER_TRANSFER, _EXCHANGE_SHARE = 1.5e-4, 0.1
 
 
 def exchange_s(problem: Problem, left_s: float, parameters: SearchParameters) -> float:
-    """Estimated seconds to exchange the sums of schedules; 0 without sums, or if time does not suffice."""
+    """Estimated seconds to try an exchange of partial sums in the best schedules.
+
+    0 if the collective has no sums, or time does not suffice.
+    """
     collective, portfolio = problem.collective, parameters.portfolio
     transfers = 2 * collective.num_chunks * collective.num_ranks * collective.sums_up
     once_s, most_s = transfers * _EXCHANGE_S_PER_TRANSFER, _EXCHANGE_SHARE * left_s
@@ -34,7 +37,9 @@ def exchange_s(problem: Problem, left_s: float, parameters: SearchParameters) ->
 
 
 def offer_exchanged(search: Search) -> None:
-    """Propose the earliest schedules with their sums exchanged, unless that was tried before.
+    """Propose variants of the earliest schedules in which two ranks complete each sum by an exchange.
+
+    Schedules whose exchange was tried before are skipped.
 
     The original schedules are kept for ruin and recreate, which needs trees: exchanged sums do not arrive
     along trees. A schedule that finishes somewhat later may gain more by the exchange.
@@ -62,7 +67,7 @@ def offer_exchanged(search: Search) -> None:
 
 
 def exchanged(schedule: Schedule) -> Schedule | None:
-    """The schedule with its sums exchanged at their roots; None if no send then starts earlier.
+    """The schedule with partial sums exchanged between roots and last contributors; None if no send gains.
 
     None also if transfers name their contributions, since such transfers need not follow trees. Raises
     `InputError` or `ValueError` if merged sends would wait for each other.

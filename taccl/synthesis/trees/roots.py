@@ -134,7 +134,7 @@ class _Rows:
 
 
 def _first_sets(problem: Problem) -> list[Bools]:
-    """Sets of ranks that are often the narrowest: single ranks, and nodes."""
+    """Sets of ranks that often have the least incoming capacity: single ranks, and nodes."""
     num_ranks, node = problem.topology.num_ranks, np.array(problem.topology.node_of_rank)
     nodes = [node == each for each in np.unique(node)] if 1 < problem.topology.num_nodes < num_ranks else []
     return [*np.eye(num_ranks, dtype=bool), *nodes]
