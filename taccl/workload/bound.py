@@ -95,7 +95,7 @@ class StepBound:
         return overlap is not None and overlap is self.workload.tiling(two).overlap
 
     def takes(self, name: str, other: str) -> Fraction:
-        """Minimum time that `name` runs before `other` can start: one tile if the two overlap, else all tiles."""
+        """Minimum time of `name` before `other` can start: one tile if they overlap, otherwise all tiles."""
         return (self.tile if self.together(name, other) else self.whole)[name]
 
     def _look_ahead(self) -> None:

@@ -46,7 +46,7 @@ _NEAR = 1.05
 
 
 def choose_orders(dims: Dimensions, collective: str, num_chunks: int) -> list[tuple[int, ...]]:
-    """Assign an order of dimensions to each chunk, in about the shares that a linear program finds optimal."""
+    """Assign an order of dimensions to each chunk, in about the shares that a linear program computes."""
     shares, _ = balance(dims, collective)
     orders = list(dict.fromkeys([*shares, *orders_of(dims, [0.0] * len(dims))]))
     loads = np.array([dims.loads_us_per_mb(order) for order in orders], float)

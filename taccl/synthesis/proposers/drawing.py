@@ -41,7 +41,7 @@ _BLOCK = 1 << 18
 
 
 def spread_drawn(fabric: Fabric, demand: Demand, limit: int, limits: Limits) -> Sends:
-    """Spread copies by random draws, in one run of the kernel; the finish is negative if it finds no schedule.
+    """Spread copies by random draws, in one run of the kernel; the finish is negative if the run fails.
 
     - `limit`: Latest finish of interest.
     """
