@@ -103,7 +103,7 @@ def _fraction(number: int | float | str, where: str) -> Fraction:
 
 @lru_cache(maxsize=4096)
 def _fraction_of(text: str) -> Fraction:
-    """Number from its text; files repeat few costs many times, and checks compare equal objects faster."""
+    """Exact fraction from a number's text, cached: files repeat costs, and one object compares faster."""
     return Fraction(text)
 
 

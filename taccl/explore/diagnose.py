@@ -100,7 +100,7 @@ def diagnose(
 def _diagnosis(
     logs: Sequence[str], machine: Machine, collective: str | None, budget_s: float, *, in_place: bool
 ) -> Diagnosis:
-    """The diagnosis of logs of a machine."""
+    """Diagnose the logs of one machine: a verdict for each collective and number of ranks."""
     read = read_logs(logs, collective=collective, in_place=in_place)
     gpus = next((log.gpus for log in read if log.gpus), frozenset())
     network = next((log.debug.network for log in read if log.debug.network), "")
@@ -244,7 +244,7 @@ def _facts(
 
 
 def _unusual(expected: Expectation) -> Iterator[Kink]:
-    """Yield irregular sizes, without those at which the library's own choice is as irregular."""
+    """Yield sizes with irregular measured times, unless the predicted times are irregular there, too."""
     for each in kinks(expected.series):
         near = expected.around(each.size_bytes)
         usual = () if near is None else kinks(near)
@@ -341,7 +341,7 @@ def clauses(expected: Expectation, facts: Facts, bound_us: float | None, factor:
 
 
 def _rate_text(choice: Choice, size: int, factor: float) -> str:
-    """Algorithm and predicted bus bandwidth of a choice at a size."""
+    """Text with the algorithm of a choice, and its predicted bus bandwidth at a size."""
     name = choice.algorithm.upper() if choice.algorithm == "nvls" else choice.algorithm
     return f"{name}, {size / choice.time_us / 1000 * factor:.4g}"
 

@@ -224,7 +224,7 @@ class Expectation:
 
 
 def _costs_on(topology: Topology) -> Costs:
-    """Costs of a machine by name, with the ranks of a subset first in each node."""
+    """Costs of the topology's machine; if only a subset of ranks is kept, costs on those ranks of a node."""
     costs, kept = costs_of(topology.machine), topology.cache.get("kept_ranks", ())
     per_node = ranks_per_node(topology.machine)
     # Nodes are alike: the first one that has ranks stands for all.

@@ -55,7 +55,7 @@ def finishing_time(problem: Problem) -> float:
 
 
 def _work_per_send(lowering: dict[str, Any]) -> float:
-    """Factor by which estimated seconds per send grow: number of program instances times `busy_factor`."""
+    """Factor on estimated seconds per send: the number of program instances times `busy_factor`."""
     instances = lowering.get("instances", 1)
     return busy_factor() * (instances if isinstance(instances, int) else 1)
 

@@ -327,7 +327,7 @@ def _hubs(topology: Topology, place: NDArray[np.float64]) -> NDArray[np.float64]
 
 
 def _circle(count: int, *, turn: float = 0.0) -> NDArray[np.float64]:
-    """Positions on the unit circle, (count, 2), clockwise from the top, turned on by `turn` radians."""
+    """Positions on the unit circle, (count, 2), clockwise from the top, rotated by `turn` radians."""
     angles = math.pi / 2 - turn - 2 * math.pi * np.arange(count) / max(1, count)
     return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 

@@ -109,7 +109,7 @@ def _describe(
 
 
 def _ends(collective: Collective) -> tuple[object, ...]:
-    """Form of a collective to compare: each chunk's sets of origins and destinations, in order of chunks."""
+    """Key by which two collectives are compared: origins and destinations of each chunk, in order."""
     return (
         collective.num_ranks,
         collective.combining,

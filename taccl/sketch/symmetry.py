@@ -242,7 +242,7 @@ class _Looks:
         self.alike = _indices_by_name(self.held_by(np.arange(len(ends))))
 
     def ends(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(num_links,) number for each link, from its cost and the images of its source and destination."""
+        """(num_links,) integer key of each link: its cost and the images of its source and destination."""
         (src, dst), count = link_ends(self._topology), self._topology.num_ranks
         codes: NDArray[np.int64] = (np.array(self.of_link, np.int64) * count + ranks[src]) * count + ranks[
             dst
@@ -260,7 +260,7 @@ class _Looks:
 
     @cached_property
     def holds(self) -> list[list[tuple[int, int]]]:
-        """(resource, number for the cost) of each resource that a link occupies, for every link."""
+        """For every link, (resource, integer that stands for the cost there) of each resource it occupies."""
         holds: list[list[tuple[int, int]]] = [[] for _ in self._topology.links]
         for hold, code in zip(self._topology.holds, self._of_hold.tolist(), strict=True):
             holds[hold.link].append((hold.resource, code))
@@ -268,7 +268,7 @@ class _Looks:
 
     @cached_property
     def of_resource(self) -> list[tuple[int, ...]]:
-        """Sorted numbers for the costs of the links that occupy each resource."""
+        """For each resource, the sorted integers that stand for the costs of the links that occupy it."""
         looks: list[list[int]] = [[] for _ in self._topology.resources]
         for hold, code in zip(self._topology.holds, self._of_hold.tolist(), strict=True):
             looks[hold.resource].append(code)

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 _Choice = TypeVar("_Choice")
 
-#: Max number of allreduces for which the search tries to split every subset; of more, it splits all or none.
+#: Max number of allreduces for which the search tries to split every subset. With more allreduces, it tries
+#: to split all of them or none.
 _MOST_SUBSETS = 3
 
 
@@ -210,7 +211,10 @@ def _grown(workload: Workload, head: str) -> Workload:
 
 
 def _kinds_behind(workload: Workload) -> dict[str, set[bool]]:
-    """{operation: kinds of it and of all operations that depend on it}; True communicates, False computes."""
+    """{operation: {True if it or an operation behind it communicates, False if one of them computes}}.
+
+    An operation is behind another if it depends on it.
+    """
     kinds = {each.name: {each.is_collective} for each in workload.operations}
     for each in reversed(workload.operations):
         for name in each.inputs:

@@ -97,9 +97,9 @@ def called(graph: Graph, given: Arguments | None = None, *, item: int | None = N
 
 
 def _obstacle(node: Any) -> str:
-    """Property of a node's operator that forbids calls of it.
+    """Reason why a node's operator must not be called, as text; empty if it may be called.
 
-    Empty for attention without dropout, which PyTorch marks as random, but which draws no numbers.
+    Attention without dropout may be called: PyTorch marks it as random, but it draws no numbers.
     """
     if not str(node.target).startswith("aten."):
         return "is not of ATen"

@@ -127,7 +127,7 @@ def _notes(file: _Network, alpha_meaning: AlphaMeaning) -> list[str]:
 
 
 def _assumed(file: _Network, ranks_per_node: int | None) -> list[str]:
-    """Assumptions of the topology: one node, unless `ranks_per_node` is given, and ignored fields."""
+    """Texts on assumptions: that all ranks are in one node (if no number is given), and on ignored fields."""
     assumed = []
     if ranks_per_node is None:
         assumed.append("all ranks are in one node, as the file states none (ranks_per_node= divides them)")

@@ -268,7 +268,7 @@ def _find(fabric: Fabric, s: SpreadingState, e: int, d: int, k: int, is_fresh: b
 
 @inner
 def _rarest(fabric: Fabric, s: SpreadingState, e: int, p: int, k: int, where: int) -> int:
-    """Find the rarest chunk in the source's log, from position p on, that link e may bring; the last of ties.
+    """Find the rarest chunk that link e may bring, in its source's log from position p on; at ties, the last.
 
     - `where`: A component that must not hold the chunk; -1 for no such condition.
     """

@@ -82,6 +82,7 @@ def list_schedule(
     Raises `OutOfTime` once the deadline has passed.
     """
     # Settings (enter_once, detours, fewest) to try until one finds a schedule, as each may end in a dead end.
+    # If there is a limit, a schedule is known already, and only the first setting is tried.
     # With detours, a chunk with one destination may reach a rank that it cannot leave; shortest paths avoid
     # that. With `enter_once`, a link under local-first priority may skip an own chunk that is expected over
     # another path, and cannot send it once relayed chunks follow. With limited paths, a chunk may reach a

@@ -385,7 +385,7 @@ def _in_turns(search: Search) -> None:
 
 
 def _search_spreading(search: Search) -> None:
-    """Run the stages of a backend on a broadcast-like problem; after Ctrl-C, return the first schedule."""
+    """Run a backend's stages on a broadcast-like problem; Ctrl-C is raised again if there is no schedule."""
     first = partial(greedy, search, budget_s=0.0, max_runs=1)
     try:
         look_for_bound(search)

@@ -235,7 +235,7 @@ def _soonest(
 def _add_finer(
     problems: dict[int, Problem], first: dict[int, Schedule], options: Options, until: Deadline
 ) -> None:
-    """Add problems in twice the most chunks so far, four times and so on, while the schedule gets shorter.
+    """Add problems in ever more chunks, each twice as many as before, while the schedule gets shorter.
 
     - `first`: {number of chunks: the compiled list scheduler's schedule}; schedules of added problems are put
       in.
