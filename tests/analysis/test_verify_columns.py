@@ -1,5 +1,7 @@
-"""Verification of schedules without a column of end times: chunks sent around a ring, and mutations of every
-kind."""
+"""Verification of schedules without a column of end times: chunks sent around a ring, dates and updates.
+
+``test_verify_mutations.py`` has mutations of every kind.
+"""
 
 from dataclasses import replace
 
@@ -117,49 +119,6 @@ def kinds(schedule):
     found = {each.kind for each in taccl.verify(schedule).violations}
     assert {each.kind for each in taccl.verify(valid.full(schedule)).violations} == found
     return found
-
-
-#: {example: (problem, rows (chunk, link, start, reduces), {kind: mutated rows})}.
-MUTATIONS = {
-    "links of several ends": (
-        valid.hyperedges, [(0, 0, 0, True), (0, 1, 2, False)],
-        {
-            "double-count": [(0, 0, 0, True), (0, 1, 2, True)],
-            "presence": [(0, 0, 0, True), (0, 1, 2, False), (1, 0, 2, True)],
-            "contention": [(0, 0, 0, True), (0, 1, 2, False), (0, 1, 3, False)],
-        },
-    ),
-    "derived chunks": (
-        valid.scan, [(0, 0, 0, False), (1, 1, 2, False)],
-        {
-            "presence": [(0, 0, 0, False), (1, 1, 1, False)],
-            "postcondition": [(0, 0, 0, False)],
-            "reduce": [(0, 0, 0, False), (1, 1, 2, True)],
-        },
-    ),
-    "merging where nothing may": (
-        valid.merged, [(1, 0, 0, False), (0, 1, 2, False), (1, 1, 17, False), (0, 2, 32, False),
-                       (2, 3, 0, False), (3, 1, 32, False)],
-        {"contention": [(1, 0, 0, False), (0, 1, 2, False), (1, 1, 2, False), (0, 2, 27, False),
-                        (2, 3, 0, False), (3, 1, 27, False)]},
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", MUTATIONS)
-def test_valid_columns_pass(name):
-    """The verifier accepts the valid rows of every example."""
-    example, rows, _ = MUTATIONS[name]
-    assert not kinds(columns_of(example().problem, *rows))
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"), [(name, kind) for name in MUTATIONS for kind in MUTATIONS[name][2]]
-)
-def test_a_mutation_of_columns_is_named(name, kind):
-    """Each mutation has exactly its kind of violation."""
-    example, _, mutations = MUTATIONS[name]
-    assert kinds(columns_of(example().problem, *mutations[kind])) == {kind}
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def is_valid(schedule: Schedule) -> bool:
         and all(_is_admitted(schedule, t) for t in transfers)
         and _own_chunks_lead(schedule, transfers)
         and _paths_are_short(schedule, transfers)
-        and _data_arrives(schedule, transfers)
+        and data_arrives(schedule)
     )
 
 
@@ -166,8 +166,12 @@ def _paths_are_short(schedule, transfers) -> bool:
     return most is None or all(passed(t) <= most for t in transfers)
 
 
-def _data_arrives(schedule, transfers) -> bool:
-    """Simulate all ticks: arrivals in every possible order, then departures."""
+def data_arrives(schedule) -> bool:
+    """True if each send's data is present, ends are complete, and each contribution is counted once.
+
+    Simulates the ticks at which sends start or end: arrivals in every possible order, then departures.
+    """
+    transfers = list(schedule)
     collective, links = schedule.problem.collective, schedule.problem.topology.links
     sums = collective.combining and not collective.derivations
     ranks = range(collective.num_ranks)
@@ -176,7 +180,7 @@ def _data_arrives(schedule, transfers) -> bool:
         for rank in data.origins:
             buffers[rank, chunk] = Counter([rank] if sums else ["data"])
     under_way: dict[int, Counter] = {}
-    for tick in range(schedule.finish_ticks + 1):
+    for tick in sorted({0, *(t.start_ticks for t in transfers), *(t.end_ticks for t in transfers)}):
         landing: dict[tuple[int, int], list[tuple[bool, Counter]]] = {}
         for i, t in enumerate(transfers):
             if t.end_ticks == tick:

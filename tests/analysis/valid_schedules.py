@@ -8,10 +8,12 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from taccl import collectives
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Clauses
-from taccl.schedule.schedule import make_schedule
+from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.topology.builder import TopologyBuilder
 from tests.synthesis.small_problems import linked
 
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taccl.problem.problem import Problem
-    from taccl.schedule.schedule import Schedule
 
 MB = 10**6
 
@@ -38,6 +39,30 @@ class Row(NamedTuple):
 def full(schedule: Schedule) -> Schedule:
     """The schedule in the form that stores every column."""
     return make_schedule(schedule.problem, **schedule.columns, producer=schedule.producer)
+
+
+def without_ends(schedule: Schedule) -> Schedule | None:
+    """The schedule without columns of ends and groups; None if sends merge, or do not last as long as they cost."""
+    costs, collective, links = (
+        schedule.problem.costs,
+        schedule.problem.collective,
+        schedule.problem.topology.links,
+    )
+    rows = sorted(rows_of(schedule), key=lambda row: row.start)
+    if schedule.num_sends < len(rows):
+        return None
+    for row in rows:
+        if not (0 <= row.chunk < collective.num_chunks and 0 <= row.link < len(links)):
+            return None
+        if row.end - row.start != costs.duration(row.link, int(costs.chunk_units[row.chunk])):
+            return None
+    return Schedule(
+        schedule.problem,
+        np.array([row.chunk for row in rows], np.int32),
+        np.array([row.link for row in rows], np.int32),
+        np.array([row.start for row in rows], np.int64),
+        reduce=np.array([row.reduce for row in rows], bool),
+    )
 
 
 def build(problem: Problem, rows: Sequence[Row]) -> Schedule:
