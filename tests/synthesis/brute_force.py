@@ -27,18 +27,20 @@ class TooLarge(Exception):
     """The search visits more states than the limit."""
 
 
-def optimal_ticks(problem: Problem, *, least: int = 0, most: int = 200, max_states: int = 60_000) -> int:
+def optimal_ticks(
+    problem: Problem, *, least: int = 0, most: int = 200, max_states: int = 60_000
+) -> int | None:
     """Optimal makespan in ticks over all valid schedules; `least` is a known lower bound.
 
-    Raises
-    ------
-    TooLarge
-        If the search visits more than `max_states` states at one horizon.
+    None if the search visits more than `max_states` states at one horizon.
     """
     rules = _Rules(problem)
     for horizon in range(least, most + 1):
-        if rules.reaches(horizon, max_states):
-            return horizon
+        try:
+            if rules.reaches(horizon, max_states):
+                return horizon
+        except TooLarge:
+            return None
     raise AssertionError(f"no schedule within {most} ticks")
 
 

@@ -12,7 +12,7 @@ from taccl.synthesis.transforms.symmetry import take_quotient
 from taccl.topology.builder import TopologyBuilder
 from tests.effort import brief_synthesis
 from tests.fuzzing import some
-from tests.synthesis.brute_force import TooLarge, optimal_ticks
+from tests.synthesis.brute_force import optimal_ticks
 from tests.synthesis.small_problems import (
     custom,
     late_hold,
@@ -104,10 +104,8 @@ def test_random_problems_get_schedules_that_verify(combining):
         problem = random_problem(seed, combining=combining)
         schedule = brief_synthesis(problem, backend="greedy").schedule
         assert verify(schedule).ok, seed
-        try:
-            assert schedule.finish_ticks >= optimal_ticks(problem, max_states=400), seed
-        except TooLarge:
-            continue
+        best = optimal_ticks(problem, max_states=400)
+        assert best is None or schedule.finish_ticks >= best, seed
 
 
 def dead_end():

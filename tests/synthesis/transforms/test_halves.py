@@ -16,7 +16,7 @@ from taccl.synthesis.transforms.halves import search_separate_contributions
 from taccl.topology.builder import TopologyBuilder
 from tests.effort import HASTY, assert_sound, brief_synthesis
 from tests.fuzzing import by_turns, some
-from tests.synthesis.brute_force import TooLarge, optimal_ticks
+from tests.synthesis.brute_force import optimal_ticks
 from tests.synthesis.small_problems import custom, linked, problem_of, random_problem, ring, star, two_nodes
 
 TOPOLOGIES = {"ring": ring(4), "star": star(3), "two nodes": two_nodes()}
@@ -102,9 +102,8 @@ def test_random(seed):
     result = brief_synthesis(problem, backend="greedy")
     taccl.verify(result.schedule).raise_if_failed()
     assert result.bound_us <= result.finish_us
-    try:
-        least = optimal_ticks(problem, max_states=2_000)
-    except TooLarge:
+    least = optimal_ticks(problem, max_states=2_000)
+    if least is None:
         return
     assert result.bound_us <= problem.costs.us(least)
     assert problem.costs.us(least) <= result.finish_us or result.schedule.contributions is not None
