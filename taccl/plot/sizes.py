@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Deprecated: {name of a baseline: label}. `taccl.baselines.table.label_of` returns the label of one.
-NAMES_OF_BASELINES = {name: label_of(name) for name in BASELINES}
 #: Label of the bound for schedules under any protocol, which is drawn beside measured points.
 _ANY_PROTOCOL = "bound, any protocol"
 #: First words of the reason that is given for a baseline left out for lack of time.

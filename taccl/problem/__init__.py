@@ -9,8 +9,9 @@ from typing import Any
 
 def __getattr__(name: str) -> Any:
     """Look up a name of the former module ``taccl.problem``, with a deprecation warning; for one release."""
-    found = None if name.startswith("_") else getattr(import_module("taccl.problem.problem"), name, None)
-    if found is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(f"{name} is in {found.__module__} now", DeprecationWarning, stacklevel=2)
-    return found
+    for place in ("problem", "making", "alltoallv") if not name.startswith("_") else ():
+        found = getattr(import_module(f"taccl.problem.{place}"), name, None)
+        if found is not None:
+            warnings.warn(f"{name} is in {found.__module__} now", DeprecationWarning, stacklevel=2)
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

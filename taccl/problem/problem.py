@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from taccl._internal.arguments import checked_as, known_index
 from taccl._internal.caching import cached
-from taccl._internal.moved import former_names
 from taccl._internal.names import shown
 from taccl._internal.units import exact, format_count, format_size
 from taccl.errors import CollectiveError, InputError, SketchError
@@ -312,12 +311,6 @@ class Problem:
         size = format_size(self.size_bytes) if self.size_bytes else "size unknown"
         sketch = f", sketch {shown(repr(self.clauses.name), _TITLE)}" if self.clauses.name else ""
         return f"Problem({self.title}, {size}{sketch})"
-
-
-__getattr__ = former_names(
-    __name__,
-    {"alltoallv_problem": "taccl.problem.alltoallv", "make_problem": "taccl.problem.making"},
-)
 
 
 def _written(chunks: Sequence[Chunk]) -> Iterator[str]:

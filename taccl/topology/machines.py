@@ -26,7 +26,6 @@ from taccl.topology.builder import TopologyBuilder
 from taccl.topology.in_network import PROFILES as SWITCHES
 from taccl.topology.models import MODELS
 from taccl.topology.models import NodeShape as NodeShape
-from taccl.topology.networks import INSTANCES
 from taccl.topology.parts import LinkCost, Network, add_nodes, check_num_links
 from taccl.topology.profiles import PROFILES, find_profile, profiles_of
 from taccl.topology.topology import AlphaMeaning, Topology
@@ -142,8 +141,6 @@ def add_machine(name: str, model: Model) -> None:
 
 #: {machine model or instance type: function that builds its topology}.
 MACHINES: dict[str, _Make] = {name: _machine(name) for name in MODELS}
-#: Deprecated: contained in `MACHINES`.
-INSTANCE_TYPES = {name: MACHINES[name] for name in INSTANCES}
 ndv2, dgx1, dgx2 = (MACHINES[name] for name in ("ndv2", "dgx1", "dgx2"))
 dgx_a100, dgx_h100 = MACHINES["dgx-a100"], MACHINES["dgx-h100"]
 h200, b200, gb200_nvl72 = (MACHINES[name] for name in ("h200", "b200", "gb200-nvl72"))

@@ -7,12 +7,10 @@ NICs and uplinks of a spine are further resources.
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import cached_property
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from taccl._internal.arguments import checked_as, known_index
@@ -325,11 +323,3 @@ def _plain_value(value: object) -> object:
     if isinstance(value, Fraction):
         return str(value)
     return list(value) if isinstance(value, tuple) else value
-
-
-def __getattr__(name: str) -> Any:
-    if name != "TopologyBuilder":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    said = "TopologyBuilder is in taccl.topologies, and leaves taccl.topology.topology with the next release"
-    warnings.warn(said, DeprecationWarning, stacklevel=2)
-    return import_module("taccl.topology.builder").TopologyBuilder

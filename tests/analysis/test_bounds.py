@@ -15,8 +15,9 @@ from taccl.analysis.certificates import bounds, cuts
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.finding.volume import Volume
 from taccl.analysis.verification.verify import verify
+from taccl.problem.alltoallv import alltoallv_problem
 from taccl.problem.making import make_problem
-from taccl.problem.problem import Clauses, alltoallv_problem
+from taccl.problem.problem import Clauses
 from taccl.sketch.group import find_symmetries
 from taccl.sketch.upstream import load_problem
 from taccl.synthesis.synthesize import synthesize

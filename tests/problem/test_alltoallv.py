@@ -160,11 +160,6 @@ def test_a_skew_without_its_number_is_refused(skew):
         skewed_sizes(3, 50, skew)
 
 
-def test_alltoallv_is_found_in_its_earlier_module():
-    """The function is still importable from its earlier module for one release."""
-    assert taccl.problem.problem.alltoallv_problem is alltoallv_problem
-
-
 @pytest.mark.parametrize(
     ("sizes", "uneven"), [([[0, 5], [7, 0]], True), ([[0, 5], [5, 0]], False), ([[0, 5], [0, 0]], False)]
 )

@@ -11,8 +11,9 @@ import taccl
 from taccl import collectives
 from taccl.baselines import pairwise, ring
 from taccl.errors import CollectiveError, InfeasibleError, InputError, TopologyError
+from taccl.problem.alltoallv import alltoallv_problem
 from taccl.problem.making import make_problem
-from taccl.problem.problem import Clauses, alltoallv_problem
+from taccl.problem.problem import Clauses
 from taccl.synthesis.proposers.large import schedule_large, suits
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.transform import without

@@ -211,13 +211,3 @@ def test_what_cannot_be_a_topology_is_refused(changes, message):
     """Changes that make a topology invalid are refused however it is constructed."""
     with pytest.raises(TopologyError, match=message):
         _one_link(**changes)
-
-
-def test_the_builder_is_found_at_its_earlier_place():
-    """The old import path works with a deprecation warning, for one release."""
-    from taccl.topology import topology
-
-    with pytest.warns(DeprecationWarning, match="taccl.topologies"):
-        assert topology.TopologyBuilder is TopologyBuilder
-    with pytest.raises(AttributeError, match="Builder"):
-        topology.Builder  # noqa: B018
