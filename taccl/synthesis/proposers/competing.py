@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -164,23 +164,16 @@ def _offer_quickest(
     while left:
         is_known, factor = search.has_found, busy_factor()
         limits = {name: until_best if name == order[0] else until for name in left}
-        share = 1.0 if is_known else _SAFE_SHARE
-        in_time = [name for name in left if factor * builds_s[name] <= share * limits[name].left_s]
-        if is_known and not in_time:  # consider first forms, too
-            in_time = [name for name in left if factor * begins_s[name] <= limits[name].left_s]
-            if not in_time:
-                skipped.extend(left)
-                break
-        if is_known or left[0] in in_time:
-            name = in_time[0]
-        else:
-            quick_s = max(_FIRST_TIMES * min(begins_s[name] for name in left), _QUICK_S)
-            name = next(name for name in left if begins_s[name] <= quick_s)
+        left_s = {name: limits[name].left_s / factor for name in left}
+        name = (_next_better if is_known else _next_first)(left_s, builds_s, begins_s)
+        if name is None:
+            skipped.extend(left)
+            break
         limit = limits[name]
         left.remove(name)
         if name == _COMPILED:
             num_runs = _UNEVEN_RUNS if uneven else 1
-            offer_compiled(search, budget_s=limits[name].left_s, num_runs=num_runs, late_s=late_s)
+            offer_compiled(search, budget_s=limit.left_s, num_runs=num_runs, late_s=late_s)
             continue
         verify_s = factor * _VERIFY_S * num_arrivals(problem) * (1 + problem.collective.sums_up)
         last = limit if is_known else late
@@ -197,6 +190,37 @@ def _offer_quickest(
                 best = name
     message = f"{'last' if is_last else 'first'}: {best or 'none better'}{left_out(skipped)}"
     search.record("baselines", "taccl", "done", since, finish_us=search.best_us, message=message)
+
+
+def _next_first(
+    left_s: Mapping[str, float], builds_s: Mapping[str, float], begins_s: Mapping[str, float]
+) -> str:
+    """Name of the baseline to build while there is no schedule: the preferred one, if it is surely in time.
+
+    Otherwise the most preferred of those whose first form is about as quick to build as the quickest.
+
+    - `left_s`: {baseline: CPU seconds until its deadline}, in order of preference.
+    - `builds_s`, `begins_s`: {baseline: CPU seconds to build all of its forms, or its first one}.
+    """
+    preferred = next(iter(left_s))
+    if builds_s[preferred] <= _SAFE_SHARE * left_s[preferred]:
+        return preferred
+    quick_s = max(_FIRST_TIMES * min(begins_s[name] for name in left_s), _QUICK_S)
+    return next(name for name in left_s if begins_s[name] <= quick_s)
+
+
+def _next_better(
+    left_s: Mapping[str, float], builds_s: Mapping[str, float], begins_s: Mapping[str, float]
+) -> str | None:
+    """Name of the baseline to build once there is a schedule: the most preferred one that is in time.
+
+    If none is, first forms alone count. None if these would be late, too. Arguments as for `_next_first`.
+    """
+    for needed_s in (builds_s, begins_s):
+        for name, most_s in left_s.items():
+            if needed_s[name] <= most_s:
+                return name
+    return None
 
 
 def left_out(names: Sequence[str]) -> str:
