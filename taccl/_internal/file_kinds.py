@@ -113,7 +113,7 @@ _BINARY = {
     "archive": (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ\0", b"(\xb5/\xfd", b"7z\xbc\xaf"),
     "PDF": (b"%PDF-",),
     "picture": (b"\x89PNG", b"\xff\xd8\xff", b"GIF8"),
-    "Chakra trace": (),  # see _CHAKRA
+    "Chakra trace": (),  # recognised by `_CHAKRA` instead
     "database or profile": (b"SQLite format 3", b"\x89HDF"),
     "table in Parquet": (b"PAR1",),
 }

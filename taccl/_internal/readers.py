@@ -169,7 +169,8 @@ def _several(container: str, inner: Sequence[ast.expr], scope: Mapping[str, Any]
             raise InputError(f"{many}; expected fewer", where=where)
         if fixed and len(values) != len(kinds):
             raise InputError(f"found {quoted(value)}; expected {expected}", where=where)
-        if not fixed and (item is None or _takes_all(item, {*map(type, values)})):  # fast path
+        # Fast path: no item needs a conversion.
+        if not fixed and (item is None or _takes_all(item, {*map(type, values)})):
             as_it_is = type(values) is make or (make is tuple and container != "tuple")
             return values if as_it_is else make(values)
         each_kind = kinds if fixed else itertools.repeat(item)
@@ -213,7 +214,7 @@ def _of_class(names: tuple[str, ...]) -> Reader:
     def read(value: Any, where: str) -> Any:
         own = type(value).__module__.partition(".")[0] == "taccl"
         meant = value
-        if own and not _is_any(type(value), names):  # a result contains its schedule
+        if own and not _is_any(type(value), names):  # a result stands for the schedule that it contains
             meant = getattr(value, "schedule", value)
         is_one = _is_any(type(meant), names)
         if "Schedule" in names and not is_one and _is_any(type(meant), ("ImplicitSchedule",)):

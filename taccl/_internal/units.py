@@ -149,7 +149,7 @@ def format_size(num_bytes: int) -> str:
     decimal = ((10**9, "GB"), (10**6, "MB"), (10**3, "KB"))
     binary = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
     for scale, unit in (*decimal, *binary):
-        finest = scale // 1000 if unit in ("GB", "MB") else scale  # 1024 bytes are 1KiB
+        finest = scale // 1000 if unit in ("GB", "MB") else scale  # so that 1024 bytes give 1KiB, not 1.024KB
         if num_bytes >= scale and num_bytes % finest == 0:
             return f"{num_bytes / scale:.3f}".rstrip("0").rstrip(".") + unit
     for scale, unit in decimal:

@@ -142,7 +142,7 @@ def finite_numbers(values: ArrayLike) -> NDArray[np.float64]:
 def _numbers(values: ArrayLike, where: str) -> NDArray[np.float64]:
     try:
         given = np.asarray(values)
-        with np.errstate(over="ignore"):  # wider floats become infinite, which is an error
+        with np.errstate(over="ignore"):  # numbers of wider types may become infinite, and are then refused
             if given.dtype.kind != "c":
                 return given.astype(np.float64, copy=False)
     except (OverflowError, TypeError, ValueError):

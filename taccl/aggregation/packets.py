@@ -218,7 +218,7 @@ class _Run:
             if packet > slot.packet:
                 slot.packet, slot.seen, slot.sum = packet, 0, 0
         if slot.seen >> worker & 1:
-            if slot.seen == self.everyone:  # a worker has not received the sum yet
+            if slot.seen == self.everyone:  # the worker has not received the sum yet: send it again
                 self._pass(self.in_free, now, self._at_worker, worker, packet, slot.sum)
             return
         slot.seen |= 1 << worker

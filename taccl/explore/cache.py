@@ -188,7 +188,8 @@ def cache_folder() -> Path:
         return Path(os.path.expanduser(named))  # an unknown ~user stays as written
     from platformdirs import user_cache_path
 
-    with contextlib.suppress(RuntimeError):  # no home folder (older platformdirs: a relative path)
+    # RuntimeError: no home folder; older platformdirs return a relative path instead.
+    with contextlib.suppress(RuntimeError):
         folder = user_cache_path("taccl", appauthor=False)
         if folder.is_absolute():
             return folder

@@ -210,7 +210,8 @@ class Expectation:
             busy_us = (np.bincount(group, weights=busy_us) / count)[group]
         used = set(schedule.link.tolist())
         betas: dict[int, float] = {}
-        for hold in on.holds:  # links of a resource differ in rate: take the lowest
+        # Links that hold a resource may differ in rate: take the lowest rate, which is the largest beta.
+        for hold in on.holds:
             if hold.link in used:
                 betas[hold.resource] = max(betas.get(hold.resource, 0.0), float(hold.beta_us_per_mb))
         between = {hold.resource for hold in on.holds if on.is_internode(hold.link)}

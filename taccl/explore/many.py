@@ -67,7 +67,7 @@ def table_of(
                 rows[index] = row
                 done += 1
                 count(done, len(asked))
-                if "interrupted" in (row["status"], row["stopped"]):  # by Ctrl-C in this process
+                if "interrupted" in (row["status"], row["stopped"]):  # Ctrl-C ended the run in this process
                     raise KeyboardInterrupt
     except InputError:
         raise
@@ -112,7 +112,7 @@ def _rows(
     with contextlib.closing(_answers(waiting, num_workers)) as answers:
         for index, row, document in answers:
             if cache is not None and document is not None and not cache.store(document):
-                cache = None  # warn once only
+                cache = None  # use the cache no longer, so that it warns only once
             yield index, row
 
 

@@ -184,7 +184,7 @@ def _made(
         if foreign_topology(word) is None:
             return load_topology(word), ()
         given: dict[str, Any] = {"nodes": nodes} if nodes > 1 else {}
-        with warnings.catch_warnings():  # they concern assumed rates, which are replaced
+        with warnings.catch_warnings():  # the warnings concern assumed rates, which are replaced
             warnings.simplefilter("ignore", AssumptionWarning)
             rates, notes = assumed_rates(load_topology(word, **given), gpus)
         found = load_topology(word, **given, **rates)

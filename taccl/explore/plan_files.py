@@ -87,7 +87,7 @@ def save_plan(plan: Plan, folder: str | os.PathLike[str], *, overwrite: bool = F
         reason = error.strerror or error
         raise InputError(f"cannot be written ({reason}); give another path", where=str(folder)) from None
     finally:
-        if old.exists() and not path.exists():  # interrupted between the two renames
+        if old.exists() and not path.exists():  # the write was interrupted between its two renames
             os.replace(old, path)
         for each in (draft, old):
             shutil.rmtree(each, ignore_errors=True)

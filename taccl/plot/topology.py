@@ -338,7 +338,7 @@ def _digits(topology: Topology) -> NDArray[np.int64] | None:
         return None
     try:
         return dimensions(topology).digits(np.arange(topology.num_ranks))
-    except TopologyError:  # ranks or links were left out
+    except TopologyError:  # TopologyError: ranks or links of the network were left out
         return None
 
 

@@ -86,7 +86,8 @@ def assemble(drafts: Sequence[Draft], *, relays: bool = False) -> tuple[Threadbl
         position[draft] = (draft.key, len(blocks[draft.key]))
         blocks[draft.key].append(draft)
     waits: dict[Draft, list[tuple[Key, int]]] = {}
-    passed: dict[tuple[Key, int], dict[Key, int]] = {}  # {step: {threadblock: its last step done by then}}
+    # {step: {another threadblock: the last of its steps that is known to end before this step}}.
+    passed: dict[tuple[Key, int], dict[Key, int]] = {}
     for draft in ordered:
         key, index = position[draft]
         known = dict(passed[key, index - 1]) if index else {}

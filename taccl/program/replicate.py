@@ -30,7 +30,7 @@ def choose_instances(program: Program, *, gb_per_s: float, chunk_bytes: int) -> 
     threadblocks = [tb for rank in program.ranks for tb in rank.threadblocks]
     lengths = [[_length(tb) for tb in rank.threadblocks] for rank in program.ranks]
     longest = max(map(max, filter(None, lengths)), default=1)
-    pieces = ceil(longest / msccl.max_steps)  # into which the longest threadblock is split
+    pieces = ceil(longest / msccl.max_steps)  # number of threadblocks into which the longest one is split
     elements = max(sum(own) + len(own) for own in lengths)
     depended = max((t for tb in threadblocks for step in tb.steps for t, _ in step.depends), default=0)
     awaited = MAX_DEPENDED_ID + 1

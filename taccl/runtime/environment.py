@@ -95,7 +95,7 @@ def find_library() -> Path:
 def import_mpi() -> Any:
     """Import mpi4py's module ``MPI``, which initializes MPI."""
     try:
-        from mpi4py import MPI  # supports threads; without that, MPICH 5.0 never yields a shared core
+        from mpi4py import MPI  # this enables threads; without them, MPICH 5.0 never yields a shared core
     except (ImportError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise ExecutionError(

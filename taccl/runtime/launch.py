@@ -100,7 +100,7 @@ def _attend(
     with open(folder / _SAID, "rb") as stream:
         part = b""
         while True:
-            has_ended = process.poll() is not None  # before reading, so that no message is missed
+            has_ended = process.poll() is not None  # checked before reading, so that no message is missed
             *lines, part = (part + stream.read()).split(b"\n")
             for message in map(_parsed, lines):
                 if "note" in message:

@@ -224,7 +224,7 @@ def _versions() -> dict[str, str]:
 
     try:
         own = version("taccl")
-    except PackageNotFoundError:  # run from a source tree that was never installed
+    except PackageNotFoundError:  # taccl runs from a source tree that was never installed
         own = "unknown"
     library = " ".join(mpi4py.MPI.Get_library_version().partition("\n")[0].partition(",")[0].split())
     versions = {"mpi4py": mpi4py.__version__, "numpy": np.__version__, "python": platform.python_version()}

@@ -66,7 +66,7 @@ def module_of(program: Program, name: str = "taccl_collective") -> ModuleType:
     """The module that `taccl convert --to torch` writes for a program, loaded."""
     text = dump_torch_module(program)
     module = ModuleType(name)
-    sys.modules[name] = module  # where annotations of its classes are looked up
+    sys.modules[name] = module  # annotations of the module's classes are looked up here
     exec(compile(text, f"<{name}>", "exec"), vars(module))
     return module
 

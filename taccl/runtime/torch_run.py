@@ -65,7 +65,7 @@ def execute_in_torch(
     """
     known_word(dtype, DTYPES, "dtype")
     require_torch()
-    found = rounds_of(program)  # raises before any rank starts
+    found = rounds_of(program)  # errors are raised here, before any rank starts
     job = {
         "program": program.to_dict(), "num_rounds": found.num_rounds, "volume": found.volume,
         "sizes": list(sizes), "dtype": dtype, "repetitions": repetitions, "timeout_s": timeout_s,

@@ -250,7 +250,7 @@ def _found(problem: Problem, deadline: Deadline) -> Iterator[Automorphism]:
     shifts = ((offset_permutation(num_ranks, *each), *each) for each in block_shifts(num_ranks))
     for ranks, offset, block in (*((each, 1, 0) for each in problem.clauses.symmetry), *shifts):
         if block and any(offset % known == 0 for known in offsets[block]):
-            continue  # in the group already, as a multiple of a known offset
+            continue  # the shift is in the group already, as a multiple of a known offset
         deadline.check()
         element = _element(problem, ranks)
         if element is None or not _keeps_clauses(problem, element):

@@ -71,7 +71,7 @@ class Process:
             there = self._channel.poll(timeout_s)
             with self._closing:
                 return decode(self._channel.recv_bytes()) if there else None
-        except OSError:  # closed, or reset
+        except OSError:  # the channel was closed or reset
             raise EOFError from None
         except KeyboardInterrupt:
             if there:  # the message may be partly read
@@ -80,7 +80,7 @@ class Process:
 
     def kill(self) -> None:
         """Kill the process and all processes that it started; messages already sent can still be read."""
-        if self._popen.returncode is None:  # not reaped yet, so its process id is not reused
+        if self._popen.returncode is None:  # the process was not reaped yet, so its id is not reused
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._popen.pid, signal.SIGKILL)
 

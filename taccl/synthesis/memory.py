@@ -58,7 +58,7 @@ _SAMPLED = 32
 class MemoryNeed:
     """Peak memory in bytes of each phase of a synthesis, in addition to the problem itself."""
 
-    num_transfers: int  # estimate
+    num_transfers: int  # estimated number of transfers
     proof: int = 0  # bytes to compute the lower bound; kept until the end
     search: int = 0  # peak of the search, including the columns of sends that exist by then
     verification: int = 0  # peak of the verification, including the columns of sends

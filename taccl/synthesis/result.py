@@ -82,7 +82,7 @@ class Stage:
     bound_us: float | None = None
     message: str = ""  # for users: reason of a skip or failure
     model: ModelRun | None = None  # size of the linear model, for stages that solved one
-    began_s: float = 0.0  # seconds since the start
+    began_s: float = 0.0  # seconds from the start of the synthesis to that of the stage
 
     @property
     def cells(self) -> tuple[str, ...]:

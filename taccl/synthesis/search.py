@@ -76,8 +76,9 @@ class Search:
     notes: list[str] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)  # messages: what replaced an option, and why
     last_improved: float = field(default_factory=time.monotonic)
-    ran_out: bool = False  # time was up before the search ended by itself
-    dimension_bound: DimensionBound | None = None  # bound on algorithms along dimensions; None if none ran
+    ran_out: bool = False  # True if time was up before the search ended by itself
+    # Bound on algorithms along dimensions; None if none of them ran.
+    dimension_bound: DimensionBound | None = None
     kept_s: float = 0.0  # seconds of the time limit that are reserved for later stages
     backend: str = ""  # name of the backend; by default the one in `options`
     limit_s: float = 0.0  # seconds left when the first proposer began

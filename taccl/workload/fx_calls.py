@@ -316,7 +316,7 @@ def _along(given: Arguments, shapes: list[Shape], out: Shape) -> tuple[list[Name
 def _indexed(given: Arguments, shapes: list[Shape], out: Shape) -> tuple[list[Names], Names] | None:
     """Rule for an operand indexed by a tensor along one axis: the axes of the index replace that axis."""
     indices = given.get("indices", [])
-    if "index" in given:  # index_select
+    if "index" in given:  # the operator index_select
         indices = [None] * (given["dim"] % len(shapes[0])) + [given["index"]]
     axes = [axis for axis, each in enumerate(indices) if each is not None]
     if len(axes) != 1 or len(shapes) != 2:

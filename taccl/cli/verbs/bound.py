@@ -79,7 +79,7 @@ def _bounded(problem: Problem, options: Namespace) -> tuple[Answer, Certificate]
     prices = taccl.prices(problem, time_limit_s=max(least_s, _PRICES_SHARE * left_s))
     bound, whole = prices.bound, f"whole chunks cost {prices.chunks:+.2%}"
     other = "all chunkings", f"{_brief(prices.divisible)}; {whole}"
-    if problem.chunks_open:  # the number of chunks was left open
+    if problem.chunks_open:
         bound, other = prices.divisible, (f"for {bound.scope}", f"{_brief(bound)}; {whole}")
     collective, in_switches = problem.collective, None
     if collective.combining and any(min(len(c.origins), len(c.destinations)) > 1 for c in collective.chunks):

@@ -58,7 +58,8 @@ def add(verb: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Answer:
     """Compare the results of several backends for one problem."""
     check_table(options)
-    problem = problem_from_options(options, reachable=False)  # unreachable destinations become a row
+    # An unreachable destination becomes a row of the table.
+    problem = problem_from_options(options, reachable=False)
     return table_answer(taccl.compare(problem, full=True, **run_options(options)), options)
 
 
@@ -124,7 +125,8 @@ def _text(rows: list[dict[str, Any]], *, details: bool = False) -> str:
     """Table of runs: columns in which they differ, and each run's quality, or why it found no schedule."""
     from taccl.explore.rows import DETAILS
 
-    first = next((row for row in rows if row["topology"] is not None), rows[0])  # some may not have started
+    # The row of a run that did not start may have no topology.
+    first = next((row for row in rows if row["topology"] is not None), rows[0])
     may_differ = ("sketch", "size_bytes", "seed")
     labels = [name for name in may_differ if len({row[name] for row in rows} - {None}) > 1]
     gaps = ["gap", "gap_over_all_chunkings"]

@@ -177,7 +177,7 @@ def implicit_answer(options: argparse.Namespace) -> Answer | None:
     except InputError:
         if balanced:
             raise
-        return None  # ordinary synthesis can solve it, or explains the error
+        return None  # ordinary synthesis may find a schedule, or explains the error
     if result.gap > _WORTH_A_SEARCH and not balanced:
         schedule = result.schedule
         say(

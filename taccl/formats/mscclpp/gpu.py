@@ -87,7 +87,8 @@ class PlanGpu:
         for t, threadblock in enumerate(self.threadblocks):
             passed: dict[int, int] = {}
             for s, step in enumerate(threadblock.steps):
-                for other, index in dict(sorted(step.depends)).items():  # latest step per threadblock
+                # Keeps the latest step of each threadblock.
+                for other, index in dict(sorted(step.depends)).items():
                     if other == t or passed.get(other, -1) >= index:
                         continue
                     passed[other] = index

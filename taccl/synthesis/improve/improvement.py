@@ -200,7 +200,7 @@ def improve_schedule(
         if made and (best.finish_ticks <= limits.target_ticks or until.has_passed):
             break
         search = Improvement(schedule.problem, trees, limits, merges=merges, chunks=chunks)
-        if not made:  # writing the schedule takes about as long as reading it
+        if not made:  # in the first run: reserve time to write the schedule, about as long as to read it
             took_s = 2 * (time.monotonic() - began)
             latest, until = latest.later(-took_s), until.later(-took_s)
         search.limits = replace(limits, deadline=until)
@@ -211,7 +211,8 @@ def improve_schedule(
         left, length, idle = left - length, 2 * length, idle + 1
         limits = replace(limits, seed=limits.seed + 1_000_003)
         found = search.schedule() if finish < best.finish_ticks else best
-        if found.finish_ticks < best.finish_ticks:  # exact; the search may underestimate its finish
+        # This finish is exact; the search may have underestimated it.
+        if found.finish_ticks < best.finish_ticks:
             best, idle = found, 0
             trees = read_trees(best)
             until = latest.sooner(limits.idle_s())

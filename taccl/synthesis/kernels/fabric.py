@@ -61,7 +61,7 @@ class Fabric(NamedTuple):
     hold_alpha: Ints
     hold_beta: Ints
     hold_receives: Bools
-    hold_lead: Ints  # ticks from a send's start to its use of the resource; minimum over sizes
+    hold_lead: Ints  # ticks from a send's start to its use of the resource; the minimum over chunk sizes
     num_resources: int  # number of resources in the `hold_` rows
     wake_of: Ints  # rows `wake_of[e]:wake_of[e + 1]` of the next two: groups to examine after holds of slot e
     wake_group: Ints

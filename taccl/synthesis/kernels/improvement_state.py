@@ -127,7 +127,7 @@ class Rules(NamedTuple):
     """Constants of the search; see `RuinParameters` and `taccl.synthesis.improve.improvement`."""
 
     target_ticks: int  # finish at which the search ends
-    turns: int  # max turns
+    turns: int  # max number of turns (iterations)
     passes: int
     every: int
     #: Accepted relative increase over the current value, falling to 0; over the best value, 3 times as much.

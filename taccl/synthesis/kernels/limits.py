@@ -30,7 +30,8 @@ class Limits:
     target_ticks: int = 0  # finish at which the search stops, such as a lower bound
     num_runs: int | None = None  # max runs; None for as many as help
     seed: int = 0
-    spill_dir: str | os.PathLike[str] | None = None  # folder of unnamed files for columns; None: memory
+    # Folder of unnamed files for columns of sends; None: in memory.
+    spill_dir: str | os.PathLike[str] | None = None
     parameters: SearchParameters = DEFAULTS
     #: Function that returns the seconds from now after which improvement ends unless it finds a better
     #: schedule; called at the start of improvement and after each gain.
@@ -41,10 +42,10 @@ class Limits:
 class Sends:
     """Sends of a schedule as columns: a row per send, in order of start."""
 
-    chunk: NDArray[Any]  # uint16 or int32
-    link: Int32s  # index in the topology
-    start: NDArray[Any]  # ticks, int32 or int64
-    finish_ticks: int  # the last arrival
+    chunk: NDArray[Any]  # chunk of each send, as uint16 or int32
+    link: Int32s  # link of each send: its index in the topology
+    start: NDArray[Any]  # start of each send in ticks, as int32 or int64
+    finish_ticks: int  # time of the last arrival
 
 
 def counting(

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from taccl._internal.kernels import compiled, inner
 from taccl.schedule.implicit_schedule import ClassTicks
 
-_RANDOM_MASK = (1 << 31) - 1  # bits of a random number
+_RANDOM_MASK = (1 << 31) - 1  # mask of the bits of a random number
 
 
 class LinkClasses(NamedTuple):

@@ -36,7 +36,7 @@ STOP, DONE, LOST = range(3)
 class Nets(NamedTuple):
     """Origins and targets of nets to route; a net is a chunk, or a group of chunks with equal origins."""
 
-    units: Ints  # sizes
+    units: Ints  # size of each net
     origin_of: Ints  # net c starts at `origin[origin_of[c]:origin_of[c + 1]]`
     origin: Ints
     #: The targets of net c are `target[target_of[c]:target_of[c + 1]]`. A net without targets is routed to
@@ -58,9 +58,9 @@ class RoutingState(NamedTuple):
     """Trees found so far, their load, and work arrays of the search."""
 
     way: Int32s  # by net and rank: the slot by which the net's tree reaches the rank; -1 for none
-    load: Floats  # ticks of use of each slot; below, of each resource
+    load: Floats  # ticks of use of each slot; `resource_load`: of each resource
     resource_load: Floats
-    price: Floats  # price of one tick of use of each slot; below, of each resource
+    price: Floats  # price of one tick of use of each slot; `resource_price`: of each resource
     resource_price: Floats
     cost: Floats  # cost of reaching each rank
     depth: Floats  # ticks from the net's origin to each rank
@@ -78,7 +78,7 @@ class Paths(NamedTuple):
     Each chunk follows one of the trees of its group.
     """
 
-    units: Ints  # sizes
+    units: Ints  # size of each chunk
     target: Int32s
     group: Int32s
     way: Int32s  # by tree, group and rank: the slot by which the group's chunks reach the rank; -1 for none

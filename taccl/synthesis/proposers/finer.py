@@ -165,7 +165,7 @@ def offer_cut(search: Search, until: Deadline) -> Search | None:
         with suppress(InputError, OutOfTime), until.enforced():
             found = baseline(name, open_problem)
             tried.add(name)
-        if found is None:  # time was up: take the best complete one
+        if found is None:  # time was up: take the best complete schedule
             found = next(iter(soonest_so_far(open_problem)), None)
         if found is None or found.finish_us >= finish_us:
             continue

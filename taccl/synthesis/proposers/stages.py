@@ -395,7 +395,7 @@ def _search_spreading(search: Search) -> None:
             _in_turns(search)
     except KeyboardInterrupt:
         search.interrupt()
-        if search.best is None and search.phase == "broadcast":  # the reduce phase is scheduled
+        if search.best is None and search.phase == "broadcast":  # the reduce phase has a schedule already
             first()
     if search.best is None:
         if search.interrupted:

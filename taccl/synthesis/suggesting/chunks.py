@@ -122,7 +122,8 @@ def choose_with_sketches(
     late = effort(problem) * _SUGGEST_S_PER_HOP > until.left_s
     if suggests and not late and is_unguided(problem, options.parameters):
         partitions = {count: each for count, each in problems.items() if count in suggesting.partitions}
-        with suppress(InputError, OutOfTime), until.interruptible():  # topologies that no sketch can describe
+        # InputError: no sketch can describe the topology.
+        with suppress(InputError, OutOfTime), until.interruptible():
             found = suggest_for(
                 list(partitions), partitions.__getitem__, options, most=suggesting.sketches,
                 time_limit_s=until.left_s, give_up=give_up,

@@ -118,6 +118,7 @@ def _last_pair(schedule: Schedule, reduction: Tree, spreading: Tree) -> tuple[in
         return None
     problem = schedule.problem
     is_direct = problem.clauses.direct_crossing and problem.topology.is_internode(out.link)
-    if is_direct or not problem.may_carry(out.link, out.chunk, reducing=True):  # as a partial sum
+    # The link must carry a partial sum.
+    if is_direct or not problem.may_carry(out.link, out.chunk, reducing=True):
         return None
     return max(back.start_ticks, others[-1][0] if others else 0), out, back

@@ -173,7 +173,7 @@ def search_halves(search: Search, search_half: Callable[[Search], None]) -> None
         found[0] = part.best.under(halves[0].problem)
     try:
         whole = phases.invert(found)
-    except KeyboardInterrupt:  # repeated, as the inversion is quick
+    except KeyboardInterrupt:  # after Ctrl-C, the inversion is repeated, as it is quick
         search.interrupt()
         whole = phases.invert(found)
     finish_us = search.offer_whole(whole, producer=whole.producer)

@@ -48,7 +48,8 @@ def find_isomorphism(one: Problem, other: Problem) -> Isomorphism | None:
             continue
         links = matched(_link_names(one, ranks, said), other_links)
         here, there = one.topology.node_of_rank, other.topology.node_of_rank
-        nodes = {(here[r], there[image]) for r, image in enumerate(ranks)}  # must be one to one
+        # This mapping of nodes must be one to one.
+        nodes = {(here[r], there[image]) for r, image in enumerate(ranks)}
         is_whole = len(links) == len(one.links_allowed) == len(other_links)
         if not is_whole or not len(nodes) == len({*here}) == len({*there}):
             continue
