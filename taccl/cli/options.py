@@ -180,7 +180,7 @@ def add_output(verb: argparse.ArgumentParser, help: str, *, required: bool = Fal
 
 
 def add_subset(parser: argparse._ActionsContainer) -> None:
-    """Declare the ranks of a topology that take part, which are renumbered from 0."""
+    """Declare the options for a subset of a topology's ranks, which are renumbered from 0."""
     help = "participating ranks, as in CUDA_VISIBLE_DEVICES (default: all)"
     option(parser, "--ranks R-R,R", help, _subset)
     option(parser, "--without-rank R,R", "excluded ranks", _subset, default=())
@@ -192,7 +192,7 @@ def add_size(parser: argparse._ActionsContainer) -> None:
 
 
 def add_schedule(verb: argparse.ArgumentParser, *, also: str = "") -> None:
-    """Declare the file of a schedule, and the options for files of the published TACCL tool.
+    """Declare the argument for a schedule's file, and the options for files of the published TACCL tool.
 
     - `also`: Other kinds of files that the verb accepts, for the help.
     """

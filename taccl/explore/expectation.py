@@ -63,7 +63,7 @@ class Expectation:
         self.series, self.topology = series, topology
         most = next((most for ranks, most in _SIZES if topology.num_ranks <= ranks), _FEW_SIZES)
         count = len(series.size_bytes)
-        #: Indices of the sizes that are predicted: the largest three, and others evenly.
+        #: Indices of the sizes that are predicted: the largest three, and others evenly spaced.
         self.places = sorted(
             {*range(max(count - 3, 0), count), *np.linspace(0, count - 1, most).astype(int).tolist()}
         )
@@ -81,7 +81,7 @@ class Expectation:
 
     @property
     def knows_latencies(self) -> bool:
-        """True if times of small messages are expected."""
+        """True if times of small messages can be predicted."""
         return self._costs is not None or bool(self.topology.protocols)
 
     @property

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 Asked = Sequence[tuple[Callable[[], Problem], dict[str, Any]]]
 Answer = tuple[int, dict[str, Any], dict[str, Any] | None]
 #: `_WORKER_S`: CPU seconds to start a worker process.
-#: `_MOST_START_SHARE`: max share of the remaining time for its start; else this process does the runs.
+#: `_MOST_START_SHARE`: max share of the remaining time for that start; if it needs more, this process does
+#: the runs itself.
 _WORKER_S, _MOST_START_SHARE = 1.0, 0.5
 #: Exceptions of joblib and Dask for a dead worker. A run that fails raises none: its row states the error.
 _DEATHS = ("BrokenProcessPool", "TerminatedWorkerError", "KilledWorker")

@@ -124,7 +124,7 @@ def serving_parameters(collective: Collective) -> tuple[SearchParameters, list[s
 
 
 def serving_counts(collective: Collective, counts: Sequence[int]) -> list[int]:
-    """Those of `counts` (parts per chunk) for which files serve power-of-two sizes; all if there are none.
+    """Those of `counts` (parts per chunk) for which files serve power-of-two sizes; all if none qualifies.
 
     - `collective`: A collective that leaves the number of chunks open, with one chunk per rank for now.
     """

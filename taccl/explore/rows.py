@@ -171,7 +171,7 @@ def frame(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
 
 
 def shortened(table: pd.DataFrame, shown: Sequence[str] = SHORT) -> pd.DataFrame:
-    """The columns of `shown`, and those of `LABELS` in which rows differ, in the order of `COLUMNS`."""
+    """Reduce a table to the columns `shown`, and those of `LABELS` in which its rows differ."""
     differ = {name for name in LABELS if table[name].nunique(dropna=False) > 1}
     return table[[column.name for column in COLUMNS if column.name in differ.union(shown)]]
 

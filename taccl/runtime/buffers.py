@@ -59,7 +59,7 @@ class Data:
         return self._random(rank, chunk).uniform(-1, 1, self.elements)
 
     def result(self, chunk: int) -> NDArray[Any]:
-        """Final content of the chunk: the sum of all contributions, if it is a sum.
+        """Required final content of a chunk: its data or, for a sum, the sum of all contributions.
 
         In fixed point it is the sum of the real numbers, times the scale.
         """

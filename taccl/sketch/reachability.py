@@ -140,7 +140,7 @@ def _demand_key(problem: Problem, chunk: int) -> Hashable:
 
 
 def unmet(problem: Problem) -> Iterator[Need]:
-    """Yield required deliveries that are impossible, each with only the unreachable ends."""
+    """Yield required deliveries that are impossible, each with only the ends that cannot be reached."""
     known: dict[Hashable, Set[int]] = {}
     for demand in demands(problem):
         kind = demand.starts, demand.reducing, id(problem.open_links(demand.chunk, reducing=demand.reducing))

@@ -112,8 +112,8 @@ class SuggestingParameters(_Group):
     # Numbers of chunks per rank tried under a sketch; candidate sketches are compared with `first_partition`.
     partitions: tuple[int, ...] = (1, 2, 4, 8)
     first_partition: int = 2
-    # Numbers of chunks per rank that are tried for problems that leave this number open. For data of one
-    # rank, or for one rank, the last number is also doubled while that pays.
+    # Numbers of chunks per rank that are tried for problems that leave this number open. If all data starts
+    # at one rank, or ends there, the last number is also doubled while that pays.
     counts: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 16)
     chunks_share: float = 0.3  # share of the time to try several numbers of chunks
     counts_only: int = 0  # 1: baselines, too, use only numbers of chunks in `counts`; 0: they use any number

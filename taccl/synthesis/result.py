@@ -235,7 +235,7 @@ class Result:
 
     @property
     def found_s(self) -> float | None:
-        """Seconds until the search first had a schedule with this finish; None without a trace."""
+        """Seconds until the search first had a schedule with the result's finish; None without a trace."""
         finishes = ((entry.seconds, entry.finish_us) for entry in self.trace if not entry.phase)
         return next((s for s, us in finishes if us is not None and us <= self.finish_us * (1 + 1e-9)), None)
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from taccl.workload.operations import Operation
     from taccl.workload.workload import Workload
 
-#: Max number of sets of collectives bounded together: those with the largest estimates.
+#: Max number of sets of collectives whose joint bound is computed: the sets with the largest estimates.
 _MOST_SETS = 6
 #: Time limit in s for the bound of a set of collectives. The bounds by rank of one collective share this
 #: limit, once for contributions and once for results.

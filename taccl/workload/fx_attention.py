@@ -32,7 +32,7 @@ def _options(graph: Graph, given: Arguments) -> tuple[list[Any], dict[str, Any]]
 def _heads(graph: Graph, given: Arguments) -> tuple[int, int, int]:
     """(query heads per key head, query heads per value head, axis of heads)."""
     query, key, value = (graph.local_shape(given[name]) for name in _OPERANDS)
-    may_differ = given.get("enable_gqa", True)  # calls of kernels lack this argument
+    may_differ = given.get("enable_gqa", True)  # calls of PyTorch's attention kernels lack this argument
     if not may_differ or min(map(len, (query, key, value))) < 3:
         return 1, 1, 0
     for name, each in (("keys", key), ("values", value)):

@@ -28,7 +28,8 @@ _PRICES_SHARE = 0.75
 #: Least seconds for the bounds with and without the sketch and whole chunks, even on a busy machine.
 #: A busy machine may need all of the time limit to load modules and read files.
 _LEAST_PRICES_S = 1.0
-#: Least seconds for these bounds if loading alone exceeded the time limit by about a second (large files).
+#: Least seconds for the bounds with and without the sketch and whole chunks, if loading of large files alone
+#: exceeded the time limit by about a second.
 _LATE_PRICES_S = 0.3
 #: {kind of a file whose problem is bounded: options that its content makes superfluous}.
 _OF_NOUN = {"program": ("time_unit_us",), "schedule": ("nodes", "profile", "size")}

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 #: `_WRITING_S`: min CPU seconds reserved for writing the files.
 #: `_MOST_WRITING_SHARE`: max share of the time limit for the minimum time to write the files.
 _WRITING_SHARE, _WRITING_S, _MOST_WRITING_SHARE = 0.1, 1.0, 0.5
-#: Time to write files, in multiples of `finishing_time`: for programs in place or out of place; for both.
+#: Time to write files, in multiples of `finishing_time`: with one program for each range, in place or out of
+#: place; with both programs for each range.
 _WRITING_PARTS = (0.7, 2.2)
 
 _instances = reader(lambda w: w if w == "auto" else whole(w), bool, "auto or a positive whole number")

@@ -150,7 +150,7 @@ class Barriers:
 
     @cached_property
     def open_pairs(self) -> dict[str, set[tuple[int, int]]]:
-        """{field: (src, dst) local ranks with an allowed link}, between nodes and inside nodes."""
+        """{field of the sketch: (src, dst) local ranks with an allowed link}, between and inside nodes."""
         pairs: dict[str, set[tuple[int, int]]] = defaultdict(set)
         for e in self.problem.links_allowed:
             pairs[self._field_of_ends(e)] |= self._named(e)

@@ -29,14 +29,16 @@ SIGNAL, NUM_SENT, FINISH, NUM_EVENTS, NUM_ACTIVE = range(5)
 class Timeline(NamedTuple):
     """State of an event-driven run: sends so far, in order of start, and pending events."""
 
-    # Chunk of each send, as one or two 16-bit words, so that one kernel serves both.
+    # Chunk of each send, as one or two 16-bit words, so that one kernel serves both types of chunk numbers.
     sent_chunk: NDArray[np.uint16]
     sent_link: Int32s  # link of each send: its index in the topology
     sent_start: Int32s  # start of each send in ticks, as 32-bit words
     link_free: Ints  # ticks at which each slot is free
     resource_free: Ints
     event_time: Ints  # ticks of pending events: a heap, together with `event_what`
-    event_what: Ints  # event: a group of slots; num_groups + slot; or num_groups + num_slots + arrival
+    # Code of each pending event: the number of a group of slots to examine; num_groups + number of a slot
+    # that becomes free; or num_groups + num_slots + number of an arrival.
+    event_what: Ints
     scalar: Ints  # stop signal, number of sends, last arrival, number of events, a count for the kernel
 
 

@@ -147,7 +147,7 @@ def _payload(quotient: Quotient, hops: Sequence[int], hint: ListSchedule | None)
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Proof that every schedule with all of these hops finishes at `ticks` or later."""
+    """Proof that every schedule with all of the hops in `hops` finishes at `ticks` or later."""
 
     hops: frozenset[int]
     ticks: int

@@ -228,7 +228,7 @@ def num_pairs(quotient: Quotient, windows: Windows, resource: int) -> int:
 
 
 def pairs_apart(quotient: Quotient, windows: Windows, resources: Iterable[int]) -> list[Pair]:
-    """Pairs of hops that must not overlap on the given resources, and are not apart by their time windows.
+    """Pairs of hops that must not overlap on the given resources, but may overlap by their time windows.
 
     If two hops may use two resources in different orders, there is a pair for each resource.
     """

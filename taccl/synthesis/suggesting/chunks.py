@@ -48,7 +48,7 @@ _OVERLAPS = 0.95
 #: `_RUN_TURNS`: number of iterations of the short run of ruin and recreate.
 #: `_RUN_SENDS`: max product of iterations and sends (about 0.5 s of CPU).
 _RUN_TURNS, _RUN_SENDS = 1_000, 4_000_000
-#: Data of one rank, or for one rank, are cut ever finer while that shortens the schedule.
+#: Data that all starts at one rank, or ends there, is cut ever finer while that shortens the schedule.
 #: `_FINER_PAYS`: max ratio of the finish in twice as many chunks to the best finish so far, for the finer
 #: chunks to be used.
 #: `_MOST_ARRIVALS`: max product of the numbers of chunks and ranks of a problem that is cut so.

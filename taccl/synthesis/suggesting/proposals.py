@@ -307,7 +307,7 @@ def make_sketch(
 def fitting_shifts(
     problem: Problem, shifts: Sequence[Shift], *, deadline: Deadline = NEVER
 ) -> tuple[Shift, ...]:
-    """Shifts that are also symmetries of the clauses and the collective, and let symmetric sends coincide.
+    """Shifts that are symmetries of clauses and collective, too, and let symmetric sends be simultaneous.
 
     In the group that they generate, each symmetry but the identity moves every rank and every used resource.
     So the group has at most as many elements as there are ranks, and symmetric sends can be simultaneous.

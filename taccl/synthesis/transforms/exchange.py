@@ -67,7 +67,7 @@ def offer_exchanged(search: Search) -> None:
 
 
 def exchanged(schedule: Schedule) -> Schedule | None:
-    """The schedule with partial sums exchanged between roots and last contributors; None if no send gains.
+    """Exchange partial sums between roots and last contributors; None if that lets no send start earlier.
 
     None also if transfers name their contributions, since such transfers need not follow trees. Raises
     `InputError` or `ValueError` if merged sends would wait for each other.
