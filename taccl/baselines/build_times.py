@@ -30,7 +30,8 @@ def build_times(problem: Problem, most_transfers: int, *, whole: bool = True) ->
         for name in BASELINES
         if row_of(name).competes
     }
-    most = {name: row_of(name).forms_transfers if whole else 0 for name in transfers}
+    has_forms = whole and not are_pairs(problem)
+    most = {name: row_of(name).forms_transfers if has_forms else 0 for name in transfers}
     return {
         name: per_link_s + row_of(name).build_s * max(count, min(most[name], _MOST_FORMS * count)) / 10_000
         for name, count in transfers.items()
@@ -46,6 +47,12 @@ def ends_of(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         for ends in (collective.origin_sets, collective.destination_sets)
     )
     return starting, ending
+
+
+def are_pairs(problem: Problem) -> bool:
+    """True if each chunk goes from one rank to one rank, as in an alltoall."""
+    starting, ending = ends_of(problem)
+    return bool((starting == 1).all() and (ending == 1).all())
 
 
 def num_arrivals(problem: Problem) -> int:

@@ -14,8 +14,8 @@ from taccl._internal.caching import cached
 from taccl._internal.deadline import Deadline, OutOfTime, busy_factor
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
+from taccl.baselines.build_times import are_pairs, ends_of, num_arrivals
 from taccl.baselines.build_times import build_times as baseline_times
-from taccl.baselines.build_times import ends_of, num_arrivals
 from taccl.baselines.spread import complete_so_far, without_sketch
 from taccl.baselines.table import BASELINES, row_of
 from taccl.errors import InputError
@@ -251,8 +251,7 @@ def _preferred(problem: Problem) -> list[str]:
     on_grid = grid is not None
     on_torus = grid is not None and len(grid) > 1 and all(each.kind == "ring" for each in grid)
     few_steps = on_torus and is_small(problem)
-    starting, ending = ends_of(problem)
-    is_pairs = bool((starting == 1).all() and (ending == 1).all())
+    is_pairs = are_pairs(problem)
 
     def place(name: str) -> int:
         row = row_of(name)
