@@ -352,7 +352,7 @@ def require_no_derivations(problem: Problem, *, baseline: str) -> None:
 
 
 def require_everywhere(problem: Problem, *, baseline: str) -> None:
-    """Raise `CollectiveError` unless every chunk involves every rank, as its source or its destination."""
+    """Raise `CollectiveError` unless all ranks contribute to each sum, or hold or want each copied chunk."""
     require_no_derivations(problem, baseline=baseline)
     num_ranks = problem.topology.num_ranks
     for chunk in problem.collective.chunks:

@@ -324,7 +324,7 @@ def _nonnegative_lines(weights: NDArray[np.float64], rows: NDArray[np.float64]) 
 def reassigned(predicted_us: NDArray[np.float64], times_us: NDArray[np.float64]) -> NDArray[np.int64]:
     """Choose the protocol index of each size so that predictions, (3, sizes), match measured times best.
 
-    Protocols keep their order over ascending sizes, and a range has at least `_LEAST` sizes.
+    Protocols keep their order over ascending sizes, and each protocol has none or at least `_LEAST` sizes.
     """
     costs = robust(np.log(predicted_us / times_us))
     n = costs.shape[1]

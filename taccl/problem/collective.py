@@ -126,7 +126,9 @@ class Collective:
     def _check_roots(self) -> None:
         """Make the only contributor the root of each sum with a single contribution (see `Chunk.root`).
 
-        Raises `CollectiveError` if a sum of several contributions has no root.
+        If servers update sums (`update_us_per_mb`), given roots stay.
+
+        Raises `CollectiveError` if a sum has no root then.
         """
         if self.update_us_per_mb is None and any(map(_is_whole, self.chunks)):
             chunks = tuple(replace(c, root=c.origins[0]) if _is_whole(c) else c for c in self.chunks)

@@ -26,7 +26,7 @@ SEVERAL = -1
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Bars of a Gantt chart as columns: each bar is a send, in the row of its link, resource or rank.
+    """Bars of a Gantt chart as columns: each bar is a send, in the row of its link, resource or source rank.
 
     - `rows`, `number`: Names of the rows shown, from the top; for each row, the index of its link, resource
       or rank.

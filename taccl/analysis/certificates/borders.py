@@ -47,7 +47,8 @@ class Border(OfRanks):
 def counting(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
     """Yield cut-counting bounds: chunks that must enter or leave a set of ranks, over the rate of its links.
 
-    The sets are nodes and single ranks.
+    The sets are nodes and single ranks. For sums that all ranks need, gossip bounds (`gossip`) come first,
+    unless all switches are assumed to reduce (`in_network`).
     """
     if not demand.single_ended:
         return
