@@ -128,7 +128,7 @@ class Collective:
 
         If servers update sums (`update_us_per_mb`), given roots stay.
 
-        Raises `CollectiveError` if a sum has no root then.
+        Raises `CollectiveError` if a sum is left without a root.
         """
         if self.update_us_per_mb is None and any(map(_is_whole, self.chunks)):
             chunks = tuple(replace(c, root=c.origins[0]) if _is_whole(c) else c for c in self.chunks)
