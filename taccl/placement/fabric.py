@@ -174,8 +174,8 @@ def _is_implied(
 ) -> NDArray[np.bool_]:
     """True for each redundant hold (use of a resource by a link).
 
-    A hold is redundant if no other link uses its resource, and another hold of the link on the same side
-    (send or receive) lasts at least as long for every size.
+    A hold is redundant under two conditions. No other link uses its resource. Another hold of the link on the
+    same side (send or receive) lasts at least as long for every size.
     """
     alone: NDArray[np.bool_] = np.bincount(resource)[resource] == 1
     if not alone.any():
