@@ -96,7 +96,7 @@ def tells_of_memory(error: BaseException, *, bounded: bool) -> bool:
 
 @contextmanager
 def limited_memory(memory_limit_mb: int | None) -> Iterator[None]:
-    """Context that limits the growth of the address space to `memory_limit_mb` (10**6 bytes); None: no limit.
+    """Context that limits the growth of the address space to `memory_limit_mb` (10**6 bytes), if given.
 
     There is no limit where the platform does not support one (macOS ignores RLIMIT_AS).
     """

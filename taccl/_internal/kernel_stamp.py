@@ -1,4 +1,4 @@
-"""Stamps of kernels: digests of all that is compiled into a kernel.
+"""Stamps of kernels, which are digests of all that is compiled into a kernel.
 
 A stamp covers the bytecode of the kernel and of every function that it reaches by global names. It also
 covers their constants, default values, closures and options, and the fields of named tuples that they create.

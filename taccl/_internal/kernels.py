@@ -1,4 +1,4 @@
-"""Kernels: functions that numba compiles at their first call, and loads from a cache afterwards.
+"""Kernels, which are functions that numba compiles at their first call, and loads from a cache afterwards.
 
 numba is imported at the first call of any kernel, as its import takes 0.2 s of CPU.
 
@@ -145,7 +145,7 @@ def _teach_numba() -> None:
 
 
 def _without_literals(find: Callable[..., Any], args: Any, kws: Any) -> Any:
-    """Signature without literals: one compilation for all integers, not one for 0 and one for 1."""
+    """Signature without literals, so that one compilation serves all integers, 0 and 1 included."""
     from numba.core.types import unliteral
 
     return find(tuple(map(unliteral, args)), {name: unliteral(kind) for name, kind in kws.items()})

@@ -198,7 +198,7 @@ def cache_folder() -> Path:
 
 
 def key_of(problem_digest: str, **options: str | int | float | None) -> str:
-    """Key of a run: hash of its problem, options, registered proposers, and versions of packages."""
+    """Key of a run, which is a hash of its problem, options, registered proposers, and package versions."""
     content: dict[str, Any] = {
         "schema": _SCHEMA, "problem": problem_digest, "options": options, "versions": _versions(),
     }  # fmt: skip

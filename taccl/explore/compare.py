@@ -1,4 +1,4 @@
-"""Tables of runs: for backends and seeds on one problem, or also for sketches, sizes and chunkings."""
+"""Tables of runs, with several backends and seeds, or also several sketches, sizes and chunkings."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""File formats: a folder for each family of formats, and in it a module to read or write each format."""
+"""File formats, in a folder for each family, with a module to read or write each format."""

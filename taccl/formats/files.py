@@ -1,4 +1,4 @@
-"""Atomic writes: files are written whole or not at all."""
+"""Atomic writes, by which files are written whole or not at all."""
 
 from __future__ import annotations
 

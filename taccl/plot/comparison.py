@@ -107,8 +107,8 @@ def backends(table: Any, *, ax: Axes | None = None) -> Axes:
     """Draw the ratio of finish to bound as a bar for each run, with the runs of a backend together.
 
     Unlike `comparison`, this picture stays readable if all gaps are equal. Colours show sketches, sizes or
-    collectives, whichever differ first.
-    Runs without a schedule or a bound have their status instead of a bar.
+    collectives, whichever differ first. Runs without a schedule or a bound have their status instead of a
+    bar.
 
     Parameters
     ----------

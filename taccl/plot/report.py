@@ -1,4 +1,4 @@
-"""A report: one self-contained HTML page about a schedule, which loads nothing from files or servers.
+"""Report on a schedule as one self-contained HTML page, which loads nothing from files or servers.
 
 It combines pictures with the HTML that notebooks show of each object. There is no script: the text of a bar
 is the bar's SVG title, which browsers show as a tooltip. The verdict at the top says how good the schedule

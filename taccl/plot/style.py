@@ -48,7 +48,7 @@ _Made = TypeVar("_Made")
 
 
 def drawing(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
-    """Decorator: draw under fixed matplotlib settings, in which a dollar in a name starts no formula."""
+    """Let a function draw under fixed matplotlib settings, in which a dollar in a name starts no formula."""
 
     @wraps(function)
     def drawn(*given: _Given.args, **named: _Given.kwargs) -> _Made:

@@ -1,4 +1,4 @@
-"""Interpreter: run a program symbolically, and report hangs, races and wrong outputs at any rank.
+"""Interpreter, which runs a program symbolically, and reports hangs, races and wrong outputs at any rank.
 
 It shares no code with the lowering of schedules except the positions of chunks in the user's buffers
 (`layout`). An output is right if exactly the required contributions were added, each once, and no content of

@@ -1,4 +1,4 @@
-"""Program: the steps that each rank executes on its input, output and scratch buffers.
+"""Programs, whose steps each rank executes on its input, output and scratch buffers.
 
 A rank runs its *threadblocks* concurrently, and each threadblock runs its steps one after another. A
 threadblock sends to at most one rank and receives from at most one, both over one *channel*. The messages
@@ -143,7 +143,7 @@ class RankProgram:
 @checked
 @dataclass(frozen=True)
 class Program:
-    """Program: the steps that each rank executes so that all ranks together run a collective.
+    """The steps that each rank executes so that all ranks together run a collective.
 
     Parameters
     ----------
@@ -274,7 +274,7 @@ class Program:
 # Plain values are read here without pydantic, as each rank of a run reads the program.
 # Loading pydantic would take longer than the rest.
 def _plain(value: Any) -> Any:
-    """Plain values: records as {field: value} without defaults, and tuples as lists."""
+    """Convert to plain values: records to {field: value} without defaults, and tuples to lists."""
     if isinstance(value, (RankProgram, Threadblock, Step)):
         given = ((each, getattr(value, each.name)) for each in fields(value))
         return {

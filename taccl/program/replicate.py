@@ -1,4 +1,4 @@
-"""Instances: several copies of a program, each on its own part of every chunk and its own channels."""
+"""Instances of a program, which are copies that move a part of every chunk each, over their own channels."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Stuck(NamedTuple):
 
 
 class Engine:
-    """Progress engine: executes the threadblocks of one rank on the rank's buffers.
+    """Progress engine, which executes the threadblocks of one rank on the rank's buffers.
 
     - `communicator`: Communicator of the program's ranks, used for no other messages meanwhile.
     - `chunks`: Max chunks of a message.

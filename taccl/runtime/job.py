@@ -1,4 +1,4 @@
-"""Run jobs: a program, its size, number type and number of runs, checked before any rank starts."""
+"""Jobs of ranks: a program, its size, number type and number of runs, checked before any rank starts."""
 
 from __future__ import annotations
 

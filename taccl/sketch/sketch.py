@@ -1,4 +1,4 @@
-"""Communication sketch: restrictions and hints for the synthesizer, from TOML or JSON.
+"""Communication sketches, which are restrictions and hints for the synthesizer, from TOML or JSON.
 
 Ranks in a sketch are local ranks (positions in their node), except in `[[symmetry]]`, which permutes all
 ranks. `Sketch()` restricts nothing.

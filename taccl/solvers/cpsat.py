@@ -40,7 +40,7 @@ class NotScalableError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class WholeModel:
-    """Integer program: minimise ``cost @ y``; variable v of the linear model is ``y[v] / step[v]``.
+    """Integer program that minimises ``cost @ y``; variable v of the linear model is ``y[v] / step[v]``.
 
     - `cost`: Objective times `cost_scale`.
     - `rows`: List of (variables, coefficients, lower, upper); None for an infinite bound.

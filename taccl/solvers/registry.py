@@ -116,7 +116,7 @@ _PACKAGES = ("taccl", "highspy", "ortools", "gurobipy", "pulp", "numpy")
 
 @dataclass(frozen=True, slots=True)
 class Backends:
-    """Table of backends: iterate for `SolverInfo` rows, print to read."""
+    """Table of backends; iterate over it for `SolverInfo` rows, or print it."""
 
     rows: tuple[SolverInfo, ...]
 

@@ -1,4 +1,4 @@
-"""`Search`: the state of a search: problem, deadline, bound, incumbent, and logs of its stages.
+"""`Search`, the state of a search: problem, deadline, bound, incumbent, and logs of its stages.
 
 A search may consist of other searches: one for each phase of a reduction, or one for each suggested sketch.
 They share the logs, and one cancellation that ends all of them.

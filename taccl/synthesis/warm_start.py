@@ -1,4 +1,4 @@
-"""Warm start: a search that starts from a given schedule."""
+"""Searches that start from a given schedule (warm start)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels: a collective or a computation, with the operations fused into it.
+"""Kernels, each of which is a collective or a computation, with the operations fused into it.
 
 The first operation of a kernel is its *head*. If the head is a collective, the other operations run in its
 last step, on each element that has arrived. Otherwise the kernel is one launch: it starts when all its

@@ -82,7 +82,7 @@ def two_rows(operation: Operation, shapes: Sequence[Shape]) -> Shape:
 
 
 def scalar(operation: Operation, shapes: Sequence[Shape]) -> Shape:
-    """Shape of a scalar: no axes."""
+    """Shape of a scalar, which has no axes."""
     return ()
 
 

@@ -1,4 +1,4 @@
-"""Layout inference: layout of an operation's result, inferred separately along each dimension of the mesh.
+"""Inference of the layout of an operation's result, separately along each dimension of the mesh.
 
 Source of the layouts and their rules: Jangda et al. (CoCoNet), ASPLOS 2022; see `taccl.workload.operations`.
 """

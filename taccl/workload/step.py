@@ -1,4 +1,4 @@
-"""Step: a workload with start and end times of all computed tiles and sends, and its verification."""
+"""Steps, which are workloads with start and end times of all computed tiles and sends; their verification."""
 
 from __future__ import annotations
 

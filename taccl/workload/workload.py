@@ -1,4 +1,4 @@
-"""Workload: the operations of a step, in order, with the layout of every tensor."""
+"""Workloads, which are the operations of a step, in order, with the layout of every tensor."""
 
 from __future__ import annotations
 

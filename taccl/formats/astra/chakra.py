@@ -262,7 +262,10 @@ def _integer(field: int, value: int) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Protobuf varint: 7 bits per byte, lowest first; negative numbers as two's complement in 64 bits."""
+    """Encode a number as protobuf's varint, with 7 bits per byte, lowest first.
+
+    Negative numbers are encoded as two's complement in 64 bits.
+    """
     value &= (1 << 64) - 1
     found = bytearray()
     while value > 0x7F:

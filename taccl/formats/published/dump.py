@@ -5,7 +5,7 @@ valid under the tool's model. (The exception is an allreduce whose phases overla
 warning says so.) Properties for which the file has no field are omitted, with a `LossyConversionWarning` that
 names them.
 
-The tool's model: all nodes are copies of one node. Inside a node, a pair of local ranks has some number of
+In the tool's model, all nodes are copies of one node. Inside a node, a pair of local ranks has some number of
 parallel links, with the same cost per chunk. Every ordered pair of nodes has links between the same local
 ranks. All links between nodes have one latency and one cost per chunk; only their sends merge chunks. With
 more than two nodes, a rank sends to one other node at a time, and receives from one. Ranks at a switch have

@@ -1,4 +1,4 @@
-"""Ruin and recreate: improves a schedule's routes and order jointly, for any problem.
+"""Improve a schedule's routes and order jointly by ruin and recreate.
 
 Sources: Schrimpf, Schneider, Stamm-Wilbrandt and Dueck, "Record breaking optimization results using the ruin
 and recreate principle", Journal of Computational Physics 159 (2000), for the loop; Christiaens and Vanden

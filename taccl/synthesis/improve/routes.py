@@ -156,7 +156,7 @@ def _sum_trees(problem: Problem, c: int, transfers: Sequence[Transfer]) -> list[
 def _exchange(
     inwards: Mapping[int, Transfer], links: Sequence[Link], complete: Sequence[int]
 ) -> Transfer | None:
-    """Send from the first to the second of two ranks that complete a sum by exchanging their partial sums.
+    """The send from the first to the second of two ranks that complete a sum by exchanging partial sums.
 
     None if no two ranks do so.
     """

@@ -1,4 +1,4 @@
-"""Recreate: completes trees that lack routes, inserting each send directly into the resource calendar."""
+"""The recreate step, which completes trees, and inserts each send directly into the resource calendar."""
 
 from __future__ import annotations
 

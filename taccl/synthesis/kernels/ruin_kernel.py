@@ -1,4 +1,4 @@
-"""Ruin: removes the routes of some chunks from a schedule."""
+"""The ruin step, which removes the routes of some chunks from a schedule."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Stages 2 and 3: the order of a routing's sends on each resource, and the merging of consecutive sends.
 
 Ordering uses a named rule, which gives priorities for the list scheduler; it always starts the most urgent
-send that can start. Source: the heuristics of Shah et al., "TACCL", NSDI 2023, section 5.2, by name instead
-of number.
+send that can start. Source: the heuristics of Shah et al., "TACCL", NSDI 2023, section 5.2; their tool
+selects them by number.
 
 Contiguity is a MILP of linear size: sends keep their order, and a binary per send of a merging link says
 whether it starts a batch. Merging saves alpha, but the first chunks of a batch wait for its last. Every block

@@ -209,7 +209,7 @@ class RoutingModel:
                 self.model.add_row([(1.0, x) for x in sorted(variables)], 1, tag="routing.crossing")
 
     def _hops(self) -> None:
-        """Rows of limited paths, where u is the number of links that a chunk has passed at a state.
+        """Limit the length of paths; u is the number of links that a chunk has passed at a state.
 
         u_r >= u_a + 1 - M (1 - y), and u is at most the limit minus the links to the nearest destination.
         """
@@ -231,7 +231,7 @@ class RoutingModel:
                     model.add_row([(1.0, self.passed[p]), *before, (-big, y)], 1.0 - big, tag="routing.hops")
 
     def _own_first(self) -> None:
-        """Rows of local-first priority: on each link, relayed chunks start no earlier than own chunks arrive.
+        """Let relayed chunks start on a link no earlier than own chunks arrive (local-first priority).
 
         If both are sent over the link: s_relayed >= s_own + duration of the relayed hop. Under this rule, the
         relayed chunk starts no earlier than an unmerged send of the own chunk would arrive. The model's
@@ -251,10 +251,10 @@ class RoutingModel:
                     self.no_sooner("own-first", late, early, both, length - 2 * big)
 
     def _switch_policies(self) -> None:
-        """Objective T + mu * (number of used connections) for few connections, or T - mu * number for many.
+        """Add mu * (number of used connections) to the objective for few connections; subtract it for many.
 
-        The weight mu is the sketch's `objective_weight`. A binary u counts each connection: rows u >= x of
-        its hops for few, u <= sum(x) for many.
+        The weight mu is the sketch's `objective_weight`. A binary u counts each connection. Its rows are
+        u >= x for each of its hops for few connections, and u <= sum(x) for many.
         """
         quotient, model, tag = self.quotient, self.model, "routing.switch-policy"
         weight = float(quotient.problem.clauses.objective_weight)

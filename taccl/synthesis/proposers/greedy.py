@@ -1,4 +1,4 @@
-"""List scheduler: event-driven; whenever a link and its resources are free, it sends the most urgent chunk.
+"""Event-driven list scheduler: whenever a link and its resources are free, it sends the most urgent chunk.
 
 It works on a `Quotient`, so it obeys every clause of the sketch. It makes the first schedule of every
 synthesis (all hops allowed) and the schedules of the ordering rules (only the hops of one routing). It also

@@ -136,9 +136,9 @@ def send_in_turn(
 ) -> Sends | None:
     """Schedule chunks along given routes, early due dates first on each link; None if stopped.
 
-    If chunks wait for the same link, the one with the least weighted due date minus the time of its remaining
-    route goes first. So a rank forwards chunks at the rate at which it receives them, rather than all chunks
-    with long routes first.
+    If chunks wait for the same link, the one with the least due date minus the time of its remaining route
+    goes first; several weights of the due date are tried. So a rank forwards chunks at the rate at which it
+    receives them, rather than all chunks with long routes first.
 
     - `turn`, (num_chunks,): Due date of each chunk, as a share of the peak time, 0 to 1.
     """

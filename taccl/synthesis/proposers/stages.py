@@ -1,4 +1,4 @@
-"""Main search: the compiled list scheduler for large problems, otherwise the stages of a backend.
+"""The main search, by the compiled list scheduler for large problems, else by the stages of a backend.
 
 If the collective reduces, stages run on its reduce phase and on its broadcast phase.
 
@@ -317,7 +317,7 @@ def choose(
 ) -> tuple[bool, str]:
     """(True if only the compiled search would end in time, text of the choice with its reasons).
 
-    The size is measured in hops (chunks times links); under a symmetry, one hop per orbit counts.
+    A problem's size is measured in hops (chunks times links); under a symmetry, one hop per orbit counts.
     """
     if backend not in ("auto", "greedy"):
         return False, f"{backend}, as asked"

@@ -1,4 +1,4 @@
-"""Table of proposers: all of the library's ways to find a schedule of a problem, in the order they run."""
+"""Table of the library's proposers, which are all its ways to find a schedule, in the order they run."""
 
 from __future__ import annotations
 

@@ -323,7 +323,7 @@ def fitting_shifts(
 
 
 def _reduces_problem(problem: Problem, permutations: tuple[tuple[int, ...], ...]) -> bool:
-    """True if the last permutation is a symmetry, and all permutations generate a group that sends can have.
+    """True if the last permutation is a symmetry, and the group of all lets symmetric sends be simultaneous.
 
     In that group, only the identity may leave a rank or a used resource in its place.
     """

@@ -1,4 +1,4 @@
-"""Symmetry: a problem is searched on its quotient, where each send stands for all of its images."""
+"""Search of a problem on its quotient by its symmetry, where each send stands for all of its images."""
 
 from __future__ import annotations
 
