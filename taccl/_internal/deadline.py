@@ -355,7 +355,7 @@ def await_left_behind() -> None:
 atexit.register(await_left_behind)
 
 
-#: No deadline: work runs to its end.
+#: Deadline that never passes.
 NEVER = Deadline()
 
 

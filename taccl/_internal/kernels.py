@@ -24,7 +24,7 @@ require_address_space(LLVM_BYTES)  # LLVM kills the process if it gets no memory
 
 _Function = TypeVar("_Function", bound="Callable[..., Any]")
 
-#: Lock: kernels are prepared one at a time, as preparing one may import numba.
+#: Lock under which kernels are prepared one at a time, as preparing one may import numba.
 _PREPARING = threading.RLock()
 
 

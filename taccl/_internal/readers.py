@@ -169,7 +169,7 @@ def _several(container: str, inner: Sequence[ast.expr], scope: Mapping[str, Any]
             raise InputError(f"{many}; expected fewer", where=where)
         if fixed and len(values) != len(kinds):
             raise InputError(f"found {quoted(value)}; expected {expected}", where=where)
-        # Fast path: no item needs a conversion.
+        # If no item needs a conversion, items are not read one by one, to save time.
         if not fixed and (item is None or _takes_all(item, {*map(type, values)})):
             as_it_is = type(values) is make or (make is tuple and container != "tuple")
             return values if as_it_is else make(values)

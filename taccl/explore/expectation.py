@@ -228,7 +228,7 @@ def _costs_on(topology: Topology) -> Costs:
     """Costs of the topology's machine; if only a subset of ranks is kept, costs on those ranks of a node."""
     costs, kept = costs_of(topology.machine), topology.cache.get("kept_ranks", ())
     per_node = ranks_per_node(topology.machine)
-    # Nodes are alike: the first one that has ranks stands for all.
+    # As nodes are alike, the first one with kept ranks stands for all.
     return costs.on_ranks([rank % per_node for rank in kept if rank // per_node == kept[0] // per_node])
 
 

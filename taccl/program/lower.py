@@ -393,6 +393,6 @@ def _runs(moves: Sequence[_PlacedPart], max_count: int) -> Iterator[list[_Placed
         else:
             stretches.append([move])
     for whole in stretches:
-        # Even lengths: 65 chunks make 33 and 32, not 64 and 1.
+        # Lengths differ little: 65 chunks become 33 and 32, not 64 and 1.
         size = math.ceil(len(whole) / math.ceil(len(whole) / max_count))
         yield from (whole[i : i + size] for i in range(0, len(whole), size))

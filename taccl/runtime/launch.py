@@ -77,7 +77,7 @@ def _start(
     few_threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     folder = request.parent
     try:
-        # Files, not pipes: after a broken pipe, mpiexec ends the ranks before they can clean up.
+        # Output goes to files, as mpiexec ends the ranks before they can clean up if a pipe breaks.
         with open(folder / _SAID, "wb") as said, open(folder / _COMPLAINED, "wb") as complained:
             return subprocess.Popen(
                 command,

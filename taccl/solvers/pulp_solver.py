@@ -108,7 +108,7 @@ def _options(solver_class: Any, payload: dict[str, Any], control: Control) -> di
     offered = {
         "msg": payload["log"],
         "timeLimit": control.time_left_s(),
-        # Left out for one thread: given 1, CBC 2.10.3 runs its threaded search, which can idle for 10 s.
+        # None for one thread: if told 1, CBC 2.10.3 runs its threaded search, which can idle for 10 s.
         "threads": payload["threads"] if payload["threads"] > 1 else None,
         "gapRel": RELATIVE_GAP,
         "warmStart": payload["hint"] is not None,

@@ -375,7 +375,7 @@ class Search:
         return "time limit" if self.ran_out or self.deadline.has_passed else "nothing better found"
 
     def result(self, choice: str) -> Result:
-        """The result: incumbent, verified if it was not yet, with its bound, stages, trace and notes."""
+        """The incumbent, verified if it was not yet, as a result with its bound, stages, trace and notes."""
         assert self.best is not None, "there is a schedule"
         if not self.is_verified:
             since = time.monotonic()

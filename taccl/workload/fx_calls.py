@@ -328,7 +328,7 @@ def _indexed(given: Arguments, shapes: list[Shape], out: Shape) -> tuple[list[Na
 
 
 def _convolved(given: Arguments, shapes: list[Shape], out: Shape) -> tuple[list[Names], Names] | None:
-    """Rule for convolutions: the batch axis matches; if `groups` is 1, input channels are summed over."""
+    """Axes of convolutions, which sum over input channels unless they are grouped or transposed."""
     rest = [*(len(out) - 2) * "."]
     if len(shapes) != 2 or any(len(each) != len(out) for each in shapes):
         return None

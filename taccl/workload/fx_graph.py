@@ -309,7 +309,7 @@ class Graph:
         return self.make("cast", value, dtype=name)
 
     def numeric(self, value: Any) -> Any:
-        """Value for arithmetic: a mask becomes numbers 0 and 1."""
+        """Value for arithmetic, in which a mask becomes numbers 0 and 1."""
         if isinstance(value, (Named, View, Repeated)) and self.dtype(value) == "bool":
             _, dtype = self.stated()
             return self.cast(value, dtype if dtype in FLOATS else "int64")

@@ -224,7 +224,7 @@ def dtype_of(tensor: Tensor) -> str:
 
 
 #: {element type: largest difference attributed to rounding, relative to the largest value}.
-#: Own choice: 256 machine epsilons (float64 and float32), 32 (float16) and 8 (bfloat16).
+#: We chose 256 machine epsilons for float64 and float32, 32 for float16, and 8 for bfloat16.
 TOLERANCE = {
     "float64": 2.0**-44, "float32": 2.0**-15, "float16": 2.0**-5, "bfloat16": 2.0**-4,
     "int64": 0.0, "int32": 0.0, "bool": 0.0,

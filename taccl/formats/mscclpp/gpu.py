@@ -87,7 +87,7 @@ class PlanGpu:
         for t, threadblock in enumerate(self.threadblocks):
             passed: dict[int, int] = {}
             for s, step in enumerate(threadblock.steps):
-                # Keeps the latest step of each threadblock.
+                # The dict keeps the latest step of each threadblock.
                 for other, index in dict(sorted(step.depends)).items():
                     if other == t or passed.get(other, -1) >= index:
                         continue

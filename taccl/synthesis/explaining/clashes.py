@@ -212,7 +212,7 @@ def own_chunks_wait(problem: Problem, *, solver: str, deadline: float) -> bool:
         costs, own_first = half.costs, half.clauses.own_first.intersection(half.links_allowed)
         if all(len(half.topology.links[e].srcs) == 1 for e in own_first):
             continue
-        # Practically unlimited slack: which paths remain is unknown, so none may be left out as too long.
+        # The slack is practically unlimited, so that no path is left out as too long.
         quotient = take_quotient(half.with_clauses(routing_slack=half.clauses.routing_slack + 10**6))
         # A chunk reaches a link of several sources over several paths, even if it has one destination.
         quotient = replace(quotient, single_path=(False,) * half.collective.num_chunks)

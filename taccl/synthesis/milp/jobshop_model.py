@@ -86,7 +86,7 @@ class _Shop:
         return self.arrival[state]
 
     def _route(self) -> None:
-        """Constraints on hops: one into each destination, and none out of a state that no hop enters."""
+        """Let one hop enter each destination, and none leave a state that no hop enters."""
         payload, model = self.payload, self.model
         into: dict[int, list[int]] = defaultdict(list)
         out: dict[int, list[int]] = defaultdict(list)
@@ -241,7 +241,7 @@ class _Batches:
         return min(int(payload["hint_start"][m]) for m in self.hops if payload["hint_batch"][m] == batch)
 
     def _one(self, j: int) -> None:
-        """Constrain batch j: it lasts alpha plus beta times its units, and starts after its chunks arrive."""
+        """Let batch j last alpha plus beta times its units, and start after its chunks arrive."""
         shop, payload, model = self.shop, self.shop.payload, self.shop.model
         inside = [self.chosen[m][j] for m in self.hops]
         model.add(sum(inside) <= self.max_merge * self.used[j])

@@ -151,14 +151,14 @@ class ContiguityModel:
         self.model.add_row(terms, least, tag=f"contiguity.{tag}")
 
     def _availability(self, entries: Mapping[int, int]) -> None:
-        """Add rows: a chunk is forwarded only after its arrival."""
+        """Let a chunk be forwarded only after its arrival."""
         for m in self.order:
             for p in self.quotient.hops[m].srcs:
                 if not self.quotient.states[p].is_origin:
                     self.add("availability", [(1.0, self.start[m]), (-1.0, self.arrival[entries[p]])])
 
     def _resources(self, lanes: Mapping[int, _Lane], schedule: ListSchedule) -> None:
-        """Add rows: successive hops of a resource occupy it in sequence, unless they share a batch."""
+        """Let successive hops of a resource occupy it in sequence, unless they share a batch."""
         queues: dict[int, list[tuple[int, int, int, Held]]] = defaultdict(list)
         for number, send in enumerate(schedule.sends):
             units = sum(self.quotient.hops[m].units for m in send.hops)
@@ -264,7 +264,7 @@ class _Lane:
         return [(1.0, self.released[held][m])], 0.0
 
     def _own_first(self, is_own: Mapping[int, bool]) -> None:
-        """Add rows: relayed chunks start at least an unmerged send's duration after each own chunk starts."""
+        """Let relayed chunks start at least an unmerged send's duration after each own chunk starts."""
         free = self.whole.model.add_variable(0, self.upper)
         for m, own in is_own.items():
             start = self.whole.start[m]
@@ -273,7 +273,7 @@ class _Lane:
             self.whole.add("availability", row, latency)
 
     def _batches(self, is_own: Mapping[int, bool], max_merge: int) -> None:
-        """Add rows: hops of one batch share start and arrival, and there are at most `max_merge` of them."""
+        """Let hops of one batch, at most `max_merge`, share their start and their arrival."""
         whole = self.whole
         start, arrival, begins = whole.start, whole.arrival, whole.begins
         whole.add("batch", [(1.0, begins[self.row[0]])], 1)

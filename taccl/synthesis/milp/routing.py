@@ -149,7 +149,7 @@ class RoutingModel:
         self.model.add_row(row, ticks / self.per_us, tag=f"routing.{tag}")
 
     def _flow(self) -> None:
-        """Rows: each destination takes its chunk from one hop; a chunk leaves only states that it entered."""
+        """Let each destination take its chunk from one hop, and a chunk leave only states that it entered."""
         quotient, model, made = self.quotient, self.model, self.made
         for p, state in enumerate(quotient.states):
             entering = [(1.0, self.taken[m, p]) for m in state.hops_in if m in made]
@@ -175,7 +175,7 @@ class RoutingModel:
                     model.add_row([(1.0, x), (-1.0, y)], 0, tag="routing.transit")
 
     def _arrivals(self) -> None:
-        """Rows: a chunk arrives at state r at least l after state a if a hop of duration l from a brings it.
+        """Let a chunk arrive at state r at least l after state a if a hop of duration l from a brings it.
 
         s_r >= h_r + sum (h_a + l - h_r) y; s_r >= s_a + l - M (1 - y), where M = UB + l - h_r.
         """
@@ -194,7 +194,7 @@ class RoutingModel:
                 self.no_sooner("finish", self.finish, arrival)
 
     def _crossings(self) -> None:
-        """Rows: a chunk must enter, at least once, each node that needs it and lacks it."""
+        """Require that a chunk enters, at least once, each node that needs it and lacks it."""
         topology, collective = self.quotient.problem.topology, self.quotient.problem.collective
         node = topology.node_of_rank
         into: dict[tuple[int, int], set[int]] = defaultdict(set)
@@ -294,7 +294,7 @@ class RoutingModel:
             self.model.add_row(row, 0, tag="routing.link-use")
 
     def _sequence(self, pairs: Sequence[Pair]) -> None:
-        """Disjunctive rows: if hops a and b of a pair are made, b starts a gap after a, or a after b.
+        """Let hop b of a pair start a gap after hop a, or a after b, if both are made.
 
         M is minimal for each pair, and for each condition that deactivates the row (a unmade, b unmade, other
         order).
@@ -347,7 +347,7 @@ class RoutingModel:
         return start
 
     def _one_after_other(self, a: int, b: int, gap: int, first: int | None, *, goes_first: int) -> None:
-        """Row: hop b starts `gap` after hop a, if both are made and `first`, if given, is `goes_first`."""
+        """Let hop b start `gap` after hop a if both are made and `first`, if given, is `goes_first`."""
         (until, after, soonest, _), (since, ahead, _, latest) = (self._start(m) for m in (b, a))
         big = max(0, latest + gap - self.windows.earliest[b])
         unmade = max(0, latest + gap - soonest)

@@ -160,7 +160,7 @@ def _suggested(search: Search, limit_s: float) -> list[SketchProposal]:
 
 
 def _sketches_note(search: Search, tried: Sequence[SketchProposal]) -> str:
-    """Note: the sketch that led to the schedule, or the number tried, and the option to disable them."""
+    """Note on the sketch that led to the schedule, or on how many were tried, and on how to disable them."""
     producer = "" if search.best is None else search.best.producer
     ahead = next((each for each in tried if producer.endswith(f"sketch {each.sketch.name}")), None)
     off = "sketch='none' (--no-sketch) disables suggestions"

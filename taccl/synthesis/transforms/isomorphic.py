@@ -37,7 +37,7 @@ def find_isomorphism(one: Problem, other: Problem) -> Isomorphism | None:
         return None
     num_ranks = one.topology.num_ranks
     asked = dict.fromkeys((*one.clauses.said(), *other.clauses.said()))
-    # Phases are broadcasts: clauses on sums do not apply.
+    # Both problems are broadcasts (phases of one problem), so clauses on sums do not apply.
     said = [each for each in asked if not each.in_reverse]
     other_chunks = _chunk_names(other, range(num_ranks))
     other_links = _link_names(other, range(num_ranks), said)
