@@ -33,7 +33,7 @@ from taccl.synthesis.proposers.competing import reserve_s, share_baselines
 from taccl.synthesis.proposers.compiling import begin_compiling
 from taccl.synthesis.proposers.large import effort
 from taccl.synthesis.proposers.stages import choose
-from taccl.synthesis.proposers.table import AGGREGATING, FIRST, LAST, propose_all
+from taccl.synthesis.proposers.table import AGGREGATING, FIRST, IN_FINER_CHUNKS, LAST, propose_all
 from taccl.synthesis.result import GAP_MET, Result, Stage, with_note_on_gap
 from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.chunks import with_chunks
@@ -194,9 +194,9 @@ def synthesize(
             run(whole, FIRST)  # baselines
             _search_in_best_chunks(whole).settle()
     is_met = any(each.stopped == "bound met" for each in whole.others)
-    if not (is_met or limit.cancellation.why):
+    if not limit.cancellation.why:
         with limit.interruptible():
-            run(whole, LAST)  # baselines not tried yet
+            run(whole, IN_FINER_CHUNKS if is_met else (*LAST, *IN_FINER_CHUNKS))
     found = _inverted(whole.earliest_search, whole, transforms, options)
     found = found.over_all_chunkings() if is_open else found
     return found if until_gap is None else with_note_on_gap(found, until_gap, is_judged=not transforms)
@@ -369,4 +369,4 @@ def _choice(best: Search, whole: Search) -> str:
         if whole.deadline.cancellation.why == GAP_MET:
             return "the first schedule; its gap meets the requested one"
         return "the first schedule, as no other was found in time"
-    return f"{made[0]}; a baseline with other chunks finishes sooner"
+    return f"{made[0]}; a schedule in other chunks finishes sooner"

@@ -60,8 +60,11 @@ COLD = (
     "the compiled search was left out, as compiling it takes about 25 s of CPU, once; run `taccl warmup`, or "
     "give a longer time limit (--time-limit 60) once"
 )
-#: Min seconds of compiling or loading kernels to be recorded as a stage.
-_NOTABLE_S = 0.005
+#: `_NOTABLE_S`: min seconds of compiling or loading kernels to be recorded as a stage.
+#: `_WAITED_S`: the same for waits that end before the kernels are compiled.
+_NOTABLE_S, _WAITED_S = 0.005, 0.1
+#: Share of the time left for which a search that has a schedule waits for kernels to be compiled.
+_WAIT_SHARE = 0.5
 #: `_LONGEST_S`: max seconds of a worker's compilation.
 #: `_TICK_S`: seconds between checks whether the compilation has ended.
 _LONGEST_S, _TICK_S = 900.0, 0.05
@@ -207,6 +210,8 @@ def have_compiled(search: Search) -> bool:
     deadline = search.deadline
     if search.top.best is None:
         deadline = search.patience.later(search.parameters.budget.late_s * busy_factor())
+    elif not are_kept(search.problem):
+        deadline = deadline.sooner(_WAIT_SHARE * deadline.left_s)
     found = compile_in_a_row(search, search.problem, deadline)
     if not found:
         search.notes.append(COLD)
@@ -217,10 +222,13 @@ def compile_in_a_row(search: Search, problem: Problem, deadline: Deadline) -> bo
     """Compile a problem's kernels if necessary, as a stage of the search; true if they are compiled."""
     since, was_kept = time.monotonic(), are_kept(problem)
     found = compile_with_progress(problem, search.options, deadline)
+    took_s = time.monotonic() - since
     if not found:
-        if all(each.message != COLD for each in search.stages):  # recorded once per search
-            search.record("kernels", "compiled", "skipped", since, message=COLD)
-    elif time.monotonic() - since >= _NOTABLE_S:  # else kernels were in memory already
+        is_told = any(each.message == COLD for each in search.stages)
+        if not is_told or took_s >= _WAITED_S:
+            message = "not compiled in time" if is_told else COLD
+            search.record("kernels", "compiled", "skipped", since, message=message)
+    elif took_s >= _NOTABLE_S:  # else kernels were in memory already
         said = "loaded" if was_kept else _stage_message(problem)
         search.record("kernels", "compiled", "done", since, message=said)
     return found

@@ -1,4 +1,4 @@
-"""Baselines in finer chunks than the search uses, if they finish sooner."""
+"""Baselines and list schedules in finer chunks than the search uses, if they finish sooner."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from taccl._internal.caching import cached
 from taccl._internal.deadline import OutOfTime, busy_factor
+from taccl.analysis.certificates.scopes import bound_over_all_chunkings
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
 from taccl.baselines.build_times import num_arrivals
@@ -22,7 +23,8 @@ from taccl.baselines.spread import (
     soonest_so_far,
 )
 from taccl.baselines.table import row_of
-from taccl.errors import InputError
+from taccl.errors import InputError, NoSolutionError
+from taccl.synthesis.bounding import no_bound
 from taccl.synthesis.proposers.balanced import balanced_schedule, cut_balanced
 from taccl.synthesis.proposers.competing import (
     BASELINE_S_PER_LINK,
@@ -32,6 +34,8 @@ from taccl.synthesis.proposers.competing import (
     made_of,
     tried_finer,
 )
+from taccl.synthesis.proposers.compiling import are_kept
+from taccl.synthesis.proposers.large import effort, schedule_large, suits
 from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.cutting import cut, with_note_on_chunks
 from taccl.topology.recognise import grid_of
@@ -66,6 +70,11 @@ _MIXES_S, _MIXES_SHARE = 0.8, 0.6
 #: Max transfers of a baseline that is tried in finer chunks. An exchange of whole partial sums among 64 ranks
 #: has this many.
 _CUT_TRANSFERS = 64 * 64 * 6
+
+#: `_FINER_TIMES`: multiples of the number of chunks that the compiled list scheduler tries at the end.
+#: `_LEAST_GAP`: it tries none if the gap over all chunkings is smaller.
+#: `_MOST_HOPS`: max number of pairs of a chunk and a link of a problem that it tries.
+_FINER_TIMES, _LEAST_GAP, _MOST_HOPS = (2, 3, 4, 6, 8), 0.002, 500_000
 
 #: `_CUT_VERIFY_S`: min seconds allowed to verify a baseline in finer chunks, even past the deadline.
 #: `_VERIFY_TRANSFER_S`: CPU seconds per transfer to verify such a baseline. This estimate includes the extra
@@ -176,6 +185,39 @@ def offer_cut(search: Search, until: Deadline) -> Search | None:
                 best, finish_us, producer = finer, found.finish_us, found.producer
     message = f"in finer chunks: {producer or 'none better'}"
     search.record("baselines", "taccl", "done", since, finish_us=finish_us, message=message)
+    return best
+
+
+def offer_listed(search: Search, until: Deadline) -> Search | None:
+    """Propose schedules of the compiled list scheduler in more chunks than were tried before.
+
+    Large copies fill links more evenly in more chunks. Returns the search that holds the best schedule.
+    Returns None if the chosen number is among the smaller ones tried, if no other number is better, or if the
+    incumbent meets the bound over all chunkings but for `_LEAST_GAP`.
+    """
+    suggesting, whole, since = search.parameters.suggesting, search.problem, time.monotonic()
+    found, every = search.earliest_search.best, bound_over_all_chunkings(no_bound(whole))
+    if found is None or every is None or whole.collective.sums_up or suggesting.counts_only:
+        return None
+    own, most = found.problem.collective.chunks_per_rank, max(suggesting.counts)
+    if 2 * own < most or not (suits(whole) and are_kept(whole)):
+        return None
+    best, finish_us, least_us = None, found.finish_us, (1 + _LEAST_GAP) * every.bound_us
+    numbers = [times * own for times in _FINER_TIMES if times * own > most]
+    if finish_us <= least_us or not numbers:
+        return None
+    with suppress(InputError, NoSolutionError), until.enforced():  # NoSolutionError includes OutOfTime
+        for number in numbers:
+            parts = number // whole.collective.chunks_per_rank
+            if finish_us <= least_us or parts > min(whole.chunk_bytes) or parts * effort(whole) > _MOST_HOPS:
+                break
+            made = schedule_large(
+                cut(whole, parts), merges=True, num_runs=1, seed=search.options.seed, deadline=until
+            )
+            if made.finish_us < finish_us:
+                best, finish_us = _search_for(search, made) or best, made.finish_us
+    message = "in finer chunks" if best is not None else "in finer chunks: none better"
+    search.record("greedy", "compiled", "done", since, finish_us=finish_us, message=message)
     return best
 
 

@@ -31,6 +31,7 @@ from taccl.synthesis.proposers.finer import (
     offer_balanced_groups,
     offer_cut,
     offer_estimated,
+    offer_listed,
 )
 from taccl.synthesis.proposers.large import effort
 from taccl.synthesis.proposers.stages import ruin_and_recreate, search_plain, too_short
@@ -167,9 +168,17 @@ def _finer_first(search: Search) -> None:
 
 
 def _finer_last(search: Search) -> None:
+    _offer_finer(search, _last_s(search))
+
+
+def _listed_finer(search: Search) -> None:
+    _keep(search, offer_listed(search, search.deadline.sooner(_last_s(search))))
+
+
+def _last_s(search: Search) -> float:
+    """Seconds in which a proposer may look for a schedule in finer chunks after the search."""
     left_s = search.deadline.left_s
-    limit_s = left_s - reserve_s(search.problem, left_s, search.parameters.budget)
-    _offer_finer(search, min(limit_s, search.idle_s))
+    return min(left_s - reserve_s(search.problem, left_s, search.parameters.budget), search.idle_s)
 
 
 def _offer_finer(search: Search, limit_s: float) -> None:
@@ -314,6 +323,10 @@ FIRST: tuple[Turn, ...] = (
 LAST: tuple[Turn, ...] = (
     Turn(OwnProposer("other baselines", _last_baselines), _competes_before, improves=True),
     Turn(OwnProposer("baselines in finer chunks", _finer_last), _may_be_finer, improves=True),
+)
+#: Proposers that run at the end even if the schedule is optimal for its number of chunks.
+IN_FINER_CHUNKS: tuple[Turn, ...] = (
+    Turn(OwnProposer("list scheduler in finer chunks", _listed_finer), _may_be_finer, improves=True),
 )
 #: The proposers for a whole problem, in order. Phases of a reduction are searched by `stages.STAGES`.
 PROPOSERS: tuple[Turn, ...] = (

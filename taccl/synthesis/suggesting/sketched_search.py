@@ -17,7 +17,7 @@ from taccl.errors import InputError, NoSolutionError
 from taccl.problem.problem import Problem
 from taccl.synthesis.bounding import look_for_bound
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
-from taccl.synthesis.proposers.compiling import have_compiled
+from taccl.synthesis.proposers.compiling import are_kept, have_compiled
 from taccl.synthesis.proposers.large import effort, suits
 from taccl.synthesis.proposers.large_search import offer_compiled, search_large
 from taccl.synthesis.proposers.stages import search_plain
@@ -26,9 +26,10 @@ from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.suggest import suggest_for
 
 #: `_PLAIN_SHARE`: share of the time for a first schedule without a sketch.
+#: `_COLD_SHARE`: the same while worker processes compile the kernels, on which later searches wait.
 #: `_SUGGEST_SHARE`: share of the time for suggestions.
 #: `_SKETCH_SHARE`: share of the remaining time for the search under one sketch.
-_PLAIN_SHARE, _SUGGEST_SHARE, _SKETCH_SHARE = 0.1, 0.25, 0.7
+_PLAIN_SHARE, _COLD_SHARE, _SUGGEST_SHARE, _SKETCH_SHARE = 0.1, 0.4, 0.25, 0.7
 #: Share of the time for the compiled search before sketches are suggested.
 _LARGE_SHARE = 0.5
 #: `_S_PER_HOP`: seconds per hop for the first schedule of the list scheduler; if less time is left, the
@@ -96,7 +97,7 @@ def search_guided(search: Search) -> None:
             search.ran_out = part.ran_out
 
     if not is_searched:
-        first_s = _PLAIN_SHARE * limit_s  # for a first schedule
+        first_s = (_PLAIN_SHARE if are_kept(problem) else _COLD_SHARE) * limit_s  # for a first schedule
         if effort(problem) * _S_PER_HOP <= first_s:
             with contextlib.suppress(OutOfTime):  # the compiled list scheduler runs next
                 run(problem, first_s, backend="greedy")

@@ -2,6 +2,7 @@
 
 import re
 import threading
+import time
 
 import pytest
 
@@ -206,3 +207,24 @@ def test_without_kernels_an_exchange_may_go_a_longer_way(monkeypatch):
     cold = SearchParameters.from_dict({**BRIEF.to_dict(), "choice": {"cold_s": 2 * AMPLE_S}})
     result = brief_synthesis(problem, parameters=cold)
     assert (result.finish_us, result.stopped) == (115.5, "bound met")
+
+
+def test_a_wait_for_kernels_leaves_time_and_is_recorded(monkeypatch):
+    """A search with a schedule waits for half of its time at most; a wait in vain is a stage with its seconds."""
+    waits_s = []
+
+    def in_vain(problem, options, deadline):
+        waits_s.append(deadline.left_s)
+        time.sleep(2 * compiling._WAITED_S)
+        return False
+
+    monkeypatch.setattr(compiling, "are_kept", lambda problem: False)
+    monkeypatch.setattr(compiling, "compile_with_progress", in_vain)
+    small = make_problem(taccl.topologies.ring(4), collectives.allgather(4), chunk_bytes=1)
+    search = searching(small)
+    search.offer_whole(taccl.baselines.baseline("ring", small), producer="ring")
+    assert not compiling.have_compiled(search) and not compiling.have_compiled(search)
+    assert all(0.4 * AMPLE_S < wait_s <= 0.5 * AMPLE_S for wait_s in waits_s)
+    first, second = (stage for stage in search.stages if stage.name == "kernels")
+    assert (first.message, second.message) == (compiling.COLD, "not compiled in time")
+    assert min(first.seconds, second.seconds) >= compiling._WAITED_S

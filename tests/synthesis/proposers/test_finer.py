@@ -1,6 +1,7 @@
 """Baselines in smaller chunks than those of the search."""
 
 from dataclasses import replace
+from fractions import Fraction
 from importlib import import_module
 
 import pytest
@@ -9,6 +10,7 @@ import taccl
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.analysis.certificates import scopes
 from taccl.synthesis.budget import run
+from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.proposers import competing, finer
 from taccl.synthesis.proposers.table import FIRST
 from taccl.synthesis.search import Options, Search
@@ -178,3 +180,19 @@ def test_a_baseline_in_finer_chunks_has_the_bound_that_was_found_before(monkeypa
     result = taccl.synthesize(problem, time_limit_s=AMPLE_S, parameters=BRIEF)
     assert result.schedule.problem.collective.chunks_per_rank > 1
     assert len(sought) == 1
+
+
+def test_copies_are_list_scheduled_in_more_chunks_than_were_tried():
+    """Pairs at opposite sides of a ring of six use both of its ways only if their data are cut."""
+    parameters = replace(DEFAULTS, suggesting=replace(DEFAULTS.suggesting, counts=(1,)))
+    ring = taccl.topologies.ring(6, alpha_us=1, bandwidth_gb_per_s=100)
+    problem = taccl.make_problem(ring, "alltoall", size_bytes=6 * 10**8)
+    search = Search(problem, Options(parameters=parameters), NEVER)
+    assert finer.offer_listed(search, NEVER) is None, "there is no schedule yet"
+    one = taccl.baselines.baseline("pairwise", problem.in_its_chunks)
+    search.offer_whole(one, producer=one.producer)
+    found = finer.offer_listed(search, NEVER)
+    assert found.problem.collective.chunks_per_rank % 2 == 0
+    assert found.best.finish < Fraction(95, 100) * one.finish
+    few = replace(parameters, suggesting=replace(parameters.suggesting, counts_only=1))
+    assert finer.offer_listed(replace(search, options=Options(parameters=few)), NEVER) is None
