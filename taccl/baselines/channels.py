@@ -23,16 +23,19 @@ from taccl.solvers.highs import minimise
 from taccl.topology.tuning import MAX_CHANNELS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from taccl.topology.topology import Topology
 
     Floats = NDArray[np.float64]
-    #: Ring or chain, a column of the linear program: (order of local ranks, which is the same in every node;
-    #: True if every other node is traversed backwards).
-    Column = tuple[tuple[int, ...], bool]
+    #: Order of the local ranks of a node.
+    Walk = tuple[int, ...]
+    #: Ring or chain, a column of the linear program: walk through every node, or through even and odd nodes
+    #: in turn, or through these and the last two nodes.
+    Column = tuple[Walk, ...]
+
 
 #: Max ranks of a node for which the cheapest ring is found exactly: 10 * 2**10 states for each first rank.
 _MOST_EXACT = 10
@@ -42,6 +45,8 @@ _MAX_ROUNDS = 60
 #: `_NEARLY`: share of the best rate found that the returned set must reach; the smallest such set is
 #: returned.
 _ENOUGH, _NEARLY = 0.995, 0.97
+#: Share of the rate of relayed rings from which rings without relays are preferred.
+_ENOUGH_UNRELAYED = 0.9
 #: `_FEWEST_TRIES`: min number of random orders in which depth-first search looks for disjoint rings.
 #: `_TRIES`: max number of these orders.
 _FEWEST_TRIES, _TRIES = 3, 20
@@ -85,8 +90,9 @@ class _Pattern:
 
     def order(self, column: Column) -> tuple[int, ...]:
         """All ranks in the order of the ring that a column describes."""
-        local, alternates = column
-        walks = (local[::-1] if alternates and n % 2 else local for n in range(len(self.nodes)))
+        walks = [column[n % min(len(column), 2)] for n in range(len(self.nodes))]
+        if len(column) > 2:
+            walks[-2:] = column[2:]
         return tuple(ranks[i] for ranks, each in zip(self.nodes, walks, strict=True) for i in each)
 
     def links(self, column: Column) -> list[tuple[int, float]] | None:
@@ -129,9 +135,10 @@ class _Pattern:
 
     def canonical(self, column: Column) -> Column:
         """Column that represents all columns of the same ring."""
-        local, alternates = column
-        first = local.index(0) if len(self.nodes) == 1 else 0
-        return (*local[first:], *local[:first]), alternates
+        if len(self.nodes) > 1:
+            return column
+        first = column[0].index(0)
+        return ((*column[0][first:], *column[0][:first]),)
 
 
 class _Chains(_Pattern):
@@ -140,7 +147,7 @@ class _Chains(_Pattern):
     variants = (False,)
 
     def links(self, column: Column) -> list[tuple[int, float]] | None:
-        local, _ = column
+        (local,) = column
         steps, heads = self.pairs(False)
         pairs = [pair for step in zip(local, local[1:], strict=False) for pair in steps[step]]
         joined = self.weighted(pairs, closing=False)
@@ -181,12 +188,32 @@ def chain_channels(topology: Topology, ticks: tuple[int, ...]) -> Channels:
 
 def _found(pattern: _Pattern) -> Channels:
     pool = _Pool(pattern)
-    sets = pool.add_families()
+    sets = pool.add_families(_families(pattern))
     if not pool.columns:
         pool.add_searched(random.Random(0), rate=0.0)
-    if not pool.columns:
+    if pool.columns:
+        pool, chosen = _packed(pool, sets)
+    else:
+        on_rails = _Pool(pattern)
+        sets = on_rails.add_families(_odd_families(pattern))
+        found = [_packed(on_rails, sets)] if on_rails.columns else []
         pattern.relayed = True
-        sets = pool.add_families()
+        relayed = _Pool(pattern)
+        found.append(_packed(relayed, relayed.add_families(_families(pattern))))
+        rates = [each.rate(chosen) for each, chosen in found]
+        pool, chosen = found[0 if rates[0] >= _ENOUGH_UNRELAYED * rates[-1] else -1]
+    n = pattern.topology.num_ranks
+    most = max(1, _MOST_TRANSFERS // (n * n))
+    spread = [chosen[i * len(chosen) // most] for i in range(most)] if len(chosen) > most else chosen
+    return Channels(tuple(pattern.order(pool.columns[i]) for i in spread), len(chosen))
+
+
+def _packed(pool: _Pool, sets: list[list[int]]) -> tuple[_Pool, list[int]]:
+    """A pool, and the set of its columns that is chosen as channels: the smallest of nearly the highest rate.
+
+    - `sets`: Regular sets of columns of the pool.
+    """
+    pattern = pool.pattern
     share, bound = pool.shares()
     sets += _rounded(share)
     # For large nodes the linear program has only the known columns, so its optimum is no bound that could end
@@ -199,11 +226,7 @@ def _found(pattern: _Pattern) -> Channels:
             break
         sets += pool.searched_sets(random.Random(seed))
     fastest = max(pool.rate(each) for each in sets)
-    chosen = min((each for each in sets if pool.rate(each) >= _NEARLY * fastest), key=len)
-    n = pattern.topology.num_ranks
-    most = max(1, _MOST_TRANSFERS // (n * n))
-    spread = [chosen[i * len(chosen) // most] for i in range(most)] if len(chosen) > most else chosen
-    return Channels(tuple(pattern.order(pool.columns[i]) for i in spread), len(chosen))
+    return pool, min((each for each in sets if pool.rate(each) >= _NEARLY * fastest), key=len)
 
 
 def _families(pattern: _Pattern) -> Iterator[list[Column]]:
@@ -216,14 +239,65 @@ def _families(pattern: _Pattern) -> Iterator[list[Column]]:
     once; half of them use each pair of ranks once.
     """
     size = pattern.size
-    shifts = range(0, size, -(-size // MAX_CHANNELS))
-    zigzag = [(k + 1) // 2 if k % 2 else -(k // 2) for k in range(size)]
     for alternates in pattern.variants:
-        for walked in (range(size), range(0, -size, -1), zigzag):
-            columns = [(tuple((shift + each) % size for each in walked), alternates) for shift in shifts]
+        for walked in (range(size), range(0, -size, -1), _zigzag(size)):
+            columns = [
+                _column(tuple((shift + each) % size for each in walked), alternates)
+                for shift in _shifts(size)
+            ]
             yield columns
             yield columns[: len(columns) // 2]
             yield columns[::2]
+
+
+def _odd_families(pattern: _Pattern) -> Iterator[list[Column]]:
+    """Yield regular sets of rings through an odd number of nodes that change nodes between equal local ranks.
+
+    Nodes are traversed forwards and backwards in turn, from local rank a to z and from z to a. The last two
+    nodes are traversed from z to another rank y, and from y to a.
+
+    If 4 divides the number of ranks of a node, each of these walks is a zigzag of renumbered ranks: z is
+    a + size / 2, y is z with its lowest bit flipped. So each directed link of a full mesh is used once.
+    """
+    size, num_nodes = pattern.size, len(pattern.nodes)
+    if num_nodes % 2 == 0 or num_nodes == 1 or size < 3:
+        return
+    shifts, half = _shifts(size), size // 2
+    if size % 4 == 0:
+        flipped = [*range(0, size, 2), *range(1, size, 2)]
+        crossed = [*range(half), *(half + (k ^ 1) for k in range(half))]
+        zigzag = _zigzag(size)
+
+        def walk_from(start: int, names: Sequence[int]) -> Walk:
+            """Zigzag of ranks that are renumbered by `names`, from one of them on."""
+            return tuple(names[(names.index(start) + each) % size] for each in zigzag)
+
+        columns = []
+        for a in shifts:
+            forwards = walk_from(a, range(size))
+            before = walk_from(forwards[-1], flipped)
+            columns.append((*_column(forwards, True), before, walk_from(before[-1], crossed)))
+        yield columns
+    columns = []
+    for shift in shifts:
+        forwards = a, y, *between = tuple((shift + each) % size for each in range(size))
+        columns.append((*_column(forwards, True), (*between[::-1], a, y), (y, *between, a)))
+    yield columns
+
+
+def _column(walk: Walk, alternates: bool) -> Column:
+    """Column with one walk through every node, or with that walk backwards in every other node."""
+    return (walk, walk[::-1]) if alternates else (walk,)
+
+
+def _shifts(size: int) -> range:
+    """First ranks of the columns of a regular set."""
+    return range(0, size, -(-size // MAX_CHANNELS))
+
+
+def _zigzag(size: int) -> list[int]:
+    """Zigzag i, i + 1, i - 1, i + 2, ... relative to i."""
+    return [(k + 1) // 2 if k % 2 else -(k // 2) for k in range(size)]
 
 
 def _rounded(share: Floats) -> Iterator[list[int]]:
@@ -264,10 +338,10 @@ class _Pool:
         self._loads.append(load)
         return True
 
-    def add_families(self) -> list[list[int]]:
+    def add_families(self, families: Iterable[list[Column]]) -> list[list[int]]:
         """Add regular families of rings or chains; return each family in which no link is missing."""
         sets = []
-        for family in _families(self.pattern):
+        for family in families:
             for column in family:
                 self.add(column)
             known = {column: i for i, column in enumerate(self.columns)}
@@ -328,7 +402,7 @@ class _Pool:
         for alternates in self.pattern.variants:
             for cost, path in cheapest_paths(*self._matrices(prices, alternates)):
                 if cost < 1 - 1e-6:
-                    yield path, alternates
+                    yield _column(path, alternates)
 
     def searched_sets(self, shuffled: random.Random) -> Iterator[list[int]]:
         """Yield one set of disjoint rings or chains per distinct link bandwidth, by depth-first search."""
@@ -366,7 +440,7 @@ class _Pool:
             closings = {(int(a), int(b)) for a, b in np.argwhere(np.isfinite(closing))}
             path = walk(ways, closings, shuffled)
             if path is not None:
-                return tuple(path), alternates
+                return _column(tuple(path), alternates)
         return None
 
 

@@ -15,13 +15,13 @@ from tests.foreign import REAL, foreign_files
 from tests.fuzzing import MANY, thinned
 
 COLLECTIVES = ("allreduce", "allgather", "reduce-scatter", "broadcast", "alltoall", "reduce")
-#: (machine, number of nodes), alternately one node and two; 1, 2 and 4 with TACCL_MANY=1.
+#: (machine, number of nodes), alternately one node and two; 1, 2, 3 and 4 with TACCL_MANY=1.
 #: Cloud instances are included only then, as they have the same servers as machines.
 #: Rings on a whole rack are left out, as they have too many transfers for a test.
 _NODES = [
     pytest.param(name, nodes, id=f"{name}-x{nodes}")
     for turn, name in enumerate(each for each in machine_names() if MANY or each not in INSTANCES)
-    for nodes in ((1, 2, 4) if MANY else (1 + turn % 2,))
+    for nodes in ((1, 2, 3, 4) if MANY else (1 + turn % 2,))
     if name != "gb200-nvl72" or (nodes == 1 and MANY)
 ]
 
@@ -45,6 +45,17 @@ def problem_of(topology, collective, size="256MB"):
 def test_the_schedule_takes_what_the_model_says(name, nodes, collective):
     """On every machine, alone and in clusters, the schedule takes the model's time."""
     assert agrees(problem_of(parse(name, nodes=nodes), collective))
+
+
+@pytest.mark.parametrize("collective", ["allgather", pytest.param("broadcast", marks=pytest.mark.slow)])
+def test_an_odd_number_of_nodes_takes_what_the_model_says(collective):
+    """On three nodes with rails, rings are as fast as on two or four, and the schedule takes the model's
+    time."""
+    problem = problem_of(machines.dgx_a100(3), collective, "64MB")
+    assert agrees(problem)
+    rate = nccl_choices(problem)[0].gb_per_s
+    even = problem_of(machines.dgx_a100(2), collective, "64MB")
+    assert rate == pytest.approx(nccl_choices(even)[0].gb_per_s, rel=0.03)
 
 
 @pytest.mark.slow

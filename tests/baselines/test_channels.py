@@ -29,13 +29,31 @@ def test_all_directed_links_of_a_mesh_of_eight_are_on_one_of_seven_rings():
     assert set(hops_of(channels)) == set(permutations(range(8), 2))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("nodes", [2, 4])
+@pytest.mark.parametrize("nodes", [2, 3, 4])
 def test_meshes_with_a_card_a_rank_have_eight_rings(nodes):
     """Meshes with one NIC per rank have eight rings without a common directed link."""
     channels = channels_of(problem_of(machines.mi300x(nodes)), "ring")
     assert len(channels.orders) == 8
     assert set(hops_of(channels).values()) == {1}
+
+
+@pytest.mark.parametrize("ranks", [4, 5, 6])
+def test_rings_through_an_odd_number_of_nodes_stay_on_rails(ranks):
+    """Rings through three nodes with a rail per local rank need no relays: they end on the rail where they
+    began."""
+    builder = taccl.topologies.TopologyBuilder("rails", [n for n in range(3) for _ in range(ranks)])
+    for a, b in permutations(range(3 * ranks), 2):
+        if a // ranks == b // ranks or a % ranks == b % ranks:
+            builder.add_link(a, b, alpha_us=1, beta_us_per_mb=4 if a // ranks == b // ranks else 40)
+    channels = channels_of(problem_of(builder.build()), "ring")
+    rails = [
+        hop
+        for order in channels.orders
+        for hop in pairwise((*order, order[0]))
+        if hop[0] // ranks != hop[1] // ranks
+    ]
+    assert all(src % ranks == dst % ranks for src, dst in rails)
+    assert len(rails) == 3 * len(channels.orders) == 3 * ranks == len(set(rails))
 
 
 def test_links_of_two_kinds_are_used_up():
