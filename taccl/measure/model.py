@@ -158,10 +158,12 @@ def nvls_way(num_ranks: int, num_nodes: int, node_volume: float) -> Way:
     """Hops and data volumes of NVLS, which reduces in the switch of each node, and over trees between nodes.
 
     The data is split over two trees. For each byte of a tree, a node's NICs send one byte if the node is a
-    leaf of the tree, and three bytes otherwise. With two nodes, they send one byte.
+    leaf of the tree, and three bytes otherwise. With two nodes, they send one byte. With three, the trees are
+    chains, and they send two bytes in the middle of one.
     """
     n, m = num_ranks, num_nodes
-    return Way("nvls", 2, 2 * ceil(log2(m)), node_volume, min(m - 1, 2) * m / n)
+    of_nics = min(m / 2, 2) if m > 1 else 0
+    return Way("nvls", 2, 2 * ceil(log2(m)), node_volume, of_nics * m / n)
 
 
 def times_us(
