@@ -226,7 +226,7 @@ def nccl_bounded(
             f"finish: with links at {chosen.algorithm}'s rate in NCCL's tables ({what}); bound: with full "
             "link rates"
         )
-    notes += filter(None, (model_gap(schedule, chosen), _library_gap(problem, chosen, nvls=nvls)))
+    notes += filter(None, (model_gap(schedule, chosen), _library_gap(problem, schedule, chosen, nvls=nvls)))
     return replace(schedule.problem, topology=topology), tuple(notes)
 
 
@@ -244,8 +244,10 @@ def model_gap(schedule: Schedule, chosen: Considered) -> str:
     )
 
 
-def _library_gap(problem: Problem, chosen: Considered, *, nvls: bool) -> str:
+def _library_gap(problem: Problem, schedule: Schedule, chosen: Considered, *, nvls: bool) -> str:
     """Note if `predict` expects NCCL on this machine to take another time than `chosen`; empty within 10 %.
+
+    - `schedule`: The schedule of `chosen`, whose time is printed beside the note.
 
     Schedules have the rates of links, which they share with other algorithms. `predict` also has the maximum
     rates of NCCL's LL and LL128, and the share of a NIC's rate that NCCL reaches.
@@ -264,9 +266,12 @@ def _library_gap(problem: Problem, chosen: Considered, *, nvls: bool) -> str:
     expected = predict_library(machine, problem.collective.name, size, nodes=nodes, nvls=nvls)
     if abs(expected.time_us / chosen.time_us - 1) <= _AGREES:
         return ""
+    reason = "as it does not reach the links' rates of this schedule"
+    if expected.time_us < schedule.predicted_us:
+        reason = "less than this schedule: compare with that figure before claiming to beat NCCL"
     return (
         f"NCCL itself is expected to take {format_us(expected.time_us)} on {machine} "
-        f"({expected.algorithm}, {expected.protocol}), as it does not reach the links' rates of this schedule"
+        f"({expected.algorithm}, {expected.protocol}), {reason}"
     )
 
 

@@ -8,7 +8,7 @@ import taccl.topology.transform
 from benchmarks.fit import baseline_row
 from taccl._internal.units import format_us
 from taccl.baselines import nccl, nccl_choices
-from taccl.baselines.nccl import nccl_bounded
+from taccl.baselines.nccl import nccl_bounded, scheduled
 from taccl.errors import CollectiveError
 from taccl.topology.builder import TopologyBuilder
 from tests.fuzzing import MANY, by_turns, thinned
@@ -114,11 +114,21 @@ def test_a_prediction_that_differs_is_a_note():
     assert expected.time_us > 1.1 * best.time_us
     said = f"NCCL itself is expected to take {format_us(expected.time_us)} on dgx-a100"
     _, notes = nccl_bounded(problem, nccl(problem), best)
-    assert any(note.startswith(said) for note in notes)
+    assert any(note.startswith(said) and "does not reach the links' rates" in note for note in notes)
     slower = taccl.topology.transform.degraded(problem.topology, {(0, 8): 0.5})
     changed = problem_of(slower, size=10**6)
     _, notes = nccl_bounded(changed, nccl(changed), nccl_choices(changed)[0])
     assert not any("NCCL itself" in note for note in notes)
+
+
+def test_a_note_does_not_explain_a_faster_library_by_slower_links():
+    """If `predict` expects NCCL to be faster than the schedule, the note says so, and to compare with it."""
+    problem = problem_of(taccl.topologies.b200(4), size=10**9)
+    best = nccl_choices(problem)[0]
+    _, notes = nccl_bounded(problem, scheduled(problem, best, cut=False), best)
+    (said,) = (note for note in notes if note.startswith("NCCL itself"))
+    assert "less than this schedule" in said
+    assert "links' rates" not in said
 
 
 def test_changed_machines_keep_their_switches():
@@ -132,13 +142,14 @@ def test_changed_machines_keep_their_switches():
 def test_nodes_whose_switches_add_are_joined_by_trees(nodes):
     """NVLS nodes are joined by trees, over which NICs share the data.
 
-    Each of eight NICs carries an eighth of the data, once each way for two nodes, twice for three.
+    Each of eight NICs carries an eighth of the data: once each way for two nodes, one and a half times for
+    three, whose trees are chains.
     """
     problem = problem_of(taccl.topologies.dgx_h100(nodes, nvls=True), size=2**30)
     best, found = nccl_choices(problem)[0], nccl(problem)
     assert best.algorithm == "nvls"
     assert taccl.verify(found).ok
-    assert found.finish_us < 1.1 * best.time_us
+    assert found.predicted_us == pytest.approx(best.time_us, rel=0.1)
 
 
 @pytest.mark.slow
