@@ -173,8 +173,11 @@ class PlanSearch:
                 f"{large} of more than {int(most)} sends left out: too little time to write their programs"
             )
         programs: dict[TimedSchedule, Program] = {}
+        programs_s = _PROGRAMS_SHARE * limit.left_s
+        if _LOWER_S * _work_per_send(lowering) * min(len(each.schedule) for each in able) > programs_s:
+            programs_s = 0.0  # too short even for the smallest schedule: leave all the time to that one
         try:
-            with limit.sooner(_PROGRAMS_SHARE * limit.left_s).enforced():
+            with limit.sooner(programs_s).enforced():
                 tiles = self._tiles_with_programs(max_ranges, lowering, programs, notes, able)
         except OutOfTime:
             self.stopped = "time limit"
@@ -240,8 +243,8 @@ class PlanSearch:
         sends is then tried even after the limit, as there is no plan without a program.
         """
         send_s = _LOWER_S * _work_per_send(lowering)
-        fewest = min(self.candidates, key=lambda each: len(each.schedule))
         in_order = sorted(self.candidates, key=lambda each: each.made_us.get(size, math.inf))
+        fewest = min(in_order, key=lambda each: len(each.schedule))
         for each in in_order:
             if each in programs:
                 return

@@ -175,18 +175,18 @@ def range_of(tile: Tile, program: Program, until: Deadline, left: int, known: Kn
     """
     first, last, winner = tile
     own = min(max(winner.schedule.problem.size_bytes or first, first), last)
-    schedules = [winner.at(size) for size in (first, own, last)]
-    bounds = []
+    schedules = {size: winner.at(size) for size in sorted({first, own, last})}
+    bounds: dict[int, Certificate] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TacclWarning)
-        for number, each in enumerate(schedules):
+        for size, each in schedules.items():
             # Bounds must hold for all sketches and chunkings, so only the clauses on merging are kept.
             free = replace(each.problem, clauses=each.problem.clauses.only("merge"))
-            share_s = max(0.0, until.left_s) / (left - number)
-            bounds.append(_bound(free, min(_MOST_BOUND_S, share_s), known))
+            share_s = max(0.0, until.left_s) / (left - len(bounds))
+            bounds[size] = _bound(free, min(_MOST_BOUND_S, share_s), known)
     return PlanRange(
-        first, last, schedules[1], winner.source, schedules[0].finish, schedules[2].finish,
-        bounds[1], bounds[0], bounds[2], program,
+        first, last, schedules[own], winner.source, schedules[first].finish, schedules[last].finish,
+        bounds[own], bounds[first], bounds[last], program,
     )  # fmt: skip
 
 

@@ -186,15 +186,20 @@ def _choose_channels(
     turns: Counter[tuple[int, int]] = Counter()
     for message in messages:
         src, dst = message.src, message.dst
-        apart = min((dst - src) % num_ranks, (src - dst) % num_ranks)  # the same in both directions
         among: dict[Channels, int] = {
             "single": 0,
             "round-robin": turns[src, dst] % num_channels,
             "by-chunk": message.parts[0].chunk % num_channels,
-            "by-peer": (apart - 1) * num_channels // max(num_ranks // 2, 1),
+            "by-peer": channel_by_distance(src, dst, num_channels, num_ranks),
         }
         turns[src, dst] += 1
         message.channel = message.lane * num_channels + among[policy]
+
+
+def channel_by_distance(src: int, dst: int, num_channels: int, num_ranks: int) -> int:
+    """Channel of a send under the policy "by-peer"; the same in both directions."""
+    apart = min((dst - src) % num_ranks, (src - dst) % num_ranks)
+    return (apart - 1) * num_channels // max(num_ranks // 2, 1)
 
 
 class _Placing:

@@ -58,6 +58,8 @@ class Slot(NamedTuple):
 
     def neighbours(self, count: int) -> tuple[Slot, ...]:
         """`count` consecutive slots, beginning with this one."""
+        if count == 1:  # most steps move one chunk
+            return (self,)
         return tuple(Slot(self.buffer, self.offset + i) for i in range(count))
 
     def __str__(self) -> str:

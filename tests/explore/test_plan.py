@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import defaultdict
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
@@ -18,9 +19,11 @@ from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.analysis.certificates import bounds
 from taccl.errors import ExportError, InputError, NoSolutionError, SketchError
 from taccl.explore import plan as planning
-from taccl.explore import plan_search, plan_tiles
+from taccl.explore import plan_programs, plan_search, plan_tiles
 from taccl.explore.plan_tiles import TimedSchedule, winner_at
 from taccl.formats.msccl.xml import load_msccl_xml
+from taccl.program import runtimes as limits
+from taccl.runtimes.registry import runtime_named
 from taccl.synthesis.bounding import no_bound
 from taccl.topology.transform import without
 from tests.effort import brief_plan, brief_synthesis
@@ -210,7 +213,7 @@ def test_bounds_of_all_ranges_share_the_time_left(monkeypatch):
 
     monkeypatch.setattr(plan_tiles, "lower_bound", at_once)
     winner = baselines_only().candidates[0]
-    plan_tiles.range_of((1000, 4000, winner), None, Deadline.after(6.0), 12, {})
+    plan_tiles.range_of((500, 4000, winner), None, Deadline.after(6.0), 12, {})
     assert len(given) == 3 and 0.4 < sum(given) / 3 <= 6.0 / 10
 
 
@@ -419,10 +422,71 @@ def test_without_time_the_schedule_of_the_fewest_sends_gets_a_program(monkeypatc
         brief_plan("ring:4", "allgather", sizes=GRID, backend="greedy")
 
 
+def test_a_program_that_takes_most_of_the_time_gets_all_of_it(monkeypatch):
+    """If even the smallest program exceeds its share of the time, no attempt at several programs precedes it."""
+    monkeypatch.setattr(plan_search, "_LOWER_S", 1e3)
+    monkeypatch.setattr(plan_search.PlanSearch, "_tiles_with_programs", endless)
+    search = plan_search.PlanSearch(GRID[:1], lambda _: None, [FOUR])
+    problem = taccl.make_problem(FOUR, "allgather", size_bytes=GRID[0])
+    search.add(taccl.baselines.ring(problem), "baseline ring, for 1KB")
+    ranges, notes = search.ranges(4, {"in_place": False}, Deadline.after(60.0))
+    assert [each.source for each in ranges] == ["baseline ring, for 1KB"]
+    assert "too little time to write programs for all schedules; give more time" in notes
+
+
+def test_a_range_of_one_size_is_verified_and_bounded_once(monkeypatch):
+    """If both ends and the schedule have one size, the range has one verification and one bound."""
+    problem = taccl.make_problem(FOUR, "allgather", size_bytes=GRID[0])
+    winner, calls = TimedSchedule(taccl.baselines.ring(problem), "ring"), []
+    verify, bound = plan_tiles.verify, plan_tiles._bound
+    monkeypatch.setattr(plan_tiles, "verify", lambda each: calls.append("verify") or verify(each))
+    monkeypatch.setattr(plan_tiles, "_bound", lambda *given: calls.append("bound") or bound(*given))
+    found = plan_tiles.range_of((GRID[0], GRID[0], winner), None, NEVER, 3, {})
+    assert sorted(calls) == ["bound", "verify"]
+    assert found.bound is found.bound_min is found.bound_max
+    assert found.finish_min == found.finish_max == found.schedule.finish
+
+
 @pytest.mark.parametrize(("count", "order"), [(1, [0]), (2, [0, 1]), (5, [0, 4, 2, 1, 3])])
 def test_sizes_are_visited_far_apart_first(count, order):
     """Sizes are visited in bisection order: both ends, the middle, then the middles of the halves."""
     assert plan_search._spread(count) == order
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"threadblocks": "per-peer"},
+        {"channels": "round-robin", "num_channels": 2},
+        {"channels": "by-peer", "num_channels": 3},
+    ],
+    ids=str,
+)
+def test_peers_over_a_channel_are_known_before_the_schedule_is_lowered(options):
+    """The predicted number of peers over one channel is that of the lowered program."""
+    problem = taccl.make_problem(taccl.topologies.dgx2(), "alltoall", size_bytes="1MB")
+    schedule = taccl.baselines.pairwise(problem)
+    peers = defaultdict(set)
+    for rank, each in enumerate(taccl.lower(schedule, **options).ranks):
+        for block in each.threadblocks:
+            for way, peer in (("to", block.send_to), ("from", block.receive_from)):
+                peers[rank, way, block.channel] |= {peer} - {None}
+    assert plan_programs._most_peers(schedule, options) == max(map(len, peers.values()))
+
+
+def test_a_schedule_with_many_peers_is_lowered_once(monkeypatch):
+    """With 15 peers, and room for 3 over one channel, only the last lowering, over 8 channels, is tried."""
+    problem = taccl.make_problem(taccl.topologies.dgx2(), "alltoall", size_bytes="1MB")
+    monkeypatch.setattr(plan_programs, "MAX_PEERS", 3)
+    monkeypatch.setattr(limits, "MAX_PEERS", 3)
+    lowered, lower = [], plan_programs.lower
+    monkeypatch.setattr(
+        "taccl.program.lower.lower", lambda *_, **given: lowered.append(given) or lower(*_, **given)
+    )
+    program = plan_programs.runnable(taccl.baselines.pairwise(problem), {}, runtime_named("msccl"))
+    assert [each["num_channels"] for each in lowered] == [8]
+    assert program.num_channels == 8
 
 
 #: Options for more channels than MSCCL has: each of 20 instances uses two.
