@@ -19,15 +19,20 @@ _NETWORK_LINES = {
 #: `_NICS`: NICs of a rank's node. `_NIC`: one of them.
 _NICS, _NIC = re.compile(r"CCL INFO NET/IB ?: Using (\[0\].*)"), re.compile(r"\[\d+\]\w")
 #: Path of a channel from one rank to another, such as P2P/IPC, SHM/direct/direct or NET/IB/0/GDRDMA.
-_PATH = re.compile(r"CCL INFO Channel .* via (P2P|SHM|NET)/(\S+)")
+#: Names of plugins may have spaces, as in NET/AWS Libfabric/0/GDRDMA.
+_PATH = re.compile(r"CCL INFO Channel .* via (P2P|SHM|NET)/(\S.*)")
+#: `_NO_NVLS`: line of a GPU without NVLS. `_NVLS`: lines of a communicator with NVLS.
 _NO_NVLS = re.compile(r"NVLS multicast support is not available")
-_SETTING = re.compile(r"CCL INFO (NCCL_\w+) set by environment to (\w[\w,]*)")
+_NVLS = re.compile(r"CCL INFO (NVLS comm 0x|Connected NVLS tree)")
+_SETTING = re.compile(r"CCL INFO (NCCL_\w+) set by environment to (\^?\w[\w,]*)")
 #: {variable: (pattern of values, cause that such a value is)}.
 _SETTINGS = {
     "NCCL_P2P_DISABLE": (re.compile("1"), "p2p-disabled"),
+    "NCCL_P2P_LEVEL": (re.compile("(?i)0|loc"), "p2p-disabled"),
+    "NCCL_NET_GDR_LEVEL": (re.compile("(?i)0|loc"), "gdr-off"),
     "NCCL_NVLS_ENABLE": (re.compile("0"), "nvls-off"),
-    "NCCL_ALGO": (re.compile("(?i)(ring|tree|,)+"), "nvls-off"),
-    "NCCL_PROTO": (re.compile("(?i)(ll128|ll|,)+"), "protocol"),
+    "NCCL_ALGO": (re.compile(r"(?i)(ring|tree|,)+|\^(.*,)?nvls(,.*)?"), "nvls-off"),
+    "NCCL_PROTO": (re.compile(r"(?i)(ll128|ll|,)+|\^(.*,)?simple(,.*)?"), "protocol"),
 }
 
 
@@ -58,6 +63,8 @@ def debug_facts(text: str) -> DebugFacts:
     inside = {kind for kind, _ in paths} - {"NET"}
     if inside == {"P2P"}:
         excluded.add("p2p-disabled")
+    if _NVLS.search(text):
+        excluded.add("nvls-off")
     causes = dict(_causes(text, network, between, inside))
     return DebugFacts(network, min(nics, default=0), causes, frozenset(excluded - causes.keys()))
 

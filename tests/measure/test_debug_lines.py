@@ -20,7 +20,12 @@ def facts_of(*lines):
         ("NCCL_NVLS_ENABLE set by environment to 0.", "nvls-off"),
         ("NCCL_ALGO set by environment to Ring", "nvls-off"),
         ("NCCL_P2P_DISABLE set by environment to 1.", "p2p-disabled"),
+        ("NCCL_P2P_LEVEL set by environment to LOC", "p2p-disabled"),
+        ("NCCL_NET_GDR_LEVEL set by environment to LOC", "gdr-off"),
+        ("NCCL_ALGO set by environment to ^NVLS,NVLSTree", "nvls-off"),
+        ("Channel 00/0 : 7[7] -> 8[0] [send] via NET/AWS Libfabric/0", "gdr-off"),
         ("NCCL_PROTO set by environment to LL", "protocol"),
+        ("NCCL_PROTO set by environment to ^Simple", "protocol"),
     ],
 )
 def test_a_line_shows_a_cause(line, cause):
@@ -33,7 +38,10 @@ def test_a_line_shows_a_cause(line, cause):
     [
         ("NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.4<0>", "sockets"),
         ("Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/0/GDRDMA(PCI)", "gdr-off"),
+        ("Channel 00/0 : 7[7] -> 8[0] [send] via NET/A Plugin/0/GDRDMA", "gdr-off"),
         ("Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read", "p2p-disabled"),
+        ("NVLS comm 0x55d0 headRank 0 nHeads 8 buffSize 1048576", "nvls-off"),
+        ("Connected NVLS tree", "nvls-off"),
     ],
 )
 def test_a_line_excludes_a_cause(line, cause):
@@ -48,6 +56,9 @@ def test_a_line_excludes_a_cause(line, cause):
         "NCCL_PROTO set by environment to LL,LL128,Simple",
         "NCCL_ALGO set by environment to NVLS,Ring",
         "NCCL_P2P_DISABLE set by environment to 0.",
+        "NCCL_ALGO set by environment to ^Tree",
+        "NCCL_PROTO set by environment to ^LL128",
+        "NCCL_NET_GDR_LEVEL set by environment to SYS",
         "Channel 00/02 :    0   1   2   3",
     ],
 )
