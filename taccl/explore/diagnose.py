@@ -21,8 +21,8 @@ from taccl.explore.measured_machine import Machine, read_logs, topology_of
 from taccl.explore.plan_runtimes import under_launch
 from taccl.measure.causes import DETOURS, HEALTHY, WITHIN_ERROR, Cause, Facts, causes_of, sizes_off
 from taccl.measure.curve import Kink, kinks, slow_middle
-from taccl.measure.debug_lines import DebugFacts
 from taccl.measure.diagnosis import Diagnosis, Gain, Limit, Point, SeriesDiagnosis
+from taccl.measure.logs import OTHER_LIBRARY
 from taccl.measure.machine import machine_of, mismatches
 from taccl.measure.model import COLLECTIVES
 from taccl.measure.series import POINT_TO_POINT, Log, Series
@@ -104,7 +104,7 @@ def _diagnosis(
     read = read_logs(logs, collective=collective, in_place=in_place)
     gpus = next((log.gpus for log in read if log.gpus), frozenset())
     network = next((log.debug.network for log in read if log.debug.network), "")
-    debug = {each.source: log.debug for log in read for each in log.series}
+    log_of = {each.source: log for log in read for each in log.series}
     series = list(_series(read))
     # Series on the same ranks share a topology, with the figures derived from it.
     made: dict[tuple[int, int], tuple[Topology, list[str]]] = {}
@@ -129,7 +129,9 @@ def _diagnosis(
             for other, part in zip(expectations, shares, strict=True)
             if other.series.collective == each.series.collective and part is not None
         }
-        facts = _facts(each, share, same, nics, debug[each.series.source], named=machine.topology is not None)
+        facts = _facts(
+            each, share, same, nics, log_of[each.series.source], named=machine.topology is not None
+        )
         found.append(_judged(each, facts, deadline, placed[index][2], machine))
     notes = [f"{log.path}: left out: {row}" for log in read for row in log.left_out]
     if expectations:
@@ -212,9 +214,9 @@ def _small(expected: Expectation) -> tuple[float | None, float | None]:
 
 def _facts(
     expected: Expectation, share: float | None, share_of_nodes: dict[int, float], nics: tuple[float, ...],
-    debug: DebugFacts, *, named: bool,
+    log: Log, *, named: bool,
 ) -> Facts:  # fmt: skip
-    on, series = expected.topology, expected.series
+    on, series, debug = expected.topology, expected.series, log.debug
     small_us, usual_us = _small(expected)
     is_slow = share is not None and share < HEALTHY
     figures = machine_of(on)
@@ -238,7 +240,8 @@ def _facts(
         joint == "xGMI", expected.shares() if is_slow else {}, share_of_nodes, nics, named,
         tuple(kinked), _unaligned_bytes(series), small_us / launches_us if small_us and launches_us else None,
         _ll_ratio(expected), expected.network, named and on.machine in INSTANCES,
-        log_network=NETWORK_TITLES.get(debug.network, debug.network), stated=stated,
+        log_network=NETWORK_TITLES.get(debug.network, debug.network),
+        other_library=next((note for note in log.notes if note in OTHER_LIBRARY), ""), stated=stated,
         excluded=debug.excluded,
     )  # fmt: skip
 

@@ -54,6 +54,8 @@ _ANY_RATE = ("sockets", "gdr-off", "nic-unused", "p2p-disabled")
 #: Max rate in GB/s of a node that suggests sockets (our choice: the wire rate of 100 Gb/s), and max share of
 #: its NICs' rate.
 _SOCKETS_GB_PER_S, _SOCKETS_SHARE = 12.5, 0.5
+#: Causes in NCCL's own choices and launches, which other libraries do not have.
+_OF_NCCL = ("nvls-off", "protocol", "protocol-switch", "one-process", "unaligned")
 #: Causes of a low rate that delay small messages as well, as these take a detour through host memory.
 DETOURS = ("sockets", "gdr-off", "p2p-disabled")
 #: Causes recognised by how the rate depends on message size; a slow rail slows all large sizes alike.
@@ -93,6 +95,7 @@ class Facts:
     - `network`: Network between nodes that the usual times assume, such as ``"EFA"``; empty if unknown.
     - `is_instance`: True if the user named an instance type, which has one network.
     - `log_network`: Network that the log names; empty if it names none.
+    - `other_library`: Evidence that another library than NCCL or RCCL ran the collective; empty if none.
     - `stated`: {cause that lines of NCCL_DEBUG=INFO show: evidence}.
     - `excluded`: Causes that such lines exclude.
     """
@@ -117,6 +120,7 @@ class Facts:
     network: str = ""
     is_instance: bool = False
     log_network: str = ""
+    other_library: str = ""
     stated: Mapping[str, str] = field(default_factory=dict)
     excluded: Collection[str] = ()
 
@@ -159,7 +163,7 @@ def causes_of(facts: Facts) -> tuple[Cause, ...]:
     Causes of slow large messages are graded possible if several causes match equally well, or the rate is
     within the error of the model. The same holds if the network is slow and its NICs were not measured one by
     one, since one slow rail explains any rate. Causes in `_BY_SIZE` remain likely. A cause of the rate that
-    lines of the log show is likely, and others are then possible.
+    lines of the log show is likely, and others are then possible. The same holds for another library.
     """
     found = [(rule, *each) for rule in _RULES if (each := _evidence(rule, facts)) is not None]
     is_stated = any(rule.of == "rate" and rule.name in facts.stated for rule, *_ in found)
@@ -169,7 +173,11 @@ def causes_of(facts: Facts) -> tuple[Cause, ...]:
     is_unsure |= len(matches) > 1 and matches[1] <= matches[0] + _INDISTINCT
     causes = []
     for rule, grade, distance, evidence in found:
-        if rule.of == "rate" and rule.name not in (facts.stated if is_stated else _BY_SIZE):
+        if rule.name == "other-library":
+            grade = "likely"
+        elif facts.other_library:
+            grade = "possible"
+        elif rule.of == "rate" and rule.name not in (facts.stated if is_stated else _BY_SIZE):
             grade = "possible" if is_stated or is_unsure else grade
         causes.append((grade, distance, Cause(rule.name, rule.of, rule.title, grade, evidence, rule.remedy)))
     return tuple(cause for _, _, cause in sorted(causes, key=lambda each: each[:2]))
@@ -187,7 +195,7 @@ class Rule(NamedTuple):
 
 def _evidence(rule: Rule, facts: Facts) -> _Found:
     """Evidence of a cause in the figures, and in the lines of the log."""
-    if rule.name in facts.excluded:
+    if rule.name in facts.excluded or facts.other_library and rule.name in _OF_NCCL:
         return None
     found, stated = rule.find(facts), facts.stated.get(rule.name)
     if stated is None:
@@ -216,6 +224,10 @@ def _nearest(found: Iterable[tuple[float, str]]) -> _Found:
     """Evidence with the least relative distance; None unless that is within `_MATCHES`."""
     distance, text = min(found, default=(1.0, ""))
     return ("likely", distance, text) if distance <= _MATCHES else None
+
+
+def _other_library(facts: Facts, *, is_off: bool) -> _Found:
+    return ("likely", 0.0, facts.other_library) if facts.other_library and is_off else None
 
 
 def _nvls_off(facts: Facts) -> _Found:
@@ -467,7 +479,13 @@ def _nics_differ(facts: Facts) -> bool:
     return len(rates) > 1 and max(rates) > _UNEQUAL * min(rates)
 
 
+_OTHER_LIBRARY = "a library other than NCCL and RCCL ran the collective"
+_USE_TESTS = "measure with nccl-tests or rccl-tests, or compare with other logs of the same library"
 _RULES = (
+    Rule("other-library", _OTHER_LIBRARY, "rate",
+         lambda facts: _other_library(facts, is_off=facts.is_slow), _USE_TESTS),
+    Rule("other-library", _OTHER_LIBRARY, "latency",
+         lambda facts: _other_library(facts, is_off=facts.is_late), _USE_TESTS),
     Rule("unaligned", "parts of ranks are not aligned", "rate", _unaligned,
          f"measure sizes that are multiples of {PACK_BYTES} bytes for each rank, or update nccl-tests"),
     Rule("p2p-disabled", "GPUs do not talk directly (P2P disabled)", "rate", _no_p2p,

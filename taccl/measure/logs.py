@@ -70,7 +70,7 @@ _HOST_MEMORY = {
     "measured by gloo, which runs on CPUs": re.compile(r"\bgloo\b", re.IGNORECASE),
 }
 #: {note: pattern of headers of benchmarks of other libraries than NCCL and RCCL}.
-_OTHER_LIBRARY = {
+OTHER_LIBRARY = {
     "an MPI library ran the collective (OSU), not NCCL or RCCL; nccl-tests or rccl-tests measure these":
         re.compile(r"^#\s*OSU MPI-(?:CUDA|ROCM) (?!Latency|Bandwidth|Bi-)\S", re.MULTILINE | re.IGNORECASE),
 }  # fmt: skip
@@ -150,7 +150,7 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
     if not reports:
         runs = _runs(lines, where, left_out, in_place=in_place)
         series = [_of_run(run, where, collective) for run in runs]
-        forms = {**_HOST_MEMORY, **_OTHER_LIBRARY, **_LAUNCHED}
+        forms = {**_HOST_MEMORY, **OTHER_LIBRARY, **_LAUNCHED}
         notes = [*_uneven(runs), *_doubtful(runs), *_merged(runs, series)]
         notes += [] if collective else dict.fromkeys(_concluded(runs, where))
         notes += [said for said, form in forms.items() if form.search(text)]

@@ -187,6 +187,16 @@ def test_numa_balancing_is_likely_only_if_it_delays_much(ratio, grade):
     assert (cause.name, cause.grade) == ("numa-balancing", grade)
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_times_of_an_mpi_library_blame_no_setting_of_nccl(log, nodes):
+    """OSU's allreduce of an MPI library is far slower than NCCL's, which shows neither P2P nor protocols."""
+    rows = "".join(f"{2**k}  {28 + 2**k / 13100:.2f}\n" for k in range(3, 27))
+    text = f"# OSU MPI-CUDA Allreduce Latency Test v7.3\n# Size       Avg Latency(us)\n{rows}"
+    found = judged(log(text), topology="dgx-a100", nodes=nodes)
+    assert {each.name for each in found.likely} == {"other-library"}
+    assert not {"protocol", "protocol-switch", "one-process"} & {each.name for each in found.causes}
+
+
 def test_a_detour_explains_small_messages_as_well():
     """Without direct access between GPUs, large and small messages are slow for the same reason."""
     facts = Facts("allreduce", 1, 0.06, 1.8, joint="NVSwitch")
@@ -371,7 +381,7 @@ def test_better_schedules_have_a_launch_where_the_machine_states_none(log):
 
     They have no protocols either, so no schedule is sought for small messages, and a note says so.
     """
-    text = node_log(120.0, latency_us=45.0).replace("H100 80GB HBM3", "V100-SXM2-32GB")
+    text = node_log(120.0, latency_us=19.0).replace("H100 80GB HBM3", "V100-SXM2-32GB")
     (found,) = taccl.diagnose([log(text)], topology="dgx1").series
     assert found.gains
     assert all(each.predicted_us > 3.6 for each in found.gains)
