@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,6 @@ from taccl.measure.estimate import (
     refit,
     shows_latency,
 )
-from taccl.measure.library import Run
 from taccl.measure.library_costs import Costs
 from taccl.measure.logs import joined, read_log
 from taccl.measure.machine import (
@@ -30,6 +29,8 @@ from taccl.measure.machine import (
     check_alike,
     figures_of,
     find_machine,
+    links_share,
+    local_ranks,
     mismatches,
     modelled,
     placed,
@@ -38,7 +39,7 @@ from taccl.measure.machine import (
 from taccl.measure.missing import missing_measurements
 from taccl.measure.model import COLLECTIVES, PARAMETERS, Parameter, priors, terms_of, times_us
 from taccl.measure.predict import costs_of, predicted_us
-from taccl.measure.series import Series
+from taccl.measure.series import POINT_TO_POINT, Series
 from taccl.topology.topology import Topology
 
 #: Max median relative error of a fit that describes the machine.
@@ -106,6 +107,8 @@ class Fit:
         Share of a rank's rate that sums in switches reach; 0 if the logs show none.
     figures : Machine, optional
         Figures of a topology that is not a machine model; None for machines by name.
+    links_shares : mapping of int to float
+        By number of ranks that send in a node: share of a rank's links inside its node that join them.
     """
 
     machine: str
@@ -119,6 +122,7 @@ class Fit:
     costs: Costs | None = None
     nvls_share: float = 0.0
     figures: Machine | None = None
+    links_shares: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def median_error(self) -> float:
@@ -173,7 +177,9 @@ class Fit:
         asked = Series(collective, num_ranks, num_nodes, (size_bytes,), (1.0,), "asked")
         logs = np.log([each.value for each in self.parameters])
         machine = self.figures or find_machine(self.machine)
-        terms = terms_of(asked, machine.ranks_per_nic, self.nvls_share, _links_share(asked, self.costs))
+        terms = terms_of(
+            asked, machine.ranks_per_nic, self.nvls_share, self.links_shares.get(_senders(asked), 1.0)
+        )
         return float(np.min(times_us(terms, np.array([float(size_bytes)]), logs)[list(self.protocols)]))
 
     def to_toml(self, *, accept: bool = False) -> str:
@@ -227,7 +233,8 @@ class Fit:
 @checked
 def fit(
     logs: Sequence[str], topology: Topology | str, *, nodes: Count | None = None,
-    collective: str | None = None, in_place: bool = False, seed: Natural = 0,
+    collective: str | None = None, in_place: bool = False, ranks: Sequence[int] | None = None,
+    without_ranks: Sequence[int] = (), seed: Natural = 0,
 ) -> Fit:  # fmt: skip
     """Fit the cost model of a machine to benchmark logs.
 
@@ -247,6 +254,9 @@ def fit(
         Collective that was measured, for logs that do not state it.
     in_place : bool
         True for the in-place times of nccl-tests and rccl-tests, False for the out-of-place times.
+    ranks, without_ranks : sequence of int
+        Ranks of the machine that took part, or did not, as CUDA_VISIBLE_DEVICES says; the same in each node.
+        By default a log with fewer ranks has the first ranks of each node.
     seed : int
         Seed of the resampling for the intervals.
 
@@ -260,7 +270,8 @@ def fit(
     FormatError
         If a file has no usable row, a time is not above 0, or the logs are of different machines.
     InputError
-        If the topology is not a machine model, or a log has more ranks or nodes than expected.
+        If the topology is not a machine model, a log has more ranks or nodes than expected, or ranks differ
+        between nodes.
     """
     if not logs:
         raise InputError("found no log; give at least one file", where="logs")
@@ -280,11 +291,17 @@ def fit(
     rates_source = f"profile nominal of {machine.name}" if is_named else machine.name
     before = priors(machine.node_gb_per_s, machine.network_gb_per_s or _USUAL_NIC, rates_source)
     most = max(each.num_ranks for log in read for each in log.series)
-    series = [placed(each, machine.ranks_per_node, nodes, most) for log in read for each in log.series]
+    most_nodes = nodes or max(each.num_nodes for log in read for each in log.series)
+    local = local_ranks(machine.ranks_per_node, most_nodes or 1, ranks, without_ranks)
+    series = [placed(each, len(local), nodes, most) for log in read for each in log.series]
     kept = tuple(joined(series))
-    costs = costs_of(machine.name) if is_named else None
+    costs = costs_of(machine.name).on_ranks(local) if is_named else None
     rate = machine.node_gb_per_s if costs is None else costs.node_gb_per_s
-    observed, found, share, is_off = _estimated(kept, machine, before, costs, MOST_OF_LINK * rate)
+    shares = {
+        num: links_share(on, local[:num]) if costs is None else costs.links_share(num)
+        for num in map(_senders, kept)
+    }
+    observed, found, share, is_off = _estimated(kept, machine, before, shares, MOST_OF_LINK * rate)
     fitted, errors = [], []
     for each, seen, protocols in zip(kept, observed, found.protocols, strict=True):
         predicted = seen.predicted_us(found.logs)[protocols, np.arange(len(protocols))]
@@ -313,7 +330,7 @@ def fit(
         costs = calibrated(replace(costs, nvls=costs.nvls and not is_off), kept)
     return Fit(
         machine.name, parameters, tuple(fitted), tuple(errors), tuple(_left_out(observed, before)), rows,
-        taken, notes, costs, share, None if is_named else machine,
+        taken, notes, costs, share, None if is_named else machine, shares,
     )  # fmt: skip
 
 
@@ -321,10 +338,12 @@ def _estimated(
     series: Sequence[Series],
     machine: Machine,
     before: Sequence[Parameter],
-    costs: Costs | None,
+    shares: Mapping[int, float],
     most_gb_per_s: float,
 ) -> tuple[list[Observed], Estimate, float, bool]:
     """Estimate parameters with or without in-switch sums (NVLS), whichever explains the series better.
+
+    - `shares`: Shares of a rank's links, by number of ranks that send in a node (`Fit.links_shares`).
 
     Returns observations, estimate, rate of in-switch sums as a share of a rank's rate, and True if the logs
     contradict such sums. The estimate without such sums is preferred. Exceptions: its cost exceeds that of
@@ -334,7 +353,7 @@ def _estimated(
     for share in dict.fromkeys((0.0, machine.nvls_share)):
         observed = []
         for each in series:
-            terms = terms_of(each, machine.ranks_per_nic, share, _links_share(each, costs))
+            terms = terms_of(each, machine.ranks_per_nic, share, shares[_senders(each)])
             observed.append(Observed(terms, np.array(each.size_bytes, float), np.array(each.times_us)))
         found.append((observed, estimate(observed, before), share))
     plain, best = found[0], found[-1]
@@ -345,11 +364,9 @@ def _estimated(
     return *(plain if is_plain else best), against
 
 
-def _links_share(series: Series, costs: Costs | None) -> float:
-    """Share of a rank's links inside its node that carry data; 1 for machines without a name."""
-    if costs is None:
-        return 1.0
-    return Run(costs, series.collective, series.num_ranks, series.num_nodes, np.array([])).links_share
+def _senders(series: Series) -> int:
+    """Number of ranks of a node that send: all that take part, or two for messages between two ranks."""
+    return 2 if series.collective == POINT_TO_POINT else series.num_ranks // series.num_nodes
 
 
 def _at_limits(parameters: Sequence[FittedParameter]) -> Iterator[str]:

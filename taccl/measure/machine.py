@@ -14,6 +14,7 @@ from taccl.errors import FormatError, InputError
 from taccl.measure.model import COLLECTIVES
 from taccl.measure.series import POINT_TO_POINT, Log, Series
 from taccl.topology.networks import INSTANCES, NETWORKS, Network
+from taccl.topology.parts import check_ranks
 from taccl.topology.topology import Topology
 from taccl.topology.tuning import NVLINK_GB_PER_S
 
@@ -93,33 +94,79 @@ def find_machine(name: str) -> Machine:
 
 def machine_of(topology: Topology) -> Machine:
     """Figures of any topology, as seen from rank 0; all nodes are assumed alike."""
-    ours = topology.links_from[0]
-    # Leave out links of sums and copies in switches, which have rates of their own.
-    inside = [
-        e for e in ours
-        if not topology.is_internode(e) and len(topology.links[e].srcs) == len(topology.links[e].dsts) == 1
-    ]  # fmt: skip
-    across = [e for e in ours if topology.is_internode(e)]
-    holds: dict[int, dict[int, float]] = {}
+    across = [e for e in topology.links_from[0] if topology.is_internode(e)]
+    holds = _sends(topology, 0)
     users: dict[int, set[int]] = {}
     for hold in topology.holds:
         users.setdefault(hold.resource, set()).add(topology.links[hold.link].src)
-        if hold.side == "send" and topology.links[hold.link].src == 0:
-            holds.setdefault(hold.resource, {})[hold.link] = float(hold.beta_us_per_mb)
-
-    def rate(links: list[int]) -> float:
-        """Joint rate of links in GB/s, or the rate of the resource that they share."""
-        if not links:
-            return 0.0
-        total = float(sum(1000 / topology.links[each].beta_us_per_mb for each in links))
-        shared = [max(betas[e] for e in links) for betas in holds.values() if set(links) <= set(betas)]
-        return min([total, *(1000 / beta for beta in shared if beta)])
-
     nics = [len(users[each]) for each, betas in holds.items() if set(across) & set(betas)]
-    per_node = len(topology.ranks_of_node[0])
+    inside = _joint_gb_per_s(topology, _inside(topology, 0), holds)
     return Machine(
-        topology.machine or topology.name, per_node, max(nics, default=1), rate(inside), rate(across)
-    )
+        topology.machine or topology.name, len(topology.ranks_of_node[0]), max(nics, default=1),
+        inside, _joint_gb_per_s(topology, across, holds),
+    )  # fmt: skip
+
+
+def _inside(topology: Topology, rank: int) -> list[int]:
+    """Links of a rank inside its node, without sums and copies in switches, which have rates of their own."""
+    links = topology.links
+    return [
+        e for e in topology.links_from[rank]
+        if not topology.is_internode(e) and len(links[e].srcs) == len(links[e].dsts) == 1
+    ]  # fmt: skip
+
+
+def _sends(topology: Topology, rank: int) -> dict[int, dict[int, float]]:
+    """{resource: {link that holds it as the rank sends: us for a MB}}."""
+    holds: dict[int, dict[int, float]] = {}
+    for hold in topology.holds:
+        if hold.side == "send" and topology.links[hold.link].src == rank:
+            holds.setdefault(hold.resource, {})[hold.link] = float(hold.beta_us_per_mb)
+    return holds
+
+
+def _joint_gb_per_s(topology: Topology, links: list[int], holds: dict[int, dict[int, float]]) -> float:
+    """Joint rate of a rank's links in GB/s, or the rate of the resource that they share."""
+    if not links:
+        return 0.0
+    total = float(sum(1000 / topology.links[each].beta_us_per_mb for each in links))
+    shared = [max(betas[e] for e in links) for betas in holds.values() if set(links) <= set(betas)]
+    return min([total, *(1000 / beta for beta in shared if beta)])
+
+
+def links_share(topology: Topology, ranks: Collection[int]) -> float:
+    """Share of a rank's rate inside its node that its links to others of `ranks` carry, at the worst of them.
+
+    1 for a single rank, and for ranks that no links join.
+    """
+    shares = []
+    for rank in ranks:
+        inside, holds = _inside(topology, rank), _sends(topology, rank)
+        kept = [e for e in inside if topology.links[e].dst in ranks]
+        whole = _joint_gb_per_s(topology, inside, holds)
+        shares.append(_joint_gb_per_s(topology, kept, holds) / whole if whole else 0.0)
+    least = min(shares, default=0.0)
+    return least if least and len(ranks) > 1 else 1.0
+
+
+def local_ranks(
+    per_node: int, num_nodes: int, ranks: Sequence[int] | None, without_ranks: Sequence[int]
+) -> tuple[int, ...]:
+    """Ranks of a node that take part, numbered in the node; all by default.
+
+    - `per_node`: Ranks of a whole node.
+    - `ranks`, `without_ranks`: Ranks that take part, or do not, numbered in all nodes.
+
+    Raises `InputError` if a rank does not exist, or nodes differ.
+    """
+    for name, some in (("ranks", ranks or ()), ("without_ranks", without_ranks)):
+        check_ranks(some, per_node * num_nodes, where=name, error=InputError, of="the machine has ranks")
+    kept = set(range(per_node * num_nodes) if ranks is None else ranks) - set(without_ranks)
+    nodes = {tuple(sorted(r % per_node for r in kept if r // per_node == m)) for m in range(num_nodes)}
+    if len(nodes - {()}) != 1:
+        found = "found no rank" if not kept else "found nodes with different ranks"
+        raise InputError(f"{found}; expected the same ranks in each node", where="ranks")
+    return max(nodes)
 
 
 def import_network(topology: Topology) -> Network | None:
@@ -280,7 +327,7 @@ def placed(each: Series, ranks_per_node: int, nodes: int | None, most_ranks: int
     if n > m * ranks_per_node or (nodes is not None and m > nodes and not each.streams):
         found = f"found {format_count(n, 'rank')} in {format_count(m, 'node')}"
         most = f"{format_count(nodes or m, 'node')} of {format_count(ranks_per_node, 'rank')}"
-        said = f"{found}; expected at most {most}; check --topology and --nodes"
+        said = f"{found}; expected at most {most}; check --topology, --nodes and --ranks"
         raise InputError(said, where=each.source)
     return each.on(n, m)
 

@@ -283,6 +283,33 @@ def test_a_stream_gives_the_rate_of_a_nic():
     assert calibrated(costs_of("dgx-a100"), [stream]).nic_gb_per_s == pytest.approx(20)
 
 
+@pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.parametrize(("ranks", "without"), [((0, 3), ()), (None, (1, 2, 4, 5, 6, 7))])
+def test_a_fit_counts_the_links_of_the_selected_ranks(log, is_named, ranks, without):
+    """GPUs 0 and 3 of a DGX-1 have two of six NVLinks: 44 GB/s between them are 132 of a GPU's links.
+
+    A topology file has the same links as the machine by name.
+    """
+    lines = [row(size, line_us(size, gb_per_s=44), ranks=2) for size in SIZES[::3]]
+    path = log("\n".join(["# all_reduce_perf", HEAD, *lines]))
+    on = "dgx1" if is_named else replace(taccl.topologies.parse("dgx1"), machine="")
+    fit = taccl.fit([path], on, ranks=ranks, without_ranks=without)
+    assert fit.links_shares == {2: pytest.approx(2 / 6)}
+    assert found_in(fit)["node_gb_per_s"].value == pytest.approx(132, rel=0.03)
+
+
+def test_selected_ranks_are_the_same_in_each_node(log):
+    """Nodes with different ranks, more ranks in the log than selected, and unknown ranks are refused."""
+    path = log(table(ranks=4))
+    for ranks, nodes, said in (
+        ((0, 1, 8), 2, "different ranks"),
+        ((0, 1), 1, "found 4 ranks in 2 nodes; expected at most 1 node of 2 ranks"),
+        ((8,), 1, "rank 8 does not exist"),
+    ):
+        with pytest.raises(InputError, match=said):
+            taccl.fit([path], "dgx-a100", nodes=nodes, ranks=ranks)
+
+
 def test_a_fit_to_a_topology_file_names_the_topology(log):
     """A topology without a machine model is named by its own name, also in sources of priors."""
     fit = taccl.fit([log(table(ranks=4))], replace(taccl.topologies.ring(4), machine=""))

@@ -19,6 +19,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     help = "the machine, e.g. dgx-h100, or a topology file, whose fit has no profile"
     add_options(verb, "--topology", required=True, help=help)
     add_options(verb, "--nodes", help="number of nodes of the largest log, if logs list no hosts")
+    add_subset(verb)
     help = "measured collective, if a log does not state it"
     add_options(verb, "--collective", required=False, type=str, help=help)
     add_output(verb, "the profile, e.g. mine.toml")
@@ -35,7 +36,7 @@ def run(options: argparse.Namespace) -> Answer:
         note("reading and fitting")
         given = picked(options, "nodes", "collective", "in_place", "seed")
         on = topology_from_word(options.topology) if is_file(options.topology) else options.topology
-        found = taccl.fit(options.logs, on, **given)
+        found = taccl.fit(options.logs, on, ranks=options.ranks, without_ranks=options.without_rank, **given)
     complaint = "" if options.accept else found.complaint
     answer = Answer(_text(found), found.to_dict(), complaint)
     if complaint:
