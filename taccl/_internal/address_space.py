@@ -10,7 +10,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-#: Python's module of resource limits, None on Windows. Imported early, as an import fails without memory.
+#: Python's module of resource limits; None on Windows. It is imported early, as imports fail without memory.
 _resource: Any = None
 with suppress(ImportError):
     _resource = import_module("resource")

@@ -44,7 +44,7 @@ _GAIN_SIZES, _GAIN_RANKS = (8 * 2**10, 2**20, 2**30), 16
 
 #: Max number of indistinguishable causes, and of irregular sizes, that a verdict names.
 _NAMED = 3
-#: Ratio of measured to expected bandwidth above which no error of the model explains the difference.
+#: `_TOO_FAST`: ratio of measured to expected bandwidth above which no error of the model explains it.
 #: `_OVER`: max ratio of measured bandwidth to its bound that the noise of measurements explains.
 _TOO_FAST, _OVER = 1.25, 1.05
 

@@ -30,7 +30,7 @@ from taccl.topology.transform import rescaled
 
 #: Factor by which links between nodes are slowed, so that they alone determine the predicted time.
 _SLOWED = 16
-#: Numbers in names of resources.
+#: Pattern of numbers in names of resources.
 _NUMBERS = re.compile(r"\d+")
 #: Max ranks for which chunks of NCCL's schedule are cut into a part for each channel (about 1 s).
 _CUT_RANKS = 16

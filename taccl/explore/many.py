@@ -37,7 +37,7 @@ Answer = tuple[int, dict[str, Any], dict[str, Any] | None]
 #: `_MOST_START_SHARE`: max share of the remaining time for that start; if it needs more, this process does
 #: the runs itself.
 _WORKER_S, _MOST_START_SHARE = 1.0, 0.5
-#: Exceptions of joblib and Dask for a dead worker. A run that fails raises none: its row states the error.
+#: Exceptions of joblib and Dask for a dead worker. A failed run raises none, as its row states the error.
 _DEATHS = ("BrokenProcessPool", "TerminatedWorkerError", "KilledWorker")
 
 

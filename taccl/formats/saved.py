@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 _LIMIT_BYTES = 10**9
-#: Schema name in sketch files: editors use it, and it keeps a short sketch from being read as a topology.
+#: Schema name in sketch files, for editors; it also keeps a short sketch from being read as a topology.
 _SCHEMA = "sketch.schema.json"
 #: {class that `save` does not support: the call or command that saves its objects}.
 _SAVED_BY = {

@@ -22,7 +22,7 @@ from taccl.program.emit import read_slots, written_slots
 from taccl.program.layout import RankLayout, contributions, layouts_of
 from taccl.program.program import OPERATIONS, PROTOCOLS, Block, Program, Queue, Slot, Step, StepAddress
 
-#: `ANYONE`: stands for any contributor if the collective does not reduce: all copies of a chunk are equal.
+#: `ANYONE`: any contributor, if the collective does not reduce, as all copies of a chunk are then equal.
 #: `AGAIN`: mark of contributions that were added twice to a sum.
 ANYONE, AGAIN = -1, "again"
 

@@ -23,7 +23,7 @@ MARK = "TACCL_GUARDED"
 #: `_QUIET_S`: seconds without a new process, after the parent's death, before the guard ends.
 #: `_POLL_S`: seconds between polls.
 _QUIET_S, _POLL_S = 2.0, 0.02
-#: Files of MPICH's shared memory, which remain if its processes are killed.
+#: Pattern of the files of MPICH's shared memory, which remain if its processes are killed.
 _SEGMENT = re.compile(r"/dev/shm/mpich_shm_\w+")
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Problem
     from taccl.topology.topology import Topology
 
-#: Max hops of the search from rank 0 to every rank; beyond, strongly connected components are computed.
+#: Max hops of the search from rank 0 to every rank; after these, strongly connected components are computed.
 _FEW_HOPS = 32
 
 

@@ -45,7 +45,7 @@ def _numbers(text: str) -> Sequence[int]:
 _RUNS_SHARE = 0.9
 _ENDINGS = (".csv", ".json")
 _seeds = reader(_numbers, bool, "whole numbers such as 0,7, or 0:3 for 0, 1 and 2")
-#: Converts comma-separated words for argparse.
+#: Converter of comma-separated words for argparse.
 words = reader(lambda text: tuple(map(str.strip, text.split(","))), all, "comma-separated words")
 
 

@@ -16,7 +16,7 @@ from taccl._internal.names import first_of
 from taccl.errors import FormatError
 
 _MAX_DEVICES = 512
-#: Terminal colours, and bars of a Markdown table.
+#: Pattern of terminal colours and of bars of a Markdown table, which are removed.
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\|")
 #: Header line, which may follow quote marks of a mail or a host name that a launcher puts before each line.
 _HEADER = re.compile(r"(.{0,80}?)\bGPU\d+(\s|CPU|$)")

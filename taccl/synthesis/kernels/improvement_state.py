@@ -130,7 +130,8 @@ class Rules(NamedTuple):
     turns: int  # max number of turns (iterations)
     passes: int
     every: int
-    #: Accepted relative increase over the current value, falling to 0; over the best value, 3 times as much.
+    #: Accepted relative increase of the objective value over the current one, which falls to 0 during a run.
+    #: Over the best value, three times as much is accepted.
     threshold: float
     most_ruined: int
     lateness: float

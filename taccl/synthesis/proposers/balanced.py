@@ -31,7 +31,7 @@ from taccl.topology.named import NamedFabric
 from taccl.topology.products import Dimensions
 
 Policy = Literal["lp", "greedy"]
-#: Name of the backend.
+#: Name of the backend that balances the dimensions of a network.
 BALANCED = "dimension-balanced"
 #: Max number of chunks per rank to choose; with more, plans finish less than 1 % earlier.
 _MOST_CHUNKS = 128

@@ -32,7 +32,7 @@ from taccl.topology.recognise import dimensions, grid_of
 
 #: Max transfers of baselines whose transfers name the contributions that they carry.
 _MOST_NAMED = 400_000
-#: CPU seconds to verify a transfer (estimate).
+#: Estimated CPU seconds to verify a transfer.
 _VERIFY_S = 6e-6
 #: `_COMPILED`: name of the compiled list scheduler as a baseline.
 #: `_LOAD_S`: CPU seconds to load the compiled list scheduler.

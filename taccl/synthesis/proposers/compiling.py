@@ -68,7 +68,7 @@ _WAIT_SHARE = 0.5
 #: `_LONGEST_S`: max seconds of a worker's compilation.
 #: `_TICK_S`: seconds between checks whether the compilation has ended.
 _LONGEST_S, _TICK_S = 900.0, 0.05
-#: Nice value of workers: the search has priority.
+#: Nice value of workers, so that the search has priority.
 _NICE = 5
 
 

@@ -60,7 +60,7 @@ _FIRST_TURN_S, _REPEATED = 4.0, 2
 _IMPROVED_SHARE = 0.25
 #: {phase, as `Search.phase` returns it: text for messages}.
 _IN_PHASE = {"": "", "reduce": " in the reduce phase", "broadcast": " in the broadcast phase"}
-#: Min seconds for restarts of the list scheduler before a named solver; below, it runs once.
+#: Min seconds for restarts of the list scheduler before a named solver; with less time, it runs once.
 _LEAST_RESTARTS_S = 0.2
 #: Relative noise on the list scheduler's priorities, one value per run in rotation.
 _NOISES = (0.0, 0.1, 0.5, 2.0, 8.0)

@@ -45,7 +45,7 @@ from taccl.synthesis.transforms.switches import by_switches
 
 #: Share of the time for baselines in finer chunks, if the problem leaves the number of chunks open.
 _CUT_SHARE = 0.25
-#: CPU seconds per hop until a solver that works alone has a schedule: quotient, and one list schedule.
+#: CPU seconds per hop for the quotient and one list schedule, with which a solver that works alone begins.
 _ALONE_S_PER_HOP = 7e-5
 #: Share of the time reserved for ruin and recreate if the search does not run under sketches.
 _SKETCHED_SHARE = 0.3

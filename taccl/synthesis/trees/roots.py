@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _GRID, _SLACK = 2**20, 1e-5
 #: Min relative reduction of the time for uneven shares to replace even ones.
 _PAYS = 1e-3
-#: Cost of the largest share, relative to the time for even shares: of several optima, the most even one.
+#: Cost of the largest share, relative to the time for even shares, so that the most even optimum is chosen.
 _EVEN = 1e-3
 #: Max common denominator of exact shares; other shares are rounded to the grid.
 _MOST_PARTS = 720
