@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl._internal.arguments import checked
+from taccl.baselines.hubs import hub_sends, soonest_hub_plan
 from taccl.baselines.moves import Moves, routed
 from taccl.baselines.spread import (
     cut_while_it_pays,
@@ -19,6 +20,7 @@ from taccl.baselines.spread import (
     or_whole_sums,
     require_everywhere,
     run,
+    sums_everywhere,
 )
 from taccl.errors import CollectiveError
 from taccl.topology.recognise import grid_of
@@ -95,6 +97,16 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
             partial(_scatter_and_sum, dims=dims, number=number),
             name=f"bucket (scatter along {number} of {len(dims)} dimensions, whole sums along the others)",
             fewest=parts // gcd(parts, problem.topology.num_ranks),
+            cut=cut,
+        )
+    plan = soonest_hub_plan(problem, dims) if sums_everywhere(problem) else None
+    if plan is not None and plan.estimated_us(problem) < found.finish_us:
+        found = or_whole_sums(
+            found,
+            problem,
+            partial(hub_sends, plan=plan),
+            name=f"bucket (hubs: {plan})",
+            fewest=plan.num_parts // gcd(plan.num_parts, problem.topology.num_ranks),
             cut=cut,
         )
     return found
