@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +12,7 @@ from taccl.analysis.simulation.simulate import simulate
 from taccl.errors import ExportError, InputError
 from taccl.explore.plan_programs import runnable
 from taccl.explore.plan_runtimes import NAMED
-from taccl.formats.mscclpp.plan import build_mscclpp_plan, why_no_packets
+from taccl.formats.mscclpp.plan import build_mscclpp_plan, text_of_plan, why_no_packets
 from taccl.formats.mscclpp.registration import registration_snippet, unit_bytes
 from taccl.problem.collective import Collective
 from taccl.program.program import Program
@@ -64,7 +63,7 @@ def files(runtime: Runtime, plan: Plan) -> PlanFiles:
                 rows[-1][key], built[file] = file, found
                 own = (found["min_message_size"], found["max_message_size"])
                 served.append(ServedSizes(file, *own, program.in_place, unit_bytes(found)))
-    contents = {str(file): json.dumps(each, indent=1) + "\n" for file, each in built.items()}
+    contents = {str(file): text_of_plan(each) for file, each in built.items()}
     registration = {}
     if built:
         script = f"{_MODULE}.py"

@@ -125,7 +125,7 @@ class _PlanRun:
         )
         self.events.append(Event(self.label, (), (), self.users[r]))
         begun = self.last["user", r] = len(self.events) - 1
-        for _, t in (block for block in self.blocks if block[0] == r):
+        for t in range(len(self.gpus[r]["threadblocks"])):
             self.last[r, t, 0] = self.last[r, t, 1] = begun
         peers: Counter[tuple[str, int]] = Counter()
         for entry in self.gpus[r]["channels"]:
@@ -143,15 +143,25 @@ class _PlanRun:
     def run(self) -> None:
         """Run all threadblocks to their ends; raise `VerificationError` if they deadlock."""
         position = dict.fromkeys(self.blocks, 0)
-        before = -1
+        awaited: dict[tuple[int, int], tuple[Any, ...]] = {}  # {threadblock: signal or packet}
+        running, before = [*self.blocks], -1
         while before < (before := sum(position.values())):
-            for (r, t), threadblock in self.blocks.items():
-                for s, op in enumerate(threadblock["ops"][position[r, t] :], position[r, t]):
+            for r, t in running:
+                if (r, t) in awaited and not self._has_come(awaited[r, t]):
+                    continue
+                ops = self.blocks[r, t]["ops"]
+                for s in range(position[r, t], len(ops)):
+                    op = ops[s]
                     self.label = f"operation {s} ({op['name']}) of threadblock {t} of gpu {r}"
-                    if not self._ready(r, t, op):
+                    absent = next(
+                        (each for each in self._awaited(r, t, op) if not self._has_come(each)), None
+                    )
+                    if absent is not None:
+                        awaited[r, t] = absent
                         break
                     self.actions[op["name"]](r, t, op)
                     position[r, t] += 1
+            running = [block for block in running if position[block] < len(self.blocks[block]["ops"])]
         stuck = [block for block, each in self.blocks.items() if position[block] < len(each["ops"])]
         for block in stuck:
             op = self.blocks[block]["ops"][position[block]]
@@ -161,7 +171,7 @@ class _PlanRun:
             )
         for r in range(len(self.gpus)):
             self.label = f"the caller of gpu {r}, which continues"
-            ended = [self.last[r, t, i] for rank, t in self.blocks if rank == r for i in (0, 1)]
+            ended = [self.last[r, t, i] for t in range(len(self.gpus[r]["threadblocks"])) for i in (0, 1)]
             self._act(("user", r), *ended, writes=self.users[r])
 
     def check_end(self) -> bool:
@@ -263,11 +273,16 @@ class _PlanRun:
             return [("semaphore", r, number) for number in op["semaphore_ids"]]
         return [self._channel(r, t, op, i) for i in range(len(op["channel_ids"]))]
 
-    def _ready(self, r: int, t: int, op: Op) -> bool:
+    def _awaited(self, r: int, t: int, op: Op) -> Sequence[tuple[Any, ...]]:
+        """Inboxes and packets, as (rank, packet), for which an operation waits."""
         if op["name"] in ("wait", "sem_acquire"):
-            return all(self.inboxes[inbox] for inbox in self._inboxes(r, t, op))
+            return self._inboxes(r, t, op)
         arriving = op["src_buff"][_FIRST_PACKET[op["name"]] :] if op["name"] in _FIRST_PACKET else ()
-        return all((r, packet) in self.packets for each in arriving for packet in _packets(each))
+        return [(r, packet) for each in arriving for packet in _packets(each)]
+
+    def _has_come(self, awaited: tuple[Any, ...]) -> bool:
+        """True if an inbox has a signal, or a packet has arrived."""
+        return bool(self.inboxes.get(awaited)) or awaited in self.packets
 
     def _nop(self, r: int, t: int, _op: Op) -> None:
         self._act((r, t, 0), self.last[r, t, 1])
