@@ -31,6 +31,8 @@ _BOUNCED, _BOUNCED_SMALL = 0.85, 1.3
 _BALANCED = 2.0
 #: Min fall of the share of the expected bandwidth, from fewer to more nodes, that shows oversubscription.
 _FALLS = 0.1
+#: Ratios of oversubscription that are usual between leaves of a network.
+_OVERSUBSCRIPTIONS = (2, 3, 4)
 #: Min ratio of the fastest NIC's rate to the slowest NIC's rate that shows a slow rail.
 _UNEQUAL = 1.15
 #: Max ratio, in either direction, of the time of small messages to the time in which one process launches
@@ -161,14 +163,14 @@ def causes_of(facts: Facts) -> tuple[Cause, ...]:
     """Causes that agree with the figures, the best match first.
 
     Causes of slow large messages are graded possible if several causes match equally well, or the rate is
-    within the error of the model. The same holds if the network is slow and its NICs were not measured one by
-    one, since one slow rail explains any rate. Causes in `_BY_SIZE` remain likely. A cause of the rate that
+    within the error of the model. The same holds for a slow network with NICs that were not measured one by
+    one, as a slow rail explains any rate. Causes in `_BY_SIZE` remain likely. A cause of the rate that
     lines of the log show is likely, and others are then possible. The same holds for another library.
     """
     found = [(rule, *each) for rule in _RULES if (each := _evidence(rule, facts)) is not None]
     is_stated = any(rule.of == "rate" and rule.name in facts.stated for rule, *_ in found)
     matches = sorted(distance for rule, _, distance, _ in found if rule.of == "rate" and distance <= _MATCHES)
-    is_unsure = facts.slow_network is not None and not facts.nics_gb_per_s
+    is_unsure = facts.slow_network is not None and _may_hide_rail(facts)
     is_unsure |= facts.share is not None and facts.share >= WITHIN_ERROR
     is_unsure |= len(matches) > 1 and matches[1] <= matches[0] + _INDISTINCT
     causes = []
@@ -365,14 +367,20 @@ def _slow_rail(facts: Facts) -> _Found:
     if share is None or facts.nics_per_node < 2:
         return None
     if _nics_differ(facts):
-        rates = ", ".join(f"{rate:.3g}" for rate in sorted(facts.nics_gb_per_s))
-        return "likely", 0.0, f"NICs measured one by one reach {rates} GB/s"
+        rates = sorted(facts.nics_gb_per_s)
+        num_slow = sum(rate * _UNEQUAL < rates[-1] for rate in rates)
+        listed = ", ".join(f"{rate:.3g}" for rate in rates)
+        told = f"NICs measured one by one reach {listed} GB/s: {num_slow} of {len(rates)} are slow"
+        # All rails carry equal parts, so the slowest one limits the rate.
+        explained = facts.network_shares.get("ring", share) / min(1.0, rates[0] / (facts.nic_gb_per_s or 1.0))
+        return "likely" if explained >= WITHIN_ERROR else "possible", 0.0, told
     measured = len(facts.nics_gb_per_s)
     several_slow = measured > 1 and _measured_share(facts) < 1  # so more than a single rail is slow
-    if measured >= facts.nics_per_node or several_slow or measured and _measured_share(facts) == 1:
+    if measured >= facts.nics_per_node or several_slow:
         return None
     slow = share * facts.nic_gb_per_s
     told = f"all rails carry equal parts: one at {slow:.3g} of {facts.nic_gb_per_s:.3g} GB/s explains it"
+    told += f"; only {measured} of {facts.nics_per_node} NICs were measured" if measured else ""
     return "possible", 0.1, told
 
 
@@ -383,8 +391,15 @@ def _oversubscribed(facts: Facts) -> _Found:
     if len(by_nodes) > 1 and by_nodes[-1][1] < by_nodes[0][1] - _FALLS and facts.num_nodes > by_nodes[0][0]:
         told = ", ".join(f"{part:.0%} on {nodes}" for nodes, part in by_nodes)
         return "likely", 0.0, f"share of the expected bandwidth by number of nodes: {told}"
-    if facts.num_nodes == 2:
+    if facts.num_nodes == 2 and _nics_differ(facts):
         return None
+    if facts.num_nodes == 2:
+        carried = facts.network_shares.get("ring", share) / _measured_share(facts)
+        told = f"the network carries {carried:.0%} of what its NICs could: {{}} nodes under different leaves"
+        found = _nearest(
+            (_off_rate(carried * n), told.format(f"{n} to 1 between")) for n in _OVERSUBSCRIPTIONS
+        )
+        return found and ("possible", found[1] if facts.nics_gb_per_s else max(found[1], 0.3), found[2])
     return "possible", 0.3, f"{facts.num_nodes} nodes reach {share:.0%} of their NICs' rate"
 
 
@@ -474,6 +489,12 @@ def _measured_share(facts: Facts) -> float:
     return share if 0 < share < HEALTHY else 1.0
 
 
+def _may_hide_rail(facts: Facts) -> bool:
+    """True if all NICs that were measured one by one are healthy, but others may have a slow rail."""
+    is_healthy = _measured_share(facts) == 1 and not _nics_differ(facts)
+    return is_healthy and len(facts.nics_gb_per_s) < max(facts.nics_per_node, 1)
+
+
 def _nics_differ(facts: Facts) -> bool:
     rates = facts.nics_gb_per_s
     return len(rates) > 1 and max(rates) > _UNEQUAL * min(rates)
@@ -502,7 +523,7 @@ _RULES = (
          "compare NCCL_IB_HCA and NET in NCCL_DEBUG=INFO with `ibstat`; measure each NIC with ib_write_bw"),
     Rule("pcie", "a slower PCIe generation or fewer lanes", "rate", _pcie,
          "compare LnkSta with LnkCap of NICs and GPUs in `lspci -vv`; measure each NIC with ib_write_bw"),
-    Rule("slow-rail", "one rail is slow", "rate", _slow_rail,
+    Rule("slow-rail", "a rail is slow", "rate", _slow_rail,
          "measure each NIC with ib_write_bw, and pass these logs beside this one; check counters of errors"),
     Rule("slow-nics", "every NIC is slow (link rate or PCIe lanes)", "rate", _slow_nics,
          "compare the rates in `ibstat`, and LnkSta with LnkCap in `lspci -vv`, with the NICs' data sheet"),

@@ -124,8 +124,8 @@ def test_logs_of_single_nics_exclude_lanes(log):
     PCIe lanes or a slow rail are not blamed.
     """
     text = network_log([*[NIC] * 6, NIC / 2, NIC / 2])
-    nic = log(perftest(NIC), "nic.log")
-    causes = {each.name for each in judged(log(text), nic, topology="dgx-a100").causes}
+    nics = [log(perftest(NIC), f"nic{rail}.log") for rail in range(8)]
+    causes = {each.name for each in judged(log(text), *nics, topology="dgx-a100").causes}
     assert "nic-unused" in causes
     assert not {"pcie", "slow-rail"} & causes
 
@@ -153,9 +153,27 @@ def test_slow_links_of_some_nics_do_not_exclude_others():
     assert found["slow-nics"] == found["slow-rail"] == "possible"
 
 
+@pytest.mark.parametrize(
+    ("rates", "share", "named"),
+    [
+        ([NIC], 0.76, {"nic-unused", "slow-rail"}),  # a rail that was not measured may be slow
+        ([NIC] * 8, 0.76, {"nic-unused"}),
+        ([NIC] * 8, 0.5, {"nic-unused", "oversubscribed"}),  # NICs in pairs, or 2 to 1 between leaves
+        ([NIC] * 4 + [NIC / 2] * 4, 0.5, {"slow-rail"}),
+        ([NIC] * 7 + [0.8 * NIC], 0.4, {"slow-rail"}),  # explains 0.8 only
+    ],
+)
+def test_logs_of_single_nics_exclude_no_more_than_they_show(rates, share, named):
+    """A cause is likely only if the measured NICs exclude all others, and explain the rate."""
+    found = _nics(rates, share=share)
+    assert set(found) == named
+    is_certain = len(named) == 1 and share != 0.4
+    assert set(found.values()) == {"likely" if is_certain else "possible"}
+
+
 def test_slow_nics_may_be_unused_as_well():
-    """If each NIC reaches half of its rate and a node a quarter, half of the slow NICs are unused."""
-    found = _nics([NIC / 2] * 8, share=0.25)
+    """If each NIC reaches half of its rate and a node 0.375, two of eight slow NICs are unused."""
+    found = _nics([NIC / 2] * 8, share=0.375)
     assert found["nic-unused"] == "likely"
     assert found["slow-nics"] == "possible"
 
