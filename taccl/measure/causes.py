@@ -294,7 +294,17 @@ def _no_p2p(facts: Facts) -> _Found:
     is_node = facts.num_nodes == 1 and facts.joint in ("NVSwitch", "NVLink", "xGMI")
     if not is_node or facts.share is None or facts.share > _HOST_MEMORY:
         return None
-    return "likely", 0.0, f"{facts.share:.0%} of what {facts.joint} carries, a rate of PCIe or host memory"
+    # NVLinks between pairs may be down, and the path over PCIe direct; a detour also delays small messages.
+    is_late = facts.small_ratio is not None and facts.small_ratio >= _BOUNCED_SMALL
+    grade: Grade = "likely" if is_late or facts.joint != "NVLink" else "possible"
+    return grade, 0.0, f"{facts.share:.0%} of what {facts.joint} carries, a rate of PCIe or host memory"
+
+
+def _nvlinks_down(facts: Facts) -> _Found:
+    is_pairwise = facts.num_nodes == 1 and facts.joint == "NVLink"
+    if not is_pairwise or facts.share is None or facts.share > _HOST_MEMORY:
+        return None
+    return "possible", 0.05, f"{facts.share:.0%} of what NVLink carries, a rate of PCIe"
 
 
 def _sockets(facts: Facts) -> _Found:
@@ -511,6 +521,8 @@ _RULES = (
          f"measure sizes that are multiples of {PACK_BYTES} bytes for each rank, or update nccl-tests"),
     Rule("p2p-disabled", "GPUs do not talk directly (P2P disabled)", "rate", _no_p2p,
          "unset NCCL_P2P_DISABLE; give containers --ipc=host; look for P2P in NCCL_DEBUG=INFO"),
+    Rule("nvlinks-down", "NVLinks are down or missing", "rate", _nvlinks_down,
+         "look at `nvidia-smi nvlink --status` and at NV cells in `nvidia-smi topo -m`; check the bridges"),
     Rule("nvls-off", "NVLS is off", "rate", _nvls_off,
          "unset NCCL_NVLS_ENABLE and NCCL_ALGO; start the fabric manager; look for NVLS in NCCL_DEBUG=INFO"),
     Rule("protocol", "a protocol for small messages carries large ones", "rate", _protocol,

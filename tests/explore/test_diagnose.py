@@ -215,6 +215,21 @@ def test_times_of_an_mpi_library_blame_no_setting_of_nccl(log, nodes):
     assert not {"protocol", "protocol-switch", "one-process"} & {each.name for each in found.causes}
 
 
+@pytest.mark.parametrize(
+    ("joint", "ratio", "grades"),
+    [
+        ("NVLink", 1.0, {"p2p-disabled": "possible", "nvlinks-down": "possible"}),
+        ("NVLink", None, {"p2p-disabled": "possible", "nvlinks-down": "possible"}),
+        ("NVLink", 1.4, {"p2p-disabled": "likely", "nvlinks-down": "possible"}),
+        ("NVSwitch", 1.0, {"p2p-disabled": "likely"}),
+    ],
+)
+def test_a_rate_of_pcie_may_be_of_nvlinks_that_are_down(joint, ratio, grades):
+    """Without NVLinks between pairs, GPUs talk directly over PCIe; a detour delays small messages as well."""
+    found = causes_of(Facts("allreduce", 1, 0.16, ratio, joint=joint))
+    assert {each.name: each.grade for each in found if each.of == "rate"} == grades
+
+
 def test_a_detour_explains_small_messages_as_well():
     """Without direct access between GPUs, large and small messages are slow for the same reason."""
     facts = Facts("allreduce", 1, 0.06, 1.8, joint="NVSwitch")
