@@ -321,7 +321,7 @@ class Deadline:
         def working() -> None:
             try:
                 found.append(work())
-            except BaseException as error:  # raised again in the waiting thread
+            except BaseException as error:  # the waiting thread raises it again
                 errors.append(error)
             finally:
                 ended.set()

@@ -278,7 +278,7 @@ TEXTS = (
         r"\A\d+ \d+ \d+[ \w]*\n[\d ]*\n\d+ \d+ [\d.]+[GM]bps [\d.]+\w?s ",
         unsupported(_FILE),
     ),
-    # Last, as these patterns match many other texts.
+    # These kinds come last, as their patterns match many other texts.
     Text(
         "matrix without commas",
         rf"(?i)\A(#.*\n)*((?=.*[;\t]).*\n)?{_OTHER_ROW}|{_SPACED_ROWS}",

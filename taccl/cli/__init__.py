@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     code = 130
     gc.set_threshold(_COLLECT_EVERY, *gc.get_threshold()[1:])
 
-    # Records each Ctrl-C, even if its exception is lost.
+    # The handler records each Ctrl-C, even if its exception is lost.
     def note(number: int, frame: FrameType | None) -> None:
         interrupts.append(number)
         signal.default_int_handler(number, frame)

@@ -204,7 +204,7 @@ class Expectation:
         schedule = scheduled(problem, own, cut=is_cut)
         # NCCL's model may add links to the topology, for sums in NVSwitch.
         on, busy_us = schedule.problem.topology, busy_shares(schedule) * schedule.finish_us
-        if not is_cut:  # uncut chunks load one channel each: average over resources of one kind
+        if not is_cut:  # as uncut chunks load one channel each, average over resources of one kind
             names = [_NUMBERS.sub("", resource.name) for resource in on.resources]
             _, group, count = np.unique(names, return_inverse=True, return_counts=True)
             busy_us = (np.bincount(group, weights=busy_us) / count)[group]

@@ -178,7 +178,7 @@ def _in_parallel(some: Sequence[tuple[int, RunRequest]], num_jobs: int) -> Gener
     """Outcome of each run, in the order in which runs end, until a worker dies."""
     from joblib import Parallel, delayed
 
-    # Batches of one, so that each result arrives as soon as it is ready.
+    # joblib's batches have one run each, so that each result arrives as soon as it is ready.
     parallel = Parallel(n_jobs=num_jobs, return_as="generator_unordered", batch_size=1)
     _mend_dask(parallel._backend)
     # True if workers are processes that joblib starts, rather than threads or a cluster.

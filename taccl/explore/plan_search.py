@@ -50,7 +50,7 @@ def _spread(count: int) -> list[int]:
 
 
 def finishing_time(problem: Problem) -> float:
-    """Seconds to time, lower and write the smallest schedule of a problem (estimate)."""
+    """Estimated seconds to time, lower and write the smallest schedule of a problem."""
     return busy_factor() * _FINISH_S * num_arrivals(problem) * (1 + problem.collective.sums_up)
 
 
@@ -112,7 +112,7 @@ class PlanSearch:
                 problems, name, place = left[0]
                 size, problem = self.grid[place], problems[place]
                 plain = make_problem(problem.topology, problem.collective, size_bytes=size)
-                with contextlib.suppress(InputError):  # not applicable on this topology
+                with contextlib.suppress(InputError):  # the baseline is not defined for this problem
                     self.add(BASELINES[name](plain, cut=False), f"baseline {name}, for {format_size(size)}")
                 del left[0]
         if left:
@@ -273,7 +273,7 @@ class PlanSearch:
         - `able`: Schedules to choose from.
         """
         remaining, reasons = list(able), dict[str, None]()
-        # Large sizes first: finishes there give the tightest limits on finishes at other sizes.
+        # Large sizes come first, as finishes there give the tightest limits on finishes at other sizes.
         best = {size: winner_at(remaining, size).finish(size) for size in reversed(self.grid)}
         while True:
             tiles = tiles_of(remaining, self.grid)

@@ -32,7 +32,7 @@ def format_named(name: str, *, where: str = "format") -> FileFormat:
 
 
 def format_of_name(path: str | os.PathLike[str]) -> FileFormat:
-    """Format by a path's extension; the longest matching extension decides.
+    """Format for writing, by a path's extension; the longest matching extension decides.
 
     Raises `InputError` if none matches.
     """

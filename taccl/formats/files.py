@@ -95,7 +95,7 @@ def _target(path: str | os.PathLike[str], overwrite: bool) -> Path:
 def _draft_beside(target: Path) -> Iterator[Path]:
     """Yield an empty file in the folder of `target`; it is removed at the end unless it was renamed."""
     draft = target.parent / f".{target.name[:100]}.{secrets.token_hex(8)}.tmp"
-    # Created with the mode of an ordinary new file, so that the umask applies.
+    # The draft is created with the mode of an ordinary new file, so that the umask applies.
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     try:
         yield draft

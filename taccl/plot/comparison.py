@@ -126,7 +126,7 @@ def backends(table: Any, *, ax: Axes | None = None) -> Axes:
     if len(rows) > _MOST_BARS:
         said = f"found {len(rows)} runs; expected at most {_MOST_BARS}: select fewer"
         raise InputError(said, where="table")
-    rows.sort(key=lambda row: row["backend"])  # stable: runs of one backend keep their order
+    rows.sort(key=lambda row: row["backend"])  # the sort is stable, so runs of one backend keep their order
     shape_name, shapes = _shapes(rows)
     ax = axes(ax, height=min(12.0, 1.6 + 0.24 * len(rows)))
     for place, row in enumerate(rows):

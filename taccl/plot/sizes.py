@@ -223,7 +223,7 @@ def bandwidths(
     if points and others:
         # A library chooses the protocol by size, so a log may exceed the bound of any single protocol.
         each = [_bounds(replace(free, topology=free.topology.under(name)), every, limit) for name in others]
-        # NaN at a size if time is up before every protocol has a bound there.
+        # The bound is NaN at a size if time is up before every protocol has a bound there.
         lines[_ANY_PROTOCOL] = np.maximum.reduce([at_most, *np.array(each, float)])
     baselines: list[str] = []
     undefined: dict[str, str] = {}

@@ -311,7 +311,7 @@ def _line(
     side = "receive" if src[0] == "hub" else "send" if dst[0] == "hub" else None
     held = (hold for link in links for hold in topology.holds_of_link[link])
     resources = frozenset(hold.resource for hold in held if side in (None, hold.side))
-    aside = by * np.array([along[1], -along[0]])  # keeps the two directions apart
+    aside = by * np.array([along[1], -along[0]])  # moves the line aside, so that the two directions are apart
     return Line(start + aside, end + aside, links, resources, what)
 
 

@@ -92,7 +92,7 @@ def assemble(drafts: Sequence[Draft], *, relays: bool = False) -> tuple[Threadbl
         key, index = position[draft]
         known = dict(passed[key, index - 1]) if index else {}
         waits[draft] = []
-        # Latest step first: a dependency on the latest may imply dependencies on the others.
+        # The latest step comes first, as a dependency on it may imply dependencies on the others.
         for other in sorted(needs[draft], key=lambda each: each.order, reverse=True):
             other_key, other_index = position[other]
             if known.get(other_key, -1) >= other_index or other_key == key:

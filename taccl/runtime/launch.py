@@ -73,7 +73,7 @@ def _start(
     python = [sys.executable, "-P", "-m", worker]
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     command = [*start, *python, str(request)]
-    # One thread per rank, as cores are few; settings of the user take precedence.
+    # Each rank computes in one thread, as cores are few; settings of the user take precedence.
     few_threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     folder = request.parent
     try:

@@ -29,7 +29,7 @@ _SEGMENT = re.compile(r"/dev/shm/mpich_shm_\w+")
 
 @contextlib.contextmanager
 def guarded(folder: Path) -> Iterator[None]:
-    """Context; at its end, or if this process dies, marked processes are killed and `folder` is removed."""
+    """Context that ends with marked processes killed and `folder` removed, even if this process dies."""
     nothing = subprocess.DEVNULL
     guard = subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, str(folder), *_segments()],

@@ -266,7 +266,8 @@ def _found(problem: Problem, deadline: Deadline) -> Iterator[Automorphism]:
 def _element(problem: Problem, ranks: tuple[int, ...]) -> Automorphism | None:
     """Extend a permutation of ranks to a symmetry of topology and collective; None if there is none."""
     links = link_permutation(problem.topology, ranks)
-    chunks = None if links is None else chunk_permutation(problem, ranks)  # slower, so computed last
+    # Images of chunks take longer to compute than those of links, so they come second.
+    chunks = None if links is None else chunk_permutation(problem, ranks)
     if links is None or chunks is None:
         return None
     resources = resource_permutation(problem.topology, links)

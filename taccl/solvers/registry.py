@@ -16,7 +16,7 @@ from taccl.solvers.worker import Outcome, run_task
 PULP_PREFIX = "pulp:"
 _INFO_TIME_S = 30.0
 
-# {solver: (worker family, module in `taccl.solvers`)}
+# {solver: (worker family, module in `taccl.solvers`)}.
 _SOLVERS = {
     "highs": ("highs", "highs"),
     "scip": ("ortools", "scip"),

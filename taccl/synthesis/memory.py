@@ -283,7 +283,7 @@ def _mean_hops(problem: Problem) -> float:
     starts, ends = (np.flatnonzero(np.bincount(each)) for each in pairs.T)
     if len(ends) < len(starts):  # as in a gather: take the paths in reverse
         joined, pairs, starts = joined[::-1], pairs[:, ::-1], ends
-    # Random origins, as regularly spaced ones could all be at one side of a mesh.
+    # Origins are drawn at random, as regularly spaced ones could all be at one side of a mesh.
     sample = np.random.default_rng(0).permutation(starts)[:_SAMPLED]
     row = np.full(num_ranks, -1)
     row[sample] = np.arange(len(sample))

@@ -64,9 +64,9 @@ class BudgetParameters(_Group):
 class ListParameters(_Group):
     """The list scheduler and its restarts (``benchmarks.quality``)."""
 
-    share: float = 0.1  # in the portfolio: the list scheduler's share of the time
-    most_s: float = 1.0  # in the portfolio: max seconds of the list scheduler
-    # If the list scheduler is the backend: its share of the time before the compiled list scheduler runs.
+    share: float = 0.1  # the list scheduler's share of the time in the portfolio
+    most_s: float = 1.0  # max seconds of the list scheduler in the portfolio
+    # As the backend, the list scheduler has this share of the time before the compiled list scheduler runs.
     alone_share: float = 0.2
     least_alone_s: float = 2.0  # min seconds, even if `alone_share` gives less
 
@@ -84,7 +84,8 @@ class PortfolioParameters(_Group):
     improve_share: float = 0.4
     half_improve_share: float = 0.5  # `improve_share` for one phase of a reduction
     least_improve_s: float = 3.0  # min seconds without progress before improvement by job shop ends
-    baseline_arrivals: int = 20_000  # baselines within the search: max arrivals (chunks times destinations)
+    # Max arrivals (chunks times destinations) for baselines within the search.
+    baseline_arrivals: int = 20_000
     baseline_share: float = 0.5  # share of the time left for baselines, if later stages of the search follow
     baseline_least_s: float = 0.1  # baselines that take fewer seconds are tried even after the time limit
     first_share: float = 0.2  # share of the time for baselines that run before the search

@@ -153,7 +153,7 @@ def replan(
         cut_off = {tree.chunk for tree in trees if not tree.drop_loose_ends(problem)}
         if cut_off or (trees and same is None):
             asked = time.monotonic()
-            compile_improvement()  # does not count towards the time limit
+            compile_improvement()  # its seconds do not count towards the time limit
             left_s = max(0.0, began + (1 - _RESERVE_SHARE) * time_limit_s - asked)
             search = Improvement(problem, trees, limits, chunks=cut_off)
             if search.run(turns=_LEAST_SENDS // max(1, old.num_transfers) if cut_off else 0) >= 0:

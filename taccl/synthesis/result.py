@@ -80,7 +80,7 @@ class Stage:
     seconds: float
     finish_us: float | None = None  # finish of the schedule found
     bound_us: float | None = None
-    message: str = ""  # for users: reason of a skip or failure
+    message: str = ""  # reason of a skip or failure, for users
     model: ModelRun | None = None  # size of the linear model, for stages that solved one
     began_s: float = 0.0  # seconds from the start of the synthesis to that of the stage
 

@@ -74,7 +74,7 @@ class Search:
     stages: list[Stage] = field(default_factory=list)
     trace: list[TraceEntry] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    fallbacks: list[str] = field(default_factory=list)  # messages: what replaced an option, and why
+    fallbacks: list[str] = field(default_factory=list)  # messages on what replaced an option, and why
     last_improved: float = field(default_factory=time.monotonic)
     ran_out: bool = False  # True if time was up before the search ended by itself
     # Bound on algorithms along dimensions; None if none of them ran.
@@ -88,7 +88,7 @@ class Search:
     solve: Solve | None = None  # function that searches a problem derived from this one
     asked: Problem | None = None  # the problem as asked, before the number of chunks was chosen
     made_by: Transform[Problem, Schedule] | None = None  # transform that made the problem
-    # searches of the same data in other chunks, or with sums by servers or switches
+    # Searches of the same data in other chunks, or with sums by servers or switches.
     others: list[Search] = field(default_factory=list)
     is_aggregated: bool = False  # True if servers or switches make the sums
     choice: str = ""  # name of the search that ran, and the reason; empty for baselines

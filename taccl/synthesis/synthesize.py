@@ -239,7 +239,7 @@ def _search_in_best_chunks(whole: Search) -> Search:
     """Choose the number of chunks, search the problem in them, and append this search to ``whole.others``.
 
     Until a first schedule is found, the search may run past the time limit by up to ``budget.late_s``. Raises
-    `OutOfTime` if it finds none.
+    `NoSolutionError` if it finds none (`OutOfTime` if time was up).
     """
     limit, budget = whole.deadline, whole.parameters.budget
     at_last = limit.later(budget.late_s * busy_factor())
@@ -317,7 +317,7 @@ def _inverted(
     choice = _choice(best, whole)
     if any(isinstance(each, ReleaseDates) for each in transforms):  # re-timing needs all sends
         options = replace(options, keep="schedule", spill_dir=None, to_file=False)
-    if not best.choice:  # found by a baseline
+    if not best.choice:  # a baseline found the schedule
         best.ran_out |= whole.ran_out
         best.notes = [*whole.notes, *(note for each in whole.others if each.choice for note in each.notes)]
     roots = [] if best is whole or best.made_by is None else [best.made_by]
@@ -349,7 +349,7 @@ def _inverted(
     try:
         look_for_bound(last)
         return last.result(choice)
-    except KeyboardInterrupt:  # Ctrl-C during verification
+    except KeyboardInterrupt:  # Ctrl-C while the bound is computed or the schedule verified
         last.interrupt()
         return last.result(choice)
 

@@ -41,7 +41,7 @@ def number_of_pieces(topology: Topology, collective: Collective, chunk_bytes: in
     from taccl.synthesis.proposers.balanced import (
         collectives_of,
         cut_balanced,
-    )  # not needed by ranks that run a step
+    )  # ranks that run a step do not need these
 
     problem = replace(make_problem(topology, collective, chunk_bytes=chunk_bytes), chunks_open=True)
     try:

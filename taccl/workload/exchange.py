@@ -32,8 +32,8 @@ _PIECES, _TILE_PIECES = (1 << 20, 8), (1 << 18, 4)
 #: Max chunks of a step with several pieces per tile; our choice, as a chunk needs sends from every rank.
 MOST_CHUNKS = 8_192
 #: `_SEARCH_S`: time limit in s to synthesize one collective of a step.
-#: `_PARAMETERS`: synthesis without baseline algorithms, which take longer to schedule than a list schedule,
-#: and without schedules that keep contributions unreduced, as these cannot be added tile by tile.
+#: `_PARAMETERS`: search parameters that exclude baselines, which take longer to build than a list schedule,
+#: and schedules that keep contributions unreduced, as these cannot be added tile by tile.
 _SEARCH_S = 20.0
 _PARAMETERS = replace(
     DEFAULTS, portfolio=replace(DEFAULTS.portfolio, baseline_arrivals=0, balanced_transfers=0, apart_hops=0)
@@ -226,6 +226,6 @@ def _alone(topology: Topology, sent: _Sent, chunk_bytes: int) -> Schedule:
         stock = "pairwise" if kind == "alltoall" or len(groups) > 1 else "ring"
         name = stock if algorithm == "stock" else algorithm
         return baseline(name, problem, cut=False)
-    from taccl.synthesis.synthesize import synthesize  # not needed by ranks that run a step
+    from taccl.synthesis.synthesize import synthesize  # ranks that run a step do not need it
 
     return synthesize(problem, backend="greedy", time_limit_s=_SEARCH_S, parameters=_PARAMETERS).schedule

@@ -266,7 +266,7 @@ def _by_ranks(call: _Call, options: dict[str, Any]) -> Named | Own:
     return Own(found.name, call.shape)
 
 
-# Rules: functions from the arguments and shapes of a call to the names of its axes.
+# A rule is a function from the arguments and shapes of a call to the names of its axes.
 
 
 def _letters(count: int) -> Names:
@@ -316,7 +316,7 @@ def _along(given: Arguments, shapes: list[Shape], out: Shape) -> tuple[list[Name
 def _indexed(given: Arguments, shapes: list[Shape], out: Shape) -> tuple[list[Names], Names] | None:
     """Rule for an operand indexed by a tensor along one axis: the axes of the index replace that axis."""
     indices = given.get("indices", [])
-    if "index" in given:  # the operator index_select
+    if "index" in given:  # given to the operator index_select
         indices = [None] * (given["dim"] % len(shapes[0])) + [given["index"]]
     axes = [axis for axis, each in enumerate(indices) if each is not None]
     if len(axes) != 1 or len(shapes) != 2:

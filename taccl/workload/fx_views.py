@@ -241,8 +241,9 @@ def _whole_shape(graph: Graph, view: View) -> tuple[int, ...] | None:
 
     None if there is no such shape. If a view splits a sliced axis into one of length 1 and one of the former
     length, either can be the sliced one: the first if it counts heads, the second if the view only adds an
-    axis. The first is preferred. The second is returned if `graph.keeps_lengths`, or if the former axis is
-    axis 0, which never consists of heads.
+    axis. The first is preferred. The second is returned if `graph.keeps_lengths`, or if only axes of length 1
+    were added or removed (`view.is_squeezed`). It is also returned if the former axis is axis 0, which never
+    consists of heads.
     """
     tensor, local = graph.tensors[view.name], view.shape
     sliced = [axis for axis in range(len(tensor.shape)) if graph.mesh.slicing(tensor, axis)]

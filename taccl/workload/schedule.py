@@ -202,7 +202,7 @@ class _StepTasks:
     def sent(self, start: list[int]) -> Schedule:
         """Schedule of all sends, with release and due dates.
 
-        A chunk is released at an origin when the data that it sends are ready there. It is due at a
+        A chunk is released at an origin when the origin's contribution to it is ready. It is due at a
         destination when the first computed tile that reads it starts there.
         """
         begins: dict[tuple[str, int, int], int] = {}  # {(operation, tile, rank): tick of its first read}

@@ -145,7 +145,8 @@ def put_down(fabric: Fabric, s: Timeline, e: int, c: int, time: int) -> None:
     row = s.scalar[NUM_SENT]
     s.scalar[NUM_SENT] = row + 1
     s.sent_link[row] = fabric.link[e]
-    for i in range(s.sent_chunk.shape[1]):  # low word first: numba compiles for little-endian machines only
+    # The low word comes first, as numba compiles for little-endian machines only.
+    for i in range(s.sent_chunk.shape[1]):
         s.sent_chunk[row, i] = c >> 16 * i & 0xFFFF
     for i in range(s.sent_start.shape[1]):
         s.sent_start[row, i] = time >> 32 * i

@@ -176,7 +176,7 @@ def spread_offsets(
                     entered[other, base + first_in[other, found - base]] = True
         if sent == num_items * (num_places - 1):
             return OffsetTree(finish, sequence, parent, taken, start)
-        # Next event: an arrival, or the release of a class with unread log entries.
+        # The next event is an arrival, or the release of a class with unread log entries.
         later = -1
         for g in range(num_classes):
             if head[g] >= 0:

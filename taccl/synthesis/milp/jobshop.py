@@ -156,7 +156,7 @@ class Cut:
 def find_cut(
     quotient: Quotient, schedule: ListSchedule, *, upper_ticks: int, lower_ticks: int, **options: Any
 ) -> Cut | None:
-    """Cut from the critical path of a schedule, or else from all its hops; None if neither is proven.
+    """Cut from the critical path of a schedule, or else from all its needed hops; None if neither is proven.
 
     - `upper_ticks`: Finish of the incumbent: a cut of at least this excludes the routing.
     - `lower_ticks`: Proven bound: a cut must exceed it.

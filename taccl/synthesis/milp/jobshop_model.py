@@ -178,7 +178,7 @@ class _Shop:
         model.add_hint(start, max(0, min(hinted, latest)))
 
     def _own_first(self, hops: Sequence[int]) -> None:
-        """Local-first priority: each own chunk starts at least its duration before relayed ones."""
+        """Let each own chunk start at least its duration before relayed ones (local-first priority)."""
         payload = self.payload
         for own, relayed in product(hops, hops):
             if payload["is_own"][own] and not payload["is_own"][relayed]:
@@ -279,7 +279,7 @@ class _Batches:
         model.add(shop.finish >= self.ends[-1])
 
     def _own_first(self) -> None:
-        """Local-first priority: relayed chunks start an unmerged send's time or more after each own chunk."""
+        """Let relayed chunks start at least an unmerged send's time after each own chunk (local-first)."""
         payload, model = self.shop.payload, self.shop.model
         later = [model.new_bool_var("") for _ in self.starts]
         for j in range(1, len(later)):

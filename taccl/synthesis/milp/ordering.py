@@ -99,9 +99,9 @@ def _remaining(quotient: Quotient) -> list[int]:
 #: longest path from the start of the hop. `longest`: maximum of this over all hops.
 RULES: dict[str, Callable[[Quotient, Hop, int, int], float]] = {
     "longest-path-first": lambda quotient, hop, remaining, longest: remaining,
-    # Own chunks of the sender first, then by remaining path.
+    # Own chunks of the sender come before relayed ones; each kind is ordered by remaining path.
     "own-chunk-first": lambda quotient, hop, remaining, longest: remaining + longest * hop.is_own,
-    # First come, first served.
+    # The hop with the earliest possible start comes first.
     "earliest-first": lambda quotient, hop, remaining, longest: -quotient.earliest_start(hop),
 }
 

@@ -239,7 +239,7 @@ def _planned(
     paces = paces_of(dims, costs)
     plans = [plan_along(dims, collective, each, paces, improve=False) for each in orders]
     ranked = sorted(range(len(plans)), key=lambda i: plans[i].finish_ticks)
-    if improve:  # the best, and the second best if it is close
+    if improve:  # improve the best plan, and the second best if it is close
         most = _NEAR * plans[ranked[0]].finish_ticks
         near = [orders[i] for i in ranked[:2] if plans[i].finish_ticks <= most]
         plans += [plan_along(dims, collective, each, paces) for each in near]

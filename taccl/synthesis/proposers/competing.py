@@ -156,7 +156,7 @@ def _offer_quickest(
     begins_s = build_times(problem, portfolio.first_transfers, few_hops, whole=False)
     order = [_COMPILED, *preferred] if uneven else [*preferred, _COMPILED]
     left = sorted(builds_s.keys() - {*made_of(problem), *excluded}, key=order.index)
-    if not is_last and BY_ESTIMATE in tried_finer(problem):  # it is then built after the search
+    if not is_last and BY_ESTIMATE in tried_finer(problem):  # "multiplying" is then built after the search
         left = [name for name in left if name != "multiplying"]
     late_s = parameters.budget.late_s * busy_factor()
     late = search.deadline.later(late_s)
@@ -337,12 +337,13 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
             skipped.append(name)
             continue
         limit = search.deadline.at_least(2 * portfolio.baseline_least_s)
-        with suppress(InputError, OutOfTime), limit.enforced():  # InputError: not defined for this problem
+        # InputError: the baseline is not defined for this problem.
+        with suppress(InputError, OutOfTime), limit.enforced():
             other = _as_asked(name, problem)
             if (search.best is None or other.finish < search.best.finish) and verify(other).ok:
                 search.offer_whole(other, producer=other.producer, verified=True)
                 best = name
-        if not rows[name].names_contributions:  # named contributions take longer to build
+        if not rows[name].names_contributions:  # schedules that name contributions take longer to build
             longest_s = max(longest_s, time.monotonic() - begun)
     message = f"{best or 'none better'}{left_out(skipped)}"
     search.record("baselines", "taccl", "done", since, finish_us=search.best_us, message=message)
@@ -358,7 +359,7 @@ def competing_s(problem: Problem, left_s: float, parameters: SearchParameters) -
         return takes_s
     balanced_s = _takes_s(BALANCED, problem, parameters)
     if balanced_s < left_s:
-        with suppress(InputError):  # the topology has no dimensions
+        with suppress(InputError):  # InputError: the topology has no dimensions
             dimensions(problem.topology)
             return balanced_s
     return 0.0
@@ -383,7 +384,7 @@ def obeying(name: str, problem: Problem) -> Schedule | None:
 
 
 def _takes_s(name: str, problem: Problem, parameters: SearchParameters) -> float:
-    """Seconds to build a baseline (estimate); infinity if it has too many transfers to compete."""
+    """Estimated seconds to build a baseline; infinity if it has too many transfers to compete."""
     portfolio, collective, topology = parameters.portfolio, problem.collective, problem.topology
     links_s = len(topology.links) * BASELINE_S_PER_LINK
     if name == BALANCED:  # the estimate leaves out the search for dimensions

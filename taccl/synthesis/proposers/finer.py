@@ -233,7 +233,7 @@ def offer_balanced_groups(search: Search) -> Search | None:
     until = search.deadline.sooner(for_baselines_s(search.deadline, portfolio.best_share))
     problem = replace(search.problem, chunks_open=search.is_open)
     found, made, said = None, None, ""
-    # First in fewer chunks, so that a schedule exists if the deadline stops the second attempt.
+    # The first attempt is in fewer chunks, so that a schedule exists if the deadline stops the second.
     for most in (portfolio.first_transfers // 2, 2 * portfolio.first_transfers):
         spent_s = time.monotonic() - since
         try:

@@ -301,7 +301,7 @@ def _make_hops(
     """
     chunk = np.repeat(np.arange(len(units), dtype=np.int32), np.diff(routes.hop_of))
     count = len(chunk)
-    took = fabric.beta[routes.slot]  # large arrays, so computed in place
+    took = fabric.beta[routes.slot]  # the arrays are large, so they are computed in place
     took *= units[chunk]
     took += fabric.alpha[routes.slot]
     key = np.random.default_rng(seed).random(count) if steps is None else steps[chunk].astype(np.float64)

@@ -69,7 +69,7 @@ _MOST_OWN_STEPS, _OWN_LINK_NS = 20_000_000, 4
 MOST_REROUTED = 20_000_000
 #: Estimated nanoseconds to visit a link in the search for a tree.
 _LINK_NS = 25
-#: Estimated nanoseconds per resource of a hop in the choice of paths.
+#: Estimated nanoseconds to choose paths, for each resource of each hop.
 _CHOICE_NS = 35
 #: Estimated nanoseconds to schedule a hop.
 _QUEUE_NS = 1000
@@ -161,7 +161,8 @@ def find_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Rou
     passes = tuple(zip(_PATH_EXPONENTS, _PATH_CHOICES, strict=True))
     best, peak, idle = paths.tree, 0.0, 0
     every = np.arange(len(groups.units))
-    num_passes, num_hops = len(passes), 2.0 * len(paths.units)  # estimated, until paths are chosen
+    # `num_hops` is an estimate until paths are chosen.
+    num_passes, num_hops = len(passes), 2.0 * len(paths.units)
     tree_ns = _LINK_NS * len(every) * fabric.num_slots
     began = time.monotonic()
     with deadline.stopping(signal):

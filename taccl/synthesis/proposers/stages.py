@@ -235,7 +235,7 @@ def greedy(search: Search, *, budget_s: float, max_runs: int = 10_000) -> None:
 def _runs_in(budget_s: float, num_hops: int, scheduling: ListParameters) -> int:
     """Number of runs for a budget, rounded down to a power of 2 to ignore small differences."""
     if budget_s <= 0:
-        return 2 * len(_NOISES)  # more than one, as the first run may find nothing
+        return 2 * len(_NOISES)  # more than one run, as the first may find nothing
     rounded_s = 2.0 ** math.floor(math.log2(budget_s))
     return max(2 * len(_NOISES), int(rounded_s / (_RUN_S_PER_HOP * max(1, num_hops))))
 

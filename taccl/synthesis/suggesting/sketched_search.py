@@ -123,14 +123,14 @@ def search_guided(search: Search) -> None:
     if search.best is None:
         # The list scheduler is slower than the compiled one, so it is skipped if that one ran out of time.
         search.gives_up |= search.deadline.has_passed and suits(problem)
-        search.is_large = None  # decided again, by the time left
+        search.is_large = None  # `search_plain` decides again, by the time left
         search_plain(search)
     elif not is_searched and not search.done:
         left_s = search.deadline.left_s
         with contextlib.suppress(InputError, NoSolutionError):  # too little memory, or time
             if effort(problem) * _S_PER_HOP <= left_s:
                 run(problem, left_s)
-            elif left_s >= _LEAST_COMPILED_S:  # no time for a quotient
+            elif left_s >= _LEAST_COMPILED_S:  # no time to search the quotient
                 offer_compiled(search, budget_s=left_s)
     if tried:
         search.notes.append(_sketches_note(search, tried))

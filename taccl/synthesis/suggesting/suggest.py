@@ -90,7 +90,7 @@ def suggest_sketches(
     chunks_per_rank : int, optional
         Number of chunks into which a rank's part of the data is cut.
     most : int
-        Max number of proposals; there are none if no candidate can be scheduled in time.
+        Max number of proposals; there are none if no candidate can be scheduled.
     time_limit_s : float
         Seconds to try candidates and to bound the best. If none is complete by then, the first one for which
         a list scheduler finds a schedule is taken.
@@ -325,7 +325,8 @@ def _try_dimensions(trials: _Trials, most: int) -> None:
     most_transfers = trials.options.parameters.portfolio.balanced_transfers
     for each in sorted(trials.found, key=lambda each: each.rank)[:most]:
         problem, finish = each.schedule.problem, each.schedule.finish
-        with suppress(InputError):  # no product of dimensions, or the sketch forbids it
+        # InputError: the topology is no product of dimensions, or the sketch forbids the schedule.
+        with suppress(InputError):
             found = balanced_schedule(problem, most_transfers=most_transfers, sooner_than=finish)
             if found is not None:
                 trials.found[trials.found.index(each)] = replace(each, schedule=found)

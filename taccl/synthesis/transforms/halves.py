@@ -89,7 +89,8 @@ class SeparateContributions(Transform[Problem, Schedule]):
 def split(problem: Problem) -> tuple[Half, ...]:
     """Phases of a combining problem, the reduce phase first; any other problem as a single phase.
 
-    There is no broadcast phase if every sum stays at its root.
+    A problem with derived chunks is a single phase, too. There is no broadcast phase if every sum stays at
+    its root.
     """
     collective = problem.collective
     if not collective.combining or collective.derivations:
@@ -251,7 +252,7 @@ def _reversed(schedule: Schedule, problem: Problem, spill_dir: str | os.PathLike
     """The reduction given by a broadcast schedule reversed in time."""
     kept, finish, count = schedule.kept, schedule.finish_ticks, len(schedule)
     start = room_for(count, kept.start.dtype, spill_dir)
-    at = count  # the last sends come first
+    at = count  # starts are filled in from the end, as the last send becomes the first
     for _, _, _, end in schedule.blocks():
         start[at - len(end) : at] = finish - end[::-1]
         at -= len(end)

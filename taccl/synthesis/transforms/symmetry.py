@@ -65,7 +65,7 @@ def take_quotient(
         r = ranks[r]
         if (c, r) not in states:
             data = collective.chunks[c]
-            head = distances.heads(c)[r]  # 0 if no hop leads there
+            head = distances.heads(c)[r]  # inf if no hop leads there; 0 is stored then
             states[c, r] = (int(head) if np.isfinite(head) else 0, r in data.origins, r in collective.ends[c])
         return c, r
 
@@ -201,7 +201,7 @@ def _useful_links(
     leads &= np.logical_or.reduceat(on_way[dst] & is_new[dst], first)
     at = np.flatnonzero(np.repeat(leads, np.diff(first, append=len(link))))
     useful: list[tuple[int, int, int]] = []
-    while len(at):  # in blocks, to limit the memory of (destination, arc) times
+    while len(at):  # blocks limit the memory of (destination, arc) times
         several = link[at[: max(1, _BLOCK // len(destinations))]]
         count = int(np.searchsorted(link[at], several[-1], side="right"))
         some, at = at[:count], at[count:]

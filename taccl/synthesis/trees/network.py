@@ -291,7 +291,7 @@ def split_switches(network: Network, capacity: Ints, counts: Ints) -> dict[int, 
         into = sorted((path for path in state.left if state.ends(path)[1] == switch), key=state.ends)
         out = sorted((path for path in state.left if state.ends(path)[0] == switch), key=state.ends)
         excess = sum(map(state.left.__getitem__, into)) - sum(map(state.left.__getitem__, out))
-        for path in into if excess > 0 else out:  # balance the capacity in and out
+        for path in into if excess > 0 else out:  # make the capacities into and out of the switch equal
             lowered = state.lower([path], min(abs(excess), state.left[path]))
             excess -= lowered if excess > 0 else -lowered
         for a, b in _paired(state, switch, into, out):
