@@ -16,8 +16,8 @@ from taccl._internal.names import first_of
 from taccl.errors import FormatError
 
 _MAX_DEVICES = 512
-#: Pattern of terminal colours and of bars of a Markdown table, which are removed.
-_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\|")
+#: Terminal colours, also with the escape character lost or written out (`^[`), and bars of a Markdown table.
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|(?:\^\[|\\(?:e|033|x1[bB]|u001[bB])|\u241b)?\[[0-9;]*m|\|")
 #: Header line, which may follow quote marks of a mail or a host name that a launcher puts before each line.
 _HEADER = re.compile(r"(.{0,80}?)\bGPU\d+(\s|CPU|$)")
 #: Two columns of a header with commas between cells, as spreadsheets save them.

@@ -230,12 +230,16 @@ def test_switches_nest(tmp_path):
     assert not holders(topology, "PCIe out of PCIe switch 0 of node 0")
 
 
-def test_colours_legends_and_prompts_are_understood(tmp_path):
-    """A matrix with coloured headers, a legend of NICs, spaces for tabs, or a prompt above it is read."""
+@pytest.mark.parametrize("escape", ["\x1b", "", "^[", "\\033", "\\u001b", "\N{SYMBOL FOR ESCAPE}"])
+def test_colours_legends_and_prompts_are_understood(tmp_path, escape):
+    """A matrix with coloured headers, a legend of NICs, spaces for tabs, or a prompt above it is read.
+
+    Forums drop the escape character of a colour, and `cat -v` and logs write it out.
+    """
     path = tmp_path / "new.txt"
     path.write_text(
         "$ nvidia-smi topo -m\n"
-        "        \x1b[4mGPU0    GPU1    NIC0    CPU Affinity    NUMA Affinity   GPU NUMA ID\x1b[0m\n"
+        f"        {escape}[4mGPU0    GPU1    NIC0    CPU Affinity    NUMA Affinity   GPU NUMA ID{escape}[0m\n"
         "GPU0     X      NV18    PIX     0-47    0               N/A\n"
         "GPU1    NV18     X      SYS     48-95   1               N/A\n"
         "NIC0    PIX     SYS      X\n\nLegend:\n\n  X    = Self\n\nNIC Legend:\n\n  NIC0: mlx5_0\n"
