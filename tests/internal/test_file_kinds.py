@@ -229,6 +229,6 @@ def test_files_that_are_no_text_are_named(tmp_path, content, kind):
 )
 def test_hostile_texts_are_recognised_in_linear_time(piece):
     """Hostile text of four times the size takes far less than sixteen times the CPU."""
-    short, long = (piece * (size // len(piece)) for size in (1 << 14, 1 << 16))
+    short, long = (piece * (size // len(piece)) for size in (1 << 13, 1 << 15))
     kinds_of_text(short)
     assert cpu_s(lambda: kinds_of_text(long)) < 10 * cpu_s(lambda: kinds_of_text(short)) + 0.05

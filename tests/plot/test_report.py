@@ -116,7 +116,7 @@ def test_a_report_of_thousands_of_transfers_is_below_a_megabyte(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("machine", "nodes", "name"), [("dgx_h100", 8, "ring"), ("dgx_h100", 2, "nccl")])
+@pytest.mark.parametrize(("machine", "nodes", "name"), [("dgx_h100", 4, "ring"), ("dgx_h100", 2, "nccl")])
 def test_a_report_of_dense_timelines_is_below_a_megabyte(monkeypatch, machine, nodes, name):
     """Timelines of many long tooltips, and images of many colours, fit into a page below 1 MB."""
     monkeypatch.setattr("taccl.plot.report._MOST_REPLAYED", 0)  # no bandwidths over size, about 50 KB

@@ -74,7 +74,7 @@ print(max(seen) - seen[0], max(need.search, need.verification) / 1e6)
     ("name", "fabric", "size", "is_spilled"),
     [
         ("allgather", "mesh", "36x36", False),
-        ("alltoall", "mesh", "16x16", True),
+        ("alltoall", "mesh", "14x14", True),
         # With TACCL_MANY: a collective with sums, columns in memory, and one destination rank.
         *(
             [
