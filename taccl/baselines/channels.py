@@ -254,15 +254,21 @@ def _odd_families(pattern: _Pattern) -> Iterator[list[Column]]:
     """Yield regular sets of rings through an odd number of nodes that change nodes between equal local ranks.
 
     Nodes are traversed forwards and backwards in turn, from local rank a to z and from z to a. The last two
-    nodes are traversed from z to another rank y, and from y to a.
+    nodes are traversed from z to another rank y, and from y to a. Local ranks follow each other in ascending
+    order, y after a.
 
-    If 4 divides the number of ranks of a node, each of these walks is a zigzag of renumbered ranks: z is
+    If 4 divides the number of ranks of a node, a second set has zigzags of renumbered ranks in all nodes: z is
     a + size / 2, y is z with its lowest bit flipped. So each directed link of a full mesh is used once.
     """
     size, num_nodes = pattern.size, len(pattern.nodes)
     if num_nodes % 2 == 0 or num_nodes == 1 or size < 3:
         return
     shifts, half = _shifts(size), size // 2
+    columns = []
+    for shift in shifts:
+        forwards = a, y, *between = tuple((shift + each) % size for each in range(size))
+        columns.append((*_column(forwards, True), (*between[::-1], a, y), (y, *between, a)))
+    yield columns
     if size % 4 == 0:
         flipped = [*range(0, size, 2), *range(1, size, 2)]
         crossed = [*range(half), *(half + (k ^ 1) for k in range(half))]
@@ -278,11 +284,6 @@ def _odd_families(pattern: _Pattern) -> Iterator[list[Column]]:
             before = walk_from(forwards[-1], flipped)
             columns.append((*_column(forwards, True), before, walk_from(before[-1], crossed)))
         yield columns
-    columns = []
-    for shift in shifts:
-        forwards = a, y, *between = tuple((shift + each) % size for each in range(size))
-        columns.append((*_column(forwards, True), (*between[::-1], a, y), (y, *between, a)))
-    yield columns
 
 
 def _column(walk: Walk, alternates: bool) -> Column:
