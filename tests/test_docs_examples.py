@@ -112,6 +112,8 @@ def short_searches(monkeypatch):
         monkeypatch.setattr(taccl, name, cut(getattr(taccl, name), **budget))
     for name in ("_FIRST_S", "_SMALL_S", "_LEAST_S"):
         monkeypatch.setattr(bounds, name, BOUND_SECONDS)
+    for name in ("WHOLE_CHUNKS", "ALL_CHUNKINGS"):  # each finder has tests of its own
+        monkeypatch.setattr(bounds, name, getattr(bounds, name)[:1])
     monkeypatch.setattr(spread, "_MOST_CUT", 2000)  # a schedule with more transfers is not cut further
     # Tuning starts ranks for each algorithm. To save time, only tests/placement/test_tuning.py tunes alltoall.
     some = {kind: tuning.LIBRARY_NAMES[kind] for kind in ("allreduce",)}
