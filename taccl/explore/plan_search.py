@@ -36,7 +36,8 @@ _PROGRAMS_SHARE = 0.6
 _LOWER_S, _FINISH_S, _LARGE_SHARE = 1.5e-4, 5e-4, 0.5
 #: `_LEAST_S`: min seconds that must be left for a synthesis to begin.
 #: `_LATE_S`: seconds beyond the time limit that are allowed for the first program.
-_LEAST_S, _LATE_S = 0.1, 1.5
+#: `_MOST_LATE_S`: the same for a schedule whose program takes longer by estimate, as for a hundred ranks.
+_LEAST_S, _LATE_S, _MOST_LATE_S = 0.1, 1.5, 10.0
 
 
 def _spread(count: int) -> list[int]:
@@ -95,10 +96,12 @@ class PlanSearch:
     def add_baselines(self, cases: Sequence[tuple[str, Sequence[Problem]]], until: Deadline) -> None:
         """Add each applicable baseline for a small, a middle and a large size, and each number of chunks.
 
-        Baselines that are quick to build come first. A note states how many are left out for lack of time.
+        Baselines that take little time come first, the usually best ones of these at the front, and the
+        large size precedes the others. A note states how many are left out for lack of time.
         """
         cuts = {problems[0].collective.chunks_per_rank: problems for _, problems in cases}
-        places = sorted({0, len(self.grid) // 2, len(self.grid) - 1})
+        # A plan covers sizes up to the largest for which a schedule was made.
+        places = [*dict.fromkeys((len(self.grid) - 1, 0, len(self.grid) // 2))]
         left = [
             (problems, name, place)
             for problems in cuts.values()
@@ -240,7 +243,8 @@ class PlanSearch:
         """Lower the fastest schedule for `size` that can be lowered in time, and add it to `programs`.
 
         If there is no program yet, each try has extra time on a busy machine. The schedule with the fewest
-        sends is then tried even after the limit, as there is no plan without a program.
+        sends is then tried even after the limit, as there is no plan without a program: for up to twice its
+        estimated time, within bounds.
         """
         send_s = _LOWER_S * _work_per_send(lowering)
         in_order = sorted(self.candidates, key=lambda each: each.made_us.get(size, math.inf))
@@ -250,7 +254,7 @@ class PlanSearch:
                 return
             until = limit if programs else limit.later((busy_factor() - 1) * _LATE_S)
             if each is fewest and not programs:
-                until = until.at_least(_LATE_S)
+                until = until.at_least(max(_LATE_S, min(2 * send_s * len(each.schedule), _MOST_LATE_S)))
             elif send_s * len(each.schedule) > until.left_s:
                 continue
             try:

@@ -214,7 +214,7 @@ def test_bounds_of_all_ranges_share_the_time_left(monkeypatch):
 
     monkeypatch.setattr(plan_tiles, "lower_bound", at_once)
     winner = baselines_only().candidates[0]
-    plan_tiles.range_of((500, 4000, winner), None, Deadline.after(6.0), 12, {})
+    plan_tiles.range_of((500, 2 * 10**6, winner), None, Deadline.after(6.0), 12, {})
     assert len(given) == 3 and 0.4 < sum(given) / 3 <= 6.0 / 10
 
 
@@ -433,6 +433,29 @@ def test_a_program_that_takes_most_of_the_time_gets_all_of_it(monkeypatch):
     ranges, notes = search.ranges(4, {"in_place": False}, Deadline.after(60.0))
     assert [each.source for each in ranges] == ["baseline ring, for 1KB"]
     assert "too little time to write programs for all schedules; give more time" in notes
+
+
+def test_a_first_program_may_exceed_the_limit_by_its_estimated_time(monkeypatch):
+    """At the end of the time, the smallest schedule still gets a program if that takes seconds by estimate.
+
+    Lowering takes 0.3 s here, and is estimated at 12 s.
+    """
+
+    def slow(*given):
+        ends = time.monotonic() + 0.3
+        while time.monotonic() < ends:
+            pass
+        return runnable(*given)
+
+    runnable = plan_search.runnable
+    monkeypatch.setattr(plan_search, "runnable", slow)
+    monkeypatch.setattr(plan_search, "_LATE_S", 0.01)
+    monkeypatch.setattr(plan_search, "_LOWER_S", 1.0)
+    search = plan_search.PlanSearch(GRID[:1], lambda _: None, [FOUR])
+    problem = taccl.make_problem(FOUR, "allgather", size_bytes=GRID[0])
+    search.add(taccl.baselines.ring(problem), "baseline ring, for 1KB")
+    ranges, _ = search.ranges(4, {"in_place": False}, Deadline.after(0.0))
+    assert len(ranges) == 1
 
 
 def test_a_range_of_one_size_is_verified_and_bounded_once(monkeypatch):

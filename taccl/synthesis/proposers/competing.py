@@ -49,8 +49,8 @@ _COMPILED, _LOAD_S, _RUN_S, _UNEVEN_RUNS = "compiled list scheduler", 0.5, (0.3,
 _FIRST_TIMES, _QUICK_S, _SAFE_SHARE = 2.0, 0.3, 0.8
 #: Max seconds past its deadline for the first baseline to build variants, once one schedule is complete.
 _VARIANTS_S = 1.0
-#: Max share of the time left that the usually best baseline may take for `quickest_first` to put it first.
-_BEST_FIRST_SHARE = 0.2
+#: Max share of the time left that a baseline may take for `quickest_first` to rank it by preference.
+_QUICK_FIRST_SHARE = 0.2
 #: Name in `tried_finer` of recursive multiplying, once its best forms were chosen by their estimated finish.
 BY_ESTIMATE = "multiplying by estimate"
 
@@ -265,15 +265,23 @@ def _preferred(problem: Problem) -> list[str]:
 
 
 def quickest_first(problem: Problem, left_s: float) -> list[str]:
-    """Names of the baselines by build time, quickest first; without those that have too many transfers.
+    """Names of the baselines, those that are built early at the front; without those of too many transfers.
 
-    - `left_s`: Seconds left; the baseline that is usually best comes first if it takes a small share of them.
+    Baselines that take little time come in order of preference, the others by build time. Little time is a
+    small share of the time left, or at most twice the time of the quickest.
+
+    - `left_s`: Seconds left.
     """
     builds_s = build_times(problem, DEFAULTS.portfolio.first_transfers, 2**63)
-    best = _preferred(problem)[0]
-    best_s = busy_factor() * builds_s.get(best, math.inf)
-    first = best if best_s <= _BEST_FIRST_SHARE * left_s else ""
-    return sorted(builds_s, key=lambda name: (name != first, builds_s[name], name))
+    share_s = _QUICK_FIRST_SHARE * left_s / busy_factor()
+    quick_s = max(share_s, _FIRST_TIMES * min(builds_s.values(), default=0.0))
+    order = [*_preferred(problem), _COMPILED]
+
+    def key(name: str) -> tuple[bool, float, str]:
+        is_long = builds_s[name] > quick_s
+        return is_long, builds_s[name] if is_long else order.index(name), name
+
+    return sorted(builds_s, key=key)
 
 
 def build_times(

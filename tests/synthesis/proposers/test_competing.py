@@ -181,6 +181,19 @@ def test_the_estimate_for_multiplying_includes_all_its_forms():
     assert whole["ring"] == first["ring"]
 
 
+@pytest.mark.parametrize(
+    ("left_s", "names"),
+    [(60.0, ["multiplying", "tree", "ring", "swing"]), (0.0, ["ring", "swing", "tree", "multiplying"])],
+)
+def test_baselines_that_take_little_time_come_in_order_of_preference(monkeypatch, left_s, names):
+    """With ample time, the usually best baseline is first. Without, it is the best of those about as quick as
+    the quickest."""
+    builds_s = {"swing": 0.1, "ring": 0.15, "tree": 0.5, "multiplying": 1.0}
+    monkeypatch.setattr(competing, "build_times", lambda *_, **__: builds_s)
+    monkeypatch.setattr(competing, "busy_factor", lambda: 1.0)
+    assert competing.quickest_first(problem_of("allreduce"), left_s) == names
+
+
 def test_a_first_alltoall_is_pairwise_if_time_is_short():
     """Without time for several baselines, the first alltoall of 64 ranks meets the bound of the NICs.
 
