@@ -119,7 +119,8 @@ def _diagnosis(
         for each in log.series
         if each.collective == POINT_TO_POINT
     ]
-    expectations = [Expectation(each.on(on.num_ranks, on.num_nodes), on) for each, on, _ in placed]
+    named = network if machine.topology is None else ""
+    expectations = [Expectation(each.on(on.num_ranks, on.num_nodes), on, named) for each, on, _ in placed]
     shares = [_share(each) for each in expectations]
     deadline = Deadline.after(budget_s)
     found = []

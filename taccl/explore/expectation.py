@@ -16,13 +16,13 @@ from taccl.baselines.nccl import nccl_choices, scheduled
 from taccl.measure.diagnosis import Limit
 from taccl.measure.library import candidates, chosen
 from taccl.measure.library_costs import Costs
-from taccl.measure.machine import import_network, machine_of
+from taccl.measure.machine import import_network, machine_of, replaces
 from taccl.measure.predict import costs_of, ranks_per_node
 from taccl.measure.series import Series
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Problem
 from taccl.schedule.bars import busy_shares
-from taccl.topology.networks import NETWORK_TITLES
+from taccl.topology.networks import NETWORK_TITLES, NETWORKS
 from taccl.topology.parts import thousandths
 from taccl.topology.profiles import PROFILES
 from taccl.topology.topology import Topology
@@ -59,7 +59,11 @@ class Expectation:
     Other topologies, and profiles from files, use the baseline `nccl`, which sends over their links.
     """
 
-    def __init__(self, series: Series, topology: Topology) -> None:
+    def __init__(self, series: Series, topology: Topology, named_network: str = "") -> None:
+        """Expect a series on a topology.
+
+        - `named_network`: Network that the log names, which counts if the topology follows from GPUs alone.
+        """
         self.series, self.topology = series, topology
         most = next((most for ranks, most in _SIZES if topology.num_ranks <= ranks), _FEW_SIZES)
         count = len(series.size_bytes)
@@ -69,7 +73,7 @@ class Expectation:
         )
         built_in = [each.name for each in PROFILES.get(topology.machine, ())]
         self._costs = (
-            replace(_costs_on(topology), ranks_per_process=series.launched_together)
+            replace(_costs_on(topology, named_network), ranks_per_process=series.launched_together)
             if topology.profile in built_in
             else None
         )
@@ -224,9 +228,11 @@ class Expectation:
         return tuple(kinds.values())
 
 
-def _costs_on(topology: Topology) -> Costs:
+def _costs_on(topology: Topology, named_network: str) -> Costs:
     """Costs of the topology's machine; if only a subset of ranks is kept, costs on those ranks of a node."""
     costs, kept = costs_of(topology.machine), topology.cache.get("kept_ranks", ())
+    if replaces(named_network, costs.network.name):
+        costs = replace(costs, network=NETWORKS[named_network])
     per_node = ranks_per_node(topology.machine)
     # As nodes are alike, the first one with kept ranks stands for all.
     return costs.on_ranks([rank % per_node for rank in kept if rank // per_node == kept[0] // per_node])

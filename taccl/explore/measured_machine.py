@@ -23,6 +23,7 @@ from taccl.measure.machine import (
     modelled,
     port_mismatch,
     rack_mismatch,
+    replaces,
     with_switches,
     without_nvlinks,
 )
@@ -167,6 +168,8 @@ def _network_notes(machine: str, named: str, *, is_chosen: bool) -> list[str]:
     own = costs_of(machine).network.name
     if own.startswith(named) or (named == "roce" and own in ("gib", "roce-pcie")):
         return []
+    if not is_chosen and replaces(named, own):
+        return [f"the log names RoCE, which is assumed with the NICs of {machine} (--topology)"]
     advice = "name the instance type (--topology)"
     if named == "sockets":
         advice = "they are slower; check NCCL_IB_DISABLE"

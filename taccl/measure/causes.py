@@ -475,6 +475,9 @@ def _slow_path(facts: Facts) -> _Found:
     """Evidence for slow small messages between nodes."""
     if facts.num_nodes < 2 or not facts.is_late:
         return None
+    is_usual = bool(facts.log_network) and facts.network.startswith(facts.log_network)
+    if is_usual and {"sockets", "gdr-off"} <= set(facts.excluded):  # the log shows the usual path
+        return None
     told = f"small messages take {facts.small_ratio:.2g} times the usual time"
     return (
         "likely" if "sockets" in facts.stated else "possible",

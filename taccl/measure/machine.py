@@ -178,6 +178,14 @@ def import_network(topology: Topology) -> Network | None:
     return next(NETWORKS[usual] for words, usual in _USUAL_NETWORKS if any(word in text for word in words))
 
 
+def replaces(named: str, assumed: str) -> bool:
+    """True if the network that a log names is assumed in place of a machine's: RoCE for InfiniBand.
+
+    NICs of both have the same rates; those of other networks have not.
+    """
+    return (named, assumed) == ("roce", "infiniband")
+
+
 def with_switches(topology: Topology, gpus: Collection[str]) -> Topology:
     """Add in-switch sums (NVLS) to a topology from a file, if NCCL uses such sums on its GPUs.
 

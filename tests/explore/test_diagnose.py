@@ -198,6 +198,22 @@ def test_lines_of_a_log_show_why_its_network_is_slow(log, lines, named):
     assert ("names no network" in evidence.get("other-network", "")) == (not names_network)
 
 
+@pytest.mark.parametrize(("named", "share"), [("roce", 1.0), ("infiniband", 0.9)])
+def test_rings_of_hopper_are_judged_by_the_named_network(named, share):
+    """An allgather of 332 GB/s on two nodes of H100 is usual over RoCE, and 0.9 of the usual over InfiniBand."""
+    size = 2**33
+    series = Series("allgather", 16, 2, (size,), (size * 15 / 16 / 332e3,), "log")
+    expected = Expectation(series, taccl.topologies.parse("dgx-h100", nodes=2), named)
+    assert expected.best.time_us / series.times_us[0] == pytest.approx(share, abs=0.02)
+
+
+@pytest.mark.parametrize(("excluded", "names"), [((), {"slow-fabric"}), (("sockets", "gdr-off"), set())])
+def test_no_other_network_delays_messages_if_the_log_shows_the_usual_path(excluded, names):
+    """If a log names the expected network and GDRDMA, late small messages have no cause in the network."""
+    facts = Facts("allgather", 2, 1.0, 1.7, network="RoCE (gIB)", log_network="RoCE", excluded=excluded)
+    assert {each.name for each in causes_of(facts)} == names
+
+
 @pytest.mark.parametrize(("ratio", "grade"), [(1.6, "possible"), (3.2, "likely")])
 def test_numa_balancing_is_likely_only_if_it_delays_much(ratio, grade):
     """On 8 MI300X, NUMA balancing delayed small messages 3.2 times; other causes may delay them 1.6 times."""
