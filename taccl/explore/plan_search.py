@@ -121,6 +121,15 @@ class PlanSearch:
         if left:
             self.notes.append(f"too little time for {len(left)} of {total} baselines")
 
+    def _on_runtime(self, problem: Problem, size: int) -> Problem:
+        """The problem under the runtime's launch time, and the protocol that is best so far for its size."""
+        if self.candidates:
+            topology = winner_at(self.candidates, size).schedule.problem.topology
+        else:
+            same = (each for each in self.topologies if each.protocol == problem.topology.protocol)
+            topology = next(same, self.topologies[0])
+        return problem if topology == problem.topology else replace(problem, topology=topology)
+
     def synthesize(
         self, cases: Sequence[tuple[str, Sequence[Problem]]], until: Deadline, **options: Any
     ) -> None:
@@ -139,10 +148,7 @@ class PlanSearch:
                     if share < _LEAST_S and self.candidates:
                         self.stopped = "time limit"
                         continue
-                    problem = problems[place]
-                    if len(self.topologies) > 1 and self.candidates:
-                        best = winner_at(self.candidates, size).schedule.problem.topology
-                        problem = replace(problem, topology=best)
+                    problem = self._on_runtime(problems[place], size)
                     try:
                         result = synthesize(problem, time_limit_s=max(share, _LEAST_S), **options)
                     except (InfeasibleError, NoSolutionError) as error:

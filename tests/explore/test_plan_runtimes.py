@@ -323,3 +323,15 @@ def test_kernels_of_a_whole_collective_have_their_own_launch():
     }
     assert launches["mscclpp"] == {4.95}
     assert min(launches["msccl"]) == pytest.approx(1.8 + 6.6)
+
+
+@pytest.mark.slow
+def test_syntheses_under_one_protocol_have_the_runtime_s_launch():
+    """Progress of a plan states the launch time of its runtime, as its ranges do, with one protocol as well."""
+    told: list[str] = []
+    plan = taccl.plan(
+        "dgx-a100", collective="allgather", runtime="mscclpp", protocol="simple", sizes=["64KB"], time_limit_s=5,
+        baselines=False, progress=told.append,
+    )  # fmt: skip
+    assert plan.ranges[0].schedule.launch_us == 4.95
+    assert any("with a launch of 4.95 us" in each for each in told)
