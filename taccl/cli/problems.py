@@ -256,15 +256,18 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
 
     unders = {each: problem.topology.under(each) for each in protocols}
     promised: dict[str, float] = {}
+    by = ""
     with suppress(CollectiveError, OutOfTime):
         if not is_short:
             with limit.sooner(_SLOW_LIMIT * limit.left_s).enforced():
                 made = _baselines_of(plain(problem.topology)) if is_tried else []
+                by = "by the fastest baseline in uncut chunks" if made else "by lower bounds"
                 promised = {each: promise(under, made) for each, under in unders.items()}
     with suppress(CollectiveError, OutOfTime):
         estimate_s = busy_factor() * len(protocols) * links * _ESTIMATE_S_PER_LINK
         if not promised and is_even and estimate_s <= last.left_s:
             with last.enforced():
+                by = "by an estimate of the baseline multiplying"
                 promised = {each: estimate(under) for each, under in unders.items()}
     if not promised:
         taken = problem.topology.protocol
@@ -273,7 +276,7 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
     chosen, *others = sorted(promised, key=promised.__getitem__)
     said = [f"{promised[chosen]:.4g} us", *(f"{name} {promised[name]:.4g} us" for name in others)]
     times = "; ".join((said[0], ", ".join(said[1:])))
-    say(f"note: protocol {chosen} is predicted to be the fastest for {format_size(size)} ({times})")
+    say(f"note: protocol {chosen} is predicted to be the fastest for {format_size(size)} ({by}: {times})")
     topology = problem.topology.under(chosen)
     is_plain = problem.clauses == plain(problem.topology).clauses  # the defaults differ by protocol
     clauses = plain(topology).clauses if is_plain else problem.clauses
