@@ -36,7 +36,8 @@ _PROGRAMS_SHARE = 0.6
 _LOWER_S, _FINISH_S, _LARGE_SHARE = 1.5e-4, 5e-4, 0.5
 #: `_LEAST_S`: min seconds that must be left for a synthesis to begin.
 #: `_LATE_S`: seconds beyond the time limit that are allowed for the first program.
-#: `_MOST_LATE_S`: the same for a schedule whose program takes longer by estimate, as for a hundred ranks.
+#: `_MOST_LATE_S`: the same for a schedule whose program takes longer by estimate, as for a hundred ranks, on
+#: an idle machine.
 _LEAST_S, _LATE_S, _MOST_LATE_S = 0.1, 1.5, 10.0
 
 
@@ -260,7 +261,8 @@ class PlanSearch:
                 return
             until = limit if programs else limit.later((busy_factor() - 1) * _LATE_S)
             if each is fewest and not programs:
-                until = until.at_least(max(_LATE_S, min(2 * send_s * len(each.schedule), _MOST_LATE_S)))
+                late_s = min(2 * send_s * len(each.schedule), busy_factor() * _MOST_LATE_S)
+                until = until.at_least(max(_LATE_S, late_s))
             elif send_s * len(each.schedule) > until.left_s:
                 continue
             try:
