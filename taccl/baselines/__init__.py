@@ -62,8 +62,11 @@ def baseline(name: str, problem: Problem, *, cut: bool = True) -> Schedule:
     return found
 
 
-#: Max transfers of a schedule that is always tried in finer chunks (about 0.2 s).
-_CUT_ANYWAY = 2_000
+#: `_CUT_ANYWAY`: max transfers of a schedule that may be tried in finer chunks (about 0.2 s) even if their
+#: estimated finish (`soonest_cut_us`) is later than the best finish.
+#: `_CUT_TIMES`: max ratio of that estimate to the best finish. In 461 cases, finer chunks took at least 0.35
+#: of the estimate.
+_CUT_ANYWAY, _CUT_TIMES = 2_000, 3.0
 
 
 @checked
@@ -108,7 +111,8 @@ def best(problem: Problem, *, cut: bool = True, time_limit_s: Seconds | None = N
     fastest = made[ranked[0]]
     for name in ranked if cut else ():
         whole = made[name]
-        if whole.num_transfers <= _CUT_ANYWAY or soonest_cut_us(whole) < fastest.finish_us:
+        times = _CUT_TIMES if whole.num_transfers <= _CUT_ANYWAY else 1.0
+        if soonest_cut_us(whole) < times * fastest.finish_us:
             finer = attempt(name, cut=True)
             fastest = fastest if finer is None or finer.finish >= fastest.finish else finer
     return fastest

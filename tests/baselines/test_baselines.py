@@ -254,19 +254,25 @@ def test_the_best_baseline_is_pipelined_where_that_pays():
     assert best(problem).finish < best(problem, cut=False).finish
 
 
-def test_baselines_that_are_too_busy_to_be_best_are_not_tried_in_finer_chunks(monkeypatch):
+@pytest.mark.parametrize(
+    ("few", "times", "found"), [(0, 2, [False]), (2000, 2, [False, True]), (2000, 9, [False])]
+)
+def test_baselines_that_are_too_busy_to_be_best_are_not_tried_in_finer_chunks(monkeypatch, few, times, found):
     """A baseline whose busiest link is busy for longer than another baseline takes is not tried in finer
-    chunks."""
+    chunks. With few transfers, it is not tried from three times as long on.
+
+    - `times`: Busy time of the slower baseline, as a multiple of the other one's finish.
+    """
     topology = fabrics.ring(4, alpha_us=0, bandwidth_gb_per_s=1)
     problem = make_problem(topology, collectives.allgather(4), chunk_bytes=1 << 16)
     cuts, ring, pairwise = [], BASELINES["ring"], BASELINES["pairwise"]
 
     def busy(problem, *, cut=True):
         cuts.append(cut)
-        slower = replace(problem, chunk_bytes=tuple(9 * size for size in problem.chunk_bytes))
+        slower = replace(problem, chunk_bytes=tuple(times * size for size in problem.chunk_bytes))
         return pairwise(slower, cut=False)
 
     monkeypatch.setattr("taccl.baselines.BASELINES", {"ring": ring, "busy": busy})
-    monkeypatch.setattr("taccl.baselines._CUT_ANYWAY", 0)
+    monkeypatch.setattr("taccl.baselines._CUT_ANYWAY", few)
     best(problem)
-    assert cuts == [False]
+    assert cuts == found
