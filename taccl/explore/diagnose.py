@@ -35,7 +35,8 @@ from taccl.topology.tuning import LAUNCH_US, PACK_BYTES
 
 #: `_LARGE`: min bytes of a message that shows bandwidth.
 #: `_SMALL`: max bytes of a message that shows latency.
-_LARGE, _SMALL = 64 * 2**20, 4096
+#: `_SETTLED`: min bytes of a message at which a static fault slows as much as at larger ones (our choice).
+_LARGE, _SMALL, _SETTLED = 64 * 2**20, 4096, 256 * 2**20
 #: Min ratio of a size's expected time to that of small messages, for the rate of its bytes to show.
 _ADDED = 1.2
 #: `_GAIN_SIZES`: buffer sizes in bytes near which a better schedule is sought.
@@ -221,10 +222,11 @@ def _facts(
     small_us, usual_us = _small(expected)
     is_slow = share is not None and share < HEALTHY
     figures = machine_of(on)
-    kinked = [
-        *_unusual(expected),
-        *(slow_middle(series, expected.predicted_us.tolist()) if expected.knows_latencies else ()),
-    ]
+    kinked = list(_unusual(expected))
+    outliers = {each.size_bytes for each in kinked if each.kind == "outlier"}
+    if expected.knows_latencies:
+        slow = slow_middle(series, expected.predicted_us.tolist())
+        kinked += [each for each in slow if each.size_bytes not in outliers]
     launches_us = 0.0 if series.ranks_per_process else expected.launches_us
     joint = next(
         (word for word in ("NVSwitch", "NVLink", "xGMI") if any(word in r.name for r in on.resources)), "PCIe"
@@ -242,6 +244,7 @@ def _facts(
         tuple(kinked), _unaligned_bytes(series), small_us / launches_us if small_us and launches_us else None,
         _ll_ratio(expected), expected.network, named and on.machine in INSTANCES,
         log_network=NETWORK_TITLES.get(debug.network, debug.network),
+        other_share=max(expected.shares_of(_SETTLED)[:-1], default=None) if is_slow else None,
         other_library=next((note for note in log.notes if note in OTHER_LIBRARY), ""), stated=stated,
         excluded=debug.excluded,
     )  # fmt: skip

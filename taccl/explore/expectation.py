@@ -154,9 +154,16 @@ class Expectation:
 
         NCCL's model of its choice can miss such sums where rings are slower than it states.
         """
-        own, *others = self.choices[-1]
-        able = [own, *(each for each in others if each.algorithm == "nvls")]
-        return min(able, key=lambda each: each.time_us)
+        return _best_of(self.choices[-1])
+
+    def shares_of(self, least_bytes: int) -> list[float]:
+        """Measured over expected bandwidth at each predicted size of `least_bytes` or more, ascending."""
+        series = self.series
+        return [
+            _best_of(found).time_us / series.times_us[place]
+            for place, found in zip(self.places, self.choices, strict=True)
+            if series.size_bytes[place] >= least_bytes
+        ]
 
     @cached_property
     def predicted_us(self) -> NDArray[np.float64]:
@@ -226,6 +233,12 @@ class Expectation:
                 kind = _kind(name, between=index in between)
                 kinds.setdefault(kind, Limit(name, 1000 / betas[index], float(busy_us[index]) / measured_us))
         return tuple(kinds.values())
+
+
+def _best_of(choices: tuple[Choice, ...]) -> Choice:
+    """The library's choice, which comes first, or sums in switches if they are faster."""
+    own, *others = choices
+    return min([own, *(each for each in others if each.algorithm == "nvls")], key=lambda each: each.time_us)
 
 
 def _costs_on(topology: Topology, named_network: str) -> Costs:

@@ -61,7 +61,7 @@ _OF_NCCL = ("nvls-off", "protocol", "protocol-switch", "one-process", "unaligned
 #: Causes of a low rate that delay small messages as well, as these take a detour through host memory.
 DETOURS = ("sockets", "gdr-off", "p2p-disabled")
 #: Causes recognised by how the rate depends on message size; a slow rail slows all large sizes alike.
-_BY_SIZE = ("collapse", "unaligned")
+_BY_SIZE = ("falls", "collapse", "unaligned")
 
 
 class Cause(NamedTuple):
@@ -97,6 +97,7 @@ class Facts:
     - `network`: Network between nodes that the usual times assume, such as ``"EFA"``; empty if unknown.
     - `is_instance`: True if the user named an instance type, which has one network.
     - `log_network`: Network that the log names; empty if it names none.
+    - `other_share`: Highest share at smaller sizes of 256 MiB and more; None if unknown.
     - `other_library`: Evidence that another library than NCCL or RCCL ran the collective; empty if none.
     - `stated`: {cause that lines of NCCL_DEBUG=INFO show: evidence}.
     - `excluded`: Causes that such lines exclude.
@@ -122,6 +123,7 @@ class Facts:
     network: str = ""
     is_instance: bool = False
     log_network: str = ""
+    other_share: float | None = None
     other_library: str = ""
     stated: Mapping[str, str] = field(default_factory=dict)
     excluded: Collection[str] = ()
@@ -136,6 +138,12 @@ class Facts:
         """Share of the NICs' rate, if the network may be the slow part; None otherwise."""
         share = min(self.network_shares.values(), default=1.0)
         return share if self.is_slow and self.num_nodes > 1 and share < HEALTHY else None
+
+    @property
+    def falls(self) -> bool:
+        """True if only the largest messages are slow, and smaller ones have the expected bandwidth."""
+        share, other = self.share, self.other_share
+        return share is not None and other is not None and other >= HEALTHY and share < WITHIN_ERROR * other
 
     @property
     def is_slow_pcie(self) -> bool:
@@ -200,6 +208,8 @@ def _evidence(rule: Rule, facts: Facts) -> _Found:
     if rule.name in facts.excluded or facts.other_library and rule.name in _OF_NCCL:
         return None
     found, stated = rule.find(facts), facts.stated.get(rule.name)
+    if facts.falls and rule.of == "rate" and rule.name not in _BY_SIZE:
+        return None  # it would slow smaller messages, too
     if stated is None:
         return found
     if found is not None:
@@ -271,6 +281,13 @@ def _collapsed(facts: Facts) -> _Found:
         return None
     told = f"large messages reach {facts.share:.1%} of the expected rate, the slowest protocol {slowest:.0%}"
     return "likely", 0.0, f"{last.evidence}; {told}"
+
+
+def _falls(facts: Facts) -> _Found:
+    if not facts.falls:
+        return None
+    told = f"{facts.share:.0%} of the expected bandwidth at the largest size"
+    return "likely", 0.0, f"{told}, {facts.other_share:.0%} at a smaller one from 256 MiB on"
 
 
 def _outliers(facts: Facts) -> _Found:
@@ -532,6 +549,8 @@ _RULES = (
          "unset NCCL_PROTO; check the tuner plugin and the version of NCCL"),
     Rule("collapse", "congestion, or a path that collapses under load", "rate", _collapsed,
          "look at retransmissions and pauses (PFC, ECN) of NICs and switches; check ACS and IOMMU"),
+    Rule("falls", "the rate falls at the largest sizes (throttling or congestion)", "rate", _falls,
+         "repeat with -n 100; look at `nvidia-smi -q -d PERFORMANCE`, clocks, and pauses (PFC) of NICs"),
     Rule("sockets", "sockets carry the data instead of RDMA", "rate", _sockets,
          "look for NET/Socket and NET/IB in NCCL_DEBUG=INFO; check NCCL_IB_DISABLE and NCCL_IB_HCA"),
     Rule("nic-unused", "NICs are unused", "rate", _unused_nic,

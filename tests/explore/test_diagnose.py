@@ -246,6 +246,37 @@ def test_a_rate_of_pcie_may_be_of_nvlinks_that_are_down(joint, ratio, grades):
     assert {each.name: each.grade for each in found if each.of == "rate"} == grades
 
 
+def _slowed(text, factor, *, from_bytes):
+    """Log of an allreduce on 8 ranks whose times from `from_bytes` on are longer by a factor."""
+    lines = []
+    for line in text.splitlines():
+        cells = line.split()
+        if cells[0].isdigit() and int(cells[0]) >= from_bytes:
+            time_us = float(cells[5]) * factor
+            algbw = int(cells[0]) / time_us / 1000
+            line = " ".join([*cells[:5], f"{time_us:.2f} {algbw:.2f} {1.75 * algbw:.2f} 0"])
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("sizes", [2**30, 2**31])
+def test_a_fall_at_the_largest_sizes_is_no_static_fault(log, sizes):
+    """NVLS is not off if 128 MiB and more have its bandwidth, and only the largest sizes are as slow as rings."""
+    found = judged(log(_slowed(node_log(NVLS), NVLS / RINGS, from_bytes=sizes)))
+    assert rates(found) == {"falls"}
+    assert not rates(found, "possible")
+
+
+@pytest.mark.parametrize(("seed", "first"), [(0, 20), (3, 8)])
+def test_a_slow_first_size_is_no_switch_of_protocols(log, seed, first):
+    """A slow first size is called a single slow size, and no switch."""
+    lines = node_log(NVLS, seed=seed).splitlines()
+    place = next(index for index, line in enumerate(lines) if line.split()[0] == "1024")
+    slow = _slowed(lines[place], first, from_bytes=0).strip()
+    found = judged(log("\n".join([*lines[:place], slow, *lines[place + 1 :]]) + "\n"))
+    assert {each.name for each in found.causes if each.of == "sizes"} == {"outlier"}
+
+
 def test_a_detour_explains_small_messages_as_well():
     """Without direct access between GPUs, large and small messages are slow for the same reason."""
     facts = Facts("allreduce", 1, 0.06, 1.8, joint="NVSwitch")
