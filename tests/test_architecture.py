@@ -42,7 +42,7 @@ LINES = (
     ("problem.collective",),
     ("problem.custom_collectives",),
     ("problem.clauses", "problem.collectives", "problem.costs"),
-    ("problem.open_links",),
+    ("problem.borders", "problem.open_links"),
     ("problem.problem",),
     ("problem.making",),
     ("problem.alltoallv",),

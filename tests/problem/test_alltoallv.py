@@ -14,7 +14,7 @@ from taccl.problem.alltoallv import (
     load_sizes,
     skewed_sizes,
 )
-from taccl.topologies import ring
+from taccl.topologies import dgx_h100, ndv2, ring
 
 
 @pytest.mark.parametrize(
@@ -62,10 +62,32 @@ def test_no_more_is_cut_than_latency_allows():
     On a link of 50 GB/s with 0.5 us of latency that size is 200 KB, 4 us.
     """
     counts = []
-    for total in (64_000_000, 4_000_000, 100_000):
+    for total in (8_000_000, 4_000_000, 100_000):
         problem = alltoallv_problem(ring(3), [[0, total, 0], [0, 0, 0], [0, 0, 0]])
         counts.append(problem.collective.num_chunks)
-    assert counts == [64, 20, 1]
+    assert counts == [40, 20, 1]
+
+
+@pytest.mark.parametrize(
+    ("hot", "machine", "num_chunks"),
+    [
+        # No fixed times: at most 512 chunks.
+        ([(0, 9)], dgx_h100(2, profile="nominal"), 512),
+        # T = 6722.6 us at the NIC, where 24.76 KB pass in a fixed time: sqrt(6722.6 x 24762 / (2 x 105e-6)) bytes
+        # are 890 KB, not half of the 1 MB that a 64th of the data has.
+        ([(0, 9)], ndv2(2), 64),
+        # T = 457.6 us inside the node, h = 13.04 KB, b = 46 us/MB: 255 KB.
+        ([(0, 1)], ndv2(2), 252),
+        # More pairs than a quarter of the ranks: 13 chunks each.
+        ([(0, i) for i in range(11, 16)], ndv2(2), 65),
+    ],
+)
+def test_chunks_of_few_pairs_make_their_pipelines_end_sooner(hot, machine, num_chunks):
+    """64 MB of one pair are cut by the fixed times on their way; data of more pairs are not cut further."""
+    sizes = np.zeros((16, 16), int)
+    for source, destination in hot:
+        sizes[source, destination] = 64_000_000
+    assert alltoallv_problem(machine, sizes).collective.num_chunks == num_chunks
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 import taccl
 from taccl.problem.alltoallv import skewed_sizes
-from taccl.synthesis.alltoallv import Borders
+from taccl.problem.borders import borders_of
 
 TWO_NODES = taccl.topologies.dgx_h100(2)
 
@@ -52,7 +52,7 @@ def test_borders_bound_an_exchange_from_below(skew):
     topology = taccl.topologies.ndv2(2)
     sizes = skewed_sizes(16, 10**7, skew)
     bound = taccl.lower_bound(taccl.alltoallv_problem(topology, sizes), divisible=True)
-    assert 0.5 * bound.bound_us < Borders(topology).least_us(sizes) <= bound.bound_us * (1 + 1e-9)
+    assert 0.5 * bound.bound_us < borders_of(topology).least_us(sizes) <= bound.bound_us * (1 + 1e-9)
 
 
 @pytest.mark.slow
@@ -60,4 +60,4 @@ def test_large_machines_spread_hot_pairs_over_all_nics():
     """On 128 ranks hot pairs of Zipf's law finish within 5 % of their bound."""
     topology = taccl.topologies.dgx_h100(16)
     sizes = skewed_sizes(128, 64 * 10**6, "zipf:1.2")
-    assert taccl.AllToAllV(topology).schedule(sizes).finish_us <= 1.05 * Borders(topology).least_us(sizes)
+    assert taccl.AllToAllV(topology).schedule(sizes).finish_us <= 1.05 * borders_of(topology).least_us(sizes)
