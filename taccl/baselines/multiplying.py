@@ -109,7 +109,7 @@ def _mixed(problem: Problem) -> list[Schedule]:
 
 
 def mixed_schedule(problem: Problem) -> Schedule | None:
-    """Allreduce in finer chunks whose parts follow different plans (a mixed plan), the best by estimate.
+    """Allreduce by the mixed plan with the least estimated finish: each group of chunks has its own plan.
 
     None if there is no mixed plan, as on tori and meshes and on machines with too many resources of different
     loads.

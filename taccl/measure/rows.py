@@ -25,8 +25,8 @@ _NCCL = re.compile(
     rf"(?:^|[\s:>])({_SIZE})\s+(\d{{1,18}})\s+([a-z][a-z0-9_]*)\s+(?:([a-z]+)\s+)?"
     rf"({_NUMBER}(?:\s+(?:{_NUMBER}|N/A|nan|inf))*)(?:\s+(?:#|//|<|\d{{4}}-\d\d-|[A-Za-z]{{3}}).*)?\s*$"
 )
-#: {number of cells for the out-of-place, or the in-place, results of a row: positions among these cells of
-#: time, algbw, busbw, and number of wrong elements}.
+#: A row has a group of cells for out-of-place results, and one for in-place results.
+#: {number of cells of a group: positions in it of time, algbw, busbw and #wrong; None without #wrong}.
 #: With five cells, one is the time of HIP events (rccl-tests).
 #: With eight cells, some are the spread over iterations (nccl-tests 2.19).
 _GROUPS = {3: (0, 1, 2, None), 4: (0, 1, 2, 3), 5: (0, 2, 3, 4), 8: (0, 1, 2, 3)}

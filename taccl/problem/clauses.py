@@ -363,7 +363,7 @@ class Clauses:
         return replace(self.without(*(each.field for each in CLAUSES.values() if each.in_reverse)), **turned)
 
     def indices(self) -> Iterable[tuple[str, Literal["link", "rank"], Collection[int]]]:
-        """Yield (field, ``"link"`` or ``"rank"``, indices) of set clauses that contain links or ranks."""
+        """Yield (field, ``"link"`` or ``"rank"``, indices) of non-default clauses on links or ranks."""
         for each in self.said():
             value = getattr(self, each.field)
             if each.shape in ("links", "ranks", "ranks-of-link"):

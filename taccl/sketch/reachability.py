@@ -60,7 +60,7 @@ def check_reachable(problem: Problem) -> None:
 
 
 def check_possible(problem: Problem) -> None:
-    """Raise the error of `check_reachable` if no schedule solves the problem, wherever sums are formed.
+    """Raise the error of `check_reachable` if no schedule solves the problem, whichever rank forms a sum.
 
     Sums may be formed at any rank; contributions need not reach the root unless it is a destination.
     """

@@ -31,7 +31,7 @@ def _no_reason(_: Search) -> str:
 
 
 def nothing(_: Search) -> float:
-    """Zero seconds to reserve, for a proposer that may be left without time."""
+    """Reserve no time for a proposer, so that earlier ones may use up all of it."""
     return 0.0
 
 

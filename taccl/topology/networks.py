@@ -117,7 +117,7 @@ NETWORK_TITLES = {
 
 
 class Instance(NamedTuple):
-    """An instance type: a machine model with other NICs and hosts.
+    """Instance type of a cloud: a machine model with the cloud's own NICs, network and host processors.
 
     - `nic_gb_per_s`: GB/s in each direction of one NIC, or of all NICs of a rank together if it has several.
     - `host`: Maker of the processors, ``"Intel"`` or ``"AMD"``.

@@ -72,7 +72,7 @@ def by_rank(graph: Graph, name: str, axis: int) -> tuple[int, Any]:
 
 
 def in_memory(graph: Graph, value: Stacked) -> Named | Own:
-    """Tensor with the elements of a `Stacked` in the order in which a rank has them.
+    """Tensor with the elements of a `Stacked` in the order of each rank's memory.
 
     An `Own` if axis 0 is sliced over ranks, as each rank then has concatenated its own slices.
     """

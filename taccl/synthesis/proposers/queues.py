@@ -162,7 +162,7 @@ def send_at_earliest(fabric: Fabric, demand: Demand, routes: Routes, found: Send
 
 
 def routes_of(fabric: Fabric, num_chunks: int, found: Sends) -> tuple[Routes, Ints]:
-    """(routes of the chunks in a schedule, (num_hops,) start of each hop in ticks)."""
+    """Routes of the chunks in a schedule, and the start of each hop in ticks, of shape (num_hops,)."""
     slot, chunk = slots_of(fabric, found).astype(np.int32), found.chunk.astype(np.int64)
     came = np.full(num_chunks * fabric.num_ranks, -1)
     came[chunk * fabric.num_ranks + fabric.dst[slot]] = np.arange(len(chunk))

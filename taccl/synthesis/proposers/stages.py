@@ -92,10 +92,10 @@ def _compiled(search: Search, *, share: float) -> None:
 
 
 def _detour(search: Search) -> None:
-    """Run the list scheduler without a routing slack, so that chunks may take paths of any length.
+    """Run the list scheduler with a routing slack so large that chunks may take paths of any length.
 
     It runs only for exchanges, in which each chunk has one destination. It is skipped if kernels are
-    compiled, since the compiled list scheduler ignores the routing slack anyway.
+    compiled, since the compiled list scheduler may use any path anyway.
     """
     problem, scheduling = search.problem, search.parameters.list
     is_exchange = all(len(ranks) == 1 for ranks in problem.collective.destination_sets.sets)
