@@ -17,6 +17,7 @@ PACKAGE = Path(taccl.__file__).parent
 LINES = (
     (
         "_internal.address_space",
+        "_internal.garbage",
         "_internal.interrupts",
         "_internal.kernel_stamp",
         "_internal.moved",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl._internal.arguments import Seconds, checked, known_name
 from taccl._internal.deadline import Deadline, OutOfTime
+from taccl._internal.garbage import rarely_collected
 from taccl.baselines.buckets import bucket
 from taccl.baselines.hierarchical import dimension_balanced, hierarchical
 from taccl.baselines.in_network import in_network
@@ -70,6 +71,7 @@ _CUT_ANYWAY, _CUT_TIMES = 2_000, 3.0
 
 
 @checked
+@rarely_collected()
 def best(problem: Problem, *, cut: bool = True, time_limit_s: Seconds | None = None) -> Schedule:
     """Schedule with the earliest finish over all baselines that support the problem.
 

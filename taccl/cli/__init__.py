@@ -19,9 +19,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from taccl._internal.deadline import await_left_behind, process_began_s, signals_to
-
-#: Allocations between garbage collections. Python's 700 would cost a fifth of the time of large topologies.
-_COLLECT_EVERY = 100_000
+from taccl._internal.garbage import COLLECT_EVERY
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     began_s, interrupts = process_began_s() if argv is None else time.monotonic(), list[int]()
     code = 130
-    gc.set_threshold(_COLLECT_EVERY, *gc.get_threshold()[1:])
+    gc.set_threshold(COLLECT_EVERY, *gc.get_threshold()[1:])
 
     # The handler records each Ctrl-C, even if its exception is lost.
     def note(number: int, frame: FrameType | None) -> None:

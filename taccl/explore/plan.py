@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from taccl._internal.arguments import Count, Natural, Seconds, Size, checked
 from taccl._internal.deadline import Deadline, OutOfTime
+from taccl._internal.garbage import rarely_collected
 from taccl._internal.units import parse_size
 from taccl.errors import InputError, NoSolutionError
 from taccl.explore.compare import loaded, name_of
@@ -46,6 +47,7 @@ _FACTOR = 4
 
 
 @checked
+@rarely_collected()
 def plan(
     topology: Topology | str,
     collective: Collective | str,

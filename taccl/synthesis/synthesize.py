@@ -17,6 +17,7 @@ from typing import Literal, get_args
 
 from taccl._internal.arguments import Count, Megabytes, Natural, Seconds, Share, checked, known_word
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor
+from taccl._internal.garbage import rarely_collected
 from taccl._internal.units import format_count, format_us
 from taccl.analysis.certificates.certificate import Certificate, InNetworkGrant
 from taccl.analysis.certificates.scopes import share_bound_over_all_chunkings
@@ -53,6 +54,7 @@ _LEAST_SEARCH_S = 0.05
 
 
 @checked
+@rarely_collected()
 def synthesize(
     problem: Problem,
     *,
