@@ -39,6 +39,8 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORE
 #: sooner. With twelve pairs of 32 ranks they ended no sooner.
 #: `_FINE_CHUNKS`: max number of chunks that this makes.
 _FEW_PAIRS, _FINE_CHUNKS = 0.25, 512
+#: Number of bytes of all pairs together from which 64-bit sums would overflow.
+_MOST_BYTES = 2.0**62
 #: Min ratio of a chunk's size to the bytes that a resource could pass in a hold's fixed time (alpha).
 _HOLDS = 8
 
@@ -281,6 +283,9 @@ def checked_sizes(sizes: ArrayLike, num_ranks: int, name: str) -> NDArray[np.int
         row, column = (int(i) for i in np.argwhere(table < 0)[0])
         said = f"found {table[row, column]} bytes from rank {row} to {column}; expected 0 or more"
         raise CollectiveError(said, where="sizes")
+    if table.astype(float).sum() >= _MOST_BYTES:
+        total = f"found {table.astype(float).sum():.3g} bytes in total"
+        raise CollectiveError(f"{total}; expected less than 2**62", where="sizes")
     return table.astype(np.int64) * ~np.eye(num_ranks, dtype=bool)
 
 

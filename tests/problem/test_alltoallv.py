@@ -37,10 +37,11 @@ def test_alltoallv_has_a_chunk_for_every_pair_that_sends(sizes, pairs, chunk_byt
         ([[0, 1], [1, 0]], r"shape \(2, 2\); expected \(3, 3\)"),
         ([[0, 1, 0], [0, 0, -4], [0, 0, 0]], "-4 bytes from rank 1 to 2"),
         ([[0, 1.5, 0], [0, 0, 0], [0, 0, 0]], "float64 numbers"),
+        ([[0, 2**61, 0], [2**61, 0, 0], [0, 0, 0]], r"4.61e\+18 bytes in total; expected less than 2\*\*62"),
     ],
 )
 def test_alltoallv_refuses(sizes, word):
-    """Matrices of other shapes, and negative or fractional sizes, are refused."""
+    """Matrices of other shapes are refused, and negative, fractional or too large sizes."""
     with pytest.raises(CollectiveError, match=word):
         alltoallv_problem(ring(3), sizes)
 
