@@ -14,6 +14,7 @@ from taccl.analysis.certificates.first_arrivals import Dissemination, Path
 from taccl.analysis.certificates.flow_time import FlowTime
 from taccl.analysis.certificates.flows import FlowDual
 from taccl.analysis.certificates.gossip import Gossip
+from taccl.analysis.certificates.link_time import HopPrice, LinkTime
 from taccl.analysis.certificates.node_sums import NodeSums
 from taccl.analysis.certificates.pair_counting import PairCounting
 from taccl.analysis.certificates.spread_tail import SpreadTail
@@ -41,6 +42,7 @@ def made_up(problem: Problem, rng: random.Random) -> Witness:
             "pairs",
             "bytes",
             "flow time",
+            "link time",
             "sum flow",
             "node sums",
             "switch sums",
@@ -76,6 +78,13 @@ def made_up(problem: Problem, rng: random.Random) -> Witness:
         resources = [tuple(rng.sample(range(num_resources), num_resources)) for _ in range(2)]
         prices = Fraction(rng.randrange(40), 3), Fraction(rng.randrange(40), 3)
         return FlowTime(rng.randrange(num_ranks), rng.randrange(num_ranks), *resources, prices)
+    if kind == "link time":
+        prices = tuple(
+            HopPrice((k,), (k + 1,), rng.randrange(3), rng.randint(1, 3), rng.randrange(9)) for k in range(2)
+        )
+        return LinkTime(
+            Fraction(rng.randrange(1, 60)), (num_ranks,), rng.randint(1, 9), 3, rng.randrange(3), prices
+        )
     if kind == "sum flow":
         resources = tuple(rng.sample(range(num_resources), num_resources))
         return SumFlow(resources, Fraction(rng.randrange(60), 2), Fraction(rng.randrange(20), 3))
@@ -157,6 +166,13 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
             return replace(witness, prices=tuple(scale * price for price in witness.prices))
         some = getattr(witness, how)
         return replace(witness, **{how: tuple(rng.sample(some, rng.randint(0, len(some))))})
+    if isinstance(witness, LinkTime):
+        how = rng.choice(("horizon", "steps", "per_send", "prices"))
+        if how == "horizon":
+            return replace(witness, horizon=witness.horizon * Fraction(rng.randrange(90, 130), 100))
+        if how == "prices":
+            return replace(witness, prices=witness.prices[: rng.randint(0, len(witness.prices))])
+        return replace(witness, **{how: getattr(witness, how) + rng.choice((-1, 1, 1000))})
     if isinstance(witness, SumFlow):
         if rng.random() < 0.5:
             some = tuple(rng.sample(witness.resources, rng.randint(0, len(witness.resources))))

@@ -47,6 +47,7 @@ KINDS = {
     "latency",
     "byte counting",
     "mean flow time",
+    "link time",
     "sum flow",
     "sums between nodes",
     "cut counting",

@@ -27,6 +27,7 @@ from taccl.analysis.certificates.first_arrivals import dissemination_bounds
 from taccl.analysis.certificates.first_arrivals import latency as latency_of
 from taccl.analysis.certificates.flow_time import flow_time_bounds
 from taccl.analysis.certificates.level_sets import node_cut
+from taccl.analysis.certificates.link_time import link_time_bounds
 from taccl.analysis.certificates.node_sums import node_sum_bounds
 from taccl.analysis.certificates.pair_counting import pair_counting_bounds
 from taccl.analysis.certificates.readings import (
@@ -82,6 +83,7 @@ ALL_CHUNKINGS: list[Callable[..., Iterable[Claim]]] = [
     node_sum_bounds,
     sum_flow_bounds,
     flow_time_bounds,
+    link_time_bounds,
 ]
 
 

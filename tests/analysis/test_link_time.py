@@ -1,0 +1,140 @@
+"""Link time: busy links against hops to the farthest rank of a torus; at random and over all schedules."""
+
+import random
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+
+import pytest
+
+import taccl
+from taccl import collectives
+from taccl.analysis.certificates.link_time import _Grid, _least_costs, link_time_bounds
+from taccl.analysis.certificates.readings import merging_freely
+from taccl.topology.builder import TopologyBuilder
+from tests.analysis.claims import baseline_finishes, certificates_of, is_unbeaten
+from tests.fuzzing import cases, some
+
+#: Certificates of the claims over all chunkings.
+certificates = partial(certificates_of, link_time_bounds, divisible=True, in_network=False)
+
+
+def allreduce(topology, size_bytes):
+    """An allreduce over all chunkings, with sends that merge freely."""
+    return merging_freely(taccl.make_problem(topology, "allreduce", size_bytes=size_bytes))
+
+
+def ring_of(num_ranks, alpha, beta, *, shared=False):
+    """A ring with a latency in us and us per MB; if `shared`, each rank's links out share a port."""
+    builder = TopologyBuilder("ring", [0] * num_ranks)
+    for rank in range(num_ranks):
+        port = builder.add_resource(f"port {rank}") if shared else None
+        for way in (1, -1):
+            link = builder.add_link(rank, (rank + way) % num_ranks, alpha_us=alpha, beta_us_per_mb=beta)
+            if port is not None:
+                builder.add_hold(link, port, alpha_us=alpha, beta_us_per_mb=beta, side="send")
+    return builder.build()
+
+
+@pytest.mark.slow
+def test_merged_sums_on_a_torus_are_near_the_bound():
+    """On a torus of 4 x 4 an allreduce of 1 MB takes 12.875 us, 12 % more than the bound."""
+    problem = allreduce(taccl.topologies.torus(4, 4), 10**6)
+    bounds = certificates(problem)
+    best = max(bounds, key=lambda each: each.bound)
+    assert all(each.check() for each in bounds)
+    assert 11.5 < best.bound_us < 12.875 == pytest.approx(taccl.baselines.bucket(problem).finish_us)
+
+
+def test_costs_lie_below_the_curve():
+    """With straight lines between whole lengths, costs are at most x / (x - latency), and close to it."""
+    for latency in (Fraction(1), Fraction(5, 4), Fraction(29, 10), Fraction(10, 3)):
+        costs = _least_costs(latency, 12)
+        floats = _Grid.costs(float(latency), 12)
+        assert all(floats[m] == pytest.approx(float(cost)) for m, cost in costs.items())
+        for m in range(min(costs), 12):
+            for part in range(1, 11):
+                x = m + Fraction(part, 10)
+                if x > latency:
+                    line = costs[m] + (costs[m + 1] - costs[m]) * Fraction(part, 10)
+                    assert line <= x / (x - latency)
+        assert costs[12] > Fraction(98, 100) * 12 / (12 - latency)
+
+
+def test_the_certificate_proves_no_more():
+    """A witness with a longer horizon, other sizes or steps, fewer or higher prices is refused."""
+    problem = allreduce(taccl.topologies.torus(4, 4), 256_000)
+    bound = max(certificates(problem), key=lambda each: each.bound)
+    witness = bound.witness
+    assert bound.check() and not replace(bound, bound=bound.bound + Fraction(1, 10**9)).check()
+    longer = replace(witness, horizon=witness.horizon * Fraction(102, 100))
+    assert not replace(bound, witness=longer, bound=bound.bound * Fraction(102, 100)).check()
+    first, *rest = witness.prices
+    for other in (
+        replace(witness, sizes=(16,)),
+        replace(witness, sizes=(2, 8)),
+        replace(witness, steps=witness.steps + 1),
+        replace(witness, steps=0),
+        replace(witness, scale=witness.scale // 2),
+        replace(witness, per_send=10 * witness.per_send + 10**7),
+        replace(witness, prices=witness.prices[len(rest) // 2 :]),
+        replace(witness, prices=(first._replace(price=-1), *rest)),
+        replace(witness, prices=(first, first, *rest)),
+        replace(witness, prices=tuple(each._replace(price=2 * each.price) for each in witness.prices)),
+    ):
+        assert not replace(bound, witness=other).check()
+
+
+def test_nothing_is_claimed_elsewhere():
+    """Lines, unequal rings, links that share a port, and sums of some ranks yield no claim."""
+    for topology in (
+        taccl.topologies.mesh(3, 3),
+        taccl.topologies.torus(3, 4),
+        taccl.topologies.dgx1(1),
+        ring_of(4, 1, 1, shared=True),
+    ):
+        assert certificates(allreduce(topology, 10**6)) == []
+    ring = ring_of(4, 1, 1)
+    assert certificates(allreduce(ring, 10**6))
+    for collective in (collectives.allgather(4), collectives.reduce(4, root=0)):
+        assert certificates(merging_freely(taccl.make_problem(ring, collective, chunk_bytes=10**6))) == []
+
+
+def sums_of(topology, num_chunks):
+    """Sums of 2 MB together of all ranks, in some chunks, that all want; sends merge freely."""
+    every = [*range(topology.num_ranks)]
+    sums = dict.fromkeys(range(num_chunks), every)
+    collective = collectives.custom(len(every), precondition=sums, postcondition=sums, combining=True)
+    return merging_freely(taccl.make_problem(topology, collective, chunk_bytes=2 * 10**6 // num_chunks))
+
+
+@pytest.mark.fuzz
+def test_no_schedule_in_any_chunks_beats_the_bound():
+    """On rings of 3 and 4 ranks an exhaustive search finds no schedule in 1 or 2 chunks that ends earlier."""
+    decided = 0
+    for seed in cases("link time, over all schedules", few=8, many=300):
+        rng = random.Random(f"link time {seed}")
+        ring = ring_of(rng.choice((3, 3, 4)), rng.choice((1, 2, 3)), rng.choice((1, 1, 2, 4)))
+        problems = [sums_of(ring, number) for number in (1, 2)]
+        found = [each for problem in problems for each in certificates(problem)]
+        assert all(each.check() for each in found), seed
+        best = max((each.bound for each in found), default=Fraction(0))
+        decided += sum(best > 0 and is_unbeaten(each, best, max_states=2000) for each in problems)
+    assert decided > some(1, 50)
+
+
+@pytest.mark.fuzz
+def test_no_baseline_beats_the_bound_on_tori():
+    """On small tori every baseline in finer chunks finishes no sooner."""
+    nearest = []
+    for seed in cases("link time on tori", few=2, many=60):
+        rng = random.Random(f"torus {seed}")
+        sizes = rng.choice(((3, 3), (4, 4), (5,), (8,), (3, 3, 3)))
+        made = taccl.topologies.torus(*sizes) if len(sizes) > 1 else taccl.topologies.ring(*sizes)
+        problem = allreduce(made, rng.choice((16_000, 64_000, 200_000, 600_000)))
+        bounds = certificates(problem)
+        assert all(each.check() for each in bounds), seed
+        best = max((each.bound for each in bounds), default=None)
+        if best is not None:
+            nearest.append(float(min(baseline_finishes(problem)) / best))
+    assert not nearest or min(nearest) >= 1
