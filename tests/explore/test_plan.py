@@ -524,6 +524,13 @@ def test_programs_that_are_too_large_for_the_runtime_are_an_error():
         brief_plan("dgx1", "allgather", sizes=["1MB"], backend="greedy", lowering=_MANY)
 
 
+def test_a_plan_of_nothing_is_refused():
+    """An exchange in which no pair has bytes has no sizes to plan for."""
+    collective = taccl.alltoallv_collective(np.zeros((4, 4), int))
+    with pytest.raises(InputError, match="found an alltoallv without data; expected bytes for at least one"):
+        taccl.plan(taccl.topologies.ring(4), collective, sizes="1MB")
+
+
 def test_more_instances_than_channels_are_refused_at_once():
     """Each instance needs a channel, so more instances than channels are refused before any search."""
     with pytest.raises(InputError, match=r"instances: found 99999; expected at most 32, the channels of"):
