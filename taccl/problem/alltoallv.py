@@ -35,8 +35,8 @@ _CHUNKS_OF_A_RANK, _MOST_CHUNKS = 64, 30_000
 _SKEW = re.compile(r"(zipf|hot):(\d+(?:\.\d*)?|\.\d+)")
 #: A number without a unit, in decimal or scientific notation.
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
-#: `_FEW_PAIRS`: max number of pairs, as a share of the ranks, whose chunks are smaller if pipelines then end
-#: sooner. With twelve pairs of 32 ranks they ended no sooner.
+#: `_FEW_PAIRS`: max number of pairs that are few, as a share of the ranks: their chunks are smaller if
+#: pipelines then end sooner. With twelve pairs of 32 ranks they ended no sooner.
 #: `_FINE_CHUNKS`: max number of chunks that this makes.
 _FEW_PAIRS, _FINE_CHUNKS = 0.25, 512
 #: Number of bytes of all pairs together from which 64-bit sums would overflow.
@@ -120,15 +120,18 @@ def alltoallv_collective(sizes: ArrayLike, *, chunk_bytes: Bytes | None = None) 
 
 
 def is_uneven(problem: Problem) -> bool:
-    """True if each chunk has one origin and one destination, and two pairs have different numbers of bytes.
+    """True for an exchange between pairs of ranks with different numbers of bytes, or between few pairs.
 
-    Pairs without chunks do not count.
+    Each chunk has one origin and one destination. Few pairs count if their data are cut into chunks. Pairs
+    without chunks do not count.
     """
     starts, ends = problem.collective.origin_sets, problem.collective.destination_sets
     if problem.collective.combining or any(len(ranks) != 1 for ranks in (*starts.sets, *ends.sets)):
         return False
     num_bytes = np.bincount(starts.of_chunk * len(ends.sets) + ends.of_chunk, problem.chunk_bytes)
-    return len(np.unique(num_bytes[num_bytes > 0])) > 1
+    pairs = num_bytes[num_bytes > 0]
+    is_cut = len(pairs) < problem.collective.num_chunks
+    return len(np.unique(pairs)) > 1 or is_cut and len(pairs) <= _FEW_PAIRS * problem.topology.num_ranks
 
 
 @checked

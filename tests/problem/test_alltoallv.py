@@ -191,3 +191,13 @@ def test_pairs_with_different_numbers_of_bytes_are_uneven(sizes, uneven):
     problem = taccl.alltoallv_problem(taccl.topologies.ring(2), sizes, chunk_bytes=2)
     assert is_uneven(problem) is uneven
     assert not is_uneven(taccl.make_problem(taccl.topologies.ring(2), "allgather", size_bytes=10))
+
+
+@pytest.mark.parametrize(
+    ("num_pairs", "chunk_bytes", "uneven"), [(2, 5, True), (2, 10, False), (3, 5, False)]
+)
+def test_few_pairs_are_uneven_if_their_data_are_cut(num_pairs, chunk_bytes, uneven):
+    """Two pairs of eight ranks are few, and count as uneven unless each has a single chunk."""
+    sizes = np.zeros((8, 8), int)
+    sizes[range(num_pairs), range(1, num_pairs + 1)] = 10
+    assert is_uneven(alltoallv_problem(ring(8), sizes, chunk_bytes=chunk_bytes)) is uneven
