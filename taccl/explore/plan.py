@@ -135,7 +135,7 @@ def plan(
         cases.append((name, _problems(fabric, collective, arguments, sketch, grid)))
     collective_of = cases[0][1][0].collective
     if not collective_of.size_chunks:
-        said = f"found an {collective_of.name} without data; expected bytes for at least one pair of ranks"
+        said = f"found an {collective_of.name} without data; expected bytes for a pair of ranks"
         raise InputError(said, where="collective")
     check_collective(runtimes[0], collective_of, fabric)
     topologies = under_protocols_of(runtimes[0], fabric, collective_of, protocol, lowering or {})

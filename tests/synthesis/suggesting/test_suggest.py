@@ -169,6 +169,13 @@ def test_what_does_not_fit_is_refused(options, said):
         taccl.suggest_sketches(taccl.topologies.ring(4), "allgather", **options)
 
 
+def test_no_sketch_is_suggested_for_an_exchange_of_nothing():
+    """An exchange in which no pair has bytes is refused by name."""
+    nothing = taccl.alltoallv_collective([[0, 0], [0, 0]])
+    with pytest.raises(InputError, match="found an alltoallv without data"):
+        taccl.suggest_sketches(taccl.topologies.ring(2), nothing, size="1MB")
+
+
 def test_an_unknown_collective_is_refused():
     """An unknown collective is an error that lists the known names."""
     with pytest.raises(CollectiveError, match="allgather"):
