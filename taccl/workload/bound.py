@@ -125,7 +125,7 @@ class StepBound:
             self.last[name] = max(*self.ends[name], last + final, last)
 
     def _reads(self, name: str, reader: str) -> list[Fraction]:
-        """Earliest start by rank of a reader of `name`, an operation: after one tile if both overlap, else all."""
+        """Earliest starts of a reader of operation `name`: after one tile if both overlap, else all."""
         if not self.together(name, reader):
             return self.ends[name]
         starts = self.starts[name]

@@ -177,7 +177,7 @@ def test_the_slowest_hop_of_a_ring_counts():
 
     Two pairs of ranks with fast links of 100 GB/s are joined by slow links of 10 GB/s.
     """
-    builder = taccl.topology.topology.TopologyBuilder("pairs", [0] * 4)
+    builder = taccl.topologies.TopologyBuilder("pairs", [0] * 4)
     for src in range(4):
         for dst in range(4):
             if src != dst:

@@ -199,7 +199,9 @@ def offer_listed(search: Search, until: Deadline) -> Search | None:
     found, every = search.earliest_search.best, bound_over_all_chunkings(no_bound(whole))
     if found is None or every is None or whole.collective.sums_up or suggesting.counts_only:
         return None
-    own, most = found.problem.collective.chunks_per_rank, max(suggesting.counts)
+    # The last search with a choice is the main one, whose number of chunks was chosen by the list scheduler.
+    chosen = next((each.problem for each in reversed(search.others) if each.choice), found.problem)
+    own, most = chosen.collective.chunks_per_rank, max(suggesting.counts)
     if 2 * own < most or not (suits(whole) and are_kept(whole)):
         return None
     best, finish_us, least_us = None, found.finish_us, (1 + _LEAST_GAP) * every.bound_us
