@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def turns_of(holds: Sequence[Sequence[Hold]], busy_us: NDArray[np.float64]) -> list[int]:
-    """Turn of each send; no two sends of one turn hold the same busiest resource at their start or end.
+    """Turn of each send; in a turn, no two sends share a busiest resource of the sender or of the receiver.
 
-    - `holds`: Holds of each send; only the busiest resource at each of its ends counts.
+    - `holds`: Holds of each send; of the sender's and of the receiver's, only the busiest resource counts.
     - `busy_us`, (num_resources,): Time for which all sends keep each resource busy.
     """
     colouring = EdgeColouring()

@@ -100,7 +100,7 @@ class HubPlan(NamedTuple):
 
     @property
     def num_parts(self) -> int:
-        """Number of parts of the chunks: equally many for each order, and for each of its permutations."""
+        """Number of groups of chunks: equally many for each order of dimensions and each of its images."""
         return len(self.orders) * math.lcm(*(prod(map(len, self._images(each))) for each in self.orders))
 
     def estimated_us(self, problem: Problem) -> float:

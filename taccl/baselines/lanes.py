@@ -1,4 +1,4 @@
-"""Lanes, i.e. hops of channels: their links, turns that reduce contention, and times of messages on them."""
+"""Lanes, i.e. hops of channels: their links, turns (by edge colouring), and times of messages."""
 
 from __future__ import annotations
 

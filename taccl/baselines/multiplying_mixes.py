@@ -44,7 +44,7 @@ _MIXED_BLOCKS, _MIXED_TRANSFERS, _TRANSFERS_EACH = (64, 16), 100_000, 3
 #: `_OTHERS`: number of mixed plans in fine chunks from which the search in coarser chunks starts.
 _PAYS, _OTHERS = 0.99, 2
 #: `_MOST_PARTS`: max number of parts of a mixed plan.
-#: `_EQUAL_PARTS`: numbers of equal parts, all with one plan, in mixed plans from which the search starts.
+#: `_EQUAL_PARTS`: numbers of equal parts into which the search cuts the chunks of a plan at its start.
 _MOST_PARTS, _EQUAL_PARTS = 12, (1, 2, 4, 8)
 #: Denominators of the share of a small part with another plan (1 / 16 or 1 / 8 of the chunks), in further
 #: mixed plans from which the search starts.

@@ -181,7 +181,7 @@ def kind_of(problem: Problem, demand: Need) -> Hashable:
 
 
 def reached(problem: Problem, demand: Need) -> dict[int, int]:
-    """{rank: minimum number of links} of the ranks that a demand's chunk can reach under the clauses."""
+    """{rank that a demand's chunk can reach under the clauses: minimum number of links}."""
     return hops_from(
         problem.topology,
         demand.starts,

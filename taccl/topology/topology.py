@@ -283,7 +283,7 @@ class Topology:
         ]
 
     def _repr_html_(self) -> str:
-        """HTML for notebooks: figures, and links by cost."""
+        """HTML for notebooks: a table of key facts, and one of links by cost."""
         from taccl._internal.html import card, facts, table
 
         figures = [

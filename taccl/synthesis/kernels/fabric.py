@@ -336,7 +336,7 @@ def components(src: Ints, dst: Ints, speed: Ints, num_ranks: int) -> Ints:
 def _fast_rates(
     holds: _Holds, src: Ints, dst: Ints, speed: Ints, units: int, component: Ints, lag: Ints
 ) -> tuple[Floats, Ints]:
-    """(chunks per tick into each rank over faster links, least `lag` of these), by speed class and rank.
+    """For each speed class and rank: chunks per tick over links faster than the class, and their least `lag`.
 
     Only links from the rank's own component (`components`) count. A link counts at its own rate, or at its
     share of the busiest resource that it uses.

@@ -338,9 +338,9 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
         begun, made = time.monotonic(), name in made_of(problem)
         takes_s = 0.0 if made else max(longest_s, _takes_s(name, problem, parameters))
         left_s = (search.deadline if name == names[0] else until).left_s  # names[0] is usually best
-        # Very quick baselines are tried even if the search used up the time.
         if search.is_met:
             break
+        # Baselines that take at most `baseline_least_s` are tried even after the deadline.
         if takes_s > max(left_s, portfolio.baseline_least_s):
             skipped.append(name)
             continue

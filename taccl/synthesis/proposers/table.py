@@ -382,7 +382,7 @@ def propose_all(search: Search) -> None:
 
 
 def exchanged_count(search: Search) -> int:
-    """Number of schedules kept to exchange partial sums at their roots; 0 if no exchange will be tried."""
+    """Max number of earliest schedules kept for the exchange of partial sums; 0 if none will be tried."""
     can_exchange = search.backend == "auto" and _sums_up(search.problem)
     is_exchanging = can_exchange and _exchanging_s(search) > 0
     return search.parameters.portfolio.exchanged if is_exchanging else 0

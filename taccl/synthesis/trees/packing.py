@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 
-#: Max edges tried in search of one that extends all copies of a tree, before the copies are separated.
+#: Max edges tried to extend all copies of a tree at once; then the edge that extends most copies is taken.
 _TRIES = 6
 
 
