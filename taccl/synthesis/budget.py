@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -57,17 +57,28 @@ class Turn:
 
 
 def run(search: Search, turns: Sequence[Turn]) -> None:
-    """Run proposers in order, each with the time that later ones have not reserved."""
+    """Run proposers in order, each with the time that later ones have not reserved.
+
+    Proposers for which no time is left share a row of the stages that lists them.
+    """
     meant = [each for each in turns if each.is_meant(search) and each.proposer.supports(search.problem)]
     reserves_s = [
         0.0 if each.reserve_s is nothing or each.why_not(search) else each.reserve_s(search) for each in meant
     ]
+    late: list[str] = []
     for place, turn in enumerate(meant):
         has_begun = search.has_found
-        if turn.improves and not has_begun or (has_begun and search.done and not turn.runs_late):
+        if turn.improves and not has_begun:
+            continue
+        if has_begun and search.done and not turn.runs_late:
+            if not (search.is_met or search.deadline.cancellation.why):
+                late.append(turn.proposer.name)
             continue
         with search.keeping(sum(reserves_s[place + 1 :])):
             _ask(search, turn)
+    if late:
+        said = f"no time left for {', '.join(dict.fromkeys(late))}"
+        search.record("later steps", "taccl", "skipped", time.monotonic(), message=said)
 
 
 @contextmanager
@@ -112,7 +123,7 @@ def _ask(search: Search, turn: Turn) -> None:
     if is_limited:
         search.report(proposer.name)
     try:
-        with until.enforced() if is_limited else nullcontext():
+        with until.enforced() if is_limited else search.accounting(proposer.name):
             found = proposer.propose(search)
     except (OutOfTime, NoSolutionError) as error:
         if not is_limited:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 from taccl._internal.deadline import Deadline
@@ -68,7 +69,7 @@ def transformed(
     Returns the search, and the transforms that were applied, which `synthesize` inverts. With transforms, the
     search keeps the transfers of its schedules in memory, since inverting needs them.
     """
-    transforms: list[Transform[Problem, Schedule]] = []
+    since, transforms = time.monotonic(), list[Transform[Problem, Schedule]]()
     if (dates := ReleaseDates.apply(problem.in_its_chunks)) is not None:
         (problem,), transforms = dates.parts, [dates]
         options = replace(options, keep="schedule", spill_dir=None, to_file=False)
@@ -87,5 +88,5 @@ def transformed(
     whole = Search(replace(plain, chunks_open=False), options, limit, asked=plain, made_by=links)
     names = [each.name for each in transforms] + [BALANCED] * (options.backend == BALANCED)
     if names:
-        whole.record("transforms", "taccl", "done", options.began_s, message=", ".join(names))
+        whole.record("transforms", "taccl", "done", since, message=", ".join(names))
     return whole, transforms

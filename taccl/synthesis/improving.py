@@ -8,15 +8,16 @@ from dataclasses import replace
 
 from taccl._internal.arguments import Natural, Seconds, Share, checked
 from taccl._internal.deadline import Deadline
+from taccl.analysis.certificates.certificate import Certificate
 from taccl.errors import InputError
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.bounding import look_for_bound
 from taccl.synthesis.budget import going_on, run
 from taccl.synthesis.improve.improvement import suits_improvement
-from taccl.synthesis.options import Observer, Options
+from taccl.synthesis.options import Observer, Options, SearchState, raising_errors_of_callbacks
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.table import IMPROVERS, exchanged_count
-from taccl.synthesis.result import Result, with_note_on_gap
+from taccl.synthesis.result import Result, Stage, with_note_on_gap
 from taccl.synthesis.search import Search
 from taccl.synthesis.synthesize import synthesize
 from taccl.synthesis.transforms.switches import PlainLinks
@@ -31,6 +32,10 @@ def improve(
     until_gap: Share | None = None,
     seed: Natural = 0,
     progress: Callable[[str, float | None, float | None], None] | None = None,
+    on_incumbent: Callable[[Schedule], None] | None = None,
+    on_bound: Callable[[Certificate], None] | None = None,
+    on_stage: Callable[[Stage], None] | None = None,
+    stop_when: Callable[[SearchState], bool] | None = None,
     parameters: SearchParameters = DEFAULTS,
 ) -> Result:
     """Improve a schedule: the result has the same chunks and finishes no later.
@@ -51,6 +56,8 @@ def improve(
         Seed of the first round; later rounds use the following numbers.
     progress : callable, optional
         Called with (current activity, best finish in us, bound in us or None).
+    on_incumbent, on_bound, on_stage, stop_when : callable, optional
+        As for `synthesize`. The first incumbent is the given schedule.
     parameters : SearchParameters
         The constants of the search.
 
@@ -64,18 +71,28 @@ def improve(
     if has_dates or PlainLinks.apply(problem) is not None or not suits_improvement(problem):
         return synthesize(
             problem, start=schedule, time_limit_s=time_limit_s, until_gap=until_gap, seed=seed,
-            progress=progress, parameters=parameters, sketch="none",
+            progress=progress, on_incumbent=on_incumbent, on_bound=on_bound, on_stage=on_stage,
+            stop_when=stop_when, parameters=parameters, sketch="none",
         )  # fmt: skip
+    since, limit = time.monotonic(), Deadline.after(time_limit_s)
     try:
         given = checked_start(problem, schedule)
     except InputError as error:
         raise InputError(error.message, where="schedule") from None
-    limit = Deadline.after(time_limit_s)
-    observer = Observer(progress=progress, until_gap=until_gap, cancellation=limit.cancellation)
-    options = Options(seed=seed, observer=observer, parameters=parameters)
+    observer = Observer(
+        progress=progress, on_incumbent=on_incumbent, on_bound=on_bound, on_stage=on_stage,
+        stop_when=stop_when, until_gap=until_gap, cancellation=limit.cancellation,
+    )  # fmt: skip
+    options = Options(seed=seed, observer=observer, parameters=parameters, began_s=since)
     search = Search(problem, options, limit, limit_s=time_limit_s)
     search.most_earliest = exchanged_count(search)
-    since = time.monotonic()
+    with raising_errors_of_callbacks():
+        return _improved(search, given, since, until_gap)
+
+
+def _improved(search: Search, given: Schedule, since: float, until_gap: float | None) -> Result:
+    """Improve the given schedule, whose check began at `since`, in rounds while that helps."""
+    options = search.options
     search.offer_whole(given, producer="start", verified=True)
     search.record("start", "taccl", "done", since, finish_us=given.finish_us, message="verified")
     with going_on(search):

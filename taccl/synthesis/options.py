@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from taccl._internal.deadline import Cancellation
 from taccl._internal.units import format_size
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     from taccl.analysis.certificates.certificate import Certificate
     from taccl.synthesis.result import Stage
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +50,37 @@ class SearchState:
         return (self.finish_us - self.bound_us) / self.bound_us if self.bound_us > 0 else math.inf
 
 
+class _CallbackFailed(BaseException):
+    """Exception of a callback on its way out of the search, where no handler of the search catches it."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def _called(callback: Callable[..., T], *arguments: object) -> T:
+    try:
+        return callback(*arguments)
+    except Exception as error:
+        raise _CallbackFailed(error) from error
+
+
+@contextmanager
+def raising_errors_of_callbacks() -> Iterator[None]:
+    """Context out of which an exception of an `Observer`'s callback comes unchanged."""
+    failed: _CallbackFailed | None = None
+    try:
+        yield
+    except _CallbackFailed as found:
+        failed = found
+    if failed is not None:  # outside the handler, which would add itself to the exception's context
+        raise failed.error
+
+
 class Observer:
     """Callbacks of one search. Each is called in the thread of the search, which waits for it.
+
+    An exception in a callback ends the search, whatever its type (`raising_errors_of_callbacks`).
 
     Parameters
     ----------
@@ -100,14 +132,14 @@ class Observer:
         self._told_finish_us = min(self._told_finish_us, math.inf if finish_us is None else finish_us)
         self._told_bound_us = max(self._told_bound_us, bound_us or 0.0)
         best_us = self._told_finish_us if self._told_finish_us < math.inf else None
-        self._progress(doing, best_us, self._told_bound_us or None)
+        _called(self._progress, doing, best_us, self._told_bound_us or None)
 
     def incumbent(self, schedule: Schedule) -> None:
         """Report a schedule of the problem, if it is the best so far."""
         if schedule.finish_us < self._finish_us:
             self._finish_us = schedule.finish_us
             if self._on_incumbent is not None:
-                self._on_incumbent(schedule)
+                _called(self._on_incumbent, schedule)
             self._judge()
 
     def bound(self, bound: Certificate) -> None:
@@ -117,13 +149,13 @@ class Observer:
         if bound.bound_us > self._bound_us:
             self._bound_us = bound.bound_us
             if self._on_bound is not None:
-                self._on_bound(bound)
+                _called(self._on_bound, bound)
         self._judge()
 
     def stage(self, stage: Stage) -> None:
         """Report a stage that ended."""
         if self._on_stage is not None:
-            self._on_stage(stage)
+            _called(self._on_stage, stage)
         self._judge()
 
     def _judge(self) -> None:
@@ -135,7 +167,7 @@ class Observer:
         if self.until_gap is not None and asked.gap <= self.until_gap:
             self._cancellation.cancel(GAP_MET)
         state = SearchState(seconds, self._finish_us, self._bound_us)
-        if self._stop_when is not None and self._stop_when(state):
+        if self._stop_when is not None and _called(self._stop_when, state):
             self._cancellation.cancel(STOPPING_RULE)
 
 

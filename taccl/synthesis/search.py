@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from taccl._internal.deadline import NEVER, Deadline, busy_factor
+from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.dimension_bound import DimensionBound
 from taccl.analysis.verification.verify import verify
-from taccl.errors import FallbackWarning, warn
+from taccl.errors import FallbackWarning, NoSolutionError, warn
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import MANY, Schedule
 from taccl.sketch.group import symmetry_group
@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 Solve = Callable[[Problem, Options, Deadline], Schedule]
 #: Minimum seconds without progress before improvement may end.
 _LEAST_IDLE_S = 1.0
+#: Min time of a step outside its stages that is recorded as a stage: seconds, and share of the time so far.
+_NOTABLE_S, _NOTABLE_SHARE = 0.03, 0.01
 
 
 @dataclass
@@ -339,12 +341,39 @@ class Search:
         """
         if ticks is not None:
             found["bound_us"] = float(self.problem.costs.us(ticks))
-        began_s = since - self.options.began_s
-        within_s = sum(each.seconds for each in self.stages if each.began_s >= began_s)
-        seconds = time.monotonic() - since - within_s
+        began_s, seconds = since - self.options.began_s, self._own_s(since)
         stage = Stage(self.prefix + name, solver, status, seconds, began_s=began_s, **found)
         self.stages.append(stage)
         self.options.observer.stage(stage)
+
+    def _own_s(self, since: float) -> float:
+        """Seconds from `since` until now, without those of the stages that began in between."""
+        began_s = since - self.options.began_s
+        within_s = sum(each.seconds for each in self.stages if each.began_s >= began_s)
+        return time.monotonic() - since - within_s
+
+    def account(self, name: str, since: float, status: str = "done", message: str = "") -> None:
+        """Add a stage for the time since `since` that no other stage has, unless it is very short."""
+        past_s = time.monotonic() - self.options.began_s
+        if self._own_s(since) >= max(_NOTABLE_S, _NOTABLE_SHARE * past_s):
+            self.record(name, "taccl", status, since, message=message)
+
+    @contextmanager
+    def accounting(self, name: str) -> Iterator[None]:
+        """Context whose time outside other stages is a stage, also if the time limit or Ctrl-C ends it."""
+        since = time.monotonic()
+        try:
+            yield
+        except OutOfTime:
+            self.account(name, since, "timed-out", "stopped at its time limit")
+            raise
+        except NoSolutionError:
+            self.account(name, since, "no-solution")
+            raise
+        except KeyboardInterrupt:
+            self.account(name, since, "interrupted", "stopped by Ctrl-C")
+            raise
+        self.account(name, since, message="besides its other stages")
 
     def prove(self, bound: Certificate, since: float) -> None:
         """Keep and log a bound whose computation began at `since`."""

@@ -28,7 +28,7 @@ from taccl.synthesis.bounding import bound_within, look_for_bound
 from taccl.synthesis.budget import going_on, run
 from taccl.synthesis.checking import feasible, transformed
 from taccl.synthesis.memory import check_memory
-from taccl.synthesis.options import Observer, Options, SearchState
+from taccl.synthesis.options import Observer, Options, SearchState, raising_errors_of_callbacks
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.competing import reserve_s, share_baselines
 from taccl.synthesis.proposers.compiling import begin_compiling
@@ -171,7 +171,7 @@ def synthesize(
         raise InputError(f"found {idle_share!r}; expected a share above 0 and below 1", where="idle_share")
     if time_limit_s is None:
         time_limit_s, idle_share = DEFAULT_LIMIT_S, idle_share or IDLE_SHARE
-    began = Deadline.after(time_limit_s)
+    began, began_s = Deadline.after(time_limit_s), time.monotonic()
     is_open = problem.chunks_open and not (problem.release_us or problem.due_us)
     observer = Observer(
         progress=progress, on_incumbent=on_incumbent, on_bound=on_bound, on_stage=on_stage,
@@ -180,28 +180,34 @@ def synthesize(
     options = Options(
         backend, sketch, threads or _cores(), seed, memory_limit_mb, log, observer, keep,
         None if spill_dir is None else Path(spill_dir), to_file, parameters, policy, in_network, idle_share,
-        None if start is None else checked_start(problem, start),
+        None if start is None else checked_start(problem, start), began_s,
     )  # fmt: skip
-    limit = replace(began, at_s=options.began_s + time_limit_s)
+    checked_s = time.monotonic()
+    limit = replace(began, at_s=began_s + time_limit_s)
 
-    whole, transforms = transformed(problem, options, limit)
-    with going_on(whole):  # if an error ends the proposers, the best so far counts
-        run(whole, AGGREGATING)  # sums by servers or switches
-        is_settled = _is_settled(whole)
-        if whole.options.start is not None:
-            begin_with(whole, whole.options.start)
-        if not is_settled:
-            _check_room(whole)
-            begin_compiling(whole)
-            run(whole, FIRST)  # baselines
-            _search_in_best_chunks(whole).settle()
-    is_met = any(each.stopped == "bound met" for each in whole.others)
-    if not limit.cancellation.why:
-        with limit.interruptible():
-            run(whole, IN_FINER_CHUNKS if is_met else (*LAST, *IN_FINER_CHUNKS))
-    found = _inverted(whole.earliest_search, whole, transforms, options)
-    found = found.over_all_chunkings() if is_open else found
-    return found if until_gap is None else with_note_on_gap(found, until_gap, is_judged=not transforms)
+    with raising_errors_of_callbacks():
+        whole, transforms = transformed(problem, options, limit)
+        whole.account("transforms", checked_s)
+        if start is not None:
+            whole.record("start", "taccl", "done", began_s, finish_us=start.finish_us, message="verified")
+        with going_on(whole):  # if an error ends the proposers, the best so far counts
+            run(whole, AGGREGATING)  # sums by servers or switches
+            is_settled = _is_settled(whole)
+            if whole.options.start is not None:
+                begin_with(whole, whole.options.start)
+            if not is_settled:
+                with whole.accounting("preparation"):
+                    _check_room(whole)
+                    begin_compiling(whole)
+                run(whole, FIRST)  # baselines
+                _search_in_best_chunks(whole).settle()
+        is_met = any(each.stopped == "bound met" for each in whole.others)
+        if not limit.cancellation.why:
+            with limit.interruptible():
+                run(whole, IN_FINER_CHUNKS if is_met else (*LAST, *IN_FINER_CHUNKS))
+        found = _inverted(whole.earliest_search, whole, transforms, options)
+        found = found.over_all_chunkings() if is_open else found
+        return found if until_gap is None else with_note_on_gap(found, until_gap, is_judged=not transforms)
 
 
 def _is_settled(whole: Search) -> bool:
@@ -245,7 +251,7 @@ def _search_in_best_chunks(whole: Search) -> Search:
     """
     limit, budget = whole.deadline, whole.parameters.budget
     at_last = limit.later(budget.late_s * busy_factor())
-    with limit.enforced(lambda: whole.has_found or at_last.has_passed):
+    with whole.accounting("chunks"), limit.enforced(lambda: whole.has_found or at_last.has_passed):
         search = _prepared(whole)
     is_complete = search.best is not None
     whole.others.append(search)

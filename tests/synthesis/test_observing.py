@@ -6,9 +6,12 @@ import time
 import pytest
 
 import taccl
-from taccl._internal.deadline import Cancellation, Deadline
-from taccl.synthesis.options import Observer, Options, SearchState
+from taccl._internal.deadline import Cancellation, Deadline, OutOfTime
+from taccl.synthesis import improving, synthesize
+from taccl.synthesis.budget import Turn, run
+from taccl.synthesis.options import Observer, Options, SearchState, raising_errors_of_callbacks
 from taccl.synthesis.proposers import compiling, stages
+from taccl.synthesis.proposing import OwnProposer
 from taccl.synthesis.search import Search
 from tests.effort import brief_synthesis
 
@@ -120,3 +123,101 @@ def test_compiling_kernels_is_a_row(monkeypatch):
     result = brief_synthesis(problem)
     said = [stage.message for stage in result.stages if stage.name.endswith("kernels")]
     assert said and all(each.startswith("compiled once") for each in said)
+
+
+@pytest.mark.parametrize("error", [taccl.InputError("mine"), OutOfTime("mine"), OSError("mine")])
+@pytest.mark.parametrize("callback", ["progress", "on_incumbent", "on_bound", "on_stage", "stop_when"])
+def test_no_handler_of_the_search_catches_an_error_of_a_callback(callback, error):
+    """An exception of a callback leaves the search unchanged, past handlers of its own type."""
+
+    def fail(*_):
+        raise error
+
+    search = Search(problem_of(), Options(observer=Observer(**{callback: fail})), Deadline.after(10))
+    with pytest.raises(type(error)) as raised, raising_errors_of_callbacks():
+        try:
+            search.offer_whole(taccl.baselines.ring(search.problem, cut=False), producer="ring")
+            search.prove(taccl.lower_bound(search.problem), time.monotonic())
+        except Exception as found:
+            pytest.fail(f"a handler of the search caught {found!r}")
+    assert raised.value is error
+
+
+@pytest.mark.parametrize("status, error", [("timed-out", OutOfTime("late")), ("done", None)])
+def test_time_of_a_proposer_outside_its_stages_is_a_row(status, error):
+    """The time that a proposer spends outside its stages is a stage with its name, even if it is cut."""
+    search = Search(problem_of(), Options(), Deadline.after(100))
+
+    def propose(search):
+        since = time.monotonic()
+        time.sleep(0.01)
+        search.record("inner", "taccl", "done", since)
+        time.sleep(0.06)
+        if error is not None:
+            raise error
+
+    try:
+        run(search, [Turn(OwnProposer("outer", propose))])
+    except OutOfTime as found:
+        assert found is error
+    inner, outer = search.stages
+    assert (inner.name, outer.name, outer.status) == ("inner", "outer", status)
+    assert outer.seconds >= 0.06 > inner.seconds >= 0.01
+
+
+def test_proposers_without_time_left_are_a_row():
+    """Proposers that do not run because time is up share a row that names them, unless a rule ended the search."""
+    search = Search(problem_of(), Options(), Deadline.after(0))
+    search.offer_whole(taccl.baselines.ring(search.problem, cut=False), producer="ring")
+    turns = [Turn(OwnProposer(name, lambda search: None), improves=True) for name in ("one", "two")]
+    run(search, turns)
+    (row,) = search.stages
+    assert (row.name, row.status, row.message) == ("later steps", "skipped", "no time left for one, two")
+    search.stages.clear()
+    search.deadline.cancellation.cancel("stopping rule")
+    run(search, turns)
+    assert not search.stages
+
+
+def test_ruin_and_recreate_without_kernels_or_trees_is_a_row(monkeypatch):
+    """If kernels are not compiled in time, or no schedule has trees, a row says why nothing is improved."""
+    monkeypatch.setattr(stages, "have_compiled", lambda search: False)
+    search = Search(problem_of(), Options(), Deadline.after(100))
+    stages.ruin_and_recreate(search)
+    search.offer_whole(taccl.baselines.ring(search.problem, cut=False), producer="ring")
+    stages.ruin_and_recreate(search)
+    first, second = search.stages
+    assert (first.status, first.message) == ("skipped", "no schedule along trees to start from")
+    assert (second.status, second.message) == ("skipped", "its kernels were not compiled in time")
+
+
+@pytest.mark.parametrize("module", [synthesize, improving])
+def test_the_check_of_a_start_is_a_row(module, monkeypatch):
+    """The time to verify a given schedule is in the stage `start`, and in the seconds of the result."""
+
+    def slow(problem, start):
+        time.sleep(0.1)
+        return start
+
+    monkeypatch.setattr(module, "checked_start", slow)
+    problem = taccl.make_problem(taccl.topologies.ring(2), "allgather", size_bytes=2, chunks_per_rank=1)
+    start = taccl.baselines.ring(problem, cut=False)
+    result = taccl.improve(start) if module is improving else brief_synthesis(problem, start=start)
+    (row,) = (stage for stage in result.stages if stage.name == "start")
+    assert row.seconds >= 0.1 and result.seconds >= 0.1
+
+
+def test_improvement_has_the_callbacks_of_a_search():
+    """`improve` calls `on_incumbent`, `on_bound`, `on_stage` and `stop_when`; a rule ends it."""
+    start = taccl.baselines.ring(problem_of(size="1MB"), cut=False)
+    found, bounds, told = [], [], []
+    result = taccl.improve(
+        start,
+        on_incumbent=found.append,
+        on_bound=bounds.append,
+        on_stage=told.append,
+        stop_when=lambda state: True,
+    )
+    assert [schedule.finish_us for schedule in found] == [start.finish_us]
+    assert bounds and tuple(told) == result.stages
+    assert result.stopped in ("stopping rule", "bound met")

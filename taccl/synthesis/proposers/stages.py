@@ -249,9 +249,15 @@ def ruin_and_recreate(search: Search) -> None:
     best = search.best
     has_trees = best is not None and best.carries is None and best is not search.exchanged
     known = [best] if has_trees else [each.under(search.problem) for each in search.earliest]
-    if search.done or not known or known[0] is None:
+    if search.done:
+        return
+    if not known or known[0] is None:
+        said = "no schedule along trees to start from"
+        search.record("ruin and recreate", "compiled", "skipped", time.monotonic(), message=said)
         return
     if not have_compiled(search):
+        said = "its kernels were not compiled in time"
+        search.record("ruin and recreate", "compiled", "skipped", time.monotonic(), message=said)
         return
     since, num_transfers = time.monotonic(), known[0].num_transfers
     if num_transfers * search.parameters.ruin.s_per_transfer > search.deadline.left_s:
