@@ -251,7 +251,7 @@ def _families(pattern: _Pattern) -> Iterator[list[Column]]:
 
 
 def _odd_families(pattern: _Pattern) -> Iterator[list[Column]]:
-    """Yield regular sets of rings through an odd number of nodes that change nodes between equal local ranks.
+    """Yield regular sets of rings through an odd number of nodes, which they change at equal local ranks.
 
     Nodes are traversed forwards and backwards in turn, from local rank a to z and from z to a. The last two
     nodes are traversed from z to another rank y, and from y to a. Local ranks follow each other in ascending

@@ -110,7 +110,7 @@ class SuggestingParameters(_Group):
     most_suggest_s: float = 20.0  # max seconds to suggest sketches
     give_up_share: float = 0.5  # share of the time after which a search stops waiting for a first suggestion
     sketches: int = 3  # max suggested sketches searched, while their bounds are below the best finish
-    # Numbers of chunks per rank tried under a sketch; candidate sketches are compared in `first_partition` chunks.
+    # Numbers of chunks per rank tried under a sketch; candidates are compared in `first_partition` chunks.
     partitions: tuple[int, ...] = (1, 2, 4, 8)
     first_partition: int = 2
     # Numbers of chunks per rank that are tried for problems that leave this number open. If all data starts
