@@ -192,8 +192,8 @@ def offer_listed(search: Search, until: Deadline) -> Search | None:
     """Propose schedules of the compiled list scheduler in more chunks than were tried before.
 
     Large copies fill links more evenly in more chunks. Returns the search that holds the best schedule.
-    Returns None if none is better, or if the main search chose one of the smaller numbers of chunks. None also
-    if the gap over all chunkings is below `_LEAST_GAP`.
+    Returns None if none is better, or if the main search chose one of the smaller numbers of chunks. Returns
+    None also if the gap over all chunkings is below `_LEAST_GAP`.
     """
     suggesting, whole, since = search.parameters.suggesting, search.problem, time.monotonic()
     found, every = search.earliest_search.best, bound_over_all_chunkings(no_bound(whole))
