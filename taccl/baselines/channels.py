@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     #: Order of the local ranks of a node.
     Walk = tuple[int, ...]
-    #: Ring or chain, a column of the linear program: walk through every node, or through even and odd nodes
-    #: in turn, or through these and the last two nodes.
+    #: Ring or chain, a column of the linear program, as one, two or four walks: one for all nodes, or one for
+    #: even nodes and one for odd ones, or these and one for each of the last two nodes.
     Column = tuple[Walk, ...]
 
 

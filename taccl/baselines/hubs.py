@@ -290,7 +290,7 @@ def _two_hubs(size: int) -> RingPlan | None:
 
 
 def _one_hub(size: int) -> RingPlan | None:
-    """One hub collects the sum over both sides, and spreads it."""
+    """Plan in which one hub collects the sum over both sides and spreads it; None for fewer than 3 ranks."""
     if size < 3:
         return None
     far, collect = size // 2, []

@@ -144,7 +144,7 @@ def _schedule(problem: Problem, relay: Callable[[int, int], int], producer: str)
                             f"servers needs a link from rank {src} to rank {dst}, which is missing; use tree"
                         )
                         raise CollectiveError(said, where="baseline")
-                    # In a turn, no two sends go to one server, nor come from one worker.
+                    # In a turn, no two pushes have one worker or server in common, and no two pulls.
                     turn = block * period + (outer - place[root]) % period
                     turns[src, adds, level].append((turn, len(sends)))
                     sends.append((c, link[1], adds))

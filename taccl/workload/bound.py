@@ -115,7 +115,7 @@ class StepBound:
             if each.is_collective:
                 self._end_collective(each, ready, last)
                 continue
-            # The last tile may wait for the last tile of an overlapping operation.
+            # If it overlaps an input, only its last tile must follow the end of the inputs; else all must.
             final = self.tile[name] if any(self.together(i, name) for i in inputs) else self.whole[name]
             self.ends[name] = [
                 max(start + self.whole[name], at + final)

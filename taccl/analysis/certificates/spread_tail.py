@@ -319,7 +319,7 @@ def _entries(fed: Fed, most: int) -> Iterator[int]:
 
 
 def _spreads_late(facts: Facts, witness: SpreadTail, ticks: int) -> bool:
-    """True if, by `ticks`, the last chunks to enter sets cannot have reached all their destinations."""
+    """True if the witness proves that its last chunks to enter sets of ranks still spread at `ticks`."""
     if not facts.spreads_alike or len(frozenset().union(*witness.sets)) != sum(map(len, witness.sets)):
         return False
     wanted, release, first, wanting = _entries_into(facts, witness.sets)

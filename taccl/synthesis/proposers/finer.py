@@ -67,8 +67,8 @@ _PLANS_S_PER_LINK, _PLANS_SHARE = 2e-5, 0.4
 #: `_MIXES_SHARE`: max share of the time left for this.
 _MIXES_S, _MIXES_SHARE = 0.8, 0.6
 
-#: Max transfers of a baseline that is tried in finer chunks. An exchange of whole partial sums among 64 ranks
-#: has this many.
+#: Max transfers of a baseline that is tried in finer chunks. Recursive doubling of 64 chunks
+#: among 64 ranks has this many, in 6 steps.
 _CUT_TRANSFERS = 64 * 64 * 6
 
 #: `_FINER_TIMES`: multiples of the number of chunks that the compiled list scheduler tries at the end.

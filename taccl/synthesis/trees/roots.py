@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Bools = NDArray[np.bool_]
 
-#: `_GRID`: shares and capacities are rounded to this fraction of all sums, for maximum flows in integers.
+#: `_GRID`: number of equal parts of all sums; shares and capacities are whole parts, for integer flows.
 #: `_SLACK`: relative excess of capacities that makes up for the rounding.
 _GRID, _SLACK = 2**20, 1e-5
 #: Min relative reduction of the time for uneven shares to replace even ones.

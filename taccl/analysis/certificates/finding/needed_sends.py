@@ -167,7 +167,7 @@ class NeededSends:
         return self.distances.carried(c, reducing=None if self.sums_for_all else False)
 
     def outside(self, ranks: frozenset[int]) -> dict[ChunkKind, set[int]]:
-        """{kind: outside holders} of chunks that `ranks` lack, or of sums to which others contribute."""
+        """{kind: other ranks that hold its chunks or contribute to its sums}, if `ranks` lack these."""
         found = {kind: set(kind.data.origins) - ranks for kind in self.classes}
         return {
             kind: others
