@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING
 
 from taccl._internal.deadline import OutOfTime
 from taccl.analysis.verification.verify import verify
-from taccl.errors import FallbackWarning, NoSolutionError, TacclError, warn
+from taccl.errors import FallbackWarning, InputError, NoSolutionError, TacclError, warn
 from taccl.synthesis.proposing import Proposer, TimedProposer
 
 if TYPE_CHECKING:
@@ -105,8 +106,8 @@ def going_on(whole: Search) -> Iterator[None]:
 def _ask(search: Search, turn: Turn) -> None:
     """Run one proposer, and propose its schedule as incumbent.
 
-    If a user's proposer returns an invalid schedule, it is dropped with a row in the stages and a warning. If
-    it runs past its time limit, as in a call that Python cannot interrupt, its row says for how long.
+    If a user's proposer returns or offers an invalid schedule, it is dropped with a row in the stages and a
+    warning. If it runs past its time limit, as in a call that Python cannot interrupt, its row says for how long.
     """
     why_not = turn.why_not(search)
     proposer, since, is_limited = turn.proposer, time.monotonic(), turn.share is not None
@@ -114,14 +115,30 @@ def _ask(search: Search, turn: Turn) -> None:
     limit_s = search.deadline.left_s * (1.0 if turn.share is None else turn.share)
     if isinstance(proposer, TimedProposer) and not why_not:
         needed_s = proposer.estimate_s(search.problem)
+        if not isinstance(needed_s, Real):
+            said = f"estimate_s returned {needed_s!r}; expected seconds"
+            raise InputError(said, where=f"proposer {proposer.name}")
         if needed_s > limit_s:
             why_not = f"takes about {needed_s:.2g} s, and there are {limit_s:.2g} s for it"
     if why_not:
         search.record(proposer.name, solver, "skipped", since, message=why_not)
         return
     found, failed, until = None, "", search.deadline.sooner(limit_s)
+
+    def is_sound(schedule: Schedule) -> bool:
+        """True if a schedule of the proposer is valid; otherwise the stages, a note and a warning say why."""
+        fault = _fault(search, schedule)
+        if fault:
+            said = f"the proposer {proposer.name} made a schedule that {fault}; the schedule is dropped"
+            if said not in search.notes:
+                warn(said, FallbackWarning)
+                search.notes.append(said)
+                search.record(proposer.name, solver, "refused", since, message=fault)
+        return not fault
+
     if is_limited:
         search.report(proposer.name)
+        search.judge = is_sound
     try:
         with until.enforced() if is_limited else search.accounting(proposer.name):
             found = proposer.propose(search)
@@ -129,18 +146,15 @@ def _ask(search: Search, turn: Turn) -> None:
         if not is_limited:
             raise
         failed = str(error)
+    finally:
+        search.judge = None
     over_s = time.monotonic() - until.at_s
     late = f"ran {over_s:.1f} s past its time limit" if is_limited and over_s > _LATE_S else ""
     if found is None:
         if is_limited:
             search.record(proposer.name, solver, "no-solution", since, message=late or failed)
         return
-    fault = _fault(search, found)
-    if fault:
-        said = f"the proposer {proposer.name} made a schedule that {fault}; the schedule is dropped"
-        warn(said, FallbackWarning)
-        search.notes.append(said)
-        search.record(proposer.name, solver, "refused", since, message=fault)
+    if not is_sound(found):
         return
     search.offer_whole(found, producer=proposer.name, verified=True)
     search.record(proposer.name, solver, "done", since, finish_us=found.finish_us, message=late)

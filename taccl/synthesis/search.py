@@ -94,6 +94,8 @@ class Search:
     others: list[Search] = field(default_factory=list)
     is_aggregated: bool = False  # True if servers or switches make the sums
     choice: str = ""  # name of the search that ran, and the reason; empty for baselines
+    # Judge of the schedules that a registered proposer offers while it runs; None: they are not judged.
+    judge: Callable[[Schedule], bool] | None = None
     stopped: str = ""  # reason why the search ended; empty until `settle`
     is_strengthened: bool = False  # True once the bound was compared with that over all chunkings
 
@@ -272,6 +274,10 @@ class Search:
           refused.
         - `verified`: True if the verifier has accepted the schedule already.
         """
+        if self.judge is not None:
+            if not self.judge(whole):
+                return None
+            verified = True
         if self.best is None or whole.finish_ticks < self.best.finish_ticks:
             if proposed and not verified:
                 verification = verify(whole)

@@ -130,6 +130,37 @@ def test_what_raises_inside_a_proposer_reaches_the_caller(allgather, added):
         brief_synthesis(allgather)
 
 
+@pytest.mark.parametrize("is_said_verified", [False, True])
+def test_an_intermediate_schedule_that_breaks_the_rules_is_dropped(allgather, is_said_verified):
+    """A schedule that a proposer offers is verified while the proposer runs, whatever the proposer says."""
+    ring = taccl.baselines.ring(allgather, cut=False)
+    early = replace(ring, start=0 * ring.start, end=None)
+
+    class Offering(Ring):
+        def propose(self, search):
+            for schedule in (early, early, ring):
+                search.offer_whole(schedule, producer=self.name, verified=is_said_verified)
+
+    search = Search(allgather, Options(), Deadline.after(10))
+    with pytest.warns(FallbackWarning, match="my ring made a schedule that") as told:
+        run(search, [Turn(Offering(), share=0.5)])
+    assert search.best is ring and search.is_verified and len(told) == 1
+    assert [stage.status for stage in search.stages] == ["refused", "no-solution"]
+
+
+@pytest.mark.parametrize("estimate", [None, "3 s"])
+def test_an_estimate_that_is_no_number_is_an_error(allgather, estimate):
+    """An estimate that is no number of seconds names the proposer and the value."""
+
+    class Estimating(Ring):
+        def estimate_s(self, problem):
+            return estimate
+
+    search = Search(allgather, Options(), Deadline.after(10))
+    with pytest.raises(InputError, match=f"proposer my ring: estimate_s returned {estimate!r}"):
+        run(search, [Turn(Estimating(), share=0.5)])
+
+
 def test_a_proposer_cannot_replace_the_problem(problem, allgather):
     """Assigning another problem to a search is an error, and changes nothing."""
     search = Search(problem, Options(), Deadline.after(10))
