@@ -107,7 +107,8 @@ def _ask(search: Search, turn: Turn) -> None:
     """Run one proposer, and propose its schedule as incumbent.
 
     If a user's proposer returns or offers an invalid schedule, it is dropped with a row in the stages and a
-    warning. If it runs past its time limit, as in a call that Python cannot interrupt, its row says for how long.
+    warning. If it runs past its time limit, as in a call that Python cannot interrupt, its row says for how
+    long.
     """
     why_not = turn.why_not(search)
     proposer, since, is_limited = turn.proposer, time.monotonic(), turn.share is not None
