@@ -78,7 +78,8 @@ def run(search: Search, turns: Sequence[Turn]) -> None:
         with search.keeping(sum(reserves_s[place + 1 :])):
             _ask(search, turn)
     if late:
-        said = f"no time left for {', '.join(dict.fromkeys(late))}"
+        kept_s, said = search.top.kept_s, f"no time left for {', '.join(dict.fromkeys(late))}"
+        said += f", as {kept_s:.1f} s are reserved for further steps" if kept_s > 0 else ""
         search.record("later steps", "taccl", "skipped", time.monotonic(), message=said)
 
 
