@@ -322,7 +322,7 @@ class Clauses:
     max_hops: Count | None = _clause(
         None, "path", "plain", ("routing.max_hops",),
         reads=lambda value: ("paths", f"of at most {format_count(value, 'link')}"),
-        meaning="from where a chunk starts, or to its root, it passes no more links than {value}",
+        meaning="max links on a path from a chunk's start, or to the root of its sum: {value}",
         violation="too-many-hops",
         is_copied=True,
         is_new=True,

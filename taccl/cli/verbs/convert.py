@@ -81,7 +81,8 @@ def run(options: argparse.Namespace) -> Answer:
     notes = [on_command_line(note, options.flags) for note in done.notes]
     notes = [note for note in notes if note not in lost]  # warnings already show what is lost
     paths = [str(path) for path in done.paths]
-    where = paths[0] if len(paths) == 1 else f"{paths[0]} ... {paths[-1]} ({len(paths)} files)"
+    few = " and ".join(paths)
+    where = few if len(paths) <= 2 else f"{paths[0]} ... {paths[-1]} ({len(paths)} files)"
     lines = [f"{done.source.name} -> {done.target.name}: written to {shown(where)}", *notes]
     values = {"from": done.source.name, "to": done.target.name, "files": paths, "lost": lost}
     return Answer("\n".join(lines), {**values, "notes": notes})

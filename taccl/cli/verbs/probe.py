@@ -29,7 +29,8 @@ def add(verb: argparse.ArgumentParser) -> None:
     option(verb, "--few", help)
     help = "only print the pairs, bytes and seconds that a probe of -n ranks requires"
     option(verb, "--dry-run", help)
-    add_options(verb, "--size", default="1MB", help="size of the messages that measure bandwidth")
+    help = "size of the messages that measure bandwidth; with --collectives, the largest size"
+    add_options(verb, "--size", default="1MB", help=help)
     option(verb, "--repetitions N", "timed messages per pair", positive, default=20)
     help = "measure the MPI library's collectives with each of its algorithms; write its rules to FILE"
     option(verb, "--collectives", help)
