@@ -58,7 +58,7 @@ _ANY_RATE = ("sockets", "gdr-off", "nic-unused", "p2p-disabled")
 _SOCKETS_GB_PER_S, _SOCKETS_SHARE = 12.5, 0.5
 #: Causes in NCCL's own choices and launches, which other libraries do not have.
 _OF_NCCL = ("nvls-off", "protocol", "protocol-switch", "one-process", "unaligned")
-#: Causes of a low rate that delay small messages as well, as these take a detour through host memory.
+#: Causes of a low rate that also delay small messages, as all messages go through host memory.
 DETOURS = ("sockets", "gdr-off", "p2p-disabled")
 #: Causes recognised by how the rate depends on message size; a slow rail slows all large sizes alike.
 _BY_SIZE = ("falls", "collapse", "unaligned")
@@ -135,7 +135,7 @@ class Facts:
 
     @property
     def slow_network(self) -> float | None:
-        """Share of the NICs' rate, if the network may be the slow part; None otherwise."""
+        """Least share of the NICs' rate that explains the slow series; None if the network is not slow."""
         share = min(self.network_shares.values(), default=1.0)
         return share if self.is_slow and self.num_nodes > 1 and share < HEALTHY else None
 
@@ -209,7 +209,7 @@ def _evidence(rule: Rule, facts: Facts) -> _Found:
         return None
     found, stated = rule.find(facts), facts.stated.get(rule.name)
     if facts.falls and rule.of == "rate" and rule.name not in _BY_SIZE:
-        return None  # it would slow smaller messages, too
+        return None  # this cause would also slow smaller messages, which are fast
     if stated is None:
         return found
     if found is not None:
@@ -311,7 +311,8 @@ def _no_p2p(facts: Facts) -> _Found:
     is_node = facts.num_nodes == 1 and facts.joint in ("NVSwitch", "NVLink", "xGMI")
     if not is_node or facts.share is None or facts.share > _HOST_MEMORY:
         return None
-    # NVLinks between pairs may be down, and the path over PCIe direct; a detour also delays small messages.
+    # GPUs whose NVLinks are down may use PCIe directly. If small messages are slow, too, the path is a detour
+    # through host memory.
     is_late = facts.small_ratio is not None and facts.small_ratio >= _BOUNCED_SMALL
     grade: Grade = "likely" if is_late or facts.joint != "NVLink" else "possible"
     return grade, 0.0, f"{facts.share:.0%} of what {facts.joint} carries, a rate of PCIe or host memory"
@@ -379,7 +380,7 @@ def _slow_nics(facts: Facts) -> _Found:
     if share is None or _nics_differ(facts) or reached >= HEALTHY:
         return None
     ratio = facts.network_shares.get("ring", share) / reached
-    # perftest states the rate of the wire, of which messages of a collective reach at least 1 / `_WIRE`.
+    # perftest states the wire rate. Messages of a collective reach at least 1 / `_WIRE` of that rate.
     distance = _off_rate(min(1.0, ratio * _WIRE) if ratio < 1 else ratio)
     slowest, nominal = min(facts.nics_gb_per_s), facts.nic_gb_per_s
     told = f"NICs measured one by one ({num}) reach {slowest:.3g} of {nominal:.3g} GB/s"

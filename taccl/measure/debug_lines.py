@@ -16,7 +16,7 @@ _NETWORK_LINES = {
     "infiniband": re.compile(r"(NCCL|RCCL) INFO NET/IB ?: Using .*/IB\b"),
     "sockets": re.compile(r"(NCCL|RCCL) INFO Using network Socket"),
 }
-#: `_NICS`: NICs of a rank's node. `_NIC`: one of them.
+#: `_NICS`: pattern of the line that lists the NICs of a rank's node. `_NIC`: pattern of a NIC in the list.
 _NICS, _NIC = re.compile(r"CCL INFO NET/IB ?: Using (\[0\].*)"), re.compile(r"\[\d+\]\w")
 #: Path of a channel from one rank to another, such as P2P/IPC, SHM/direct/direct or NET/IB/0/GDRDMA.
 #: Names of plugins may have spaces, as in NET/AWS Libfabric/0/GDRDMA.
@@ -25,7 +25,7 @@ _PATH = re.compile(r"CCL INFO Channel .* via (P2P|SHM|NET)/(\S.*)")
 _NO_NVLS = re.compile(r"NVLS multicast support is not available")
 _NVLS = re.compile(r"CCL INFO (NVLS comm 0x|Connected NVLS tree)")
 _SETTING = re.compile(r"CCL INFO (NCCL_\w+) set by environment to (\^?\w[\w,]*)")
-#: {variable: (pattern of values, cause that such a value is)}.
+#: {variable of NCCL: (pattern of values that slow collectives, name of the cause)}.
 _SETTINGS = {
     "NCCL_P2P_DISABLE": (re.compile("1"), "p2p-disabled"),
     "NCCL_P2P_LEVEL": (re.compile("(?i)0|loc"), "p2p-disabled"),

@@ -44,7 +44,7 @@ from taccl.topology.topology import Topology
 
 #: Max median relative error of a fit that describes the machine.
 WORST_MEDIAN = 0.15
-#: 90th percentile of the relative errors above which a note says that some sizes fit badly.
+#: Max 90th percentile of the relative errors; above it, a note says that some sizes fit badly.
 WORST_P90 = 0.2
 _FOLDS = 10
 #: Prior rate of a NIC in GB/s for a topology without a network, where it has no effect.

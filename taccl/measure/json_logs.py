@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _HEAD = "# size count type redop root {time} algbw busbw #wrong {time} algbw busbw #wrong"
 _DEVICE = "#  Rank {rank} Group {group} Pid {pid} on {hostname} device {device} [{device_hex}] {device_info}"
-#: Max number of a rank, and max ranks of a process, for which ranks that are not listed are added.
+#: Ranks that are not listed are added if no rank number, and no number of ranks per process, exceeds this.
 _MOST_RANKS = 10_000
 _FIGURES = ("time", "cpu_time"), ("alg_bw",), ("bus_bw",), ("nwrong",)
 

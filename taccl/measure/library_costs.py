@@ -80,7 +80,7 @@ class Costs:
     network_rate: float = 1.0
 
     def links_share(self, num_ranks: int) -> float:
-        """Share of a rank's links that join the first `num_ranks` ranks of a node, at the worst of them.
+        """Share of a rank's links that lead to the first `num_ranks` ranks of its node; the least over these.
 
         Links to other ranks carry nothing. 1 for a single rank, and if no links join pairs of ranks.
         """
@@ -94,7 +94,7 @@ class Costs:
         return least / whole if least else 1.0
 
     def on_ranks(self, local_ranks: Sequence[int]) -> Costs:
-        """The same costs with the local ranks of a node renumbered, so that `local_ranks` come first."""
+        """Copy of the costs with the local ranks of a node renumbered, so that `local_ranks` come first."""
         others = sorted({rank for pair in self.pairs for rank in pair} - set(local_ranks))
         places = {rank: place for place, rank in enumerate([*local_ranks, *others])}
         return replace(self, pairs={(places[a], places[b]): count for (a, b), count in self.pairs.items()})

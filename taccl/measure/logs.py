@@ -205,7 +205,7 @@ def _concluded(runs: Iterable[_LogRun], where: str) -> Iterable[str]:
 
 
 def _merged(runs: Iterable[_LogRun], series: Iterable[Series]) -> Iterable[str]:
-    """Notes on runs of one series that have sizes in common, which `joined` merges."""
+    """Notes on runs that `joined` merges, if some size was measured in several of them."""
     of_kind: dict[str, list[_LogRun]] = defaultdict(list)
     for run, each in zip(runs, series, strict=True):
         of_kind[each.title if each.num_ranks else each.collective].append(run)
@@ -358,7 +358,7 @@ def _collective(run: _LogRun, where: str) -> str:
 
 
 def _named(run: _LogRun, where: str) -> list[str]:
-    """Collectives that the log names and that fit the run's columns; without any, the only one that fits."""
+    """Collectives named in the log that fit the run's columns; if none, the only one that fits them."""
     stem = os.path.basename(where)
     named = [*(each for each, form in _IN_STEM.items() if form.search(stem)), *run.names]
     possible = [each for each in _MENTIONS if _may_be(each, run.rows)]

@@ -135,7 +135,7 @@ def _joint_gb_per_s(topology: Topology, links: list[int], holds: dict[int, dict[
 
 
 def links_share(topology: Topology, ranks: Collection[int]) -> float:
-    """Share of a rank's rate inside its node that its links to others of `ranks` carry, at the worst of them.
+    """Share of a rank's rate inside its node that links to other `ranks` carry; the least over `ranks`.
 
     1 for a single rank, and for ranks that no links join.
     """
@@ -282,7 +282,7 @@ def without_nvlinks(topology: Topology, gpus: Collection[str]) -> str:
 
 
 def rack_mismatch(topology: Topology, gpus: Collection[str]) -> str:
-    """Warning if NICs join nodes of an imported topology whose GPUs NVLink joins in racks; else empty."""
+    """Warning if an imported topology joins nodes by NICs, but its GPUs' NVLink joins racks; else empty."""
     from taccl.topology.machines import SHAPES
 
     machine = machine_by_gpus(gpus)

@@ -183,7 +183,7 @@ class Columns(NamedTuple):
     def row(self, line: str, where: str) -> Row | None:
         """The row in a line; None if its cells do not fit. `FormatError` for an infinite or NaN cell.
 
-        The size is 0 if `in_place` asks for results in place and the row has the others, or the reverse.
+        The size is 0 if the row has in-place results and `in_place` is False, or the reverse.
         """
         cells = _cells(re.sub(r"(\d) ([KMGT]i?B)\b", r"\1\2", line), self.splits)
         width = self.half if self.half and len(cells) == self.half else self.width

@@ -35,9 +35,9 @@ _CHUNKS_OF_A_RANK, _MOST_CHUNKS = 64, 30_000
 _SKEW = re.compile(r"(zipf|hot):(\d+(?:\.\d*)?|\.\d+)")
 #: A number without a unit, in decimal or scientific notation.
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
-#: `_FEW_PAIRS`: max number of pairs that are few, as a share of the ranks: their chunks are smaller if
-#: pipelines then end sooner. With twelve pairs of 32 ranks they ended no sooner.
-#: `_FINE_CHUNKS`: max number of chunks that this makes.
+#: `_FEW_PAIRS`: max number of pairs with data, as a share of the number of ranks, for which chunks are made
+#: smaller to shorten pipelines. With twelve pairs on 32 ranks, smaller chunks gained nothing.
+#: `_FINE_CHUNKS`: approximate max number of these smaller chunks.
 _FEW_PAIRS, _FINE_CHUNKS = 0.25, 512
 #: Number of bytes of all pairs together from which 64-bit sums would overflow.
 _MOST_BYTES = 2.0**62
@@ -322,12 +322,12 @@ def default_chunk_bytes(topology: Topology, table: NDArray[np.int64]) -> int:
 
 
 def _least_bytes(topology: Topology) -> int:
-    """Bytes of a chunk below which fixed times would occupy every resource for long."""
+    """Min bytes of a chunk; with smaller chunks, alphas would be a large share of every resource's time."""
     return max(1, _HOLDS * _bytes_in_alpha({(hold.alpha_us, hold.beta_us_per_mb) for hold in topology.holds}))
 
 
 def _bytes_in_alpha(costs: Iterable[tuple[Fraction, Fraction]]) -> int:
-    """Min number of bytes that pass in the time alpha, over (alpha, beta) pairs; 1 if all betas are 0."""
+    """Bytes that pass in the time alpha: the min over (alpha, beta) pairs; 1 if all betas are 0."""
     return min((int(alpha / beta * 10**6) for alpha, beta in costs if beta), default=1)
 
 

@@ -1,4 +1,4 @@
-"""Lower bound on an exchange: bytes that cross the border of a rank or node, at most at its joint rate."""
+"""Lower bound on an exchange: bytes that must cross a rank's or node's border, over the rate of its links."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def add_releases(order: Precedence) -> None:
 
 
 def _latencies(order: Precedence, costs: Costs, transfers: Sequence[int]) -> dict[int, int]:
-    """{send: ticks to send alone the largest of its chunks that are among the given transfers}."""
+    """{send: ticks that the largest of its chunks in the given transfers would take as a send of its own}."""
     found: dict[int, int] = {}
     for t in transfers:
         s, units = order.send[t], int(costs.chunk_units[order.chunk[t]])

@@ -139,7 +139,7 @@ class LinkEntry(_Rated):
 
 
 def _multicasts_beside_links(value: object) -> object:
-    """Mark a link to several destinations as a multicast if ordinary links join its source to each."""
+    """Mark a link as a multicast if ordinary links also join its source to each of its destinations."""
     if not isinstance(value, list):
         return value
     tables = [each for each in value if isinstance(each, dict)]

@@ -1,4 +1,4 @@
-"""Translations: groups of symmetries of a fabric in which exactly one element takes any place to any other.
+"""Translations: symmetry groups with exactly one element that takes a given place of a fabric to another.
 
 Such a group acts simply transitively on places. An element is numbered by its image of place 0:
 ``translate(g, 0) == g``. The fabric looks the same from every place, so place 0 represents all. Each link out

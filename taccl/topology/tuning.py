@@ -98,7 +98,7 @@ COLLNET_DIRECT_SHARE, COLLNET_DIRECT_RANKS = 0.85, 8
 #: Constants of parallel aggregated trees (PAT), for one GPU per node.
 #: `PAT_BASE_US`: base time of PAT in us.
 #: `PAT_RANK_US`: further time in us per rank.
-#: `PAT_HOPS`: number of hops that take the latency of one hop between nodes.
+#: `PAT_HOPS`: number of hops that together take the latency of one hop of a tree between nodes.
 #: `PAT_SHARE`: part of the bandwidth that PAT reaches.
 PAT_BASE_US, PAT_RANK_US, PAT_HOPS, PAT_SHARE = 8.0, 2.8, 3.5, 0.75
 #: `TREE_LL_SHARE`: part of its bandwidth that a tree reaches under LL.
@@ -119,7 +119,7 @@ RING_LL128_CHANNEL = {"Volta": 20.0, "Ampere": 20.0, "Hopper": 36.7, "Blackwell"
 #: GB/s per channel that rings reach under simple; NCCL's model has no limit there.
 #: Published allgathers: 42 on 8 B200, 38.5 on 2 x 8 B200, 41.1 on 2 x 8 H200, 44.6 on 2 x 4 GB300.
 RING_CHANNEL = {"Hopper": 41.5, "Blackwell": 41.5}
-#: (GPU generation, class of networks) without this limit.
+#: (GPU generation, class of networks) pairs to which the limit `RING_CHANNEL` does not apply.
 #: On Hopper, rings over NICs of 400 Gb/s, a channel each, reach 46 to 48 GB/s per NIC over InfiniBand
 #: (NVIDIA/nccl-tests, issue 290), and 41 over RoCE (NVIDIA/nccl, issue 1221).
 RING_CHANNEL_FREE = (("Hopper", "infiniband"),)

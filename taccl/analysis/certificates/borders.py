@@ -45,7 +45,7 @@ class Border(OfRanks):
 
 
 def counting(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Yield cut-counting bounds: chunks that must enter or leave a set of ranks, over the rate of its links.
+    """Yield cut-counting bounds: chunks that must cross a set's border, divided by the rate of its links.
 
     The sets are nodes and single ranks. For sums that all ranks need, gossip bounds (`gossip`) come first,
     unless all switches are assumed to reduce (`in_network`).
@@ -187,7 +187,7 @@ def single_machine(demand: NeededSends, *, in_network: bool = False) -> Iterator
 def machine_ticks(
     problem: Problem, held: Mapping[int, tuple[int, int, bool]], jobs: Sequence[BorderJob]
 ) -> tuple[int, int, tuple[int, ...]]:
-    """Single-machine bound: (bound in ticks, min tail of the jobs that count, labels of the dynamic program).
+    """(single-machine bound in ticks, min tail of the jobs that it counts, labels of the dynamic program).
 
     Several minimum tails are tried, and the highest bound is returned. Jobs with a shorter tail are ignored.
     Chunks of the last batch leave one by one if their onward links share a resource.
@@ -301,7 +301,7 @@ def _passes_late(facts: Facts, machine: SingleMachine, ticks: int) -> bool:
 
 
 def _leaving(jobs: Sequence[BorderJob]) -> int:
-    """Min ticks per job on a resource that all jobs with a tail hold after crossing; 0 if there is none."""
+    """Min ticks per job on a resource that all jobs with a tail hold after the border; 0 if none exists."""
     held = [dict(job.onward) for job in jobs if job.tail]
     shared = frozenset(held[0]).intersection(*held[1:]) if held else ()
     return max((min(each[resource] for each in held) for resource in shared), default=0)

@@ -39,7 +39,7 @@ _MOST_RANKS = 1_024
 _FLOW_SCALE = 1_000_000
 #: Min seconds for a linear program.
 _LEAST_S = 0.1
-#: Max sets evaluated one at a time if no linear program was solved in time.
+#: Max sets whose bounds are computed one by one, if no linear program was solved in time.
 _MOST_ALONE = 8
 
 
@@ -188,7 +188,7 @@ class _Program:
         ]
 
     def add(self, parts: Parts) -> None:
-        """Add a set or partition; for each orbit of links, store how often a send crosses it on average."""
+        """Add a set or partition; store how often a send crosses its border, as a mean per orbit of links."""
         if parts in self.sets:
             return
         rows = self.row_of_link[crossing_links(self.volume.problem, parts)]

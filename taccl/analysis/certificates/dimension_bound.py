@@ -1,4 +1,4 @@
-"""Lower bound for algorithms that send data along one dimension after another: least load of the busiest one.
+"""Lower bound for algorithms that send data along one dimension after another: load of the busiest dimension.
 
 A chunk passes all dimensions in some order, and loads each in proportion to its size at that point. A
 reduction divides the chunk by the size of every dimension already passed. Chunks may take different orders.
@@ -58,7 +58,7 @@ class DimensionBound:
 
     @property
     def gain(self) -> float:
-        """Time of the declared order of dimensions as a multiple of the bound, bandwidth only."""
+        """Ratio of the time in the declared order of dimensions to the bound; both ignore latency."""
         return float(self.fixed / self.bound)
 
     @property

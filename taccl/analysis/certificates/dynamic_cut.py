@@ -1,7 +1,7 @@
 """Dynamic cuts: a bound from chunks that must cross a border whose position changes with time.
 
-Each rank is on the near side of the border from a time of its own on, and on the far side before. The target
-rank is always on the far side. Any chunk that reaches the target has crossed the border, by a send that
+Each rank has its own time at which it moves from the far side of the border to the near side. The target
+rank always stays on the far side. Any chunk that reaches the target has crossed the border, by a send that
 starts on the near side and ends on the far side. The best times are the labels of a quickest flow. Source:
 Ford and Fulkerson, "Constructing maximal dynamic flows from static flows", Oper. Res. (1958).
 """
@@ -94,7 +94,7 @@ def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
 def _best(
     costs: GateCosts, links: Ints, starts: Sequence[int], target: int, number: int
 ) -> tuple[int, list[int]]:
-    """(bound in ticks, time from which each rank is on the near side of the border) for the best border."""
+    """Best border to the target: (its bound in ticks, tick from which each rank is on the near side)."""
     best, joins_at = 0, [0] * costs.num_ranks
     took = costs.link_alpha + costs.link_beta
     for label in islice(_labels(costs, links, starts, target), _MOST_BORDERS):

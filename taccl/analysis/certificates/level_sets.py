@@ -38,9 +38,9 @@ _MOST_PROVEN = 3
 _MOST_OF_VECTOR = 5_000
 #: Max cells of the arrays by which cuts are evaluated together: cuts times link holds, or times chunk kinds.
 _MOST_CELLS = 2_000_000
-#: Max number of sets of ranks at either end of a shared resource's links that `node_cut` evaluates.
+#: Max number of sets that `node_cut` evaluates of the ranks at one end of a shared resource's links.
 _MOST_SHARED = 64
-#: Max holds of links that are counted in a search for a cover of one border (about 0.1 s).
+#: Max link holds to count in the search for resources that cover the links at one border (about 0.1 s).
 _MOST_COVER = 10_000_000
 #: Max common multiple by which prices become integers; above it, prices are rounded.
 _MOST_PRICE = 10**12

@@ -1,4 +1,4 @@
-"""Link time: a bound on sums on tori, from the time of links that each byte takes, and the hops it must make.
+"""Link time: a bound on sums on tori, from the link time that a byte occupies, and the hops it must make.
 
 A byte in a short send pays for much latency, and a byte in long sends makes few hops in time. But each rank's
 contribution must reach the farthest rank. A linear program on a grid of times finds prices of hops. See
@@ -26,8 +26,8 @@ from taccl.problem.problem import Problem
 from taccl.solvers.highs import minimise
 from taccl.topology.recognise import grid_of
 
-#: Numbers of steps of the grid of times to try, as multiples of the latencies that fit into the likely bound;
-#: those that usually prove most come first.
+#: Numbers of time steps to try for the grid, as multiples of n. Here, n latencies fit into the likely bound.
+#: The values that usually prove the highest bounds come first.
 _STEPS_PER_LATENCY = (2.2, 1.05, 3.0, 1.6)
 #: `_MOST_FLOWS`: max number of flows in a linear program (about 0.6 s).
 #: `_MOST_RANKS`: max number of ranks.
@@ -115,7 +115,7 @@ def link_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim
 
 
 def _links_alone(demand: NeededSends) -> bool:
-    """True if each pair of ranks has one link, which holds a resource of its own while it sends."""
+    """True if no two links join the same ranks, and each link holds a resource of its own while it sends."""
     costs = demand.problem.costs
     holders = Counter(resource for e in demand.allowed for resource in demand.held[e])
     src, dst = (ends[sorted(demand.allowed)] for ends in link_ends(demand.topology))
@@ -154,7 +154,7 @@ class _Solved(NamedTuple):
 
 
 class _Grid:
-    """Linear programs of a torus: the least link time per byte, on a grid of times, folded by symmetry.
+    """Linear programs for the least link time per byte on a torus, over a grid of times, reduced by symmetry.
 
     Ranks at the same distances from rank 0 (in any order of dimensions) form a class. All links are alike.
 
@@ -179,21 +179,21 @@ class _Grid:
         self.hops = [(number[a], number[b], count) for (a, b), count in counts.items() if sum(b) > sum(a)]
         self.distance = [sum(each) for each in self.classes]
         self.diameter = max(self.distance)
-        #: `guess`: ticks near which the bound is searched for.
+        #: Estimate of the bound in ticks; the search starts near it.
         self.guess = 1.1 * (self.diameter * alpha + busy * 2 * (self.num_ranks - 1) / links)
 
     def best(self, steps: int) -> LinkTime | None:
         """Witness with the largest horizon found; None if the linear program is too large, or proves none."""
         low, high = self.diameter * float(self.alpha), min(1.1 * self.guess, self.alpha * steps * 0.999)
         best: tuple[float, float, _Solved] | None = None
-        below, above = math.inf, -0.1 * high  # excess of the program's cost at both ends; a guess at first
+        below, above = math.inf, -0.1 * high  # cost minus horizon, at `low` and `high`; guesses at first
         horizon = min(0.95 * self.guess, high)
         for _ in range(_ROUNDS):
             found = self.solve(steps, horizon)
             if found is None:
                 break
             excess = math.inf if not found.prices else self.busy * found.cost / self.links - horizon
-            # A horizon that is proven counts fully, another one less what it lacks.
+            # Keep the best horizon. If the cost is less than a horizon, the difference is deducted from it.
             if found.prices and (best is None or horizon + min(0.0, excess) > best[0]):
                 best = horizon + min(0.0, excess), horizon, found
             if excess > 0:
@@ -215,9 +215,10 @@ class _Grid:
         )
 
     def solve(self, steps: int, horizon: float) -> _Solved | None:
-        """Least cost of the sends of a byte that ends by the horizon; no prices if no byte can end by then.
+        """Least cost of the sends of a byte that ends by the horizon; no prices if none is found.
 
-        None if the linear program is too large or is not solved.
+        There are no prices if no byte can end by then, or if the linear program is not solved. None if the
+        program is too large, or if a step is longer than the latency.
         """
         latency = self.alpha * steps / horizon
         least = math.floor(latency)
@@ -278,7 +279,7 @@ class _Grid:
 
     @staticmethod
     def costs(latency: float, steps: int) -> list[float]:
-        """Least link time of a byte in sends of each length, over the time of its bytes: `_least_costs`."""
+        """`_least_costs` in floating point, as a list by the length of a send; inf for too short sends."""
         least = math.floor(latency)
 
         def line(m: int, at: float) -> float:
@@ -334,7 +335,7 @@ def _is_proven(facts: Facts, witness: LinkTime) -> bool:
 
 
 def _is_torus(facts: Facts, sizes: tuple[int, ...]) -> bool:
-    """True if each allowed link joins two neighbours, no other one does, and it has a resource of its own.
+    """True if each allowed link is the only one from a rank to its neighbour, and has its own resource.
 
     The link must hold this resource from the start to the end of each send.
     """
@@ -357,10 +358,10 @@ def _is_torus(facts: Facts, sizes: tuple[int, ...]) -> bool:
 
 
 def _least_costs(latency: Fraction, steps: int) -> dict[int, Fraction]:
-    """{length of a send in steps: link time that each byte in it takes, over the time of its bytes}.
+    """{length of a send in steps: its time divided by the time without latency}, or slightly less.
 
-    A send of x steps takes x / (x - latency) for each byte. The costs, with straight lines between whole
-    lengths, are at most that: every line lies below a tangent.
+    A send of x steps takes x / (x - latency) times the time of its bytes. The costs, with straight lines
+    between whole lengths, are at most that: every line lies below a tangent.
     """
     least = math.floor(latency)
 

@@ -132,7 +132,7 @@ def _least_ticks(
 
 
 def _filled(passing: Counter[Lane], spans: Counter[int], need: int) -> Fraction:
-    """Least ticks T in which resources pass `need` units; each counts once per span s, for T - s ticks.
+    """Least ticks T in which resources pass `need` units; for each span s, they pass units for T - s ticks.
 
     - `passing`: {lane: number of resources with its costs}.
     - `spans`: {ticks s in which a resource carries nothing: number of such spans}.

@@ -41,8 +41,8 @@ _MOST_SETS = 8
 #: Approximate max length of a list of (tick, number) labels; numbers of longer lists are rounded up to fewer
 #: values.
 _MOST_STEPS = 12
-#: Max number of ranks where a chunk may start for which shortest paths also limit arrival times.
-#: Above it, only the rate at which data spreads limits them.
+#: Shortest paths also limit arrival times if a chunk can start at no more than this number of ranks.
+#: If it can start at more, only the rate at which data spreads limits them.
 _MOST_RANKS = 256
 
 

@@ -51,7 +51,7 @@ _EVERY, _MOST = 16, 256
 _MOST_SIZES = 4
 #: Max entries (number of sums times number of ranks less 1) for bounds in which every rank but one is a set.
 _MOST_BY_RANK = 128
-#: Max pairs of an entry and a rank for which distances from entry points are used.
+#: Max (entry, rank) pairs for which distances from the ranks at which chunks enter sets are used.
 _MOST_DISTANCES = 2_000_000
 
 #: [(bottleneck resources by sender, ticks from which senders hold data), ...]
@@ -229,7 +229,7 @@ class TailSpread:
             self.labels = labels_of(awake), labels_of(late), labels_of(entered)
 
     def best(self, sizes: Sequence[int]) -> tuple[int, int, int, list[int]]:
-        """Best bound in ticks from the last k chunks to enter sets, over several k, with data that prove it.
+        """Best bound in ticks from the last k chunks to enter sets of ranks, with its proof; tries several k.
 
         Returns (bound, number of last entries, their earliest tick, earliest ticks of their pairs).
 
@@ -259,7 +259,7 @@ class TailSpread:
         return best
 
     def _into_sets(self, last: int, num: int) -> Ints:
-        """(num,) min ticks until the last `last` chunks to enter sets have made 1, 2, ... crossings in all.
+        """(num,) min ticks until the last chunks to enter sets of ranks have crossed borders 1, 2, ... times.
 
         Ticks count from the earliest of these entries. A chunk may cross into its set several times.
         The entries are into at most `last` sets, each assumed to be as fast as the fastest.
@@ -286,7 +286,7 @@ class TailSpread:
         return np.sort(times[first]), np.sort(times[first & self._wants[rank]])
 
     def _spread(self, entries: Ints, into: Ints, pairs: int, last: int) -> list[int]:
-        """Earliest ticks by which 1, 2, ..., `pairs` ranks in all can hold the last chunks to enter sets.
+        """Earliest ticks by which ranks can hold the last chunks to enter sets, for 1, 2, ..., `pairs` pairs.
 
         Ranks count once per chunk (a pair). A pair arises if the chunk crosses into the set, or if a rank of
         the set sends it to another.
@@ -314,7 +314,7 @@ class TailSpread:
 
 
 def _entries(fed: Fed, most: int) -> Iterator[int]:
-    """Yield the earliest ticks by which 1, 2, ... chunks can have entered sets, at most `most` per send."""
+    """Yield earliest ticks by which 1, 2, ... chunks can have entered sets, with at most `most` per send."""
     return map(max, *(sends_of(fastest_senders(gates, most), when) for gates, when in fed))
 
 

@@ -142,9 +142,9 @@ def _counting(servers: Sequence[tuple[int, int]], needed: int) -> int:
 def _mesh_jobs(
     host: NamedFabric, collective: str, pieces: int, costs: ClassTicks
 ) -> tuple[int, list[tuple[list[tuple[int, int]], int, str]]]:
-    """(ticks between the farthest ranks of a mesh, numbers of sends that links of a mesh must carry).
+    """(ticks between the farthest ranks, jobs) of a mesh; a job has sends that certain links must carry.
 
-    Each number is in a job: (servers, number of sends that they must carry, text that names the bottleneck).
+    A job is (servers, number of sends that they must carry, text that names the bottleneck).
     `_counting` turns a job into a bound. One job counts the sends into a corner rank. For an allreduce,
     another job counts the sends over an average link. Servers are (hold, latency) of links, in ticks. All
     links of a mesh cost the same, so those of the ring through its ranks give the costs.

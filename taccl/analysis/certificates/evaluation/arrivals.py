@@ -110,14 +110,14 @@ def reached(
     return [since for since, more in awake for _ in range(more)]
 
 
-#: Max ranks for which distances from entry points are used.
+#: Max ranks for which distances from the ranks at which chunks enter sets are used.
 _MOST_RANKS = 4_000
 #: Distinct bottleneck resources: {(resource, number of resources equal to it)}.
 Passages = frozenset[tuple[GatePassage, int]]
 
 
 class Entries:
-    """Max number of entries by a time; an entry is the first arrival of a chunk in one of some sets of ranks.
+    """Max number of entries by a given time; an entry is the first arrival of a chunk in a set of ranks.
 
     - `release`: {usable link: earliest tick at which it can carry a chunk}.
     - `num_first`: Number of outside ranks that initially hold some chunk.
@@ -184,7 +184,7 @@ class Entries:
         return min(let_in, self._early(ticks, self.num) + onward)
 
     def _early(self, ticks: int, most: int) -> int:
-        """Max number of chunks that outside ranks send into the sets by `ticks`, `most` at most per send."""
+        """Max number of chunks that outside ranks send into the sets by `ticks`; max `most` per send."""
         through = sum(n * gate.of_most(most).between(0, ticks) for gate, n in self._through.items())
         return min(through, self._outside(most).by(ticks, self._awake))
 
@@ -234,7 +234,7 @@ class Pairs:
         self._entered = cache(self._entered_by)
 
     def limited_by(self, labels: Labels) -> bool:
-        """True if the last chunks to enter sets do so at `since` or later, and no label can be exceeded.
+        """True if the last chunks that enter the sets do so at `since` or later, and all labels are true.
 
         - `labels`: ((ticks, most), ...): before `ticks`, there are at most `most` pairs.
         """
@@ -256,7 +256,7 @@ class Pairs:
         return min(max(0, self._entries.by(ticks) - self._before), self._num_entered * into)
 
     def room(self, ticks: int, ranks: frozenset[int]) -> int:
-        """Max number of arrivals by `ticks`, at all given ranks together, of the last chunks to enter sets.
+        """Max number of arrivals by `ticks` at the given ranks, of the last chunks to enter sets of ranks.
 
         Sends inside a set start at `since` or later; sends over a border end at `since` or later.
         """

@@ -108,7 +108,7 @@ class Distances:
         """{derived chunk: earliest tick at which it can be made}."""
         if units not in self._made:
             made: dict[int, int] = {}
-            self._made[units] = made  # filled below: `heads` of a source that is derived reads earlier keys
+            self._made[units] = made  # filled in order; `heads` reads the entry of a derived source
             for each in self.problem.collective.derivations_in_turn:
                 head = self.heads(each.source, units=units)[each.rank]
                 if np.isfinite(head):

@@ -255,7 +255,7 @@ class Sender(NamedTuple):
     period: int
 
     def since(self, begin: int) -> Iterator[int]:
-        """Arrivals of successive chunks if the rank starts to send at tick `begin`."""
+        """Arrival ticks of successive chunks if the sender starts to send at tick `begin`."""
         return (start + after for start in count(begin, self.period) for after in self.first)
 
 

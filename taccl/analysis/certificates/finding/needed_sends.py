@@ -96,7 +96,7 @@ class NeededSends:
 
     @cached_property
     def _at_rank(self) -> dict[bool, list[list[ChunkKind]]]:
-        """{True: kinds of chunks that end at each rank, False: kinds that start there}."""
+        """{True: kinds of chunks that each rank wants, False: kinds of chunks that start at each rank}."""
         classes: dict[bool, list[list[ChunkKind]]] = {
             ends: [[] for _ in range(self.topology.num_ranks)] for ends in (False, True)
         }
