@@ -45,7 +45,7 @@ class AllToAllV:
     chunk_bytes : int, optional
         Max bytes of a chunk; see `taccl.alltoallv_problem`.
     num_orders : int
-        Max orders of sends tried for each chunk size. Each takes about as long as the first.
+        Max orders of sends tried for each chunk size. The time grows in proportion.
     seed : int
         Seed of the order in which routes are searched.
 

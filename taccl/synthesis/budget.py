@@ -32,7 +32,7 @@ def _no_reason(_: Search) -> str:
 
 
 def nothing(_: Search) -> float:
-    """Reserve no time for a proposer, so that earlier ones may use up all of it."""
+    """Reserve 0 seconds for a proposer, so that earlier proposers may use up the time limit."""
     return 0.0
 
 

@@ -42,7 +42,7 @@ def check_options(problem: Problem, options: Options) -> None:
 
 
 def feasible(problem: Problem, time_limit_s: float) -> tuple[OtherRoots | None, Schedule | None]:
-    """Check that a schedule exists; return (other roots of sums, schedule without sums), None if unneeded.
+    """Check that a schedule exists; return (other roots for its sums, schedule without sums), or Nones.
 
     If contributions cannot reach a root, the transform moves sums to other roots. If no rank can make a sum,
     the schedule sends unreduced contributions. Otherwise both are None. Raises `InfeasibleError`, with the

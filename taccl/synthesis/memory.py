@@ -87,7 +87,7 @@ def memory_need(
 
     - `num_runs`: Number of runs; None for any number. A single run keeps no best schedule beside its own.
     - `spilled`: True if columns are in files.
-    - `summary`: True if only figures of the schedule are kept.
+    - `summary`: True if totals of the schedule are kept, but no transfers.
     - `to_file`: True if the schedule is written to a file of taccl's own format.
     """
     halves = _read_halves(problem)

@@ -51,7 +51,7 @@ class SearchState:
 
 
 class _CallbackFailed(BaseException):
-    """Exception of a callback on its way out of the search, where no handler of the search catches it."""
+    """Wrapper that carries a callback's exception past the exception handlers of the search."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -67,13 +67,13 @@ def _called(callback: Callable[..., T], *arguments: object) -> T:
 
 @contextmanager
 def raising_errors_of_callbacks() -> Iterator[None]:
-    """Context out of which an exception of an `Observer`'s callback comes unchanged."""
+    """Context manager that raises the exception of an `Observer`'s callback itself, without its wrapper."""
     failed: _CallbackFailed | None = None
     try:
         yield
     except _CallbackFailed as found:
         failed = found
-    if failed is not None:  # outside the handler, which would add itself to the exception's context
+    if failed is not None:  # raised here, as the `except` block would set the wrapper as context
         raise failed.error
 
 
@@ -176,7 +176,7 @@ class Options:
     """Options of a search: backend, limits, seed, callbacks, what is kept of the schedule, and all constants.
 
     - `idle_share`: Share of its elapsed time that improvement may last without progress; None for no limit.
-    - `start`: Verified schedule of the problem to start from, in its own chunks; None without.
+    - `start`: Verified schedule of the problem to start from, in its own chunks; None for no such schedule.
     - `began_s`: Start of the synthesis on the clock of `time.monotonic`.
     """
 

@@ -35,7 +35,7 @@ from taccl.synthesis.transforms.exchange import exchanged
 from taccl.synthesis.transforms.isomorphic import matched
 
 _RESERVE_SHARE = 0.3  # share of the time reserved for building and verifying the schedule
-_LEAST_SENDS = 400_000  # sends that all iterations of ruin and recreate re-time, however short the time is
+_LEAST_SENDS = 400_000  # min sends re-timed in all iterations of ruin and recreate together
 _MOST_ROUTES = 250_000  # max routes (trees times ranks) for improvement
 
 

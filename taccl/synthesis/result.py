@@ -311,7 +311,7 @@ class Result:
         return self if every is None else replace(self, bound=every, bound_of_chosen=self.bound)
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures as plain values, as printed by ``taccl synthesize --json``."""
+        """The result as plain values, as printed by ``taccl synthesize --json``."""
         every = self.bound_over_all_chunkings
         return {
             "bound_us": self.bound_us,
@@ -343,7 +343,7 @@ class Result:
         }
 
     def facts(self) -> list[tuple[str, str]]:
-        """[(name, text)] of the figures, as a terminal, a notebook and the command line show them."""
+        """[(name, text)] of the main results, as a terminal, a notebook and the command line show them."""
         schedule = self.schedule
         transfers, sends = schedule.num_transfers, schedule.num_sends
         bounds = self.bound_in_chunks, self.bound_over_all_chunkings

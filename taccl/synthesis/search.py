@@ -45,7 +45,8 @@ logger = logging.getLogger(__name__)
 Solve = Callable[[Problem, Options, Deadline], Schedule]
 #: Minimum seconds without progress before improvement may end.
 _LEAST_IDLE_S = 1.0
-#: Min time of a step outside its stages that is recorded as a stage: seconds, and share of the time so far.
+#: A step is recorded as a stage if at least this much of its time is in no other stage: `_NOTABLE_S` seconds,
+#: and the share `_NOTABLE_SHARE` of the time since the search began.
 _NOTABLE_S, _NOTABLE_SHARE = 0.03, 0.01
 
 
@@ -71,7 +72,7 @@ class Search:
     is_verified: bool = False  # True if the incumbent was verified; otherwise `result` verifies it
     earliest: list[Schedule] = field(default_factory=list)  # best schedules along trees, earliest first
     most_earliest: int = 0  # max length of `earliest`
-    exchanged: Schedule | None = None  # best schedule with sums exchanged at roots
+    exchanged: Schedule | None = None  # best schedule in which two ranks exchange partial sums
     exchange_tried: list[Schedule] = field(default_factory=list)  # schedules whose exchange was tried
     stages: list[Stage] = field(default_factory=list)
     trace: list[TraceEntry] = field(default_factory=list)
@@ -359,14 +360,14 @@ class Search:
         return time.monotonic() - since - within_s
 
     def account(self, name: str, since: float, status: str = "done", message: str = "") -> None:
-        """Add a stage for the time since `since` that no other stage has, unless it is very short."""
+        """Add a stage for the time since `since` that no other stage covers, unless it is very short."""
         past_s = time.monotonic() - self.options.began_s
         if self._own_s(since) >= max(_NOTABLE_S, _NOTABLE_SHARE * past_s):
             self.record(name, "taccl", status, since, message=message)
 
     @contextmanager
     def accounting(self, name: str) -> Iterator[None]:
-        """Context whose time outside other stages is a stage, also if the time limit or Ctrl-C ends it."""
+        """Context manager that records, as a stage, the time of its block that no other stage covers."""
         since = time.monotonic()
         try:
             yield

@@ -130,7 +130,7 @@ def synthesize(
         sketch suggested for the problem's chunks; ``"none"`` does not; a proposal is used instead of the
         suggestions.
     keep : {"schedule", "summary"}
-        Whether the compiled list scheduler keeps the transfers, or only their figures once they are verified.
+        Whether the compiled list scheduler keeps the transfers, or only totals once they are verified.
     spill_dir : path, optional
         A new or empty folder for the columns of a schedule too large for memory (`taccl.load_spilled`). If a
         baseline finishes first, its schedule stays in memory, and a note says so.

@@ -80,7 +80,7 @@ class SketchReport:
     conflict, change : tuple of str, str
         If no schedule exists: the clauses that clash, and the smallest change with which one exists.
     num_unreachable : int
-        Kinds of chunk (by origins and destinations) that cannot reach a destination.
+        Number of kinds of chunk (by origins and destinations) that cannot reach a destination.
     hints : tuple of str
         Possible additions, such as symmetries of the topology and the clauses.
     """
@@ -153,7 +153,7 @@ def check_sketch(
     chunk_size, size : int or str, optional
         As for `Sketch.apply`: the sketch's own chunk size is used unless one of them is given.
     time_limit_s : float
-        Seconds after which no further clause is bounded.
+        Seconds after which the costs of the remaining clauses are not computed.
     **arguments : CollectiveArguments
         `root`, `roots` or `counts` of a named collective, as for `taccl.collectives.make`.
 
@@ -199,7 +199,7 @@ def check_sketch(
 
 
 class _Check:
-    """Builder of the problem that a sketch gives on a topology once chosen clauses are left out.
+    """Applies a sketch to a topology without chosen clauses, to find the effect of each clause.
 
     Clauses that do not fit are left out from the start; `wrong` is {clause: fault}.
     """

@@ -1,8 +1,8 @@
 """Clauses that keep a chunk off a link, and edits of the sketch that would let the link carry it.
 
-A sketch is written in local ranks, its clauses in links. If a problem's clauses are equal in every node,
-edits are given in local ranks, as in the sketch's file; otherwise link by link. Edits that the sketch's
-symmetry maps to each other are made together, so that the sketch keeps its symmetry.
+A sketch names local ranks; the clauses of a problem under the sketch name links. If a problem's clauses are
+equal in every node, edits are given in local ranks, as in the sketch's file; otherwise link by link. Edits
+that the sketch's symmetry maps to each other are made together, so that the sketch keeps its symmetry.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class Barriers:
 
     @cached_property
     def relays(self) -> dict[int, set[int]]:
-        """{local sender: local ranks whose chunks it may carry}, for senders with an entry."""
+        """{local sender: local ranks whose chunks it may carry}, for senders that the sketch restricts."""
         local = self.problem.topology.local_rank
         relays: dict[int, set[int]] = {}
         for e, admitted in self.clauses.carries_from.items():

@@ -57,7 +57,7 @@ def run_events(
     """Run an event-driven kernel and return its sends; a negative finish says why there is no schedule.
 
     - `begin`: Function that returns the number of sends, and the kernel as a function of a timeline and a
-      latest finish. It is called again if the event heap or the column of starts was too small.
+      latest finish. It is called again if the event heap was too small, or starts need 64 bits.
     - `least_ticks`: Lower bound on the finish.
     - `begins`, (num_slots,): Earliest starts on each link, in ticks; None for 0.
     """

@@ -214,7 +214,7 @@ def make_demand(collective: Collective, costs: Costs) -> Demand:
 
 @dataclass(frozen=True, slots=True)
 class _Holds:
-    """Holds (occupations) of shared resources as rows; and the occupation of each link by itself (`own_`)."""
+    """Rows of holds (occupations) of shared resources, and min time between sends of each link (`own_`)."""
 
     own_alpha: Ints
     own_beta: Ints

@@ -94,7 +94,7 @@ class Room(NamedTuple):
     """Work arrays of the search, mostly for the tree that is being completed."""
 
     ready: Ints  # by tree and rank: when the chunk arrives
-    when: Ints  # when the growing tree reaches each rank, from its root
+    when: Ints  # time at which the growing tree reaches each rank, counted from the root
     cost: Floats  # cost of reaching each rank: time and prices
     paid: Floats  # part of `cost` that consists of prices
     came: Ints  # arc by which each rank is reached

@@ -55,7 +55,8 @@ class Queues(NamedTuple):
 def send_along(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, limit: int) -> int:
     """Schedule every hop of the routes; returns the finish in ticks, or a negative reason for a failure.
 
-    - `limit`: Latest finish; the run is given up above it. The column of starts must have room for it.
+    - `limit`: Latest finish; the run is given up above it. The integer type of the starts must
+      be able to hold it.
     """
     num_groups, num_slots = len(fabric.group_lead), len(fabric.link)
     for t in range(len(hops.slot)):

@@ -49,7 +49,7 @@ class SpreadingState(NamedTuple):
     claimed: Bytes  # chunks that a rank has, expects, or is not to receive
     missing: Ints  # number of chunks that each rank has yet to claim
     held: Bytes  # by class and component: chunks that some rank of the component has or expects
-    num_held: Ints  # by class and component: number of these chunks
+    num_held: Ints  # by class and component: number of chunks in `held`
     copies: Ints  # by component of the slowest class and chunk: number of ranks that have or expect it
     holders: Ints  # by chunk: number of components of the slowest class that have or expect it
     place: Ints  # by slot: position in the source's log before which the destination has claimed all chunks
@@ -147,8 +147,8 @@ def spread_chunks(
 def mark_needed(chunk: NDArray[Any], src: Ints, dst: Ints, needed: Bytes, keep: Bools) -> None:
     """Mark the sends that lead to a rank that needs the chunk; `needed` is modified.
 
-    - `chunk`, `src`, `dst`, `keep` ((num_sends,)): In order of start, at most one send per chunk and
-      destination.
+    - `chunk`, `src`, `dst`, `keep` ((num_sends,)): Columns of sends in order of start, at most one
+      send per chunk and destination.
     - `needed` ((num_ranks, ceil(num_chunks / 8)) uint8): Bit masks of the chunks that ranks need.
     """
     for t in range(len(chunk) - 1, -1, -1):

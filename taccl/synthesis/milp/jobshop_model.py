@@ -73,7 +73,7 @@ class _Shop:
         model.minimize(self.finish)
 
     def at(self, state: int) -> Any:
-        """Arrival time of the chunk at a state; 0 at an origin."""
+        """Arrival time of a state, a (chunk, rank) pair; 0 at an origin."""
         if self.payload["is_origin"][state]:
             return 0
         if state not in self.arrival:
@@ -86,7 +86,7 @@ class _Shop:
         return self.arrival[state]
 
     def _route(self) -> None:
-        """Let one hop enter each destination, and none leave a state that no hop enters."""
+        """Let one hop enter each destination, and let hops only leave origins or states that a hop enters."""
         payload, model = self.payload, self.model
         into: dict[int, list[int]] = defaultdict(list)
         out: dict[int, list[int]] = defaultdict(list)

@@ -279,7 +279,7 @@ def _may_meet(quotient: Quotient, a: int, b: int) -> bool:
 
 
 def _gap(quotient: Quotient, a: int, by_a: Held, b: int, by_b: Held) -> int:
-    """Least ticks from the start of a to that of b, such that a's occupation ends before b's begins."""
+    """Min ticks from the start of hop a to that of hop b, so that a releases a resource before b uses it."""
     first, second = quotient.hops[a], quotient.hops[b]
     end = first.duration if by_a.receives else by_a.alpha + first.units * by_a.beta
     if not by_b.receives:

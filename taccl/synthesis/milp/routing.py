@@ -6,7 +6,7 @@ Source: Shah et al., "TACCL: Guiding Collective Algorithm Synthesis using Commun
 section 5.1. Here, symmetric variables are substituted by one another, and big-M constants are tight.
 """
 
-# Symbols: m hop, p state; x hop is made, y hop brings the chunk to a state (binaries);
+# Symbols: m hop, p state; binaries x (1 if the hop is made) and y (1 if the hop brings the chunk to a state);
 # s arrival, T finish, h head (earliest arrival), UB upper bound, all times in us.
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ _VERIFY_S = 6e-6
 #: `_COMPILED`: name of the compiled list scheduler as a baseline.
 #: `_LOAD_S`: CPU seconds to load the compiled list scheduler.
 #: `_RUN_S`: CPU seconds of its run per 10,000 arrivals of copied chunks, and per 10,000 arrivals of sums.
-#: `_UNEVEN_RUNS`: max runs if pairs of ranks exchange different numbers of bytes; it is then the first
-#: baseline.
+#: `_UNEVEN_RUNS`: max runs if pairs of ranks exchange different numbers of bytes; this scheduler is then the
+#: first baseline.
 _COMPILED, _LOAD_S, _RUN_S, _UNEVEN_RUNS = "compiled list scheduler", 0.5, (0.3, 1.0), 3
 #: Limits for the choice of the next baseline while there is no schedule. A baseline's first form is the first
 #: schedule that it completes; it may build variants after that.
@@ -51,7 +51,7 @@ _FIRST_TIMES, _QUICK_S, _SAFE_SHARE = 2.0, 0.3, 0.8
 _VARIANTS_S = 1.0
 #: Max share of the time left that a baseline may take for `quickest_first` to rank it by preference.
 _QUICK_FIRST_SHARE = 0.2
-#: Name in `tried_finer` of recursive multiplying, once its best forms were chosen by their estimated finish.
+#: Name that `tried_finer` contains once the best forms of recursive multiplying were chosen by estimate.
 BY_ESTIMATE = "multiplying by estimate"
 
 #: `_RESERVE_S_PER_LINK`: CPU seconds of verifier and bound at the end, per link.
@@ -311,7 +311,8 @@ def share_baselines(problem: Problem, other: Problem) -> None:
 def offer_baselines(search: Search, share: float = 1.0) -> None:
     """Propose baselines that obey the problem's sketch, are quick to build and beat the incumbent.
 
-    - `share`: Max share of the time left for all of them but the usually best one.
+    - `share`: Share of the time left within which a baseline must be expected to end; the usually best one
+      may use all of it.
     """
     if search.is_met:
         return

@@ -46,7 +46,7 @@ _MOST_RUNS = 40
 _MOST_TREE_RUNS = 100
 #: Priority rules that are tried in turn along the same paths.
 PATH_RULES = ("in step", "latest start", "spread", "travel time", "in step")
-#: Number of seeds tried along the same trees.
+#: Number of orders of sends, with ties broken by different seeds, tried along the same trees.
 _TREE_ORDERS = 2
 _STARTS = {"latest start": latest_starts, "spread": spread_starts}
 #: Cost, in the search for trees, of each tick until a chunk reaches a rank; one value per search, in turn.
@@ -181,7 +181,9 @@ def send_along_trees(
     *,
     limit_ticks: int = 2**62,
 ) -> Sends | None:
-    """Best schedule of several seeds along trees; the fewer sends and links, the more seeds are tried.
+    """Best of several schedules along trees, each with other trees or another order of sends.
+
+    The fewer sends and links there are, the more schedules are tried.
 
     - `routes`: The first trees to try.
     - `find`: Function from limits and `waiting` to further trees; see `find_trees`.

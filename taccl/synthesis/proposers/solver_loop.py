@@ -22,7 +22,7 @@ from taccl.synthesis.search import Search
 #: `_CONTIGUITY_S`: CPU seconds for a contiguity model.
 #: `_JOB_SHOP_S`: CPU seconds for the job shop of a routing.
 #: `_CUT_S`: CPU seconds for a cut.
-#: `_ROUNDS_S`: CPU seconds for rounds of job shops without improvement.
+#: `_ROUNDS_S`: seconds without improvement after which the rounds of job shops end.
 _ROUTING_S, _CONTIGUITY_S, _JOB_SHOP_S, _CUT_S, _ROUNDS_S = 5.0, 2.0, 3.0, 1.0, 4.0
 #: Max pairs of hops that share a resource for which routing also decides their order. Each pair may need a
 #: binary and two rows; with more pairs, solvers mostly do not end within a few seconds.

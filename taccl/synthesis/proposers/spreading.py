@@ -56,7 +56,8 @@ class Rule:
     rarest: bool = False  # True: a link sends the rarest of its source's chunks; False: the first to arrive
 
 
-#: Rules by which slow links repeat chunks sooner, for fabrics with fast and slow links.
+#: Rules for fabrics with fast and slow links: with a smaller `theta`, slow links sooner carry chunks that the
+#: receiver's fast component has already.
 _EAGER = (Rule("in-turn", 0.7), Rule("in-turn", 0.5, rarest=True))
 
 

@@ -70,8 +70,8 @@ _PAYS = 0.999
 _STEADY = Fraction(1002, 1000)
 #: Number of consecutive chunk counts without gain after which no finer chunks are tried.
 _PATIENCE = 2
-#: Max share of the time of the search for trees in which the shares of roots are chosen. That takes at most
-#: 0.4 s of CPU for 96 ranks, and as much to load the kernel of flows.
+#: Max share of the time of the search for trees in which the shares of roots are chosen. The choice takes at
+#: most 0.4 s of CPU for 96 ranks; loading the kernel of maximum flows takes as much.
 _ROOTS_SHARE = 0.5
 #: `_HOPS`: estimated time to fill the pipeline, as a multiple of the slowest send's duration.
 #: `_FAR`: a number of chunks is tried if its estimated finish is at most this multiple of the best estimate.

@@ -53,8 +53,8 @@ _RUN_TURNS, _RUN_SENDS = 1_000, 4_000_000
 #: chunks to be used.
 #: `_MOST_ARRIVALS`: max product of the numbers of chunks and ranks of a problem that is cut so.
 _FINER_PAYS, _MOST_ARRIVALS = 0.98, 10_000
-#: A short run tries a number of chunks only if the list scheduler's finish with this number is at most this
-#: multiple of its earliest finish.
+#: A short run of ruin and recreate tries a number of chunks only if the list scheduler's finish with this
+#: number is at most this multiple of its earliest finish.
 _FAR = 1.1
 
 
@@ -190,7 +190,7 @@ def _soonest(
     is_cold = compiles and not has_kernels(fewest, options, give_up)
     compiles &= not is_cold
     if compiles and sum(efforts) <= suggesting.most_hops:
-        until = give_up  # such trials take less time than loading the kernels
+        until = give_up  # trials of these sizes take less time than loading the kernels
     best, best_us = fewest, math.inf
     untried: list[int] = []
     first: dict[int, Schedule] = {}

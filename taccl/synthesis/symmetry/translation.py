@@ -88,7 +88,7 @@ def translate(
 
 
 def memory_needed(translations: Translations, chunks_per_rank: int = 1) -> int:
-    """Estimated memory in bytes to grow a tree: neighbours by offset and class, rows by offset and chunk."""
+    """Estimated bytes to grow a tree over all rank offsets: its table of neighbours and its pattern."""
     nodes = translations.num_ranks * chunks_per_rank
     return 4 * translations.num_ranks * len(translations.classes) + _BYTES_PER_ROW * nodes
 

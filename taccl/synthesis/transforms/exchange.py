@@ -52,7 +52,7 @@ def offer_exchanged(search: Search) -> None:
         if any(schedule is each for each in search.exchange_tried):
             continue
         search.exchange_tried.append(schedule)
-        # A schedule found under a suggested sketch need not obey that sketch.
+        # If a schedule was found under a suggested sketch, its variant need not obey that sketch.
         schedule = schedule.under(search.problem)
         for anew in (False, True):
             with suppress(InputError, ValueError):  # merged sends may deadlock if exchanged

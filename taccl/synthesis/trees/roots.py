@@ -43,7 +43,7 @@ _PAYS = 1e-3
 _EVEN = 1e-3
 #: Max common denominator of exact shares; other shares are rounded to the grid.
 _MOST_PARTS = 720
-#: Difference between a share and a fraction at which both are equal.
+#: Max difference between a share and a fraction for which both count as equal.
 _EQUAL = 1e-6
 
 
