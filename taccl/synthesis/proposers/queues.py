@@ -279,6 +279,8 @@ def send_once(
         return None
     if due is not None:
         hops.key[:] += due[hops.chunk]
+    if routes.urgent is not None and (rule in _STARTS or due is not None):  # these keys ignore the priority
+        hops.key[routes.urgent] -= 1.0 + np.ptp(hops.key)
     found = run_events(
         lambda: (num_hops, partial(send_along, fabric, hops, _make_queues(fabric, hops))),
         fabric, limits, limit, steps=sending,

@@ -94,6 +94,19 @@ def test_ranks_that_may_not_relay():
     assert {topology.links[e].dst for e in schedule.link.tolist()} == {0, 2, 3}
 
 
+def test_own_chunks_of_an_exchange_go_first_by_every_rule():
+    """In an alltoall, each priority rule of paths sends a link's own chunks before relayed ones."""
+    mesh = topologies.mesh(2, 3, alpha_us=1, bandwidth_gb_per_s=50)
+    problem = make_problem(
+        mesh,
+        collectives.alltoall(6, chunks_per_rank=1),
+        size_bytes="64KB",
+        clauses=Clauses(own_first=frozenset(range(len(mesh.links)))),
+    )
+    for num_runs in (1, 2, 4, None):
+        assert taccl.verify(schedule_large(problem, num_runs=num_runs)).ok
+
+
 def test_pipelined_links_and_own_chunks_first():
     """Local-first priority on pipelined links is not supported, and the reason is given."""
     problem = make_problem(
