@@ -56,7 +56,7 @@ def dump_schedule(schedule: Schedule, *, extra: dict[str, Any] | None = None) ->
         document["transfers"]["sums"] = [list(ranks) for ranks in schedule.sums]
     if extra is not None:
         try:
-            document["result"] = json.loads(_compact(extra))  # as a reader of the file will see it
+            document["result"] = json.loads(_compact(extra))  # as JSON returns it: tuples become lists
         except (TypeError, ValueError, RecursionError) as error:
             raise InputError(f"found a value that JSON cannot hold: {error}", where="extra") from None
     return document | {"file_digest": _file_digest(document)}
@@ -149,7 +149,7 @@ def save(
 def dump_text(schedule: Schedule, extra: dict[str, Any] | None = None) -> str:
     """Text of a schedule's file; arguments as in `save`."""
     if extra is None:
-        from taccl.analysis.certificates.bounds import lower_bound  # not needed to read a file
+        from taccl.analysis.certificates.bounds import lower_bound  # imported late: not needed to read a file
         from taccl.analysis.certificates.scopes import bound_over_all_chunkings
 
         bound = lower_bound(schedule.problem, budget_s=_BOUND_S)

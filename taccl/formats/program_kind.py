@@ -48,7 +48,8 @@ def kind_of(program: Program, format_name: str) -> ProgramKind:
     ends = [chunk.destinations for chunk in collective.chunks]
     own = [(c // -(-count // n),) for c in range(count)] if count % n == 0 else None  # owner of each chunk
     if not collective.derivations and {*(starts if collective.combining else ends)} == {everyone}:
-        # Every chunk is a sum over all ranks (combining), or is sent to all ranks (not combining).
+        # If combining, every chunk is a sum over all ranks; otherwise every chunk is sent to all ranks.
+        # `others` is where the sums end, or where the chunks start.
         others = ends if collective.combining else starts
         if collective.combining and {*others} == {everyone}:
             return ProgramKind("allreduce", count)

@@ -79,7 +79,7 @@ def layout(collective: Collective) -> tuple[RankLayout, ...]:
 
 
 def layouts_of(program: Program) -> tuple[RankLayout, ...]:
-    """Layout of each rank's buffers of a program; without a collective, every slot holds its own chunk."""
+    """Layout of a program's buffers, by rank; without a collective, every slot holds its own chunk."""
     if program.collective is not None:
         return layout(program.collective)
     return tuple(

@@ -210,7 +210,7 @@ class Program:
 
     @property
     def size_chunks(self) -> int:
-        """Number of chunks that make up a size: those of a rank's largest input or output; at least 1."""
+        """Number of chunks into which a size is divided: those of the largest input or output; at least 1."""
         if self.collective is not None:
             return max(1, self.collective.size_chunks)
         return max([1, *(max(rank.input_chunks, rank.output_chunks) for rank in self.ranks)])

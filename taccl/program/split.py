@@ -34,7 +34,7 @@ def split_threadblocks(program: Program, *, max_steps: int) -> Program:
     parcels = match(program)
     groups = _groups(weights, parcels)
     ordered: dict[Block, list[StepAddress]] = defaultdict(list)
-    for address in running_order(program, capacity=1):  # with as few messages in flight as possible
+    for address in running_order(program, capacity=1):  # a run with as few messages in flight as possible
         ordered[groups[address[:2]]].append(address)
     piece_of: dict[StepAddress, int] = {}
     for group, addresses in ordered.items():

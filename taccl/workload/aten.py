@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-#: Labels of axes that a call needs whole. Labels from -63 to -1 stand for axes that are summed over.
+#: Labels of axes that must not be sliced. Labels from -63 to -1 stand for axes that are summed over.
 WHOLE = frozenset(range(-2048, -63))
 _NAME = re.compile(r"aten\.[a-z]\w*\.[A-Za-z]\w*|aten\._[a-z]\w*\.[A-Za-z]\w*", re.ASCII)
 _TYPE = re.compile(r"[a-z]+\d*", re.ASCII)

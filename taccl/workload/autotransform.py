@@ -133,7 +133,7 @@ def autotransform(
 
 
 def _baselines(workload: Workload) -> Iterator[Workload]:
-    """Yield the usual forms of a step: the program, with fused kernels, and with sharded state (ZeRO-1)."""
+    """Yield the step as given, then with fused compute kernels, then with sharded state as well (ZeRO-1)."""
     plain = fused(workload, collectives=False)
     yield workload
     if plain != workload:
@@ -144,7 +144,7 @@ def _baselines(workload: Workload) -> Iterator[Workload]:
 
 
 def _tiled(workload: Workload, tiles: int, axis: int) -> Workload | None:
-    """Result of `overlapped`; None if nothing overlaps, or if it has more than `MOST_CHUNKS` chunks."""
+    """Result of `overlapped`; None if nothing overlaps, or the step has more than `MOST_CHUNKS` chunks."""
     some = overlapped(workload, tiles, axis)
     return some if some and sum(part.count for part in parts_of(some)) <= MOST_CHUNKS else None
 
@@ -193,7 +193,7 @@ def fused(workload: Workload, *, collectives: bool = True) -> Workload:
 
 
 def _grown(workload: Workload, head: str) -> Workload:
-    """Fuse operations into the kernel of `head` where legal: readers of its results first, then operands."""
+    """Fuse into the kernel of `head`, where legal, operations that read its results or make its operands."""
     group, tried = [head], set[str]()
     while True:
         readers = (name for each in group for name in workload.readers[each])
@@ -213,7 +213,7 @@ def _grown(workload: Workload, head: str) -> Workload:
 def _kinds_behind(workload: Workload) -> dict[str, set[bool]]:
     """{operation: {True if it or an operation behind it communicates, False if one of them computes}}.
 
-    An operation is behind another if it depends on it.
+    An operation is behind another if it depends on the other, directly or indirectly.
     """
     kinds = {each.name: {each.is_collective} for each in workload.operations}
     for each in reversed(workload.operations):

@@ -41,7 +41,7 @@ def number_of_pieces(topology: Topology, collective: Collective, chunk_bytes: in
     from taccl.synthesis.proposers.balanced import (
         collectives_of,
         cut_balanced,
-    )  # ranks that run a step do not need these
+    )  # imported late: ranks that run a step do not need these
 
     problem = replace(make_problem(topology, collective, chunk_bytes=chunk_bytes), chunks_open=True)
     try:

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 #: Max number of sets of collectives whose joint bound is computed: the sets with the largest estimates.
 _MOST_SETS = 6
-#: Time limit in s for the bound of a set of collectives. The bounds by rank of one collective share this
-#: limit, once for contributions and once for results.
+#: Time limit in s for one bound on the transfers of a collective, or of a set of collectives. All bounds that
+#: count one rank's contributions share one such limit; all that count one rank's results share another.
 _BOUND_S = 4.0
 _NOTHING = Fraction(0)
 
@@ -103,7 +103,7 @@ class StepBound:
         ranks, own = range(self.topology.num_ranks), dict[str, set[str]]()
         for each in self.order:
             name, inputs = each.name, self.before[each.name]
-            # Predecessors that run at the same rank; those of a send run at the rank that sends.
+            # Operations on which this one depends at the same rank; those before a send run at the sender.
             own[name] = set[str]().union(*(own[i] | {i} for i in inputs if not self._is_send(i)))
             computed = [i for i in own[name] if not self.workload.operation[i].is_collective]
             least, all_of = sum(self.takes(i, name) for i in computed), sum(self.whole[i] for i in computed)
@@ -115,7 +115,7 @@ class StepBound:
             if each.is_collective:
                 self._end_collective(each, ready, last)
                 continue
-            # If it overlaps an input, only its last tile must follow the end of the inputs; else all must.
+            # If the operation overlaps an input, only its last tile must follow the end of all inputs.
             final = self.tile[name] if any(self.together(i, name) for i in inputs) else self.whole[name]
             self.ends[name] = [
                 max(start + self.whole[name], at + final)
@@ -125,7 +125,7 @@ class StepBound:
             self.last[name] = max(*self.ends[name], last + final, last)
 
     def _reads(self, name: str, reader: str) -> list[Fraction]:
-        """Earliest starts of a reader of operation `name`: after one tile if both overlap, else all."""
+        """Earliest start of `reader` at each rank: after one tile of `name` if they overlap, else all."""
         if not self.together(name, reader):
             return self.ends[name]
         starts = self.starts[name]
@@ -143,7 +143,7 @@ class StepBound:
         name = operation.name
         found, first = self.transfers(name), min(self.starts[name])
         self.ends[name] = [max(self._everyones(name, last), first + us) for us in found.to_us]
-        # The last tile contributed may differ by rank, so each rank's contribution is bounded alone.
+        # Ranks may contribute different tiles last, so each rank's contribution is bounded by itself.
         given = self.transfers(name, one=any(self.together(i, name) for i in self.before[name])).from_us
         late = [at + us for at, us in zip(ready, given, strict=True)]
         self.last[name] = max(*self.ends[name], *late, first + found.all_us, last + min(given))
@@ -188,7 +188,7 @@ class StepBound:
         return self.workload.operation[name].kind == "send"
 
     def _everyones(self, name: str, us: Fraction) -> Fraction:
-        """Return `us`, or 0 if some result does not depend on all ranks: for a send, or several groups."""
+        """Return `us`, or 0 if some result does not depend on all ranks, as for a send or several groups."""
         groups = groups_of(self.workload, self.workload.operation[name])
         return _NOTHING if self._is_send(name) or len(groups) > 1 else us
 

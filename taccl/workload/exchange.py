@@ -209,7 +209,8 @@ def _collective(kind: str, shift: int, groups: Sequence[tuple[int, ...]]) -> Col
     return collectives.together([one.among(members, num_ranks=num_ranks) for members in groups])
 
 
-#: Key of a synthesized collective: (kind, shift, algorithm, clauses on merged sends by field, groups).
+#: Key of a collective's schedule: (kind, shift, algorithm, clauses on merged sends as (field, value) pairs,
+#: groups).
 _Sent = tuple[str, int, str, tuple[tuple[str, Any], ...], tuple[tuple[int, ...], ...]]
 
 
@@ -226,6 +227,6 @@ def _alone(topology: Topology, sent: _Sent, chunk_bytes: int) -> Schedule:
         stock = "pairwise" if kind == "alltoall" or len(groups) > 1 else "ring"
         name = stock if algorithm == "stock" else algorithm
         return baseline(name, problem, cut=False)
-    from taccl.synthesis.synthesize import synthesize  # ranks that run a step do not need it
+    from taccl.synthesis.synthesize import synthesize  # imported late: ranks that run a step do not need it
 
     return synthesize(problem, backend="greedy", time_limit_s=_SEARCH_S, parameters=_PARAMETERS).schedule

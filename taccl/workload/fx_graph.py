@@ -117,7 +117,7 @@ class Graph:
         if kind in POINTWISE and any(isinstance(value, Repeated) for value in values):
             shapes = {value.shape if isinstance(value, Repeated) else None for value in values}
             plain = (value.source if isinstance(value, Repeated) else value for value in values)
-            # The result is broadcast only by operations that read it.
+            # Compute with the values before they are repeated; readers of the result broadcast it.
             found = self.make(kind, *plain, **options)
             alike = shapes.pop() if len(shapes) == 1 else None
             return found if alike is None else Repeated(found, alike)

@@ -76,7 +76,7 @@ class NodeReader(Graph):
         return f"{self.node.target} of {told or 'nothing'}"
 
     def _is_last_reader(self, node: Any) -> bool:
-        """True if later nodes read the tensor that a node writes in place only through the node's result."""
+        """True if a tensor that a node writes in place is read afterwards only as the node's result."""
         written = node.args[0] if node.args else None
         users, target = getattr(written, "users", ()), getattr(written, "target", None)
         # In evaluation, dropout returns its operand itself, which other nodes may read.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from taccl.workload.operations import Operation
 
-#: {kind: PyTorch expression}; `text_of` replaces `{0}` and `{1}` by the operands, and the names by options.
+#: {kind: PyTorch expression}; `text_of` replaces `{0}` and `{1}` by operands, `{name}` by an option.
 _VALUES = {
     "relu": "torch.relu({0})", "gelu": 'torch.nn.functional.gelu({0}, approximate="tanh")',
     "tanh": "torch.tanh({0})", "sigmoid": "torch.sigmoid({0})", "erf": "torch.erf({0})",

@@ -167,7 +167,8 @@ def bounds_of(workload: Workload) -> dict[str, int]:
     least: dict[str, int] = {}
     for each in reversed(workload.operations):
         kind = TABLE.get(each.kind)
-        if kind is None or kind.ids is None:  # the operands' elements may reach the result unchanged
+        # Elements of operands may reach the result unchanged, so the result's bound applies to them.
+        if kind is None or kind.ids is None:
             masks = kind.masks if kind is not None else ()
             moved = [name for at, name in enumerate(each.inputs) if at not in masks]
             for name in moved if each.name in least else ():
@@ -308,7 +309,7 @@ def _calculated(
     out, tensors = workload.tensors[operation.name], workload.operands(operation)
     needs = places_read(operation, out, tensors, [part.places for part in parts], wanted)
     read = [taken(part, need) for part, need in zip(parts, needs, strict=True)]
-    if operation.kind == "compute":  # operands without a matching axis contribute their mean
+    if operation.kind == "compute":  # an operand none of whose axes match contributes its mean
         apart = (set(operand_axes(operation, tensors, out, at)) == {None} for at in range(len(read)))
         read = [value.mean() if each else value for value, each in zip(read, apart, strict=True)]
     place = workload.grid.index(rank, workload.grid.partial(out))

@@ -98,7 +98,7 @@ class Tensor:
         """Size of one rank's part in bytes."""
         return math.prod(self.local_shape(ranks)) * DTYPE_BYTES[self.dtype]
 
-    @lru_cache(maxsize=4096)  # each operation that is added checks all tensors before it
+    @lru_cache(maxsize=4096)  # each operation added to a step checks all earlier tensors again
     def check(self, ranks: Mesh | int) -> Tensor:
         """Return the tensor with its layout in normal form: groups named in the mesh's order.
 

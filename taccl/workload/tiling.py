@@ -70,7 +70,7 @@ def _join(
     # An operation may read one tensor twice, along different axes: matmul(x, x).
     read = [(name, to_axis[axes[name]]) for name, to_axis in both if name in axes]
     found = {each for _, each in read} if axes else {axis}
-    if not found and operation.fused in axes:  # joined to the overlap only by its kernel
+    if not found and operation.fused in axes:  # reads no tensor of the overlap, but is in one of its kernels
         found = {axes[operation.fused]}
     own = min((each for each in found if each is not None), default=0)
     whole = next((name for name, each in read if each is None), None)

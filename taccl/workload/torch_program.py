@@ -217,10 +217,10 @@ class _Program:
                 operands.append(given.setdefault(self._operand(operation, place), parameter))
             is_drawn = operation.kind in ("dropout", "compute")
             value = self._value(operation, operands)
-            if is_drawn:  # numbers drawn on the host enter as a parameter
+            if is_drawn:  # random numbers are drawn on the host and passed as a parameter
                 drawn = self._drawn(operation)
                 value = value.replace(drawn, given.setdefault(drawn, f"drawn_{each}"))
-            elif "cut(" in value:  # computed along the whole axis, then cut to tile `t`
+            elif "cut(" in value:  # the value of the whole axis is computed, then cut to tile `t`
                 given.setdefault("t", "t")
             inner.append(f"    {self._var(each)} = {value}")
         kept = self._kept(unit)

@@ -368,7 +368,10 @@ def _with(workload: Workload, instead: Mapping[str, Sequence[Operation]]) -> Wor
 
 
 def _same(workload: Workload, result: Workload, but: Collection[str] = ()) -> Workload:
-    """Return `result`; raise `WorkloadError` if an output or an operand of a `compute` changed its layout."""
+    """Return `result`; raise `WorkloadError` if an output or an operand of a `compute` changed its layout.
+
+    - `but`: Names of tensors whose layouts may change.
+    """
     read = {name for each in result.operations if each.kind == "compute" for name in each.inputs}
     for name in sorted({*workload.outputs, *read} - {*but}):
         before, after = workload.tensors.get(name), result.tensors[name]

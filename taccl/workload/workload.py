@@ -107,7 +107,7 @@ class Workload:
                 raise WorkloadError(said, where=old)
         check_kernels(self)
         self._check_names_of_overlaps()
-        _ = self._tilings, self.tiles  # these raise if tiles do not divide, or depend on themselves
+        _ = self._tilings, self.tiles  # these raise if an axis does not divide, or a tile depends on itself
 
     def _check_names_of_overlaps(self) -> None:
         """Raise `WorkloadError` if an overlap names an unknown operation, or two overlaps the same one."""

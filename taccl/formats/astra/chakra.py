@@ -189,13 +189,13 @@ def _sources(events: Events, send: int) -> set[int]:
             source = events.source[wait]
             if source < events.num_sends:
                 found.add(source)
-            else:  # a wait for several arrivals: collect its sources
+            else:  # an event that waits for several arrivals: follow it to these
                 pending.append(source)
     return found
 
 
 def _kept_order(events: Events) -> set[tuple[int, int]]:
-    """Pairs of sends that a rank makes on a resource one after the other, whose order the trace keeps."""
+    """Pairs of successive sends of one rank through one resource; the trace keeps their order."""
     links = events.problem.topology.links
     pairs = set()
     for uses in events.uses.values():

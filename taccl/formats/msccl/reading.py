@@ -103,7 +103,7 @@ class _File:
 
     def __init__(self, algo: XmlElement) -> None:
         self.algo = algo
-        #: {(rank, threadblock, step), (rank, threadblock), (rank,) or (): its XML element}.
+        #: {key: XML element}. A key is (rank, threadblock, step), (rank, threadblock), (rank,), or () for <algo>.
         self.elements: dict[tuple[int, ...], XmlElement] = {(): algo}
         if algo.tag != "algo":
             raise algo.error(f"found <{algo.tag}>; expected <algo>; check that it is an MSCCL XML file")

@@ -109,7 +109,7 @@ class PlanGpu:
                 f"channels='round-robin', num_channels={-(-total // MAX_OPERATIONS)}"
             )
         self.was_split = True
-        room = MAX_OPERATIONS - 4  # two are reserved for the start and two for the end of a piece
+        room = MAX_OPERATIONS - 4  # two operations begin a piece, and two end it
         ops: list[Op] = []
         for each in steps:
             if len(ops) + len(each) > room:

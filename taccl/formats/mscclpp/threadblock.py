@@ -42,11 +42,11 @@ class PlanThreadblock:
         self._forget()
 
     def channel(self, kind: str, number: int) -> int:
-        """Index of the rank's channel `number` in the threadblock's own list; appends a new channel."""
+        """Index of the rank's channel `number` in the threadblock's own list; appends it if absent."""
         return _place(self._channels[kind], number)
 
     def buffer(self, kind: str, number: int) -> int:
-        """Index of remote buffer `number` of the rank in the threadblock's own list; appends a new buffer."""
+        """Index of the rank's remote buffer `number` in the threadblock's own list; appends it if absent."""
         return _place(self._buffers[kind], number)
 
     def references(self) -> dict[str, Any]:

@@ -156,7 +156,7 @@ class System:
                             self.loose.append((net, _net_name(net), part))
                         else:
                             self._add_nic(net, part, _net_name(net), slot_beta)
-                    else:  # parts of a merged NIC, which NCCL keeps for other uses
+                    else:  # a member of a merged NIC, which NCCL does not use on its own
                         self.assumed["NICs that NCCL does not use as such (net=0) are left out"] += 1
             elif child.tag != "gpu":
                 self.passed.add(child.tag)

@@ -62,7 +62,7 @@ class Nics:
                 self.units[ranks, tuple(held)].append(nic)
 
     def _port_beta(self, rank: int, nic: int, side: Side) -> Fraction:
-        """Beta in us per MB for which a send from a rank, or to it, holds one of the rank's NICs."""
+        """Time in us per MB for which a send (or a receive) of a rank holds one of the rank's NICs."""
         return self._shares[side][rank][nic] * self._server.nics[nic].beta_us_per_mb
 
     def name(self, unit: Sequence[int]) -> str:
