@@ -92,7 +92,7 @@ def place_shards(
     layer_bytes : mapping of str to int, or sequence of int
         Bytes of every layer, by name or in order.
     topology : Topology
-        Topology; NICs of a server are the resources shared by all links into it, and only by these.
+        Topology; a NIC of a server is a resource that several links into the server share, and no others.
     servers : sequence of int
         Ranks that keep chunks, each named once.
     chunk : int or str, optional
@@ -155,7 +155,7 @@ def _cut(layers: Mapping[str, int], most: int | None) -> tuple[list[str], list[i
 
 
 def _cards(topology: Topology, server: int) -> dict[str, Fraction]:
-    """{NIC of a rank: time in us per MB}."""
+    """{NIC of a server: time in us per MB}; without NICs, the fastest link to the server."""
     into = set(topology.links_to[server])
     holds: dict[int, list[Hold]] = defaultdict(list)
     for hold in topology.holds:

@@ -150,7 +150,7 @@ def convert(
 
 
 def for_kind(target: FileFormat, kind: str, path: str | os.PathLike[str] | None = None) -> FileFormat:
-    """First format with `target`'s name, or of that family, that can hold a kind of object; else `target`.
+    """First format whose name or family is `target`'s name and that can hold the kind; else `target`.
 
     - `path`: Path whose extension determined `target`; other formats with this extension then suit as well.
     """

@@ -95,7 +95,7 @@ def autotransform(
         return [choice for _, choice in sorted(quick, key=lambda each: each[0])]
 
     def in_tiles() -> Iterator[tuple[Workload, tuple[Workload, int]]]:
-        """Yield (step in as few tiles as possible, (step before tiling, axis)) for each step and axis."""
+        """Yield (variant in the fewest tiles possible, (untiled variant, axis)), by variant and axis."""
         for variant in variants:
             for axis in range(max(len(tensor.shape) for tensor in variant.tensors.values()) or 1):
                 some = next(filter(None, (_tiled(variant, count, axis) for count in tiles)), None)
@@ -211,7 +211,7 @@ def _grown(workload: Workload, head: str) -> Workload:
 
 
 def _kinds_behind(workload: Workload) -> dict[str, set[bool]]:
-    """{operation: {True if it or an operation behind it communicates, False if one of them computes}}.
+    """{operation: set with True if it or an operation behind it communicates, and False if one computes}.
 
     An operation is behind another if it depends on the other, directly or indirectly.
     """

@@ -97,7 +97,7 @@ def parts_of(workload: Workload) -> tuple[CollectivePart, ...]:
 
 
 def _slices_outside(workload: Workload, name: str) -> int:
-    """Number of different slices of a collective's result among its groups; 1 if all have the same slice."""
+    """Number of different slices of a collective's result among its groups; 1 if all groups have the same."""
     grid, tensor = workload.grid, workload.tensors[name]
     over = grid.dims_of(workload.operation[name].group, where=name)
     outside = [dim for dim in grid.names if dim not in over and tensor.along(dim).startswith("sliced")]

@@ -126,7 +126,7 @@ def _reduced(graph: Graph, given: Arguments, total: Named, size: int) -> Named:
 
 
 def _source(graph: Graph, value: Any) -> Any:
-    """Operand of a collective that moves slices; for a partial tensor, the ranks' own parts if known."""
+    """Operand of an allgather or alltoall; for a partial tensor, the ranks' own parts if these are known."""
     if isinstance(value, (Stacked, Own)) or not graph.mesh.partial(graph.tensor(value)):
         return value
     return own_of(graph, Named(graph.name_of(value))) or value

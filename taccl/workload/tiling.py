@@ -96,7 +96,7 @@ def _join(
 
 
 def _cut(workload: Workload, name: str, axis: int) -> tuple[frozenset[str], frozenset[int]]:
-    """(mesh dimensions that slice the tile axis of an operation's tensors, lengths of this axis in them)."""
+    """(mesh dimensions that slice the tile axis of an operation's tensors, lengths of this axis)."""
     if (name, axis) not in workload.cuts:
         out, grid = workload.tensors[name], workload.grid
         every = [(out, axis)]

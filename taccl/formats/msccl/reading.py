@@ -103,7 +103,7 @@ class _File:
 
     def __init__(self, algo: XmlElement) -> None:
         self.algo = algo
-        #: {key: XML element}. A key is (rank, threadblock, step), (rank, threadblock), (rank,), or () for <algo>.
+        #: {key: XML element}; a key is (rank, threadblock, step), (rank, threadblock), (rank,), or () (all).
         self.elements: dict[tuple[int, ...], XmlElement] = {(): algo}
         if algo.tag != "algo":
             raise algo.error(f"found <{algo.tag}>; expected <algo>; check that it is an MSCCL XML file")
