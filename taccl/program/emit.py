@@ -71,7 +71,7 @@ def written_slots(step: Draft | Step) -> Iterator[Slot]:
 def assemble(drafts: Sequence[Draft], *, relays: bool = False) -> tuple[Threadblock, ...]:
     """Threadblocks of a rank; threadblocks for which others wait have the lowest numbers.
 
-    - `relays`: True to join a receiving threadblock with the threadblock that sends most of its data on.
+    - `relays`: True to join a receiving threadblock with the one that sends at least half of its data on.
     """
     needs = _needs(drafts)
     if relays:
@@ -146,7 +146,7 @@ def _needs(drafts: Sequence[Draft]) -> dict[Draft, set[Draft]]:
 def _join_relays(drafts: Sequence[Draft], needs: Mapping[Draft, set[Draft]]) -> dict[Key, Key]:
     """{threadblock: relay that replaces it}, for pairs of a receiving and a sending threadblock to join.
 
-    In each pair, at least half of the steps of either threadblock relay data from one to the other.
+    In each pair, at least half of the steps of each threadblock relay data from one to the other.
     """
     sizes = Counter(draft.key for draft in drafts)
     passed_on: Counter[tuple[Key, Key]] = Counter()

@@ -166,7 +166,7 @@ class _Reader:
     """A later send or a final result that reads the sum of some contributions that arrived at a rank.
 
     - `since`: Tick at which the arrivals are read.
-    - `arrivals`: Ids of the parts that arrived.
+    - `arrivals`: Ids of the contributions in the sum: parts that arrived, `_OWN` or `_COPY`.
     """
 
     since: int

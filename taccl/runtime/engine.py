@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: Max seconds to sleep while nothing progresses, so that a message is noticed soon.
 _LONGEST_SLEEP_S = 1e-3
-#: Min seconds to sleep while nothing progresses, which is long compared with a poll.
+#: Seconds by which the sleep grows at each poll while nothing progresses; long compared with a poll.
 _SHORTEST_SLEEP_S = 2e-5
 #: Polls without a sleep, if every rank has a core of its own.
 _EAGER_LOOKS = 2000

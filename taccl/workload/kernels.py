@@ -45,9 +45,10 @@ def waits(workload: Workload) -> dict[str, tuple[str, ...]]:
 def bytes_written(workload: Workload, operation: Operation) -> int:
     """Number of bytes of an operation's result that a rank writes, in a kernel of several operations.
 
-    0 if only operations of the same kernel read the result. State is written in full. If no operation outside
-    the kernel reads the result of its collective, the receive buffer of the collective holds another result:
-    the last one, other than state, that is read elsewhere. Only its bytes beyond the buffer's size count.
+    0 if only operations of the same kernel read the result, and it is no output. State is written in full. If
+    no operation outside the kernel reads the result of its collective, the receive buffer of the collective
+    holds another result: the last one, other than state, that is read elsewhere. Only its bytes beyond the
+    buffer's size count.
     """
     group = kernel(workload, operation.name)
     state = {new for _, new in workload.state}

@@ -43,7 +43,7 @@ class Tiling(NamedTuple):
 
 
 def tile_axes(workload: Workload, overlap: Overlap) -> tuple[dict[str, int], int]:
-    """({operation of an overlap: axis of its tiles}, number of index ranges along it that form a tile).
+    """({operation of an overlap: axis of its tiles}, number of index ranges along this axis per tile).
 
     Raises `WorkloadError` if an operation cannot run tile by tile with the others.
     """
@@ -216,7 +216,7 @@ def ordered_tiles(
     """{(operation, number of a tile): tiles that it reads}, with producers before consumers.
 
     Overlaps are ordered tile by tile. Raises `WorkloadError` if an overlap depends on an operation outside
-    that depends on the overlap itself.
+    that depends on the overlap itself, or if kernels wait for each other.
 
     - `unit`: {operation: its unit}; an overlap is one unit.
     """

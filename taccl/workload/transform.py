@@ -37,8 +37,8 @@ def split(workload: Workload, operation: str, *, axis: Natural | None = None) ->
     operation : str
         Name of an allreduce or a norm.
     axis : int, optional
-        Axis of the slices between reduce-scatter and allgather. The default is the first axis whose length is
-        a multiple of the number of ranks.
+        Axis of the slices between reduce-scatter and allgather. The default is the first axis that divides
+        evenly among the ranks of a group.
 
     Raises
     ------
@@ -69,9 +69,9 @@ def reorder(workload: Workload, collective: str, *operations: str) -> Workload:
     """Move operations before the collective whose result they read; it then communicates their results.
 
     Each operation reads the collective or an operation earlier in the list. If no operations are given, all
-    that can be moved are moved. The collective is removed if no other operation reads it. If an operation
-    also reads results of other collectives of the same kind, it is moved before these as well if layouts
-    permit. A sum of squares that is moved to slices is followed by an allreduce of one number.
+    that can be moved are moved. The collective is removed if no other operation reads it, and it is no
+    output. If an operation also reads results of other collectives of the same kind, it is moved before these
+    as well if layouts permit. A sum of squares that is moved to slices is followed by an allreduce of one number.
 
     Parameters
     ----------

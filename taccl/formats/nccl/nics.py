@@ -180,7 +180,7 @@ class Nics:
 
 
 def _divided(server: PcieServer, near: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """NICs of each local rank if ranks with the same nearest NICs divide them where numbers permit it."""
+    """NICs of each local rank; ranks with the same, equally fast NICs nearest divide them if possible."""
     chosen = list(near)
     ranks_near: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for rank, nics in enumerate(near):
