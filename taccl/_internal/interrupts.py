@@ -59,7 +59,7 @@ class Interrupt:
     def __init__(self, at_s: float, ready: Callable[[], bool] | None) -> None:
         self._at_s, self._ready, self._thread = at_s, ready, threading.get_ident()
         self._left, self._lock = threading.Event(), threading.Lock()
-        # Calls on the thread's stack that must not be interrupted; above 0 if created during an import.
+        # Calls on the thread's stack that must not be interrupted; above 0 if an import creates this object.
         self._apart = _frames_without_interrupt(self._thread)
         self._is_sent = False  # True while an exception that was sent has not arrived
         self.was_sent = False  # True once an exception was sent, whether it has arrived or not

@@ -1,4 +1,4 @@
-"""Modules that earlier versions of the documentation named, which keep these names for one release."""
+"""Old names of modules, as earlier documentation gave them; they remain importable for one release."""
 
 from __future__ import annotations
 

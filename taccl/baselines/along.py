@@ -53,7 +53,7 @@ def translations_along(dims: Dimensions) -> Translations:
 
 
 def paces_of(dims: Dimensions, costs: Costs | ClassTicks) -> tuple[Pace, ...]:
-    """Pace along each dimension: ticks for which a send of a piece of data holds its port, and its duration.
+    """Pace along each dimension: ticks for which a send of one piece holds its port, and ticks that it lasts.
 
     - `costs`: Costs of links, or of classes of links.
     """
@@ -74,7 +74,7 @@ def paces_of(dims: Dimensions, costs: Costs | ClassTicks) -> tuple[Pace, ...]:
 def implicit_along(
     plan: PassagePlan, shape: Translations, *, chunk_bytes: int, producer: str
 ) -> ImplicitSchedule:
-    """Implicit schedule of a plan: its pattern moves the pieces that start, or sums that end, at rank 0."""
+    """Implicit schedule of a plan: sends of rank 0's pieces or sums, translated to all other ranks."""
     number = np.full(plan.dims.num_ranks, -1, np.int64)
     number[[each.dst for each in shape.classes]] = np.arange(len(shape.classes))
     columns = []

@@ -121,7 +121,7 @@ def _orders(dims: Dimensions, number: int) -> list[tuple[int, ...]]:
 
 
 def _fill(problem: Problem, *, dims: Dimensions, ways: int) -> Sends:
-    """Sends of chunks that pass all dimensions in cyclic order; an equal share starts with each dimension.
+    """Sends of chunks that pass all dimensions in cyclic order; equally many start with each dimension.
 
     - `ways`: Number of directions that a chunk takes on a ring, 1 or 2.
     """
@@ -187,7 +187,7 @@ def _part_of_sums(
     is_up, done, first = value % 2 == 0, set[int](), 0
 
     def reach(k: int, way: int) -> Ints:
-        """Number of ranks whose sums reach each chunk's target from one side; on a ring, half of all."""
+        """Number of ranks on one side of each chunk's target; on a ring, half of the other ranks."""
         size, to_end = dims.sizes[k], target[k] if way < 0 else dims.sizes[k] - 1 - target[k]
         found: Ints = (size - 1 + (is_up == (way > 0))) // 2 if dims.dims[k].kind == "ring" else to_end
         return found

@@ -12,12 +12,12 @@ from taccl.baselines.table import BASELINES, row_of
 if TYPE_CHECKING:
     from taccl.problem.problem import Problem
 
-#: Max number of forms (variants) that a baseline builds, of which it keeps the best (estimate).
+#: Estimated max number of forms (variants) that a baseline builds; it keeps the best of them.
 _MOST_FORMS = 11
 
 
 def build_times(problem: Problem, most_transfers: int, *, whole: bool = True) -> dict[str, float]:
-    """Estimated CPU seconds to build each baseline of at most `most_transfers` transfers, as {name: seconds}.
+    """{name: estimated CPU seconds to build} of baselines with at most `most_transfers` transfers.
 
     - `whole`: Some baselines build several forms (variants) and keep the best. True for the time of all
       forms, False for that of the first one.

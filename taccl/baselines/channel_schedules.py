@@ -55,7 +55,7 @@ _POOR, _WAITS = 1.05, 0.25
 #: Min ticks in a plan between the arrival of data and their next send, as starts are rounded later.
 _SLACK_TICKS = 2
 #: `_MOST_REPLAYED`: max messages to simulate (about 0.15 s), except for a schedule whose plan is poor.
-#: `_FEWEST_PIECES`: min pieces to simulate, even if these have more messages.
+#: `_FEWEST_PIECES`: min pieces to simulate, even if they have more than `_MOST_REPLAYED` messages.
 _MOST_REPLAYED, _FEWEST_PIECES = 20_000, 2
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
     Floats = NDArray[np.float64]
-    #: Order of the local ranks of a node.
+    #: Order in which a channel passes the local ranks of a node.
     Walk = tuple[int, ...]
     #: Ring or chain, a column of the linear program, as one, two or four walks: one for all nodes, or one for
     #: even nodes and one for odd ones, or these and one for each of the last two nodes.
@@ -45,7 +45,7 @@ _MAX_ROUNDS = 60
 #: `_NEARLY`: share of the best rate found that the returned set must reach; the smallest such set is
 #: returned.
 _ENOUGH, _NEARLY = 0.995, 0.97
-#: Share of the rate of relayed rings from which rings without relays are preferred.
+#: Rings without relays are preferred if they reach at least this share of the rate of rings with relays.
 _ENOUGH_UNRELAYED = 0.9
 #: `_FEWEST_TRIES`: min number of random orders in which depth-first search looks for disjoint rings.
 #: `_TRIES`: max number of these orders.
@@ -142,7 +142,7 @@ class _Pattern:
 
 
 class _Chains(_Pattern):
-    """Chains in nodes, whose heads are joined by two trees; data goes up and down all links."""
+    """Chains in nodes, whose first ranks (heads) are joined by two trees; data goes up and down all links."""
 
     variants = (False,)
 
@@ -209,15 +209,15 @@ def _found(pattern: _Pattern) -> Channels:
 
 
 def _packed(pool: _Pool, sets: list[list[int]]) -> tuple[_Pool, list[int]]:
-    """A pool, and the set of its columns that is chosen as channels: the smallest of nearly the highest rate.
+    """Return the pool, and the columns chosen as channels: the smallest set with nearly the highest rate.
 
-    - `sets`: Regular sets of columns of the pool.
+    - `sets`: Regular sets of columns of the pool; further sets to compare are appended.
     """
     pattern = pool.pattern
     share, bound = pool.shares()
     sets += _rounded(share)
-    # For large nodes the linear program has only the known columns, so its optimum is no bound that could end
-    # the search; the number of random orders is fixed instead.
+    # For large nodes the linear program has only the known columns, so its optimum is no bound on the rate.
+    # Few random orders are tried there, or none.
     fewest, most = (0, 0 if pattern.size > MAX_CHANNELS else 2)
     if pattern.size <= _MOST_EXACT:
         fewest, most = _FEWEST_TRIES, _TRIES
@@ -251,7 +251,7 @@ def _families(pattern: _Pattern) -> Iterator[list[Column]]:
 
 
 def _odd_families(pattern: _Pattern) -> Iterator[list[Column]]:
-    """Yield regular sets of rings through an odd number of nodes, which they change at equal local ranks.
+    """Yield regular sets of rings through an odd number of nodes, with links between equal local ranks.
 
     Nodes are traversed forwards and backwards in turn, from local rank a to z and from z to a. The last two
     nodes are traversed from z to another rank y, and from y to a. Local ranks follow each other in ascending
@@ -276,7 +276,7 @@ def _odd_families(pattern: _Pattern) -> Iterator[list[Column]]:
         zigzag = _zigzag(size)
 
         def walk_from(start: int, names: Sequence[int]) -> Walk:
-            """Zigzag of ranks that are renumbered by `names`, from one of them on."""
+            """Zigzag from local rank `start` over the order `names` of the local ranks."""
             return tuple(names[(names.index(start) + each) % size] for each in zigzag)
 
         columns = []
@@ -293,7 +293,7 @@ def _column(walk: Walk, alternates: bool) -> Column:
 
 
 def _shifts(size: int) -> range:
-    """First ranks of the columns of a regular set."""
+    """First local ranks of the columns of a regular set, at most `MAX_CHANNELS` of them."""
     return range(0, size, -(-size // MAX_CHANNELS))
 
 
@@ -303,7 +303,7 @@ def _zigzag(size: int) -> list[int]:
 
 
 def _rounded(share: Floats) -> Iterator[list[int]]:
-    """Yield a set of channels of each size: columns in proportion to their shares, by largest remainders."""
+    """Yield sets of 1, 2, ... channels, with columns in proportion to their shares (largest remainders)."""
     for count in range(1, MAX_CHANNELS + 1):
         whole = np.floor(share * count + 1e-9)
         rest = np.argsort(-(share * count - whole), kind="stable")
@@ -312,7 +312,7 @@ def _rounded(share: Floats) -> Iterator[list[int]]:
 
 
 class _Pool:
-    """Known columns (rings or chains), and the us for which each keeps every resource busy per MB."""
+    """Known columns (rings or chains), and the us per MB for which each column keeps each resource busy."""
 
     def __init__(self, pattern: _Pattern) -> None:
         self.pattern = pattern
@@ -376,7 +376,9 @@ class _Pool:
     def _prices(self, full: Floats, rows: Floats, duals: Floats) -> Floats:
         """Cost of 1 MB over each link at the dual prices of resources.
 
-        - `full`, `rows`: Loads of all resources, and the distinct rows of the program.
+        - `full`: Load of each resource by each column, (num_resources, num_columns).
+        - `rows`: Distinct rows of `full`, which are the rows of the linear program.
+        - `duals`: Dual price of each of `rows`.
         """
         of_resource = np.zeros(len(full))
         place = {row.tobytes(): i for i, row in enumerate(full)}

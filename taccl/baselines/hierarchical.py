@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 #: For schedules between nodes: finer chunks are kept if they finish within this share of the time of coarser
 #: ones.
 _PAYS = Fraction(99, 100)
-#: Max dimensions for which all orders are tried.
+#: Max number of dimensions for which all their orders are tried.
 _MOST_ENUMERATED = 5
 #: Exponent of the norm of the dimensions' loads that is minimised; 4, 8, 16 and infinity were compared.
 _NORM = 16

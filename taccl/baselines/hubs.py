@@ -93,14 +93,14 @@ class HubPlan(NamedTuple):
         return found
 
     def _images(self, order: Sequence[int]) -> list[Sequence[int]]:
-        """Signs of the digits in a plan's images, then shifts along each dimension."""
+        """Possible signs of the digits in the images of a plan, then possible shifts along each dimension."""
         rings = self.rings(order)
         signs = (1,) if all(ring.is_even for ring in rings.values()) else (1, -1)
         return [signs, *(range(rings[k].period) for k in range(len(self.dims)))]
 
     @property
     def num_parts(self) -> int:
-        """Number of groups of chunks: equally many for each order of dimensions and each of its images."""
+        """Number of parts of the chunks: equally many per order of dimensions, and per image in an order."""
         return len(self.orders) * math.lcm(*(prod(map(len, self._images(each))) for each in self.orders))
 
     def estimated_us(self, problem: Problem) -> float:
@@ -177,8 +177,8 @@ class _Phase(NamedTuple):
 def _phases(plan: HubPlan, order: Sequence[int]) -> Iterator[_Phase]:
     """Yield all phases: dimensions collect in order, then exchange and spread in the opposite order."""
     sizes, rings, first = plan.dims.sizes, plan.rings(order), 0
-    # Digits that take part in other dimensions' phases, with the digits in their sums: at first, all of them
-    # and their own.
+    # {dimension: {digit that takes part in phases of other dimensions: digits that its sum contains}}. At
+    # first all digits take part, each with its own data only.
     at = {k: {digit: frozenset([digit]) for digit in range(sizes[k])} for k in order}
     phases: list[tuple[int, Sequence[RingSend], Iterable[int]]] = [
         *((k, rings[k].collect, ()) for k in order),
@@ -221,7 +221,7 @@ def ring_plan(name: str, size: int) -> RingPlan:
 
 
 def _all_hubs(size: int) -> RingPlan:
-    """Every rank is a hub. On an even ring, neighbours exchange in pairs, with either side in turn.
+    """Plan in which every rank is a hub. On an even ring, a rank exchanges with both neighbours in turn.
 
     In each step but the second, a rank passes on what it received in the step before. In the second step it
     sends all it has. On an odd ring, sums pass in both directions.
@@ -243,7 +243,10 @@ def _all_hubs(size: int) -> RingPlan:
 
 
 def _two_arcs(size: int) -> RingPlan | None:
-    """Two arcs sum up as lines do, exchange their sums where they meet, and spread the whole inwards."""
+    """Plan in which two arcs sum up to their middles, exchange sums at their ends, and spread the total.
+
+    None if the ring is odd, or an arc has fewer than three ranks.
+    """
     arc = size // 2
     if size % 2 or arc < 3:
         return None
@@ -276,7 +279,7 @@ def _two_arcs(size: int) -> RingPlan | None:
 
 
 def _two_hubs(size: int) -> RingPlan | None:
-    """Two neighbouring hubs each collect the sum of half of the ring, and exchange it."""
+    """Plan in which two neighbouring hubs each collect the sum of half of the ring, and exchange the sums."""
     if size % 2 or size < 4:
         return None
     near = size // 2 - 1

@@ -89,8 +89,8 @@ def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
     _require_supported(problem)
     found = _mixed(problem) if cut else []
     cut = cut and (len(found) < 2 or found[1].finish > _MIX_PAYS * found[0].finish)
-    # If time runs out, the best schedule so far is returned. The schedules in `found` have finer chunks, from
-    # which single plans start.
+    # Keep the best schedule so far, in case time runs out. The first schedule in `found` has finer chunks,
+    # with which the search for single plans continues.
     if found:
         keep_soonest(problem, fastest(found))
         for each in (problem, merging(problem)):

@@ -247,7 +247,7 @@ class MixTimes:
     """Estimated finishes of mixed plans, which consider only resources that can cause delays.
 
     - `resources`: Indices of these resources. A resource is left out if another one is held at least as long
-      in every step; one of several equal resources is listed.
+      in every step; of several resources with equal loads, one is listed.
     """
 
     def __init__(self, times: StepTimes, parts: Iterable[PlanPart]) -> None:

@@ -131,7 +131,8 @@ class StepTimes:
     ) -> tuple[float, StepPlan] | None:
         """Plan with the least estimated finish, as (ticks, plan); None if all plans have too many sends.
 
-        - `likely`: Plan to estimate first, if it is one of them; estimates stop beyond the best so far.
+        - `likely`: Plan to estimate first, if it is among `plans`. If it is good, other estimates end as soon
+          as they exceed its finish.
         """
         place = {plan: i for i, plan in enumerate(dict.fromkeys(plans))}
         best, most = None, math.inf

@@ -191,7 +191,7 @@ def after_exchange(summed: Sequence[tuple[int, ...]], turns: Turns) -> list[tupl
 
 
 def swing_partner(place: int, step: int, size: int, *, mirrored: bool = False) -> int:
-    """Index of the partner of index `place` on a ring in a step; `mirrored` swaps even and odd indices."""
+    """Index of the partner with which index `place` of a ring exchanges; `mirrored` swaps even and odd."""
     distance: int = sum((-2) ** i for i in range(step + 1))
     return (place + (distance if place % 2 == mirrored else -distance)) % size
 

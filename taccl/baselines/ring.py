@@ -135,7 +135,7 @@ def _go_round(problem: Problem, *, max_rings: int, ways: int) -> Sends:
 
 
 def _dealt(slowest: Sequence[int], count: int) -> Ints:
-    """Ring of each chunk, (count,): one by one, chunks go to the ring that would finish the chunk first."""
+    """Ring of each chunk, (count,): each chunk in turn goes to the ring that would finish it first."""
     pending = [(ticks, number) for number, ticks in enumerate(slowest)]
     heapify(pending)
     found = np.empty(count, np.int64)

@@ -90,7 +90,7 @@ def sizes(text: str) -> tuple[int, ...]:
 
 
 def _collective(word: str, *more: str) -> str:
-    """Canonical name of a collective, or of one in `more`, ignoring variants of spelling."""
+    """Name of the collective, or the name in `more`, that a word spells in any variant."""
     known = (*collectives.COLLECTIVES, *more)
     name = matching(word, known)
     if name is None:

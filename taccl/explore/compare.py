@@ -214,7 +214,7 @@ def sweep(
 def _part_s(
     time_limit_s: float, total_limit_s: float | None, num_runs: int, num_workers: int | None
 ) -> dict[str, float]:
-    """{``"time_limit_s"``: seconds for each run}; with `total_limit_s`, successive runs share that time."""
+    """{``"time_limit_s"``: seconds for each run}; with `total_limit_s`, successive runs share one limit."""
     if total_limit_s is not None:
         time_limit_s /= -(-num_runs // num_at_once(num_workers, num_runs))
     return {"time_limit_s": time_limit_s}

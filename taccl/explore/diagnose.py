@@ -35,9 +35,9 @@ from taccl.topology.tuning import LAUNCH_US, PACK_BYTES
 
 #: `_LARGE`: min bytes of a message that shows bandwidth.
 #: `_SMALL`: max bytes of a message that shows latency.
-#: `_SETTLED`: min bytes of a message at which a static fault slows as much as at larger ones (our choice).
+#: `_SETTLED`: min bytes of a message that a static fault slows by the same factor as larger messages.
 _LARGE, _SMALL, _SETTLED = 64 * 2**20, 4096, 256 * 2**20
-#: Min ratio of a size's expected time to that of small messages, for the rate of its bytes to show.
+#: The bytes of a size count in its time if its expected time is at least this multiple of small messages'.
 _ADDED = 1.2
 #: `_GAIN_SIZES`: buffer sizes in bytes near which a better schedule is sought.
 #: `_GAIN_RANKS`: max ranks for this search, which takes seconds for 16 ranks.
@@ -260,9 +260,9 @@ def _unusual(expected: Expectation) -> Iterator[Kink]:
 
 
 def _ll_ratio(expected: Expectation) -> float | None:
-    """Measured over expected time that bytes add to small messages, at the largest size with protocol LL.
+    """Ratio of measured to expected time beyond that of small messages, at the largest size with protocol LL.
 
-    None if small messages are unknown, or the bytes of that size add little.
+    None if times of small messages are unknown, or the expected time of that size hardly exceeds them.
     """
     small_us, usual_us = _small(expected)
     usual = [

@@ -34,7 +34,7 @@ _SLOWED = 16
 _NUMBERS = re.compile(r"\d+")
 #: Max ranks for which chunks of NCCL's schedule are cut into a part for each channel (about 1 s).
 _CUT_RANKS = 16
-#: Seconds for the search of a lower bound; slow linear programs may take it to five times as long.
+#: Seconds to search for a lower bound; slow linear programs may extend them to five times as long.
 _BOUND_S = 2.0
 #: `_SIZES`: (max ranks, number of sizes at which the model is evaluated), ascending.
 #: `_FEW_SIZES`: number of sizes for more ranks.

@@ -36,8 +36,8 @@ _PROGRAMS_SHARE = 0.6
 _LOWER_S, _FINISH_S, _LARGE_SHARE = 1.5e-4, 5e-4, 0.5
 #: `_LEAST_S`: min seconds that must be left for a synthesis to begin.
 #: `_LATE_S`: seconds beyond the time limit that are allowed for the first program.
-#: `_MOST_LATE_S`: the same for a schedule whose program takes longer by estimate, as for a hundred ranks, on
-#: an idle machine.
+#: `_MOST_LATE_S`: max seconds beyond the time limit if the first program takes longer by estimate, as for a
+#: hundred ranks; a busy machine may take more.
 _LEAST_S, _LATE_S, _MOST_LATE_S = 0.1, 1.5, 10.0
 
 
@@ -97,8 +97,8 @@ class PlanSearch:
     def add_baselines(self, cases: Sequence[tuple[str, Sequence[Problem]]], until: Deadline) -> None:
         """Add each applicable baseline for a small, a middle and a large size, and each number of chunks.
 
-        Baselines that take little time come first, the usually best ones of these at the front, and the
-        large size precedes the others. A note states how many are left out for lack of time.
+        Baselines that take little time come first, with the usually best of them at the front. For each
+        baseline, the large size precedes the others. A note states how many baselines time did not allow.
         """
         cuts = {problems[0].collective.chunks_per_rank: problems for _, problems in cases}
         # A plan covers sizes up to the largest for which a schedule was made.
@@ -185,7 +185,7 @@ class PlanSearch:
         programs: dict[TimedSchedule, Program] = {}
         programs_s = _PROGRAMS_SHARE * limit.left_s
         if _LOWER_S * _work_per_send(lowering) * min(len(each.schedule) for each in able) > programs_s:
-            programs_s = 0.0  # too short even for the smallest schedule: leave all the time to that one
+            programs_s = 0.0  # too short even for the smallest schedule, which then gets all the time below
         try:
             with limit.sooner(programs_s).enforced():
                 tiles = self._tiles_with_programs(max_ranges, lowering, programs, notes, able)
@@ -289,7 +289,7 @@ class PlanSearch:
         best = {size: winner_at(remaining, size).finish(size) for size in reversed(self.grid)}
         while True:
             tiles = tiles_of(remaining, self.grid)
-            # Lower the schedules of the first and last tile first: others are slowest at these sizes.
+            # Lower the schedules of the first and the last tile first: there, other schedules lose most.
             for place in _spread(len(tiles)):
                 winner = tiles[place][2]
                 if winner not in programs:

@@ -23,7 +23,8 @@ from taccl.program.program import Program
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.bounding import no_bound
 
-#: Max and min seconds to compute each bound of a range; after that, a known or trivial bound is used.
+#: `_MOST_BOUND_S`, `_LEAST_BOUND_S`: max and min time limit in seconds to compute one lower bound. If the
+#: limit is reached, a known or a trivial bound is used.
 _MOST_BOUND_S, _LEAST_BOUND_S = 2.1, 0.1
 
 

@@ -50,8 +50,8 @@ class Case:
     - `order`: Host of each rank. A double tree without a number of pieces gets the number that is fastest in
       this order.
     - `like`: A case of the same algorithm and size, whose messages are reused.
-    - `only`: The only orders that will be timed, by `ticks` and `ends`; empty for no such limit. Paths that
-      these orders do not use are left out for measured hosts if flows have many messages.
+    - `only`: The only orders that `ticks` and `ends` will time; empty for no such limit. If hosts are
+      measured and flows have many messages, paths that these orders do not use are left out.
     - `on_links`: True to count time in the ticks of the topology's links, as a schedule does.
     """
 

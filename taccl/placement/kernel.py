@@ -146,7 +146,7 @@ def _exceeds(
             link = paths.link[hop]
             for h in range(paths.hold_of[link], paths.hold_of[link + 1]):
                 r = paths.resource[h]
-                free[r] += number * paths.held[kind, h]  # no hold is longer than its send
+                free[r] += number * paths.held[kind, h]  # all before the makespan: a hold ends with its send
                 if free[r] > cutoff:
                     return True
     return False

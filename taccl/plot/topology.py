@@ -217,7 +217,7 @@ class Line:
 
     - `start`, `end`, (2,): Its ends.
     - `links`: Indices of the links.
-    - `resources`: Indices of the resources that sends over the links hold at this end of their path.
+    - `resources`: Indices of the resources that sends over the links hold; for a port, those at its rank.
     - `what`: One of ``"link"`` for two ranks, ``"port"`` for a rank's port of a switch, and ``"between
       nodes"`` for all links from one node to another. The stub of a link that wraps around a grid is a
       ``"wrap-around link"``.
@@ -253,7 +253,7 @@ def lay_out(topology: Topology) -> Places:
         else:
             axes = np.arange(len(digits))
             turns = math.pi * (axes + 0.5) / max(1, len(digits))
-            # Each axis has a vector of another length, so that ranks do not coincide.
+            # Vectors of different axes differ in length, so that ranks do not coincide.
             # With equal lengths, the first and the third of three vectors would add up to the second.
             place = digits.T @ (np.stack([np.cos(turns), np.sin(turns)], axis=1) * (1 + 0.2 * axes)[:, None])
         centre = place if alone else np.zeros((1, 2))

@@ -84,7 +84,7 @@ def _may_be_summed(problem: Problem, chunk: int) -> bool:
     """
     data = problem.collective.chunks[chunk]
     if len(data.origins) == 1 or problem.collective.update_us_per_mb is not None:
-        return False  # only the one origin, or the root that updates the sum, has the result
+        return False  # the data exist only at the one origin, or at the root that updates the sum
 
     def origins_of(rank: int, *, reducing: bool) -> Iterable[int]:
         return hops_from(

@@ -138,7 +138,7 @@ def chunk_permutation(problem: Problem, ranks: Sequence[int]) -> Permutation | N
     """Image of every chunk when ranks are permuted; None if the collective lacks the symmetry.
 
     A chunk maps to the chunk of the same size with the images of its origins, destinations and root. If
-    several chunks are alike, the k-th one maps to the k-th one.
+    several chunks agree in these, the k-th of them maps to the k-th of the candidates.
     """
     both = cache(lambda each: (tuple(sorted(each)), tuple(sorted(ranks[r] for r in each))))
     here: list[Hashable] = []

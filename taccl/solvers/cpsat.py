@@ -205,7 +205,7 @@ def new_solver(payload: dict[str, Any], control: Control) -> Any:
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = payload["threads"]
     # Search strategies take turns by counted work, which makes runs repeatable.
-    # Independent threads share solutions depending on timing, so runs may return other schedules.
+    # If threads ran independently, timing would decide when they share solutions, so runs could differ.
     # A single thread would run only one strategy, which finds worse solutions (ortools 9.15).
     solver.parameters.interleave_search = payload.get("in_turns", True)
     solver.parameters.random_seed = payload["seed"] % 2**31
