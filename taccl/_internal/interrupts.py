@@ -20,7 +20,7 @@ _STARTS = threading.RLock()
 _NUMBERS = itertools.count(1)
 #: Interval in seconds at which a due interrupt calls its function `ready`, until that returns True.
 _TICK_S = 0.1
-#: Number of checks within which a sent interrupt arrives; each check executes several bytecodes.
+#: Max number of checks for the arrival of a sent interrupt; each check executes several bytecodes.
 _MOST_LOOKS = 1000
 #: Seconds after which an interrupt is sent again if the thread has not ended its work.
 _AGAIN_S = 1.0

@@ -113,7 +113,7 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
 
 
 def _orders(dims: Dimensions, number: int) -> list[tuple[int, ...]]:
-    """Dimensions along which the sums of each part of the chunks are scattered, in order.
+    """For each part of the chunks, the dimensions along which its sums are scattered, in order.
 
     Part k starts with dimension k and goes on cyclically, to `number` dimensions in total.
     """

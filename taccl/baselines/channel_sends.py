@@ -62,7 +62,7 @@ def first_come_us(topology: Topology, mb: float, columns: Columns) -> tuple[Floa
     place = [0] * len(order)
     for number, send in enumerate(order):
         place[send] = number
-    # Messages of one ring, chain or tree pass a link in order, so one at a time requests its resources.
+    # Messages of one ring, chain or tree pass a link in order: only the next one requests its resources.
     last_of: dict[tuple[int, int], int] = {}
     next_of: dict[int, int] = {}
     lane = columns.lane.tolist()

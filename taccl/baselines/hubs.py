@@ -45,7 +45,7 @@ class RingPlan(NamedTuple):
     """Allreduce on a ring in three phases, so that other dimensions can do theirs in between.
 
     - `collect`: Sends that collect partial sums at hubs.
-    - `exchange`: Sends from the hubs on, after which the ranks `whole` have the sum.
+    - `exchange`: Sends that begin at the hubs; after them, the ranks `whole` have the sum.
     - `spread`: Sends of the sum to all other ranks.
     - `hubs`: {hub: ranks whose sum it has collected}.
     - `period`: Least shift along the ring that maps the plan to itself.

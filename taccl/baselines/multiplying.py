@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-#: `_MOST_PLANS`: number of plans that become schedules, the best by estimate.
-#: `_MOST_ALIKE`: number of plans of each kind that also become schedules.
+#: `_MOST_PLANS`: number of plans that become schedules: those with the least estimates.
+#: `_MOST_ALIKE`: number of plans of each kind that become schedules, too.
 #: `MOST_TRANSFERS`: max transfers of all these schedules together.
 #: `_MOST_LISTED`: max transfers of a mixed plan for list scheduling, which rarely shortens larger ones.
 #: `_LATE`: max ratio of a plan's estimated finish to the best finish so far, for it to become a schedule.

@@ -250,7 +250,7 @@ def _option_rows(
     backends: Iterable[str], seeds: Iterable[int], time_limit_s: float, threads: int,
     parameters: Iterable[SearchParameters] | None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """A row for each combination of parameters, backend and seed, with these options and the limits."""
+    """A row for each combination of parameters, backend and seed, with all options of its run."""
     names = _some(dict.fromkeys(backends), "backends")
     numbers = _some(dict.fromkeys(seeds), "seeds")
     changes = [{}] if parameters is None else [each.to_dict() for each in parameters]

@@ -170,8 +170,8 @@ class PlanSearch:
     ) -> tuple[tuple[PlanRange, ...], list[str]]:
         """Choose the plan's ranges, each with a program within the runtime's limits; return ranges and notes.
 
-        If time is short, only schedules that already have a program are used. Schedules with too many sends
-        to be lowered and written in time are left out from the start.
+        If time runs out, `_tiles_in_haste` uses the schedules whose programs are ready. Schedules with too
+        many sends to be lowered and written in time are left out from the start.
         """
         notes: list[str] = []
         most = _LARGE_SHARE * max(0.0, limit.left_s) / (_FINISH_S * _work_per_send(lowering))
