@@ -83,6 +83,7 @@ class Search:
     # Bound on algorithms along dimensions; None if none of them ran.
     dimension_bound: DimensionBound | None = None
     kept_s: float = 0.0  # seconds of the time limit that are reserved for later stages
+    num_ruins: int = 0  # number of runs of ruin and recreate
     backend: str = ""  # name of the backend; by default the one in `options`
     limit_s: float = 0.0  # seconds left when the first proposer began
     turn_s: float = 0.0  # seconds of the current turn, of which stages take shares

@@ -56,8 +56,10 @@ _RUN_S_PER_HOP, _PATIENCE = 6e-6, 4.0
 #: `_FIRST_TURN_S`: seconds of the portfolio's first turn (a run of its stages in order).
 #: `_REPEATED`: index of the first stage that later turns repeat.
 _FIRST_TURN_S, _REPEATED = 4.0, 2
-#: Share of the time reserved for ruin and recreate after a named solver.
-_IMPROVED_SHARE = 0.25
+#: `_IMPROVED_SHARE`: share of the time reserved for ruin and recreate after a named solver.
+#: `_RUIN_SHARE`: share of a turn for ruin and recreate, of the time reserved for it.
+#: `_NEXT_SEED`: difference between the seeds of consecutive runs of ruin and recreate.
+_IMPROVED_SHARE, _RUIN_SHARE, _NEXT_SEED = 0.25, 0.3, 1_000_003
 #: {phase, as `Search.phase` returns it: text for messages}.
 _IN_PHASE = {"": "", "reduce": " in the reduce phase", "broadcast": " in the broadcast phase"}
 #: Min seconds for restarts of the list scheduler before a named solver; with less time, it runs once.
@@ -134,6 +136,28 @@ def _routed(search: Search) -> None:
     if routed is not None and not search.done:
         budget_s = busy_factor() * min(_MOST_JOB_SHOP_S, portfolio.job_shop_share * turn_s)
         schedule_routed(search, routed, "cpsat", budget_s)
+
+
+def _ruin_early(search: Search) -> None:
+    """Ruin and recreate in a turn, in time that is reserved for it after the turns.
+
+    So its gain at a given time does not depend on the time limit. Later turns and the last run of ruin and
+    recreate together have less time by as much.
+    """
+    slice_s = min(busy_factor() * _RUIN_SHARE * search.turn_s, search.kept_s)
+    began = time.monotonic()
+    search.allow(slice_s)
+    with search.keeping(max(0.0, search.deadline.left_s - slice_s)):
+        ruin_and_recreate(search)
+    spent_s = time.monotonic() - began
+    search.allow(spent_s - slice_s)
+    search.kept_s -= spent_s
+
+
+def _may_ruin_early(search: Search) -> bool:
+    """True for the search of a whole problem, if seconds are reserved for ruin and recreate."""
+    is_whole = search.above is None and not search.half
+    return is_whole and search.kept_s > 0 and are_kept(search.problem) and suits_improvement(search.problem)
 
 
 def _one_solver(search: Search) -> None:
@@ -266,9 +290,11 @@ def ruin_and_recreate(search: Search) -> None:
         return
     search.report("improving")
     limits = Limits(
-        search.deadline, target_ticks=search.bound_ticks, seed=search.options.seed,
+        search.deadline, target_ticks=search.bound_ticks,
+        seed=search.options.seed + _NEXT_SEED * search.num_ruins,
         parameters=search.parameters, idle_s=lambda: search.idle_s,
     )  # fmt: skip
+    search.num_ruins += 1
     improving = partial(improve_schedule, known[0], limits)
     try:
         better, done = search.deadline.later(search.parameters.large.grace_s).run(improving)
@@ -307,6 +333,7 @@ STAGES: dict[str, tuple[Turn, ...]] = {
         Turn(_ANY_PATH, improves=True),
         Turn(OwnProposer("joint job shop", _joint), improves=True),
         Turn(OwnProposer("routing MILP", _routed), improves=True),
+        Turn(OwnProposer("ruin and recreate", _ruin_early), _may_ruin_early, improves=True),
         Turn(OwnProposer("job shop rounds", improve_by_job_shop), improves=True),
     ),
     "greedy": (
@@ -380,6 +407,7 @@ def _in_turns(search: Search) -> None:
     if search.backend != "auto":
         run(search, stages)
         return
+    kept_s = search.kept_s
     search.turn_s = _FIRST_TURN_S
     run(search, stages)
     proven = f"{search.prefix}joint", "optimal"
@@ -387,7 +415,10 @@ def _in_turns(search: Search) -> None:
         before, search.turn_s = search.finish, 2 * search.turn_s
         run(search, stages[_REPEATED:])
         if search.finish >= before:
-            return
+            break
+    spent_s = kept_s - search.kept_s  # by early runs of ruin and recreate
+    search.allow(-spent_s)
+    search.kept_s = kept_s
 
 
 def _search_spreading(search: Search) -> None:
