@@ -17,7 +17,7 @@ from taccl.cli import things
 from taccl.cli.options import BY_MATRIX, EXCHANGE, MATRICES, ROLES, USUAL_SIZE, refuse
 from taccl.cli.output import picked, say
 from taccl.errors import CollectiveError, InputError
-from taccl.problem.alltoallv import is_skew, load_sizes, skewed_sizes
+from taccl.problem.alltoallv import is_skew, is_uneven, load_sizes, skewed_sizes
 from taccl.problem.collectives import ARGUMENTS
 from taccl.topology.profiles import PROFILES
 
@@ -231,10 +231,11 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
     limit = limit.sooner(_PROTOCOL_SHARE * limit.left_s)
     links = len(problem.topology.links)
     is_even, is_tried = len(set(problem.chunk_bytes)) < 2, arrivals <= _TRIED_ARRIVALS
+    is_regular = is_even and not is_uneven(problem)  # estimates assume that all ranks take part alike
     slow_s = len(protocols) * (_BOUND_S + links * _BOUND_S_PER_LINK)
     if is_tried:
         slow_s = len(taccl.baselines.BASELINES) * links * _BASELINE_S_PER_LINK
-    is_short = is_even and busy_factor() * slow_s > _SLOW_SHARE * limit.left_s
+    is_short = is_regular and busy_factor() * slow_s > _SLOW_SHARE * limit.left_s
     sized: dict[str, Any] = {"size_bytes": size} if is_even else {"chunk_bytes": problem.chunk_bytes}
 
     def plain(topology: Topology) -> Problem:
@@ -265,7 +266,7 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
                 promised = {each: promise(under, made) for each, under in unders.items()}
     with suppress(CollectiveError, OutOfTime):
         estimate_s = busy_factor() * len(protocols) * links * _ESTIMATE_S_PER_LINK
-        if not promised and is_even and estimate_s <= last.left_s:
+        if not promised and is_regular and estimate_s <= last.left_s:
             with last.enforced():
                 by = "by an estimate of the baseline multiplying"
                 promised = {each: estimate(under) for each, under in unders.items()}

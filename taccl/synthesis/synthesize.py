@@ -377,4 +377,7 @@ def _choice(best: Search, whole: Search) -> str:
         if whole.deadline.cancellation.why == GAP_MET:
             return "the first schedule; its gap meets the requested one"
         return "the first schedule, as no other was found in time"
-    return f"{made[0]}; a schedule in other chunks finishes sooner"
+    chosen = next(each for each in whole.others if each.choice)
+    is_cut_alike = best.problem.chunk_bytes == chosen.problem.chunk_bytes
+    other = "a schedule of another stage" if is_cut_alike else "a schedule in other chunks"
+    return f"{made[0]}; {other} finishes sooner"

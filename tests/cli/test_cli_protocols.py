@@ -76,6 +76,19 @@ def test_estimates_compare_protocols_if_baselines_end_late(run, monkeypatch):
     )
 
 
+def test_no_estimate_stands_for_an_exchange_of_few_pairs(run, monkeypatch, tmp_path):
+    """Estimates assume that all ranks take part: for one pair they would be below the bound."""
+
+    def late(*_arguments, **_options):
+        raise OutOfTime("baselines take longer")
+
+    monkeypatch.setattr("taccl.cli.problems._baselines_of", late)
+    (tmp_path / "pair.csv").write_text("\n".join(["0," * 15 + "64MB", *["0," * 15 + "0"] * 15]))
+    words = ("--collective", "alltoallv", "--matrix", str(tmp_path / "pair.csv"))
+    code, _, err = run("baseline", "pairwise", "--topology", "dgx-h100", "--nodes", "2", *words)
+    assert (code, "is used without a comparison" in err) == (0, True)
+
+
 @pytest.mark.slow
 def test_no_protocols_are_compared_if_estimates_would_end_late(run, monkeypatch):
     """If time is too short even for estimates, the machine's default protocol is used, and a note says so."""

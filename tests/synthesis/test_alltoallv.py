@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import taccl
 from taccl.problem.alltoallv import skewed_sizes
 from taccl.problem.borders import borders_of
+from taccl.synthesis.synthesize import _choice
 
 TWO_NODES = taccl.topologies.dgx_h100(2)
 
@@ -61,3 +64,16 @@ def test_large_machines_spread_hot_pairs_over_all_nics():
     topology = taccl.topologies.dgx_h100(16)
     sizes = skewed_sizes(128, 64 * 10**6, "zipf:1.2")
     assert taccl.AllToAllV(topology).schedule(sizes).finish_us <= 1.05 * borders_of(topology).least_us(sizes)
+
+
+@pytest.mark.parametrize(
+    ("chunk_bytes", "said"), [((5,), "a schedule of another stage"), ((9,), "a baseline with other chunks")]
+)
+def test_the_choice_names_other_chunks_only_if_they_differ(chunk_bytes, said):
+    """If a schedule from outside the chosen search is best, the text says whether it has the same chunks."""
+    chosen, best = (
+        SimpleNamespace(problem=SimpleNamespace(chunk_bytes=each), choice=choice, best=1)
+        for each, choice in ((chunk_bytes, "the portfolio"), ((5,), ""))
+    )
+    whole = SimpleNamespace(others=[chosen], made_by=None)
+    assert _choice(best, whole) == f"the portfolio; {said} finishes sooner"
