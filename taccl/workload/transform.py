@@ -71,7 +71,8 @@ def reorder(workload: Workload, collective: str, *operations: str) -> Workload:
     Each operation reads the collective or an operation earlier in the list. If no operations are given, all
     that can be moved are moved. The collective is removed if no other operation reads it, and it is no
     output. If an operation also reads results of other collectives of the same kind, it is moved before these
-    as well if layouts permit. A sum of squares that is moved to slices is followed by an allreduce of one number.
+    as well if layouts permit. A sum of squares that is moved to slices is followed by an allreduce of one
+    number.
 
     Parameters
     ----------

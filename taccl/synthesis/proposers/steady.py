@@ -26,7 +26,7 @@ _STEADY_WEIGHTS, _MOST_DELAYS = (0.2, 0.35), 12
 def send_without_gaps(
     fabric: Fabric, demand: Demand, routes: Routes, turn: Floats, limits: Limits = Limits()
 ) -> Sends | None:
-    """Best schedule in which no resource's span, from first to last use, exceeds the time that the busiest is in use.
+    """Best schedule in which no resource's span, from first to last use, exceeds the busiest one's busy time.
 
     The tiles of a large message can then follow one another at the rate of the busiest resource. Resources
     that idle between sends begin later. None if no such schedule is found.
