@@ -156,7 +156,7 @@ def _ruin_early(search: Search) -> None:
 
 def _may_ruin_early(search: Search) -> bool:
     """True for the search of a whole problem, if seconds are reserved for ruin and recreate."""
-    is_whole = search.above is None and not search.half
+    is_whole = search.above is None and not search.phase
     return is_whole and search.kept_s > 0 and are_kept(search.problem) and suits_improvement(search.problem)
 
 
