@@ -84,6 +84,7 @@ class Search:
     dimension_bound: DimensionBound | None = None
     kept_s: float = 0.0  # seconds of the time limit that are reserved for later stages
     num_ruins: int = 0  # number of runs of ruin and recreate
+    on_better: Callable[[Schedule], None] | None = None  # called with each new incumbent
     backend: str = ""  # name of the backend; by default the one in `options`
     limit_s: float = 0.0  # seconds left when the first proposer began
     turn_s: float = 0.0  # seconds of the current turn, of which stages take shares
@@ -297,6 +298,8 @@ class Search:
             else:
                 self.above.offer_sketched(whole, self.problem.clauses.name)
             self.report(producer)
+            if self.on_better is not None:
+                self.on_better(whole)
         if whole is not self.exchanged:
             self._remember(whole)
         return whole.finish_us

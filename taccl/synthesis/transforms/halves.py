@@ -32,7 +32,7 @@ from taccl.schedule.combine import (
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.spill import room_for
 from taccl.synthesis.search import Search
-from taccl.synthesis.transforms.isomorphic import find_isomorphism, hand_over
+from taccl.synthesis.transforms.isomorphic import Isomorphism, find_isomorphism, hand_over, renamed
 from taccl.synthesis.transforms.transform import Transform
 
 #: Share of the time for the reduce phase; the rest is for the broadcast phase.
@@ -40,6 +40,8 @@ _FIRST_SHARE = 0.5
 #: Share of the time for the reduce phase if the broadcast phase is isomorphic, so that one schedule serves
 #: both.
 _ISOMORPHIC_SHARE = 0.8
+#: Max share of the time to join schedules of an isomorphic phase before it ends.
+_JOINS_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,8 @@ def search_halves(search: Search, search_half: Callable[[Search], None]) -> None
     for half, share in zip(halves, shares, strict=True):
         since, limit = time.monotonic(), search.deadline.sooner(share * search.deadline.left_s)
         part = search.part(half.problem, f"{half.name}: ", limit)
+        if not searches and names is not None:
+            _offer_at_once(search, part, phases, halves[1].problem, names)
         searches.append(part)
         if part is not searches[0] and names is not None:
             part.bound = searches[0].bound
@@ -179,6 +183,34 @@ def search_halves(search: Search, search_half: Callable[[Search], None]) -> None
         whole = phases.invert(found)
     finish_us = search.offer_whole(whole, producer=whole.producer)
     search.record("phases", "taccl", "done", begun, finish_us=finish_us)
+
+
+def _offer_at_once(
+    search: Search, part: Search, phases: Phases, broadcast: Problem, names: Isomorphism
+) -> None:
+    """Join each new schedule of the reduce phase with itself as the broadcast phase, and propose the result.
+
+    So a whole schedule exists from the first one on. The joins take at most a share of the time, after the
+    first. They do not count among the schedules whose sums are exchanged. A named solver's trace has its own
+    schedules only, and phases with hyperedges may not add up; neither is joined before its end.
+    """
+    if search.backend not in ("auto", "greedy") or wide_links(search.problem.topology):
+        return
+    begun, spent_s = time.monotonic(), 0.0
+
+    def offer(found: Schedule) -> None:
+        nonlocal spent_s
+        since = time.monotonic()
+        if spent_s > _JOINS_SHARE * (since - begun):
+            return
+        whole = phases.invert([found, renamed(found, broadcast, names)])
+        if search.best is None or whole.finish_ticks < search.best.finish_ticks:
+            earliest = search.top.earliest
+            search.offer_whole(whole, producer=whole.producer)
+            search.top.earliest = earliest
+        spent_s += time.monotonic() - since
+
+    part.on_better = offer
 
 
 def may_separate_contributions(problem: Problem, *, most_hops: int) -> bool:

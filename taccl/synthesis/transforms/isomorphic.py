@@ -14,7 +14,7 @@ from itertools import chain
 
 from taccl.problem.clauses import CLAUSES, Clause
 from taccl.problem.problem import Problem
-from taccl.schedule.schedule import make_schedule
+from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.sketch.symmetry import block_shifts, offset_permutation
 from taccl.synthesis.search import Search
 
@@ -63,16 +63,20 @@ def hand_over(found: Search, search: Search, names: Isomorphism) -> bool:
     best = found.best
     if best is None:
         return False
-    whole = make_schedule(
-        search.problem,
-        chunk=[names.chunks[c] for c in best.chunk.tolist()],
-        link=[names.links[e] for e in best.link.tolist()],
-        start=best.start,
-        end=best.end,
-        group=best.group,
-        producer=best.producer,
+    return search.offer_whole(renamed(best, search.problem, names), producer=best.producer) is not None
+
+
+def renamed(found: Schedule, problem: Problem, names: Isomorphism) -> Schedule:
+    """Schedule of an isomorphic problem, with its chunks and links."""
+    return make_schedule(
+        problem,
+        chunk=[names.chunks[c] for c in found.chunk.tolist()],
+        link=[names.links[e] for e in found.link.tolist()],
+        start=found.start,
+        end=found.end,
+        group=found.group,
+        producer=found.producer,
     )
-    return search.offer_whole(whole, producer=best.producer) is not None
 
 
 def matched(old: Iterable[tuple[int, Hashable]], new: Iterable[tuple[int, Hashable]]) -> dict[int, int]:

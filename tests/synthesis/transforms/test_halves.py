@@ -12,7 +12,7 @@ from taccl.problem.collective import Collective
 from taccl.synthesis.proposers import stages
 from taccl.synthesis.proposers.large import schedule_large
 from taccl.synthesis.search import Options, Search
-from taccl.synthesis.transforms.halves import search_separate_contributions
+from taccl.synthesis.transforms.halves import search_halves, search_separate_contributions
 from taccl.topology.builder import TopologyBuilder
 from tests.effort import HASTY, assert_sound, brief_synthesis
 from tests.fuzzing import by_turns, some
@@ -226,3 +226,22 @@ def test_sums_are_kept_where_contributions_cannot_go_apart():
     search_separate_contributions(search, lambda _: pytest.fail("there is nothing to search"))
     assert search.best is found
     assert [stage.status for stage in search.stages] == ["infeasible"]
+
+
+@pytest.mark.parametrize(("backend", "exists"), [("auto", True), ("highs", False)])
+def test_a_whole_schedule_exists_once_the_first_of_isomorphic_phases_has_one(backend, exists):
+    """On a ring the broadcast phase is the reduce phase, renamed, so its schedule serves both at once.
+
+    A named solver's trace has its own schedules only, so it waits for the end of the phase.
+    """
+    problem = taccl.make_problem(taccl.topologies.ring(6), "allreduce", size_bytes="6MB", chunks_per_rank=1)
+    search = Search(problem, Options(), Deadline.after(100.0), backend=backend)
+    finishes = []
+
+    def search_half(part):
+        stages.greedy(part, budget_s=0.0, max_runs=1)
+        finishes.append(None if search.best is None else search.best.finish_us)
+
+    search_halves(search, search_half)
+    assert finishes == [search.best.finish_us if exists else None]
+    assert taccl.verify(search.best).ok
