@@ -191,9 +191,9 @@ def find_rings(topology: Topology, ticks: tuple[int, ...]) -> list[list[int]]:
 
 
 def near_nodes(topology: Topology, routes: ShortestRoutes) -> Nodes:
-    """Nodes, ordered so that nodes joined by cheap links are adjacent.
+    """Nodes, ordered so that nodes joined by links of low cost are adjacent.
 
-    Their order is unchanged if all links between nodes cost the same, or two nodes have no direct link.
+    Their order is unchanged if the links between their first ranks all cost the same, or one is missing.
     """
     nodes = topology.ranks_of_node
     held = np.zeros((len(nodes), len(nodes)))

@@ -389,9 +389,10 @@ def _named(causes: Sequence[Cause]) -> str:
 
 
 def _gains(expected: Expectation, deadline: Deadline, machine: Machine) -> Iterator[Gain]:
-    """Yield better schedules at a few sizes, for each usual runtime of the machine.
+    """Yield the predicted time of the best baseline at a few sizes, for each usual runtime of the machine.
 
-    Sizes below `_LARGE` are left out if the machine's profile has no protocols, since latencies are unknown.
+    Nothing above `_GAIN_RANKS` ranks. Sizes below `_LARGE` are left out if the machine's profile has no
+    protocols, since latencies are then unknown.
     """
     on, series = expected.topology, expected.series
     if on.num_ranks > _GAIN_RANKS:

@@ -139,7 +139,7 @@ def stock(name: str, collective: str, num_ranks: int, *, group: int | None = Non
 
 
 def of_schedule(schedule: Schedule) -> Algorithm:
-    """Convert a schedule of this package to an algorithm: its sends become transfers, in order of start.
+    """Convert a schedule of this package to an algorithm: its sends become messages, in order of start.
 
     Raises `InputError` if a link has several sources or destinations (multicast or reduction in a switch).
     Raises it also if chunks derive from one another. Neither can be moved to other hosts.
