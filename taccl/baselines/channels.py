@@ -257,8 +257,8 @@ def _odd_families(pattern: _Pattern) -> Iterator[list[Column]]:
     nodes are traversed from z to another rank y, and from y to a. Local ranks follow each other in ascending
     order, y after a.
 
-    If 4 divides the number of ranks of a node, a second set has zigzags of renumbered ranks in all nodes,
-    where z is a + size / 2, y is z with its lowest bit flipped. So each directed link of a full mesh is
+    If 4 divides the number of ranks of a node, a second set has zigzags of renumbered ranks in all nodes.
+    There, z is a + size / 2, and y is z with its lowest bit flipped. So each directed link of a full mesh is
     used once.
     """
     size, num_nodes = pattern.size, len(pattern.nodes)

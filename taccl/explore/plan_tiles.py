@@ -146,8 +146,8 @@ def tiles_of(candidates: Sequence[TimedSchedule], grid: Sequence[int]) -> list[T
 def without_one(tiles: Sequence[Tile], grid: Sequence[int]) -> list[TimedSchedule]:
     """All schedules of `tiles` except the one whose removal increases finishes least.
 
-    The increase is the largest ratio of the finish without it to the best finish, over the sizes of the grid
-    and the ends of tiles.
+    The increase is the largest ratio of the finish without it to the best finish, at sizes of `grid` and ends
+    of tiles.
     """
     winners = list(dict.fromkeys(winner for _, _, winner in tiles))
     sizes = sorted({*grid, *(end for first, last, _ in tiles for end in (first, last))})

@@ -96,7 +96,11 @@ def edges_inside(
 def edges_across(
     pairs: Iterable[tuple[int, int]], nodes: int, size: int, alpha_us: Fraction, beta: Fraction
 ) -> list[Edge]:
-    """Links between the same local ranks for every ordered pair of nodes; `size` is the ranks per node."""
+    """Links from each sender to its receiver, for every ordered pair of nodes.
+
+    - `pairs`: (sender, receiver) as local ranks.
+    - `size`: Ranks per node.
+    """
     return [
         Edge(here * size + sender, there * size + receiver, alpha_us, beta)
         for (here, there), (sender, receiver) in product(permutations(range(nodes), 2), pairs)

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from taccl.sketch.sketch import Sketch
     from taccl.topology.topology import Topology
 
-#: `_WRITING_SHARE`: share of the time limit that is reserved for writing the files.
-#: `_WRITING_S`: min CPU seconds reserved for writing the files.
-#: `_MOST_WRITING_SHARE`: max share of the time limit for the minimum time to write the files.
+#: `_WRITING_SHARE`: min share of the time limit that is reserved for writing the files.
+#: `_WRITING_S`: min CPU seconds that are reserved for writing the files.
+#: `_MOST_WRITING_SHARE`: max share of the time limit that the estimated time to write the files may reserve.
 _WRITING_SHARE, _WRITING_S, _MOST_WRITING_SHARE = 0.1, 1.0, 0.5
 #: Time to write files, in multiples of `finishing_time`: with one program for each range, in place or out of
 #: place; with both programs for each range.
