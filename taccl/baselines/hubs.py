@@ -165,7 +165,7 @@ def hub_sends(problem: Problem, plan: HubPlan) -> Sends:
 class _Phase(NamedTuple):
     """Sends of one phase along dimension `axis`, from step `first` on, on some of its lines.
 
-    - `at`: {other dimension: {its digits on these lines: digits of the ranks in a partial sum there}}.
+    - `at`: {other dimension: {digit of a line in it: digits of the ranks that partial sums there contain}}.
     """
 
     first: int
