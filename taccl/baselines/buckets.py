@@ -106,7 +106,7 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
             problem,
             partial(hub_sends, plan=plan),
             name=f"bucket (hubs: {plan})",
-            fewest=plan.num_parts // gcd(plan.num_parts, problem.topology.num_ranks),
+            fewest=plan.parts_per_chunk(problem),
             cut=cut,
         )
     return found

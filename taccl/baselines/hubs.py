@@ -103,21 +103,33 @@ class HubPlan(NamedTuple):
         """Number of parts of the chunks: equally many per order of dimensions, and per image in an order."""
         return len(self.orders) * math.lcm(*(prod(map(len, self._images(each))) for each in self.orders))
 
+    def parts_per_chunk(self, problem: Problem) -> int:
+        """Least number of parts of each chunk with which all links carry equally many parts."""
+        return self.num_parts // math.gcd(self.num_parts, problem.topology.num_ranks)
+
+    def num_transfers(self, problem: Problem) -> int:
+        """Number of transfers of the chunks of a problem."""
+        return self._loads().total() * problem.collective.num_chunks // len(self.orders)
+
+    def _loads(self) -> Counter[tuple[int, int]]:
+        """{(step, dimension): number of sends} of all orders together."""
+        loads = Counter[tuple[int, int]]()
+        for order in self.orders:
+            for phase in _phases(self, order):
+                num_lines = prod(len(digits) for digits in phase.at.values())
+                for send in phase.sends:
+                    loads[phase.first + send.step, phase.axis] += num_lines
+        return loads
+
     def estimated_us(self, problem: Problem) -> float:
         """Estimated finish if steps follow one another, and a link merges all that it sends in a step.
 
         It is infinite for plans with too many transfers.
         """
         dims, costs = self.dims, problem.costs
-        links = [int(table[0, 1]) for table in links_along(problem.topology, dims)]
-        loads = Counter[tuple[int, int]]()  # sends of each (step, dimension)
-        for order in self.orders:
-            for phase in _phases(self, order):
-                num_lines = prod(len(digits) for digits in phase.at.values())
-                for send in phase.sends:
-                    loads[phase.first + send.step, phase.axis] += num_lines
-        if loads.total() * problem.collective.num_chunks > _MOST_TRANSFERS * len(self.orders):
+        if self.num_transfers(problem) > _MOST_TRANSFERS:
             return math.inf
+        links, loads = [int(table[0, 1]) for table in links_along(problem.topology, dims)], self._loads()
         units_per_send = int(costs.chunk_units.sum()) / len(self.orders) / dims.num_ranks
         ticks = Counter[int]()
         for (step, k), number in loads.items():

@@ -13,6 +13,7 @@ from taccl.analysis.certificates.scopes import bound_over_all_chunkings
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
 from taccl.baselines.build_times import num_arrivals
+from taccl.baselines.hubs import hub_sends, soonest_hub_plan
 from taccl.baselines.multiplying import Estimated, mixed_schedule
 from taccl.baselines.spread import (
     MANY_CUT,
@@ -21,6 +22,7 @@ from taccl.baselines.spread import (
     merging,
     soonest_cut_us,
     soonest_so_far,
+    sums_everywhere,
 )
 from taccl.baselines.table import row_of
 from taccl.errors import InputError, NoSolutionError
@@ -66,6 +68,9 @@ _PLANS_S_PER_LINK, _PLANS_SHARE = 2e-5, 0.4
 #: to build it (0.5 to 1.5 s).
 #: `_MIXES_SHARE`: max share of the time left for this.
 _MIXES_S, _MIXES_SHARE = 0.8, 0.6
+
+#: CPU seconds per transfer to build and verify an allreduce by hubs.
+_HUBS_S_PER_TRANSFER = 1.5e-5
 
 #: Max transfers of a baseline that is tried in finer chunks. Recursive doubling of 64 chunks
 #: among 64 ranks has this many, in 6 steps.
@@ -137,6 +142,34 @@ def offer_estimated(search: Search) -> Search | None:
         message = f"first: {best.best.producer}{left_out(list(dict.fromkeys(skipped)))}"
         search.record("baselines", "taccl", "done", since, finish_us=best.best_us, message=message)
     return best
+
+
+def offer_hubs(search: Search) -> Search | None:
+    """Propose an allreduce by hubs on a torus, with merged sends, if its estimated finish is the earliest.
+
+    `offer_cut` builds it only after many other forms of the bucket algorithm, and not on large tori. Returns
+    the search that holds the schedule; None if there is none, or if time is short.
+    """
+    problem, since, dims = _opened(search.problem), time.monotonic(), grid_of(search.problem.topology)
+    if dims is None or not (may_merge(problem) and sums_everywhere(problem)):
+        return None
+    plan = soonest_hub_plan(problem, dims)
+    if plan is None or plan.estimated_us(problem) >= search.earliest_us:
+        return None
+    parts, share = plan.parts_per_chunk(problem), search.parameters.portfolio.best_share
+    until = search.deadline.sooner(for_baselines_s(search.deadline, share))
+    takes_s = busy_factor() * _HUBS_S_PER_TRANSFER * parts * plan.num_transfers(problem)
+    if parts > min(problem.chunk_bytes) or takes_s > until.left_s:
+        return None
+    made = None
+    with suppress(InputError, OutOfTime), until.enforced():
+        finer = merging(cut_chunks(problem, parts) if parts > 1 else problem)
+        found = hub_sends(finer, plan).schedule(finer, producer=f"bucket (hubs: {plan})")
+        made = _search_for(search, found) if found.finish_us < search.earliest_us else None
+    said = "hubs: none better" if made is None else f"hubs: {plan}"
+    finish_us = search.best_us if made is None else made.best_us
+    search.record("baselines", "taccl", "done", since, finish_us=finish_us, message=said)
+    return made
 
 
 def offer_cut(search: Search, until: Deadline) -> Search | None:

@@ -31,6 +31,7 @@ from taccl.synthesis.proposers.finer import (
     offer_balanced_groups,
     offer_cut,
     offer_estimated,
+    offer_hubs,
     offer_listed,
 )
 from taccl.synthesis.proposers.large import effort
@@ -138,6 +139,10 @@ def _from_one_rank_first(search: Search) -> None:
     offer_first(search, [name for name in BASELINES if row_of(name).finer_chunks == "root"])
     if search.has_found:
         _finer_first(search)
+
+
+def _hubs_first(search: Search) -> None:
+    _keep(search, offer_hubs(search))
 
 
 def _groups_first(search: Search) -> None:
@@ -315,6 +320,7 @@ FIRST: tuple[Turn, ...] = (
     Turn(OwnProposer("recursive multiplying by estimate", _estimated_first), _may_be_finer),
     Turn(OwnProposer("pipelined trees", _from_one_rank_first, is_at_one_rank), _may_be_finer),
     Turn(OwnProposer("first baselines", _first_baselines), _may_be_first),
+    Turn(OwnProposer("sums at hubs", _hubs_first, _sums_up), _may_be_finer),
     Turn(OwnProposer("baselines in finer chunks", _finer_first), _may_be_finer, improves=True),
     Turn(OwnProposer("bound over all chunkings", _bound_all_chunkings), _competes_before, improves=True),
     Turn(OwnProposer("trees", _along_trees, may_fill), _may_grow_trees, no_time, improves=True),

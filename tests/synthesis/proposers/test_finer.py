@@ -9,11 +9,13 @@ import pytest
 import taccl
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.analysis.certificates import scopes
+from taccl.baselines.hubs import soonest_hub_plan
 from taccl.synthesis.budget import run
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.proposers import competing, finer
 from taccl.synthesis.proposers.table import FIRST
 from taccl.synthesis.search import Options, Search
+from taccl.topology.recognise import grid_of
 from tests.effort import AMPLE_S, BRIEF
 
 synthesizing = import_module("taccl.synthesis.synthesize")
@@ -115,6 +117,45 @@ def test_a_baseline_without_time_for_all_forms_offers_its_best(monkeypatch):
     found = finer.offer_cut(search, search.deadline)
     assert found.best.finish_us == min(each.finish_us for each in made) < bucket.finish_us
     assert found.problem.clauses.merging
+
+
+def test_sums_at_hubs_come_first_on_tori():
+    """On a torus of 6 x 6 the plan of hubs with the earliest estimated finish is proposed, with merged sends."""
+    problem = taccl.make_problem(taccl.topologies.torus(6, 6), "allreduce", size_bytes=72_000)
+    search = Search(problem.in_its_chunks, Options(), Deadline.after(1000), asked=problem)
+    found = finer.offer_hubs(search)
+    assert taccl.verify(found.best).ok and found.problem.clauses.merging
+    assert found.best.finish_us == pytest.approx(
+        soonest_hub_plan(problem, grid_of(problem.topology)).estimated_us(problem)
+    )
+    search.others.append(found)
+    assert finer.offer_hubs(search) is None, "a later estimate is not built"
+
+
+@pytest.mark.parametrize(
+    ("topology", "collective", "size_bytes", "limit_s"),
+    [
+        (taccl.topologies.torus(4, 4), "allgather", 64_000, 1000),
+        (taccl.topologies.mesh(4, 4), "allreduce", 64_000, 1000),
+        (taccl.topologies.dgx_h100(1), "allreduce", 64_000, 1000),
+        (taccl.topologies.torus(5, 5), "allreduce", 25, 1000),
+        (taccl.topologies.torus(4, 4), "allreduce", 64_000, 1e-9),
+    ],
+)
+def test_no_sums_at_hubs_elsewhere_or_without_time(topology, collective, size_bytes, limit_s):
+    """Copies, meshes, switches, chunks of too few bytes, and an expired time limit have no plan of hubs."""
+    problem = taccl.make_problem(topology, collective, size_bytes=size_bytes)
+    search = Search(problem.in_its_chunks, Options(), Deadline.after(limit_s), asked=problem)
+    assert finer.offer_hubs(search) is None
+
+
+@pytest.mark.slow
+def test_large_tori_have_their_sums_at_hubs():
+    """On a torus of 16 x 16, whose baselines have too many transfers to come first, hubs finish in 14.2 us."""
+    problem = taccl.make_problem(taccl.topologies.torus(16, 16), "allreduce", size_bytes=256_000)
+    search = Search(problem.in_its_chunks, Options(), Deadline.after(1000), asked=problem)
+    run(search, [turn for turn in FIRST if turn.proposer.name != "trees"])
+    assert search.earliest_us == pytest.approx(14.2)
 
 
 @pytest.mark.slow
