@@ -1,9 +1,11 @@
 """Link time: busy links against hops to the farthest rank of a torus; at random and over all schedules."""
 
 import random
+import tracemalloc
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from itertools import product
 
 import pytest
 
@@ -83,6 +85,28 @@ def test_the_certificate_proves_no_more():
         replace(witness, prices=tuple(each._replace(price=2 * each.price) for each in witness.prices)),
     ):
         assert not replace(bound, witness=other).check()
+
+
+def test_large_sums_have_no_program():
+    """Grids with too many flows are refused before their sends are listed: there would be millions for 256 MB."""
+    problem = allreduce(taccl.topologies.torus(4, 4), 256 * 10**6)
+    tracemalloc.start()
+    assert certificates(problem) == []
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most_bytes < 10**7
+
+
+def test_flows_are_counted_in_advance():
+    """The number of flows is that of all pairs of a hop and a send that leave time for the rest of the path."""
+    for sizes, steps, least in product(((3,), (4, 4), (3, 3, 3)), (1, 3, 8, 13), (1, 2, 3)):
+        grid, number = _Grid(sizes, 1, 10, 1000), 0
+        for a, b, _ in grid.hops:
+            first, last = grid.distance[a] * least, steps - (grid.diameter - grid.distance[b]) * least
+            number += sum(
+                end - start >= least for start in range(first, last) for end in range(start, last + 1)
+            )
+        assert grid.num_flows(steps, least) == number
 
 
 def test_nothing_is_claimed_elsewhere():

@@ -222,8 +222,11 @@ class _Grid:
         """
         latency = self.alpha * steps / horizon
         least = math.floor(latency)
-        if least < 1:
+        # The number comes first, as the grid of a large sum has billions of sends.
+        if least < 1 or (number := self.num_flows(steps, least)) > _MOST_FLOWS:
             return None
+        if not number:
+            return _Solved(math.inf, 0, {})
         cost = self.costs(latency, steps)
         sends = [(start, m) for start in range(steps) for m in range(least, steps - start + 1)]
         begin, long = np.array(sends, np.int64).T
@@ -233,10 +236,6 @@ class _Grid:
             some = np.flatnonzero((begin >= self.distance[a] * least) & (steps - begin - long >= rest))
             parts.append(np.stack((np.full(len(some), hop), some)))
         hops, send = np.concatenate(parts, axis=1)
-        if len(hops) > _MOST_FLOWS:
-            return None
-        if not len(hops):
-            return _Solved(math.inf, 0, {})
         src, dst, count = np.array(self.hops, np.int64)[hops].T
         # Columns: sends per link, then flows over classes of links, then waits at classes of ranks. Rows:
         # capacities of flows, the number of sends, the target, and balances of classes at each time.
@@ -276,6 +275,15 @@ class _Grid:
             if price > 1e-9
         }  # fmt: skip
         return _Solved(float(objective @ answer.values), float(duals[num_flows]), prices)
+
+    def num_flows(self, steps: int, least: int) -> int:
+        """Number of pairs of a hop and a send on the grid that leave time for the rest of a path."""
+        # Number of lengths of a send that starts as early as possible; a start one step later has one fewer.
+        lengths = (
+            steps - (self.distance[a] + self.diameter - self.distance[b] + 1) * least + 1
+            for a, b, _ in self.hops
+        )
+        return sum(each * (each + 1) // 2 for each in lengths if each > 0)
 
     @staticmethod
     def costs(latency: float, steps: int) -> list[float]:
