@@ -67,7 +67,7 @@ def test_large_machines_spread_hot_pairs_over_all_nics():
 
 
 @pytest.mark.parametrize(
-    ("chunk_bytes", "said"), [((5,), "a schedule of another stage"), ((9,), "a baseline with other chunks")]
+    ("chunk_bytes", "said"), [((5,), "a schedule of another stage"), ((9,), "a schedule in other chunks")]
 )
 def test_the_choice_names_other_chunks_only_if_they_differ(chunk_bytes, said):
     """If a schedule from outside the chosen search is best, the text says whether it has the same chunks."""

@@ -116,6 +116,9 @@ def suggest_sketches(
     size_bytes = None if size is None else parse_size(size, where="size")
     chunk_bytes = None if chunk_size is None else parse_size(chunk_size, where="chunk_size")
 
+    if isinstance(collective, Collective) and not collective.size_chunks:
+        said = f"found an {collective.name} without data; expected bytes for a pair of ranks"
+        raise InputError(said, where="collective")
     is_given = isinstance(collective, Collective) and not collective.chunks_open
 
     @cache
@@ -138,9 +141,6 @@ def suggest_sketches(
             made = make(made, topology.num_ranks, **arguments)
         least = made.size_chunks
         counts = [first, *(each for each in others if each * least <= size_bytes)]
-    if not (problem := cut(counts[0])).chunk_bytes:
-        said = f"found an {problem.collective.name} without data; expected bytes for a pair of ranks"
-        raise InputError(said, where="collective")
     options = Options(seed=seed, observer=Observer(progress=progress))
     return suggest_for(counts, cut, options, most=most, time_limit_s=time_limit_s, along=True)
 
