@@ -261,7 +261,7 @@ def _protocol(facts: Facts) -> _Found:
     named = ((facts.shares[p], p) for p in ("ll", "ll128") if facts.shares.get(p, 1.0) < HEALTHY)
     told = f"{facts.share:.0%} of the expected bandwidth; protocol"
     found = _matched(facts.share, [(share, f"{told} {p} reaches {share:.0%}") for share, p in named])
-    if found and facts.is_slow_pcie and facts.slows_ll:  # a forced protocol does not slow its usual sizes
+    if found and facts.is_slow_pcie and facts.slows_ll:  # forcing LL does not slow its usual sizes
         return "possible", found[1] + _MATCHES, f"{found[2]}; but sizes where LL is usual are slow too"
     # If protocol simple without in-switch sums also explains the rate, LL or LL128 is only possible.
     return found and ("possible" if _nvls_off(facts) else found[0], *found[1:])
@@ -490,7 +490,7 @@ def _path(facts: Facts) -> _Found:
 
 
 def _slow_path(facts: Facts) -> _Found:
-    """Evidence for slow small messages between nodes."""
+    """Evidence that the path between nodes delays small messages."""
     if facts.num_nodes < 2 or not facts.is_late:
         return None
     is_usual = bool(facts.log_network) and facts.network.startswith(facts.log_network)

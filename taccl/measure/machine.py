@@ -51,8 +51,8 @@ _USUAL_NETWORKS = ((("xGMI",), "rccl"), (("NVSwitch", "NVLink"), "infiniband"), 
 _ON_PCIE, _ON_BRIDGE = re.compile(r"\bPCIe?\b", re.IGNORECASE), re.compile(r"\bNVL\b", re.IGNORECASE)
 #: Min credible time in us of a collective on GPUs; less than the launch of a kernel takes.
 _LEAST_US = 3.0
-#: `_LEAST_RATE`, `_MOST_RATE`: min and max credible ratio of a fitted rate to the data sheet's rate,
-#: which no link exceeds.
+#: `_LEAST_RATE`, `_MOST_RATE`: min and max credible ratio of a fitted rate to the data sheet's rate.
+#: The max allows for errors of the fit, as no link exceeds its data sheet.
 _LEAST_RATE, _MOST_RATE = 0.2, 1.05
 #: Min credible ratio of a network's fitted rate to the machine model's; low, as networks of a model differ.
 _LEAST_NETWORK_RATE = 0.05
@@ -282,7 +282,7 @@ def without_nvlinks(topology: Topology, gpus: Collection[str]) -> str:
 
 
 def rack_mismatch(topology: Topology, gpus: Collection[str]) -> str:
-    """Warning if an imported topology joins nodes by NICs, but its GPUs' NVLink joins racks; else empty."""
+    """Warning if an import joins nodes by NICs that are usually one NVLink domain (rack); else empty."""
     from taccl.topology.machines import SHAPES
 
     machine = machine_by_gpus(gpus)
@@ -302,7 +302,7 @@ def figures_of(topology: Topology) -> Machine:
 
 
 def modelled(log: Log) -> Log:
-    """Remove collectives that NCCL's model does not cover from a log, and name them in a note.
+    """Remove from a log the collectives that NCCL's model does not cover, and name them in a note.
 
     The log is unchanged if the model covers all of its collectives, or none.
     """

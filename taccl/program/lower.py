@@ -165,7 +165,7 @@ def lower(
 
 
 def _replaced(schedule: Schedule) -> str:
-    """Note on multicast and reduced sends, which a program replaces by one send per end; empty for none."""
+    """Note on multicast and reduced sends, which a program replaces by separate sends; empty for none."""
     links = schedule.problem.topology.links
     wide = {t.group for t in schedule if len(links[t.link].srcs) + len(links[t.link].dsts) > 2}
     said = f"{len(wide)} of {schedule.num_sends} sends are multicast or reduced by a switch"
@@ -173,7 +173,7 @@ def _replaced(schedule: Schedule) -> str:
 
 
 def _split(runs: Sequence[int]) -> str:
-    """Note on merged sends that are split, from the number of contiguous runs of each; empty for none."""
+    """Note on merged sends that are split, from the number of runs of each; empty if none is split."""
     said = f"merged sends with scattered chunks: {len(runs)}; they become {sum(runs)} sends in the program"
     advice = "each with the latency of a send; merged='pack' packs their chunks instead"
     return f"{said}, {advice}" if runs else ""

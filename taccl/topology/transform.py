@@ -314,7 +314,7 @@ def _with_links(topology: Topology, links: Sequence[int]) -> Topology:
 
 
 def _renamed(topology: Topology, new_rank: Mapping[int, int], node_of_rank: Sequence[int]) -> Topology:
-    """Topology with ranks renamed by `new_rank`, {old: new}; switches lose ranks that are not among its keys.
+    """Topology with ranks renamed by `new_rank`, {old: new}; switches lose all ranks that it does not name.
 
     Switches with fewer than two ranks left are dropped.
     """

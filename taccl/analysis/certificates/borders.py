@@ -232,7 +232,7 @@ def _shared(onward: Sequence[frozenset[tuple[int, int]]]) -> int:
 
 
 def _queues(jobs: Sequence[BorderJob]) -> list[list[int]]:
-    """Release dates of each queue, ascending; jobs with overlapping links share a queue.
+    """Put jobs whose links overlap into one queue; return the release dates of each queue, ascending.
 
     Queues are in order of their lowest link.
     """

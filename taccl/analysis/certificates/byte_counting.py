@@ -75,7 +75,7 @@ class Port(NamedTuple):
         return rounds * self.most * scale + last
 
     def fed(self, ticks: Time, scale: int, known: Sequence[tuple[int, int]], enough: int) -> Time:
-        """Max data units, times `scale`, carried in `ticks` ticks by sends that carry only what senders hold.
+        """Max data units, times `scale`, sent in `ticks` ticks, if senders hold no more than `known` says.
 
         - `known`: (ticks, units) pairs, ascending: from `ticks` on, a sender can hold that many units.
         - `enough`: Number of units beyond which counting may stop.
@@ -138,7 +138,7 @@ def byte_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
 
 
 def _counted(demand: NeededSends, ranks: frozenset[int]) -> tuple[Fraction, ByteCounting | None]:
-    """(bound in ticks, witness) for a set of ranks; (0, None) if nothing is proven."""
+    """(byte-counting bound in ticks, its witness) for a set of ranks; (0, None) if nothing is proven."""
     pairs = total = adding = wanting = 0
     of_rank: Counter[int] = Counter()
     for kind, others in demand.outside(ranks).items():
@@ -260,7 +260,7 @@ class _CheckedPort:
         return rounds * self.most + (last if part >= 0 else Fraction(0))
 
     def fed(self, ticks: Fraction, soonest: dict[int, int], each: int, enough: int) -> Fraction:
-        """Max data units carried in `ticks` ticks by sends that carry only what their senders hold.
+        """Max data units sent in `ticks` ticks, if senders hold data no earlier than `soonest` says.
 
         - `soonest`: {number of ranks: earliest ticks at which a sender can hold data of that many}.
         - `each`: Max units from one rank.

@@ -1,4 +1,4 @@
-"""The throughput bound: optimal dual prices of resources, and charges for sends into sets of ranks.
+"""The throughput bound, proven by dual prices of resources and by charges for sends into sets of ranks.
 
 A linear program on the orbits of a problem's symmetries finds both. Its first sets are ranks, nodes, and
 their complements. For chunks that spread, maximum flows find violated cuts: sets that the primal solution
@@ -95,7 +95,7 @@ class _Priced:
 def throughput(
     volume: Volume, symmetries: Symmetries, *, in_network: bool, budget_s: float, known: int = 0
 ) -> tuple[Fraction, CutDual] | None:
-    """(throughput bound in ticks, its witness); None if no send must enter any set.
+    """(throughput bound in ticks, its witness); None if none is found, as when no send must enter any set.
 
     - `in_network`: True if switches are assumed to reduce.
     - `budget_s`: Seconds after which no further linear program is solved, and no further set sought.

@@ -171,7 +171,7 @@ def _mean_ticks(lanes: Sequence[Lane], units: int) -> tuple[Fraction, Fraction]:
     price = min(caps, default=Fraction(max(1, *(lane.idle + lane.alpha for lane in lanes))))
 
     def carried() -> tuple[Fraction, Fraction, Fraction]:
-        """Units of data that all resources carry at the dual price, their derivative by it, and the gain."""
+        """(units that all resources carry at the dual price, their derivative by the price, total gain)."""
         some = [(count, _carried(lane, price)) for lane, count in counted.items()]
         number, rate, gain = (sum((n * each[i] for n, each in some), Fraction(0)) for i in range(3))
         return number, rate, gain
@@ -187,7 +187,7 @@ def _mean_ticks(lanes: Sequence[Lane], units: int) -> tuple[Fraction, Fraction]:
 
 
 def _carried(lane: Lane, price: Fraction) -> tuple[Fraction, Fraction, Fraction]:
-    """Units of data on a resource at a dual price, their derivative by it, and gain: price minus flow time.
+    """Optimal load of a resource at a dual price: (units of data, their derivative by the price, total gain).
 
     In an optimum, each send is smaller than the one before by alpha / beta, as its units delay all later
     ones.

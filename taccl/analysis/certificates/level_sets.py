@@ -36,9 +36,10 @@ _LANDMARKS = 8
 _MOST_PROVEN = 3
 #: Max ranks for which the Fiedler vector is computed.
 _MOST_OF_VECTOR = 5_000
-#: Max cells of the arrays by which cuts are evaluated together: cuts times link holds, or times chunk kinds.
+#: Max cells of the arrays by which cuts are evaluated together: cuts times link holds, or
+#: cuts times chunk kinds.
 _MOST_CELLS = 2_000_000
-#: Max number of sets that `node_cut` evaluates of the ranks at one end of a shared resource's links.
+#: Max number of sets of ranks behind shared resources (`behind_shared`) that `node_cut` evaluates.
 _MOST_SHARED = 64
 #: Max link holds to count in the search for resources that cover the links at one border (about 0.1 s).
 _MOST_COVER = 10_000_000
@@ -335,7 +336,7 @@ def _priced(
 ) -> tuple[Fraction, CutDual]:
     """(bound in ticks, its witness) with resource prices that charge all links across a cut about equally.
 
-    - `entering`, `pairs`, (num_crossing,): Links at the border, and the pairs of parts that each joins.
+    - `entering`, `pairs`, (num_crossing,): Links at the border, and how many pairs of parts each joins.
     - `least`, (num_resources,): Min hold in ticks of the links that a resource counts for; 0 for none.
     """
     resources = np.flatnonzero(least)

@@ -130,7 +130,7 @@ def _links_alone(demand: NeededSends) -> bool:
 
 
 def _adjusted(facts: Facts, witness: LinkTime) -> LinkTime | None:
-    """The witness with the largest horizon near its own that its prices prove; None if there is none.
+    """Witness with the same prices, and the largest nearby horizon that they prove; None if there is none.
 
     Prices that prove a horizon also prove a shorter one, in which short sends cost more.
     """
@@ -287,7 +287,7 @@ class _Grid:
 
     @staticmethod
     def costs(latency: float, steps: int) -> list[float]:
-        """`_least_costs` in floating point, as a list by the length of a send; inf for too short sends."""
+        """`_least_costs` in floating point, a list by length of a send; inf below the latency."""
         least = math.floor(latency)
 
         def line(m: int, at: float) -> float:
@@ -374,7 +374,7 @@ def _least_costs(latency: Fraction, steps: int) -> dict[int, Fraction]:
     least = math.floor(latency)
 
     def tangent(length: int, at: int) -> Fraction:
-        """Tangent at a point between `length` and the next whole length."""
+        """Value at `at` of a tangent to x / (x - latency) that touches it just above `length`."""
         point = length + Fraction(1, 2)
         if length == least:
             point = latency + Fraction(3, 4) * (least + 1 - latency)

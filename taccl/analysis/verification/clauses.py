@@ -205,9 +205,9 @@ _CHECKS: dict[str, Callable[..., tuple[_Breaks, _Says]]] = {
 def check_order(columns: Columns, findings: Findings, reducing: NDArray[np.bool_]) -> None:
     """Check the clause `own_first`: relayed chunks start at least a latency after the link's own chunks.
 
-    A chunk is a link's own if the link's source is one of its origins. For reductions, time runs backwards:
-    chunks whose root is the link's destination must end last. Each link has two lanes: one for copies, and
-    one for reductions, in reversed time.
+    A chunk is a link's own if it starts at the link's source, or was summed there. For reductions, time runs
+    backwards: chunks whose root is the link's destination must end last. Each link has two lanes: one for
+    copies, and one for reductions, in reversed time.
     """
     if not columns.clauses.own_first:
         return

@@ -19,7 +19,7 @@ _MOST_TRIED = 200_000
 
 
 class NamedSums:
-    """Replay of transfers that name their contributions.
+    """Replay of transfers that name the contributions they carry.
 
     A rank keeps its own contribution and every arrival, separately and permanently. Each sum that it sends,
     and each of its results, must be a disjoint union of sums that it holds by then. If only the root wants a

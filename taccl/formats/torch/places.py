@@ -121,7 +121,7 @@ class _Placing:
         self.rounds[src][number].send[dst] = joined(sources)
 
     def _sum(self, number: int, value: Value) -> None:
-        """Place a sum: in the output if it belongs there, in place of a summand, or in a new tensor."""
+        """Place a sum: in its output slot if free, else in place of a summand, else in a staged tensor."""
         now = (number, value.turn)
         operands = tuple(self.at[each.number] for each in value.summands)
         if self._is_free(value, now):
@@ -165,8 +165,8 @@ class _Placing:
     def _staged(self, rank: int, number: int, values: Sequence[Value], moved: Sequence[Value] = ()) -> int:
         """Reserve the lowest-numbered free staged tensor for `values` in a round; return its number.
 
-        The tensor stays in use until these are read, except for values that are `moved` to the output in this
-        round.
+        The tensor stays in use until the values are read, except for values that are `moved` to the output in
+        this round.
         """
         busy = self.in_use[rank]
         free = next(i for i in range(len(busy) + 1) if busy.get(i, -1) < number)

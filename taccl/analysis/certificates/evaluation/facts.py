@@ -183,7 +183,7 @@ class Facts:
         return starts
 
     def _made(self, units: int | None) -> dict[int, int]:
-        """{derived chunk: earliest tick at which it is made}; updated whenever its source gets earlier."""
+        """{derived chunk: earliest tick at which it is made}; iterates, as sources may be derived chunks."""
         if units not in self._when:
             known = self._when[units] = {}
             chunks_of: dict[int, list[int]] = defaultdict(list)
@@ -257,7 +257,7 @@ def soonest(facts: Facts, prices: Sequence[int], links: Sequence[int], need: Fra
 
 
 def _idle(facts: Facts, links: Sequence[int]) -> dict[int, int]:
-    """{resource: min idle ticks at start plus at end of a schedule}, for required sends over `links`.
+    """{resource: min ticks idle at a schedule's start and end together}, if only sends over `links` count.
 
     A link counts for a chunk if it is on a path from an origin to a destination.
     """
