@@ -286,7 +286,7 @@ class TailSpread:
         return np.sort(times[first]), np.sort(times[first & self._wants[rank]])
 
     def _spread(self, entries: Ints, into: Ints, pairs: int, last: int) -> list[int]:
-        """Earliest ticks by which ranks can hold the last chunks to enter sets, for 1, 2, ... `pairs`.
+        """Earliest ticks by which 1, 2, ... (chunk, rank) pairs can exist, of the last chunks to enter sets.
 
         Ranks count once per chunk (a pair). A pair arises if the chunk crosses into the set, or if a rank of
         the set sends it to another.
