@@ -119,7 +119,7 @@ class Run:
     @property
     def links_share(self) -> float:
         """Share of a rank's links inside its node that carry data."""
-        # A point-to-point message has the links between two ranks alone.
+        # A point-to-point message can use only the links between its two ranks.
         return self.costs.links_share(2 if self.collective == POINT_TO_POINT else self.per_node)
 
     @property

@@ -120,9 +120,9 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
 
 @cached
 def _parts(demand: NeededSends, witness: Gossip, number: int) -> tuple[list[int], frozenset[int]]:
-    """(part of each rank, links between parts); a part is a node, or a single rank of the witness's set.
+    """(number of each rank's part, links between parts); parts are nodes, or ranks, as the witness says.
 
-    For sends between ranks, -1 is the part of all ranks outside this set, and of its ranks that have links to
+    For sends between ranks, -1 is the part of all ranks outside the witness's set, and of its ranks with links to
     them.
 
     - `number`: Index of the set of links that may carry the sum.
