@@ -122,8 +122,8 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
 def _parts(demand: NeededSends, witness: Gossip, number: int) -> tuple[list[int], frozenset[int]]:
     """(number of each rank's part, links between parts); parts are nodes, or ranks, as the witness says.
 
-    For sends between ranks, -1 is the part of all ranks outside the witness's set, and of its ranks with links to
-    them.
+    For sends between ranks, -1 is the part of all ranks outside the witness's set, and of its ranks that have
+    links to them.
 
     - `number`: Index of the set of links that may carry the sum.
     """
