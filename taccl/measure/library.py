@@ -132,8 +132,11 @@ class Run:
         """Number of channels that the library's search finds, and the speed of each in GB/s."""
         if self.costs.fitted is not None or self.costs.pcie:
             return self._unsearched
-        nics = (self.num_nics, self.wires) if self.num_nodes > 1 else None
-        return searched(self.costs.generation, self.table_gb_per_s, nics)
+        if self.num_nodes == 1:
+            return searched(self.costs.generation, self.table_gb_per_s, None)
+        g = self.per_node  # a channel leaves the node at one of its g ranks, which sends to a NIC instead
+        node = self.table_gb_per_s * g / (g - 1) if g > 1 else float("inf")
+        return searched(self.costs.generation, node, (self.num_nics, self.wires))
 
     @property
     def _unsearched(self) -> tuple[int, float]:

@@ -115,8 +115,9 @@ def test_all_pairs_of_ampere_exceed_the_rate_of_rings():
         ("Blackwell", 721.8, None, (16, 45), 45.1),  # 8 of 90, split
         ("Ampere", 240, (8, 200), (8, 24), 30),  # too slow to split; NVLinks carry 8 trees of 30
         ("Ampere", 240, (16, 200), (16, 12), 15),
-        ("Hopper", 370.8, (8, 400), (8, 48), 48),  # more than 4 channels below 50 GB/s stay whole
+        ("Hopper", 370.8 * 8 / 7, (8, 400), (8, 48), 48),  # more than 4 channels below 50 GB/s stay whole
         ("Hopper", 370.8, (2, 100), (4, 24), 48),
+        ("Blackwell", 721.8 * 72 / 71, (72, 3600), (16, 45.1), 45.1),  # limited by NVLinks
     ],
 )
 def test_channels_are_those_of_the_search(generation, node_gb_per_s, nics, channels, in_trees):
@@ -124,6 +125,14 @@ def test_channels_are_those_of_the_search(generation, node_gb_per_s, nics, chann
     in two."""
     assert searched(generation, node_gb_per_s, nics) == channels
     assert tree_speed(generation, node_gb_per_s, *channels) == in_trees
+
+
+def test_racks_sum_in_their_switches():
+    """On two racks of GB200, 2 GB is summed in the switches (measured: 680 GB/s of busbw), as channels of
+    rings and trees pass the NVLinks of all GPUs, which are slower than the NICs of a rack together."""
+    found = taccl.predict("gb200-nvl72", "allreduce", 2 << 30, nodes=2)
+    assert found.algorithm == "nvls"
+    assert (2 << 30) * 2 * 143 / 144 / found.time_us / 1000 == pytest.approx(680, rel=0.2)
 
 
 def test_some_networks_fix_the_algorithm():
