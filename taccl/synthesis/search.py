@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor
+from taccl._internal.interrupts import TimeIsUp
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.dimension_bound import DimensionBound
 from taccl.analysis.verification.verify import verify
-from taccl.errors import FallbackWarning, NoSolutionError, warn
+from taccl.errors import FallbackWarning, InputError, NoSolutionError, warn
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import MANY, Schedule
 from taccl.sketch.group import symmetry_group
@@ -375,11 +376,11 @@ class Search:
         since = time.monotonic()
         try:
             yield
-        except OutOfTime:
+        except (OutOfTime, TimeIsUp):  # TimeIsUp: an interrupt by an outer deadline
             self.account(name, since, "timed-out", "stopped at its time limit")
             raise
-        except NoSolutionError:
-            self.account(name, since, "no-solution")
+        except (NoSolutionError, InputError) as error:  # InputError: such as too little memory
+            self.account(name, since, "no-solution", "" if isinstance(error, NoSolutionError) else str(error))
             raise
         except KeyboardInterrupt:
             self.account(name, since, "interrupted", "stopped by Ctrl-C")

@@ -166,6 +166,20 @@ def test_time_of_a_proposer_outside_its_stages_is_a_row(status, error):
     assert outer.seconds >= 0.06 > inner.seconds >= 0.01
 
 
+def test_a_proposer_that_an_outer_deadline_interrupts_is_a_row():
+    """If an outer deadline interrupts a proposer between two bytecodes, its time is a stage of its own."""
+    search = Search(problem_of(), Options(), Deadline.after(100))
+
+    def propose(search):
+        while True:
+            sum(range(100))
+
+    with pytest.raises(OutOfTime), Deadline.after(0.1).enforced():
+        run(search, [Turn(OwnProposer("endless", propose))])
+    (row,) = search.stages
+    assert (row.name, row.status) == ("endless", "timed-out") and row.seconds >= 0.05
+
+
 def test_proposers_without_time_left_are_a_row():
     """Proposers that do not run because time is up share a row that names them, unless a rule ended the search."""
     search = Search(problem_of(), Options(), Deadline.after(0))
