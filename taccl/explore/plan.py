@@ -6,7 +6,6 @@ their simulated times (`taccl.simulate`). The size at which the winner changes i
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -30,6 +29,7 @@ from taccl.program.runtimes import IN_BOTH_PLACES, USUALLY_IN_PLACE
 from taccl.runtimes.registry import runtime_named, usual_runtimes
 from taccl.sketch.apply import apply
 from taccl.synthesis.parameters import DEFAULTS
+from taccl.synthesis.stage_log import StageLog
 from taccl.topology.registry import parse
 from taccl.topology.topology import Topology
 
@@ -120,8 +120,7 @@ def plan(
     KeyboardInterrupt
         If Ctrl-C came before there was a schedule.
     """
-    began = time.monotonic()
-    limit = Deadline(began + time_limit_s)
+    log, limit = StageLog(), Deadline.after(time_limit_s)
     fabric = topology if isinstance(topology, Topology) else parse(topology)
     fabric = fabric if protocol == "auto" else fabric.under(protocol)
     grid = _grid(sizes)
@@ -139,7 +138,7 @@ def plan(
         raise InputError(said, where="collective")
     check_collective(runtimes[0], collective_of, fabric)
     topologies = under_protocols_of(runtimes[0], fabric, collective_of, protocol, lowering or {})
-    search = PlanSearch(grid, progress or (lambda _: None), topologies, runtimes[0])
+    search = PlanSearch(grid, progress or (lambda _: None), topologies, runtimes[0], log)
     parameters = DEFAULTS
     if all(problem.chunks_open for _, problems in cases for problem in problems):
         parameters, notes = serving_parameters(collective_of)
@@ -149,6 +148,7 @@ def plan(
         min(finishing_time(cases[0][1][0]), _MOST_FINISHING_SHARE * time_limit_s),
     )
     searching = limit.later(-finishing_s)
+    log.end("preparation")
     try:
         if baselines:
             search.add_baselines(cases, searching.sooner(_BASELINES_SHARE * time_limit_s))
@@ -157,19 +157,21 @@ def plan(
         )
     except OutOfTime:
         search.stopped = "time limit"
+        log.end("synthesis", status="timed-out", message="stopped at its time limit")
     except KeyboardInterrupt:
         if not search.candidates:
             raise
         search.stopped = "interrupted"
+        log.end("synthesis", status="interrupted", message="stopped by Ctrl-C")
     if not search.candidates:
         raise search.failure or NoSolutionError("no schedule was found; give more time, or another sketch")
     name = collective_of.name
     lowered = {"in_place": name in USUALLY_IN_PLACE, **(lowering or {})}
     ranges, notes = search.ranges(max_ranges, lowered, limit)
     return Plan(
-        fabric, name, ranges, len(search.candidates), time.monotonic() - began, search.stopped,
+        fabric, name, ranges, len(search.candidates), log.seconds, search.stopped,
         (*search.notes, *notes), tuple(each.name for each in runtimes), lowered,
-        both_places="in_place" not in (lowering or {}) and name in IN_BOTH_PLACES,
+        both_places="in_place" not in (lowering or {}) and name in IN_BOTH_PLACES, stages=log.stages,
     )  # fmt: skip
 
 

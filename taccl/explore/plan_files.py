@@ -136,8 +136,9 @@ def _fill(plan: Plan, folder: Path) -> list[str]:
         notes += found.notes
         coverage[runtime.name] = "; ".join([coverage_text(runtime, plan, found.served), *found.remarks])
     names = dict.fromkeys([*registration, *(name for row in rows for name in row.values()), *names])
+    figures = {name: value for name, value in plan.to_dict().items() if name != "stages"}
     index = {
-        "format": "taccl-plan", "version": 1, "register": list(registration), **plan.to_dict(),
+        "format": "taccl-plan", "version": 1, "register": list(registration), **figures,
         "notes": notes, "coverage": coverage, "registration": registration, "files": list(names),
         "ranges": [
             {"files": row, **each.to_dict()} for row, each in zip(rows, plan.ranges, strict=True)

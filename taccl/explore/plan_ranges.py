@@ -17,6 +17,7 @@ from taccl.analysis.certificates.certificate import Certificate
 from taccl.errors import InputError
 from taccl.program.program import Program
 from taccl.schedule.schedule import Schedule
+from taccl.synthesis.result import Stages
 from taccl.topology.topology import Topology
 
 
@@ -111,6 +112,9 @@ class Plan:
         Options of `taccl.lower` by which the programs were made.
     both_places : bool
         True if `save` writes MSCCL++ plans of every range for calls in place and for calls out of place.
+    stages : Stages
+        A tuple of `Stage`, which add up to `seconds`; ``stages.to_frame()`` is a DataFrame. Names of the
+        stages of a synthesis begin with its size and its sketch.
     """
 
     topology: Topology
@@ -123,6 +127,7 @@ class Plan:
     runtimes: tuple[str, ...] = ("msccl", "mscclpp")
     lowering: Mapping[str, Any] = field(default_factory=dict)
     both_places: bool = False
+    stages: Stages = Stages()
 
     @checked
     def range_of(self, size: Size) -> PlanRange:
@@ -160,7 +165,7 @@ class Plan:
             "topology": self.topology.name, "collective": self.collective,
             "num_ranks": self.topology.num_ranks, "ranges": [each.to_dict() for each in self.ranges],
             "num_candidates": self.num_candidates, "seconds": self.seconds, "stopped": self.stopped,
-            "notes": list(self.notes),
+            "notes": list(self.notes), "stages": self.stages.to_dicts(),
         }  # fmt: skip
 
     def table(self) -> str:

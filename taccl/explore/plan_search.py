@@ -25,6 +25,7 @@ from taccl.runtimes.runtime import Runtime
 from taccl.runtimes.table import RUNTIMES
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.proposers.competing import quickest_first
+from taccl.synthesis.stage_log import StageLog
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.topology import Topology
 
@@ -71,7 +72,9 @@ class PlanSearch:
         progress: Callable[[str], None],
         topologies: Sequence[Topology],
         runtime: Runtime = RUNTIMES["msccl"],
+        log: StageLog | None = None,
     ) -> None:
+        self.log = StageLog() if log is None else log
         self.grid, self.topologies, self.progress, self.runtime = grid, topologies, progress, runtime
         self.candidates: list[TimedSchedule] = []
         self.shapes: dict[tuple[object, ...], TimedSchedule] = {}
@@ -119,8 +122,10 @@ class PlanSearch:
                 with contextlib.suppress(InputError):  # the baseline is not defined for this problem
                     self.add(BASELINES[name](plain, cut=False), f"baseline {name}, for {format_size(size)}")
                 del left[0]
-        if left:
-            self.notes.append(f"too little time for {len(left)} of {total} baselines")
+        late = f"too little time for {len(left)} of {total} baselines" if left else ""
+        if late:
+            self.notes.append(late)
+        self.log.end("baselines", message=late)
 
     def _on_runtime(self, problem: Problem, size: int) -> Problem:
         """The problem under the runtime's launch time, and the protocol that is best so far for its size."""
@@ -146,8 +151,10 @@ class PlanSearch:
                 for name, problems in cases:
                     share = until.left_s / left
                     left -= 1
+                    stage = f"{format_size(size)}, {name}"
                     if share < _LEAST_S and self.candidates:
                         self.stopped = "time limit"
+                        self.log.end(stage, status="skipped", message="no time left")
                         continue
                     problem = self._on_runtime(problems[place], size)
                     try:
@@ -155,10 +162,14 @@ class PlanSearch:
                     except (InfeasibleError, NoSolutionError) as error:
                         self.failure = error
                         self.notes.append(f"{name} at {format_size(size)}: {error}")
+                        self.log.end(stage, status="no-solution", message=str(error))
                         continue
                     self.add(result.schedule.listable(), f"{name}, for {format_size(size)}")
                     if result.bound.divisible:
                         self.bounds[problem.topology.protocol, size] = result.bound
+                    self.log.end(
+                        stage, finish_us=result.finish_us, message=result.stopped, within=result.stages
+                    )
                     said.append(f"{name} {result.schedule.timing} (gap {format_gap(result.gap)})")
                     if result.interrupted:
                         self.stopped = "interrupted"
@@ -186,13 +197,15 @@ class PlanSearch:
         programs_s = _PROGRAMS_SHARE * limit.left_s
         if _LOWER_S * _work_per_send(lowering) * min(len(each.schedule) for each in able) > programs_s:
             programs_s = 0.0  # too short even for the smallest schedule, which then gets all the time below
+        status = "done"
         try:
             with limit.sooner(programs_s).enforced():
                 tiles = self._tiles_with_programs(max_ranges, lowering, programs, notes, able)
         except OutOfTime:
-            self.stopped = "time limit"
+            self.stopped, status = "time limit", "timed-out"
             tiles = self._tiles_in_haste(max_ranges, lowering, programs, limit.at_least(0.0).later(_LATE_S))
             notes.append("too little time to write programs for all schedules; give more time")
+        self.log.end("programs", status=status)
         for first, last, winner in tiles:
             ends = f"{format_size(first)} to {format_size(last)}"
             notes += [f"{ends}: {note}" for note in programs[winner].notes]
@@ -200,6 +213,7 @@ class PlanSearch:
             range_of(tile, programs[tile[2]], limit, 3 * (len(tiles) - number), self.bounds)
             for number, tile in enumerate(tiles)
         )
+        self.log.end("bounds of the ranges")
         return found, notes
 
     def _tiles_in_haste(

@@ -5,6 +5,7 @@ A row is a dict of plain values, None where a value does not apply. `COLUMNS` is
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -44,6 +45,7 @@ _SOLVER_BOUND = (
     "solver's bound for schedules with the sketch's symmetry and routing slack; missing if it routed one "
     "phase of a reduction"
 )
+_ROWS = "the stages as JSON, with the reasons for skipped ones: `pandas.DataFrame(json.loads(text))`"
 _CACHED = "true if the result is from the cache; its seconds are those of the first run"
 
 COLUMNS: tuple[Column, ...] = (
@@ -91,6 +93,9 @@ COLUMNS: tuple[Column, ...] = (
     Column("proven_s", "float64", "from the run's start until the finish met the bound"),
     Column("seconds", "float64", "time of the whole run; the next rows are its parts"),
     Column("bound_s", "float64", "part: the lower bound"),
+    Column("baselines_s", "float64", "part: baselines"),
+    Column("chunks_s", "float64", "part: the choice of the number of chunks"),
+    Column("kernels_s", "float64", "part: loading compiled functions, or waiting until they are compiled"),
     Column("suggest_s", "float64", "part: suggesting sketches, if none was given"),
     Column("quotient_s", "float64", "part: the quotient by symmetry"),
     Column("greedy_s", "float64", "part: the list scheduler"),
@@ -98,8 +103,10 @@ COLUMNS: tuple[Column, ...] = (
     Column("ordering_s", "float64", "part: ordering by rules"),
     Column("contiguity_s", "float64", "part: contiguity"),
     Column("job_shop_s", "float64", "part: job shops, of one phase or of both"),
-    Column("improve_s", "float64", "part: improvement of the best schedule"),
+    Column("improve_s", "float64", "part: improvement of the best schedule by job shops"),
+    Column("ruin_s", "float64", "part: its improvement by ruin and recreate"),
     Column("other_s", "float64", "part: all else, such as verification"),
+    Column("stages", "string", _ROWS),
     Column("verified", "bool", "true if there is a schedule, which is then verified"),
     Column("from_cache", "bool", _CACHED),
     Column("taccl_version", "string", "version of taccl"),
@@ -138,9 +145,15 @@ OF_SCHEDULES = (
     *_MEASURES, *_GAPS, "first_schedule_s", "best_schedule_s", "proven_s", "schedule_digest"
 )  # fmt: skip
 
-_STAGES = ("bound", "suggest", "quotient", "greedy", "routing", "ordering", "contiguity", "improve")
+_STAGES = (
+    "bound", "baselines", "chunks", "kernels", "suggest", "quotient", "greedy", "routing", "ordering",
+    "contiguity", "improve",
+)  # fmt: skip
 _STAGE_COLUMNS = {stage: f"{stage}_s" for stage in _STAGES}
 _STAGE_COLUMNS |= dict.fromkeys(("joint", "job shop"), "job_shop_s")
+_STAGE_COLUMNS |= {"bound over all chunkings": "bound_s", "ruin and recreate": "ruin_s"}
+#: Fields of a stage in the column ``stages``.
+_STAGE_FIELDS = ("name", "solver", "status", "began_s", "seconds", "finish_us", "bound_us", "message")
 _OF_MODELS = {
     "model_columns": "num_columns", "model_rows": "num_rows", "model_nonzeros": "num_nonzeros",
     "model_first_feasible_s": "first_feasible_s", "model_proof_s": "proof_s",
@@ -249,6 +262,7 @@ def figures(result: Result) -> dict[str, Any]:
         "best_schedule_s": result.seconds if result.found_s is None else result.found_s,
         **_solved(result), "nodes": sum(num_nodes) if num_nodes else None,
         "proven_s": result.seconds if result.gap == 0 else None, "seconds": result.seconds, **seconds,
+        "stages": json.dumps([{each: getattr(s, each) for each in _STAGE_FIELDS} for s in result.stages]),
         **{column: getattr(largest, name, None) for column, name in _OF_MODELS.items()},
         "taccl_version": versions.get("taccl"), "python_version": versions.get("python"),
         "solver_version": ", ".join(dict.fromkeys(map(str.strip, ran))) or None,

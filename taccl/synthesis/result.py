@@ -118,6 +118,13 @@ class Stages(tuple[Stage, ...]):
         """
         return _frame(self, "name solver status began_s seconds finish_us bound_us message")
 
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """The stages as plain values, as ``--json`` prints them."""
+        return [
+            {"bound" if name == "bound_us" else name: value for name, value in asdict(stage).items()}
+            for stage in self
+        ]
+
 
 class Trace(tuple[TraceEntry, ...]):
     """Incumbent trace: an entry for each better schedule or bound; the last entry is that of the result."""
@@ -328,10 +335,7 @@ class Result:
             "choice": self.choice,
             "verified": True,
             **schedule_figures(self.schedule),
-            "stages": [
-                {"bound" if name == "bound_us" else name: value for name, value in asdict(stage).items()}
-                for stage in self.stages
-            ],
+            "stages": self.stages.to_dicts(),
             "seconds": self.seconds,
             "found_s": self.found_s,
             "seed": self.seed,

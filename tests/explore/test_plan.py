@@ -340,6 +340,25 @@ def test_interrupts_keep_what_there_is(monkeypatch):
     assert plan.ranges[-1].max_bytes == 10**6
 
 
+def test_stages_of_a_plan_account_for_its_time():
+    """The stages of a plan, with those of each synthesis, add up to its seconds."""
+    plan = taccl.plan("ring:4", "allgather", sizes="4KB:1MB", backend="greedy", time_limit_s=5)
+    table = plan.stages.to_frame()
+    assert table.seconds.sum() == pytest.approx(plan.seconds, rel=0.01, abs=0.01)
+    assert (table.seconds >= -1e-6).all() and len(plan.stages) == len(plan.to_dict()["stages"])
+    names = set(table["name"])
+    assert {"preparation", "baselines", "programs", "bounds of the ranges"} < names
+    assert {"4KB, no sketch: greedy", "1MB, no sketch"} < names
+
+
+def test_stages_of_a_plan_name_what_was_left_out(monkeypatch):
+    """A synthesis without time, without a schedule, or cut by the limit is a row with its reason."""
+    monkeypatch.setattr(plan_search, "synthesize", raising(NoSolutionError("none for us")))
+    plan = taccl.plan("ring:4", "allgather", sizes=["4KB"], backend="greedy", time_limit_s=5)
+    row = next(each for each in plan.stages if each.name == "4KB, no sketch")
+    assert (row.status, row.message) == ("no-solution", "none for us")
+
+
 def test_an_interrupt_among_baselines_keeps_those_before(monkeypatch):
     """Ctrl-C in the second baseline, which is slower to build, gives a plan from the first one."""
     monkeypatch.setattr(

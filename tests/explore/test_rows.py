@@ -33,6 +33,19 @@ def test_rows_are_plain(problem):
     assert frame(json.loads(json.dumps(rows, allow_nan=False))).equals(table)
 
 
+def test_rows_have_stages(problem):
+    """The column `stages` has each stage of the run, and the columns of its parts add up to the seconds."""
+    table = taccl.compare(
+        problem, backends=["greedy"], num_workers=1, cache=False, time_limit_s=5, full=True
+    )
+    row = table.iloc[0]
+    stages = json.loads(row.stages)
+    assert {"greedy", "bound", "overhead"} <= {each["name"].rpartition(": ")[2] for each in stages}
+    assert abs(sum(each["seconds"] for each in stages) - row.seconds) < 0.01
+    first, last = table.columns.get_loc("bound_s"), table.columns.get_loc("other_s")
+    assert abs(row.iloc[first : last + 1].sum() - row.seconds) < 0.01
+
+
 def test_an_empty_table_has_every_column():
     """A table without rows has the same column types."""
     assert list(frame([]).dtypes) == list(frame([new_row()]).dtypes)

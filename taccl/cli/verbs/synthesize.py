@@ -186,14 +186,9 @@ def implicit_answer(options: argparse.Namespace) -> Answer | None:
         )
         return None
     text = _text(result)
-    stage = {
-        "name": "translation" if result.dimension_bound is None else "dimensions", "solver": "taccl",
-        "status": "done", "seconds": result.seconds, "finish_us": result.finish_us, "bound": None,
-        "message": "",
-    }  # fmt: skip
     values = {
         **result.to_dict(), "implicit": True, "backend": options.backend, "verified": True,
-        "num_chunks": result.schedule.num_ranks * chunks, "stages": [stage], "seed": options.seed,
+        "num_chunks": result.schedule.num_ranks * chunks, "seed": options.seed,
     }  # fmt: skip
     if options.output is not None:
         from taccl.formats.files import write_whole

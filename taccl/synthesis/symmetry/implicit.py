@@ -9,7 +9,6 @@ and its schedule can be implicit.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -28,6 +27,8 @@ from taccl.schedule.implicit_schedule import ImplicitSchedule
 from taccl.sketch.symmetry import block_shifts, link_permutation, offset_permutation
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.balanced import balanced_implicit
+from taccl.synthesis.result import Stages
+from taccl.synthesis.stage_log import StageLog
 from taccl.synthesis.symmetry.translation import translate
 from taccl.topology.named import COSTS, NamedFabric, as_named, parse_named
 from taccl.topology.recognise import dimensions
@@ -58,12 +59,15 @@ class ImplicitResult:
     dimension_bound : DimensionBound, optional
         For ``backend="dimension-balanced"``: bandwidth lower bound of algorithms that pass one dimension
         after another.
+    stages : Stages
+        A tuple of `Stage`, which add up to `seconds`; ``stages.to_frame()`` is a DataFrame.
     """
 
     schedule: ImplicitSchedule
     bound: FabricBound
     seconds: float
     dimension_bound: DimensionBound | None = None
+    stages: Stages = Stages()
 
     @property
     def finish_us(self) -> float:
@@ -83,6 +87,7 @@ class ImplicitResult:
             **({} if self.dimension_bound is None else self.dimension_bound.to_dict()),
             "gap": self.gap,
             "seconds": self.seconds,
+            "stages": self.stages.to_dicts(),
         }
 
     def __repr__(self) -> str:
@@ -143,7 +148,7 @@ def synthesize_implicit(
     VerificationError
         If the schedule is invalid, which would be a bug of this library.
     """
-    began = time.monotonic()
+    log = StageLog()
     chunk_bytes = parse_size(chunk_size, where="chunk_size")
     along, known = None, COSTS if isinstance(fabric, str) else ()
     for name in costs:
@@ -160,15 +165,21 @@ def synthesize_implicit(
         schedule = balanced_implicit(
             dims, collective, chunk_bytes=chunk_bytes, num_chunks=chunks_per_rank, policy=policy
         )
+        log.end("dimensions", finish_us=schedule.finish_us, message=schedule.producer)
         along = dimension_bound(dims, collective, schedule.size_bytes)
     else:
         shape = implicit_translations(fabric, group=group)
+        log.end("translations")
         schedule = translate(
             shape, collective, chunk_bytes=chunk_bytes, chunks_per_rank=chunks_per_rank, seed=seed,
             parameters=parameters,
         )  # fmt: skip
+        log.end("pattern", finish_us=schedule.finish_us, message=schedule.producer)
     verify_implicit(schedule).raise_if_failed()
-    return ImplicitResult(schedule, bound_of(schedule), time.monotonic() - began, along)
+    log.end("verification")
+    bound = bound_of(schedule)
+    log.end("bound", message=bound.limits)
+    return ImplicitResult(schedule, bound, log.seconds, along, log.stages)
 
 
 def implicit_translations(

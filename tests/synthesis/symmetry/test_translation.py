@@ -393,3 +393,13 @@ def test_unused_cost_options_are_refused(fabric, costs):
     for backend in ("auto", "dimension-balanced"):
         with pytest.raises(InputError, match="unused option"):
             synthesize_implicit(fabric, backend=backend, **costs)
+
+
+@pytest.mark.parametrize("backend", ["auto", "dimension-balanced"])
+def test_stages_of_an_implicit_result_account_for_its_time(backend):
+    """The stages of implicit synthesis add up to its seconds, and `to_dict` lists them."""
+    result = synthesize_implicit("torus:4x4", chunk_size="1MB", chunks_per_rank=2, backend=backend)
+    table = result.stages.to_frame()
+    assert table.seconds.sum() == pytest.approx(result.seconds, rel=0.01, abs=0.01)
+    assert list(table["name"])[-2:] == ["verification", "bound"]
+    assert [each["name"] for each in result.to_dict()["stages"]] == list(table["name"])
