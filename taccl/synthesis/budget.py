@@ -123,7 +123,9 @@ def _ask(search: Search, turn: Turn) -> None:
         if needed_s > limit_s:
             why_not = f"takes about {needed_s:.2g} s, and there are {limit_s:.2g} s for it"
     if why_not:
-        search.record(proposer.name, solver, "skipped", since, message=why_not)
+        row = search.prefix + proposer.name, why_not
+        if row not in ((each.name, each.message) for each in search.stages):  # a later turn has the same row
+            search.record(proposer.name, solver, "skipped", since, message=why_not)
         return
     found, failed, until = None, "", search.deadline.sooner(limit_s)
 

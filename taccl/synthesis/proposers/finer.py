@@ -132,7 +132,9 @@ def offer_estimated(search: Search) -> Search | None:
             if made is not None:
                 best, finish_us = made, found.finish_us
         until = search.deadline.sooner(_MIXES_SHARE * search.deadline.left_s)
-        if best is not None and busy_factor() * _MIXES_S <= until.left_s:
+        if best is not None and busy_factor() * _MIXES_S > until.left_s:
+            skipped.append("mixed plans")
+        elif best is not None:
             with until.enforced():
                 mixed = mixed_schedule(open_problem)
                 if mixed is not None and mixed.finish_us < finish_us:
@@ -159,7 +161,11 @@ def offer_hubs(search: Search) -> Search | None:
     parts, share = plan.parts_per_chunk(problem), search.parameters.portfolio.best_share
     until = search.deadline.sooner(for_baselines_s(search.deadline, share))
     takes_s = busy_factor() * _HUBS_S_PER_TRANSFER * parts * plan.num_transfers(problem)
-    if parts > min(problem.chunk_bytes) or takes_s > until.left_s:
+    if parts > min(problem.chunk_bytes):
+        return None
+    if takes_s > until.left_s:
+        said = f"hubs: takes about {takes_s:.2g} s, and {until.left_s:.2g} s are left for it"
+        search.record("baselines", "taccl", "skipped", since, message=said)
         return None
     made = None
     with suppress(InputError, OutOfTime), until.enforced():
@@ -198,10 +204,12 @@ def offer_cut(search: Search, until: Deadline) -> Search | None:
         for name, whole in made_of(problem).items()
         if whole.num_transfers <= _CUT_TRANSFERS and name not in tried
     ]
+    late: list[str] = []
     for _, _, soonest_us, name in sorted(few):
-        if until.has_passed:
-            break
         if soonest_us >= finish_us:
+            continue
+        if until.has_passed:
+            late.append(name)
             continue
         found = None
         with suppress(InputError, OutOfTime), until.enforced():
@@ -216,7 +224,7 @@ def offer_cut(search: Search, until: Deadline) -> Search | None:
             finer = _search_for(search, found)
             if finer is not None:
                 best, finish_us, producer = finer, found.finish_us, found.producer
-    message = f"in finer chunks: {producer or 'none better'}"
+    message = f"in finer chunks: {producer or 'none better'}{left_out(late)}"
     search.record("baselines", "taccl", "done", since, finish_us=finish_us, message=message)
     return best
 
@@ -235,11 +243,15 @@ def offer_listed(search: Search, until: Deadline) -> Search | None:
     # The last search with a choice is the main one, whose number of chunks was chosen by the list scheduler.
     chosen = next((each.problem for each in reversed(search.others) if each.choice), found.problem)
     own, most = chosen.collective.chunks_per_rank, max(suggesting.counts)
-    if 2 * own < most or not (suits(whole) and are_kept(whole)):
+    if 2 * own < most or not suits(whole):
         return None
     best, finish_us, least_us = None, found.finish_us, (1 + _LEAST_GAP) * every.bound_us
     numbers = [times * own for times in _FINER_TIMES if times * own > most]
     if finish_us <= least_us or not numbers:
+        return None
+    if not are_kept(whole):
+        said = "in finer chunks: its kernels are not compiled"
+        search.record("greedy", "compiled", "skipped", since, message=said)
         return None
     with suppress(InputError, NoSolutionError), until.enforced():  # NoSolutionError includes OutOfTime
         for number in numbers:

@@ -96,19 +96,26 @@ def _compiled(search: Search, *, share: float) -> None:
 def _detour(search: Search) -> None:
     """Run the list scheduler with a routing slack so large that chunks may take paths of any length.
 
-    It runs only for exchanges, in which each chunk has one destination. It is skipped if kernels are
-    compiled, since the compiled list scheduler may use any path anyway.
+    It runs only for exchanges, in which each chunk has one destination.
     """
     problem, scheduling = search.problem, search.parameters.list
-    is_exchange = all(len(ranks) == 1 for ranks in problem.collective.destination_sets.sets)
-    if are_kept(problem) or not is_exchange or effort(problem) > _DETOUR_HOPS:
-        return
     free = problem.with_clauses(routing_slack=Fraction(problem.topology.num_ranks))
     part = search.part(free, "any path: ", search.deadline, bound=search.bound, gives_up=True)
     with suppress(OutOfTime):
         greedy(part, budget_s=min(scheduling.most_s, scheduling.share * search.limit_s))
     if part.best is not None:
         search.offer_whole(part.best.under(problem), producer="list scheduler, over any path")
+
+
+def _may_detour(search: Search) -> bool:
+    """True for an exchange of few hops."""
+    ends = search.problem.collective.destination_sets.sets
+    return all(len(ranks) == 1 for ranks in ends) and effort(search.problem) <= _DETOUR_HOPS
+
+
+def _detours_compiled(search: Search) -> str:
+    """Reason to skip `_detour` if kernels are compiled; empty otherwise."""
+    return "the compiled list scheduler may use any path" if are_kept(search.problem) else ""
 
 
 def _joint(search: Search) -> None:
@@ -157,7 +164,12 @@ def _ruin_early(search: Search) -> None:
 def _may_ruin_early(search: Search) -> bool:
     """True for the search of a whole problem, if seconds are reserved for ruin and recreate."""
     is_whole = search.above is None and not search.phase
-    return is_whole and search.kept_s > 0 and are_kept(search.problem) and suits_improvement(search.problem)
+    return is_whole and search.kept_s > 0 and suits_improvement(search.problem)
+
+
+def _is_cold(search: Search) -> str:
+    """Reason to skip a step that does not wait for kernels; empty if they are compiled."""
+    return "" if are_kept(search.problem) else "its kernels are not compiled yet"
 
 
 def _one_solver(search: Search) -> None:
@@ -324,22 +336,24 @@ _COMPILED, _COMPILED_ALONE = (
     OwnProposer("compiled list scheduler", partial(_compiled, share=share))
     for share in (_COMPILED_SHARE, 1.0)
 )
-_ANY_PATH = OwnProposer("list scheduler over any path", _detour)
+_ANY_PATH = Turn(
+    OwnProposer("list scheduler over any path", _detour), _may_detour, _detours_compiled, improves=True
+)
 #: Stages of each backend, in order; other backends are solvers that work alone (`ONE_SOLVER`).
 STAGES: dict[str, tuple[Turn, ...]] = {
     "auto": (
         Turn(_LIST),
         Turn(_COMPILED, why_not=too_short, improves=True),
-        Turn(_ANY_PATH, improves=True),
+        _ANY_PATH,
         Turn(OwnProposer("joint job shop", _joint), improves=True),
         Turn(OwnProposer("routing MILP", _routed), improves=True),
-        Turn(OwnProposer("ruin and recreate", _ruin_early), _may_ruin_early, improves=True),
+        Turn(OwnProposer("ruin and recreate", _ruin_early), _may_ruin_early, _is_cold, improves=True),
         Turn(OwnProposer("job shop rounds", improve_by_job_shop), improves=True),
     ),
     "greedy": (
         Turn(_LIST_ALONE),
         Turn(_COMPILED_ALONE, why_not=too_short, improves=True),
-        Turn(_ANY_PATH, improves=True),
+        _ANY_PATH,
     ),
 }
 ONE_SOLVER = (Turn(OwnProposer("one solver", _one_solver)),)

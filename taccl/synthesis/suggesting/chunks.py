@@ -8,6 +8,7 @@ the number with the earliest finish is chosen. If a sketch may help, suggested s
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -53,6 +54,8 @@ _RUN_TURNS, _RUN_SENDS = 1_000, 4_000_000
 #: chunks to be used.
 #: `_MOST_ARRIVALS`: max product of the numbers of chunks and ranks of a problem that is cut so.
 _FINER_PAYS, _MOST_ARRIVALS = 0.98, 10_000
+#: Reason for a skipped step.
+_COLD = "its kernels are not compiled"
 #: A short run of ruin and recreate tries a number of chunks only if the list scheduler's finish with this
 #: number is at most this multiple of its earliest finish.
 _FAR = 1.1
@@ -94,7 +97,13 @@ def choose_chunks(
 
 
 def choose_with_sketches(
-    problem: Problem, options: Options, until: Deadline, *, give_up: Deadline, suggests: bool = True
+    problem: Problem,
+    options: Options,
+    until: Deadline,
+    *,
+    give_up: Deadline,
+    suggests: bool = True,
+    skipped: dict[str, str] | None = None,
 ) -> tuple[Problem, list[SketchProposal]]:
     """(problem in the best number of chunks, suggested sketches for it); without sketches if none suits.
 
@@ -103,7 +112,9 @@ def choose_with_sketches(
     - `until`: Deadline after which no further number or sketch is tried.
     - `give_up`: Deadline at which a trial under way is stopped.
     - `suggests`: False to suggest no sketches.
+    - `skipped`: {step that is skipped for lack of time or of compiled kernels: reason}, which is filled here.
     """
+    skipped = {} if skipped is None else skipped
     if not problem.chunks_open:
         return problem, []
     whole, suggesting = problem.in_its_chunks, options.parameters.suggesting
@@ -117,10 +128,14 @@ def choose_with_sketches(
     problems = {count: cut(whole, count) for count in suggesting.counts if count <= max(1, most)}
     if not problems:  # every number would make chunks of less than a byte
         return whole, []
-    best, best_us, untried = _soonest(problems, options, until, give_up)
+    best, best_us, untried = _soonest(problems, options, until, give_up, skipped)
     sketches: list[SketchProposal] = []
-    late = effort(problem) * _SUGGEST_S_PER_HOP > until.left_s
-    if suggests and not late and is_unguided(problem, options.parameters):
+    first_s, may_suggest = effort(problem) * _SUGGEST_S_PER_HOP, is_unguided(problem, options.parameters)
+    is_late = first_s > until.left_s
+    if suggests and may_suggest and is_late:
+        said = f"a first sketch takes about {first_s:.2g} s, and {until.left_s:.2g} s are left for it"
+        skipped["suggest"] = said
+    if suggests and not is_late and may_suggest:
         partitions = {count: each for count, each in problems.items() if count in suggesting.partitions}
         # InputError: no sketch can describe the topology.
         with suppress(InputError, OutOfTime), until.interruptible():
@@ -152,9 +167,12 @@ def with_chunks(search: Search) -> tuple[Problem, Sequence[SketchProposal]]:
         compile_in_a_row(search, whole, limit)
     until = limit.sooner(min(suggesting.most_suggest_s, suggesting.chunks_share * limit.left_s))
     give_up = limit.sooner(suggesting.give_up_share * limit.left_s)
+    skipped: dict[str, str] = {}
     chosen, sketches = choose_with_sketches(
-        problem, options, until, give_up=give_up, suggests=sketch == "auto"
+        problem, options, until, give_up=give_up, suggests=sketch == "auto", skipped=skipped
     )
+    for name, reason in skipped.items():
+        search.record(f"chunks: {name}", "taccl", "skipped", time.monotonic(), message=reason)
     guides = options.backend == "auto" and options.keeps_sends
     return chosen, sketches if guides else []
 
@@ -167,7 +185,11 @@ def cut_as(sketch: SketchProposal, problem: Problem) -> Problem:
 
 
 def _soonest(
-    problems: dict[int, Problem], options: Options, until: Deadline, give_up: Deadline
+    problems: dict[int, Problem],
+    options: Options,
+    until: Deadline,
+    give_up: Deadline,
+    skipped: dict[str, str],
 ) -> tuple[Problem, float, list[int]]:
     """(best problem, its finish in us, numbers of chunks that were not tried).
 
@@ -183,12 +205,16 @@ def _soonest(
 
     If the phases of sums overlap, short runs of ruin and recreate compare the numbers instead. Its kernels
     must be compiled for this.
+
+    - `skipped`: {step that is skipped for lack of compiled kernels: reason}, which is filled here.
     """
     suggesting, efforts = options.parameters.suggesting, list(map(effort, problems.values()))
     compiles = max(efforts) > suggesting.few_hops and all(map(suits, problems.values()))
     fewest = problems[min(problems)]
     is_cold = compiles and not has_kernels(fewest, options, give_up)
     compiles &= not is_cold
+    if is_cold:
+        skipped["compiled list scheduler"] = _COLD
     if compiles and sum(efforts) <= suggesting.most_hops:
         until = give_up  # trials of these sizes take less time than loading the kernels
     best, best_us = fewest, math.inf
@@ -223,7 +249,7 @@ def _soonest(
     if compiles and first and best is problems[max(problems)] and is_at_one_rank(best):
         _add_finer(problems, first, options, until)
     if first:
-        count, best_us = _overlapped(first, options, until)
+        count, best_us = _overlapped(first, options, until, skipped)
         best = problems[count]
     ring_us = baseline_us("ring", fewest, give_up, options.parameters)
     if ring_us < best_us:
@@ -257,17 +283,23 @@ def _add_finer(
         problems[count], first[count], parts = problem, made, 2 * parts
 
 
-def _overlapped(first: Mapping[int, Schedule], options: Options, until: Deadline) -> tuple[int, float]:
+def _overlapped(
+    first: Mapping[int, Schedule], options: Options, until: Deadline, skipped: dict[str, str]
+) -> tuple[int, float]:
     """(number of chunks with the earliest finish, that finish in us), if phases of sums may overlap.
 
     A list scheduler times each phase by itself. Finer chunks overlap more, which a short run of ruin and
     recreate shows. Without such an overlap, the finish of the list scheduler decides.
 
     - `first`: {number of chunks: the list scheduler's schedule}.
+    - `skipped`: {step that is skipped for lack of time or of compiled kernels: reason}, which is filled here.
     """
     finishes = {count: made.finish_us for count, made in first.items()}
     best = min(finishes, key=finishes.__getitem__)
-    if not first[best].problem.collective.sums_up or not is_compiled(improve):
+    if not first[best].problem.collective.sums_up:
+        return best, finishes[best]
+    if not is_compiled(improve):
+        skipped["ruin and recreate"] = _COLD
         return best, finishes[best]
     improved: dict[int, float] = {}
     for count in sorted(first, key=lambda each: (each != best, each)):
@@ -275,6 +307,7 @@ def _overlapped(first: Mapping[int, Schedule], options: Options, until: Deadline
         if is_far or _RUN_TURNS * len(made) > _RUN_SENDS or not suits_improvement(made.problem):
             continue
         if until.has_passed:
+            skipped["ruin and recreate"] = f"no time left for {format_count(count, 'chunk')} per rank"
             break
         options.observer.report(f"{format_count(count, 'chunk')} per rank, improved", finishes[best])
         limits = Limits(until, seed=options.seed, parameters=options.parameters)

@@ -130,8 +130,12 @@ def search_guided(search: Search) -> None:
         with contextlib.suppress(InputError, NoSolutionError):  # too little memory, or time
             if effort(problem) * _S_PER_HOP <= left_s:
                 run(problem, left_s)
-            elif left_s >= _LEAST_COMPILED_S:  # no time to search the quotient
-                offer_compiled(search, budget_s=left_s)
+            else:
+                needed_s = effort(problem) * _S_PER_HOP
+                said = f"its first schedule takes about {needed_s:.2g} s, and {left_s:.2g} s are left"
+                search.record("search", "taccl", "skipped", time.monotonic(), message=said)
+                if left_s >= _LEAST_COMPILED_S:
+                    offer_compiled(search, budget_s=left_s)
     if tried:
         search.notes.append(_sketches_note(search, tried))
     search.record("sketches", "taccl", "done", begun, finish_us=search.best_us)

@@ -189,7 +189,9 @@ def test_a_busy_machine_has_one_schedule_by_estimate(monkeypatch):
     search = Search(problem.in_its_chunks, Options(), Deadline.after(1), asked=problem)
     found = finer.offer_estimated(search)
     assert found.problem.collective.chunks_per_rank == 1 and taccl.verify(found.best).ok
-    assert search.stages[-1].message.endswith("; no time for chunks cut into 2, chunks cut into 4")
+    assert search.stages[-1].message.endswith(
+        "; no time for chunks cut into 2, chunks cut into 4, mixed plans"
+    )
 
 
 @pytest.mark.parametrize(
@@ -235,5 +237,10 @@ def test_copies_are_list_scheduled_in_more_chunks_than_were_tried():
     found = finer.offer_listed(search, NEVER)
     assert found.problem.collective.chunks_per_rank % 2 == 0
     assert found.best.finish < Fraction(95, 100) * one.finish
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finer, "are_kept", lambda problem: False)
+        assert finer.offer_listed(search, NEVER) is None
+    cold = search.stages[-1]
+    assert cold.status == "skipped" and cold.message == "in finer chunks: its kernels are not compiled"
     few = replace(parameters, suggesting=replace(parameters.suggesting, counts_only=1))
     assert finer.offer_listed(replace(search, options=Options(parameters=few)), NEVER) is None

@@ -328,6 +328,17 @@ def test_numbers_are_tried_without_kernels(monkeypatch):
     assert chosen.collective.chunks_per_rank == 6
 
 
+def test_short_runs_without_kernels_are_named(monkeypatch):
+    """Without compiled kernels, no short run compares numbers of chunks, and the reason is stated."""
+    monkeypatch.setattr(chunks, "is_compiled", lambda kernel: False)
+    problem = taccl.make_problem(taccl.topologies.ring(4), "allreduce", size_bytes="64MB")
+    skipped = {}
+    chunks.choose_with_sketches(
+        problem, Options(), Deadline.after(60), give_up=NEVER, suggests=False, skipped=skipped
+    )
+    assert skipped == {"ruin and recreate": "its kernels are not compiled"}
+
+
 def test_untried_numbers_are_noted(monkeypatch):
     """If time ends after two numbers of chunks, a note names the untried ones."""
     tried = []
