@@ -20,7 +20,9 @@ _COMMA_ROW, _OTHER_ROW = (
     for mark, after in ((",", _UNIT), (r";\t", r"(?:,\d+)?"))
 )
 #: Header of a table of times.
-_TIMES_HEAD = r"[#|\t \"]*((message|msg|buffer|data)[ _])?(size|bytes)\b.*(\b|_)(time|latency|\w*bw)\b"
+_TIMES_HEAD = (
+    r"[#|\t \"]*((message|msg|buffer|data)[ _])?(size|bytes)(\b|_).*(\b|_)(time|latency|\w*bw)(\b|_)"
+)
 #: Header of the CSV that `taccl compare` writes.
 _COMPARISON_HEAD = r"[\w,]*\bbackend,[\w,]*\bfinish_us,"
 #: Beginning of a matrix: a row with commas, below comments and at most one header.
@@ -136,7 +138,8 @@ TEXTS = (
     ),
     Text(
         "table of a benchmark, whose first column is not the size",
-        r"(?i)\A(#.*\n)*(?=[^\n]*,)(?=[^\n]*\b(size|bytes)\b)[^\n]*\b(time|alg_?bw|bus_?bw|latency)\b",
+        r"(?i)\A(#.*\n)*(?=[^\n]*[,;])(?=[^\n]*(\b|_)(size|bytes)(\b|_))"
+        r"[^\n]*(\b|_)(time|alg_?bw|bus_?bw|latency)(\b|_)",
         FIT_TABLE,
     ),
     Text(

@@ -21,7 +21,17 @@ from taccl._internal.units import format_count
 from taccl.errors import FormatError
 from taccl.measure.debug_lines import debug_facts
 from taccl.measure.json_logs import printed
-from taccl.measure.rows import HALF_DIGIT, Columns, Row, columns_of, is_broken, is_cut, nccl_row, plain
+from taccl.measure.rows import (
+    HALF_DIGIT,
+    Columns,
+    Row,
+    columns_of,
+    is_broken,
+    is_cut,
+    names_unit,
+    nccl_row,
+    plain,
+)
 from taccl.measure.run_reports import run_reports, series_of_reports
 from taccl.measure.series import POINT_TO_POINT, Counted, Log, Series
 from taccl.problem.collective import busbw_factor
@@ -108,6 +118,7 @@ class _LogRun:
     - `is_osu`: True for OSU benchmarks and perftest's latency tests.
     - `ranks_per_process`: Number of GPUs whose kernels one thread launches, 0 if unknown.
     - `is_doubtful_process`: True if more ranks share a process than its header states.
+    - `unnamed`: Unit that is assumed of its times or rates, as its header names none; else empty.
     """
 
     line: int
@@ -120,6 +131,7 @@ class _LogRun:
     twice: tuple[str, ...] = ()
     ranks_per_process: int = 0
     is_doubtful_process: bool = False
+    unnamed: str = ""
 
 
 @reads("log of a benchmark", *LOGS)
@@ -177,13 +189,18 @@ def _uneven(runs: Iterable[_LogRun]) -> Iterable[str]:
 
 
 def _doubtful(runs: Sequence[_LogRun]) -> Iterable[str]:
-    """Notes on doubtful runs, each once: wrong results, several groups of ranks, independent processes."""
+    """Notes on doubtful runs, each once.
+
+    They are on wrong results, several groups of ranks, unknown units, and independent processes.
+    """
     wrong = [row for run in runs for row in run.rows if row.num_wrong]
     if wrong:
         sizes = first_of([str(row.size_bytes) for row in wrong], 4)
         yield f"results were wrong at {format_count(len(wrong), 'size')} (#wrong above 0), in bytes: {sizes}"
     for groups in dict.fromkeys(run.groups for run in runs if len(run.groups) > 1):
         yield f"{len(groups)} groups of ranks ran at the same time and share links; times are of one group"
+    for unit in dict.fromkeys(run.unnamed for run in runs if run.unnamed):
+        yield f"figures are assumed to be in {unit}, as the header of their table names no unit"
     for hosts in dict.fromkeys(run.twice for run in runs if run.twice):
         listed = first_of([shown(host, 60) for host in hosts], 4)
         yield f"rank 0 is listed on {listed}: the runs are independent, as of nccl-tests built without MPI=1"
@@ -232,6 +249,7 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
         here = f"{where}: line {number}"
         row = columns.row(line, here) if columns is not None and columns.is_by_name else None
         row = row or nccl_row(line, here, in_place=in_place)
+        unnamed = columns.unnamed if columns is not None and row is None and not names_unit(line) else ""
         streams = row is None and columns is not None and "rate" in columns.places
         if row is None and columns is not None:
             row = columns.row(line, here)
@@ -283,6 +301,7 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
                 number, list(names), [], dict(hosts), streams, is_osu, frozenset(groups), apart,
                 per_process or _ranks_per_process(hosts, pids),
                 bool(per_process) and max(_shared(hosts, pids).values(), default=0) > threads * per_process,
+                unnamed,
             )  # fmt: skip
             runs.append(run)
             fresh = True

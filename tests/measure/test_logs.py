@@ -375,6 +375,16 @@ def _table(head, *rows):
     ("size,time(us),algbw,busbw", ("8388608,83.89,100.0,175.0", "16777216,125.8,133.3,233.3")),
     ("Size(B)  Latency(ms)", ("8388608  0.08389", "16777216  0.12583")),
     ("message size   bandwidth min   alg bw (Gb/s)", ("8388608  1  800", "16777216  1  1066.4")),
+    ("size,time_ms", ("8388608,0.08389", "16777216,0.12583")),
+    ("size_mb,latency_s", ("8,8.389e-5", "16,1.2583e-4")),
+    ("Size (KiB),time (milliseconds)", ("8192,0.08389", "16384,0.12583")),
+    ("| Message size [MB] | Latency [us] |", ("|---:|---:|", "| 8 | 83.89 |", "| 16 | 125.83 |")),
+    ("bytes;time_us;algbw (GB/s)", ("8388608;83,89;100,0", "16777216;125,83;133,3")),
+    ('"Size (B)","Time (us)"', ('"8,388,608","83.89"', '"16,777,216","125.83"')),
+    ("size,time", ("8MiB,0.08389 ms", "16MiB,125.83us")),
+    ("size,algbw_mb_per_s", ("8388608,99995", "16777216,133332")),
+    ("size,algbw_gbps", ("8388608,800", "16777216,1066.7")),
+    ("size,algbw (Gib/s)", ("8388608,745.0", "16777216,993.4")),
 ])  # fmt: skip
 def test_tables_with_a_header_of_their_own_are_read(read, head, rows):
     """The header of a table gives each column's meaning and unit."""
@@ -382,6 +392,17 @@ def test_tables_with_a_header_of_their_own_are_read(read, head, rows):
     assert found.collective == "allreduce"
     assert found.size_bytes == (2**23, 2**24)
     assert found.times_us == pytest.approx((83.89, 125.83), rel=1e-3)
+
+
+def test_an_assumed_unit_is_said(read):
+    """A note names the unit of times or rates that no header and no cell names."""
+    said = "figures are assumed to be in {}, as the header of their table names no unit"
+    for head, cells, unit in (
+        ("size,time", "8MiB,80", "us"), ("size,algbw", "8MiB,100", "GB/s"), ("size,time", "8MiB,80 us", ""),
+        ("size,time_us", "8MiB,80", ""), ("size,time,algbw", "8388608,83.89,100", ""),
+    ):  # fmt: skip
+        notes = read(_table("all_reduce_perf", head, cells)).notes
+        assert [note for note in notes if "assumed to be in" in note] == [said.format(unit)] * bool(unit)
 
 
 def test_bus_bandwidth_alone_waits_for_the_ranks(read):
