@@ -191,12 +191,14 @@ def _uneven(runs: Iterable[_LogRun]) -> Iterable[str]:
 def _doubtful(runs: Sequence[_LogRun]) -> Iterable[str]:
     """Notes on doubtful runs, each once.
 
-    They are on wrong results, several groups of ranks, unknown units, and independent processes.
+    They are on wrong results, times in place, several groups of ranks, unknown units, and independent processes.
     """
     wrong = [row for run in runs for row in run.rows if row.num_wrong]
     if wrong:
         sizes = first_of([str(row.size_bytes) for row in wrong], 4)
         yield f"results were wrong at {format_count(len(wrong), 'size')} (#wrong above 0), in bytes: {sizes}"
+    if any(row.is_other_place for run in runs for row in run.rows):
+        yield "times are those in place where the log has no others"
     for groups in dict.fromkeys(run.groups for run in runs if len(run.groups) > 1):
         yield f"{len(groups)} groups of ranks ran at the same time and share links; times are of one group"
     for unit in dict.fromkeys(run.unnamed for run in runs if run.unnamed):

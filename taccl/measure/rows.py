@@ -97,6 +97,8 @@ class Row(NamedTuple):
     - `checks_in_place`: True if results in place were checked as well, False if those out of place alone
       were; None if neither was, or the line does not state it.
     - `collective`: Cell that names the collective; empty if there is none.
+    - `is_other_place`: True if the figures are those in place although those out of place were asked for,
+      because the line has no others.
     """
 
     size_bytes: int
@@ -110,6 +112,7 @@ class Row(NamedTuple):
     dtype: str = ""
     checks_in_place: bool | None = None
     collective: str = ""
+    is_other_place: bool = False
 
 
 def plain(line: str) -> str:
@@ -126,7 +129,8 @@ def plain(line: str) -> str:
 def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
     """The row of nccl-tests or rccl-tests in a line; None if the line has none.
 
-    With `in_place`, the row has the in-place times; the result is None if the line lacks them.
+    With `in_place`, the row has the in-place times; the result is None if the line lacks them. Without it,
+    the row has them only if the line states ``N/A`` out of place.
 
     Raises `FormatError` if its time is not above 0 although its size is.
     """
@@ -148,14 +152,21 @@ def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
             [bool(re.fullmatch(_NUMBER, cells[i + wrong])) for i in (0, width)] if twice and wrong else []
         )
         figures = [cells[at + place] for place in places if at + place < len(cells)]
+        is_other_place = twice and not in_place and set(figures) == {"N/A"}
+        if is_other_place:
+            figures = [cells[width + place] for place in places]
         if len(figures) == 3 and "N/A" not in figures and (twice or not in_place):
             reduces = found[4] not in (None, "none")
             time_us, algbw, busbw = map(float, figures)
             made = (_row(size, time_us, algbw, busbw, reduces) for size in _sizes(found[1]))
             checked = checks[1] if checks and checks[0] else None
             rows += [
-                row._replace(num_wrong=num_wrong, dtype=found[3], checks_in_place=checked) for row in made
-            ]
+                row._replace(
+                    num_wrong=num_wrong, dtype=found[3], checks_in_place=checked,
+                    is_other_place=is_other_place,
+                )
+                for row in made
+            ]  # fmt: skip
     return _best(rows, where)
 
 

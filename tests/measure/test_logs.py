@@ -146,6 +146,14 @@ def test_times_in_place_are_the_second_ones(read):
 _SUMS = "# all_reduce_perf\n"
 
 
+def test_times_in_place_stand_in_where_there_are_no_others(read):
+    """A row with N/A out of place has its times in place, and a note says so."""
+    rows = [f"{8 << p} 2 float sum -1 N/A N/A N/A N/A {20 << p}.0 0.00 0.00 0" for p in range(2)]
+    found = read("\n".join(("# all_reduce_perf", *rows)))
+    assert found.series[0].times_us == (20, 40)
+    assert found.notes == ("times are those in place where the log has no others",)
+
+
 @pytest.mark.parametrize(
     ("text", "sizes"),
     [
