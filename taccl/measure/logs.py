@@ -191,7 +191,8 @@ def _uneven(runs: Iterable[_LogRun]) -> Iterable[str]:
 def _doubtful(runs: Sequence[_LogRun]) -> Iterable[str]:
     """Notes on doubtful runs, each once.
 
-    They are on wrong results, times in place, several groups of ranks, unknown units, and independent processes.
+    They are on wrong results, times in place, several groups of ranks, unknown units, and independent
+    processes.
     """
     wrong = [row for run in runs for row in run.rows if row.num_wrong]
     if wrong:
