@@ -120,7 +120,8 @@ TEXTS = (
     ),
     Text(
         "output of `nvidia-smi topo -m`",
-        r"^(?=.*\bGPU0\b).*\bCPU Affinity|^(?=.*\bGPU0[ \t]+X\s).*\b(NV\d+|PIX|PXB|PHB|NODE|SYS)\b",
+        r"^.{0,80}?\bGPU\d+\b.*CPU Affinity"
+        r"|^(?=.*\bGPU\d+[ \t,|]+X[\s,|]).*\b(NV\d+|PIX|PXB|PHB|NODE|SYS|SOC)\b",
         "`taccl show {file}` reads it, if it is whole: its header, and a row for every device",
     ),
     Text(

@@ -141,7 +141,7 @@ FORMATS = (
     FileFormat(
         "nvidia-smi", "topology", "a server, from nvidia-smi topo -m",
         load="taccl.formats.nccl.nvidia_smi:load_nvidia_smi",
-        begins=r"^[^\n]{0,80}?\bGPU\d+[^\n]*CPU Affinity",
+        begins=tells("output of `nvidia-smi topo -m`"),
     ),
     FileFormat(
         "taccl-probe", "topology", "latencies and bandwidths between hosts, from `taccl probe`",

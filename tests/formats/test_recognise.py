@@ -41,6 +41,8 @@ def _write(tmp_path, text):
         ("transfer,chunk,chunk_bytes\n", "csv"),
         ('<?xml version="1.0"?>\n<!-- <algo> -->\n<system version="1">', NCCL_TOPOLOGY),
         ("$ nvidia-smi topo -m\n\t\x1b[4mGPU0\tGPU1\tCPU Affinity\x1b[0m\n", NVIDIA_SMI),
+        ("\tGPU0\tGPU1\nGPU0\t X \tSOC\nGPU1\tSOC\t X \n", NVIDIA_SMI),
+        ("GPU4,X,NV4\n", NVIDIA_SMI),
         ("# a ring\ntopology: [ Ring ]\nnpus_count: [ 4 ]\n", ASTRA_NETWORK),
     ],
 )
@@ -148,6 +150,8 @@ def test_hostile_files_are_refused(tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "name"),
     [
+        ("\tGPU0\tGPU1\nGPU0\t X \tSOC\nGPU1\tSOC\t X \n", NVIDIA_SMI),
+        ("GPU4,X,NV4\n", NVIDIA_SMI),
         ("# a ring\ntopology: [ Ring ]\nnpus_count: [ 4 ]\n", ASTRA_NETWORK),
         ('<system version="1">', NCCL_TOPOLOGY),
         ("schema = 1\nranks_per_node = 2\n", None),

@@ -18,8 +18,6 @@ from taccl.errors import FormatError
 _MAX_DEVICES = 512
 #: Terminal colours, also with the escape character lost or written out (`^[`), and bars of a Markdown table.
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|(?:\^\[|\\(?:e|033|x1[bB]|u001[bB])|\u241b)?\[[0-9;]*m|\|")
-#: Header line, which may follow quote marks of a mail or a host name that a launcher puts before each line.
-_HEADER = re.compile(r"(.{0,80}?)\bGPU\d+(\s|CPU|$)")
 #: Two columns of a header with commas between cells, as spreadsheets save them.
 _COMMAS = re.compile(r"\bGPU\d+\s*,\s*\w+\d+\s*,", re.MULTILINE)
 NVLINK = re.compile(r"^NV([1-9]\d{0,2})$")
@@ -27,6 +25,9 @@ NVLINK = re.compile(r"^NV([1-9]\d{0,2})$")
 _EARLIER_CELLS = {"SOC": "SYS"}
 #: Pattern of one cell of the matrix.
 _CELL = r"X|SYS|SOC|NODE|PHB|PXB|PIX|NV[1-9]\d*"
+#: Header line, which may follow quote marks of a mail or a host name that a launcher puts before each line.
+#: In other lines a cell follows the first GPU.
+_HEADER = re.compile(rf"(.{{0,80}}?)\bGPU\d+(?!\s+(?:{_CELL})(?:\s|$))(\s|CPU|$)")
 #: Several cells of the matrix without spaces between them.
 _GLUED = re.compile(rf"(?:{_CELL}){{2,}}")
 #: The last cell of a row, joined to the CPU affinity after it.
@@ -102,7 +103,7 @@ def read_matrix(text: str, where: str) -> Matrix:
     start, header = next(iter(headers or [each for each in found if not each[1][1].strip()]), (None, None))
     if start is None or header is None:
         raise FormatError(
-            "found no line that begins with GPU0; expected what `nvidia-smi topo -m` prints; save it whole",
+            "found no header with GPU columns; expected what `nvidia-smi topo -m` prints; save it whole",
             where=where,
         )
     lines = _of_first(lines, header[1].strip(), [i for i, _ in headers[1:2]])

@@ -397,6 +397,18 @@ def test_equal_pairs_are_an_assumption(tmp_path):
     assert not any("join each pair" in each for each in chosen.assumed)
 
 
+def test_a_matrix_without_affinities_is_read_by_every_command(tmp_path):
+    """Earlier drivers print no affinities; without its header, the matrix is refused as incomplete."""
+    lines = ["\tGPU0\tGPU1", "GPU0\t X \tSOC", "GPU1\tSOC\t X "]
+    path = tmp_path / "earlier.txt"
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.warns(AssumptionWarning):
+        assert [link.name for link in taccl.topologies.load(path).links] == ["PCIe", "PCIe"]
+    path.write_text("\n".join(lines[1:]) + "\n")
+    with pytest.raises(FormatError, match="found no header"):
+        taccl.topologies.load(path)
+
+
 @pytest.mark.parametrize("mixed", [True, False])
 def test_lines_of_several_hosts_are_distinguished(tmp_path, mixed):
     """If a launcher marks lines with their host, in any order, only those of the first host are read."""
