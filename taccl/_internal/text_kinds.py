@@ -10,10 +10,10 @@ _BEFORE_ELEMENT = r"\s*(<\?xml[^>]*>\s*)?(<!--(?:(?!-->)[\s\S])*-->\s*)*"
 _NUMBER = r"\"?(?:[-+]?\.?\d[\d.eE+-]*|nan|inf)\"?"
 #: Pattern of a unit that may follow the number in a table's cell.
 _UNIT = r"(?: ?(?:[kKMGT]i?)?[bB](?:it|yte)?s?(?:ps|/s)| ?[nuµm]s)?"
+#: Pattern of a number, or of a mark on the diagonal, in a matrix.
+_ENTRY = rf"(?:{_NUMBER}|[-xX]|N/A)"
 #: At least three rows of numbers separated by blanks or bars; a row may begin with a name.
-_SPACED_ROWS = (
-    rf"(^[|\t ]*(?:\w[\w.:-]*[|\t ]+)?{_NUMBER}(?:[|\t ]+(?:{_NUMBER}|[-xX]|N/A)){{1,}}[|\t ]*$\n?){{3,}}"
-)
+_SPACED_ROWS = rf"(^[|\t ]*(?:\w[\w.:-]*[|\t ]+)?{_ENTRY}(?:[|\t ]+{_ENTRY}){{1,}}[|\t ]*$\n?){{3,}}"
 _COMMA_ROW, _OTHER_ROW = (
     rf"(?=[^=\[{{<\n]*$)[^{mark}\n]*(?:[{mark}][^{mark}\n]*)*?[{mark}]"
     rf" {{0,20}}{_NUMBER}{after} {{0,20}}(?=[{mark}]|$)"
@@ -43,7 +43,8 @@ _SERVER = (
     "NCCL_TOPO_DUMP_FILE=topo.xml"
 )
 _MATRIX = (
-    "save its matrix of GPUs as CSV, with GB/s in the first cell, or give what p2pBandwidthLatencyTest prints"
+    "save its matrix as CSV, with GB/s in the first cell and GPU0, GPU1, ... as names, or give what "
+    "p2pBandwidthLatencyTest prints"
 )
 HOSTS = "for the network between hosts give a matrix of pairs as CSV, or what `taccl probe` measures"
 TIMES = "for measured times give a log of nccl-tests, rccl-tests, perftest or OSU micro-benchmarks"
@@ -52,6 +53,10 @@ _SLOTS = (
 )
 _RATE = "the rate of a NIC is given as a number, e.g. nic_gb_per_s=50"
 _FILE = "write a topology file with [node], [nics] and [network]"
+
+
+#: Kind of texts in which a matrix of pairs may stand, whatever separates its cells.
+MATRIX_IN_TEXT = "text with a matrix of numbers"
 
 
 class Text(NamedTuple):
@@ -284,9 +289,9 @@ TEXTS = (
     ),
     # These kinds come last, as their patterns match many other texts.
     Text(
-        "matrix without commas",
-        rf"(?i)\A(#.*\n)*((?=.*[;\t]).*\n)?{_OTHER_ROW}|{_SPACED_ROWS}",
-        "taccl reads a matrix as CSV: put commas between its cells, and points into its numbers",
+        MATRIX_IN_TEXT,
+        rf"(?i)\A(#.*\n)*((?=.*[;\t]).*\n)?{_OTHER_ROW}|{_SPACED_ROWS}|(^{_COMMA_ROW}.*\n?){{2,}}",
+        SHOW,
     ),
     Text(
         "graph (GraphML, GML or DOT)",

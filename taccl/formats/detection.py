@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from taccl._internal.arguments import known_name
 from taccl._internal.file_kinds import has_fields, kinds_in, kinds_of_text, unquoted, wrong_kind
 from taccl._internal.reading import kinds_of, parse_json, read_text
+from taccl._internal.text_kinds import MATRIX_IN_TEXT
 from taccl.errors import FormatError, InputError
 from taccl.formats.table import FORMATS, FileFormat
 
@@ -74,6 +75,8 @@ def format_of_content(path: str | os.PathLike[str]) -> FileFormat:
         kinds = kinds_of(path)
         if kinds[:1] == ["topology"]:
             return format_named("taccl-topology")
+        if kinds == [MATRIX_IN_TEXT]:
+            return format_named("pair-matrix")
         raise _unknown("text that is no JSON object", where, kinds)
     if len(text) > _PARSED_CHARACTERS:
         raise _unknown(f"{len(text)} characters of JSON of unknown kind", where)

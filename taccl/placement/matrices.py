@@ -5,20 +5,29 @@ from __future__ import annotations
 import csv
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from taccl._internal.file_kinds import unquoted
-from taccl._internal.names import shown
+from taccl._internal.names import first_of, shown
 from taccl._internal.reading import parse_json, read_text, reads
+from taccl._internal.text_kinds import MATRIX_IN_TEXT
 from taccl._internal.units import format_count
 from taccl.errors import FormatError, InputError
 from taccl.measure.logs import log_of_text
 from taccl.measure.series import POINT_TO_POINT
 from taccl.placement.hosts import USUAL_GB_PER_S, USUAL_OVERSUBSCRIPTION
-from taccl.placement.pair_cells import Table, table_of, tables_of_pairs, unit_of, without_units
+from taccl.placement.pair_cells import (
+    Table,
+    matrices_in,
+    table_of,
+    tables_of_pairs,
+    unit_of,
+    without_units,
+)
 from taccl.placement.probe import PortUse, Probe
 
 if TYPE_CHECKING:
@@ -42,12 +51,13 @@ _NVBANDWIDTH_LATENCY = re.compile(r"^Device to Device Latency \w+ GPU\(row\) <->
 _PAIR = re.compile(r"^#\s*pair:?\s+(\S+)\s+(\S+)\s*$", re.IGNORECASE | re.MULTILINE)
 
 
-@reads("matrix of pairs", "probe", "matrix of nvbandwidth", "file of logs by pair")
+@reads("matrix of pairs", MATRIX_IN_TEXT, "probe", "matrix of nvbandwidth", "file of logs by pair")
 def load_probe(path: str | os.PathLike[str]) -> Probe:
     """Load a probe from this package's JSON, or from a file that another tool wrote.
 
     - CSV: a row and a column for every host, with host names at the head of both, of one or of neither.
       The first cell, each entry or a comment names the unit of a time or a rate; default: latencies in us.
+    - Other text with one such matrix, whose cells semicolons, tabs, bars or blanks may separate.
     - CSV: a list of pairs, a row ``host, host, figure`` each; the head of the column may name the unit.
     - Output of the CUDA sample p2pBandwidthLatencyTest: its first one-way matrices, with P2P enabled if
       present.
@@ -67,7 +77,7 @@ def load_probe(path: str | os.PathLike[str]) -> Probe:
             return _of_p2p(lines, where)
         if any(_NVBANDWIDTH.match(line) for line in lines):
             return _of_nvbandwidth(lines, where)
-        return _of_pairs(text, where) if _PAIR.search(text) else _of_csv(lines, where)
+        return _of_pairs(text, where) if _PAIR.search(text) else _of_rows(lines, where)
     except FormatError:
         raise
     except InputError as error:  # an invalid number in the file
@@ -104,6 +114,30 @@ def _of_ours(data: dict[str, Any], where: str) -> Probe:
         raise FormatError(said, where=where) from None
 
 
+def _of_rows(lines: Sequence[str], where: str) -> Probe:
+    """Probe from a CSV; if the text is none, from the only matrix in it."""
+    try:
+        return _of_csv(lines, where)
+    except FormatError:
+        found = matrices_in(lines, where)
+        marks = set("".join(lines)) & set(",;\t|")
+        if not found and marks == {","}:
+            raise
+    if not found:
+        said = "found numbers that are no square matrix; expected a row and a column for every host, or GPU"
+        raise FormatError(f"{said}, and text around it at most", where=where)
+    if len(found) > 1:
+        places = first_of([str(place[0]) for place, _, _ in found], 4)
+        said = f"found {len(found)} matrices, at lines {places}; expected one; keep one"
+        raise FormatError(said, where=where)
+    [(place, table, in_cells)] = found
+    around = [line for number, line in enumerate(lines, 1) if line.strip() and number not in place]
+    above = next(filter(str.strip, reversed(lines[: place[0] - 1])), "")
+    probe = _of_table(table, (table.corner, in_cells, above), where)
+    said = f"the matrix is that of lines {place[0]} to {place[-1]}; the text around it is ignored"
+    return replace(probe, assumed=(*[said] * bool(around), *probe.assumed))
+
+
 def _of_csv(lines: Sequence[str], where: str) -> Probe:
     comments = [line for line in lines if line.lstrip().startswith("#")]
     every = csv.reader("" if line in comments else line for line in lines)
@@ -116,7 +150,12 @@ def _of_csv(lines: Sequence[str], where: str) -> Probe:
     if tables := tables_of_pairs(rows, where):
         return _of_list(tables, in_cells, " ".join(comments), where)
     table = table_of(rows, where)
-    unit = unit_of((table.corner, in_cells, " ".join(comments)), where)
+    return _of_table(table, (table.corner, in_cells, " ".join(comments)), where)
+
+
+def _of_table(table: Table, said: Sequence[str], where: str) -> Probe:
+    """Probe from a matrix, with the unit that the first of the texts `said` names."""
+    unit = unit_of(said, where)
     values, assumed = table.values * unit.factor, (unit.assumed,) if unit.assumed else ()
     if unit.is_rate:
         return Probe(table.names, bandwidth_gb_per_s=values, assumed=assumed)

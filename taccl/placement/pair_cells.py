@@ -26,7 +26,7 @@ _TIME = re.compile(
     r"|(?<!\w)[(\[]s[)\]]|^\s*s\s*$"
 )
 #: Words that mark times as round-trip times, which are halved to get latencies.
-_ROUND_TRIP = re.compile(r"(?<![a-z])(rtt|round[ _-]?trip)", re.IGNORECASE)
+_ROUND_TRIP = re.compile(r"(?<![a-z])(rtt|round[ _-]?trip|ping(?![ _-]?pong|[a-z]))", re.IGNORECASE)
 #: {beginning of a unit of time: microseconds}.
 _US = {"n": 1e-3, "u": 1.0, "µ": 1.0, "μ": 1.0, "micro": 1.0, "m": 1e3, "milli": 1e3}
 #: Headers of the two columns of hosts in a list of pairs.
@@ -34,6 +34,10 @@ _ENDS = (
     re.compile(r"(src|source|from|sender|client)(?![a-z])", re.IGNORECASE),
     re.compile(r"(dst|dest|destination|to|receiver|server|target|peer)(?![a-z])", re.IGNORECASE),
 )
+#: Separators of cells in rows within other text; the first one in a line counts. Blanks separate without any.
+_SEPARATORS = "|;\t,"
+#: Number whose decimal mark is a comma.
+_DECIMAL_COMMA = re.compile(r"([-+]?\d+),(\d+)")
 _WITH_UNIT = re.compile(r"([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s?([^\W\d]\S*)")
 
 
@@ -139,6 +143,70 @@ def table_of(rows: dict[int, list[str]], where: str) -> Table:
                 here = f"{where}: line {number}, column {has_left + column + 1}"
                 raise FormatError(f"{said}; measure it, or leave the host out", where=here)
     return Table(corner, tuple(names), values)
+
+
+def matrices_in(lines: Sequence[str], where: str) -> list[tuple[range, Table, str]]:
+    """Square matrices of numbers amid other text: line numbers, matrix, and the unit in its cells.
+
+    Bars, semicolons, tabs, commas or blanks separate cells. A line above a matrix may name its columns.
+    """
+    entries = [(number, cells) for number, line in enumerate(lines, 1) if (cells := _split(line))]
+    found, start = [], 0
+    while start < len(entries):
+        width, end = len(entries[start][1]), start
+        while end < len(entries) and len(entries[end][1]) == width and _is_row(entries[end][1]):
+            end += 1
+        rows = entries[start:end]
+        starts = [cells[0] for _, cells in rows]
+        is_numbered = width == len(rows) and _is_index(starts)  # a table with a column of row numbers
+        if 1 < len(rows) <= width <= len(rows) + 1 and not is_numbered:
+            head = entries[start - 1 : start] if start else []
+            # Names of rows must be those of columns; without these, a line of prose may be above numbers.
+            is_head = head and (_is_name(starts[0]) or all(map(_may_name, head[0][1])))
+            table = _table_below([*head, *rows], lines, where) if is_head else None
+            table = table or _table_below(rows, lines, where)
+            found += [table] if table else []
+        start = max(end, start + 1)
+    return found
+
+
+def _table_below(
+    rows: Sequence[tuple[int, list[str]]], lines: Sequence[str], where: str
+) -> tuple[range, Table, str] | None:
+    """Line numbers, matrix and the unit in its cells, of rows (line number, cells); None if they are none.
+
+    Raises `FormatError` if the first row is a header, rather than prose, that contradicts the others.
+    """
+    try:
+        bare, unit = without_units(dict(rows), where)
+        return range(rows[0][0], rows[-1][0] + 1), table_of(bare, where), unit
+    except FormatError:
+        first = lines[rows[0][0] - 1]
+        if _is_row(rows[0][1]) or " " in first.strip() or "\t" in first.strip():
+            return None
+        raise
+
+
+def _split(line: str) -> list[str]:
+    """Cells of a line; none of a blank one, and of a ruler such as ``|---|---|``."""
+    if not re.sub(r"[-|:=+\s]", "", line):
+        return []
+    separator = next((each for each in _SEPARATORS if each in line), None)
+    cells = [cell.strip(" \"'") for cell in line.strip().strip("|").split(separator)]
+    return cells if separator == "," else [_DECIMAL_COMMA.sub(r"\1.\2", cell) for cell in cells]
+
+
+def _is_row(cells: Sequence[str]) -> bool:
+    """True for the cells of a row of a matrix: numbers, with units or without, behind at most one name."""
+    numbers = [cell for cell in cells[1:] if not _is_nothing(cell)]
+    return len(cells) > 1 and all(
+        not _is_name(match[1] if (match := _WITH_UNIT.fullmatch(cell)) else cell) for cell in numbers
+    )
+
+
+def _may_name(cell: str) -> bool:
+    """True if a cell may be the name of a host, or the unit of a matrix, rather than a word of prose."""
+    return len(cell) < 2 or any(map(str.isdigit, cell)) or bool(_units_in(cell)) or _is_nothing(cell)
 
 
 def tables_of_pairs(rows: dict[int, list[str]], where: str) -> list[Table] | None:

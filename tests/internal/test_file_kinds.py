@@ -162,10 +162,10 @@ def test_a_known_output_is_named_wherever_it_is_not_read(tmp_path, kind):
             "log of Intel MPI Benchmarks or of oneCCL's benchmark",
         ),
         ("10.0.0.1:8\n10.0.0.2:8\n", "host file"),
-        ("us  a  b  c\na  0 10 20\nb 10  0 20\nc 20 20  0\n", "matrix without commas"),
+        ("us  a  b  c\na  0 10 20\nb 10  0 20\nc 20 20  0\n", "text with a matrix of numbers"),
         (
             "| us | a | b |\n|--|--|--|\n| a | 0 | 10 |\n| b | 10 | 0 |\n| c | 20 | 20 |\n",
-            "matrix without commas",
+            "text with a matrix of numbers",
         ),
         ("n1:7:7 [0] MSCCLPP INFO Connected\n", "debug log of NCCL (NCCL_DEBUG=INFO)"),
     ],

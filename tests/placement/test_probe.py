@@ -299,6 +299,45 @@ class TestMatrices:
         probe = load_probe(path)
         assert probe.hosts == ("0", "1", "2")
 
+    @pytest.mark.parametrize(
+        ("text", "lines"),
+        [
+            (
+                "Hello,\n\ntimes in us:\n\n> host,a,b,c\n> a,0,5,9\n> b,5,0,9\n> c,9,9,0\n\nRegards\n",
+                "5 to 8",
+            ),
+            ("latency (us)\n    a   b   c\na  0.0 5.0 9.0\nb  5.0 0.0 9.0\nc  9.0 9.0 0.0\n", "2 to 5"),
+            ("us;a;b;c\na;0;5,0;9,0\nb;5,0;0;9,0\nc;9,0;9,0;0\n", ""),
+            ("|us|a|b|c|\n|--|--|--|--|\n|a|-|5|9|\n|b|5|-|9|\n|c|9|9|-|\n", ""),
+            ("ping in us:\na b c\n- 10 18\n10 - 18\n18 18 -\n", "2 to 5"),
+        ],
+        ids=["mail", "blanks", "semicolons", "bars", "round trips"],
+    )
+    def test_a_matrix_amid_text_is_read(self, tmp_path, text, lines):
+        """The only matrix of a text is read, whatever separates its cells; a note says which lines it has."""
+        path = tmp_path / "mail.txt"
+        path.write_text(text)
+        assert format_of_content(path).name == "pair-matrix"
+        probe = load_probe(path)
+        assert (probe.hosts, probe.latency_us[0, 1], probe.latency_us[2, 1]) == (NAMES, 5, 9)
+        said = f"the matrix is that of lines {lines}; the text around it is ignored"
+        assert [each for each in probe.assumed if "lines" in each] == [said] * bool(lines)
+
+    @pytest.mark.parametrize(
+        ("text", "complaint"),
+        [
+            ("one:\nus,a,b\na,0,1\nb,1,0\ntwo:\nus,a,b\na,0,2\nb,2,0\n", "found 2 matrices, at lines 2, 6"),
+            ("rank\tus\n0\t1,5\n1\t2,5\n", "found numbers that are no square matrix"),
+            ("first second\n1 2 3\n4 5 6\n7 8 9\n10 11 12\n", "found numbers that are no square matrix"),
+        ],
+    )
+    def test_a_text_without_one_matrix_is_refused(self, tmp_path, text, complaint):
+        """Several matrices, and tables that are none, are refused."""
+        path = tmp_path / "mail.txt"
+        path.write_text(text)
+        with pytest.raises(FormatError, match=complaint):
+            load_probe(path)
+
     @pytest.mark.parametrize(("unit", "factor"), [("GB/s", 1), ("Gb/s", 8)])
     def test_csv_of_bandwidths(self, tmp_path, unit, factor):
         """The unit of a CSV of bandwidths is given by the first cell or by a comment."""
