@@ -101,6 +101,7 @@ class Search:
     # Judge of the schedules that a registered proposer offers while it runs; None: they are not judged.
     judge: Callable[[Schedule], bool] | None = None
     stopped: str = ""  # reason why the search ended; empty until `settle`
+    is_proven: bool = False  # True if a schedule meets the bound over all chunkings before the search begins
     is_strengthened: bool = False  # True once the bound was compared with that over all chunkings
 
     def __post_init__(self) -> None:

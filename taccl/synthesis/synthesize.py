@@ -200,9 +200,10 @@ def synthesize(
                     _check_room(whole)
                     begin_compiling(whole)
                 run(whole, FIRST)  # baselines
-                _search_in_best_chunks(whole).settle()
+                if not whole.is_proven:
+                    _search_in_best_chunks(whole).settle()
         is_met = any(each.stopped == "bound met" for each in whole.others)
-        if not limit.cancellation.why:
+        if not (limit.cancellation.why or whole.is_proven):
             with limit.interruptible():
                 run(whole, IN_FINER_CHUNKS if is_met else (*LAST, *IN_FINER_CHUNKS))
         found = _inverted(whole.earliest_search, whole, transforms, options)
@@ -376,6 +377,8 @@ def _choice(best: Search, whole: Search) -> str:
     if not any(each.choice and each.best is not None for each in whole.others):
         if whole.deadline.cancellation.why == GAP_MET:
             return "the first schedule; its gap meets the requested one"
+        if whole.is_proven:
+            return "the first schedule; it meets the bound over all chunkings"
         return "the first schedule, as no other was found in time"
     chosen = next(each for each in whole.others if each.choice)
     is_cut_alike = best.problem.chunk_bytes == chosen.problem.chunk_bytes

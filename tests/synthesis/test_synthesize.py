@@ -65,7 +65,7 @@ AROUND = (
 
 
 def own_stages(result):
-    return [stage for stage in result.stages if stage.name not in AROUND]
+    return [stage for stage in result.stages if stage.name not in AROUND and stage.status != "skipped"]
 
 
 def stage_names(result):
@@ -887,6 +887,16 @@ class TestContributionsApart:
         problem = taccl.make_problem(topology, made, size_bytes=1000)
         result = brief_synthesis(problem, parameters=HASTY)
         assert result.finish_us <= taccl.baselines.best(problem).finish_us
+
+
+def test_a_first_schedule_that_no_chunking_beats_ends_the_search():
+    """If a baseline meets the bound over all chunkings, no number of chunks is tried."""
+    problem = taccl.make_problem(taccl.topologies.fully_connected(4), "alltoall", size_bytes="64MB")
+    result = brief_synthesis(problem)
+    assert (result.stopped, result.gap, result.standing) == ("bound met", 0, "proven best")
+    assert {each.name for each in result.stages} <= {"preparation", "verification", "bound", *AROUND}
+    assert "chunks" not in {each.name for each in result.stages}
+    assert result.choice == "the first schedule; it meets the bound over all chunkings"
 
 
 class TestRootsOutOfReach:

@@ -156,10 +156,13 @@ def _has_groups(problem: Problem) -> bool:
 def _bound_all_chunkings(search: Search) -> None:
     """Compute the bound over all chunkings before the search uses up the time.
 
-    If time is up already, `Search.result` computes it.
+    If time is up already, `Search.result` computes it. If a schedule meets it, and the number of
+    chunks is open, no search follows: no schedule in any chunks finishes sooner.
     """
     if not search.deadline.has_passed:
-        look_for_bound_over_all_chunkings(search)
+        every = look_for_bound_over_all_chunkings(search)
+        is_met = every is not None and search.earliest_search.finish <= every.bound
+        search.is_proven = is_met and search.is_open
 
 
 def _last_baselines(search: Search) -> None:
@@ -216,7 +219,7 @@ def _along_trees(search: Search) -> None:
 
 
 def _may_grow_trees(search: Search) -> bool:
-    return _is_free(search) and is_worthwhile(search)
+    return _is_free(search) and is_worthwhile(search) and not search.is_proven
 
 
 def _may_guide(search: Search) -> bool:
