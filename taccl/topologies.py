@@ -12,14 +12,17 @@ from taccl.topology.fabrics import fully_connected, hypercube, mesh, multidim, r
 from taccl.topology.in_network import InNetwork
 from taccl.topology.machines import (
     a100_pcie,
+    a800,
     b200,
     dgx1,
     dgx2,
     dgx_a100,
     dgx_h100,
     gb200_nvl72,
+    gh200,
     h100_pcie,
     h200,
+    h800,
     l40s,
     mi300x,
     mi355x,
@@ -35,10 +38,10 @@ if TYPE_CHECKING:
     from os import PathLike
 
 __all__ = [
-    "InNetwork", "Topology", "TopologyBuilder", "a100_pcie", "b200", "dgx1", "dgx2", "dgx_a100",
-    "dgx_h100", "fabric_names", "from_networkx", "fully_connected", "gb200_nvl72", "h100_pcie", "h200",
-    "hypercube", "in_network", "l40s", "load", "machine_names", "mesh", "mi300x", "mi355x", "multidim",
-    "ndv2", "parse", "rack", "ring", "star", "t4", "torus", "v100_pcie",
+    "InNetwork", "Topology", "TopologyBuilder", "a100_pcie", "a800", "b200", "dgx1", "dgx2", "dgx_a100",
+    "dgx_h100", "fabric_names", "from_networkx", "fully_connected", "gb200_nvl72", "gh200", "h100_pcie",
+    "h200", "h800", "hypercube", "in_network", "l40s", "load", "machine_names", "mesh", "mi300x", "mi355x",
+    "multidim", "ndv2", "parse", "rack", "ring", "star", "t4", "torus", "v100_pcie",
 ]  # fmt: skip
 
 

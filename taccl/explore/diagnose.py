@@ -23,7 +23,7 @@ from taccl.measure.causes import DETOURS, HEALTHY, WITHIN_ERROR, Cause, Facts, c
 from taccl.measure.curve import Kink, kinks, slow_middle
 from taccl.measure.diagnosis import Diagnosis, Gain, Limit, Point, SeriesDiagnosis
 from taccl.measure.logs import OTHER_LIBRARY
-from taccl.measure.machine import machine_of, mismatches
+from taccl.measure.machine import NO_PEERS, has_no_peers, machine_of, mismatches
 from taccl.measure.model import COLLECTIVES
 from taccl.measure.series import POINT_TO_POINT, Log, Series
 from taccl.problem.collective import busbw_factor
@@ -235,6 +235,8 @@ def _facts(
     stated = dict(debug.causes)
     if 0 < debug.num_nics < num_nics:
         stated["nic-unused"] = f"the log lists {debug.num_nics} of {num_nics} NICs (NET/IB)"
+    if on.num_nodes == 1 and has_no_peers(log.gpus):
+        stated["p2p-disabled"] = NO_PEERS
     return Facts(
         series.collective, on.num_nodes, share, small_us / usual_us if small_us and usual_us else None,
         expected.network_shares(series.times_us[-1]) if is_slow else {},

@@ -14,8 +14,10 @@ from taccl.formats.registry import foreign_topology, load_topology
 from taccl.measure.logs import read_log
 from taccl.measure.machine import (
     COUNTABLE,
+    NO_PEERS,
     assumed_rates,
     check_alike,
+    has_no_peers,
     import_network,
     is_stand_in,
     machine_by_gpus,
@@ -24,6 +26,7 @@ from taccl.measure.machine import (
     port_mismatch,
     rack_mismatch,
     replaces,
+    unknown_gpus,
     with_switches,
     without_nvlinks,
 )
@@ -95,7 +98,11 @@ def topology_of(
             if gpus
             else "no GPUs in the log"
         )
-        advice = f"name a topology file, or one of {', '.join(machine_names())}"
+        if said_of_them := unknown_gpus(gpus):
+            named = f"{named}: {said_of_them}"
+        advice = "give a topology file, such as the output of `nvidia-smi topo -m` or `rocm-smi --showtopo`"
+        if not gpus:
+            advice = f"{advice}, or one of {', '.join(machine_names())}"
         if several := machines_by_gpus(gpus):
             listed = first_of([shown(name, 60) for name in sorted(gpus)], 3)
             named, advice = f"{listed}, which {' and '.join(several)} have", "name one of them"
@@ -132,6 +139,8 @@ def topology_of(
     if machine.topology is None and isinstance(word, str) and is_stand_in(word, gpus):
         listed = first_of([shown(name, 60) for name in sorted(gpus)], 3)
         notes.append(f"the GPUs are {listed}; {word}, whose links are alike, is assumed (--topology)")
+    if has_no_peers(gpus) and whole.num_nodes == 1 and len(whole.ranks_of_node[0]) > 1:
+        notes.append(f"{NO_PEERS}, often below the rate of PCIe")
     if whole.num_nodes > 1 and whole.machine:
         notes += _network_notes(whole.machine, named_network, is_chosen=machine.topology is not None)
     network = import_network(whole)

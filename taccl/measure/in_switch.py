@@ -19,6 +19,7 @@ from taccl.topology.tuning import (
     NVLS_CHANNELS,
     NVLS_CHUNK_BYTES,
     NVLS_CHUNKS,
+    NVLS_LINKS,
     NVLS_MANY_CHUNK_BYTES,
     NVLS_MANY_NODES,
     NVLS_NETWORK_US,
@@ -60,7 +61,12 @@ def _nvls_rate(run: Run) -> float:
     """GB/s through a switch in one direction, by NCCL's model."""
     generation = run.costs.generation
     channels, speed = NVLS_CHANNELS[generation]
-    return channels * speed * NVLS_SHARE[generation] * (channels - 1) / channels
+    return channels * speed * NVLS_SHARE[generation] * (channels - 1) / channels * _links_share(run)
+
+
+def _links_share(run: Run) -> float:
+    """Number of a GPU's NVLinks, as a share of `NVLS_LINKS`; 1 if it is unknown."""
+    return min(run.costs.num_links / NVLS_LINKS, 1.0)
 
 
 def _nvls(run: Run) -> Candidate:

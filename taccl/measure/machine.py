@@ -20,21 +20,35 @@ from taccl.topology.tuning import NVLINK_GB_PER_S
 
 #: {machine: its GPU models}. Models share a machine if their links in a node are alike.
 _GPUS = {
-    "ndv2": ("V100",), "dgx1": ("V100",), "dgx2": ("V100",), "dgx-a100": ("A100",),
-    "dgx-h100": ("H100", "H20"), "h200": ("H200",), "b200": ("B200", "B300"),
+    "ndv2": ("V100",), "dgx1": ("V100",), "dgx2": ("V100",), "dgx-a100": ("A100", "PG509"),
+    "a800": ("A800",), "dgx-h100": ("H100", "H20"), "h800": ("H800",), "h200": ("H200",),
+    "gh200": ("GH200",), "b200": ("B200", "B300"),
     "gb200-nvl72": ("GB200", "GB300"), "mi300x": ("MI300X", "MI325X"), "mi355x": ("MI355X", "MI350X"),
 }  # fmt: skip
-#: {GPU model whose NVLinks are fewer than those of any machine model: its generation}.
-#: Their data sheets state 400 GB/s of NVLink.
-_FEWER_LINKS = {"A800": "Ampere", "H800": "Hopper"}
-_FEWER_NVLINKS = 8  #: Number of NVLinks of the GPUs in `_FEWER_LINKS`.
-#: {machine: GPU models that communicate over PCIe}, including PCIe boards of the models above.
+#: {machine: GPU models that communicate over PCIe}, including PCIe boards of the models above. Models share
+#: a machine if their data sheets state the same version of PCIe, with 16 lanes.
 _PCIE_GPUS = {
-    "v100-pcie": ("V100",), "a100-pcie": ("A100",), "h100-pcie": ("H100",), "t4": ("T4",),
-    "l40s": ("L40S", "L40", "L4", "A10", "A10G", "A40"),
+    "v100-pcie": ("V100", "P100", "P40", "Quadro RTX 5000", "Quadro RTX 6000", "Quadro RTX 8000",
+                  "RTX 2070", "RTX 2080", "TITAN RTX", "TITAN V"),
+    "a100-pcie": ("A100", "A800"), "h100-pcie": ("H100", "H800", "RTX PRO 6000", "RTX 5090"), "t4": ("T4",),
+    "l40s": ("L40S", "L40", "L20", "L4", "A10", "A10G", "A30", "A40", "A4000", "A4500", "A5000",
+             "A5500", "A6000", "RTX 4000", "RTX 5000", "RTX 6000", "RTX 3080", "RTX 3090", "RTX 4080",
+             "RTX 4090"),
 }  # fmt: skip
-#: Model in the name of a GPU: H100, GB300, MI300X, L40S.
-_MODEL = re.compile(r"\b(MI\d{2,3}[A-Z]?|[A-Z]{1,2}\d{1,3}[A-Z]?)\b")
+#: Model in the name of a GPU: H100, GB300, MI300X, L40S, A6000, RTX 4090.
+_MODEL = re.compile(
+    r"\b(MI\d{2,3}[A-Z]?|(?:Quadro )?RTX (?:PRO )?\d{4}|TITAN (?:RTX|V)|A\d{4}|[A-Z]{1,2}\d{1,3}[A-Z]?)\b"
+)
+#: Pattern in names of GPUs whose drivers let them exchange data through host memory only, without P2P.
+_NO_PEERS = re.compile(r"\b(GeForce|TITAN)\b")
+NO_PEERS = "GeForce and TITAN cards copy through host memory (no P2P)"  #: What is known of these GPUs.
+#: ((pattern in names of GPUs without a machine model, what is known), ...); the first match counts.
+_UNKNOWN = (
+    (re.compile(r"\bNVL\b"), "NVLink bridges join some of these boards, which the name does not tell"),
+    (re.compile(r"\bMI\d"), "no published log shows the rates that RCCL reaches on them"),
+    (re.compile(r"\bP100-SXM"), "their NVLinks are of a version whose rates NCCL's tables no longer have"),
+    (re.compile(r"\bGraphics Device\b"), "the driver did not know them"),
+)  # fmt: skip
 #: Max number of ranks that busbw / algbw determines exactly, if both are given with two decimals.
 #: A larger number is rounded to a multiple of the number of nodes, so that all nodes have equally many ranks.
 COUNTABLE = 64
@@ -207,7 +221,7 @@ def generation_of(gpus: Collection[str]) -> str:
         return ""
     tables = (*_GPUS.items(), *_PCIE_GPUS.items())
     found = {MODELS[each].generation for each, own in tables if models <= set(own)}
-    return found.pop() if len(found) == 1 else _FEWER_LINKS.get(next(iter(models)), "")
+    return found.pop() if len(found) == 1 else ""
 
 
 def assumed_rates(topology: Topology, gpus: Collection[str]) -> tuple[dict[str, Fraction], tuple[str, ...]]:
@@ -252,8 +266,9 @@ def port_mismatch(topology: Topology, gpus: Collection[str]) -> str:
     rate, names = machine_of(topology).node_gb_per_s, first_of([shown(name, 60) for name in sorted(gpus)], 3)
     if known and topology.profile == _NO_RATES:
         # The file shows numbers of NVLinks, all at one assumed rate.
+        own = MODELS.get(machine_by_gpus(gpus) or "")
         most = max(each.num_nvlinks for each in MODELS.values() if each.generation == known)
-        most = _FEWER_NVLINKS if models & set(_FEWER_LINKS) else most
+        most = own.num_nvlinks if own is not None else most
         is_alike = rate <= _ASSUMED_NVLINK_GB_PER_S * most
     else:
         is_alike = known == guess or not known and not any(model.startswith("MI") for model in models)
@@ -380,12 +395,22 @@ def machines_by_gpus(gpus: Collection[str]) -> list[str]:
         return []
     if any("SXM3" in name for name in gpus):
         return ["dgx2"]  # the only machine with SXM3 boards of V100
-    is_board = any(models <= set(own) for own in _GPUS.values())
+    is_board = any(models <= set(own) for own in _GPUS.values()) or any("SXM" in name for name in gpus)
     table = _PCIE_GPUS if any(_ON_PCIE.search(name) for name in gpus) or not is_board else _GPUS
     found = [machine for machine, own in table.items() if models <= set(own)]
     # Boards of V100 named SXM2 are in other machines than those named SXM3.
     is_sxm2 = any("SXM2" in name for name in gpus)
     return [machine for machine in found if not (is_sxm2 and machine == "dgx2")]
+
+
+def unknown_gpus(gpus: Iterable[str]) -> str:
+    """Facts about GPUs without a machine model, as a clause; empty if none are known."""
+    return next((said for name in gpus for kind, said in _UNKNOWN if kind.search(name)), "")
+
+
+def has_no_peers(gpus: Iterable[str]) -> bool:
+    """True if the drivers of the named GPUs do not let them exchange data directly (P2P)."""
+    return any(_NO_PEERS.search(name) for name in gpus)
 
 
 def is_stand_in(machine: str, gpus: Iterable[str]) -> bool:

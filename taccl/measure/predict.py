@@ -186,11 +186,11 @@ def _of_model(name: str) -> Costs:
     model, shape, (default, *others) = MODELS[name], SHAPES[name], PROFILES[name]
     nominal = others[0] if others else default
     nic = 1000 / float(nominal["internode_beta_us_per_mb"])
-    usual = model.network or ("infiniband" if model.num_nvlinks else "rccl")
-    network = NETWORKS[INSTANCES[name].network if name in INSTANCES else usual]
+    usual = "roce-pcie" if model.pcie else "infiniband" if model.num_nvlinks else "rccl"
+    network = NETWORKS[INSTANCES[name].network if name in INSTANCES else model.network or usual]
     if model.pcie is not None:
         rate = 1000 / float(default["pcie_beta_us_per_mb"])
-        return Costs(model.generation, rate, 2, nic, shape.ranks_per_nic, NETWORKS["roce-pcie"], pcie=True)
+        return Costs(model.generation, rate, 2, nic, shape.ranks_per_nic, network, pcie=True)
     if model.num_nvlinks:
         generation, links = model.generation, model.num_nvlinks
         is_old = generation == "Volta"

@@ -143,6 +143,7 @@ def add_machine(name: str, model: Model) -> None:
 MACHINES: dict[str, _Make] = {name: _machine(name) for name in MODELS}
 ndv2, dgx1, dgx2 = (MACHINES[name] for name in ("ndv2", "dgx1", "dgx2"))
 dgx_a100, dgx_h100 = MACHINES["dgx-a100"], MACHINES["dgx-h100"]
+a800, h800, gh200 = (MACHINES[name] for name in ("a800", "h800", "gh200"))
 h200, b200, gb200_nvl72 = (MACHINES[name] for name in ("h200", "b200", "gb200-nvl72"))
 mi300x, mi355x, t4, l40s = (MACHINES[name] for name in ("mi300x", "mi355x", "t4", "l40s"))
 v100_pcie, a100_pcie, h100_pcie = (MACHINES[name] for name in ("v100-pcie", "a100-pcie", "h100-pcie"))

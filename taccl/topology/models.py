@@ -24,6 +24,7 @@ _DGX1 = {
     1: ((0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7)),
 }
 _FULL_MESH = dict.fromkeys(combinations(range(8), 2), 1)
+_FOUR_MESH = dict.fromkeys(combinations(range(4), 2), 1)
 
 
 class NodeShape(NamedTuple):
@@ -86,7 +87,7 @@ class Model(NamedTuple):
       class is that of the instance type. Without one, it is ``"infiniband"`` for GPUs with NVLink, else
       ``"rccl"``.
     - `generation`, `num_nvlinks`: NVIDIA GPU generation, and number of NVLinks per GPU; empty and 0 for other
-      GPUs.
+      GPUs. Links between pairs of ranks have equal parts of them, unless TACCL published the constants.
     - `published`: Name of the file in which TACCL published the machine's constants, and {kind of link:
       (us/MB, field of that file)}. None if TACCL published none.
     """
@@ -114,6 +115,7 @@ class Model(NamedTuple):
 _V100 = "NVIDIA, Tesla V100 GPU Architecture (2017): NVLink 2.0, 25 GB/s per link and direction, 6 links"
 _EDR = "EDR InfiniBand, 100 Gb/s"
 _V100_LINKS = {"nvlink": (25, _V100), "nvlink_double": (50, f"two links; {_V100}")}
+_FEWER = "400 GB/s of NVLink both ways, of eight links"
 _GB200 = "NVIDIA, DGX GB Rack Scale Systems User Guide:"
 _MI355X = "AMD, Instinct MI355X data sheet (2025)"
 _AMD = "AMD, ROCm documentation (2026): eight"
@@ -183,6 +185,14 @@ MODELS: dict[str, Model] = {
         12,
         host="AMD",  # NVIDIA, DGX A100 data sheet (2020): dual AMD Rome 7742
     ),
+    "a800": Model(
+        f"A800 server (HGX A800): 8 A800 a node behind NVSwitch{_RAILED}",
+        NodeShape(8, 1),
+        {"nvswitch": (200, f"NVIDIA, A800 Tensor Core GPU data sheet (2022): {_FEWER}")},
+        (25, "eight NICs of 200 Gb/s, as in DGX A100: our choice"),
+        "Ampere",
+        8,
+    ),
     "dgx-h100": Model(
         f"DGX-H100: 8 H100 a node behind NVSwitch{_RAILED}",
         NodeShape(8, 1, nvls="nvls-hopper"),
@@ -191,6 +201,14 @@ MODELS: dict[str, Model] = {
         "Hopper",
         18,
     ),
+    "h800": Model(
+        f"H800 server (HGX H800): 8 H800 a node behind NVSwitch{_RAILED}",
+        NodeShape(8, 1, nvls="nvls-hopper"),
+        {"nvswitch": (200, f"NVIDIA, H800 Tensor Core GPU data sheet (2023): {_FEWER}")},
+        (50, "eight NICs of 400 Gb/s, as in DGX H100: our choice"),
+        "Hopper",
+        8,
+    ),
     "h200": Model(
         f"H200 server (DGX H200, HGX H200): 8 H200 a node behind NVSwitch{_RAILED}",
         NodeShape(8, 1, nvls="nvls-hopper"),
@@ -198,6 +216,15 @@ MODELS: dict[str, Model] = {
         (50, "NVIDIA, DGX H200 data sheet (2024): eight single-port NDR InfiniBand, 400 Gb/s"),
         "Hopper",
         18,
+    ),
+    "gh200": Model(
+        f"Quad GH200 (HPE Cray EX254n): 4 GH200 a node, each joined to each by NVLink{_RAILED}",
+        NodeShape(4, 1, _FOUR_MESH, "NVLink", "Slingshot"),
+        {"nvlink": (150, "HPE, Cray Supercomputing EX254n (2023): NVLink 4, six links between two GPUs")},
+        (25, "HPE, Cray Supercomputing EX254n (2023): four Slingshot NICs of 200 Gb/s"),
+        "Hopper",
+        18,
+        network="slingshot",
     ),
     "b200": Model(
         f"B200 server (DGX B200, HGX B200): 8 B200 a node behind NVSwitch{_RAILED}",

@@ -99,7 +99,27 @@ NETWORKS = {
             only="ring simple",
         ),
         Network("tcpxo", 38, 20, 2, 0.93, 0, True, "published logs of 2 x 8 H100 (a3-mega)"),
-        Network("slingshot", 9, 9, 3, 0.9, 0, False, "as EFA with RDMA at half a hop: our choice"),
+        Network(
+            "slingshot",
+            0,
+            0,
+            3,
+            0.9,
+            0,
+            False,
+            "published logs of 2 x 4 GH200 of two clusters; posts as EFA with RDMA: our choice",
+        ),
+        Network(
+            "efa-host",
+            6,
+            0,
+            4,
+            0.5,
+            75,
+            False,
+            f"{_OFI}, and sets protocol simple; a hop from a published log of 2 x 1 T4 (no GPUDirect RDMA)",
+            only="ring simple",
+        ),
         Network("rccl", 0, 180, 0, 0.95, 0, True, "published log of 2 x 8 MI300X with NICs of NVIDIA"),
         Network(
             "pollara", 0, 0, 0, 0.95, 0, True, "published log of 2 x 8 MI355X with NICs of AMD: no start"
@@ -111,8 +131,8 @@ NETWORKS = {
 #: {class of networks: its name in texts, if it differs}.
 NETWORK_TITLES = {
     "infiniband": "InfiniBand", "roce": "RoCE", "gib": "RoCE (gIB)", "roce-pcie": "RoCE", "efa": "EFA",
-    "efa-rdma": "EFA with RDMA", "efa-rdma-2": "EFA with RDMA", "tcpx": "TCPX", "tcpxo": "TCPXO",
-    "slingshot": "Slingshot", "rccl": "RoCE or InfiniBand", "pollara": "Pollara",
+    "efa-host": "EFA", "efa-rdma": "EFA with RDMA", "efa-rdma-2": "EFA with RDMA", "tcpx": "TCPX",
+    "tcpxo": "TCPXO", "slingshot": "Slingshot", "rccl": "RoCE or InfiniBand", "pollara": "Pollara",
 }  # fmt: skip
 
 
@@ -143,6 +163,9 @@ _OCI_GUIDE = "github.com/oracle-quickstart/oci-gpu-quickstarts, READMEs by shape
 INSTANCES = {
     "p4d.24xlarge": Instance("dgx-a100", 2, "12.5", "efa", f"{_AWS} four NICs of 100 Gb/s"),
     "p4de.24xlarge": Instance("dgx-a100", 2, "12.5", "efa", f"{_AWS} four NICs of 100 Gb/s"),
+    "g4dn.8xlarge": Instance("t4", 4, "6.25", "efa-host", f"{_AWS} one NIC of 50 Gb/s, one T4"),
+    "g4dn.12xlarge": Instance("t4", 4, "6.25", "efa-host", f"{_AWS} one NIC of 50 Gb/s"),
+    "g5.48xlarge": Instance("l40s", 8, "12.5", "efa-host", f"{_AWS} one NIC of 100 Gb/s, eight A10G"),
     "p5.48xlarge": Instance(
         "dgx-h100", 1, "50", "efa-rdma", f"{_AWS} 32 NICs of 100 Gb/s, 4 for each GPU", "AMD"
     ),

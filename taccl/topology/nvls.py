@@ -101,7 +101,13 @@ def _generation(gb_per_s: Fraction, profile: str) -> str:
     A port may have any rate from NCCL's figure to the data sheet's. If `profile` says that rates come from
     NCCL, a port may also have fewer NVLinks than the full machine. An H800, for example, has eight.
     """
-    switched = [each for each in MODELS.values() if each.num_nvlinks and "nvswitch" in each.links]
+    most_links = Counter[str]()
+    for model in MODELS.values():
+        most_links[model.generation] = max(most_links[model.generation], model.num_nvlinks)
+    switched = [
+        each for each in MODELS.values()
+        if "nvswitch" in each.links and each.num_nvlinks == most_links[each.generation]
+    ]  # fmt: skip
     for model in switched:
         most = Fraction(str(model.links["nvswitch"][0]))
         least = model.num_nvlinks * Fraction(NVLINK_GB_PER_S[model.generation])

@@ -179,8 +179,9 @@ def profiles_of(machine: str, model: Model) -> tuple[Profile, ...]:
             costs = {each.name: (each.ring_base_us, hop, each.bandwidth_share) for each, hop in hops}
         else:
             rate = NVLINK_GB_PER_S[model.generation]
-            said = f"{model.num_nvlinks} NVLinks of {rate} GB/s: {SOURCE}"
-            rates = model.num_nvlinks * Fraction(rate)
+            peers = sum(0 in pair for pair in model.shape.pairs) or 1
+            said = f"{model.num_nvlinks // peers} NVLinks of {rate} GB/s: {SOURCE}"
+            rates = Fraction(model.num_nvlinks, peers) * Fraction(rate)
         most = Constant("node_gb_per_s", Fraction(LL_GB_PER_S[model.generation]), SOURCE)
         launch = Constant("launch_us", Fraction(str(LAUNCH_US)), LAUNCH)
         return _by_protocol(nominal, "nccl", launch, rates, said, costs, SOURCE, most), nominal

@@ -542,9 +542,23 @@ def test_another_collective_is_left_out_beside_those_of_the_model(log):
 
 
 def test_unknown_gpus_ask_for_a_topology(log):
-    """GPUs without a machine model are named, with the machines that are known."""
-    with pytest.raises(InputError, match="found no model of NVIDIA GeForce RTX 4090; name a topology file"):
-        taccl.diagnose([log(node_log(20.0).replace("NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090"))])
+    """GPUs without a machine model are named, with what is missing and what to give."""
+    said = "found no model of AMD Instinct MI250X: no published log .* give a topology file, such as"
+    with pytest.raises(InputError, match=said):
+        taccl.diagnose([log(node_log(20.0).replace("NVIDIA H100 80GB HBM3", "AMD Instinct MI250X"))])
+
+
+@pytest.mark.parametrize(
+    ("gpu", "busbw", "verdict"),
+    [
+        ("NVIDIA H800", 215.0, "as expected"),  # NVIDIA/nccl issue 1374
+        ("NVIDIA GeForce RTX 5090", 28.0, "likely GPUs do not talk directly"),  # NVIDIA/nccl issue 1639
+    ],
+)
+def test_further_gpus_are_judged_by_name(log, gpu, busbw, verdict):
+    """GPUs with fewer NVLinks have rates of their own, and cards without peer-to-peer access say so."""
+    found = judged(log(node_log(busbw).replace("NVIDIA H100 80GB HBM3", gpu)))
+    assert verdict in found.verdict
 
 
 def test_gpus_of_several_machines_ask_for_one_of_them(log):

@@ -128,8 +128,10 @@ def test_channels_are_those_of_the_search(generation, node_gb_per_s, nics, chann
 
 
 def test_racks_sum_in_their_switches():
-    """On two racks of GB200, 2 GB is summed in the switches (measured: 680 GB/s of busbw), as channels of
-    rings and trees pass the NVLinks of all GPUs, which are slower than the NICs of a rack together."""
+    """On two racks of GB200, 2 GB is summed in the switches (measured: 680 GB/s of busbw).
+
+    Channels of rings and trees pass the NVLinks of all GPUs, which are slower than all NICs of a rack.
+    """
     found = taccl.predict("gb200-nvl72", "allreduce", 2 << 30, nodes=2)
     assert found.algorithm == "nvls"
     assert (2 << 30) * 2 * 143 / 144 / found.time_us / 1000 == pytest.approx(680, rel=0.2)
@@ -239,12 +241,28 @@ def test_the_network_rate_can_be_given():
 
 
 def test_the_class_of_the_network_can_be_given():
-    """The network class can be given: a tree's two hops between nodes are slower on Slingshot than on
-    InfiniBand."""
+    """The network class can be given: a tree's two hops between nodes are slower on EFA than on InfiniBand."""
     small, other = (
-        us("dgx-a100", "allreduce", 8, nodes=2, network=name) for name in ("infiniband", "slingshot")
+        us("dgx-a100", "allreduce", 8, nodes=2, network=name) for name in ("infiniband", "efa-rdma-2")
     )
-    assert other - small == pytest.approx(2 * costs_of("dgx-a100", network="slingshot").network.hop_us)
+    assert other - small == pytest.approx(2 * costs_of("dgx-a100", network="efa-rdma-2").network.hop_us)
+
+
+@pytest.mark.parametrize(
+    ("machine", "ranks", "size", "measured_us"),
+    [
+        ("gh200", 8, 64, 20.28),
+        ("gh200", 8, 128 << 20, 1773.7),
+        ("g4dn.8xlarge", 2, 64, 65.2),
+        ("g4dn.8xlarge", 2, 1 << 30, 344981),
+        ("h800", 8, 1 << 30, 8740),  # 215 GB/s of busbw (NVIDIA/nccl issue 1374)
+    ],
+)
+def test_further_machines_are_predicted(machine, ranks, size, measured_us):
+    """Published allreduces of nodes with four GH200 on Slingshot, of T4 on EFA, and of eight H800."""
+    nodes = 1 if machine == "h800" else 2
+    found = taccl.predict(machine, "allreduce", size, nodes=nodes, ranks=ranks)
+    assert found.time_us == pytest.approx(measured_us, rel=0.15)
 
 
 #: {KiB: us} of MSCCL's own page, allreduce and allgather of 8 H100 (Azure/msccl, README.md).
