@@ -68,6 +68,9 @@ class Gpu:
 def read_system(top: XmlElement, given: Given, name: str) -> System:
     """Read the CPUs, PCIe devices, GPUs and NICs in the ``<system>`` element of a server.
 
+    The file of an NVLink domain (MNNVL, as of GB200) has the CPUs of several hosts. Then names of CPUs and
+    bus ids begin with the number of their host, as in ``1/0008:06:00.0``.
+
     - `name`: Name of the server.
 
     Raises `FormatError` if an element lacks a value that no argument supplies, or has an invalid value.
@@ -76,17 +79,14 @@ def read_system(top: XmlElement, given: Given, name: str) -> System:
     if given.pcie_beta is None:
         system.server.pcie_source = "NCCL's rate of the stated PCIe link (pcie_gb_per_s=)"
     cpus = top.all("cpu")
-    hosts = {cpu.attributes.get("host_hash", "") for cpu in cpus}
-    if len(hosts) > 1:
-        raise top.error(
-            f"found CPUs of {len(hosts)} hosts (host_hash); expected one; keep the <cpu> elements of one "
-            "host, and give nodes= for several equal hosts"
-        )
     for element in (top, *cpus):
         for gpu in element.all("gpu"):
             raise gpu.error(f"found <gpu> in <{element.tag}>; expected it in a <pci>, where NCCL reads it")
+    hosts = list(dict.fromkeys(cpu.attributes.get("host_hash", "") for cpu in cpus))
+    system.num_hosts = len(hosts)
     for number, cpu in enumerate(cpus):
-        system.add_cpu(cpu, number)
+        host = hosts.index(cpu.attributes.get("host_hash", ""))
+        system.add_cpu(cpu, number, f"{host}/" if len(hosts) > 1 else "")
     system.finish(top)
     return system
 
@@ -111,6 +111,8 @@ class System:
     - `loose`: NICs outside PCIe devices, as (element, name, CPU).
     - `cards` (mapping of str to str): {bus id without PCI function: first NIC with that bus id}. All
       functions of a NIC share one PCIe link, as in NCCL.
+    - `num_hosts`: Number of hosts in the file.
+    - `host`: Prefix of names in the host that is being read; empty for one host.
     """
 
     given: Given
@@ -127,10 +129,13 @@ class System:
     bridges: list[tuple[str, str, str]] = field(default_factory=list)
     cards: dict[str, str] = field(default_factory=dict)
     loose: list[tuple[XmlElement, str, str]] = field(default_factory=list)
+    num_hosts: int = 1
+    host: str = ""
 
-    def add_cpu(self, cpu: XmlElement, number: int) -> None:
-        """Add a CPU and all devices below it in the file."""
-        name = f"CPU {whole(cpu, 'numaid', number)}"
+    def add_cpu(self, cpu: XmlElement, number: int, host: str) -> None:
+        """Add a CPU and all devices below it in the file; `host` is a prefix of their names."""
+        self.host = host
+        name = f"CPU {host}{whole(cpu, 'numaid', number)}"
         self._once(name, cpu)
         beta, why = self.given.cpu_beta, "as given"
         if beta is None:
@@ -142,7 +147,7 @@ class System:
             why += "" if "cpu_gb_per_s=" in why else "; cpu_gb_per_s="
             guess = f"{said} from a CPU to each other CPU ({why})"
             self.cpus[guess] += 1
-        self.server.add_cpu(name, beta, guess=guess)
+        self.server.add_cpu(name, beta, guess=guess, host=host)
         self._below(cpu, name, None)
 
     def _below(self, element: XmlElement, part: str, slot_beta: Fraction | None) -> None:
@@ -165,6 +170,7 @@ class System:
         busid = pci.attributes.get("busid", "").strip().lower()
         if not busid or len(busid) > 32:
             raise pci.error(f"found busid {quoted(busid)}; expected one such as 0000:10:1c.0; add it")
+        busid = self.host + busid
         kind = self._kind(pci, busid)
         key = busid
         if busid in self.seen and kind in (_SWITCH, _NIC):  # RCCL repeats the id for nested switches
@@ -257,10 +263,11 @@ class System:
         found = set()
         for net, name, part in self.loose:
             same = tuple(net.attributes.get(each, "") for each in ("dev", "port", "guid"))
-            if any(same) and (name, same) in found:
+            host = part.partition("/")[0] if self.num_hosts > 1 else ""
+            if any(same) and (host, name, same) in found:
                 self.assumed["a NIC that the file lists at several CPUs is one"] += 1
                 continue
-            found.add((name, same))
+            found.add((host, name, same))
             self._add_nic(net, part, name, None)
 
     def _wanted(self, name: str, given: tuple[str, ...] | None, kind: str, other: str = "") -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from taccl.errors import TopologyError
 from taccl.formats.nccl.pcie import PcieServer, WayStep
 from taccl.solvers.highs import minimise
 from taccl.topology.topology import Side
@@ -36,6 +37,9 @@ class Nics:
     def __init__(self, server: PcieServer, *, rails: bool = False) -> None:
         self._server, self._rails = server, rails
         near = [server.near_nics(gpu) for gpu in server.gpus]
+        if () in near:
+            said = f"found no NIC on the host of local rank {near.index(())}, but on other hosts of its node"
+            raise TopologyError(f"{said}; add one to the file", where=server.name)
         divided = _divided(server, near)
         self._assign(divided)
         if divided != near:

@@ -33,8 +33,10 @@ class Nic(NamedTuple):
 class PcieServer:
     """One server: its PCIe tree, the position of each local rank in it, and the NVLinks between ranks.
 
+    A server may have several hosts, if NVSwitch joins their GPUs; PCIe does not join hosts.
+
     - `tree`: Directed graph of CPUs, switches and devices; attribute ``step`` of an edge is its rate limit.
-    - `cpus`: {CPU: (beta of its links to other CPUs in us per MB, the assumption behind it)}.
+    - `cpus`: {CPU: (beta of its links to other CPUs in us per MB, the assumption behind it, its host)}.
     - `gpus`: GPU of each local rank, as a node of the tree.
     - `nics`: All network interfaces.
     - `nvlinks` (mapping of (int, int) to int): NVLinks between two local ranks, the lower rank first.
@@ -52,7 +54,7 @@ class PcieServer:
 
     name: str
     tree: Any = field(default_factory=lambda: import_module("networkx").DiGraph())
-    cpus: dict[str, tuple[Fraction | None, str]] = field(default_factory=dict)
+    cpus: dict[str, tuple[Fraction | None, str, str]] = field(default_factory=dict)
     gpus: list[str] = field(default_factory=list)
     nics: list[Nic] = field(default_factory=list)
     nvlinks: Mapping[tuple[int, int], int] = field(default_factory=dict)
@@ -64,17 +66,20 @@ class PcieServer:
     pcie_source: str = ""
     assumed: list[str] = field(default_factory=list)
 
-    def add_cpu(self, name: str, beta_us_per_mb: Fraction | None, *, guess: str = "") -> None:
-        """Add a CPU, with links to every other CPU; each has the rate of the CPU that sends, as in NCCL.
+    def add_cpu(self, name: str, beta_us_per_mb: Fraction | None, *, guess: str = "", host: str = "") -> None:
+        """Add a CPU, with links to other CPUs of its host; each has the rate of the sending CPU, as in NCCL.
 
         - `beta_us_per_mb`: Beta of the links out of this CPU; None for no limit.
         - `guess`: The assumption behind the beta; empty for a beta that the file or an argument states.
+        - `host`: Name of the CPU's host, if the server has several.
         """
-        for other, (beta, why) in self.cpus.items():
+        for other, (beta, why, at) in self.cpus.items():
+            if at != host:
+                continue
             self._add_step(name, other, (f"{name} to {other}", beta_us_per_mb, "send"), guess)
             self._add_step(other, name, (f"{other} to {name}", beta, "send"), why)
         self.tree.add_node(name)
-        self.cpus[name] = beta_us_per_mb, guess
+        self.cpus[name] = beta_us_per_mb, guess, host
 
     def add_device(
         self, key: str, parent: str, beta_us_per_mb: Fraction, *, name: str, guess: str = ""
@@ -138,18 +143,18 @@ class PcieServer:
         The nearest NICs are those whose path up the tree meets the GPU's path up the tree at the lowest node.
         Bridges between a NIC and that node do not count. NCCL prefers a farther NIC that is faster.
         """
-        above, far, reached = set(self._above(gpu)), [], []
-        for nic in self.nics:
+        above, far, reached = set(self._above(gpu)), {}, {}
+        of_host = import_module("networkx").descendants(self.tree, gpu)
+        for number, nic in enumerate(self.nics):
+            if nic.at not in of_host:
+                continue
             way = set(self.way(gpu, nic.at))
-            far.append((len(self.cpus.keys() & way), len(above & way)))
-            reached.append(max([nic.beta_us_per_mb, *(beta for _, beta, _ in self.steps(gpu, nic.at))]))
-        fastest = min(
-            (beta for beta, each in zip(reached, far, strict=True) if each == min(far)), default=None
-        )
+            far[number] = len(self.cpus.keys() & way), len(above & way)
+            reached[number] = max([nic.beta_us_per_mb, *(beta for _, beta, _ in self.steps(gpu, nic.at))])
+        nearest = min(far.values(), default=None)
+        fastest = min((reached[nic] for nic in far if far[nic] == nearest), default=None)
         return tuple(
-            nic
-            for nic, each in enumerate(far)
-            if each == min(far) or (fastest is not None and reached[nic] < fastest)
+            nic for nic in far if far[nic] == nearest or (fastest is not None and reached[nic] < fastest)
         )
 
     def shares(self, gpu: str, nics: Iterable[int], side: Side) -> dict[int, Fraction]:

@@ -63,7 +63,8 @@ def load_nccl_topology(
     """Load the topology of servers that a topology file of NCCL or RCCL describes.
 
     Ranks of a node are as in the file. If the file has none, GPUs are ranks in the order of their bus ids.
-    Arguments override the file. Bandwidths are in GB/s (10**9 bytes per second) per direction.
+    Hosts of one NVLink domain (MNNVL, as of GB200) are one node. Arguments override the file. Bandwidths are
+    in GB/s (10**9 bytes per second) per direction.
 
     - `nodes`: Number of servers, all equal to the one in the file.
     - `gpus`, `nics`: Bus ids of the devices to use as GPUs and as NICs, if the file lacks the class of its
@@ -103,16 +104,27 @@ def load_nccl_topology(
     server = system.server
     assumed = server.assumed
     ranked = _ranked(system.gpus, assumed)
-    server.fabric = next((FABRICS[link.tag] for gpu in ranked for link in gpu.nvlinks), server.fabric)
+    fabrics = (FABRICS[link.tag] for gpu in ranked for link in gpu.nvlinks)
+    server.fabric = next(fabrics, FABRICS["xgmi"] if any(gpu.gcn for gpu in ranked) else server.fabric)
     server.gpus = [gpu.busid for gpu in ranked]
     server.nvlinks, server.switches = (
         _nvlinks(ranked, server.fabric, assumed) if nvlinks is None else _given_nvlinks(nvlinks, len(ranked))
     )
     joined = server.nvlinks or server.switches
+    if system.num_hosts > 1:
+        if sum(map(len, server.switches)) < len(ranked):
+            raise top.error(
+                f"found CPUs of {system.num_hosts} hosts (host_hash), whose GPUs no NVSwitch joins; expected "
+                "one host; keep its <cpu> elements, and give nodes= for several equal hosts"
+            )
+        assumed.append(f"the file's {system.num_hosts} hosts are one node, as NVSwitch joins their GPUs")
     if not joined and len(ranked) > 1:
+        links = "NVLinks" if server.fabric == "NVLink" else f"{server.fabric} links"
         assumed.append(
-            "the server has no NVLinks between its GPUs, as the file lists none; nvlinks= states the "
-            "number of each rank into NVSwitch, or of each pair of local ranks"
+            f"the server has no {links} between its GPUs, as the file lists none; nvlinks= "
+            "states the number of each pair of local ranks"
+            + ", or of each rank into NVSwitch"
+            * (server.fabric == "NVLink")
         )
     nvlink_beta = _beta(nvlink_gb_per_s, "nvlink_gb_per_s")
     if nvlink_beta is None:
@@ -166,7 +178,8 @@ def _nvlinks(ranked: list[Gpu], fabric: str, assumed: list[str]) -> tuple[Pairs,
             if not 0 < count <= 1024:
                 raise link.error(f"found count={count}; expected 1 to 1024")
             code = link.attributes.get("tclass", "").strip().lower()
-            target = link.attributes.get("target", "").strip().lower()
+            host = gpu.busid[: gpu.busid.find("/") + 1]  # of files with several hosts
+            target = host + link.attributes.get("target", "").strip().lower()
             if _is_to_cpu(link):
                 continue
             if code.startswith("0x0680"):

@@ -9,7 +9,7 @@ from taccl.errors import FormatError, InputError, TopologyError
 from taccl.formats.nccl.topology import load_nccl_topology
 from tests.effort import brief_synthesis
 from tests.foreign import OURS, foreign_files
-from tests.formats.nccl.servers import holders, write_dump
+from tests.formats.nccl.servers import holders, load_quietly, write_dump
 from tests.fuzzing import thinned
 
 # PCIe: lanes * units / 80 GB/s. 16 lanes at 8 GT/s (60 units) are 12 GB/s, at 16 GT/s 24, at 32 GT/s 48.
@@ -410,6 +410,48 @@ def test_net_gives_rate_latency_and_name(tmp_path):
     assert topology.links[_link(topology, 0, 2)].alpha_us == Fraction("1.5")
     assert holders(topology, "PCIe into NIC 0:9:0.0 of node 0") == {(s, d) for s in (0, 1) for d in (2, 3)}
     assert any("mlx5_0: 0; mlx5_1: 1" in note for note in topology.notes)
+
+
+def test_links_of_amd_are_named_by_their_fabric(tmp_path):
+    """A file of AMD GPUs without links between them lacks xGMI links, not NVLinks."""
+    devices = [PCI.format(i, f'<gpu dev="{i}" gcn="gfx906" rank="{i}"/>') for i in range(2)]
+    assumed = load_quietly(write_dump(tmp_path, *devices, version=2)).assumed
+    assert any("no xGMI links between its GPUs" in each for each in assumed)
+    assert not any("NVLink" in each for each in assumed)
+
+
+def _hosts(tmp_path, *nics, count=18):
+    """Dump of hosts with two GPUs each, of `count` NVLinks into one NVSwitch, and the given number of NICs."""
+    link = f'<nvlink target="fffffff:ffff:ff" count="{count}" tclass="0x068000"/>' if count else ""
+    path = tmp_path / "domain.xml"
+    path.write_text('<system version="1">' + "".join(
+        f'<cpu numaid="0" host_hash="0x{host}" arch="arm64">' + "".join(
+            f'<pci busid="0008:0{i}:00.0" class="0x030200" link_speed="32 GT/s" link_width="16">'
+            f'<gpu dev="{i}" sm="100" mnnvl="1" rank="{2 * host + i}">{link}</gpu></pci>' for i in range(2)
+        ) + "".join(
+            f'<pci busid="0000:0{i}:00.0" class="0x020700" link_speed="32 GT/s" link_width="16">'
+            f'<nic><net name="mlx5_{i}" dev="{i}" speed="200000"/></nic></pci>' for i in range(num_nics)
+        ) + "</cpu>" for host, num_nics in enumerate(nics)
+    ) + "</system>")  # fmt: skip
+    return path
+
+
+def test_hosts_of_an_nvlink_domain_are_one_node(tmp_path):
+    """NVSwitch joins the GPUs of both hosts, whose bus ids are equal; each GPU has the NIC of its own host."""
+    topology = load_quietly(_hosts(tmp_path, 2, 2), nodes=2)
+    assert (topology.num_ranks, topology.num_nodes) == (8, 2)
+    assert sum(link.name == "NVSwitch" for link in topology.links) == 2 * 4 * 3
+    held = holders(topology, "NIC mlx5_1 #3 of node 0 egress")
+    assert held == {(3, dst) for dst in range(4, 8)}
+    assert "the file's 2 hosts are one node, as NVSwitch joins their GPUs" in topology.assumed
+
+
+def test_hosts_without_a_common_nvswitch_are_refused(tmp_path):
+    """Hosts are refused if no NVSwitch joins them, and a host without NICs if there are several nodes."""
+    with pytest.raises(FormatError, match="CPUs of 2 hosts .* whose GPUs no NVSwitch joins"):
+        load_nccl_topology(_hosts(tmp_path, 1, 1, count=0))
+    with pytest.raises(TopologyError, match="found no NIC on the host of local rank 2"):
+        load_quietly(_hosts(tmp_path, 1, 0), nodes=2)
 
 
 @pytest.mark.parametrize(
