@@ -101,15 +101,17 @@ class Placement:
     def why(self) -> str:
         """Speedup of the new order, or the reason that there is none, and the bottleneck resources."""
         before, now = (f"{name} is busy {part:.0%} of the time" for name, part in self.limits)
+        assumed = (self.hosts.costs if isinstance(self.hosts, ProbedHosts) else self.hosts).assumed
+        model = " for this model" if assumed else ""
         if self.order != tuple(range(len(self.order))):
             proof = f"; proven: no order {_SIMULATED}" if self.proven else ""
             judged = "" if self.judgement is None else f"; {self.judgement}"
-            return f"{self.faster}{proof}{judged}; before, {before}; now, {now}"
+            return f"{self.faster}{model}{proof}{judged}; before, {before}; now, {now}"
         if self.judgement is not None and not self.judgement.is_trusted:
             return f"the given order is kept; {self.judgement}; {now}"
         known = "no faster order was found"
         if self.proven:
-            known = f"proven: no order {_SIMULATED} than the one given"
+            known = f"proven{model}: no order {_SIMULATED} than the one given"
         return f"nothing to gain: {known}; {now}"
 
     def schedule(self) -> Schedule:

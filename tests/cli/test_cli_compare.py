@@ -81,6 +81,15 @@ def test_modules_of_the_current_folder_are_left_alone(run, monkeypatch):
     assert os.environ["PYTHONSAFEPATH"] == "1"
 
 
+def test_proofs_on_an_import_hold_for_its_model(run, folder):
+    """Below the table stands the number of assumptions of an imported topology; a machine has none."""
+    path = folder / "m.csv"
+    path.write_text("us,GPU0,GPU1\nGPU0,0,2\nGPU1,2,0\n")
+    out = run("compare", str(path), *RUNS, "--size", "1KB")[1]
+    assert "figures and proofs hold for this model: 2 assumptions of the import" in out
+    assert "this model" not in run(*SMALL)[1]
+
+
 @pytest.mark.slow
 def test_compare_as_json(run_json):
     """The JSON of a comparison has every column of every run."""

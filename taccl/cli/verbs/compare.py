@@ -60,7 +60,8 @@ def run(options: argparse.Namespace) -> Answer:
     check_table(options)
     # An unreachable destination becomes a row of the table.
     problem = problem_from_options(options, reachable=False)
-    return table_answer(taccl.compare(problem, full=True, **run_options(options)), options)
+    found = taccl.compare(problem, full=True, **run_options(options))
+    return table_answer(found, options, problem.topology.proviso)
 
 
 def add_run_options(verb: argparse.ArgumentParser, *, backends: str) -> None:
@@ -104,15 +105,20 @@ def check_table(options: argparse.Namespace) -> None:
     check_output(options)
 
 
-def table_answer(found: pd.DataFrame, options: argparse.Namespace) -> Answer:
-    """Answer with the table of a comparison, written to ``--output`` if given."""
+def table_answer(found: pd.DataFrame, options: argparse.Namespace, proviso: str) -> Answer:
+    """Answer with the table of a comparison, written to ``--output`` if given.
+
+    - `proviso`: Text on the assumptions of the topology; empty if there are none.
+    """
     from taccl.explore.rows import plain_rows
 
     rows = plain_rows(found)
     num_found = sum(row["verified"] for row in rows)
     why = next((f"; {row['backend']}: {row['error']}" for row in rows if row["error"]), "")
     complaint = "" if num_found else f"none of {format_count(len(rows), 'run')} has a schedule{why}"
-    answer = Answer(_text(rows, details=options.details), {"rows": rows}, complaint)
+    text = _text(rows, details=options.details)
+    text += f"\n  figures and proofs hold for this model: {proviso}" if proviso else ""
+    answer = Answer(text, {"rows": rows}, complaint)
     path = options.output
     if path is None:
         return answer
@@ -173,4 +179,4 @@ def run_sweep(options: argparse.Namespace) -> Answer:
         sketches=[each and resized(each, options, topology) for each in sketches], **run_options(options),
         **arguments_of(options),
     )  # fmt: skip
-    return table_answer(found, options)
+    return table_answer(found, options, topology.proviso)
