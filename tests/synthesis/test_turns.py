@@ -1,5 +1,7 @@
-"""Rounds ("turns") of the portfolio: results up to some time do not depend on the time limit."""
+"""Rounds ("turns") of the portfolio and of a named solver: results up to some time do not depend on the time limit."""
 
+import math
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +9,8 @@ import pytest
 import taccl
 from taccl._internal.deadline import Deadline
 from taccl.synthesis.options import Options
-from taccl.synthesis.proposers import stages
+from taccl.synthesis.proposers import solver_loop, stages
+from taccl.synthesis.proposers.solver_stages import Routed
 from taccl.synthesis.search import Search
 
 
@@ -74,3 +77,64 @@ def test_an_early_ruin_needs_reserved_time():
         part.kept_s = 30.0
         assert not stages._may_ruin_early(part)
     assert not stages._may_ruin_early(search)
+
+
+@pytest.fixture
+def loop(monkeypatch):
+    """Function that returns the steps of a named solver's loop of 20 steps, in which nothing improves.
+
+    A step is (name, seconds); the seconds are those of routing, and of the turn for ruin and recreate.
+    """
+
+    def steps(limit_s, *, status="feasible", is_optimal=False, idle_s=math.inf):
+        problem = taccl.make_problem(taccl.topologies.ring(4), "allgather", size_bytes="1MB")
+        rival = Search(problem, Options(backend="scip"), Deadline.after(limit_s))
+        stages.greedy(rival, budget_s=0.0, max_runs=1)
+        search = rival.part(problem, "", rival.deadline, rival=rival)
+        done = []
+
+        def step(name, seconds=0.0):
+            done.append((name, round(seconds, 2)))
+            if len(done) == 20:
+                search.interrupt()
+
+        def route(search, solver, *, budget_s, **options):
+            step("routing", budget_s)
+            search.record("routing", solver, status, time.monotonic())
+            return Routed({}, 0, is_optimal) if status == "feasible" else None
+
+        monkeypatch.setattr(Search, "idle_s", idle_s)
+        monkeypatch.setattr(solver_loop, "busy_factor", lambda: 1.0)
+        monkeypatch.setattr(solver_loop, "route", route)
+        monkeypatch.setattr(solver_loop, "_sequenced", lambda *_: rival.best_on_quotient)
+        monkeypatch.setattr(solver_loop, "_to_sequence", lambda *_: frozenset())
+        monkeypatch.setattr(solver_loop, "_cuts", lambda *_: [])
+        monkeypatch.setattr(solver_loop, "improve_by_job_shop", lambda *_: step("improve"))
+        solver_loop.alone(search, "scip", lambda: step("ruin", search.turn_s))
+        return done
+
+    return steps
+
+
+@pytest.mark.parametrize("limit_s", [300.0, 3000.0])
+def test_a_named_solver_has_turns_of_doubling_length(limit_s, loop):
+    """At every time limit routing of a named solver has 1 s, then 2 s, then 4 s if nothing is proven."""
+    assert [seconds for name, seconds in loop(limit_s) if name == "routing"][:4] == [1.0, 2.0, 4.0, 8.0]
+
+
+def test_a_named_solver_that_proves_its_routing_keeps_its_turns(loop):
+    """After a routing that is proven optimal the next turn is as long."""
+    done = loop(300.0, is_optimal=True)
+    assert done[:6] == [("routing", 1.0), ("ruin", 4.0), ("improve", 0.0)] * 2
+
+
+def test_a_named_solver_without_a_routing_goes_on(loop):
+    """If the solver finds no routing in time, improvement follows, and the next routing has twice the time."""
+    names = [name for name, _ in loop(300.0, status="no-solution")]
+    assert names[:5] == ["routing", "ruin", "improve", "routing", "ruin"]
+    assert loop(300.0, status="crashed") == [("routing", 1.0)]
+
+
+def test_a_named_solver_ends_after_an_idle_turn(loop):
+    """If no time is left for improvement, the loop ends after a turn that improved neither finish nor bound."""
+    assert [name for name, _ in loop(300.0, idle_s=0.0)] == ["routing", "ruin", "improve"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from taccl._internal.deadline import busy_factor
 from taccl.synthesis.milp.jobshop import Cut, find_cut
@@ -18,43 +19,75 @@ from taccl.synthesis.proposers.solver_stages import (
 )
 from taccl.synthesis.search import Search
 
-#: `_ROUTING_S`: CPU seconds for the first routing; doubled after each routing that was not proven optimal.
+#: `_FIRST_TURN_S`: seconds of the first turn (a run of all stages in order); doubled after each routing that
+#: was not proven optimal. Stages have shares of a turn, so that results at a given time do not depend on the
+#: time limit.
+#: `_ROUTING_SHARE`: share of a turn for routing.
+#: `_JOB_SHOP_SHARE`, `_MOST_JOB_SHOP_S`: share of a turn, and max CPU seconds, for the job shop of a routing.
 #: `_CONTIGUITY_S`: CPU seconds for a contiguity model.
-#: `_JOB_SHOP_S`: CPU seconds for the job shop of a routing.
 #: `_CUT_S`: CPU seconds for a cut.
 #: `_ROUNDS_S`: seconds without improvement after which the rounds of job shops end.
-_ROUTING_S, _CONTIGUITY_S, _JOB_SHOP_S, _CUT_S, _ROUNDS_S = 5.0, 2.0, 3.0, 1.0, 4.0
+_FIRST_TURN_S, _ROUTING_SHARE, _JOB_SHOP_SHARE, _MOST_JOB_SHOP_S = 4.0, 0.25, 0.15, 4.0
+_CONTIGUITY_S, _CUT_S, _ROUNDS_S = 2.0, 1.0, 4.0
+#: Statuses of a routing without a solution after which the loop goes on; other ones end it.
+_OUT_OF_TIME = "no-solution", "timed-out"
 #: Max pairs of hops that share a resource for which routing also decides their order. Each pair may need a
 #: binary and two rows; with more pairs, solvers mostly do not end within a few seconds.
 _MOST_PAIRS = 1_000
 
 
-def alone(search: Search, solver: str) -> None:
-    """Loop of one solver over routing, ordering and merging, and cuts, until a bound is met or time is up."""
-    shares, routing_s = search.parameters.solver, _ROUTING_S
+def alone(search: Search, solver: str, improve: Callable[[], None]) -> None:
+    """Loop of one solver over routing, ordering and merging, and cuts, until a bound is met or time is up.
+
+    Without a time limit by the caller, it also ends after a share of its time without progress.
+
+    - `improve`: Called in each turn before the rounds of job shops; it improves the rival's schedule.
+    """
+    shares = search.parameters.solver
+    search.turn_s = _FIRST_TURN_S
     sequenced: frozenset[int] = frozenset()
     cuts: list[Cut] = []
-    lower, is_first = 0, True
+    lower, is_first, progress = 0, True, _Progress(search)
     while is_first or search.deadline.left_s > shares.least_round_s:
-        budget_s = min(busy_factor() * routing_s, shares.routing_share * search.deadline.left_s)
+        routing_s = busy_factor() * _ROUTING_SHARE * search.turn_s
         routed = route(
-            search, solver, budget_s=budget_s, sequenced=sequenced, lower_ticks=lower, cuts=cuts,
-            sooner=not is_first,
+            search, solver, budget_s=min(routing_s, shares.routing_share * search.deadline.left_s),
+            sequenced=sequenced, lower_ticks=lower, cuts=cuts, sooner=not is_first,
         )  # fmt: skip
+        may_go_on = routed is None and search.stages[-1].status in _OUT_OF_TIME
         found = None if routed is None else _sequenced(search, routed, solver)
-        if is_first and found is None or _is_over(search, routed):
+        if is_first and found is None and not may_go_on or _is_over(search, routed):
             return
         is_first = False
         if routed is None or not routed.is_optimal:
-            routing_s *= 2
+            search.turn_s *= 2
         elif not sequenced and (sequenced := _to_sequence(search, routed)):
             lower = routed.bound_ticks
             continue  # solve again, with order decided in the model
+        improve()
         improve_by_job_shop(search, _ROUNDS_S)
         if search.stages[-1].status == "unavailable" or _is_over(search, routed):
             return
+        if not progress.continues(search, 0 if routed is None else routed.bound_ticks):
+            return
         if found is not None:
             cuts += _cuts(search, found)
+
+
+class _Progress:
+    """Best finish and model bound of a loop, and the time by which one of them must improve."""
+
+    def __init__(self, search: Search) -> None:
+        self.upper, self.lower = search.known[0], 0
+        self.until_s = time.monotonic() + search.idle_s
+
+    def continues(self, search: Search, lower: int) -> bool:
+        """True if the finish or the bound has improved since the last call, or there is time left for it."""
+        upper = search.known[0]
+        if upper < self.upper or lower > self.lower:
+            self.upper, self.lower = upper, max(lower, self.lower)
+            self.until_s = time.monotonic() + search.idle_s
+        return time.monotonic() < self.until_s
 
 
 def _is_over(search: Search, routed: Routed | None) -> bool:
@@ -68,7 +101,7 @@ def _sequenced(search: Search, routed: Routed, solver: str) -> ListSchedule | No
     """Best schedule of a routing: ordered and merged by rules and the solver, then by a job shop."""
     if not routed.starts:
         return None
-    job_shop_s = busy_factor() * _JOB_SHOP_S
+    job_shop_s = busy_factor() * min(_MOST_JOB_SHOP_S, _JOB_SHOP_SHARE * search.turn_s)
     budget_s = job_shop_s
     if solver != "cpsat":
         share = search.parameters.solver.contiguity_share

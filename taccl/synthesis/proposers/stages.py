@@ -58,8 +58,9 @@ _RUN_S_PER_HOP, _PATIENCE = 6e-6, 4.0
 _FIRST_TURN_S, _REPEATED = 4.0, 2
 #: `_IMPROVED_SHARE`: share of the time reserved for ruin and recreate after a named solver.
 #: `_RUIN_SHARE`: share of a turn for ruin and recreate, of the time reserved for it.
+#: `_RUIN_ALONE_SHARE`: share of a named solver's turn for ruin and recreate.
 #: `_NEXT_SEED`: difference between the seeds of consecutive runs of ruin and recreate.
-_IMPROVED_SHARE, _RUIN_SHARE, _NEXT_SEED = 0.25, 0.3, 1_000_003
+_IMPROVED_SHARE, _RUIN_SHARE, _RUIN_ALONE_SHARE, _NEXT_SEED = 0.25, 0.3, 0.5, 1_000_003
 #: {phase, as `Search.phase` returns it: text for messages}.
 _IN_PHASE = {"": "", "reduce": " in the reduce phase", "broadcast": " in the broadcast phase"}
 #: Min seconds for restarts of the list scheduler before a named solver; with less time, it runs once.
@@ -173,16 +174,24 @@ def _is_cold(search: Search) -> str:
 
 
 def _one_solver(search: Search) -> None:
-    """Loop of one solver, then ruin and recreate if there is time to compile it."""
+    """Loop of one solver with ruin and recreate in its turns, and once more if time is left after it.
+
+    If its kernels are not compiled, it runs only after the loop, in time that is reserved for it.
+    """
     may_improve = suits_improvement(search.problem) and not too_short(search)
-    with search.keeping(may_improve * _IMPROVED_SHARE * search.limit_s):
-        _solve_alone(search)
+    is_late = may_improve and not are_kept(search.problem)
+    search.turn_s = min(_FIRST_TURN_S, search.limit_s)
+    with search.keeping(is_late * _IMPROVED_SHARE * search.limit_s):
+        _solve_alone(search, improves=may_improve and not is_late)
     if may_improve and search.best is not None and not search.done:
         ruin_and_recreate(search)
 
 
-def _solve_alone(search: Search) -> None:
-    """Routing, ordering and contiguity by one solver, started from the list scheduler's schedule."""
+def _solve_alone(search: Search, *, improves: bool) -> None:
+    """Routing, ordering and contiguity by one solver, started from the list scheduler's schedule.
+
+    - `improves`: True to run ruin and recreate in each turn of the loop.
+    """
     solver, budget_s = search.backend, _first_s(search)
     greedy(search, budget_s=budget_s, max_runs=1 if budget_s < _LEAST_RESTARTS_S else 10_000)
     if search.best is None:
@@ -191,10 +200,17 @@ def _solve_alone(search: Search) -> None:
     search.trace[:] = [each for each in search.trace if each.finish_us is None or each.phase != search.phase]
     own = search.part(search.problem, "", search.deadline, bound=search.bound, rival=search)
     own.quotient = search.quotient
-    first_us, phase = format_us(search.best.finish_us), _IN_PHASE[search.phase]
-    first = "the given start" if search.best is search.options.start else "the list scheduler's schedule"
+    start, num_stages = search.best, len(search.stages)
+    first_us, phase = format_us(start.finish_us), _IN_PHASE[search.phase]
+    first = "the given start" if start is search.options.start else "the list scheduler's schedule"
+
+    def improve() -> None:
+        _keep_better(search, own)
+        if improves and not search.done:
+            _ruin_within(search, busy_factor() * _RUIN_ALONE_SHARE * own.turn_s)
+
     try:
-        alone(own, solver)
+        alone(own, solver, improve)
         last = own.stages[-1]
         if own.best is None and last.status == "unavailable":
             raise SolverUnavailableError(f"{solver} cannot run here: {last.message}; see taccl backends")
@@ -204,26 +220,46 @@ def _solve_alone(search: Search) -> None:
                 f"{solver} has no licence for this model ({last.message}); highs was used instead"
             )
             solver = "highs"
-            alone(own, solver)
+            alone(own, solver, improve)
     finally:
-        if own.best is not None and own.best.finish_ticks <= search.best.finish_ticks:
-            search.best, search.best_on_quotient, search.is_verified = (
-                own.best,
-                own.best_on_quotient,
-                own.is_verified,
-            )
+        _keep_better(search, own)
+    routings = [each for each in search.stages[num_stages:] if each.name == f"{search.prefix}routing"]
+    has_routed = any(each.status in ("optimal", "feasible") for each in routings)
     if own.best is None and not unlicensed:
-        last = own.stages[-1]
+        last = own.stages[-1] if has_routed or not routings else routings[-1]
         why = f"{last.status}, {last.message}" if last.message else last.status
+        if search.best is not start:
+            first, first_us = "that of ruin and recreate", format_us(search.best.finish_us)
         search.fallbacks.append(
             f"{solver} found no schedule{phase} ({last.name}: {why}); {first} is returned, which takes "
             f"{first_us}"
         )
-    elif own.best is not None and own.best is not search.best:
+    elif own.best is not None and not has_routed:
+        search.notes.append(f"{solver} found no routing{phase}; job shops on CP-SAT improved {first}")
+    elif own.best is not None and search.best is start:
         search.notes.append(
             f"{solver} alone reached {format_us(own.best.finish_us)}{phase}; {first}, from which it "
             f"started, takes {first_us} and is returned"
         )
+
+
+def _keep_better(search: Search, own: Search) -> None:
+    """Make the schedule of a solver's own search the incumbent, unless the incumbent finishes sooner."""
+    assert search.best is not None, "the solver started from a schedule"
+    if own.best is not None and own.best.finish_ticks <= search.best.finish_ticks:
+        search.best, search.best_on_quotient, search.is_verified = (
+            own.best,
+            own.best_on_quotient,
+            own.is_verified,
+        )
+
+
+def _ruin_within(search: Search, seconds: float) -> None:
+    """Ruin and recreate for at most `seconds`."""
+    deadline = search.deadline
+    search.deadline = deadline.sooner(seconds)
+    ruin_and_recreate(search)
+    search.deadline = deadline
 
 
 def greedy(search: Search, *, budget_s: float, max_runs: int = 10_000) -> None:
