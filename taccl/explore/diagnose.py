@@ -248,7 +248,7 @@ def _facts(
         log_network=NETWORK_TITLES.get(debug.network, debug.network),
         other_share=max(expected.shares_of(_SETTLED)[:-1], default=None) if is_slow else None,
         other_library=next((note for note in log.notes if note in OTHER_LIBRARY), ""), stated=stated,
-        excluded=debug.excluded,
+        excluded=debug.excluded, algorithm_shares=expected.algorithm_shares() if is_slow else {},
     )  # fmt: skip
 
 

@@ -181,6 +181,18 @@ class Expectation:
             found["no nvls"] = max(found.values(), default=1.0)
         return found
 
+    def algorithm_shares(self) -> dict[str, float]:
+        """{slower algorithm: bandwidth at the largest size, as a ratio to the best choice's}.
+
+        Where the best choice is sums in switches, rings are left out: ``"no nvls"`` of `shares` has them.
+        """
+        best = self.best
+        least = {each.algorithm: each.time_us for each in reversed(self.choices[-1])}
+        without = (best.algorithm, "nvls", *(["ring"] if best.algorithm == "nvls" else []))
+        return {
+            name: best.time_us / least[name] for name in ("ring", "tree") if name in least.keys() - without
+        }
+
     def network_shares(self, measured_us: float) -> dict[str, float]:
         """{algorithm: share of the NIC rate that would explain `measured_us` at the largest size}.
 

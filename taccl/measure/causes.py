@@ -57,7 +57,7 @@ _ANY_RATE = ("sockets", "gdr-off", "nic-unused", "p2p-disabled")
 #: its NICs' rate.
 _SOCKETS_GB_PER_S, _SOCKETS_SHARE = 12.5, 0.5
 #: Causes in NCCL's own choices and launches, which other libraries do not have.
-_OF_NCCL = ("nvls-off", "protocol", "protocol-switch", "one-process", "unaligned")
+_OF_NCCL = ("nvls-off", "algorithm", "protocol", "protocol-switch", "one-process", "unaligned")
 #: Causes of a low rate that also delay small messages, as all messages go through host memory.
 DETOURS = ("sockets", "gdr-off", "p2p-disabled")
 #: Causes recognised by how the rate depends on message size; a slow rail slows all large sizes alike.
@@ -85,6 +85,7 @@ class Facts:
     - `nic_gb_per_s`, `nics_per_node`: Rate that messages reach on a NIC, and NICs of a node.
     - `joint`: Links of a node: ``"NVSwitch"``, ``"NVLink"``, ``"xGMI"`` or ``"PCIe"``.
     - `shares`: {protocol, or ``"no nvls"``: expected bandwidth under it, divided by that of the best choice}.
+    - `algorithm_shares`: {algorithm: expected bandwidth with it, divided by that of the best choice}.
     - `share_of_nodes`: {number of nodes: share}, of all series of this collective.
     - `nics_gb_per_s`: Rates of single NICs, from logs of perftest.
     - `launches_ratio`: Measured time of small messages over the time in which one process launches all GPUs
@@ -127,6 +128,7 @@ class Facts:
     other_library: str = ""
     stated: Mapping[str, str] = field(default_factory=dict)
     excluded: Collection[str] = ()
+    algorithm_shares: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_slow(self) -> bool:
@@ -265,6 +267,17 @@ def _protocol(facts: Facts) -> _Found:
         return "possible", found[1] + _MATCHES, f"{found[2]}; but sizes where LL is usual are slow too"
     # If protocol simple without in-switch sums also explains the rate, LL or LL128 is only possible.
     return found and ("possible" if _nvls_off(facts) else found[0], *found[1:])
+
+
+def _algorithm(facts: Facts) -> _Found:
+    if not facts.is_slow or facts.share is None:
+        return None
+    told = f"{facts.share:.0%} of the expected bandwidth; with algorithm"
+    found = _matched(facts.share, [
+        (share, f"{told} {name} {share:.0%} are expected")
+        for name, share in facts.algorithm_shares.items() if share < HEALTHY
+    ])  # fmt: skip
+    return found and ("possible", *found[1:])
 
 
 def _switches(facts: Facts) -> _Found:
@@ -546,6 +559,8 @@ _RULES = (
          "look at `nvidia-smi nvlink --status` and at NV cells in `nvidia-smi topo -m`; check the bridges"),
     Rule("nvls-off", "NVLS is off", "rate", _nvls_off,
          "unset NCCL_NVLS_ENABLE and NCCL_ALGO; start the fabric manager; look for NVLS in NCCL_DEBUG=INFO"),
+    Rule("algorithm", "a slower algorithm carries large messages (NCCL_ALGO)", "rate", _algorithm,
+         "unset NCCL_ALGO; check the tuner plugin and the version of NCCL"),
     Rule("protocol", "a protocol for small messages carries large ones", "rate", _protocol,
          "unset NCCL_PROTO; check the tuner plugin and the version of NCCL"),
     Rule("collapse", "congestion, or a path that collapses under load", "rate", _collapsed,

@@ -1,4 +1,4 @@
-"""Facts that lines of NCCL_DEBUG=INFO in a log state: networks, NICs, and paths between ranks."""
+"""Facts that a log states in lines of NCCL_DEBUG=INFO (networks, NICs, paths) and in its commands."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ _PATH = re.compile(r"CCL INFO Channel .* via (P2P|SHM|NET)/(\S.*)")
 _NO_NVLS = re.compile(r"NVLS multicast support is not available")
 _NVLS = re.compile(r"CCL INFO (NVLS comm 0x|Connected NVLS tree)")
 _SETTING = re.compile(r"CCL INFO (NCCL_\w+) set by environment to (\^?\w[\w,]*)")
+#: `_COMMAND`: line of a command that sets variables. `_SET`: a variable in it, with its value.
+_COMMAND = re.compile(r"^(?:.*(?:-x|export|env) +NCCL_\w+=.*|.*\bNCCL_\w+=.*_perf\b.*)$", re.MULTILINE)
+_SET = re.compile(r"\b(NCCL_\w+)=[\"']?(\^?\w[\w,]*)")
+#: Values of NCCL_ALGO that leave one algorithm, without sums in switches.
+_ONE_KIND = re.compile(r"(?i)ring|tree")
 #: {variable of NCCL: (pattern of values that slow collectives, name of the cause)}.
 _SETTINGS = {
     "NCCL_P2P_DISABLE": (re.compile("1"), "p2p-disabled"),
@@ -84,7 +89,10 @@ def _causes(text: str, network: str, between: list[str], inside: set[str]) -> It
         yield "p2p-disabled", "the log lists all channels inside nodes as via SHM"
     if _NO_NVLS.search(text):
         yield "nvls-off", "the log says that NVLS multicast is not available"
-    for name, value in _SETTING.findall(text):
+    commands = " ".join(_COMMAND.findall(text))
+    for name, value in (*_SET.findall(commands), *_SETTING.findall(text)):
         values, cause = _SETTINGS.get(name, (None, ""))
         if values and values.fullmatch(value):
             yield cause, f"the log says that {name} is {value}"
+        if name == "NCCL_ALGO" and _ONE_KIND.fullmatch(value):
+            yield "algorithm", f"the log says that {name} is {value}"

@@ -541,6 +541,15 @@ def test_another_collective_is_left_out_beside_those_of_the_model(log):
         assert any("gather: left out, as NCCL's model does not cover them" in note for note in notes)
 
 
+@pytest.mark.parametrize(("command", "grade"), [("", "possible"), ("-x NCCL_ALGO=Tree \n", "likely")])
+def test_a_slower_algorithm_is_a_cause(log, command, grade):
+    """On 8 A100, the rate of trees (78 % of that of rings) may be due to NCCL_ALGO, which the log may show."""
+    text = command + node_log(187.0).replace("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB")
+    found = judged(log(text))
+    (cause,) = (each for each in found.causes if each.of == "rate")
+    assert (cause.name, cause.grade) == ("algorithm", grade)
+
+
 def test_unknown_gpus_ask_for_a_topology(log):
     """GPUs without a machine model are named, with what is missing and what to give."""
     said = "found no model of AMD Instinct MI250X: no published log .* give a topology file, such as"

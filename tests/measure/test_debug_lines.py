@@ -29,8 +29,23 @@ def facts_of(*lines):
     ],
 )
 def test_a_line_shows_a_cause(line, cause):
-    """Each of these lines is evidence of one cause."""
-    assert set(facts_of(line).causes) == {cause}
+    """Each of these lines is evidence of one cause; a set algorithm is one by itself, too."""
+    assert set(facts_of(line).causes) - {"algorithm"} == {cause}
+
+
+@pytest.mark.parametrize(
+    ("line", "causes"),
+    [
+        ("mpirun -np 8 -x NCCL_ALGO=Tree ./build/all_reduce_perf -b 8", {"algorithm", "nvls-off"}),
+        ("NCCL_PROTO='LL' ./all_reduce_perf -g 8", {"protocol"}),
+        ("    -x NCCL_P2P_DISABLE=1 \\", {"p2p-disabled"}),
+        ("export NCCL_NVLS_ENABLE=0", {"nvls-off"}),
+        ("someone proposed NCCL_NVLS_ENABLE=0, which is not set here", set()),
+    ],
+)
+def test_a_command_shows_causes(line, causes):
+    """Commands that set variables are evidence, too; sentences about variables are not."""
+    assert set(debug_facts(line).causes) == causes
 
 
 @pytest.mark.parametrize(
