@@ -3,8 +3,9 @@
 Every full sweep is fitted by itself, and logs of one machine together. Errors are relative, for out-of-place
 times. `left out` is the median error in 10-fold cross-validation: each tenth of the sizes is predicted by a
 fit to the other sizes. A fit also chooses the protocol of each size, with two more parameters per series. So
-`left out` says more about predictions than the errors of the fit itself. Last, the prediction of the baseline
-`nccl` on a fitted profile is compared with the log.
+`left out` says more about predictions than the errors of the fit itself. `irregular` is the mean distance of
+the times from the nearest curve that rises with the size, due to noise or changes of protocol. Last, the
+prediction of the baseline `nccl` on a fitted profile is compared with the log.
 
 Examples
 --------
@@ -39,7 +40,8 @@ WORST_MEDIAN, WORST_P90, WORST_MEAN, WORST_LEFT_OUT, MOST_SECONDS = 0.06, 0.20, 
 WORST_PREDICTED = 0.15
 COLUMNS: tuple[Column, ...] = (
     ("log", "log", "<72"), ("median", "median", ">7.1%"), ("p90", "p90", ">7.1%"),
-    ("largest", "largest", ">8.1%"), ("left out", "left_out", ">8.1%"), ("CPU s", "cpu_s", ">6.1f"),
+    ("largest", "largest", ">8.1%"), ("left out", "left_out", ">8.1%"),
+    ("irregular", "irregularity", ">9.1%"), ("CPU s", "cpu_s", ">6.1f"),
 )  # fmt: skip
 #: Machine models whose constants are the priors, for logs whose name begins with no machine model.
 SWEEPS = {
@@ -101,7 +103,8 @@ def row_of(folder: Path, names: tuple[str, ...], model: str) -> dict[str, Any]:
     left = found["left_out_median_error"]
     return {
         "log": " + ".join(names), "median": found["median_error"], "p90": found["p90_error"],
-        "largest": found["max_error"], "left_out": left, "cpu_s": round(seconds, 2),
+        "largest": found["max_error"], "left_out": left, "irregularity": found["irregularity"],
+        "cpu_s": round(seconds, 2),
         "met": found["median_error"] <= WORST_MEDIAN and found["p90_error"] <= WORST_P90
         and left <= WORST_LEFT_OUT and seconds <= MOST_SECONDS * len(names),
     }  # fmt: skip

@@ -20,7 +20,7 @@ from taccl.explore.expectation import Choice, Expectation
 from taccl.explore.measured_machine import Machine, read_logs, topology_of
 from taccl.explore.plan_runtimes import under_launch
 from taccl.measure.causes import DETOURS, HEALTHY, WITHIN_ERROR, Cause, Facts, causes_of, sizes_off
-from taccl.measure.curve import Kink, kinks, slow_middle
+from taccl.measure.curve import Kink, irregularity_note, kinks, slow_middle
 from taccl.measure.diagnosis import Diagnosis, Gain, Limit, Point, SeriesDiagnosis
 from taccl.measure.logs import OTHER_LIBRARY
 from taccl.measure.machine import NO_PEERS, has_no_peers, machine_of, mismatches
@@ -134,7 +134,8 @@ def _diagnosis(
         facts = _facts(
             each, share, same, nics, log_of[each.series.source], named=machine.topology is not None
         )
-        found.append(_judged(each, facts, deadline, placed[index][2], machine))
+        notes = [*placed[index][2], *filter(None, [irregularity_note(each.series)])]
+        found.append(_judged(each, facts, deadline, notes, machine))
     notes = [f"{log.path}: left out: {row}" for log in read for row in log.left_out]
     if expectations:
         judged = [each.series for each in expectations]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from statistics import median
+from math import expm1, log
+from statistics import fmean, median
 from typing import Literal, NamedTuple
 
 from taccl._internal.units import format_size, format_us
@@ -27,6 +28,9 @@ _BOUND, _FREE = 0.8, 0.6
 #: the series by this factor.
 #: `_END`: number of smallest sizes, and of largest sizes, that count as an end of the series.
 _SLOW, _END = 1.6, 4
+
+#: Min `irregularity` of a series that is worth a note.
+IRREGULAR = 0.03
 
 #: A size in bytes and its measured time in us.
 _Row = tuple[int, float]
@@ -70,6 +74,27 @@ def kinks(series: Series) -> tuple[Kink, ...]:
         and _growth(this, after) <= _FREE
     ]
     return tuple(sorted(found, key=lambda each: each.size_bytes))
+
+
+def irregularity(series: Series) -> float:
+    """Mean relative distance of the times from the nearest curve that rises with the size; 0 if they rise.
+
+    Noise causes it, and changes of algorithm or protocol at the wrong size.
+    """
+    blocks: list[list[float]] = []
+    for each in map(log, series.times_us):
+        blocks.append([each])
+        while len(blocks) > 1 and median(blocks[-2]) > median(blocks[-1]):
+            blocks[-2:] = [blocks[-2] + blocks[-1]]
+    return expm1(fmean(abs(each - median(block)) for block in blocks for each in block))
+
+
+def irregularity_note(series: Series) -> str:
+    """Note on a series whose times are irregular; empty for others."""
+    found = irregularity(series)
+    if found < IRREGULAR:
+        return ""
+    return f"irregular times: {found:.1%} off the nearest curve that rises with the size, on average"
 
 
 def slow_middle(series: Series, predicted_us: Sequence[float]) -> Iterator[Kink]:

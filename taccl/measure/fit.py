@@ -12,6 +12,7 @@ import numpy as np
 from taccl._internal.arguments import Bytes, Count, Natural, checked
 from taccl.errors import InputError
 from taccl.measure.calibrate import calibrated
+from taccl.measure.curve import irregularity, irregularity_note
 from taccl.measure.estimate import (
     CONTRADICTED,
     LIMITS,
@@ -135,6 +136,12 @@ class Fit:
         return float(np.median(self.left_out_errors)) if self.left_out_errors else None
 
     @property
+    def irregularity(self) -> float:
+        """Mean relative distance of the measured times from curves that rise with the size, as a fraction."""
+        of_each = [(irregularity(each.series), len(each.series.size_bytes)) for each in self.series]
+        return sum(found * num for found, num in of_each) / sum(num for _, num in of_each)
+
+    @property
     def missing(self) -> tuple[str, ...]:
         """Measurements that would determine the parameters left at their priors, one sentence each."""
         undetermined = [each.name for each in self.parameters if not each.determined]
@@ -215,6 +222,7 @@ class Fit:
             "p90_error": float(np.percentile(self.errors, 90)),
             "max_error": max(self.errors),
             "left_out_median_error": self.left_out_median_error,
+            "irregularity": self.irregularity,
             "parameters": {each.pop("name"): each for each in map(asdict, self.parameters)},
             "series": [
                 {
@@ -325,6 +333,7 @@ def fit(
         *guesses,
         *_at_limits(parameters),
         *([poor] if p90 > WORST_P90 else []),
+        *(f"{each.source}: {note}" for each in kept if (note := irregularity_note(each))),
     )
     if costs is not None:
         costs = calibrated(replace(costs, nvls=costs.nvls and not is_off), kept)

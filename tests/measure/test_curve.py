@@ -2,7 +2,7 @@
 
 import pytest
 
-from taccl.measure.curve import kinks, slow_middle
+from taccl.measure.curve import irregularity, irregularity_note, kinks, slow_middle
 from taccl.measure.series import Series
 
 
@@ -38,3 +38,14 @@ def test_a_slow_middle_exceeds_both_ends():
     times = {f"b{2**power}": 10.0 for power in range(3, 20)} | {"b1024": 100.0}
     found = list(slow_middle(series(**times), [10.0] * 17))
     assert [each.size_bytes for each in found] == [1024]
+
+
+def test_irregular_times_leave_every_rising_curve():
+    """Two times of six that are swapped, by a factor of 1.21, lie 10 % off the nearest rising curve."""
+    rising = series(b1=10.0, b2=10.0, b4=11.0, b8=13.0, b16=16.0, b32=20.0)
+    swapped = series(b1=10.0, b2=10.0, b4=12.1, b8=10.0, b16=16.0, b32=20.0)
+    assert irregularity(rising) == 0 and not irregularity_note(rising)
+    assert irregularity(swapped) == pytest.approx(1.1 ** (2 / 6) - 1)
+    assert irregularity_note(swapped) == (
+        "irregular times: 3.2% off the nearest curve that rises with the size, on average"
+    )
