@@ -140,12 +140,15 @@ def report(
         rates = bandwidths(schedule, budget_s=max(0.0, left_s), measured=measured)
         drawn = bandwidth(rates, ax=figure(width=9, height=5.2))
         computed.append(rates)
-        known = rates.dropna(axis="columns", how="all").rename(index=format_size)
-        shown = known.to_html(float_format="{:.4g}".format, na_rep="", border=0) if known.size else ""
+        known = rates.dropna(axis="columns", how="all")
+        rows = known.rename(index=format_size).reset_index(names="size")
+        shown = rows.to_html(float_format="{:.4g}".format, na_rep="", border=0, index=False)
+        shown = _paragraph("Bus bandwidth in GB/s:") + shown if known.size else ""
         reasons: dict[str, list[str]] = {}
         for name, said in rates.attrs["undefined"].items():
             reasons.setdefault(said, []).append(name)
         why = "".join(_paragraph(f"{', '.join(names)}: {said}") for said, names in reasons.items())
+        why = folded("baselines without a curve", why) if why else ""
         return f'{picture(drawn, "bandwidth-picture")}<div class="wide">{shown}</div>{why}'
 
     def load() -> str:
@@ -202,8 +205,9 @@ def report(
         "versions": ("Versions and command", _versions(details, command)),
     }  # fmt: skip
     sentence, actions = verdict(
-        schedule, judged, stronger(bound, every), gap, computed[0] if computed else None
-    )
+        schedule, judged, stronger(bound, every), gap, computed[0] if computed else None,
+        is_measured=bool(measured),
+    )  # fmt: skip
     steps = "".join(f"<li>{with_commands(each)}</li>" for each in actions)
     opening = f'<section id="verdict"><p class="verdict">{as_html(sentence)}</p><ol>{steps}</ol></section>\n'
     links = "\n".join(f'<a href="#{name}">{title}</a>' for name, (title, _) in contents.items())
@@ -311,12 +315,19 @@ _MOST = 3
 
 
 def verdict(
-    schedule: Schedule, judged: Verification, bound: Certificate, gap: str, rates: pd.DataFrame | None
+    schedule: Schedule,
+    judged: Verification,
+    bound: Certificate,
+    gap: str,
+    rates: pd.DataFrame | None,
+    *,
+    is_measured: bool = False,
 ) -> tuple[str, list[str]]:
     """A text on how good a schedule is, and at most `_MOST` next actions, the most urgent first.
 
     - `bound`, `gap`: The largest lower bound that is known, and the gap in words (`gap_text`).
     - `rates`: Bandwidths by size (`taccl.plot.bandwidths`), with baselines; None if they were not computed.
+    - `is_measured`: True if the page shows measured bandwidths.
     """
     if not judged.ok:
         said = f"This schedule is not valid: it has {judged.counted('violation')}. Do not run it."
@@ -341,7 +352,8 @@ def verdict(
         how = "`taccl synthesize` with a larger --time-limit, or another sketch (`taccl suggest`)"
         actions.append(f"Search longer: {how}. No schedule finishes before {format_us(bound.bound)}.")
     profile = f"the profile {problem.topology.profile}" if problem.topology.profile else "the topology"
-    fit = "`taccl fit LOG` fits them to your machine, and `taccl report --measured LOG` shows the log here"
+    fit = "`taccl fit LOG` fits them to your machine"
+    fit += "" if is_measured else ", and `taccl report --measured LOG` shows the log here"
     actions += [
         f"Check the costs, which come from {profile}: {fit}.",
         "Run it: `taccl convert FILE OUT` writes it for MSCCL or MSCCL++, and `taccl run FILE` uses MPI.",

@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from functools import wraps
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from taccl._internal.address_space import require_address_space
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
+_REMARK = 90  #: Max characters of a line below a picture.
 #: Palette of M. Okabe and K. Ito, "Color Universal Design" (2008), ordered so that neighbours differ most.
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -139,10 +141,10 @@ def scale_beside(ax: Axes, scale: Normalize, colours: str, title: str, **look: A
 
 
 def remark(ax: Axes, text: str) -> None:
-    """Add a note below the picture, after the label of the x axis."""
+    """Add a note below the picture, after the label of the x axis, in lines that fit the picture."""
     if text:
-        old = ax.get_xlabel()
-        ax.set_xlabel(f"{old}\n{text}" if old else text)
+        old, lines = ax.get_xlabel(), fill(text, _REMARK)
+        ax.set_xlabel(f"{old}\n{lines}" if old else lines)
 
 
 @checked

@@ -87,6 +87,15 @@ def test_a_faster_baseline_is_the_first_advice():
 
 
 @pytest.mark.slow
+def test_the_table_of_bandwidths_has_one_head(exchange):
+    """The table of bandwidths has one row of titles, which begins with the size, and states the unit."""
+    part = section(taccl.report(exchange, budget_s=20), "sizes")
+    head = re.search("<thead>(.*?)</thead>", part, re.DOTALL)[1]
+    assert "Bus bandwidth in GB/s:" in part
+    assert head.count("<tr") == 1 and re.search(r"<th>size</th>", head)
+
+
+@pytest.mark.slow
 def test_a_page_of_many_bars_is_small(monkeypatch, found):
     """A view with more bars than the limit of shapes is an image, without a title for each bar."""
     from taccl.plot import report as sections

@@ -90,10 +90,18 @@ document.title = JSON.stringify([cut, main.scrollWidth - main.clientWidth, empty
 </script></main>"""
 
 
+@pytest.fixture
+def direct():
+    """Alltoall by direct sends, for which eight baselines are not defined."""
+    problem = taccl.make_problem(taccl.topologies.fully_connected(8), "alltoall", size_bytes=8000)
+    return taccl.baselines.pairwise(problem)
+
+
 @pytest.mark.slow
-def test_nothing_is_cut_off_or_empty(found, tmp_path):
+@pytest.mark.parametrize("which", ["found", "direct"])
+def test_nothing_is_cut_off_or_empty(which, request, tmp_path):
     """No caption is cut off, the page fits the width of phones and screens, and no table is empty."""
-    page = taccl.report(found, budget_s=20).replace("<details>", "<details open>")
+    page = taccl.report(request.getfixturevalue(which), budget_s=20).replace("<details>", "<details open>")
     page = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
     for width in (350, 1120):
         framed = page.replace("<main>", f'<main style="width:{width}px">').replace("</main>", LOOK)
