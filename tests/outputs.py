@@ -160,6 +160,7 @@ TEXTS = {
         "# leaves\nSwitchName=leaf0 Nodes=n[0-7]\nSwitchName=leaf1 Nodes=n[8-15]\nSwitchName=top Switches=leaf[0-1]\n"
     ),
     "output of sinfo or scontrol": "PARTITION AVAIL  TIMELIMIT  NODES  STATE NODELIST\ngpu* up 1-00:00:00 8 idle n[0-7]\n",
+    "list of settings of NCCL (environment or nccl.conf)": "# nccl.conf\nNCCL_DEBUG=WARN\nNCCL_IB_HCA=mlx5\n",
     "text with a matrix of numbers": "us;n0;n1\nn0;0;4,5\nn1;4,6;0\n",
     "web page or picture": "<!DOCTYPE html>\n<html>\n<head><title>a log</title></head>\n",
 }  # fmt: skip

@@ -287,6 +287,11 @@ TEXTS = (
         r"\A\d+ \d+ \d+[ \w]*\n[\d ]*\n\d+ \d+ [\d.]+[GM]bps [\d.]+\w?s ",
         unsupported(_FILE),
     ),
+    Text(
+        "list of settings of NCCL (environment or nccl.conf)",
+        r"^[ \t]*(export[ \t]+)?(NCCL|RCCL|MSCCL(PP)?)_[A-Z0-9_]+[ \t]*=[ \t]*\S",
+        unsupported(f"{_NCCL_DUMP}; {TIMES}"),
+    ),
     # These kinds come last, as their patterns match many other texts.
     Text(
         MATRIX_IN_TEXT,

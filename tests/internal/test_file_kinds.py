@@ -167,6 +167,7 @@ def test_a_known_output_is_named_wherever_it_is_not_read(tmp_path, kind):
             "| us | a | b |\n|--|--|--|\n| a | 0 | 10 |\n| b | 10 | 0 |\n| c | 20 | 20 |\n",
             "text with a matrix of numbers",
         ),
+        ("export NCCL_ALGO=Ring\nNCCL_DEBUG=INFO\n", "list of settings of NCCL (environment or nccl.conf)"),
         ("n1:7:7 [0] MSCCLPP INFO Connected\n", "debug log of NCCL (NCCL_DEBUG=INFO)"),
     ],
 )
