@@ -82,11 +82,13 @@ def read_system(top: XmlElement, given: Given, name: str) -> System:
     for element in (top, *cpus):
         for gpu in element.all("gpu"):
             raise gpu.error(f"found <gpu> in <{element.tag}>; expected it in a <pci>, where NCCL reads it")
-    hosts = list(dict.fromkeys(cpu.attributes.get("host_hash", "") for cpu in cpus))
-    system.num_hosts = len(hosts)
-    for number, cpu in enumerate(cpus):
-        host = hosts.index(cpu.attributes.get("host_hash", ""))
-        system.add_cpu(cpu, number, f"{host}/" if len(hosts) > 1 else "")
+    # A CPU without a host counts as one of the first host: files written by hand state hosts for some only.
+    stated = [cpu.attributes.get("host_hash", "") for cpu in cpus]
+    hosts = list(dict.fromkeys(filter(None, stated)))
+    system.num_hosts = max(len(hosts), 1)
+    for number, (cpu, host) in enumerate(zip(cpus, stated, strict=True)):
+        index = hosts.index(host) if host else 0
+        system.add_cpu(cpu, number, f"{index}/" if len(hosts) > 1 else "")
     system.finish(top)
     return system
 

@@ -446,6 +446,13 @@ def test_hosts_of_an_nvlink_domain_are_one_node(tmp_path):
     assert "the file's 2 hosts are one node, as NVSwitch joins their GPUs" in topology.assumed
 
 
+def test_a_cpu_without_a_host_is_of_the_first_host(tmp_path):
+    """CPUs are of one host if only some state it."""
+    between = '</cpu><cpu numaid="1" host_hash="0x1">'
+    topology = load_quietly(write_dump(tmp_path, _gpu(0, []), between, _gpu(1, [])))
+    assert [link.name for link in topology.links] == ["PCIe", "PCIe"]
+
+
 def test_hosts_without_a_common_nvswitch_are_refused(tmp_path):
     """Hosts are refused if no NVSwitch joins them, and a host without NICs if there are several nodes."""
     with pytest.raises(FormatError, match="CPUs of 2 hosts .* whose GPUs no NVSwitch joins"):
@@ -469,7 +476,10 @@ def test_hosts_without_a_common_nvswitch_are_refused(tmp_path):
         ([_gpu(0, []), '<nic><net name="x"/></nic>'], "nic_gb_per_s="),
         ([_gpu(0, []), '<nic><net name="x" speed="1" latency="-1"/></nic>'], "latency='-1'"),
         (["</cpu><cpu>", _gpu(0, []), '</cpu><cpu numaid="0">'], "CPU 0 twice"),
-        (['</cpu><cpu numaid="2" host_hash="0x1">', _gpu(0, [])], "2 hosts"),
+        (
+            ['</cpu><cpu numaid="1" host_hash="0x1"/><cpu numaid="2" host_hash="0x2">', _gpu(0, [])],
+            "2 hosts",
+        ),
         ([], "no GPU; expected"),
     ],
 )
