@@ -33,6 +33,16 @@ def test_simulate_takes_several_sizes(direct, run):
     assert "0.505 us" in out and "5.5 us" in out
 
 
+def test_simulate_says_which_sizes_the_file_excludes(direct, run, tmp_path):
+    """A note names the sizes for which no runtime uses the program, by the range in its file."""
+    path = tmp_path / "small.xml"
+    path.write_text(direct.read_text().replace("<algo ", '<algo maxBytes="2000" ', 1))
+    given = ("simulate", path, "--topology", "fully-connected:4", "--sizes")
+    said = "note: runtimes use the program from 0B to 2KB by its file, and so not for 1MB"
+    assert said in run(*given, "1KB,1MB")[1]
+    assert "by its file" not in run(*given, "1KB")[1]
+
+
 def test_bound_of_a_program(direct, run):
     """The output has the bound of the program's problem, and the program's gap to it."""
     code, out, _ = run("bound", direct, "--topology", "fully-connected:4", "--size", "1MB")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from taccl._internal.names import note_lines, shown
-from taccl._internal.units import format_count
+from taccl._internal.names import first_of, note_lines, shown
+from taccl._internal.units import format_count, format_size
 from taccl.cli.options import add_options, add_schedule, jitter, option, positive, refuse, sizes
 from taccl.cli.output import Answer, figures_table, following_values, picked, title_of
 from taccl.cli.problems import schedule_in
@@ -91,6 +91,8 @@ def run(options: argparse.Namespace) -> Answer:
 
 def _of_program(program: Program, options: argparse.Namespace) -> Answer:
     """Answer with the time of a program on a topology at each size."""
+    from taccl.program.checks import NO_LIMIT
+
     unfit = {name for name in ("alpha", "time_unit_us") if getattr(options, name) is not None}
     unfit |= {name for name, usual in (("tiles", 1), ("jitter", 0)) if getattr(options, name) != usual}
     refuse(
@@ -105,6 +107,11 @@ def _of_program(program: Program, options: argparse.Namespace) -> Answer:
     first, rows = schedules[0].problem, [following_values(each) for each in schedules]
     said = [note for each in schedules for note in (*each.problem.topology.told, *each.problem.notes)]
     notes = list(dict.fromkeys(said))
+    least, most = program.sizes_bytes or (0, NO_LIMIT)
+    given = [each.problem.size_bytes for each in schedules]
+    if outside := [format_size(size) for size in given if size is not None and not least <= size <= most]:
+        span = f"from {format_size(least)}" + (f" to {format_size(most)}" if most < NO_LIMIT else "")
+        notes.append(f"runtimes use the program {span} by its file, and so not for {first_of(outside, 4)}")
     title = f"program {shown(program.name)}: {first.title}, {program.protocol}"
     lines = [title, "", figures_table(rows, (*_FIGURES, "bound_us", "gap", "busiest", "utilisation"))]
     values = {

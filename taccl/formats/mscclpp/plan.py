@@ -182,7 +182,7 @@ def _nodes(program: Program, ranks_per_node: int | None) -> tuple[int, ...]:
     if program.node_of_rank is None:
         raise InputError(
             "MSCCL++ uses other channels between nodes, but the program does not state which "
-            "ranks share a node; give ranks_per_node",
+            "ranks share a node; give ranks_per_node (taccl convert: --set ranks_per_node=8)",
             where="ranks_per_node",
         )
     return program.node_of_rank
