@@ -19,6 +19,7 @@ from taccl.topology.tuning import (
     NVLS_CHANNELS,
     NVLS_CHUNK_BYTES,
     NVLS_CHUNKS,
+    NVLS_LIMITED,
     NVLS_LINKS,
     NVLS_MANY_CHUNK_BYTES,
     NVLS_MANY_NODES,
@@ -78,7 +79,10 @@ def _nvls(run: Run) -> Candidate:
     model_rate = rate
     if m > 1:
         per_channel = NVLS_CHANNEL[costs.generation][min(m, 3) - 1]
-        model_rate = min(rate, per_channel * min(g, 8) * n / (2 * (n - 1)), run.wires / across)
+        most = per_channel * min(g, 8) * n / (2 * (n - 1))
+        model_rate = min(rate, most, run.wires / across)
+        if costs.generation in NVLS_LIMITED:
+            rate = min(rate, most)
     model_us = NVLS_US + 2 * levels * (NVLS_NETWORK_US + 2 * costs.network.stated_us)
     has_correction = m > 1 and costs.generation == "Blackwell"
     correction = run.corrected(_SIMPLE) if has_correction else np.ones_like(run.size)

@@ -33,6 +33,7 @@ h1, p, li, td:last-child { overflow-wrap: anywhere; }
 nav a { margin-right: 14px; } pre, figure, .wide { overflow-x: auto; } pre { font-size: 13px; }
 .dataframe { font-size: 13px; }
 .dataframe th, .dataframe td { text-align: right; padding: 0 10px 0 0; overflow-wrap: normal; }
+section > table:has(th) td:last-child { min-width: 16em; }
 figure { margin: 12px 0; background: white; } figure svg { width: 100%; min-width: 620px; height: auto; }
 """
 _PAGE = """<!DOCTYPE html>

@@ -125,6 +125,9 @@ RING_CHANNEL = {"Hopper": 41.5, "Blackwell": 41.5}
 RING_CHANNEL_FREE = (("Hopper", "infiniband"),)
 #: Maximum GB/s per channel on one node, two nodes and more, for NVLS reductions joined by trees.
 NVLS_CHANNEL = {"Hopper": (0.0, 57.7, 45.5), "Blackwell": (0.0, 96.0, 80.0)}
+#: GPU generations whose NVLS between nodes is no faster than `NVLS_CHANNEL`, by published logs of GB200.
+#: On Hopper it is: 486 GB/s of busbw on 2 x 8 H200, where `NVLS_CHANNEL` gives 461.
+NVLS_LIMITED = ("Blackwell",)
 #: Part of the bandwidth that a tree reaches, by protocol (ll, ll128, simple), at 64 B, 128 B, ..., 512 MB.
 TREE_CORRECTION = (
     (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1, 1, 1),
