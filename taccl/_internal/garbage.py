@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Allocations between garbage collections. Python's 700 would cost a fifth of the time of large topologies,
-#: and a quarter of that of baselines.
+#: Allocations between garbage collections. With Python's default of 700, collections would take a fifth
+#: of the time in which large topologies are made, and a quarter of the time of baselines.
 COLLECT_EVERY = 100_000
 
 

@@ -269,9 +269,9 @@ def _too_many_sends(problem: Problem) -> CollectiveError:
 def _sooner(
     times: StepTimes, plan: StepPlan, sends: Sends, best: Schedule | None, *, lists: bool = True
 ) -> Schedule | None:
-    """Schedule of a plan's sends if it finishes before the best so far, else None.
+    """Schedule of a plan's sends if it finishes before `best`, the best schedule so far; else None.
 
-    - `lists`: True to try list scheduling, too.
+    - `lists`: True to try list scheduling of the same sends, too.
     """
     least, found = sends.busy_ticks(times.problem), None
     if best is not None and least >= best.finish_ticks:

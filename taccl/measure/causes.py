@@ -60,7 +60,8 @@ _SOCKETS_GB_PER_S, _SOCKETS_SHARE = 12.5, 0.5
 _OF_NCCL = ("nvls-off", "algorithm", "protocol", "protocol-switch", "one-process", "unaligned")
 #: Causes of a low rate that also delay small messages, as all messages go through host memory.
 DETOURS = ("sockets", "gdr-off", "p2p-disabled")
-#: Causes recognised by how the rate depends on message size; a slow rail slows all large sizes alike.
+#: Causes recognised by rates that differ among large messages. A slow rail is none of these: it slows all
+#: large messages by the same share.
 _BY_SIZE = ("falls", "collapse", "unaligned")
 
 

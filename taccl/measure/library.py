@@ -146,7 +146,7 @@ class Run:
 
     @property
     def num_channels(self) -> int:
-        """Number of channels of the library's search."""
+        """Number of channels that NCCL's topology search finds on this machine."""
         return self.channels[0]
 
     @property
@@ -300,7 +300,7 @@ class Run:
 
     @property
     def _place(self) -> int:
-        """Index in NCCL's tables by number of nodes: 0 for one, 1 for two, 2 for more."""
+        """Index into NCCL's tables, which have an entry each for one node, for two nodes and for more."""
         return min(self.num_nodes, 3) - 1
 
     @property

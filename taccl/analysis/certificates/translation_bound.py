@@ -142,12 +142,12 @@ def _counting(servers: Sequence[tuple[int, int]], needed: int) -> int:
 def _mesh_jobs(
     host: NamedFabric, collective: str, pieces: int, costs: ClassTicks
 ) -> tuple[int, list[tuple[list[tuple[int, int]], int, str]]]:
-    """(ticks between the farthest ranks, jobs) of a mesh; a job has sends that certain links must carry.
+    """(least ticks from a corner of a mesh to the opposite corner, jobs that bound the collective).
 
-    A job is (servers, number of sends that they must carry, text that names the bottleneck).
-    `_counting` turns a job into a bound. One job counts the sends into a corner rank. For an allreduce,
-    another job counts the sends over an average link. Servers are (hold, latency) of links, in ticks. All
-    links of a mesh cost the same, so those of the ring through its ranks give the costs.
+    A job is (servers, number of sends that these servers carry together, text that names the bottleneck).
+    Servers are (hold, latency) of links, in ticks. `_counting` turns a job into a bound. One job counts the
+    sends into a corner rank. For an allreduce, another job counts the sends over an average link. All links
+    of a mesh cost the same, so those of the ring through its ranks give the costs.
     """
     num_ranks, corner = host.num_ranks, sum(dim > 1 for dim in host.dims)
     latency, held = int(costs.latency[0]), costs.holds[0][0][1]

@@ -158,7 +158,10 @@ class ContiguityModel:
                     self.add("availability", [(1.0, self.start[m]), (-1.0, self.arrival[entries[p]])])
 
     def _resources(self, lanes: Mapping[int, _Lane], schedule: ListSchedule) -> None:
-        """Let successive hops of a resource occupy it in sequence, unless they share a batch."""
+        """Add rows that let each hop start only once the previous hop on a shared resource has ended.
+
+        Hops that merge into one send do not wait for each other.
+        """
         queues: dict[int, list[tuple[int, int, int, Held]]] = defaultdict(list)
         for number, send in enumerate(schedule.sends):
             units = sum(self.quotient.hops[m].units for m in send.hops)
