@@ -325,7 +325,7 @@ def ranks_text(bits: int) -> str:
 def landing_order(
     chunk: NDArray[np.int64], end: NDArray[np.int64], adds: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """Indices that sort sends by chunk, then by end; of sends of a chunk that end together, those that add first."""
+    """Indices that sort sends by chunk and end; at equal ends, sends that reduce come first."""
     key = 2 * end + ~adds
     if (np.diff(key)[np.diff(chunk) == 0] >= 0).all():  # already sorted, e.g. all sends take equally long
         return np.arange(len(end))
