@@ -226,7 +226,7 @@ class _Check:
         return apply(sketch, self.topology, self.collective, reachable=False, **self.sizes)
 
     def reports(self, report: Callable[[str], ClauseReport]) -> tuple[ClauseReport, ...]:
-        """A report for each clause of the sketch: the fault of a clause that does not fit, else `report(name)`."""
+        """A report for each clause: the fault of a clause that does not fit, else `report(name)`."""
         return tuple(
             ClauseReport(name, "wrong", self.wrong[name]) if name in self.wrong else report(name)
             for name in _clause_names(self.sketch)
