@@ -12,7 +12,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Unpack
 
 from taccl._internal.arguments import Count, Natural, Seconds, Size, checked
-from taccl._internal.deadline import Deadline, OutOfTime
+from taccl._internal.deadline import Deadline
 from taccl._internal.garbage import rarely_collected
 from taccl._internal.units import parse_size
 from taccl.errors import InputError, NoSolutionError
@@ -20,7 +20,7 @@ from taccl.explore.compare import loaded, name_of
 from taccl.explore.plan_programs import check_lowering
 from taccl.explore.plan_ranges import Plan
 from taccl.explore.plan_runtimes import check_collective, serving_parameters, under_protocols_of
-from taccl.explore.plan_search import PlanSearch, finishing_time
+from taccl.explore.plan_search import LEAST_SYNTHESIS_S, PlanSearch, finishing_time
 from taccl.problem.collective import Collective
 from taccl.problem.collectives import CollectiveArguments
 from taccl.problem.making import make_problem
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from taccl.runtimes.runtime import Runtime
     from taccl.sketch.sketch import Sketch
 
-#: `_BASELINES_SHARE`: share of the time limit for baselines.
+#: `_BASELINES_SHARE`: share of the time limit for baselines, which have more if none is left for syntheses.
 #: `_FINISHING_SHARE`: share of the time limit for programs and bounds at the end.
 #: `_MOST_FINISHING_S`: max seconds for programs and bounds, unless schedules have many sends.
 #: `_MOST_FINISHING_SHARE`: max share of the time limit for programs and bounds of schedules with many sends.
@@ -151,13 +151,12 @@ def plan(
     log.end("preparation")
     try:
         if baselines:
-            search.add_baselines(cases, searching.sooner(_BASELINES_SHARE * time_limit_s))
+            until = searching.sooner(_BASELINES_SHARE * time_limit_s)
+            is_short = searching.at_s - until.at_s < LEAST_SYNTHESIS_S * len(grid) * len(cases)
+            search.add_baselines(cases, searching if is_short else until)
         search.synthesize(
             cases, searching, backend=backend, threads=threads, seed=seed, parameters=parameters
         )
-    except OutOfTime:
-        search.stopped = "time limit"
-        log.end("synthesis", status="timed-out", message="stopped at its time limit")
     except KeyboardInterrupt:
         if not search.candidates:
             raise

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from taccl._internal.garbage import rarely_collected
 from taccl._internal.reading import parse_json, read_text
 from taccl.errors import FormatError, InputError
 from taccl.explore.plan_runtimes import coverage_text
@@ -71,6 +72,7 @@ def check_folder(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
     return path
 
 
+@rarely_collected()
 def save_plan(plan: Plan, folder: str | os.PathLike[str], *, overwrite: bool = False) -> tuple[Path, ...]:
     """Write a plan to a folder; return the paths of the written files, the index first."""
     path = check_folder(folder, overwrite=overwrite)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from taccl._internal.deadline import NEVER, OutOfTime, busy_factor
+from taccl._internal.names import first_of
 from taccl.analysis.simulation.simulate import simulate
 from taccl.errors import ExportError, InputError
 from taccl.explore.plan_programs import runnable
@@ -27,6 +30,10 @@ if TYPE_CHECKING:
 _SERVED = ("allreduce", "allgather", "reduce-scatter", "broadcast")
 #: Name of the module that registers plans.
 _MODULE = "register_plans"
+#: `_PLAN_S`: CPU seconds per transfer to build an MSCCL++ plan and check it.
+#: `_PROGRAM_S`: CPU seconds per transfer to lower a schedule and check the program.
+#: `_LEAST_S`: min seconds for these files of all ranges, even if time is up.
+_PLAN_S, _PROGRAM_S, _LEAST_S = 1.2e-4, 1.2e-4, 0.5
 
 
 def why_not(runtime: Runtime, collective: Collective, topology: Topology, protocol: str) -> str:
@@ -51,18 +58,33 @@ def files(runtime: Runtime, plan: Plan) -> PlanFiles:
     """MSCCL++ execution plans for each range of sizes, and a Python module that registers them."""
     counts = {len(ranks) for ranks in plan.topology.ranks_of_node}
     ranks_per_node = counts.pop() if len(counts) == 1 else None
+    made: dict[tuple[int, bool], _PlacedPlan] = {}
+    late: list[str] = []
+    # The programs of all ranges come first, then those in the other place, for which time may be short.
+    for is_other in (False, True)[: 1 + plan.both_places]:
+        until = NEVER if runtime.name == plan.runtimes[0] and not is_other else plan.until.at_least(_LEAST_S)
+        for number, each in enumerate(plan.ranges):
+            stem = f"range-{number + 1:02}" + f".{_other_place(each).replace(' ', '-')}" * is_other
+            found = None
+            if _takes_s(each, is_other=is_other) <= until.left_s:
+                with suppress(OutOfTime), until.enforced():
+                    found = _placed(runtime, plan, each, stem, ranks_per_node, is_other=is_other)
+            if found is None:
+                late.append(stem)
+            else:
+                made[number, is_other] = found
+    rows: list[dict[str, str]] = [{} for _ in plan.ranges]
     built: dict[str | os.PathLike[str], dict[str, Any]] = {}
-    rows: list[dict[str, str]] = []
     served: list[ServedSizes] = []
     notes: list[str] = []
-    for number, each in enumerate(plan.ranges, 1):
-        rows.append({})
-        for key, file, program in _placed(plan, each, f"range-{number:02}", notes):
-            found = _plan_of(runtime, plan, each, program, file, ranks_per_node, notes)
-            if found is not None:
-                rows[-1][key], built[file] = file, found
-                own = (found["min_message_size"], found["max_message_size"])
-                served.append(ServedSizes(file, *own, program.in_place, unit_bytes(found)))
+    for (number, _), placed in sorted(made.items(), key=itemgetter(0)):
+        notes += placed.notes
+        if placed.content is not None:
+            rows[number][placed.key], built[placed.file] = placed.file, placed.content
+            own = (placed.content["min_message_size"], placed.content["max_message_size"])
+            served.append(ServedSizes(placed.file, *own, placed.in_place, unit_bytes(placed.content)))
+    if late:
+        notes.append(f"too little time for the MSCCL++ plan of {first_of(late, 3)}; give more time")
     contents = {str(file): text_of_plan(each) for file, each in built.items()}
     registration = {}
     if built:
@@ -74,23 +96,41 @@ def files(runtime: Runtime, plan: Plan) -> PlanFiles:
     return PlanFiles(contents, rows, served, registration, remarks, notes)
 
 
-def _placed(plan: Plan, each: PlanRange, stem: str, notes: list[str]) -> Iterator[tuple[str, str, Program]]:
-    """Yield (key in the index, file, program) of a range: a program in place or out of place, or both."""
-    program = each.program
-    yield "mscclpp", f"{stem}.plan.json", program
-    if not plan.both_places:
-        return
-    place = "out of place" if program.in_place else "in place"
-    try:
-        other = runnable(
-            each.schedule,
-            {**plan.lowering, "in_place": not program.in_place},
-            runtime_named(plan.runtimes[0]),
-        )
-    except (ExportError, InputError) as error:
-        notes.append(f"{stem} has no MSCCL++ plan {place}: {error}")
-        return
-    yield f"mscclpp_{place.replace(' ', '_')}", f"{stem}.{place.replace(' ', '-')}.plan.json", other
+class _PlacedPlan(NamedTuple):
+    """MSCCL++ plan of a range for calls in one place: key in the index, file, content or None, and notes."""
+
+    key: str
+    file: str
+    content: dict[str, Any] | None
+    in_place: bool
+    notes: list[str]
+
+
+def _takes_s(each: PlanRange, *, is_other: bool) -> float:
+    """Estimated seconds to build the MSCCL++ plan of a range; with its program, if that is not yet made."""
+    return busy_factor() * len(each.schedule) * (_PLAN_S + _PROGRAM_S * is_other)
+
+
+def _other_place(each: PlanRange) -> str:
+    return "out of place" if each.program.in_place else "in place"
+
+
+def _placed(
+    runtime: Runtime, plan: Plan, each: PlanRange, stem: str, ranks_per_node: int | None, *, is_other: bool
+) -> _PlacedPlan:
+    """MSCCL++ plan of a range for calls in the place of its program, or with `is_other` in the other one."""
+    file, key, notes, program = f"{stem}.plan.json", "mscclpp", list[str](), each.program
+    if is_other:
+        place = _other_place(each)
+        key = f"mscclpp_{place.replace(' ', '_')}"
+        lowering = {**plan.lowering, "in_place": not program.in_place}
+        try:
+            program = runnable(each.schedule, lowering, runtime_named(plan.runtimes[0]))
+        except (ExportError, InputError) as error:
+            notes.append(f"{stem.partition('.')[0]} has no MSCCL++ plan {place}: {error}")
+            return _PlacedPlan(key, file, None, not program.in_place, notes)
+    content = _plan_of(runtime, plan, each, program, file, ranks_per_node, notes)
+    return _PlacedPlan(key, file, content, program.in_place, notes)
 
 
 def _plan_of(
@@ -124,14 +164,18 @@ def _plan_of(
     return None
 
 
-def _protocols(runtime: Runtime, plan: Plan, each: PlanRange, program: Program) -> list[str]:
+def _protocols(runtime: Runtime, plan: Plan, each: PlanRange, program: Program) -> Iterator[str]:
     """MSCCL++'s protocols in order of preference: the program's own first, then by predicted time."""
-    timed: list[tuple[float, str]] = []
-    for protocol in runtime.protocols:
-        predicted = 0.0
+    if program.protocol in runtime.protocols:
+        yield program.protocol
+    others = [protocol for protocol in runtime.protocols if protocol != program.protocol]
+
+    def predicted_us(protocol: str) -> float:
         if protocol.lower() in plan.topology.protocols:
             under = plan.topology.under(protocol.lower())
-            with contextlib.suppress(InputError):  # the order of sends is infeasible under this protocol
-                predicted = simulate(each.schedule, topology=under).as_schedule().predicted_us
-        timed.append((predicted, protocol))
-    return [protocol for _, protocol in sorted(timed, key=lambda each: (each[1] != program.protocol, each))]
+            with suppress(InputError):  # the order of sends is infeasible under this protocol
+                return simulate(each.schedule, topology=under).as_schedule().predicted_us
+        return 0.0
+
+    # A single protocol needs no simulation.
+    yield from sorted(others, key=lambda each: (predicted_us(each), each)) if len(others) > 1 else others

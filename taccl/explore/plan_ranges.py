@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from taccl._internal.arguments import Size, checked
+from taccl._internal.arguments import Seconds, Size, checked
+from taccl._internal.deadline import NEVER, Deadline
 from taccl._internal.names import table
 from taccl._internal.units import format_count, format_gap, format_size, format_us, gb_per_s, parse_size
 from taccl.analysis.certificates.certificate import Certificate
@@ -115,6 +116,8 @@ class Plan:
     stages : Stages
         A tuple of `Stage`, which add up to `seconds`; ``stages.to_frame()`` is a DataFrame. Names of the
         stages of a synthesis begin with its size and its sketch.
+    until : Deadline
+        Time after which `save` leaves out files that the plan can do without.
     """
 
     topology: Topology
@@ -128,6 +131,7 @@ class Plan:
     lowering: Mapping[str, Any] = field(default_factory=dict)
     both_places: bool = False
     stages: Stages = Stages()
+    until: Deadline = field(default=NEVER, compare=False)
 
     @checked
     def range_of(self, size: Size) -> PlanRange:
@@ -146,8 +150,24 @@ class Plan:
         raise InputError(f"found {format_size(size_bytes)}; the plan is for {ends}", where="size")
 
     @checked
-    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> tuple[Path, ...]:
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        time_limit_s: Seconds | None = None,
+    ) -> tuple[Path, ...]:
         """Write programs, schedules, an index and registration scripts; see `taccl.explore.plan_files`.
+
+        Parameters
+        ----------
+        folder : path
+            Folder to write to.
+        overwrite : bool
+            True to replace a plan in the folder.
+        time_limit_s : float, optional
+            Seconds for all files. Files that would be late are left out, and a note in the index names them.
+            The files of the plan's first runtime are always written. Default: no limit.
 
         Raises
         ------
@@ -157,7 +177,8 @@ class Plan:
         """
         from taccl.explore.plan_files import save_plan
 
-        return save_plan(self, folder, overwrite=overwrite)
+        until = NEVER if time_limit_s is None else Deadline.after(time_limit_s)
+        return save_plan(replace(self, until=until), folder, overwrite=overwrite)
 
     def to_dict(self) -> dict[str, Any]:
         """Figures of the plan and its ranges as a dict of plain values."""

@@ -13,7 +13,7 @@ from taccl._internal.units import format_count, format_gap, format_size
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.simulation.simulate import simulate
 from taccl.baselines import BASELINES
-from taccl.baselines.build_times import num_arrivals
+from taccl.baselines.build_times import build_times, num_arrivals
 from taccl.errors import ExportError, InfeasibleError, InputError, NoSolutionError
 from taccl.explore.plan_programs import runnable
 from taccl.explore.plan_ranges import PlanRange
@@ -24,6 +24,7 @@ from taccl.program.program import Program
 from taccl.runtimes.runtime import Runtime
 from taccl.runtimes.table import RUNTIMES
 from taccl.schedule.schedule import Schedule
+from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.proposers.competing import quickest_first
 from taccl.synthesis.stage_log import StageLog
 from taccl.synthesis.synthesize import synthesize
@@ -34,12 +35,15 @@ _PROGRAMS_SHARE = 0.6
 #: `_LOWER_S`: CPU seconds per send to lower a schedule and check the program (estimate).
 #: `_FINISH_S`: CPU seconds per send to lower, check, time at other sizes and write to files (estimate).
 #: `_LARGE_SHARE`: max share of the remaining time that one schedule may need to be lowered and written.
-_LOWER_S, _FINISH_S, _LARGE_SHARE = 1.5e-4, 5e-4, 0.5
-#: `_LEAST_S`: min seconds that must be left for a synthesis to begin.
+#: `_FEWEST_PROGRAMS`: min number of programs for which there must be time, for ranges to be compared first.
+_LOWER_S, _FINISH_S, _LARGE_SHARE, _FEWEST_PROGRAMS = 1.5e-4, 5e-4, 0.5, 2
+#: `_QUICK_S`: max CPU seconds of a baseline that is built for several sizes even if time is up.
 #: `_LATE_S`: seconds beyond the time limit that are allowed for the first program.
 #: `_MOST_LATE_S`: max seconds beyond the time limit if the first program takes longer by estimate, as for a
 #: hundred ranks; a busy machine may take more.
-_LEAST_S, _LATE_S, _MOST_LATE_S = 0.1, 1.5, 10.0
+_QUICK_S, _LATE_S, _MOST_LATE_S = 0.1, 1.5, 10.0
+#: Min seconds that must be left for a synthesis to begin.
+LEAST_SYNTHESIS_S = 0.1
 
 
 def _spread(count: int) -> list[int]:
@@ -61,6 +65,15 @@ def _work_per_send(lowering: dict[str, Any]) -> float:
     """Factor on estimated seconds per send: the number of program instances times `busy_factor`."""
     instances = lowering.get("instances", 1)
     return busy_factor() * (instances if isinstance(instances, int) else 1)
+
+
+def _first_is_quick(turns: Sequence[tuple[Sequence[Problem], str, int]]) -> bool:
+    """True if the first baseline takes little time; `turns` holds (problems, baseline, place in them)."""
+    if not turns:
+        return True
+    problems, name, place = turns[0]
+    takes_s = build_times(problems[place], DEFAULTS.portfolio.first_transfers)
+    return takes_s.get(name, math.inf) <= _QUICK_S
 
 
 class PlanSearch:
@@ -113,14 +126,16 @@ class PlanSearch:
             if name in BASELINES
             for place in places
         ]
-        total = len(left)
-        with contextlib.suppress(OutOfTime), until.enforced(lambda: bool(self.candidates)):
+        # Even if time is up, each place gets a schedule; only the first one does if that is slow.
+        total, waiting = len(left), {*places[: len(places) if _first_is_quick(left) else 1]}
+        with contextlib.suppress(OutOfTime), until.enforced(lambda: bool(self.candidates) and not waiting):
             while left:
                 problems, name, place = left[0]
                 size, problem = self.grid[place], problems[place]
                 plain = make_problem(problem.topology, problem.collective, size_bytes=size)
                 with contextlib.suppress(InputError):  # the baseline is not defined for this problem
                     self.add(BASELINES[name](plain, cut=False), f"baseline {name}, for {format_size(size)}")
+                    waiting.discard(place)
                 del left[0]
         late = f"too little time for {len(left)} of {total} baselines" if left else ""
         if late:
@@ -141,40 +156,50 @@ class PlanSearch:
     ) -> None:
         """Synthesize candidates for every size and sketch while time is left; `options` go to `synthesize`.
 
-        Raises `OutOfTime` if time runs out during a synthesis, once there is a candidate.
+        Time does not run out before there is a candidate. A note states how many syntheses it did not allow.
         """
-        with until.enforced(lambda: bool(self.candidates)):
-            left = len(self.grid) * len(cases)
-            for place in _spread(len(self.grid)):
-                size = self.grid[place]
-                said = []
-                for name, problems in cases:
-                    share = until.left_s / left
-                    left -= 1
-                    stage = f"{format_size(size)}, {name}"
-                    if share < _LEAST_S and self.candidates:
-                        self.stopped = "time limit"
-                        self.log.end(stage, status="skipped", message="no time left")
-                        continue
-                    problem = self._on_runtime(problems[place], size)
-                    try:
-                        result = synthesize(problem, time_limit_s=max(share, _LEAST_S), **options)
-                    except (InfeasibleError, NoSolutionError) as error:
-                        self.failure = error
-                        self.notes.append(f"{name} at {format_size(size)}: {error}")
-                        self.log.end(stage, status="no-solution", message=str(error))
-                        continue
-                    self.add(result.schedule.listable(), f"{name}, for {format_size(size)}")
-                    if result.bound.divisible:
-                        self.bounds[problem.topology.protocol, size] = result.bound
-                    self.log.end(
-                        stage, finish_us=result.finish_us, message=result.stopped, within=result.stages
-                    )
-                    said.append(f"{name} {result.schedule.timing} (gap {format_gap(result.gap)})")
-                    if result.interrupted:
-                        self.stopped = "interrupted"
-                        return
-                self.progress(f"{format_size(size)}: {', '.join(said) or 'no time left'}")
+        left = num_missing = total = len(self.grid) * len(cases)
+        try:
+            with until.enforced(lambda: bool(self.candidates)):
+                for place in _spread(len(self.grid)):
+                    size = self.grid[place]
+                    said = []
+                    for name, problems in cases:
+                        share = until.left_s / left
+                        left -= 1
+                        stage = f"{format_size(size)}, {name}"
+                        if share < LEAST_SYNTHESIS_S and self.candidates:
+                            self.log.end(stage, status="skipped", message="no time left")
+                            continue
+                        problem = self._on_runtime(problems[place], size)
+                        try:
+                            result = synthesize(
+                                problem, time_limit_s=max(share, LEAST_SYNTHESIS_S), **options
+                            )
+                        except (InfeasibleError, NoSolutionError) as error:
+                            num_missing -= 1
+                            self.failure = error
+                            self.notes.append(f"{name} at {format_size(size)}: {error}")
+                            self.log.end(stage, status="no-solution", message=str(error))
+                            continue
+                        self.add(result.schedule.listable(), f"{name}, for {format_size(size)}")
+                        if result.bound.divisible:
+                            self.bounds[problem.topology.protocol, size] = result.bound
+                        self.log.end(
+                            stage, finish_us=result.finish_us, message=result.stopped, within=result.stages
+                        )
+                        said.append(f"{name} {result.schedule.timing} (gap {format_gap(result.gap)})")
+                        num_missing -= 1
+                        if result.interrupted:
+                            self.stopped = "interrupted"
+                            return
+                    if said:
+                        self.progress(f"{format_size(size)}: {', '.join(said)}")
+        except OutOfTime:
+            self.log.end("synthesis", status="timed-out", message="stopped at its time limit")
+        if num_missing:
+            self.stopped = "time limit"
+            self.notes.append(f"too little time for {num_missing} of {total} syntheses; give more time")
 
     def ranges(
         self, max_ranges: int, lowering: dict[str, Any], limit: Deadline
@@ -195,8 +220,9 @@ class PlanSearch:
             )
         programs: dict[TimedSchedule, Program] = {}
         programs_s = _PROGRAMS_SHARE * limit.left_s
-        if _LOWER_S * _work_per_send(lowering) * min(len(each.schedule) for each in able) > programs_s:
-            programs_s = 0.0  # too short even for the smallest schedule, which then gets all the time below
+        fewest = min(len(each.schedule) for each in able)
+        if _FEWEST_PROGRAMS * _LOWER_S * _work_per_send(lowering) * fewest > programs_s:
+            programs_s = 0.0  # an interrupted program would be lowered again below, with all the time
         status = "done"
         try:
             with limit.sooner(programs_s).enforced():

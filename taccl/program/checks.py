@@ -137,13 +137,14 @@ def queue_ends(program: Program) -> tuple[Ends, Ends]:
 def traffic(program: Program) -> tuple[Traffic, Traffic]:
     """Steps that send into each queue, and those that receive from it, in program order."""
     sent, received = Traffic(list), Traffic(list)
-    for address, step in program.steps():
-        threadblock, parts = program.threadblock(address), OPERATIONS.get(step.operation)
-        outgoing, incoming = threadblock.sends_into(address.rank), threadblock.receives_from(address.rank)
-        if parts is not None and parts.sends and outgoing is not None:
-            sent[outgoing].append((address, step))
-        if parts is not None and parts.receives and incoming is not None:
-            received[incoming].append((address, step))
+    for (r, t), threadblock in program.threadblocks():
+        outgoing, incoming = threadblock.sends_into(r), threadblock.receives_from(r)
+        for s, step in enumerate(threadblock.steps):
+            parts = OPERATIONS.get(step.operation)
+            if parts is not None and parts.sends and outgoing is not None:
+                sent[outgoing].append((StepAddress(r, t, s), step))
+            if parts is not None and parts.receives and incoming is not None:
+                received[incoming].append((StepAddress(r, t, s), step))
     return sent, received
 
 

@@ -20,7 +20,7 @@ from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.analysis.certificates import bounds
 from taccl.errors import ExportError, InputError, NoSolutionError, SketchError
 from taccl.explore import plan as planning
-from taccl.explore import plan_programs, plan_search, plan_tiles
+from taccl.explore import plan_mscclpp, plan_programs, plan_search, plan_tiles
 from taccl.explore.plan_tiles import TimedSchedule, winner_at
 from taccl.formats.msccl.xml import load_msccl_xml
 from taccl.program import runtimes as limits
@@ -389,6 +389,47 @@ def test_baselines_obey_the_time_limit(monkeypatch):
     monkeypatch.setattr(plan_search, "BASELINES", {"pairwise": taccl.baselines.pairwise, "ring": endless})
     plan = taccl.plan("ring:4", "allgather", sizes=["4KB"], backend="greedy", time_limit_s=1)
     assert any("too little time for 1 of 2 baselines" in note for note in plan.notes)
+
+
+def test_without_time_each_of_three_sizes_still_has_a_schedule(monkeypatch):
+    """If time is up before the first baseline, the smallest, a middle and the largest size get a schedule."""
+
+    def slowly(problem, *, cut):
+        time.sleep(0.1)
+        return taccl.baselines.ring(problem, cut=cut)
+
+    monkeypatch.setattr(plan_search, "BASELINES", {"ring": slowly})
+    grid = [1000, 10**6, 10**9]
+    problems = [taccl.make_problem(FOUR, "allgather", size_bytes=size) for size in grid]
+    search = plan_search.PlanSearch(grid, lambda _: None, [FOUR])
+    search.add_baselines([("no sketch", problems)], Deadline.after(0.0))
+    assert {size for each in search.candidates for size in each.made_us} == {*grid}
+
+
+def test_a_plan_says_how_many_syntheses_time_did_not_allow():
+    """A plan without time for any synthesis says so in a note, and holds baselines."""
+    plan = taccl.plan("ring:4", "allgather", sizes=GRID, backend="greedy", time_limit_s=1e-3)
+    assert "too little time for 2 of 2 syntheses; give more time" in plan.notes
+    assert plan.stopped == "time limit"
+    assert all(each.source.startswith("baseline") for each in plan.ranges)
+
+
+def test_files_that_would_be_late_are_left_out(tmp_path, monkeypatch):
+    """Files of a further runtime that time does not allow are left out, and the index names them."""
+    monkeypatch.setattr(plan_mscclpp, "_LEAST_S", 0.0)
+    paths = ring_plan().save(tmp_path / "plan", time_limit_s=1e-9)
+    index = json.loads(paths[0].read_text())
+    assert {path.name for path in paths} == {"plan.json", "environment.sh", "range-01.json", "range-01.xml"}
+    late = "too little time for the MSCCL++ plan of range-01, range-01.in-place; give more time"
+    assert late in index["notes"] and index["coverage"]["mscclpp"] == "mscclpp: no file"
+
+
+def test_files_of_the_only_runtime_are_always_written(tmp_path, monkeypatch):
+    """Without time, a plan for MSCCL++ alone still has the files of its own programs."""
+    monkeypatch.setattr(plan_mscclpp, "_LEAST_S", 0.0)
+    plan = replace(ring_plan(), runtimes=("mscclpp",))
+    names = {path.name for path in plan.save(tmp_path / "plan", time_limit_s=1e-9)}
+    assert "range-01.plan.json" in names and "range-01.in-place.plan.json" not in names
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: `_WRITING_SHARE`: min share of the time limit that is reserved for writing the files.
 #: `_WRITING_S`: min CPU seconds that are reserved for writing the files.
 #: `_MOST_WRITING_SHARE`: max share of the time limit that the estimated time to write the files may reserve.
-_WRITING_SHARE, _WRITING_S, _MOST_WRITING_SHARE = 0.1, 1.0, 0.5
+_WRITING_SHARE, _WRITING_S, _MOST_WRITING_SHARE = 0.1, 0.5, 0.5
 #: Time to write files, in multiples of `finishing_time`: with one program for each range, in place or out of
 #: place; with both programs for each range.
 _WRITING_PARTS = (0.7, 2.2)
@@ -110,7 +110,9 @@ def run(options: Namespace) -> Answer:
     if options.output is None:
         return Answer(f"{text}\n\nnothing is written; give -o DIR to write it", values)
     with signals_to(leave, "SIGTERM", "SIGHUP", only=signal.SIG_DFL):
-        paths = [str(path) for path in found.save(options.output, overwrite=options.overwrite)]
+        left_s = max(LEAST_S, options.deadline.left_s)
+        files = found.save(options.output, overwrite=options.overwrite, time_limit_s=left_s)
+    paths = [str(path) for path in files]
     index = parse_json(read_text(paths[0]), source=paths[0])
     new = [note for note in index["notes"] if note not in found.notes]
     lines = [text, *(f"note: {note}" for note in new), ""]
