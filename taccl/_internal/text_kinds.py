@@ -144,7 +144,7 @@ TEXTS = (
     ),
     Text(
         "table of a benchmark, whose first column is not the size",
-        r"(?i)\A(#.*\n)*(?=[^\n]*[,;])(?=[^\n]*(\b|_)(size|bytes)(\b|_))"
+        r"(?i)\A(#.*\n)*(?=[^\n]*[,;|\t])(?=[^\n]*(\b|_)(size|bytes)(\b|_))"
         r"[^\n]*(\b|_)(time|alg_?bw|bus_?bw|latency)(\b|_)",
         FIT_TABLE,
     ),

@@ -41,7 +41,7 @@ _SIZE_CELL = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s?([KMGT]?)(i?)(?:B|bytes)?",
 #: Header of a table, which begins with the size. The first pattern that fits a cell names its column.
 _HEADER = re.compile(r"(?:message |msg |buffer )?(?:size|bytes)(?:\b|_).*", re.IGNORECASE)
 _KINDS = (
-    ("", re.compile(r"\b(?:min|max|peak|total|p\d\d)", re.IGNORECASE)),
+    ("", re.compile(r"(?<![^\W_])(?:min|max|peak|total|std|p(?!50)\d\d)", re.IGNORECASE)),
     ("algbw", re.compile(r"\balg(?!o\s*$)", re.IGNORECASE)), ("busbw", re.compile(r"\bbus", re.IGNORECASE)),
     ("rate", re.compile(r"\bbw average|\bbandwidth", re.IGNORECASE)),
     ("time", re.compile(r"(?:\b|_)time|latency|\bt_typical", re.IGNORECASE)),
@@ -193,9 +193,9 @@ class Columns(NamedTuple):
     - `width`: Number of cells in a row.
     - `places`: {kind of column: (its index, its unit in us or GB/s)}.
     - `half`: Number of cells if the second of two equal groups of columns is empty; 0 without groups.
-    - `before`: Number of columns left of the size, in tables with commas.
-    - `words`: {"collective", "dtype", "redop", "in_place" or "wrong": index in the whole row}, in tables of
-      rccl-tests with commas.
+    - `before`: Number of columns left of the size, in tables with commas, semicolons or tabs.
+    - `words`: {"collective", "dtype", "redop", "in_place" or "wrong": index in the whole row}, in such
+      tables, as of rccl-tests.
     - `in_place`: True if rows of times in place are wanted.
     - `size_unit`: Unit of sizes without one of their own, such as ``"KB"``; empty for bytes.
     - `unnamed`: Unit that is assumed of times or rates, if the header names none and no two columns agree on
@@ -284,8 +284,8 @@ def columns_of(line: str, *, in_place: bool = False) -> Columns | None:
         size_unit=f"{size_unit[1]}B" if size_unit else "",
         unnamed="" if {"time", "algbw"} <= places.keys() else unnamed,
     )  # fmt: skip
-    if splits in (",", ";"):
-        left = line[: found.start()].rstrip()
+    if splits in (",", ";", "\t"):
+        left = line[: found.start()].rstrip(" ")
         every = [*(_cells(left, splits)[:-1] if left.endswith(splits) else []), *cells]
         at = {
             word: next(place for place, cell in enumerate(every) if form.fullmatch(cell))

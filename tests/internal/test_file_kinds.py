@@ -140,6 +140,7 @@ def test_a_known_output_is_named_wherever_it_is_not_read(tmp_path, kind):
         ("[BENCHMARK]     NW Bandwidth   : 258.2 GB/s\n", "log of PARAM or of the benchmarks of gloo or HCL"),
         ("size,time_us\n1024,nan\n", "table of measured times"),
         ("size_bytes;latency_ms\n1024;0,25\n", "table of measured times"),
+        ("op\tsize\ttime(us)\nx\t1024\t30\n", "table of a benchmark, whose first column is not the size"),
         ("nodes;size_mb;time_us\n2;1;30,5\n", "table of a benchmark, whose first column is not the size"),
         ("data_size(Bytes):   |   aveg_time(us):   |\n8192 | 57.4 |\n", "table of measured times"),
         ("graph [\n  node [ id 0 ]\n]\n", "graph (GraphML, GML or DOT)"),
