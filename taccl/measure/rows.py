@@ -286,7 +286,7 @@ def columns_of(line: str, *, in_place: bool = False) -> Columns | None:
     )  # fmt: skip
     if splits in (",", ";", "\t"):
         left = line[: found.start()].rstrip(" ")
-        every = [*(_cells(left, splits)[:-1] if left.endswith(splits) else []), *cells]
+        every = [*(_cells(left[:-1], splits) if left.endswith(splits) else []), *cells]
         at = {
             word: next(place for place, cell in enumerate(every) if form.fullmatch(cell))
             for word, form in _WORDS.items()
