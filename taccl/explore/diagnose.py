@@ -45,6 +45,9 @@ _GAIN_SIZES, _GAIN_RANKS = (8 * 2**10, 2**20, 2**30), 16
 
 #: Max number of indistinguishable causes, and of irregular sizes, that a verdict names.
 _NAMED = 3
+#: Min ratio of measured to expected bandwidth that shows another path than PCIe: no rate of PCIe is 1.6 times
+#: the rate that NCCL states for it.
+_BRIDGED = 1.6
 #: `_TOO_FAST`: ratio of measured to expected bandwidth above which no error of the model explains it.
 #: `_OVER`: max ratio of measured bandwidth to its bound that the noise of measurements explains.
 _TOO_FAST, _OVER = 1.25, 1.05
@@ -232,6 +235,8 @@ def _facts(
     joint = next(
         (word for word in ("NVSwitch", "NVLink", "xGMI") if any(word in r.name for r in on.resources)), "PCIe"
     )
+    if joint == "NVLink" and any("PCIe" in each.name for each in on.resources):
+        joint = "bridges"
     num_nics = len(on.ranks_of_node[0]) // figures.ranks_per_nic if on.num_nodes > 1 else 0
     stated = dict(debug.causes)
     if 0 < debug.num_nics < num_nics:
@@ -370,11 +375,12 @@ def conclusion(facts: Facts, causes: Sequence[Cause], bound_share: float | None)
         said[0] = f"; within the error of the model ({1 - WITHIN_ERROR:.0%}), or{said[0][1:]}"
     if facts.share is not None and facts.share > _TOO_FAST:
         is_bound = bound_share is not None and bound_share <= _OVER
-        said.append(
-            "; above the prediction, but not above the bound"
-            if is_bound
-            else "; faster than the model allows: check --topology and the number of ranks"
-        )
+        if is_bound:
+            said.append("; above the prediction, but not above the bound")
+        elif facts.joint == "PCIe" and facts.num_nodes == 1 and facts.share > _BRIDGED:
+            said.append("; faster than PCIe, as with NVLink bridges: give `nvidia-smi topo -m` as --topology")
+        else:
+            said.append("; faster than the model allows: check --topology and the number of ranks")
     off = list(sizes_off(facts))
     if off:
         said.append(f"; off the curve: {first_of(off, _NAMED)}")

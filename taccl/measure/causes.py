@@ -84,7 +84,8 @@ class Facts:
     - `small_ratio`: Measured over usual time of small messages; None if either is unknown.
     - `network_shares`: {algorithm: share of the NICs' rate that explains `share`}; empty in a single node.
     - `nic_gb_per_s`, `nics_per_node`: Rate that messages reach on a NIC, and NICs of a node.
-    - `joint`: Links of a node: ``"NVSwitch"``, ``"NVLink"``, ``"xGMI"`` or ``"PCIe"``.
+    - `joint`: Links of a node: ``"NVSwitch"``, ``"NVLink"``, ``"xGMI"``, ``"PCIe"``, or ``"bridges"``
+      if NVLinks join some GPUs, and PCIe the others.
     - `shares`: {protocol, or ``"no nvls"``: expected bandwidth under it, divided by that of the best choice}.
     - `algorithm_shares`: {algorithm: expected bandwidth with it, divided by that of the best choice}.
     - `share_of_nodes`: {number of nodes: share}, of all series of this collective.
@@ -334,9 +335,17 @@ def _no_p2p(facts: Facts) -> _Found:
 
 def _nvlinks_down(facts: Facts) -> _Found:
     is_pairwise = facts.num_nodes == 1 and facts.joint == "NVLink"
-    if not is_pairwise or facts.share is None or facts.share > _HOST_MEMORY:
+    if not is_pairwise or facts.share is None or facts.share >= WITHIN_ERROR:
         return None
-    return "possible", 0.05, f"{facts.share:.0%} of what NVLink carries, a rate of PCIe"
+    told = "a rate of PCIe" if facts.share <= _HOST_MEMORY else "the rate of fewer links"
+    return "possible", 0.05, f"{facts.share:.0%} of what NVLink carries, {told}"
+
+
+def _one_path(facts: Facts) -> _Found:
+    if facts.joint != "bridges" or facts.num_nodes > 1 or not facts.is_slow:
+        return None
+    told = f"{facts.share:.0%} of what all PCIe links carry together; one path of them carries about half"
+    return "possible", 0.1, told
 
 
 def _sockets(facts: Facts) -> _Found:
@@ -558,6 +567,8 @@ _RULES = (
          "unset NCCL_P2P_DISABLE; give containers --ipc=host; look for P2P in NCCL_DEBUG=INFO"),
     Rule("nvlinks-down", "NVLinks are down or missing", "rate", _nvlinks_down,
          "look at `nvidia-smi nvlink --status` and at NV cells in `nvidia-smi topo -m`; check the bridges"),
+    Rule("one-path", "all channels use one path of PCIe between bridged GPUs", "rate", _one_path,
+         "compare the rings in NCCL_DEBUG=INFO; without another cause this is usual"),
     Rule("nvls-off", "NVLS is off", "rate", _nvls_off,
          "unset NCCL_NVLS_ENABLE and NCCL_ALGO; start the fabric manager; look for NVLS in NCCL_DEBUG=INFO"),
     Rule("algorithm", "a slower algorithm carries large messages (NCCL_ALGO)", "rate", _algorithm,

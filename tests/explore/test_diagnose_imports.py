@@ -199,3 +199,16 @@ def test_h20_is_judged_by_alike_links(log):
     """H20 has the NVLinks of H100: logs that name it are judged on dgx-h100, and a note says so."""
     found = judged(log(node_log(470.0).replace(H100_NAME, "NVIDIA H20")))
     assert "the GPUs are NVIDIA H20; dgx-h100, whose links are alike, is assumed (--topology)" in found.notes
+
+
+def test_bridges_are_judged_by_the_matrix(log, tmp_path):
+    """Boards on PCIe that are faster than PCIe have bridges; eight bridged in pairs share paths of PCIe."""
+    pair = judged(log(node_log(208.0).replace(H100_NAME, "NVIDIA A100 80GB PCIe")))
+    assert "faster than PCIe, as with NVLink bridges" in pair.verdict
+    cells = [["X" if a == b else "NV12" if a // 2 == b // 2 else "SYS" for b in range(8)] for a in range(8)]
+    head = "\t" + "\t".join(f"GPU{a}" for a in range(8)) + "\tCPU Affinity"
+    path = tmp_path / "bridged.txt"
+    path.write_text("\n".join([head, *("\t".join([f"GPU{a}", *cells[a], "0-63"]) for a in range(8))]) + "\n")
+    text = node_log(20.0).replace(H100_NAME, "NVIDIA A100 80GB PCIe")
+    found = judged(log(text), topology=str(path))
+    assert rates(found, "possible") == {"one-path"} and not rates(found)
