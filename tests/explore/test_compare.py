@@ -25,7 +25,11 @@ from tests.fuzzing import MANY
 #: The function `taccl.synthesize` itself, also while a test replaces it.
 SYNTHESIZE = taccl.synthesize
 #: Columns that differ from run to run.
-TIMES = [c.name for c in COLUMNS if c.name.endswith("_s") and c.name != "time_limit_s"] + ["seconds"]
+TIMES = [
+    *(c.name for c in COLUMNS if c.name.endswith("_s") and c.name != "time_limit_s"),
+    "seconds",
+    "stages",
+]
 
 
 def compare(problem, **options):
