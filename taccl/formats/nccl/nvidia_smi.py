@@ -152,7 +152,8 @@ def _joined(server: PcieServer) -> list[str]:
         )
     lacking = set(range(len(server.gpus))) - ranks - {rank for counts in server.switches for rank in counts}
     if lacking and len(lacking) < len(server.gpus):
-        assumed.append(f"ranks {in_runs(lacking)} have no NVLinks, as no cell shows them")
+        who = f"ranks {in_runs(lacking)} have" if len(lacking) > 1 else f"rank {in_runs(lacking)} has"
+        assumed.append(f"{who} no NVLinks, as no cell shows them")
     return assumed
 
 

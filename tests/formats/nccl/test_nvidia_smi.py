@@ -379,7 +379,7 @@ def test_ranks_without_nvlinks_are_named(tmp_path):
     with pytest.warns(AssumptionWarning) as told:
         load_nvidia_smi(_write(tmp_path, *rows, columns=_gpus(5)))
     assert "ranks 0-1, 3-4 share an NVSwitch, with 18 NVLinks each" in str(told[0].message)
-    assert "ranks 2 have no NVLinks" in str(told[0].message)
+    assert "rank 2 has no NVLinks" in str(told[0].message)
 
 
 def test_matrices_without_nvlinks_say_so(tmp_path):
