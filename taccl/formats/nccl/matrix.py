@@ -44,6 +44,7 @@ class Matrix:
     - `devices`: Devices in the order of their columns.
     - `cells`: {(device, device): cell}.
     - `affinity`: {device: its CPU affinity}.
+    - `coherent`: GPUs whose memory is a NUMA node of its own, as behind NVLink-C2C (GH200, GB200).
     - `names`: {device: its name by the legend}.
     - `assumed`: Descriptions of repairs to the text and of parts of it that are ignored.
     """
@@ -51,6 +52,7 @@ class Matrix:
     devices: tuple[str, ...]
     cells: dict[tuple[str, str], str]
     affinity: dict[str, str]
+    coherent: frozenset[str]
     names: dict[str, str]
     assumed: tuple[str, ...]
 
@@ -119,6 +121,7 @@ def read_matrix(text: str, where: str) -> Matrix:
         )
     cells: dict[tuple[str, str], str] = {}
     affinity: dict[str, str] = {}
+    coherent: set[str] = set()
     rows: dict[str, tuple[int, list[str]]] = {}
     for number, line in enumerate(lines[start + 1 :], start + 2):
         if (words := line.split()) and words[0] in devices:
@@ -132,7 +135,11 @@ def read_matrix(text: str, where: str) -> Matrix:
         cells |= {(words[0], device): cell for device, cell in zip(devices, row, strict=True)}
         if len(words) > 1 + len(devices) and words[0].startswith("GPU"):
             # Virtual machines report the affinity "N/A", which names no CPUs.
-            affinity |= {words[0]: cpus for cpus in words[1 + len(devices) :][:1] if cpus[0].isdigit()}
+            after = words[1 + len(devices) :]
+            affinity |= {words[0]: cpus for cpus in after[:1] if cpus[0].isdigit()}
+            # The columns are CPU affinity, NUMA affinity and the NUMA id of the GPU, N/A on most machines.
+            if "GPU NUMA ID" in lines[start] and len(after) == 3 and after[2].isdigit():
+                coherent.add(words[0])
     lacking = [a for a in devices if a not in rows]
     for a in lacking:
         if re.fullmatch(r"GPU\d+", a):
@@ -158,6 +165,7 @@ def read_matrix(text: str, where: str) -> Matrix:
         devices,
         cells,
         affinity,
+        frozenset(coherent),
         {m[1]: m[2][:60] for m in legend if m and m[1] in devices},
         tuple(assumed),
     )

@@ -37,6 +37,8 @@ MAX_FILE_BYTES = 10**6
 _NVLINK_GB_PER_S = 25
 #: GB/s each way of one NVLink on GPUs with other rates, by their data sheets.
 _OTHER_NVLINKS = "20 (P100), 14 (RTX 3090, A6000) or 50 (B200)"
+#: Rate in GB/s in each direction between a GPU and its CPU over NVLink-C2C (GH200, GB200; data sheets).
+_C2C_GB_PER_S = 450
 #: Max NVLinks of a GPU (H100, B200). If the cells of a GPU add up to more, it shares them through NVSwitch.
 _MOST_NVLINKS = 18
 #: (max NVLinks of a GPU, its assumed PCIe generation, GB/s of 16 lanes by NCCL's constants).
@@ -216,6 +218,14 @@ def _add_tree(
     for device in matrix.devices:
         name = matrix.names.get(device, device)
         server.add_device(device, above[device], pcie_beta, name=name, guess=guess)
+    if matrix.coherent:
+        gpus = [gpu for gpu in matrix.gpus if gpu in matrix.coherent]
+        server.assumed.append(
+            f"NVLink-C2C joins {', '.join(gpus)} to the CPU, at {_C2C_GB_PER_S} GB/s each way, as the memory "
+            "of these GPUs is a NUMA node of its own"
+        )
+        for gpu in gpus:
+            server.add_cpu_link(gpu, beta_of_bandwidth(_C2C_GB_PER_S), fabric="C2C")
 
 
 def _nvlinks(

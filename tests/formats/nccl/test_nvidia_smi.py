@@ -9,7 +9,7 @@ from taccl.errors import AssumptionWarning, FormatError, InputError, TopologyErr
 from taccl.formats.nccl.nvidia_smi import load_nvidia_smi
 from tests.effort import brief_synthesis
 from tests.foreign import OURS, foreign_files
-from tests.formats.nccl.servers import holders
+from tests.formats.nccl.servers import holders, load_quietly
 
 GEN3 = Fraction(1000, 12)  # us per MB at 12 GB/s
 
@@ -407,6 +407,20 @@ def test_a_matrix_without_affinities_is_read_by_every_command(tmp_path):
     path.write_text("\n".join(lines[1:]) + "\n")
     with pytest.raises(FormatError, match="found no header"):
         taccl.topologies.load(path)
+
+
+@pytest.mark.parametrize(("numa_id", "rate"), [("1", 100), ("N/A", 50)])
+def test_a_gpu_with_a_numa_id_reaches_its_nics_over_c2c(tmp_path, numa_id, rate):
+    """Two NICs of 50 GB/s at the CPU of a GH200 are 100 GB/s; a PCIe link of 50 GB/s carries half of that."""
+    columns = ["GPU0", "NIC0", "NIC1"]
+    rows = [[a, *("X" if a == b else "NODE" for b in columns)] for a in columns]
+    rows[0] += ["0-71", "0", "", numa_id]
+    head = ["", *columns, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"]
+    path = tmp_path / "grace.txt"
+    path.write_text("".join("\t".join(row) + "\n" for row in (head, *rows)))
+    topology = load_quietly(path, nodes=2, nic_gb_per_s=50)
+    assert {1000 / link.beta_us_per_mb for link in topology.links} == {rate}
+    assert any("NVLink-C2C joins GPU0" in each for each in topology.assumed) == (rate == 100)
 
 
 @pytest.mark.parametrize("mixed", [True, False])
