@@ -2,8 +2,9 @@
 
 Rings and trees run over channels, packed into the links as NCCL's search does (`taccl.baselines.channels`).
 Their predicted time is a latency (launch, base latency and hops) plus the bytes over the bandwidth of all
-channels. For other algorithms, it is launch and hop latency plus the time of the bytes at a rank or NIC,
-whichever is longer. Schedules of rings and trees use the same channels.
+channels. Pieces of NVLS pass a pipeline of switches and trees (`taccl.baselines.nvls`). For other algorithms,
+the time is launch and hop latency plus the time of the bytes at a rank or NIC, whichever is longer. Schedules
+of rings and trees use the same channels, and those of NVLS the same pipeline.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from taccl._internal.arguments import checked
 from taccl._internal.units import format_us
 from taccl.baselines.channel_schedules import open_gb_per_s, over_channels, predict
-from taccl.baselines.nvls import links_of_switches, nvls_schedule, nvls_ways, with_switches
+from taccl.baselines.nvls import NvlsPipeline, has_nvls, links_of_switches, nvls_schedule, with_switches
 from taccl.baselines.straight import exchange_us, pairwise
 from taccl.errors import CollectiveError
 from taccl.measure.machine import machine_of
@@ -104,8 +105,8 @@ def nccl_choices(problem: Problem, *, nvls: bool = True) -> tuple[Considered, ..
                 found.append(_over_channels(problem, way.algorithm, protocol, on))
             else:
                 found.append(_by_volume(problem, way, protocol, on))
-        for way in nvls_ways(switched) if nvls and protocol in ("", "simple") else ():
-            found.append(_by_volume(switched, way, protocol, _topology(switched, protocol, "nvls")))
+        if nvls and protocol in ("", "simple") and has_nvls(switched):
+            found.append(_in_switches(switched, protocol, _topology(switched, protocol, "nvls")))
     return tuple(sorted(found, key=lambda each: each.time_us))
 
 
@@ -123,14 +124,11 @@ def _by_volume(problem: Problem, way: Way, protocol: str, on: Topology) -> Consi
     """Algorithm without channels as a candidate; its time follows from hops and bytes per rank and NIC."""
     machine = machine_of(problem.topology.under(protocol) if protocol else problem.topology)
     node_us, network_us = (_hop_us(on, between=between) for between in (False, True))
-    if way.algorithm == "nvls":
-        node_us = float(on.links[shared_links(on)[0]].alpha_us)
-    node_rate = machine.node_gb_per_s / (way.node_volume if way.algorithm == "nvls" else 1)
     latency_us = float(on.launch_us) + way.node_hops * node_us + way.network_hops * network_us
     shared = way.network_volume * machine.ranks_per_nic
     loads = ((way.node_volume, machine.node_gb_per_s), (shared, machine.network_gb_per_s))
     us_per_kb = max(volume / rate for volume, rate in loads if volume)
-    num_channels = _num_channels(max(node_rate, machine.network_gb_per_s))
+    num_channels = _num_channels(max(machine.node_gb_per_s, machine.network_gb_per_s))
     assert problem.size_bytes is not None, "checked"
     if way.algorithm == "pairwise" and problem.size_bytes:
         # Pairs without a link are relayed, and NICs are shared, so use the busiest resource of all hops.
@@ -143,6 +141,17 @@ def _by_volume(problem: Problem, way: Way, protocol: str, on: Topology) -> Consi
         latency_us += busy_us - by_bytes_us
     time_us = latency_us + problem.size_bytes * us_per_kb / 1000
     return Considered(way.algorithm, protocol, num_channels, latency_us, 1 / us_per_kb, time_us)
+
+
+def _in_switches(problem: Problem, protocol: str, on: Topology) -> Considered:
+    """NVLS as a candidate, with times of its pipeline of switches and trees."""
+    pipeline, launch_us = NvlsPipeline(replace(problem, topology=on)), float(on.launch_us)
+    reduction_us_per_mb = float(on.links[shared_links(on)[0]].beta_us_per_mb)
+    rates = 1000 / reduction_us_per_mb, machine_of(on).network_gb_per_s
+    return Considered(
+        "nvls", protocol, _num_channels(max(rates)), launch_us + pipeline.alone_us(0), pipeline.gb_per_s,
+        launch_us + pipeline.time_us(pipeline.pieces),
+    )  # fmt: skip
 
 
 def _num_channels(gb_per_s: float) -> int:
