@@ -191,7 +191,7 @@ REFUSED = {
     "diagnose and subsets of ranks": [
         ("diagnose few", "found no usable measurement"),
         ("diagnose nosuch.log", "no such file"),
-        ("diagnose unnamed.log", "found no GPUs in the log; name a topology file, or one of ndv2"),
+        ("diagnose unnamed.log", "found no GPUs in the log; give a topology file, such as"),
         ("diagnose unnamed.log --topology dgx-h10", "did you mean 'dgx-h100'?"),
         ("diagnose unnamed.log --topology dgx-h100 --ranks 0-3", "found 8 ranks; dgx-h100 x1 has 4 here"),
         ("diagnose unnamed.log --topology dgx-h100 --ranks 8", "rank 8 does not exist"),

@@ -23,7 +23,11 @@ OPTIONS = {
     "cache": False,
     "full": True,
 }
-TIMES = [c.name for c in COLUMNS if c.name.endswith("_s") and c.name != "time_limit_s"] + ["seconds"]
+TIMES = [
+    *(c.name for c in COLUMNS if c.name.endswith("_s") and c.name != "time_limit_s"),
+    "seconds",
+    "stages",
+]
 
 
 @pytest.fixture(scope="module")
