@@ -361,6 +361,13 @@ class TestBaseline:
         code, values = run_json("baseline", "hierarchical", sketch_file, "--collective", "allgather")
         assert (code, values["topology"], values["size_bytes"]) == (0, "ndv2 x2", 16_000_000)
 
+    def test_a_sketch_that_is_ignored_is_a_note(self, run_json):
+        """A note says that a baseline ignores a sketch; without a sketch there is no such note."""
+        options = ("--collective", "broadcast", "--size", "8KB")
+        sketched = run_json("baseline", "ring", "ndv2/sk1", *options)[1]["notes"]
+        plain = run_json("baseline", "ring", "--topology", "ndv2", *options)[1]["notes"]
+        assert ["ignores the sketch" in " ".join(notes) for notes in (sketched, plain)] == [True, False]
+
     @pytest.mark.slow
     def test_nodes_rescale_the_sketch(self, run_json, sketch_file):
         """``--nodes`` rescales a sketch to another number of nodes."""

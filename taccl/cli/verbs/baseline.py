@@ -63,7 +63,7 @@ def run(options: Namespace) -> Answer:
     schedule = _schedule(options.name, problem, options.deadline, nvls=not options.no_nvls)
     took_s = time.perf_counter() - began
     taccl.verify(schedule).raise_if_failed()
-    notes, bounded = list(schedule.problem.notes), schedule.problem
+    notes, bounded = [*schedule.problem.notes, *_ignored(problem, schedule)], schedule.problem
     considered: tuple[Considered, ...] = ()
     if is_nccl:
         considered = taccl.baselines.nccl_choices(problem, nvls=not options.no_nvls)
@@ -89,6 +89,14 @@ def run(options: Namespace) -> Answer:
             text += f"\nnvls: none, {why}"
         answer = Answer(text, answer.values | {"considered": choices})
     return with_file(answer, schedule, options)
+
+
+def _ignored(problem: Problem, schedule: Schedule) -> list[str]:
+    """Note on a sketch whose clauses bind a problem, but not the schedule of a baseline; empty if none."""
+    kept = schedule.problem.clauses.said()
+    if all(each.scope == "search" or each in kept for each in problem.clauses.said()):
+        return []
+    return ["a baseline ignores the sketch, except for its limits on merging, and so does its bound"]
 
 
 def _schedule(name: str, problem: Problem, deadline: Deadline, *, nvls: bool) -> Schedule:
