@@ -37,6 +37,9 @@ from taccl.topology.registry import machine_names, parse
 from taccl.topology.topology import Topology
 from taccl.topology.transform import subset
 
+#: `_TESTED_NODES`: max number of nodes of a published log that the model predicts (128 A100).
+#: `_TESTED_RACKS`: max number of such racks (GB200).
+_TESTED_NODES, _TESTED_RACKS = 16, 3
 #: Advice in notes on imported machines, in case their network is not of the assumed class.
 _OTHER_NETWORK = "for another network, name the instance type (--topology)"
 
@@ -143,6 +146,11 @@ def topology_of(
         notes.append(f"{NO_PEERS}, often below the rate of PCIe")
     if whole.num_nodes > 1 and whole.machine:
         notes += _network_notes(whole.machine, named_network, is_chosen=machine.topology is not None)
+    of_racks = len(whole.ranks_of_node[0]) > COUNTABLE
+    tested = _TESTED_RACKS if of_racks else _TESTED_NODES
+    if whole.num_nodes > tested:
+        what = "racks" if of_racks else "nodes"
+        notes.append(f"no published log has tested predictions on more than {tested} {what}")
     network = import_network(whole)
     if network is not None:
         reached = f"{network.efficiency:.0%} of the line rate of NICs"

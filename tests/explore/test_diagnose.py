@@ -7,6 +7,7 @@ import taccl
 from taccl.errors import FormatError, InputError
 from taccl.explore.diagnose import clauses, conclusion
 from taccl.explore.expectation import Expectation
+from taccl.explore.measured_machine import Machine, topology_of
 from taccl.measure.causes import Facts, causes_of
 from taccl.measure.diagnosis import Gain
 from taccl.measure.series import Series
@@ -710,3 +711,11 @@ def test_half_of_the_nics_are_unused_on_machines_and_files(log, tmp_path, on):
     found = judged(log(network_log([NIC / 2] * 8, name="all_reduce")), topology=on)
     (unused,) = (each for each in found.causes if each.name == "nic-unused")
     assert unused.evidence.endswith("the rate of 4 of 8 NICs")
+
+
+@pytest.mark.parametrize(("nodes", "is_noted"), [(16, False), (17, True)])
+def test_more_nodes_than_any_log_has_are_noted(nodes, is_noted):
+    """On more nodes than published logs have, a note says that predictions are not tested."""
+    series = Series("allreduce", 4 * nodes, nodes, (8,), (30.0,), "a.log: line 1")
+    _, notes = topology_of(series, Machine("t4", nodes), ["Tesla T4"])
+    assert ("no published log has tested predictions on more than 16 nodes" in notes) == is_noted
