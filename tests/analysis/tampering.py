@@ -14,6 +14,7 @@ from taccl.analysis.certificates.first_arrivals import Dissemination, Path
 from taccl.analysis.certificates.flow_time import FlowTime
 from taccl.analysis.certificates.flows import FlowDual
 from taccl.analysis.certificates.gossip import Gossip
+from taccl.analysis.certificates.hub_time import HubTime
 from taccl.analysis.certificates.link_time import HopPrice, LinkTime
 from taccl.analysis.certificates.node_sums import NodeSums
 from taccl.analysis.certificates.pair_counting import PairCounting
@@ -43,6 +44,7 @@ def made_up(problem: Problem, rng: random.Random) -> Witness:
             "bytes",
             "flow time",
             "link time",
+            "hub time",
             "sum flow",
             "node sums",
             "switch sums",
@@ -85,6 +87,12 @@ def made_up(problem: Problem, rng: random.Random) -> Witness:
         return LinkTime(
             Fraction(rng.randrange(1, 60)), (num_ranks,), rng.randint(1, 9), 3, rng.randrange(3), prices
         )
+    if kind == "hub time":
+        cells = rng.randint(2, 6)
+        prices, factors = (
+            tuple(rng.randrange(1, 9) * scale for _ in range(cells + 1)) for scale in (1, 10**6)
+        )
+        return HubTime(Fraction(rng.randrange(1, 60)), prices, tuple(sorted(factors, reverse=True)))
     if kind == "sum flow":
         resources = tuple(rng.sample(range(num_resources), num_resources))
         return SumFlow(resources, Fraction(rng.randrange(60), 2), Fraction(rng.randrange(20), 3))
@@ -173,6 +181,13 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
         if how == "prices":
             return replace(witness, prices=witness.prices[: rng.randint(0, len(witness.prices))])
         return replace(witness, **{how: getattr(witness, how) + rng.choice((-1, 1, 1000))})
+    if isinstance(witness, HubTime):
+        how = rng.choice(("horizon", "prices", "factors"))
+        if how == "horizon":
+            return replace(witness, horizon=witness.horizon * Fraction(rng.randrange(90, 130), 100))
+        some = list(getattr(witness, how))
+        some[rng.randrange(len(some))] += rng.choice((-1, 1, 1000))
+        return replace(witness, **{how: tuple(some)})
     if isinstance(witness, SumFlow):
         if rng.random() < 0.5:
             some = tuple(rng.sample(witness.resources, rng.randint(0, len(witness.resources))))

@@ -48,6 +48,7 @@ KINDS = {
     "byte counting",
     "mean flow time",
     "link time",
+    "hub time",
     "sum flow",
     "sums between nodes",
     "cut counting",

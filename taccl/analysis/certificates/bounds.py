@@ -26,6 +26,7 @@ from taccl.analysis.certificates.finding.volume import Volume
 from taccl.analysis.certificates.first_arrivals import dissemination_bounds
 from taccl.analysis.certificates.first_arrivals import latency as latency_of
 from taccl.analysis.certificates.flow_time import flow_time_bounds
+from taccl.analysis.certificates.hub_time import hub_time_bounds
 from taccl.analysis.certificates.level_sets import node_cut
 from taccl.analysis.certificates.link_time import link_time_bounds
 from taccl.analysis.certificates.node_sums import node_sum_bounds
@@ -84,6 +85,7 @@ ALL_CHUNKINGS: list[Callable[..., Iterable[Claim]]] = [
     sum_flow_bounds,
     flow_time_bounds,
     link_time_bounds,
+    hub_time_bounds,
 ]
 
 

@@ -1,0 +1,328 @@
+"""Hub time: a bound on sums over one switch, by the order of the sends into and out of each rank.
+
+In a short schedule, data of a sum passes at most one rank between its source and its destination. That rank,
+the hub, receives one send after another, and may only then send the sum. Prices of port time, by time, bound
+the cost of a hub for each pair of ranks that it joins. See docs/formulation.md, "Hub time".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taccl.analysis.certificates.certificate import Claim, Witness
+from taccl.analysis.certificates.evaluation.facts import Facts
+from taccl.analysis.certificates.finding.needed_sends import NeededSends
+from taccl.problem.problem import Problem
+
+#: Max number of ranks: the evaluation takes time proportional to its square.
+_MOST_RANKS = 16
+#: Max number of cells of the grid of times in a witness.
+_MOST_CELLS = 400
+#: Integer value of the price 1, and of the factor 1.
+_PRICE, _FACTOR = 1000, 10**6
+#: Prices to try: those in the middle, as shares of those at the ends; and the times at which prices stop
+#: falling, as shares of half the time.
+_MIDDLES, _FALLS = (0.1, 0.15, 0.2, 0.25, 0.32, 0.4, 0.55), (0.3, 0.45, 0.6, 0.75, 0.9, 1.0)
+#: `_COARSE`, `_FINE`: numbers of cells of the grids, first to find prices, then to find the bound; for up to
+#: 8 ranks. More ranks have fewer cells.
+_COARSE, _FINE = 64, 256
+#: Steps of the search for the longest horizon, as shares of the horizon.
+_COARSE_STEPS, _FINE_STEPS = (0.08, 0.04, 0.02, 0.01), (0.03, 0.01, 0.003)
+#: Cost that no hub can pay.
+_NEVER = 2**50
+
+
+@dataclass(frozen=True, slots=True)
+class HubTime(Witness):
+    """Witness of hub time: a horizon, prices by time, and factors by length.
+
+    - `horizon`: Ticks in which no schedule ends, as the prices prove.
+    - `prices`: Prices of port time at the ends of the cells of a grid. The grid divides the horizon, less the
+      idle ticks of a send, into equal cells. Prices between these times are on straight lines.
+    - `factors`: Factors on prices for holds of 0, 1, 2, ... cells, in millionths.
+    """
+
+    kind = proves = "hub time"
+    preference = 13
+    any_chunking = True
+    horizon: Fraction
+    prices: tuple[int, ...]
+    factors: tuple[int, ...]
+
+    def fits(self, problem: Problem) -> bool:
+        """True if there are prices and factors for each number of cells, and few enough ranks to evaluate."""
+        few = 3 <= problem.topology.num_ranks <= _MOST_RANKS and 3 <= len(self.prices) <= _MOST_CELLS + 1
+        return few and len(self.prices) == len(self.factors)
+
+    def holds(self, facts: Facts, ticks: Fraction) -> bool:
+        """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
+        return ticks <= self.horizon and _is_proven(facts, self)
+
+
+def hub_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
+    """Yield the hub-time bound for sums that have contributions of all ranks and are wanted by all."""
+    problem, num_ranks = demand.problem, demand.topology.num_ranks
+    if in_network or not demand.single_ended or problem.collective.derivations:
+        return
+    everyone = set(range(num_ranks))
+    units = sum(
+        kind.units * count
+        for kind, count in demand.classes.items()
+        if demand.sums_for_all and everyone == set(kind.data.origins) == set(kind.data.destinations)
+    )
+    if not 3 <= num_ranks <= _MOST_RANKS or not units or not demand.allowed:
+        return
+    facts = Facts(problem, divisible=True, in_network=False)
+    port = _port_of(facts)
+    if port is None:
+        return
+    search = _Search(facts, port, num_ranks, units)
+    shrunk = min(1.0, (8 / num_ranks) ** 0.5)
+    for cells, steps in ((_COARSE, _COARSE_STEPS), (_FINE, _FINE_STEPS)):
+        for _ in search.lengthened(round(cells * shrunk), steps):
+            demand.deadline.check()
+        if search.best is not None:
+            what = f"sums of {num_ranks} ranks, which hubs receive one send after another"
+            yield Claim(search.best.horizon, what, search.best)
+
+
+class _Port(NamedTuple):
+    """Costs of all sends, in ticks: a send of u units holds a port for ``alpha + beta * u`` ticks.
+
+    It holds the port of its source at its start, and that of its destination at its end; it takes `idle`
+    ticks longer.
+    """
+
+    alpha: int
+    beta: int
+    idle: int
+
+
+class _Search:
+    """Search for the longest horizon that prices prove, over a family of prices that fall and rise again.
+
+    - `units`: Total units of the sums.
+    """
+
+    def __init__(self, facts: Facts, port: _Port, num_ranks: int, units: int) -> None:
+        self.facts, self.port = facts, port
+        #: Longest horizon: within it no data passes two ranks.
+        self.longest = 3 * (port.alpha + port.idle)
+        # Two hops take this long, and so do the bytes through a port.
+        busy = port.idle + 2 * (num_ranks - 1) * port.beta * units / num_ranks
+        self.start = max(2.0 * (port.alpha + port.idle), busy)
+        self.shape = 2, 4  # indices into `_MIDDLES` and `_FALLS`
+        self.best: HubTime | None = None
+
+    def lengthened(self, cells: int, steps: tuple[float, ...]) -> Iterator[float]:
+        """Lengthen the horizon by each step as often as prices prove it; yield the horizons."""
+        best = self.start if self.best is None else float(self.best.horizon)
+        if self.best is None:  # find prices that prove anything
+            best *= 1 + steps[-1]
+            if not self._proves(best, cells):
+                return
+        for step in steps:
+            while best * (1 + step) <= self.longest and self._proves(best * (1 + step), cells):
+                best *= 1 + step
+                yield best
+
+    def _proves(self, horizon: float, cells: int) -> bool:
+        """True if the best prices so far, or similar ones, prove a horizon; sets `best` and `shape`.
+
+        As long as no prices prove anything, all are tried.
+        """
+        middle, fall = self.shape
+        shapes = sorted(
+            product(range(len(_MIDDLES)), range(len(_FALLS))),
+            key=lambda each: abs(each[0] - middle) + abs(each[1] - fall),
+        )
+        for k, m in shapes if self.best is None else shapes[:5]:
+            witness = self._witness(horizon, cells, _MIDDLES[k], _FALLS[m])
+            if witness is not None and _is_proven(self.facts, witness):
+                self.best, self.shape = witness, (k, m)
+                return True
+        return False
+
+    def _witness(self, horizon: float, cells: int, middle: float, fall: float) -> HubTime | None:
+        """Witness with given prices, which may prove the horizon; None if no hold fits."""
+        whole = Fraction(round(horizon))
+        alpha = float(self.port.alpha * cells / (whole - self.port.idle))
+        if alpha >= cells - 1:
+            return None
+        times = np.minimum(np.arange(cells + 1), cells - np.arange(cells + 1)) * 2 / cells
+        prices = np.rint(_PRICE * (middle + (1 - middle) * np.maximum(0, 1 - times / fall)))
+        swing = float(np.abs(np.diff(prices)).max() / prices.min())
+        factors = _factors(alpha, cells, swing)
+        return HubTime(whole, tuple(map(int, prices.tolist())), factors)
+
+
+def _factors(alpha: float, cells: int, swing: float) -> tuple[int, ...]:
+    """Highest factors for holds of 0, 1, ... cells that the proof admits, from the longest hold on.
+
+    With straight lines in between, they are at most ``x / (x - alpha)``, less a quarter of the difference of
+    neighbours times `swing`.
+    """
+    found = [1 + alpha / (cells - alpha)]
+    for length in range(cells - 1, math.floor(alpha) - 1, -1):
+        over, end = found[-1] - 1, length + 1 - alpha
+        # The steepest line through the factor of the next length that lies below the curve touches it at u.
+        far, points = end + swing / 4, [end, max(end - 1, 1e-12)]
+        if over > 0 and alpha > over * far:
+            points.append((alpha - (alpha * alpha - over * alpha * far) ** 0.5) / over)
+        slopes = [(alpha / u - over) / (far - u) for u in points if max(end - 1, 0) < u <= end]
+        rise = max(0.0, min(slopes)) * (1 - 1e-6)
+        # Stay below the curve by as much as the line to the next shorter length needs.
+        if over > 0 and (rest := length - alpha) > 0:
+            room = alpha / rest * (1 - (swing + 1 / rest) / (4 * rest)) - over
+            rise = min(rise, max(0.0, room))
+        found.append(found[-1] + rise)
+    found += found[-1:] * math.floor(alpha)  # no hold is that short
+    return tuple(int(factor * _FACTOR * (1 - 1e-6)) for factor in reversed(found))
+
+
+def _port_of(facts: Facts) -> _Port | None:
+    """Costs that all sends have at a port of their source, and at a port of their destination.
+
+    None if sends differ, or if some rank has no port that all its sends hold. A port may be a link's own
+    resource if a rank has only one link.
+    """
+    costs = {(facts.alpha[e], facts.beta[e]) for e in facts.allowed}
+    if len(costs) != 1:
+        return None
+    ((latency, beta),) = costs
+    found = set()
+    for ends, receives in ((facts.src, False), (facts.dst, True)):
+        of_rank: dict[int, set[tuple[int, tuple[int, int, bool]]]] = {}
+        for e in facts.allowed:
+            held = {(r, hold) for r, hold in facts.holds[e].items() if hold[2] == receives}
+            of_rank[ends[e]] = of_rank.get(ends[e], held) & held
+        for held in of_rank.values():
+            found.add(max((hold[:2] for _, hold in held if hold[1] == beta), default=None))
+    if len(found) != 1 or None in found:
+        return None
+    ((alpha, _),) = (each for each in found if each is not None)
+    return _Port(alpha, beta, latency - alpha) if beta and latency > alpha else None
+
+
+def _is_proven(facts: Facts, witness: HubTime) -> bool:
+    """True if the prices prove that no schedule ends before the horizon, over all chunkings."""
+    if facts.multi or facts.made_at or facts.in_network or facts.only_switches_add or not facts.sums:
+        return False
+    num_ranks = facts.topology.num_ranks
+    everyone = set(range(num_ranks))
+    units = sum(
+        size
+        for chunk, size in zip(facts.collective.chunks, facts.units, strict=True)
+        if set(chunk.origins) == everyone == set(chunk.destinations)
+    )
+    port = _port_of(facts)
+    if port is None or not units or witness.horizon <= port.idle:
+        return False
+    if witness.horizon > 3 * (port.alpha + port.idle):  # data may pass two ranks
+        return False
+    prices, cells = witness.prices, len(witness.prices) - 1
+    if min(prices) < 1 or max(prices) > 10**6 or not _factors_hold(witness, port):
+        return False
+    cell = (witness.horizon - port.idle) / cells
+    # Twice the price of a port's time, in cells. A bend upwards adds half its angle: see step 2 of the proof.
+    bends = (prices[i - 1] - 2 * prices[i] + prices[i + 1] for i in range(1, cells))
+    budget = sum(prices) * 2 - prices[0] - prices[-1] + sum(max(0, bend) for bend in bends)
+    # Least price of a pair of ranks with which the bytes of all pairs cost the ports' time.
+    pair = math.ceil(_FACTOR * budget * cell / (2 * port.beta * units * (num_ranks - 1)))
+    costs = _costs(witness, math.floor(port.alpha / cell))
+    shift = math.floor(port.idle / cell)
+    return pair < _NEVER // num_ranks**2 and _no_hub_gains(costs, shift, pair, num_ranks)
+
+
+def _factors_hold(witness: HubTime, port: _Port) -> bool:
+    """True if the factors are admitted: those of step 3 of the proof."""
+    prices, factors, cells = witness.prices, witness.factors, len(witness.prices) - 1
+    alpha = port.alpha * cells / (witness.horizon - port.idle)
+    if alpha >= cells or min(factors) < 0 or max(factors) > 10**9:
+        return False
+    swing = Fraction(max(abs(after - price) for price, after in zip(prices, prices[1:], strict=False)))
+    swing /= min(prices)
+    for length in range(math.floor(alpha), cells):
+        here, there = (Fraction(factors[i], _FACTOR) for i in (length, length + 1))
+        fall = here - there
+        if fall < 0:
+            return False
+        # ``level - fall * u <= alpha / u`` for all u from `low` to `high`, with u the length less alpha
+        level = here - 1 + fall * (swing / 4 + length - alpha)
+        low, high = max(length - alpha, Fraction(0)), length + 1 - alpha
+        points = [low, high]
+        if fall and low < level / (2 * fall) < high:
+            points.append(level / (2 * fall))
+        if any((level - fall * u) * u > alpha for u in points):
+            return False
+    return True
+
+
+def _costs(witness: HubTime, least: int) -> NDArray[np.int64]:
+    """Cost of a hold of each unit, by the cells at whose starts it begins and ends; rounded down.
+
+    It is the mean price during the hold, times the factor for its length. It is `_NEVER` if the hold ends
+    before it starts, or has less than `least` cells.
+    """
+    prices = np.array(witness.prices, np.int64)
+    twice = np.concatenate((np.zeros(1, np.int64), np.cumsum(prices[1:] + prices[:-1])))
+    found = np.full((len(prices), len(prices)), _NEVER, np.int64)
+    for length in range(least, len(prices)):
+        begin = np.arange(len(prices) - length)
+        area = twice[begin + length] - twice[begin] if length else 2 * prices
+        found[begin, begin + length] = area * witness.factors[length] // (2 * max(1, length))
+    return found
+
+
+def _no_hub_gains(costs: NDArray[np.int64], shift: int, pair: int, num_ranks: int) -> bool:
+    """True if no hub joins pairs of ranks worth more than its holds cost.
+
+    Dynamic programming over the holds in the order of time. The state is the number of sends into the hub so
+    far, the number of those out of it, the end of the last hold into it, and that of the last hold out of it.
+
+    - `costs`: Costs of holds, from `_costs`.
+    - `shift`: Min cells from the end of a hold into the hub to the start of a hold out of it that follows.
+    - `pair`: Price of a pair of ranks.
+    """
+    most, size = num_ranks - 1, len(costs) - shift
+    if size < 1:
+        return False
+    into, out = 2 * costs[:size, :size], 2 * costs[shift:, shift:]
+    lowest = -(2**60)
+    # Most gained by sends out of the hub alone, by their number and the end of the last.
+    alone = [np.zeros(len(costs), np.int64)]
+    for _ in range(most):
+        alone.append(np.maximum.accumulate((alone[-1][:, None] - 2 * costs).max(axis=0) + 2 * pair))
+    if max(int(gains[-1]) for gains in alone) > 0:
+        return False
+    for all_out in (False, True):  # True: a send out of the hub to every other rank
+        before = [np.tile(gains[shift:], (size, 1)) for gains in alone]
+        for num_in in range(1, most + 1):
+            now: list[NDArray[np.int64]] = []
+            for num_out in range(most + all_out):
+                some, gains = before[num_out], np.full((size, size), lowest)
+                for end in range(size):
+                    best = (some[: end + 1] - into[: end + 1, end, None]).max(axis=0) + 2 * pair
+                    gains[end, end + 1 :] = best[end + 1 :]
+                    gains[end, end] = best[: end + 1].max()
+                if num_out:
+                    worth = 2 * (1 + num_in) - (num_in == most) - (num_in if all_out and num_out == 1 else 0)
+                    some = now[-1]
+                    for end in range(size):
+                        best = (some[:, : end + 1] - out[: end + 1, end]).max(axis=1) + worth * pair
+                        np.maximum(gains[:, end], best, out=gains[:, end])
+                np.maximum.accumulate(gains, axis=0, out=gains)
+                np.maximum.accumulate(gains, axis=1, out=gains)
+                if gains[-1, -1] > 0 and (num_out == most or not all_out):
+                    return False
+                now.append(gains)
+            before = now
+    return True

@@ -1,0 +1,192 @@
+"""Hub time: the order of sends into and out of hubs; at random and over all schedules."""
+
+import random
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl import collectives
+from taccl.analysis.certificates.evaluation.facts import Facts
+from taccl.analysis.certificates.hub_time import _factors, _factors_hold, _port_of, hub_time_bounds
+from taccl.analysis.certificates.readings import merging_freely
+from tests.analysis.claims import baseline_finishes, certificates_of, is_unbeaten, raised
+from tests.analysis.test_link_time import sums_of
+from tests.analysis.test_sum_flow import crossbar
+from tests.fuzzing import cases, some
+
+MB = 10**6
+
+#: Certificates of the hub-time claims.
+certificates = partial(certificates_of, hub_time_bounds, divisible=True, in_network=False)
+
+
+def allreduce(topology, size_bytes):
+    """An allreduce over all chunkings, with sends that merge freely."""
+    return merging_freely(taccl.make_problem(topology, "allreduce", size_bytes=size_bytes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("machine", "finish_us"), [("dgx_h100", 10.262), ("b200", 8.544)])
+def test_sums_on_one_switch_are_near_the_bound(machine, finish_us):
+    """An allreduce of 1 MB on eight GPUs finishes within 5 % of the bound."""
+    problem = taccl.make_problem(getattr(taccl.topologies, machine)(1), "allreduce", size_bytes=MB)
+    bound = taccl.lower_bound(problem, divisible=True)
+    assert bound.kind == "hub time" and bound.check() and not raised(bound).check()
+    assert finish_us / 1.05 < bound.bound_us < finish_us
+
+
+def test_the_certificate_proves_no_more():
+    """A witness with a longer horizon, higher factors, or fewer or other prices is refused."""
+    problem = allreduce(crossbar(4, alpha=4, overhead=Fraction(1, 10), beta=4), MB)
+    bound = max(certificates(problem), key=lambda each: each.bound)
+    witness = bound.witness
+    assert bound.check() and not raised(bound).check()
+    longer = replace(witness, horizon=witness.horizon * Fraction(104, 100))
+    assert not replace(bound, witness=longer, bound=bound.bound * Fraction(104, 100)).check()
+    for other in (
+        replace(witness, factors=tuple(2 * each for each in witness.factors)),
+        replace(witness, factors=witness.factors[1:]),
+        replace(witness, factors=tuple(reversed(witness.factors))),
+        replace(witness, prices=witness.prices[1:]),
+        replace(witness, prices=(0, *witness.prices[1:])),
+        replace(witness, prices=tuple(1000 + (i % 2) * 900 for i in range(len(witness.prices)))),
+        replace(witness, prices=(1, 1), factors=(1, 1)),
+    ):
+        assert not replace(bound, witness=other).check()
+
+
+def test_factors_lie_below_the_curve():
+    """The factors of the finder are admitted, and at most 4 % below x / (x - alpha) from ten cells on."""
+    problem = allreduce(crossbar(4, alpha=4, overhead=Fraction(1, 10), beta=4), MB)
+    (*_, bound) = certificates(problem)
+    port = _port_of(Facts(problem, divisible=True, in_network=False))
+    cells = len(bound.witness.prices) - 1
+    alpha = float(port.alpha * cells / (bound.witness.horizon - port.idle))
+    factors = np.array(bound.witness.factors[10:]) / 10**6
+    lengths = np.arange(10, cells + 1)
+    curve = lengths / (lengths - alpha)
+    assert _factors_hold(bound.witness, port)
+    assert np.all(factors <= curve) and np.all(factors > 0.96 * curve)
+    assert not _factors_hold(replace(bound.witness, factors=_factors(1.2 * alpha, cells, 0.1)), port)
+
+
+def plan_of(rng, num_ranks):
+    """Random groups of sends (source, destination) in two rounds, by which every rank reaches every other."""
+    ranks = rng.sample(range(num_ranks), num_ranks)
+    every = [(a, b) for a in ranks for b in ranks if a != b]
+    kind = rng.choice(("direct", "hub", "hubs first", "hubs last", "part"))
+    if kind == "direct":
+        return every, []
+    hubs = ranks[: 1 if kind in ("hub", "part") else rng.randint(1, num_ranks // 2)]
+    own = [(rank, hubs[i % len(hubs)]) for i, rank in enumerate(ranks[len(hubs) :])]
+    spread = [(hub, rank) for hub in hubs for rank in ranks if rank != hub]
+    if kind == "hubs last":
+        return [(b, a) for a, b in spread], [(b, a) for a, b in own]
+    if kind == "part":  # the last contribution goes to all directly
+        late = own[-1][0]
+        return [*own[:-1], *((late, rank) for rank in ranks if rank != late)], spread
+    return own, spread
+
+
+def timed(rng, sends, first, last, mean):
+    """Random holds (start, end) of sends that share no port at a time, from `first` to `last`; None if late."""
+    free, holds = {}, []
+    for src, dst in rng.sample(sends, len(sends)):
+        start = max(first, free.get((0, src), 0), free.get((1, dst), 0)) + rng.choice((0, 0, mean / 2))
+        end = start + mean * rng.uniform(0.7, 1.3)
+        free[0, src] = free[1, dst] = end
+        holds.append((start, end))
+    return holds if all(end <= last for _, end in holds) else None
+
+
+@pytest.mark.slow
+def test_no_plan_of_a_byte_costs_less():
+    """Random plans of a byte cost at least what the proof needs, at the prices and in exact times.
+
+    They are all direct sends, one hub or several, and a hub with all contributions but one.
+    """
+    rng, decided = random.Random(1), 0
+    small = crossbar(4, overhead=Fraction(1, 10), beta=4)
+    for machine in (taccl.topologies.dgx_h100(1), taccl.topologies.b200(1), small):
+        problem = allreduce(machine, MB)
+        witness = max(certificates(problem), key=lambda each: each.bound).witness
+        facts = Facts(problem, divisible=True, in_network=False)
+        port, num_ranks, units = _port_of(facts), machine.num_ranks, sum(facts.units)
+        cells = len(witness.prices) - 1
+        cell = float((witness.horizon - port.idle) / cells)
+        alpha, idle, y = port.alpha / cell, port.idle / cell, np.array(witness.prices, float)
+        fine = np.linspace(0, cells, 40 * cells + 1)
+        bends = np.maximum(0, np.diff(y, 2))
+        raised_y = np.interp(fine, np.arange(cells + 1), y) + sum(
+            bend / 2 * np.maximum(0, 1 - abs(fine - k)) for k, bend in enumerate(bends, 1)
+        )
+        area = np.concatenate(([0], np.cumsum((raised_y[1:] + raised_y[:-1]) / 2) / 40))
+        needed = num_ranks * area[-1] / (units * port.beta / cell)
+        for _ in range(800):
+            first, second = plan_of(rng, num_ranks)
+            mean = alpha + rng.choice((0.5, 1, 2, 4)) * cells / 40
+            early = timed(rng, first, 0, cells, mean)
+            if early is None:
+                continue
+            if not second:  # in the middle, where prices are low
+                shift = rng.uniform(0, 1) * (cells - max(end for _, end in early))
+                early = [(start + shift, end + shift) for start, end in early]
+            ready = max(end for _, end in early) + idle
+            late = timed(rng, second, ready, cells, mean)
+            if late is None:
+                continue
+            holds = [*early, *late]
+            costs = [
+                (np.interp(end, fine, area) - np.interp(start, fine, area)) / (end - start - alpha)
+                for start, end in holds
+            ]
+            decided += 1
+            assert sum(costs) >= needed * (1 - 1e-9)
+    assert decided > 200
+
+
+def test_nothing_is_claimed_elsewhere():
+    """Unlike links, sums of some ranks, and machines without ports yield no claim."""
+    for topology in (taccl.topologies.mesh(3, 3), taccl.topologies.dgx1(1), taccl.topologies.dgx_h100(2)):
+        assert certificates(allreduce(topology, MB)) == []
+    topology = crossbar(4)
+    for collective in (collectives.allgather(4), collectives.reduce(4, root=0)):
+        assert certificates(merging_freely(taccl.make_problem(topology, collective, chunk_bytes=MB))) == []
+
+
+@pytest.mark.fuzz
+def test_no_schedule_in_any_chunks_beats_the_bound():
+    """On crossbars of 3 and 4 ranks an exhaustive search finds no schedule in 1 or 2 chunks that ends earlier."""
+    decided = 0
+    for seed in cases("hub time, over all schedules", few=8, many=300):
+        rng = random.Random(f"hub time {seed}")
+        overhead = rng.choice((0, Fraction(1, 10), Fraction(1, 2), 1))
+        topology = crossbar(
+            rng.choice((3, 3, 4)), alpha=rng.choice((2, 3, 4)), overhead=overhead, beta=rng.choice((1, 2, 3))
+        )
+        problems = [sums_of(topology, number) for number in (1, 2)]
+        found = certificates(problems[0])
+        assert all(each.check() for each in found), seed
+        best = max((each.bound for each in found), default=Fraction(0))
+        decided += sum(best > 0 and is_unbeaten(each, best, max_states=2000) for each in problems)
+    assert decided >= some(1, 40)
+
+
+@pytest.mark.fuzz
+def test_no_baseline_beats_the_bound_on_crossbars():
+    """On random crossbars every baseline, in every number of chunks, finishes no sooner than the claim."""
+    nearest = []
+    for seed in cases("hub time on crossbars", few=3, many=150):
+        rng = random.Random(f"hubs {seed}")
+        overhead = rng.choice((0, Fraction(1, 50), Fraction(1, 5)))
+        num_ranks, beta = rng.choice((3, 4, 6, 8)), rng.choice((1, 4))
+        topology = crossbar(num_ranks, alpha=rng.choice((1, 3)), overhead=overhead, beta=beta)
+        problem = taccl.make_problem(topology, "allreduce", size_bytes=rng.choice((10**5, 5 * 10**5, 10**6)))
+        bounds = certificates(merging_freely(problem))
+        assert all(each.check() for each in bounds), seed
+        nearest += [float(finish / each.bound) for finish in baseline_finishes(problem) for each in bounds]
+    assert not nearest or 1 <= min(nearest) < 1.25
