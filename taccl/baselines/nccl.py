@@ -29,6 +29,7 @@ from taccl.measure.predict import predict as predict_library
 from taccl.measure.tree_limit import tree_limit_gb_per_s
 from taccl.topology.in_network import shared_links
 from taccl.topology.machines import SHAPES
+from taccl.topology.networks import INSTANCES, NETWORKS
 from taccl.topology.parts import thousandths
 from taccl.topology.profiles import PROFILES, find_profile, profile_of
 from taccl.topology.registry import parse
@@ -37,9 +38,11 @@ from taccl.topology.tuning import (
     CHANNEL_BYTES,
     CHANNEL_GB_PER_S,
     MAX_CHANNELS,
+    NVLS_NETWORK_US,
     NVLS_US,
     PROTOCOLS,
     TREE_SHARE,
+    Protocol,
 )
 
 if TYPE_CHECKING:
@@ -230,7 +233,7 @@ def nccl_bounded(
         )
     if schedule.problem.topology.links != topology.links:
         most = f"at most {TREE_SHARE:g} of the bandwidth, and a maximum for each channel"
-        what = most if chosen.algorithm == "tree" else "the latency of switches"
+        what = most if chosen.algorithm == "tree" else "latencies of switches and their trees"
         notes.append(
             f"finish: with links at {chosen.algorithm}'s rate in NCCL's tables ({what}); bound: with full "
             "link rates"
@@ -333,7 +336,13 @@ def _topology(problem: Problem, protocol: str, algorithm: str) -> Topology:
     if algorithm == "nvls" and (protocol or not topology.machine):
         wide, hop_us = shared_links(found), Fraction(NVLS_US, 2)
         slower = (e._replace(alpha_us=hop_us) if i in wide else e for i, e in enumerate(found.links))
-        return replace(found, links=tuple(slower))
+        found = replace(found, links=tuple(slower))
+        row = next((each for each in PROTOCOLS if each.name == protocol), None)
+        if row is None:
+            return found
+        return rescaled(
+            found, {(True, "alpha"): _network_factor(topology, row, NVLS_NETWORK_US)}, thousandths
+        )
     return _for_trees(problem, protocol, found) if algorithm == "tree" else found
 
 
@@ -358,8 +367,21 @@ def _for_trees(problem: Problem, protocol: str, found: Topology) -> Topology:
     base_us = next(each.base_us.value for each in costs if each.name == protocol)
     factors |= {
         (False, "alpha"): Fraction(str(row.tree_hop_us)) / Fraction(str(row.ring_hop_us)),
-        (True, "alpha"): Fraction(str(row.tree_network_us)) / Fraction(str(row.ring_network_us)),
+        (True, "alpha"): _network_factor(topology, row, row.tree_network_us),
     }
     longer = Fraction(str(row.tree_base_us)) / Fraction(str(row.ring_base_us)) - 1
     longer_us = found.launch_us + base_us * longer
     return rescaled(replace(found, launch_us=longer_us), factors, thousandths)
+
+
+def _network_factor(topology: Topology, row: Protocol, to_us: float) -> Fraction:
+    """Factor from the latency of a ring's hop between nodes to that of a hop with `to_us` in NCCL's tables.
+
+    The latency that profiles add for the network of an instance type stays the same.
+    """
+    further_us = 0.0
+    if topology.machine in INSTANCES and topology.profile in [e.name for e in PROFILES[topology.machine]]:
+        hop_us = NETWORKS[INSTANCES[topology.machine].network].hop_us
+        further_us = hop_us * (2 if row.name == "simple" else 1)
+    to, ring, further = (Fraction(str(each)) for each in (to_us, row.ring_network_us, further_us))
+    return (to + further) / (ring + further)

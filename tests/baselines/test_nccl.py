@@ -112,6 +112,22 @@ def test_sums_in_switches_take_what_the_model_says(machine, nodes, size):
     assert found.predicted_us == pytest.approx(way.time_us, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("machine", "algorithm", "protocol", "latency_us"),
+    [
+        # Launch, base, 14 hops in nodes and 2 hops between nodes, which EFA delays by 67 us each.
+        ("p4d.24xlarge", "tree", "ll", 1.8 + 6.6 + 0.2 + 14 * 0.6 + 2 * (5.0 + 67)),
+        ("p5.48xlarge", "nvls", "simple", 1.8 + 8.4 + 25 + 2 * (20.9 + 2 * 18)),
+        ("dgx-h100", "nvls", "simple", 1.8 + 8.4 + 25 + 2 * 20.9),
+    ],
+)
+def test_hops_between_nodes_have_the_latency_of_their_algorithm(machine, algorithm, protocol, latency_us):
+    """Trees and NVLS have NCCL's latencies between nodes, to which the network of a cloud adds its own once."""
+    problem = problem_of(parse(machine, nodes=2), size=1)
+    found = {(each.algorithm, each.protocol): each.latency_us for each in nccl_choices(problem)}
+    assert found[algorithm, protocol] == pytest.approx(latency_us, rel=0.01)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_switches_that_can_add_do_by_default(nodes):

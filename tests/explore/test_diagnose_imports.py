@@ -133,7 +133,7 @@ def test_fewer_links_of_hopper_have_nvls(log, tmp_path, text):
     path.write_text(text)
     found = judged(log(node_log(215.0).replace(H100_NAME, "NVIDIA H800")), topology=str(path))
     assert found.share == pytest.approx(215 / 204, rel=0.03)
-    assert "(NVLS, 204" in found.verdict
+    assert "(NVLS, 202.8" in found.verdict  # the rate of 204, and the last pieces on their way
     assert found.verdict.endswith("; as expected")
 
 
