@@ -278,7 +278,7 @@ def _library_gap(problem: Problem, schedule: Schedule, chosen: Considered, *, nv
     expected = predict_library(machine, problem.collective.name, size, nodes=nodes, nvls=nvls)
     if abs(expected.time_us / chosen.time_us - 1) <= _AGREES:
         return ""
-    reason = "as it does not reach the links' rates of this schedule"
+    reason = "by latencies and rates from measured logs: compare real runs with this figure"
     if expected.time_us < schedule.predicted_us:
         reason = "less than this schedule: compare with that figure before claiming to beat NCCL"
     return (
