@@ -366,7 +366,7 @@ def require_everywhere(problem: Problem, *, baseline: str) -> None:
 
 
 def soonest_cut_us(schedule: Schedule) -> float:
-    """Estimated finish of a schedule in finer chunks, in us.
+    """Estimated finish in us that a schedule would have with its chunks cut into as many parts as possible.
 
     Finer chunks hold resources for as long as whole chunks do. The rest of the finish is the time in which
     chunks fill a pipeline; it is divided by the largest number of parts. On a torus or a mesh, the rest is

@@ -254,7 +254,7 @@ def _best_of(choices: tuple[Choice, ...]) -> Choice:
 
 
 def _costs_on(topology: Topology, named_network: str) -> Costs:
-    """Costs of the topology's machine; if only a subset of ranks is kept, costs on those ranks of a node."""
+    """Costs of the topology's machine; if it has only some of the ranks, costs of a node with those."""
     costs, kept = costs_of(topology.machine), topology.cache.get("kept_ranks", ())
     if replaces(named_network, costs.network.name):
         costs = replace(costs, network=NETWORKS[named_network])

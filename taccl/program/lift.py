@@ -168,7 +168,7 @@ def _adds(collective: Collective, sent: TracedMessage) -> list[bool]:
 
 
 def _trace(program: Program) -> list[TracedMessage]:
-    """Messages of all sending steps of a correct program (`taccl.interpret`), in a feasible order."""
+    """Messages of all sending steps of a program that `taccl.interpret` accepts, in a feasible order."""
     collective = program.collective
     if collective is None:
         raise InputError("its collective is unknown; read it with collective=...", where=program.name)

@@ -27,12 +27,11 @@ from taccl.problem.problem import Problem
 from taccl.sketch.group import Symmetries
 from taccl.solvers.highs import minimise
 
-#: Max flow variables of a linear program; above it, the prices of `_flat` are used.
+#: Limit on the number of variables (flows) of the linear program; above it, the prices of `_flat` are used.
 _MAX_FLOWS = 400_000
-#: `_FEW_FLOWS`: max flow variables of a program for the simplex method; larger ones use the interior-point
-#: method.
-#: `_FLOWS_PER_S`: max flow variables per second of budget for the interior-point method, which seldom checks
-#: the clock.
+#: `_FEW_FLOWS`: limit on this number for the simplex method; larger programs use the interior-point method.
+#: `_FLOWS_PER_S`: limit on this number per second of budget, for the interior-point method, which seldom
+#: checks the clock.
 _FEW_FLOWS, _FLOWS_PER_S = 20_000, 10_000
 #: Max integer price, so that path costs stay exact in double precision.
 _PRICE_TOTAL = 10**6

@@ -84,9 +84,10 @@ def list_schedule(
     # Settings (enter_once, detours, fewest) to try until one finds a schedule, as each may end in a dead end.
     # If there is a limit, a schedule is known already, and only the first setting is tried.
     # With detours, a chunk with one destination may reach a rank that it cannot leave; shortest paths avoid
-    # that. With `enter_once`, a link under local-first priority may skip an own chunk that is expected over
-    # another path, and cannot send it once relayed chunks follow. With limited paths, a chunk may reach a
-    # rank over too many links to continue; paths of the fewest links avoid that.
+    # that. With `enter_once`, no link sends a chunk into a node that the chunk has entered, or is on its way
+    # to. So a link under local-first priority may skip a chunk of its own rank. It cannot send this chunk
+    # later, once it has sent relayed chunks. With limited paths, a chunk may reach a rank over too many links
+    # to continue; paths of the fewest links avoid that.
     tries = [(True, True, False), (True, False, False), (False, True, False), (False, False, False)]
     if quotient.hop_limit is not None:
         tries.append((False, True, True))

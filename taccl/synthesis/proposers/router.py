@@ -49,10 +49,10 @@ _MOST_STEPS = 1_000_000_000
 #: Max links visited by all passes of the search for routes through relays. With more chunks there are fewer
 #: passes, but at least one.
 KEPT_STEPS = 480_000_000
-#: Exponent of prices in the search for each tree from which paths are chosen. Exponents are low at first, so
-#: that paths differ, and high at the end.
+#: Exponents of congestion prices in the search for trees, one for each tree. They are low at first, so that
+#: trees differ, and high at the end.
 _PATH_EXPONENTS = (0, 2, 3, 4, 4, 4, 5, 5)
-#: After the search for each tree, paths are chosen once for each of these exponents of congestion prices.
+#: After each tree, paths are chosen from all trees so far, once for each of these exponents of prices.
 _PATH_CHOICES = ((1,), (3,), (4,), (5,), (5, 6), (5, 6), (6,), (6,))
 _PATIENCE = 2  # consecutive trees without a lower peak after which no further tree is searched
 #: (exponent of prices, price of a tick of the most loaded resource, share of the peak from which a resource

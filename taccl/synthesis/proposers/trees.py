@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 #: `_MOST_RANKS`: max ranks for which trees are packed (about 1 s at 64).
 #: `_MOST_SENDS`: max sends of a schedule along trees.
 _MOST_RANKS, _MOST_SENDS = 96, 350_000
-#: Schedules of at most this many sends are tried without comparing estimates.
+#: Schedules of at most this many sends are tried whatever their estimated finish.
 _FEW_SENDS = 10_000
 #: `_SHARE`: share of the time left for the search for trees.
 #: `_LEAST_S`: min CPU seconds for this search.

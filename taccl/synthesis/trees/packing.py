@@ -162,7 +162,7 @@ def _by_distance(tree: _Partial, left: Ints, lengths: NDArray[np.float64]) -> It
 def _copies(
     edge: tuple[int, int], tree: _Partial, left: Ints, waiting: Ints, begun: Sequence[_Partial]
 ) -> tuple[int, NDArray[np.bool_]]:
-    """(number of copies of a tree that an edge can extend, (num_nodes,) bool: limiting set of nodes).
+    """Number of copies of a tree that an edge can extend, and the limiting set as a bool array over nodes.
 
     The number is the largest for which all trees can still be completed. The limiting set is a minimum cut:
     of all sets that the edge enters, the one with the least capacity in excess of its demand.
