@@ -215,11 +215,12 @@ def _is_free(search: Search) -> bool:
 
 
 def _along_trees(search: Search) -> None:
-    offer_trees(search)
+    if not search.is_proven:
+        offer_trees(search)
 
 
 def _may_grow_trees(search: Search) -> bool:
-    return _is_free(search) and is_worthwhile(search) and not search.is_proven
+    return _is_free(search) and is_worthwhile(search)
 
 
 def _may_guide(search: Search) -> bool:
