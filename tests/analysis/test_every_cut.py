@@ -65,7 +65,9 @@ def test_both_bounds_are_reported_if_they_differ():
 @pytest.mark.slow
 def test_the_bound_over_all_chunkings_precedes_the_choice_of_chunks():
     """If time is short, the bound over all chunkings is computed before chunks are chosen."""
-    problem = taccl.make_problem(RING, "broadcast", size_bytes=4_000_000)  # the first schedule is not the best
+    problem = taccl.make_problem(
+        RING, "broadcast", size_bytes=4_000_000
+    )  # the first schedule is not the best
     result = brief_synthesis(problem, parameters=HASTY)
     names = [stage.name for stage in result.stages]
     assert names.index("bound over all chunkings") < names.index("chunks")

@@ -35,9 +35,7 @@ def test_rows_are_plain(problem):
 
 def test_rows_have_stages(problem):
     """The column `stages` has each stage of the run, and the columns of its parts add up to the seconds."""
-    table = taccl.compare(
-        problem, backends=["greedy"], num_workers=1, cache=False, time_limit_s=5, full=True
-    )
+    table = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=False, time_limit_s=5, full=True)
     row = table.iloc[0]
     stages = json.loads(row.stages)
     assert {"greedy", "bound", "overhead"} <= {each["name"].rpartition(": ")[2] for each in stages}
