@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.words import SMALL
+from tests.measure.logs import SIZES, table
 from tests.runtime.test_runtime_report import RIGHT
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -23,6 +24,10 @@ COMMANDS = {
     "`baseline --list`": ("baseline", "--list"),
     "`suggest`": ("suggest", "ring:4", "--collective", "allgather", "--size", "4KB", "--time-limit", 1),
     "`suggest --check`": ("suggest", "ring:4", *SMALL[2:], "--check", "{sketch}"),
+    "`diagnose`": ("diagnose", "{log}", "--topology", "dgx-h100", "--budget", 1),
+    "`reorder`": ("reorder", "{pairs}", "--algorithm", "ring", "--size", "1MB"),
+    "`probe --dry-run`": ("probe", "-n", 4, "-o", "{folder}/probe.csv", "--dry-run"),
+    "`warmup`": ("warmup",),
     "`cache`": ("cache", "info"),
     "`plot`": ("plot", "{schedule}", "-o", "{folder}/gantt.svg"),
     "`report`": ("report", "{schedule}", "-o", "{folder}/page.html"),
@@ -35,9 +40,11 @@ COMMANDS = {
     "`simulate` of a program": ("simulate", "{program}", "--topology", "ring:4", "--sizes", "4KB"),
     "`show` of a program": ("show", "{program}"),
 }  # fmt: skip
+#: {name in braces: file, or the folder itself}.
+FILES = {"log": "a.log", "pairs": "pairs.csv", "folder": ""}
 #: Rows that another test here or in `tests/explore/test_rows.py` compares, or that refer to other rows.
 ELSEWHERE = {
-    "`show`", "`compare`, `sweep`", "`run`", "`bound` of a program, or of a schedule",
+    "`show`", "`compare`, `sweep`", "`run`", "`fit`", "`bound` of a program, or of a schedule",
     "`plan`, programs under `simulate`, `bound` and `show`, and schedules under `bound`",
 }  # fmt: skip
 
@@ -68,7 +75,10 @@ def files(tmp_path, run) -> dict[str, str]:
     (tmp_path / "sketch.toml").write_text(
         'schema = 1\nname = "one symmetry"\n[[symmetry]]\noffset = 1\ngroup = 4\n'
     )
-    return paths | {"folder": str(tmp_path)}
+    (tmp_path / "a.log").write_text(table(sizes=SIZES[::3]))
+    pairs = "".join(f"{a},{b},{5 + (a + b) % 3}\n" for a in range(3) for b in range(3) if a != b)
+    (tmp_path / "pairs.csv").write_text(f"src,dst,latency_us\n{pairs}")
+    return paths | {name: str(tmp_path / file) for name, file in FILES.items()}
 
 
 class TestDocumentedFields:
@@ -104,6 +114,17 @@ class TestDocumentedFields:
         figures = RIGHT.figures()
         assert {*figures, *figures["times"]} == _words(_rows()["`run`"])
         assert set(figures["times"]) == _words(_rows()["`run`"].partition("; the times have ")[2])
+
+    @pytest.mark.usefixtures("_quick_fits")
+    def test_fits(self, run_json, files):
+        """`fit` prints the fields of its row; so do its parameters and its series."""
+        top, parameters, series = _rows()["`fit`"].split("`; ")
+        code, values = run_json("fit", files["log"], "--topology", "dgx-h100")
+        assert code == 0
+        assert set(values) == _words(top + "`") | {"parameters", "series"}
+        for each in values["parameters"].values():
+            assert {"parameters", *each} == _words(parameters + "`")
+        assert {"series", *values["series"][0]} == _words(series)
 
     def test_errors(self, run_json):
         """An error has the fields of the page."""
