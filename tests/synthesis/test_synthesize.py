@@ -65,7 +65,12 @@ AROUND = (
 
 
 def own_stages(result):
-    return [stage for stage in result.stages if stage.name not in AROUND and stage.status != "skipped"]
+    """Stages of the solvers that were neither skipped nor cut off by the time limit."""
+    return [
+        stage
+        for stage in result.stages
+        if stage.name not in AROUND and stage.status not in ("skipped", "timed-out")
+    ]
 
 
 def stage_names(result):
