@@ -29,7 +29,7 @@ from taccl.formats.files import check_writable, write_whole
 from taccl.plot.comparison import draw_trace, trace_in
 from taccl.plot.gantt import COPIES, REDUCTIONS, draw_bars, rows_height
 from taccl.plot.page import folded, html_page, picture, with_commands
-from taccl.plot.sizes import bandwidth, bandwidths, measured_points
+from taccl.plot.sizes import NOT_TIMED, bandwidth, bandwidths, measured_points
 from taccl.plot.style import drawing, figure, title_of
 from taccl.plot.topology import height_of
 from taccl.plot.topology import topology as draw_topology
@@ -344,13 +344,15 @@ def verdict(
         if ratio < 1 / _DIFFERS:
             said += f" The baseline {name}, in the same chunks, is {1 / ratio:.3g} times as fast."
             actions.append(f"Use the baseline {name} for this size: `taccl baseline` makes it.")
-        elif ratio > _DIFFERS:
-            said += f" It is {ratio:.3g} times as fast as the best baseline in the same chunks, {name}."
         else:
-            said += f" It is as fast as the best baseline in the same chunks, {name}."
+            times = f"{ratio:.3g} times as fast" if ratio > _DIFFERS else "as fast"
+            said += f" It is {times} as the best baseline in the same chunks, {name}{_untimed(rates)}."
+            said += " Baselines that cut or mix chunks may be faster: taccl baseline best."
     if bound.gap(schedule.finish) > _WIDE_GAP:
         how = "`taccl synthesize` with a larger --time-limit, or another sketch (`taccl suggest`)"
-        actions.append(f"Search longer: {how}. No schedule finishes before {format_us(bound.bound)}.")
+        of = "" if bound.divisible else f" for {bound.scope}"
+        of += " under this sketch" if problem.clauses != problem.clauses.only("merge") else ""
+        actions.append(f"Search longer: {how}. No schedule{of} finishes before {format_us(bound.bound)}.")
     profile = f"the profile {problem.topology.profile}" if problem.topology.profile else "the topology"
     fit = "`taccl fit LOG` fits them to your machine"
     fit += "" if is_measured else ", and `taccl report --measured LOG` shows the log here"
@@ -372,3 +374,10 @@ def _best_baseline(schedule: Schedule, rates: pd.DataFrame | None) -> tuple[str,
     if known.empty or "this schedule" not in row or not known.max():
         return None
     return str(known.idxmax()), float(row["this schedule"] / known.max())
+
+
+def _untimed(rates: pd.DataFrame | None) -> str:
+    """Text that names the baselines that the time budget left out of a comparison; empty if none."""
+    reasons = {} if rates is None else rates.attrs["undefined"]
+    names = [name for name, why in reasons.items() if why.startswith(NOT_TIMED)]
+    return f" (without {', '.join(names)}: {NOT_TIMED})" if names else ""

@@ -20,7 +20,7 @@ from taccl._internal.units import format_count, format_size, gb_per_s, parse_siz
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.simulation.simulate import assume, simulate
 from taccl.baselines.spread import without_sketch
-from taccl.baselines.table import BASELINES, label_of
+from taccl.baselines.table import BASELINES, label_of, row_of
 from taccl.errors import CollectiveError, InputError
 from taccl.measure.diagnosis import Diagnosis, SeriesDiagnosis
 from taccl.measure.logs import read_log
@@ -56,7 +56,7 @@ T = TypeVar("T")
 #: Label of the bound for schedules under any protocol, which is drawn beside measured points.
 _ANY_PROTOCOL = "bound, any protocol"
 #: First words of the reason that is given for a baseline left out for lack of time.
-_NOT_TIMED = "not timed"
+NOT_TIMED = "not timed"
 #: Default sizes in bytes: 1 KiB to 1 GiB, in factors of 4.
 _SIZES = tuple(4**power for power in range(5, 16))
 #: Max seconds for the bound at each size.
@@ -138,12 +138,12 @@ def bandwidth(
         style.legend(ax, ax.get_legend_handles_labels()[0][::-1])
     else:
         remark(ax, "nothing is sent, so there is no bandwidth")
-    untimed = [name for name, why in rates.attrs["undefined"].items() if why.startswith(_NOT_TIMED)]
+    untimed = [name for name, why in rates.attrs["undefined"].items() if why.startswith(NOT_TIMED)]
     undefined = [name for name in rates.attrs["undefined"] if name not in untimed]
     if undefined:
         remark(ax, f"not defined here: {', '.join(undefined)}")
     if untimed:
-        remark(ax, f"{_NOT_TIMED}, as the budget is spent: {', '.join(untimed)}")
+        remark(ax, f"{NOT_TIMED}, as the budget is spent: {', '.join(untimed)}")
     return ax
 
 
@@ -225,19 +225,23 @@ def bandwidths(
         each = [_bounds(replace(free, topology=free.topology.under(name)), every, limit) for name in others]
         # The bound is NaN at a size if time is up before every protocol has a bound there.
         lines[_ANY_PROTOCOL] = np.maximum.reduce([at_most, *np.array(each, float)])
-    baselines: list[str] = []
+    timed: dict[str, tuple[float | None, ...]] = {}
     undefined: dict[str, str] = {}
-    for name in BASELINES:
+    # Those that are fastest most often come first, as time may be up before the last ones.
+    for name in sorted(BASELINES, key=lambda name: row_of(name).place):
         called = label_of(name)
         try:
             rates = _in_time(limit, _rates, name, problem, every)
             if rates is None:
-                undefined[called] = f"{_NOT_TIMED}: the time budget is spent"
-                continue
-            lines[called] = rates
-            baselines.append(called)
+                undefined[called] = f"{NOT_TIMED}: the time budget is spent"
+            else:
+                timed[called] = rates
         except (CollectiveError, InputError) as error:
             undefined[called] = error.message
+    labels = [*map(label_of, BASELINES)]
+    baselines = [called for called in labels if called in timed]
+    undefined = {called: undefined[called] for called in labels if called in undefined}
+    lines |= {called: timed[called] for called in baselines}
     found = pd.DataFrame(lines, index=pd.Index(every, name="size_bytes"), dtype=float)
     found["best of baselines"] = found[baselines].max(axis=1)
     found.attrs |= {"problem": problem, "baselines": baselines, "undefined": undefined, "measured": points}

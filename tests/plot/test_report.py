@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 import taccl
+from taccl._internal.deadline import OutOfTime
 from taccl._internal.units import format_us
 from taccl.errors import InputError
+from taccl.plot import sizes
+from taccl.plot.report import verdict
 from tests.effort import brief_synthesis
 from tests.plot.test_display import HOSTILE, Elements
 
@@ -84,6 +87,37 @@ def test_a_faster_baseline_is_the_first_advice():
     said = section(taccl.report(taccl.baselines.ring(problem), budget_s=60), "verdict")
     assert re.search(r"The baseline \S.*, in the same chunks, is [\d.]+ times as fast\.", said)
     assert "<li>Use the baseline" in said
+
+
+def test_a_claim_about_all_schedules_names_its_chunks():
+    """The verdict says for which chunks no schedule finishes earlier, unless the bound is over all chunkings."""
+    problem = taccl.make_problem(taccl.topologies.ring(8), "allreduce", size_bytes=10**6, chunks_per_rank=1)
+    schedule = taccl.baselines.tree(problem)
+    judged = taccl.verify(schedule)
+    for divisible, of in ((False, " for 1 chunk per rank"), (True, "")):
+        bound = taccl.lower_bound(problem, divisible=divisible)
+        actions = " ".join(verdict(schedule, judged, bound, "", None)[1])
+        assert f"No schedule{of} finishes before {format_us(bound.bound)}." in actions
+
+
+def test_a_comparison_names_baselines_without_time(monkeypatch, exchange):
+    """Baselines that are fastest most often are timed first, and those without time are named beside the best
+    one."""
+    asked = []
+
+    def rates_of(name, problem, every):
+        asked.append(name)
+        if name != "ring":
+            raise OutOfTime("no time is left")
+        return (1e-9,)
+
+    monkeypatch.setattr(sizes, "_rates", rates_of)
+    rates = sizes.bandwidths(exchange, sizes=[exchange.problem.size_bytes])
+    assert asked[0] == "multiplying"
+    assert rates.attrs["undefined"]["recursive multiplying"] == "not timed: the time budget is spent"
+    said, _ = verdict(exchange, taccl.verify(exchange), taccl.lower_bound(exchange.problem), "0", rates)
+    assert re.search(r"best baseline in the same chunks, ring \(without .*recursive multiplying", said)
+    assert "cut or mix chunks may be faster" in said
 
 
 @pytest.mark.slow
