@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from taccl._internal.deadline import Deadline
 from taccl.errors import InfeasibleError, InputError, SketchError, TopologyError
@@ -85,8 +87,17 @@ def transformed(
         options = replace(options, keep="schedule", spill_dir=None)
     if transforms:  # gap and start refer to the untransformed problem
         options.observer.until_gap, options = None, replace(options, start=None)
+    if dates is not None:
+        options.observer.restored = partial(_restored, transforms)
     whole = Search(replace(plain, chunks_open=False), options, limit, asked=plain, made_by=links)
     names = [each.name for each in transforms] + [BALANCED] * (options.backend == BALANCED)
     if names:
         whole.record("transforms", "taccl", "done", since, message=", ".join(names))
     return whole, transforms
+
+
+def _restored(transforms: Sequence[Transform[Problem, Schedule]], found: Schedule) -> Schedule:
+    """The schedule of the problem that was asked, from one of the transformed problem."""
+    for each in reversed(transforms):
+        found = each.invert([found])
+    return found

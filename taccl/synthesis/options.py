@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from taccl._internal.deadline import Cancellation
 from taccl._internal.units import format_size
+from taccl.errors import NoSolutionError
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.result import GAP_MET, STOPPING_RULE
@@ -118,6 +119,9 @@ class Observer:
         self._progress, self._stop_when = progress, stop_when
         self._on_incumbent, self._on_bound, self._on_stage = on_incumbent, on_bound, on_stage
         self.until_gap, self._is_open, self._asked_bound_us = until_gap, is_open, 0.0
+        #: Function that turns a schedule of the transformed problem into one of the problem that was asked;
+        #: None if these are the same. A schedule for which it raises `NoSolutionError` is not reported.
+        self.restored: Callable[[Schedule], Schedule] | None = None
         self._cancellation = Cancellation() if cancellation is None else cancellation
         self._began_s, self._finish_us, self._bound_us = time.monotonic(), math.inf, 0.0
         self._told_finish_us, self._told_bound_us = math.inf, 0.0
@@ -136,6 +140,11 @@ class Observer:
 
     def incumbent(self, schedule: Schedule) -> None:
         """Report a schedule of the problem, if it is the best so far."""
+        if self.restored is not None and (self._on_incumbent is not None or self._stop_when is not None):
+            try:
+                schedule = self.restored(schedule)
+            except NoSolutionError:
+                return
         if schedule.finish_us < self._finish_us:
             self._finish_us = schedule.finish_us
             if self._on_incumbent is not None:

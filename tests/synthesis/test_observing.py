@@ -3,6 +3,7 @@
 import math
 import time
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 
@@ -53,6 +54,18 @@ def test_incumbents_get_better_and_end_with_the_result(collective):
     proven = [bound.bound_us for bound in bounds]
     assert proven == sorted(set(proven)) and proven
     assert set(result.stages) <= set(stages)
+
+
+def test_incumbents_of_a_problem_with_release_dates_keep_them():
+    """A reported schedule has the release dates of the problem, though the search ignores them."""
+    ring = taccl.topologies.ring(4, alpha_us=1, bandwidth_gb_per_s=100)
+    plain = taccl.make_problem(ring, taccl.collectives.allgather(4, chunks_per_rank=1), size_bytes="4MB")
+    problem, found, states = replace(plain, release_us=((0, 0, Fraction(50)),)), [], []
+    result = brief_synthesis(
+        problem, on_incumbent=found.append, stop_when=lambda state: states.append(state.finish_us)
+    )
+    assert found and all(schedule.problem == problem for schedule in found)
+    assert found[-1].finish_us == min(states) == result.finish_us > 50
 
 
 @pytest.mark.slow
