@@ -1,5 +1,6 @@
 """Prediction of the algorithm and protocol that NCCL chooses, by a model of its costs.
 
+On machines by name, the choice is that of `taccl.predict`; elsewhere, the candidate of least modelled time.
 Rings and trees run over channels, packed into the links as NCCL's search does (`taccl.baselines.channels`).
 Their predicted time is a latency (launch, base latency and hops) plus the bytes over the bandwidth of all
 channels. Pieces of NVLS pass a pipeline of switches and trees (`taccl.baselines.nvls`). For other algorithms,
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 
 from taccl._internal.arguments import checked
+from taccl._internal.caching import cached
 from taccl._internal.units import format_us
 from taccl.baselines.channel_schedules import open_gb_per_s, over_channels, predict
 from taccl.baselines.nvls import NvlsPipeline, has_nvls, links_of_switches, nvls_schedule, with_switches
@@ -47,6 +49,7 @@ from taccl.topology.tuning import (
 
 if TYPE_CHECKING:
     from taccl.baselines.lanes import Algorithm
+    from taccl.measure.predict import Prediction
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
@@ -78,10 +81,11 @@ class Considered(NamedTuple):
 
 @checked
 def nccl_choices(problem: Problem, *, nvls: bool = True) -> tuple[Considered, ...]:
-    """All algorithms under all protocols of the topology's profile, fastest by NCCL's model first.
+    """All algorithms under all protocols of the topology's profile, NCCL's choice first, then by time.
 
-    If the profile records the protocol that NCCL was measured to use for the collective at this size, only
-    this protocol is considered.
+    On machines by name, the choice is that of `taccl.predict`, which follows NCCL's tuning tables. On other
+    topologies, it is the fastest candidate. If the profile records the protocol that NCCL was measured to use
+    for the collective at this size, only this protocol is considered.
 
     Parameters
     ----------
@@ -110,7 +114,32 @@ def nccl_choices(problem: Problem, *, nvls: bool = True) -> tuple[Considered, ..
                 found.append(_by_volume(problem, way, protocol, on))
         if nvls and protocol in ("", "simple") and has_nvls(switched):
             found.append(_in_switches(switched, protocol, _topology(switched, protocol, "nvls")))
-    return tuple(sorted(found, key=lambda each: each.time_us))
+    expected = _expected(problem, nvls=nvls)
+    return tuple(sorted(found, key=lambda each: (not _is_of(each, expected), each.time_us)))
+
+
+def _is_of(candidate: Considered, expected: Prediction | None) -> bool:
+    """True if a candidate is what NCCL is expected to choose; its topology may lack costs by protocol."""
+    if expected is None or candidate.algorithm != expected.algorithm:
+        return False
+    return candidate.protocol in ("", expected.protocol)
+
+
+@cached
+def _expected(problem: Problem, *, nvls: bool) -> Prediction | None:
+    """Algorithm, protocol and time of NCCL by `predict`; None unless the topology is a machine by name."""
+    topology, size = problem.topology, problem.size_bytes
+    machine, nodes = topology.machine, topology.num_nodes
+    if machine not in known_machines() or topology.profile not in [each.name for each in PROFILES[machine]]:
+        return None
+    by_name = [
+        parse(machine, nodes=nodes, profile=topology.profile, protocol=topology.protocol or None, rails=rails)
+        for rails in {SHAPES[machine].has_rails, False}
+    ]
+    links = tuple(e for e in topology.links if len(e.srcs) == len(e.dsts) == 1)
+    if size is None or links not in [each.links for each in by_name]:
+        return None  # a changed machine, which `predict` does not know
+    return predict_library(machine, problem.collective.name, size, nodes=nodes, nvls=nvls)
 
 
 def _over_channels(problem: Problem, algorithm: str, protocol: str, on: Topology) -> Considered:
@@ -203,7 +232,7 @@ def scheduled(problem: Problem, best: Considered, *, cut: bool = True) -> Schedu
         schedule = make(replace(problem, topology=on), cut=cut)
     return replace(
         schedule,
-        producer=f"nccl ({best}: predicted {format_us(best.time_us)} by its model): {schedule.producer}",
+        producer=f"nccl ({best}: modelled time {format_us(best.time_us)}): {schedule.producer}",
     )
 
 
@@ -228,7 +257,7 @@ def nccl_bounded(
         topology = topology.under(chosen.protocol)
     if chosen.protocol != problem.topology.protocol:
         notes.append(
-            f"finish and bound are under protocol {chosen.protocol}, which NCCL's model prefers to "
+            f"finish and bound are under protocol {chosen.protocol}, which NCCL chooses here instead of "
             f"{problem.topology.protocol}"
         )
     if schedule.problem.topology.links != topology.links:
@@ -251,39 +280,46 @@ def model_gap(schedule: Schedule, chosen: Considered) -> str:
     if abs(ratio - 1) <= _AGREES:
         return ""
     return (
-        f"this schedule takes {format_us(schedule.predicted_us)}, {ratio:.2f} times NCCL's own prediction "
-        f"({format_us(chosen.time_us)}): compare with the smaller figure before claiming to beat NCCL"
+        f"this schedule takes {format_us(schedule.predicted_us)}, {ratio:.2f} times the modelled time of "
+        f"NCCL's algorithm ({format_us(chosen.time_us)}): compare with the smaller figure before claiming to "
+        "beat NCCL"
     )
 
 
 def _library_gap(problem: Problem, schedule: Schedule, chosen: Considered, *, nvls: bool) -> str:
-    """Note if `predict` expects NCCL on this machine to take another time than `chosen`; empty within 10 %.
+    """Note if `predict` expects another algorithm, protocol or time than `chosen`; empty within 10 % of it.
 
     - `schedule`: The schedule of `chosen`, whose time is printed beside the note.
 
     Schedules have the rates of links, which they share with other algorithms. `predict` also has the maximum
     rates of NCCL's LL and LL128, and the share of a NIC's rate that NCCL reaches.
     """
-    topology, size = problem.topology, problem.size_bytes
-    machine, nodes = topology.machine, topology.num_nodes
-    if machine not in known_machines() or topology.profile not in [each.name for each in PROFILES[machine]]:
+    expected = _expected(problem, nvls=nvls)
+    if expected is None:
         return ""
-    by_name = [
-        parse(machine, nodes=nodes, profile=topology.profile, protocol=topology.protocol or None, rails=rails)
-        for rails in {SHAPES[machine].has_rails, False}
-    ]
-    links = tuple(e for e in topology.links if len(e.srcs) == len(e.dsts) == 1)
-    if size is None or links not in [each.links for each in by_name]:
-        return ""  # a changed machine, which `predict` does not know
-    expected = predict_library(machine, problem.collective.name, size, nodes=nodes, nvls=nvls)
-    if abs(expected.time_us / chosen.time_us - 1) <= _AGREES:
+    is_chosen = _is_of(chosen, expected)
+    if is_chosen and abs(expected.time_us / chosen.time_us - 1) <= _AGREES:
         return ""
     reason = "by latencies and rates from measured logs: compare real runs with this figure"
     if expected.time_us < schedule.predicted_us:
         reason = "less than this schedule: compare with that figure before claiming to beat NCCL"
+    elif not is_chosen:
+        reason = "an algorithm or protocol that this baseline lacks here: compare real runs with this figure"
     return (
-        f"NCCL itself is expected to take {format_us(expected.time_us)} on {machine} "
+        f"NCCL itself is expected to take {format_us(expected.time_us)} on {problem.topology.machine} "
         f"({expected.algorithm}, {expected.protocol}), {reason}"
+    )
+
+
+def choice_gap(considered: tuple[Considered, ...]) -> str:
+    """Note that NCCL's choice is not the fastest of the candidates on these links; empty if it is."""
+    chosen, best = considered[0], min(considered, key=lambda each: each.time_us)
+    if best.time_us >= chosen.time_us:
+        return ""
+    return (
+        f"NCCL's tuning tables choose {', '.join(filter(None, (chosen.algorithm, chosen.protocol)))}; "
+        f"modelled times are those of this topology's links, on which {best.algorithm}"
+        f"{best.protocol and f' under {best.protocol}'} would be faster"
     )
 
 

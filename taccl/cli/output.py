@@ -303,7 +303,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "routing_status": ("routing", str), "ordering_status": ("ordering", str),
     "solver_bound_us": ("solver's bound", format_us), "model_columns": ("variables", str),
     "first_schedule_s": ("first at s", "{:.2f}".format), "best_schedule_s": ("best at s", "{:.2f}".format),
-    "time_us": ("time by NCCL's model", format_us), "algorithm": ("considered", str),
+    "time_us": ("modelled time", format_us), "algorithm": ("considered", str),
 }  # fmt: skip
 
 

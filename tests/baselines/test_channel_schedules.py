@@ -215,7 +215,7 @@ def test_a_schedule_that_is_slower_than_its_model_is_no_measure():
     schedule, chosen = nccl(problem), nccl_choices(problem)[0]
     assert model_gap(schedule, chosen) == ""
     said = model_gap(schedule, chosen._replace(time_us=chosen.time_us / 2))
-    assert "times NCCL's own prediction" in said
+    assert "times the modelled time of NCCL's algorithm" in said
     assert "before claiming to beat NCCL" in said
 
 

@@ -8,7 +8,7 @@ import taccl.topology.transform
 from benchmarks.fit import baseline_row
 from taccl._internal.units import format_us
 from taccl.baselines import nccl, nccl_choices
-from taccl.baselines.nccl import nccl_bounded, scheduled
+from taccl.baselines.nccl import choice_gap, nccl_bounded, scheduled
 from taccl.errors import CollectiveError
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.registry import parse
@@ -156,6 +156,31 @@ def test_a_prediction_that_differs_is_a_note():
     changed = problem_of(slower, size=10**6)
     _, notes = nccl_bounded(changed, nccl(changed), nccl_choices(changed)[0])
     assert not any("NCCL itself" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("machine", "nodes", "size"),
+    [("dgx-h100", 2, 10**6), ("dgx-h100", 2, 16 * 10**6), ("dgx-a100", 2, 10**6), ("mi300x", 1, 2**16)],
+)
+def test_one_choice_on_machines_by_name(machine, nodes, size):
+    """The first candidate has the algorithm and protocol of `predict`, and a note says which other one is
+    faster on the topology's links."""
+    problem = problem_of(parse(machine, nodes=nodes), size=size)
+    expected = taccl.measure.predict.predict(machine, "allreduce", size, nodes=nodes)
+    able = nccl_choices(problem)
+    assert (able[0].algorithm, able[0].protocol) == (expected.algorithm, expected.protocol)
+    best = min(able, key=lambda each: each.time_us)
+    note = choice_gap(able)
+    assert bool(note) == (best is not able[0])
+    assert not note or note.endswith(f"on which {best.algorithm} under {best.protocol} would be faster")
+
+
+def test_changed_machines_have_the_fastest_choice():
+    """A machine that `predict` does not know has the fastest candidate first, which needs no note."""
+    slower = taccl.topology.transform.degraded(taccl.topologies.dgx_h100(), {(0, 1): 0.5})
+    able = nccl_choices(problem_of(slower, size=10**6))
+    assert able[0] == min(able, key=lambda each: each.time_us)
+    assert choice_gap(able) == ""
 
 
 def test_a_note_does_not_explain_a_faster_library_by_slower_links():

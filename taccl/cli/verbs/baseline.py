@@ -44,7 +44,7 @@ def add(verb: ArgumentParser) -> None:
 
 def run(options: Namespace) -> Answer:
     """Show the schedule of a well-known algorithm, without a sketch."""
-    from taccl.baselines.nccl import Considered, nccl_bounded
+    from taccl.baselines.nccl import Considered, choice_gap, nccl_bounded
     from taccl.cli.output import figures_table, result_answer
     from taccl.synthesis.result import Result, Stages
 
@@ -68,7 +68,7 @@ def run(options: Namespace) -> Answer:
     if is_nccl:
         considered = taccl.baselines.nccl_choices(problem, nvls=not options.no_nvls)
         bounded, said = nccl_bounded(problem, schedule, considered[0], nvls=not options.no_nvls)
-        notes += said
+        notes += [*filter(None, (choice_gap(considered),)), *said]
     left_s = max(LEAST_S, options.deadline.left_s)
     bound = taccl.lower_bound(
         bounded, divisible=False, budget_s=min(_BOUND_S, left_s), limit_s=left_s, end_s=left_s
