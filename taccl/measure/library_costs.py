@@ -44,7 +44,7 @@ class Costs:
     - `pcie`: True if ranks of a node communicate over PCIe.
     - `pairs`: {pair of local ranks: number of links between them}; empty if a switch or PCIe joins the ranks.
     - `fitted`: {protocol: (base us, hop us, share)} of libraries without a table, such as RCCL.
-    - `launch_us`: Time before the first step.
+    - `launch_us`, `launch_source`: Time before the first step, and its origin; empty for the library's usual.
     - `ranks_per_process`: Number of GPUs on which one process enqueues kernels one after another, in
       `serial_launch_us` each. 0 means all GPUs of a node on Volta, and one on other GPUs.
     - `pair_share`, `all_pairs_share`: Parts of a node's rate for one pair, and for all pairs of an alltoall.
@@ -78,6 +78,7 @@ class Costs:
     network_latency: float = 1.0
     node_rate: float = 1.0
     network_rate: float = 1.0
+    launch_source: str = ""
 
     def links_share(self, num_ranks: int) -> float:
         """Share of a rank's links that lead to the first `num_ranks` ranks of its node; the least over these.

@@ -29,6 +29,7 @@ from taccl.topology.tuning import (
     NVLINK_GB_PER_S,
     PROTOCOLS,
     VOLTA_LAUNCH_EACH_US,
+    VOLTA_LAUNCH_SOURCE,
     VOLTA_LAUNCH_US,
 )
 
@@ -136,7 +137,8 @@ def predict(
     best = found[int(chosen(found)[0])]
     launch_us = costs.launch_us if launch.us is None or launch.one_kernel else launch.us
     time_us = float(best.time_us[0]) + (launch_us - costs.launch_us)
-    own = Prediction(time_us, best.algorithm, best.protocol, launch_us, launch.source)
+    source = (costs.launch_source if used.name == library else "") or launch.source
+    own = Prediction(time_us, best.algorithm, best.protocol, launch_us, source)
     if not launch.one_kernel:
         return own
     if nodes > 1 or collective not in _ALL_PAIRS:
@@ -201,6 +203,7 @@ def _of_model(name: str) -> Costs:
             host=model.host, nics_per_rank=model.nics_per_rank,
             serial_launch_us=VOLTA_LAUNCH_EACH_US if is_old else LAUNCH_EACH_US,
             all_pairs_share=AMPERE_ALL_PAIRS_SHARE if generation == "Ampere" else ALL_PAIRS_SHARE,
+            launch_source=VOLTA_LAUNCH_SOURCE if is_old else "",
         )  # fmt: skip
     rate, links = 1000 / float(default["xgmi_beta_us_per_mb"]), len([p for p in shape.pairs if 0 in p])
     launch = RCCL_LAUNCH_US if default.launch is None else float(default.launch.value)
@@ -217,6 +220,7 @@ def _of_model(name: str) -> Costs:
         "", links * rate, links, nic, shape.ranks_per_nic, network, pairs=shape.pairs, launch_us=launch,
         fitted=fitted,
         serial_launch_us=float(model.rccl.launch_each_us),
+        launch_source="" if default.launch is None else default.launch.source,
     )  # fmt: skip
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 SOURCE = "NCCL 2.30, tuning tables"
 #: Launch time in us; with LL's base and hops it gives 17 us for a small allreduce on 8 H100 (published log).
 LAUNCH_US = 1.8
-#: Launch time in us on Volta: NVIDIA, Getting Started with CUDA Graphs, 2019.
-VOLTA_LAUNCH_US = 3.8
+#: Launch time in us on Volta, and its origin.
+VOLTA_LAUNCH_US, VOLTA_LAUNCH_SOURCE = 3.8, "NVIDIA, Getting Started with CUDA Graphs, 2019"
 #: `LAUNCH_EACH_US`: host time in us to enqueue a collective on each GPU of a process, since Ampere.
 #: Source: ``src/group.cc``, ``doLaunches``, and microsoft/superbenchmark (tests/data) for the time.
 #: In superbenchmark, allreduce and broadcast up to 8 KB both take 34.4 us on 8 A100 of one process.

@@ -296,6 +296,15 @@ def test_messages_of_mpi_take_turns():
     assert us("dgx-h100", "allreduce", "1GB", runtime="mpi") > us("dgx-h100", "allreduce", "1GB") * 10
 
 
+@pytest.mark.parametrize(
+    ("machine", "source"),
+    [("dgx1", "CUDA Graphs"), ("dgx-h100", "8 H100"), ("mi300x", "rccl-tests logs")],
+)
+def test_the_source_is_of_the_machine(machine, source):
+    """The source of a prediction is that of the machine's own launch time."""
+    assert source in taccl.predict(machine, "allreduce", "1MB").source
+
+
 def test_one_kernel_has_no_base():
     """A one-kernel runtime has no base time of a library.
 
