@@ -93,6 +93,20 @@ def has_nvls(problem: Problem) -> bool:
     return is_switched and problem.collective.name == "allreduce" and joined
 
 
+def why_no_nvls(problem: Problem) -> str:
+    """Reason why NVLS is not among the algorithms for a problem on which it is not excluded by an option."""
+    switched = with_switches(problem)
+    if problem.collective.name != "allreduce":
+        return "as this baseline has sums in switches for allreduce only"
+    if without_sketch(problem) != problem:
+        return "as sums in switches are not combined with a sketch"
+    if has_nvls(switched):
+        return "as the costs come from a log of another protocol at this size"
+    if len(links_of_switches(switched.topology)) == switched.topology.num_ranks:
+        return "as ranks with the same local rank are not linked across nodes"
+    return "as no switch of this topology reduces all ranks' data"
+
+
 def _rails(topology: Topology, rank: int) -> dict[tuple[int, int], int]:
     """{(source node, destination node): link} between the ranks that have the same local rank as `rank`.
 

@@ -7,10 +7,12 @@ import pytest
 
 import taccl
 from taccl.baselines.nccl import nccl, nccl_bounded, nccl_choices
+from taccl.baselines.nvls import why_no_nvls
 from taccl.formats.nccl.nvidia_smi import load_nvidia_smi
 from taccl.formats.nccl.topology import load_nccl_topology
 from taccl.topology.in_network import shared_links
 from taccl.topology.nvls import with_nvls
+from taccl.topology.registry import parse
 from tests.nvswitch import matrix, server_xml
 
 #: Rate in GB/s of sums in switches of Hopper, as of dgx-h100 in its default profile.
@@ -53,6 +55,21 @@ def test_eight_hopper_gpus_sum_in_their_switch(load, text, nodes):
     assert [each for each in switched.assumed if "NVLS" in each] == list(switched.assumed[-1:])
     assert algorithms(topology)[0] == "nvls"
     assert "nvls" not in algorithms(topology, nvls=False)
+
+
+@pytest.mark.parametrize(
+    ("topology", "collective", "why"),
+    [
+        ("dgx-h100", "allgather", "allreduce only"),
+        ("dgx-a100", "allreduce", "no switch of this topology reduces"),
+        ("dgx-a100", "allgather", "allreduce only"),
+    ],
+)
+def test_the_reason_for_no_nvls_is_true(topology, collective, why):
+    """Machines whose switches reduce lack NVLS because of the collective, others because of their switches."""
+    problem = taccl.make_problem(parse(topology), collective, size_bytes=2**20)
+    assert "nvls" not in {each.algorithm for each in nccl_choices(problem)}
+    assert why in why_no_nvls(problem)
 
 
 def test_the_schedule_of_an_import_sums_in_its_switch(load):

@@ -45,6 +45,7 @@ def add(verb: ArgumentParser) -> None:
 def run(options: Namespace) -> Answer:
     """Show the schedule of a well-known algorithm, without a sketch."""
     from taccl.baselines.nccl import Considered, choice_gap, nccl_bounded
+    from taccl.baselines.nvls import why_no_nvls
     from taccl.cli.output import figures_table, result_answer
     from taccl.synthesis.result import Result, Stages
 
@@ -83,9 +84,7 @@ def run(options: Namespace) -> Answer:
         names = ("algorithm", "protocol", "channels", "latency_us", "gb_per_s", "time_us")
         text = f"{answer.text}\n\n{figures_table(choices, names)}"
         if "nvls" not in {each["algorithm"] for each in choices}:
-            why = (
-                "by --no-nvls" if options.no_nvls else "as no switch of this topology reduces all ranks' data"
-            )
+            why = "by --no-nvls" if options.no_nvls else why_no_nvls(problem)
             text += f"\nnvls: none, {why}"
         answer = Answer(text, answer.values | {"considered": choices})
     return with_file(answer, schedule, options)
