@@ -21,7 +21,13 @@ from taccl._internal.names import first_of, listed, shown, shown_lines
 from taccl._internal.units import format_count, format_size, format_us
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import ALL_CHUNKINGS, Certificate
-from taccl.analysis.certificates.scopes import bound_over_all_chunkings, bound_rows, gap_text, stronger
+from taccl.analysis.certificates.scopes import (
+    bound_over_all_chunkings,
+    bound_rows,
+    gap_text,
+    stronger,
+    under_sketch,
+)
 from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify
 from taccl.errors import TacclError
@@ -350,8 +356,7 @@ def verdict(
             said += " Baselines that cut or mix chunks may be faster: taccl baseline best."
     if bound.gap(schedule.finish) > _WIDE_GAP:
         how = "`taccl synthesize` with a larger --time-limit, or another sketch (`taccl suggest`)"
-        of = "" if bound.divisible else f" for {bound.scope}"
-        of += " under this sketch" if problem.clauses != problem.clauses.only("merge") else ""
+        of = ("" if bound.divisible else f" for {bound.scope}") + under_sketch(problem)
         actions.append(f"Search longer: {how}. No schedule{of} finishes before {format_us(bound.bound)}.")
     profile = f"the profile {problem.topology.profile}" if problem.topology.profile else "the topology"
     fit = "`taccl fit LOG` fits them to your machine"

@@ -41,6 +41,14 @@ class TestBound:
             assert words in out
         assert "in switches" not in out and "the sketch costs" not in out
 
+    def test_the_bound_over_all_chunkings_names_the_sketch(self, run):
+        """Under a sketch that forbids links, the bound over all chunkings holds only for its schedules."""
+        _, out, _ = run(
+            "bound", "ndv2/sk1", "--collective", "allgather", "--size", "1MB", "--time-limit", "2"
+        )
+        (row,) = (line for line in out.splitlines() if line.startswith("  all chunkings"))
+        assert " under this sketch; whole chunks cost" in row
+
     @pytest.mark.slow
     def test_show_names_the_scope_of_bound_and_gap(self, run, tmp_path):
         """``taccl show`` prints a saved schedule's bound and gap in the same words as the synthesis."""

@@ -212,6 +212,13 @@ class TestExplain:
         assert "no other schedule" in help_ and "bandwidth helps most" in help_
         assert certainty.startswith("Certainty: the schedule is verified and its gap")
 
+    def test_claims_under_a_sketch_name_it(self, ring):
+        """Limit, remedy and certainty hold only under the sketch, if there is one."""
+        sketched = replace(ring.problem, clauses=replace(ring.problem.clauses, name="mine"))
+        for problem, count in ((ring.problem, 0), (sketched, 3)):
+            lines = brief_synthesis(problem, backend="greedy").explain().splitlines()
+            assert sum("under this sketch" in line for line in lines) == count
+
     def test_latency_of_small_messages_is_reported(self):
         """With 8 bytes and 1 us per hop the critical path is 100 % latency."""
         ring = taccl.topologies.ring(4, alpha_us=1, bandwidth_gb_per_s=100)

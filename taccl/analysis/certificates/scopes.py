@@ -109,18 +109,23 @@ def stronger(bound: Certificate, every: Certificate | None) -> Certificate:
     return bound if every is None or every.bound <= bound.bound else every
 
 
+def under_sketch(problem: Problem) -> str:
+    """Text that a claim holds under the problem's sketch only: ``" under this sketch"``; empty without one."""
+    clauses = problem.clauses
+    default = make_problem(problem.topology, problem.collective, chunk_bytes=problem.chunk_bytes).clauses
+    merges = clauses.merging >= default.merging and clauses.max_merge >= default.max_merge
+    is_sketched = clauses != clauses.only("merge") or not merges
+    return " under this sketch" if is_sketched or clauses.name else ""
+
+
 def standing(bound: Certificate, finish: Fraction, every: Certificate | None) -> str:
     """Text that the finish is optimal, over all chunkings or for the problem's chunks; empty if unproven."""
     if finish > bound.bound:
         return ""
-    problem, clauses = bound.problem, bound.problem.clauses
-    default = make_problem(problem.topology, problem.collective, chunk_bytes=problem.chunk_bytes).clauses
-    merges = clauses.merging >= default.merging and clauses.max_merge >= default.max_merge
-    is_sketched = clauses != clauses.only("merge") or not merges
     is_best = every is not None and finish <= every.bound
     words = "proven best" if is_best else f"optimal for {bound.scope}"
-    words += " for this model" if problem.topology.assumed else ""
-    return words + (" under this sketch" if is_sketched or clauses.name else "")
+    words += " for this model" if bound.problem.topology.assumed else ""
+    return words + under_sketch(bound.problem)
 
 
 def bound_rows(

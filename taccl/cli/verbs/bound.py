@@ -74,12 +74,14 @@ def _bounded(problem: Problem, options: Namespace) -> tuple[Answer, Certificate]
 
     The answer lists the bound, its bottleneck, and how much the sketch and whole chunks cost.
     """
+    from taccl.analysis.certificates.scopes import under_sketch
+
     left_s = options.deadline.left_s
     late_s = max(0.0, time.monotonic() - options.deadline.at_s)
     least_s = max(_LATE_PRICES_S, _LEAST_PRICES_S - late_s)
     prices = taccl.prices(problem, time_limit_s=max(least_s, _PRICES_SHARE * left_s))
     bound, whole = prices.bound, f"whole chunks cost {prices.chunks:+.2%}"
-    other = "all chunkings", f"{_brief(prices.divisible)}; {whole}"
+    other = "all chunkings", f"{_brief(prices.divisible)}{under_sketch(problem)}; {whole}"
     if problem.chunks_open:
         bound, other = prices.divisible, (f"for {bound.scope}", f"{_brief(bound)}; {whole}")
     collective, in_switches = problem.collective, None

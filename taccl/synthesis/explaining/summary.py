@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taccl._internal.units import format_gap, format_us
+from taccl.analysis.certificates.scopes import under_sketch
 from taccl.analysis.simulation.simulate import simulate
 from taccl.errors import InputError
 
@@ -21,7 +22,7 @@ _NEXT = {
     "bound met": "another number of chunks may find some of it",
     "time limit": "more time may find some of it",
     "gap met": "a smaller requested gap (until_gap, --until-gap) may find some of it",
-    "nothing better found": "another sketch or number of chunks may find some of it",
+    "nothing better found": "another sketch or number of chunks may help",
 }
 
 
@@ -34,21 +35,21 @@ def _limit(result: Result) -> str:
     bound = result.bound
     if not bound.bound:
         return "Limit: no lower bound is proven."
-    scope = f"{'over' if bound.divisible else 'for'} {bound.scope}"
+    scope = f"{'over' if bound.divisible else 'for'} {bound.scope}{under_sketch(bound.problem)}"
     return f"Limit: no schedule finishes before {format_us(bound.bound)} {scope}, limited by {bound.limits}."
 
 
 def _help(result: Result) -> str:
-    if not result.bound.bound:
+    bound = result.bound
+    of = ("" if bound.divisible else f" for {bound.scope}") + under_sketch(bound.problem)
+    if not bound.bound:
         gain = "another schedule may gain any part of it"
     elif result.gap:
         most = 1 - result.bound_us / result.finish_us
         how = _NEXT.get(result.stopped, "a longer search may find some of it")
-        gain = f"another schedule gains {most:.1%} at most, and {how}"
-    elif result.bound.divisible:
-        gain = "no other schedule finishes sooner"
+        gain = f"another schedule{of} gains {most:.1%} at most, and {how}"
     else:
-        gain = f"no other schedule for {result.bound.scope} finishes sooner"
+        gain = f"no other schedule{of} finishes sooner"
     where = _critical(result.schedule)
     return f"Help: {gain}{'; ' if where else ''}{where}."
 
@@ -84,7 +85,7 @@ def _certainty(result: Result) -> str:
     if not result.bound.bound:
         proof = "the schedule is verified, and how far it is from an optimum is unknown"
     else:
-        scope = f"{'over' if bound.divisible else 'for'} {bound.scope}"
+        scope = f"{'over' if bound.divisible else 'for'} {bound.scope}{under_sketch(bound.problem)}"
         proof = f"the schedule is verified and its gap {scope} is {format_gap(result.gap)}{stands}"
     proviso = result.schedule.problem.topology.proviso
     return f"Certainty: {proof}; {proviso or 'times hold as far as the costs of the topology do'}."
