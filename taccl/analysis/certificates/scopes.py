@@ -110,7 +110,7 @@ def stronger(bound: Certificate, every: Certificate | None) -> Certificate:
 
 
 def under_sketch(problem: Problem) -> str:
-    """Text that a claim holds under the problem's sketch only: ``" under this sketch"``; empty without one."""
+    """Text for a claim under the problem's sketch: ``" under this sketch"``; empty without a sketch."""
     clauses = problem.clauses
     default = make_problem(problem.topology, problem.collective, chunk_bytes=problem.chunk_bytes).clauses
     merges = clauses.merging >= default.merging and clauses.max_merge >= default.max_merge
