@@ -1,11 +1,13 @@
 """``taccl bound``, ``taccl explain`` and ``taccl simulate``: output and exit codes."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 import taccl
 from taccl.analysis.certificates.scopes import prices
+from taccl.synthesis.result import Result, Stages
 from tests.cli.words import SKETCH, SMALL
 
 RING = ("--topology", "ring:4", "--size", "4KB")
@@ -58,6 +60,25 @@ class TestBound:
         assert "bound     917.4 us for 1 chunk per rank\n" in out
         gap = next(line.split(maxsplit=1)[1] for line in found.splitlines() if line.startswith("  gap"))
         assert f"gap       {gap}\n" in out
+
+    @pytest.mark.parametrize("given", [(), ("--chunks-per-rank", "1")], ids=["open", "one chunk"])
+    def test_show_has_both_gaps_of_the_baseline(self, run, tmp_path, given):
+        """Without a proof, ``taccl show`` has the gaps for the chunks and over all chunkings, as printed at
+        first."""
+        problem = taccl.make_problem(
+            taccl.topologies.dgx1(),
+            "allgather",
+            size_bytes=10**6,
+            **({"chunks_per_rank": 1} if given else {}),
+        )
+        schedule = taccl.baselines.ring(problem, cut=False)
+        bound = taccl.lower_bound(replace(problem, chunks_open=False))
+        result = Result(schedule, bound, "greedy", Stages(), 0.1)
+        result = result.over_all_chunkings()
+        taccl.save(result, tmp_path / "found.json")
+        _, out, _ = run("show", tmp_path / "found.json")
+        gap = dict(result.facts())["gap"]
+        assert "for 1 chunk per rank" in gap and f"  gap       {gap}\n" in out
 
     def test_a_passed_limit_is_reported(self, run, monkeypatch):
         """If the time limit passes, the best bound so far is shown, with a warning."""

@@ -142,6 +142,7 @@ def _of_schedule(file: str, *, limit: int | None) -> Answer:
     from taccl.cli.output import finish_text, title_of, transfers_text
     from taccl.formats.native import load_schedule, read_document
     from taccl.schedule.figures import schedule_figures
+    from taccl.synthesis.bounding import no_bound
 
     document = read_document(file)
     schedule = load_schedule(document, where=file)
@@ -152,7 +153,8 @@ def _of_schedule(file: str, *, limit: int | None) -> Answer:
         ("producer", schedule.producer or "not known"),
     ]
     if found.get("bound_us") is not None:
-        rows += [("bound", _bound_text(found)), ("gap", _gap_text(found))]
+        chunks = no_bound(schedule.problem).scope
+        rows += [("bound", _bound_text(found)), ("gap", _gap_text(found, chunks))]
     rows.append(("digest", schedule.digest()))
     lines = [title_of(schedule.problem), table(rows, indent="  ")]
     if limit != 0:
@@ -171,21 +173,21 @@ def _bound_text(found: Mapping[str, Any]) -> str:
     return format_us(found["bound_us"]) + (f" {word} {scope}" if scope else "")
 
 
-def _gap_text(found: Mapping[str, Any]) -> str:
-    """Gap that a schedule's file states, as text.
+def _gap_text(found: Mapping[str, Any], chunks: str) -> str:
+    """Gap that a schedule's file states, in the words of `gap_text`.
 
-    Brackets hold the file's judgement of the gap (``standing``), and the gap over all chunkings if it
-    differs.
+    - `chunks`: Chunks of the schedule, as ``"2 chunks per rank"``.
     """
-    gap, standing = format_gap(found.get("gap")), found.get("standing")
+    gap, standing = format_gap(found.get("gap")), found.get("standing") or ""
     if found.get("gap_over_all_chunkings") is None:
-        said = [standing]
-    elif (every := format_gap(found["gap_over_all_chunkings"])) == gap:
-        gap, said = f"{gap} over all chunkings", [standing]
-    else:
-        said = [standing, f"{every} over all chunkings"]
-    words = "; ".join(filter(None, said))
-    return f"{gap} ({words})" if words else gap
+        return f"{gap} ({standing})" if standing else gap
+    every = format_gap(found["gap_over_all_chunkings"])
+    if every == gap:
+        in_chunks = format_gap(found.get("gap_in_chunks", found["gap"]))
+        said = standing or (f"{in_chunks} for {chunks}" if in_chunks != gap else "")
+        return f"{gap} over all chunkings" + (f" ({said})" if said else "")
+    over = f"{every} over all chunkings"
+    return f"{gap} ({standing}; {over})" if standing else f"{gap} for {chunks} ({over})"
 
 
 def _of_topology(topology: Topology) -> Answer:
