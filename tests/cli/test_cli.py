@@ -333,6 +333,16 @@ class TestShow:
 class TestBaseline:
     """``taccl baseline``."""
 
+    @pytest.mark.parametrize(
+        ("topology", "is_sooner"),
+        [("dgx1", True), ("fully-connected:4", False)],
+        ids=["rings apart", "all linked"],
+    )
+    def test_best_says_that_nccl_is_sooner(self, run, topology, is_sooner):
+        """If nccl, which best leaves out, is modelled to be faster, a note gives its time."""
+        code, out, _ = run("baseline", "best", topology, "--collective", "allgather", "--size", "64MB")
+        assert (code, "best leaves out nccl, whose modelled time is " in out) == (0, is_sooner)
+
     @pytest.mark.parametrize("name", ["best", "ring"])
     def test_the_fastest_by_the_limit_is_the_answer(self, run, monkeypatch, name):
         """Once the time is spent, the fastest baseline so far is returned, with a message."""

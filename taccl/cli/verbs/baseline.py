@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import taccl
 from taccl._internal.deadline import OutOfTime
 from taccl._internal.names import matching, table
+from taccl._internal.units import format_us
 from taccl.cli.options import LEAST_S, add_limit, add_output, add_problem_options, option
 from taccl.cli.output import Answer, check_schedule_output, say, with_file
 from taccl.cli.problems import problem_from_options
-from taccl.errors import InputError
+from taccl.errors import CollectiveError, InputError
 
 if TYPE_CHECKING:
     from taccl._internal.deadline import Deadline
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Share of the time limit for the schedule; the rest is for its verification and bounds.
 _SCHEDULE_SHARE = 0.6
+#: Share of the time left in which the baseline best is compared with nccl.
+_NCCL_SHARE = 0.1
 #: Max seconds for the lower bound, with which the schedule is compared.
 _BOUND_S = 20.0
 
@@ -66,6 +69,8 @@ def run(options: Namespace) -> Answer:
     taccl.verify(schedule).raise_if_failed()
     notes, bounded = [*schedule.problem.notes, *_ignored(problem, schedule)], schedule.problem
     considered: tuple[Considered, ...] = ()
+    if matching(options.name, ["best"]):
+        notes += _sooner_nccl(problem, schedule, options)
     if is_nccl:
         considered = taccl.baselines.nccl_choices(problem, nvls=not options.no_nvls)
         bounded, said = nccl_bounded(problem, schedule, considered[0], nvls=not options.no_nvls)
@@ -96,6 +101,17 @@ def _ignored(problem: Problem, schedule: Schedule) -> list[str]:
     if all(each.scope == "search" or each in kept for each in problem.clauses.said()):
         return []
     return ["a baseline ignores the sketch, except for its limits on merging, and so does its bound"]
+
+
+def _sooner_nccl(problem: Problem, schedule: Schedule, options: Namespace) -> list[str]:
+    """Note if nccl, which best leaves out, has a shorter modelled time; empty otherwise, or if time is up."""
+    limit = options.deadline.sooner(_NCCL_SHARE * options.deadline.left_s)
+    with suppress(CollectiveError, InputError, OutOfTime), limit.enforced():
+        chosen = taccl.baselines.nccl_choices(problem, nvls=not options.no_nvls)[0]
+        if chosen.time_us < schedule.predicted_us:
+            said = f"best leaves out nccl, whose modelled time is {format_us(chosen.time_us)} ({chosen})"
+            return [f"{said}: `taccl baseline nccl`"]
+    return []
 
 
 def _schedule(name: str, problem: Problem, deadline: Deadline, *, nvls: bool) -> Schedule:
