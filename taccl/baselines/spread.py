@@ -273,7 +273,7 @@ def soonest_so_far(problem: Problem) -> list[Schedule]:
 
 
 def keep_soonest(problem: Problem, made: Schedule) -> Schedule:
-    """Return a schedule, after keeping it in `soonest_so_far` of the problem if it finishes first."""
+    """Return `made`; keep it in `soonest_so_far` of the problem if it finishes before the one kept there."""
     found = soonest_so_far(problem)
     if not found or made.finish < found[0].finish:
         found[:] = [made]

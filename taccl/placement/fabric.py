@@ -321,9 +321,9 @@ class HostFabric:
         return self.names[most], int(busy[most])
 
     def least_crossing(self, messages: RankMessages) -> int:
-        """Lower bound in ticks, over all orders, on the busy time of a resource between two sets of hosts.
+        """Lower bound in ticks, for every order of ranks, on the largest busy time of a resource between hosts.
 
-        Consider a resource that every message from a set of k of the n hosts to the others holds. Every rank
+        Take k of the n hosts, and a resource that all messages from them to the other hosts hold. Every rank
         must send as much as it receives. Then the ranks on these k hosts send at least ``a * k * (n - k) /
         n`` units to the others. Here `a` is the second eigenvalue of the Laplacian of the traffic between
         ranks, averaged over both directions. The bound is 0 if some rank sends more or less than it receives.

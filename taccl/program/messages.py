@@ -243,11 +243,11 @@ def follow_named(
 
 
 class _SumPlan:
-    """Readers of the contributions that arrive at each rank: parts of later messages, and results.
+    """Plan of what reads the contributions that arrive at each rank: later messages and the rank's results.
 
     - `readers`: {(rank, chunk): all readers}.
     - `results`: {(rank, chunk): the reader for the result}.
-    - `reads`: {id of a part: the reader that sums it up at the sender}, only for parts whose arrival is read.
+    - `reads`: {id of a message's part: reader that sums it up at the sender}, for parts read on arrival.
     """
 
     def __init__(

@@ -277,7 +277,11 @@ class _Grid:
         return _Solved(float(objective @ answer.values), float(duals[num_flows]), prices)
 
     def num_flows(self, steps: int, least: int) -> int:
-        """Number of pairs of a hop and a send on the grid that leave time for the rest of a path."""
+        """Number of variables of the linear program: hops with a send that may be part of a path in time.
+
+        - `steps`: Number of time steps.
+        - `least`: Min number of steps of a send.
+        """
         # Number of lengths of a send that starts as early as possible; a start one step later has one fewer.
         lengths = (
             steps - (self.distance[a] + self.diameter - self.distance[b] + 1) * least + 1

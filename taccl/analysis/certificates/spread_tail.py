@@ -229,9 +229,10 @@ class TailSpread:
             self.labels = labels_of(awake), labels_of(late), labels_of(entered)
 
     def best(self, sizes: Sequence[int]) -> tuple[int, int, int, list[int]]:
-        """Best bound in ticks from the last k chunks to enter sets of ranks, with its proof; tries several k.
+        """Best bound in ticks from the last k entries of chunks into sets, over several k.
 
-        Returns (bound, number of last entries, their earliest tick, earliest ticks of their pairs).
+        Returns (bound, k, earliest tick of these entries, earliest ticks by which there can be 1, 2, ...
+        pairs of such a chunk and a rank of the set that wants it).
 
         - `sizes`: Number of ranks of the set that want the chunk, for each entry, ascending.
         """

@@ -205,7 +205,7 @@ class _Machine:
         )
 
     def _may_go(self, m: int, force: bool) -> bool:
-        """True if the hop is useful and, with `enter_once`, the first by which its chunk enters a node.
+        """True if the hop is useful and, with `enter_once`, enters no node that its chunk enters already.
 
         - `force`: True to allow chunks that are already in that node, or on their way there.
         """

@@ -337,7 +337,7 @@ def _nets(fabric: Fabric, demand: Demand) -> Nets:
 
 
 def _groups(fabric: Fabric, demand: Demand, num_trees: int) -> tuple[Nets, Paths]:
-    """(a net for each group of chunks with the same origins, empty paths of the chunks).
+    """A net for each group of chunks with the same origins, and `Paths` of the chunks, to be filled later.
 
     A net leads from the origins to all ranks, and has the mean size of its chunks. Later, each group gets
     `num_trees` trees, and each chunk follows one of them to its target.
