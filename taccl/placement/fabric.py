@@ -321,7 +321,7 @@ class HostFabric:
         return self.names[most], int(busy[most])
 
     def least_crossing(self, messages: RankMessages) -> int:
-        """Lower bound in ticks, for every order of ranks, on the largest busy time of a resource between hosts.
+        """Lower bound in ticks, for every order of ranks, on the most that a resource between hosts is busy.
 
         Take k of the n hosts, and a resource that all messages from them to the other hosts hold. Every rank
         must send as much as it receives. Then the ranks on these k hosts send at least ``a * k * (n - k) /
