@@ -244,7 +244,7 @@ def _least(parts: Sequence[TimedPart]) -> float:
 
 
 class MixTimes:
-    """Estimated finishes of mixed plans, which consider only resources that can cause delays.
+    """Estimator of the finish of mixed plans; it considers only resources that can cause delays.
 
     - `resources`: Indices of these resources. A resource is left out if another one is held at least as long
       in every step; of several resources with equal loads, one is listed.

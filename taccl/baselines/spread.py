@@ -37,8 +37,7 @@ _PAYS = Fraction(97, 100)
 #: Like `_PAYS`, for schedules that exchange partial sums unscattered (`or_whole_sums`). It is nearer to 1:
 #: a smaller gain suffices, because the cut makes the parts of a chunk equal in size.
 _PAYS_EVENLY = Fraction(999, 1000)
-#: Max pairs of a chunk and a rank for which exchanges of whole partial sums are tried (some 500,000
-#: transfers).
+#: Max chunks times ranks for which exchanges of unscattered partial sums are tried (some 500,000 transfers).
 _MOST_OF_WHOLE_SUMS = 80_000
 #: `MANY_CUT`: default max transfers of a schedule that is cut further.
 #: `_MOST_CUT`: max transfers of a schedule after the cut.

@@ -178,7 +178,7 @@ class Run:
         return not self.costs.pcie and (self.num_nodes == 1 or self.costs.network.ll128)
 
     def network_us(self, p: int, algorithm: str, *, model: bool) -> float:
-        """Latency in us of a hop between nodes, by the library's model if `model`, else as predicted.
+        """Latency in us of a hop between nodes: in the library's own tuning model if `model`, else in ours.
 
         - `p`: Index of the protocol in `PROTOCOLS`.
         """

@@ -213,7 +213,7 @@ _COLLECTIVES = {
 #: Message sizes in NCCL's tuner table: powers of two, 8 B to 8 GiB. A rule applies up to the next size.
 _TABLE_SIZES = tuple(1 << power for power in range(3, 34))
 #: {protocol: (bytes per thread below which NCCL 2.30 drops a channel, minimum threads per channel)}.
-#: The minimum threads for simple are those of PCIe.
+#: The minimum threads for simple are those that NCCL uses on PCIe.
 _THREAD_BYTES = {"ll": (8, 512), "ll128": (8, 640), "simple": (64, 256)}
 #: `_FEWEST_CHANNELS`: minimum number of channels in a rule of NCCL's tuner table.
 #: `_MOST_CHANNELS`: maximum number of channels in a rule, as NCCL 2.30 builds at most 64.

@@ -153,7 +153,7 @@ def _paths(
 
 
 def _of_one_rank(paths: dict[int, list[Hashable]], ranks: list[int], place: int) -> set[Hashable]:
-    """Resources that lie at one end of every path that contains them, always next to the same rank.
+    """Resources that occur only at the given end of paths, and there at a single rank.
 
     - `ranks`: Rank at that end of each link.
     - `place`: 0 for the first end of paths, -1 for the last.
