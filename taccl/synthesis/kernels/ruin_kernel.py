@@ -8,23 +8,28 @@ from taccl.synthesis.kernels.timing_kernel import book_anew, charge, first_from,
 
 # Index names below: t tree, r rank, e link, a arc, k kind, m send, h hold, q resource.
 
+#: Limits of the moves: a number below `_ANY` is drawn, and the first move with a higher limit is made. So of
+#: 8 ruins, 3 remove sends on a critical chain, 3 sends adjacent in time on a resource of it, and 2 any sends.
+_ON_CHAIN, _ADJACENT, _ANY = 3, 6, 8
+
 
 @inner
 def ruin(w: Work, now: SearchState, rules: Rules) -> None:
     """Remove routes of some chunks, chosen by their sends in one of three ways.
 
-    The sends are on a critical chain, or adjacent in time on a resource that this chain uses, or random.
+    The sends are on a critical chain (`_ON_CHAIN`), or adjacent in time on a resource that this chain uses
+    (`_ADJACENT`), or random (`_ANY`).
     """
     arcs, calendar, room = w.arcs, now.calendar, w.room
     room.is_ruined[:] = False
     room.queue[0] = 0  # number of ruined trees
     left = 1 + draw(room, rules.most_ruined)
-    kind = draw(room, 8)
+    kind = draw(room, _ANY)
     whole = draw(room, 2) == 0
-    length = _critical(w, now) if kind < 6 else 0
+    length = _critical(w, now) if kind < _ADJACENT else 0
     tries = 16
     row = at = 0
-    if 3 <= kind < 6:
+    if _ON_CHAIN <= kind < _ADJACENT:
         m = room.chain[draw(room, length)]
         e = now.link[m]
         q = arcs.resource[arcs.hold_of[e] + draw(room, arcs.hold_of[e + 1] - arcs.hold_of[e])]
@@ -36,9 +41,9 @@ def ruin(w: Work, now: SearchState, rules: Rules) -> None:
     for i in range(tries):
         if left <= 0:
             break
-        if kind < 3:
+        if kind < _ON_CHAIN:
             m = room.chain[draw(room, length)]
-        elif kind < 6:
+        elif kind < _ADJACENT:
             m = room.chain[i]
         else:
             m = now.order[draw(room, now.size[0])]
