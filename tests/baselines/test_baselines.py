@@ -1,5 +1,6 @@
 """All baselines give valid schedules, ignore the sketch except for its merging, and are found by name."""
 
+import re
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -143,10 +144,9 @@ def test_by_name(make):
 
 def test_unknown_name(make):
     """An unknown name is refused, and the error lists the known ones."""
-    with pytest.raises(
-        InputError, match=r"found 'rong'; expected one of ring, tree.*; did you mean 'ring'\?"
-    ):
+    with pytest.raises(InputError, match=r"found 'rong'; .*; did you mean 'ring'\?") as caught:
         baseline("rong", make("allgather", fabrics.ring(4)))
+    assert set(BASELINES) <= set(re.findall(r"[\w-]+", str(caught.value)))
 
 
 def test_no_baseline_can(make):

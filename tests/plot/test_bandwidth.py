@@ -106,7 +106,7 @@ def test_baselines_that_do_not_apply_are_listed():
     problem = problem_of(full(3), collectives.allgather(3))
     schedule = taccl.baselines.ring(problem)
     rates = taccl.plot.bandwidths(schedule, sizes=["3MB"])
-    assert set(rates.attrs["undefined"]) == {
+    assert set(rates.attrs["undefined"]) >= {
         "halving-doubling", "hierarchical", "dimension-balanced", "one-shot", "swing", "bine trees",
         "in the network", "at servers",
     }  # fmt: skip
