@@ -83,11 +83,11 @@ class LinkEnds(NamedTuple):
         return cls(first, first[:-1] + counts[:, 0], np.array(flat, np.int64))
 
     def sources(self, link: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(send, rank) columns, with a row for every source rank of each send; send k uses ``link[k]``."""
+        """(send, rank) columns, a row for every source rank of each send; send k uses ``link[k]``."""
         return self._of(self.first[link], self.middle[link])
 
     def destinations(self, link: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(send, rank) columns, with a row for every destination rank of each send; send k uses ``link[k]``."""
+        """(send, rank) columns, a row for every destination rank of each send; send k uses ``link[k]``."""
         return self._of(self.middle[link], self.first[link + 1])
 
     def _of(
