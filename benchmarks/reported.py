@@ -81,7 +81,7 @@ REPORTS = (
         "bridged-four.txt",
         ("baseline nccl --topology {} --collective allreduce --size 1GB",),
         "formula and schedule agree",
-        r"(?s)finish +22\d{3}.*predicted 22\d{3}",
+        r"(?s)finish +22\d{3}.*modelled time 22\d{3}",
     ),
     *(
         Report(
