@@ -23,9 +23,12 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 T = TypeVar("T", bound=np.generic)
-#: `MAX_TICKS_PER_US`: max ticks per microsecond for exact costs.
-#: `ROUNDED_TICKS_PER_US`: ticks per microsecond for costs that must be rounded.
+#: `MAX_TICKS_PER_US`: max ticks per microsecond (femtoseconds), for exact and for rounded costs.
+#: `ROUNDED_TICKS_PER_US`: ticks per microsecond (picoseconds) for rounded costs whose times are too long for
+#: femtoseconds.
 MAX_TICKS_PER_US, ROUNDED_TICKS_PER_US = 10**9, 10**6
+#: {ticks per microsecond: name of a tick}.
+_NAMES = {MAX_TICKS_PER_US: "femtosecond", ROUNDED_TICKS_PER_US: "picosecond"}
 _MAX_FINISH_TICKS = 2**62
 
 
@@ -144,7 +147,8 @@ def exact_costs(topology: Topology, chunk_bytes: Sequence[int]) -> Costs:
     """Costs of a topology in integer ticks, and sizes of chunks in integer units.
 
     If costs need more than a tick per femtosecond, or times more than 64 bits, costs are rounded up to
-    picoseconds, with a `NumericsWarning`. `TopologyError` is raised if times need more than 64 bits even so.
+    femtoseconds, or to picoseconds if times are too long. A `NumericsWarning` says so. Times and bounds are
+    then those of the rounded costs. `TopologyError` is raised if times need more than 64 bits even so.
     """
     unit_bytes = math.gcd(*set(chunk_bytes)) if chunk_bytes else 1
     scale = Fraction(unit_bytes, BYTES_PER_MB)
@@ -162,11 +166,14 @@ def exact_costs(topology: Topology, chunk_bytes: Sequence[int]) -> Costs:
         return ticks, (dearest_alpha * len(units) + dearest_beta * sum(units)) * topology.num_ranks
 
     ticks, longest = on_grid(ticks_per_us)
-    too_fine = ticks_per_us > MAX_TICKS_PER_US or longest > _MAX_FINISH_TICKS
-    if too_fine and ticks_per_us > ROUNDED_TICKS_PER_US:
-        ticks_per_us = ROUNDED_TICKS_PER_US
-        ticks, longest = on_grid(ticks_per_us)
-        _warn_of_rounding(topology)
+    exact_per_us = ticks_per_us
+    for per_us in (MAX_TICKS_PER_US, ROUNDED_TICKS_PER_US):
+        if per_us < ticks_per_us and (ticks_per_us > MAX_TICKS_PER_US or longest > _MAX_FINISH_TICKS):
+            ticks_per_us = per_us
+            ticks, longest = on_grid(per_us)
+    if ticks_per_us < exact_per_us:
+        pairs = (each for exact, rounded in zip(us, ticks, strict=True) for each in zip(exact, rounded))
+        _warn_of_rounding(topology, ticks_per_us, max(Fraction(t) / ticks_per_us / v for v, t in pairs if v))
     if longest > _MAX_FINISH_TICKS:
         raise TopologyError(
             f"found costs and chunks of {format_size(max(chunk_bytes))} that need more than 64 bits "
@@ -180,14 +187,15 @@ def exact_costs(topology: Topology, chunk_bytes: Sequence[int]) -> Costs:
     return Costs(ticks_per_us, link_alpha, link_beta, hold_alpha, hold_beta, _read_only(units))
 
 
-def _warn_of_rounding(topology: Topology) -> None:
-    """Warn that costs are not exact, once per topology."""
+def _warn_of_rounding(topology: Topology, ticks_per_us: int, most: Fraction) -> None:
+    """Warn that costs are not exact, once per topology; `most` is the largest ratio to an exact cost."""
     if "rounding is told" in topology.cache:
         return
     topology.cache["rounding is told"] = True
     text = (
         f"{topology.name}: no grid in 64 bits, of at most {MAX_TICKS_PER_US} ticks per microsecond, "
-        "represents all costs exactly; each is rounded up to a picosecond"
+        f"represents all costs exactly; each is rounded up to a {_NAMES[ticks_per_us]}, by at most "
+        f"{float(100 * (most - 1)):.2g} %; times and bounds are for these costs"
     )
     warn(text, NumericsWarning)
 

@@ -123,17 +123,19 @@ def test_two_different_copies_at_the_same_time_are_a_race():
     assert [(v.kind, v.rank, v.link) for v in found.violations] == [("race", 1, 2)]
 
 
-def test_coarse_grid_rounds_up_and_no_further():
+@pytest.mark.parametrize(("whole_us", "ticks_per_us"), [(0, 10**9), (10**12, 10**6)])
+def test_coarse_grid_rounds_up_and_no_further(whole_us, ticks_per_us):
     """Costs that fit no tick are rounded up to the next one, and no further.
 
-    1/3 us is 333333.3 ticks: ends of 333334 plus beta are accepted, one tick more or less is refused.
+    1/3 us is 333333333.3 ticks: ends of 333333334 plus beta are accepted, one tick more or less is refused.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumericsWarning)
-        schedule = coarse_grid()
-        assert schedule.problem.costs.ticks_per_us == 10**6
+        schedule = coarse_grid(whole_us)
+        assert schedule.problem.costs.ticks_per_us == ticks_per_us
         assert verify(schedule).ok
-        for end in (333334, 333336):
+        right = int(schedule.end[0])
+        for end in (right - 1, right + 1):
             wrong = verify(build(schedule.problem, [Row(0, 0, 0, end)]))
             assert [v.kind for v in wrong.violations] == ["times"]
 

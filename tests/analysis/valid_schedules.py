@@ -5,6 +5,7 @@ Chunks are 1 MB, so a send takes alpha + beta microseconds; unless stated otherw
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -289,12 +290,16 @@ def unequal_chunks() -> Schedule:
     return build(problem, [Row(0, 0, 0, 5), Row(1, 1, 0, 7)])
 
 
-def coarse_grid() -> Schedule:
-    """Alpha is 1/3 us and beta just under 10**-9; both are rounded up to ticks of 10**-6 us."""
+def coarse_grid(whole_us: int = 0) -> Schedule:
+    """Schedule whose alpha of 1/3 us, and beta just under a tick, are rounded up to ticks of a femtosecond.
+
+    - `whole_us`: Added to alpha; ticks are picoseconds if times are too long for femtoseconds.
+    """
     topology = TopologyBuilder("thirds", [0, 0])
-    topology.add_link(0, 1, alpha_us=Fraction(1, 3), beta_us_per_mb=Fraction(1, 1000000007))
+    alpha = whole_us + Fraction(1, 3)
+    topology.add_link(0, 1, alpha_us=alpha, beta_us_per_mb=Fraction(1, 1000000007))
     problem = make_problem(topology.build(), collectives.broadcast(2), chunk_bytes=MB)
-    return build(problem, [Row(0, 0, 0, 333334 + 1)])
+    return build(problem, [Row(0, 0, 0, math.ceil(alpha * problem.costs.ticks_per_us) + 1)])
 
 
 #: Schedules of a few dozen ticks, which a tick-by-tick simulation can follow.

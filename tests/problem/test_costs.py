@@ -36,10 +36,22 @@ def test_a_unit_is_what_all_chunks_divide_into():
 
 
 def test_costs_beyond_a_femtosecond_are_rounded_up_with_a_warning():
-    """Costs that need finer ticks than a femtosecond are rounded up to whole picoseconds, with a warning."""
-    with pytest.warns(NumericsWarning, match="rounded up to a picosecond"):
+    """Costs that need finer ticks than a femtosecond are rounded up to it, with a warning that says by how much."""
+    with pytest.warns(NumericsWarning, match="rounded up to a femtosecond, by at most 6e.02 %"):
         costs = costs_of(Fraction(1, 7 * 10**9), 1, MB).costs
-    assert (costs.link_alpha.tolist(), costs.ticks_per_us) == ([1], 10**6)
+    assert (costs.link_alpha.tolist(), costs.ticks_per_us) == ([1], 10**9)
+
+
+def test_rounded_costs_of_odd_bytes_are_near_the_exact_ones():
+    """If all chunks have only one byte as a common unit, the time of a byte is rounded by at most 0.1 %.
+
+    1 us/MB is a picosecond per byte: a little more must not become two.
+    """
+    beta = 1 + Fraction(1, 10**10)
+    with pytest.warns(NumericsWarning, match="rounded up to a femtosecond, by at most 0.1 %"):
+        costs = costs_of(1, beta, [345_999, 346_001]).costs
+    byte_us = costs.us(int(costs.link_beta[0]))
+    assert beta <= byte_us * MB < beta * Fraction(1001, 1000)
 
 
 def test_times_that_are_too_long_for_a_fine_grid_are_rounded():

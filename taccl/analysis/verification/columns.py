@@ -29,8 +29,8 @@ BLOCK = 1 << 16
 #: `MANY`: min transfers of a schedule for which compiled loops are used, if numba is loaded.
 #: `_TIMES_UNLOADED`: factor on this minimum if numba is not loaded yet, as loading takes 0.5 s.
 MANY, _TIMES_UNLOADED = 1 << 15, 4
-#: Max ticks per microsecond of a problem. Costs that need more may have been rounded up to this grid.
-_FINEST_TICKS_PER_US = 10**6
+#: Ticks per microsecond to which costs may have been rounded up that need more of them.
+_ROUNDED_TICKS_PER_US = (10**9, 10**6)
 _BYTES_PER_MB = 10**6
 #: Range of starts in ticks, from `_LEAST` to below `_MOST`, such that a start plus a duration fits into 64
 #: bits.
@@ -105,8 +105,9 @@ class ExactTicks:
     """Costs in ticks, computed from exact fractions; all arrays are int64.
 
     A send of u units over link e lasts ``(link_alpha[e] + u * link_beta[e]) / divisor`` ticks. `divisor` is 1
-    if all costs are whole ticks. It is also 1 if costs would need more than the max ticks per microsecond.
-    Alpha and the beta of one unit are then rounded up; a unit is the greatest common divisor of chunk sizes.
+    if all costs are whole ticks. It is also 1 if the ticks are femtoseconds or picoseconds, and costs need
+    finer ones. Alpha and the beta of one unit are then rounded up; a unit is the greatest common divisor of
+    chunk sizes.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -121,7 +122,7 @@ class ExactTicks:
             for (values, _), scale in zip(found, (Fraction(1), unit) * 2, strict=True)
         ]
         finest = math.lcm(*(value.denominator for values in columns for value in values))
-        if self.per_us == _FINEST_TICKS_PER_US < finest:
+        if self.per_us in _ROUNDED_TICKS_PER_US and self.per_us < finest:
             columns = [[Fraction(math.ceil(v * self.per_us)) for v in values] for values in columns]
         else:
             columns = [[value * self.per_us for value in values] for values in columns]
