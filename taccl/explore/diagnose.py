@@ -19,9 +19,10 @@ from taccl.errors import CollectiveError, FormatError, NumericsWarning
 from taccl.explore.expectation import Choice, Expectation
 from taccl.explore.measured_machine import Machine, read_logs, topology_of
 from taccl.explore.plan_runtimes import under_launch
-from taccl.measure.causes import DETOURS, HEALTHY, WITHIN_ERROR, Cause, Facts, causes_of, sizes_off
+from taccl.measure.causes import DETOURS, Cause, causes_of, sizes_off
 from taccl.measure.curve import Kink, irregularity_note, kinks, slow_middle
 from taccl.measure.diagnosis import Diagnosis, Gain, Limit, Point, SeriesDiagnosis
+from taccl.measure.facts import HEALTHY, WITHIN_ERROR, Facts
 from taccl.measure.logs import OTHER_LIBRARY
 from taccl.measure.machine import NO_PEERS, has_no_peers, machine_of, mismatches
 from taccl.measure.model import COLLECTIVES

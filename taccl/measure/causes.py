@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from taccl._internal.units import format_size
-from taccl.measure.curve import Kink
+from taccl.measure.facts import HEALTHY, UNEQUAL, WITHIN_ERROR, Facts
 from taccl.topology.tuning import PACK_BYTES
 
-#: `HEALTHY`: min share of the expected bandwidth that a healthy series reaches.
-#: `USUAL`: max ratio of times of small messages to usual times in a healthy series.
-HEALTHY, USUAL = 0.93, 1.5
-WITHIN_ERROR = 0.85  #: Min share of the expected bandwidth that an error of the model may explain.
 #: `_MATCHES`: max relative difference between the measured share of the expected bandwidth and the share
 #: that a cause predicts. `_INDISTINCT`: causes whose differences are this close cannot be told apart.
 _MATCHES, _INDISTINCT = 0.05, 0.03
@@ -33,8 +28,6 @@ _BALANCED = 2.0
 _FALLS = 0.1
 #: Ratios of oversubscription that are usual between leaves of a network.
 _OVERSUBSCRIPTIONS = (2, 3, 4)
-#: Min ratio of the fastest NIC's rate to the slowest NIC's rate that shows a slow rail.
-_UNEQUAL = 1.15
 #: Max ratio, in either direction, of the time of small messages to the time in which one process launches
 #: the kernels of all GPUs of a node. Within it, the launches explain the time.
 _LAUNCHES = 1.3
@@ -76,97 +69,6 @@ class Cause(NamedTuple):
     remedy: str
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """Figures of a series relative to what is expected.
-
-    - `share`: Measured over expected bandwidth of large messages; None without large messages.
-    - `small_ratio`: Measured over usual time of small messages; None if either is unknown.
-    - `network_shares`: {algorithm: share of the NICs' rate that explains `share`}; empty in a single node.
-    - `nic_gb_per_s`, `nics_per_node`: Rate that messages reach on a NIC, and NICs of a node.
-    - `joint`: Links of a node: ``"NVSwitch"``, ``"NVLink"``, ``"xGMI"``, ``"PCIe"``, or ``"bridges"``
-      if NVLinks join some GPUs, and PCIe the others.
-    - `shares`: {protocol, or ``"no nvls"``: expected bandwidth under it, divided by that of the best choice}.
-    - `algorithm_shares`: {algorithm: expected bandwidth with it, divided by that of the best choice}.
-    - `share_of_nodes`: {number of nodes: share}, of all series of this collective.
-    - `nics_gb_per_s`: Rates of single NICs, from logs of perftest.
-    - `launches_ratio`: Measured time of small messages over the time in which one process launches all GPUs
-      of a node; None if the log states its processes, or the launch is unknown.
-    - `unaligned_bytes`: Bytes of a rank's part at the largest size, if NCCL cannot copy it in whole packs;
-      otherwise 0.
-    - `ll_ratio`: Measured over usual time that bytes add to the latency, at the largest size where LL is
-      usual; None if unknown.
-    - `named_network`: True if the user named the topology, False if it follows from names of GPUs.
-    - `network`: Network between nodes that the usual times assume, such as ``"EFA"``; empty if unknown.
-    - `is_instance`: True if the user named an instance type, which has one network.
-    - `log_network`: Network that the log names; empty if it names none.
-    - `other_share`: Highest share at smaller sizes of 256 MiB and more; None if unknown.
-    - `other_library`: Evidence that another library than NCCL or RCCL ran the collective; empty if none.
-    - `stated`: {cause that lines of NCCL_DEBUG=INFO show: evidence}.
-    - `excluded`: Causes that such lines exclude.
-    """
-
-    collective: str
-    num_nodes: int
-    share: float | None = None
-    small_ratio: float | None = None
-    network_shares: dict[str, float] = field(default_factory=dict)
-    nic_gb_per_s: float = 0.0
-    nics_per_node: int = 0
-    joint: str = ""
-    is_amd: bool = False
-    shares: dict[str, float] = field(default_factory=dict)
-    share_of_nodes: dict[int, float] = field(default_factory=dict)
-    nics_gb_per_s: tuple[float, ...] = ()
-    named_network: bool = True
-    kinks: tuple[Kink, ...] = ()
-    unaligned_bytes: int = 0
-    launches_ratio: float | None = None
-    ll_ratio: float | None = None
-    network: str = ""
-    is_instance: bool = False
-    log_network: str = ""
-    other_share: float | None = None
-    other_library: str = ""
-    stated: Mapping[str, str] = field(default_factory=dict)
-    excluded: Collection[str] = ()
-    algorithm_shares: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def is_slow(self) -> bool:
-        """True if large messages are slower than expected."""
-        return self.share is not None and self.share < HEALTHY
-
-    @property
-    def slow_network(self) -> float | None:
-        """Least share of the NICs' rate that explains the slow series; None if the network is not slow."""
-        share = min(self.network_shares.values(), default=1.0)
-        return share if self.is_slow and self.num_nodes > 1 and share < HEALTHY else None
-
-    @property
-    def falls(self) -> bool:
-        """True if only the largest messages are slow, and smaller ones have the expected bandwidth."""
-        share, other = self.share, self.other_share
-        return share is not None and other is not None and other >= HEALTHY and share < WITHIN_ERROR * other
-
-    @property
-    def is_slow_pcie(self) -> bool:
-        """True if large messages are slow in a node whose GPUs are joined by PCIe alone."""
-        return self.is_slow and self.num_nodes == 1 and self.joint == "PCIe"
-
-    @property
-    def slows_ll(self) -> bool | None:
-        """True if the fault also slows sizes for which protocol LL is usual; None if unknown."""
-        if self.ll_ratio is None or not self.share:
-            return None
-        return bool(self.ll_ratio > self.share**-0.5)  # geometric mean of 1 and large messages' slowdown
-
-    @property
-    def is_late(self) -> bool:
-        """True if small messages take longer than usual."""
-        return self.small_ratio is not None and self.small_ratio > USUAL
-
-
 #: (grade, relative distance from the measured share, evidence) of a cause; None if figures exclude it.
 _Found = tuple[Grade, float, str] | None
 
@@ -182,7 +84,7 @@ def causes_of(facts: Facts) -> tuple[Cause, ...]:
     found = [(rule, *each) for rule in _RULES if (each := _evidence(rule, facts)) is not None]
     is_stated = any(rule.of == "rate" and rule.name in facts.stated for rule, *_ in found)
     matches = sorted(distance for rule, _, distance, _ in found if rule.of == "rate" and distance <= _MATCHES)
-    is_unsure = facts.slow_network is not None and _may_hide_rail(facts)
+    is_unsure = facts.slow_network is not None and facts.may_hide_rail
     is_unsure |= facts.share is not None and facts.share >= WITHIN_ERROR
     is_unsure |= len(matches) > 1 and matches[1] <= matches[0] + _INDISTINCT
     causes = []
@@ -361,12 +263,12 @@ def _sockets(facts: Facts) -> _Found:
 def _unused_nic(facts: Facts) -> _Found:
     share, num = facts.slow_network, facts.nics_per_node
     slow = _slow_nics(facts)
-    if share is None or _nics_differ(facts) or slow and slow[1] <= _MATCHES:
+    if share is None or facts.nics_differ or slow and slow[1] <= _MATCHES:
         return None
     half = 0.5, "half of the NICs' rate: one of two is unused, or two GPUs share one"
     some = [(used / num, f"the rate of {used} of {num} NICs") for used in range(1, num)]
     # The bus bandwidth of a ring equals the total rate of the NICs that the ring uses.
-    ring, reached = facts.network_shares.get("ring", share), _measured_share(facts)
+    ring, reached = facts.network_shares.get("ring", share), facts.measured_share
     pairs = [(ring, each) for each in some] + [(share, each) for each in (*some[-1:], half)]
     measured = ", as measured one by one" if reached < 1 else ""
     told = f"the network carries {{:.0%}} of what its NICs could{measured}: {{}}"
@@ -399,8 +301,8 @@ def _pcie(facts: Facts) -> _Found:
 
 
 def _slow_nics(facts: Facts) -> _Found:
-    share, reached, num = facts.slow_network, _measured_share(facts), len(facts.nics_gb_per_s)
-    if share is None or _nics_differ(facts) or reached >= HEALTHY:
+    share, reached, num = facts.slow_network, facts.measured_share, len(facts.nics_gb_per_s)
+    if share is None or facts.nics_differ or reached >= HEALTHY:
         return None
     ratio = facts.network_shares.get("ring", share) / reached
     # perftest states the wire rate. Messages of a collective reach at least 1 / `_WIRE` of that rate.
@@ -417,16 +319,16 @@ def _slow_rail(facts: Facts) -> _Found:
     share = facts.slow_network
     if share is None or facts.nics_per_node < 2:
         return None
-    if _nics_differ(facts):
+    if facts.nics_differ:
         rates = sorted(facts.nics_gb_per_s)
-        num_slow = sum(rate * _UNEQUAL < rates[-1] for rate in rates)
+        num_slow = sum(rate * UNEQUAL < rates[-1] for rate in rates)
         listed = ", ".join(f"{rate:.3g}" for rate in rates)
         told = f"NICs measured one by one reach {listed} GB/s: {num_slow} of {len(rates)} are slow"
         # All rails carry equal parts, so the slowest one limits the rate.
         explained = facts.network_shares.get("ring", share) / min(1.0, rates[0] / (facts.nic_gb_per_s or 1.0))
         return "likely" if explained >= WITHIN_ERROR else "possible", 0.0, told
     measured = len(facts.nics_gb_per_s)
-    several_slow = measured > 1 and _measured_share(facts) < 1  # so more than a single rail is slow
+    several_slow = measured > 1 and facts.measured_share < 1  # so more than a single rail is slow
     if measured >= facts.nics_per_node or several_slow:
         return None
     slow = share * facts.nic_gb_per_s
@@ -442,10 +344,10 @@ def _oversubscribed(facts: Facts) -> _Found:
     if len(by_nodes) > 1 and by_nodes[-1][1] < by_nodes[0][1] - _FALLS and facts.num_nodes > by_nodes[0][0]:
         told = ", ".join(f"{part:.0%} on {nodes}" for nodes, part in by_nodes)
         return "likely", 0.0, f"share of the expected bandwidth by number of nodes: {told}"
-    if facts.num_nodes == 2 and _nics_differ(facts):
+    if facts.num_nodes == 2 and facts.nics_differ:
         return None
     if facts.num_nodes == 2:
-        carried = facts.network_shares.get("ring", share) / _measured_share(facts)
+        carried = facts.network_shares.get("ring", share) / facts.measured_share
         told = f"the network carries {carried:.0%} of what its NICs could: {{}} nodes under different leaves"
         found = _nearest(
             (_off_rate(carried * n), told.format(f"{n} to 1 between")) for n in _OVERSUBSCRIPTIONS
@@ -535,23 +437,6 @@ def _other_network(facts: Facts) -> _Found:
     named = f"{facts.log_network}, but no rates" if facts.log_network else "no network"
     told = f"the log names {named}; NICs of {' or '.join(rates)} GB/s per node in all explain it"
     return "possible", 0.0, told
-
-
-def _measured_share(facts: Facts) -> float:
-    """Share of a NIC's expected rate that the fastest measured NIC reaches; 1 if it is healthy or unknown."""
-    share = max(facts.nics_gb_per_s, default=facts.nic_gb_per_s) / (facts.nic_gb_per_s or 1.0)
-    return share if 0 < share < HEALTHY else 1.0
-
-
-def _may_hide_rail(facts: Facts) -> bool:
-    """True if all NICs that were measured one by one are healthy, but others may have a slow rail."""
-    is_healthy = _measured_share(facts) == 1 and not _nics_differ(facts)
-    return is_healthy and len(facts.nics_gb_per_s) < max(facts.nics_per_node, 1)
-
-
-def _nics_differ(facts: Facts) -> bool:
-    rates = facts.nics_gb_per_s
-    return len(rates) > 1 and max(rates) > _UNEQUAL * min(rates)
 
 
 _OTHER_LIBRARY = "a library other than NCCL and RCCL ran the collective"

@@ -8,8 +8,9 @@ from taccl.errors import FormatError, InputError
 from taccl.explore.diagnose import clauses, conclusion
 from taccl.explore.expectation import Expectation
 from taccl.explore.measured_machine import Machine, topology_of
-from taccl.measure.causes import Facts, causes_of
+from taccl.measure.causes import causes_of
 from taccl.measure.diagnosis import Gain
+from taccl.measure.facts import Facts
 from taccl.measure.series import Series
 from tests.explore.degraded import CASES, HALF_SLOT, NIC, NVLS, RINGS, network_log, node_log
 from tests.nvswitch import matrix, server_xml

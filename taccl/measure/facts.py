@@ -1,0 +1,124 @@
+"""Figures of a measured series relative to what is expected, from which causes are judged."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from taccl.measure.curve import Kink
+
+#: `HEALTHY`: min share of the expected bandwidth that a healthy series reaches.
+#: `USUAL`: max ratio of times of small messages to usual times in a healthy series.
+HEALTHY, USUAL = 0.93, 1.5
+WITHIN_ERROR = 0.85  #: Min share of the expected bandwidth that an error of the model may explain.
+#: Min ratio of the fastest NIC's rate to the slowest NIC's rate that shows a slow rail.
+UNEQUAL = 1.15
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Figures of a series relative to what is expected.
+
+    - `share`: Measured over expected bandwidth of large messages; None without large messages.
+    - `small_ratio`: Measured over usual time of small messages; None if either is unknown.
+    - `network_shares`: {algorithm: share of the NICs' rate that explains `share`}; empty in a single node.
+    - `nic_gb_per_s`, `nics_per_node`: Rate that messages reach on a NIC, and NICs of a node.
+    - `joint`: Links of a node: ``"NVSwitch"``, ``"NVLink"``, ``"xGMI"``, ``"PCIe"``, or ``"bridges"``
+      if NVLinks join some GPUs, and PCIe the others.
+    - `shares`: {protocol, or ``"no nvls"``: expected bandwidth under it, divided by that of the best choice}.
+    - `algorithm_shares`: {algorithm: expected bandwidth with it, divided by that of the best choice}.
+    - `share_of_nodes`: {number of nodes: share}, of all series of this collective.
+    - `nics_gb_per_s`: Rates of single NICs, from logs of perftest.
+    - `launches_ratio`: Measured time of small messages over the time in which one process launches all GPUs
+      of a node; None if the log states its processes, or the launch is unknown.
+    - `unaligned_bytes`: Bytes of a rank's part at the largest size, if NCCL cannot copy it in whole packs;
+      otherwise 0.
+    - `ll_ratio`: Measured over usual time that bytes add to the latency, at the largest size where LL is
+      usual; None if unknown.
+    - `named_network`: True if the user named the topology, False if it follows from names of GPUs.
+    - `network`: Network between nodes that the usual times assume, such as ``"EFA"``; empty if unknown.
+    - `is_instance`: True if the user named an instance type, which has one network.
+    - `log_network`: Network that the log names; empty if it names none.
+    - `other_share`: Highest share at smaller sizes of 256 MiB and more; None if unknown.
+    - `other_library`: Evidence that another library than NCCL or RCCL ran the collective; empty if none.
+    - `stated`: {cause that lines of NCCL_DEBUG=INFO show: evidence}.
+    - `excluded`: Causes that such lines exclude.
+    """
+
+    collective: str
+    num_nodes: int
+    share: float | None = None
+    small_ratio: float | None = None
+    network_shares: dict[str, float] = field(default_factory=dict)
+    nic_gb_per_s: float = 0.0
+    nics_per_node: int = 0
+    joint: str = ""
+    is_amd: bool = False
+    shares: dict[str, float] = field(default_factory=dict)
+    share_of_nodes: dict[int, float] = field(default_factory=dict)
+    nics_gb_per_s: tuple[float, ...] = ()
+    named_network: bool = True
+    kinks: tuple[Kink, ...] = ()
+    unaligned_bytes: int = 0
+    launches_ratio: float | None = None
+    ll_ratio: float | None = None
+    network: str = ""
+    is_instance: bool = False
+    log_network: str = ""
+    other_share: float | None = None
+    other_library: str = ""
+    stated: Mapping[str, str] = field(default_factory=dict)
+    excluded: Collection[str] = ()
+    algorithm_shares: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_slow(self) -> bool:
+        """True if large messages are slower than expected."""
+        return self.share is not None and self.share < HEALTHY
+
+    @property
+    def slow_network(self) -> float | None:
+        """Least share of the NICs' rate that explains the slow series; None if the network is not slow."""
+        share = min(self.network_shares.values(), default=1.0)
+        return share if self.is_slow and self.num_nodes > 1 and share < HEALTHY else None
+
+    @property
+    def falls(self) -> bool:
+        """True if only the largest messages are slow, and smaller ones have the expected bandwidth."""
+        share, other = self.share, self.other_share
+        return share is not None and other is not None and other >= HEALTHY and share < WITHIN_ERROR * other
+
+    @property
+    def is_slow_pcie(self) -> bool:
+        """True if large messages are slow in a node whose GPUs are joined by PCIe alone."""
+        return self.is_slow and self.num_nodes == 1 and self.joint == "PCIe"
+
+    @property
+    def slows_ll(self) -> bool | None:
+        """True if the fault also slows sizes for which protocol LL is usual; None if unknown."""
+        if self.ll_ratio is None or not self.share:
+            return None
+        return bool(self.ll_ratio > self.share**-0.5)  # geometric mean of 1 and large messages' slowdown
+
+    @property
+    def is_late(self) -> bool:
+        """True if small messages take longer than usual."""
+        return self.small_ratio is not None and self.small_ratio > USUAL
+
+    @property
+    def measured_share(self) -> float:
+        """Share of a NIC's expected rate that the fastest measured NIC reaches; 1 if healthy or unknown."""
+        share = max(self.nics_gb_per_s, default=self.nic_gb_per_s) / (self.nic_gb_per_s or 1.0)
+        return share if 0 < share < HEALTHY else 1.0
+
+    @property
+    def nics_differ(self) -> bool:
+        """True if the NICs that were measured one by one have unequal rates."""
+        rates = self.nics_gb_per_s
+        return len(rates) > 1 and max(rates) > UNEQUAL * min(rates)
+
+    @property
+    def may_hide_rail(self) -> bool:
+        """True if all NICs that were measured one by one are healthy, but others may have a slow rail."""
+        is_healthy = self.measured_share == 1 and not self.nics_differ
+        return is_healthy and len(self.nics_gb_per_s) < max(self.nics_per_node, 1)
