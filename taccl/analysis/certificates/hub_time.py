@@ -283,7 +283,7 @@ def _costs(witness: HubTime, least: int) -> NDArray[np.int64]:
 
 
 def _no_hub_gains(costs: NDArray[np.int64], shift: int, pair: int, num_ranks: int) -> bool:
-    """True if no hub joins pairs of ranks worth more than its holds cost.
+    """True if no hub joins pairs worth more than its holds cost.
 
     Dynamic programming over the holds in the order of time. The state is the number of sends into the hub so
     far, the number of those out of it, the end of the last hold into it, and that of the last hold out of it.
