@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from taccl.analysis.certificates.switch_counting import SwitchSums
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Callable, Iterator
 
     from taccl.analysis.certificates.certificate import Labels, Witness
     from taccl.problem.problem import Problem
@@ -233,6 +234,23 @@ def relabelled(witness: Any, field: str, rng: random.Random) -> Witness:
         labels[place] = (ticks + more, most - (how == "fewer"))
     found: Witness = replace(witness, **{field: tuple(labels)})
     return found
+
+
+def with_one_number(value: Any, convert: Callable[[Any], Any]) -> Iterator[Any]:
+    """Yield a copy of a witness for each number in it, truth values included, with that number converted."""
+    if isinstance(value, int | Fraction):
+        yield convert(value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for each in fields(value):
+            for other in with_one_number(getattr(value, each.name), convert):
+                yield replace(value, **{each.name: other})
+    elif isinstance(value, tuple | frozenset):
+        parts = list(value)
+        for i, part in enumerate(parts):
+            for other in with_one_number(part, convert):
+                changed_parts = [*parts[:i], other, *parts[i + 1 :]]
+                named = hasattr(value, "_fields")
+                yield type(value)(*changed_parts) if named else type(value)(changed_parts)
 
 
 def _some(rng: random.Random, num_ranks: int) -> frozenset[int]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,12 +14,13 @@ from hypothesis import strategies as st
 from taccl import collectives
 from taccl.analysis.certificates.borders import Border, SingleMachine
 from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.certificate import Late, Witness, is_exact
 from taccl.analysis.certificates.cuts import CutDual, SetCharge
 from taccl.analysis.certificates.first_arrivals import Path
 from taccl.analysis.certificates.flows import FlowDual
 from taccl.analysis.certificates.spread_tail import SpreadTail
 from taccl.topology.builder import TopologyBuilder
-from tests.analysis.tampering import changed, made_up
+from tests.analysis.tampering import changed, made_up, with_one_number
 from tests.fuzzing import cases, fuzzed
 from tests.synthesis.brute_force import optimal_ticks
 from tests.synthesis.small_problems import (
@@ -110,6 +112,47 @@ def test_a_raised_bound_is_refused(kind):
 def test_no_witness_is_refused(kind):
     """A bound above 0 without a witness is refused."""
     assert not any(replace(each, witness=None).check() for each in of_kind(kind))
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        float,
+        np.float64,
+        lambda each: np.int64(each) if each % 1 == 0 else float(each),
+        lambda each: bool(each) if type(each) is int and each in (0, 1) else float(each),
+        lambda each: str(each),
+    ],
+    ids=["float", "numpy float", "numpy integer", "truth value", "text"],
+)
+def test_numbers_that_are_not_exact_are_refused(convert):
+    """A witness of any kind is refused if one of its numbers is a float, numpy's, a truth value or text."""
+    rng, problem, tried = random.Random(0), random_problem(0), Counter()
+    while missing_kinds(tried):
+        witness = made_up(problem, rng)
+        for each in (witness, Late(Fraction(1, 2), witness)):
+            assert is_exact(each, type(each))
+            for other in with_one_number(each, convert):
+                assert not is_exact(other, type(other)), other
+                tried[witness.kind] += 1
+        assert tried.total() < 10**5, missing_kinds(tried)
+
+
+def missing_kinds(tried, base=Witness):
+    """Kinds of the library's witnesses, other than late parts, that are not in `tried`."""
+    found = {kind for each in base.__subclasses__() for kind in missing_kinds(tried, each)}
+    own = base.__module__.startswith("taccl.") and hasattr(base, "kind") and base.kind != Late.kind
+    return found | {base.kind} - set(tried) if own else found
+
+
+def test_certificates_with_inexact_numbers_are_refused():
+    """A certificate is refused if its bound, or one number of its witness, is a float."""
+    for kind in KINDS:
+        for each in of_kind(kind)[:2]:
+            assert each.check()
+            assert not replace(each, bound=float(each.bound)).check()
+            for other in with_one_number(each.witness, float):
+                assert not replace(each, witness=other).check()
 
 
 def test_a_path_to_an_origin_is_refused():

@@ -72,13 +72,15 @@ def test_one_dimension_gains_nothing():
 
 
 def test_a_bound_that_prices_do_not_prove_is_refused():
-    """A bound above what its prices prove, prices that do not sum to 1, and negative prices are refused."""
+    """A bound above what its prices prove, prices that do not sum to 1, negative ones and floats are refused."""
     bound = dimension_bound(taccl.dimensions("multidim:switch4@100,switch3@50"), "allreduce", 10**6)
     assert bound.check()
     assert not replace(bound, bound=bound.bound * Fraction(1001, 1000)).check()
     assert not replace(bound, prices=(Fraction(1), Fraction(1))).check()
     assert not replace(bound, prices=(Fraction(3), Fraction(-2))).check()
     assert not replace(bound, prices=(Fraction(1),)).check()
+    assert not replace(bound, prices=tuple(map(float, bound.prices))).check()
+    assert not replace(bound, bound=float(bound.bound)).check()
 
 
 def test_the_optimum_is_that_over_every_order():

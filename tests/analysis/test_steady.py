@@ -198,6 +198,13 @@ def test_check_refuses_potentials_that_break_a_wait():
     assert not replace(steady, _potentials=(0, 0, 0)).check()
 
 
+def test_check_refuses_numbers_that_are_not_exact():
+    """An interval or potentials as floats are refused: arithmetic with these would round."""
+    steady = initiation_interval(there_and_back())
+    assert not replace(steady, interval=float(steady.interval)).check()
+    assert not replace(steady, _potentials=tuple(map(float, steady._potentials))).check()
+
+
 def test_table_has_a_row_for_each_send():
     """The table of an initiation interval has a heading and the three sends of the critical cycle."""
     lines = initiation_interval(there_and_back()).table().splitlines()

@@ -8,9 +8,11 @@ problem data (costs in ticks, links, `Problem.open_links`), and the time reversa
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, fields, is_dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, Literal, NamedTuple
+from types import UnionType
+from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from taccl._internal.arguments import checked
 from taccl._internal.names import shown
@@ -320,7 +322,12 @@ def is_proven(
     divisible: bool,
     in_network: InNetworkGrant,
 ) -> bool:
-    """True if the witness proves the bound, given in microseconds."""
+    """True if the witness proves the bound, given in microseconds.
+
+    Numbers that are not exact, in the bound or anywhere in the witness, prove nothing.
+    """
+    if not (is_exact(bound, Fraction) and (witness is None or is_exact(witness, type(witness)))):
+        return False
     if isinstance(witness, Late):
         part, left = late_part(problem, witness.moment_us), bound - witness.moment_us
         return part is not None and is_proven(
@@ -340,3 +347,36 @@ def is_proven(
     if reading is None:
         return False
     return witness.holds(Facts(reading, divisible=divisible, in_network=in_network), ticks)
+
+
+def is_exact(value: Any, annotated: Any) -> bool:
+    """True if the value and all its parts have the annotated types, so that arithmetic on them is exact.
+
+    An integer may stand for a fraction. Floats and numpy's numbers, which round or overflow, are refused.
+    """
+    if annotated is Fraction:
+        return type(value) in (int, Fraction)
+    if isinstance(annotated, UnionType):
+        return any(is_exact(value, each) for each in get_args(annotated))
+    outer, inner = get_origin(annotated), get_args(annotated)
+    if outer is not None:
+        if type(value) is not outer:
+            return False
+        if outer is tuple and inner[-1] is not ...:
+            return len(value) == len(inner) and all(map(is_exact, value, inner))
+        return all(is_exact(each, inner[0]) for each in value)
+    kind: Any = type(value)
+    parts = _parts(kind)
+    if not isinstance(value, annotated) or not (parts or kind is annotated):
+        return False
+    return all(is_exact(getattr(value, name), each) for name, each in parts.items())
+
+
+@functools.cache
+def _parts(kind: type) -> dict[str, Any]:
+    """{field of a dataclass or named tuple: its annotation}; empty for other classes."""
+    names = getattr(kind, "_fields", ())
+    if is_dataclass(kind):
+        names = [each.name for each in fields(kind)]
+    hints = get_type_hints(kind) if names else {}
+    return {name: hints[name] for name in names}

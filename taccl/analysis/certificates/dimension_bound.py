@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from taccl._internal.units import BYTES_PER_MB, format_us
+from taccl.analysis.certificates.certificate import is_exact
 from taccl.errors import CollectiveError, TopologyError
 from taccl.problem.problem import Problem
 from taccl.solvers.highs import minimise
@@ -80,6 +81,8 @@ class DimensionBound:
 
     def check(self) -> bool:
         """True if the prices prove the bound: under them, the cheapest order costs at least the bound."""
+        if not (is_exact(self.prices, tuple[Fraction, ...]) and is_exact(self.bound, Fraction)):
+            return False
         if len(self.prices) != len(self.dims) or min(self.prices) < 0 or sum(self.prices) != 1:
             return False
         return self.bound <= _priced(self.dims, self.collective, self.prices) * self.size_mb

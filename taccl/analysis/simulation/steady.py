@@ -19,6 +19,7 @@ from functools import cached_property
 from taccl._internal.arguments import checked
 from taccl._internal.names import shown
 from taccl._internal.units import format_rates, gb_per_s
+from taccl.analysis.certificates.certificate import is_exact
 from taccl.analysis.simulation.events import Events
 from taccl.analysis.simulation.simulation import TimedSend, sends_table
 from taccl.errors import InputError
@@ -105,6 +106,8 @@ class SteadyState:
         The waits must form a cycle whose length is the interval times the tiles that it spans, so no shorter
         interval is feasible. The potentials must satisfy every wait, so the interval itself is feasible.
         """
+        if not (is_exact(self.interval, Fraction) and is_exact(self._potentials, tuple[int, ...])):
+            return False
         problem = self.schedule.problem
         events = Events(self.schedule, problem)
         gaps, ticks = events.gaps(), self.interval * problem.costs.ticks_per_us
