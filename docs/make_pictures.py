@@ -73,12 +73,12 @@ def measured() -> dict[str, Axes]:
         "p5": taccl.plot.measured(taccl.fit([str(published)], "dgx-h100"), ax=figure()),
         "measured": taccl.plot.measured(fit, ax=figure()),
         "beside": beside,
-        **diagnoses(pages.read_text()),
+        **diagnoses((IMAGES.parent / "diagnose.md").read_text()),
     }
 
 
 def diagnoses(page: str) -> dict[str, Axes]:
-    """Pictures of the diagnoses of the logs in `real-machines.md`."""
+    """Pictures of the diagnoses of the logs in `diagnose.md`."""
     with TemporaryDirectory() as made:
         found = {}
         for name, topology in (("nvls", None), ("lanes", "dgx-a100"), ("numa", None)):

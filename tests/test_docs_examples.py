@@ -30,6 +30,7 @@ from taccl.analysis.certificates.certificate import kinds_of_bounds
 from taccl.baselines import spread
 from taccl.baselines.table import label_of
 from taccl.cli import main
+from taccl.measure.causes import RULES
 from taccl.placement import tuning
 from taccl.plot import sizes
 from taccl.topology.machines import SHAPES
@@ -254,22 +255,36 @@ def test_lists_of_machines_are_current(page, line):
 
 @pytest.mark.slow
 def test_quoted_verdicts_are_those_of_diagnose(tmp_path, monkeypatch):
-    """Each verdict on the page of real machines is what the command before it says, to the digit."""
-    page = ROOT / "docs" / "real-machines.md"
+    """Each page or verdict on the page of `diagnose` is what the command before it prints, to the digit."""
+    page = ROOT / "docs" / "diagnose.md"
     text = page.read_text(encoding="utf-8")
     for block in blocks_of(page):
         if block.title:
             (tmp_path / block.title).write_text(block.content)
     monkeypatch.chdir(tmp_path)
-    parts = re.split(r"^(taccl diagnose .*)$", text, flags=re.MULTILINE)
+    parts = re.split(r"^(taccl diagnose (?!allreduce).*)$", text, flags=re.MULTILINE)
     commands = list(zip(parts[1::2], parts[2::2], strict=True))
     assert len(commands) == 4
     for command, after in commands:
-        quote = " ".join(re.findall(r"^> (.*)$", after, re.MULTILINE))
         words = shlex.split(command)[2:]
         logs = [word for word in words if word.endswith((".log", ".txt"))]
         topology = words[words.index("--topology") + 1] if "--topology" in words else None
-        assert taccl.diagnose(logs, topology, budget_s=0).series[0].verdict == quote
+        found = taccl.diagnose(logs, topology, budget_s=0)
+        printed = re.match(r"\n```\n\n```text\n(.*?)```", after, re.DOTALL)
+        if printed:
+            assert printed[1].splitlines() == repr(found).splitlines()
+        else:
+            quote = " ".join(re.findall(r"^> (.*)$", after, re.MULTILINE))
+            assert found.series[0].verdict == quote
+
+
+def test_causes_of_diagnose_are_current():
+    """The page of `diagnose` has a row with title, evidence and remedy for every cause, in their order."""
+    page = (ROOT / "docs" / "diagnose.md").read_text(encoding="utf-8")
+    listed = page.split("\n## Causes, evidence, remedies\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| ([^|]+) \|$", listed, re.MULTILINE)
+    rows = [row for row in rows if row != ("cause", "what to try")]
+    assert rows == list(dict.fromkeys((rule.title, rule.remedy) for rule in RULES))
 
 
 def test_instance_types_are_current():

@@ -81,7 +81,7 @@ def causes_of(facts: Facts) -> tuple[Cause, ...]:
     one, as a slow rail explains any rate. Causes in `_BY_SIZE` remain likely. A cause of the rate that
     lines of the log show is likely, and others are then possible. The same holds for another library.
     """
-    found = [(rule, *each) for rule in _RULES if (each := _evidence(rule, facts)) is not None]
+    found = [(rule, *each) for rule in RULES if (each := _evidence(rule, facts)) is not None]
     is_stated = any(rule.of == "rate" and rule.name in facts.stated for rule, *_ in found)
     matches = sorted(distance for rule, _, distance, _ in found if rule.of == "rate" and distance <= _MATCHES)
     is_unsure = facts.slow_network is not None and facts.may_hide_rail
@@ -441,7 +441,8 @@ def _other_network(facts: Facts) -> _Found:
 
 _OTHER_LIBRARY = "a library other than NCCL and RCCL ran the collective"
 _USE_TESTS = "measure with nccl-tests or rccl-tests, or compare with other logs of the same library"
-_RULES = (
+#: Causes in the order in which pages list them: of slow large messages, of slow small ones, of single sizes.
+RULES = (
     Rule("other-library", _OTHER_LIBRARY, "rate",
          lambda facts: _other_library(facts, is_off=facts.is_slow), _USE_TESTS),
     Rule("other-library", _OTHER_LIBRARY, "latency",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Any, NamedTuple
 
 from taccl._internal.html import card, facts
@@ -13,8 +14,9 @@ from taccl._internal.units import format_size
 from taccl.measure.causes import Cause
 from taccl.measure.series import Series
 
-#: Max number of sizes in the table that `repr` shows.
-_MOST_ROWS = 10
+#: `_MOST_ROWS`: max number of sizes in the table that `repr` shows.
+#: `_MOST_COLUMNS`: max columns of a line of the verdict that `repr` shows.
+_MOST_ROWS, _MOST_COLUMNS = 10, 110
 
 
 def _renamed(name: str, new: str) -> None:
@@ -195,7 +197,7 @@ class SeriesDiagnosis:
     def __repr__(self) -> str:
         lines = [
             f"{self.series.title}, {shown(self.topology)} ({shown(self.series.source)})",
-            f"  {self.verdict}",
+            fill(self.verdict, _MOST_COLUMNS, initial_indent="  ", subsequent_indent="  "),
         ]
         if self.limits:
             lines += ["", "  limits, for large messages", table(self.limit_rows(), indent="    ")]
