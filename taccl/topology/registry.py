@@ -60,9 +60,8 @@ def parse(name: str, *, nodes: Count | None = None, profile: str | None = None, 
     kind = find_kind(kind, name)
     if kind in machines.MACHINES:
         if colon:
-            raise TopologyError(
-                f"found {name!r}; {kind} takes no size: give the number of nodes separately", where="topology"
-            )
+            remedy = f"give the number of nodes as nodes={size if size.isdecimal() else '...'}"
+            raise TopologyError(f"found {name!r}; {kind} takes no size: {remedy}", where="topology")
         if profile is not None:
             options["profile"] = profile
         return _call(machines.MACHINES[kind], kind, (nodes or 1,), options)

@@ -43,6 +43,8 @@ REFUSED = {
         (f"bound {SMALL} --cost-model upstream", "needs an upstream topology file"),
         (f"bound {SMALL} --time-unit-us 2", "needs an upstream topology file"),
         (f"bound {SMALL} --profile nominal", "a fabric has no profiles"),
+        ("bound --topology dgx2:4 --collective allgather", "dgx2 takes no size: give the number of nodes as --nodes 4"),
+        ("show ndv2:2", "ndv2 takes no size: give the number of nodes as --nodes 2"),
         (f"bound {SMALL} --root 1", "--root: allgather has no root"),
         (f"bound {SMALL} --root x", "--root: found 'x'; expected a whole number of at least 0"),
         (f"bound {SMALL} --nodes 0", "--nodes: found '0'; expected a positive whole number"),

@@ -15,7 +15,7 @@ from taccl._internal.reading import kinds_of
 from taccl._internal.units import format_count, format_gap, format_us
 from taccl.cli.options import add_options, option, reader, refuse
 from taccl.cli.output import Answer, picked
-from taccl.cli.things import Kind, is_file, kind_of, program_in, topology_from_word
+from taccl.cli.things import Kind, is_file, kind_of, names_topology, program_in, topology_from_word
 from taccl.errors import InputError
 from taccl.sketch.library import shipped_sketches
 from taccl.topology.registry import fabric_names, machine_names
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> Answer:
     try:
         return _shown(options, kind_of(options.thing))
     except InputError as error:
-        if error.where != "topology" or is_file(options.thing):
+        if error.where != "topology" or is_file(options.thing) or names_topology(options.thing):
             raise
         known = [*_files_beside(options.thing), *shipped_sketches(), *machine_names(), *fabric_names()]
         near = did_you_mean(options.thing, known)
