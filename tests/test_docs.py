@@ -13,6 +13,7 @@ from taccl.sketch.group import symmetry_group
 from taccl.synthesis.milp import ordering, routing
 from taccl.synthesis.milp.jobshop import Cut
 from taccl.synthesis.proposers.greedy import critical_priorities, list_schedule
+from taccl.synthesis.stopping import REMEDIES, StoppingRule
 from taccl.synthesis.transforms.symmetry import take_quotient
 from tests.synthesis.small_problems import custom, full, problem_of, relayed, ring, star, two_nodes
 from tests.test_architecture import LINES
@@ -125,6 +126,15 @@ def test_files_of_how_to_add_exist():
     ]
     assert len(named) > 40
     assert not missing
+
+
+@pytest.mark.parametrize("page", ["backends.md", "quickstart.md"])
+def test_reasons_why_a_search_ended_are_listed(page):
+    """Both pages list every value of `Result.stopped`."""
+    rules = [each for each in StoppingRule.__subclasses__() if each.__module__.startswith("taccl.")]
+    named = {*REMEDIES, *(rule.reason for rule in rules)}
+    text = (DOCS / page).read_text(encoding="utf-8")
+    assert {reason for reason in named if f"`{reason}`" not in text} == set()
 
 
 @pytest.mark.parametrize(("scope", "column"), [("whole chunks", 4), ("all chunkings", 5)])

@@ -12,6 +12,7 @@ import pytest
 
 import taccl
 from taccl import collectives
+from taccl._internal.deadline import Cancellation
 from taccl._internal.kernels import _Kernel
 from taccl.analysis.certificates import bounds
 from taccl.analysis.certificates.certificate import Claim, OfRanks
@@ -35,6 +36,8 @@ from taccl.synthesis.kernels import (
     timing_kernel,
 )
 from taccl.synthesis.kernels.limits import Limits
+from taccl.synthesis.options import Observer
+from taccl.synthesis.stopping import StoppingRule, remedy_after
 from taccl.topology import machines
 from taccl.topology.models import MODELS, Model, NodeShape
 from taccl.topology.profiles import PROFILES
@@ -152,6 +155,29 @@ def test_a_stopping_rule():
     result = taccl.synthesize(problem, stop_when=at_first, time_limit_s=AMPLE_S, sketch="none")
     assert result.stopped == "stopping rule"
     assert len(seen) >= 1
+
+
+@dataclass(frozen=True)
+class Within(StoppingRule):
+    """Rule that ends a search once a schedule finishes within `us` microseconds."""
+
+    us: float
+    reason = "fast enough"
+    remedy = "a smaller time may find some of it"
+
+    def is_met(self, state):
+        """True if the best schedule so far is fast enough."""
+        return state.finish_us <= self.us
+
+
+def test_a_named_stopping_rule():
+    """A rule with a reason of its own ends a search by its state; `Result.explain` has its remedy."""
+    schedule = taccl.baselines.ring(problem_of(ring(4), collectives.allgather(4)))
+    for us, why in ((schedule.finish_us / 2, ""), (schedule.finish_us, "fast enough")):
+        cancellation = Cancellation()
+        Observer(rules=[Within(us)], cancellation=cancellation).incumbent(schedule)
+        assert cancellation.why == why
+    assert remedy_after("fast enough") == "a smaller time may find some of it"
 
 
 def paired(num_ranks, *, counts, chunks_per_rank=None):

@@ -85,8 +85,9 @@ def transformed(
     if links is not None:
         transforms.append(links)
         options = replace(options, keep="schedule", spill_dir=None)
-    if transforms:  # gap and start refer to the untransformed problem
-        options.observer.until_gap, options = None, replace(options, start=None)
+    if transforms:
+        observer, options = options.observer, replace(options, start=None)
+        observer.rules = tuple(rule for rule in observer.rules if not rule.for_asked)
     if dates is not None:
         options.observer.restored = partial(_restored, transforms)
     whole = Search(replace(plain, chunks_open=False), options, limit, asked=plain, made_by=links)

@@ -14,11 +14,12 @@ from taccl.schedule.schedule import Schedule
 from taccl.synthesis.bounding import look_for_bound
 from taccl.synthesis.budget import going_on, run
 from taccl.synthesis.improve.improvement import suits_improvement
-from taccl.synthesis.options import Observer, Options, SearchState, raising_errors_of_callbacks
+from taccl.synthesis.options import Observer, Options, raising_errors_of_callbacks
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.table import IMPROVERS, exchanged_count
 from taccl.synthesis.result import Result, Stage, with_note_on_gap
 from taccl.synthesis.search import Search
+from taccl.synthesis.stopping import SearchState, stopping_rules
 from taccl.synthesis.synthesize import synthesize
 from taccl.synthesis.transforms.switches import PlainLinks
 from taccl.synthesis.warm_start import checked_start
@@ -81,7 +82,7 @@ def improve(
         raise InputError(error.message, where="schedule") from None
     observer = Observer(
         progress=progress, on_incumbent=on_incumbent, on_bound=on_bound, on_stage=on_stage,
-        stop_when=stop_when, until_gap=until_gap, cancellation=limit.cancellation,
+        rules=stopping_rules(until_gap=until_gap, stop_when=stop_when), cancellation=limit.cancellation,
     )  # fmt: skip
     options = Options(seed=seed, observer=observer, parameters=parameters, began_s=since)
     search = Search(problem, options, limit, limit_s=time_limit_s)

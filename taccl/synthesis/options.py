@@ -1,10 +1,10 @@
-"""Options of a search: limits, what is kept of its schedule, callbacks, and the caller's stopping rule."""
+"""Options of a search: limits, what is kept of its schedule, callbacks, and stopping rules."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -14,7 +14,7 @@ from taccl._internal.units import format_size
 from taccl.errors import NoSolutionError
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
-from taccl.synthesis.result import GAP_MET, STOPPING_RULE
+from taccl.synthesis.stopping import SearchState, StoppingRule
 from taccl.synthesis.suggesting.proposals import SketchProposal
 
 if TYPE_CHECKING:
@@ -24,31 +24,6 @@ if TYPE_CHECKING:
     from taccl.synthesis.result import Stage
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class SearchState:
-    """State of a search, as a stopping rule sees it.
-
-    Parameters
-    ----------
-    seconds : float
-        Seconds since the search began.
-    finish_us : float
-        Finish of the best schedule so far, in microseconds; infinite before the first.
-    bound_us : float
-        The highest bound so far, in microseconds; 0 before the first. If a problem leaves the number of
-        chunks open, this is the bound for the chosen number.
-    """
-
-    seconds: float
-    finish_us: float
-    bound_us: float
-
-    @property
-    def gap(self) -> float:
-        """(finish - bound) / bound; infinite until both exist."""
-        return (self.finish_us - self.bound_us) / self.bound_us if self.bound_us > 0 else math.inf
 
 
 class _CallbackFailed(BaseException):
@@ -93,13 +68,10 @@ class Observer:
         Called with each bound that is higher than all earlier ones.
     on_stage : callable, optional
         Called with each stage when it ends.
-    stop_when : callable, optional
-        Called with a `SearchState` after each incumbent, bound and stage; the search ends once it returns
-        true.
-    until_gap : float, optional
-        The search ends once its gap is at most this.
+    rules : sequence of StoppingRule
+        Asked after each incumbent, bound and stage; the search ends once one of them is met.
     is_open : bool
-        True if only bounds over all chunkings count for that gap.
+        True if only bounds over all chunkings are bounds of the problem that was asked.
     cancellation : Cancellation, optional
         Cancelled to end the search; None for a new one.
     """
@@ -111,14 +83,13 @@ class Observer:
         on_incumbent: Callable[[Schedule], None] | None = None,
         on_bound: Callable[[Certificate], None] | None = None,
         on_stage: Callable[[Stage], None] | None = None,
-        stop_when: Callable[[SearchState], bool] | None = None,
-        until_gap: float | None = None,
+        rules: Sequence[StoppingRule] = (),
         is_open: bool = False,
         cancellation: Cancellation | None = None,
     ) -> None:
-        self._progress, self._stop_when = progress, stop_when
+        self._progress, self.rules = progress, tuple(rules)
         self._on_incumbent, self._on_bound, self._on_stage = on_incumbent, on_bound, on_stage
-        self.until_gap, self._is_open, self._asked_bound_us = until_gap, is_open, 0.0
+        self._is_open, self._asked_bound_us = is_open, 0.0
         #: Function that turns a schedule of the transformed problem into one of the problem that was asked;
         #: None if these are the same. A schedule for which it raises `NoSolutionError` is not reported.
         self.restored: Callable[[Schedule], Schedule] | None = None
@@ -140,7 +111,7 @@ class Observer:
 
     def incumbent(self, schedule: Schedule) -> None:
         """Report a schedule of the problem, if it is the best so far."""
-        if self.restored is not None and (self._on_incumbent is not None or self._stop_when is not None):
+        if self.restored is not None and (self._on_incumbent is not None or self.rules):
             try:
                 schedule = self.restored(schedule)
             except NoSolutionError:
@@ -168,16 +139,14 @@ class Observer:
         self._judge()
 
     def _judge(self) -> None:
-        """End the search if it has a schedule, and the gap is small enough or the caller's rule is true."""
+        """End the search if it has a schedule and a stopping rule is met."""
         if self._finish_us == math.inf:
             return
         seconds = time.monotonic() - self._began_s
-        asked = SearchState(seconds, self._finish_us, self._asked_bound_us)
-        if self.until_gap is not None and asked.gap <= self.until_gap:
-            self._cancellation.cancel(GAP_MET)
-        state = SearchState(seconds, self._finish_us, self._bound_us)
-        if self._stop_when is not None and _called(self._stop_when, state):
-            self._cancellation.cancel(STOPPING_RULE)
+        state = SearchState(seconds, self._finish_us, self._bound_us, self._asked_bound_us)
+        for rule in self.rules:
+            if _called(rule.is_met, state):
+                self._cancellation.cancel(rule.reason)
 
 
 @dataclass(frozen=True, slots=True)

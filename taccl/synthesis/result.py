@@ -23,13 +23,11 @@ from taccl.analysis.certificates.scopes import (
 from taccl.errors import NumericsWarning, warn
 from taccl.schedule.figures import schedule_figures
 from taccl.schedule.schedule import Schedule
+from taccl.synthesis.stopping import GAP_MET, INTERRUPTED, STOPPING_RULE
 
 if TYPE_CHECKING:
     import pandas as pd
 
-#: `STOPPING_RULE`: value of `Result.stopped` if the caller's rule ended the search.
-#: `GAP_MET`: value of `Result.stopped` if the search reached the requested gap.
-STOPPING_RULE, GAP_MET = "stopping rule", "gap met"
 #: Headings of the table of stages.
 STAGE_COLUMNS = ("stage", "solver", "status", "seconds", "finish", "its bound", "")
 
@@ -233,7 +231,7 @@ class Result:
     @property
     def interrupted(self) -> bool:
         """True if Ctrl-C ended the search."""
-        return self.stopped == "interrupted"
+        return self.stopped == INTERRUPTED
 
     @property
     def finish_us(self) -> float:

@@ -33,6 +33,7 @@ from taccl.synthesis.options import Options
 from taccl.synthesis.parameters import SearchParameters
 from taccl.synthesis.proposers.greedy import ListSchedule
 from taccl.synthesis.result import Result, Stage, Stages, Trace, TraceEntry
+from taccl.synthesis.stopping import BOUND_MET, INTERRUPTED, NOTHING_BETTER, TIME_LIMIT
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.symmetry.quotient import Quotient
 from taccl.synthesis.symmetry.timing_group import timing_group
@@ -407,14 +408,14 @@ class Search:
         """Reason why the search ended, as `Result.stopped` lists them."""
         assert self.best is not None, "there is a schedule"
         if self.interrupted:
-            return "interrupted"
+            return INTERRUPTED
         if self.stopped:
             return self.stopped
         if self.best.finish <= bound.bound:
-            return "bound met"
+            return BOUND_MET
         if self.deadline.cancellation.why:
             return self.deadline.cancellation.why
-        return "time limit" if self.ran_out or self.deadline.has_passed else "nothing better found"
+        return TIME_LIMIT if self.ran_out or self.deadline.has_passed else NOTHING_BETTER
 
     def result(self, choice: str) -> Result:
         """The incumbent, verified if it was not yet, as a result with its bound, stages, trace and notes."""

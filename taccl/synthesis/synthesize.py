@@ -28,15 +28,16 @@ from taccl.synthesis.bounding import bound_within, look_for_bound
 from taccl.synthesis.budget import going_on, run
 from taccl.synthesis.checking import feasible, transformed
 from taccl.synthesis.memory import check_memory
-from taccl.synthesis.options import Observer, Options, SearchState, raising_errors_of_callbacks
+from taccl.synthesis.options import Observer, Options, raising_errors_of_callbacks
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.competing import reserve_s, share_baselines
 from taccl.synthesis.proposers.compiling import begin_compiling
 from taccl.synthesis.proposers.large import effort
 from taccl.synthesis.proposers.stages import choose
 from taccl.synthesis.proposers.table import AGGREGATING, FIRST, IN_FINER_CHUNKS, LAST, propose_all
-from taccl.synthesis.result import GAP_MET, Result, Stage, with_note_on_gap
+from taccl.synthesis.result import Result, Stage, with_note_on_gap
 from taccl.synthesis.search import Search
+from taccl.synthesis.stopping import BOUND_MET, GAP_MET, SearchState, stopping_rules
 from taccl.synthesis.suggesting.chunks import with_chunks
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.suggest import quick_schedule
@@ -175,7 +176,8 @@ def synthesize(
     is_open = problem.chunks_open and not (problem.release_us or problem.due_us)
     observer = Observer(
         progress=progress, on_incumbent=on_incumbent, on_bound=on_bound, on_stage=on_stage,
-        stop_when=stop_when, until_gap=until_gap, is_open=is_open, cancellation=began.cancellation,
+        rules=stopping_rules(until_gap=until_gap, stop_when=stop_when), is_open=is_open,
+        cancellation=began.cancellation,
     )  # fmt: skip
     options = Options(
         backend, sketch, threads or _cores(), seed, memory_limit_mb, log, observer, keep,
@@ -202,7 +204,7 @@ def synthesize(
                 run(whole, FIRST)  # baselines
                 if not whole.is_proven:
                     _search_in_best_chunks(whole).settle()
-        is_met = any(each.stopped == "bound met" for each in whole.others)
+        is_met = any(each.stopped == BOUND_MET for each in whole.others)
         if not (limit.cancellation.why or whole.is_proven):
             with limit.interruptible():
                 run(whole, IN_FINER_CHUNKS if is_met else (*LAST, *IN_FINER_CHUNKS))

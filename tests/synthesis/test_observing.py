@@ -11,10 +11,11 @@ import taccl
 from taccl._internal.deadline import Cancellation, Deadline, OutOfTime
 from taccl.synthesis import improving, synthesize
 from taccl.synthesis.budget import Turn, run
-from taccl.synthesis.options import Observer, Options, SearchState, raising_errors_of_callbacks
+from taccl.synthesis.options import Observer, Options, raising_errors_of_callbacks
 from taccl.synthesis.proposers import compiling, stages
 from taccl.synthesis.proposing import OwnProposer
 from taccl.synthesis.search import Search
+from taccl.synthesis.stopping import CallersRule, SearchState
 from tests.effort import brief_synthesis
 
 
@@ -83,7 +84,7 @@ def test_a_rule_is_not_asked_before_there_is_a_schedule():
     """`stop_when` is not called before a schedule exists."""
     cancellation = Cancellation()
     problem = problem_of()
-    observer = Observer(stop_when=lambda state: True, cancellation=cancellation)
+    observer = Observer(rules=[CallersRule(lambda state: True)], cancellation=cancellation)
     observer.bound(taccl.lower_bound(problem))
     assert not cancellation.why
     observer.incumbent(taccl.baselines.ring(problem))
@@ -141,14 +142,15 @@ def test_compiling_kernels_is_a_row(monkeypatch):
 
 
 @pytest.mark.parametrize("error", [taccl.InputError("mine"), OutOfTime("mine"), OSError("mine")])
-@pytest.mark.parametrize("callback", ["progress", "on_incumbent", "on_bound", "on_stage", "stop_when"])
+@pytest.mark.parametrize("callback", ["progress", "on_incumbent", "on_bound", "on_stage", "rules"])
 def test_no_handler_of_the_search_catches_an_error_of_a_callback(callback, error):
     """An exception of a callback leaves the search unchanged, past handlers of its own type."""
 
     def fail(*_):
         raise error
 
-    search = Search(problem_of(), Options(observer=Observer(**{callback: fail})), Deadline.after(10))
+    given = [CallersRule(fail)] if callback == "rules" else fail
+    search = Search(problem_of(), Options(observer=Observer(**{callback: given})), Deadline.after(10))
     with pytest.raises(type(error)) as raised, raising_errors_of_callbacks():
         try:
             search.offer_whole(taccl.baselines.ring(search.problem, cut=False), producer="ring")

@@ -9,7 +9,8 @@ import taccl
 from taccl.cli import main
 from taccl.errors import InputError
 from taccl.synthesis.options import Observer
-from taccl.synthesis.result import GAP_MET, STOPPING_RULE, with_note_on_gap
+from taccl.synthesis.result import with_note_on_gap
+from taccl.synthesis.stopping import GAP_MET, STOPPING_RULE, UntilGap
 from tests.effort import AMPLE_S, BRIEF, brief_synthesis
 
 
@@ -106,11 +107,11 @@ class TestUntilGap:
         """For an open problem only the bound over all chunkings counts for `until_gap`."""
         bound = taccl.lower_bound(ring.problem)
         for is_open, why in ((True, ""), (False, GAP_MET)):
-            observer = Observer(until_gap=1.0, is_open=is_open)
+            observer = Observer(rules=[UntilGap(1.0)], is_open=is_open)
             observer.incumbent(ring)
             observer.bound(bound)
             assert observer._cancellation.why == why
-        observer = Observer(until_gap=1.0, is_open=True)
+        observer = Observer(rules=[UntilGap(1.0)], is_open=True)
         observer.incumbent(ring)
         observer.bound(taccl.lower_bound(ring.problem, divisible=True))
         assert observer._cancellation.why == GAP_MET

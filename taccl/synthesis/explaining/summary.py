@@ -8,6 +8,7 @@ from taccl._internal.units import format_gap, format_us
 from taccl.analysis.certificates.scopes import under_sketch
 from taccl.analysis.simulation.simulate import simulate
 from taccl.errors import InputError
+from taccl.synthesis.stopping import remedy_after
 
 if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
@@ -17,13 +18,6 @@ if TYPE_CHECKING:
 _MOST_TRANSFERS = 100_000
 #: Min share of latency in the critical path for which latency counts as dominant.
 _MOSTLY = 0.5
-#: {why a search ended: what may find a better schedule}
-_NEXT = {
-    "bound met": "another number of chunks may find some of it",
-    "time limit": "more time may find some of it",
-    "gap met": "a smaller requested gap (until_gap, --until-gap) may find some of it",
-    "nothing better found": "another sketch or number of chunks may help",
-}
 
 
 def explained(result: Result) -> str:
@@ -46,7 +40,7 @@ def _help(result: Result) -> str:
         gain = "another schedule may gain any part of it"
     elif result.gap:
         most = 1 - result.bound_us / result.finish_us
-        how = _NEXT.get(result.stopped, "a longer search may find some of it")
+        how = remedy_after(result.stopped)
         gain = f"another schedule{of} gains {most:.1%} at most, and {how}"
     else:
         gain = f"no other schedule{of} finishes sooner"
