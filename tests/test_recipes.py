@@ -21,7 +21,6 @@ from taccl.baselines.spread import cut_while_it_pays, require_no_derivations, ru
 from taccl.baselines.table import BASELINES, TABLE, Baseline, label_of
 from taccl.cli import main
 from taccl.errors import CollectiveError
-from taccl.formats import detection, registry
 from taccl.formats.table import FileFormat
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
@@ -42,6 +41,7 @@ from taccl.topology import machines
 from taccl.topology.models import MODELS, Model, NodeShape
 from taccl.topology.profiles import PROFILES
 from tests.effort import AMPLE_S
+from tests.formats.test_registry import with_format
 from tests.synthesis.small_problems import MB, full, problem_of, ring
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -290,17 +290,25 @@ def lines_of(schedule):
 
 
 @pytest.mark.slow
-def test_a_file_format(monkeypatch, tmp_path):
-    """A file format in the table is known to `write` and `convert` by name and by file ending."""
+@pytest.mark.parametrize(("kind", "ranks"), [("", 2), ("list of transfers", 3)])
+def test_a_file_format(tmp_path, capsys, kind, ranks):
+    """A file format in the table is known to `write` and `convert` by name and by file ending. Commands name
+    its files where they are not read."""
     mine = FileFormat(
-        "lines", "schedule", "a line for every transfer", (".lines",), dump=f"{__name__}:lines_of"
-    )
-    for module in (detection, registry):
-        monkeypatch.setattr(module, "FORMATS", (*module.FORMATS, mine))
-    schedule = taccl.baselines.ring(problem_of(ring(2), collectives.allgather(2)))
-    taccl.write(schedule, tmp_path / "found.lines")
-    taccl.save(schedule, tmp_path / "found.json")
-    taccl.convert(tmp_path / "found.json", tmp_path / "again.txt", to="lines")
-    assert (
-        (tmp_path / "found.lines").read_text() == (tmp_path / "again.txt").read_text() == lines_of(schedule)
+        "lines", "schedule", "a line for every transfer", (".lines",), dump=f"{__name__}:lines_of",
+        kind=kind, begins=r"\A\d+ \d+$",
+    )  # fmt: skip
+    schedule = taccl.baselines.ring(problem_of(ring(ranks), collectives.allgather(ranks)))
+    written = tmp_path / "found.lines"
+    with with_format(mine):
+        taccl.write(schedule, written)
+        taccl.save(schedule, tmp_path / "found.json")
+        taccl.convert(tmp_path / "found.json", tmp_path / "again.txt", to="lines")
+        assert main(["verify", str(written)]) == main(["show", str(written)]) == 2
+        said = capsys.readouterr().err.splitlines()
+    assert written.read_text() == (tmp_path / "again.txt").read_text() == lines_of(schedule)
+    named = f"found a {kind or 'file of format lines'}; "
+    assert len(said) == 2 and all(named in line for line in said)
+    assert all(
+        line.endswith("the format is write-only; give the schedule that it was made of") for line in said
     )

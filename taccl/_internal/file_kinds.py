@@ -1,8 +1,9 @@
 """Recognise the kind of a file by its content, and advise on it: a command to use, or a file to give instead.
 
-Some kinds are this package's own, recognised by their fields or first lines. The others are outputs of other
-tools, recognised by a line that only the tool prints. `kinds_in` and `kinds_of_text` recognise kinds;
-`advice_on` gives the advice.
+Rows of `taccl.formats.table` are kinds: the formats that taccl reads or writes. The tables here and in
+`text_kinds` have the other kinds: inputs without a format, such as sketches, and outputs of other tools, each
+recognised by a line that only the tool prints. `kinds_in` and `kinds_of_text` recognise kinds; `advice_on`
+gives the advice.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
+from pkgutil import resolve_name
 from textwrap import dedent
 from typing import Any
 
@@ -22,23 +24,14 @@ from taccl._internal.text_kinds import (
     SHOW,
     TEXTS,
     TIMES,
-    WRITTEN,
+    Text,
     unsupported,
 )
 
 #: {kind: {field at the top of JSON or TOML: its value, or None for any}}; a file of the kind has all fields.
-MARKS: dict[str, dict[str, str | None]] = {
-    "schedule": {"format": "taccl-schedule"},
+_MARKS: dict[str, dict[str, str | None]] = {
     "plan": {"format": "taccl-plan"},
-    "probe": {"format": "taccl-probe"},
-    "saved topology": {"format": "taccl-topology"},
-    "problem": {"format": "taccl-problem"},
-    "algorithm of the published TACCL tool": {"sccl_type": "algorithm"},
     "trace of PyTorch's profiler": {"traceEvents": None, "schemaVersion": None},
-    "timeline": {"traceEvents": None},
-    "switch job": {"format": "taccl-switch-job"},
-    "plan for MSCCL++": {"gpus": None, "inplace": None, "protocol": None},
-    "workload": {"num_ranks": None, "operations": None},
     "placement": {"before_us": None, "after_us": None},
     "upstream sketch": {"nnodes": None},
     "upstream topology": {"gpus_per_node": None},
@@ -76,20 +69,11 @@ _QUOTES = re.compile(r"^[^\S\n]*(>[^\S\n]?)+|^[^\S\n]*```.*$", re.MULTILINE)
 
 #: {kind: advice} of kinds recognised by fields.
 _ADVICE = {
-    "schedule": SHOW,
     "plan": "`taccl verify {file}` checks the files that it lists",
-    "probe": SHOW,
-    "saved topology": SHOW,
-    "problem": "taccl.load reads it in Python; commands take a sketch or a topology",
-    "algorithm of the published TACCL tool": "`taccl verify {file}` reads it",
     "file of SCCL or msccl-tools": unsupported("give the MSCCL XML that `msccl solve ncclize` writes of it"),
     "trace of PyTorch's profiler": unsupported(
         f"taccl.workload.from_chakra reads Chakra traces of it; {TIMES}"
     ),
-    "timeline": f"{WRITTEN}; ui.perfetto.dev shows a timeline",
-    "switch job": f"{WRITTEN}; it holds settings for a switch and its workers",
-    "plan for MSCCL++": "`taccl verify {file}` runs it; else give the program that it was made of",
-    "workload": "`taccl run {file} --topology NAME` reads it",
     "placement": "the format is write-only; it lists hosts in order for launchers",
     "upstream sketch": SHOW,
     "upstream topology": SHOW,
@@ -127,8 +111,20 @@ _ADVICE |= dict.fromkeys(_BINARY, PICTURED) | {
 _ADVICE |= {each.name: each.advice for each in TEXTS}
 #: Kinds of files that `taccl fit` reads.
 LOGS = tuple(name for name, advice in _ADVICE.items() if advice in (FIT, FIT_TABLE))
-#: Kinds of files that `taccl show` reads.
-SHOWN = tuple(name for name, advice in _ADVICE.items() if advice.startswith("`taccl show {file}`"))
+
+
+def _formats() -> dict[str, Any]:
+    """{kind: `FileFormat`} of formats that define their own kind, which none of the tables above has."""
+    found: dict[str, Any] = {}
+    for each in resolve_name("taccl.formats.table:FORMATS"):
+        if each.kind_of_file not in _ADVICE:
+            found.setdefault(each.kind_of_file, each)
+    return found
+
+
+def is_shown(kind: str) -> bool:
+    """True if `taccl show` reads files of a kind."""
+    return _advice_on(kind).startswith("`taccl show {file}`")
 
 
 def tells(kind: str) -> str:
@@ -143,7 +139,10 @@ def has_fields(data: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
 
 def kinds_in(data: dict[str, Any]) -> list[str]:
     """Kinds recognised by the top-level fields of a file; empty if unknown."""
-    all_of = [kind for kind, fields in MARKS.items() if has_fields(data, fields)]
+    marks = _MARKS | {kind: each.fields for kind, each in _formats().items() if each.fields}
+    all_of = [kind for kind, fields in marks.items() if has_fields(data, fields)]
+    # A stated value tells more than fields with any value, and many fields tell more than few.
+    all_of.sort(key=lambda kind: (not any(marks[kind].values()), -len(marks[kind])))
     is_topology = "schema" in data and "constants" in data
     any_of = [kind for kind, fields in _FIELDS.items() if fields & data.keys()]
     return all_of + ["topology"] * is_topology + any_of
@@ -163,8 +162,11 @@ def kinds_of_text(text: str) -> list[str]:
     If no pattern matches, the text is searched again without indentation, as it may be quoted in other text.
     """
     head = unquoted(text[:_HEAD_CHARACTERS])
+    own = [
+        Text(kind, each.begins, "") for kind, each in _formats().items() if each.begins and not each.fields
+    ]
     for lines in (head, re.sub(r"(?m)^[ \t]+", "", head)):
-        for each in TEXTS:
+        for each in (*own, *TEXTS):
             if re.search(each.tells, lines, re.MULTILINE):
                 return [each.name]
     return []
@@ -192,5 +194,11 @@ def wrong_kind(kind: str, file: str, wanted: str = "") -> str:
 
 def advice_on(kind: str, file: str) -> str:
     """Next step for a file of a kind, as a sentence."""
-    advice = _ADVICE.get(kind, "check the path")
-    return advice.replace("{file}", shlex.quote(shown(file, 200)))
+    return _advice_on(kind).replace("{file}", shlex.quote(shown(file, 200)))
+
+
+def _advice_on(kind: str) -> str:
+    """The same, with ``{file}`` in place of the path."""
+    if kind in _ADVICE:
+        return _ADVICE[kind]
+    return _formats()[kind].advice_on_file if kind in _formats() else "check the path"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Text allowed before the root element of XML.
-_BEFORE_ELEMENT = r"\s*(<\?xml[^>]*>\s*)?(<!--(?:(?!-->)[\s\S])*-->\s*)*"
+#: Pattern of text that may stand before the root element of XML.
+BEFORE_ELEMENT = r"\s*(<\?xml[^>]*>\s*)?(<!--(?:(?!-->)[\s\S])*-->\s*)*"
 #: Pattern of a table's cell that holds a number.
 _NUMBER = r"\"?(?:[-+]?\.?\d[\d.eE+-]*|nan|inf)\"?"
 #: Pattern of a unit that may follow the number in a table's cell.
@@ -35,7 +35,6 @@ _MATRIX_ROWS = (
 SHOW = "`taccl show {file}` reads it"
 FIT = "`taccl fit {file} --topology MACHINE` reads it, with the name of the machine"
 FIT_TABLE = "`taccl fit {file} --topology MACHINE --collective NAME` reads it, if its header names the units"
-WRITTEN = "the format is write-only; give the schedule or program that it was made of"
 _NCCL_DUMP = "the topology is in the file that NCCL writes with NCCL_TOPO_DUMP_FILE=topo.xml"
 _RCCL_DUMP = "the topology is in the file that RCCL writes with NCCL_TOPO_DUMP_FILE=topo.xml"
 _SERVER = (
@@ -73,15 +72,10 @@ def unsupported(remedy: str) -> str:
 
 
 PICTURED = unsupported("save the text of the log or of the matrix that it shows")
-#: Kinds of text; the first match counts.
+#: Kinds of text; the first match counts. Rows of `taccl.formats.table` with a kind of their own come before.
 TEXTS = (
-    # This package's own kinds and the other kinds that it reads, among unsupported kinds of similar text.
-    Text("program", rf"\A{_BEFORE_ELEMENT}<algo\b", SHOW),
-    Text("module for PyTorch", r"\A\"\"\"[^\n]*; for PyTorch\.$", f"{WRITTEN}; Python imports it"),
-    Text("table of transfers", r"\Atransfer,chunk,", WRITTEN),
+    # Kinds that taccl reads or writes, among unsupported kinds of similar text.
     Text("comparison", rf"\A{_COMPARISON_HEAD}", "pandas reads it, and taccl does not"),
-    Text("NCCL topology", rf"\A{_BEFORE_ELEMENT}<(system|cpu|pci)\b", SHOW),
-    Text("ASTRA-sim network", r"^npus_count\s*:", SHOW),
     Text("file of logs by pair", r"^#\s*pair:?\s+\S+\s+\S+\s*$", SHOW),
     Text(
         "log of nccl-tests or rccl-tests",
@@ -192,7 +186,7 @@ TEXTS = (
     # Texts on a server and its devices.
     Text(
         "graph dump of NCCL (NCCL_GRAPH_DUMP_FILE)",
-        rf"\A{_BEFORE_ELEMENT}<graphs?\b",
+        rf"\A{BEFORE_ELEMENT}<graphs?\b",
         unsupported(f"it has the rings and trees that NCCL chose; {_NCCL_DUMP}"),
     ),
     Text(
@@ -300,7 +294,7 @@ TEXTS = (
     ),
     Text(
         "graph (GraphML, GML or DOT)",
-        rf"\A{_BEFORE_ELEMENT}<graphml\b|\A\s*(strict )?(di)?graph\b[^\n\[{{]*[\[{{]",
+        rf"\A{BEFORE_ELEMENT}<graphml\b|\A\s*(strict )?(di)?graph\b[^\n\[{{]*[\[{{]",
         unsupported("read it with networkx, and give the graph to taccl.topologies.from_networkx"),
     ),
     Text(
@@ -315,7 +309,7 @@ TEXTS = (
     ),
     Text(
         "web page or picture",
-        rf"(?i)\A{_BEFORE_ELEMENT}<(!doctype (html|svg)|html|svg)\b",
+        rf"(?i)\A{BEFORE_ELEMENT}<(!doctype (html|svg)|html|svg)\b",
         PICTURED,
     ),
 )

@@ -78,10 +78,10 @@ def kind_of(word: str, *, unclear: Kind = "topology") -> Kind:
     if not is_file(word):
         return "sketch" if word in taccl.shipped_sketches() or "/" in word else "topology"
     from taccl._internal.reading import kinds_of
-    from taccl.formats.registry import FOREIGN_TOPOLOGIES
+    from taccl.formats.registry import is_foreign_topology
 
     known = format_in(word)  # None for sketches and unknown formats, which `kinds_of` judges
-    if known is not None and known.name in FOREIGN_TOPOLOGIES:
+    if known is not None and is_foreign_topology(known):
         return "topology"
     if known is not None and known.name == "taccl-schedule":
         return "schedule"

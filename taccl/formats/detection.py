@@ -94,7 +94,7 @@ def format_of_content(path: str | os.PathLike[str]) -> FileFormat:
 def wrong_format(path: str | os.PathLike[str], found: FileFormat, wanted: str) -> InputError:
     """Error, with advice, for a file that holds another kind of object than `wanted`."""
     where = os.fspath(path)
-    kind = next(iter(kinds_of(path)), found.holds)
+    kind = next(iter(kinds_of(path)), found.kind_of_file)
     return InputError(wrong_kind(kind, where, wanted), where=where)
 
 

@@ -23,11 +23,6 @@ from taccl.sketch.upstream import load_upstream_topology
 from taccl.topology.files import load_topology as load_own_topology
 from taccl.topology.topology import Topology
 
-FOREIGN_TOPOLOGIES = (
-    "nccl-topology", "nvidia-smi", "taccl-probe", "pair-matrix", "slurm-topology", "astra-sim-network",
-    "taccl-topology-json",
-)  # fmt: skip
-
 
 class Conversion(NamedTuple):
     """Outcome of a conversion: source and target format, files written, and notes."""
@@ -172,7 +167,12 @@ def foreign_topology(path: str | os.PathLike[str]) -> tuple[str, Callable[..., T
         if "upstream topology" in kinds_of(path):
             return "a topology of the published TACCL tool", load_upstream_topology
         return None
-    return (found.name, resolve_name(found.load)) if found.name in FOREIGN_TOPOLOGIES else None
+    return (found.name, resolve_name(found.load)) if is_foreign_topology(found) else None
+
+
+def is_foreign_topology(found: FileFormat) -> bool:
+    """True if a format holds topologies that `taccl.topology.files` does not read."""
+    return found.holds == "topology" and bool(found.load) and found.name != "taccl-topology"
 
 
 def load_topology(path: str | os.PathLike[str], **arguments: Any) -> Topology:

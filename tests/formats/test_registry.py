@@ -11,7 +11,6 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl.errors import ExportError, FormatError, InputError, LossyConversionWarning, TacclError
-from taccl.formats import detection
 from taccl.formats import registry as module
 from taccl.formats.detection import format_named, format_of_content, format_of_name
 from taccl.formats.registry import convert, options_of, read, write
@@ -358,13 +357,22 @@ def test_format_more_is_an_entry_more(tmp_path, saved, monkeypatch):
     entry = FileFormat(
         "finish", "number", "the finish in text", (".finish",), dump=f"{__name__}:_dump_number"
     )
-    for each in (detection, module):
-        monkeypatch.setattr(each, "FORMATS", (*FORMATS, entry))
-    with pytest.raises(InputError, match="found finish, which cannot hold a schedule"):
-        convert(saved, tmp_path / "x.finish")
-    monkeypatch.setitem(module.CONVERSIONS, ("schedule", "number"), f"{__name__}:_number_of")
-    convert(saved, tmp_path / "x.finish", digits=1, unit="microseconds")
+    with with_format(entry):
+        with pytest.raises(InputError, match="found finish, which cannot hold a schedule"):
+            convert(saved, tmp_path / "x.finish")
+        monkeypatch.setitem(module.CONVERSIONS, ("schedule", "number"), f"{__name__}:_number_of")
+        convert(saved, tmp_path / "x.finish", digits=1, unit="microseconds")
     assert (tmp_path / "x.finish").read_text() == "1.0 microseconds"
+
+
+@contextlib.contextmanager
+def with_format(entry):
+    """The table of formats with one more row."""
+    FORMATS.append(entry)
+    try:
+        yield
+    finally:
+        FORMATS.remove(entry)
 
 
 def _number_of(schedule, *, digits=3):

@@ -9,8 +9,8 @@ from taccl._internal.file_kinds import (
     _ADVICE,
     _BINARY,
     _FIELDS,
+    _MARKS,
     LOGS,
-    MARKS,
     a,
     advice_on,
     kinds_of_text,
@@ -19,6 +19,7 @@ from taccl._internal.reading import kinds_of
 from taccl._internal.text_kinds import TEXTS as KINDS_OF_TEXT
 from taccl.errors import InputError
 from taccl.formats.native import load as load_schedule
+from taccl.formats.table import FORMATS
 from taccl.measure.logs import read_log
 from tests.effort import cpu_s
 from tests.outputs import FIELDS, TEXTS
@@ -28,9 +29,10 @@ ALL = {**TEXTS, **FIELDS}
 
 def test_every_kind_has_a_sample():
     """Every kind has a sample text."""
-    assert {each.name for each in KINDS_OF_TEXT} == TEXTS.keys()
-    assert MARKS.keys() | _FIELDS.keys() == FIELDS.keys()
-    assert ALL.keys() | _BINARY.keys() == _ADVICE.keys()
+    of_formats = {each.kind_of_file for each in FORMATS} - _BINARY.keys()
+    texts = {each.name for each in KINDS_OF_TEXT}
+    assert texts | _MARKS.keys() | _FIELDS.keys() | of_formats == ALL.keys()
+    assert texts | _MARKS.keys() | _FIELDS.keys() | _BINARY.keys() == _ADVICE.keys()
 
 
 @pytest.mark.parametrize("kind", ALL)

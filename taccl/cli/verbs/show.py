@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import taccl
-from taccl._internal.file_kinds import SHOWN, wrong_kind
+from taccl._internal.file_kinds import is_shown, wrong_kind
 from taccl._internal.names import did_you_mean, note_lines, shown, table
 from taccl._internal.reading import kinds_of
 from taccl._internal.units import format_count, format_gap, format_us
@@ -75,7 +75,7 @@ def _files_beside(path: str) -> list[str]:
 
 def _shown(options: argparse.Namespace, kind: Kind) -> Answer:
     told = kinds_of(options.thing) if is_file(options.thing) else []
-    if told and told[0] not in SHOWN:
+    if told and not is_shown(told[0]):
         wanted = "a schedule, a program, a sketch or a topology"
         raise InputError(wrong_kind(told[0], options.thing, wanted), where=options.thing)
     if "topology" in kind:
