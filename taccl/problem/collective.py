@@ -279,6 +279,11 @@ class Collective:
         counts = Counter(chain.from_iterable(chunk.origins for chunk in some))
         return tuple(counts[rank] for rank in range(self.num_ranks))
 
+    def num_received(self) -> tuple[int, ...]:
+        """Number of chunks that must end at each rank."""
+        counts = Counter(chain.from_iterable(chunk.destinations for chunk in self.chunks))
+        return tuple(counts[rank] for rank in range(self.num_ranks))
+
     def with_chunks_open(self, is_open: bool) -> Collective:
         """The same collective with its number of chunks left open, or fixed."""
         if self.chunks_open == is_open:

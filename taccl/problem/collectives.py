@@ -9,8 +9,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import cache
-from itertools import chain, repeat
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from itertools import chain, product, repeat
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from taccl._internal.arguments import checked_as, known_name
 from taccl.errors import CollectiveError
@@ -296,14 +296,31 @@ def arguments_of(collective: Collective) -> CollectiveArguments:
     `roots` is not supported. The arguments are meaningless for a collective that `make` cannot return, such
     as a custom one under the name of another.
     """
-    names, found = argument_names(collective.name), CollectiveArguments()
+    names, options = argument_names(collective.name), dict[str, list[Any]]()
     if "root" in names:
         ends = [each.sets for each in (collective.origin_sets, collective.destination_sets)]
-        at_one = [sets[0] for sets in ends if len(sets) == 1 and len(sets[0]) == 1]
-        found["root"] = at_one[0][0] if at_one else 0
+        options["root"] = [sets[0][0] for sets in ends if len(sets) == 1 and len(sets[0]) == 1] or [0]
     if "counts" in names:
-        found["counts"] = tuple(n // collective.chunks_per_rank for n in collective.num_contributed())
-    return found
+        at_ranks = (collective.num_contributed(), collective.num_received())
+        options["counts"] = [tuple(n // collective.chunks_per_rank for n in each) for each in at_ranks]
+    choices = [
+        cast("CollectiveArguments", dict(zip(options, values, strict=True)))
+        for values in product(*map(dict.fromkeys, options.values()))
+    ]
+    if len(choices) == 1:
+        return choices[0]
+    return next((each for each in choices if _makes(each, collective)), choices[0])
+
+
+def _makes(arguments: CollectiveArguments, collective: Collective) -> bool:
+    """True if `make` returns the collective for its name and these arguments."""
+    try:
+        made = make(
+            collective.name, collective.num_ranks, chunks_per_rank=collective.chunks_per_rank, **arguments
+        )
+    except CollectiveError:
+        return False
+    return made.chunks == collective.chunks
 
 
 @checked_as(CollectiveError)

@@ -5,6 +5,8 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl.errors import CollectiveError
+from taccl.problem.chunks import Chunk
+from taccl.problem.collective import Collective
 from taccl.problem.collectives import arguments_of
 from tests.arguments import arguments_for
 
@@ -43,6 +45,29 @@ def test_arguments_are_read_off_a_collective(name):
     arguments = arguments_for(name, 3) | ({"root": 2} if name in collectives.ROOTED else {})
     made = collectives.make(name, 3, chunks_per_rank=2, **arguments)
     assert arguments_of(made) == {each: value for each, value in arguments.items() if each != "roots"}
+
+
+def scattered(num_ranks, *, counts, root=0, chunks_per_rank=None):
+    """A scatterv: rank r gets ``counts[r]`` chunks of the root's data."""
+    pieces = chunks_per_rank or 1
+    chunks = [Chunk((root,), (rank,)) for rank, count in enumerate(counts) for _ in range(count * pieces)]
+    return Collective("scatterv", num_ranks, tuple(chunks), chunks_per_rank=pieces)
+
+
+def gathered(num_ranks, *, counts, root=0, chunks_per_rank=None):
+    """A gatherv: the root gets ``counts[r]`` chunks of rank r."""
+    pieces = chunks_per_rank or 1
+    chunks = [Chunk((rank,), (root,)) for rank, count in enumerate(counts) for _ in range(count * pieces)]
+    return Collective("gatherv", num_ranks, tuple(chunks), chunks_per_rank=pieces)
+
+
+@pytest.mark.parametrize(("name", "function"), [("scatterv", scattered), ("gatherv", gathered)])
+@pytest.mark.parametrize("counts", [(1, 2, 3), (0, 4, 0)])
+def test_counts_are_read_off_either_end(name, function, counts, monkeypatch):
+    """`arguments_of` finds counts of the ranks that receive, or that contribute, beside a root."""
+    monkeypatch.setitem(collectives.COLLECTIVES, name, function)
+    made = collectives.make(name, 3, chunks_per_rank=2, root=2, counts=counts)
+    assert arguments_of(made) == {"root": 2, "counts": counts}
 
 
 @pytest.mark.slow
