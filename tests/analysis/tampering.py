@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from taccl.analysis.certificates.borders import Border, SingleMachine
 from taccl.analysis.certificates.byte_counting import ByteCounting
+from taccl.analysis.certificates.certificate import Witness
 from taccl.analysis.certificates.cuts import CutDual, SetCharge
 from taccl.analysis.certificates.dynamic_cut import DynamicCut
 from taccl.analysis.certificates.first_arrivals import Dissemination, Path
@@ -20,96 +21,125 @@ from taccl.analysis.certificates.node_sums import NodeSums
 from taccl.analysis.certificates.pair_counting import PairCounting
 from taccl.analysis.certificates.spread_tail import SpreadTail
 from taccl.analysis.certificates.sum_flow import SumFlow
-from taccl.analysis.certificates.switch_counting import SwitchSums
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    from taccl.analysis.certificates.certificate import Labels, Witness
+    from taccl.analysis.certificates.certificate import Labels
     from taccl.problem.problem import Problem
 
 
-def made_up(problem: Problem, rng: random.Random) -> Witness:
-    """A random witness of any kind that names only ranks, chunks and resources of the problem."""
-    num_ranks, num_resources = problem.topology.num_ranks, len(problem.topology.resources)
-    kind = rng.choice(
-        (
-            "path",
-            "border",
-            "gossip",
-            "moving",
-            "spread",
-            "known",
-            "pairs",
-            "bytes",
-            "flow time",
-            "link time",
-            "hub time",
-            "sum flow",
-            "node sums",
-            "switch sums",
-            "single machine",
-            "sets",
-            "paths",
-        )
+def witness_classes() -> list[type[Witness]]:
+    """Every class of witnesses of the library, by kind."""
+    classes: list[type[Witness]] = [Witness]
+    for each in classes:  # the list grows while it is read
+        classes += each.__subclasses__()
+    ours = (each for each in classes if hasattr(each, "proves") and each.__module__.startswith("taccl."))
+    by_kind = {each.kind: each for each in ours}  # of two, the later: `slots=True` makes a class again
+    return [by_kind[kind] for kind in sorted(by_kind)]
+
+
+def made_up(problem: Problem, rng: random.Random, among: Sequence[type[Witness]] = ()) -> Witness:
+    """A random witness of any class, or of one in `among`, that names only parts of the problem."""
+    chosen: Any = rng.choice(among or witness_classes())
+    if chosen in _WELL_FORMED:
+        made: Witness = _WELL_FORMED[chosen](problem, rng)
+        return made
+    required = [each for each in fields(chosen) if each.default is MISSING]
+    types = get_type_hints(chosen)
+    return chosen(**{each.name: _value(types[each.name], each.name, problem, rng) for each in required})
+
+
+def _value(kind: Any, name: str, problem: Problem, rng: random.Random) -> Any:
+    """A random value for a field of a witness, by the field's type and name."""
+    num_resources = len(problem.topology.resources)
+    if kind is bool:
+        return rng.random() < 0.5
+    if kind == frozenset[int]:
+        return _some(rng, problem.topology.num_ranks)
+    if kind is Fraction:
+        return Fraction(rng.randrange(1, 60), rng.randint(1, 3))
+    if kind is int:
+        sizes = {"chunk": problem.collective.num_chunks, "resource": num_resources}
+        return rng.randrange(sizes.get(name, problem.topology.num_ranks))
+    if kind == tuple[int, ...] and name == "prices":
+        return tuple(rng.choice((0, 1, 1, 2, 5)) for _ in range(num_resources))
+    if kind == tuple[int, ...] and name in ("resources", "leaving", "entering"):
+        return tuple(rng.sample(range(num_resources), num_resources))
+    if kind == tuple[tuple[int, int], ...]:  # labels
+        times = sorted(rng.sample(range(20), rng.randint(0, 4)))
+        return tuple((ticks, rng.randrange(5)) for ticks in times)
+    raise TypeError(f"no random {kind} for the field {name!r}: add the class to _WELL_FORMED")
+
+
+def _dynamic_cut(problem: Problem, rng: random.Random) -> Witness:
+    num_ranks = problem.topology.num_ranks
+    moments = tuple(rng.randrange(-1, 9) for _ in range(num_ranks))
+    return DynamicCut(rng.randrange(num_ranks), moments, backwards=rng.random() < 0.3)
+
+
+def _spread_tail(problem: Problem, rng: random.Random) -> Witness:
+    return SpreadTail(
+        tuple(_some(rng, problem.topology.num_ranks) for _ in range(rng.choice((0, 1, 1, 2)))),
+        rng.randrange(-1, 4),
+        rng.randrange(-1, 6),
+        backwards=rng.random() < 0.3,
     )
-    if kind == "path":
-        return Path(rng.randrange(problem.collective.num_chunks), rng.randrange(num_ranks))
-    if kind == "border":
-        return Border(_some(rng, num_ranks), rng.random() < 0.5)
-    if kind == "gossip":
-        return Gossip(_some(rng, num_ranks))
-    if kind == "moving":
-        moments = tuple(rng.randrange(-1, 9) for _ in range(num_ranks))
-        return DynamicCut(rng.randrange(num_ranks), moments, backwards=rng.random() < 0.3)
-    if kind == "spread":
-        return SpreadTail(
-            tuple(_some(rng, num_ranks) for _ in range(rng.choice((0, 1, 1, 2)))),
-            rng.randrange(-1, 4),
-            rng.randrange(-1, 6),
-            backwards=rng.random() < 0.3,
-        )
-    if kind == "known":
-        times = [tuple(sorted(rng.randrange(9) for _ in range(rng.randint(1, num_ranks)))) for _ in range(2)]
-        return Dissemination(_some(rng, num_ranks), *times)
-    if kind == "pairs":
-        return PairCounting(_some(rng, num_ranks))
-    if kind == "bytes":
-        return ByteCounting(_some(rng, num_ranks), tuple(rng.sample(range(num_resources), num_resources)))
-    if kind == "flow time":
-        resources = [tuple(rng.sample(range(num_resources), num_resources)) for _ in range(2)]
-        prices = Fraction(rng.randrange(40), 3), Fraction(rng.randrange(40), 3)
-        return FlowTime(rng.randrange(num_ranks), rng.randrange(num_ranks), *resources, prices)
-    if kind == "link time":
-        prices = tuple(
-            HopPrice((k,), (k + 1,), rng.randrange(3), rng.randint(1, 3), rng.randrange(9)) for k in range(2)
-        )
-        return LinkTime(
-            Fraction(rng.randrange(1, 60)), (num_ranks,), rng.randint(1, 9), 3, rng.randrange(3), prices
-        )
-    if kind == "hub time":
-        cells = rng.randint(2, 6)
-        prices, factors = (
-            tuple(rng.randrange(1, 9) * scale for _ in range(cells + 1)) for scale in (1, 10**6)
-        )
-        return HubTime(Fraction(rng.randrange(1, 60)), prices, tuple(sorted(factors, reverse=True)))
-    if kind == "sum flow":
-        resources = tuple(rng.sample(range(num_resources), num_resources))
-        return SumFlow(resources, Fraction(rng.randrange(60), 2), Fraction(rng.randrange(20), 3))
-    if kind == "node sums":
-        return NodeSums(tuple(rng.sample(range(num_resources), num_resources)))
-    if kind == "switch sums":
-        return SwitchSums(rng.randrange(num_resources))
-    if kind == "single machine":
-        family = rng.choice(("rank", "node"))
-        ends = tuple(sorted(rng.randrange(9) for _ in range(rng.randint(1, 6))))
-        return SingleMachine(rng.randrange(num_resources), family, rng.random() < 0.5, rng.randrange(3), ends)
-    prices = tuple(rng.choice((0, 1, 1, 2, 5)) for _ in range(num_resources))
-    if kind == "paths":
-        return FlowDual(prices)
-    charges = [SetCharge(_parts(rng, num_ranks), _charge(rng)) for _ in range(rng.randint(1, 3))]
-    return CutDual(prices, tuple(charges))
+
+
+def _dissemination(problem: Problem, rng: random.Random) -> Witness:
+    num_ranks = problem.topology.num_ranks
+    times = [tuple(sorted(rng.randrange(9) for _ in range(rng.randint(1, num_ranks)))) for _ in range(2)]
+    return Dissemination(_some(rng, num_ranks), *times)
+
+
+def _flow_time(problem: Problem, rng: random.Random) -> Witness:
+    num_ranks, num_resources = problem.topology.num_ranks, len(problem.topology.resources)
+    resources = [tuple(rng.sample(range(num_resources), num_resources)) for _ in range(2)]
+    prices = Fraction(rng.randrange(40), 3), Fraction(rng.randrange(40), 3)
+    return FlowTime(rng.randrange(num_ranks), rng.randrange(num_ranks), *resources, prices)
+
+
+def _link_time(problem: Problem, rng: random.Random) -> Witness:
+    prices = tuple(
+        HopPrice((k,), (k + 1,), rng.randrange(3), rng.randint(1, 3), rng.randrange(9)) for k in range(2)
+    )
+    horizon, sizes = Fraction(rng.randrange(1, 60)), (problem.topology.num_ranks,)
+    return LinkTime(horizon, sizes, rng.randint(1, 9), 3, rng.randrange(3), prices)
+
+
+def _hub_time(problem: Problem, rng: random.Random) -> Witness:
+    del problem
+    cells = rng.randint(2, 6)
+    prices, factors = (tuple(rng.randrange(1, 9) * scale for _ in range(cells + 1)) for scale in (1, 10**6))
+    return HubTime(Fraction(rng.randrange(1, 60)), prices, tuple(sorted(factors, reverse=True)))
+
+
+def _single_machine(problem: Problem, rng: random.Random) -> Witness:
+    family = rng.choice(("rank", "node"))
+    ends = tuple(sorted(rng.randrange(9) for _ in range(rng.randint(1, 6))))
+    resource = rng.randrange(len(problem.topology.resources))
+    return SingleMachine(resource, family, rng.random() < 0.5, rng.randrange(3), ends)
+
+
+def _cut_dual(problem: Problem, rng: random.Random) -> Witness:
+    prices = tuple(rng.choice((0, 1, 1, 2, 5)) for _ in problem.topology.resources)
+    parts = [_parts(rng, problem.topology.num_ranks) for _ in range(rng.randint(1, 3))]
+    return CutDual(prices, tuple(SetCharge(each, _charge(rng)) for each in parts))
+
+
+#: {class: function that makes a random witness of it}, for classes whose fields have a form of their own.
+_WELL_FORMED = {
+    DynamicCut: _dynamic_cut,
+    SpreadTail: _spread_tail,
+    Dissemination: _dissemination,
+    FlowTime: _flow_time,
+    LinkTime: _link_time,
+    HubTime: _hub_time,
+    SingleMachine: _single_machine,
+    CutDual: _cut_dual,
+}
 
 
 def labels_of(witness: Any) -> dict[str, Labels]:
@@ -202,6 +232,8 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
         moments = list(witness.joins_at)
         moments[rng.randrange(num_ranks)] += rng.choice((-3, -1, 1, 3))
         return replace(witness, joins_at=tuple(moments))
+    if not isinstance(witness, FlowDual | CutDual):
+        return _other_value(witness, problem, rng)
     if isinstance(witness, FlowDual) or rng.random() < 0.4:
         prices = list(witness.prices)
         r = rng.randrange(len(prices))
@@ -219,6 +251,14 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
     else:
         charges[i] = replace(charges[i], parts=_parts(rng, num_ranks))
     return replace(witness, charges=tuple(charges))
+
+
+def _other_value(witness: Any, problem: Problem, rng: random.Random) -> Witness:
+    """The witness with another random value of one field."""
+    types = get_type_hints(type(witness))
+    name = rng.choice([each.name for each in fields(witness) if each.name not in labels_of(witness)])
+    found: Witness = replace(witness, **{name: _value(types[name], name, problem, rng)})
+    return found
 
 
 def relabelled(witness: Any, field: str, rng: random.Random) -> Witness:

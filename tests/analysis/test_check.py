@@ -20,7 +20,7 @@ from taccl.analysis.certificates.first_arrivals import Path
 from taccl.analysis.certificates.flows import FlowDual
 from taccl.analysis.certificates.spread_tail import SpreadTail
 from taccl.topology.builder import TopologyBuilder
-from tests.analysis.tampering import changed, made_up, with_one_number
+from tests.analysis.tampering import changed, made_up, with_one_number, witness_classes
 from tests.fuzzing import cases, fuzzed
 from tests.synthesis.brute_force import optimal_ticks
 from tests.synthesis.small_problems import (
@@ -76,6 +76,19 @@ def _one_way():
 def of_kind(kind):
     """Certificates of one kind with a bound above 0."""
     return [each for each in found() if each.kind == kind and each.bound > 0]
+
+
+@pytest.mark.parametrize("kind", witness_classes(), ids=lambda each: each.kind)
+def test_random_witnesses_of_every_class_are_judged(kind):
+    """A random witness of each class, and a changed one, name parts of the problem and are judged without an
+    error."""
+    problem, rng = problem_of(full(3, port=True), collectives.allreduce(3)), random.Random(1)
+    made = made_up(problem, rng, [kind])
+    assert type(made) is kind and made.fits(problem)
+    for divisible in (False, True):
+        above = lower_bound(problem, divisible=divisible)
+        above = replace(above, bound=10**6 * above.bound)
+        assert not any(replace(above, witness=each).check() for each in (made, changed(made, problem, rng)))
 
 
 @pytest.mark.slow
