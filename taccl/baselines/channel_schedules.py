@@ -110,7 +110,7 @@ def _piped_us(lanes: Lanes) -> float:
     if lanes.relayed:
         return lanes.pieces_us(pieces)
     mb = lanes.mb_of(pieces)
-    plan, few = lanes.plan(mb), max(_FEWEST_PIECES, _MOST_REPLAYED // lanes.turns.size)
+    plan, few = lanes.plan(mb, pieces), max(_FEWEST_PIECES, _MOST_REPLAYED // lanes.turns.size)
     planned_us = float("inf")
     if plan is not None and pieces > few:
         planned_us = (lanes.alone_us(mb) + plan.end_us) / 2 + (pieces - 1) * plan.period_us
@@ -177,7 +177,8 @@ def over_channels(problem: Problem, algorithm: Algorithm, on: Topology, *, cut: 
         return sends.schedule(problem, producer=name)
     mb = max(problem.chunk_bytes) / 1e6
     slack_us = _SLACK_TICKS / float(problem.costs.ticks_per_us)
-    plan = None if lanes.goes_round else lanes.plan(mb, slack_us=slack_us)
+    pieces = problem.collective.num_chunks / len(lanes.hops)
+    plan = None if lanes.goes_round else lanes.plan(mb, pieces, slack_us=slack_us)
     columns = (
         sends_around(problem, lanes, roots)
         if lanes.goes_round
@@ -187,7 +188,7 @@ def over_channels(problem: Problem, algorithm: Algorithm, on: Topology, *, cut: 
     # Channels contend for resources. Try several orders: the plan's, first come first served, and by step.
     is_small = len(columns.chunk) <= (_FEW_TRANSFERS if lanes.goes_round else _MOST_REPLAYED)
     made = [] if plan is None else [_planned(problem, columns, name)]
-    if is_small or plan is None or _is_poor(plan, lanes, mb, problem.collective.num_chunks / len(lanes.hops)):
+    if is_small or plan is None or _is_poor(plan, lanes, mb, pieces):
         first_come, _ = first_come_us(on, mb, columns)
         made.append(
             _scheduled(problem, columns, (columns.lane, columns.turn, columns.step, first_come), name)

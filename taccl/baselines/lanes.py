@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from itertools import pairwise
 from math import ceil, gcd
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -34,6 +34,8 @@ Algorithm = Literal["ring", "tree"]
 
 #: Number of steps round closed rings that are simulated to measure the mean time of a step.
 _REPLAYED = 9
+#: Number of pieces for which the period of a plan matters, but hardly the wait of the first piece.
+_MANY_PIECES = 10_000
 #: Max transfers of all pipelined pieces (about 2 s); it limits the number of pieces per chain or tree.
 _MOST_PIECED = 120_000
 
@@ -132,24 +134,24 @@ class Lanes:
         found = self._periodic_per_mb
         return 1.0 if found is None else max(1.0, found[0] / float(self.busy[1].max()))
 
-    def plan(self, mb: float, *, slack_us: float = 0.0) -> Plan | None:
-        """Periodic plan of pieces of `mb` MB on chains or trees (open lanes); None if none is found.
+    def plan(self, mb: float, pieces: float, *, slack_us: float = 0.0) -> Plan | None:
+        """Periodic plan of pieces of `mb` MB on each chain or tree (open lane); None if none is found.
 
         - `slack_us`: Time from the arrival of data to the earliest send of it.
         """
         takes = self._alpha_us + mb * self._us_per_mb
-        found = self._periodic(takes, 1.0, mb, slack_us)
+        found = self._periodic(takes, 1.0, mb, pieces, slack_us)
         return None if found is None else Plan(found[0], *self._starts_us(takes + slack_us, *found))
 
     @cached_property
     def _periodic_per_mb(self) -> tuple[float, Floats] | None:
         """Period and phases of a periodic plan for 1 MB messages without latency; None if none is found."""
-        return self._periodic(self._us_per_mb, 0.0, 1.0, 0.0)
+        return self._periodic(self._us_per_mb, 0.0, 1.0, _MANY_PIECES, 0.0)
 
     def _periodic(
-        self, takes_us: Floats, latency: float, mb: float, slack_us: float
+        self, takes_us: Floats, latency: float, mb: float, pieces: float, slack_us: float
     ) -> tuple[float, Floats] | None:
-        """Period of a periodic plan, and phase of each hop in the period, in us; None if no plan is found.
+        """Period of the fastest plan found for `pieces` pieces, and phase of each hop in it, in us, or None.
 
         - `takes_us`, (directions, lanes, hops): Time of a message of `mb` MB on each hop.
         - `latency`: 1 to include alpha in holds, 0 to leave it out.
@@ -165,27 +167,40 @@ class Lanes:
         places = np.arange(len(takes))
         busy = (self.busy[1] + self.busy[0]).tolist()
         load = np.array([-max((busy[resource] for resource, _, _ in held), default=0.0) for held in holds])
-        keys: tuple[Ints | Floats, ...] = (self.turns.ravel(), places, load)
+        lasts_us = takes_us + slack_us
+        alone_us = self._starts_us(lasts_us, 0.0, None)[0]
+        keys: tuple[Ints | Floats, ...] = alone_us.ravel(), self.turns.ravel(), places, load
         orders = (np.lexsort((places, key)).tolist() for key in keys)
-        found = periodic(holds, [each + slack_us for each in takes], self._before, orders)
+
+        def end_us(period: float, phases: Sequence[float] | None) -> float:
+            """Time in us by which the first piece has arrived everywhere."""
+            phase = None if phases is None else np.array(phases).reshape(takes_us.shape)
+            return self._starts_us(lasts_us, period, phase)[1]
+
+        before = self._before(alone_us + lasts_us)
+        found = periodic(holds, lasts_us.ravel().tolist(), before, orders, end_us, pieces)
         return None if found is None else (found[0], np.array(found[1]).reshape(takes_us.shape))
 
-    @cached_property
-    def _before(self) -> list[int]:
-        """For each hop, the index of a hop whose data it forwards; -1 if it sends its source's own data.
+    def _before(self, ends_us: Floats) -> list[int]:
+        """For each hop, the index of the hop whose data it forwards; -1 if it sends its source's own data.
 
-        If the source forwards a sum of several arrivals, the index is that of the last of these in `hops`. It
-        is -1 if a root sends its sum down.
+        If the source forwards a sum of several arrivals, the index is that of the latest one.
+
+        - `ends_us`, (directions, lanes, hops): Arrival of the first piece on each hop, without contention.
         """
-        found = []
-        num = self._alpha_us.shape[2]
-        for way, back in enumerate(self.backwards):
-            for lane, hops in enumerate(self.hops):
-                into = {hop[0 if back else 1]: place for place, hop in enumerate(hops)}
-                first = (way * len(self.hops) + lane) * num
-                places = [into.get(hop[1 if back else 0], -1) for hop in hops]
-                found += [first + place if place >= 0 else -1 for place in places]
-        return found
+        ends, num, found = ends_us.ravel(), ends_us.shape[2], np.full(ends_us.size, -1)
+        for lane, hops in enumerate(self.hops):
+            arrivals: dict[int, int] = {}
+            for way, back in enumerate(self.backwards):
+                first, before = (way * len(self.hops) + lane) * num, arrivals
+                arrivals = {hops[0][0]: before[hops[0][0]]} if way else {}
+                for place in range(num)[:: -1 if back else 1]:
+                    src, dst = hops[place][::-1] if back else hops[place]
+                    hop = first + place
+                    found[hop] = arrivals.get(src, -1)
+                    if dst not in arrivals or ends[hop] > ends[arrivals[dst]]:
+                        arrivals[dst] = hop
+        return cast("list[int]", found.tolist())
 
     @cached_property
     def _replayed(self) -> tuple[float, Floats]:

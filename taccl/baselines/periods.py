@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -31,6 +31,8 @@ _SHUFFLES, _MOST_SHUFFLED = 16, 2000
 _BISECTIONS = 8
 #: Max difference of two times that count as equal, as a share of the period.
 _ROUNDING = 1e-9
+#: Max ratio of a plan's total time to that of a plan without waits; then no further plans are tried.
+_ENOUGH = 1.02
 #: Periods to try, as multiples of the time for which the busiest resource is held.
 _PERIODS = (1, 1.01, 1.03, 1.06, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.75, 2, 2.5, 3, 4)
 
@@ -40,30 +42,49 @@ def periodic(
     takes: Sequence[float],
     before: Sequence[int],
     orders: Iterable[Sequence[int]],
+    end_us: Callable[[float, Sequence[float] | None], float] | None = None,
+    repeats: float = 1.0,
 ) -> tuple[float, list[float]] | None:
     """Short period of recurring sends, and phase of each send in it, in us; None if no period is found.
 
     - `takes`: Duration of each send.
     - `before`: Index of the send whose data each send forwards; -1 if there is none.
-    - `orders`: Orders in which sends choose their phases, besides random ones. A send takes the first free
-      phase after the arrival of its data, or else the first free phase of the period. The first feasible
-      order counts.
+    - `orders`: Orders in which sends choose their phases, the one with the shortest waits first; random
+      orders follow. A send takes the first free phase after the arrival of its data, or else the first free
+      phase of the period. The first feasible order counts.
+    - `end_us`: End of the first repetition in us, by period and phases; without phases, its earliest end.
+      With this function, longer periods are tried in the first order, and the plan of the least total time
+      counts: that end, and all periods of `repeats` repetitions but the last.
     """
     busy: dict[int, float] = defaultdict(float)
     for each in holds:
         for resource, _, lasts in each:
             busy[resource] += lasts
-    count, nothing = len(holds), [-1] * len(holds)
-    tried = [(order, chain) for order in orders for chain in (before, nothing)]
+    count, listed, nothing = len(holds), list(orders), [-1] * len(holds)
     shuffled, num_shuffled = random.Random(0), min(_SHUFFLES, _MOST_SHUFFLED // max(1, count))
+    tried = [(order, chain) for chain in (before, nothing) for order in listed]
     tried += [(shuffled.sample(range(count), count), nothing) for _ in range(num_shuffled)]
-    for factor in _PERIODS:
-        period = factor * max(busy.values(), default=0.0)
-        for order, chain in tried if period else ():
-            phases = _phases(holds, takes, chain, order, period)
-            if phases is not None:
-                return _tightened(holds, period, phases, least=period / factor)
-    return None
+    busiest, best = max(busy.values(), default=0.0), None
+    alone_us, least_us = 0.0 if end_us is None else end_us(0.0, None), float("inf")
+    for factor in _PERIODS if busiest else ():
+        period = factor * busiest
+        if least_us <= _ENOUGH * (alone_us + (repeats - 1) * period):
+            break
+        found = (_phases(holds, takes, chain, order, period) for order, chain in tried)
+        phases = next((each for each in found if each is not None), None)
+        if phases is None:
+            continue
+        plans = [(period, phases)]
+        if best is None:
+            plans.append(_tightened(holds, period, phases, least=busiest))
+            tried = tried[:1]
+        if end_us is None:
+            return plans[-1]
+        for plan in plans:
+            total_us = end_us(*plan) + (repeats - 1) * plan[0]
+            if total_us < least_us:
+                least_us, best = total_us, plan
+    return best
 
 
 def _phases(

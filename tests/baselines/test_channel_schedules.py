@@ -226,6 +226,23 @@ def test_alltoalls_agree_with_their_model_where_sends_occupy_ports(machine):
     assert model_gap(nccl(problem), nccl_choices(problem)[0]) == ""
 
 
+@pytest.mark.parametrize(
+    ("nodes", "collective", "size", "most"),
+    [(3, "broadcast", "16MB", 1.05), (2, "allreduce", "64MB", 1.02)],
+)
+def test_plans_make_the_first_piece_wait_little(nodes, collective, size, most):
+    """On chains and trees that share ports, all pieces together take hardly longer than if the first one never
+    waited."""
+    problem = problem_of(machines.dgx2(nodes), collective, size)
+    algorithm = nccl_choices(problem)[0].algorithm
+    lanes = Lanes(problem, algorithm, channels_of(problem, algorithm))
+    pieces = lanes.num_pieces
+    mb = lanes.mb_of(pieces)
+    plan = lanes.plan(mb, pieces)
+    least_us = lanes.alone_us(mb) + (pieces - 1) * lanes.busiest_us(mb)
+    assert plan.end_us + (pieces - 1) * plan.period_us < most * least_us
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_edges_are_coloured_with_as_few_colours_as_possible(seed):
     """Edge colouring uses as many colours as the maximum degree, and no two edges at a vertex share one."""

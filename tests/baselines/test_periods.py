@@ -46,6 +46,24 @@ def test_a_cycle_of_resources_needs_more_than_the_busiest():
     assert not overlaps(holds, period, phases)
 
 
+@pytest.mark.parametrize(("repeats", "period", "end"), [(1000, 4, 8), (1, 5.2, 5)])
+def test_waits_count_against_periods(repeats, period, end):
+    """A chain holds one port for 2 us at its start and again after 3 us. Many repetitions are done soonest with
+    a period of 4 us, in which the second hold waits 3 us; one repetition has a longer period without waits."""
+    holds, takes = [[("port", 0, 2)], [], [("port", 0, 2)]], [2, 1, 2]
+
+    def end_us(period, phases):
+        """End of the chain: each send starts at its next phase after the one before, or at once."""
+        at = 0.0
+        for send, lasts in enumerate(takes):
+            at += lasts + (0.0 if phases is None else (phases[send] - at) % period)
+        return at
+
+    found, phases = periodic(holds, takes, [-1, 0, 1], [range(3)], end_us, repeats)
+    assert found == pytest.approx(period)
+    assert end_us(found, phases) == pytest.approx(end)
+
+
 def test_without_sends_there_is_no_plan():
     """If there are no sends, there is no periodic plan."""
     assert periodic([], [], [], [[]]) is None
