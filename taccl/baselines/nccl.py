@@ -3,9 +3,9 @@
 On machines by name, the choice is that of `taccl.predict`; elsewhere, the candidate of least modelled time.
 Rings and trees run over channels, packed into the links as NCCL's search does (`taccl.baselines.channels`).
 Their predicted time is a latency (launch, base latency and hops) plus the bytes over the bandwidth of all
-channels. Pieces of NVLS pass a pipeline of switches and trees (`taccl.baselines.nvls`). For other algorithms,
-the time is launch and hop latency plus the time of the bytes at a rank or NIC, whichever is longer. Schedules
-of rings and trees use the same channels, and those of NVLS the same pipeline.
+channels. Pieces of NVLS pass a pipeline of switches and trees (`taccl.baselines.nvls`). Alltoalls take the
+launch plus the time of their busiest resource, or of their longest route. Schedules of rings and trees use
+the same channels, and those of NVLS the same pipeline.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from taccl._internal.caching import cached
 from taccl._internal.units import format_us
 from taccl.baselines.channel_schedules import open_gb_per_s, over_channels, predict
 from taccl.baselines.nvls import NvlsPipeline, has_nvls, links_of_switches, nvls_schedule, with_switches
-from taccl.baselines.straight import exchange_us, pairwise
+from taccl.baselines.straight import exchange_end_us, exchange_us, pairwise
 from taccl.errors import CollectiveError
 from taccl.measure.machine import machine_of
-from taccl.measure.model import COLLECTIVES, Way, further_channels, ways
+from taccl.measure.model import COLLECTIVES, further_channels, ways
 from taccl.measure.predict import known_machines
 from taccl.measure.predict import predict as predict_library
 from taccl.measure.tree_limit import tree_limit_gb_per_s
@@ -111,7 +111,7 @@ def nccl_choices(problem: Problem, *, nvls: bool = True) -> tuple[Considered, ..
             if way.algorithm in ("ring", "tree"):
                 found.append(_over_channels(problem, way.algorithm, protocol, on))
             else:
-                found.append(_by_volume(problem, way, protocol, on))
+                found.append(_pairwise(problem, protocol, on))
         if nvls and protocol in ("", "simple") and has_nvls(switched):
             found.append(_in_switches(switched, protocol, _topology(switched, protocol, "nvls")))
     expected = _expected(problem, nvls=nvls)
@@ -152,27 +152,21 @@ def _over_channels(problem: Problem, algorithm: str, protocol: str, on: Topology
     )  # fmt: skip
 
 
-def _by_volume(problem: Problem, way: Way, protocol: str, on: Topology) -> Considered:
-    """Algorithm without channels as a candidate; its time follows from hops and bytes per rank and NIC."""
-    machine = machine_of(problem.topology.under(protocol) if protocol else problem.topology)
-    node_us, network_us = (_hop_us(on, between=between) for between in (False, True))
-    latency_us = float(on.launch_us) + way.node_hops * node_us + way.network_hops * network_us
-    shared = way.network_volume * machine.ranks_per_nic
-    loads = ((way.node_volume, machine.node_gb_per_s), (shared, machine.network_gb_per_s))
-    us_per_kb = max(volume / rate for volume, rate in loads if volume)
-    num_channels = _num_channels(max(machine.node_gb_per_s, machine.network_gb_per_s))
+def _pairwise(problem: Problem, protocol: str, on: Topology) -> Considered:
+    """Pairwise exchange as a candidate; its time is that of the busiest resource, or of the longest route.
+
+    Messages to ranks inside the node and to other nodes start at the same time, so their latencies overlap.
+    """
     assert problem.size_bytes is not None, "checked"
-    if way.algorithm == "pairwise" and problem.size_bytes:
-        # Pairs without a link are relayed, and NICs are shared, so use the busiest resource of all hops.
-        # The alpha of a send to each peer occupies ports as well.
-        by_bytes_us, busy_us = (
-            float(exchange_us(replace(problem, topology=on), alphas=alphas).max(initial=0))
-            for alphas in (False, True)
-        )
-        us_per_kb = by_bytes_us * 1000 / problem.size_bytes
-        latency_us += busy_us - by_bytes_us
-    time_us = latency_us + problem.size_bytes * us_per_kb / 1000
-    return Considered(way.algorithm, protocol, num_channels, latency_us, 1 / us_per_kb, time_us)
+    machine = machine_of(problem.topology.under(protocol) if protocol else problem.topology)
+    num_channels = _num_channels(max(machine.node_gb_per_s, machine.network_gb_per_s))
+    exchange, launch_us = replace(problem, topology=on), float(on.launch_us)
+    busy_us = float(exchange_us(exchange).max(initial=0))
+    return Considered(
+        "pairwise", protocol, num_channels, launch_us + exchange_end_us(exchange, empty=True),
+        problem.size_bytes / busy_us / 1000 if busy_us else float("inf"),
+        launch_us + exchange_end_us(exchange),
+    )  # fmt: skip
 
 
 def _in_switches(problem: Problem, protocol: str, on: Topology) -> Considered:
@@ -347,13 +341,6 @@ def _protocols(topology: Topology, collective: str, size: int) -> tuple[str, ...
         if (each.collective, each.ranks, each.nodes) == of and each.from_bytes <= size <= each.up_to_bytes
     )
     return tuple(taken) or topology.protocols or ("",)
-
-
-def _hop_us(topology: Topology, *, between: bool) -> float:
-    """Max alpha in us of links inside nodes, or between nodes."""
-    wide = shared_links(topology)
-    links = (e for i, e in enumerate(topology.links) if i not in wide and topology.is_internode(i) == between)
-    return max((float(e.alpha_us) for e in links), default=0.0)
 
 
 def _topology(problem: Problem, protocol: str, algorithm: str) -> Topology:

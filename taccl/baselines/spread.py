@@ -379,16 +379,11 @@ def soonest_cut_us(schedule: Schedule) -> float:
     return busy_us + (schedule.finish_us - busy_us) / max(2.0, MANY_CUT / schedule.num_transfers)
 
 
-def busy_by_bytes_us(
-    problem: Problem, chunk: NDArray[Any], link: NDArray[Any], *, alphas: bool = False
-) -> NDArray[np.float64]:
-    """Time in us that transfers hold each resource, (num_resources,); latencies count only with `alphas`."""
+def busy_by_bytes_us(problem: Problem, chunk: NDArray[Any], link: NDArray[Any]) -> NDArray[np.float64]:
+    """Time in us that the bytes of transfers hold each resource, (num_resources,)."""
     topology, holds = problem.topology, hold_columns(problem.topology)
     size = np.array(problem.chunk_bytes, dtype=float)[chunk]
     mb = np.bincount(link, size, len(topology.links)) / 1e6
     us_per_mb = np.array([float(hold.beta_us_per_mb) for hold in topology.holds])
     busy_us = mb[holds.link] * us_per_mb
-    if alphas:
-        alpha_us = np.array([float(hold.alpha_us) for hold in topology.holds])
-        busy_us = busy_us + np.bincount(link, minlength=len(topology.links))[holds.link] * alpha_us
     return np.bincount(holds.resource, busy_us, len(topology.resources)).astype(float)

@@ -26,9 +26,12 @@ from taccl.baselines.spread import (
     without_sketch,
 )
 from taccl.errors import CollectiveError
+from taccl.problem.costs import hold_columns
 from taccl.schedule.listing import listed
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from taccl.baselines.lanes import Floats
     from taccl.baselines.moves import Ints
     from taccl.problem.problem import Problem
@@ -153,11 +156,72 @@ def _exchange(problem: Problem) -> Sends:
     return sends_over(problem, chunk[pair[order]], link[order], message[order])
 
 
-def exchange_us(problem: Problem, *, alphas: bool = False) -> Floats:
-    """Time in us that a pairwise exchange holds each resource; latencies count only with `alphas`."""
+def exchange_us(problem: Problem) -> Floats:
+    """Time in us that the bytes of a pairwise exchange hold each resource."""
     chunk, src, dst = _pairs(problem)
     pair, _, link = ShortestRoutes.of(problem).hops(src, dst)
-    return busy_by_bytes_us(problem, chunk[pair], link, alphas=alphas)
+    return busy_by_bytes_us(problem, chunk[pair], link)
+
+
+def exchange_end_us(problem: Problem, *, empty: bool = False) -> float:
+    """Estimated end of a pairwise exchange in us: that of its longest route, or of its busiest resource.
+
+    A resource holds messages one after another: all, those alone that relays have passed on, or those alone
+    that relays have yet to pass on. It begins with the earliest of these, and the rest of some route follows.
+
+    - `empty`: True for messages of 0 bytes.
+    """
+    topology, (chunk, src, dst) = problem.topology, _pairs(problem)
+    pair, hop, link = ShortestRoutes.of(problem).hops(src, dst)
+    if not len(pair):
+        return 0.0
+    costs = [
+        np.array([(float(each.alpha_us), float(each.beta_us_per_mb)) for each in some]).reshape(-1, 2)
+        for some in (topology.links, topology.holds)
+    ]
+    mb = (0 if empty else 1) * np.array(problem.chunk_bytes, dtype=float)[chunk[pair]] / 1e6
+    takes_us = costs[0][link, 0] + mb * costs[0][link, 1]
+    until_us, first = np.cumsum(takes_us), np.flatnonzero(hop == 0)  # of all routes, one after another
+    whole_us = np.add.reduceat(takes_us, first)
+    before_us = until_us - takes_us - (until_us[first] - takes_us[first])[pair]
+    after_us = whole_us[pair] - before_us - takes_us
+    left = np.bincount(pair)[pair] - 1 - hop
+    ends_us = [float(whole_us.max())]
+    for num_hops in (hop, left):
+        for least in range(int(hop.max()) + 1):
+            rows = num_hops >= least
+            ends_us.append(
+                _busiest_end_us(topology, costs, link[rows], mb[rows], before_us[rows], after_us[rows])
+            )
+    return max(ends_us)
+
+
+def _busiest_end_us(
+    topology: Topology, costs: Sequence[Floats], link: Ints, mb: Floats, before_us: Floats, after_us: Floats
+) -> float:
+    """Latest end in us of the sends of a resource, one after another, and of the rest of a route.
+
+    - `costs`: Alpha and beta of all links, and of all holds, (number, 2) each.
+    - `mb`, `before_us`, `after_us`, (num_sends,): Size of each send, and times of its route before and after.
+    """
+    holds, count = hold_columns(topology), len(topology.links)
+    num, total_mb = np.bincount(link, minlength=count), np.bincount(link, mb, count)
+    used = np.flatnonzero(num[holds.link])
+    over, resource, receives = holds.link[used], holds.resource[used], holds.receives[used]
+    least = np.full((3, count), np.inf)
+    for row, values in zip(least, (mb, before_us, after_us), strict=True):
+        np.minimum.at(row, link, values)
+    least_mb, least_before, least_after = least[:, over]
+    # A send takes `free_us` longer than its hold.
+    (alpha_us, us_per_mb), (held_us, held_us_per_mb) = costs[0][over].T, costs[1][used].T
+    free_us = alpha_us - held_us + (us_per_mb - held_us_per_mb) * least_mb
+    begins_us, rests_us = np.full((2, len(topology.resources)), np.inf)
+    np.minimum.at(begins_us, resource, least_before + np.where(receives, free_us, 0.0))
+    np.minimum.at(rests_us, resource, least_after + np.where(receives, 0.0, free_us))
+    busy_us = np.bincount(
+        resource, held_us * num[over] + held_us_per_mb * total_mb[over], len(topology.resources)
+    )
+    return float((begins_us + busy_us + rests_us)[np.unique(resource)].max(initial=0.0))
 
 
 def _pairs(problem: Problem) -> tuple[Ints, Ints, Ints]:
