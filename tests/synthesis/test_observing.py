@@ -229,16 +229,18 @@ def test_steps_that_kernels_decide_are_rows(monkeypatch, is_kept):
     assert (row.name, row.message, row.status) == (*expected, "skipped")
 
 
-def test_ruin_and_recreate_without_kernels_or_trees_is_a_row(monkeypatch):
-    """If kernels are not compiled in time, or no schedule has trees, a row says why nothing is improved."""
+@pytest.mark.parametrize(("is_kept", "verb"), [(False, "compiled"), (True, "loaded")])
+def test_ruin_and_recreate_without_kernels_or_trees_is_a_row(monkeypatch, is_kept, verb):
+    """If kernels are not ready in time, or no schedule has trees, a row says why nothing is improved."""
     monkeypatch.setattr(stages, "have_compiled", lambda search: False)
+    monkeypatch.setattr(stages, "are_kept", lambda problem: is_kept)
     search = Search(problem_of(), Options(), Deadline.after(100))
     stages.ruin_and_recreate(search)
     search.offer_whole(taccl.baselines.ring(search.problem, cut=False), producer="ring")
     stages.ruin_and_recreate(search)
     first, second = search.stages
     assert (first.status, first.message) == ("skipped", "no schedule along trees to start from")
-    assert (second.status, second.message) == ("skipped", "its kernels were not compiled in time")
+    assert (second.status, second.message) == ("skipped", f"its kernels were not {verb} in time")
 
 
 @pytest.mark.parametrize("module", [synthesize, improving])

@@ -55,10 +55,14 @@ logger = logging.getLogger(__name__)
 IMPROVEMENT, TREES = "ruin and recreate", "trees"
 #: Names of all kernels, one tuple per worker process; kernels in a tuple share compiled functions.
 _EVERY = (("allgather", "reduce-scatter", "alltoall"), (IMPROVEMENT, TREES))
-#: Note of a search that ran without kernels.
+#: Notes of a search that ran without kernels, as they are not compiled, or were not loaded in time.
 COLD = (
     "the compiled search was left out, as compiling it takes about 25 s of CPU, once; run `taccl warmup`, or "
     "give a longer time limit (--time-limit 60) once"
+)
+UNLOADED = (
+    "the compiled search was left out, as its kernels were not loaded from disk in time; a longer time limit "
+    "may give a better schedule"
 )
 #: `_NOTABLE_S`: min seconds of compiling or loading kernels to be recorded as a stage.
 #: `_WAITED_S`: the same for waits that end before the kernels are compiled.
@@ -214,8 +218,13 @@ def have_compiled(search: Search) -> bool:
         deadline = deadline.sooner(_WAIT_SHARE * deadline.left_s)
     found = compile_in_a_row(search, search.problem, deadline)
     if not found:
-        search.notes.append(COLD)
+        search.notes.append(why_left_out(search.problem))
     return found
+
+
+def why_left_out(problem: Problem) -> str:
+    """Note of a search that ran without the kernels of a problem."""
+    return UNLOADED if are_kept(problem) else COLD
 
 
 def compile_in_a_row(search: Search, problem: Problem, deadline: Deadline) -> bool:
@@ -224,9 +233,10 @@ def compile_in_a_row(search: Search, problem: Problem, deadline: Deadline) -> bo
     found = compile_with_progress(problem, search.options, deadline)
     took_s = time.monotonic() - since
     if not found:
-        is_told = any(each.message == COLD for each in search.stages)
+        why = why_left_out(problem)
+        is_told = any(each.message == why for each in search.stages)
         if not is_told or took_s >= _WAITED_S:
-            message = "not compiled in time" if is_told else COLD
+            message = f"not {'compiled' if why == COLD else 'loaded'} in time" if is_told else why
             search.record("kernels", "compiled", "skipped", since, message=message)
     elif took_s >= _NOTABLE_S:  # else kernels were in memory already
         said = "loaded" if was_kept else _stage_message(problem)

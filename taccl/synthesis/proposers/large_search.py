@@ -21,7 +21,7 @@ from taccl.problem.costs import wide_links
 from taccl.schedule.spill import check_folder
 from taccl.sketch.reachability import check_reachable
 from taccl.synthesis.memory import check_memory, memory_need
-from taccl.synthesis.proposers.compiling import COLD, have_compiled
+from taccl.synthesis.proposers.compiling import have_compiled, why_left_out
 from taccl.synthesis.proposers.large import effort, schedule_large, suits
 from taccl.synthesis.proposers.queues import VERIFY_US_PER_TRANSFER
 
@@ -60,7 +60,7 @@ def search_large(search: Search) -> None:
     most_runs = check_memory(problem, options)
     runs = _Runs(search)
     if not have_compiled(search):
-        raise NoSolutionError(f"{problem.title}: {COLD}", bound_us=search.bound_us)
+        raise NoSolutionError(f"{problem.title}: {why_left_out(problem)}", bound_us=search.bound_us)
     runs.run("first rule", num_runs=1)
     runs.prove()
     if most_runs is None and not search.done:

@@ -328,7 +328,7 @@ def ruin_and_recreate(search: Search) -> None:
         search.record("ruin and recreate", "compiled", "skipped", time.monotonic(), message=said)
         return
     if not have_compiled(search):
-        said = "its kernels were not compiled in time"
+        said = f"its kernels were not {'loaded' if are_kept(search.problem) else 'compiled'} in time"
         search.record("ruin and recreate", "compiled", "skipped", time.monotonic(), message=said)
         return
     since, num_transfers = time.monotonic(), known[0].num_transfers

@@ -228,3 +228,13 @@ def test_a_wait_for_kernels_leaves_time_and_is_recorded(monkeypatch):
     first, second = (stage for stage in search.stages if stage.name == "kernels")
     assert (first.message, second.message) == (compiling.COLD, "not compiled in time")
     assert min(first.seconds, second.seconds) >= compiling._WAITED_S
+
+
+def test_kernels_that_are_loaded_too_late_are_not_called_uncompiled(monkeypatch):
+    """If compiled kernels are not loaded in time, no message says that compilation takes long."""
+    monkeypatch.setattr(compiling, "are_kept", lambda problem: True)
+    monkeypatch.setattr(compiling, "compile_with_progress", lambda problem, options, deadline: False)
+    search = searching()
+    assert not compiling.have_compiled(search)
+    assert search.notes == [compiling.UNLOADED] == [search.stages[-1].message]
+    assert "compil" not in compiling.UNLOADED.replace("compiled search", "")
