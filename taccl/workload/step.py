@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from taccl._internal.units import format_count, format_us
+from taccl.analysis.certificates.certificate import is_exact
 from taccl.analysis.verification.verify import verify
 from taccl.workload.bound import StepBound
 from taccl.workload.costs import tile_costs
@@ -182,6 +183,12 @@ class Step:
             return
         if not 0 <= share < 1:
             yield f"communication_share is {share}; expected a share from 0 to below 1"
+            return
+        inexact = [each for each in self.tiles if not is_exact(each, ComputeTile)]
+        for tile in inexact:
+            said = f"found {tile.rank!r}, {tile.start_us!r} and {tile.end_us!r} as its rank, start and end"
+            yield f"{_place(tile)}: {said}; expected integers, and fractions for times"
+        if inexact:
             return
         wrong_problem = tuple(_differences(self.schedule.problem, self.problem, self.parts))
         yield from wrong_problem

@@ -1,8 +1,10 @@
 """Scheduled steps: gap to the bound, verification, and detected faults."""
 
+import math
 from dataclasses import replace
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 import taccl
@@ -185,6 +187,16 @@ def test_a_schedule_without_sends_is_refused(plain):
 def test_an_invalid_share_is_refused(plain, share):
     """A communication share that is below 0, 1 or NaN is refused."""
     assert "communication_share is" in repr(replace(plain, communication_share=share).verify())
+
+
+@pytest.mark.parametrize("convert", [lambda us: math.nan, float, np.float64, str])
+def test_tiles_with_inexact_times_are_refused(plain, convert):
+    """Tiles whose times are NaN, floats, numpy's or text are refused; no comparison with NaN would hold."""
+    tiles = tuple(
+        replace(each, start_us=convert(each.start_us), end_us=convert(each.end_us)) for each in plain.tiles
+    )
+    (first, *_) = replace(plain, tiles=tiles).verify().violations
+    assert "expected integers, and fractions for times" in first
 
 
 def test_a_workload_of_other_ranks_is_refused(plain):
