@@ -1,6 +1,7 @@
 """``taccl probe`` and ``taccl reorder`` from the command line."""
 
 import json
+import re
 
 import pytest
 
@@ -78,8 +79,26 @@ def test_an_order_that_launchers_cannot_start_is_reported(matrix, tmp_path, caps
     hosts.write_text("one:4\n")
     assert run(["reorder", str(matrix), "--hosts", str(hosts), "--hostfile", str(written)]) == 0
     said = capsys.readouterr().out
-    assert "launchers start ranks of a host in slot order, so the order found is of no use" in said
+    assert "start the ranks of a host in slot order, so the order found is of no use; the order found" in said
     assert written.read_text() == "one:4\n"
+
+
+def test_figures_of_the_order_found_and_of_the_launched_order_are_distinguished(tmp_path, capsys):
+    """If launchers start another order than the one found, a note says which of the two each figure is for."""
+    path, hosts, written = (tmp_path / name for name in ("latency.csv", "hosts", "written"))
+    rows = [
+        [0 if i == j else (5 if i % 2 == j % 2 else 30) + (i - j) / 9 for j in range(6)] for i in range(6)
+    ]
+    path.write_text("\n".join([f"us,{','.join('abcdef')}", *(
+        f"{name},{','.join(map(str, row))}" for name, row in zip("abcdef", rows, strict=True)
+    )]))  # fmt: skip
+    hosts.write_text("one:3\ntwo:3\n")
+    asked = ["--size", "10MB", "--algorithm", "ring", "--hosts", str(hosts), "--hostfile", str(written)]
+    assert run(["reorder", str(path), *asked, "--within-noise"]) == 0
+    said = capsys.readouterr().out
+    after = re.search(r"simulated after +(\S+) us", said)
+    found = re.search(r"which the figures above are for; the order found was .*simulated.* at (\S+) us", said)
+    assert after is not None and found is not None and float(found[1]) < float(after[1])
 
 
 def test_slots_beyond_the_ranks_are_named(matrix, tmp_path, capsys):

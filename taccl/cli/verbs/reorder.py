@@ -221,10 +221,11 @@ def _launched(
 
     started = as_launched(found, hosts)
     if started is not found:
-        said = "ranks of a host are in slot order, as launchers start them"
+        said = "launchers start the ranks of a host in slot order, which the figures above are for"
         if started.order == tuple(range(len(started.order))):
-            said = "launchers start ranks of a host in slot order, so the order found is of no use"
-        notes = [*notes, f"{said}; that order was simulated at {found.after_us:.6g} us"]
+            said = "launchers start the ranks of a host in slot order, so the order found is of no use"
+        judged = ", and judged," if found.judgement is not None and found.judgement.gains else ""
+        notes = [*notes, f"{said}; the order found was simulated{judged} at {found.after_us:.6g} us"]
     return started, notes
 
 
