@@ -4,7 +4,7 @@ import random
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from taccl import baselines, collectives
@@ -320,6 +320,7 @@ class TestFigures:
 
 @pytest.mark.slow
 @given(seed=st.integers(0, 10**6))
+@example(seed=1401)  # the old schedule names the contributions of its sums
 @settings(max_examples=some(8, 15), deadline=None)
 def test_random_failures_verify(seed):
     """After random losses of links, ranks and bandwidth, re-planned schedules verify."""
@@ -348,7 +349,7 @@ def test_random_failures_verify(seed):
         assert "shares no chunk" in str(error)
         return
     assert verify(new.schedule).ok
-    assert not (new.from_scratch and suits_improvement(case))
+    assert not (new.from_scratch and old.carries is None and suits_improvement(case))
 
 
 @pytest.mark.slow
