@@ -32,7 +32,7 @@ from taccl.measure.tree_limit import tree_limit_gb_per_s
 from taccl.topology.in_network import shared_links
 from taccl.topology.machines import SHAPES
 from taccl.topology.networks import INSTANCES, NETWORKS
-from taccl.topology.parts import thousandths
+from taccl.topology.parts import on_rails, thousandths
 from taccl.topology.profiles import PROFILES, find_profile, profile_of
 from taccl.topology.registry import parse
 from taccl.topology.transform import rescaled
@@ -48,6 +48,8 @@ from taccl.topology.tuning import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from taccl.baselines.lanes import Algorithm
     from taccl.measure.predict import Prediction
     from taccl.problem.problem import Problem
@@ -99,23 +101,36 @@ def nccl_choices(problem: Problem, *, nvls: bool = True) -> tuple[Considered, ..
     CollectiveError
         If NCCL has no such collective, the size is not known, or nodes differ in size.
     """
+    found, expected = list(_candidates(problem, nvls=nvls)), _expected(problem, nvls=nvls)
+    return tuple(sorted(found, key=lambda each: (not _is_of(each, expected), each.time_us)))
+
+
+def nccl_candidate(problem: Problem, algorithm: str, protocol: str) -> Considered:
+    """The candidate of `nccl_choices` with an algorithm and a protocol; NCCL's choice if there is none."""
+    found = next(_candidates(problem, only=(algorithm, protocol)), None)
+    return found or nccl_choices(problem)[0]
+
+
+def _candidates(
+    problem: Problem, *, nvls: bool = True, only: tuple[str, str] | None = None
+) -> Iterator[Considered]:
+    """Yield all algorithms under all protocols, or `only` one: (algorithm, protocol)."""
     _check(problem)
     topology, size = problem.topology, problem.size_bytes
     assert size is not None, "checked"
     name, sizes = problem.collective.name, (topology.num_ranks, topology.num_nodes)
     switched = with_switches(problem) if nvls else problem
-    found = []
     for protocol in _protocols(topology, name, size):
         for way in ways(name, *sizes):
+            if only not in (None, (way.algorithm, protocol)):
+                continue
             on = _topology(problem, protocol, way.algorithm)
             if way.algorithm in ("ring", "tree"):
-                found.append(_over_channels(problem, way.algorithm, protocol, on))
+                yield _over_channels(problem, way.algorithm, protocol, on)
             else:
-                found.append(_pairwise(problem, protocol, on))
-        if nvls and protocol in ("", "simple") and has_nvls(switched):
-            found.append(_in_switches(switched, protocol, _topology(switched, protocol, "nvls")))
-    expected = _expected(problem, nvls=nvls)
-    return tuple(sorted(found, key=lambda each: (not _is_of(each, expected), each.time_us)))
+                yield _pairwise(problem, protocol, on)
+        if only in (None, ("nvls", protocol)) and nvls and protocol in ("", "simple") and has_nvls(switched):
+            yield _in_switches(switched, protocol, _topology(switched, protocol, "nvls"))
 
 
 def _is_of(candidate: Considered, expected: Prediction | None) -> bool:
@@ -132,12 +147,12 @@ def _expected(problem: Problem, *, nvls: bool) -> Prediction | None:
     machine, nodes = topology.machine, topology.num_nodes
     if machine not in known_machines() or topology.profile not in [each.name for each in PROFILES[machine]]:
         return None
-    by_name = [
-        parse(machine, nodes=nodes, profile=topology.profile, protocol=topology.protocol or None, rails=rails)
-        for rails in {SHAPES[machine].has_rails, False}
-    ]
     links = tuple(e for e in topology.links if len(e.srcs) == len(e.dsts) == 1)
-    if size is None or links not in [each.links for each in by_name]:
+    by_name = parse(
+        machine, nodes=nodes, profile=topology.profile, protocol=topology.protocol or None,
+        rails=SHAPES[machine].has_rails and on_rails(topology),
+    )  # fmt: skip
+    if size is None or links != by_name.links:
         return None  # a changed machine, which `predict` does not know
     return predict_library(machine, problem.collective.name, size, nodes=nodes, nvls=nvls)
 

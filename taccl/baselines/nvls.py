@@ -21,6 +21,7 @@ from taccl.schedule.timing import exact_times
 from taccl.topology.in_network import shared_links
 from taccl.topology.machines import SHAPES
 from taccl.topology.nvls import with_nvls
+from taccl.topology.parts import on_rails
 from taccl.topology.profiles import profile_of
 from taccl.topology.registry import parse
 
@@ -60,14 +61,13 @@ def with_switches(problem: Problem) -> Problem:
         return replace(problem, topology=with_nvls(topology))
     if (profile := profile_of(topology)) is None or shape is None or not shape.nvls:
         return problem
-    for rails in {shape.has_rails, False}:
-        made = parse(
-            topology.machine, nodes=topology.num_nodes, profile=profile.name, rails=rails, nvls=True,
-            protocol=topology.protocol or None, alpha_meaning=topology.alpha_meaning,
-        )  # fmt: skip
-        if tuple(e for e in made.links if len(e.srcs) == len(e.dsts) == 1) == topology.links:
-            return replace(problem, topology=made)
-    return problem
+    made = parse(
+        topology.machine, nodes=topology.num_nodes, profile=profile.name, nvls=True,
+        rails=shape.has_rails and on_rails(topology),
+        protocol=topology.protocol or None, alpha_meaning=topology.alpha_meaning,
+    )  # fmt: skip
+    is_alike = tuple(e for e in made.links if len(e.srcs) == len(e.dsts) == 1) == topology.links
+    return replace(problem, topology=made) if is_alike else problem
 
 
 def links_of_switches(topology: Topology) -> dict[int, tuple[int, int]]:

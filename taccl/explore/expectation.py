@@ -12,21 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.baselines.nccl import nccl_choices, scheduled
+from taccl.baselines.nccl import nccl_candidate, nccl_choices, scheduled
 from taccl.measure.diagnosis import Limit
 from taccl.measure.library import candidates, chosen
 from taccl.measure.library_costs import Costs
 from taccl.measure.machine import import_network, machine_of, replaces
-from taccl.measure.predict import costs_of, ranks_per_node
+from taccl.measure.predict import costs_of, ranks_per_node, series_us
 from taccl.measure.series import Series
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Problem
 from taccl.schedule.bars import busy_shares
 from taccl.topology.networks import NETWORK_TITLES, NETWORKS
-from taccl.topology.parts import thousandths
+from taccl.topology.parts import on_rails, thousandths
 from taccl.topology.profiles import PROFILES
 from taccl.topology.topology import Topology
-from taccl.topology.transform import rescaled
+from taccl.topology.transform import rescaled, subset
 
 #: Factor by which links between nodes are slowed, so that they alone determine the predicted time.
 _SLOWED = 16
@@ -36,6 +36,11 @@ _NUMBERS = re.compile(r"\d+")
 _CUT_RANKS = 16
 #: Seconds to search for a lower bound; slow linear programs may extend them to five times as long.
 _BOUND_S = 2.0
+#: `_SEARCH_RANKS`: max ranks for this search; above, the bound is that of cuts around nodes and ranks.
+#: `_BOUND_RANKS`: max ranks with a bound (1.3 s of CPU for 576 ranks).
+_SEARCH_RANKS, _BOUND_RANKS = 64, 1024
+#: Max ranks of NCCL's schedule whose resources are examined (2 s of CPU); at least two nodes are kept.
+_SCHEDULE_RANKS = 128
 #: `_SIZES`: (max ranks, number of sizes at which the model is evaluated), ascending.
 #: `_FEW_SIZES`: number of sizes for more ranks.
 _SIZES, _FEW_SIZES = ((16, 8), (64, 5)), 3
@@ -167,7 +172,12 @@ class Expectation:
 
     @cached_property
     def predicted_us(self) -> NDArray[np.float64]:
-        """Predicted times at all sizes of the series, interpolated between `places` on logarithmic scales."""
+        """Predicted times at all sizes of the series.
+
+        Without the library's own choices, they are interpolated between `places` on logarithmic scales.
+        """
+        if self._costs is not None:
+            return series_us(self._costs, self.series)
         sizes, at = np.log(self.series.size_bytes), np.log([found[0].time_us for found in self.choices])
         return np.exp(np.interp(sizes, sizes[self.places], at))
 
@@ -210,20 +220,32 @@ class Expectation:
                 shares[each.algorithm] = min(share, shares.get(each.algorithm, 1.0))
         return shares
 
-    def bound_us(self) -> float:
-        """Lower bound in us for the largest size, launch included, over all chunkings."""
-        problem = self.problem(self.series.size_bytes[-1])
+    def bound_us(self) -> float | None:
+        """Lower bound in us for the largest size, launch included, over all chunkings.
+
+        None above `_BOUND_RANKS` ranks.
+        """
+        num_ranks = self.topology.num_ranks
+        if num_ranks > _BOUND_RANKS:
+            return None
+        problem, budget_s = self.problem(self.series.size_bytes[-1]), _BOUND_S
+        if num_ranks > _SEARCH_RANKS:
+            budget_s = 0.0
         found = lower_bound(
-            problem, divisible=True, budget_s=_BOUND_S, limit_s=4 * _BOUND_S, end_s=5 * _BOUND_S
+            problem, divisible=True, budget_s=budget_s, limit_s=4 * budget_s, end_s=5 * _BOUND_S
         )
         return found.bound_us + float(self.topology.launch_us)
 
     def limits(self, measured_us: float) -> tuple[Limit, ...]:
-        """The busiest resource of each kind in NCCL's schedule of the largest size, busiest first."""
-        is_cut = self.topology.num_ranks <= _CUT_RANKS
-        problem = self.problem(self.series.size_bytes[-1])
-        able = nccl_choices(problem)
-        own = next((each for each in able if each.algorithm == self.best.algorithm), able[0])
+        """The busiest resource of each kind in NCCL's schedule of the largest size, busiest first.
+
+        Above `_SCHEDULE_RANKS` ranks, the schedule is for the first nodes only. Their use of resources is
+        scaled to all nodes.
+        """
+        topology = _first_nodes(self.topology)
+        is_cut = topology.num_ranks <= _CUT_RANKS
+        problem = self.problem(self.series.size_bytes[-1], topology)
+        own = nccl_candidate(problem, self.best.algorithm, self.best.protocol)
         schedule = scheduled(problem, own, cut=is_cut)
         # NCCL's model may add links to the topology, for sums in NVSwitch.
         on, busy_us = schedule.problem.topology, busy_shares(schedule) * schedule.finish_us
@@ -238,6 +260,9 @@ class Expectation:
             if hold.link in used:
                 betas[hold.resource] = max(betas.get(hold.resource, 0.0), float(hold.beta_us_per_mb))
         between = {hold.resource for hold in on.holds if on.is_internode(hold.link)}
+        for is_between in (False, True):
+            some = [index for index in range(len(on.resources)) if (index in between) == is_between]
+            busy_us[some] *= self._growth(own.algorithm, topology, between=is_between)
         kinds: dict[str, Limit] = {}
         for index in np.argsort(-busy_us, kind="stable").tolist():
             name = on.resources[index].name
@@ -245,6 +270,23 @@ class Expectation:
                 kind = _kind(name, between=index in between)
                 kinds.setdefault(kind, Limit(name, 1000 / betas[index], float(busy_us[index]) / measured_us))
         return tuple(kinds.values())
+
+    def _growth(self, algorithm: str, part: Topology, *, between: bool) -> float:
+        """Ratio of the data that a resource carries on all nodes to the data that it carries on `part`.
+
+        - `between`: True for resources between nodes.
+        """
+        if part is self.topology:
+            return 1.0
+
+        def carried(on: Topology) -> float:
+            if algorithm == "ring":
+                return 1 - 1 / on.num_ranks
+            if between:
+                return 1 - 1 / on.num_nodes
+            return 1 / on.num_nodes if algorithm == "pairwise" and not on_rails(on) else 1.0
+
+        return carried(self.topology) / carried(part)
 
 
 def _best_of(choices: tuple[Choice, ...]) -> Choice:
@@ -261,6 +303,14 @@ def _costs_on(topology: Topology, named_network: str) -> Costs:
     per_node = ranks_per_node(topology.machine)
     # As nodes are alike, the first one with kept ranks stands for all.
     return costs.on_ranks([rank % per_node for rank in kept if rank // per_node == kept[0] // per_node])
+
+
+def _first_nodes(topology: Topology) -> Topology:
+    """The first nodes of a topology, with at most `_SCHEDULE_RANKS` ranks, but at least two nodes."""
+    kept = max(_SCHEDULE_RANKS // len(topology.ranks_of_node[0]), 2)
+    if topology.num_ranks <= _SCHEDULE_RANKS or topology.num_nodes <= kept:
+        return topology
+    return subset(topology, ranks=[rank for ranks in topology.ranks_of_node[:kept] for rank in ranks])
 
 
 def _kind(resource: str, *, between: bool) -> str:

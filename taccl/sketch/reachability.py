@@ -192,14 +192,12 @@ def reached(problem: Problem, demand: Need) -> dict[int, int]:
 
 
 def _joins_everything(problem: Problem) -> bool:
-    """True if in each process group every rank reaches every other, for every chunk.
+    """True if in each process group every rank reaches every other by links with one source, for every chunk.
 
-    False also if an allowed link has several sources, as such links need a search.
+    Links with several sources, which need a search, join no fewer ranks. False also if only they join some.
     """
     topology, collective = problem.topology, problem.collective
-    joining = {e for e in wide_links(topology) if len(topology.links[e].srcs) > 1}
-    if joining and not joining.isdisjoint(problem.links_allowed):
-        return False
+    joining = [e for e in wide_links(topology) if len(topology.links[e].srcs) > 1]
     if problem.clauses.said("chunk", "path"):
         return False
     parts: dict[int, NDArray[np.int64]] = {}
@@ -208,10 +206,12 @@ def _joins_everything(problem: Problem) -> bool:
             continue
         is_open = problem.open_links(chunks[0])
         if id(is_open) not in parts:
-            if _joins_all_ranks(topology, is_open):
+            single = is_open.copy()
+            single[joining] = False
+            if _joins_all_ranks(topology, single):
                 parts[id(is_open)] = np.zeros(topology.num_ranks, dtype=np.int64)
             else:
-                parts[id(is_open)] = _parts_joined(topology, np.flatnonzero(is_open))
+                parts[id(is_open)] = _parts_joined(topology, np.flatnonzero(single))
         if len(np.unique(parts[id(is_open)][list(group.ranks)])) > 1:
             return False
     return True

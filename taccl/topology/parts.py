@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from taccl._internal.arguments import Number
     from taccl.topology.builder import TopologyBuilder
     from taccl.topology.in_network import InNetwork
-    from taccl.topology.topology import Link, Side
+    from taccl.topology.topology import Link, Side, Topology
 
 OVERHEAD_US = Fraction("0.02")
 """Maximum time in us, within alpha, for which a message occupies a port, NIC or link; our choice."""
@@ -118,6 +118,17 @@ def check_num_links(num_links: int, *, where: str) -> None:
             "synthesize_implicit on a fabric that it knows, which lists none",
             where=where,
         )
+
+
+def on_rails(topology: Topology) -> bool:
+    """True if links join only some ranks of different nodes, as rails do; also on a single node.
+
+    To try both kinds of a machine instead would list the links between all ranks, too many on large machines.
+    """
+    links, num_ranks = topology.links, topology.num_ranks
+    between = {(e.srcs, e.dsts) for index, e in enumerate(links) if topology.is_internode(index)}
+    every = sum(len(ranks) * (num_ranks - len(ranks)) for ranks in topology.ranks_of_node)
+    return len(between) < every or not every
 
 
 def add_crossbar(

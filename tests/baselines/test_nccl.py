@@ -8,7 +8,7 @@ import taccl.topology.transform
 from benchmarks.fit import baseline_row
 from taccl._internal.units import format_us
 from taccl.baselines import nccl, nccl_choices
-from taccl.baselines.nccl import choice_gap, nccl_bounded, scheduled
+from taccl.baselines.nccl import choice_gap, nccl_bounded, nccl_candidate, scheduled
 from taccl.errors import CollectiveError
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.registry import parse
@@ -173,6 +173,23 @@ def test_one_choice_on_machines_by_name(machine, nodes, size):
     note = choice_gap(able)
     assert bool(note) == (best is not able[0])
     assert not note or note.endswith(f"on which {best.algorithm} under {best.protocol} would be faster")
+
+
+@pytest.mark.slow
+def test_one_candidate_is_that_of_all():
+    """A candidate by algorithm and protocol is that of all; NCCL's choice stands in for one that is missing."""
+    problem = problem_of(taccl.topologies.dgx_h100(nodes=2, nvls=True), size=2**20)
+    able = nccl_choices(problem)
+    assert [nccl_candidate(problem, each.algorithm, each.protocol) for each in able] == list(able)
+    assert nccl_candidate(problem, "pat", "simple") == able[0]
+
+
+def test_the_choice_on_many_nodes_tries_no_links_between_all_ranks(monkeypatch):
+    """On 2 x 8 GPUs with rails, 144 links suffice to tell the machine; without rails it would have 256."""
+    problem = problem_of(taccl.topologies.dgx_h100(nodes=2), size=16 * 10**6)
+    monkeypatch.setattr("taccl.topology.parts.MAX_LINKS", 144)
+    expected = taccl.measure.predict.predict("dgx-h100", "allreduce", 16 * 10**6, nodes=2)
+    assert nccl_choices(problem)[0].algorithm == expected.algorithm
 
 
 def test_changed_machines_have_the_fastest_choice():

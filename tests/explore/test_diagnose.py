@@ -414,6 +414,37 @@ def test_limits_are_resources_with_rate_and_use(log):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("collective", ["allreduce", "allgather", "alltoall"])
+def test_limits_of_many_nodes_are_those_of_the_first_ones(monkeypatch, collective):
+    """From the schedule of 3 of 6 nodes, use and rate of the busiest resources of all 6 follow within 2 %."""
+    on = taccl.topologies.dgx_h100(nodes=6, nvls=True)
+    series = Series(collective, 48, 6, (2**33,), (1e5,), "log")
+    whole = Expectation(series, on).limits(1e5)
+    monkeypatch.setattr("taccl.explore.expectation._SCHEDULE_RANKS", 24)
+    part = Expectation(series, on).limits(1e5)
+    assert [(each.resource[:4], each.gb_per_s) for each in part] == [
+        (each.resource[:4], each.gb_per_s) for each in whole
+    ]
+    assert [each.use for each in part] == pytest.approx([each.use for each in whole], rel=0.02)
+
+
+def test_many_ranks_have_no_bound(monkeypatch):
+    """Above a number of ranks no bound is sought."""
+    series = Series("allreduce", 8, 1, (2**30,), (5000.0,), "log")
+    monkeypatch.setattr("taccl.explore.expectation._BOUND_RANKS", 7)
+    assert Expectation(series, taccl.topologies.dgx_h100()).bound_us() is None
+
+
+def test_usual_times_of_middle_sizes_are_those_of_the_library(log):
+    """On machines by name each size has its own prediction, so a log that follows it is nowhere slow."""
+    sizes = tuple(8 << k for k in range(31))
+    times_us = [taccl.predict("gb200-nvl72", "allreduce", size, nodes=2).time_us for size in sizes]
+    on = taccl.topologies.gb200_nvl72(nodes=2)
+    series = Series("allreduce", 144, 2, sizes, tuple(times_us), "log")
+    assert Expectation(series, on).predicted_us.tolist() == pytest.approx(times_us)
+
+
+@pytest.mark.slow
 def test_limits_are_of_the_algorithm_in_the_verdict(log):
     """Rings carry an allreduce of 16 A100 between nodes; on healthy NICs they use at least 0.9 of each NIC."""
     found = judged(log(network_log([NIC] * 8, name="all_reduce")), topology="dgx-a100")

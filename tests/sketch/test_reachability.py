@@ -14,7 +14,7 @@ from taccl.sketch.library import load_sketch
 from taccl.sketch.reachability import check_reachable
 from taccl.sketch.sketch import Sketch
 from taccl.topology.builder import TopologyBuilder
-from taccl.topology.machines import dgx2, ndv2
+from taccl.topology.machines import dgx2, dgx_h100, ndv2
 from tests.effort import cpu_s
 from tests.synthesis.small_problems import linked
 
@@ -141,6 +141,13 @@ def test_strongly_connected_only_if_one_source_would_do():
     check_reachable(make_problem(topology, collectives.broadcast(3, root=1), chunk_bytes=1))
     with pytest.raises(TopologyError, match="from rank 0 to rank 1"):
         check_reachable(make_problem(topology, collectives.broadcast(3), chunk_bytes=1))
+
+
+def test_sums_in_switches_need_no_search_beside_links_between_all(monkeypatch):
+    """Links of one source join all ranks of a server, so its sums in the switch need no search."""
+    monkeypatch.setattr("taccl.sketch.reachability.unmet", lambda problem: pytest.fail("searched"))
+    for collective in (collectives.allreduce(8), collectives.allgather(8)):
+        check_reachable(make_problem(dgx_h100(nvls=True), collective, chunk_bytes=1))
 
 
 def test_contributions_come_from_any_source():
