@@ -17,6 +17,7 @@ from taccl._internal.graph_algorithms import shortest_paths
 from taccl.baselines.routes import ShortestRoutes
 from taccl.errors import CollectiveError
 from taccl.problem.costs import hold_columns, link_ends
+from taccl.schedule.contributions import Carried
 from taccl.schedule.timing import exact_times
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ def sends_over(
     most = np.ones(len(problem.topology.links), np.int64)
     most[list(clauses.merging)] = clauses.max_merge
     group = np.cumsum(position % most[link] == 0) - 1
-    named = None if carries is None else [sums[i] for i in carries[rows].tolist()]
+    named = None if carries is None else Carried(sums, carries[rows])
     return Sends(chunk, link, group, np.zeros(len(rows), bool), named)
 
 

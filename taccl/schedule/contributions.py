@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 #: Max search steps to compose one sum from arrivals.
 _MOST_STEPS = 100_000
@@ -18,16 +24,75 @@ class Arrival(NamedTuple):
     send: int
 
 
+class Carried(Sequence[tuple[int, ...]]):
+    """Contributions that transfers name, as distinct sums: a sequence of the ranks of each transfer's sum.
+
+    - `sums`: Distinct sums, each as its ranks in ascending order.
+    - `number`, (num_transfers,) int64: Index of each transfer's sum.
+    """
+
+    def __init__(self, sums: Iterable[Collection[int]], number: NDArray[np.int64]) -> None:
+        index: dict[tuple[int, ...], int] = {}
+        known = np.array([index.setdefault(tuple(sorted(each)), len(index)) for each in sums], np.int64)
+        self.sums, self.number = tuple(index), known[number]
+
+    @classmethod
+    def of(cls, contributions: Sequence[Collection[int]]) -> Carried:
+        """Contributions of each transfer in this form; raises `TypeError` if they are no collections."""
+        if isinstance(contributions, Carried):
+            return contributions
+        index: dict[tuple[int, ...], int] = {}
+        number = [index.setdefault(tuple(ranks), len(index)) for ranks in contributions]
+        return cls(index, np.array(number, np.int64))
+
+    def in_order(self) -> tuple[tuple[tuple[int, ...], ...], NDArray[np.int32]]:
+        """(sums that transfers carry, in order of their first transfers; index of each transfer's sum)."""
+        used, first, number = np.unique(self.number, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        place = np.argsort(order).astype(np.int32)
+        return tuple(self.sums[i] for i in used[order].tolist()), place[number]
+
+    @cached_property
+    def bits(self) -> list[int]:
+        """Bit mask of each sum."""
+        return [bits_of(ranks) for ranks in self.sums]
+
+    @cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """(num_sums,) Number of ranks that contribute to each sum."""
+        return np.array([len({*ranks}) for ranks in self.sums], np.int64)
+
+    def words(self, num_ranks: int) -> NDArray[np.uint64]:
+        """Bit masks of the sums as words of 64 bits for at least `num_ranks` ranks, (num_sums, num_words)."""
+        num_words = -(-max(1, num_ranks, *(bits.bit_length() for bits in self.bits)) // 64)
+        every = b"".join(bits.to_bytes(8 * num_words, "little") for bits in self.bits)
+        return np.frombuffer(every, "<u8").reshape(-1, num_words).astype(np.uint64)
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    @overload
+    def __getitem__(self, place: int) -> tuple[int, ...]: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[tuple[int, ...]]: ...
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return [self.sums[i] for i in self.number[place].tolist()]
+        return self.sums[self.number[place]]
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        return map(self.sums.__getitem__, self.number.tolist())
+
+
 def bits_of(ranks: Iterable[int]) -> int:
     """Bit mask of a set of ranks."""
     return sum(1 << rank for rank in set(ranks))
 
 
-def all_bits(sets: Iterable[Collection[int]]) -> list[int]:
+def all_bits(sets: Sequence[Collection[int]]) -> list[int]:
     """Bit masks of sets of ranks; equal sets are converted once."""
-    rows = [tuple(ranks) for ranks in sets]
-    bits = {ranks: bits_of(ranks) for ranks in set(rows)}
-    return [bits[ranks] for ranks in rows]
+    carried = Carried.of(sets)
+    return [carried.bits[i] for i in carried.number.tolist()]
 
 
 def make_up(wanted: int, arrivals: Sequence[Arrival]) -> list[Arrival] | None:

@@ -30,6 +30,7 @@ from taccl.schedule.columns import (
     merged_ends,
     narrow,
 )
+from taccl.schedule.contributions import Carried
 from taccl.schedule.figures import Figures
 
 if TYPE_CHECKING:
@@ -349,18 +350,15 @@ def make_schedule(
     columns |= {name: full_column(name, values) for name, values in given.items() if values is not None}
     sums: tuple[tuple[int, ...], ...] = ()
     if contributions is not None:
-        number: dict[tuple[int, ...], int] = {}
         try:
-            rows = [tuple(ranks) for ranks in contributions]
-            in_order = {ranks: tuple(sorted(ranks)) for ranks in set(rows)}
+            carried = Carried.of(contributions)
         except TypeError:
             said = f"found {contributions!r:.60}; expected the ranks of each transfer"
             raise InputError(said, where="schedule.contributions") from None
-        named = [number.setdefault(in_order[ranks], len(number)) for ranks in rows]
-        columns["carries"], sums = np.array(named, dtype=np.int32), tuple(number)
+        sums, columns["carries"] = carried.in_order()
         check_lengths({name: columns[name] for name in ("chunk", "carries")})
         if reduce is None:
-            columns["reduce"] = lacking(problem, columns["chunk"].tolist(), contributions)
+            columns["reduce"] = lacking(problem, columns["chunk"], carried)
     check_lengths(columns)
     keys = [columns[name] for name in ("chunk", "group", "link", "start") if name in columns]
     order = np.lexsort(keys if group is not None else keys[1:])  # equal single sends keep the given order
@@ -387,11 +385,12 @@ def bare_digest(schedule: Schedule) -> str:
 
 
 def lacking(
-    problem: Problem, chunks: Sequence[int], contributions: Sequence[Collection[int]]
+    problem: Problem, chunk: NDArray[Any], contributions: Sequence[Collection[int]]
 ) -> NDArray[np.bool_]:
     """(num_transfers,) True if a transfer names fewer contributions than its chunk has."""
-    of_chunk = {c: len(chunk.origins) for c, chunk in enumerate(problem.collective.chunks)}
-    rows = [tuple(ranks) for ranks in contributions]
-    count = {ranks: len(set(ranks)) for ranks in set(rows)}
-    known = zip(chunks, rows, strict=True)
-    return np.array([count[ranks] < of_chunk.get(c, 0) for c, ranks in known], dtype=bool)
+    origins, carried = problem.collective.origin_sets, Carried.of(contributions)
+    count = np.array([len(ranks) for ranks in origins.sets], np.int64)[origins.of_chunk]
+    known = (chunk >= 0) & (chunk < len(count))
+    lacks = known.copy()
+    lacks[known] = carried.sizes[carried.number[known]] < count[chunk[known]]
+    return lacks

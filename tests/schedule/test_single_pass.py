@@ -7,6 +7,7 @@ import taccl
 from taccl.baselines import baseline
 from taccl.errors import CollectiveError
 from taccl.schedule import timing
+from taccl.schedule.waits import Events, Waits
 from taccl.topology import fabrics, machines
 
 TOPOLOGIES = {
@@ -16,7 +17,9 @@ TOPOLOGIES = {
 }
 
 
-@pytest.mark.parametrize("name", ["ring", "recursive", "multiplying", "one-shot", "pairwise"])
+@pytest.mark.parametrize(
+    "name", ["ring", "tree", "recursive", "hierarchical", "multiplying", "one-shot", "pairwise"]
+)
 @pytest.mark.parametrize("collective", ["allgather", "reduce-scatter", "allreduce"])
 @pytest.mark.parametrize("fabric", TOPOLOGIES)
 def test_one_pass_finds_the_times_of_the_precedence_graph(fabric, collective, name, monkeypatch):
@@ -53,3 +56,22 @@ def test_sends_that_precede_their_data_take_the_precedence_graph():
     schedule = timing.exact_times(problem, **order)
     taccl.verify(schedule).raise_if_failed()
     assert schedule.link.tolist() == [ends[0, 1], ends[1, 2]]
+
+
+def test_events_that_share_what_they_wait_for_share_a_node():
+    """Many reads of a sum of many arrivals need two waits per event, not one per pair of events.
+
+    Arrivals of sends 0 to 9 end at 1 to 10; reads of sends 10 to 19 start at the last end. Send 20 is read
+    after one more arrival, and waits for all of them.
+    """
+    waits = Waits(np.arange(1, 22))
+    sends = np.arange(21)
+    place = np.zeros(21, np.int64)
+    arrives = np.append(np.arange(10), 15)
+    arrivals = Events(arrives, arrives, place[:11])
+    reads = Events(sends[10:], sends[10:], place[10:])
+    added = []
+    waits.add = lambda *columns: (added.append(len(columns[0])), Waits.add(waits, *columns))
+    waits.add_each(reads, arrivals, waits.duration[arrivals.send])
+    assert sum(added) <= 2 * (len(reads.send) + len(arrivals.send))
+    assert waits.starts().tolist() == [0] * 10 + [10] * 6 + [26] * 5
