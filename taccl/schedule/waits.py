@@ -177,11 +177,11 @@ def wait_for_named(
     )
     use, place, wanted = wants.send[first], wants.place[first], number[wants.transfer[first]]
     known, since = np.unique(arrivals.place * len(bits) + number[arrivals.transfer], return_index=True)
-    row = np.searchsorted(known, key)
-    arrived = np.append(known, -1)[row] == key
+    position = np.asarray(np.searchsorted(known, key))
+    arrived = np.append(known, -1)[position] == key
     duration = waits.duration
     before: Ints = np.full(len(key), len(duration))
-    before[arrived] = arrivals.send[since[row[arrived]]]
+    before[arrived] = arrivals.send[since[position[arrived]]]
     relayed = before < use
     later = relayed[of_key]
     waits.add(wants.send[later], before[of_key[later]], duration[before[of_key[later]]])
