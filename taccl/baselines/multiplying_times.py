@@ -99,6 +99,10 @@ class StepTimes:
         self.problem, self.grid, self.cache = problem, grid, dict[Any, Any]()
         #: Cache of `step` by its arguments; all plans together have few different steps.
         self._steps: dict[tuple[int, Digit, bool], tuple[float, Floats, Ints]] = {}
+        #: {(part, number of its chunks, spreads): (ticks of its steps, True if all of them are included)}.
+        self._undelayed: dict[tuple[PlanPart, int, bool], tuple[float, bool]] = {}
+        #: {arguments of `_ticks`: its result}.
+        self._known_ticks: dict[tuple[int, Digit, bool], float] = {}
         self.sums = problem.collective.combining
         self.to_one = all(len(ranks) == 1 for ranks in problem.collective.destination_sets.sets)
 
@@ -154,24 +158,19 @@ class StepTimes:
             return sum(self.step(count / num_ranks / each.base, each)[0] for each in digits)
         return self.timeline(plan, most)[0]
 
-    @cached
     def timeline(self, plan: StepPlan, most: float = math.inf) -> tuple[float, list[PlanStep]]:
         """Estimated finish of a plan in ticks, and its steps in order of start; (inf, []) beyond `most`.
 
         Parts take a step together if that delays none of them.
         """
-        spreads, by_node = not self.sums or plan.how == BY_NODE, plan.how == BY_NODE
-        left = [part.steps(spreads=spreads, to_one=self.to_one) for part in plan.parts]
-        num_chunks = self.problem.collective.num_chunks
-        counts = np.bincount(self.part_of_chunks(plan), minlength=len(left)).tolist()
-        for k, part in enumerate(plan.parts if spreads else ()):
-            held_by = len(self.grid.place) if by_node else math.prod(digit.base for digit in part.scattered)
-            counts[k] = -(-num_chunks // held_by)
+        spreads = not self.sums or plan.how == BY_NODE
+        counts = self._counts(plan)
         alone = 0.0
-        for steps, count in zip(left, counts, strict=True):
-            alone = max(alone, self._alone(steps, count, most))
+        for part, count in zip(plan.parts, counts, strict=True):
+            alone = max(alone, self._alone(part, count, most, spreads=spreads))
             if alone == math.inf:
                 return math.inf, []
+        left = [part.steps(spreads=spreads, to_one=self.to_one) for part in plan.parts]
         if len(left) == 1:
             return alone, [PlanStep(*head, (0,)) for head in left[0]]
         ready, free = [0.0] * len(left), np.zeros(len(self.problem.topology.resources))
@@ -203,27 +202,44 @@ class StepTimes:
             order.append(PlanStep(*head, tuple(some)))
         return max(ready), order
 
-    def _alone(self, steps: Iterable[tuple[str, Digit]], count: int, most: float) -> float:
+    def _counts(self, plan: StepPlan) -> list[int]:
+        """Number of chunks of each part that a rank holds before the first step."""
+        num_chunks = self.problem.collective.num_chunks
+        if plan.how == BY_NODE:
+            return [-(-num_chunks // len(self.grid.place))] * len(plan.parts)
+        if not self.sums:
+            held_by = (math.prod(digit.base for digit in part.scattered) for part in plan.parts)
+            return [-(-num_chunks // each) for each in held_by]
+        if plan.sizes:
+            return list(plan.sizes)
+        rounds, rest = divmod(num_chunks, (block := plan.block) * len(plan.parts))
+        return [rounds * block + min(max(rest - k * block, 0), block) for k in range(len(plan.parts))]
+
+    def _alone(self, part: PlanPart, count: int, most: float, *, spreads: bool) -> float:
         """Ticks of the steps of one part with `count` chunks, undelayed; infinite beyond `most`."""
-        ticks = 0.0
-        for head in steps:
-            ticks += self._step(head, [count])[0]
-            if ticks > most:
-                return math.inf
-            count = _after(head, count)
-        return ticks
+        ticks, is_all = self._undelayed.get((part, count, spreads), (-1.0, False))
+        if not is_all and ticks <= most:
+            ticks, held = 0.0, count
+            for head in part.steps(spreads=spreads, to_one=self.to_one):
+                ticks += self._ticks(_share(head, held), head[1], head[0] != "scatter")
+                if ticks > most:
+                    break
+                held = _after(head, held)
+            else:
+                is_all = True
+            self._undelayed[part, count, spreads] = ticks, is_all
+        return ticks if ticks <= most else math.inf
 
     def _step(self, head: tuple[str, Digit], counts: Sequence[int]) -> tuple[float, Floats, Ints]:
         """Estimate, as `step` returns it, of one exchange in which several parts take the same step.
 
         - `counts`: For each part, number of its chunks that a rank holds before the exchange.
         """
-        verb, digit = head
-        share = sum(-(-each // digit.base) if verb == "scatter" else each for each in counts)
-        key = share, digit, verb != "scatter"
-        if key not in self._steps:
-            self._steps[key] = self.step(*key)
-        return self._steps[key]
+        key = sum([_share(head, each) for each in counts]), head[1], head[0] != "scatter"
+        found = self._steps.get(key)
+        if found is None:
+            found = self._steps[key] = self.step(*key)
+        return found
 
     def dealt(self, part: int, plan: StepPlan) -> Ints:
         """Indices of the chunks of a part of a plan."""
@@ -246,19 +262,29 @@ class StepTimes:
 
         - `is_same`: True if a rank sends the same data to all partners, which then crosses each link once.
         """
-        return self._exchange(max(1, round(count)), digit, is_same)
+        num_chunks = max(1, round(count))
+        used, _, alpha, beta = self.loads(digit, is_same)
+        total: Floats = np.array(self._sends(num_chunks)) @ alpha + num_chunks * beta
+        return self._ticks(num_chunks, digit, is_same), total, used
 
-    @cached
-    def _exchange(self, num_chunks: int, digit: Digit, is_same: bool) -> tuple[float, Floats, Ints]:
+    def _sends(self, num_chunks: int) -> tuple[float, float]:
+        """Number of sends of a message of `num_chunks` chunks over links that do not merge, and that do."""
+        return float(num_chunks), float(-(-num_chunks // self.problem.clauses.max_merge))
+
+    def _ticks(self, num_chunks: int, digit: Digit, is_same: bool) -> float:
+        """Ticks of an exchange as in `step`."""
+        num_chunks, key = max(1, num_chunks), (max(1, num_chunks), digit, is_same)
+        if key in self._known_ticks:
+            return self._known_ticks[key]
+        plain, merged = self._sends(num_chunks)
         ticks = 0.0 if self.hops(digit, is_same) else math.inf
-        sends = np.ceil(num_chunks / np.array([1, self.problem.clauses.max_merge]))
-        used, kinds, alpha, beta = self.loads(digit, is_same)
-        for plain, merging, per_chunk, merges, rest_alpha, rest_beta in kinds:
-            each = np.where(merges > 0, num_chunks / sends[1], num_chunks / sends[0])
-            busy: Floats = sends[0] * plain + sends[1] * merging + num_chunks * per_chunk
+        for kinds in self.loads(digit, is_same)[1]:
+            alone, merging, per_chunk, merges, rest_alpha, rest_beta = kinds
+            each = np.where(merges > 0, num_chunks / merged, num_chunks / plain)
+            busy: Floats = plain * alone + merged * merging + num_chunks * per_chunk
             ticks += float((busy + rest_alpha + each * rest_beta).max())
-        total: Floats = sends @ alpha + num_chunks * beta
-        return ticks, total, used
+        self._known_ticks[key] = ticks
+        return ticks
 
     @cached
     def loads(self, digit: Digit, is_same: bool) -> tuple[Ints, list[Ints], Ints, Ints]:
@@ -273,6 +299,8 @@ class StepTimes:
           merge.
         - Ticks per chunk, (num_used,): Load over all hops.
         """
+        if is_same and self.hops(digit, True) is self.hops(digit):
+            return self.loads(digit, False)
         topology, costs = self.problem.topology, self.problem.costs
         holds, units = hold_columns(topology), int(costs.chunk_units.max())
         merging = np.zeros(len(topology.links), np.int64)
@@ -303,6 +331,8 @@ class StepTimes:
 
         - `is_same`: True if a rank sends the same data to all partners, which then crosses each link once.
         """
+        if is_same and len(links := self.hops(digit)) < 2:  # each message crosses a link of its own
+            return links
         turns = np.array(self.grid.turns(digit))
         src, dst = (each.ravel() for each in np.broadcast_arrays(np.arange(turns.shape[1]), turns))
         message, hop, link = ShortestRoutes.of(self.problem).hops(src, dst)
@@ -313,6 +343,12 @@ class StepTimes:
             first.sort()
             hop, link = hop[first], link[first]
         return [link[hop == each] for each in range(int(hop.max()) + 1)]
+
+
+def _share(head: tuple[str, Digit], count: int) -> int:
+    """Number of a part's chunks in each message of a step; `count` is the number that a rank holds before."""
+    verb, digit = head
+    return -(-count // digit.base) if verb == "scatter" else count
 
 
 def _after(head: tuple[str, Digit], count: int) -> int:
