@@ -43,6 +43,7 @@ _MARKS: dict[str, dict[str, str | None]] = {
     "input of TE-CCL": {"TopologyParams": None, "InstanceParams": None},
     "schedule of TE-CCL": {"1-Epoch_Duration": None, "4-Collective_Finish_Time": None},
     "output of iperf3 in JSON": {"start": None, "intervals": None, "end": None},
+    "list of AWS instances with their network nodes": {"Instances": None},
     "system file of ASTRA-sim": {"scheduling-policy": None},
     "logical topology of ASTRA-sim": {"logical-dims": None},
     "network of ASTRA-sim's first version": {"topologies-per-dim": None},
@@ -85,6 +86,9 @@ _ADVICE = {
     "input of TE-CCL": unsupported("describe the machine in a topology file, as the page on TE-CCL shows"),
     "schedule of TE-CCL": unsupported("give the MSCCL XML that its lowering writes from it"),
     "output of iperf3 in JSON": unsupported(HOSTS),
+    "list of AWS instances with their network nodes": unsupported(
+        "write its network nodes as switches of a topology.conf, lines such as SwitchName=leaf0 Nodes=n[0-7]"
+    ),
     "system file of ASTRA-sim": unsupported("give the network file in YAML"),
     "logical topology of ASTRA-sim": unsupported("give the network file in YAML"),
     "network of ASTRA-sim's first version": unsupported("write it in YAML, as the page on formats shows"),

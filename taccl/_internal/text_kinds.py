@@ -25,10 +25,12 @@ _TIMES_HEAD = (
 )
 #: Header of the CSV that `taccl compare` writes.
 _COMPARISON_HEAD = r"[\w,]*\bbackend,[\w,]*\bfinish_us,"
+#: Fields of `nvidia-smi --query-gpu`, in the header of its CSV.
+_GPU_FIELD = r"\b(pci|pcie|memory|utilization|temperature|power|clocks)\.[a-z]"
 #: Beginning of a matrix: a row with commas, below comments and at most one header.
 #: The second alternative is the matrix of p2pBandwidthLatencyTest.
 _MATRIX_ROWS = (
-    rf"(?i)\A(#.*\n|[^\S\n]*\n)*(?!{_TIMES_HEAD}|{_COMPARISON_HEAD}|gpu,bdf,)((?=.*,)[^=\[{{<\n]*\n)?{_COMMA_ROW}"
+    rf"(?i)\A(#.*\n|[^\S\n]*\n)*(?!{_TIMES_HEAD}|{_COMPARISON_HEAD}|gpu,bdf,|.*{_GPU_FIELD})((?=.*,)[^=\[{{<\n]*\n)?{_COMMA_ROW}"
     r"|P2P=(Enabled|Disabled).*Matrix"
 )
 #: Advice on files of a kind: a command that reads such a file, or the file to give instead.
@@ -133,9 +135,11 @@ TEXTS = (
     Text("rank file of Open MPI", r"^rank\s+\d+\s*=\s*\S", unsupported(_SLOTS)),
     Text(
         "host file",
-        r"^[\w.-]+[ \t]+(max[_-])?slots\s*=\s*\d+|\A([\w.-]+:\d+[ \t]*(\n|\Z))+\Z",
+        r"^[\w.-]+[ \t]+(max[_-])?slots\s*=\s*\d+|\A([\w.-]+:\d+[ \t]*(\n|\Z))+\Z"
+        r"|\A(?=.*\n[^\n])([A-Za-z][\w.-]*\d[\w.-]*[ \t]*(\n|\Z))+\Z",
         "`taccl reorder FILE --hosts {file}` reads it, beside the FILE of a probe",
     ),
+    Text("log of a training run", r"\biteration +\d+/ *\d+ \|", unsupported(TIMES)),
     Text(
         "table of a benchmark, whose first column is not the size",
         r"(?i)\A(#.*\n)*(?=[^\n]*[,;|\t])(?=[^\n]*(\b|_)(size|bytes)(\b|_))"
@@ -211,7 +215,7 @@ TEXTS = (
     ),
     Text(
         "output of nvidia-smi",
-        r"\bNVIDIA-SMI\s+\d|^=+NVSMI LOG=+|^GPU \d+: .*\(UUID: |\bpci\.bus_id\b",
+        rf"\bNVIDIA-SMI\s+\d|^=+NVSMI LOG=+|^GPU \d+: .*\(UUID: |\A[^\n]*{_GPU_FIELD}",
         unsupported(_SERVER),
     ),
     Text(
@@ -232,7 +236,7 @@ TEXTS = (
     Text(
         "output of dcgmi, xpu-smi, npu-smi or hl-smi",
         r"\|\s*(Topology Information|Diagnostic\s+\|)"
-        r"|\bGPU \d+/\d+[\s|]+GPU \d+/\d+|\bNPU0\s+NPU1\b|\b(npu|hl)-smi\b",
+        r"|\bGPU \d+/\d+[\s|]+GPU \d+/\d+|\bNPU0\s+NPU1\b|\b(npu|hl)-smi\b|\bHL-SMI Version\b",
         unsupported(f"{_FILE}; {_SERVER}"),
     ),
     Text("output of rocminfo", r"^ROCk module|^HSA System Attributes", unsupported(_RCCL_DUMP)),
@@ -244,7 +248,7 @@ TEXTS = (
     ),
     Text(
         "output of ucx_info or fi_info",
-        r"^# (UCT version|Library version|UCP context)\b|^provider: \w+$",
+        r"^# (UCT version|Library version|UCP context)\b|^#\s+(Memory domain|Transport): \w|^provider: \w+$",
         unsupported(HOSTS),
     ),
     Text("output of lscpu or numactl", r"^Architecture:\s+\w|^available: \d+ nodes \(", unsupported(_SERVER)),
@@ -286,11 +290,27 @@ TEXTS = (
         r"^[ \t]*(export[ \t]+)?(NCCL|RCCL|MSCCL(PP)?)_[A-Z0-9_]+[ \t]*=[ \t]*\S",
         unsupported(f"{_NCCL_DUMP}; {TIMES}"),
     ),
+    Text(
+        "output of mlxlink, perfquery or show_gids",
+        r"^DEV\s+PORT\s+INDEX\s+GID\b|^Operational Info$|^# Port (extended )?counters: ",
+        unsupported(f"{_RATE}; {HOSTS}"),
+    ),
+    Text("object of Kubernetes", r"^apiVersion: [\w./]+$", unsupported(f"{_SERVER}; {HOSTS}")),
     # These kinds come last, as their patterns match many other texts.
     Text(
         MATRIX_IN_TEXT,
         rf"(?i)\A(#.*\n)*((?=.*[;\t]).*\n)?{_OTHER_ROW}|{_SPACED_ROWS}|(^{_COMMA_ROW}.*\n?){{2,}}",
         SHOW,
+    ),
+    Text(
+        "log of the kernel or of a service",
+        r"\A\[ *\d+\.\d{6}\] |\bnvidia-fabricmanager\b",
+        unsupported(_SERVER),
+    ),
+    Text(
+        "log of a job (torchrun or Slurm)",
+        r"^\[rank\d+\]:|^[EIW]\d{4} [\d:.]+ +\d+ torch/|^(srun|slurmstepd): ",
+        unsupported(f"{_NCCL_DUMP}; {TIMES}"),
     ),
     Text(
         "graph (GraphML, GML or DOT)",

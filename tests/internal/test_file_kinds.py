@@ -128,6 +128,14 @@ def test_a_known_output_is_named_wherever_it_is_not_read(tmp_path, kind):
             "debug log of NCCL (NCCL_DEBUG=INFO)",
         ),
         ("provider: efa\n    fabric: efa\n", "output of ucx_info or fi_info"),
+        ("#\n# Memory domain: mlx5_0\n#     Component: ib\n", "output of ucx_info or fi_info"),
+        ("DEV     PORT    INDEX   GID       IPv4\n", "output of mlxlink, perfquery or show_gids"),
+        ("# Port counters: Lid 12 port 1\n", "output of mlxlink, perfquery or show_gids"),
+        ("W1102 10:00:00.000000 14 torch/distributed/run.py:779]\n", "log of a job (torchrun or Slurm)"),
+        ("[rank0]: Traceback (most recent call last):\n", "log of a job (torchrun or Slurm)"),
+        ("index, name, pcie.link.width.current\n0, Example GPU, 16\n", "output of nvidia-smi"),
+        ("n01\nn01\nn02\n", "host file"),
+        ("+----+\n| HL-SMI Version:   hl-1.16.0  |\n", "output of dcgmi, xpu-smi, npu-smi or hl-smi"),
         ("write BW: 10984.5MB/s\n", "log of gdrcopy"),
         ("Collective:             Allreduce\n", "log of ucc_perftest or of a benchmark in PyTorch"),
         (
@@ -205,7 +213,7 @@ def test_unknown_text_is_quoted(tmp_path):
         taccl.topologies.load(path)
 
 
-@pytest.mark.parametrize("begins", ["[    0.000000] Linux version 6", "[tuning] 24 SMs: 58.1 GB/s"])
+@pytest.mark.parametrize("begins", ["[    0.000] Linux version 6", "[tuning] 24 SMs: 58.1 GB/s"])
 def test_brackets_before_other_words_are_no_toml(tmp_path, begins):
     """A line with brackets and more words is not a TOML table head."""
     path = tmp_path / "log.txt"
