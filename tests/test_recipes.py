@@ -22,6 +22,7 @@ from taccl.baselines.table import BASELINES, TABLE, Baseline, label_of
 from taccl.cli import main
 from taccl.errors import CollectiveError
 from taccl.formats.table import FileFormat
+from taccl.measure.machine import machine_by_gpus
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
 from taccl.problem.making import make_problem
@@ -219,16 +220,17 @@ def test_a_collective_with_arguments(monkeypatch, capsys):
 
 
 def test_a_machine():
-    """A machine in the table is parsed by name and has a profile. Predictions refuse it, as no library's
-    costs are known for it."""
+    """A machine in the table is parsed by name, found by its GPUs, and has a profile. Predictions refuse it, as
+    no library's costs are known for it."""
     model = Model(
         "Four GPUs on a switch, and a NIC for each.", NodeShape(4, 1), {"nvswitch": (100, "our choice, for a test")},
-        (25, "our choice, for a test"),
+        (25, "our choice, for a test"), ("Q400",),
     )  # fmt: skip
     machines.add_machine("four", model)
     try:
         topology = taccl.topologies.parse("four", nodes=2)
         assert (topology.num_ranks, topology.profile) == (8, "nominal")
+        assert machine_by_gpus(["Example Q400 SXM"]) == "four"
         found = taccl.baselines.ring(make_problem(topology, "allgather", size_bytes=MB))
         taccl.verify(found).raise_if_failed()
         with pytest.raises(taccl.InputError, match="machine: found 'four'; expected one of"):

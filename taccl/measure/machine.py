@@ -18,23 +18,6 @@ from taccl.topology.parts import check_ranks
 from taccl.topology.topology import Topology
 from taccl.topology.tuning import NVLINK_GB_PER_S
 
-#: {machine: its GPU models}. Models share a machine if their links in a node are alike.
-_GPUS = {
-    "ndv2": ("V100",), "dgx1": ("V100",), "dgx2": ("V100",), "dgx-a100": ("A100", "PG509"),
-    "a800": ("A800",), "dgx-h100": ("H100", "H20"), "h800": ("H800",), "h200": ("H200",),
-    "gh200": ("GH200",), "b200": ("B200", "B300"),
-    "gb200-nvl72": ("GB200", "GB300"), "mi300x": ("MI300X", "MI325X"), "mi355x": ("MI355X", "MI350X"),
-}  # fmt: skip
-#: {machine: GPU models that communicate over PCIe}, including PCIe boards of the models above. Models share
-#: a machine if their data sheets state the same version of PCIe, with 16 lanes.
-_PCIE_GPUS = {
-    "v100-pcie": ("V100", "P100", "P40", "Quadro RTX 5000", "Quadro RTX 6000", "Quadro RTX 8000",
-                  "RTX 2070", "RTX 2080", "TITAN RTX", "TITAN V"),
-    "a100-pcie": ("A100", "A800"), "h100-pcie": ("H100", "H800", "RTX PRO 6000", "RTX 5090"), "t4": ("T4",),
-    "l40s": ("L40S", "L40", "L20", "L4", "A10", "A10G", "A30", "A40", "A4000", "A4500", "A5000",
-             "A5500", "A6000", "RTX 4000", "RTX 5000", "RTX 6000", "RTX 3080", "RTX 3090", "RTX 4080",
-             "RTX 4090"),
-}  # fmt: skip
 #: Model in the name of a GPU: H100, GB300, MI300X, L40S, A6000, RTX 4090.
 _MODEL = re.compile(
     r"\b(MI\d{2,3}[A-Z]?|(?:Quadro )?RTX (?:PRO )?\d{4}|TITAN (?:RTX|V)|A\d{4}|[A-Z]{1,2}\d{1,3}[A-Z]?)\b"
@@ -219,8 +202,7 @@ def generation_of(gpus: Collection[str]) -> str:
         return MODELS[machine].generation
     if len(models) != 1:
         return ""
-    tables = (*_GPUS.items(), *_PCIE_GPUS.items())
-    found = {MODELS[each].generation for each, own in tables if models <= set(own)}
+    found = {each.generation for each in MODELS.values() if models <= set(each.gpus)}
     return found.pop() if len(found) == 1 else ""
 
 
@@ -390,14 +372,17 @@ def machine_by_gpus(gpus: Collection[str]) -> str | None:
 
 def machines_by_gpus(gpus: Collection[str]) -> list[str]:
     """All machine models whose nodes have the named GPUs."""
+    from taccl.topology.models import MODELS
+
     models = gpu_models(gpus)
     if len(models) != 1 or any(_ON_BRIDGE.search(name) for name in gpus):
         return []
     if any("SXM3" in name for name in gpus):
         return ["dgx2"]  # the only machine with SXM3 boards of V100
-    is_board = any(models <= set(own) for own in _GPUS.values()) or any("SXM" in name for name in gpus)
-    table = _PCIE_GPUS if any(_ON_PCIE.search(name) for name in gpus) or not is_board else _GPUS
-    found = [machine for machine, own in table.items() if models <= set(own)]
+    able = {name: each for name, each in MODELS.items() if name not in INSTANCES and models <= set(each.gpus)}
+    is_board = any(each.pcie is None for each in able.values()) or any("SXM" in name for name in gpus)
+    on_pcie = any(_ON_PCIE.search(name) for name in gpus) or not is_board
+    found = [name for name, each in able.items() if (each.pcie is not None) == on_pcie]
     # Boards of V100 named SXM2 are in other machines than those named SXM3.
     is_sxm2 = any("SXM2" in name for name in gpus)
     return [machine for machine in found if not (is_sxm2 and machine == "dgx2")]
@@ -415,7 +400,9 @@ def has_no_peers(gpus: Iterable[str]) -> bool:
 
 def is_stand_in(machine: str, gpus: Iterable[str]) -> bool:
     """True if no GPU is of the model for which a machine model was made, as with H20 on ``dgx-h100``."""
-    own = [table[machine][0] for table in (_GPUS, _PCIE_GPUS) if machine in table]
+    from taccl.topology.models import MODELS
+
+    own = MODELS[machine].gpus[:1] if machine in MODELS else ()
     return bool(own) and not gpu_models(gpus) & set(own)
 
 
@@ -452,8 +439,9 @@ def _of_ranks(logs: Sequence[Log], series: Sequence[Series]) -> Iterable[str]:
 
 
 def _of_gpus(logs: Sequence[Log], machine: Machine) -> Iterable[str]:
-    named = INSTANCES[machine.name].machine if machine.name in INSTANCES else machine.name
-    ours = {**_GPUS, **_PCIE_GPUS}.get(named, ())
+    from taccl.topology.models import MODELS
+
+    ours = MODELS[machine.name].gpus if machine.name in MODELS else ()
     for log in logs:
         models = gpu_models(log.gpus)
         if models and ours and not models & set(ours):

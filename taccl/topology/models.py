@@ -78,6 +78,9 @@ class Model(NamedTuple):
     """A machine model: the shape of a node, and the rates of its links and NICs.
 
     - `what`: First sentence of the documentation of its function.
+    - `gpus`: GPU models in the names of devices that this machine stands for, the machine's own first. Models
+      share a machine if their links in a node are alike; on PCIe, if their data sheets state the same version
+      of it, with 16 lanes.
     - `links`: {kind of link in a node: its rate}.
     - `nic`: Rate of a NIC.
     - `host`: Maker of the hosts' processors, ``"AMD"``, or ``"Intel"`` for all others. It determines the
@@ -96,6 +99,7 @@ class Model(NamedTuple):
     shape: NodeShape
     links: Mapping[str, Rate]
     nic: Rate
+    gpus: tuple[str, ...] = ()
     generation: str = ""
     num_nvlinks: int = 0
     pcie: Pcie | None = None
@@ -130,13 +134,16 @@ _NDV2_NOTES = """
 _RAILED = ", and a NIC for each rank."
 
 
-def _on_pcie(gpus: str, generation: str, version: str, gb_per_s: str, nccl_gb_per_s: str) -> Model:
+def _on_pcie(
+    what: str, gpus: tuple[str, ...], generation: str, version: str, gb_per_s: str, nccl_gb_per_s: str
+) -> Model:
     """Server of eight GPUs on PCIe that share one NIC."""
     return Model(
-        f"Server of 8 {gpus} a node, each on PCIe, and one NIC of 100 Gb/s that all share.",
+        f"Server of 8 {what} a node, each on PCIe, and one NIC of 100 Gb/s that all share.",
         NodeShape(8, 8, joint="PCIe", network="Ethernet"),
         {"pcie": (gb_per_s, f"PCI-SIG, PCI Express {version} x16")},
         ("12.5", "one NIC of 100 Gb/s for each node: our choice"),
+        gpus,
         generation,
         pcie=Pcie(version, nccl_gb_per_s),
     )
@@ -150,6 +157,7 @@ MODELS: dict[str, Model] = {
         NodeShape(8, 8, {pair: count for count, pairs in _NDV2.items() for pair in pairs}, "NVLink"),
         _V100_LINKS,
         ("12.5", f"Microsoft, Azure NDv2-series: one {_EDR}, for the virtual machine"),
+        ("V100",),
         "Volta",
         6,
         published=("TACCL's published topo-ndv2-1MB.json", _MESH),
@@ -160,6 +168,7 @@ MODELS: dict[str, Model] = {
         NodeShape(8, 2, {pair: count for count, pairs in _DGX1.items() for pair in pairs}, "NVLink"),
         _V100_LINKS,
         ("12.5", f"NVIDIA, DGX-1 With Tesla V100 System Architecture (2017): four {_EDR}"),
+        ("V100",),
         "Volta",
         6,
         published=(
@@ -172,6 +181,7 @@ MODELS: dict[str, Model] = {
         NodeShape(16, 2),
         {"nvswitch": (150, f"six links; {_V100}")},
         ("12.5", f"NVIDIA, DGX-2 data sheet (2018): eight {_EDR}"),
+        ("V100",),
         "Volta",
         6,
         published=("TACCL's published topo-dgx2-1MB.json", {"nvswitch": ("8", "node_betas_list[0]")}),
@@ -181,6 +191,7 @@ MODELS: dict[str, Model] = {
         NodeShape(8, 1),
         {"nvswitch": (300, "NVIDIA, A100 Tensor Core GPU Architecture (2020): NVLink 3, 600 GB/s both ways")},
         (25, "NVIDIA, DGX A100 data sheet (2020): eight single-port HDR InfiniBand, 200 Gb/s"),
+        ("A100", "PG509"),
         "Ampere",
         12,
         host="AMD",  # NVIDIA, DGX A100 data sheet (2020): dual AMD Rome 7742
@@ -190,6 +201,7 @@ MODELS: dict[str, Model] = {
         NodeShape(8, 1),
         {"nvswitch": (200, f"NVIDIA, A800 Tensor Core GPU data sheet (2022): {_FEWER}")},
         (25, "eight NICs of 200 Gb/s, as in DGX A100: our choice"),
+        ("A800",),
         "Ampere",
         8,
     ),
@@ -198,6 +210,7 @@ MODELS: dict[str, Model] = {
         NodeShape(8, 1, nvls="nvls-hopper"),
         {"nvswitch": (450, "NVIDIA, H100 Tensor Core GPU Architecture (2022): NVLink 4, 900 GB/s both ways")},
         (50, "NVIDIA, DGX H100 data sheet (2022): eight single-port NDR InfiniBand, 400 Gb/s"),
+        ("H100", "H20"),
         "Hopper",
         18,
     ),
@@ -206,6 +219,7 @@ MODELS: dict[str, Model] = {
         NodeShape(8, 1, nvls="nvls-hopper"),
         {"nvswitch": (200, f"NVIDIA, H800 Tensor Core GPU data sheet (2023): {_FEWER}")},
         (50, "eight NICs of 400 Gb/s, as in DGX H100: our choice"),
+        ("H800",),
         "Hopper",
         8,
     ),
@@ -214,6 +228,7 @@ MODELS: dict[str, Model] = {
         NodeShape(8, 1, nvls="nvls-hopper"),
         {"nvswitch": (450, "NVIDIA, H200 Tensor Core GPU data sheet (2024): NVLink 4, 900 GB/s both ways")},
         (50, "NVIDIA, DGX H200 data sheet (2024): eight single-port NDR InfiniBand, 400 Gb/s"),
+        ("H200",),
         "Hopper",
         18,
     ),
@@ -222,6 +237,7 @@ MODELS: dict[str, Model] = {
         NodeShape(4, 1, _FOUR_MESH, "NVLink", "Slingshot"),
         {"nvlink": (150, "HPE, Cray Supercomputing EX254n (2023): NVLink 4, six links between two GPUs")},
         (25, "HPE, Cray Supercomputing EX254n (2023): four Slingshot NICs of 200 Gb/s"),
+        ("GH200",),
         "Hopper",
         18,
         network="slingshot",
@@ -231,6 +247,7 @@ MODELS: dict[str, Model] = {
         NodeShape(8, 1, nvls="nvls-blackwell"),
         {"nvswitch": (900, "NVIDIA, DGX B200 data sheet (2024): NVLink 5, 14.4 TB/s both ways of 8 GPUs")},
         (50, "NVIDIA, DGX B200 data sheet (2024): eight single-port ConnectX-7, 400 Gb/s"),
+        ("B200", "B300"),
         "Blackwell",
         18,
     ),
@@ -239,6 +256,7 @@ MODELS: dict[str, Model] = {
         NodeShape(72, 1, nvls="nvls-blackwell"),
         {"nvswitch": (900, f"{_GB200} NVLink 5, 130 TB/s both ways of 72 GPUs")},
         (50, f"{_GB200} a ConnectX-7 of 400 Gb/s for each GPU"),
+        ("GB200", "GB300"),
         "Blackwell",
         18,
     ),
@@ -247,6 +265,7 @@ MODELS: dict[str, Model] = {
         NodeShape(8, 1, _FULL_MESH, "xGMI", "Ethernet"),
         {"xgmi": (64, "AMD, Instinct MI300X data sheet (2023): 7 links to GPUs, 128 GB/s both ways each")},
         (50, f"{_AMD} 400 Gb/s NICs, one for each GPU"),
+        ("MI300X", "MI325X"),
         # `launch_each_us` is 4.3 us of MI355X times the ratio of the hosts' boost clocks (our choice).
         # The clocks, in Oracle's shapes: 5.0 GHz (EPYC 9575F, MI355X), 3.8 GHz (Xeon 8480+, MI300X).
         rccl=RcclFit(
@@ -266,6 +285,7 @@ MODELS: dict[str, Model] = {
         NodeShape(8, 1, _FULL_MESH, "xGMI", "Ethernet"),
         {"xgmi": ("76.8", f"{_MI355X}: 7 links to GPUs, 153.6 GB/s both ways each")},
         (50, f"{_AMD} Pollara 400, one for each GPU"),
+        ("MI355X", "MI350X"),
         network="pollara",
         # In the logs, one process launches 8 GPUs, which hides the latencies of small messages.
         # As logs do not show them, the launch time and the costs of LL are those of MI300X.
@@ -287,13 +307,36 @@ MODELS: dict[str, Model] = {
         NodeShape(4, 4, joint="PCIe", network="Ethernet"),
         {"pcie": ("15.75", "PCI-SIG, PCI Express 3.0 x16")},
         ("6.25", "Amazon, g4dn.12xlarge: one NIC of 50 Gb/s"),
+        ("T4",),
         "Volta",
         pcie=Pcie("3.0", "6"),
     ),
-    "v100-pcie": _on_pcie("V100 with PCIe boards", "Volta", "3.0", "15.75", "12"),
-    "a100-pcie": _on_pcie("A100 with PCIe boards", "Ampere", "4.0", "31.5", "20"),
-    "h100-pcie": _on_pcie("H100 with PCIe boards", "Hopper", "5.0", "63", "40"),
-    "l40s": _on_pcie("L40S, or of other boards on PCIe 4.0", "Ampere", "4.0", "31.5", "20"),
+    "v100-pcie": _on_pcie(
+        "V100 with PCIe boards",
+        (
+            *("V100", "P100", "P40", "Quadro RTX 5000", "Quadro RTX 6000", "Quadro RTX 8000"),
+            *("RTX 2070", "RTX 2080", "TITAN RTX", "TITAN V"),
+        ),
+        "Volta",
+        "3.0",
+        "15.75",
+        "12",
+    ),
+    "a100-pcie": _on_pcie("A100 with PCIe boards", ("A100", "A800"), "Ampere", "4.0", "31.5", "20"),
+    "h100-pcie": _on_pcie(
+        "H100 with PCIe boards", ("H100", "H800", "RTX PRO 6000", "RTX 5090"), "Hopper", "5.0", "63", "40"
+    ),
+    "l40s": _on_pcie(
+        "L40S, or of other boards on PCIe 4.0",
+        (
+            *("L40S", "L40", "L20", "L4", "A10", "A10G", "A30", "A40", "A4000", "A4500", "A5000", "A5500"),
+            *("A6000", "RTX 4000", "RTX 5000", "RTX 6000", "RTX 3080", "RTX 3090", "RTX 4080", "RTX 4090"),
+        ),
+        "Ampere",
+        "4.0",
+        "31.5",
+        "20",
+    ),
 }
 MODELS |= {
     name: MODELS[each.machine]._replace(
