@@ -11,7 +11,7 @@ cases whose runs are complete.
 Examples
 --------
     python -m benchmarks.ablation                                # all cases, 8 s of counted work a run
-    python -m benchmarks.ablation --limit 4 --without "ruin and recreate" --case NDv2
+    python -m benchmarks.ablation --limit 4 --without "ruin and recreate" --case "NDv2 x4 64KB"
     python -m benchmarks.ablation --output benchmarks/results/ablation.json
 """
 

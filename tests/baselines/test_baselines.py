@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taccl import collectives
+from taccl import baselines, collectives
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES, baseline, best
@@ -72,6 +72,13 @@ def _bounded(collective, topology):
     arguments = {"chunks_per_rank": 2 if num_ranks <= 8 else 1, **arguments_for(collective, num_ranks)}
     problem = make_problem(TOPOLOGIES[topology], collective, chunk_bytes=10**5, **arguments)
     return problem, lower_bound(problem).bound
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_baselines_are_functions_of_the_namespace(name):
+    """Every baseline is a function of `taccl.baselines` under its own name."""
+    make = BASELINES[name]
+    assert getattr(baselines, make.__name__) is make and make.__name__ in baselines.__all__
 
 
 @pytest.mark.slow
