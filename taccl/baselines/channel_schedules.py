@@ -34,6 +34,7 @@ from taccl.baselines.spread import (
     without_sketch,
 )
 from taccl.schedule.timing import exact_times
+from taccl.topology.models import library_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -164,7 +165,7 @@ def over_channels(problem: Problem, algorithm: Algorithm, on: Topology, *, cut: 
     if channels.wanted > len(channels.orders):
         said = (
             f"{channels.wanted} channels exceed the listing limit; {len(channels.orders)} are used, so "
-            "NCCL itself may finish earlier"
+            f"{library_name(problem.topology)} itself may finish earlier"
         )
         problem = replace(problem, notes=(*problem.notes, said))
     parts = min(lanes.parts, *problem.chunk_bytes) if cut else 1

@@ -31,6 +31,7 @@ from taccl.measure.predict import predict as predict_library
 from taccl.measure.tree_limit import tree_limit_gb_per_s
 from taccl.topology.in_network import shared_links
 from taccl.topology.machines import SHAPES
+from taccl.topology.models import library_name
 from taccl.topology.networks import INSTANCES, NETWORKS
 from taccl.topology.parts import on_rails, thousandths
 from taccl.topology.profiles import PROFILES, find_profile, profile_of
@@ -255,7 +256,8 @@ def nccl_bounded(
 
     - `nvls`: False if the choice was made without sums in switches.
     """
-    notes: list[str] = []
+    library = library_name(problem.topology)
+    notes = [f"nccl stands for {library}, the library of these GPUs"] if library != "NCCL" else []
     if chosen.algorithm == "nvls" and not links_of_switches(problem.topology):
         notes.append("reductions in switches (NVLS) are on, as in NCCL (--no-nvls excludes them)")
         switched, known = with_switches(problem), problem.topology.assumed
@@ -266,7 +268,7 @@ def nccl_bounded(
         topology = topology.under(chosen.protocol)
     if chosen.protocol != problem.topology.protocol:
         notes.append(
-            f"finish and bound are under protocol {chosen.protocol}, which NCCL chooses here instead of "
+            f"finish and bound are under protocol {chosen.protocol}, which {library} chooses here instead of "
             f"{problem.topology.protocol}"
         )
     if schedule.problem.topology.links != topology.links:
@@ -285,13 +287,13 @@ def model_gap(schedule: Schedule, chosen: Considered) -> str:
 
     A schedule that is slower than the model does not represent NCCL.
     """
-    ratio = schedule.predicted_us / chosen.time_us
+    ratio, library = schedule.predicted_us / chosen.time_us, library_name(schedule.problem.topology)
     if abs(ratio - 1) <= _AGREES:
         return ""
     return (
         f"this schedule takes {format_us(schedule.predicted_us)}, {ratio:.2f} times the modelled time of "
-        f"NCCL's algorithm ({format_us(chosen.time_us)}): compare with the smaller figure before claiming to "
-        "beat NCCL"
+        f"{library}'s algorithm ({format_us(chosen.time_us)}): compare with the smaller figure before "
+        f"claiming to beat {library}"
     )
 
 
@@ -306,27 +308,28 @@ def _library_gap(problem: Problem, schedule: Schedule, chosen: Considered, *, nv
     expected = _expected(problem, nvls=nvls)
     if expected is None:
         return ""
-    is_chosen = _is_of(chosen, expected)
+    is_chosen, library = _is_of(chosen, expected), library_name(problem.topology)
     if is_chosen and abs(expected.time_us / chosen.time_us - 1) <= _AGREES:
         return ""
     reason = "by latencies and rates from measured logs: compare real runs with this figure"
     if expected.time_us < schedule.predicted_us:
-        reason = "less than this schedule: compare with that figure before claiming to beat NCCL"
+        reason = f"less than this schedule: compare with that figure before claiming to beat {library}"
     elif not is_chosen:
         reason = "an algorithm or protocol that this baseline lacks here: compare real runs with this figure"
     return (
-        f"NCCL itself is expected to take {format_us(expected.time_us)} on {problem.topology.machine} "
+        f"{library} itself is expected to take {format_us(expected.time_us)} on {problem.topology.machine} "
         f"({expected.algorithm}, {expected.protocol}), {reason}"
     )
 
 
-def choice_gap(considered: tuple[Considered, ...]) -> str:
-    """Note that NCCL's choice is not the fastest of the candidates on these links; empty if it is."""
+def choice_gap(topology: Topology, considered: tuple[Considered, ...]) -> str:
+    """Note that the library's choice is not the fastest of the candidates on these links; empty if it is."""
     chosen, best = considered[0], min(considered, key=lambda each: each.time_us)
     if best.time_us >= chosen.time_us:
         return ""
+    choice = ", ".join(filter(None, (chosen.algorithm, chosen.protocol)))
     return (
-        f"NCCL's tuning tables choose {', '.join(filter(None, (chosen.algorithm, chosen.protocol)))}; "
+        f"{library_name(topology)} is expected to choose {choice}; "
         f"modelled times are those of this topology's links, on which {best.algorithm}"
         f"{best.protocol and f' under {best.protocol}'} would be faster"
     )

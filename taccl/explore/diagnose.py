@@ -30,6 +30,7 @@ from taccl.measure.series import POINT_TO_POINT, Log, Series
 from taccl.problem.collective import busbw_factor
 from taccl.runtimes.registry import usual_runtimes
 from taccl.runtimes.runtime import Runtime
+from taccl.topology.models import library_name
 from taccl.topology.networks import INSTANCES, NETWORK_TITLES
 from taccl.topology.topology import Topology
 from taccl.topology.tuning import LAUNCH_US, PACK_BYTES
@@ -153,7 +154,9 @@ def _series(logs: Iterable[Log]) -> Iterator[Series]:
         for each in log.series:
             if each.collective not in COLLECTIVES:
                 known = ", ".join(COLLECTIVES)
-                said = f"found {each.collective}, which NCCL's model does not cover; expected one of {known}"
+                said = (
+                    f"found {each.collective}, which no model of NCCL or RCCL covers; expected one of {known}"
+                )
                 raise FormatError(said, where=each.source)
             if each.collective != POINT_TO_POINT:
                 yield each
@@ -249,7 +252,7 @@ def _facts(
         expected.network_shares(series.times_us[-1]) if is_slow else {},
         expected.nic_gb_per_s,
         num_nics, joint,
-        joint == "xGMI", expected.shares() if is_slow else {}, share_of_nodes, nics, named,
+        library_name(on) == "RCCL", expected.shares() if is_slow else {}, share_of_nodes, nics, named,
         tuple(kinked), _unaligned_bytes(series), small_us / launches_us if small_us and launches_us else None,
         _ll_ratio(expected), expected.network, named and on.machine in INSTANCES,
         log_network=NETWORK_TITLES.get(debug.network, debug.network),
@@ -331,13 +334,13 @@ def _judged(
     predicted_us = tuple(expected.predicted_us.tolist())
     return SeriesDiagnosis(
         series, on.name, factor, points, predicted_us, bound_us, facts.share, small_us, usual_us, limits,
-        causes, tuple(sizes_off(facts)), gains, verdict, tuple(notes),
+        causes, tuple(sizes_off(facts)), gains, verdict, tuple(notes), library_name(on),
     )  # fmt: skip
 
 
 def clauses(expected: Expectation, facts: Facts, bound_us: float | None, factor: float) -> Iterator[str]:
     """Yield clauses of the verdict: bandwidth of the largest size, and time of small messages."""
-    series, best_choice = expected.series, expected.best
+    series, best_choice, library = expected.series, expected.best, library_name(expected.topology)
     size, time_us = series.size_bytes[-1], series.times_us[-1]
     rate = f"{size / time_us / 1000 * factor:.4g} GB/s bus at {format_size(size)}"
     if facts.share is None:
@@ -345,11 +348,11 @@ def clauses(expected: Expectation, facts: Facts, bound_us: float | None, factor:
     else:
         best_of = _rate_text(best_choice, size, factor)
         if (own := expected.choices[-1][0]) != best_choice:
-            best_of += f"; NCCL's model chooses {_rate_text(own, size, factor)}"
+            best_of += f"; {library}'s model chooses {_rate_text(own, size, factor)}"
         bound = f", {bound_us / time_us:.0%} of the bound" if bound_us is not None else ""
         is_above = bound_us is not None and bound_us > min(time_us, best_choice.time_us)
         bound += " on the rates of the model" if is_above else ""
-        best_of_all = f"what NCCL's best algorithm can do here ({best_of})"
+        best_of_all = f"what {library}'s best algorithm can do here ({best_of})"
         yield f"{rate} is {facts.share:.0%} of {best_of_all}{bound}"
     small_us, usual_us = _small(expected)
     if small_us is not None and usual_us is not None:

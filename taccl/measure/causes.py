@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple
 
@@ -9,6 +10,8 @@ from taccl._internal.units import format_size
 from taccl.measure.facts import HEALTHY, UNEQUAL, WITHIN_ERROR, Facts
 from taccl.topology.tuning import PACK_BYTES
 
+#: NCCL as a word in remedies, replaced by the name of the machine's library; settings such as NCCL_ALGO stay.
+_NCCL = re.compile(r"\bNCCL\b")
 #: `_MATCHES`: max relative difference between the measured share of the expected bandwidth and the share
 #: that a cause predicts. `_INDISTINCT`: causes whose differences are this close cannot be told apart.
 _MATCHES, _INDISTINCT = 0.05, 0.03
@@ -95,7 +98,8 @@ def causes_of(facts: Facts) -> tuple[Cause, ...]:
             grade = "possible"
         elif rule.of == "rate" and rule.name not in (facts.stated if is_stated else _BY_SIZE):
             grade = "possible" if is_stated or is_unsure else grade
-        causes.append((grade, distance, Cause(rule.name, rule.of, rule.title, grade, evidence, rule.remedy)))
+        remedy = _NCCL.sub(facts.library, rule.remedy)
+        causes.append((grade, distance, Cause(rule.name, rule.of, rule.title, grade, evidence, remedy)))
     return tuple(cause for _, _, cause in sorted(causes, key=lambda each: each[:2]))
 
 
@@ -216,7 +220,7 @@ def _unaligned(facts: Facts) -> _Found:
     if not facts.is_slow or not facts.unaligned_bytes:
         return None
     told = f"a rank's part of the largest size has {facts.unaligned_bytes} bytes, no multiple of {PACK_BYTES}"
-    return "likely", 0.0, f"{told}: NCCL then copies element by element"
+    return "likely", 0.0, f"{told}: {facts.library} then copies element by element"
 
 
 def _no_p2p(facts: Facts) -> _Found:

@@ -81,7 +81,7 @@ def _causes(text: str, network: str, between: list[str], inside: set[str]) -> It
     - `inside`: Kinds of paths of channels inside nodes.
     """
     if network == "sockets":
-        yield "sockets", "the log says that NCCL uses sockets"
+        yield "sockets", "the log says that the library uses sockets"
     host = sum("GDRDMA" not in rest for rest in between)
     if host:
         yield "gdr-off", f"the log lists {host} of {len(between)} channels between nodes without GDRDMA"

@@ -57,9 +57,9 @@ class Point(NamedTuple):
 
 
 class Gain(NamedTuple):
-    """Predicted time of a better schedule, run by `runtime`, and NCCL's measured time at the same size.
+    """Predicted time of a better schedule, run by `runtime`, and the library's measured time at its size.
 
-    - `error`: Factor by which the prediction of NCCL's own time at this size is wrong; 1 if it is right.
+    - `error`: Factor by which the prediction of the library's time at this size is wrong; 1 if it is right.
     - `command`: Command line that makes the schedule.
     """
 
@@ -96,9 +96,9 @@ class SeriesDiagnosis:
     busbw_factor : float
         Bus bandwidth over algorithm bandwidth.
     points : tuple of Point
-        Sizes at which NCCL's model was evaluated.
+        Sizes at which the library's model was evaluated.
     predicted_us : tuple of float
-        Predicted times with NCCL at all sizes, interpolated between `points`.
+        Predicted times with the library at all sizes, interpolated between `points`.
     bound_us : float or None
         Lower bound on the time at the largest size, launch included, over all chunkings; None if no bound
         was found in time.
@@ -107,7 +107,7 @@ class SeriesDiagnosis:
     small_us, usual_us : float or None
         Measured and usual time of small messages; None if unknown.
     limits : tuple of Limit
-        Busiest resource of each kind in NCCL's schedule, for large messages.
+        Busiest resource of each kind in the library's schedule, for large messages.
     causes : tuple of Cause
         Likely causes first, then possible ones.
     sizes_off : tuple of str
@@ -118,6 +118,8 @@ class SeriesDiagnosis:
         One sentence.
     notes : tuple of str
         Assumptions.
+    library : {"NCCL", "RCCL"}
+        Stock library of the GPUs.
     """
 
     series: Series
@@ -135,6 +137,7 @@ class SeriesDiagnosis:
     gains: tuple[Gain, ...]
     verdict: str
     notes: tuple[str, ...] = ()
+    library: str = "NCCL"
 
     @property
     def expected_us(self) -> tuple[float, ...]:
@@ -155,6 +158,7 @@ class SeriesDiagnosis:
         """The diagnosis of the series as plain values."""
         return {
             "title": self.series.title, "source": self.series.source, "topology": self.topology,
+            "library": self.library,
             "verdict": self.verdict, "share": self.share, "bound_us": self.bound_us,
             "small_us": self.small_us, "usual_us": self.usual_us,
             "limits": [each._asdict() for each in self.limits],
@@ -165,8 +169,17 @@ class SeriesDiagnosis:
             "notes": list(self.notes),
         }  # fmt: skip
 
+    @property
+    def _size_head(self) -> tuple[str, ...]:
+        best = f"{self.library}'s best"
+        return "size", "measured us", "predicted us", "off", "busbw GB/s", "predicted", best
+
+    @property
+    def _gain_head(self) -> tuple[str, ...]:
+        return "size", "runtime", "measured", "predicted", f"with {self.library}'s error", "gain"
+
     def size_rows(self) -> list[tuple[str, ...]]:
-        """Table rows, one per size: times, bus bandwidths, and NCCL's choice of algorithm and protocol."""
+        """Table rows, one per size: times, bandwidths, and the library's choice of algorithm and protocol."""
         return [
             (
                 format_size(each.size_bytes), f"{each.measured_us:.1f}", f"{each.predicted_us:.1f}",
@@ -184,7 +197,7 @@ class SeriesDiagnosis:
     def gain_rows(self) -> list[tuple[str, ...]]:
         """Table rows of better schedules: size, runtime, measured and predicted time, and gain.
 
-        The predicted time is given twice, the second time with the error of NCCL's prediction.
+        The predicted time is given twice, the second time with the error of the library's prediction.
         """
         return [
             (
@@ -212,9 +225,9 @@ class SeriesDiagnosis:
             lines += ["", f"  sizes off the curve: {first_of(self.sizes_off, 8)}"]
         rows = self.size_rows()
         if rows:
-            lines += ["", table([SIZE_HEAD, *rows[-_MOST_ROWS:]], indent="    ")]
+            lines += ["", table([self._size_head, *rows[-_MOST_ROWS:]], indent="    ")]
         if self.gains:
-            lines += ["", "  a better schedule", table([GAIN_HEAD, *self.gain_rows()], indent="    ")]
+            lines += ["", "  a better schedule", table([self._gain_head, *self.gain_rows()], indent="    ")]
             lines += [f"    {each.command}" for each in self.gains if each.is_sure]
         return "\n".join([*lines, *note_lines(self.notes)])
 
@@ -224,15 +237,13 @@ class SeriesDiagnosis:
         parts = [facts([("verdict", self.verdict), ("sizes off the curve", first_of(self.sizes_off, 8))])]
         for head, rows in (
             (("resource", "rate", "use"), self.limit_rows()), (CAUSE_HEAD, causes),
-            (SIZE_HEAD, self.size_rows()), (GAIN_HEAD, self.gain_rows()),
+            (self._size_head, self.size_rows()), (self._gain_head, self.gain_rows()),
         ):  # fmt: skip
             parts += [html_table(head, rows)] if rows else []
         parts += [facts([("command", each.command) for each in self.gains if each.is_sure])]
         return card(f"{self.series.title}, {self.topology}", *parts, notes=self.notes)
 
 
-SIZE_HEAD = ("size", "measured us", "predicted us", "off", "busbw GB/s", "predicted", "NCCL's best")
-GAIN_HEAD = ("size", "runtime", "measured", "predicted", "with NCCL's error", "gain")
 CAUSE_HEAD = ("grade", "cause", "evidence", "what to try")
 
 

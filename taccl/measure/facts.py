@@ -72,6 +72,11 @@ class Facts:
     algorithm_shares: Mapping[str, float] = field(default_factory=dict)
 
     @property
+    def library(self) -> str:
+        """Name of the stock library of the GPUs."""
+        return "RCCL" if self.is_amd else "NCCL"
+
+    @property
     def is_slow(self) -> bool:
         """True if large messages are slower than expected."""
         return self.share is not None and self.share < HEALTHY

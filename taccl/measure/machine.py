@@ -307,7 +307,7 @@ def modelled(log: Log) -> Log:
     kept = tuple(each for each in log.series if each.collective in COLLECTIVES)
     if not others or not kept:
         return log
-    note = f"{', '.join(others)}: left out, as NCCL's model does not cover them"
+    note = f"{', '.join(others)}: left out, as no model of NCCL or RCCL covers them"
     return log._replace(series=kept, notes=(*log.notes, note))
 
 

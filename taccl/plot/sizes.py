@@ -347,7 +347,7 @@ def diagnosis(found: SeriesDiagnosis, *, ax: Axes | None = None) -> Axes:
     sizes, measured_us = found.series.size_bytes, found.series.times_us
     pairs = zip(sizes, measured_us, found.predicted_us, strict=True)
     measured, expected = zip(*((found.busbw(s, m), found.busbw(s, e)) for s, m, e in pairs), strict=True)
-    ax.plot(sizes, expected, color=OKABE_ITO[0], linewidth=1.4, label="predicted with NCCL")
+    ax.plot(sizes, expected, color=OKABE_ITO[0], linewidth=1.4, label=f"predicted with {found.library}")
     ax.plot(sizes, measured, "o", color=OKABE_ITO[5], markersize=4, label="measured")
     if found.bound_us is not None:
         ax.axhline(

@@ -9,6 +9,7 @@ from taccl._internal.arguments import checked, known_name, known_word
 from taccl._internal.plugins import Plugins
 from taccl.runtimes.runtime import Runtime
 from taccl.runtimes.table import ALIASES, RUNTIMES
+from taccl.topology.models import library_name
 
 if TYPE_CHECKING:
     from taccl.topology.topology import Topology
@@ -82,7 +83,6 @@ def runtime_named(word: str, role: str = "files", *, xml: bool = False, where: s
 
 
 def usual_runtimes(topology: Topology) -> tuple[Runtime, ...]:
-    """Runtimes that plans include by default: RCCL on AMD GPUs (by machine name), else MSCCL; and MSCCL++."""
-    is_amd = re.search(r"\bmi\d", topology.machine or topology.name, re.IGNORECASE) is not None
-    makers = ("amd" if is_amd else "nvidia", "any")
+    """Runtimes that plans include by default: RCCL on AMD GPUs, else MSCCL; and MSCCL++."""
+    makers = ("amd" if library_name(topology) == "RCCL" else "nvidia", "any")
     return tuple(each for each in registered("usual_for").values() if each.usual_for in makers)

@@ -6,11 +6,15 @@ derived from these rows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from itertools import combinations
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from taccl.topology.networks import INSTANCES
+
+if TYPE_CHECKING:
+    from taccl.topology.topology import Topology
 
 #: Rate of a link or NIC: (GB/s in each direction, source of this figure).
 Rate: TypeAlias = tuple[int | str, str]
@@ -351,3 +355,13 @@ MODELS |= {
     for name, each in INSTANCES.items()
 }
 """Rows of machine models and of the instance types of clouds, by name."""
+
+
+def library_name(topology: Topology) -> str:
+    """Name of the stock library of a topology's GPUs: ``"RCCL"`` for GPUs of AMD, else ``"NCCL"``.
+
+    GPUs of AMD have xGMI links, or a name such as MI300X in that of the machine. Without a machine, the
+    topology's name counts.
+    """
+    is_named = re.search(r"\bmi\d", topology.machine or topology.name, re.IGNORECASE) is not None
+    return "RCCL" if is_named or any(link.name == "xGMI" for link in topology.links) else "NCCL"

@@ -1,5 +1,7 @@
 """Prediction of NCCL's choice, and its schedule."""
 
+import re
+
 import pytest
 
 import taccl
@@ -8,7 +10,7 @@ import taccl.topology.transform
 from benchmarks.fit import baseline_row
 from taccl._internal.units import format_us
 from taccl.baselines import nccl, nccl_choices
-from taccl.baselines.nccl import choice_gap, nccl_bounded, nccl_candidate, scheduled
+from taccl.baselines.nccl import choice_gap, model_gap, nccl_bounded, nccl_candidate, scheduled
 from taccl.errors import CollectiveError
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.registry import parse
@@ -170,7 +172,7 @@ def test_one_choice_on_machines_by_name(machine, nodes, size):
     able = nccl_choices(problem)
     assert (able[0].algorithm, able[0].protocol) == (expected.algorithm, expected.protocol)
     best = min(able, key=lambda each: each.time_us)
-    note = choice_gap(able)
+    note = choice_gap(problem.topology, able)
     assert bool(note) == (best is not able[0])
     assert not note or note.endswith(f"on which {best.algorithm} under {best.protocol} would be faster")
 
@@ -192,12 +194,25 @@ def test_the_choice_on_many_nodes_tries_no_links_between_all_ranks(monkeypatch):
     assert nccl_choices(problem)[0].algorithm == expected.algorithm
 
 
+def test_notes_on_gpus_of_amd_name_rccl():
+    """On MI300X the baseline stands for RCCL, as a note says, and no note claims a figure of NCCL."""
+    problem = problem_of(taccl.topologies.mi300x(2), size=16 * 10**6)
+    able = nccl_choices(problem)
+    schedule = scheduled(problem, able[0])
+    _, notes = nccl_bounded(problem, schedule, able[0])
+    assert notes[0] == "nccl stands for RCCL, the library of these GPUs"
+    slower = schedule.problem.topology, (able[0]._replace(time_us=1000.0), *able[1:])
+    told = [*notes, choice_gap(*slower), model_gap(schedule, able[0]._replace(time_us=1.0))]
+    assert all(told)
+    assert not any(re.search(r"\bNCCL\b", said) for said in told)
+
+
 def test_changed_machines_have_the_fastest_choice():
     """A machine that `predict` does not know has the fastest candidate first, which needs no note."""
     slower = taccl.topology.transform.degraded(taccl.topologies.dgx_h100(), {(0, 1): 0.5})
     able = nccl_choices(problem_of(slower, size=10**6))
     assert able[0] == min(able, key=lambda each: each.time_us)
-    assert choice_gap(able) == ""
+    assert choice_gap(slower, able) == ""
 
 
 def test_a_note_does_not_explain_a_faster_library_by_slower_links():

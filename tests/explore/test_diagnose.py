@@ -1,5 +1,7 @@
 """Diagnoses name the fault of a machine and no other, and state what the figures cannot decide."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -214,6 +216,26 @@ def test_no_other_network_delays_messages_if_the_log_shows_the_usual_path(exclud
     """If a log names the expected network and GDRDMA, late small messages have no cause in the network."""
     facts = Facts("allgather", 2, 1.0, 1.7, network="RoCE (gIB)", log_network="RoCE", excluded=excluded)
     assert {each.name for each in causes_of(facts)} == names
+
+
+def test_diagnoses_of_gpus_of_amd_name_rccl(log):
+    """On MI300X the stock library is RCCL: verdict, tables, picture and remedies name it, and not NCCL."""
+    gpus = "".join(GPU.format(rank, rank, "AMD Instinct MI300X") for rank in range(8))
+    rows = "".join(
+        f" {size} {size // 4} float sum -1 {time_us:.1f} {size / time_us / 1000:.2f} {size / time_us / 571:.2f} 0\n"
+        for size, time_us in ((8, 46.0), (2**21, 58.4), (2**30, 9000.0), (2**33, 70000.0))
+    )
+    found = judged(log("# all_reduce_perf\n" + gpus + rows))
+    axes = taccl.plot.diagnosis(found)
+    said = [repr(found), found._repr_html_(), axes.get_legend().get_texts()[0].get_text()]
+    (remedy,) = (
+        each.remedy
+        for each in causes_of(Facts("allreduce", 1, 0.6, is_amd=True, shares={"ll": 0.6}))
+        if each.name == "protocol"
+    )
+    for text in (*said, remedy):
+        assert re.search(r"\bRCCL\b", text)
+        assert not re.search(r"\bNCCL\b", text)
 
 
 @pytest.mark.parametrize(("ratio", "grade"), [(1.6, "possible"), (3.2, "likely")])
@@ -558,7 +580,7 @@ def _gather_log():
 
 def test_another_collective_is_refused(log):
     """A collective that NCCL's model lacks, gather, is refused."""
-    with pytest.raises(FormatError, match="found gather, which NCCL's model does not cover"):
+    with pytest.raises(FormatError, match="found gather, which no model of NCCL or RCCL covers"):
         taccl.diagnose([log(_gather_log())])
 
 
@@ -571,7 +593,7 @@ def test_another_collective_is_left_out_beside_those_of_the_model(log):
     fitted = taccl.fit([path], topology="dgx-h100")
     assert [each.series.collective for each in found.series] == ["allreduce"]
     for notes in (found.notes, fitted.notes):
-        assert any("gather: left out, as NCCL's model does not cover them" in note for note in notes)
+        assert any("gather: left out, as no model of NCCL or RCCL covers them" in note for note in notes)
 
 
 @pytest.mark.parametrize(("command", "grade"), [("", "possible"), ("-x NCCL_ALGO=Tree \n", "likely")])

@@ -1,6 +1,7 @@
 """Machine models: links, costs, and the NICs and ports that each send holds."""
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -18,7 +19,9 @@ from taccl.topology.machines import (
     mi355x,
     ndv2,
 )  # fmt: skip
+from taccl.topology.models import library_name
 from taccl.topology.profiles import PROFILES, find_profile
+from taccl.topology.registry import parse
 from tests.effort import cpu_s
 
 RAILED = (dgx_a100, dgx_h100, h200, b200, gb200_nvl72, mi300x, mi355x)
@@ -258,3 +261,26 @@ def test_four_nodes_of_dgx2_are_quick():
     """Four DGX-2 nodes have over four times the links of two, and take less than 12 times the CPU."""
     assert len(dgx2(4).links) == 4 * 240 + 12 * 256 == 4 * len(dgx2(2).links) + 64
     assert cpu_s(lambda: dgx2(4)) < 12 * cpu_s(lambda: dgx2(2))
+
+
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [
+        ("mi300x", "RCCL"),
+        ("mi355x", "RCCL"),
+        ("nd-mi300x-v5", "RCCL"),
+        ("dgx-h100", "NCCL"),
+        ("ring:4", "NCCL"),
+    ],
+)
+def test_the_library_of_a_machine_is_that_of_its_gpus(name, library):
+    """GPUs of AMD run RCCL; all others, and fabrics, count as those of NCCL."""
+    assert library_name(parse(name)) == library
+
+
+def test_servers_with_xgmi_run_rccl():
+    """Links named xGMI show GPUs of AMD, also if the name of a topology does not."""
+    links = mi300x().links
+    named = replace(mi300x(), name="server", machine="")
+    assert library_name(named) == "RCCL"
+    assert library_name(replace(named, links=tuple(each._replace(name="") for each in links))) == "NCCL"

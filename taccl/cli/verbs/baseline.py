@@ -74,7 +74,7 @@ def run(options: Namespace) -> Answer:
     if is_nccl:
         considered = taccl.baselines.nccl_choices(problem, nvls=not options.no_nvls)
         bounded, said = nccl_bounded(problem, schedule, considered[0], nvls=not options.no_nvls)
-        notes += [*filter(None, (choice_gap(considered),)), *said]
+        notes += [*filter(None, (choice_gap(problem.topology, considered),)), *said]
     left_s = max(LEAST_S, options.deadline.left_s)
     bound = taccl.lower_bound(
         bounded, divisible=False, budget_s=min(_BOUND_S, left_s), limit_s=left_s, end_s=left_s
