@@ -117,7 +117,7 @@ def test_files_of_how_to_add_exist():
     root = FORMULATION.parents[1]
     there = [
         path.relative_to(root).as_posix()
-        for top in ("taccl", "tests", "docs")
+        for top in ("taccl", "tests", "docs", "benchmarks")
         for path in (root / top).rglob("*")
     ]
     named = re.findall(r"`([\w/]+(?:\.py|\.md|/))`", recipes)
