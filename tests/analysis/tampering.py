@@ -11,6 +11,7 @@ from taccl.analysis.certificates.byte_counting import ByteCounting
 from taccl.analysis.certificates.certificate import Witness
 from taccl.analysis.certificates.cuts import CutDual, SetCharge
 from taccl.analysis.certificates.dynamic_cut import DynamicCut
+from taccl.analysis.certificates.exchange_time import ExchangeTime
 from taccl.analysis.certificates.first_arrivals import Dissemination, Path
 from taccl.analysis.certificates.flow_time import FlowTime
 from taccl.analysis.certificates.flows import FlowDual
@@ -111,9 +112,20 @@ def _link_time(problem: Problem, rng: random.Random) -> Witness:
 
 def _hub_time(problem: Problem, rng: random.Random) -> Witness:
     del problem
+    return HubTime(Fraction(rng.randrange(1, 60)), *_prices_and_factors(rng))
+
+
+def _exchange_time(problem: Problem, rng: random.Random) -> Witness:
+    del problem
+    horizon = Fraction(rng.randrange(1, 60))
+    return ExchangeTime(horizon, *_prices_and_factors(rng), *_prices_and_factors(rng))
+
+
+def _prices_and_factors(rng: random.Random) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Prices by time, and factors by length, for 2 to 6 cells."""
     cells = rng.randint(2, 6)
     prices, factors = (tuple(rng.randrange(1, 9) * scale for _ in range(cells + 1)) for scale in (1, 10**6))
-    return HubTime(Fraction(rng.randrange(1, 60)), prices, tuple(sorted(factors, reverse=True)))
+    return prices, tuple(sorted(factors, reverse=True))
 
 
 def _single_machine(problem: Problem, rng: random.Random) -> Witness:
@@ -137,6 +149,7 @@ _WELL_FORMED = {
     FlowTime: _flow_time,
     LinkTime: _link_time,
     HubTime: _hub_time,
+    ExchangeTime: _exchange_time,
     SingleMachine: _single_machine,
     CutDual: _cut_dual,
 }
@@ -212,8 +225,8 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
         if how == "prices":
             return replace(witness, prices=witness.prices[: rng.randint(0, len(witness.prices))])
         return replace(witness, **{how: getattr(witness, how) + rng.choice((-1, 1, 1000))})
-    if isinstance(witness, HubTime):
-        how = rng.choice(("horizon", "prices", "factors"))
+    if isinstance(witness, HubTime | ExchangeTime):
+        how = rng.choice([field.name for field in fields(witness)])
         if how == "horizon":
             return replace(witness, horizon=witness.horizon * Fraction(rng.randrange(90, 130), 100))
         some = list(getattr(witness, how))

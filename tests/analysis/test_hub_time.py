@@ -11,7 +11,7 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl.analysis.certificates.evaluation.facts import Facts
-from taccl.analysis.certificates.hub_time import _factors, _factors_hold, _port_of, hub_time_bounds
+from taccl.analysis.certificates.hub_time import are_admitted, highest_factors, hub_time_bounds, port_of
 from taccl.analysis.certificates.readings import merging_freely
 from tests.analysis.claims import baseline_finishes, certificates_of, is_unbeaten, raised
 from tests.analysis.test_link_time import sums_of
@@ -63,15 +63,19 @@ def test_factors_lie_below_the_curve():
     """The factors of the finder are admitted, and at most 4 % below x / (x - alpha) from ten cells on."""
     problem = allreduce(crossbar(4, alpha=4, overhead=Fraction(1, 10), beta=4), MB)
     (*_, bound) = certificates(problem)
-    port = _port_of(Facts(problem, divisible=True, in_network=False))
+    facts = Facts(problem, divisible=True, in_network=False)
+    port = port_of(facts, facts.allowed)
     cells = len(bound.witness.prices) - 1
-    alpha = float(port.alpha * cells / (bound.witness.horizon - port.idle))
+    alpha = port.alpha * cells / (bound.witness.horizon - port.idle)
     factors = np.array(bound.witness.factors[10:]) / 10**6
     lengths = np.arange(10, cells + 1)
-    curve = lengths / (lengths - alpha)
-    assert _factors_hold(bound.witness, port)
+    curve = lengths / (lengths - float(alpha))
+    assert are_admitted(bound.witness.prices, bound.witness.factors, alpha)
     assert np.all(factors <= curve) and np.all(factors > 0.96 * curve)
-    assert not _factors_hold(replace(bound.witness, factors=_factors(1.2 * alpha, cells, 0.1)), port)
+    for swing in (0.01, 0.3, 3.0):  # of prices 1000, ..., 1000 + 1000 * swing, in one step
+        prices = (1000,) * cells + (round(1000 + 1000 * swing),)
+        assert are_admitted(prices, highest_factors(float(alpha), cells, swing), alpha)
+    assert not are_admitted(bound.witness.prices, highest_factors(1.2 * float(alpha), cells, 0.1), alpha)
 
 
 def plan_of(rng, num_ranks):
@@ -115,7 +119,7 @@ def test_no_plan_of_a_byte_costs_less():
         problem = allreduce(machine, MB)
         witness = max(certificates(problem), key=lambda each: each.bound).witness
         facts = Facts(problem, divisible=True, in_network=False)
-        port, num_ranks, units = _port_of(facts), machine.num_ranks, sum(facts.units)
+        port, num_ranks, units = port_of(facts, facts.allowed), machine.num_ranks, sum(facts.units)
         cells = len(witness.prices) - 1
         cell = float((witness.horizon - port.idle) / cells)
         alpha, idle, y = port.alpha / cell, port.idle / cell, np.array(witness.prices, float)

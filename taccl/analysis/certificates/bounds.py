@@ -21,6 +21,7 @@ from taccl.analysis.certificates.borders import counted, counting, single_machin
 from taccl.analysis.certificates.byte_counting import byte_counting_bounds
 from taccl.analysis.certificates.certificate import Certificate, Claim, InNetworkGrant, Late
 from taccl.analysis.certificates.dynamic_cut import dynamic_cut_bounds
+from taccl.analysis.certificates.exchange_time import exchange_time_bounds
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import Volume
 from taccl.analysis.certificates.first_arrivals import dissemination_bounds
@@ -86,6 +87,7 @@ ALL_CHUNKINGS: list[Callable[..., Iterable[Claim]]] = [
     flow_time_bounds,
     link_time_bounds,
     hub_time_bounds,
+    exchange_time_bounds,
 ]
 
 

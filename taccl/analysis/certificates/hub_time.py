@@ -8,7 +8,7 @@ the cost of a hub for each pair of ranks that it joins. See docs/formulation.md,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
@@ -37,7 +37,7 @@ _COARSE, _FINE = 64, 256
 #: Steps of the search for the longest horizon, as shares of the horizon.
 _COARSE_STEPS, _FINE_STEPS = (0.08, 0.04, 0.02, 0.01), (0.03, 0.01, 0.003)
 #: Cost that no hub can pay.
-_NEVER = 2**50
+NEVER = 2**50
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def hub_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]
     if not 3 <= num_ranks <= _MOST_RANKS or not units or not demand.allowed:
         return
     facts = Facts(problem, divisible=True, in_network=False)
-    port = _port_of(facts)
+    port = port_of(facts, facts.allowed)
     if port is None:
         return
     search = _Search(facts, port, num_ranks, units)
@@ -94,7 +94,7 @@ def hub_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]
             yield Claim(search.best.horizon, what, search.best)
 
 
-class _Port(NamedTuple):
+class Port(NamedTuple):
     """Costs of all sends, in ticks: a send of u units holds a port for ``alpha + beta * u`` ticks.
 
     It holds the port of its source at its start, and that of its destination at its end; it takes `idle`
@@ -112,7 +112,7 @@ class _Search:
     - `units`: Total units of the sums.
     """
 
-    def __init__(self, facts: Facts, port: _Port, num_ranks: int, units: int) -> None:
+    def __init__(self, facts: Facts, port: Port, num_ranks: int, units: int) -> None:
         self.facts, self.port = facts, port
         #: Longest horizon: within it no data passes two ranks.
         self.longest = 3 * (port.alpha + port.idle)
@@ -160,11 +160,11 @@ class _Search:
         times = np.minimum(np.arange(cells + 1), cells - np.arange(cells + 1)) * 2 / cells
         prices = np.rint(_PRICE * (middle + (1 - middle) * np.maximum(0, 1 - times / fall)))
         swing = float(np.abs(np.diff(prices)).max() / prices.min())
-        factors = _factors(alpha, cells, swing)
+        factors = highest_factors(alpha, cells, swing)
         return HubTime(whole, tuple(map(int, prices.tolist())), factors)
 
 
-def _factors(alpha: float, cells: int, swing: float) -> tuple[int, ...]:
+def highest_factors(alpha: float, cells: int, swing: float) -> tuple[int, ...]:
     """Highest factors for holds of 0, 1, ... cells that the proof admits, from the longest hold on.
 
     With straight lines in between, they are at most ``x / (x - alpha)``, less a quarter of the difference of
@@ -177,7 +177,7 @@ def _factors(alpha: float, cells: int, swing: float) -> tuple[int, ...]:
         far, points = end + swing / 4, [end, max(end - 1, 1e-12)]
         if over > 0 and alpha > over * far:
             points.append((alpha - (alpha * alpha - over * alpha * far) ** 0.5) / over)
-        slopes = [(alpha / u - over) / (far - u) for u in points if max(end - 1, 0) < u <= end]
+        slopes = [(alpha / u - over) / (far - u) for u in points if max(end - 1, 0) <= u <= end]
         rise = max(0.0, min(slopes)) * (1 - 1e-6)
         # Stay below the curve by as much as the line to the next shorter length needs.
         if over > 0 and (rest := length - alpha) > 0:
@@ -188,20 +188,20 @@ def _factors(alpha: float, cells: int, swing: float) -> tuple[int, ...]:
     return tuple(int(factor * _FACTOR * (1 - 1e-6)) for factor in reversed(found))
 
 
-def _port_of(facts: Facts) -> _Port | None:
-    """Costs that all sends have at a port of their source, and at a port of their destination.
+def port_of(facts: Facts, links: Sequence[int]) -> Port | None:
+    """Costs that sends over given links have at a port of their source, and at a port of their destination.
 
     None if sends differ, or if some rank has no port that all its sends hold. A port may be a link's own
     resource if a rank has only one link.
     """
-    costs = {(facts.alpha[e], facts.beta[e]) for e in facts.allowed}
+    costs = {(facts.alpha[e], facts.beta[e]) for e in links}
     if len(costs) != 1:
         return None
     ((latency, beta),) = costs
     found = set()
     for ends, receives in ((facts.src, False), (facts.dst, True)):
         of_rank: dict[int, set[tuple[int, tuple[int, int, bool]]]] = {}
-        for e in facts.allowed:
+        for e in links:
             held = {(r, hold) for r, hold in facts.holds[e].items() if hold[2] == receives}
             of_rank[ends[e]] = of_rank.get(ends[e], held) & held
         for held in of_rank.values():
@@ -209,7 +209,7 @@ def _port_of(facts: Facts) -> _Port | None:
     if len(found) != 1 or None in found:
         return None
     ((alpha, _),) = (each for each in found if each is not None)
-    return _Port(alpha, beta, latency - alpha) if beta and latency > alpha else None
+    return Port(alpha, beta, latency - alpha) if beta and latency > alpha else None
 
 
 def _is_proven(facts: Facts, witness: HubTime) -> bool:
@@ -223,29 +223,40 @@ def _is_proven(facts: Facts, witness: HubTime) -> bool:
         for chunk, size in zip(facts.collective.chunks, facts.units, strict=True)
         if set(chunk.origins) == everyone == set(chunk.destinations)
     )
-    port = _port_of(facts)
+    port = port_of(facts, facts.allowed)
     if port is None or not units or witness.horizon <= port.idle:
         return False
     if witness.horizon > 3 * (port.alpha + port.idle):  # data may pass two ranks
         return False
     prices, cells = witness.prices, len(witness.prices) - 1
-    if min(prices) < 1 or max(prices) > 10**6 or not _factors_hold(witness, port):
-        return False
     cell = (witness.horizon - port.idle) / cells
-    # Twice the price of a port's time, in cells. A bend upwards adds half its angle: see step 2 of the proof.
-    bends = (prices[i - 1] - 2 * prices[i] + prices[i + 1] for i in range(1, cells))
-    budget = sum(prices) * 2 - prices[0] - prices[-1] + sum(max(0, bend) for bend in bends)
+    if not are_admitted(prices, witness.factors, port.alpha / cell):
+        return False
+    budget = twice_priced(prices)
     # Least price of a pair of ranks with which the bytes of all pairs cost the ports' time.
     pair = math.ceil(_FACTOR * budget * cell / (2 * port.beta * units * (num_ranks - 1)))
-    costs = _costs(witness, math.floor(port.alpha / cell))
+    costs = costs_of(prices, witness.factors, math.floor(port.alpha / cell))
     shift = math.floor(port.idle / cell)
-    return pair < _NEVER // num_ranks**2 and _no_hub_gains(costs, shift, pair, num_ranks)
+    return pair < NEVER // num_ranks**2 and _no_hub_gains(costs, shift, pair, num_ranks)
 
 
-def _factors_hold(witness: HubTime, port: _Port) -> bool:
-    """True if the factors are admitted: those of step 3 of the proof."""
-    prices, factors, cells = witness.prices, witness.factors, len(witness.prices) - 1
-    alpha = port.alpha * cells / (witness.horizon - port.idle)
+def twice_priced(prices: Sequence[int]) -> int:
+    """Twice the price of all time of a port, in cells, for prices at the ends of cells.
+
+    A bend upwards adds half its angle: see step 2 of the proof.
+    """
+    bends = (prices[i - 1] - 2 * prices[i] + prices[i + 1] for i in range(1, len(prices) - 1))
+    return sum(prices) * 2 - prices[0] - prices[-1] + sum(max(0, bend) for bend in bends)
+
+
+def are_admitted(prices: Sequence[int], factors: Sequence[int], alpha: Fraction) -> bool:
+    """True if prices and factors are within their limits, and factors are those of step 3 of the proof.
+
+    - `alpha`: Least hold, in cells.
+    """
+    cells = len(prices) - 1
+    if min(prices) < 1 or max(prices) > 10**6:
+        return False
     if alpha >= cells or min(factors) < 0 or max(factors) > 10**9:
         return False
     swing = Fraction(max(abs(after - price) for price, after in zip(prices, prices[1:], strict=False)))
@@ -266,19 +277,19 @@ def _factors_hold(witness: HubTime, port: _Port) -> bool:
     return True
 
 
-def _costs(witness: HubTime, least: int) -> NDArray[np.int64]:
+def costs_of(prices: Sequence[int], factors: Sequence[int], least: int) -> NDArray[np.int64]:
     """Cost of a hold of each unit, by the cells at whose starts it begins and ends; rounded down.
 
-    It is the mean price during the hold, times the factor for its length. It is `_NEVER` if the hold ends
+    It is the mean price during the hold, times the factor for its length. It is `NEVER` if the hold ends
     before it starts, or has less than `least` cells.
     """
-    prices = np.array(witness.prices, np.int64)
-    twice = np.concatenate((np.zeros(1, np.int64), np.cumsum(prices[1:] + prices[:-1])))
-    found = np.full((len(prices), len(prices)), _NEVER, np.int64)
-    for length in range(least, len(prices)):
-        begin = np.arange(len(prices) - length)
-        area = twice[begin + length] - twice[begin] if length else 2 * prices
-        found[begin, begin + length] = area * witness.factors[length] // (2 * max(1, length))
+    at = np.array(prices, np.int64)
+    twice = np.concatenate((np.zeros(1, np.int64), np.cumsum(at[1:] + at[:-1])))
+    found = np.full((len(at), len(at)), NEVER, np.int64)
+    for length in range(least, len(at)):
+        begin = np.arange(len(at) - length)
+        area = twice[begin + length] - twice[begin] if length else 2 * at
+        found[begin, begin + length] = area * factors[length] // (2 * max(1, length))
     return found
 
 
@@ -288,7 +299,7 @@ def _no_hub_gains(costs: NDArray[np.int64], shift: int, pair: int, num_ranks: in
     Dynamic programming over the holds in the order of time. The state is the number of sends into the hub so
     far, the number of those out of it, the end of the last hold into it, and that of the last hold out of it.
 
-    - `costs`: Costs of holds, from `_costs`.
+    - `costs`: Costs of holds, from `costs_of`.
     - `shift`: Min cells from the end of a hold into the hub to the start of a hold out of it that follows.
     - `pair`: Price of a pair of ranks.
     """

@@ -1,0 +1,330 @@
+"""Exchange time: a bound on sums that nodes exchange directly, by the order of the sends in each node.
+
+In a short schedule, data of a sum passes from each node to each other in one send. A rank that sends early
+has received contributions of few ranks of its node, one after another. Prices of time, of NICs and of ports
+in nodes, bound the cost of such a send for each pair of ranks that it joins. See docs/formulation.md,
+"Exchange time".
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taccl.analysis.certificates.certificate import Claim, Witness
+from taccl.analysis.certificates.evaluation.facts import Facts
+from taccl.analysis.certificates.finding.needed_sends import NeededSends
+from taccl.analysis.certificates.hub_time import (
+    NEVER,
+    Port,
+    are_admitted,
+    costs_of,
+    highest_factors,
+    port_of,
+    twice_priced,
+)
+from taccl.problem.problem import Problem
+
+#: Max number of ranks of a node, of nodes, and of cells of the grid of times in a witness.
+_MOST_IN_NODE, _MOST_NODES, _MOST_CELLS = 16, 64, 800
+#: Scale of factors; highest price that is tried.
+_FACTOR, _PRICE = 10**6, 10**5
+#: A cost above all prices of pairs together.
+_TOO_MUCH = 2**46
+#: Horizons that are tried are multiples of a tick over this number.
+_PER_TICK = 1000
+#: Shares of a pair's price, in eighths, that sends into the rank that passes data on pay at most.
+_SHARES = (2, 4, 6)
+#: Shapes of prices to try. `_HEIGHTS`: a port's price at the start, over the price of a pair. `_FALLS`: times
+#: at which it stops falling, as shares of the latency of a send in the node. `_LOW`: its level from then on.
+_HEIGHTS, _FALLS, _LOW = (0.25, 0.5, 1.0, 2.0, 3.0, 4.0), (0.15, 0.3, 0.45, 0.6, 0.8), 0.02
+#: Numbers of cells of the grids, first to find prices, then to find the bound; each with the steps of the
+#: search for the longest horizon, as shares of the horizon.
+_GRIDS = ((160, (0.08, 0.04, 0.02, 0.01)), (640, (0.012, 0.004)))
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeTime(Witness):
+    """Witness of exchange time: a horizon, prices by time, and factors by length.
+
+    - `horizon`: Ticks in which no schedule ends, as the prices prove.
+    - `port_prices`: Prices of the time of ports into ranks, for sends in nodes, at the ends of the cells of a
+      grid from the start on. Those of ports out of ranks are the same, from the end on backwards.
+    - `port_factors`: Factors on them for holds of 0, 1, 2, ... cells, in millionths.
+    - `nic_prices`, `nic_factors`: The same for the ports of sends between nodes. Their grid divides the
+      horizon, less the idle ticks of a send between nodes, into equal cells.
+    """
+
+    kind = proves = "exchange time"
+    preference = 14
+    any_chunking = True
+    horizon: Fraction
+    port_prices: tuple[int, ...]
+    port_factors: tuple[int, ...]
+    nic_prices: tuple[int, ...]
+    nic_factors: tuple[int, ...]
+
+    def fits(self, problem: Problem) -> bool:
+        """True if there are prices and factors for each number of cells, and few enough cells to evaluate."""
+        ports, nics = len(self.port_prices), len(self.nic_prices)
+        few = 3 <= ports <= _MOST_CELLS + 1 and 3 <= nics <= _MOST_CELLS + 1
+        return few and ports == len(self.port_factors) and nics == len(self.nic_factors)
+
+    def holds(self, facts: Facts, ticks: Fraction) -> bool:
+        """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
+        return ticks <= self.horizon and _is_proven(facts, self)
+
+
+def exchange_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
+    """Yield the exchange-time bound for sums that have contributions of all ranks and are wanted by all."""
+    if in_network or not demand.single_ended or demand.problem.collective.derivations:
+        return
+    if not demand.sums_for_all:
+        return
+    facts = Facts(demand.problem, divisible=True, in_network=False)
+    nodes = _nodes_of(facts)
+    if nodes is None:
+        return
+    search = _Search(facts, nodes)
+    what = f"sums that {nodes.number} nodes exchange, each after the contributions of the node"
+    for cells, steps in _GRIDS:
+        for _ in search.lengthened(cells, steps):
+            demand.deadline.check()
+        if search.best is None:
+            return
+        yield Claim(search.best.horizon, what, search.best)
+
+
+class _Nodes(NamedTuple):
+    """Nodes that are alike: their number, ranks of each, costs of sends, and the units of sums of all ranks.
+
+    - `port`: Costs of sends in nodes.
+    - `nic`: Costs of sends between nodes.
+    - `nics`: Max number of ports that pass sends between nodes.
+    """
+
+    number: int
+    size: int
+    port: Port
+    nic: Port
+    nics: int
+    units: int
+
+    @property
+    def pairs(self) -> int:
+        """Number of pairs of ranks of different nodes."""
+        return self.number * (self.number - 1) * self.size**2
+
+
+def _nodes_of(facts: Facts) -> _Nodes | None:
+    """The nodes, if all are alike and share sums; None if the bound does not apply."""
+    if facts.multi or facts.made_at or facts.in_network or facts.only_switches_add or not facts.sums:
+        return None
+    sizes = Counter(facts.topology.node_of_rank)
+    number, (size, *others) = len(sizes), set(sizes.values())
+    if others or not 2 <= number <= _MOST_NODES or not 2 <= size <= _MOST_IN_NODE:
+        return None
+    everyone = set(range(facts.topology.num_ranks))
+    units = sum(
+        size
+        for chunk, size in zip(facts.collective.chunks, facts.units, strict=True)
+        if set(chunk.origins) == everyone == set(chunk.destinations)
+    )
+    between = [e for e in facts.allowed if facts.topology.is_internode(e)]
+    port = port_of(facts, [e for e in facts.allowed if not facts.topology.is_internode(e)])
+    nic = port_of(facts, between)
+    if port is None or nic is None or not units:
+        return None
+    return _Nodes(number, size, port, nic, len({facts.src[e] for e in between}), units)
+
+
+class _Grid(NamedTuple):
+    """Grid of times for a horizon: ticks of a cell, and times in cells.
+
+    - `shift`: Min cells from the end of a hold in a node to the start of a hold of a NIC that follows.
+    - `twice`: Cells in which no data makes two sends in a node.
+    - `port_cells`: Cells for which ports have prices.
+    """
+
+    cell: Fraction
+    shift: int
+    twice: int
+    port_cells: int
+
+
+def _grid(nodes: _Nodes, horizon: Fraction, cells: int) -> _Grid:
+    """Grid with a number of cells for NICs."""
+    cell, hop = (horizon - nodes.nic.idle) / cells, nodes.port.alpha + nodes.port.idle
+    reach = math.ceil((2 * hop - nodes.port.idle) / cell)
+    return _Grid(cell, math.floor(nodes.port.idle / cell), math.floor(2 * hop / cell), reach)
+
+
+def _is_proven(facts: Facts, witness: ExchangeTime) -> bool:
+    """True if the prices prove that no schedule ends before the horizon, over all chunkings."""
+    nodes = _nodes_of(facts)
+    if nodes is None or not nodes.nic.idle < witness.horizon <= 2 * (nodes.nic.alpha + nodes.nic.idle):
+        return False  # data may pass between nodes twice
+    cells = len(witness.nic_prices) - 1
+    grid = _grid(nodes, witness.horizon, cells)
+    if len(witness.port_prices) != grid.port_cells + 1:
+        return False
+    for prices, factors, port in (
+        (witness.port_prices, witness.port_factors, nodes.port),
+        (witness.nic_prices, witness.nic_factors, nodes.nic),
+    ):
+        if not are_admitted(prices, factors, port.alpha / grid.cell):
+            return False
+    # Least price of a pair of ranks with which the bytes of all pairs cost all ports' time.
+    ports = Fraction(2 * nodes.number * nodes.size * twice_priced(witness.port_prices), nodes.port.beta)
+    total = ports + Fraction(nodes.nics * twice_priced(witness.nic_prices), nodes.nic.beta)
+    pair = math.ceil(_FACTOR * total * grid.cell / (2 * nodes.units * nodes.pairs))
+    if pair * nodes.size**2 * nodes.size * (nodes.number - 1) >= _TOO_MUCH:
+        return False
+    least = math.floor(nodes.port.alpha / grid.cell)
+    ports_cost = costs_of(witness.port_prices, witness.port_factors, least)
+    worth = _worth(nodes, grid, cells, ports_cost, pair)
+    least = math.floor(nodes.nic.alpha / grid.cell)
+    cost = np.minimum(costs_of(witness.nic_prices, witness.nic_factors, least), _TOO_MUCH)
+    return bool((worth <= cost * nodes.size * (nodes.number - 1)).all())
+
+
+def _worth(nodes: _Nodes, grid: _Grid, cells: int, costs: NDArray[np.int64], pair: int) -> NDArray[np.int64]:
+    """Most that a send between nodes may gain, by the cells at whose starts its hold begins and ends.
+
+    It gains the price of each pair of ranks that it joins, less their shares of the costs of sends in nodes.
+    All is multiplied by the number of pairs that share a send in a node.
+
+    - `costs`: Costs of holds in nodes, from `costs_of`.
+    - `pair`: Price of a pair.
+    """
+    sharing, size = nodes.size * (nodes.number - 1), nodes.size
+    # Times at which a send may follow some number of holds at a cost; before them, and after, some never pay.
+    first, last = min(grid.shift, cells + 1), min(grid.twice, cells + 1)
+    times = [slice(0, None), *[slice(first, last)] * (size - 2), slice(first, None)]
+    found = np.full((cells + 1, cells + 1), np.iinfo(np.int64).max)
+    some = range(1, size + 1)
+    for share in _SHARES:
+        before = pair * sharing * share // 8
+        early, late = (
+            _gathered(nodes, grid, cells, costs, most) for most in (before, pair * sharing - before)
+        )
+        gains = np.zeros_like(found)
+        for sources, ends in product(some, some):
+            rows, columns = times[sources - 1], times[ends - 1]
+            paid = ends * early[sources - 1, rows, None] + sources * late[ends - 1, columns]
+            part = gains[rows, ::-1][:, columns]
+            np.maximum(part, sources * ends * pair * sharing - paid, out=part)
+        np.minimum(found, gains, out=found)
+    return np.triu(found)
+
+
+def _gathered(
+    nodes: _Nodes, grid: _Grid, cells: int, costs: NDArray[np.int64], most: int
+) -> NDArray[np.int64]:
+    """Least cost of 0, 1, ... holds one after another, all before each time at which a send may follow.
+
+    Later than two sends in a node take, they cost nothing. A hold costs at most `most`.
+    """
+    limited = np.where(costs < NEVER, np.minimum(costs, most), _TOO_MUCH)
+    found = np.full((nodes.size, cells + 1), _TOO_MUCH)
+    found[0] = 0
+    last = np.zeros(len(costs), np.int64)
+    ordered = slice(grid.shift, min(grid.twice, cells + 1))
+    for number in range(1, nodes.size):
+        last = np.minimum(_TOO_MUCH, np.minimum.accumulate((last[:, None] + limited).min(axis=0)))
+        found[number, ordered] = last[: max(0, ordered.stop - ordered.start)]
+        found[number, grid.twice :] = 0
+    return found
+
+
+class _Search:
+    """Search for the longest horizon that prices prove, over a family of prices of ports."""
+
+    def __init__(self, facts: Facts, nodes: _Nodes) -> None:
+        self.facts, self.nodes = facts, nodes
+        #: Longest horizon: within it no data passes between nodes twice.
+        self.longest = 2 * (nodes.nic.alpha + nodes.nic.idle)
+        # Three hops take this long, and so do the bytes through a NIC.
+        sends = nodes.number * (nodes.number - 1) * nodes.units * nodes.nic.beta
+        hops = nodes.nic.alpha + nodes.nic.idle + 2 * (nodes.port.alpha + nodes.port.idle)
+        self.start = max(float(hops), nodes.nic.idle + sends / nodes.nics)
+        self.shape = 2, 2  # indices into `_HEIGHTS` and `_FALLS`
+        self.best: ExchangeTime | None = None
+
+    def lengthened(self, cells: int, steps: tuple[float, ...]) -> Iterator[float]:
+        """Lengthen the horizon by each step as often as prices prove it; yield the horizons."""
+        best = self.start if self.best is None else float(self.best.horizon)
+        if self.best is None:  # find prices that prove anything
+            best *= 1 + steps[-1]
+            if best > self.longest or not self._proves(best, cells):
+                return
+        for step in steps:
+            while best * (1 + step) <= self.longest and self._proves(best * (1 + step), cells):
+                best *= 1 + step
+                yield best
+
+    def _proves(self, horizon: float, cells: int) -> bool:
+        """True if the best prices so far, or similar ones, prove a horizon; sets `best` and `shape`.
+
+        As long as no prices prove anything, all are tried.
+        """
+        height, fall = self.shape
+        shapes = sorted(
+            product(range(len(_HEIGHTS)), range(len(_FALLS))),
+            key=lambda each: abs(each[0] - height) + abs(each[1] - fall),
+        )
+        for k, m in shapes if self.best is None else shapes[:5]:
+            witness = self._witness(horizon, cells, _HEIGHTS[k], _FALLS[m])
+            if witness is not None and _is_proven(self.facts, witness):
+                self.best, self.shape = witness, (k, m)
+                return True
+        return False
+
+    def _witness(self, horizon: float, cells: int, height: float, fall: float) -> ExchangeTime | None:
+        """Witness with given prices of ports, and low prices of NICs that suffice; None if none prove it."""
+        nodes, whole = self.nodes, Fraction(round(horizon * _PER_TICK), _PER_TICK)
+        grid = _grid(nodes, whole, cells)
+        alpha, nic_alpha = (float(port.alpha / grid.cell) for port in (nodes.port, nodes.nic))
+        if alpha >= grid.port_cells - 1 or nic_alpha >= cells - 1 or grid.port_cells > _MOST_CELLS:
+            return None
+        pair = _PRICE / nodes.size**2
+        times = np.arange(grid.port_cells + 1) * float(grid.cell / nodes.port.idle) / fall
+        ports = np.rint(height * pair * np.maximum(_LOW, 1 - times)).astype(np.int64) + 1
+        factors = highest_factors(alpha, grid.port_cells, _swing(ports))
+        costs = costs_of(ports.tolist(), factors, math.floor(alpha))
+        sharing = nodes.size * (nodes.number - 1)
+        worth = _worth(nodes, grid, cells, costs, round(pair * _FACTOR)) / (sharing * _FACTOR)
+        # Holds of no length need these prices. Then lower each as far as some hold needs it, twice.
+        nics = _whole(np.diag(worth))
+        for again in (True, True, False):
+            nic_factors = highest_factors(nic_alpha, cells, _swing(nics))
+            cost = costs_of(nics.tolist(), nic_factors, math.floor(nic_alpha)) / _FACTOR
+            needed = worth / cost
+            if again:
+                needed = np.maximum.accumulate(needed, axis=0)
+                needed = np.diag(np.maximum.accumulate(needed[:, ::-1], axis=1)[:, ::-1])
+            nics = _whole(nics * (needed if again else needed.max()))
+        total = 2 * nodes.number * nodes.size * twice_priced(ports.tolist()) / nodes.port.beta
+        total += nodes.nics * twice_priced(nics.tolist()) / nodes.nic.beta
+        if total * float(grid.cell) > 2 * nodes.units * nodes.pairs * pair * (1 + 1e-6):
+            return None
+        nic_factors = highest_factors(nic_alpha, cells, _swing(nics))
+        return ExchangeTime(whole, tuple(ports.tolist()), factors, tuple(nics.tolist()), nic_factors)
+
+
+def _whole(prices: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Prices rounded up to positive integers."""
+    return np.ceil(prices * (1 + 1e-6)).astype(np.int64) + 1
+
+
+def _swing(prices: NDArray[np.int64]) -> float:
+    """Largest step of prices, over the least price."""
+    return float(np.abs(np.diff(prices)).max() / prices.min())

@@ -1,0 +1,134 @@
+"""Exchange time: sums that nodes exchange directly, after sends in each node; at random and over all schedules."""
+
+import random
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+
+import pytest
+
+import taccl
+from taccl import collectives
+from taccl.analysis.certificates.exchange_time import exchange_time_bounds
+from taccl.analysis.certificates.readings import merging_freely
+from taccl.topology.builder import TopologyBuilder
+from tests.analysis.claims import baseline_finishes, certificates_of, is_unbeaten, raised
+from tests.analysis.test_link_time import sums_of
+from tests.effort import brief_synthesis
+from tests.fuzzing import MANY, cases, some
+
+MB = 10**6
+
+#: Certificates of the exchange-time claims.
+certificates = partial(certificates_of, exchange_time_bounds, divisible=True, in_network=False)
+
+
+def cluster(nodes, size, *, near=(1, 0, 1), far=(4, 0, 4)):
+    """Nodes of equal size. Costs are (alpha, overhead, beta); each rank has a port and a NIC, in and out."""
+    builder = TopologyBuilder("cluster", [node for node in range(nodes) for _ in range(size)])
+    num_ranks = nodes * size
+    ports = {
+        (side, rank, is_far): builder.add_resource(f"{side} {rank} {is_far}")
+        for side in ("send", "receive")
+        for rank in range(num_ranks)
+        for is_far in (False, True)
+    }
+    for src in range(num_ranks):
+        for dst in range(num_ranks):
+            if src != dst:
+                is_far = src // size != dst // size
+                alpha, overhead, beta = far if is_far else near
+                link = builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=beta, overhead_us=overhead)
+                for side, rank in (("send", src), ("receive", dst)):
+                    builder.add_hold(
+                        link, ports[side, rank, is_far], alpha_us=overhead, beta_us_per_mb=beta, side=side
+                    )
+    return builder.build()
+
+
+def allreduce(topology, size_bytes):
+    """An allreduce over all chunkings, with sends that merge freely."""
+    return merging_freely(taccl.make_problem(topology, "allreduce", size_bytes=size_bytes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("machine", "nodes", "finish_us"), [
+    ("dgx_h100", 2, 24.141), ("dgx_h100", 4, 28.440), ("b200", 4, 28.098),
+])  # fmt: skip
+def test_sums_that_nodes_exchange_are_near_the_bound(machine, nodes, finish_us):
+    """An allreduce of 1 MB on a few nodes of eight GPUs finishes within 5 % of the bound."""
+    problem = taccl.make_problem(getattr(taccl.topologies, machine)(nodes), "allreduce", size_bytes=MB)
+    bound = taccl.lower_bound(problem, divisible=True)
+    assert bound.kind == "exchange time" and bound.check() and not raised(bound).check()
+    assert finish_us / 1.05 < bound.bound_us < finish_us
+
+
+def test_the_certificate_proves_no_more():
+    """A witness with a longer horizon, higher factors, or fewer or lower prices is refused."""
+    problem = allreduce(cluster(2, 2, near=(1, Fraction(1, 50), 4), far=(6, 0, 4)), MB)
+    *_, bound = certificates(problem)
+    witness = bound.witness
+    assert bound.check() and not raised(bound).check()
+    longer = replace(witness, horizon=witness.horizon * Fraction(104, 100))
+    assert not replace(bound, witness=longer, bound=bound.bound * Fraction(104, 100)).check()
+    for other in (
+        replace(witness, nic_factors=tuple(2 * each for each in witness.nic_factors)),
+        replace(witness, port_factors=witness.port_factors[1:]),
+        replace(witness, port_prices=witness.port_prices[1:], port_factors=witness.port_factors[1:]),
+        replace(witness, nic_prices=tuple((each + 1) // 2 for each in witness.nic_prices)),
+        replace(witness, nic_prices=(0, *witness.nic_prices[1:])),
+        replace(witness, port_prices=tuple(9 * each for each in witness.port_prices)),
+    ):
+        assert not replace(bound, witness=other).check()
+
+
+def test_nothing_is_claimed_elsewhere():
+    """One node, unequal nodes, sums of some ranks, large sums, and nodes without ports yield no claim."""
+    for topology in (taccl.topologies.dgx_h100(1), taccl.topologies.ndv2(2)):
+        assert certificates(allreduce(topology, MB)) == []
+    small = cluster(2, 2)
+    assert certificates(allreduce(small, 100 * MB)) == []
+    for collective in (collectives.allgather(4), collectives.reduce(4, root=0)):
+        assert certificates(merging_freely(taccl.make_problem(small, collective, chunk_bytes=MB))) == []
+
+
+def costs_at_random(rng):
+    """Random costs (alpha, overhead, beta) of sends in nodes and between nodes."""
+    near, far = rng.choice((1, 2)), rng.choice((4, 6, 9))
+    held = [rng.choice((0, Fraction(1, 50), Fraction(1, 5))) for _ in range(2)]
+    return {"near": (near, held[0], rng.choice((1, 2, 4))), "far": (far, held[1], rng.choice((1, 4, 8)))}
+
+
+@pytest.mark.fuzz
+def test_no_schedule_in_any_chunks_beats_the_bound():
+    """On two nodes of two ranks an exhaustive search finds no schedule in 1 or 2 chunks that ends earlier."""
+    decided = 0
+    for seed in cases("exchange time, over all schedules", few=4, many=200):
+        rng = random.Random(f"exchange time {seed}")
+        problems = [sums_of(cluster(2, 2, **costs_at_random(rng)), number) for number in (1, 2)]
+        found = certificates(problems[0])
+        assert all(each.check() for each in found), seed
+        best = max((each.bound for each in found), default=Fraction(0))
+        decided += sum(best > 0 and is_unbeaten(each, best, max_states=2000) for each in problems)
+    assert decided >= some(0, 20)
+
+
+@pytest.mark.fuzz
+def test_no_baseline_beats_the_bound():
+    """On random clusters baselines, and a search, finish no sooner than the claim, in every number of chunks."""
+    nearest = []
+    for seed in cases("exchange time against baselines", few=3, many=150):
+        rng = random.Random(f"exchanges {seed}")
+        topology = cluster(rng.choice((2, 2, 3, 4)), rng.choice((2, 3, 4)), **costs_at_random(rng))
+        problem = taccl.make_problem(
+            topology, "allreduce", size_bytes=rng.choice((10**5, 5 * 10**5, MB, 2 * MB))
+        )
+        bounds = certificates(merging_freely(problem))
+        assert all(each.check() for each in bounds), seed
+        if not bounds:
+            continue
+        finishes = [*baseline_finishes(problem)]
+        if MANY:
+            finishes.append(brief_synthesis(problem).schedule.finish)
+        nearest += [float(finish / each.bound) for finish in finishes for each in bounds]
+    assert not nearest or 1 <= min(nearest) < 1.25
