@@ -9,6 +9,7 @@ import pytest
 
 import taccl
 from taccl import collectives
+from taccl.analysis.certificates import exchange_time
 from taccl.analysis.certificates.exchange_time import exchange_time_bounds
 from taccl.analysis.certificates.readings import merging_freely
 from taccl.topology.builder import TopologyBuilder
@@ -63,10 +64,11 @@ def test_sums_that_nodes_exchange_are_near_the_bound(machine, nodes, finish_us):
     assert finish_us / 1.05 < bound.bound_us < finish_us
 
 
-def test_the_certificate_proves_no_more():
+def test_the_certificate_proves_no_more(monkeypatch):
     """A witness with a longer horizon, higher factors, or fewer or lower prices is refused."""
     problem = allreduce(cluster(2, 2, near=(1, Fraction(1, 50), 4), far=(6, 0, 4)), MB)
-    *_, bound = certificates(problem)
+    monkeypatch.setattr(exchange_time, "_GRIDS", exchange_time._GRIDS[:1])
+    (bound,) = certificates(problem)
     witness = bound.witness
     assert bound.check() and not raised(bound).check()
     longer = replace(witness, horizon=witness.horizon * Fraction(104, 100))
