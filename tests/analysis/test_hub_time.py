@@ -72,7 +72,7 @@ def test_factors_lie_below_the_curve():
     curve = lengths / (lengths - float(alpha))
     assert are_admitted(bound.witness.prices, bound.witness.factors, alpha)
     assert np.all(factors <= curve) and np.all(factors > 0.96 * curve)
-    for swing in (0.01, 0.3, 3.0):  # of prices 1000, ..., 1000 + 1000 * swing, in one step
+    for swing in (0, 0.01, 0.3, 3.0):  # of prices 1000, ..., 1000 + 1000 * swing, in one step
         prices = (1000,) * cells + (round(1000 + 1000 * swing),)
         assert are_admitted(prices, highest_factors(float(alpha), cells, swing), alpha)
     assert not are_admitted(bound.witness.prices, highest_factors(1.2 * float(alpha), cells, 0.1), alpha)

@@ -170,6 +170,7 @@ def highest_factors(alpha: float, cells: int, swing: float) -> tuple[int, ...]:
     With straight lines in between, they are at most ``x / (x - alpha)``, less a quarter of the difference of
     neighbours times `swing`.
     """
+    swing = max(swing, 1e-9)  # equal prices would divide by 0 below
     found = [1 + alpha / (cells - alpha)]
     for length in range(cells - 1, math.floor(alpha) - 1, -1):
         over, end = found[-1] - 1, length + 1 - alpha
