@@ -10,10 +10,11 @@ import pytest
 
 import taccl
 from taccl import collectives
-from taccl.analysis.verification import columns, data
+from taccl.analysis.verification import columns, data, sends
 from taccl.analysis.verification.columns import pairs
 from taccl.analysis.verification.findings import MOST_LISTED
 from taccl.analysis.verification.verify import verify
+from taccl.baselines import spread
 from taccl.problem.making import make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.proposers.large import schedule_large
@@ -196,3 +197,19 @@ def test_a_loop_accepts_many_sums_that_are_no_trees(monkeypatch):
     problem = make_problem(topology.build(), collectives.allreduce(4), chunk_bytes=10**6)
     rows = [(c, link, 4 * c + 2 * (link > 3), True) for c in range(4) for link in range(8)]
     assert taccl.verify(columns_of(problem, *rows)).ok
+
+
+def test_only_merged_sends_that_may_be_wrong_are_read_one_by_one(monkeypatch):
+    """Merged sends are judged as columns; the transfers of a faulty one are then read to name the fault."""
+    problem = spread.merging(make_problem(taccl.topologies.dgx2(1), "allreduce", size_bytes=10**6))
+    schedule = taccl.baselines.multiplying(problem, cut=False)
+    assert schedule.num_sends < schedule.num_transfers
+    read, is_one_send = [], sends._is_one_send
+    monkeypatch.setattr(sends, "_is_one_send", lambda *of: read.append(of[2]) or is_one_send(*of))
+    assert verify(schedule).ok
+    assert not read
+    link = schedule.link.copy()
+    link[0] = schedule.link[np.flatnonzero(schedule.link != link[0])[0]]
+    faults = verify(replace(schedule, link=link))
+    assert read == [schedule.group[0]]
+    assert "merge" in {each.kind for each in faults.violations}

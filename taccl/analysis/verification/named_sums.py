@@ -50,38 +50,54 @@ class NamedSums:
         if columns.collective.update_us_per_mb is not None:
             said = "named contributions do not show a server's update; expected a schedule without them"
             findings.report("update", said, chunk=None)
+        self._check_names(findings)
         has: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)  # (rank, chunk) -> {sum: arrival tick}
         for chunk, data in enumerate(chunks):
             for rank in data.origins:
                 has[rank, chunk][1 << rank] = -NEVER
-        rows, ends, adds = self._rows, self._ends.tolist(), self._adds.tolist()
+        rows, ends = self._rows, self._ends.tolist()
         for i in np.argsort(self._ends, kind="stable").tolist():
             chunk, link, _ = rows[i]
             bits = carried[i]
-            lacks = bits != everyone[chunk]
-            if adds[i] != lacks:
-                expected = "reduced, as it lacks some" if lacks else "copied, as it has all"
-                findings.report("reduce", f"expected the sum of ranks {ranks_text(bits)} to be {expected}", i)
-            if not bits or bits & ~everyone[chunk]:
-                text = (
-                    f"carries contributions of ranks {ranks_text(bits & ~everyone[chunk])}, which have none"
-                )
-                findings.report("presence", text if bits else "carries nothing", i)
             for rank in links[link].dsts:
                 known = has[rank, chunk]
-                self.num_redundant += bits in known
-                known.setdefault(bits, ends[i])
+                if bits in known:
+                    self.num_redundant += 1
+                else:
+                    known[bits] = ends[i]
         for i, (chunk, link, start) in enumerate(rows):
             srcs, bits = links[link].srcs, carried[i]
-            if any([has[rank, chunk].get(bits, start + 1) <= start for rank in srcs]):
-                continue
-            by_then = [bits for r in srcs for bits, since in has[r, chunk].items() if since <= start]
-            _report_unmade(findings, bits, by_then, i=i, rank=links[link].src, chunk=chunk)
+            for rank in srcs:
+                since = has[rank, chunk].get(bits)
+                if since is not None and since <= start:
+                    break
+            else:
+                if len(srcs) == 1 and _is_sum_of_all(bits, has[srcs[0], chunk], start):
+                    continue
+                by_then = [each for r in srcs for each, since in has[r, chunk].items() if since <= start]
+                _report_unmade(findings, bits, by_then, i=i, rank=srcs[0], chunk=chunk)
         for chunk, data in enumerate(chunks):
             for rank in data.destinations:
                 known = has[rank, chunk]
                 if not everyone[chunk] or everyone[chunk] not in known:
                     _report_unmade(findings, everyone[chunk], [*known], rank=rank, chunk=chunk)
+
+    def _check_names(self, findings: Findings) -> None:
+        """Report sums of no contribution or of ranks that have none, and sums that should not be added."""
+        carried, adds = self._carried, self._adds.tolist()
+        whole = [self._everyone[chunk] for chunk, *_ in self._rows]
+        lacks = [bits != every for bits, every in zip(carried, whole, strict=True)]
+        are_named = all(bits and not bits & ~every for bits, every in set(zip(carried, whole, strict=True)))
+        if are_named and lacks == adds:
+            return
+        for i in np.argsort(self._ends, kind="stable").tolist():
+            bits, strange = carried[i], carried[i] & ~whole[i]
+            if adds[i] != lacks[i]:
+                expected = "reduced, as it lacks some" if lacks[i] else "copied, as it has all"
+                findings.report("reduce", f"expected the sum of ranks {ranks_text(bits)} to be {expected}", i)
+            if not bits or strange:
+                text = f"carries contributions of ranks {ranks_text(strange)}, which have none"
+                findings.report("presence", text if bits else "carries nothing", i)
 
     def links_passed(self) -> Iterator[int]:
         """Yield the number of links that each transfer's sum has passed, in order of start.
@@ -113,6 +129,19 @@ class NamedSums:
             ]
             under_way.append(1 + max(before, default=0))
             yield under_way[-1]
+
+
+def _is_sum_of_all(wanted: int, known: dict[int, int], by: int) -> bool:
+    """True if all known sums within the wanted one are disjoint and together equal to it.
+
+    - `known`: {sum: its arrival in ticks}; only arrivals up to the tick `by` count.
+    """
+    total = union = 0
+    for bits, since in known.items():
+        if since <= by and not bits & ~wanted:
+            total += bits
+            union |= bits
+    return union == wanted == total  # without an overlap, the sum of the bit masks equals their union
 
 
 def _report_unmade(

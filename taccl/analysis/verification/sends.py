@@ -6,6 +6,7 @@ Each resource is held by one send at a time; hold intervals are half open.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,16 +61,51 @@ def check_merging(columns: Columns, findings: Findings, sizes: Counter[int]) -> 
         return
     members: dict[int, list[tuple[int, _Row]]] = defaultdict(list)
     at = np.flatnonzero(np.isin(columns.group, list(sizes)))
+    columns.units = columns.ticks.chunk_units[columns.chunk]
+    at = _without_sound_groups(columns, at, sizes)
     rows = zip(*(column.tolist() for column in (*columns.read(at), columns.adds(at))), strict=True)
     for group, i, row in zip(columns.group[at].tolist(), at.tolist(), rows, strict=True):
         members[group].append((i, row))
-    columns.units = columns.ticks.chunk_units[columns.chunk]
     units = columns.units.tolist()
     columns.units[at] = -1
     for group, each in members.items():
         if _is_one_send(columns, findings, group, each) and len(each) == sizes[group]:
             columns.units[each[0][0]] = sum(units[i] for i, _ in each)
             _check_limits(columns, findings, [i for i, _ in each])
+
+
+def _without_sound_groups(
+    columns: Columns, at: NDArray[np.int64], sizes: Mapping[int, int]
+) -> NDArray[np.int64]:
+    """Transfers of groups that break a rule, or may break one; sets ``columns.units`` of all other groups.
+
+    - `at`: Indices of the transfers of all groups of several transfers.
+    - `sizes`: As in `check_merging`.
+    """
+    assert columns.group is not None and columns.units is not None, "both are set"
+    if not len(at):
+        return at
+    order = np.lexsort((columns.chunk[at], columns.group[at]))
+    at = at[order]
+    group = columns.group[at]
+    begins = np.flatnonzero(np.diff(group, prepend=group[:1] - 1))
+    count = np.diff(np.append(begins, len(at)))
+    first = at[np.repeat(begins, count)]
+    chunk, *times = columns.read(at)
+    alike = columns.adds(at) == columns.adds(first)
+    for each, other in zip(times, columns.read(first)[1:], strict=True):
+        alike &= each == other
+    alike[1:] &= (np.diff(chunk) != 0) | (np.diff(group) != 0)
+    clauses = columns.clauses
+    merges = np.isin(columns.link[at[begins]], list(clauses.merging)) & (count <= clauses.max_merge)
+    expected = np.array([sizes[each] for each in group[begins].tolist()])
+    is_sound = np.logical_and.reduceat(alike, begins) & merges & (count == expected)
+    units = np.add.reduceat(columns.units[at], begins)
+    is_single = np.repeat(is_sound, count)
+    columns.units[at[is_single]] = -1
+    firsts = np.minimum.reduceat(at, begins)
+    columns.units[firsts[is_sound]] = units[is_sound]
+    return np.sort(at[~is_single])
 
 
 def _is_one_send(columns: Columns, findings: Findings, group: int, members: list[tuple[int, _Row]]) -> bool:
