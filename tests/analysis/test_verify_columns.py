@@ -10,7 +10,7 @@ import pytest
 
 import taccl
 from taccl import collectives
-from taccl.analysis.verification import columns, data, sends
+from taccl.analysis.verification import columns, data, named_sums, sends
 from taccl.analysis.verification.columns import pairs
 from taccl.analysis.verification.findings import MOST_LISTED
 from taccl.analysis.verification.verify import verify
@@ -213,3 +213,23 @@ def test_only_merged_sends_that_may_be_wrong_are_read_one_by_one(monkeypatch):
     faults = verify(replace(schedule, link=link))
     assert read == [schedule.group[0]]
     assert "merge" in {each.kind for each in faults.violations}
+
+
+def test_a_sum_that_a_rank_sends_many_times_is_composed_once(monkeypatch):
+    """Of the sends of a sum that a rank composes, only the first one is compared with all arrivals.
+
+    In an allreduce of two nodes of 8, each rank composes the whole sum of its chunks, and sends it to 7 others.
+    """
+    schedule = taccl.baselines.multiplying(
+        make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=10**6), cut=False
+    )
+    compared, is_sum_of_all = [], named_sums._is_sum_of_all
+
+    def compare(wanted, known, by):
+        compared.append((wanted, id(known)))
+        return is_sum_of_all(wanted, known, by)
+
+    monkeypatch.setattr(named_sums, "_is_sum_of_all", compare)
+    assert verify(schedule).ok
+    assert compared
+    assert len(set(compared)) == len(compared)

@@ -65,6 +65,7 @@ class NamedSums:
                     self.num_redundant += 1
                 else:
                     known[bits] = ends[i]
+        composed: set[tuple[int, int, int]] = set()  # (rank, chunk, sum); rows are in order of start
         for i, (chunk, link, start) in enumerate(rows):
             srcs, bits = links[link].srcs, carried[i]
             for rank in srcs:
@@ -72,7 +73,9 @@ class NamedSums:
                 if since is not None and since <= start:
                     break
             else:
-                if len(srcs) == 1 and _is_sum_of_all(bits, has[srcs[0], chunk], start):
+                key = srcs[0], chunk, bits
+                if len(srcs) == 1 and (key in composed or _is_sum_of_all(bits, has[key[:2]], start)):
+                    composed.add(key)
                     continue
                 by_then = [each for r in srcs for each, since in has[r, chunk].items() if since <= start]
                 _report_unmade(findings, bits, by_then, i=i, rank=srcs[0], chunk=chunk)
