@@ -179,11 +179,9 @@ class StepTimes:
             return self._step(head, [counts[k] for k in some])
 
         order = []
-        while any(left):
-            starts = []
-            for k in (k for k, steps in enumerate(left) if steps):
-                used = takes(left[k][0], [k])[2]
-                starts.append((max(ready[k], float(free[used].max(initial=0))), k))
+        used_by = {k: takes(steps[0], [k])[2] for k, steps in enumerate(left) if steps}
+        while used_by:
+            starts = [(max(ready[k], float(free[used].max(initial=0))), k) for k, used in used_by.items()]
             since, first = min(starts)
             head, some = left[first][0], [first]
             alike = [k for _, k in starts if left[k][0] == head and k != first]
@@ -199,6 +197,10 @@ class StepTimes:
                 del left[k][0]
                 ready[k] = since + ticks
                 counts[k] = _after(head, counts[k])
+                if left[k]:
+                    used_by[k] = takes(left[k][0], [k])[2]
+                else:
+                    del used_by[k]
             order.append(PlanStep(*head, tuple(some)))
         return max(ready), order
 

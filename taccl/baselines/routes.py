@@ -62,9 +62,7 @@ class ShortestRoutes:
     @classmethod
     def of(cls, problem: Problem) -> ShortestRoutes:
         """Shortest routes for the largest chunk of a problem."""
-        costs = problem.costs
-        units = int(costs.chunk_units.max(initial=1))
-        return _routes(problem.topology, tuple((costs.link_alpha + units * costs.link_beta).tolist()))
+        return _routes_of(problem)
 
     def direct(self, src: int, dst: int) -> tuple[int, int] | None:
         """(ticks, index) of the fastest link from `src` to `dst`; None if there is none."""
@@ -225,6 +223,13 @@ class ShortestRoutes:
         src, dst, length = self.arcs
         lengths: list[float] = shortest_paths(self._num_ranks, dst, src, length, rank)[0].tolist()
         return lengths
+
+
+@cached
+def _routes_of(problem: Problem) -> ShortestRoutes:
+    costs = problem.costs
+    units = int(costs.chunk_units.max(initial=1))
+    return _routes(problem.topology, tuple((costs.link_alpha + units * costs.link_beta).tolist()))
 
 
 @cached

@@ -44,9 +44,11 @@ _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
 
 #: `_BOUND_S`: expected CPU seconds for the fixed part of a bound under one protocol.
 #: `_BOUND_S_PER_LINK`: expected CPU seconds per link of a bound.
+#: `_ESTIMATE_S`: expected CPU seconds for the fixed part of an estimate under one protocol.
 #: `_ESTIMATE_S_PER_LINK`: expected CPU seconds per link of an estimate.
 #: `_BASELINE_S_PER_LINK`: expected CPU seconds per link of a baseline.
-_BOUND_S, _BOUND_S_PER_LINK, _ESTIMATE_S_PER_LINK, _BASELINE_S_PER_LINK = 0.1, 8e-5, 2e-5, 2e-5
+_BOUND_S, _BOUND_S_PER_LINK, _BASELINE_S_PER_LINK = 0.1, 8e-5, 2e-5
+_ESTIMATE_S, _ESTIMATE_S_PER_LINK = 0.005, 8e-6
 
 
 #: `_LEAST_CHUNK`: min bytes of a chunk of layers, as in the paper on PHub.
@@ -265,7 +267,7 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
                 by = "by the fastest baseline in uncut chunks" if made else "by lower bounds"
                 promised = {each: promise(under, made) for each, under in unders.items()}
     with suppress(CollectiveError, OutOfTime):
-        estimate_s = busy_factor() * len(protocols) * links * _ESTIMATE_S_PER_LINK
+        estimate_s = busy_factor() * len(protocols) * (_ESTIMATE_S + links * _ESTIMATE_S_PER_LINK)
         if not promised and is_regular and estimate_s <= last.left_s:
             with last.enforced():
                 by = "by an estimate of the baseline multiplying"

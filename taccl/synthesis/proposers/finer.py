@@ -29,7 +29,6 @@ from taccl.errors import InputError, NoSolutionError
 from taccl.synthesis.bounding import no_bound
 from taccl.synthesis.proposers.balanced import balanced_schedule, cut_balanced
 from taccl.synthesis.proposers.competing import (
-    BASELINE_S_PER_LINK,
     BY_ESTIMATE,
     for_baselines_s,
     left_out,
@@ -49,21 +48,20 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
 
 
-#: Forms of recursive multiplying that are estimated: (parts per chunk, True if messages merge). The
-#: first form without merging comes second, since list scheduling of separate messages gains up to 25 % on
-#: large sums (dgx-h100 x4 allreduce).
-_FORMS = ((1, True), (2, False), (2, True), (4, True), (4, False))
+#: `_MERGED_PARTS`: parts per chunk of the forms of recursive multiplying whose messages merge. Their
+#: estimates are exact on regular machines, so only the form with the earliest estimate is built.
+#: `_SEPARATE_PARTS`: parts per chunk of the forms with one message per chunk. List scheduling of separate
+#: messages gains up to 25 % on large sums (dgx-h100 x4 allreduce).
+_MERGED_PARTS, _SEPARATE_PARTS = (1, 2, 4), (2, 4)
 
-#: `_FORM_S_PER_ARRIVAL`: CPU seconds per arrival to build and verify a form (see `_FORMS`), first without and
-#: then with merging. Forms without merging are timed by a list scheduler, which takes longer.
+#: `_FORM_S_PER_ARRIVAL`: CPU seconds per arrival and part to build and verify a form, first without and then
+#: with merging. Forms without merging are timed by a list scheduler, which takes longer.
 #: `_LISTED_GAIN`: a form whose sends a list scheduler times is built if its estimated finish is at most this
 #: multiple of the best known finish.
-_FORM_S_PER_ARRIVAL, _LISTED_GAIN = (7e-5, 1.6e-5), 1.2
+_FORM_S_PER_ARRIVAL, _LISTED_GAIN = (5e-5, 1e-5), 1.2
 
-#: `_PLANS_S_PER_LINK`: CPU seconds per link to estimate all plans of recursive multiplying.
-#: `_PLANS_SHARE`: max share of the time left for these estimates; if they need more, only simple plans are
-#: estimated.
-_PLANS_S_PER_LINK, _PLANS_SHARE = 2e-5, 0.4
+#: CPU seconds to estimate all plans of recursive multiplying: fixed, and per link.
+_PLANS_S, _PLANS_S_PER_LINK = 0.02, 1e-5
 #: `_MIXES_S`: CPU seconds to search for a mixed plan, in which groups of chunks follow different plans, and
 #: to build it (0.5 to 1.5 s).
 #: `_MIXES_SHARE`: max share of the time left for this.
@@ -90,47 +88,69 @@ _CUT_VERIFY_S, _VERIFY_TRANSFER_S = 0.5, 2e-5
 def offer_estimated(search: Search) -> Search | None:
     """Propose schedules of recursive multiplying with the earliest estimated finish.
 
-    The first form merges messages and is quick to build. Later forms have finer chunks or one message per
-    chunk, and are built if their estimated finish is earlier. If time allows, a mixed plan comes last, in
-    which groups of chunks follow different plans. Returns a search that holds the best schedule. Returns None
-    if messages may not merge, on tori and meshes, and for sums at one rank: there, other baselines usually
-    finish first.
+    Messages merge in the first schedule, which is quick to build; its chunks are the finest that time allows
+    of those with the earliest estimate. Forms with one message per chunk follow, if their estimated finish is
+    earlier. If time allows, a mixed plan comes last, in which groups of chunks follow different plans.
+    Returns a search that holds the best schedule. Returns None if messages may not merge, on tori and meshes,
+    and for sums at one rank: there, other baselines usually finish first.
     """
     problem, since, best = search.problem, time.monotonic(), None
     open_problem, ends = replace(problem, chunks_open=True), problem.collective.destination_sets
     if not may_merge(open_problem) or grid_of(problem.topology) is not None or _is_one_rank(ends):
         return None
-    arrivals, links = num_arrivals(problem), len(problem.topology.links)
-    least_s = BASELINE_S_PER_LINK * links
+    arrivals = num_arrivals(problem)
+    plans_s = _PLANS_S + _PLANS_S_PER_LINK * len(problem.topology.links)
     if arrivals * 2 > search.parameters.portfolio.first_transfers:
         return None
     until = search.deadline.sooner(for_baselines_s(search.deadline, search.parameters.portfolio.best_share))
     late = search.deadline.later(search.parameters.budget.late_s * busy_factor())
-    finish_us, likely = search.earliest_us, None
-    settled: set[bool] = set()  # values of `merges` for which finer chunks gain nothing
+    finish_us, forms = search.earliest_us, list[Estimated]()
     skipped: list[str] = []
+
+    def takes_s(parts: int, *, merges: bool) -> float:
+        """Estimated seconds to estimate a form and to build it."""
+        return busy_factor() * (plans_s + _FORM_S_PER_ARRIVAL[merges] * arrivals * parts)
+
+    def has_time(parts: int, *, merges: bool) -> bool:
+        """True if chunks have that many parts, and time suffices for such a form; otherwise it is skipped."""
+        if parts > min(problem.chunk_bytes):
+            return False
+        if takes_s(parts, merges=merges) > until.left_s:
+            skipped.append(f"chunks cut into {parts}")
+            return False
+        return True
+
     with suppress(InputError, OutOfTime):
-        for parts, merges in _FORMS:
-            takes_s = least_s + _FORM_S_PER_ARRIVAL[merges] * arrivals * parts
-            if merges in settled or parts > min(problem.chunk_bytes):
-                continue
-            if best is not None and busy_factor() * takes_s > until.left_s:
-                skipped.append(f"chunks cut into {parts}")
+        for parts in _MERGED_PARTS:
+            if forms and not has_time(parts, merges=True):
                 continue
             finer = cut_chunks(open_problem, parts) if parts > 1 else open_problem
-            limit = until if best is not None else late
-            with limit.enforced():
-                is_short = busy_factor() * _PLANS_S_PER_LINK * links > _PLANS_SHARE * until.left_s
-                form = Estimated.of(merging(finer) if merges else finer, likely, simple=is_short)
-            likely = form.plan
-            if form.us >= (1.0 if merges else _LISTED_GAIN) * finish_us:
-                settled.add(merges)
+            likely, is_short = forms[-1].plan if forms else None, takes_s(parts, merges=True) > until.left_s
+            with (until if forms else late).enforced():
+                form = Estimated.of(merging(finer), likely, simple=is_short)
+            if forms and form.us >= forms[-1].us:
+                break
+            forms.append(form)
+    for form in reversed(forms):  # a coarser form follows if a finer one has too many transfers
+        if best is not None or form.us >= finish_us:
+            break
+        with suppress(InputError, OutOfTime), late.enforced():
+            made = form.schedule(lists=False)
+            best = _search_for(search, made) if made.finish_us < finish_us else None
+            finish_us = finish_us if best is None else made.finish_us
+    with suppress(InputError, OutOfTime):
+        for parts in _SEPARATE_PARTS if best is not None else ():
+            if not has_time(parts, merges=False):
                 continue
-            with limit.enforced():
-                found = form.schedule(lists=not merges)
-                made = _search_for(search, found) if found.finish_us < finish_us else None
-            if made is not None:
-                best, finish_us = made, found.finish_us
+            with until.enforced():
+                form = Estimated.of(cut_chunks(open_problem, parts), forms[-1].plan)
+            if form.us >= _LISTED_GAIN * finish_us:
+                break
+            with until.enforced():
+                made = form.schedule()
+                other = _search_for(search, made) if made.finish_us < finish_us else None
+            if other is not None:
+                best, finish_us = other, made.finish_us
         until = search.deadline.sooner(_MIXES_SHARE * search.deadline.left_s)
         if best is not None and busy_factor() * _MIXES_S > until.left_s:
             skipped.append("mixed plans")
