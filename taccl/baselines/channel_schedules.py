@@ -16,7 +16,8 @@ import numpy as np
 from taccl.baselines.channel_sends import (
     Columns,
     first_come_us,
-    planned_order_us,
+    in_order_us,
+    one_round,
     sends_around,
     sends_of_pieces,
 )
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
+#: Rings wait for one another if the mean hop takes between this share of a step and its inverse (our choice).
+_LOOSE = 0.5
 #: Max transfers of ring schedules for which several orders are tried.
 _FEW_TRANSFERS = 100_000
 #: A periodic plan of sends is poor, so that other orders of sends are tried, if it exceeds one of two limits.
@@ -56,8 +59,9 @@ _POOR, _WAITS = 1.05, 0.25
 #: Min ticks in a plan between the arrival of data and their next send, as starts are rounded later.
 _SLACK_TICKS = 2
 #: `_MOST_REPLAYED`: max messages to simulate (about 0.15 s), except for a schedule whose plan is poor.
-#: `_FEWEST_PIECES`: min pieces to simulate, even if they have more than `_MOST_REPLAYED` messages.
-_MOST_REPLAYED, _FEWEST_PIECES = 20_000, 2
+#: `_FEWEST_PIECES`, `_FEWEST_STEPS`: min pieces or steps of rings to simulate, even if they have more than
+#: `_MOST_REPLAYED` messages.
+_MOST_REPLAYED, _FEWEST_PIECES, _FEWEST_STEPS = 20_000, 2, 4
 
 
 class Prediction(NamedTuple):
@@ -84,7 +88,7 @@ def predict(problem: Problem, algorithm: Algorithm, on: Topology) -> Prediction:
     hop_gb_per_s = 1000 / us_per_mb if us_per_mb else float("inf")
     if lanes.goes_round:
         steps = (n - 1) * (2 if is_allreduce(problem) else 1)
-        latency_us, time_us = lanes.round_us(0, steps)[1], lanes.round_us(mb / n / num, steps)[1]
+        latency_us, time_us = lanes.round_us(0, steps)[1], _around_us(lanes, mb / n / num, steps)
         us_per_mb *= steps / n
     else:
         latency_us, time_us = lanes.alone_us(0), _piped_us(lanes)
@@ -97,6 +101,32 @@ def open_gb_per_s(problem: Problem, algorithm: Algorithm, on: Topology) -> float
     lanes = Lanes(replace(problem, topology=on), algorithm, channels_of(problem, algorithm))
     us_per_mb = lanes.stretch * float(lanes.busy[1].max()) / len(lanes.hops)
     return 1000 / us_per_mb if us_per_mb else float("inf")
+
+
+def _around_us(lanes: Lanes, mb: float, steps: int) -> float:
+    """Time in us of messages of `mb` MB that go round all rings for some steps.
+
+    If the mean hop takes about as long as a step of the busiest resource, the messages of different rings
+    wait for one another. Then the time is the least of three simulated orders, which schedules of rings have
+    as well. A simulation of few steps is extrapolated to all.
+    """
+    apart_us, tightness = lanes.round_us(mb, steps)[1], lanes.tightness(mb)
+    if lanes.relayed or len(lanes.hops) == 1 or not _LOOSE < tightness < 1 / _LOOSE:
+        return apart_us
+    topology, columns = lanes.problem.topology, one_round(lanes, mb)
+    few = min(steps, max(_FEWEST_STEPS, _MOST_REPLAYED * steps // len(columns.chunk)))
+
+    def simulated_us(num: int) -> float:
+        first = Columns._make(each[columns.step < num] for each in columns)
+        orders = (np.lexsort((first.lane, first.turn, key)) for key in (first.start, first.step))
+        times_us = [in_order_us(topology, mb, first, order) for order in orders]
+        return min(*times_us, float(first_come_us(topology, mb, first)[1].max(initial=0)))
+
+    found_us = simulated_us(few)
+    if few < steps:
+        each_us = (found_us - simulated_us(few // 2)) / (few - few // 2)
+        found_us += (steps - few) * each_us
+    return max(apart_us, found_us)
 
 
 def _piped_us(lanes: Lanes) -> float:
@@ -123,9 +153,8 @@ def _piped_us(lanes: Lanes) -> float:
         return min(planned_us, served_us + (pieces - few) * max(each_us, lanes.busiest_us(mb)))
     if plan is None:
         return served_us
-    by_plan_us = planned_order_us(
-        lanes.problem.topology, mb, sends_of_pieces(int(pieces) * len(lanes.hops), lanes, plan)
-    )
+    columns = sends_of_pieces(int(pieces) * len(lanes.hops), lanes, plan)
+    by_plan_us = in_order_us(lanes.problem.topology, mb, columns, np.argsort(columns.start, kind="stable"))
     return min(served_us, by_plan_us, plan.end_us + (pieces - 1) * plan.period_us)
 
 

@@ -16,13 +16,12 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
-def planned_order_us(topology: Topology, mb: float, columns: Columns) -> float:
-    """Time of all sends, of `mb` MB each, if resources serve them in order of their planned starts."""
+def in_order_us(topology: Topology, mb: float, columns: Columns, order: Ints) -> float:
+    """Time of all sends, of `mb` MB each, if resources serve them in the given order."""
     us, holds = _held_us(topology, mb)
     free = [0.0] * len(topology.resources)
     copied: dict[tuple[int, int], float] = {}
     summed: dict[tuple[int, int], float] = {}
-    order = np.argsort(columns.start, kind="stable")
     sends = (columns.chunk[order].tolist(), columns.link[order].tolist(), columns.adds[order].tolist())
     for chunk, over, adds in zip(*sends, strict=True):
         source, end = (chunk, topology.links[over].src), (chunk, topology.links[over].dst)
@@ -142,31 +141,48 @@ class Columns(NamedTuple):
 
 def sends_around(problem: Problem, lanes: Lanes, roots: Sequence[int] | None) -> Columns:
     """Columns of sends on rings: chunks are dealt to the rings, and go round once, or twice for allreduce."""
-    collective, num, n = problem.collective, len(lanes.hops), problem.topology.num_ranks
+    num, n = len(lanes.hops), problem.topology.num_ranks
     place = np.empty((num, n), dtype=np.int64)
     for number, hops in enumerate(lanes.hops):
         place[number, [src for src, _ in hops]] = np.arange(n)
-    ends = roots or [c.origins[0] if c.root is None else c.root for c in collective.chunks]
+    ends = roots or [c.origins[0] if c.root is None else c.root for c in problem.collective.chunks]
     number_of = [0] * n
     numbers = []
     for rank in ends:
         numbers.append(number_of[rank])
         number_of[rank] += 1
-    row, lane = (each[:, None] for each in np.divmod(np.array(numbers), num))
-    begin, steps = place[lane, np.array(ends)[:, None]], np.arange(n - 1)[None, :]
+    row, lane = np.divmod(np.array(numbers), num)
+    return _around(lanes, max(problem.chunk_bytes) / 1e6, lane, place[lane, np.array(ends)], row)
+
+
+def one_round(lanes: Lanes, mb: float) -> Columns:
+    """Columns of sends on rings, if every rank has one chunk of `mb` MB for each ring."""
+    n = lanes.problem.topology.num_ranks
+    lane, begin = np.divmod(np.arange(n * len(lanes.hops)), n)
+    return _around(lanes, mb, lane, begin, 0 * lane)
+
+
+def _around(lanes: Lanes, mb: float, lane: Ints, begin: Ints, row: Ints) -> Columns:
+    """Columns of sends of chunks of `mb` MB on rings.
+
+    - `lane`, `begin`, `row`, (num_chunks,): Ring of each chunk, the hop at which its copies begin, and the
+      number of chunks before it at the same place.
+    """
+    collective, n = lanes.problem.collective, lanes.problem.topology.num_ranks
+    lane, begin, row = (each[:, None] for each in (lane, begin, row))
+    steps = np.arange(n - 1)[None, :]
     phases = []
     if collective.combining:
         phases.append((begin + 1 + steps, steps, True))
     if not collective.stays_at_roots:
         phases.append((begin + steps, steps + (n - 1) * collective.combining, False))
-    mb = max(problem.chunk_bytes) / 1e6 * (1 + row.max())
-    starts = lanes.round_us(mb, (n - 1) * len(phases))[0]
+    starts = lanes.round_us(mb * (1 + row.max()), (n - 1) * len(phases))[0]
     found = []
     for place_of_hop, step, adds in phases:
         hop = place_of_hop % n
         nothing = 0 * hop
         found.append(
-            (np.arange(len(ends))[:, None] + nothing, lanes.links[0, lane, hop],
+            (np.arange(len(lane))[:, None] + nothing, lanes.links[0, lane, hop],
              np.full(hop.shape, adds), starts[step, lane, hop], step * (1 + row.max()) + row + nothing,
              row * (1 + lanes.turns.max()) + lanes.turns[0, lane, hop],
              lane + nothing)

@@ -284,6 +284,11 @@ class Lanes:
         """Period in which every hop sends `mb` MB once: time of the busiest resource, times `stretch`."""
         return self.stretch * self.busiest_us(mb)
 
+    def tightness(self, mb: float) -> float:
+        """Ratio of a ring's mean time of a hop, for `mb` MB, to the time of a step's busiest resource."""
+        hops_us = (self._alpha_us + mb * self._us_per_mb).mean(axis=2)
+        return float(hops_us.max()) / max(self.period_us(mb), 1e-12)
+
     def busiest_us(self, mb: float) -> float:
         """Time for which messages of `mb` MB on every hop hold the busiest resource."""
         return float((self.busy[0] + mb * self.busy[1]).max())

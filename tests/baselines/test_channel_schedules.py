@@ -60,6 +60,27 @@ def test_an_odd_number_of_nodes_takes_what_the_model_says(collective):
     assert promised.gb_per_s == pytest.approx(predict(even, "ring", even.topology).gb_per_s, rel=0.03)
 
 
+def test_rings_that_wait_for_one_another_take_what_the_model_says():
+    """On three H100 nodes, NICs and NVSwitch ports are about equally busy, and a mean hop takes about as long as
+    a step: rings wait for one another, which the model counts."""
+    problem = problem_of(machines.dgx_h100(3), "allgather", "64MB")
+    lanes = Lanes(problem, "ring", channels_of(problem, "ring"))
+    mb = problem.size_bytes / 1e6 / problem.topology.num_ranks / len(lanes.hops)
+    apart_us = lanes.round_us(mb, problem.topology.num_ranks - 1)[1]
+    promised_us = predict(problem, "ring", problem.topology).time_us
+    schedule = over_channels(problem, "ring", problem.topology)
+    assert schedule.finish_us == pytest.approx(promised_us, rel=0.03)
+    assert schedule.finish_us > 1.05 * apart_us
+
+
+def test_simulated_steps_of_rings_are_extrapolated(monkeypatch):
+    """A prediction that simulates some of the steps is within 10 % of one that simulates all."""
+    problem = problem_of(machines.dgx_h100(3), "allgather", "64MB")
+    whole_us = predict(problem, "ring", problem.topology).time_us
+    monkeypatch.setattr("taccl.baselines.channel_schedules._MOST_REPLAYED", 2500)
+    assert predict(problem, "ring", problem.topology).time_us == pytest.approx(whole_us, rel=0.1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ring", "tree"])
 @pytest.mark.parametrize(
