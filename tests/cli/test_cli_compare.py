@@ -73,6 +73,22 @@ def test_a_run_that_was_not_begun_leaves_the_title(run_json):
     assert [row.split()[0] for row in rows] == ["highs", "greedy"]
 
 
+@pytest.mark.parametrize(
+    ("known", "told"),
+    [
+        (("found", "time limit", False), "found (time limit)"),
+        (("found", "time limit", True), "found (time limit, cached)"),
+        (("found", "nothing better found", False), "found"),
+        (("proven", "time limit", True), "proven (cached)"),
+        (("not run", None, None), "not run"),
+    ],
+)
+def test_the_status_says_if_the_time_limit_cut_the_search(known, told):
+    """The status of an unproven schedule says if its search was cut by the time limit, also from the cache."""
+    row = dict(zip(("status", "stopped", "from_cache"), known, strict=True))
+    assert compare._told_status(row) == told
+
+
 @pytest.mark.slow
 def test_modules_of_the_current_folder_are_left_alone(run, monkeypatch):
     """Worker processes import no module of the current folder that has a library's name, such as json.py."""

@@ -142,7 +142,7 @@ def _text(rows: list[dict[str, Any]], *, details: bool = False) -> str:
     columns += ["algbw_gb_per_s", "seconds", "status"]
     if details:
         columns = [*labels, *(name for name in DETAILS if name != "error")]
-    told = [row | {"status": f"{row['status']} (cached)"} if row["from_cache"] else row for row in rows]
+    told = [row | {"status": _told_status(row)} for row in rows]
     title = f"{first['collective']} on {shown(str(first['topology']), 100)}"
     if "sketch" not in labels and first["sketch"] != "none":
         title += f", sketch {first['sketch']}"
@@ -152,6 +152,13 @@ def _text(rows: list[dict[str, Any]], *, details: bool = False) -> str:
         f"{row['backend']}: {row['status']}: {row['error']}" for row in rows if row["error"] is not None
     )
     return "\n".join([shown(title), figures_table(told, columns), *(f"  {shown(each)}" for each in reasons)])
+
+
+def _told_status(row: dict[str, Any]) -> str:
+    """Status of a run, with a remark if the time limit cut an unproven search, or if the cache had it."""
+    is_cut = row["status"] == "found" and row["stopped"] == "time limit"
+    remarks = ["time limit"] * is_cut + ["cached"] * bool(row["from_cache"])
+    return f"{row['status']} ({', '.join(remarks)})" if remarks else str(row["status"])
 
 
 def add_sweep(verb: argparse.ArgumentParser) -> None:
