@@ -129,6 +129,7 @@ def _placed(
         except (ExportError, InputError) as error:
             notes.append(f"{stem.partition('.')[0]} has no MSCCL++ plan {place}: {error}")
             return _PlacedPlan(key, file, None, not program.in_place, notes)
+        notes += [f"{file}: {note}" for note in program.notes if note not in each.program.notes]
     content = _plan_of(runtime, plan, each, program, file, ranks_per_node, notes)
     return _PlacedPlan(key, file, content, program.in_place, notes)
 

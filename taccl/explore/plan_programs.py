@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from inspect import signature
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from taccl.baselines.ring import ring
-from taccl.errors import ExportError, InputError
+from taccl.errors import ExportError, InputError, LossyConversionWarning
 from taccl.problem.collectives import allgather
 from taccl.problem.making import make_problem
 from taccl.program.interpret import interpret
@@ -35,6 +36,7 @@ _REMEDIES: tuple[dict[str, Any], ...] = (
 def runnable(schedule: Schedule, lowering: dict[str, Any], runtime: Runtime) -> Program:
     """Lower a schedule to a program within the limits of a runtime's files.
 
+    Losses are in the program's notes, and no warning repeats them, as the program may be used by no plan.
     Options of `lower` under which a rank has too many peers over one channel are skipped, as lowering takes
     seconds for schedules of many sends.
     """
@@ -45,7 +47,9 @@ def runnable(schedule: Schedule, lowering: dict[str, Any], runtime: Runtime) -> 
         peers = _most_peers(schedule, remedy | lowering) if runtime.reads_xml else 0
         if peers > MAX_PEERS and number < len(_REMEDIES):
             continue
-        whole = runtime.made("lower", Program, schedule, **(remedy | lowering))
+        with warnings.catch_warnings():  # a plan states the notes of the programs that it has
+            warnings.simplefilter("ignore", LossyConversionWarning)
+            whole = runtime.made("lower", Program, schedule, **(remedy | lowering))
         for program in (whole, split_threadblocks(whole, max_steps=runtime.max_steps)):
             try:
                 if runtime.check:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections import defaultdict
 from dataclasses import replace
 from fractions import Fraction
@@ -71,6 +72,16 @@ def baselines_only():
     problems = [taccl.make_problem(FOUR, "allgather", size_bytes=size) for size in GRID]
     search.add_baselines([("no sketch", problems)], NEVER)
     return search
+
+
+def test_candidates_are_lowered_without_warnings():
+    """A program's losses are in its notes, without a warning, as the plan may not use the program."""
+    problem = taccl.make_problem(taccl.topologies.hypercube(3), "allreduce", chunk_bytes=1)
+    schedule = taccl.baselines.baseline("swing", problem)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        program = plan_programs.runnable(schedule, {}, runtime_named("msccl"))
+    assert any("scattered chunks" in note for note in program.notes)
 
 
 @pytest.mark.slow
