@@ -17,12 +17,12 @@ from taccl.analysis.simulation.simulate import simulate
 from taccl.baselines import best
 from taccl.errors import CollectiveError, FormatError, NumericsWarning
 from taccl.explore.expectation import Choice, Expectation
-from taccl.explore.measured_machine import Machine, read_logs, topology_of
+from taccl.explore.measured_machine import Machine, read_logs, topology_of, untested_kind, untested_small
 from taccl.explore.plan_runtimes import under_launch
 from taccl.measure.causes import DETOURS, Cause, causes_of, sizes_off
 from taccl.measure.curve import Kink, irregularity_note, kinks, slow_middle
 from taccl.measure.diagnosis import Diagnosis, Gain, Limit, Point, SeriesDiagnosis
-from taccl.measure.facts import HEALTHY, WITHIN_ERROR, Facts
+from taccl.measure.facts import HEALTHY, UNTESTED, UNTESTED_USUAL, WITHIN_ERROR, Facts, OtherNics
 from taccl.measure.logs import OTHER_LIBRARY
 from taccl.measure.machine import NO_PEERS, has_no_peers, machine_of, mismatches
 from taccl.measure.model import COLLECTIVES
@@ -126,7 +126,10 @@ def _diagnosis(
         if each.collective == POINT_TO_POINT
     ]
     named = network if machine.topology is None else ""
-    expectations = [Expectation(each.on(on.num_ranks, on.num_nodes), on, named) for each, on, _ in placed]
+    expectations = [
+        Expectation(each.on(on.num_ranks, on.num_nodes), on, named, log_of[each.source].debug.algorithms)
+        for each, on, _ in placed
+    ]
     shares = [_share(each) for each in expectations]
     deadline = Deadline.after(budget_s)
     found = []
@@ -140,6 +143,9 @@ def _diagnosis(
             each, share, same, nics, log_of[each.series.source], named=machine.topology is not None
         )
         notes = [*placed[index][2], *filter(None, [irregularity_note(each.series)])]
+        if each.algorithms:
+            listed = " or ".join(sorted(each.algorithms))
+            notes.append(f"NCCL_ALGO limits the library to {listed}, for which usual times are predicted")
         found.append(_judged(each, facts, deadline, notes, machine))
     notes = [f"{log.path}: left out: {row}" for log in read for row in log.left_out]
     if expectations:
@@ -243,7 +249,9 @@ def _facts(
         joint = "bridges"
     num_nics = len(on.ranks_of_node[0]) // figures.ranks_per_nic if on.num_nodes > 1 else 0
     stated = dict(debug.causes)
-    if 0 < debug.num_nics < num_nics:
+    is_off = share is not None and share < WITHIN_ERROR
+    other_nics = None if named or not is_off else _other_nics(expected, num_nics, debug.num_nics)
+    if 0 < debug.num_nics < num_nics and other_nics is None:
         stated["nic-unused"] = f"the log lists {debug.num_nics} of {num_nics} NICs (NET/IB)"
     if on.num_nodes == 1 and has_no_peers(log.gpus):
         stated["p2p-disabled"] = NO_PEERS
@@ -259,7 +267,27 @@ def _facts(
         other_share=max(expected.shares_of(_SETTLED)[:-1], default=None) if is_slow else None,
         other_library=next((note for note in log.notes if note in OTHER_LIBRARY), ""), stated=stated,
         excluded=debug.excluded, algorithm_shares=expected.algorithm_shares() if is_slow else {},
+        untested=untested_kind(on, debug.version), small_untested=untested_small(on, debug.version),
+        other_nics=other_nics,
     )  # fmt: skip
+
+
+def _other_nics(expected: Expectation, num_nics: int, listed: int) -> OtherNics | None:
+    """Number of NICs of a node with which the bandwidth of the largest size is usual.
+
+    None if neither the number that the log lists explains the rate, nor, without one, a half or a quarter of
+    the assumed number.
+
+    - `num_nics`, `listed`: NICs of a node as assumed, and as the log lists them; 0 if it lists none.
+    """
+    series = expected.series
+    numbers = [listed] if listed else [num_nics // 2, num_nics // 4]
+    for num in (each for each in numbers if 0 < each < num_nics):
+        time_us = expected.with_nics(num)
+        if time_us is not None and WITHIN_ERROR <= time_us / series.times_us[-1] <= _OVER:
+            factor = busbw_factor(series.collective, series.num_ranks)
+            return OtherNics(num, series.size_bytes[-1] / time_us / 1000 * factor, bool(listed))
+    return None
 
 
 def _unusual(expected: Expectation) -> Iterator[Kink]:
@@ -318,7 +346,7 @@ def _judged(
     verdict = "; ".join(clauses(expected, facts, bound_us, factor))
     verdict += conclusion(facts, causes, bound_share)
     gains: tuple[Gain, ...] = ()
-    is_faulty = facts.is_late or facts.share is not None and facts.share < WITHIN_ERROR
+    is_faulty = facts.is_late or facts.is_unjudged or facts.share is not None and facts.share < WITHIN_ERROR
     if is_faulty:
         notes = [
             *notes,
@@ -375,8 +403,25 @@ def conclusion(facts: Facts, causes: Sequence[Cause], bound_share: float | None)
     detours = [each for each in rate if each.name in DETOURS and each.grade == "likely"]
     found = [(facts.is_slow, rate, "large"), (facts.is_late, detours or latency, "small")]
     said = [f"; {size} messages: {_named(some)}" for is_off, some, size in found if is_off]
-    if facts.is_slow and facts.share is not None and facts.share >= WITHIN_ERROR:
-        said[0] = f"; within the error of the model ({1 - WITHIN_ERROR:.0%}), or{said[0][1:]}"
+    if facts.is_slow and facts.share is not None:
+        if facts.other_nics is not None:
+            num, gb_per_s, is_listed = facts.other_nics
+            usual = f"; large messages: {gb_per_s:.4g} GB/s are usual with "
+            if is_listed:
+                usual += (
+                    f"the {num} NICs that the log lists for a node, but {facts.nics_per_node} are assumed"
+                )
+            else:
+                usual += f"{num} NICs for a node, but {facts.nics_per_node} are assumed"
+            other = "" if is_listed else f"; with {facts.nics_per_node}, {_named(rate)}"
+            said[0] = f"{usual}: name the machine (--topology){other}"
+        elif facts.untested and facts.share >= UNTESTED:
+            said[0] = f"; large messages: not judged, as predictions may be {1 / UNTESTED:g} times too fast"
+        elif facts.share >= WITHIN_ERROR:
+            said[0] = f"; within the error of the model ({1 - WITHIN_ERROR:.0%}), or{said[0][1:]}"
+    if facts.is_unjudged:
+        times = f"predictions may be {UNTESTED_USUAL:g} times too fast"
+        said.append(f"; small messages: not judged, as {times} (no published log of {facts.small_untested})")
     if facts.share is not None and facts.share > _TOO_FAST:
         is_bound = bound_share is not None and bound_share <= _OVER
         if is_bound:
@@ -389,7 +434,8 @@ def conclusion(facts: Facts, causes: Sequence[Cause], bound_share: float | None)
     if off:
         said.append(f"; off the curve: {first_of(off, _NAMED)}")
     is_known = facts.share is not None or facts.small_ratio is not None
-    return "".join(said) or ("; as expected" if is_known else "")
+    ending = "".join(said) or ("; as expected" if is_known else "")
+    return f"{ending}; no published log of {facts.untested}" if facts.untested and is_known else ending
 
 
 def _named(causes: Sequence[Cause]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
@@ -17,7 +18,7 @@ from taccl.measure.diagnosis import Limit
 from taccl.measure.library import candidates, chosen
 from taccl.measure.library_costs import Costs
 from taccl.measure.machine import import_network, machine_of, replaces
-from taccl.measure.predict import costs_of, ranks_per_node, series_us
+from taccl.measure.predict import costs_of, ranks_per_node
 from taccl.measure.series import Series
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Problem
@@ -64,12 +65,16 @@ class Expectation:
     Other topologies, and profiles from files, use the baseline `nccl`, which sends over their links.
     """
 
-    def __init__(self, series: Series, topology: Topology, named_network: str = "") -> None:
+    def __init__(
+        self, series: Series, topology: Topology, named_network: str = "", algorithms: Collection[str] = ()
+    ) -> None:
         """Expect a series on a topology.
 
         - `named_network`: Network that the log names, which counts if the topology follows from GPUs alone.
+        - `algorithms`: Algorithms to which the log's NCCL_ALGO limits the library; empty for all. They
+          determine `predicted_us`, but not the best choice.
         """
-        self.series, self.topology = series, topology
+        self.series, self.topology, self.algorithms = series, topology, frozenset(algorithms)
         most = next((most for ranks, most in _SIZES if topology.num_ranks <= ranks), _FEW_SIZES)
         count = len(series.size_bytes)
         #: Indices of the sizes that are predicted: the largest three, and others evenly spaced.
@@ -139,6 +144,28 @@ class Expectation:
         every = sorted(able, key=lambda each: (each is not own, float(each.time_us[0])))
         return tuple(Choice(each.algorithm, each.protocol, float(each.time_us[0])) for each in every)
 
+    def _usual_us(self, sizes: Sequence[int]) -> NDArray[np.float64]:
+        """Predicted times in us under the library's own choice among the algorithms that NCCL_ALGO leaves."""
+        assert self._costs is not None, "only machines by name have the library's own choices"
+        on, at = self.topology, np.array(sizes, float)
+        every = candidates(self._costs, self.series.collective, on.num_ranks, on.num_nodes, at)
+        able = [each for each in every if each.algorithm in self.algorithms] or every
+        return np.array([each.time_us for each in able])[chosen(able), np.arange(len(at))]
+
+    def with_nics(self, num: int) -> float | None:
+        """Predicted time in us of the largest size if a node had `num` NICs, shared equally.
+
+        None if the machine's costs are unknown, or its ranks cannot share so many equally.
+        """
+        per_node = len(self.topology.ranks_of_node[0])
+        if self._costs is None or self._costs.nics_per_rank > 1 or per_node % num:
+            return None
+        costs = replace(self._costs, ranks_per_nic=per_node // num)
+        on, size = self.topology, np.array([float(self.series.size_bytes[-1])])
+        able = candidates(costs, self.series.collective, on.num_ranks, on.num_nodes, size)
+        own = able[int(chosen(able)[0])]
+        return min(float(each.time_us[0]) for each in able if each is own or each.algorithm == "nvls")
+
     def around(self, size_bytes: int) -> Series | None:
         """Predicted times at a measured size, and at the two sizes on either side.
 
@@ -149,9 +176,7 @@ class Expectation:
         sizes = self.series.size_bytes
         place = sizes.index(size_bytes)
         near = sizes[max(place - 2, 0) : place + 3]
-        return replace(
-            self.series, size_bytes=near, times_us=tuple(self._choices(each)[0].time_us for each in near)
-        )
+        return replace(self.series, size_bytes=near, times_us=tuple(self._usual_us(near).tolist()))
 
     @property
     def best(self) -> Choice:
@@ -177,7 +202,7 @@ class Expectation:
         Without the library's own choices, they are interpolated between `places` on logarithmic scales.
         """
         if self._costs is not None:
-            return series_us(self._costs, self.series)
+            return self._usual_us(self.series.size_bytes)
         sizes, at = np.log(self.series.size_bytes), np.log([found[0].time_us for found in self.choices])
         return np.exp(np.interp(sizes, sizes[self.places], at))
 

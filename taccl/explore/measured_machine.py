@@ -19,6 +19,7 @@ from taccl.measure.machine import (
     check_alike,
     has_no_peers,
     import_network,
+    instance_of,
     is_stand_in,
     machine_by_gpus,
     machines_by_gpus,
@@ -40,6 +41,8 @@ from taccl.topology.transform import subset
 #: `_TESTED_NODES`: max number of nodes of a published log that the model predicts (128 A100).
 #: `_TESTED_RACKS`: max number of such racks (GB200).
 _TESTED_NODES, _TESTED_RACKS = 16, 3
+#: First version of NCCL whose network the model follows (PXN, 2022).
+_TESTED_VERSION = (2, 12)
 #: Advice in notes on imported machines, in case their network is not of the assumed class.
 _OTHER_NETWORK = "for another network, name the instance type (--topology)"
 
@@ -95,6 +98,11 @@ def topology_of(
     """
     notes: list[str] = []
     word = machine.topology or machine_by_gpus(gpus)
+    if isinstance(word, str) and machine.topology is None and series.num_nodes != 1:
+        instance = instance_of(word, named_network)
+        if instance:
+            notes.append(f"the log names {named_network} as its network: {instance} is assumed (--topology)")
+            word = instance
     if word is None:
         named = (
             f"no model of {first_of([shown(name, 60) for name in sorted(gpus)], 3)}"
@@ -146,11 +154,8 @@ def topology_of(
         notes.append(f"{NO_PEERS}, often below the rate of PCIe")
     if whole.num_nodes > 1 and whole.machine:
         notes += _network_notes(whole.machine, named_network, is_chosen=machine.topology is not None)
-    of_racks = len(whole.ranks_of_node[0]) > COUNTABLE
-    tested = _TESTED_RACKS if of_racks else _TESTED_NODES
-    if whole.num_nodes > tested:
-        what = "racks" if of_racks else "nodes"
-        notes.append(f"no published log has tested predictions on more than {tested} {what}")
+    if many := _many_nodes(whole):
+        notes.append(f"no published log has tested predictions on {many}")
     network = import_network(whole)
     if network is not None:
         reached = f"{network.efficiency:.0%} of the line rate of NICs"
@@ -171,6 +176,29 @@ def topology_of(
         )
         raise InputError(wanted, where=series.source)
     return part, notes
+
+
+def _many_nodes(topology: Topology) -> str:
+    """Number of nodes above which no published log confirms predictions; empty up to that number."""
+    of_racks = len(topology.ranks_of_node[0]) > COUNTABLE
+    tested, what = (_TESTED_RACKS, "racks") if of_racks else (_TESTED_NODES, "nodes")
+    return f"more than {tested} {what}" if topology.num_nodes > tested else ""
+
+
+def untested_kind(topology: Topology, version: Sequence[int]) -> str:
+    """Kind of machine or library whose bandwidth no published log confirms; empty for other kinds.
+
+    - `version`: Version of NCCL that the log states; empty if it states none.
+    """
+    is_old = topology.num_nodes > 1 and bool(version) and tuple(version[:2]) < _TESTED_VERSION
+    old = f"NCCL {version[0]}.{version[1]} between nodes (update it and its plugin)" if is_old else ""
+    return " and ".join(filter(None, (_many_nodes(topology), old)))
+
+
+def untested_small(topology: Topology, version: Sequence[int]) -> str:
+    """Kind of machine or library whose small messages no published log confirms; empty for other kinds."""
+    of_racks = len(topology.ranks_of_node[0]) > COUNTABLE
+    return "racks" if of_racks and topology.num_nodes > 1 else untested_kind(topology, version)
 
 
 def _network_notes(machine: str, named: str, *, is_chosen: bool) -> list[str]:

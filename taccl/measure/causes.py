@@ -88,7 +88,8 @@ def causes_of(facts: Facts) -> tuple[Cause, ...]:
     is_stated = any(rule.of == "rate" and rule.name in facts.stated for rule, *_ in found)
     matches = sorted(distance for rule, _, distance, _ in found if rule.of == "rate" and distance <= _MATCHES)
     is_unsure = facts.slow_network is not None and facts.may_hide_rail
-    is_unsure |= facts.share is not None and facts.share >= WITHIN_ERROR
+    is_unsure |= facts.share is not None and facts.share >= facts.within_error
+    is_unsure |= facts.other_nics is not None
     is_unsure |= len(matches) > 1 and matches[1] <= matches[0] + _INDISTINCT
     causes = []
     for rule, grade, distance, evidence in found:

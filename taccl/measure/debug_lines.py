@@ -28,6 +28,10 @@ _SETTING = re.compile(r"CCL INFO (NCCL_\w+) set by environment to (\^?\w[\w,]*)"
 #: `_COMMAND`: line of a command that sets variables. `_SET`: a variable in it, with its value.
 _COMMAND = re.compile(r"^(?:.*(?:-x|export|env) +NCCL_\w+=.*|.*\bNCCL_\w+=.*_perf\b.*)$", re.MULTILINE)
 _SET = re.compile(r"\b(NCCL_\w+)=[\"']?(\^?\w[\w,]*)")
+#: Version of NCCL in its own line, or as a number in the header of nccl-tests: 22803 is 2.28.3.
+_VERSION = re.compile(r"NCCL version (\d+)\.(\d+)|nccl-library=(\d)(\d\d)\d\d\b")
+#: {name of an algorithm in NCCL_ALGO, in lower case: name in predictions}.
+_ALGORITHMS = {"ring": "ring", "tree": "tree", "nvls": "nvls", "nvlstree": "nvls", "pat": "pat"}
 #: Values of NCCL_ALGO that leave one algorithm, without sums in switches.
 _ONE_KIND = re.compile(r"(?i)ring|tree")
 #: {variable of NCCL: (pattern of values that slow collectives, name of the cause)}.
@@ -48,12 +52,17 @@ class DebugFacts(NamedTuple):
     - `num_nics`: Number of NICs of a node that the library uses; 0 if unknown.
     - `causes`: {name of a cause of slow collectives: evidence}.
     - `excluded`: Names of causes that the lines exclude.
+    - `algorithms`: Algorithms, by their names in predictions, to which NCCL_ALGO limits the library; empty if
+      it limits none.
+    - `version`: Version of NCCL, such as (2, 28); empty if unknown.
     """
 
     network: str = ""
     num_nics: int = 0
     causes: Mapping[str, str] = {}
     excluded: frozenset[str] = frozenset()
+    algorithms: frozenset[str] = frozenset()
+    version: tuple[int, ...] = ()
 
 
 def debug_facts(text: str) -> DebugFacts:
@@ -71,7 +80,22 @@ def debug_facts(text: str) -> DebugFacts:
     if _NVLS.search(text):
         excluded.add("nvls-off")
     causes = dict(_causes(text, network, between, inside))
-    return DebugFacts(network, min(nics, default=0), causes, frozenset(excluded - causes.keys()))
+    version = next((tuple(int(part) for part in found if part) for found in _VERSION.findall(text)), ())
+    left = frozenset(excluded - causes.keys())
+    return DebugFacts(network, min(nics, default=0), causes, left, _algorithms(text), version)
+
+
+def _settings(text: str) -> list[tuple[str, str]]:
+    """Variables of NCCL that commands or lines set, with their values."""
+    return [*_SET.findall(" ".join(_COMMAND.findall(text))), *_SETTING.findall(text)]
+
+
+def _algorithms(text: str) -> frozenset[str]:
+    """Algorithms to which NCCL_ALGO limits the library; empty for values that exclude or are not known."""
+    values = [value.lower().split(",") for name, value in _settings(text) if name == "NCCL_ALGO"]
+    named = values[-1] if values else []
+    known = frozenset(_ALGORITHMS[each] for each in named if each in _ALGORITHMS)
+    return known if all(each in _ALGORITHMS for each in named) else frozenset()
 
 
 def _causes(text: str, network: str, between: list[str], inside: set[str]) -> Iterator[tuple[str, str]]:
@@ -89,8 +113,7 @@ def _causes(text: str, network: str, between: list[str], inside: set[str]) -> It
         yield "p2p-disabled", "the log lists all channels inside nodes as via SHM"
     if _NO_NVLS.search(text):
         yield "nvls-off", "the log says that NVLS multicast is not available"
-    commands = " ".join(_COMMAND.findall(text))
-    for name, value in (*_SET.findall(commands), *_SETTING.findall(text)):
+    for name, value in _settings(text):
         values, cause = _SETTINGS.get(name, (None, ""))
         if values and values.fullmatch(value):
             yield cause, f"the log says that {name} is {value}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from taccl.measure.curve import Kink
 
@@ -11,8 +12,23 @@ from taccl.measure.curve import Kink
 #: `USUAL`: max ratio of times of small messages to usual times in a healthy series.
 HEALTHY, USUAL = 0.93, 1.5
 WITHIN_ERROR = 0.85  #: Min share of the expected bandwidth that an error of the model may explain.
+#: `UNTESTED`: the same for kinds of machines that no published log confirms. Known cases: 0.43 to 0.65 on 20
+#: racks of GB200 (coreweave/nccl-tests), 0.42 with NCCL 2.8 on EFA (aws-samples/aws-efa-eks).
+#: `UNTESTED_USUAL`: max ratio of times of small messages to usual times that an error explains there.
+UNTESTED, UNTESTED_USUAL = 0.4, 3.0
 #: Min ratio of the fastest NIC's rate to the slowest NIC's rate that shows a slow rail.
 UNEQUAL = 1.15
+
+
+class OtherNics(NamedTuple):
+    """Number of NICs of a node with which a rate is usual, and the bus bandwidth that is expected with it.
+
+    - `is_listed`: True if lines of the log list this number.
+    """
+
+    num: int
+    gb_per_s: float
+    is_listed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +57,10 @@ class Facts:
     - `log_network`: Network that the log names; empty if it names none.
     - `other_share`: Highest share at smaller sizes of 256 MiB and more; None if unknown.
     - `other_library`: Evidence that another library than NCCL or RCCL ran the collective; empty if none.
+    - `untested`, `small_untested`: Kind that no published log confirms at large messages, and at small ones;
+      empty for other kinds.
+    - `other_nics`: Number of NICs of a node that explains the rate, if their number is assumed; None if no
+      number does.
     - `stated`: {cause that lines of NCCL_DEBUG=INFO show: evidence}.
     - `excluded`: Causes that such lines exclude.
     """
@@ -70,6 +90,9 @@ class Facts:
     stated: Mapping[str, str] = field(default_factory=dict)
     excluded: Collection[str] = ()
     algorithm_shares: Mapping[str, float] = field(default_factory=dict)
+    untested: str = ""
+    small_untested: str = ""
+    other_nics: OtherNics | None = None
 
     @property
     def library(self) -> str:
@@ -80,6 +103,11 @@ class Facts:
     def is_slow(self) -> bool:
         """True if large messages are slower than expected."""
         return self.share is not None and self.share < HEALTHY
+
+    @property
+    def within_error(self) -> float:
+        """Min share of the expected bandwidth that an error of the model may explain."""
+        return UNTESTED if self.untested else WITHIN_ERROR
 
     @property
     def slow_network(self) -> float | None:
@@ -108,7 +136,13 @@ class Facts:
     @property
     def is_late(self) -> bool:
         """True if small messages take longer than usual."""
-        return self.small_ratio is not None and self.small_ratio > USUAL
+        usual = UNTESTED_USUAL if self.small_untested else USUAL
+        return self.small_ratio is not None and self.small_ratio > usual
+
+    @property
+    def is_unjudged(self) -> bool:
+        """True if small messages take longer than usual, but an error may explain it on such a kind."""
+        return self.small_ratio is not None and self.small_ratio > USUAL and not self.is_late
 
     @property
     def measured_share(self) -> float:

@@ -43,6 +43,8 @@ _NO_RATES, _ASSUMED_NVLINK_GB_PER_S, _UNKNOWN_NVLINK_GB_PER_S = "nvidia-smi", 25
 #: ((words in names of links and switches, class of network assumed for several nodes), ...); the first match
 #: counts. InfiniBand stands for RoCE as well, which reaches as large a part of its line rate.
 _USUAL_NETWORKS = ((("xGMI",), "rccl"), (("NVSwitch", "NVLink"), "infiniband"), (("",), "roce-pcie"))
+#: Networks, by their names in lines of logs, that only instance types of clouds have.
+_OF_CLOUDS = ("efa", "tcpx", "tcpxo")
 #: `_ON_PCIE`: pattern in names of PCIe boards, which have no NVSwitch.
 #: `_ON_BRIDGE`: pattern in names of pairs of boards joined by NVLink bridges, without an NVSwitch.
 _ON_PCIE, _ON_BRIDGE = re.compile(r"\bPCIe?\b", re.IGNORECASE), re.compile(r"\bNVL\b", re.IGNORECASE)
@@ -181,6 +183,24 @@ def replaces(named: str, assumed: str) -> bool:
     NICs of both have the same rates; those of other networks have not.
     """
     return (named, assumed) == ("roce", "infiniband")
+
+
+def instance_of(machine: str, network: str) -> str:
+    """Instance type of a cloud with a machine's nodes and a network that only clouds have; empty if none.
+
+    The first of several types whose NICs are alike; empty if they differ. Empty for GPUs on PCIe, too, as
+    clouds have more types of them than are listed.
+    """
+    from taccl.topology.models import MODELS
+
+    if network not in _OF_CLOUDS or not MODELS[machine].num_nvlinks:
+        return ""
+    able = {
+        name: each._replace(source="")
+        for name, each in INSTANCES.items()
+        if each.machine == machine and each.network.split("-")[0] == network
+    }
+    return next(iter(able)) if len(set(able.values())) == 1 else ""
 
 
 def with_switches(topology: Topology, gpus: Collection[str]) -> Topology:

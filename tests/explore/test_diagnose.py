@@ -9,7 +9,7 @@ import taccl
 from taccl.errors import FormatError, InputError
 from taccl.explore.diagnose import clauses, conclusion
 from taccl.explore.expectation import Expectation
-from taccl.explore.measured_machine import Machine, topology_of
+from taccl.explore.measured_machine import Machine, topology_of, untested_kind, untested_small
 from taccl.measure.causes import causes_of
 from taccl.measure.diagnosis import Gain
 from taccl.measure.facts import Facts
@@ -765,6 +765,94 @@ def test_half_of_the_nics_are_unused_on_machines_and_files(log, tmp_path, on):
     found = judged(log(network_log([NIC / 2] * 8, name="all_reduce")), topology=on)
     (unused,) = (each for each in found.causes if each.name == "nic-unused")
     assert unused.evidence.endswith("the rate of 4 of 8 NICs")
+
+
+@pytest.mark.parametrize("lists", [True, False])
+def test_another_number_of_nics_is_the_first_uncertainty(log, lists):
+    """If two nodes of A100 have four NICs, and eight are assumed, the verdict has the usual rate of four.
+
+    If the log lists the NICs, no other cause is in the verdict. Of a machine by name, NICs are unused.
+    """
+    debug = (
+        "host0:1:2 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [2]mlx5_2:1/IB [3]mlx5_3:1/IB\n"
+    )
+    text = (debug if lists else "") + network_log([NIC / 2] * 8, name="all_reduce")
+    path = log(text)
+    found = judged(path)
+    usual = "large messages: 92.69 GB/s are usual with " + (
+        "the 4 NICs that the log lists" if lists else "4 NICs"
+    )
+    assert usual in found.verdict
+    assert ("cause unclear" in found.verdict) != lists
+    assert not rates(found)
+    named = judged(path, topology="dgx-a100")
+    assert "are usual with" not in named.verdict
+    assert rates(named) == ({"nic-unused"} if lists else set())
+
+
+def test_nics_do_not_explain_a_rate_that_does_not_depend_on_them():
+    """Half of the NICs of two racks carry their allreduce as fast, so their number explains no slow one."""
+    on = taccl.topologies.gb200_nvl72(nodes=2)
+    expected = Expectation(Series("allreduce", 144, 2, (2**33,), (3e4,), "log"), on)
+    assert expected.with_nics(36) == pytest.approx(expected.best.time_us)
+    assert expected.with_nics(5) is None
+
+
+def test_forced_algorithms_have_their_own_usual_times(log):
+    """With NCCL_ALGO=NVLSTree, small messages take the 67 us of NVLS on two nodes, not the 29 us of trees."""
+    command = "mpirun -np 16 -x NCCL_ALGO=NVLSTree ./build/all_reduce_perf -b 8 -e 8G -f 2 -g 1\n"
+    gpus = "".join(
+        f"#  Rank {rank} Group 0 Pid {rank} on host{rank // 8} device {rank % 8} [0000:00:00] NVIDIA H20\n"
+        for rank in range(16)
+    )
+    rows = "".join(
+        f" {size} {size // 4} float sum -1 {time_us} {size / time_us / 1000:.2f} {size / time_us / 533:.2f} 0\n"
+        for size, time_us in ((8, 65.0), (1024, 65.0), (2**33, 33500.0))
+    )
+    free, forced = (judged(log(head + "# all_reduce_perf\n" + gpus + rows)) for head in ("", command))
+    assert "65 us where 29 are usual; small messages: cause unclear" in free.verdict
+    assert forced.verdict.endswith("65 us where 67 are usual; as expected")
+    assert any(note.startswith("NCCL_ALGO limits the library to nvls") for note in forced.notes)
+
+
+@pytest.mark.parametrize(
+    ("share", "ratio", "said"),
+    [
+        (0.65, 1.0, "; large messages: not judged, as predictions may be 2.5 times too fast"),
+        (
+            0.98,
+            2.8,
+            "; small messages: not judged, as predictions may be 3 times too fast (no published log of racks)",
+        ),
+        (0.98, 1.0, "; as expected"),
+    ],
+)
+def test_kinds_without_a_published_log_are_not_judged(share, ratio, said):
+    """On more racks than any log has, the verdict blames nothing that an error of the model may explain."""
+    facts = Facts(
+        "allreduce", 20, share, ratio, {"ring": share}, untested="more than 3 racks", small_untested="racks",
+    )  # fmt: skip
+    causes = causes_of(facts)
+    assert conclusion(facts, causes, None) == f"{said}; no published log of more than 3 racks"
+    assert not [each for each in causes if each.grade == "likely"]
+    far = Facts(
+        "allreduce", 20, 0.3, 4.0, {"ring": 0.3}, untested="more than 3 racks", small_untested="racks"
+    )
+    assert "not judged" not in conclusion(far, causes_of(far), None)
+
+
+@pytest.mark.parametrize(
+    ("machine", "nodes", "version", "large", "small"),
+    [
+        ("dgx-a100", 2, (2, 8), "NCCL 2.8 between nodes", "NCCL 2.8 between nodes"),
+        ("dgx-a100", 2, (2, 18), "", ""), ("dgx-a100", 1, (2, 8), "", ""), ("gb200-nvl72", 2, (), "", "racks"),
+    ],
+)  # fmt: skip
+def test_old_libraries_and_racks_are_untested(machine, nodes, version, large, small):
+    """No published log confirms NCCL before 2.12 between nodes, or small messages between racks."""
+    on = taccl.topologies.parse(machine, nodes=nodes)
+    assert untested_kind(on, version).split(" (")[0] == large
+    assert untested_small(on, version).split(" (")[0] == small
 
 
 @pytest.mark.parametrize(("nodes", "is_noted"), [(16, False), (17, True)])

@@ -100,3 +100,33 @@ def test_some_paths_through_host_memory_are_counted():
     assert list(found.causes) == ["gdr-off"]
     assert "1 of 2" in found.causes["gdr-off"]
     assert not found.excluded
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("NCCL version 2.8.3+cuda11.2", (2, 8)),
+        ("# nccl-tests version 2.17.6 nccl-headers=22803 nccl-library=22803", (2, 28)),
+        ("RCCL version : 2.27.3", ()),
+    ],
+)
+def test_the_version_of_nccl_is_read(text, version):
+    """The version is in a line of NCCL, and as one number in the header of new nccl-tests."""
+    assert debug_facts(text).version == version
+
+
+@pytest.mark.parametrize(
+    ("value", "algorithms"),
+    [
+        ("NVLSTree", {"nvls"}),
+        ("Ring,Tree", {"ring", "tree"}),
+        ("^NVLS", set()),
+        ("CollnetDirect,Ring", set()),
+    ],
+)
+def test_forced_algorithms_are_read(value, algorithms):
+    """NCCL_ALGO in a command or a line names algorithms as predictions do; other values limit nothing."""
+    assert debug_facts(f"mpirun -x NCCL_ALGO={value} all_reduce_perf").algorithms == algorithms
+    assert (
+        debug_facts(f"a:1:1 [0] NCCL INFO NCCL_ALGO set by environment to {value}.").algorithms == algorithms
+    )

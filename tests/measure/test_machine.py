@@ -8,6 +8,7 @@ from taccl.formats.nccl.topology import load_nccl_topology
 from taccl.measure.machine import (
     check_alike,
     find_machine,
+    instance_of,
     machine_by_gpus,
     machine_of,
     rack_mismatch,
@@ -55,6 +56,19 @@ def test_sums_in_switches_do_not_lower_the_rate_between_ranks(machine):
 def test_gpu_names_identify_the_machine(gpu, machine):
     """GPU names identify the machine: PCIe boards are not NVSwitch boards, and ambiguous boards give none."""
     assert machine_by_gpus([gpu]) == machine
+
+
+@pytest.mark.parametrize(
+    ("machine", "network", "instance"),
+    [
+        ("dgx-a100", "efa", "p4d.24xlarge"), ("dgx-h100", "efa", "p5.48xlarge"), ("h200", "efa", "p5en.48xlarge"),
+        ("dgx-h100", "tcpx", "a3-highgpu-8g"), ("dgx-h100", "tcpxo", "a3-megagpu-8g"), ("l40s", "efa", ""),
+        ("dgx-h100", "roce", ""), ("gh200", "slingshot", ""), ("b200", "efa", ""),
+    ],
+)  # fmt: skip
+def test_networks_of_clouds_identify_the_instance_type(machine, network, instance):
+    """A network that only clouds have tells the instance type, unless several types differ or none is known."""
+    assert instance_of(machine, network) == instance
 
 
 @pytest.mark.slow
