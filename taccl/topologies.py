@@ -25,6 +25,7 @@ from taccl.topology.machines import (
     h800,
     l40s,
     mi300x,
+    mi350x,
     mi355x,
     ndv2,
     t4,
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
 __all__ = [
     "InNetwork", "Topology", "TopologyBuilder", "a100_pcie", "a800", "b200", "dgx1", "dgx2", "dgx_a100",
     "dgx_h100", "fabric_names", "from_networkx", "fully_connected", "gb200_nvl72", "gh200", "h100_pcie",
-    "h200", "h800", "hypercube", "in_network", "l40s", "load", "machine_names", "mesh", "mi300x", "mi355x",
-    "multidim", "ndv2", "parse", "rack", "ring", "star", "t4", "torus", "v100_pcie",
+    "h200", "h800", "hypercube", "in_network", "l40s", "load", "machine_names", "mesh", "mi300x", "mi350x",
+    "mi355x", "multidim", "ndv2", "parse", "rack", "ring", "star", "t4", "torus", "v100_pcie",
 ]  # fmt: skip
 
 

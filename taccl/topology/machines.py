@@ -145,5 +145,6 @@ ndv2, dgx1, dgx2 = (MACHINES[name] for name in ("ndv2", "dgx1", "dgx2"))
 dgx_a100, dgx_h100 = MACHINES["dgx-a100"], MACHINES["dgx-h100"]
 a800, h800, gh200 = (MACHINES[name] for name in ("a800", "h800", "gh200"))
 h200, b200, gb200_nvl72 = (MACHINES[name] for name in ("h200", "b200", "gb200-nvl72"))
-mi300x, mi355x, t4, l40s = (MACHINES[name] for name in ("mi300x", "mi355x", "t4", "l40s"))
+mi300x, mi350x, mi355x = (MACHINES[name] for name in ("mi300x", "mi350x", "mi355x"))
+t4, l40s = MACHINES["t4"], MACHINES["l40s"]
 v100_pcie, a100_pcie, h100_pcie = (MACHINES[name] for name in ("v100-pcie", "a100-pcie", "h100-pcie"))

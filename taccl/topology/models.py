@@ -125,7 +125,7 @@ _EDR = "EDR InfiniBand, 100 Gb/s"
 _V100_LINKS = {"nvlink": (25, _V100), "nvlink_double": (50, f"two links; {_V100}")}
 _FEWER = "400 GB/s of NVLink both ways, of eight links"
 _GB200 = "NVIDIA, DGX GB Rack Scale Systems User Guide:"
-_MI355X = "AMD, Instinct MI355X data sheet (2025)"
+_MI355X, _MI350X = (f"AMD, Instinct {name} data sheet (2025)" for name in ("MI355X", "MI350X"))
 _AMD = "AMD, ROCm documentation (2026): eight"
 _MESH = {"nvlink": ("46", "node_betas_list[1]"), "nvlink_double": ("23", "node_betas_list[0]")}
 _NDV2_NOTES = """
@@ -289,7 +289,7 @@ MODELS: dict[str, Model] = {
         NodeShape(8, 1, _FULL_MESH, "xGMI", "Ethernet"),
         {"xgmi": ("76.8", f"{_MI355X}: 7 links to GPUs, 153.6 GB/s both ways each")},
         (50, f"{_AMD} Pollara 400, one for each GPU"),
-        ("MI355X", "MI350X"),
+        ("MI355X",),
         network="pollara",
         # In the logs, one process launches 8 GPUs, which hides the latencies of small messages.
         # As logs do not show them, the launch time and the costs of LL are those of MI300X.
@@ -302,6 +302,28 @@ MODELS: dict[str, Model] = {
                 "simple": ("11.6", "1.42", "1"),
                 "ll": ("5.46", "0.5", "0.5"),
                 "ll128": ("8.5", "0.83", "0.86"),
+            },
+        ),
+    ),
+    "mi350x": Model(
+        f"MI350X server: 8 MI350X a node, each joined to each by xGMI{_RAILED}",
+        NodeShape(8, 1, _FULL_MESH, "xGMI", "Ethernet"),
+        {"xgmi": ("76.8", f"{_MI350X}: 7 links to GPUs, 153.6 GB/s both ways each")},
+        (50, f"{_AMD} Pollara 400, one for each GPU"),
+        ("MI350X",),
+        network="pollara",
+        # RCCL's kernels are slower by the ratio of the engine clocks in the data sheets, 2200 and 2400 MHz.
+        # AMD's published allreduce of 8 GiB (361 GB/s) tests this. `launch_each_us` is that of MI300X, the
+        # slower one of the known hosts (our choice).
+        rccl=RcclFit(
+            "7",
+            "5.66",
+            "51.8",
+            "those of MI355X, with rate and hops times the ratio of the engine clocks",
+            {
+                "simple": ("12.65", "1.55", "1"),
+                "ll": ("5.96", "0.545", "0.5"),
+                "ll128": ("9.27", "0.905", "0.86"),
             },
         ),
     ),

@@ -44,7 +44,7 @@ def test_sums_in_switches_do_not_lower_the_rate_between_ranks(machine):
     ("NVIDIA A100 80GB PCIe", "a100-pcie"), ("NVIDIA H100 PCIe", "h100-pcie"), ("NVIDIA H100 NVL", None),
     ("Tesla V100-PCIE-16GB", "v100-pcie"), ("Tesla V100-SXM2-16GB", None), ("NVIDIA L40S", "l40s"),
     ("NVIDIA A10G", "l40s"), ("Tesla T4", "t4"), ("NVIDIA GB300", "gb200-nvl72"), ("NVIDIA GeForce RTX 4090", "l40s"),
-    ("AMD Instinct MI325X OAM", "mi300x"), ("NVIDIA H800", "h800"), ("NVIDIA H800 PCIe", "h100-pcie"),
+    ("AMD Instinct MI325X OAM", "mi300x"), ("AMD Instinct MI350X", "mi350x"), ("NVIDIA H800", "h800"), ("NVIDIA H800 PCIe", "h100-pcie"),
     ("NVIDIA A800-SXM4-80GB", "a800"), ("NVIDIA A800 80GB PCIe", "a100-pcie"), ("NVIDIA L20", "l40s"),
     ("NVIDIA GH200 120GB", "gh200"), ("NVIDIA H20-3e", "dgx-h100"), ("NVIDIA PG509-210", "dgx-a100"),
     ("NVIDIA RTX A6000", "l40s"), ("NVIDIA RTX 6000 Ada Generation", "l40s"),

@@ -43,6 +43,13 @@ def test_a_process_for_each_gpu_does_not_limit_small_operations_on_v100():
     assert found == pytest.approx(3.8 + 6.6 + 14 * 0.6, rel=1e-3)
 
 
+def test_slower_clocks_slow_the_library():
+    """RCCL on MI350X has 22/24 of MI355X's rate, as the engine clocks have; AMD published 41,644 us for 8 GiB."""
+    time_us = taccl.predict("mi350x", "allreduce", 2**33, ranks_per_process=8).time_us
+    assert time_us == pytest.approx(41_644, rel=0.01)
+    assert taccl.predict("mi355x", "allreduce", 2**33).time_us == pytest.approx(time_us * 22 / 24, rel=0.01)
+
+
 def test_launches_overlap_the_operation_before():
     """Launches by one process do not delay operations that run longer than them.
 

@@ -16,6 +16,7 @@ from taccl.topology.machines import (
     gb200_nvl72,
     h200,
     mi300x,
+    mi350x,
     mi355x,
     ndv2,
 )  # fmt: skip
@@ -96,6 +97,7 @@ def test_profile_taccl_is_what_taccl_published(make, machine, size, shared_data)
         (gb200_nvl72, 900, 50),
         (mi300x, 64, 50),
         (mi355x, "76.8", 50),
+        (mi350x, "76.8", 50),
     ],
 )
 def test_nominal_rates_are_those_of_the_data_sheet(make, port_gb_per_s, nic_gb_per_s):
