@@ -12,6 +12,7 @@ Every name is loaded when it is first used, so that importing taccl costs next t
 from __future__ import annotations
 
 import ast
+import sys
 from importlib import import_module
 from pkgutil import get_data
 from typing import Any
@@ -43,7 +44,8 @@ def __getattr__(name: str) -> Any:
         is_inner = name not in vars(module)
         value = import_module(f"{module.__name__}.{name}") if is_inner else vars(module)[name]
     else:
-        raise AttributeError(f"module 'taccl' has no attribute {name!r}")
+        said = f"module 'taccl' has no attribute {name!r}"
+        raise AttributeError(said, name=name, obj=sys.modules[__name__])  # for Python's own suggestion
     globals()[name] = value
     return value
 

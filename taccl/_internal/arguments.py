@@ -45,6 +45,8 @@ Share = float
 #: Annotation of costs, given as a number or text, and passed on without rounding.
 Number = int | float | str | Fraction
 
+#: Max keywords that a message lists for positional arguments beyond those allowed.
+_MOST_KEYWORDS = 3
 T = TypeVar("T")
 
 
@@ -82,6 +84,8 @@ def checked_as(error: type[InputError]) -> Callable[[T], T]:
                     raise TypeError(
                         f"{function.__qualname__}() got an unexpected keyword argument {name!r}{near}"
                     )
+                if len(args) > len(names) and not rest:
+                    raise TypeError(_too_many(function.__qualname__, names, len(args), kinds))
                 given = enumerate(zip(itertools.chain(names, itertools.repeat(rest)), args, strict=False))
                 unread[types] = (
                     [(i, kind, name) for i, (name, value) in given if (kind := _reader(kinds, name, value))],
@@ -137,6 +141,16 @@ def known_word(word: str, known: Iterable[str], where: str, error: type[InputErr
     if word not in known:
         near, words = did_you_mean(word, known), ", ".join(known)
         raise error(f"found {quoted(word)}; expected one of {words}{near}", where=where)
+
+
+def _too_many(function: str, names: list[str], num_given: int, known: Collection[str]) -> str:
+    """Message on positional arguments beyond those that a function takes, with keywords to use instead."""
+    is_method = names[:1] == ["self"]
+    takes, given = len(names) - is_method, num_given - is_method
+    keywords = [f"{name}=" for name in known if name not in names][:_MOST_KEYWORDS]
+    plural = "s" * (takes != 1)
+    said = f"{function}() takes {takes} positional argument{plural} but {given} were given"
+    return f"{said}; name the others, e.g. {', '.join(keywords)}" if keywords else said
 
 
 def known_name(word: str, known: Collection[str], where: str, error: type[InputError] = InputError) -> str:

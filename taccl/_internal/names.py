@@ -25,7 +25,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     by_plain = {_plain(name): name for name in known}
     part = _plain(word)
     holding = [name for name in by_plain if part in name] if len(part) >= _LEAST_LETTERS else []
-    near = holding or get_close_matches(part, by_plain, n=1, cutoff=0.5)
+    near = holding or get_close_matches(part, by_plain, n=1, cutoff=0.6)
     return f"; did you mean {by_plain[near[0]]!r}?" if near else ""
 
 
@@ -118,6 +118,8 @@ def quoted(value: object) -> str:
 
 
 def noun(name: str) -> str:
-    """Class name in words with an article: ``"an implicit schedule"``."""
+    """Class name in words, with an article if it is singular: ``"an implicit schedule"``."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
+    if words.endswith("s"):
+        return words
     return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"

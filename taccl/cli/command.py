@@ -87,6 +87,10 @@ class _Help(Exception):
     """Raised by ``--help``, with the text to print."""
 
 
+#: How argparse begins its message on required arguments that were not given.
+_REQUIRED = "the following arguments are required: "
+
+
 class _Parser(argparse.ArgumentParser):
     """Argument parser that raises `InputError` and prints nothing."""
 
@@ -127,6 +131,8 @@ class _Parser(argparse.ArgumentParser):
         where = None
         if message.startswith("argument "):
             where, _, message = message.removeprefix("argument ").partition(": ")
+        if message.startswith(_REQUIRED):
+            where, message = message.removeprefix(_REQUIRED), "found none; give one"
         raise InputError(f"{message} (see {self.prog} --help)", where=where)
 
     def print_help(self, file: object = None) -> None:

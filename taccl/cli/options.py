@@ -77,6 +77,12 @@ def size(word: str) -> int:
 
 def sizes(text: str) -> tuple[int, ...]:
     """Sizes in bytes from a list ``1KB,1MB`` or a range ``FIRST:LAST[:FACTOR]`` (by default factor 10)."""
+    if ":" not in text and "," not in text:
+        try:
+            return (size(text),)
+        except argparse.ArgumentTypeError:
+            said = f"found {text!r}; expected sizes such as 1KB,1MB, or a range such as 1KB:1GB"
+            raise argparse.ArgumentTypeError(said) from None
     if ":" not in text:
         return several(size)(text)
     first, last, factor = (*text.split(":"), "10")[:3] if text.count(":") < 3 else ("", "", "")

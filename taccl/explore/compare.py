@@ -194,7 +194,7 @@ def sweep(
         if sketch is not None:
             return apply(sketch, topology, collective, size=size, **named, reachable=False)
         if size is None:
-            said = "found no size; expected one, as no sketch states it"
+            said = "found no size; give sizes (--sizes), as no sketch states one"
             raise CollectiveError(said, where="sizes")
         return make_problem(topology, collective, size_bytes=size, **named)
 

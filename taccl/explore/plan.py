@@ -196,7 +196,13 @@ def _grid(sizes: str | Iterable[Size]) -> list[int]:
     words = sizes.split(",") if isinstance(sizes, str) else list(sizes)
     if not words:
         raise InputError("found none; expected sizes such as '1KB:1GB'", where="sizes")
-    return sorted({parse_size(word, where="sizes") for word in words})
+    try:
+        return sorted({parse_size(word, where="sizes") for word in words})
+    except InputError:
+        if not isinstance(sizes, str) or len(words) > 1:
+            raise
+        said = f"found {sizes!r}; expected a range such as '1KB:1GB', or sizes such as '1KB,1MB'"
+        raise InputError(said, where="sizes") from None
 
 
 def _problems(

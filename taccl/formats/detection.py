@@ -32,8 +32,10 @@ def format_named(name: str, *, where: str = "format") -> FileFormat:
     return by_name[known_name(name, by_name, where)]
 
 
-def format_of_name(path: str | os.PathLike[str]) -> FileFormat:
+def format_of_name(path: str | os.PathLike[str], where: str = "format") -> FileFormat:
     """Format for writing, by a path's extension; the longest matching extension decides.
+
+    - `where`: Name of the argument that states a format instead, for the message.
 
     Raises `InputError` if none matches.
     """
@@ -47,7 +49,8 @@ def format_of_name(path: str | os.PathLike[str]) -> FileFormat:
     if not fitting:
         ends = ", ".join(dict.fromkeys(end for each in FORMATS if each.dump for end in each.extensions))
         raise InputError(
-            f"its ending names no format; expected one of {ends}, or name the format", where=os.fspath(path)
+            f"its ending names no format; expected one of {ends}; else give the format as {where}=NAME",
+            where=os.fspath(path),
         )
     return max(fitting, key=lambda each: each[:2])[2]
 
@@ -132,7 +135,7 @@ def readable(path: str | os.PathLike[str], name: str | None = None, where: str =
 
 def writable(path: str | os.PathLike[str], name: str | None, where: str = "format") -> FileFormat:
     """Format for writing a file, by name or by the path's extension; `InputError` if it is read-only."""
-    each = format_of_name(path) if name is None else format_named(name, where=where)
+    each = format_of_name(path, where) if name is None else format_named(name, where=where)
     if not each.dump:
         known = ", ".join(other.name for other in FORMATS if other.dump)
         text = f"{each.name} ({each.description}) is read-only; expected one of {known}"

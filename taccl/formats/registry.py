@@ -133,9 +133,7 @@ def convert(
     writers = (*route, resolve_name(writing.dump))
     to_write = {name: value for name, value in options.items() if any(name in options_of(w) for w in writers)}
     to_read = {**(load_options or {}), **{n: value for n, value in options.items() if n not in to_write}}
-    _check_options(
-        to_read, (resolve_name(reading.load), *writers), reading, writing, where="options, load_options"
-    )
+    _check_options(to_read, (resolve_name(reading.load), *writers), reading, writing)
     check_writable(target, overwrite=overwrite)
     thing = read(source, format=reading.name, **to_read)
     paths, notes = _write(thing, target, writing, route, overwrite=overwrite, options=to_write)
@@ -259,7 +257,6 @@ def _check_options(
     options: Mapping[str, Any],
     functions: tuple[Callable[..., Any], ...],
     *formats: FileFormat,
-    where: str = "options",
 ) -> None:
     """Raise `InputError` for an option that none of `functions`, which belong to `formats`, has."""
     known = list(dict.fromkeys(name for function in functions for name in options_of(function)))
@@ -268,7 +265,8 @@ def _check_options(
         names = [each.name for each in formats]
         lacks = f"{names[0]} has no" if len(names) == 1 else f"neither {' nor '.join(names)} has an"
         takes = f"expected one of {', '.join(known)}" if known else "there are none"
-        raise InputError(f"{lacks} option {unknown!r}{did_you_mean(unknown, known)}; {takes}", where=where)
+        near = did_you_mean(unknown, known)
+        raise InputError(f"{lacks} option {unknown!r}; {takes}{near}", where="options")
 
 
 def _taken(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:

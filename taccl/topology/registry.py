@@ -101,5 +101,7 @@ def _call(
     known = inspect.unwrap(make).__kwdefaults__ or {}
     unknown = [option for option in options if option not in known]
     if unknown:
-        raise TopologyError(f"{kind} takes no {unknown[0]!r}; it takes {', '.join(known)}", where="topology")
+        takes = ["nodes", *known]
+        said = f"{kind} takes no {unknown[0]!r}; it takes {', '.join(takes)}{did_you_mean(unknown[0], takes)}"
+        raise TopologyError(said, where="topology")
     return make(*sizes, **options)

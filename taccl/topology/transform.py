@@ -291,7 +291,8 @@ def _links_meant(topology: Topology, link: int | tuple[int, int]) -> tuple[int, 
         check_ranks(link, topology.num_ranks, where=f"{topology.name}: ranks")
         found = topology.links_between(*link)
     if not found:
-        raise TopologyError(f"link {link} does not exist", where=f"{topology.name}: links")
+        said = f"link {link} does not exist; there are links 0-{len(topology.links) - 1}"
+        raise TopologyError(said, where=f"{topology.name}: links")
     return found
 
 

@@ -22,13 +22,17 @@ DGX2 = "--topology dgx2"
 #: {title: (command, part of its error message)}; commands run in a folder with the files of `folder` below.
 REFUSED = {
     "no verb, or an unknown one": [
-        ("", "required: VERB"),
+        ("", "VERB: found none; give one (see taccl --help)"),
         ("nosuch", "VERB: found 'nosuch'"),
         ("synthesise", "VERB: found 'synthesise'; expected one of synthesize, verify"),
     ],
     "words and options": [
         ("--nosuch", "--nosuch"),
         ("--nosuch bound", "there is no option --nosuch before the verb"),
+        ("synthesize allgather ndv2", "--collective: found none; give one (see taccl synthesize --help)"),
+        ("plot schedule.json", "-o/--output: found none; give one"),
+        ("run schedule.json --runtime nccl", "there is no option --runtime (see taccl run --help)"),
+        ("baseline ring:4 ring --collective allgather", "NAME: found 'ring:4'; the baseline comes first: taccl baseline ring ring:4"),
         ("show a b", "found 'b' after all arguments; leave it out (see taccl show --help)"),
         ("show ring:4 --node 2", "there is no option --node; did you mean '--nodes'?"),
         ("bound --colective=allgather", "there is no option --colective; did you mean '--collective'?"),
@@ -134,11 +138,14 @@ REFUSED = {
     "convert": [
         ("convert", "IN: found none"),
         ("convert schedule.json", "OUT: found none"),
-        ("convert schedule.json x.docx", "x.docx: its ending names no format"),
+        ("convert schedule.json x.docx", ".py; else give the format as --to=NAME"),
         ("convert schedule.json x --to perfeto", "; did you mean 'perfetto'?"),
         ("convert schedule.json x.csv --from word", "--from: found 'word'"),
         ("convert schedule.json x.csv --set colour", "--set: found 'colour'; expected NAME=VALUE"),
-        ("convert schedule.json x.csv --set colour=red", "nor csv has an option 'colour'"),
+        ("convert schedule.json x.csv --set colour=red", "--set: neither taccl-schedule nor csv has an option 'colour'"),
+        ("convert schedule.json x.xml --set chanels=2", "runtime; did you mean 'channels'?"),
+        ("plan ring:4 --collective allreduce --sizes 1MB..1GB", "--sizes: found '1MB..1GB'; expected a range such as '1KB:1GB', or"),
+        ("sweep ring:4 --collective allreduce --sizes 1MB-1GB", "--sizes: found '1MB-1GB'; expected sizes such as 1KB,1MB, or"),
         (
             "convert schedule.json x.csv --chunk-size 1KB",
             "neither taccl-schedule nor csv has an option 'chunk_size'",

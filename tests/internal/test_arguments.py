@@ -50,6 +50,26 @@ def asked(
     return dict(locals())
 
 
+def test_further_positional_arguments_are_answered_with_keywords():
+    """The error for too many positional arguments lists keywords, and does not count ``self``."""
+    ring = taccl.topologies.ring(3)
+    with pytest.raises(
+        TypeError, match=r"takes 2 positional arguments but 3 were given; name the others, e.g. .*size_bytes="
+    ):
+        taccl.make_problem(ring, "allgather", "1MB")
+    with pytest.raises(
+        TypeError, match="takes 1 positional argument but 2 were given; name the others, e.g. nodes="
+    ):
+        taccl.topologies.parse("ndv2", 2)
+
+
+def test_unknown_names_of_the_facade_get_the_suggestion_of_python():
+    """The error for an unknown name has the name and the module, from which Python derives a suggestion."""
+    with pytest.raises(AttributeError) as caught:
+        taccl.synthesise  # noqa: B018
+    assert (caught.value.name, caught.value.obj) == ("synthesise", taccl)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [

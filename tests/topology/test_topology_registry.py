@@ -80,6 +80,7 @@ def test_keywords_are_passed_on():
         ("ring:99999999999", {}, "ring: size: found '99999999999'; expected numbers of at most 9 digits"),
         ("h100", {}, "did you mean 'dgx-h100'"),
         ("ndv2:2", {}, "ndv2 takes no size: give the number of nodes as nodes=2$"),
+        ("ndv2", {"num_nodes": 2}, "takes nodes, profile, .*; did you mean 'nodes'"),
         ("ndv2", {"nodes": 0}, "nodes: found 0"),
         ("ndv2", {"profile": "fast"}, "ndv2 has the profiles taccl, nominal"),
         ("ndv2", {"rails": True}, "ndv2: rails: found True, but ndv2 has none"),

@@ -264,8 +264,8 @@ def _with_profile(topology: Topology, profile: str) -> Topology:
     """Replace costs by those of another profile of the machine; links are matched by ends and name."""
     if topology.machine not in machine_names():
         raise InputError(
-            f"found {profile!r}, but {topology.name} is not a machine model "
-            f"({', '.join(machine_names())}); give a topology with the intended costs",
+            f"found {profile!r}, but {topology.name} is no machine by name, and only these have profiles; "
+            "give a topology with the intended costs",
             where="profile",
         )
     nvls = {"nvls": True} if any(switch.reduces for switch in topology.switches) else {}

@@ -59,6 +59,10 @@ def run(options: Namespace) -> Answer:
     if options.name is None:
         raise InputError("found none; give the name of a baseline (see --list)", where="NAME")
     check_schedule_output(options)
+    names = (*taccl.baselines.BASELINES, "best", "nccl")
+    if not matching(options.name, names) and matching(options.sketch or "", names):
+        command = f"taccl baseline {options.sketch} {options.name}"
+        raise InputError(f"found {options.name!r}; the baseline comes first: {command}", where="NAME")
     is_nccl = bool(matching(options.name, ["nccl"]))
     if is_nccl and options.protocol == "auto":
         options.protocol = None  # NCCL's model chooses the protocol

@@ -53,7 +53,9 @@ def run(options: argparse.Namespace) -> Answer:
         )
     source = getattr(options, "from")
     reading = readable(options.file, source, "from")
-    writing = format_of_name(options.target) if options.to is None else format_named(options.to, where="to")
+    writing = (
+        format_of_name(options.target, "--to") if options.to is None else format_named(options.to, where="to")
+    )
     of_program = reading.holds == "program"
     if of_program and options.topology is None and writing.holds != "program":
         example = "give a topology and a size, e.g. --topology dgx2 --nodes 2 --size 1MB"
@@ -68,9 +70,8 @@ def run(options: argparse.Namespace) -> Answer:
                 load_options=load_options, **{**on_the_way, **dict(options.set)},
             )  # fmt: skip
         except InputError as error:
-            if error.where != "format":
-                raise
-            raise InputError(error.message, where="--to" if options.to else options.target) from None
+            places = {"format": "--to" if options.to else options.target, "options": "--set"}
+            raise InputError(error.message, where=places.get(error.where or "", error.where)) from None
     for each in caught:
         warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
     lost = [
