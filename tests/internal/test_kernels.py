@@ -1,9 +1,11 @@
 """The cache of compiled kernels: unwritable folders and damaged files."""
 
+import ast
 import errno
 import importlib.util
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -232,6 +234,17 @@ def nested(small):
     """The module of `small`, with a kernel that calls an inner function."""
     small.path.write_text(INNER)
     return small
+
+
+@pytest.mark.parametrize(
+    "path", [*Path(taccl.__file__).parent.glob("synthesis/kernels/*_kernel.py")], ids=lambda path: path.stem
+)
+def test_no_kernel_copies_an_array_by_a_slice(path):
+    """Kernels assign only constants to slices, as numba would compile a check of shapes for 1.6 s."""
+    assignments = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assign)]
+    for node in assignments:
+        if any(isinstance(each, ast.Slice) for target in node.targets for each in ast.walk(target)):
+            assert re.fullmatch(r"-?\w*[A-Z\d]|False|True", ast.unparse(node.value)), ast.unparse(node)
 
 
 def test_an_inner_function_has_no_machine_code(nested):

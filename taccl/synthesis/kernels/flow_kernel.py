@@ -95,7 +95,8 @@ def largest_shortfall(capacity: Ints, source: int, sinks: Ints, demand: int, mos
         short = demand - _raise_flow(capacity.copy(), source, sinks[i], demand, found)
         if short > worst:
             worst = short
-            level[:] = found
+            for node in range(len(level)):  # a check of shapes in `level[:] = found` takes 1.6 s to compile
+                level[node] = found[node]
             sinks[0], sinks[i] = sinks[i], sinks[0]
             if worst >= most:
                 break
