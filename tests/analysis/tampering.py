@@ -17,7 +17,7 @@ from taccl.analysis.certificates.flow_time import FlowTime
 from taccl.analysis.certificates.flows import FlowDual
 from taccl.analysis.certificates.gossip import Gossip
 from taccl.analysis.certificates.hub_time import HubTime
-from taccl.analysis.certificates.link_time import HopPrice, LinkTime
+from taccl.analysis.certificates.link_time import HopPrice, LinkTime, TimePrices
 from taccl.analysis.certificates.node_sums import NodeSums
 from taccl.analysis.certificates.pair_counting import PairCounting
 from taccl.analysis.certificates.spread_tail import SpreadTail
@@ -104,10 +104,12 @@ def _flow_time(problem: Problem, rng: random.Random) -> Witness:
 
 def _link_time(problem: Problem, rng: random.Random) -> Witness:
     prices = tuple(
-        HopPrice((k,), (k + 1,), rng.randrange(3), rng.randint(1, 3), rng.randrange(9)) for k in range(2)
+        HopPrice((k,), (k + 1,), rng.randrange(3), rng.randint(1, 3), rng.randint(1, 9)) for k in range(2)
     )
-    horizon, sizes = Fraction(rng.randrange(1, 60)), (problem.topology.num_ranks,)
-    return LinkTime(horizon, sizes, rng.randint(1, 9), 3, rng.randrange(3), prices)
+    steps, num_ranks = rng.randint(1, 9), problem.topology.num_ranks
+    times = tuple(TimePrices((k,), (k + 1,), tuple(rng.randrange(9) for _ in range(steps))) for k in range(2))
+    ring, horizon = rng.random() < 0.5, Fraction(rng.randrange(1, 60))
+    return LinkTime(horizon, (num_ranks,), (ring,), steps, rng.randrange(3), times, prices)
 
 
 def _hub_time(problem: Problem, rng: random.Random) -> Witness:
@@ -219,11 +221,22 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
         some = getattr(witness, how)
         return replace(witness, **{how: tuple(rng.sample(some, rng.randint(0, len(some))))})
     if isinstance(witness, LinkTime):
-        how = rng.choice(("horizon", "steps", "per_send", "prices"))
+        how = rng.choice(("horizon", "steps", "per_send", "prices", "times", "rings"))
         if how == "horizon":
             return replace(witness, horizon=witness.horizon * Fraction(rng.randrange(90, 130), 100))
         if how == "prices":
             return replace(witness, prices=witness.prices[: rng.randint(0, len(witness.prices))])
+        if how == "rings":
+            return replace(witness, rings=tuple(rng.random() < 0.5 for _ in witness.rings))
+        if how == "times":
+            share = Fraction(rng.randrange(80, 120), 100)
+            return replace(
+                witness,
+                times=tuple(
+                    each._replace(prices=tuple(int(price * share) for price in each.prices))
+                    for each in witness.times
+                ),
+            )
         return replace(witness, **{how: getattr(witness, how) + rng.choice((-1, 1, 1000))})
     if isinstance(witness, HubTime | ExchangeTime):
         how = rng.choice([field.name for field in fields(witness)])

@@ -1,16 +1,16 @@
-"""Link time: a bound on sums on tori, from the link time that a byte occupies, and the hops it must make.
+"""Link time: a bound on sums on tori and meshes, from the time of links that a byte takes, and its hops.
 
 A byte in a short send pays for much latency, and a byte in long sends makes few hops in time. But each rank's
-contribution must reach the farthest rank. A linear program on a grid of times finds prices of hops. See
-docs/formulation.md, "Link time".
+contribution must reach the farthest rank. A linear program on a grid of times finds prices of links by time,
+and of hops. See docs/formulation.md, "Link time".
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
 from typing import NamedTuple
@@ -20,36 +20,53 @@ from numpy.typing import NDArray
 
 from taccl.analysis.certificates.certificate import Claim, Witness
 from taccl.analysis.certificates.evaluation.facts import Facts
+from taccl.analysis.certificates.finding.link_loads import LinkLoads
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.problem.costs import link_ends
 from taccl.problem.problem import Problem
-from taccl.solvers.highs import minimise
 from taccl.topology.recognise import grid_of
 
-#: Numbers of time steps to try for the grid, as multiples of n. Here, n latencies fit into the likely bound.
-#: The values that usually prove the highest bounds come first.
-_STEPS_PER_LATENCY = (2.2, 1.05, 3.0, 1.6)
-#: `_MOST_FLOWS`: max number of flows in a linear program (about 0.6 s).
-#: `_MOST_RANKS`: max number of ranks.
-_MOST_FLOWS, _MOST_RANKS = 7000, 256
-#: Max number of linear programs for a grid; each narrows down the horizon.
-_ROUNDS = 3
-#: Integer value of a price of 1 in a witness.
-_SCALE = 10**6
+#: Numbers of time steps per latency, and max number of columns of the linear program (10,000 take 0.5 s):
+#: first of coarse grids, then of fine ones. The first number counts whose program is small enough.
+_GRIDS = ((2.05, 1.05), 13_000), ((8.05, 6.05, 5.05, 4.05, 3.05, 2.05), 8000)
+#: Max number of linear programs for a grid; each has a horizon closer to the longest that prices prove.
+_ROUNDS = 6
+#: Overload of links at which the search aims, and the slope of the load over the horizon at first; both of
+#: logarithms.
+_MARGIN, _SLOPE = 0.003, -2.5
+#: Denominator of horizons in ticks.
+_TICK = 2**10
+#: `_MOST_RANKS`: max number of ranks. `_MOST_STEPS`: max number of steps of a grid.
+_MOST_RANKS, _MOST_STEPS = 256, 200
+#: Largest price of a step that a witness may have. Larger prices might not fit 64 bits.
+_MOST_PRICE = 10**7
+#: Largest cost of a send, and denominator of costs, so that they fit 64 bits.
+_MOST_COST, _PARTS = 10, 10**8
+#: Price of a path that does not exist.
+_NEVER = 2**60
+
+#: Distances of a rank from a source along all dimensions; ascending if all dimensions are alike.
+Place = tuple[int, ...]
+#: Places of the two ends of a link.
+Ends = tuple[Place, Place]
 
 
 class HopPrice(NamedTuple):
-    """Price of a hop, for data of one rank, in sends that start at `start` and take `length` steps.
+    """Price of a hop, for data of one source, in sends that start at `start` and take `length` steps."""
 
-    - `here`, `there`: Distances of the two ends from the data's rank along all dimensions, ascending.
-    - `price`: The price in units of `LinkTime.scale`.
-    """
-
-    here: tuple[int, ...]
-    there: tuple[int, ...]
+    here: Place
+    there: Place
     start: int
     length: int
     price: int
+
+
+class TimePrices(NamedTuple):
+    """Prices of the time of links in each step; the links are those that make this hop from some source."""
+
+    here: Place
+    there: Place
+    prices: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +74,11 @@ class LinkTime(Witness):
     """Witness of link time: a horizon, a grid of times, and prices.
 
     - `horizon`: Ticks in which no schedule ends, as the prices prove.
-    - `sizes`: Sizes of the rings of the torus, all equal; the first digit of a rank varies fastest.
+    - `sizes`: Sizes of the dimensions; the first digit of a rank varies fastest.
+    - `rings`: True for each dimension that is a ring, False for a line.
     - `steps`: Number of steps of the grid into which the horizon is divided.
-    - `scale`: Integer value of a price of 1.
-    - `per_send`: Price of every send, in units of `scale`.
+    - `per_send`: Price of every send.
+    - `times`: Prices of the time of links; links that are not named are free.
     - `prices`: Prices of hops; hops that are not named are free.
     """
 
@@ -69,15 +87,18 @@ class LinkTime(Witness):
     any_chunking = True
     horizon: Fraction
     sizes: tuple[int, ...]
+    rings: tuple[bool, ...]
     steps: int
-    scale: int
     per_send: int
+    times: tuple[TimePrices, ...]
     prices: tuple[HopPrice, ...]
 
     def fits(self, problem: Problem) -> bool:
-        """True if the sizes are those of a torus of all ranks with rings of one size, of at least 3."""
-        is_torus = len({*self.sizes}) == 1 and min(self.sizes) >= 3
-        return is_torus and math.prod(self.sizes) == problem.topology.num_ranks
+        """True if the sizes are those of a torus or mesh of all ranks, with rings of at least 3 ranks."""
+        is_grid = len(self.sizes) == len(self.rings) > 0 and all(
+            size >= (3 if ring else 2) for size, ring in zip(self.sizes, self.rings, strict=True)
+        )
+        return is_grid and math.prod(self.sizes) == problem.topology.num_ranks
 
     def holds(self, facts: Facts, ticks: Fraction) -> bool:
         """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
@@ -95,23 +116,43 @@ def link_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim
         for kind, count in demand.classes.items()
         if demand.sums_for_all and everyone == set(kind.data.origins) == set(kind.data.destinations)
     )
-    if dims is None or not units or any(each.kind != "ring" for each in dims) or len({*dims.sizes}) > 1:
-        return
-    if dims.sizes[0] < 3 or not _links_alone(demand):
+    if dims is None or not units or not _links_alone(demand):
         return
     links = sorted(demand.allowed)
     alpha, beta = int(problem.costs.link_alpha[links].min()), int(problem.costs.link_beta[links].min())
     if not alpha or not beta:
         return
-    grid = _Grid(dims.sizes, len(links), alpha, beta * units)
     facts = Facts(problem, divisible=True, in_network=False)
-    for number in _STEPS_PER_LATENCY:
-        demand.deadline.check()
-        witness = grid.best(math.ceil(number * grid.guess / alpha))
-        proven = None if witness is None else _adjusted(facts, witness)
-        if proven is not None:
-            what = f"time of {len(links)} links for sums that each take {grid.diameter} hops or more"
-            yield Claim(proven.horizon, what, proven)
+    loads = LinkLoads(dims, alpha, beta * units)
+    horizon = loads.guess
+    what = f"time of {len(links)} links for sums that each take {loads.diameter} hops or more"
+    for numbers, columns in _GRIDS:
+        tried: dict[float, float] = {}
+        for _ in range(_ROUNDS):
+            demand.deadline.check()
+            grids = (math.ceil(number * horizon / alpha) for number in numbers)
+            steps = next((each for each in grids if loads.num_columns(horizon, each) <= columns), None)
+            whole = Fraction(round(horizon * _TICK), _TICK)
+            found = None if steps is None else loads.priced(whole, steps)
+            if steps is None or found is None:
+                break
+            times = tuple(TimePrices(*each) for each in found.times)
+            prices = tuple(HopPrice(*each) for each in found.prices)
+            witness = LinkTime(whole, dims.sizes, loads.rings, steps, found.per_send, times, prices)
+            if found.load > 1 and _is_proven(facts, witness):
+                yield Claim(whole, what, witness)
+            tried[math.log(horizon)] = excess = math.log(found.load)
+            if 0 <= excess < 2 * _MARGIN:
+                break
+            horizon = _next_horizon(tried)
+
+
+def _next_horizon(tried: dict[float, float]) -> float:
+    """Horizon at which links should be overloaded by `_MARGIN`, from {log of horizon: log of load}."""
+    (x, y), *others = sorted(tried.items(), key=lambda each: abs(each[1] - _MARGIN))
+    slope = _SLOPE if not others else (others[0][1] - y) / (others[0][0] - x)
+    slope = max(-8.0, min(-0.5, slope))
+    return math.exp(x + max(-0.5, min(0.5, (_MARGIN - y) / slope)))
 
 
 def _links_alone(demand: NeededSends) -> bool:
@@ -129,186 +170,11 @@ def _links_alone(demand: NeededSends) -> bool:
     )
 
 
-def _adjusted(facts: Facts, witness: LinkTime) -> LinkTime | None:
-    """Witness with the same prices, and the largest nearby horizon that they prove; None if there is none.
-
-    Prices that prove a horizon also prove a shorter one, in which short sends cost more.
-    """
-    low, high, best = 800, 1050, None
-    while low < high:
-        share = (low + high + 1) // 2
-        found = replace(witness, horizon=witness.horizon * Fraction(share, 1000))
-        if _is_proven(facts, found):
-            low, best = share, found
-        else:
-            high = share - 1
-    return best
-
-
-class _Solved(NamedTuple):
-    """Solution of the linear program: least cost of the sends of a byte, and its dual prices."""
-
-    cost: float
-    per_send: float
-    prices: dict[tuple[int, int, int, int], float]
-
-
-class _Grid:
-    """Linear programs for the least link time per byte on a torus, over a grid of times, reduced by symmetry.
-
-    Ranks at the same distances from rank 0 (in any order of dimensions) form a class. All links are alike.
-
-    - `links`: Number of links.
-    - `alpha`: Latency in ticks.
-    - `busy`: Ticks for all bytes over one link.
-    """
-
-    def __init__(self, sizes: tuple[int, ...], links: int, alpha: int, busy: int) -> None:
-        self.sizes, self.links, self.alpha, self.busy = sizes, links, alpha, busy
-        size, num_dims = sizes[0], len(sizes)
-        self.num_ranks = math.prod(sizes)
-        self.directions = 2 * num_dims
-        counts: Counter[tuple[tuple[int, ...], tuple[int, ...]]] = Counter()
-        for digits in product(range(size), repeat=num_dims):
-            here = tuple(sorted(min(digit, size - digit) for digit in digits))
-            for k, way in product(range(num_dims), (1, -1)):
-                near = (*digits[:k], (digits[k] + way) % size, *digits[k + 1 :])
-                counts[here, tuple(sorted(min(digit, size - digit) for digit in near))] += 1
-        self.classes = sorted({here for here, _ in counts})
-        number = {each: i for i, each in enumerate(self.classes)}
-        self.hops = [(number[a], number[b], count) for (a, b), count in counts.items() if sum(b) > sum(a)]
-        self.distance = [sum(each) for each in self.classes]
-        self.diameter = max(self.distance)
-        #: Estimate of the bound in ticks; the search starts near it.
-        self.guess = 1.1 * (self.diameter * alpha + busy * 2 * (self.num_ranks - 1) / links)
-
-    def best(self, steps: int) -> LinkTime | None:
-        """Witness with the largest horizon found; None if the linear program is too large, or proves none."""
-        low, high = self.diameter * float(self.alpha), min(1.1 * self.guess, self.alpha * steps * 0.999)
-        best: tuple[float, float, _Solved] | None = None
-        below, above = math.inf, -0.1 * high  # cost minus horizon, at `low` and `high`; guesses at first
-        horizon = min(0.95 * self.guess, high)
-        for _ in range(_ROUNDS):
-            found = self.solve(steps, horizon)
-            if found is None:
-                break
-            excess = math.inf if not found.prices else self.busy * found.cost / self.links - horizon
-            # Keep the best horizon. If the cost is less than a horizon, the difference is deducted from it.
-            if found.prices and (best is None or horizon + min(0.0, excess) > best[0]):
-                best = horizon + min(0.0, excess), horizon, found
-            if excess > 0:
-                low, below = horizon, excess
-            else:
-                high, above = horizon, excess
-            share = 0.5 if below == math.inf else min(0.9, max(0.1, below / (below - above)))
-            horizon = low + (high - low) * share
-        if best is None:
-            return None
-        _, horizon, solved = best
-        prices = tuple(
-            HopPrice(self.classes[a], self.classes[b], start, length, int(price * _SCALE * (1 - 1e-6)))
-            for (a, b, start, length), price in sorted(solved.prices.items())
-        )
-        kept = tuple(each for each in prices if each.price > 0)
-        return LinkTime(
-            Fraction(round(horizon * 16), 16), self.sizes, steps, _SCALE, int(solved.per_send * _SCALE), kept
-        )
-
-    def solve(self, steps: int, horizon: float) -> _Solved | None:
-        """Least cost of the sends of a byte that ends by the horizon; no prices if none is found.
-
-        There are no prices if no byte can end by then, or if the linear program is not solved. None if the
-        program is too large, or if a step is longer than the latency.
-        """
-        latency = self.alpha * steps / horizon
-        least = math.floor(latency)
-        # The number comes first, as the grid of a large sum has billions of sends.
-        if least < 1 or (number := self.num_flows(steps, least)) > _MOST_FLOWS:
-            return None
-        if not number:
-            return _Solved(math.inf, 0, {})
-        cost = self.costs(latency, steps)
-        sends = [(start, m) for start in range(steps) for m in range(least, steps - start + 1)]
-        begin, long = np.array(sends, np.int64).T
-        parts: list[NDArray[np.int64]] = []
-        for hop, (a, b, _) in enumerate(self.hops):
-            rest = (self.diameter - self.distance[b]) * least
-            some = np.flatnonzero((begin >= self.distance[a] * least) & (steps - begin - long >= rest))
-            parts.append(np.stack((np.full(len(some), hop), some)))
-        hops, send = np.concatenate(parts, axis=1)
-        src, dst, count = np.array(self.hops, np.int64)[hops].T
-        # Columns: sends per link, then flows over classes of links, then waits at classes of ranks. Rows:
-        # capacities of flows, the number of sends, the target, and balances of classes at each time.
-        num_flows, num_sends, points = len(hops), len(sends), len(self.classes) * (steps + 1)
-        flow, wait = num_sends + np.arange(num_flows), num_sends + num_flows + np.arange(points)
-        balance, rows = num_flows + 2, np.arange(num_flows)
-        later = np.flatnonzero(np.arange(points) % (steps + 1))
-        target = (self.distance.index(self.diameter) + 1) * (steps + 1) - 1
-        entries = [
-            (rows, flow, np.ones(num_flows)),
-            (rows, send, -count.astype(float)),
-            (np.full(num_sends, num_flows), np.arange(num_sends), np.full(num_sends, -float(self.links))),
-            (np.array([num_flows + 1]), wait[[target]], np.array([-1.0])),
-            (balance + np.arange(points), wait, np.ones(points)),
-            (balance + later, wait[later - 1], np.full(len(later), -1.0)),
-            (balance + src * (steps + 1) + begin[send], flow, np.ones(num_flows)),
-            (balance + dst * (steps + 1) + begin[send] + long[send], flow, np.full(num_flows, -1.0)),
-        ]
-        upper = np.zeros(balance + points)
-        upper[num_flows], upper[num_flows + 1] = -2.0 * (self.num_ranks - 1), -1.0
-        upper[balance + self.distance.index(0) * (steps + 1)] = 1.0
-        objective = np.zeros(num_sends + num_flows + points)
-        objective[:num_sends] = self.links * np.array([cost[m] for m in long.tolist()])
-        row, column, value = (np.concatenate(each) for each in zip(*entries, strict=True))
-        answer = minimise(objective, (row, column, value), (upper, ()), method="ipm")
-        if answer is None:
-            return _Solved(math.inf, 0, {})
-        duals = np.maximum(-answer.duals, 0.0)
-        # Prices are per link and byte; the prices of one rank's data are a share of those of all ranks.
-        share = self.directions / self.links
-        prices = {
-            (a, b, start, length): price * share
-            for a, b, start, length, price in zip(
-                src.tolist(), dst.tolist(), begin[send].tolist(), long[send].tolist(),
-                duals[:num_flows].tolist(), strict=True,
-            )
-            if price > 1e-9
-        }  # fmt: skip
-        return _Solved(float(objective @ answer.values), float(duals[num_flows]), prices)
-
-    def num_flows(self, steps: int, least: int) -> int:
-        """Number of variables of the linear program: hops with a send that may be part of a path in time.
-
-        - `steps`: Number of time steps.
-        - `least`: Min number of steps of a send.
-        """
-        # Number of lengths of a send that starts as early as possible; a start one step later has one fewer.
-        lengths = (
-            steps - (self.distance[a] + self.diameter - self.distance[b] + 1) * least + 1
-            for a, b, _ in self.hops
-        )
-        return sum(each * (each + 1) // 2 for each in lengths if each > 0)
-
-    @staticmethod
-    def costs(latency: float, steps: int) -> list[float]:
-        """`_least_costs` in floating point, a list by length of a send; inf below the latency."""
-        least = math.floor(latency)
-
-        def line(m: int, at: float) -> float:
-            point = m + 0.5 if m > least else latency + 0.75 * (least + 1 - latency)
-            over = point - latency
-            return point / over - latency / over**2 * (at - point)
-
-        found = [math.inf] * least + [line(least, least)]
-        return found + [min(line(m - 1, m), line(m, m)) for m in range(least + 1, steps + 1)]
-
-
 def _is_proven(facts: Facts, witness: LinkTime) -> bool:
     """True if the prices prove that no schedule ends before the horizon, over all chunkings."""
-    links = facts.allowed
     if not facts.divisible or facts.multi or facts.made_at or facts.in_network or facts.only_switches_add:
         return False
-    num_ranks, sizes = facts.topology.num_ranks, witness.sizes
+    links, num_ranks, steps = facts.allowed, facts.topology.num_ranks, witness.steps
     everyone = set(range(num_ranks))
     units = sum(
         size
@@ -316,37 +182,42 @@ def _is_proven(facts: Facts, witness: LinkTime) -> bool:
         if facts.sums and set(chunk.origins) == everyone == set(chunk.destinations)
     )
     alpha, beta = min(facts.alpha[e] for e in links), min(facts.beta[e] for e in links)
-    if not units or not alpha or not beta or witness.horizon <= 0 or witness.steps < 1 or witness.scale < 1:
+    if not units or not alpha or not beta or witness.horizon <= 0 or not 1 <= steps <= _MOST_STEPS:
         return False
-    if not _is_torus(facts, sizes):
+    if not _is_grid(facts, witness):
         return False
-    latency = alpha * witness.steps / witness.horizon
+    latency = alpha * steps / witness.horizon
     least = math.floor(latency)
-    if not 1 <= least <= witness.steps:
+    if not 1 <= least <= steps or not 0 <= witness.per_send <= _MOST_PRICE:
         return False
-    costs = _least_costs(latency, witness.steps)
-    if witness.per_send < 0 or any(cost * witness.scale < witness.per_send for cost in costs.values()):
+    shape = _Shape(witness.sizes, witness.rings)
+    hops = _hop_prices(witness, shape)
+    times = {(here, there): prices for here, there, prices in witness.times}
+    if hops is None or any(
+        len(each) != steps or min(each) < 0 or max(each) > _MOST_PRICE for each in times.values()
+    ):
         return False
-    # Prices of the data of one rank, added up over the links in all directions.
-    total: dict[tuple[int, int], int] = defaultdict(int)
-    named: dict[tuple[tuple[int, ...], tuple[int, ...]], dict[tuple[int, int], int]] = defaultdict(dict)
-    counts = _hop_counts(sizes)
-    for here, there, start, length, price in witness.prices:
-        if price < 0 or (here, there) not in counts or (start, length) in named[here, there]:
+    start, end = np.triu_indices(steps + 1, least)
+    cost = np.array([0] * least + _least_costs(latency, steps), np.int64)[end - start]
+    spent = 0
+    for alike, number in shape.links.items():
+        paid = np.zeros(steps + 1, np.int64)
+        named = next((times[hop] for hop, _ in alike if hop in times), None)
+        if named is not None:
+            paid[1:] = np.cumsum(np.array(named, np.int64))
+            spent += number * int(paid[-1])
+        total = np.zeros_like(start)
+        for hop, count in alike:
+            if hop in hops:
+                total += count * hops[hop][start, end]
+        if ((total + witness.per_send) > (paid[end] - paid[start]) * cost // _PARTS).any():
             return False
-        named[here, there][start, length] = price
-        total[start, length] += counts[here, there] * price
-    for (_, length), price in total.items():
-        if length > witness.steps:
-            return False
-        if length >= least and price > 2 * len(sizes) * (costs[length] * witness.scale - witness.per_send):
-            return False
-    path = _cheapest_path(counts, named, sizes, witness.steps, least)
-    needed = num_ranks * path + 2 * (num_ranks - 1) * witness.per_send
-    return bool(witness.horizon * len(links) * witness.scale <= units * beta * needed)
+    path = _cheapest_path(shape, hops, steps, least)
+    needed = shape.num_sources * path + 2 * (num_ranks - 1) * witness.per_send
+    return bool(witness.horizon * spent <= units * beta * needed * steps)
 
 
-def _is_torus(facts: Facts, sizes: tuple[int, ...]) -> bool:
+def _is_grid(facts: Facts, witness: LinkTime) -> bool:
     """True if each allowed link is the only one from a rank to its neighbour, and has its own resource.
 
     The link must hold this resource from the start to the end of each send.
@@ -355,10 +226,11 @@ def _is_torus(facts: Facts, sizes: tuple[int, ...]) -> bool:
     ends = set()
     for e in facts.allowed:
         src, dst = facts.src[e], facts.dst[e]
-        moved = 0
-        for k, size in enumerate(sizes):
-            apart = (src // size**k - dst // size**k) % size
-            moved += min(apart, size - apart)
+        moved, stride = 0, 1
+        for size, ring in zip(witness.sizes, witness.rings, strict=True):
+            apart = abs(src // stride % size - dst // stride % size)
+            moved += min(apart, size - apart) if ring else apart
+            stride *= size
         alone = any(
             holders[resource] == 1 and hold[:2] == (facts.alpha[e], facts.beta[e])
             for resource, hold in facts.holds[e].items()
@@ -369,61 +241,89 @@ def _is_torus(facts: Facts, sizes: tuple[int, ...]) -> bool:
     return True
 
 
-def _least_costs(latency: Fraction, steps: int) -> dict[int, Fraction]:
-    """{length of a send in steps: its time divided by the time without latency}, or slightly less.
+class _Shape:
+    """Links of a torus or mesh as seen from each source: all ranks of rings, the ends of lines."""
 
-    A send of x steps takes x / (x - latency) times the time of its bytes. The costs, with straight lines
-    between whole lengths, are at most that: every line lies below a tangent.
+    def __init__(self, sizes: tuple[int, ...], rings: tuple[bool, ...]) -> None:
+        self.sizes, self.rings = sizes, rings
+        self.is_even = len({*zip(sizes, rings, strict=True)}) == 1
+        shapes = [*zip(sizes, rings, strict=True)]
+        sources = [*product(*(range(size) if ring else (0, size - 1) for size, ring in shapes))]
+        self.num_sources = len(sources)
+        self.source = self.place((0,) * len(sizes), sources[0])
+        farthest = [size // 2 if ring else size - 1 for size, ring in shapes]
+        self.farthest = self.place(farthest, (0,) * len(sizes))
+        #: {how often a link makes each hop from the sources: number of such links}. Translations map each
+        #: link of a ring to one from its first rank.
+        self.links: Counter[tuple[tuple[Ends, int], ...]] = Counter()
+        alike = math.prod(size for size, ring in shapes if ring)
+        for src in product(*(range(1 if ring else size) for size, ring in shapes)):
+            for k, step in product(range(len(sizes)), (1, -1)):
+                end = src[k] + step
+                if rings[k] or 0 <= end < sizes[k]:
+                    dst = (*src[:k], end, *src[k + 1 :])
+                    hops: Counter[Ends] = Counter(
+                        (self.place(src, at), self.place(dst, at)) for at in sources
+                    )
+                    self.links[tuple(sorted(hops.items()))] += alike
+        self.hops = {hop for each in self.links for hop, _ in each}
+
+    def place(self, rank: Iterable[int], source: Iterable[int]) -> Place:
+        """Distances from a source to a rank, both as digits."""
+        found = [abs(x - y) for x, y in zip(rank, source, strict=True)]
+        for k, (size, ring) in enumerate(zip(self.sizes, self.rings, strict=True)):
+            if ring:
+                found[k] = min(found[k] % size, -found[k] % size)
+        return tuple(sorted(found) if self.is_even else found)
+
+
+def _hop_prices(witness: LinkTime, shape: _Shape) -> dict[Ends, NDArray[np.int64]] | None:
+    """{hop: prices of its sends, by start and end}; None if a price is given twice, or its hop is none."""
+    size = witness.steps + 1
+    found: dict[Ends, NDArray[np.int64]] = {}
+    for here, there, start, length, price in witness.prices:
+        if (here, there) not in shape.hops or not 0 < price <= _MOST_PRICE * _MOST_STEPS:
+            return None
+        prices = found.setdefault((here, there), np.zeros((size, size), np.int64))
+        if not 0 <= start < start + length < size or prices[start, start + length]:
+            return None
+        prices[start, start + length] = price
+    return found
+
+
+def _cheapest_path(shape: _Shape, hops: dict[Ends, NDArray[np.int64]], steps: int, least: int) -> int:
+    """Least price of a path from a source to the farthest rank, by sends of at least `least` steps each."""
+    number = {place: i for i, place in enumerate(sorted({place for hop in shape.hops for place in hop}))}
+    free = np.zeros((steps + 1, steps + 1), np.int64)
+    onward = [(number[here], number[there], hops.get((here, there), free)) for here, there in shape.hops]
+    found = np.full((len(number), steps + 1), _NEVER)
+    found[number[shape.source], 0] = 0
+    for now in range(steps + 1):
+        np.minimum(found[:, now], found[:, max(0, now - 1)], out=found[:, now])
+        for here, there, prices in onward:
+            if found[here, now] < _NEVER:
+                after = found[there, now + least :]
+                np.minimum(after, found[here, now] + prices[now, now + least :], out=after)
+    paid = int(found[number[shape.farthest], steps])
+    return paid if paid < _NEVER else 0
+
+
+def _least_costs(latency: Fraction, steps: int) -> list[int]:
+    """Cost of a unit, in parts of the price of a step, for sends of `least`, ... steps; rounded down.
+
+    A send of x steps carries the units of x - latency steps. The costs fall, and with straight lines between
+    whole lengths they are at most 1 / (x - latency): every line lies below a tangent.
     """
     least = math.floor(latency)
 
     def tangent(length: int, at: int) -> Fraction:
-        """Value at `at` of a tangent to x / (x - latency) that touches it just above `length`."""
-        point = length + Fraction(1, 2)
+        """Value at `at` of a tangent to 1 / (x - latency) that touches it just above `length`."""
+        over = length + Fraction(1, 2) - latency
         if length == least:
-            point = latency + Fraction(3, 4) * (least + 1 - latency)
-        return point / (point - latency) - latency / (point - latency) ** 2 * (at - point)
+            over = Fraction(3, 4) * (least + 1 - latency)
+        return 1 / over - (at - latency - over) / over**2
 
-    found = {least: tangent(least, least)}
+    found = [tangent(least, least)]
     for length in range(least + 1, steps + 1):
-        found[length] = min(tangent(length - 1, length), tangent(length, length))
-    return found
-
-
-def _hop_counts(sizes: tuple[int, ...]) -> dict[tuple[tuple[int, ...], tuple[int, ...]], int]:
-    """{(distances of a rank from rank 0, those of its neighbour), each ascending: number of links}."""
-    size, found = sizes[0], defaultdict[tuple[tuple[int, ...], tuple[int, ...]], int](int)
-    for rank in product(range(size), repeat=len(sizes)):
-        for k in range(len(sizes)):
-            for step in (1, size - 1):
-                other = list(rank)
-                other[k] = (other[k] + step) % size
-                ends = (tuple(sorted(min(each, size - each) for each in end)) for end in (rank, other))
-                found[next(ends), next(ends)] += 1
-    return dict(found)
-
-
-def _cheapest_path(
-    hops: Iterable[tuple[tuple[int, ...], tuple[int, ...]]],
-    prices: dict[tuple[tuple[int, ...], tuple[int, ...]], dict[tuple[int, int], int]],
-    sizes: tuple[int, ...],
-    steps: int,
-    least: int,
-) -> int:
-    """Least price of a path from rank 0 to the farthest rank, by sends of at least `least` steps each."""
-    onward = defaultdict(list)
-    for here, there in hops:
-        onward[here].append((there, prices.get((here, there), {})))
-    found: list[dict[tuple[int, ...], int]] = [{} for _ in range(steps + 1)]
-    found[0][(0,) * len(sizes)] = 0
-    for now in range(steps + 1):
-        for here, paid in (found[now - 1] if now else {}).items():
-            found[now][here] = min(paid, found[now].get(here, paid))
-        for here, paid in found[now].items():
-            for there, named in onward[here]:
-                for length in range(least, steps - now + 1):
-                    price = paid + named.get((now, length), 0)
-                    after = found[now + length]
-                    if price < after.get(there, price + 1):
-                        after[there] = price
-    return found[steps].get(tuple(size // 2 for size in sizes), 0)
+        found.append(min(found[-1], tangent(length - 1, length), tangent(length, length)))
+    return [math.floor(max(Fraction(0), min(each, Fraction(_MOST_COST))) * _PARTS) for each in found]
