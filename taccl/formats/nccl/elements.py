@@ -51,18 +51,21 @@ class Gpu:
     """A GPU of the file; `rank` and `sm` (10 times its compute capability) are negative if unknown.
 
     - `gcn`: Architecture of an AMD GPU, such as ``"gfx942"``; empty for other GPUs.
+    - `part`: Number of a partition (`mlopart`), each of which is a GPU of the file; -1 if not partitioned.
+    - `element`: Its ``<gpu>``, or its ``<pci>`` without one.
     """
 
     busid: str
     rank: int
     sm: int
     gcn: str
+    part: int
     element: XmlElement
 
     @property
     def nvlinks(self) -> list[XmlElement]:
         """Elements of the NVLinks or xGMI links that the file lists for the GPU."""
-        return [link for gpu in self.element.all("gpu") for link in gpu.children if link.tag in FABRICS]
+        return [link for link in self.element.children if link.tag in FABRICS]
 
 
 def read_system(top: XmlElement, given: Given, name: str) -> System:
@@ -77,11 +80,11 @@ def read_system(top: XmlElement, given: Given, name: str) -> System:
     """
     system = System(given, PcieServer(name))
     if given.pcie_beta is None:
-        system.server.pcie_source = "NCCL's rate of the stated PCIe link (pcie_gb_per_s=)"
+        system.server.pcie_source = "the library's rate of the stated PCIe link (pcie_gb_per_s=)"
     cpus = top.all("cpu")
     for element in (top, *cpus):
         for gpu in element.all("gpu"):
-            raise gpu.error(f"found <gpu> in <{element.tag}>; expected it in a <pci>, where NCCL reads it")
+            raise gpu.error(f"found <gpu> in <{element.tag}>; expected it in a <pci>, as in NCCL's dumps")
     # A CPU without a host counts as one of the first host: files written by hand state hosts for some only.
     stated = [cpu.attributes.get("host_hash", "") for cpu in cpus]
     hosts = list(dict.fromkeys(filter(None, stated)))
@@ -164,7 +167,7 @@ class System:
                         else:
                             self._add_nic(net, part, _net_name(net), slot_beta)
                     else:  # a member of a merged NIC, which NCCL does not use on its own
-                        self.assumed["NICs that NCCL does not use as such (net=0) are left out"] += 1
+                        self.assumed["NICs that NCCL and RCCL do not use as such (net=0) are left out"] += 1
             elif child.tag != "gpu":
                 self.passed.add(child.tag)
 
@@ -194,19 +197,22 @@ class System:
             elif kind == _SWITCH and beta >= _VIRTUAL_BETA and self.given.pcie_beta is None:
                 self.bridges.append((key, parent, name))
         if kind == _GPU and self._wanted(busid, self.given.gpus, "GPUs"):
-            gpus = pci.all("gpu")
-            if len(gpus) > 1:
-                raise pci.error(f"found {len(gpus)} <gpu> in one device; expected one; keep one")
-            rank, sm = (whole(gpus[0], name, -1) if gpus else -1 for name in ("rank", "sm"))
-            # ROCm names an architecture with its features, as in gfx942:sramecc+:xnack-.
-            gcn = gpus[0].attributes.get("gcn", "").partition(":")[0].strip()[:20] if gpus else ""
-            known = {*FABRICS, "c2c"}
-            self.passed |= {child.tag for gpu in gpus for child in gpu.children if child.tag not in known}
-            self.gpus.append(Gpu(busid, rank, sm, gcn, pci))
+            for gpu in pci.all("gpu") or [pci]:
+                self._add_gpu(gpu, busid)
         nets = [net for nic in pci.all("nic") for net in nic.all("net")]
         if kind == _NIC and not nets:
             self._add_nic(pci, key, busid, beta)
         self._below(pci, key, beta)
+
+    def _add_gpu(self, element: XmlElement, busid: str) -> None:
+        """Add a ``<gpu>``, of which a device has several if it is partitioned or several ranks share it."""
+        if element.tag == "gpu":
+            known = {*FABRICS, "c2c"}
+            self.passed |= {child.tag for child in element.children if child.tag not in known}
+        rank, sm, part = (whole(element, name, -1) for name in ("rank", "sm", "mlopart"))
+        # ROCm names an architecture with its features, as in gfx942:sramecc+:xnack-.
+        gcn = element.attributes.get("gcn", "").partition(":")[0].strip()[:20]
+        self.gpus.append(Gpu(busid, rank, sm, gcn, part, element))
 
     def _kind(self, pci: XmlElement, busid: str) -> str | None:
         """Kind of a device; None if the file does not state it."""
@@ -314,7 +320,7 @@ class System:
             self.assumed[guess] += 1
             self.server.add_device(key, parent, beta, name=name, guess=guess)
         for gpu in self.gpus:
-            links = [link for each in gpu.element.all("gpu") for link in each.all("c2c")]
+            links = gpu.element.all("c2c")
             mb_per_s = sum(max(whole(link, "count") * whole(link, "bw"), 0) for link in links)
             if mb_per_s:
                 self.server.add_cpu_link(gpu.busid, beta_of_bandwidth(Fraction(mb_per_s, 1000)), fabric="C2C")

@@ -37,10 +37,11 @@ class PcieServer:
 
     - `tree`: Directed graph of CPUs, switches and devices; attribute ``step`` of an edge is its rate limit.
     - `cpus`: {CPU: (beta of its links to other CPUs in us per MB, the assumption behind it, its host)}.
-    - `gpus`: GPU of each local rank, as a node of the tree.
+    - `gpus`: GPU of each local rank, as a node of the tree. Several ranks may share a GPU.
+    - `parts`: Partition of the GPU that each local rank has; empty if no ranks share a GPU.
     - `nics`: All network interfaces.
-    - `nvlinks` (mapping of (int, int) to int): NVLinks between two local ranks, the lower rank first.
-    - `switches` (tuple of mapping of int to int): {local rank: its NVLinks into one NVSwitch}.
+    - `nvlinks` (mapping of (int, int) to int): NVLinks between two GPUs (`gpu_numbers`), the lower one first.
+    - `switches` (tuple of mapping of int to int): {GPU: its NVLinks into one NVSwitch}.
     - `nvlink_beta_us_per_mb`: Beta of one NVLink.
     - `fabric`: ``"NVLink"`` or ``"xGMI"``.
     - `devices` (mapping of str to (str, Fraction, str)): {PCIe switch or device: (its parent, beta and name
@@ -56,6 +57,7 @@ class PcieServer:
     tree: Any = field(default_factory=lambda: import_module("networkx").DiGraph())
     cpus: dict[str, tuple[Fraction | None, str, str]] = field(default_factory=dict)
     gpus: list[str] = field(default_factory=list)
+    parts: list[int] = field(default_factory=list)
     nics: list[Nic] = field(default_factory=list)
     nvlinks: Mapping[tuple[int, int], int] = field(default_factory=dict)
     switches: Sequence[Mapping[int, int]] = ()
@@ -65,6 +67,12 @@ class PcieServer:
     guesses: dict[str, str] = field(default_factory=dict)
     pcie_source: str = ""
     assumed: list[str] = field(default_factory=list)
+
+    @property
+    def gpu_numbers(self) -> list[int]:
+        """Number of each local rank's GPU, in the order of ranks; the local rank if none share a GPU."""
+        number = {gpu: place for place, gpu in enumerate(dict.fromkeys(self.gpus))}
+        return [number[gpu] for gpu in self.gpus]
 
     def add_cpu(self, name: str, beta_us_per_mb: Fraction | None, *, guess: str = "", host: str = "") -> None:
         """Add a CPU, with links to other CPUs of its host; each has the rate of the sending CPU, as in NCCL.

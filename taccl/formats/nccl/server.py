@@ -25,6 +25,7 @@ from taccl.topology.parts import (
     OVERHEAD_US,
     LinkCost,
     add_crossbar,
+    beta_of_bandwidth,
     check_count,
     check_num_links,
     exact_cost,
@@ -35,6 +36,8 @@ Pair = tuple[int, int]
 
 PcieUse = Literal["where-needed", "always"]
 
+#: NCCL's constants (2.30), in GB/s each way: between ranks of one GPU, and between partitions of a GPU.
+SHARED_GB_PER_S, PARTS_GB_PER_S = 5000, 2618
 #: Latency in us of links inside a node (NVLink and PCIe): alpha in TACCL's topo-ndv2-1MB.json.
 INTRANODE_ALPHA_US = Fraction("0.3")
 #: Latency in us of links between nodes: remote_alpha in TACCL's topo-ndv2-1MB.json.
@@ -154,10 +157,12 @@ def pairs_by_pcie(server: PcieServer, pcie: PcieUse | None) -> list[tuple[int, i
     """
     import networkx
 
-    ranks = range(len(server.gpus))
-    joined = set(server.nvlinks) | {
+    ranks, gpus = range(len(server.gpus)), server.gpu_numbers
+    linked = set(server.nvlinks) | {
         pair for group in server.switches for pair in combinations(sorted(group), 2)
     }
+    ends = {(a, b): (gpus[a], gpus[b]) for a, b in combinations(ranks, 2)}
+    joined = {pair for pair, (a, b) in ends.items() if a == b or (min(a, b), max(a, b)) in linked}
     if networkx.is_connected(graph_of(joined, ranks)) and pcie != "always":
         return []
     return [pair for pair in combinations(ranks, 2) if pair not in joined]
@@ -167,7 +172,9 @@ def _add_node(
     shared: _Shared, server: PcieServer, wiring: Wiring, node: int, by_pcie: Iterable[Pair]
 ) -> None:
     first, (alpha_us, _) = node * len(server.gpus), wiring.latencies_us
-    for (a, b), count in sorted(server.nvlinks.items()):
+    if server.parts:
+        _add_sharing(shared, server, alpha_us, node)
+    for (a, b), count in () if server.parts else sorted(server.nvlinks.items()):
         beta = server.nvlink_beta_us_per_mb / count
         name = f"{server.fabric} x{count}" if count > 1 else server.fabric
         for src, dst in ((a, b), (b, a)):
@@ -175,7 +182,7 @@ def _add_node(
                 first + src, first + dst, alpha_us=alpha_us, beta_us_per_mb=beta, overhead_us=OVERHEAD_US,
                 name=name,
             )  # fmt: skip
-    for number, counts in enumerate(server.switches):
+    for number, counts in enumerate(() if server.parts else server.switches):
         which = f" {number}" if len(server.switches) > 1 else ""
         betas = {first + rank: server.nvlink_beta_us_per_mb / count for rank, count in counts.items()}
         cost = LinkCost(alpha_us, max(betas.values()), OVERHEAD_US)
@@ -186,6 +193,31 @@ def _add_node(
             steps = server.steps(server.gpus[src], server.gpus[dst])
             here: list[WayStep] = [(f"{name} of node {node}", beta, side) for name, beta, side in steps]
             shared.add_link(first + src, first + dst, alpha_us, "PCIe", here)
+
+
+def _add_sharing(shared: _Shared, server: PcieServer, alpha_us: Fraction, node: int) -> None:
+    """Add the links of a node in which ranks share GPUs, and the links between these GPUs."""
+    gpus, parts, first = server.gpu_numbers, server.parts, node * len(server.gpus)
+    betas = {pair: server.nvlink_beta_us_per_mb / count for pair, count in server.nvlinks.items()}
+    for a, b in permutations(range(len(gpus)), 2):
+        src, dst = gpus[a], gpus[b]
+        if src == dst:
+            rate = SHARED_GB_PER_S if parts[a] == parts[b] else PARTS_GB_PER_S
+            shared.builder.add_link(
+                first + a, first + b, alpha_us=alpha_us, beta_us_per_mb=beta_of_bandwidth(rate),
+                overhead_us=OVERHEAD_US, name="GPU",
+            )  # fmt: skip
+        elif (beta := betas.get((min(src, dst), max(src, dst)))) is not None:
+            name = f"{server.fabric} from GPU {src} to {dst} of node {node}"
+            shared.add_link(first + a, first + b, alpha_us, server.fabric, [(name, beta, "send")])
+        for number, counts in enumerate(server.switches):
+            if src != dst and src in counts and dst in counts:
+                name = f"NVSwitch {number} of node {node}"
+                steps: list[WayStep] = [
+                    (f"{name} from GPU {src}", server.nvlink_beta_us_per_mb / counts[src], "send"),
+                    (f"{name} to GPU {dst}", server.nvlink_beta_us_per_mb / counts[dst], "receive"),
+                ]
+                shared.add_link(first + a, first + b, alpha_us, "NVSwitch", steps)
 
 
 def _join_nodes(shared: _Shared, server: PcieServer, wiring: Wiring, nics: Nics) -> None:
@@ -259,6 +291,15 @@ def _assumptions(server: PcieServer, wiring: Wiring, by_pcie: list[Pair], nics: 
         )
         if is_assumed
     ]  # fmt: skip
+    if server.parts:
+        pairs = combinations(range(len(server.gpus)), 2)
+        same = {server.parts[a] == server.parts[b] for a, b in pairs if server.gpus[a] == server.gpus[b]}
+        rates = [f"{SHARED_GB_PER_S if each else PARTS_GB_PER_S} GB/s" for each in sorted(same)]
+        assumed.append(
+            f"ranks that share a GPU share its {server.fabric} and PCIe links; {' or '.join(rates)} between "
+            "them, NCCL's constant"
+        )
+        assumed += ["sums in NVSwitch (NVLS) are omitted"] if server.switches else []
     if not by_pcie and len(server.gpus) > 1 and wiring.pcie is None:
         assumed.append(
             f"{server.fabric} joins all ranks of a node, so PCIe between them is omitted (pcie='always' "

@@ -107,12 +107,19 @@ def load_nccl_topology(
     fabrics = (FABRICS[link.tag] for gpu in ranked for link in gpu.nvlinks)
     server.fabric = next(fabrics, FABRICS["xgmi"] if any(gpu.gcn for gpu in ranked) else server.fabric)
     server.gpus = [gpu.busid for gpu in ranked]
+    # Ranks that share a GPU share its links, which the file lists for each of them, as in NCCL.
+    gpu_of = {gpu.busid: gpu for gpu in reversed(ranked)}
+    distinct = [gpu_of[busid] for busid in dict.fromkeys(server.gpus)]
+    if len(distinct) < len(ranked):
+        server.parts = [gpu.part for gpu in ranked]
     server.nvlinks, server.switches = (
-        _nvlinks(ranked, server.fabric, assumed) if nvlinks is None else _given_nvlinks(nvlinks, len(ranked))
+        _nvlinks(distinct, server.fabric, assumed)
+        if nvlinks is None
+        else _given_nvlinks(nvlinks, len(distinct))
     )
     joined = server.nvlinks or server.switches
     if system.num_hosts > 1:
-        if sum(map(len, server.switches)) < len(ranked):
+        if sum(map(len, server.switches)) < len(distinct):
             raise top.error(
                 f"found CPUs of {system.num_hosts} hosts (host_hash), whose GPUs no NVSwitch joins; expected "
                 "one host; keep its <cpu> elements, and give nodes= for several equal hosts"
@@ -131,7 +138,7 @@ def load_nccl_topology(
         nvlink_beta = _nvlink_beta(ranked, server.fabric, assumed if joined else [])
     server.nvlink_beta_us_per_mb = nvlink_beta
     if nvlinks is None:
-        _join_cpus(ranked, server)
+        _join_cpus(distinct, server)
     wiring = Wiring(
         nodes, pcie, rails,
         stated_alpha(intranode_alpha_us, "intranode_alpha_us"),
@@ -160,7 +167,7 @@ def _ranked(gpus: list[Gpu], assumed: list[str]) -> list[Gpu]:
         twice = next(gpu for gpu in gpus if gpu.rank == rank)
         raise twice.element.error(f"found rank {rank} {count} times; expected it once; correct it")
     if len(ranks) < len(gpus):
-        assumed.append(f"{len(gpus) - len(ranks)} GPUs without a rank are omitted, as in NCCL")
+        assumed.append(f"{len(gpus) - len(ranks)} GPUs without a rank are omitted, as in NCCL and RCCL")
     if sorted(ranks) != list(range(len(ranks))):
         assumed.append("the file's ranks have gaps; they are renumbered from 0, in their order")
     return sorted((gpu for gpu in gpus if gpu.rank >= 0), key=lambda gpu: gpu.rank)

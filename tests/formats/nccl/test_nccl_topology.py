@@ -596,3 +596,51 @@ def test_gpus_outside_devices_are_refused(tmp_path, text):
     path.write_text(text.replace("<system>", '<system version="1">'))
     with pytest.raises(FormatError, match=r"found <gpu> in <(system|cpu)>; expected it in a <pci>"):
         load_nccl_topology(path)
+
+
+_SWITCH = '<nvlink target="0000:90:00.0" count="18" tclass="0x068000"/>'
+
+
+def _device(bus, ranks, links, parts):
+    """A PCIe device with a ``<gpu>`` for each rank; each lists all links of the GPU, as in NCCL's dumps."""
+    gpus = "".join(
+        f'<gpu dev="{rank}" sm="100" rank="{rank}" mlopart="{part}">{links}</gpu>'
+        for rank, part in zip(ranks, parts, strict=True)
+    )
+    return f'<pci busid="0000:{bus}:00.0" class="0x030200">{gpus}</pci>'
+
+
+@pytest.mark.parametrize(("parts", "gb_per_s"), [((0, 1), 2618), ((-1, -1), 5000)])
+def test_ranks_of_one_gpu_share_its_links(tmp_path, parts, gb_per_s):
+    """Two partitions of a GPU, or two ranks on it, are ranks that share its 18 NVLinks into the NVSwitch.
+
+    NCCL 2.30 lists all NVLinks for each of them. In an alltoall of 16 MB, a GPU sends four messages of 4 MB at
+    18 * 40.1 GB/s.
+    """
+    path = write_dump(tmp_path, _device("10", (0, 1), _SWITCH, parts), _device("11", (2, 3), _SWITCH, parts))
+    topology = load_nccl_topology(path, intranode_alpha_us=0)
+    rates = {(link.src, link.dst): float(1000 / link.beta_us_per_mb) for link in topology.links}
+    assert rates[0, 1] == rates[3, 2] == pytest.approx(gb_per_s)
+    assert rates[0, 2] == rates[3, 1] == pytest.approx(18 * 40.1)
+    assert any(f"{gb_per_s} GB/s between them" in each for each in topology.assumed)
+    problem = taccl.make_problem(topology, "alltoall", size_bytes=16_000_000)
+    schedule = taccl.baselines.pairwise(problem)
+    taccl.verify(schedule).raise_if_failed()
+    assert schedule.finish_us == pytest.approx(16e6 / (18 * 40.1e3))
+
+
+def test_partitions_share_xgmi_links_and_nics(tmp_path):
+    """Partitions of two GPUs share the xGMI link between them, and the NIC: 4 ranks send 48 and 12.5 GB/s."""
+    links = '<xgmi target="0000:{}:00.0" count="1" tclass="0x038000"/>'
+    nic = (
+        '<pci busid="0000:20:00.0" class="0x020000"><nic><net name="n0" dev="0" speed="100000"/></nic></pci>'
+    )
+    devices = [
+        _device(bus, ranks, links.format(other), (0, 1)).replace('sm="100"', 'sm="94" gcn="gfx942"')
+        for bus, ranks, other in (("10", (0, 1), "11"), ("11", (2, 3), "10"))
+    ]
+    topology = load_nccl_topology(write_dump(tmp_path, *devices, nic, version=2), nodes=2)
+    (shared,) = {name for name in topology.resources if "xGMI from GPU 0 to 1 of node 0" in name.name}
+    assert holders(topology, shared.name) == {(0, 2), (0, 3), (1, 2), (1, 3)}
+    (port,) = {each.name for each in topology.resources if "n0 of node 0 egress" in each.name}
+    assert holders(topology, port) == {(src, dst) for src in range(4) for dst in range(4, 8)}
