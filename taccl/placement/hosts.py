@@ -33,6 +33,9 @@ _SLOT_GB_PER_S = 64.0
 #: `_NVLINK_GB_PER_S`: min and max rate of one NVLink of P100 and V100 in GB/s, as measured.
 #: `_SAME`: max relative difference at which a rate counts as a multiple of one NVLink's.
 _NVLINK_GB_PER_S, _SAME = (16.0, 26.0), 0.08
+#: `_PCIE_4_GB_PER_S`: GB/s of a PCIe 4 x16 slot; bridges of two GPUs are faster.
+#: `_RATIO_OF_BRIDGES`: min ratio of the rate of such bridges to that of every other link.
+_PCIE_4_GB_PER_S, _RATIO_OF_BRIDGES = 32.0, 2.0
 #: Factor by which the oversubscription grows with each level of clusters; our choice.
 _FURTHER = 2.0
 #: Values for costs that were not measured; our choices, listed among the topology's assumptions.
@@ -197,9 +200,9 @@ def _costs(
             across = np.ix_(rows, columns)
             slowness[across] = np.maximum(slowness[across], 1.0 / each)
         shared.append(SharedPath(what, inside, float(_rounded(np.array(1000.0 / each)))))
-    kinds, wires = np.zeros((count, count), np.int64), np.zeros((count, count), bool)
+    kinds, wires, because_of = np.zeros((count, count), np.int64), np.zeros((count, count), bool), ""
     if probe.is_one_server:
-        kinds, wires = _kinds_of_links(slowness)
+        kinds, wires, because_of = _kinds_of_links(slowness)
     if found:
         nested = ", in ".join(format_count(int(labels.max()) + 1, "cluster") for labels in found)
         because = "as their distances suggest" if probe.clusters is None else "as was stated"
@@ -222,7 +225,7 @@ def _costs(
         if ports != "none" and wires.any():
             assumed.append(
                 f"links of at least {1 / slowness[wires].max():.3g} GB/s are NVLinks with wires of their "
-                "own, as their rates are whole multiples of one NVLink's"
+                f"own, as {because_of}"
             )
     alpha = np.nan_to_num(np.round(alpha, DECIMALS))
     beta = np.nan_to_num(_rounded(1000.0 * slowness))
@@ -231,8 +234,8 @@ def _costs(
     )
 
 
-def _kinds_of_links(slowness: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """(kind of each link, True for NVLinks with wires of their own), both (num_hosts, num_hosts).
+def _kinds_of_links(slowness: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.bool_], str]:
+    """(kind of each link, True for NVLinks with wires of their own, reason), the first two as matrices.
 
     Kinds are numbered by rate, from 0 for the fastest; after them, each NVLink of a GPU has its own. Links
     are of different kinds if their sorted rates have a gap between them. All rates below that of a PCIe slot
@@ -243,10 +246,35 @@ def _kinds_of_links(slowness: NDArray[np.float64]) -> tuple[NDArray[np.int64], N
     differ = ordered[1:] > _RATIO_OF_KINDS * ordered[:-1]
     starts = ordered[1:][differ & (ordered[:-1] < 1 / _SLOT_GB_PER_S)]
     kinds = np.where(off, np.searchsorted(starts, slowness, side="right"), 0)
-    wires = off & (slowness <= _slowest_nvlink(ordered, np.flatnonzero(differ) + 1))
+    places = np.flatnonzero(differ) + 1
+    wires = off & (slowness <= _slowest_nvlink(ordered, places))
+    why = "their rates are whole multiples of one NVLink's"
+    if not wires.any():
+        wires = _bridges(slowness, ordered, places)
+        why = f"each GPU has at most one, and other links are slower by {_RATIO_OF_BRIDGES:g} times or more"
     ranks = np.arange(len(slowness))
     own = kinds.max() + (ranks[None] - ranks[:, None]) % len(ranks)
-    return np.where(wires, own, kinds), wires
+    return np.where(wires, own, kinds), wires, why
+
+
+def _bridges(
+    slowness: NDArray[np.float64], ordered: NDArray[np.float64], starts: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """True for NVLink bridges between the GPUs of a pair, beside PCIe between pairs; (num_hosts, num_hosts).
+
+    A PCIe slot of generation 5 may be as fast, but is seldom so slow to all GPUs except one.
+
+    - `ordered`, `starts`: As in `_slowest_nvlink`.
+    """
+    none = np.zeros(slowness.shape, bool)
+    if not len(starts):
+        return none
+    slowest, next_class = ordered[starts[0] - 1], ordered[starts[0]]
+    if slowest >= 1 / _PCIE_4_GB_PER_S or next_class < _RATIO_OF_BRIDGES * slowest:
+        return none
+    found: NDArray[np.bool_] = (slowness <= slowest) & ~np.eye(len(slowness), dtype=bool)
+    is_matching = (found == found.T).all() and found.sum(axis=1).max() == 1
+    return found if is_matching else none
 
 
 def _slowest_nvlink(ordered: NDArray[np.float64], starts: NDArray[np.int64]) -> float:

@@ -236,6 +236,25 @@ def test_nvlinks_of_pairs_have_wires_of_their_own():
     assert not _has_wires(np.where(rates == 48.0, 24.0, rates))  # one rate beside PCIe may be PCIe, too
 
 
+def test_bridges_of_two_gpus_are_not_limited_by_a_pcie_slot():
+    """A bridge of 52.8 GB/s beside PCIe at 21 is an NVLink of its own, though a PCIe 5 slot is as fast.
+
+    Each pair of four GPUs gets 32 of the 64 MB through its two slots of 21 GB/s, in 762 us.
+    """
+    rates = np.full((4, 4), 21.0)
+    for a, b in ((0, 1), (1, 0), (2, 3), (3, 2)):
+        rates[a, b] = 52.8
+    topology = Probe(tuple(f"GPU {i}" for i in range(4)), bandwidth_gb_per_s=rates).topology()
+    assert any("at least 52.8 GB/s are NVLinks" in each for each in topology.assumed)
+    problem = taccl.make_problem(topology, "allgather", size_bytes=64 * 10**6)
+    assert taccl.lower_bound(problem, divisible=True).bound_us == pytest.approx(762, rel=0.01)
+    assert not _has_wires(np.where(rates == 21.0, 30.0, rates))  # PCIe 5 in a socket and across
+    assert not _has_wires(np.where(rates == 21.0, 10.0, np.full((4, 4), 26.0)))  # PCIe 4 in a socket
+    several = rates.copy()
+    several[0, 2] = several[2, 0] = 52.8
+    assert not _has_wires(several)  # a GPU with two fast links may reach both through one port
+
+
 def _has_wires(rates):
     names = tuple(f"GPU {i}" for i in range(len(rates)))
     return any("NVLinks" in each for each in Probe(names, bandwidth_gb_per_s=rates).topology().assumed)
