@@ -19,12 +19,12 @@ from taccl.errors import CollectiveError, FormatError, NumericsWarning
 from taccl.explore.expectation import Choice, Expectation
 from taccl.explore.measured_machine import Machine, read_logs, topology_of, untested_kind, untested_small
 from taccl.explore.plan_runtimes import under_launch
-from taccl.measure.causes import DETOURS, Cause, causes_of, sizes_off
+from taccl.measure.causes import ANY_RATE, DETOURS, Cause, causes_of, sizes_off
 from taccl.measure.curve import Kink, irregularity_note, kinks, slow_middle
 from taccl.measure.diagnosis import Diagnosis, Gain, Limit, Point, SeriesDiagnosis
 from taccl.measure.facts import HEALTHY, UNTESTED, UNTESTED_USUAL, WITHIN_ERROR, Facts, OtherNics
 from taccl.measure.logs import OTHER_LIBRARY
-from taccl.measure.machine import NO_PEERS, has_no_peers, machine_of, mismatches
+from taccl.measure.machine import NO_PEERS, has_no_peers, machine_of, may_be_bridged, mismatches
 from taccl.measure.model import COLLECTIVES
 from taccl.measure.series import POINT_TO_POINT, Log, Series
 from taccl.problem.collective import busbw_factor
@@ -269,6 +269,9 @@ def _facts(
         excluded=debug.excluded, algorithm_shares=expected.algorithm_shares() if is_slow else {},
         untested=untested_kind(on, debug.version), small_untested=untested_small(on, debug.version),
         other_nics=other_nics,
+        path_gb_per_s=_path_gb_per_s(on) if joint == "bridges" else 0.0,
+        busbw_gb_per_s=_busbw(series, series.times_us[-1]),
+        may_be_bridged=not named and on.num_nodes == 1 and may_be_bridged(on.machine, log.gpus),
     )  # fmt: skip
 
 
@@ -285,9 +288,19 @@ def _other_nics(expected: Expectation, num_nics: int, listed: int) -> OtherNics 
     for num in (each for each in numbers if 0 < each < num_nics):
         time_us = expected.with_nics(num)
         if time_us is not None and WITHIN_ERROR <= time_us / series.times_us[-1] <= _OVER:
-            factor = busbw_factor(series.collective, series.num_ranks)
-            return OtherNics(num, series.size_bytes[-1] / time_us / 1000 * factor, bool(listed))
+            return OtherNics(num, _busbw(series, time_us), bool(listed))
     return None
+
+
+def _busbw(series: Series, time_us: float) -> float:
+    """Bus bandwidth in GB/s of the largest size if it takes `time_us`."""
+    return series.size_bytes[-1] / time_us / 1000 * busbw_factor(series.collective, series.num_ranks)
+
+
+def _path_gb_per_s(topology: Topology) -> float:
+    """Highest rate in GB/s of a PCIe link between two ranks; 0 if there is none."""
+    rates = (1000 / float(each.beta_us_per_mb) for each in topology.links if "PCIe" in each.name)
+    return max(rates, default=0.0)
 
 
 def _unusual(expected: Expectation) -> Iterator[Kink]:
@@ -404,7 +417,9 @@ def conclusion(facts: Facts, causes: Sequence[Cause], bound_share: float | None)
     found = [(facts.is_slow, rate, "large"), (facts.is_late, detours or latency, "small")]
     said = [f"; {size} messages: {_named(some)}" for is_off, some, size in found if is_off]
     if facts.is_slow and facts.share is not None:
-        if facts.other_nics is not None:
+        if facts.fills_path:
+            said[0] = "; large messages: usual for bridged pairs, whose rings share one path of PCIe"
+        elif facts.other_nics is not None:
             num, gb_per_s, is_listed = facts.other_nics
             usual = f"; large messages: {gb_per_s:.4g} GB/s are usual with "
             if is_listed:
@@ -426,7 +441,9 @@ def conclusion(facts: Facts, causes: Sequence[Cause], bound_share: float | None)
         is_bound = bound_share is not None and bound_share <= _OVER
         if is_bound:
             said.append("; above the prediction, but not above the bound")
-        elif facts.joint == "PCIe" and facts.num_nodes == 1 and facts.share > _BRIDGED:
+        elif (
+            facts.may_be_bridged or facts.joint == "PCIe" and facts.num_nodes == 1 and facts.share > _BRIDGED
+        ):
             said.append("; faster than PCIe, as with NVLink bridges: give `nvidia-smi topo -m` as --topology")
         else:
             said.append("; faster than the model allows: check --topology and the number of ranks")
@@ -435,7 +452,18 @@ def conclusion(facts: Facts, causes: Sequence[Cause], bound_share: float | None)
         said.append(f"; off the curve: {first_of(off, _NAMED)}")
     is_known = facts.share is not None or facts.small_ratio is not None
     ending = "".join(said) or ("; as expected" if is_known else "")
+    if facts.may_be_bridged and facts.share is not None and HEALTHY <= facts.share <= _TOO_FAST:
+        ending += " of PCIe alone" if not said else "; large messages have the rate of PCIe alone"
+        ending += ": bridges between pairs of such boards are not in the log (give `nvidia-smi topo -m`)"
+    unseen = [
+        said for name, said in facts.stated.items() if name in ANY_RATE and not _has_cause(causes, name)
+    ]
+    ending += f", but {unseen[0]}" if unseen and is_known else ""
     return f"{ending}; no published log of {facts.untested}" if facts.untested and is_known else ending
+
+
+def _has_cause(causes: Sequence[Cause], name: str) -> bool:
+    return any(each.name == name for each in causes)
 
 
 def _named(causes: Sequence[Cause]) -> str:

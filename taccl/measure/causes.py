@@ -48,7 +48,7 @@ Grade = Literal["likely", "possible"]
 #: Slow part of a series: the rate of large messages, the latency of small ones, or sizes off the curve.
 Of = Literal["rate", "latency", "sizes"]
 #: Causes that explain any low rate, so that lines of a log suffice as evidence.
-_ANY_RATE = ("sockets", "gdr-off", "nic-unused", "p2p-disabled")
+ANY_RATE = ("sockets", "gdr-off", "nic-unused", "p2p-disabled")
 #: Max rate in GB/s of a node that suggests sockets (our choice: the wire rate of 100 Gb/s), and max share of
 #: its NICs' rate.
 _SOCKETS_GB_PER_S, _SOCKETS_SHARE = 12.5, 0.5
@@ -89,7 +89,7 @@ def causes_of(facts: Facts) -> tuple[Cause, ...]:
     matches = sorted(distance for rule, _, distance, _ in found if rule.of == "rate" and distance <= _MATCHES)
     is_unsure = facts.slow_network is not None and facts.may_hide_rail
     is_unsure |= facts.share is not None and facts.share >= facts.within_error
-    is_unsure |= facts.other_nics is not None
+    is_unsure |= facts.other_nics is not None or facts.may_be_bridged and facts.is_slow
     is_unsure |= len(matches) > 1 and matches[1] <= matches[0] + _INDISTINCT
     causes = []
     for rule, grade, distance, evidence in found:
@@ -126,7 +126,7 @@ def _evidence(rule: Rule, facts: Facts) -> _Found:
     if found is not None:
         return "likely", 0.0, f"{stated}; {found[2]}"
     is_slow = facts.is_slow if rule.name == "p2p-disabled" else facts.slow_network is not None
-    return ("likely", 0.0, stated) if rule.name in _ANY_RATE and is_slow else None
+    return ("likely", 0.0, stated) if rule.name in ANY_RATE and is_slow else None
 
 
 def _matched(share: float, expected: Iterable[tuple[float, str]]) -> _Found:
@@ -249,8 +249,11 @@ def _nvlinks_down(facts: Facts) -> _Found:
 
 
 def _one_path(facts: Facts) -> _Found:
-    if facts.joint != "bridges" or facts.num_nodes > 1 or not facts.is_slow:
+    if facts.num_nodes > 1 or not facts.is_slow or facts.joint != "bridges" and not facts.may_be_bridged:
         return None
+    if facts.may_be_bridged:
+        told = f"{facts.share:.0%} of what PCIe carries; such boards may be bridged in pairs"
+        return "possible", 0.1, f"{told}, whose channels then share a path of PCIe"
     told = f"{facts.share:.0%} of what all PCIe links carry together; one path of them carries about half"
     return "possible", 0.1, told
 

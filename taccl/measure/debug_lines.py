@@ -21,6 +21,8 @@ _NICS, _NIC = re.compile(r"CCL INFO NET/IB ?: Using (\[0\].*)"), re.compile(r"\[
 #: Path of a channel from one rank to another, such as P2P/IPC, SHM/direct/direct or NET/IB/0/GDRDMA.
 #: Names of plugins may have spaces, as in NET/AWS Libfabric/0/GDRDMA.
 _PATH = re.compile(r"CCL INFO Channel .* via (P2P|SHM|NET)/(\S.*)")
+#: Lines of a library that sends through host memory: in the summary of its rings, or for a NIC.
+_NO_GDR = re.compile(r"CCL INFO .*(use ring PXN \d GDR 0\b|GPU Direct RDMA Disabled for HCA)")
 #: `_NO_NVLS`: line of a GPU without NVLS. `_NVLS`: lines of a communicator with NVLS.
 _NO_NVLS = re.compile(r"NVLS multicast support is not available")
 _NVLS = re.compile(r"CCL INFO (NVLS comm 0x|Connected NVLS tree)")
@@ -109,6 +111,8 @@ def _causes(text: str, network: str, between: list[str], inside: set[str]) -> It
     host = sum("GDRDMA" not in rest for rest in between)
     if host:
         yield "gdr-off", f"the log lists {host} of {len(between)} channels between nodes without GDRDMA"
+    elif not between and network != "sockets" and _NO_GDR.search(text):
+        yield "gdr-off", "the log says that GPUDirect RDMA is not used"
     if inside == {"SHM"}:
         yield "p2p-disabled", "the log lists all channels inside nodes as via SHM"
     if _NO_NVLS.search(text):

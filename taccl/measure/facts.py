@@ -39,6 +39,9 @@ class Facts:
     - `small_ratio`: Measured over usual time of small messages; None if either is unknown.
     - `network_shares`: {algorithm: share of the NICs' rate that explains `share`}; empty in a single node.
     - `nic_gb_per_s`, `nics_per_node`: Rate that messages reach on a NIC, and NICs of a node.
+    - `may_be_bridged`: True if NVLink bridges, which the log does not show, may join the boards in pairs.
+    - `path_gb_per_s`, `busbw_gb_per_s`: Rate of one path of PCIe between bridged GPUs, and measured bus
+      bandwidth of large messages; 0 without bridges.
     - `joint`: Links of a node: ``"NVSwitch"``, ``"NVLink"``, ``"xGMI"``, ``"PCIe"``, or ``"bridges"``
       if NVLinks join some GPUs, and PCIe the others.
     - `shares`: {protocol, or ``"no nvls"``: expected bandwidth under it, divided by that of the best choice}.
@@ -93,6 +96,9 @@ class Facts:
     untested: str = ""
     small_untested: str = ""
     other_nics: OtherNics | None = None
+    may_be_bridged: bool = False
+    path_gb_per_s: float = 0.0
+    busbw_gb_per_s: float = 0.0
 
     @property
     def library(self) -> str:
@@ -103,6 +109,13 @@ class Facts:
     def is_slow(self) -> bool:
         """True if large messages are slower than expected."""
         return self.share is not None and self.share < HEALTHY
+
+    @property
+    def fills_path(self) -> bool:
+        """True if the bus bandwidth is that of the path of PCIe that the rings of bridged GPUs share."""
+        return (
+            WITHIN_ERROR * self.path_gb_per_s <= self.busbw_gb_per_s <= self.path_gb_per_s / WITHIN_ERROR > 0
+        )
 
     @property
     def within_error(self) -> float:

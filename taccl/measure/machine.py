@@ -418,6 +418,13 @@ def has_no_peers(gpus: Iterable[str]) -> bool:
     return any(_NO_PEERS.search(name) for name in gpus)
 
 
+def may_be_bridged(machine: str, gpus: Iterable[str]) -> bool:
+    """True if NVLink bridges may join the named boards on PCIe in pairs, which their names do not tell."""
+    from taccl.topology.models import MODELS
+
+    return machine in MODELS and bool(gpu_models(gpus) & set(MODELS[machine].bridged))
+
+
 def is_stand_in(machine: str, gpus: Iterable[str]) -> bool:
     """True if no GPU is of the model for which a machine model was made, as with H20 on ``dgx-h100``."""
     from taccl.topology.models import MODELS

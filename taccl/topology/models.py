@@ -85,6 +85,7 @@ class Model(NamedTuple):
     - `gpus`: GPU models in the names of devices that this machine stands for, the machine's own first. Models
       share a machine if their links in a node are alike; on PCIe, if their data sheets state the same version
       of it, with 16 lanes.
+    - `bridged`: Those of `gpus` on PCIe that NVLink bridges may join in pairs, which their names do not tell.
     - `links`: {kind of link in a node: its rate}.
     - `nic`: Rate of a NIC.
     - `host`: Maker of the hosts' processors, ``"AMD"``, or ``"Intel"`` for all others. It determines the
@@ -113,6 +114,7 @@ class Model(NamedTuple):
     host: str = "Intel"
     nics_per_rank: int = 1
     network: str = ""
+    bridged: tuple[str, ...] = ()
 
     @property
     def has_library(self) -> bool:
@@ -139,9 +141,10 @@ _RAILED = ", and a NIC for each rank."
 
 
 def _on_pcie(
-    what: str, gpus: tuple[str, ...], generation: str, version: str, gb_per_s: str, nccl_gb_per_s: str
-) -> Model:
-    """Server of eight GPUs on PCIe that share one NIC."""
+    what: str, gpus: tuple[str, ...], generation: str, version: str, gb_per_s: str, nccl_gb_per_s: str,
+    *, bridged: tuple[str, ...] = (),
+) -> Model:  # fmt: skip
+    """Server of eight GPUs on PCIe that share one NIC; some models may be `bridged` by NVLink in pairs."""
     return Model(
         f"Server of 8 {what} a node, each on PCIe, and one NIC of 100 Gb/s that all share.",
         NodeShape(8, 8, joint="PCIe", network="Ethernet"),
@@ -150,6 +153,7 @@ def _on_pcie(
         gpus,
         generation,
         pcie=Pcie(version, nccl_gb_per_s),
+        bridged=bridged,
     )
 
 
@@ -347,10 +351,19 @@ MODELS: dict[str, Model] = {
         "3.0",
         "15.75",
         "12",
+        bridged=("Quadro RTX 5000", "Quadro RTX 6000", "Quadro RTX 8000", "RTX 2080", "TITAN RTX"),
     ),
-    "a100-pcie": _on_pcie("A100 with PCIe boards", ("A100", "A800"), "Ampere", "4.0", "31.5", "20"),
+    "a100-pcie": _on_pcie(
+        "A100 with PCIe boards", ("A100", "A800"), "Ampere", "4.0", "31.5", "20", bridged=("A100", "A800")
+    ),
     "h100-pcie": _on_pcie(
-        "H100 with PCIe boards", ("H100", "H800", "RTX PRO 6000", "RTX 5090"), "Hopper", "5.0", "63", "40"
+        "H100 with PCIe boards",
+        ("H100", "H800", "RTX PRO 6000", "RTX 5090"),
+        "Hopper",
+        "5.0",
+        "63",
+        "40",
+        bridged=("H100", "H800"),
     ),
     "l40s": _on_pcie(
         "L40S, or of other boards on PCIe 4.0",
@@ -362,6 +375,7 @@ MODELS: dict[str, Model] = {
         "4.0",
         "31.5",
         "20",
+        bridged=("A30", "A40", "A4500", "A5000", "A5500", "A6000", "RTX 3090"),
     ),
 }
 MODELS |= {

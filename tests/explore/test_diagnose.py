@@ -767,9 +767,24 @@ def test_half_of_the_nics_are_unused_on_machines_and_files(log, tmp_path, on):
     assert unused.evidence.endswith("the rate of 4 of 8 NICs")
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/0", "Connected all rings, use ring PXN 0 GDR 0"],
+)
+def test_host_memory_is_in_a_healthy_verdict(log, line):
+    """Usual figures do not hide that a log shows a path through host memory between nodes."""
+    text = f"host0:1:2 [0] NCCL INFO {line}\n" + network_log([NIC] * 8)
+    verdict = judged(log(text)).verdict
+    assert "; as expected, but the log " in verdict
+    assert verdict.endswith(("without GDRDMA", "GPUDirect RDMA is not used"))
+    assert judged(
+        log(text.replace("NET/IB/0", "NET/IB/0/GDRDMA").replace("GDR 0", "GDR 1"))
+    ).verdict.endswith("expected")
+
+
 @pytest.mark.parametrize("lists", [True, False])
 def test_another_number_of_nics_is_the_first_uncertainty(log, lists):
-    """If two nodes of A100 have four NICs, and eight are assumed, the verdict has the usual rate of four.
+    """The verdict on two nodes of A100 has the rate that is usual with four NICs, where eight are assumed.
 
     If the log lists the NICs, no other cause is in the verdict. Of a machine by name, NICs are unused.
     """

@@ -212,3 +212,20 @@ def test_bridges_are_judged_by_the_matrix(log, tmp_path):
     text = node_log(20.0).replace(H100_NAME, "NVIDIA A100 80GB PCIe")
     found = judged(log(text), topology=str(path))
     assert rates(found, "possible") == {"one-path"} and not rates(found)
+    assert "large messages: usual for bridged pairs, whose rings share one path of PCIe" in found.verdict
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gb_per_s", "said"),
+    [
+        ("NVIDIA A100 80GB PCIe", 19.5, "as expected of PCIe alone: bridges between pairs of such boards are not in"),
+        ("NVIDIA A40", 26.0, "faster than PCIe, as with NVLink bridges: give `nvidia-smi topo -m` as --topology"),
+        ("NVIDIA A40", 10.0, "or all channels use one path of PCIe between bridged GPUs)"),
+        ("NVIDIA L40S", 19.5, "as expected"), ("NVIDIA L40S", 26.0, "check --topology and the number of ranks"),
+    ],
+)  # fmt: skip
+def test_boards_that_may_be_bridged_ask_for_the_matrix(log, gpu, gb_per_s, said):
+    """The names of A100 on PCIe and A40 do not tell bridges, so the verdict does; L40S have none."""
+    verdict = judged(log(node_log(gb_per_s, latency_us=22.0).replace(H100_NAME, gpu))).verdict
+    assert said in verdict
+    assert ("bridge" in verdict) == ("L40S" not in gpu)

@@ -15,6 +15,8 @@ def facts_of(*lines):
     [
         ("Using network Socket", "sockets"),
         ("Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/0", "gdr-off"),
+        ("Connected all rings, use ring PXN 0 GDR 0", "gdr-off"),
+        ("NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'", "gdr-off"),
         ("Channel 00 : 0[0] -> 1[1] via SHM/direct/direct", "p2p-disabled"),
         ("NVLS multicast support is not available on dev 0 (NVLS_NCHANNELS 0)", "nvls-off"),
         ("NCCL_NVLS_ENABLE set by environment to 0.", "nvls-off"),
