@@ -116,7 +116,7 @@ class _Parser(argparse.ArgumentParser):
         name, known = word.partition("=")[0], self._option_string_actions
         if name not in known:
             near = did_you_mean(name, known)
-            if self._subparsers is not None:
+            if self._subparsers is not None and not near:
                 near = " before the verb; put a verb's options after it"
             self.error(f"there is no option {name}{near}")
 
@@ -131,6 +131,8 @@ class _Parser(argparse.ArgumentParser):
         where = None
         if message.startswith("argument "):
             where, _, message = message.removeprefix("argument ").partition(": ")
+        if message == "expected one argument":
+            message = "found no value; give one"
         if message.startswith(_REQUIRED):
             where, message = message.removeprefix(_REQUIRED), "found none; give one"
         raise InputError(f"{message} (see {self.prog} --help)", where=where)

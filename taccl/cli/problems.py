@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from collections.abc import Iterable
 from contextlib import suppress
@@ -395,4 +396,7 @@ def sizes_of_pairs(options: argparse.Namespace, num_ranks: int) -> NDArray[np.in
         return skewed_sizes(
             num_ranks, getattr(options, "size", None) or parse_size(USUAL_SIZE), options.matrix
         )
+    if not os.path.exists(options.matrix):
+        said = f"found {options.matrix!r}, which is no file; expected {MATRICES}"
+        raise InputError(said, where="--matrix")
     return load_sizes(options.matrix)

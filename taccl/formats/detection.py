@@ -14,6 +14,8 @@ from taccl.errors import FormatError, InputError
 from taccl.formats.table import FORMATS, FileFormat
 
 _LIMIT_BYTES = 10**9
+#: Kinds of objects that formats hold, as messages name them.
+_ANY_FORMAT = "a schedule, a program, a topology or a workload"
 #: Max characters at the top of a file that are searched for marks of its format.
 _HEAD_CHARACTERS = 1 << 16
 #: Max characters of a JSON file that is parsed whole because its first field does not identify its format.
@@ -55,10 +57,12 @@ def format_of_name(path: str | os.PathLike[str], where: str = "format") -> FileF
     return max(fitting, key=lambda each: each[:2])[2]
 
 
-def format_of_content(path: str | os.PathLike[str]) -> FileFormat:
+def format_of_content(path: str | os.PathLike[str], wanted: str = _ANY_FORMAT) -> FileFormat:
     """Format of a file by its content, independent of its name.
 
     The file is not checked further; the format's reader does that.
+
+    - `wanted`: Name of the kinds that the caller accepts, for the message on a file of another kind.
 
     Raises `InputError` if the file cannot be read. `FormatError` if it matches no format of the table; the
     message describes the content and lists the formats.
@@ -73,14 +77,14 @@ def format_of_content(path: str | os.PathLike[str]) -> FileFormat:
         first = _FIRST_ELEMENT.match(text)
         element = first[1] if first else ""
         top = f"XML with <{element[:40]}> at its top" if element else "XML without an element"
-        raise _unknown(top, where, kinds_of_text(text))
+        raise _unknown(top, where, kinds_of_text(text), wanted)
     if not text.startswith("{"):
         kinds = kinds_of(path)
         if kinds[:1] == ["topology"]:
             return format_named("taccl-topology")
         if kinds == [MATRIX_IN_TEXT]:
             return format_named("pair-matrix")
-        raise _unknown("text that is no JSON object", where, kinds)
+        raise _unknown("text that is no JSON object", where, kinds, wanted)
     if len(text) > _PARSED_CHARACTERS:
         raise _unknown(f"{len(text)} characters of JSON of unknown kind", where)
     data = parse_json(text, source=where, exact=True)
@@ -91,7 +95,7 @@ def format_of_content(path: str | os.PathLike[str]) -> FileFormat:
     if kinds[:1] == ["topology"]:
         return format_named("taccl-topology")
     names = ", ".join(repr(name[:40]) for name in list(data)[:6])
-    raise _unknown(f"JSON with fields {names}" if data else "an empty JSON object", where, kinds)
+    raise _unknown(f"JSON with fields {names}" if data else "an empty JSON object", where, kinds, wanted)
 
 
 def wrong_format(path: str | os.PathLike[str], found: FileFormat, wanted: str) -> InputError:
@@ -110,9 +114,8 @@ def _first_field_tells(each: FileFormat, head: str) -> bool:
     return re.match(mark, head) is not None
 
 
-def _unknown(found: str, where: str, kinds: Sequence[str] = ()) -> FormatError:
+def _unknown(found: str, where: str, kinds: Sequence[str] = (), wanted: str = _ANY_FORMAT) -> FormatError:
     if kinds:
-        wanted = "a schedule, a program, a topology or a workload"
         return FormatError(wrong_kind(kinds[0], where, wanted), where=where)
     known = ", ".join(each.name for each in FORMATS if each.load)
     said = f"found {found}; expected one of {known} (`taccl convert --list` describes them)"

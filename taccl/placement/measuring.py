@@ -112,7 +112,8 @@ def probe(
     if comm is None and launch is None:
         if ranks is None or ranks < 2:
             found = "none" if ranks is None else str(ranks)
-            raise InputError(f"found {found}; expected two ranks or more to start here", where="ranks")
+            said = f"found {found}; expected two ranks or more to start here, such as ranks=2"
+            raise InputError(said, where="ranks")
         if path is not None:
             check_writable(path, overwrite=overwrite)
         patience_s = _ROUND_S + repetitions

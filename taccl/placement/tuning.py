@@ -108,7 +108,8 @@ def measure_collectives(
         raise InputError(f"{said}run taccl once without the launcher, and give --mpiexec", where="mpiexec")
     if (ranks is None or ranks < 2) and not launcher:
         found = "none" if ranks is None else str(ranks)
-        raise InputError(f"found {found}; expected two ranks or more to start here", where="ranks")
+        said = f"found {found}; expected two ranks or more to start here, such as ranks=2"
+        raise InputError(said, where="ranks")
     sizes = [_FROM_BYTES]
     while sizes[-1] * _TIMES <= parse_size(size, where="size"):
         sizes.append(sizes[-1] * _TIMES)

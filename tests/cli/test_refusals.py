@@ -29,6 +29,11 @@ REFUSED = {
     "words and options": [
         ("--nosuch", "--nosuch"),
         ("--nosuch bound", "there is no option --nosuch before the verb"),
+        ("--verison", "there is no option --verison; did you mean '--version'?"),
+        ("suggest ring:4 --collective allgather --check", "--check: found no value; give one"),
+        ("report schedule.json -o r.pdf", "--output: found the ending '.pdf'; a report is a page in HTML"),
+        ("verify sketch.toml", "found a sketch; expected a schedule or a program; `taccl show sketch.toml` reads it"),
+        ("synthesize --topology ring:4 --collective alltoallv --matrix zip:1", "--matrix: found 'zip:1', which is no file; expected a CSV or .npy"),
         ("synthesize allgather ndv2", "--collective: found none; give one (see taccl synthesize --help)"),
         ("plot schedule.json", "-o/--output: found none; give one"),
         ("run schedule.json --runtime nccl", "there is no option --runtime (see taccl run --help)"),
@@ -120,7 +125,7 @@ REFUSED = {
         ("show direct.xml --nodes 2", "--nodes: found a program"),
         ("convert direct.xml out.json", "--topology: found a program"),
         ("plot direct.xml -o a.svg", "taccl convert direct.xml OUT.json --topology"),
-        ("report direct.xml -o a.svg", "taccl convert direct.xml OUT.json --topology"),
+        ("report direct.xml -o a.html", "taccl convert direct.xml OUT.json --topology"),
     ],
     "plan": [
         ("plan ndv2/sk9 --collective allgather", "did you mean"),

@@ -64,7 +64,7 @@ def _file(file: str, options: argparse.Namespace) -> Answer:
     from taccl.formats.published.algorithm import retimed
 
     by_format = {"msccl-xml": _program, "mscclpp": _plan}
-    check = by_format.get(format_of_content(file).name)
+    check = by_format.get(format_of_content(file, "a schedule or a program").name)
     if check is not None:
         return check(file)
     schedule = schedule_in(file, options)
