@@ -74,21 +74,23 @@ _LEAST_S = 1.0
 
 Finder = Callable[[], Iterable[Claim]]
 #: Finders of bounds without linear programs, for whole chunks and for all chunkings, in running order.
-#: Each takes a `NeededSends` and ``in_network=``. `throughput_claims` runs the linear programs. `counting`
-#: must come first, as it may run before the linear programs.
+#: Each takes a `NeededSends` and ``in_network=``. `throughput_claims` runs the linear programs. The first
+#: of each list may run before the linear programs.
 WHOLE_CHUNKS: list[Callable[..., Iterable[Claim]]] = [
     counting, dissemination_bounds, pair_counting_bounds, sum_flow_bounds, spread_tail_bounds,
     dynamic_cut_bounds, single_machine,
 ]  # fmt: skip
 ALL_CHUNKINGS: list[Callable[..., Iterable[Claim]]] = [
+    flow_time_bounds,
     byte_counting_bounds,
     node_sum_bounds,
     sum_flow_bounds,
-    flow_time_bounds,
     link_time_bounds,
     hub_time_bounds,
     exchange_time_bounds,
 ]
+#: Finders over all chunkings that also run above `_MAX_TIMED`; they skip networks that are too large.
+OF_MANY_RANKS: list[Callable[..., Iterable[Claim]]] = [flow_time_bounds, link_time_bounds]
 
 
 @checked
@@ -300,9 +302,13 @@ def _claims(
         quick = [partial(find, demand, **within) for find in WHOLE_CHUNKS]
     elif not divisible:
         quick = [partial(spread_tail_bounds, demand, **within)]
-    elif is_countable:
-        quick = [partial(find, demand, **within) for find in ALL_CHUNKINGS]
-    early: list[tuple[Finder, float]] = [(first_prices, first_until)] if divisible and is_countable else []
+    elif crossings <= _MAX_CUT:
+        quick = [
+            partial(find, demand, **within) for find in (ALL_CHUNKINGS if is_countable else OF_MANY_RANKS)
+        ]
+    early: list[tuple[Finder, float]] = []
+    if quick and divisible:  # flow times take hundredths of a second, on 256 ranks half a second
+        early = [(quick.pop(0), first_until), (first_prices, first_until)]
     if not divisible and not (is_small and enough < math.inf):  # counting often reaches `enough` by itself
         # Counting is fast if symmetry leaves few ranks; otherwise it must leave time for linear programs.
         count_until = now + _COUNTING_SHARE * (min(limit, max(soon, now + _FIRST_S)) - now)
