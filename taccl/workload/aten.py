@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taccl.errors import WorkloadError
-from taccl.workload.kind_rules import refused
+from taccl.workload.kind_rules import labels_by_name, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-#: Labels of axes that must not be sliced. Labels from -63 to -1 stand for axes that are summed over.
-WHOLE = frozenset(range(-2048, -63))
 _NAME = re.compile(r"aten\.[a-z]\w*\.[A-Za-z]\w*|aten\._[a-z]\w*\.[A-Za-z]\w*", re.ASCII)
 _TYPE = re.compile(r"[a-z]+\d*", re.ASCII)
 
@@ -89,22 +87,7 @@ def shape_of(operation: Operation, shapes: Sequence[Shape]) -> Shape:
 
 def labels_of(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
     """Labels of each operand's axes: matching result axis, None if broadcast, negative if summed or whole."""
-    read, made = names_of(operation, shapes)
-    found, summed, last = list[list[int | None]](), dict[str, int](), -63
-    for names in read:
-        labels = list[int | None]()
-        for name in names:
-            if name == ".":
-                last -= 1
-                labels.append(last)
-            elif name == "1":
-                labels.append(None)
-            elif name in made:
-                labels.append([*made].index(name))
-            else:
-                labels.append(summed.setdefault(name, -1 - len(summed)))
-        found.append(labels)
-    return found
+    return labels_by_name(*names_of(operation, shapes))
 
 
 def value_of(operation: Operation, read: Sequence[Array]) -> Any:

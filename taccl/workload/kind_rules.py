@@ -3,6 +3,7 @@
 A shape function returns the shape of the result from the operation and the shapes of its operands. It raises
 `WorkloadError` if the shapes do not fit. A label function, mostly named ``of_…``, returns a label for each
 axis of each operand, from the same arguments and the result's shape. `taccl.workload.kinds` defines labels.
+Most label functions are given by names of axes (`axes`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
     Shape = tuple[int, ...]
     Labels = list[list[int | None]]
+
+#: Labels from this one to -1 are those of axes that are summed over; axes with lower labels are read whole.
+LEAST_SUMMED = -63
 
 
 def refused(operation: Operation, said: str) -> WorkloadError:
@@ -230,6 +234,58 @@ def attention_grad(at: int) -> Callable[[Operation, Sequence[Shape]], Shape]:
 # Label functions, which return the labels of the axes of each operand.
 
 
+def labels_by_name(read: Sequence[Sequence[str]], made: Sequence[str]) -> Labels:
+    """Labels of the operands' axes, from names of axes in the notation of `taccl.workload.aten`.
+
+    - `read`, `made`: Names of the axes of each operand, and of the result.
+    """
+    found, summed, whole = list[list[int | None]](), dict[str, int](), LEAST_SUMMED
+    for names in read:
+        labels = list[int | None]()
+        for name in names:
+            if name == ".":
+                whole -= 1
+                labels.append(whole)
+            elif name == "1":
+                labels.append(None)
+            elif name in made:
+                labels.append([*made].index(name))
+            else:
+                labels.append(summed.setdefault(name, -1 - len(summed)))
+        found.append(labels)
+    return found
+
+
+def axes(notation: str) -> Callable[[Operation, Sequence[Shape], Shape], Labels]:
+    """Label function from the names of all axes, such as ``"... m k, ... k n -> ... m n"``.
+
+    Names are those of `labels_by_name`; ``...`` stands for any number of leading axes. An operand that has
+    fewer axes has the last ones. An operand in parentheses is broadcast along its axes of length 1.
+    """
+    read, _, made = notation.partition("->")
+    operands = [(each.strip(" ()").split(), "(" in each) for each in read.split(",")]
+
+    def labels(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
+        pairs = [(*each, shape) for each, shape in zip(operands, shapes, strict=False)]
+        count = next((1 + len(shape) - len(names) for names, _, shape in pairs if "..." in names), 0)
+        lead = [f"lead{axis}" for axis in range(count)]
+
+        def named(names: list[str], length: int) -> list[str]:
+            every = [*lead, *names[1:]] if "..." in names else names
+            return every[len(every) - length :]
+
+        found = [
+            [
+                "1" if n == 1 and is_spread else name
+                for name, n in zip(named(names, len(shape)), shape, strict=True)
+            ]
+            for names, is_spread, shape in pairs
+        ]
+        return labels_by_name(found, named(made.split(), len(out)))
+
+    return labels
+
+
 def same_axes(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
     """Axis labels of point-wise operands, aligned with the result's last axes; None for a broadcast axis."""
     return [
@@ -241,39 +297,9 @@ def same_axes(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labe
     ]
 
 
-def own_axes(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Axis labels of a single operand whose axes match the result's axes in order.
-
-    If the result's axis is longer, each element of the operand corresponds to a block of the result.
-    """
-    return [[*range(len(out))]]
-
-
-def none_read(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """No labels, for operations without operands."""
-    return []
-
-
-def of_rows(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Axis labels of an operand that is read by whole rows (last axis); all other axes match the result's."""
-    return [[*range(len(out) - 1), -1]]
-
-
-def of_two_rows(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Labels of two operands of equal shape, each as in `of_rows`."""
-    return 2 * of_rows(operation, shapes, out)
-
-
-def all_inner(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Axis labels of an operand that is reduced to a scalar: all negative, as the result has no axes."""
-    return [[-1 - axis for axis in range(len(shapes[0]))]]
-
-
-def of_product(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Axis labels of the factors of a matrix product; -1 for the summed axis, which the result lacks."""
-    places = len(out)
-    second = [*(range(places - 2) if len(shapes[1]) > 2 else ()), -1, places - 1]
-    return [[*range(places - 1), -1], second]
+def all_whole(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
+    """Axis labels of an operand that is read whole, along all of its axes."""
+    return labels_by_name([len(shapes[0]) * "."], [])
 
 
 def of_transpose(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
@@ -291,78 +317,27 @@ def of_sum(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
 def of_reshape(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
     """Axis labels of a reshape: in each group of axes, the outer axes match if one length divides the other.
 
-    Each index of the shorter one then corresponds to a block of indices of the longer one.
+    Each index of the shorter one then corresponds to a block of indices of the longer one. Other axes are
+    read whole.
     """
-    labels: list[int | None] = [-1] * len(shapes[0])
+    whole = LEAST_SUMMED - 1
+    labels: list[int | None] = [whole] * len(shapes[0])
     for before, after in groups_of_axes(shapes[0], out):
         first = next((axis for axis in before if shapes[0][axis] > 1), None)
         to = next((axis for axis in after if out[axis] > 1), None)
         if first is not None and to is not None:
             one, two = shapes[0][first], out[to]
-            labels[first] = to if one % two == 0 or two % one == 0 else -1
+            labels[first] = to if one % two == 0 or two % one == 0 else whole
     return [labels]
 
 
 def but_axis(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Axis labels of operands: negative for the operation's `axis`; other axes match the result's."""
+    """Axis labels of operands: the operation's `axis` is read whole; other axes match the result's."""
     at = operation.axis or 0
     return [
-        [-1 - place if axis == at else axis for axis in range(len(each))] for place, each in enumerate(shapes)
+        [LEAST_SUMMED - 1 - place if axis == at else axis for axis in range(len(each))]
+        for place, each in enumerate(shapes)
     ]
-
-
-def of_lookup(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Axis labels of an embedding table and of ids; only the table's row axis is absent from the result."""
-    return [[-1, len(out) - 1], [*range(len(out) - 1)]]
-
-
-def of_table_grad(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Axis labels for an embedding table's gradient, which adds the gradients of all rows with equal ids."""
-    inner: list[int | None] = [-1 - axis for axis in range(len(shapes[1]))]
-    return [[*inner, 1], inner]
-
-
-def of_pick(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Axis labels of rows and of the indices picked in them; the result lacks only the rows' last axis."""
-    return [[*range(len(out)), -1], [*range(len(out))]]
-
-
-def of_one_hot(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-    """Axis labels of the ids of one-hot rows: their axes are the first axes of the result."""
-    return [[*range(len(out) - 1)]]
-
-
-#: Labels of axes of attention's operands, used where the result lacks the axis. `KEYS`: one index per key.
-#: `WIDTH`: elements of a key or query. `VALUE_WIDTH`: elements of a value. `QUERIES`: one index per query.
-KEYS, WIDTH, VALUE_WIDTH, QUERIES = -1, -2, -3, -4
-
-
-def of_attention(
-    rows: int | None, value_width: int | None, *, grad: bool
-) -> Callable[[Operation, Sequence[Shape], Shape], Labels]:
-    """Label function for attention, or for one of its gradients.
-
-    - `rows`: Axis of the result, counted from the end (-1 the last), with one index per query. None if the
-      result has no such axis.
-    - `value_width`: Axis of the result, counted from the end, with one index per element of a value; or None.
-    - `grad`: True if the gradient of attention's result is the first operand, before query, key and value.
-    """
-
-    def labels(operation: Operation, shapes: Sequence[Shape], out: Shape) -> Labels:
-        count = len(out)
-        r = QUERIES if rows is None else count + rows
-        e = VALUE_WIDTH if value_width is None else count + value_width
-        s, d = KEYS, WIDTH
-        batch: list[int | None] = [*range(count - 2)]
-        found: Labels = [[*batch, r, d], [*batch, s, d], [*batch, s, e]]
-        found = [[*batch, r, e], *found] if grad else found
-        for mask in shapes[len(found) :]:
-            full = [*batch, r, s]
-            labels = full[len(full) - len(mask) :]
-            found.append([label if n > 1 else None for label, n in zip(labels, mask, strict=True)])
-        return found
-
-    return labels
 
 
 # Functions that count floating-point operations.

@@ -6,8 +6,9 @@ writes them as PyTorch expressions. Layouts, tiles, costs and legal transformati
 An operation is described like an Einstein sum: each axis of an operand has a *label*. A label of 0 or more is
 the number of an axis of the result, which is sliced as the operand's axis is. A negative label is an *inner*
 axis, which the result lacks; operands with the same inner label are read at the same indices along it. If an
-inner axis is sliced, each rank's result is a partial sum, unless the operation needs the axis whole. The
-label None is an axis of length 1 that is broadcast.
+inner axis is sliced, each rank's result is a partial sum. An axis with a label below
+`kind_rules.LEAST_SUMMED` must not be sliced, as the operation needs it whole. The label None is an axis of
+length 1 that is broadcast.
 """
 
 from __future__ import annotations
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from taccl.workload.kind_rules import Labels, Shape
     from taccl.workload.operations import Operation
 
-#: Labels of all inner axes (axes that the result lacks), for operations that need each of them whole.
-EVERY = frozenset(range(-64, 0))
-
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -37,7 +35,6 @@ class Kind:
     - `labels`: Function that returns the labels of the operands' axes, from the operation and all shapes.
     - `operands`: Allowed numbers of operands.
     - `options`: Names of its options; those in capitals are required.
-    - `whole`: Inner labels of axes that may not be sliced.
     - `linear`: Combinations of operand layouts for which the result is partial, with one letter per operand:
       ``p`` for partial, ``r`` for replicated. ``p+`` stands for any number of partial operands.
     - `work`: Function that returns the floating-point operations, from the operation and all shapes.
@@ -55,7 +52,6 @@ class Kind:
     labels: Callable[[Operation, Sequence[Shape], Shape], Labels]
     operands: tuple[int, ...] = (1,)
     options: tuple[str, ...] = ()
-    whole: frozenset[int] = frozenset()
     linear: tuple[str, ...] = ()
     work: Callable[[Operation, Shape, Sequence[Shape]], float] = lambda operation, out, read: 0.0
     ids: tuple[int, ...] | None = ()
@@ -100,27 +96,29 @@ def _attention_grads() -> dict[str, Kind]:
     PyTorch's kernel computes all three gradients in five matrix products. Three of these count as work of the
     query's gradient: its own product, and the two whose results are shared by several gradients.
     """
-    names = ("query", "key", "value")
-    linear = ("prrr", "prrrr")
-    options = ("causal", "value")
     # Softmax normalises over all keys, so each weight depends on every key.
-    axes = ((-2, None), (None, None), (None, -1))
+    axes = {
+        "query": "... r ., ... r ., ... . ., ... . ., (... r .) -> ... r .",
+        "key": "... r ., ... r ., ... . ., ... . ., (... r .) -> ... . .",
+        "value": "... r e, ... r ., ... . ., ... . e, (... r .) -> ... . e",
+    }
     return {
         f"attention_grad_{name}": Kind(
             f"the gradient of `attention` with respect to its {name}", rules.attention_grad(at),
-            rules.of_attention(*axes[at], grad=True), (4, 5), options,
-            whole=frozenset({rules.WIDTH, rules.VALUE_WIDTH, rules.KEYS}), linear=linear, masks=(4,),
+            rules.axes(axes[name]), (4, 5), ("causal", "value"), linear=("prrr", "prrrr"), masks=(4,),
             work=rules.attention_flops(3.0 if at == 0 else 1.0, 1),
         )
-        for at, name in enumerate(names)
+        for at, name in enumerate(axes)
     }  # fmt: skip
 
 
+#: Label functions of operations on each row (last axis) of one operand, and of two.
+_OF_ROWS, _OF_TWO_ROWS = rules.axes("... . -> ... ."), rules.axes("... ., ... . -> ... .")
 #: {kind of operation: its description}.
 TABLE: dict[str, Kind] = {
     "matmul": Kind(
-        "the product of matrices", rules.product, rules.of_product, (2,), linear=("pr", "rp"),
-        work=rules.product_flops
+        "the product of matrices", rules.product, rules.axes("... m k, ... k n -> ... m n"), (2,),
+        linear=("pr", "rp"), work=rules.product_flops
     ),
     "relu": _pointwise("max(x, 0)"),
     "gelu": _pointwise("the GELU in its tanh approximation"),
@@ -166,26 +164,26 @@ TABLE: dict[str, Kind] = {
     "logical_and": _of_masks("true where a and b are true", 2),
     "logical_or": _of_masks("true where a or b is true", 2),
     "arange": Kind(
-        "whole numbers from `start` to before `stop`, in type `dtype`", rules.counted, rules.none_read, (0,),
-        ("start", "stop", "dtype"),
+        "whole numbers from `start` to before `stop`, in type `dtype`", rules.counted,
+        rules.axes("-> n"), (0,), ("start", "stop", "dtype"),
     ),
     "layernorm": Kind(
         "rows normalised to mean 0 and variance 1; `value` (default 1e-5) is added to variances",
-        rules.rows, rules.of_rows, options=("value",), whole=EVERY,
+        rules.rows, _OF_ROWS, options=("value",),
     ),
-    "softmax": Kind("the softmax of rows", rules.rows, rules.of_rows, whole=EVERY),
-    "log_softmax": Kind("the logarithm of the softmax of rows", rules.rows, rules.of_rows, whole=EVERY),
+    "softmax": Kind("the softmax of rows", rules.rows, _OF_ROWS),
+    "log_softmax": Kind("the logarithm of the softmax of rows", rules.rows, _OF_ROWS),
     "layernorm_grad": Kind(
         "the gradient of `layernorm` with respect to its input b, from the gradient a of its result",
-        rules.two_rows, rules.of_two_rows, (2,), ("value",), whole=EVERY, linear=("pr",),
+        rules.two_rows, _OF_TWO_ROWS, (2,), ("value",), linear=("pr",),
     ),
     "softmax_grad": Kind(
         "the gradient of `softmax` with respect to its input, from the gradient a of its result b",
-        rules.two_rows, rules.of_two_rows, (2,), whole=EVERY, linear=("pr",),
+        rules.two_rows, _OF_TWO_ROWS, (2,), linear=("pr",),
     ),
     "log_softmax_grad": Kind(
         "the gradient of `log_softmax` with respect to its input, from the gradient a of its result b",
-        rules.two_rows, rules.of_two_rows, (2,), whole=EVERY, linear=("pr",),
+        rules.two_rows, _OF_TWO_ROWS, (2,), linear=("pr",),
     ),
     "transpose": Kind(
         "x with its axes in the order `axes` (default: the last two swapped)", rules.permuted,
@@ -193,57 +191,55 @@ TABLE: dict[str, Kind] = {
     ),
     "reshape": Kind(
         "the elements of x in the shape `shape`", rules.reshaped, rules.of_reshape, options=("shape",),
-        whole=EVERY, linear=("p",), ids=None,
+        linear=("p",), ids=None,
     ),
     "narrow": Kind(
         "the elements of x from `start` to before `stop` along `axis`", rules.narrowed, rules.but_axis,
-        options=("AXIS", "start", "stop"), whole=EVERY, linear=("p",), ids=None,
+        options=("AXIS", "start", "stop"), linear=("p",), ids=None,
     ),
     "pad": Kind(
         "x padded with zeros along `axis` to length `stop`; x begins at `start`", rules.padded,
-        rules.but_axis, options=("AXIS", "start", "stop"), whole=EVERY, linear=("p",),
+        rules.but_axis, options=("AXIS", "start", "stop"), linear=("p",),
     ),
     "repeat": Kind(
-        "x with each element repeated `stop` times along `axis`", rules.repeated, rules.own_axes,
+        "x with each element repeated `stop` times along `axis`", rules.repeated, rules.axes("... -> ..."),
         options=("AXIS", "stop"), linear=("p",), ids=None,
     ),
     "concat": Kind(
         "the operands concatenated along `axis`", rules.joined, rules.but_axis, tuple(range(1, 64)),
-        ("AXIS",), whole=EVERY, linear=("p+",), ids=None,
+        ("AXIS",), linear=("p+",), ids=None,
     ),
     "sum": Kind("the sum of x over `axis`", rules.summed, rules.of_sum, options=("AXIS",), linear=("p",)),
-    "norm": Kind("the root of the sum of the squares of all elements", rules.scalar, rules.all_inner,
-        whole=EVERY),
-    "sum_of_squares": Kind("the sum of the squares of all elements", rules.scalar, rules.all_inner),
+    "norm": Kind("the root of the sum of the squares of all elements", rules.scalar, rules.all_whole),
+    "sum_of_squares": Kind("the sum of the squares of all elements", rules.scalar, rules.axes("... ->")),
     "embedding": Kind(
         "the row of table a for each id in b; zeros for ids outside the table", rules.looked_up,
-        rules.of_lookup, (2,), linear=("pr",), ids=(1,),
+        rules.axes("r e, ... -> ... e"), (2,), linear=("pr",), ids=(1,),
     ),
     "embedding_grad": Kind(
         "the gradient of `embedding` with respect to its table of `stop` rows, from the gradient a of its "
-        "result and the ids b", rules.table_grad, rules.of_table_grad, (2,), ("stop",), linear=("pr",),
-        ids=(1,),
+        "result and the ids b", rules.table_grad, rules.axes("... e, ... -> r e"), (2,), ("stop",),
+        linear=("pr",), ids=(1,),
     ),
     "pick": Kind(
         "the element of each row of a at the id in b; 0 for ids outside the row", rules.picked,
-        rules.of_pick, (2,), linear=("pr",), ids=(1,),
+        rules.axes("... r, ... -> ..."), (2,), linear=("pr",), ids=(1,),
     ),
     "one_hot": Kind(
-        "a row of `stop` elements for each id: 1 at the id, else 0", rules.one_hot, rules.of_one_hot,
-        options=("stop", "dtype"), ids=(0,),
+        "a row of `stop` elements for each id: 1 at the id, else 0", rules.one_hot,
+        rules.axes("... -> ... r"), options=("stop", "dtype"), ids=(0,),
     ),
     "attention": Kind(
         "softmax(`value` q kᵀ + mask) v; `value` is 1/√d by default; the mask is optional, and a `bool` mask "
         "is true for the keys to read; if `causal`, a query reads only keys up to its own position",
-        rules.attended, rules.of_attention(-2, -1, grad=False), (3, 4), ("causal", "value"), whole=EVERY,
-        linear=("rrp", "rrpr"), masks=(3,),
-        work=rules.attention_flops(2.0, 0),
+        rules.attended, rules.axes("... r ., ... . ., ... . e, (... r .) -> ... r e"), (3, 4),
+        ("causal", "value"), linear=("rrp", "rrpr"), masks=(3,), work=rules.attention_flops(2.0, 0),
     ),
     **_attention_grads(),
     "aten": Kind(
         "the result of PyTorch's operator `call` (result number `item`, if it has several) with `arguments`, "
         "of shape `shape` and type `dtype`; `labels` tells which axes match", aten.shape_of, aten.labels_of,
-        tuple(range(64)), ("CALL", "ARGUMENTS", "labels", "item", "shape", "dtype"), whole=aten.WHOLE,
+        tuple(range(64)), ("CALL", "ARGUMENTS", "labels", "item", "shape", "dtype"),
         ids=None, mixed=True,
     ),
 }  # fmt: skip

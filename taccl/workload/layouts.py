@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from taccl.errors import WorkloadError
-from taccl.workload.kind_rules import refused
+from taccl.workload.kind_rules import LEAST_SUMMED, refused
 from taccl.workload.kinds import TABLE
 from taccl.workload.mesh import mesh_of
 from taccl.workload.operations import (
@@ -209,11 +209,11 @@ def _of_partial(operation: Operation, inputs: Sequence[Tensor]) -> str:
 def _of_slices(operation: Operation, inputs: Sequence[Tensor], out: Tensor) -> str:
     """Layout of a result from sliced or replicated inputs; partial if it sums over a sliced axis."""
     found = set()
-    labels, whole = labels_of(operation, inputs, out), TABLE[operation.kind].whole
+    labels = labels_of(operation, inputs, out)
     for at, each in enumerate(inputs):
         if each.axis is not None:
             label = labels[at][each.axis]
-            if label in whole:
+            if label is not None and label < LEAST_SUMMED:
                 said = f"is over axis {each.axis} of {each.name}, which is sliced over ranks"
                 raise refused(operation, f"{said}; insert a collective first, or split it")
             found.add(label)
