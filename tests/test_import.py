@@ -39,6 +39,15 @@ def test_nothing_heavy_is_loaded():
     assert in_fresh_process(code) == "[]"
 
 
+def test_a_synthesis_begins_without_modules_that_it_seldom_needs():
+    """The search loads without predictions of libraries, explanations of clashes, and package metadata."""
+    seldom = ("taccl.measure.predict", "taccl.synthesis.explaining", "importlib.metadata")
+    code = (
+        f"import sys, taccl.synthesis.synthesize\nprint([name for name in {seldom} if name in sys.modules])"
+    )
+    assert in_fresh_process(code) == "[]"
+
+
 @pytest.mark.slow
 def test_nothing_heavy_is_loaded_for_topologies_and_collectives():
     """A problem without a sketch is made without any slow package."""

@@ -17,7 +17,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from functools import cache
-from importlib.metadata import version
 from operator import attrgetter
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -90,6 +89,8 @@ def _layout(made: Any) -> Layout:
 @cache
 def compiler_versions() -> tuple[str, ...]:
     """Versions of the packages that generate code."""
+    from importlib.metadata import version  # the import takes 0.02 s, and only compilation needs it
+
     return tuple(map(version, ("numba", "llvmlite", "numpy")))
 
 

@@ -26,9 +26,6 @@ from taccl.baselines.straight import exchange_end_us, exchange_us, pairwise
 from taccl.errors import CollectiveError
 from taccl.measure.machine import machine_of
 from taccl.measure.model import COLLECTIVES, further_channels, ways
-from taccl.measure.predict import known_machines
-from taccl.measure.predict import predict as predict_library
-from taccl.measure.tree_limit import tree_limit_gb_per_s
 from taccl.topology.in_network import shared_links
 from taccl.topology.machines import SHAPES
 from taccl.topology.models import library_name
@@ -144,6 +141,9 @@ def _is_of(candidate: Considered, expected: Prediction | None) -> bool:
 @cached
 def _expected(problem: Problem, *, nvls: bool) -> Prediction | None:
     """Algorithm, protocol and time of NCCL by `predict`; None unless the topology is a machine by name."""
+    from taccl.measure.predict import known_machines  # loads all tables of machines
+    from taccl.measure.predict import predict as predict_library
+
     topology, size = problem.topology, problem.size_bytes
     machine, nodes = topology.machine, topology.num_nodes
     if machine not in known_machines() or topology.profile not in [each.name for each in PROFILES[machine]]:
@@ -392,6 +392,8 @@ def _for_trees(problem: Problem, protocol: str, found: Topology) -> Topology:
 
     Fabrics by name, such as a torus, are not in NCCL's tables; their topology stays unchanged.
     """
+    from taccl.measure.tree_limit import tree_limit_gb_per_s  # loads all tables of machines
+
     topology = problem.topology
     row = next((each for each in PROTOCOLS if each.name == protocol), None)
     if row is None and topology.machine:

@@ -13,7 +13,6 @@ from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.reachability import check_reachable, is_possible
 from taccl.solvers.registry import OWN_BACKENDS, require_known
-from taccl.synthesis.explaining.explain import infeasible
 from taccl.synthesis.options import Options
 from taccl.synthesis.proposers.balanced import BALANCED, cut_balanced
 from taccl.synthesis.proposers.competing import obeying
@@ -59,6 +58,8 @@ def feasible(problem: Problem, time_limit_s: float) -> tuple[OtherRoots | None, 
             return rooted, one_shot
         if isinstance(error, TopologyError):
             raise
+        from taccl.synthesis.explaining.explain import infeasible  # seldom needed, and slow to import
+
         raise infeasible(problem, time_limit_s=time_limit_s) or InfeasibleError(str(error)) from None
     return None, None
 

@@ -60,8 +60,11 @@ _MERGED_PARTS, _SEPARATE_PARTS = (1, 2, 4), (2, 4)
 #: multiple of the best known finish.
 _FORM_S_PER_ARRIVAL, _LISTED_GAIN = (5e-5, 1e-5), 1.2
 
-#: CPU seconds to estimate all plans of recursive multiplying: fixed, and per link.
-_PLANS_S, _PLANS_S_PER_LINK = 0.02, 1e-5
+#: `_PLANS_S`, `_PLANS_S_PER_LINK`: CPU seconds to estimate all plans of recursive multiplying, fixed and per
+#: link.
+#: `_PLANS_SHARE`: max share of the time left for these estimates; if they need more, only simple plans are
+#: estimated. These take a quarter of the time, but may finish 25 % later (dgx2 x8 allreduce).
+_PLANS_S, _PLANS_S_PER_LINK, _PLANS_SHARE = 0.02, 7e-6, 0.5
 #: `_MIXES_S`: CPU seconds to search for a mixed plan, in which groups of chunks follow different plans, and
 #: to build it (0.5 to 1.5 s).
 #: `_MIXES_SHARE`: max share of the time left for this.
@@ -125,7 +128,8 @@ def offer_estimated(search: Search) -> Search | None:
             if forms and not has_time(parts, merges=True):
                 continue
             finer = cut_chunks(open_problem, parts) if parts > 1 else open_problem
-            likely, is_short = forms[-1].plan if forms else None, takes_s(parts, merges=True) > until.left_s
+            likely = forms[-1].plan if forms else None
+            is_short = busy_factor() * plans_s > _PLANS_SHARE * until.left_s
             with (until if forms else late).enforced():
                 form = Estimated.of(merging(finer), likely, simple=is_short)
             if forms and form.us >= forms[-1].us:

@@ -22,7 +22,6 @@ from taccl.problem.problem import Problem
 from taccl.solvers.worker import warm_up
 from taccl.synthesis.bounding import look_for_bound
 from taccl.synthesis.budget import Turn, run
-from taccl.synthesis.explaining.explain import infeasible
 from taccl.synthesis.improve.improvement import improve_schedule, is_quick, suits_improvement
 from taccl.synthesis.kernels.limits import Limits
 from taccl.synthesis.parameters import DEFAULTS, ListParameters, SearchParameters
@@ -487,6 +486,8 @@ def _search_spreading(search: Search) -> None:
     if search.best is None:
         if search.interrupted:
             raise KeyboardInterrupt
+        from taccl.synthesis.explaining.explain import infeasible  # seldom needed, and slow to import
+
         raise infeasible(search.problem) or NoSolutionError(
             f"{search.problem.title}: no schedule found; give more time or loosen the sketch",
             bound_us=search.bound_us,
