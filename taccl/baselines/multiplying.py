@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl._internal.arguments import checked
+from taccl._internal.deadline import NEVER
 from taccl.baselines.moves import Moves, routed
 from taccl.baselines.multiplying_mixes import soonest_mix, to_mix
 from taccl.baselines.multiplying_plans import BEHIND, BY_NODE, Digit, StepPlan, all_plans
@@ -36,6 +37,7 @@ from taccl.errors import CollectiveError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from taccl._internal.deadline import Deadline
     from taccl.baselines.moves import Flags, Ints, Row, Sends
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
@@ -108,13 +110,15 @@ def _mixed(problem: Problem) -> list[Schedule]:
     return [] if mixed is None else [_fastest_plan(to_mix(problem)[-1]), mixed]
 
 
-def mixed_schedule(problem: Problem) -> Schedule | None:
+def mixed_schedule(problem: Problem, until: Deadline = NEVER) -> Schedule | None:
     """Allreduce by the mixed plan with the least estimated finish: each group of chunks has its own plan.
 
     None if there is no mixed plan, as on tori and meshes and on machines with too many resources of different
     loads.
+
+    - `until`: Deadline after which the best plan so far is built.
     """
-    found = soonest_mix(to_mix(problem)) if sums_everywhere(problem) else None
+    found = soonest_mix(to_mix(problem), until) if sums_everywhere(problem) else None
     if found is None:
         return None
     times, plan = found

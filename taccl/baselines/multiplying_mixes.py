@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from taccl._internal.caching import cached
+from taccl._internal.deadline import NEVER
 from taccl.baselines.multiplying_plans import MIXED, PlanPart, StepPlan, all_mixable
 from taccl.baselines.multiplying_times import MOST_SENDS, Grid, StepTimes
 from taccl.baselines.spread import cut_chunks, may_merge, merging, without_sketch
@@ -27,6 +29,7 @@ from taccl.topology.recognise import grid_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from taccl._internal.deadline import Deadline
     from taccl.baselines.moves import Ints
     from taccl.baselines.multiplying_plans import Digit
     from taccl.problem.problem import Problem
@@ -57,28 +60,34 @@ _STARTS, _PATIENCE = 8, 600
 _MOST_RESOURCES = 64
 
 
-def soonest_mix(problems: Iterable[Problem]) -> tuple[StepTimes, StepPlan] | None:
+def soonest_mix(problems: Iterable[Problem], until: Deadline = NEVER) -> tuple[StepTimes, StepPlan] | None:
     """Mixed plan of an allreduce with the least estimated finish over several numbers of chunks (`to_mix`).
 
     Returns (times of the problem in the chosen chunks, plan); None if there is no mixed plan. Finer chunks
     are chosen if they finish sufficiently earlier (`_PAYS`).
+
+    - `until`: Deadline after which the best plan so far is returned.
     """
     best: tuple[StepTimes, StepPlan] | None = None
     best_us, others = math.inf, list[StepPlan]()
     for problem in problems:
+        if best is not None and until.has_passed:
+            break
         times = StepTimes(problem, Grid(problem))
-        plans = best_mixes(times, others=others)
+        plans = best_mixes(times, others=others, until=until)
         if not plans:
             return None
         us = times.ticks(plans[0]) / problem.costs.ticks_per_us
         if best is None or us * _PAYS <= best_us:
-            if others:  # a search that does not start from the plans of finer chunks may find a better plan
-                plans = sorted((*plans, *best_mixes(times)), key=times.ticks)
+            # A search that does not start from the plans of finer chunks may find a better plan.
+            if others and not until.has_passed:
+                plans = sorted((*plans, *best_mixes(times, until=until)), key=times.ticks)
             best, best_us = (times, plans[0]), us
         others = plans[:_OTHERS]
     return best
 
 
+@cached
 def to_mix(problem: Problem) -> list[Problem]:
     """Versions of the problem in finer chunks for mixed plans, the finest first, with merging if allowed.
 
@@ -103,13 +112,22 @@ def to_mix(problem: Problem) -> list[Problem]:
     return list(found.values())
 
 
-def best_mixes(times: StepTimes, *, others: Sequence[StepPlan] = (), seed: int = 0) -> list[StepPlan]:
+def mixed_transfers(problem: Problem) -> int:
+    """Approximate number of transfers of a mixed plan in the finest chunks; 0 if there are no mixed plans."""
+    each = _TRANSFERS_EACH * problem.topology.num_ranks
+    return max((each * finer.collective.num_chunks for finer in to_mix(problem)), default=0)
+
+
+def best_mixes(
+    times: StepTimes, *, others: Sequence[StepPlan] = (), seed: int = 0, until: Deadline = NEVER
+) -> list[StepPlan]:
     """Mixed plans of an allreduce, the one with the least estimated finish first.
 
     Empty if more than `_MOST_RESOURCES` resources can cause delays, or if every plan has a step with too
     many sends.
 
     - `others`: Mixed plans of the same problem in other chunks, from which the search starts.
+    - `until`: Deadline after which the search ends.
     """
     grid, num_chunks = times.grid, times.problem.collective.num_chunks
     most = 1 + MOST_SENDS // len(grid.place)
@@ -126,14 +144,18 @@ def best_mixes(times: StepTimes, *, others: Sequence[StepPlan] = (), seed: int =
     least = max(1, num_chunks // _MOST_PARTS)
     pool = mixes.not_worse([part for part in parts if mixes.finish([(part, least)]) < best_ticks], least)
     random = Random(seed)
-    starts = starts or _starts(mixes, (best_ticks, best), pool)
-    found = [_improved(mixes, mix, pool, random) for mix in starts]
+    starts = starts or _starts(mixes, (best_ticks, best), pool, until)
+    found: list[tuple[float, Mix]] = []
+    for mix in starts:
+        if found and until.has_passed:
+            break
+        found.append(_improved(mixes, mix, pool, random, until))
     found.sort(key=itemgetter(0))
     columns = (zip(*mix, strict=True) for _, mix in found)
     return [StepPlan(some, MIXED, sizes) for some, sizes in columns]
 
 
-def _starts(mixes: MixTimes, best: tuple[float, Mix], pool: Sequence[PlanPart]) -> list[Mix]:
+def _starts(mixes: MixTimes, best: tuple[float, Mix], pool: Sequence[PlanPart], until: Deadline) -> list[Mix]:
     """Mixed plans from which local search starts: the best one, and variants with small parts of other plans.
 
     - `best`: (estimated finish in ticks, mix of equal parts of one plan).
@@ -141,6 +163,8 @@ def _starts(mixes: MixTimes, best: tuple[float, Mix], pool: Sequence[PlanPart]) 
     (main, _), num_chunks = best[1][0], sum(size for _, size in best[1])
     found = [best]
     for first, last in product((None, *pool), repeat=2):
+        if until.has_passed:
+            break
         most = found[-1][0] if len(found) == _STARTS else math.inf
         other = mixes.soonest(_beside(main, num_chunks, first, last), most)
         if other[0] <= most:
@@ -149,10 +173,12 @@ def _starts(mixes: MixTimes, best: tuple[float, Mix], pool: Sequence[PlanPart]) 
     return [mix for _, mix in found]
 
 
-def _improved(mixes: MixTimes, mix: Mix, pool: Sequence[PlanPart], random: Random) -> tuple[float, Mix]:
+def _improved(
+    mixes: MixTimes, mix: Mix, pool: Sequence[PlanPart], random: Random, until: Deadline
+) -> tuple[float, Mix]:
     """Improve a mixed plan by local search until `_PATIENCE` moves gain nothing; return (ticks, plan)."""
     ticks, stalled = mixes.finish(mix), 0
-    while stalled < _PATIENCE:
+    while stalled < _PATIENCE and not until.has_passed:
         found = _changed(mix, pool, random)
         found_ticks = mixes.finish(found, ticks) if len(found) <= _MOST_PARTS else math.inf
         stalled = 0 if found_ticks < ticks else stalled + 1

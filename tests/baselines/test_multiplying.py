@@ -1,6 +1,7 @@
 """Recursive multiplying: finishes derived by hand."""
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from random import Random
 
@@ -8,8 +9,10 @@ import pytest
 
 import taccl
 from taccl import collectives
+from taccl._internal.deadline import Deadline
 from taccl.baselines import multiplying, one_shot, recursive, spread
-from taccl.baselines.multiplying_mixes import MixTimes, best_mixes, to_mix
+from taccl.baselines.multiplying import mixed_schedule
+from taccl.baselines.multiplying_mixes import MixTimes, best_mixes, soonest_mix, to_mix
 from taccl.baselines.multiplying_plans import Digit, PlanPart, all_mixable, all_plans
 from taccl.baselines.multiplying_times import Grid, StepTimes
 from taccl.errors import CollectiveError
@@ -289,6 +292,16 @@ def eight_ranks(*, parts):
     merge."""
     problem = make_problem(taccl.topologies.dgx_h100(1), collectives.allreduce(8), size_bytes=10**6)
     return spread.cut_chunks(spread.without_sketch(spread.merging(problem)), parts)
+
+
+def test_the_search_for_a_mix_ends_at_its_deadline_with_a_plan():
+    """Once time is up, a mix of equal parts or better is built, though a longer search finds a faster one."""
+    problem = make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=10**6)
+    problem = replace(problem, chunks_open=True)
+    early = mixed_schedule(problem, Deadline.after(0))
+    assert taccl.verify(early).ok
+    times, plan = soonest_mix(to_mix(problem))
+    assert times.ticks(plan) / times.problem.costs.ticks_per_us < early.finish_us
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from taccl.baselines import baseline
 from taccl.baselines.build_times import num_arrivals
 from taccl.baselines.hubs import hub_sends, soonest_hub_plan
 from taccl.baselines.multiplying import Estimated, mixed_schedule
+from taccl.baselines.multiplying_mixes import mixed_transfers
 from taccl.baselines.spread import (
     MANY_CUT,
     cut_chunks,
@@ -65,10 +66,11 @@ _FORM_S_PER_ARRIVAL, _LISTED_GAIN = (5e-5, 1e-5), 1.2
 #: `_PLANS_SHARE`: max share of the time left for these estimates; if they need more, only simple plans are
 #: estimated. These take a quarter of the time, but may finish 25 % later (dgx2 x8 allreduce).
 _PLANS_S, _PLANS_S_PER_LINK, _PLANS_SHARE = 0.02, 7e-6, 0.5
-#: `_MIXES_S`: CPU seconds to search for a mixed plan, in which groups of chunks follow different plans, and
-#: to build it (0.5 to 1.5 s).
-#: `_MIXES_SHARE`: max share of the time left for this.
-_MIXES_S, _MIXES_SHARE = 0.8, 0.6
+#: `_MIXES_TIMES`: multiple of the time to estimate all plans after which a first mixed plan is known. In it,
+#: groups of chunks follow different plans. A local search then uses the time left (0.1 to 1 s).
+#: `_MIXES_S_PER_TRANSFER`: CPU seconds per transfer to build and verify a mixed plan.
+#: `_MIXES_SHARE`: max share of the time left for mixed plans.
+_MIXES_TIMES, _MIXES_S_PER_TRANSFER, _MIXES_SHARE = 3, 4e-6, 0.6
 
 #: CPU seconds per transfer to build and verify an allreduce by hubs.
 _HUBS_S_PER_TRANSFER = 1.5e-5
@@ -156,11 +158,12 @@ def offer_estimated(search: Search) -> Search | None:
             if other is not None:
                 best, finish_us = other, made.finish_us
         until = search.deadline.sooner(_MIXES_SHARE * search.deadline.left_s)
-        if best is not None and busy_factor() * _MIXES_S > until.left_s:
+        build_s = busy_factor() * _MIXES_S_PER_TRANSFER * mixed_transfers(open_problem)
+        if best is not None and build_s + busy_factor() * _MIXES_TIMES * plans_s > until.left_s:
             skipped.append("mixed plans")
         elif best is not None:
             with until.enforced():
-                mixed = mixed_schedule(open_problem)
+                mixed = mixed_schedule(open_problem, until.later(-build_s))
                 if mixed is not None and mixed.finish_us < finish_us:
                     best = _search_for(search, mixed) or best
     if best is not None and best.best is not None:

@@ -165,7 +165,7 @@ def test_recursive_multiplying_is_proposed_first_on_switches(monkeypatch):
     Whole chunks would finish at 36.5 us. They are estimated, but not built. Mixed plans, which would finish
     earlier, are left out.
     """
-    monkeypatch.setattr(finer, "mixed_schedule", lambda _: None)
+    monkeypatch.setattr(finer, "mixed_schedule", lambda *_: None)
     built, schedule = [], finer.Estimated.schedule
     monkeypatch.setattr(
         finer.Estimated, "schedule", lambda form, **how: built.append(form) or schedule(form, **how)
