@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,7 +35,7 @@ from taccl.baselines.spread import (
 from taccl.errors import CollectiveError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from taccl._internal.deadline import Deadline
     from taccl.baselines.moves import Flags, Ints, Row, Sends
@@ -134,8 +134,8 @@ def estimated_us(problem: Problem) -> float:
     Raises `CollectiveError` if `multiplying` does not support the problem.
     """
     _require_supported(problem)
-    times, plans = _plans_of(without_sketch(problem))
-    found = times.soonest(filter(_is_simple, plans))
+    times, plans = _plans_of(without_sketch(problem), simple=True)
+    found = times.soonest(plans)
     return math.inf if found is None else found[0] / problem.costs.ticks_per_us
 
 
@@ -158,8 +158,7 @@ class Estimated:
         - `simple`: True to estimate only plans of few steps, as `estimated_us` does.
         """
         _require_supported(problem)
-        times, plans = _plans_of(without_sketch(problem))
-        plans = filter(_is_simple, plans) if simple else plans
+        times, plans = _plans_of(without_sketch(problem), simple=simple)
         found = times.soonest(plans, likely)
         if found is None:
             raise _too_many_sends(problem)
@@ -204,12 +203,26 @@ def _require_supported(problem: Problem) -> None:
         )
 
 
-def _plans_of(problem: Problem) -> tuple[StepTimes, Iterator[StepPlan]]:
-    """Estimator of step times, and iterator over all recursive-multiplying plans, of a problem."""
+def _plans_of(problem: Problem, *, simple: bool = False) -> tuple[StepTimes, tuple[StepPlan, ...]]:
+    """Estimator of step times, and all recursive-multiplying plans, of a problem.
+
+    - `simple`: True for only the plans of few steps (`_is_simple`).
+    """
     grid = Grid(problem)
     times = StepTimes(problem, grid)
     most = 1 + MOST_SENDS // len(grid.place)
-    return times, all_plans(*grid.ranks.shape, sums=times.sums, to_one=times.to_one, most=most)
+    return times, _plans(*grid.ranks.shape, sums=times.sums, to_one=times.to_one, most=most, simple=simple)
+
+
+@lru_cache(maxsize=16)
+def _plans(
+    num_nodes: int, num_local: int, *, sums: bool, to_one: bool, most: int, simple: bool
+) -> tuple[StepPlan, ...]:
+    """Distinct plans of `all_plans`; `simple` as in `_plans_of`. Problems in other chunks share them."""
+    if simple:
+        every = _plans(num_nodes, num_local, sums=sums, to_one=to_one, most=most, simple=False)
+        return tuple(filter(_is_simple, every))
+    return tuple(dict.fromkeys(all_plans(num_nodes, num_local, sums=sums, to_one=to_one, most=most)))
 
 
 def _fastest_plan(problem: Problem) -> Schedule:

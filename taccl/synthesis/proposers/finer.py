@@ -59,7 +59,7 @@ _MERGED_PARTS, _SEPARATE_PARTS = (1, 2, 4), (2, 4)
 #: with merging. Forms without merging are timed by a list scheduler, which takes longer.
 #: `_LISTED_GAIN`: a form whose sends a list scheduler times is built if its estimated finish is at most this
 #: multiple of the best known finish.
-_FORM_S_PER_ARRIVAL, _LISTED_GAIN = (5e-5, 1e-5), 1.2
+_FORM_S_PER_ARRIVAL, _LISTED_GAIN = (5e-5, 7e-6), 1.2
 
 #: `_PLANS_S`, `_PLANS_S_PER_LINK`: CPU seconds to estimate all plans of recursive multiplying, fixed and per
 #: link.
