@@ -228,6 +228,16 @@ def _small(expected: Expectation) -> tuple[float | None, float | None]:
     return median(measured), median(usual)
 
 
+def _small_ratios(expected: Expectation) -> dict[str, float]:
+    """{algorithm: predicted time of small messages with it, divided by the measured time}."""
+    small = [size for size in expected.series.size_bytes if size <= _SMALL]
+    measured_us, _ = _small(expected)
+    if measured_us is None:
+        return {}
+    times_us = expected.algorithm_us(small[len(small) // 2])
+    return {name: time_us / measured_us for name, time_us in times_us.items()}
+
+
 def _facts(
     expected: Expectation, share: float | None, share_of_nodes: dict[int, float], nics: tuple[float, ...],
     log: Log, *, named: bool,
@@ -268,6 +278,7 @@ def _facts(
         other_library=next((note for note in log.notes if note in OTHER_LIBRARY), ""), stated=stated,
         excluded=debug.excluded, algorithm_shares=expected.algorithm_shares() if is_slow else {},
         untested=untested_kind(on, debug.version), small_untested=untested_small(on, debug.version),
+        small_ratios=_small_ratios(expected) if untested_small(on, debug.version) else {},
         other_nics=other_nics,
         path_gb_per_s=_path_gb_per_s(on) if joint == "bridges" else 0.0,
         busbw_gb_per_s=_busbw(series, series.times_us[-1]),
@@ -432,11 +443,14 @@ def conclusion(facts: Facts, causes: Sequence[Cause], bound_share: float | None)
             said[0] = f"{usual}: name the machine (--topology){other}"
         elif facts.untested and facts.share >= UNTESTED:
             said[0] = f"; large messages: not judged, as predictions may be {1 / UNTESTED:g} times too fast"
+            said[0] += f" (algorithm {facts.alike} has this rate)" if facts.alike else ""
         elif facts.share >= WITHIN_ERROR:
             said[0] = f"; within the error of the model ({1 - WITHIN_ERROR:.0%}), or{said[0][1:]}"
     if facts.is_unjudged:
         times = f"predictions may be {UNTESTED_USUAL:g} times too fast"
-        said.append(f"; small messages: not judged, as {times} (no published log of {facts.small_untested})")
+        alike = f"; algorithm {facts.small_alike} takes as long" if facts.small_alike else ""
+        reason = f"no published log of {facts.small_untested}{alike}"
+        said.append(f"; small messages: not judged, as {times} ({reason})")
     if facts.share is not None and facts.share > _TOO_FAST:
         is_bound = bound_share is not None and bound_share <= _OVER
         if is_bound:

@@ -152,10 +152,16 @@ class Expectation:
         able = [each for each in every if each.algorithm in self.algorithms] or every
         return np.array([each.time_us for each in able])[chosen(able), np.arange(len(at))]
 
+    def algorithm_us(self, size_bytes: int) -> dict[str, float]:
+        """{algorithm: predicted time in us of a size, under its fastest protocol}."""
+        return {
+            each.algorithm: each.time_us for each in sorted(self._choices(size_bytes), key=_slowest_first)
+        }
+
     def with_nics(self, num: int) -> float | None:
         """Predicted time in us of the largest size if a node had `num` NICs, shared equally.
 
-        None if the machine's costs are unknown, or its ranks cannot share so many equally.
+        None if the machine's costs are unknown, or `num` does not divide the ranks of a node.
         """
         per_node = len(self.topology.ranks_of_node[0])
         if self._costs is None or self._costs.nics_per_rank > 1 or per_node % num:
@@ -312,6 +318,10 @@ class Expectation:
             return 1 / on.num_nodes if algorithm == "pairwise" and not on_rails(on) else 1.0
 
         return carried(self.topology) / carried(part)
+
+
+def _slowest_first(choice: Choice) -> float:
+    return -choice.time_us
 
 
 def _best_of(choices: tuple[Choice, ...]) -> Choice:

@@ -198,7 +198,11 @@ def untested_kind(topology: Topology, version: Sequence[int]) -> str:
 def untested_small(topology: Topology, version: Sequence[int]) -> str:
     """Kind of machine or library whose small messages no published log confirms; empty for other kinds."""
     of_racks = len(topology.ranks_of_node[0]) > COUNTABLE
-    return "racks" if of_racks and topology.num_nodes > 1 else untested_kind(topology, version)
+    return (
+        "small messages between racks"
+        if of_racks and topology.num_nodes > 1
+        else untested_kind(topology, version)
+    )
 
 
 def _network_notes(machine: str, named: str, *, is_chosen: bool) -> list[str]:

@@ -62,6 +62,7 @@ class Facts:
     - `other_library`: Evidence that another library than NCCL or RCCL ran the collective; empty if none.
     - `untested`, `small_untested`: Kind that no published log confirms at large messages, and at small ones;
       empty for other kinds.
+    - `small_ratios`: {algorithm: predicted time of small messages with it, divided by the measured time}.
     - `other_nics`: Number of NICs of a node that explains the rate, if their number is assumed; None if no
       number does.
     - `stated`: {cause that lines of NCCL_DEBUG=INFO show: evidence}.
@@ -95,6 +96,7 @@ class Facts:
     algorithm_shares: Mapping[str, float] = field(default_factory=dict)
     untested: str = ""
     small_untested: str = ""
+    small_ratios: Mapping[str, float] = field(default_factory=dict)
     other_nics: OtherNics | None = None
     may_be_bridged: bool = False
     path_gb_per_s: float = 0.0
@@ -109,6 +111,17 @@ class Facts:
     def is_slow(self) -> bool:
         """True if large messages are slower than expected."""
         return self.share is not None and self.share < HEALTHY
+
+    @property
+    def alike(self) -> str:
+        """Slower algorithm with the rate of large messages; empty if there is none."""
+        shares = {name: part / (self.share or part) for name, part in self.algorithm_shares.items()}
+        return _nearest(shares)
+
+    @property
+    def small_alike(self) -> str:
+        """Algorithm with the time of small messages; empty if there is none."""
+        return _nearest(self.small_ratios)
 
     @property
     def fills_path(self) -> bool:
@@ -174,3 +187,10 @@ class Facts:
         """True if all NICs that were measured one by one are healthy, but others may have a slow rail."""
         is_healthy = self.measured_share == 1 and not self.nics_differ
         return is_healthy and len(self.nics_gb_per_s) < max(self.nics_per_node, 1)
+
+
+def _nearest(ratios: Mapping[str, float]) -> str:
+    """Name with the ratio nearest to 1; empty unless an error of the model may explain the difference."""
+    off = {name: abs(ratio - 1) for name, ratio in ratios.items()}
+    name = min(off, key=lambda each: off[each], default="")
+    return name if name and off[name] <= 1 - WITHIN_ERROR else ""

@@ -786,7 +786,7 @@ def test_host_memory_is_in_a_healthy_verdict(log, line):
 def test_another_number_of_nics_is_the_first_uncertainty(log, lists):
     """The verdict on two nodes of A100 has the rate that is usual with four NICs, where eight are assumed.
 
-    If the log lists the NICs, no other cause is in the verdict. Of a machine by name, NICs are unused.
+    If the log lists the NICs, no other cause is in the verdict. For a machine by name, NICs are unused.
     """
     debug = (
         "host0:1:2 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [2]mlx5_2:1/IB [3]mlx5_3:1/IB\n"
@@ -860,7 +860,7 @@ def test_kinds_without_a_published_log_are_not_judged(share, ratio, said):
     ("machine", "nodes", "version", "large", "small"),
     [
         ("dgx-a100", 2, (2, 8), "NCCL 2.8 between nodes", "NCCL 2.8 between nodes"),
-        ("dgx-a100", 2, (2, 18), "", ""), ("dgx-a100", 1, (2, 8), "", ""), ("gb200-nvl72", 2, (), "", "racks"),
+        ("dgx-a100", 2, (2, 18), "", ""), ("dgx-a100", 1, (2, 8), "", ""), ("gb200-nvl72", 2, (), "", "small messages between racks"),
     ],
 )  # fmt: skip
 def test_old_libraries_and_racks_are_untested(machine, nodes, version, large, small):
@@ -868,6 +868,22 @@ def test_old_libraries_and_racks_are_untested(machine, nodes, version, large, sm
     on = taccl.topologies.parse(machine, nodes=nodes)
     assert untested_kind(on, version).split(" (")[0] == large
     assert untested_small(on, version).split(" (")[0] == small
+
+
+def test_the_algorithm_of_unjudged_figures_is_named():
+    """188 us for small messages on two racks are those of trees, and so is 0.65 of the rate of NVLS on 20."""
+    facts = Facts(
+        "allreduce", 20, 0.65, 2.8, {"ring": 0.65}, untested="more than 3 racks", small_untested="racks",
+        algorithm_shares={"tree": 0.6, "ring": 0.9}, small_ratios={"nvls": 0.36, "tree": 1.01},
+    )  # fmt: skip
+    said = conclusion(facts, causes_of(facts), None)
+    assert "2.5 times too fast (algorithm tree has this rate)" in said
+    assert "(no published log of racks; algorithm tree takes as long)" in said
+    series = Series("allreduce", 144, 2, (8, 2**33), (188.0, 25_000.0), "log")
+    expected = Expectation(series, taccl.topologies.gb200_nvl72(nodes=2))
+    times_us = expected.algorithm_us(8)
+    assert times_us["tree"] == pytest.approx(188, rel=0.02)
+    assert times_us["nvls"] == pytest.approx(67, rel=0.02)
 
 
 @pytest.mark.parametrize(("nodes", "is_noted"), [(16, False), (17, True)])
