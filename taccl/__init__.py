@@ -44,7 +44,11 @@ def __getattr__(name: str) -> Any:
         is_inner = name not in vars(module)
         value = import_module(f"{module.__name__}.{name}") if is_inner else vars(module)[name]
     else:
+        from importlib.util import find_spec
+
         said = f"module 'taccl' has no attribute {name!r}"
+        if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
+            said += f"; write `import {__name__}.{name}` first"
         raise AttributeError(said, name=name, obj=sys.modules[__name__])  # for Python's own suggestion
     globals()[name] = value
     return value

@@ -148,8 +148,8 @@ def _too_many(function: str, names: list[str], num_given: int, known: Collection
     is_method = names[:1] == ["self"]
     takes, given = len(names) - is_method, num_given - is_method
     keywords = [f"{name}=" for name in known if name not in names][:_MOST_KEYWORDS]
-    plural = "s" * (takes != 1)
-    said = f"{function}() takes {takes} positional argument{plural} but {given} were given"
+    plural, verb = "s" * (takes != 1), "was" if given == 1 else "were"
+    said = f"{function}() takes {takes} positional argument{plural} but {given} {verb} given"
     return f"{said}; name the others, e.g. {', '.join(keywords)}" if keywords else said
 
 

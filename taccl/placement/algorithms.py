@@ -122,7 +122,7 @@ def stock(name: str, collective: str, num_ranks: int, *, group: int | None = Non
     make, does, takes = ALGORITHMS[known]
     kind = matching(collective, collectives.COLLECTIVES) or collective
     if kind not in does:
-        raise InputError(f"found {collective}; {known} does {' and '.join(does)}", where="collective")
+        raise InputError(f"found {collective!r}; {known} is for {', '.join(does)} only", where="collective")
     if num_ranks < 2:
         raise InputError(f"found {num_ranks} ranks; expected two or more to renumber", where="topology")
     most = MOST_PIECES if known == "double-tree" else num_ranks

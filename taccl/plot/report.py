@@ -30,7 +30,7 @@ from taccl.analysis.certificates.scopes import (
 )
 from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify
-from taccl.errors import TacclError
+from taccl.errors import InputError, TacclError
 from taccl.formats.files import check_writable, write_whole
 from taccl.plot.comparison import draw_trace, trace_in
 from taccl.plot.gantt import COPIES, REDUCTIONS, draw_bars, rows_height
@@ -115,10 +115,17 @@ def report(
     Raises
     ------
     InputError
-        If the file exists and `overwrite` is False, or it cannot be written.
+        If the file exists and `overwrite` is False, or it cannot be written, or its name has the ending of
+        another format.
     """
     limit = Deadline.after(budget_s)
     if path is not None:
+        ending = os.path.splitext(path)[1].lower()
+        if ending not in ("", ".html", ".htm"):
+            said = (
+                f"found the ending {ending!r}; a report is a page in HTML, so give a name that ends in .html"
+            )
+            raise InputError(said, where=os.fspath(path))
         check_writable(path, overwrite=overwrite)
     if isinstance(found, Result):
         schedule, details, trace = found.schedule, found.to_dict(), found.trace

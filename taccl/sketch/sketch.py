@@ -182,7 +182,7 @@ class Sketch(Table):
             raise SketchError(error.message, where=self.where(field)) from None
 
     @checked
-    def with_nodes(self, nodes: int, *, ranks_per_node: int | None = None) -> Sketch:
+    def with_nodes(self, nodes: Count, *, ranks_per_node: Count | None = None) -> Sketch:
         """The sketch for another number of nodes; symmetries over all ranks are extended to the new number.
 
         Parameters

@@ -31,7 +31,7 @@ REFUSED = {
         ("--nosuch bound", "there is no option --nosuch before the verb"),
         ("--verison", "there is no option --verison; did you mean '--version'?"),
         ("suggest ring:4 --collective allgather --check", "--check: found no value; give one"),
-        ("report schedule.json -o r.pdf", "--output: found the ending '.pdf'; a report is a page in HTML"),
+        ("report schedule.json -o r.pdf", "r.pdf: found the ending '.pdf'; a report is a page in HTML"),
         ("verify sketch.toml", "found a sketch; expected a schedule or a program; `taccl show sketch.toml` reads it"),
         ("synthesize --topology ring:4 --collective alltoallv --matrix zip:1", "--matrix: found 'zip:1', which is no file; expected a CSV or .npy"),
         ("synthesize allgather ndv2", "--collective: found none; give one (see taccl synthesize --help)"),

@@ -68,6 +68,8 @@ def test_unknown_names_of_the_facade_get_the_suggestion_of_python():
     with pytest.raises(AttributeError) as caught:
         taccl.synthesise  # noqa: B018
     assert (caught.value.name, caught.value.obj) == ("synthesise", taccl)
+    with pytest.raises(AttributeError, match="write `import taccl.runtime` first"):
+        taccl.__getattr__("runtime")
 
 
 @pytest.mark.parametrize(

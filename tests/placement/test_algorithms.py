@@ -133,7 +133,7 @@ def test_a_schedule_of_ours_is_an_algorithm():
     ("name", "collective", "num_ranks", "complaint"),
     [
         ("rong", "allreduce", 4, "did you mean 'ring'"),
-        ("ring", "alltoall", 4, "ring does allreduce and allgather and reduce-scatter"),
+        ("ring", "alltoall", 4, "found 'alltoall'; ring is for allreduce, allgather, reduce-scatter only"),
         ("ring:2", "allreduce", 4, "ring takes no number"),
         ("rings:9", "allreduce", 4, "expected a number from 1 to 4"),
         ("double-tree:300", "allreduce", 4, "expected a number from 1 to 256"),

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import taccl
 from taccl.errors import SketchError
 from taccl.sketch.sketch import Sketch
 
@@ -156,6 +157,15 @@ def test_with_nodes_refuses_what_it_cannot_rescale():
     sketch = read("machine = 'ndv2'\nnodes = 2\n[[symmetry]]\noffset = 4\ngroup = 16")
     with pytest.raises(SketchError, match=r"a\.toml: symmetry\[0\]: found offset 4 in groups of 16"):
         sketch.with_nodes(4)
+
+
+@pytest.mark.parametrize("given", [{"nodes": 0}, {"nodes": 4, "ranks_per_node": 0}])
+def test_with_nodes_refuses_zero(given):
+    """Zero nodes, or ranks per node, are refused by the argument's name."""
+    sketch = read("nodes = 2\n[[symmetry]]\noffset = 8\ngroup = 16")
+    name = [each for each, value in given.items() if value == 0][0]
+    with pytest.raises(taccl.InputError, match=f"{name}: found 0; expected a whole number of at least 1"):
+        sketch.with_nodes(**given)
 
 
 def test_with_nodes_needs_ranks_per_node():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -113,10 +112,6 @@ def run_report(options: argparse.Namespace) -> Answer:
     from taccl.plot.report import report
 
     check_output(options)
-    ending = os.path.splitext(options.output)[1].lower()
-    if ending not in ("", ".html", ".htm"):
-        said = f"found the ending {ending!r}; a report is a page in HTML, so give a name that ends in .html"
-        raise InputError(said, where="--output")
     schedule = schedule_in(options.file, options)
     with notes_shown() as note:
         note("verifying, timing and drawing")
