@@ -122,10 +122,8 @@ def report(
     if path is not None:
         ending = os.path.splitext(path)[1].lower()
         if ending not in ("", ".html", ".htm"):
-            said = (
-                f"found the ending {ending!r}; a report is a page in HTML, so give a name that ends in .html"
-            )
-            raise InputError(said, where=os.fspath(path))
+            remedy = "a report is a page in HTML, so give a name that ends in .html"
+            raise InputError(f"found the ending {ending!r}; {remedy}", where=os.fspath(path))
         check_writable(path, overwrite=overwrite)
     if isinstance(found, Result):
         schedule, details, trace = found.schedule, found.to_dict(), found.trace
