@@ -7,12 +7,9 @@ from typing import TYPE_CHECKING, Any
 from taccl.workload.fx_values import Deferred, Named, View
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from taccl.workload.fx_graph import Graph
+    from taccl.workload.fx_values import Arguments, Reader
 
-    Arguments = dict[str, Any]
-    Reader = Callable[[Graph, Arguments], Any]
 
 #: {argument of PyTorch's attention that the operation `attention` lacks: its only accepted value}.
 _PLAIN = {"dropout_p": 0, "return_debug_mask": False, "dropout_mask": None}

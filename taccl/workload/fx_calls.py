@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.workload.aten import operand
 from taccl.workload.fx_parts import own_of, parts_of
-from taccl.workload.fx_values import Filled, Named, Own, Positions, View, Whole, described
+from taccl.workload.fx_values import Filled, Named, Own, Positions, View, Whole, arguments_of, described
 from taccl.workload.fx_views import by_rank
 from taccl.workload.operations import DTYPE_BYTES
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from taccl.workload.fx_graph import Graph
+    from taccl.workload.fx_values import Arguments
 
-    Arguments = dict[str, Any]
     Shape = tuple[int, ...]
     Names = list[str]
     #: Function that returns the names of the axes of each operand, and of the axes of the result.
@@ -74,10 +74,9 @@ def called(graph: Graph, given: Arguments | None = None, *, item: int | None = N
     is_random = any("nondeterministic" in str(tag) for tag in tags or ())
     if tags is None or not str(target).startswith("aten.") or schema.is_mutable or is_random:
         raise graph.unread("" if tags is None else _obstacle(node))
-    names = [each.name for each in schema.arguments]
-    raw = {**dict(zip(names, node.args, strict=False)), **dict(node.kwargs)}
+    raw = arguments_of(node)
     if given is None:
-        given = {each.name: graph.value(raw.get(each.name, each.default_value)) for each in schema.arguments}
+        given = {name: graph.value(each) for name, each in raw.items()}
     meta = node.meta.get("val", node.meta.get("tensor_meta"))
     if isinstance(meta, (list, tuple)) and item is None:
         some = (functools.partial(called, graph, given, item=each, **options) for each in range(len(meta)))
@@ -105,9 +104,7 @@ def _obstacle(node: Any) -> str:
         return "is not of ATen"
     if node.target._schema.is_mutable:
         return "writes in place"
-    given = {each.name: each.default_value for each in node.target._schema.arguments}
-    given |= dict(zip(given, node.args, strict=False)) | dict(node.kwargs)
-    return "" if given.get("dropout_p") == 0 else "is random"
+    return "" if arguments_of(node).get("dropout_p") == 0 else "is random"
 
 
 def _json(call: _Call, raw: Arguments) -> str:

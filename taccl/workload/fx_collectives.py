@@ -16,12 +16,8 @@ from taccl.workload.fx_values import Named, Own, Piece, Repeated, Stacked, View,
 from taccl.workload.fx_views import by_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from taccl.workload.fx_graph import Graph
-
-    Arguments = dict[str, Any]
-    Reader = Callable[[Graph, Arguments], Any]
+    from taccl.workload.fx_values import Arguments, Reader
 
 
 def _in_pieces(graph: Graph, given: Arguments) -> Any:

@@ -7,12 +7,9 @@ from typing import TYPE_CHECKING, Any
 from taccl.workload.fx_values import Filled, Positions, described, number_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from taccl.workload.fx_graph import Graph
+    from taccl.workload.fx_values import Arguments, Reader
 
-    Arguments = dict[str, Any]
-    Reader = Callable[[Graph, Arguments], Any]
 
 #: {comparison in PyTorch: kind of operation}.
 _KINDS = {

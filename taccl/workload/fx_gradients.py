@@ -9,12 +9,8 @@ from taccl.workload.fx_parts import spread
 from taccl.workload.fx_views import have_whole_rows, with_axis_last
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from taccl.workload.fx_graph import Graph
-
-    Arguments = dict[str, Any]
-    Reader = Callable[[Graph, Arguments], Any]
+    from taccl.workload.fx_values import Arguments, Reader
 
 
 def _relu_grad(graph: Graph, given: Arguments) -> Any:

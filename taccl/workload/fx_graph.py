@@ -49,9 +49,8 @@ from taccl.workload.operations import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from taccl.workload.fx_values import Reader
     from taccl.workload.mesh import Mesh
-
-    Reader = Callable[["Graph", dict[str, Any]], Any]
 
 #: Kinds of operations that can read an `Own` (a tensor that each rank computes from its own data) as a
 #: partial tensor.

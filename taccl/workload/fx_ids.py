@@ -10,12 +10,8 @@ from taccl.workload.fx_calls import called
 from taccl.workload.fx_values import Deferred, Filled, Named, Positions, Repeated, View, described, number_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from taccl.workload.fx_graph import Graph
-
-    Arguments = dict[str, Any]
-    Reader = Callable[[Graph, Arguments], Any]
+    from taccl.workload.fx_values import Arguments, Reader
 
 
 def _positions(graph: Graph, given: Arguments) -> Any:

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taccl.workload.fx_graph import Graph
-
-    Arguments = dict[str, Any]
-    Reader = Callable[[Graph, Arguments], Any]
+    from taccl.workload.fx_values import Arguments, Reader
 
 
 def _of_channel(graph: Graph, value: Any, count: int) -> Any:

@@ -9,12 +9,8 @@ from taccl.workload.fx_values import Deferred, Named, View, Whole
 from taccl.workload.kind_values import EPSILON
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from taccl.workload.fx_graph import Graph
-
-    Arguments = dict[str, Any]
-    Reader = Callable[[Graph, Arguments], Any]
+    from taccl.workload.fx_values import Arguments, Reader
 
 
 def _layernorm(graph: Graph, given: Arguments) -> Any:

@@ -38,12 +38,8 @@ from taccl.workload.fx_values import (
 from taccl.workload.fx_views import in_memory, in_one_batch, transposed, with_axis_last
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from taccl.workload.fx_graph import Graph
-
-    Arguments = dict[str, Any]
-    Reader = Callable[[Graph, Arguments], Any]
+    from taccl.workload.fx_values import Arguments, Reader
 
 
 def _same(graph: Graph, given: Arguments) -> Any:

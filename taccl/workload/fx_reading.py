@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from taccl.errors import WorkloadError
 from taccl.workload.fx_calls import called
 from taccl.workload.fx_graph import FUNCTIONAL, TRACE, Graph
-from taccl.workload.fx_values import Deferred, Named, Own, Stacked, Unread, View, described
+from taccl.workload.fx_values import Deferred, Named, Own, Stacked, Unread, View, arguments_of, described
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,8 +40,6 @@ class NodeReader(Graph):
         reader = self.readers.get(name)
         if reader is None and name.endswith("_") and self._is_last_reader(node):
             reader = self.readers.get(name.removesuffix("_"))
-        given = {each.name: each.default_value for each in schema.arguments}
-        given |= dict(zip(given, node.args, strict=False)) | dict(node.kwargs)
 
         def made() -> Any:
             if reader is None:
@@ -49,7 +47,7 @@ class NodeReader(Graph):
                 if getattr(schema, "is_mutable", False):
                     advice = FUNCTIONAL
                 raise self.unread(f"found {self._what()}, which is not supported; {advice}")
-            return reader(self, {name: self.value(each) for name, each in given.items()})
+            return reader(self, {name: self.value(each) for name, each in arguments_of(node).items()})
 
         return self._named(self._read(node, made), first)
 

@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 
     from taccl.workload.fx_graph import Graph
 
+    #: Arguments of a node, by their names in PyTorch.
+    Arguments = dict[str, Any]
+    #: Function that converts a node with these arguments, and returns the node's value.
+    Reader = Callable[[Graph, Arguments], Any]
+
 
 class Unread(WorkloadError):
     """Error for a PyTorch operation without a converter, or with arguments that its converter rejects."""
@@ -118,6 +123,12 @@ class Deferred:
         if self._made is None:
             self._made = self._make()
         return self._made
+
+
+def arguments_of(node: Any) -> Arguments:
+    """Arguments of a node that calls an operator of PyTorch, by name, with the operator's defaults."""
+    defaults = {each.name: each.default_value for each in node.target._schema.arguments}
+    return defaults | dict(zip(defaults, node.args, strict=False)) | dict(node.kwargs)
 
 
 def number_of(value: Any) -> float | None:

@@ -15,23 +15,17 @@ if TYPE_CHECKING:
     from taccl.workload.operations import Operation
 
 #: {kind: PyTorch expression}; `text_of` replaces `{0}` and `{1}` by operands, `{name}` by an option.
+#: Kinds without an expression are named like the function of PyTorch.
 _VALUES = {
-    "relu": "torch.relu({0})", "gelu": 'torch.nn.functional.gelu({0}, approximate="tanh")',
-    "tanh": "torch.tanh({0})", "sigmoid": "torch.sigmoid({0})", "erf": "torch.erf({0})",
-    "exp": "torch.exp({0})", "log": "torch.log({0})", "cos": "torch.cos({0})", "sin": "torch.sin({0})",
-    "abs": "torch.abs({0})",
-    "square": "torch.square({0})", "sqrt": "torch.sqrt({0})", "power": "torch.pow({0}, {v})",
+    "gelu": 'torch.nn.functional.gelu({0}, approximate="tanh")', "power": "torch.pow({0}, {v})",
     "scale": "{0} * {v}", "offset": "{0} + {v}", "cast": "{0}.to(torch.{dtype})", "add": "{0} + {1}",
     "subtract": "{0} - {1}", "multiply": "{0} * {1}", "divide": "{0} / {1}",
-    "maximum": "torch.maximum({0}, {1})", "minimum": "torch.minimum({0}, {1})",
     "equal": "{0} == {other}", "not_equal": "{0} != {other}", "less": "{0} < {other}",
     "less_equal": "{0} <= {other}", "greater": "{0} > {other}", "greater_equal": "{0} >= {other}",
     "logical_not": "~{0}", "logical_and": "{0} & {1}", "logical_or": "{0} | {1}",
     "arange": "torch.arange({start}, {stop}, dtype=torch.{dtype}, device=device())",
-    "matmul": "torch.matmul({0}, {1})",
     "relu_grad": "torch.where({1} > 0, {0}, 0.0)", "masked_fill": "({0}).masked_fill({1}, {v})",
     "expand": "{0}.expand(torch.broadcast_shapes({0}.shape, {1}.shape))",
-    "where": "torch.where({0}, {1}, {2})",
     "layernorm": "torch.nn.functional.layer_norm({0}, ({0}).shape[-1:], eps={v})",
     "layernorm_grad": "layernorm_grad({0}, {1}, {v})",
     "softmax_grad": "{1} * ({0} - ({0} * {1}).sum(-1, keepdim=True))",
@@ -168,7 +162,7 @@ def text_of(
     given = f", scale={operation.value!r}" if operation.value is not None else ""
     if operation.causal:
         given += f", causal=True{f', rows={rows}' if rows else ''}"
-    return _VALUES[operation.kind].format(
+    return _VALUES.get(operation.kind, f"torch.{operation.kind}({{all}})").format(
         *operands, v=number(value), axis=operation.axis, dtype=operation.dtype, shape=shape, first=first,
         order=permutation(operation, len(shape)), start=operation.start, stop=operation.stop,
         other=operands[1] if len(operands) > 1 else number(value),

@@ -173,7 +173,6 @@ _BY_VALUE: dict[str, Callable[[Sequence[Array], float], Any]] = {
     "relu_grad": lambda read, v: np.where(read[1] > 0, read[0], 0),
     "masked_fill": lambda read, v: np.where(read[1], v, read[0]),
     "expand": lambda read, v: np.broadcast_to(read[0], np.broadcast_shapes(read[0].shape, read[1].shape)),
-    "where": lambda read, v: np.where(*read),
     "softmax": lambda read, v: _softmax(read[0]),
     "log_softmax": lambda read, v: _log_softmax(read[0]),
     "softmax_grad": lambda read, v: read[1] * (read[0] - (read[0] * read[1]).sum(axis=-1, keepdims=True)),
