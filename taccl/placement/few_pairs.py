@@ -18,7 +18,7 @@ import numpy as np
 
 from taccl._internal.address_space import require_address_space
 from taccl._internal.units import format_count
-from taccl.topology.recognise import completed, levels
+from taccl.topology.recognise import common_levels, completed, levels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -209,9 +209,7 @@ def explained(latency_us: NDArray[np.float64], held_out: Pairs, clusters: Sequen
     clusters. Variances are of logarithms. The fraction is negative if the mean of the held-out pairs predicts
     better.
     """
-    shared = np.zeros(latency_us.shape, dtype=np.int64)
-    for each in clusters:
-        shared += np.equal.outer(each, each)
+    shared = common_levels(clusters, len(latency_us))
     known = ~np.isnan(latency_us)
     rows, columns = np.array(held_out).T
     known[rows, columns] = known[columns, rows] = False

@@ -11,7 +11,8 @@ import numpy as np
 
 from taccl._internal.address_space import require_address_space
 from taccl.placement.case import Case
-from taccl.placement.probe import REPEATS
+from taccl.placement.probe import REPEATS, median_of_known
+from taccl.topology.recognise import common_levels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -236,15 +237,6 @@ def _without_warning(function: Callable[..., Any], values: NDArray[np.float64]) 
     return found
 
 
-def _median(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Median along the first axis, ignoring nan unless all values are nan; faster than `np.nanmedian`."""
-    ordered = np.sort(values, axis=0)  # puts nan last
-    last = np.maximum(np.sum(~np.isnan(values), axis=0) - 1, 0)
-    middle = (np.take_along_axis(ordered, each[None], 0)[0] for each in (last // 2, (last + 1) // 2))
-    found: NDArray[np.float64] = sum(middle) / 2
-    return found
-
-
 def _mirrored(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
     """Symmetric matrix from the entries above the diagonal of a matrix."""
     above = np.triu(matrix, 1)
@@ -261,7 +253,7 @@ def _halves(probe: Probe, stacks: _Figures, rng: np.random.Generator) -> tuple[_
     def half(chosen: NDArray[np.bool_]) -> _Figures:
         found = {}
         for name, each in stacks.items():
-            known = _median(np.where(chosen, each, np.nan))
+            known = median_of_known(np.where(chosen, each, np.nan))
             np.fill_diagonal(known, 1.0)  # the diagonal is unused
             found[name] = np.log(probe.filled(known))
         return found
@@ -296,9 +288,7 @@ def _shrunk(probe: Probe, figures: _Figures, variance: Mapping[str, float]) -> _
     ----------
     B. Efron and C. Morris, "Stein's estimation rule and its competitors", J. Am. Stat. Assoc. 68 (1973).
     """
-    shared = np.zeros((probe.num_hosts, probe.num_hosts), dtype=np.int64)
-    for labels in probe.levels:
-        shared += labels[:, None] == labels
+    shared = common_levels(probe.levels, probe.num_hosts)
     np.fill_diagonal(shared, -1)
     found = {}
     for name, values in figures.items():

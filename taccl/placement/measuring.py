@@ -17,7 +17,7 @@ from taccl.errors import InputError, TacclError
 from taccl.formats.files import check_writable
 from taccl.placement.few_pairs import FewPairs, found_by, verdict
 from taccl.placement.matrices import load_probe
-from taccl.placement.probe import MAX_ASYMMETRY, Probe
+from taccl.placement.probe import MAX_ASYMMETRY, Probe, median_of_known
 from taccl.placement.probe_work import FEWER, FEWEST, PASSES, WARM_UP, is_few, probe_work
 from taccl.runtime.environment import joined, launched_by
 from taccl.runtime.launch import launched
@@ -178,7 +178,7 @@ class _ProbeRank:
         if judged is not None:
             plan, held = judged
             assert self.clusters is not None
-            self.assumed = (verdict(plan, _median(self.latency_us), held, self.clusters),)
+            self.assumed = (verdict(plan, median_of_known(self.latency_us), held, self.clusters),)
         self._settle()
         self.note("measuring shared uplinks of clusters")
         uplinks = self._uplinks()
@@ -303,7 +303,7 @@ class _ProbeRank:
     def _settle(self) -> None:
         """Measure pairs again whose directions differ much; keep the better figure for both directions."""
         # Only rank 0 has figures; it tells the others which pairs to measure.
-        figures = np.stack([_median(self.latency_us), _median(self.gb_per_s)])
+        figures = np.stack([median_of_known(self.latency_us), median_of_known(self.gb_per_s)])
         transposed = figures.transpose(0, 2, 1)
         differ = (np.maximum(figures / transposed, transposed / figures) > MAX_ASYMMETRY).any(axis=0)
         for a, b in broadcast(self.comm, np.argwhere(np.triu(differ)).tolist()):
@@ -359,7 +359,7 @@ class _ProbeRank:
         return found
 
     def _found(self, uplinks: Sequence[tuple[tuple[int, ...], float]]) -> Probe:
-        latency_us, gb_per_s = _median(self.latency_us), _median(self.gb_per_s)
+        latency_us, gb_per_s = median_of_known(self.latency_us), median_of_known(self.gb_per_s)
         missing = np.isnan(latency_us) & ~np.eye(self.comm.size, dtype=bool)
         return Probe(
             tuple(self.hosts), latency_us, gb_per_s, uplinks=tuple(uplinks), sampled=bool(missing.any()),
@@ -367,14 +367,6 @@ class _ProbeRank:
             latency_repeats_us=self.latency_us, bandwidth_repeats_gb_per_s=self.gb_per_s,
             clusters=self.clusters, assumed=self.assumed,
         )  # fmt: skip
-
-
-def _median(passes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Median of each pair's values over the passes that measured the pair; nan if none did."""
-    known = ~np.isnan(passes).all(axis=0)
-    median = np.full(known.shape, np.nan)
-    median[known] = np.nanmedian(passes[:, known], axis=0)
-    return median
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from taccl._internal.units import format_count
 from taccl.errors import InputError
 from taccl.formats.files import write_whole
 from taccl.placement.hosts import USUAL_GB_PER_S, USUAL_OVERSUBSCRIPTION, ProbedHosts
-from taccl.topology.recognise import asymmetry, completed, levels
+from taccl.topology.recognise import asymmetry, common_levels, completed, levels
 
 if TYPE_CHECKING:
     import os
@@ -185,9 +185,7 @@ class Probe:
         """
         if self.clusters is None or not np.isnan(matrix).any():
             return completed(matrix)
-        shared = np.zeros(matrix.shape, dtype=np.int64)
-        for labels in self.levels:
-            shared += labels[:, None] == labels
+        shared = common_levels(self.levels, self.num_hosts)
         found = matrix.copy()
         known = ~np.isnan(matrix) & ~np.eye(len(matrix), dtype=bool)
         for each in np.unique(shared):
@@ -288,3 +286,12 @@ def _plain(matrix: NDArray[np.float64] | None) -> list[list[float | None]] | Non
     if matrix is None:
         return None
     return [[None if math.isnan(value) else value for value in row] for row in matrix.tolist()]
+
+
+def median_of_known(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Median along the first axis, ignoring nan unless all values are nan; faster than `np.nanmedian`."""
+    ordered = np.sort(values, axis=0)  # puts nan last
+    last = np.maximum(np.sum(~np.isnan(values), axis=0) - 1, 0)
+    middle = (np.take_along_axis(ordered, each[None], 0)[0] for each in (last // 2, (last + 1) // 2))
+    found: NDArray[np.float64] = sum(middle) / 2
+    return found

@@ -19,6 +19,8 @@ from taccl.errors import TopologyError
 from taccl.topology.products import Dimension, Dimensions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from taccl.topology.named import NamedFabric
     from taccl.topology.products import Kind
     from taccl.topology.topology import Topology
@@ -273,6 +275,17 @@ def levels(distance: NDArray[np.float64]) -> list[NDArray[np.int64]]:
         _, first, which = np.unique(labels, return_index=True, return_inverse=True)
         # Clusters are numbered in the order of their first hosts.
         found.append(np.argsort(np.argsort(first))[which].astype(np.int64))
+    return found
+
+
+def common_levels(clusters: Sequence[Sequence[int] | NDArray[np.int64]], num_hosts: int) -> NDArray[np.int64]:
+    """Number of levels at which two hosts are in one cluster, as a matrix over all pairs of hosts.
+
+    - `clusters`: Cluster of every host at each level.
+    """
+    found = np.zeros((num_hosts, num_hosts), dtype=np.int64)
+    for each in clusters:
+        found += np.equal.outer(each, each)
     return found
 
 

@@ -10,9 +10,8 @@ import taccl
 from taccl.cli.command import run
 from taccl.errors import FormatError
 from taccl.placement.case import Case
-from taccl.placement.judging import _median
 from taccl.placement.matrices import load_probe
-from taccl.placement.probe import Probe
+from taccl.placement.probe import Probe, median_of_known
 from tests.fuzzing import MANY, cases
 
 NAMES = tuple("abcdefgh")
@@ -41,7 +40,7 @@ def test_median_without_missing_values():
     """Medians of 0 to 4 known values per column are those of NumPy."""
     values = np.array([[3.0, 1.0, np.nan, 2.0, np.nan], [5.0, np.nan, 4.0, 0.0, np.nan],
                        [9.0, np.nan, 8.0, 1.0, np.nan], [1.0, np.nan, 6.0, np.nan, np.nan]])  # fmt: skip
-    assert _median(values) == pytest.approx([4.0, 1.0, 6.0, 1.0, np.nan], nan_ok=True)
+    assert median_of_known(values) == pytest.approx([4.0, 1.0, 6.0, 1.0, np.nan], nan_ok=True)
 
 
 @pytest.mark.slow
