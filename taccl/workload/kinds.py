@@ -14,7 +14,7 @@ length 1 that is broadcast.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from taccl.workload import aten
 from taccl.workload import kind_rules as rules
@@ -62,10 +62,8 @@ class Kind:
     mixed: bool = False
 
 
-def _pointwise(
-    says: str, operands: int = 1, options: tuple[str, ...] = (), linear: tuple[str, ...] = ()
-) -> Kind:
-    return Kind(says, rules.broadcast, rules.same_axes, (operands,), options, linear=linear, pointwise=True)
+def _pointwise(says: str, *operands: int, **more: Any) -> Kind:
+    return Kind(says, rules.broadcast, rules.same_axes, operands or (1,), pointwise=True, **more)
 
 
 def _comparisons() -> dict[str, Kind]:
@@ -75,19 +73,11 @@ def _comparisons() -> dict[str, Kind]:
         "greater": "is above", "greater_equal": "is at least",
     }  # fmt: skip
     return {
-        name: Kind(
-            f"true where a {said} b, or `value`", rules.broadcast, rules.same_axes, (1, 2), ("value",),
-            ids=None, pointwise=True, makes="bool",
+        name: _pointwise(
+            f"true where a {said} b, or `value`", 1, 2, options=("value",), ids=None, makes="bool"
         )
         for name, said in says.items()
-    }  # fmt: skip
-
-
-def _of_masks(says: str, operands: int) -> Kind:
-    masks = tuple(range(operands))
-    return Kind(
-        says, rules.broadcast, rules.same_axes, (operands,), masks=masks, pointwise=True, makes="bool"
-    )
+    }
 
 
 def _attention_grads() -> dict[str, Kind]:
@@ -147,22 +137,15 @@ TABLE: dict[str, Kind] = {
     "maximum": _pointwise("the larger of a and b", 2),
     "minimum": _pointwise("the smaller of a and b", 2),
     "relu_grad": _pointwise("a where b > 0, else 0", 2, linear=("pr",)),
-    "masked_fill": Kind(
-        "a, or `value` where b is true", rules.broadcast, rules.same_axes, (2,), ("VALUE",), masks=(1,),
-        ids=None, pointwise=True
+    "masked_fill": _pointwise(
+        "a, or `value` where b is true", 2, options=("VALUE",), masks=(1,), ids=None
     ),
-    "where": Kind(
-        "b where a is true, else c", rules.broadcast, rules.same_axes, (3,), masks=(0,), ids=None,
-        pointwise=True
-    ),
-    "expand": Kind(
-        "a, repeated to the shape of a and b", rules.broadcast, rules.same_axes, (2,), ids=None,
-        pointwise=True, typed=(0,)
-    ),
+    "where": _pointwise("b where a is true, else c", 3, masks=(0,), ids=None),
+    "expand": _pointwise("a, repeated to the shape of a and b", 2, ids=None, typed=(0,)),
     **_comparisons(),
-    "logical_not": _of_masks("true where a is false", 1),
-    "logical_and": _of_masks("true where a and b are true", 2),
-    "logical_or": _of_masks("true where a or b is true", 2),
+    "logical_not": _pointwise("true where a is false", masks=(0,), makes="bool"),
+    "logical_and": _pointwise("true where a and b are true", 2, masks=(0, 1), makes="bool"),
+    "logical_or": _pointwise("true where a or b is true", 2, masks=(0, 1), makes="bool"),
     "arange": Kind(
         "whole numbers from `start` to before `stop`, in type `dtype`", rules.counted,
         rules.axes("-> n"), (0,), ("start", "stop", "dtype"),
