@@ -18,6 +18,7 @@ from taccl.baselines.channel_sends import (
     first_come_us,
     in_order_us,
     one_round,
+    ring_orders,
     sends_around,
     sends_of_pieces,
 )
@@ -48,8 +49,9 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
-#: Rings wait for one another if the mean hop takes between this share of a step and its inverse (our choice).
-_LOOSE = 0.5
+#: `_LOOSE`: rings wait for one another if the mean hop takes between this share of a step and its inverse.
+#: `_STRETCHED`: they also do above this ratio of a step's time to its busiest resource's (our choices).
+_LOOSE, _STRETCHED = 0.5, 1.02
 #: Max transfers of ring schedules for which several orders are tried.
 _FEW_TRANSFERS = 100_000
 #: A periodic plan of sends is poor, so that other orders of sends are tried, if it exceeds one of two limits.
@@ -106,19 +108,20 @@ def open_gb_per_s(problem: Problem, algorithm: Algorithm, on: Topology) -> float
 def _around_us(lanes: Lanes, mb: float, steps: int) -> float:
     """Time in us of messages of `mb` MB that go round all rings for some steps.
 
-    If the mean hop takes about as long as a step of the busiest resource, the messages of different rings
-    wait for one another. Then the time is the least of three simulated orders, which schedules of rings have
-    as well. A simulation of few steps is extrapolated to all.
+    Messages of different rings wait for one another if the mean hop takes about as long as a step of the
+    busiest resource, or if that resource is idle between messages. Then the time is the least of the orders
+    that schedules of rings have, by simulation. A simulation of few steps is extrapolated to all.
     """
     apart_us, tightness = lanes.round_us(mb, steps)[1], lanes.tightness(mb)
-    if lanes.relayed or len(lanes.hops) == 1 or not _LOOSE < tightness < 1 / _LOOSE:
+    is_tight = _LOOSE < tightness < 1 / _LOOSE or lanes.stretch > _STRETCHED
+    if lanes.relayed or len(lanes.hops) == 1 or not is_tight:
         return apart_us
     topology, columns = lanes.problem.topology, one_round(lanes, mb)
     few = min(steps, max(_FEWEST_STEPS, _MOST_REPLAYED * steps // len(columns.chunk)))
 
     def simulated_us(num: int) -> float:
         first = Columns._make(each[columns.step < num] for each in columns)
-        orders = (np.lexsort((first.lane, first.turn, key)) for key in (first.start, first.step))
+        orders = (np.lexsort(keys) for keys in ring_orders(first))
         times_us = [in_order_us(topology, mb, first, order) for order in orders]
         return min(*times_us, float(first_come_us(topology, mb, first)[1].max(initial=0)))
 
@@ -126,7 +129,7 @@ def _around_us(lanes: Lanes, mb: float, steps: int) -> float:
     if few < steps:
         each_us = (found_us - simulated_us(few // 2)) / (few - few // 2)
         found_us += (steps - few) * each_us
-    return max(apart_us, found_us)
+    return found_us
 
 
 def _piped_us(lanes: Lanes) -> float:
@@ -219,22 +222,24 @@ def over_channels(problem: Problem, algorithm: Algorithm, on: Topology, *, cut: 
     is_small = len(columns.chunk) <= (_FEW_TRANSFERS if lanes.goes_round else _MOST_REPLAYED)
     made = [] if plan is None else [_planned(problem, columns, name)]
     if is_small or plan is None or _is_poor(plan, lanes, mb, pieces):
-        first_come, _ = first_come_us(on, mb, columns)
-        made.append(
-            _scheduled(problem, columns, (columns.lane, columns.turn, columns.step, first_come), name)
-        )
+        start_us, end_us = first_come_us(on, mb, columns)
+        made.append(_planned(problem, columns._replace(start=start_us), name, end_us=end_us))
     if is_small and lanes.goes_round:
-        orders = ((columns.lane, columns.turn, each) for each in (columns.start, columns.step))
-        made += [_scheduled(problem, columns, order, name) for order in orders]
+        made += [_scheduled(problem, columns, order, name) for order in ring_orders(columns)]
     return fastest(made)
 
 
-def _planned(problem: Problem, columns: Columns, name: str) -> Schedule:
-    """Schedule of sends in the plan's order on each resource; it is no slower than the plan."""
-    ticks = np.ceil(columns.start * float(problem.costs.ticks_per_us)).astype(np.int64)
+def _planned(problem: Problem, columns: Columns, name: str, *, end_us: Floats | None = None) -> Schedule:
+    """Schedule of sends in the plan's order on each resource; it is no slower than the plan.
+
+    - `end_us`, (num_sends,): Planned ends; by default, starts plus durations.
+    """
+    ticks_per_us = float(problem.costs.ticks_per_us)
+    ends = None if end_us is None else np.floor(end_us * ticks_per_us).astype(np.int64)
     return exact_times(
-        problem, chunk=columns.chunk, link=columns.link, starts=ticks, reduce=columns.adds, producer=name
-    )
+        problem, chunk=columns.chunk, link=columns.link, ends=ends, reduce=columns.adds, producer=name,
+        starts=np.ceil(columns.start * ticks_per_us).astype(np.int64),
+    )  # fmt: skip
 
 
 def _scheduled(problem: Problem, columns: Columns, order: Sequence[Ints | Floats], name: str) -> Schedule:

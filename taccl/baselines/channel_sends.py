@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import defaultdict
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple
@@ -9,11 +10,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from taccl.baselines.lanes import Floats, Ints, Lanes, Plan
     from taccl.problem.problem import Problem
     from taccl.topology.topology import Topology
+
+
+#: Times in us that differ by less are equal.
+_ROUNDING = 1e-9
 
 
 def in_order_us(topology: Topology, mb: float, columns: Columns, order: Ints) -> float:
@@ -71,7 +76,9 @@ def first_come_us(topology: Topology, mb: float, columns: Columns) -> tuple[Floa
             next_of[before] = send
             num_awaited[send] += 1
         last_of[link[send], lane[send]] = send
-    free, ready = [0.0] * len(topology.resources), [0.0] * len(order)
+    #: Holds of each resource that have not ended, as ascending (begin, end).
+    taken: list[list[tuple[float, float]]] = [[] for _ in topology.resources]
+    ready = [0.0] * len(order)
     starts = np.zeros(len(order))
     pending = [(0.0, place[send]) for send in order if not num_awaited[send]]
     while pending:
@@ -79,16 +86,24 @@ def first_come_us(topology: Topology, mb: float, columns: Columns) -> tuple[Floa
         send = order[number]
         over = link[send]
         start = now
-        for resource, begin, _ in holds[over]:  # `max` of a generator takes twice as long
-            if free[resource] - begin > start:
-                start = free[resource] - begin
+        for resource, begin, until in holds[over]:
+            free = now + begin
+            for first, last in taken[resource]:
+                if first >= free + until - begin - _ROUNDING:
+                    break  # fits before a hold of a send that arrives later
+                if last > free:
+                    free = last
+            if free - begin > start + _ROUNDING:
+                start = free - begin
         if start > now:
             heappush(pending, (start, number))
             continue
         starts[send] = now
-        for resource, _, until in holds[over]:
-            if now + until > free[resource]:
-                free[resource] = now + until
+        for resource, begin, until in holds[over]:
+            held = taken[resource]
+            while held and held[0][1] <= now:
+                del held[0]
+            insort(held, (now + begin, now + until))
         reached = [(later, now + us[over]) for later in followers[send]]
         if send in next_of:
             reached.append((next_of[send], now))
@@ -142,9 +157,6 @@ class Columns(NamedTuple):
 def sends_around(problem: Problem, lanes: Lanes, roots: Sequence[int] | None) -> Columns:
     """Columns of sends on rings: chunks are dealt to the rings, and go round once, or twice for allreduce."""
     num, n = len(lanes.hops), problem.topology.num_ranks
-    place = np.empty((num, n), dtype=np.int64)
-    for number, hops in enumerate(lanes.hops):
-        place[number, [src for src, _ in hops]] = np.arange(n)
     ends = roots or [c.origins[0] if c.root is None else c.root for c in problem.collective.chunks]
     number_of = [0] * n
     numbers = []
@@ -152,14 +164,29 @@ def sends_around(problem: Problem, lanes: Lanes, roots: Sequence[int] | None) ->
         numbers.append(number_of[rank])
         number_of[rank] += 1
     row, lane = np.divmod(np.array(numbers), num)
-    return _around(lanes, max(problem.chunk_bytes) / 1e6, lane, place[lane, np.array(ends)], row)
+    return _around(lanes, max(problem.chunk_bytes) / 1e6, lane, _places(lanes)[lane, np.array(ends)], row)
 
 
 def one_round(lanes: Lanes, mb: float) -> Columns:
     """Columns of sends on rings, if every rank has one chunk of `mb` MB for each ring."""
+    num = len(lanes.hops)
+    rank, lane = np.divmod(np.arange(lanes.problem.topology.num_ranks * num), num)
+    return _around(lanes, mb, lane, _places(lanes)[lane, rank], 0 * lane)
+
+
+def _places(lanes: Lanes) -> Ints:
+    """Place of each rank in each ring, (lanes, num_ranks)."""
     n = lanes.problem.topology.num_ranks
-    lane, begin = np.divmod(np.arange(n * len(lanes.hops)), n)
-    return _around(lanes, mb, lane, begin, 0 * lane)
+    place = np.empty((len(lanes.hops), n), dtype=np.int64)
+    for number, hops in enumerate(lanes.hops):
+        place[number, [src for src, _ in hops]] = np.arange(n)
+    return place
+
+
+def ring_orders(columns: Columns) -> Iterator[tuple[Ints | Floats, ...]]:
+    """Yield orders of sends on rings, as keys of `numpy.lexsort`: by planned start, and by step."""
+    for key in (columns.start, columns.step):
+        yield columns.lane, columns.turn, key
 
 
 def _around(lanes: Lanes, mb: float, lane: Ints, begin: Ints, row: Ints) -> Columns:
