@@ -108,9 +108,9 @@ def open_gb_per_s(problem: Problem, algorithm: Algorithm, on: Topology) -> float
 def _around_us(lanes: Lanes, mb: float, steps: int) -> float:
     """Time in us of messages of `mb` MB that go round all rings for some steps.
 
-    Messages of different rings wait for one another if the mean hop takes about as long as a step of the
-    busiest resource, or if that resource is idle between messages. Then the time is the least of the orders
-    that schedules of rings have, by simulation. A simulation of few steps is extrapolated to all.
+    Messages of different rings wait for one another in two cases: if the mean hop takes about as long as a
+    step of the busiest resource, and if that resource is idle between messages. Then the orders of ring
+    schedules are simulated. The least time counts, and a simulation of few steps is extrapolated.
     """
     apart_us, tightness = lanes.round_us(mb, steps)[1], lanes.tightness(mb)
     is_tight = _LOOSE < tightness < 1 / _LOOSE or lanes.stretch > _STRETCHED

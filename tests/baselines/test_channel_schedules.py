@@ -76,8 +76,8 @@ def test_rings_that_wait_for_one_another_take_what_the_model_says():
 
 
 def test_a_late_arrival_leaves_its_port_to_earlier_ones():
-    """A send of 10 us holds the port of rank 2 in its last 1 us, so a send of 3 us that starts with it is first
-    there."""
+    """A send of 10 us holds the port of rank 2 in its last 1 us. A send of 3 us that starts with it does not
+    wait."""
     builder = taccl.topologies.TopologyBuilder("late", [0] * 3)
     port = builder.add_resource("into 2")
     for src, alpha_us in ((0, 9), (1, 2)):

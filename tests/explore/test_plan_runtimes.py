@@ -196,11 +196,13 @@ def test_runtimes_are_named_as_people_write_them():
 
 
 def test_machines_have_their_makers_runtime():
-    """By default a plan is for RCCL if the topology's name or machine is of AMD, and for MSCCL otherwise;
-    MSCCL++ is added."""
+    """By default a plan is for RCCL if the topology's name, machine or links are of AMD, and for MSCCL
+    otherwise; MSCCL++ is added."""
     own = replace(taccl.topologies.ring(2), name="mi250x2", machine="")
     assert [each.name for each in usual_runtimes(own)] == ["rccl", "mscclpp"]
     assert [each.name for each in usual_runtimes(taccl.topologies.dgx2())] == ["msccl", "mscclpp"]
+    imported = replace(taccl.topologies.mi300x(), name="server", machine="")
+    assert [each.name for each in usual_runtimes(imported)] == ["rccl", "mscclpp"]
     instance = parse("nd-mi300x-v5")
     assert [each.name for each in usual_runtimes(instance)] == ["rccl", "mscclpp"]
 
