@@ -272,12 +272,7 @@ def nccl_bounded(
             f"{problem.topology.protocol}"
         )
     if schedule.problem.topology.links != topology.links:
-        most = f"at most {TREE_SHARE:g} of the bandwidth, and a maximum for each channel"
-        what = most if chosen.algorithm == "tree" else "latencies of switches and their trees"
-        notes.append(
-            f"finish: with links at {chosen.algorithm}'s rate in NCCL's tables ({what}); bound: with full "
-            "link rates"
-        )
+        notes.append(f"finish: {_table_rates(chosen.algorithm)}; bound: full link rates")
     notes += filter(None, (model_gap(schedule, chosen), _library_gap(problem, schedule, chosen, nvls=nvls)))
     return replace(schedule.problem, topology=topology), tuple(notes)
 
@@ -377,7 +372,7 @@ def _topology(problem: Problem, protocol: str, algorithm: str) -> Topology:
     if algorithm == "nvls" and (protocol or not topology.machine):
         wide, hop_us = shared_links(found), Fraction(NVLS_US, 2)
         slower = (e._replace(alpha_us=hop_us) if i in wide else e for i, e in enumerate(found.links))
-        found = replace(found, links=tuple(slower))
+        found = replace(found, links=tuple(slower), assumed=(*found.assumed, _table_rates("nvls")))
         row = next((each for each in PROTOCOLS if each.name == protocol), None)
         if row is None:
             return found
@@ -398,6 +393,7 @@ def _for_trees(problem: Problem, protocol: str, found: Topology) -> Topology:
     row = next((each for each in PROTOCOLS if each.name == protocol), None)
     if row is None and topology.machine:
         return found
+    found = replace(found, assumed=(*found.assumed, _table_rates("tree")))
     share = TREE_SHARE
     most = tree_limit_gb_per_s(topology)
     if most < float("inf"):
@@ -415,6 +411,13 @@ def _for_trees(problem: Problem, protocol: str, found: Topology) -> Topology:
     longer = Fraction(str(row.tree_base_us)) / Fraction(str(row.ring_base_us)) - 1
     longer_us = found.launch_us + base_us * longer
     return rescaled(replace(found, launch_us=longer_us), factors, thousandths)
+
+
+def _table_rates(algorithm: str) -> str:
+    """Assumption about links under an algorithm of NCCL; times and bounds of its schedules depend on it."""
+    most = f"at most {TREE_SHARE:g} of the bandwidth, and a maximum for each channel"
+    what = most if algorithm == "tree" else "latencies of switches and their trees"
+    return f"links have {algorithm}'s rates in NCCL's tables ({what})"
 
 
 def _network_factor(topology: Topology, row: Protocol, to_us: float) -> Fraction:

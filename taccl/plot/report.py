@@ -348,6 +348,8 @@ def verdict(
         ]
     problem = schedule.problem
     said = f"It finishes after {format_us(schedule.finish)}; gap to the lower bound: {gap}."
+    if problem.topology.assumed:
+        said += f" Times and bounds hold for this model: {problem.topology.proviso}."
     actions = []
     baseline = _best_baseline(schedule, rates)
     if baseline is not None:

@@ -201,7 +201,7 @@ class Topology:
     def proviso(self) -> str:
         """Text with the number of assumptions on which bounds and times depend; empty if there are none."""
         count = format_count(len(self.assumed), "assumption")
-        return f"{count} of the import (taccl show lists them)" if self.assumed else ""
+        return f"{count} of the topology (taccl show lists them)" if self.assumed else ""
 
     under = transform.under
     without = transform.without

@@ -20,7 +20,7 @@ def test_results_state_their_number_of_assumptions(tmp_path):
     result = brief_synthesis(problem)
     assert result.standing == "proven best for this model"
     answer = result_answer(result)
-    assert "2 assumptions of the import (taccl show lists them)" in answer.text
+    assert "2 assumptions of the topology (taccl show lists them)" in answer.text
     assert answer.values["assumed"] == list(topology.assumed)
     taccl.save(result, tmp_path / "s.json")
     assert taccl.load(tmp_path / "s.json").problem.topology.assumed == topology.assumed
@@ -34,7 +34,7 @@ def test_bound_of_an_import_names_its_assumptions(tmp_path, capsys):
     ring = taccl.baselines.ring(taccl.make_problem(topology, "allgather", size_bytes=5_000_000))
     taccl.save(ring, schedule, extra={})
     assert main(["bound", "--topology", path, "--collective", "allgather", "--size", "5MB"]) == 0
-    assert "1 assumption of the import" in capsys.readouterr().out
+    assert "1 assumption of the topology" in capsys.readouterr().out
     for each in (path, schedule):
         assert main(["show", each]) == 0
         assert "assumed: every port 12.5 GB/s" in capsys.readouterr().out

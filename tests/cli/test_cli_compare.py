@@ -102,7 +102,7 @@ def test_proofs_on_an_import_hold_for_its_model(run, folder):
     path = folder / "m.csv"
     path.write_text("us,GPU0,GPU1\nGPU0,0,2\nGPU1,2,0\n")
     out = run("compare", str(path), *RUNS, "--size", "1KB")[1]
-    assert "figures and proofs hold for this model: 2 assumptions of the import" in out
+    assert "figures and proofs hold for this model: 2 assumptions of the topology" in out
     assert "this model" not in run(*SMALL)[1]
 
 

@@ -100,6 +100,16 @@ def test_a_claim_about_all_schedules_names_its_chunks():
         assert f"No schedule{of} finishes before {format_us(bound.bound)}." in actions
 
 
+def test_a_verdict_on_a_topology_with_assumptions_holds_for_its_model():
+    """The verdict says on how many assumptions its times and bounds rest, and nothing without any."""
+    ring = taccl.topologies.ring(4)
+    for assumed in ((), ("slow links",)):
+        topology = dataclasses.replace(ring, assumed=assumed)
+        schedule = taccl.baselines.ring(taccl.make_problem(topology, "allgather", size_bytes=10**6))
+        said, _ = verdict(schedule, taccl.verify(schedule), taccl.lower_bound(schedule.problem), "", None)
+        assert ("hold for this model: 1 assumption of the topology" in said) == bool(assumed)
+
+
 def test_a_comparison_names_baselines_without_time(monkeypatch, exchange):
     """Baselines that are fastest most often are timed first, and those without time are named beside the best
     one."""
