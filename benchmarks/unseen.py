@@ -23,7 +23,7 @@ import os
 import sys
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -174,13 +174,7 @@ def default_rows(folder: Path) -> Iterator[Row]:
 def held_out() -> Iterator[Row]:
     """A row for each log of `published_logs.toml`, under the default profile of its machine."""
     for log in tomllib.loads(PUBLISHED.read_text())["log"]:
-        sizes = tuple(log["first_bytes"] << k for k in range(len(log["times_us"])))
-        series = Series(
-            log["collective"], log["ranks"], log["nodes"], sizes, tuple(map(float, log["times_us"])),
-            log["source"], ranks_per_process=log.get("ranks_per_process", 0),
-        )  # fmt: skip
-        network = log.get("network") if log["nodes"] > 1 else None
-        costs = costs_of(log["topology"], network=network, network_gb_per_s=log.get("nic_gb_per_s"))
+        series, costs = published(log)
         row = row_of(log["name"], [(series, us_of(costs, series))])
         met = row["median"] <= WORST_MACHINE
         yield {
@@ -190,6 +184,17 @@ def held_out() -> Iterator[Row]:
             "errors_without": row["errors"],
             "met": met,
         }
+
+
+def published(log: dict[str, Any]) -> tuple[Series, Costs]:
+    """Series of a log of `published_logs.toml`, and the costs of its machine."""
+    sizes = tuple(log["first_bytes"] << k for k in range(len(log["times_us"])))
+    series = Series(
+        log["collective"], log["ranks"], log["nodes"], sizes, tuple(map(float, log["times_us"])),
+        log["source"], ranks_per_process=log.get("ranks_per_process", 0),
+    )  # fmt: skip
+    network = log.get("network") if log["nodes"] > 1 else None
+    return series, costs_of(log["topology"], network=network, network_gb_per_s=log.get("nic_gb_per_s"))
 
 
 def medians(rows: list[Row]) -> Iterator[Row]:

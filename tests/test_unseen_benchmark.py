@@ -1,12 +1,15 @@
 """The benchmark of unseen logs marks rows whose constants come from the same log."""
 
 import tomllib
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.constants import SOURCE_OF, costs_without
-from benchmarks.unseen import CASES, PUBLISHED
+from benchmarks.unseen import CASES, PUBLISHED, published, series_of, us_of
 from taccl.measure.predict import costs_of
+from taccl.measure.series import Series
 
 TOPOLOGIES = {case.log: case.topology for case in CASES}
 
@@ -32,3 +35,61 @@ def test_further_logs_test_predictions():
     assert sum("source_of" not in log for log in logs) >= 10
     assert all(log["source"] and log["times_us"] and min(log["times_us"]) > 0 for log in logs)
     assert len({log["name"] for log in logs}) == len(logs)
+
+
+def _kind(series, costs, topology):
+    """Row of the page of `diagnose` to which a log belongs."""
+    if series.num_nodes == 1:
+        return "one node or rack"
+    if topology == "gb200-nvl72" and series.num_ranks > 8 * series.num_nodes:
+        return "two or three racks of GB200"
+    is_plain = costs.network.name in ("infiniband", "roce")
+    return "several nodes, InfiniBand or RoCE" if is_plain else "several nodes, networks of clouds"
+
+
+def test_shares_of_healthy_logs_are_current(shared_data):
+    """The page of `diagnose` has the range of measured over predicted bandwidth, by kind of machine.
+
+    Shares are those of the largest size of each healthy log. SHARP on 16 nodes of A100 is listed apart.
+    """
+    page = (Path(__file__).parents[1] / "docs" / "diagnose.md").read_text(encoding="utf-8")
+    healthy = [case for case in CASES if not case.outlier]
+    found = [
+        (each, costs_of(case.topology), case.topology, case.log)
+        for case in healthy
+        for each in series_of(shared_data / "nccl-tests", case)
+    ]
+    logs = tomllib.loads(PUBLISHED.read_text())["log"]
+    found += [(*published(log), log["topology"], log["name"]) for log in logs]
+    shares, apart = {}, {}
+    for series, costs, topology, log in found:
+        if series.size_bytes[-1] >= 64 << 20 and series.collective != "point-to-point":
+            share = us_of(costs, series)[-1] / series.times_us[-1]
+            kept = apart if "sharp" in log else shares
+            kept.setdefault(_kind(series, costs, topology), []).append(share)
+    for kind, some in shares.items():
+        others = apart.get(kind, [])
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| {kind}")]
+        assert f"| {len(some) + len(others)} | {min(some):.2f} to {max(some):.2f}" in row
+        assert all(f", and {each:.2f} on 16 nodes of A100 with SHARP" in row for each in others)
+        assert row.endswith(f"| {np.median(np.abs(np.array([*some, *others]) - 1)) * 100:.0f} % |")
+
+
+@pytest.mark.parametrize(
+    ("topology", "ranks", "nodes", "times_us", "said"),
+    [
+        ("gb200-nvl72", 1440, 20, {2**29: 7108.4, 2**34: 84_625}, "0.43 to 0.65 on 20 racks of GB200"),
+        ("p4d.24xlarge", 16, 2, {2**30: 61_556}, "0.42 with NCCL 2.8 on p4d"),
+    ],
+)
+def test_errors_of_unconfirmed_kinds_are_current(topology, ranks, nodes, times_us, said):
+    """The page of `diagnose` has the shares of two published allreduces that no prediction confirms.
+
+    Sources: coreweave/nccl-tests, README.md; aws-samples/aws-efa-eks, README.md.
+    """
+    page = (Path(__file__).parents[1] / "docs" / "diagnose.md").read_text(encoding="utf-8")
+    series = Series("allreduce", ranks, nodes, tuple(times_us), tuple(map(float, times_us.values())), "a log")
+    shares = np.array(us_of(costs_of(topology), series)) / series.times_us
+    assert said.split()[0] == f"{shares.min():.2f}"
+    assert "to" not in said.split() or said.split()[2] == f"{shares.max():.2f}"
+    assert said in page
