@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections import Counter
 from dataclasses import dataclass
 from math import comb
@@ -16,7 +15,7 @@ from taccl._internal.names import shown
 from taccl._internal.units import format_us
 from taccl.errors import InputError
 from taccl.placement.files import LIBRARY_NAMES
-from taccl.placement.tuning import LIBRARIES, WARM_UP, collective_call, forced
+from taccl.placement.tuning import LIBRARIES, collective_call, forced, library_name, slowest_us
 from taccl.runtime.environment import joined, launched_by
 from taccl.runtime.launch import launched
 from taccl.runtime.rank_execution import agreed, broadcast, gathered
@@ -191,23 +190,12 @@ def _measured(comm: Any, request: dict[str, Any]) -> dict[str, Any]:
         places[each] = rank
     orders = [comm.Split(0, key) for key in (slot, places[slot])]
     calls = [collective_call(each, request["collective"], request["size_bytes"]) for each in orders]
-    took = np.zeros((request["repetitions"], 2))
-    for turn in range(-WARM_UP, len(took)):
-        for which in (0, 1) if turn % 2 else (1, 0):
-            comm.Barrier()
-            began = time.perf_counter()
-            calls[which]()
-            took[max(turn, 0), which] = time.perf_counter() - began
-    slowest = np.zeros_like(took)
-    comm.Allreduce(took, slowest, op=MPI.MAX)
+    before, after = slowest_us(comm, calls, request["repetitions"]).T.tolist()
     for each in orders:
         each.Free()
-    said = MPI.Get_library_version()
-    before, after = (1e6 * slowest).T.tolist()
     values = {name: request[name] for name in ("collective", "algorithm", "size_bytes")}
-    library = next((name for name in LIBRARIES if name in said), said.split("\n")[0][:60])
     found: dict[str, Any] = broadcast(
-        comm, values | {"library": library, "before_us": before, "after_us": after}
+        comm, values | {"library": library_name(), "before_us": before, "after_us": after}
     )
     return found
 

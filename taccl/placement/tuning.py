@@ -23,13 +23,15 @@ from taccl.runtime.worker import serve
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from numpy.typing import NDArray
+
     from taccl._internal.arguments import Count, Size
     from taccl.placement.files import Choice
 
 #: `_FROM_BYTES`: smallest size measured, in bytes.
 #: `_TIMES`: ratio of consecutive sizes measured.
-#: `WARM_UP`: number of calls before the timed ones.
-_FROM_BYTES, _TIMES, WARM_UP = 1 << 10, 4, 3
+#: `_WARM_UP`: number of calls before the timed ones.
+_FROM_BYTES, _TIMES, _WARM_UP = 1 << 10, 4, 3
 #: Timeout in seconds after the last message from the ranks.
 _PATIENCE_S = 300.0
 #: Relative difference of times that counts as noise; our choice.
@@ -163,25 +165,37 @@ def collective_call(comm: Any, kind: str, size_bytes: int) -> Callable[[], None]
     return lambda: call(*buffers[kind])
 
 
-def _measured(comm: Any, request: dict[str, Any]) -> dict[str, Any]:
-    """Measure one algorithm at one rank: median over calls of the slowest rank's time, at each size."""
+def slowest_us(comm: Any, calls: Sequence[Callable[[], None]], repetitions: int) -> NDArray[np.float64]:
+    """Time of each call at the slowest rank in us, (repetitions, calls); the order of calls alternates."""
     from mpi4py import MPI
 
+    took_s = np.zeros((repetitions, len(calls)))
+    for turn in range(-_WARM_UP, repetitions):
+        for which in range(len(calls))[:: 1 if turn % 2 else -1]:
+            comm.Barrier()
+            began = time.perf_counter()
+            calls[which]()
+            took_s[max(turn, 0), which] = time.perf_counter() - began
+    slowest = np.zeros_like(took_s)
+    comm.Allreduce(took_s, slowest, op=MPI.MAX)
+    return 1e6 * slowest
+
+
+def library_name() -> str:
+    """Name of the MPI library: a key of `LIBRARIES`, otherwise the beginning of its version text."""
+    from mpi4py import MPI
+
+    said = MPI.Get_library_version()
+    return next((name for name in LIBRARIES if name in said), said.split("\n")[0][:60])
+
+
+def _measured(comm: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """Measure one algorithm at one rank: median over calls of the slowest rank's time, at each size."""
     found = []
     for size in request["sizes"]:
         call = collective_call(comm, request["kind"], size)
-        took = np.zeros(request["repetitions"])
-        for turn in range(-WARM_UP, len(took)):
-            comm.Barrier()
-            began = time.perf_counter()
-            call()
-            took[max(turn, 0)] = time.perf_counter() - began
-        slowest = np.zeros_like(took)
-        comm.Allreduce(took, slowest, op=MPI.MAX)
-        found.append(float(np.median(slowest)) * 1e6)
-    said = MPI.Get_library_version()
-    library = next((name for name in LIBRARIES if name in said), said.split("\n")[0][:60])
-    return {"us": found, "num_ranks": comm.size, "library": library}
+        found.append(float(np.median(slowest_us(comm, [call], request["repetitions"]))))
+    return {"us": found, "num_ranks": comm.size, "library": library_name()}
 
 
 if __name__ == "__main__":
