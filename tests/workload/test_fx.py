@@ -87,6 +87,38 @@ class Target:
         return f"{self.name}.default"
 
 
+#: {operator: names of its arguments}.
+SCHEMAS = {
+    **dict.fromkeys(
+        ("aten.add", "aten.add_", "aten.div", "aten.eq", "aten.gt", "aten.mul", "aten.sub"), "self other"
+    ),
+    **dict.fromkeys(("aten.relu", "aten.sum", "aten.zeros_like"), "self"),
+    **dict.fromkeys(("aten.bmm", "aten.mm"), "self mat2"),
+    **dict.fromkeys(("aten.cumsum", "aten.unsqueeze"), "self dim"),
+    **dict.fromkeys(("aten.expand", "aten.view"), "self size"),
+    "_c10d_functional.all_gather_into_tensor": "input group_size group_name",
+    "_c10d_functional.all_reduce": "input reduce_op group_name",
+    "_c10d_functional.all_to_all_single": "input output_split_sizes input_split_sizes group_name",
+    "aten._softmax": "self dim half_to_float",
+    "aten.arange": "end",
+    "aten.cat": "tensors dim",
+    "aten.embedding": "weight indices",
+    "aten.permute": "self dims",
+    "aten.slice": "self dim start end step",
+    "aten.transpose": "self dim0 dim1",
+}
+
+
+def placeholder(name, shape, dtype="torch.float32"):
+    """Node of an input."""
+    return Node("placeholder", name, shape=shape, dtype=dtype)
+
+
+def call(name, target, args, shape, dtype="torch.float32"):
+    """Node that calls an operator of `SCHEMAS`."""
+    return Node("call_function", name, target, args, shape, dtype, SCHEMAS[target].split())
+
+
 def graph(*nodes, returned):
     """A graph of nodes that returns one of them."""
     last = Node("output", "output")
@@ -97,16 +129,15 @@ def graph(*nodes, returned):
 
 def reduced(shape=(4, 8), size=None):
     """A graph that sums its input over ranks."""
-    x = Node("placeholder", "x", shape=shape)
-    y = Node("call_function", "y", "_c10d_functional.all_reduce", (x, "sum", "0"), shape,
-             schema=("input", "reduce_op", "group_name"))  # fmt: skip
+    x = placeholder("x", shape)
+    y = call("y", "_c10d_functional.all_reduce", (x, "sum", "0"), shape)
     return graph(x, y, returned=y)
 
 
 def test_an_unknown_operation_is_refused_by_name():
     """The error for an unknown operation of a graph names the operation and its inputs."""
-    x = Node("placeholder", "x", shape=(4,))
-    y = Node("call_function", "y", "aten.cumsum", (x, 0), (4,), schema=("self", "dim"))
+    x = placeholder("x", (4,))
+    y = call("y", "aten.cumsum", (x, 0), (4,))
     with pytest.raises(
         WorkloadError, match=r"^y: found aten\.cumsum\.default of x, 0, which is not supported"
     ):
@@ -115,7 +146,7 @@ def test_an_unknown_operation_is_refused_by_name():
 
 def test_a_graph_of_modules_is_refused():
     """Calls of modules are refused, as only aten operations have known arguments."""
-    x = Node("placeholder", "x", shape=(4,))
+    x = placeholder("x", (4,))
     y = Node("call_module", "fc", "fc", (x,), (4,))
     with pytest.raises(WorkloadError, match="found call_module fc of x; trace the step with torch.export"):
         from_fx(graph(x, y, returned=y), 2)
@@ -129,8 +160,8 @@ def test_a_sum_of_what_is_not_partial_is_refused():
 
 def test_layouts_make_tensors_of_local_ones_global():
     """A slice of 4 rows at each of 2 ranks is a tensor of 8 rows."""
-    x = Node("placeholder", "x", shape=(4, 8))
-    y = Node("call_function", "y", "aten.relu", (x,), (4, 8), schema=("self",))
+    x = placeholder("x", (4, 8))
+    y = call("y", "aten.relu", (x,), (4, 8))
     step = from_fx(graph(x, y, returned=y), 2, layouts={"x": "sliced(0)"})
     assert (step.tensors["y"].shape, step.tensors["y"].layout) == ((8, 8), "sliced(0)")
 
@@ -143,8 +174,8 @@ def test_an_unknown_input_is_refused():
 
 def test_results_of_other_local_shapes_are_refused():
     """A graph whose local shapes differ from those of the layouts is refused."""
-    x, b = Node("placeholder", "x", shape=(1, 8)), Node("placeholder", "b", shape=(2, 8))
-    y = Node("call_function", "y", "aten.add", (x, b), (2, 8), schema=("self", "other"))
+    x, b = placeholder("x", (1, 8)), placeholder("b", (2, 8))
+    y = call("y", "aten.add", (x, b), (2, 8))
     y.kwargs["alpha"] = 1
     with pytest.raises(WorkloadError, match=r"gives float32\[2, 8\] at each rank.*would give.*\[1, 8\]"):
         from_fx(graph(x, b, y, returned=y), 2, layouts={"x": "sliced(0)"})
@@ -152,18 +183,17 @@ def test_results_of_other_local_shapes_are_refused():
 
 def test_a_sliced_axis_that_does_not_match_a_replicated_one_is_refused():
     """A product of slices of 4 columns with a replicated row of 4 is refused: the tensor has 8 columns."""
-    x, gain = Node("placeholder", "x", shape=(3, 4)), Node("placeholder", "gain", shape=(4,))
-    y = Node("call_function", "y", "aten.mul", (x, gain), (3, 4), schema=("self", "other"))
+    x, gain = placeholder("x", (3, 4)), placeholder("gain", (4,))
+    y = call("y", "aten.mul", (x, gain), (3, 4))
     with pytest.raises(WorkloadError, match=r"^y: multiply found shapes \(3, 8\) and \(4,\)"):
         from_fx(graph(x, gain, y, returned=y), 2, layouts={"x": "sliced(1)"})
 
 
 def test_several_process_groups_need_names():
     """Several process groups need names, since a graph names a group without its ranks."""
-    x = Node("placeholder", "x", shape=(4,))
-    schema = ("input", "reduce_op", "group_name")
-    y = Node("call_function", "y", "_c10d_functional.all_reduce", (x, "sum", "0"), (4,), schema=schema)
-    z = Node("call_function", "z", "_c10d_functional.all_reduce", (x, "sum", "1"), (4,), schema=schema)
+    x = placeholder("x", (4,))
+    y = call("y", "_c10d_functional.all_reduce", (x, "sum", "0"), (4,))
+    z = call("z", "_c10d_functional.all_reduce", (x, "sum", "1"), (4,))
     nodes = graph(x, y, z, returned=z)
     layouts = {"x": "partial"}
     with pytest.raises(WorkloadError, match="found process groups '0' and '1'; give mesh= and groups="):
@@ -183,17 +213,17 @@ def test_dynamic_shapes_are_refused():
 
 def test_arithmetic_on_ids_is_refused():
     """Arithmetic on token ids is refused, as ids may only be looked up."""
-    x = Node("placeholder", "ids", shape=(4,), dtype="torch.int64")
-    y = Node("call_function", "y", "aten.relu", (x,), (4,), schema=("self",))
+    x = placeholder("ids", (4,), "torch.int64")
+    y = call("y", "aten.relu", (x,), (4,))
     with pytest.raises(WorkloadError, match="^y: relu reads ids, which is of int64; expected float64"):
         from_fx(graph(x, y, returned=y), 2)
 
 
 def looked_up():
     """A graph that looks ids up in a table of four rows."""
-    table = Node("placeholder", "table", shape=(4, 6))
-    ids = Node("placeholder", "ids", shape=(3,), dtype="torch.int64")
-    y = Node("call_function", "y", "aten.embedding", (table, ids), (3, 6), schema=("weight", "indices"))
+    table = placeholder("table", (4, 6))
+    ids = placeholder("ids", (3,), "torch.int64")
+    y = call("y", "aten.embedding", (table, ids), (3, 6))
     return graph(table, ids, y, returned=y)
 
 
@@ -215,7 +245,7 @@ def test_a_table_sliced_along_its_rows_is_refused():
 
 def test_attention_with_dropout_is_refused():
     """Attention with dropout is refused, with node and argument."""
-    x = Node("placeholder", "x", shape=(1, 2, 4, 8))
+    x = placeholder("x", (1, 2, 4, 8))
     schema = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     name, given = "aten.scaled_dot_product_attention", (x, x, x, None, 0.1, False)
     y = Node("call_function", "y", name, given, (1, 2, 4, 8), schema=schema)
@@ -228,10 +258,9 @@ def test_attention_with_dropout_is_refused():
 def test_a_range_along_a_sliced_axis_is_of_each_slice():
     """A range of rows is taken from each rank's slice: rows 1 and 2 of 4 at each of two ranks are 4 rows,
     sliced as the operand is."""
-    x = Node("placeholder", "x", shape=(4, 2))
-    y = Node("call_function", "y", "aten.slice", (x, 0, 1, 3, 1), (2, 2),
-             schema=("self", "dim", "start", "end", "step"))  # fmt: skip
-    z = Node("call_function", "z", "aten.cat", ([y, x], 0), (6, 2), schema=("tensors", "dim"))
+    x = placeholder("x", (4, 2))
+    y = call("y", "aten.slice", (x, 0, 1, 3, 1), (2, 2))
+    z = call("z", "aten.cat", ([y, x], 0), (6, 2))
     step = from_fx(graph(x, y, z, returned=z), 2, layouts={"x": "sliced(0)"})
     parts = [np.arange(8.0, dtype=np.float32).reshape(4, 2) + 10 * rank for rank in range(2)]
     values = step.run({"x": parts})
@@ -241,12 +270,11 @@ def test_a_range_along_a_sliced_axis_is_of_each_slice():
 
 def test_views_that_mix_slices_keep_each_rank_s_rows():
     """A view that flattens two axes keeps the order of each rank's rows, even if the inner axis is sliced."""
-    x = Node("placeholder", "x", shape=(4, 3, 2))
-    y = Node("call_function", "y", "aten.view", (x, [12, 2]), (12, 2), schema=("self", "size"))
-    z = Node("call_function", "z", "aten._softmax", (y, 0, False), (12, 2),
-             schema=("self", "dim", "half_to_float"))  # fmt: skip
-    back = Node("call_function", "back", "aten.view", (z, [4, 3, 2]), (4, 3, 2), schema=("self", "size"))
-    y2 = Node("call_function", "y2", "aten.add", (x, back), (4, 3, 2), schema=("self", "other"))
+    x = placeholder("x", (4, 3, 2))
+    y = call("y", "aten.view", (x, [12, 2]), (12, 2))
+    z = call("z", "aten._softmax", (y, 0, False), (12, 2))
+    back = call("back", "aten.view", (z, [4, 3, 2]), (4, 3, 2))
+    y2 = call("y2", "aten.add", (x, back), (4, 3, 2))
     y2.kwargs["alpha"] = 1
     nodes = graph(x, y, z, back, y2, returned=y2)
     for layout in ("sliced(0)", "sliced(1)"):
@@ -261,17 +289,13 @@ def test_views_that_mix_slices_keep_each_rank_s_rows():
 
 def test_a_batch_of_matrices_may_have_two_sliced_axes():
     """Sequences and heads, each sliced, are merged for products of matrices, and for a softmax of rows."""
-    a, b = (Node("placeholder", name, shape=(2, 1, 3, 4)) for name in "ab")
-    one, two = (Node("call_function", f"{each.name}_view", "aten.view", (each, [2, 3, 4]), (2, 3, 4),
-                     schema=("self", "size")) for each in (a, b))  # fmt: skip
-    turned = Node("call_function", "turned", "aten.transpose", (two, 1, 2), (2, 4, 3),
-                  schema=("self", "dim0", "dim1"))  # fmt: skip
-    product = Node("call_function", "product", "aten.bmm", (one, turned), (2, 3, 3), schema=("self", "mat2"))
-    rows = Node("call_function", "rows", "aten._softmax", (product, -1, False), (2, 3, 3),
-                schema=("self", "dim", "half_to_float"))  # fmt: skip
-    back = Node("call_function", "back", "aten.view", (rows, [2, 1, 3, 3]), (2, 1, 3, 3),
-                schema=("self", "size"))  # fmt: skip
-    y = Node("call_function", "y", "aten.relu", (back,), (2, 1, 3, 3), schema=("self",))
+    a, b = (placeholder(name, (2, 1, 3, 4)) for name in "ab")
+    one, two = (call(f"{each.name}_view", "aten.view", (each, [2, 3, 4]), (2, 3, 4)) for each in (a, b))
+    turned = call("turned", "aten.transpose", (two, 1, 2), (2, 4, 3))
+    product = call("product", "aten.bmm", (one, turned), (2, 3, 3))
+    rows = call("rows", "aten._softmax", (product, -1, False), (2, 3, 3))
+    back = call("back", "aten.view", (rows, [2, 1, 3, 3]), (2, 1, 3, 3))
+    y = call("y", "aten.relu", (back,), (2, 1, 3, 3))
     layouts = dict.fromkeys("ab", "sliced(0) over dp, sliced(1) over tp")
     step = from_fx(graph(a, b, one, two, turned, product, rows, back, y, returned=y), 4, layouts=layouts,
                    mesh=(("dp", 2), ("tp", 2)))  # fmt: skip
@@ -286,9 +310,9 @@ def test_a_batch_of_matrices_may_have_two_sliced_axes():
 
 def test_a_flat_parameter_is_viewed_as_a_matrix():
     """A weight that is part of one flat parameter, as under FSDP, is viewed as a matrix for a product."""
-    x, flat = Node("placeholder", "x", shape=(4, 3)), Node("placeholder", "flat", shape=(6,))
-    weight = Node("call_function", "weight", "aten.view", (flat, [3, 2]), (3, 2), schema=("self", "size"))
-    y = Node("call_function", "y", "aten.mm", (x, weight), (4, 2), schema=("self", "mat2"))
+    x, flat = placeholder("x", (4, 3)), placeholder("flat", (6,))
+    weight = call("weight", "aten.view", (flat, [3, 2]), (3, 2))
+    y = call("y", "aten.mm", (x, weight), (4, 2))
     step = from_fx(graph(x, flat, weight, y, returned=y), 2, layouts={"x": "sliced(0)"})
     parts, ones = [np.full((4, 3), rank + 1, np.float32) for rank in range(2)], np.ones(6, np.float32)
     values = step.run({"x": parts, "flat": [ones, ones]})
@@ -298,11 +322,11 @@ def test_a_flat_parameter_is_viewed_as_a_matrix():
 
 def test_new_tensors_of_one_number_are_constants():
     """Tensors of zeros or ones that are made beside an operand of two sliced axes need no tensor of the step."""
-    x = Node("placeholder", "x", shape=(2, 3))
+    x = placeholder("x", (2, 3))
     zeros, ones = (Node("call_function", name, f"aten.new_{name}", (x, [2, 3]), (2, 3), schema=("self", "size"))
                    for name in ("zeros", "ones"))  # fmt: skip
-    y = Node("call_function", "y", "aten.add", (x, ones), (2, 3), schema=("self", "other"))
-    z = Node("call_function", "z", "aten.add", (y, zeros), (2, 3), schema=("self", "other"))
+    y = call("y", "aten.add", (x, ones), (2, 3))
+    z = call("z", "aten.add", (y, zeros), (2, 3))
     step = from_fx(graph(x, zeros, ones, y, z, returned=z), 4, mesh=(("dp", 2), ("tp", 2)),
                    layouts={"x": "sliced(0) over dp, sliced(1) over tp"})  # fmt: skip
     assert [(each.kind, each.value) for each in step.operations] == [("offset", 1.0)]
@@ -312,11 +336,9 @@ def headed(heads):
     """Nodes of rows at a rank: one head of 4 elements per key and value, and `heads` heads per query."""
     nodes = []
     for name, count in (("query", heads), ("key", 1), ("value", 1)):
-        rows = Node("placeholder", name, shape=(2, 3, 4 * count))
-        view = Node("call_function", f"{name}_view", "aten.view", (rows, [2, 3, count, 4]), (2, 3, count, 4),
-                    schema=("self", "size"))  # fmt: skip
-        nodes += [rows, view, Node("call_function", f"{name}_heads", "aten.transpose", (view, 1, 2),
-                                   (2, count, 3, 4), schema=("self", "dim0", "dim1"))]  # fmt: skip
+        rows = placeholder(name, (2, 3, 4 * count))
+        view = call(f"{name}_view", "aten.view", (rows, [2, 3, count, 4]), (2, 3, count, 4))
+        nodes += [rows, view, call(f"{name}_heads", "aten.transpose", (view, 1, 2), (2, count, 3, 4))]
     return nodes
 
 
@@ -343,9 +365,9 @@ def test_attention_may_have_one_key_head_per_rank(heads):
 
 def test_a_view_that_adds_an_axis_keeps_the_sliced_one():
     """A view adds an axis of length 1 before a sliced axis, to broadcast over another tensor sliced alike."""
-    x, y = Node("placeholder", "x", shape=(3, 4)), Node("placeholder", "y", shape=(3, 5, 4))
-    view = Node("call_function", "wide", "aten.view", (x, [3, 1, 4]), (3, 1, 4), schema=("self", "size"))
-    z = Node("call_function", "z", "aten.mul", (view, y), (3, 5, 4), schema=("self", "other"))
+    x, y = placeholder("x", (3, 4)), placeholder("y", (3, 5, 4))
+    view = call("wide", "aten.view", (x, [3, 1, 4]), (3, 1, 4))
+    z = call("z", "aten.mul", (view, y), (3, 5, 4))
     step = from_fx(graph(x, y, view, z, returned=z), 2, layouts={"x": "sliced(1)", "y": "sliced(2)"})
     assert (step.tensors["z"].shape, step.tensors["z"].layout) == ((3, 5, 8), "sliced(2)")
 
@@ -356,17 +378,12 @@ def test_received_slices_may_be_permuted(ranks):
 
     A point-wise operation may also read them as they are.
     """
-    x = Node("placeholder", "x", shape=(ranks, 3, 2, 5))
-    schema = ("input", "output_split_sizes", "input_split_sizes", "group_name")
-    there = Node("call_function", "there", "_c10d_functional.all_to_all_single",
-                 (x, [1] * ranks, [1] * ranks, "0"), (ranks, 3, 2, 5), schema=schema)  # fmt: skip
-    moved = Node("call_function", "moved", "aten.permute", (there, [1, 0, 2, 3]), (3, ranks, 2, 5),
-                 schema=("self", "dims"))  # fmt: skip
-    flat = Node("call_function", "flat", "aten.view", (moved, [3, 2 * ranks, 5]), (3, 2 * ranks, 5),
-                schema=("self", "size"))  # fmt: skip
-    y = Node("call_function", "y", "aten._softmax", (flat, 2, False), (3, 2 * ranks, 5),
-             schema=("self", "dim", "half_to_float"))  # fmt: skip
-    z = Node("call_function", "z", "aten.relu", (there,), (ranks, 3, 2, 5), schema=("self",))
+    x = placeholder("x", (ranks, 3, 2, 5))
+    there = call("there", "_c10d_functional.all_to_all_single", (x, [1] * ranks, [1] * ranks, "0"), (ranks, 3, 2, 5))  # fmt: skip
+    moved = call("moved", "aten.permute", (there, [1, 0, 2, 3]), (3, ranks, 2, 5))
+    flat = call("flat", "aten.view", (moved, [3, 2 * ranks, 5]), (3, 2 * ranks, 5))
+    y = call("y", "aten._softmax", (flat, 2, False), (3, 2 * ranks, 5))
+    z = call("z", "aten.relu", (there,), (ranks, 3, 2, 5))
     nodes = graph(x, there, moved, flat, y, z, returned=y)
     nodes.nodes[-1].args = ([y, z],)
     z.users[nodes.nodes[-1]] = None
@@ -385,11 +402,9 @@ def test_received_slices_may_be_permuted(ranks):
 
 def test_rows_of_each_rank_are_sent_and_returned():
     """Each rank sends an equal part of its rows to every rank, changes those received, and returns them."""
-    x = Node("placeholder", "x", shape=(4, 3))
-    schema = ("input", "output_split_sizes", "input_split_sizes", "group_name")
-    there, back = (Node("call_function", name, "_c10d_functional.all_to_all_single", (None, [2, 2], [2, 2], "0"),
-                        (4, 3), schema=schema) for name in ("there", "back"))  # fmt: skip
-    y = Node("call_function", "y", "aten.relu", (there,), (4, 3), schema=("self",))
+    x = placeholder("x", (4, 3))
+    there, back = (call(name, "_c10d_functional.all_to_all_single", (None, [2, 2], [2, 2], "0"), (4, 3)) for name in ("there", "back"))  # fmt: skip
+    y = call("y", "aten.relu", (there,), (4, 3))
     for node, read in ((there, x), (back, y)):
         node.args = (read, *node.args[1:])
         read.users[node] = None
@@ -407,17 +422,12 @@ def test_rows_of_each_rank_are_sent_and_returned():
 
 def test_gathered_slices_may_be_permuted():
     """An allgather of columns, concatenated by a view and a permutation, gives a replicated tensor."""
-    x = Node("placeholder", "x", shape=(3, 2))
-    every = Node("call_function", "every", "_c10d_functional.all_gather_into_tensor", (x, 2, "0"), (6, 2),
-                 schema=("input", "group_size", "group_name"))  # fmt: skip
-    apart = Node(
-        "call_function", "apart", "aten.view", (every, [2, 3, 2]), (2, 3, 2), schema=("self", "size")
-    )
-    moved = Node(
-        "call_function", "moved", "aten.permute", (apart, [1, 0, 2]), (3, 2, 2), schema=("self", "dims")
-    )
-    flat = Node("call_function", "flat", "aten.view", (moved, [3, 4]), (3, 4), schema=("self", "size"))
-    y = Node("call_function", "y", "aten.relu", (flat,), (3, 4), schema=("self",))
+    x = placeholder("x", (3, 2))
+    every = call("every", "_c10d_functional.all_gather_into_tensor", (x, 2, "0"), (6, 2))
+    apart = call("apart", "aten.view", (every, [2, 3, 2]), (2, 3, 2))
+    moved = call("moved", "aten.permute", (apart, [1, 0, 2]), (3, 2, 2))
+    flat = call("flat", "aten.view", (moved, [3, 4]), (3, 4))
+    y = call("y", "aten.relu", (flat,), (3, 4))
     step = from_fx(graph(x, every, apart, moved, flat, y, returned=y), 2, layouts={"x": "sliced(1)"})
     parts = [np.random.default_rng(rank).normal(size=(3, 2)).astype(np.float32) for rank in range(2)]
     values = step.run({"x": parts})
@@ -431,14 +441,13 @@ def test_a_rank_divides_its_own_sums():
 
     This holds for slices along either axis.
     """
-    x = Node("placeholder", "x", shape=(3, 2))
-    kept = Node("call_function", "kept", "aten.gt", (x, 0.0), (3, 2), "torch.bool", ("self", "other"))
-    count = Node("call_function", "count", "aten.sum", (kept,), (), "torch.int64", ("self",))
-    total = Node("call_function", "total", "aten.sum", (x,), (), schema=("self",))
-    mean = Node("call_function", "mean", "aten.div", (total, count), (), schema=("self", "other"))
-    apart = Node("call_function", "apart", "aten.sub", (x, mean), (3, 2), schema=("self", "other"))
-    y = Node("call_function", "y", "_c10d_functional.all_reduce", (mean, "avg", "0"),
-             schema=("input", "reduce_op", "group_name"))  # fmt: skip
+    x = placeholder("x", (3, 2))
+    kept = call("kept", "aten.gt", (x, 0.0), (3, 2), "torch.bool")
+    count = call("count", "aten.sum", (kept,), (), "torch.int64")
+    total = call("total", "aten.sum", (x,), ())
+    mean = call("mean", "aten.div", (total, count), ())
+    apart = call("apart", "aten.sub", (x, mean), (3, 2))
+    y = call("y", "_c10d_functional.all_reduce", (mean, "avg", "0"), ())
     nodes = graph(x, kept, count, total, mean, apart, y, returned=y)
     nodes.nodes[-1].args = ([y, apart],)
     for layout, axis in (("sliced(0)", 0), ("sliced(1)", 1)):
@@ -454,11 +463,10 @@ def test_a_rank_divides_its_own_sums():
 
 def test_a_count_is_returned_in_float32():
     """A count of targets, summed over ranks, is returned as a float, with a warning that names its node."""
-    y = Node("placeholder", "y", shape=(3,), dtype="torch.int64")
-    kept = Node("call_function", "kept", "aten.eq", (y, 2), (3,), "torch.bool", ("self", "other"))
-    count = Node("call_function", "count", "aten.sum", (kept,), (), "torch.int64", ("self",))
-    total = Node("call_function", "total", "_c10d_functional.all_reduce", (count, "sum", "0"), (),
-                 "torch.int64", ("input", "reduce_op", "group_name"))  # fmt: skip
+    y = placeholder("y", (3,), "torch.int64")
+    kept = call("kept", "aten.eq", (y, 2), (3,), "torch.bool")
+    count = call("count", "aten.sum", (kept,), (), "torch.int64")
+    total = call("total", "_c10d_functional.all_reduce", (count, "sum", "0"), (), "torch.int64")
     with pytest.warns(LossyConversionWarning, match=r"^total has whole numbers; .* in float32"):
         step = from_fx(graph(y, kept, count, total, returned=total), 2, layouts={"y": "sliced(0)"})
     values = step.run({"y": [np.array([2, 2, 0]), np.array([1, 2, 3])]})
@@ -468,8 +476,8 @@ def test_a_count_is_returned_in_float32():
 
 def test_a_returned_constant_is_refused_as_an_error_of_the_step():
     """A graph that returns a constant, which no operation makes, is refused with a public kind of error."""
-    x = Node("placeholder", "x", shape=(4,))
-    y = Node("call_function", "y", "aten.zeros_like", (x,), (4,), schema=("self",))
+    x = placeholder("x", (4,))
+    y = call("y", "aten.zeros_like", (x,), (4,))
     with pytest.raises(WorkloadError, match="reads a tensor filled with 0") as caught:
         from_fx(graph(x, y, returned=y), 2)
     assert type(caught.value) is WorkloadError
@@ -477,8 +485,8 @@ def test_a_returned_constant_is_refused_as_an_error_of_the_step():
 
 def test_batch_norm_in_evaluation_is_by_channel():
     """The second axis is normalised by its means and variances, scaled and shifted."""
-    x = Node("placeholder", "x", shape=(2, 3, 4))
-    rows = [Node("placeholder", name, shape=(3,)) for name in ("gain", "shift", "mean", "spread")]
+    x = placeholder("x", (2, 3, 4))
+    rows = [placeholder(name, (3,)) for name in ("gain", "shift", "mean", "spread")]
     schema = ("input", "weight", "bias", "running_mean", "running_var", "momentum", "eps")
     name = "aten._native_batch_norm_legit_no_training"
     y = Node("call_function", "y", name, (x, *rows, 0.1, 0.5), (2, 3, 4), schema=schema)
@@ -503,8 +511,8 @@ def test_no_graph_is_refused():
 def lost(shape, targets, **given):
     """A graph of a cross entropy."""
     schema = ("self", "target", "weight", "reduction", "ignore_index", "label_smoothing")
-    rows = Node("placeholder", "rows", shape=shape)
-    wanted = Node("placeholder", "wanted", shape=targets, dtype="torch.int64")
+    rows = placeholder("rows", shape)
+    wanted = placeholder("wanted", targets, "torch.int64")
     y = Node("call_function", "y", "aten.cross_entropy_loss", (rows, wanted), (), schema=schema)
     y.kwargs |= {"weight": None, "reduction": 1, "ignore_index": -100, "label_smoothing": 0.0, **given}
     return graph(rows, wanted, y, returned=y)
@@ -543,10 +551,10 @@ def test_a_sum_of_losses_needs_no_warning():
 
 def trained_by_row(weight=None):
     """A graph of the losses of four rows, and of their gradient by the rows, each scaled by its loss's mask."""
-    rows = Node("placeholder", "rows", shape=(4, 3))
-    wanted = Node("placeholder", "wanted", shape=(4,), dtype="torch.int64")
-    mask = Node("placeholder", "mask", shape=(4,))
-    weights = [] if weight is None else [Node("placeholder", "weights", shape=(3,))]
+    rows = placeholder("rows", (4, 3))
+    wanted = placeholder("wanted", (4,), "torch.int64")
+    mask = placeholder("mask", (4,))
+    weights = [] if weight is None else [placeholder("weights", (3,))]
     given = (rows, wanted, weights[0] if weights else None, 0, -100)
     schema = ("self", "target", "weight", "reduction", "ignore_index")
     loss = Node("call_function", "loss", "aten.nll_loss_forward", given, schema=schema)
@@ -591,12 +599,12 @@ def test_the_gradient_of_a_weighted_loss_reads_its_sum_of_weights():
 
 def written(*later):
     """A graph that adds 1 in place to a product; nodes named "y2" read the product, others the sum."""
-    x = Node("placeholder", "x", shape=(4,))
-    y = Node("call_function", "y", "aten.mul", (x, 2.0), (4,), schema=("self", "other"))
+    x = placeholder("x", (4,))
+    y = call("y", "aten.mul", (x, 2.0), (4,))
     y.target.is_view = False
-    z = Node("call_function", "z", "aten.add_", (y, 1.0), (4,), schema=("self", "other"))
+    z = call("z", "aten.add_", (y, 1.0), (4,))
     z.target.is_view = False
-    ends = [Node("call_function", name, "aten.relu", (y if name == "y2" else z,), (4,), schema=("self",))
+    ends = [call(name, "aten.relu", (y if name == "y2" else z,), (4,))
             for name in later]  # fmt: skip
     return graph(x, y, z, *ends, returned=ends[-1])
 
@@ -611,14 +619,12 @@ def test_writes_in_place_are_read_if_nothing_else_reads_them():
 
 def test_places_are_looked_up_for_every_sequence():
     """Position embeddings, looked up for 3 sequences, are imported as a slice of the table, added to each."""
-    table, x = Node("placeholder", "table", shape=(6, 8)), Node("placeholder", "x", shape=(3, 4, 8))
-    places = Node("call_function", "places", "aten.arange", (4,), (4,), schema=("end",), dtype="torch.int64")
-    row = Node("call_function", "row", "aten.unsqueeze", (places, 0), (1, 4), schema=("self", "dim"),
-               dtype="torch.int64")  # fmt: skip
-    all_ = Node("call_function", "all_", "aten.expand", (row, [3, 4]), (3, 4), schema=("self", "size"),
-                dtype="torch.int64")  # fmt: skip
-    y = Node("call_function", "y", "aten.embedding", (table, all_), (3, 4, 8), schema=("weight", "indices"))
-    z = Node("call_function", "z", "aten.add", (x, y), (3, 4, 8), schema=("self", "other"))
+    table, x = placeholder("table", (6, 8)), placeholder("x", (3, 4, 8))
+    places = call("places", "aten.arange", (4,), (4,), "torch.int64")
+    row = call("row", "aten.unsqueeze", (places, 0), (1, 4), "torch.int64")
+    all_ = call("all_", "aten.expand", (row, [3, 4]), (3, 4), "torch.int64")
+    y = call("y", "aten.embedding", (table, all_), (3, 4, 8))
+    z = call("z", "aten.add", (x, y), (3, 4, 8))
     z.kwargs["alpha"] = 1
     step = from_fx(graph(table, x, places, row, all_, y, z, returned=z), 2)
     assert [each.kind for each in step.operations] == ["narrow", "reshape", "add"]
