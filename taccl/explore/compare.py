@@ -82,7 +82,8 @@ def compare(
         True for the user's cache, False for none, or the cache or its folder.
     progress : bool or callable, optional
         True for a progress bar on stderr (default: on a terminal or in a notebook), or a function that is
-        called with the numbers of finished runs and of all runs.
+        called with the numbers of finished runs and of all runs. If it raises an exception, no further run
+        starts, and the exception is raised; finished runs are in the cache.
     parameters : iterable of SearchParameters, optional
         Sets of constants of the search; each backend and seed runs with every set. The column ``parameters``
         says how a set differs from the defaults.

@@ -18,7 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from taccl._internal.deadline import busy_factor, leave, signals_to
@@ -27,6 +27,7 @@ from taccl.explore.cache import Cache, Entry, warn_of_damage
 from taccl.explore.rows import LABELS, frame, with_best_bounds
 from taccl.explore.run import RunRequest, end_with, failed_row, known_row, perform, this_process
 from taccl.problem.problem import Problem
+from taccl.synthesis.options import called, raising_errors_of_callbacks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,13 +42,15 @@ _WORKER_S, _MOST_START_SHARE = 1.0, 0.5
 _DEATHS = ("BrokenProcessPool", "TerminatedWorkerError", "KilledWorker")
 
 
+@raising_errors_of_callbacks()
 def table_of(
     asked: Asked, *, num_workers: int | None, cache: bool | Cache | str | os.PathLike[str],
     progress: bool | Callable[[int, int], None] | None, until_s: float = math.inf,
 ) -> pd.DataFrame:  # fmt: skip
     """Run all problems; return a table with a row for each, in their order, including those that fail.
 
-    Ctrl-C stops the runs; `KeyboardInterrupt` is raised only if no run was done.
+    Ctrl-C stops the runs; `KeyboardInterrupt` is raised only if no run was done. An exception of `progress`
+    stops them, too, and is raised.
 
     - `asked`: (function that makes the problem, known values of its row), for each run.
     - `until_s`: End of all runs on the clock of `time.time`; by default, each run has its row's time limit.
@@ -239,7 +242,7 @@ def _counter(
 ) -> Iterator[Callable[[int, int], None]]:
     """Callback (finished runs, all runs) that moves a progress bar on stderr, or the caller's function."""
     if callable(progress):
-        yield progress
+        yield partial(called, progress)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -28,6 +29,7 @@ from taccl.problem.problem import Problem
 from taccl.program.runtimes import IN_BOTH_PLACES, USUALLY_IN_PLACE
 from taccl.runtimes.registry import runtime_named, usual_runtimes
 from taccl.sketch.apply import apply
+from taccl.synthesis.options import called, raising_errors_of_callbacks
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.stage_log import StageLog
 from taccl.topology.registry import parse
@@ -48,6 +50,7 @@ _FACTOR = 4
 
 @checked
 @rarely_collected()
+@raising_errors_of_callbacks()
 def plan(
     topology: Topology | str,
     collective: Collective | str,
@@ -102,7 +105,7 @@ def plan(
         Only its protocols are compared, and programs keep within its limits. Default: MSCCL (on AMD's
         machines, RCCL) and MSCCL++.
     progress : callable, optional
-        Called with a line of text after every size.
+        Called with a line of text after every size. Its exceptions end the search, and are raised.
     **arguments : CollectiveArguments
         `root`, `roots` or `counts` of a named collective, as `taccl.collectives.make` takes them.
 
@@ -138,7 +141,8 @@ def plan(
         raise InputError(said, where="collective")
     check_collective(runtimes[0], collective_of, fabric)
     topologies = under_protocols_of(runtimes[0], fabric, collective_of, protocol, lowering or {})
-    search = PlanSearch(grid, progress or (lambda _: None), topologies, runtimes[0], log)
+    tell: Callable[[str], None] = (lambda _: None) if progress is None else partial(called, progress)
+    search = PlanSearch(grid, tell, topologies, runtimes[0], log)
     parameters = DEFAULTS
     if all(problem.chunks_open for _, problems in cases for problem in problems):
         parameters, notes = serving_parameters(collective_of)

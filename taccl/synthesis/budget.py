@@ -5,16 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Real
 from typing import TYPE_CHECKING
 
 from taccl._internal.deadline import OutOfTime
+from taccl._internal.interrupts import TimeIsUp
 from taccl.analysis.verification.verify import verify
 from taccl.errors import FallbackWarning, InputError, NoSolutionError, TacclError, warn
 from taccl.synthesis.proposing import Proposer, TimedProposer
 
 if TYPE_CHECKING:
+    from taccl._internal.deadline import Deadline
+    from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.search import Search
 
@@ -109,7 +112,7 @@ def _ask(search: Search, turn: Turn) -> None:
 
     If a user's proposer returns or offers an invalid schedule, it is dropped with a row in the stages and a
     warning. If it runs past its time limit, as in a call that Python cannot interrupt, its row says for how
-    long.
+    long. `InputError` is raised if it changes the problem, as no later result would be of the given problem.
     """
     why_not = turn.why_not(search)
     proposer, since, is_limited = turn.proposer, time.monotonic(), turn.share is not None
@@ -128,6 +131,7 @@ def _ask(search: Search, turn: Turn) -> None:
             search.record(proposer.name, solver, "skipped", since, message=why_not)
         return
     found, failed, until = None, "", search.deadline.sooner(limit_s)
+    before = _parts(search.problem) if is_limited else []
 
     def is_sound(schedule: Schedule) -> bool:
         """True if a schedule of the proposer is valid; otherwise the stages, a note and a warning say why."""
@@ -150,10 +154,17 @@ def _ask(search: Search, turn: Turn) -> None:
         if not is_limited:
             raise
         failed = str(error)
+    except (TimeIsUp, KeyboardInterrupt) as error:  # TimeIsUp: an interrupt by an outer deadline
+        if is_limited:
+            status = "interrupted" if isinstance(error, KeyboardInterrupt) else "timed-out"
+            search.record(proposer.name, solver, status, since, message=_late(until))
+        raise
     finally:
         search.judge = None
-    over_s = time.monotonic() - until.at_s
-    late = f"ran {over_s:.1f} s past its time limit" if is_limited and over_s > _LATE_S else ""
+    if is_limited and any(a is not b for a, b in zip(before, _parts(search.problem), strict=True)):
+        said = "it changed the problem of the search; expected a proposer that only reads the problem"
+        raise InputError(said, where=f"proposer {proposer.name}")
+    late = _late(until) if is_limited else ""
     if found is None:
         if is_limited:
             search.record(proposer.name, solver, "no-solution", since, message=late or failed)
@@ -162,6 +173,18 @@ def _ask(search: Search, turn: Turn) -> None:
         return
     search.offer_whole(found, producer=proposer.name, verified=True)
     search.record(proposer.name, solver, "done", since, finish_us=found.finish_us, message=late)
+
+
+def _late(until: Deadline) -> str:
+    """Text of the time by which a proposer exceeded its time limit; empty if that is short."""
+    over_s = time.monotonic() - until.at_s
+    return f"ran {over_s:.1f} s past its time limit" if over_s > _LATE_S else ""
+
+
+def _parts(problem: Problem) -> list[object]:
+    """Values of the fields of a problem and of its parts, compared by identity to find a changed field."""
+    every = problem, problem.topology, problem.collective, problem.clauses
+    return [getattr(each, field.name) for each in every for field in fields(each)]
 
 
 def _fault(search: Search, found: Schedule) -> str:

@@ -34,7 +34,8 @@ class _CallbackFailed(BaseException):
         self.error = error
 
 
-def _called(callback: Callable[..., T], *arguments: object) -> T:
+def called(callback: Callable[..., T], *arguments: object) -> T:
+    """Call a user's callback; its exception passes all handlers up to `raising_errors_of_callbacks`."""
     try:
         return callback(*arguments)
     except Exception as error:
@@ -43,7 +44,7 @@ def _called(callback: Callable[..., T], *arguments: object) -> T:
 
 @contextmanager
 def raising_errors_of_callbacks() -> Iterator[None]:
-    """Context manager that raises the exception of an `Observer`'s callback itself, without its wrapper."""
+    """Context manager that raises the exception of a callback (`called`) itself, without its wrapper."""
     failed: _CallbackFailed | None = None
     try:
         yield
@@ -107,7 +108,7 @@ class Observer:
         self._told_finish_us = min(self._told_finish_us, math.inf if finish_us is None else finish_us)
         self._told_bound_us = max(self._told_bound_us, bound_us or 0.0)
         best_us = self._told_finish_us if self._told_finish_us < math.inf else None
-        _called(self._progress, doing, best_us, self._told_bound_us or None)
+        called(self._progress, doing, best_us, self._told_bound_us or None)
 
     def incumbent(self, schedule: Schedule) -> None:
         """Report a schedule of the problem, if it is the best so far."""
@@ -119,7 +120,7 @@ class Observer:
         if schedule.finish_us < self._finish_us:
             self._finish_us = schedule.finish_us
             if self._on_incumbent is not None:
-                _called(self._on_incumbent, schedule)
+                called(self._on_incumbent, schedule)
             self._judge()
 
     def bound(self, bound: Certificate) -> None:
@@ -129,13 +130,13 @@ class Observer:
         if bound.bound_us > self._bound_us:
             self._bound_us = bound.bound_us
             if self._on_bound is not None:
-                _called(self._on_bound, bound)
+                called(self._on_bound, bound)
         self._judge()
 
     def stage(self, stage: Stage) -> None:
         """Report a stage that ended."""
         if self._on_stage is not None:
-            _called(self._on_stage, stage)
+            called(self._on_stage, stage)
         self._judge()
 
     def _judge(self) -> None:
@@ -145,7 +146,7 @@ class Observer:
         seconds = time.monotonic() - self._began_s
         state = SearchState(seconds, self._finish_us, self._bound_us, self._asked_bound_us)
         for rule in self.rules:
-            if _called(rule.is_met, state):
+            if called(rule.is_met, state):
                 self._cancellation.cancel(rule.reason)
 
 

@@ -244,6 +244,18 @@ def test_runs_are_counted(problem, cache):
     assert seen == [(1, 3), (2, 3), (3, 3)] * 2
 
 
+def test_an_error_of_the_progress_function_is_raised(problem, cache):
+    """An exception of `progress` ends the comparison and is raised; the cache has the finished run."""
+
+    def fail(*numbers):
+        raise ValueError(f"mine, after {numbers}")
+
+    options = {"backends": ["greedy"], "seeds": range(2), "cache": cache, "full": True}
+    with pytest.raises(ValueError, match=r"mine, after \(1, 2\)"):
+        compare(problem, progress=fail, **options)
+    assert list(compare(problem, **options).from_cache) == [True, False]
+
+
 def test_the_bar_is_on_stderr(problem, capfd):
     """A requested progress bar shows the number of runs on stderr, and writes nothing to stdout."""
     compare(problem, backends=["greedy"], seeds=range(2), progress=True)

@@ -363,6 +363,14 @@ def test_stages_of_a_plan_account_for_its_time(monkeypatch):
     assert {"4KB, sketch whole: greedy", "1MB, sketch whole"} < names
 
 
+def test_an_error_of_the_progress_function_is_raised():
+    """An exception of `progress` reaches the caller, even one that the search raises at its time limit."""
+    with pytest.raises(OutOfTime, match="mine"):
+        taccl.plan(
+            "ring:2", "allgather", sizes=["4KB"], backend="greedy", progress=raising(OutOfTime("mine"))
+        )
+
+
 def test_stages_of_a_plan_name_what_was_left_out(monkeypatch):
     """A synthesis without time, without a schedule, or cut by the limit is a row with its reason."""
     monkeypatch.setattr(plan_search, "synthesize", raising(NoSolutionError("none for us")))

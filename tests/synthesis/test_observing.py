@@ -5,6 +5,7 @@ import time
 from dataclasses import replace
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 import taccl
@@ -158,6 +159,18 @@ def test_no_handler_of_the_search_catches_an_error_of_a_callback(callback, error
         except Exception as found:
             pytest.fail(f"a handler of the search caught {found!r}")
     assert raised.value is error
+
+
+def test_a_rule_without_a_truth_value_is_an_error():
+    """If the value of `stop_when` is neither true nor false, such as an array, its error ends the search."""
+    search = Search(
+        problem_of(), Options(observer=Observer(stop_when=lambda _: np.ones(2))), Deadline.after(10)
+    )
+    with pytest.raises(ValueError, match="truth value"), raising_errors_of_callbacks():
+        try:
+            search.offer_whole(taccl.baselines.ring(search.problem, cut=False), producer="ring")
+        except Exception as found:
+            pytest.fail(f"a handler of the search caught {found!r}")
 
 
 @pytest.mark.parametrize("status, error", [("timed-out", OutOfTime("late")), ("done", None)])

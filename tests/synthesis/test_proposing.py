@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 import taccl
-from taccl._internal.deadline import Deadline
+from taccl._internal.deadline import Deadline, OutOfTime
 from taccl.errors import FallbackWarning, InputError
 from taccl.synthesis import register, unregister
 from taccl.synthesis.budget import Turn, run
@@ -167,6 +167,48 @@ def test_a_proposer_cannot_replace_the_problem(problem, allgather):
     with pytest.raises(AttributeError, match="the problem of a search is fixed"):
         search.problem = allgather
     assert search.problem is problem
+
+
+@pytest.mark.parametrize("part", ["", "topology", "collective", "clauses"])
+def test_a_proposer_that_changes_the_problem_is_an_error(problem, part):
+    """If a proposer changes a field of the problem past its protection, the error names the proposer."""
+
+    class Changing(Ring):
+        def propose(self, search):
+            changed = getattr(search.problem, part) if part else search.problem
+            object.__setattr__(changed, "name" if part else "chunk_bytes", ("other",))
+
+    search = Search(problem, Options(), Deadline.after(10))
+    with pytest.raises(InputError, match="proposer my ring: it changed the problem of the search"):
+        run(search, [Turn(Changing(), share=0.5)])
+
+
+def test_a_registered_proposer_that_an_outer_deadline_interrupts_is_a_row(problem):
+    """If the deadline of the whole search interrupts a registered proposer, its time is a stage of its own."""
+
+    class Endless(Ring):
+        def propose(self, search):
+            while True:
+                sum(range(100))
+
+    search = Search(problem, Options(), Deadline.after(100))
+    with pytest.raises(OutOfTime), Deadline.after(0.1).enforced():
+        run(search, [Turn(Endless(), share=0.5)])
+    (row,) = search.stages
+    assert (row.name, row.status) == ("my ring", "timed-out") and row.seconds >= 0.05
+
+
+def test_an_interrupted_registered_proposer_is_a_row(problem):
+    """Ctrl-C in a registered proposer reaches the search, and is the status of its stage."""
+
+    class Interrupted(Ring):
+        def propose(self, search):
+            raise KeyboardInterrupt
+
+    search = Search(problem, Options(), Deadline.after(100))
+    with pytest.raises(KeyboardInterrupt):
+        run(search, [Turn(Interrupted(), share=0.5)])
+    assert [(row.name, row.status) for row in search.stages] == [("my ring", "interrupted")]
 
 
 @pytest.mark.parametrize(("takes_s", "message"), [(8.0, "ran 3.0 s past its time limit"), (4.0, "")])
