@@ -1,4 +1,4 @@
-"""Lanes, i.e. hops of channels: their links, turns (by edge colouring), and times of messages."""
+"""Lanes: the hops of a channel or tree, their links, their order in a step (by edge colouring), and times."""
 
 from __future__ import annotations
 

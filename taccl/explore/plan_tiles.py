@@ -169,7 +169,7 @@ def ratio(finish: Fraction | float, best: Fraction | float) -> Fraction | float:
 
 
 def range_of(tile: Tile, program: Program, until: Deadline, left: int, known: KnownBounds) -> PlanRange:
-    """Plan range of a tile: its schedule, with times and bounds at both ends and the schedule's own size.
+    """Plan range of a tile: its schedule, with finish and lower bound at both ends and at its own size.
 
     - `until`: Deadline for the lower bounds of this range and of the ranges after it.
     - `left`: Number of lower bounds to compute until then.

@@ -188,7 +188,7 @@ def _table_below(
 
 
 def _split(line: str) -> list[str]:
-    """Cells of a line; none of a blank one, and of a ruler such as ``|---|---|``."""
+    """Cells of a line; empty for a blank line, and for a ruler such as ``|---|---|``."""
     if not re.sub(r"[-|:=+\s]", "", line):
         return []
     separator = next((each for each in _SEPARATORS if each in line), None)

@@ -164,7 +164,9 @@ def test_no_handler_of_the_search_catches_an_error_of_a_callback(callback, error
 def test_a_rule_without_a_truth_value_is_an_error():
     """If the value of `stop_when` is neither true nor false, such as an array, its error ends the search."""
     search = Search(
-        problem_of(), Options(observer=Observer(stop_when=lambda _: np.ones(2))), Deadline.after(10)
+        problem_of(),
+        Options(observer=Observer(rules=[CallersRule(lambda _: np.ones(2))])),
+        Deadline.after(10),
     )
     with pytest.raises(ValueError, match="truth value"), raising_errors_of_callbacks():
         try:

@@ -321,7 +321,7 @@ class _Search:
 
 
 def _whole(prices: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Prices rounded up to positive integers."""
+    """Prices as integers, each 1 to 2 above the price, or slightly more."""
     return np.ceil(prices * (1 + 1e-6)).astype(np.int64) + 1
 
 

@@ -1,8 +1,8 @@
-"""Link time: a bound on sums on tori and meshes, from the time of links that a byte takes, and its hops.
+"""Link time: a lower bound for allreduces on tori and meshes, by prices of the time of links and of hops.
 
-A byte in a short send pays for much latency, and a byte in long sends makes few hops in time. But each rank's
-contribution must reach the farthest rank. A linear program on a grid of times finds prices of links by time,
-and of hops. See docs/formulation.md, "Link time".
+A link spends much of a short send on latency, but long sends leave time for few hops. Yet each rank's
+contribution must reach the farthest rank. A linear program on a grid of times finds the prices. See
+docs/formulation.md, "Link time".
 """
 
 from __future__ import annotations
