@@ -438,7 +438,8 @@ def conclusion(facts: Facts, causes: Sequence[Cause], bound_share: float | None)
                     f"the {num} NICs that the log lists for a node, but {facts.nics_per_node} are assumed"
                 )
             else:
-                usual += f"{num} NICs for a node, but {facts.nics_per_node} are assumed"
+                usual += f"{num} NICs for a node, or with {num / facts.nics_per_node:.0%} of their rate, but "
+                usual += f"{facts.nics_per_node} are assumed"
             other = "" if is_listed else f"; with {facts.nics_per_node}, {_named(rate)}"
             said[0] = f"{usual}: name the machine (--topology){other}"
         elif facts.untested and facts.share >= UNTESTED:
