@@ -23,15 +23,12 @@ def _of_channel(graph: Graph, value: Any, count: int) -> Any:
     return Named(graph.name_of(View(graph.name_of(value), shape, is_squeezed=True)))
 
 
-def _weighted(graph: Graph, value: Any, given: Arguments, count: int) -> Any:
-    """Multiply each channel of a value by its weight, then add its bias; either may be absent."""
-    if given["weight"] is not None:
-        value = graph.make("multiply", value, _of_channel(graph, given["weight"], count))
-    return (
-        value
-        if given.get("bias") is None
-        else graph.make("add", value, _of_channel(graph, given["bias"], count))
-    )
+def _weighted(graph: Graph, value: Any, count: int, *, weight: Any = None, bias: Any = None) -> Any:
+    """Multiply each channel of a value of `count` axes by its weight, then add its bias, if there are any."""
+    for kind, each in (("multiply", weight), ("add", bias)):
+        if each is not None:
+            value = graph.make(kind, value, _of_channel(graph, each, count))
+    return value
 
 
 def _in_evaluation(graph: Graph, given: Arguments) -> Any:
@@ -43,10 +40,7 @@ def _in_evaluation(graph: Graph, given: Arguments) -> Any:
     if given["weight"] is not None:
         factor = graph.make("multiply", factor, given["weight"])
     made = graph.make("subtract", x, _of_channel(graph, given["running_mean"], count))
-    made = graph.make("multiply", made, _of_channel(graph, factor, count))
-    return (
-        made if given["bias"] is None else graph.make("add", made, _of_channel(graph, given["bias"], count))
-    )
+    return _weighted(graph, made, count, weight=factor, bias=given["bias"])
 
 
 def _by_channel(graph: Graph, value: Any) -> tuple[Any, Callable[[Any], Any]]:
@@ -85,7 +79,8 @@ def _in_training(graph: Graph, given: Arguments) -> list[Deferred]:
 
     def normed() -> Any:
         rows, back = _by_channel(graph, x)
-        return _weighted(graph, back(graph.make("layernorm", rows, value=epsilon)), given, count)
+        made = back(graph.make("layernorm", rows, value=epsilon))
+        return _weighted(graph, made, count, weight=given["weight"], bias=given.get("bias"))
 
     def moments(*, deviations: bool) -> tuple[Any, int]:
         """(mean, or sum of the squared deviations, of each channel at each rank; number of values)."""
@@ -156,7 +151,7 @@ def _batch_norm_grad(graph: Graph, given: Arguments) -> Any:
     epsilon = graph.note_of(given.get("save_invstd", given.get("save_var")), "a batch norm's own deviation")
 
     def by_input() -> Any:
-        weighted = _weighted(graph, grad, {"weight": given["weight"]}, len(graph.local_shape(x)))
+        weighted = _weighted(graph, grad, len(graph.local_shape(x)), weight=given["weight"])
         (rows, back), (values, _) = (_by_channel(graph, each) for each in (weighted, x))
         return back(graph.make("layernorm_grad", rows, values, value=epsilon))
 
@@ -187,11 +182,7 @@ def _convolution(graph: Graph, given: Arguments) -> Any:
         elements = graph.local_shape(x) if given.get("transposed") else local or ()
         flops = 2.0 * math.prod(elements) * (math.prod(graph.local_shape(weight)) // out)
         made = called(graph, given | {"bias": None}, flops=flops)
-        return (
-            made
-            if given["bias"] is None
-            else _weighted(graph, made, {"weight": None, "bias": given["bias"]}, len(graph.local_shape(made)))
-        )
+        return _weighted(graph, made, len(graph.local_shape(made)), bias=given["bias"])
     counts = [n // k for n, k in zip(shape[2:], kernel, strict=True)]
     cut = [length for pair in zip(counts, kernel, strict=True) for length in pair]
     made = graph.make("reshape", x, shape=(*shape[:2], *cut))
