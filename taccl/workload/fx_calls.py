@@ -236,7 +236,7 @@ def _by_ranks(call: _Call, options: dict[str, Any]) -> Named | Own:
         own = value if isinstance(value, Own) else None
         if own is None:
             tensor = graph.tensor(value)
-            axes = [axis for axis in range(len(tensor.shape)) if mesh.slicing(tensor, axis)]
+            axes = mesh.sliced_axes(tensor)
             if len(axes) == 1 and not mesh.partial(tensor):
                 dims.add(tuple(mesh.slicing(tensor, axes[0])))
                 values.append(by_rank(graph, tensor.name, axes[0])[1])

@@ -78,7 +78,7 @@ def _beside(graph: Graph, value: Repeated, other: Any) -> Any:
     """Expand a repeated value into a tensor in memory, sliced over ranks in the same way as `other`."""
     tensor, local = graph.tensor(other), graph.local_shape(value.source)
     local = (*(len(value.shape) - len(local)) * (1,), *local)
-    axes = [axis for axis in range(len(tensor.shape)) if graph.mesh.slicing(tensor, axis)]
+    axes = graph.mesh.sliced_axes(tensor)
     if not axes or len(tensor.shape) != len(local) or any(local[axis] != 1 for axis in axes):
         return value
     row = Named(tensor.name)

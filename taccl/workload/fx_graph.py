@@ -181,8 +181,8 @@ class Graph:
     def _are_distributed(self, names: Sequence[str]) -> bool:
         """True if the tensors have several sliced axes, all sliced over the same mesh dimensions."""
         tensors = [self.tensors[name] for name in names]
-        dims = [tuple(self.mesh.slicing(each, axis)) for each in tensors for axis in range(len(each.shape))]
-        return len([each for each in dims if each]) > 1 and len({each for each in dims if each}) == 1
+        dims = [self.mesh.slicing(each, axis) for each in tensors for axis in self.mesh.sliced_axes(each)]
+        return len(dims) > 1 and len({*dims}) == 1
 
     def forget(self, first: int) -> None:
         """Remove all operations from index `first` on, with their results."""

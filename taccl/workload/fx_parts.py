@@ -40,7 +40,7 @@ def of_parts(graph: Graph, kind: str, values: Sequence[Any], **options: Any) -> 
     if all(own is None for own in owned):
         return None
     rest = [graph.tensor(value) for value, own in zip(values, owned, strict=True) if own is None]
-    axes = [(each, axis) for each in rest for axis in range(len(each.shape)) if mesh.slicing(each, axis)]
+    axes = [(each, axis) for each in rest for axis in mesh.sliced_axes(each)]
     dims = {mesh.slicing(each, axis) for each, axis in axes}
     dims |= {mesh.slicing(graph.tensors[own.name], 0) for own in owned if own is not None}
     places = {(axis - len(each.shape), each.shape[axis]) for each, axis in axes}

@@ -48,7 +48,7 @@ def made_whole(graph: Graph, view: View) -> str:
     if shape is not None:
         return graph.name_of(graph.make("reshape", Named(view.name), shape=shape))
     tensor = graph.tensors[view.name]
-    axes = [axis for axis in range(len(tensor.shape)) if graph.mesh.slicing(tensor, axis)]
+    axes = graph.mesh.sliced_axes(tensor)
     if len(axes) > 1:
         said = f"{graph.node.target} reads {described(view)}, but {view.name} is {tensor}"
         raise graph.refused(f"{said}: no global tensor has these local parts; slice one axis alone")
@@ -78,7 +78,7 @@ def in_memory(graph: Graph, value: Stacked) -> Named | Own:
     """
     tensor, axis = graph.tensors[value.name], value.axis
     length, *shape = tensor.shape
-    sliced = {place for place in range(len(tensor.shape)) if graph.mesh.slicing(tensor, place)}
+    sliced = {*graph.mesh.sliced_axes(tensor)}
     if axis in sliced or (0 in sliced and (len(sliced) > 1 or graph.mesh.partial(tensor))):
         said = f"{graph.node.target} reads {described(value)}, which is {tensor}"
         raise graph.unread(f"{said}; concatenate them along axis {axis} with cat(chunk(...)) first")
@@ -216,7 +216,7 @@ def alike_sliced(graph: Graph, names: Sequence[str]) -> list[str] | None:
     mesh, found, wanted, length = graph.mesh, list[str](), None, 0
     for name in names:
         tensor = graph.tensors[name]
-        axes = [axis for axis in range(len(tensor.shape)) if mesh.slicing(tensor, axis)]
+        axes = mesh.sliced_axes(tensor)
         places = [axis - len(tensor.shape) for axis in axes]
         if len(axes) > 1 or mesh.partial(tensor):
             return None
@@ -246,7 +246,7 @@ def _whole_shape(graph: Graph, view: View) -> tuple[int, ...] | None:
     consists of heads.
     """
     tensor, local = graph.tensors[view.name], view.shape
-    sliced = [axis for axis in range(len(tensor.shape)) if graph.mesh.slicing(tensor, axis)]
+    sliced = graph.mesh.sliced_axes(tensor)
     parts = {axis: graph.mesh.slices(tensor, axis) for axis in sliced}
     before = graph.local_shape(Named(view.name))
     found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []

@@ -7,7 +7,6 @@ A layout may differ between dimensions, as in ``sliced(0) over dp, partial over 
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -72,11 +71,16 @@ class Mesh:
         outside = [name for name in self.names if name not in names]
         every = range(math.prod(size for _, size in self.dims))
         ranked = sorted(every, key=lambda rank: (self.index(rank, outside), self.index(rank, names)))
-        return tuple(tuple(each) for each in _in_parts(ranked, self.size(names)))
+        size = self.size(names)
+        return tuple(tuple(ranked[at : at + size]) for at in range(0, len(ranked), size))
 
     def slicing(self, tensor: Tensor, axis: int) -> tuple[str, ...]:
         """Mesh dimensions over which a tensor's axis is sliced; each cuts the slices of the one before it."""
         return tuple(name for name in self.names if tensor.along(name) == f"sliced({axis})")
+
+    def sliced_axes(self, tensor: Tensor) -> list[int]:
+        """Axes along which a tensor is sliced."""
+        return [axis for axis in range(len(tensor.shape)) if self.slicing(tensor, axis)]
 
     def slices(self, tensor: Tensor, axis: int) -> int:
         """Number of slices into which a tensor's axis is cut; 1 if it is not sliced."""
@@ -111,7 +115,3 @@ def parts_of_layout(layout: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """
     parts = (part.partition(" over ") for part in layout.split(", "))
     return tuple((kind, tuple(dims.split("+")) if over else ()) for kind, over, dims in parts)
-
-
-def _in_parts(ranks: Sequence[int], size: int) -> list[tuple[int, ...]]:
-    return [tuple(itertools.islice(ranks, at, at + size)) for at in range(0, len(ranks), size)]
