@@ -189,7 +189,7 @@ def complete() -> None:
 
 
 def _names_and_files(prefix: str, action: argparse.Action, **_: object) -> list[str]:
-    """Completions of `prefix`: only names that the option accepts, if it has some; else all names and files."""
+    """Completions of `prefix`: names that the option accepts, if it has some; else all names and files."""
     from argcomplete.completers import FilesCompleter
 
     from taccl.solvers.registry import OWN_BACKENDS, known_solvers
