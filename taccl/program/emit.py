@@ -16,9 +16,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from taccl.program.program import OPERATIONS, Slot, Step, Threadblock
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _FUSED = {"receive": "receive-send", "receive-reduce": "receive-reduce-copy-send"}
 
@@ -86,21 +91,21 @@ def assemble(drafts: Sequence[Draft], *, relays: bool = False) -> tuple[Threadbl
         position[draft] = (draft.key, len(blocks[draft.key]))
         blocks[draft.key].append(draft)
     waits: dict[Draft, list[tuple[Key, int]]] = {}
-    # {step: {another threadblock: the last of its steps that is known to end before this step}}.
-    passed: dict[tuple[Key, int], dict[Key, int]] = {}
+    # Vector clock of each step: for each threadblock, the last of its steps that is known to end before.
+    place = {key: i for i, key in enumerate(blocks)}
+    passed: dict[tuple[Key, int], NDArray[np.int32]] = {}
     for draft in ordered:
         key, index = position[draft]
-        known = dict(passed[key, index - 1]) if index else {}
+        known = passed[key, index - 1].copy() if index else np.full(len(place), -1, np.int32)
         waits[draft] = []
         # The latest step comes first, as a dependency on it may imply dependencies on the others.
         for other in sorted(needs[draft], key=lambda each: each.order, reverse=True):
             other_key, other_index = position[other]
-            if known.get(other_key, -1) >= other_index or other_key == key:
+            if other_key == key or known[place[other_key]] >= other_index:
                 continue
             waits[draft].append((other_key, other_index))
-            for each, done in passed[other_key, other_index].items():
-                known[each] = max(done, known.get(each, -1))
-        known[key] = index
+            np.maximum(known, passed[other_key, other_index], out=known)
+        known[place[key]] = index
         passed[key, index] = known
     awaited = {key for each in waits.values() for key, _ in each}
     numbers = {key: n for n, key in enumerate(sorted(blocks, key=lambda key: (key not in awaited, key)))}
