@@ -222,7 +222,8 @@ def over_channels(problem: Problem, algorithm: Algorithm, on: Topology, *, cut: 
     is_small = len(columns.chunk) <= (_FEW_TRANSFERS if lanes.goes_round else _MOST_REPLAYED)
     made = [] if plan is None else [_planned(problem, columns, name)]
     if is_small or plan is None or _is_poor(plan, lanes, mb, pieces):
-        start_us, end_us = first_come_us(on, mb, columns)
+        # At the mean size of a piece, as in `predict`: a slightly other size may give quite another order.
+        start_us, end_us = first_come_us(on, lanes.mb_of(pieces), columns)
         made.append(_planned(problem, columns._replace(start=start_us), name, end_us=end_us))
     if is_small and lanes.goes_round:
         made += [_scheduled(problem, columns, order, name) for order in ring_orders(columns)]

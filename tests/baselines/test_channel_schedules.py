@@ -180,6 +180,12 @@ def test_messages_of_rings_that_share_a_link_start_in_turn():
     assert agrees(problem_of(fabrics.fully_connected(4), "allgather", size="64KB"))
 
 
+def test_pieces_of_rounded_sizes_keep_the_order_of_their_mean_size():
+    """First come, first served is chaotic in the size of pieces: the schedule has the order that its predicted
+    time has, though its pieces are rounded to whole bytes."""
+    assert agrees(problem_of(parse("gh200", nodes=3), "allreduce", "4MB"), within=0.02)
+
+
 def test_further_pieces_follow_at_the_rate_of_the_first(monkeypatch):
     """A prediction that simulates the first two of many pieces is within a tenth of one that simulates
     all."""
