@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from taccl.errors import LossyConversionWarning, WorkloadError
 from taccl.workload import from_fx, load_workload, overlap, save_workload
 from taccl.workload.torch_program import dump_torch_step
 from tests.pytorch import TORCH, environment, made_once, needs_torch, started
-from tests.workload.test_fx import Node, graph
+from tests.workload.test_fx import Node, call, graph, item, placeholder
 
 CONVOLUTION = {
     "call": "aten.convolution.default",
@@ -143,7 +142,7 @@ def test_values_of_calls_need_pytorch(monkeypatch):
 )
 def test_operators_that_cannot_be_called_are_refused(name, tags, is_mutable, said):
     """The error for a random operator, one that writes in place, or one of another library has the reason."""
-    x = Node("placeholder", "x", shape=(4,))
+    x = placeholder("x", (4,))
     y = Node("call_function", "y", name, (x,), (4,), schema=("self",))
     y.target.tags, y.target._schema.is_mutable = tags, is_mutable
     with pytest.raises(WorkloadError, match=f"^y: .*not supported.*{said}$"):
@@ -152,13 +151,12 @@ def test_operators_that_cannot_be_called_are_refused(name, tags, is_mutable, sai
 
 def test_attention_without_dropout_is_not_called_random():
     """PyTorch marks attention as random, even without dropout; the error has the actual reason alone."""
-    x = Node("placeholder", "x", shape=(1, 2, 4, 8))
+    x = placeholder("x", (1, 2, 4, 8))
     schema = ("query", "key", "value", "dropout_p", "is_causal")
     name = "aten._scaled_dot_product_flash_attention_for_cpu"
     y = Node("call_function", "y", name, (x, x, x, 0.0, False), (1, 2, 4, 8), schema=schema)
     y.target.tags, y.target._schema.is_mutable = ["Tag.nondeterministic_seeded"], False
-    z = Node("call_function", "z", "", (y, 0), (1, 2, 4, 8))
-    z.target = SimpleNamespace(__name__="getitem")
+    z = item("z", y, 0, (1, 2, 4, 8))
     with pytest.raises(WorkloadError, match=r"^y: attention is over axis 3 of x, [^(]*$"):
         from_fx(graph(x, y, z, returned=z), 4, layouts={"x": "sliced(3)"})
 
@@ -188,20 +186,13 @@ def test_convolutions_have_the_flops_that_torch_counts():
 
 def normed(layout, statistics):
     """Step of a batch norm in training on two ranks, with the layout of its running statistics."""
-    x = Node("placeholder", "x", shape=(2, 3, 4))
-    rows = [Node("placeholder", name, shape=(3,)) for name in ("gain", "shift", "mean", "spread")]
+    x = placeholder("x", (2, 3, 4))
+    rows = [placeholder(name, (3,)) for name in ("gain", "shift", "mean", "spread")]
     schema = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
     name = "aten._native_batch_norm_legit_functional"
     y = Node("call_function", "y", name, (x, *rows, True, 0.25, 0.5), (2, 3, 4), schema=schema)
-    items = [
-        Node("call_function", f"item{at}", "", (y, at), (2, 3, 4) if at == 0 else (3,)) for at in (0, 3, 4)
-    ]
-    for each in items:
-        each.target = SimpleNamespace(__name__="getitem")
-    nodes = graph(x, *rows, y, *items, returned=items[0])
-    nodes.nodes[-1].args = (items,)
-    for each in items:
-        each.users[nodes.nodes[-1]] = None
+    items = [item(f"item{at}", y, at, (2, 3, 4) if at == 0 else (3,)) for at in (0, 3, 4)]
+    nodes = graph(x, *rows, y, *items, returned=items)
     return from_fx(nodes, 2, layouts={"x": layout, "mean": statistics, "spread": statistics})
 
 
@@ -230,23 +221,22 @@ def test_running_statistics_of_distributed_images_are_not_replicated():
 
 def test_statistics_that_are_written_in_place_give_a_warning():
     """A batch norm that updates its running statistics in place is read without that update, with a warning."""
-    x, rows = Node("placeholder", "x", shape=(2, 3)), [Node("placeholder", n, shape=(3,)) for n in "wbmv"]
+    x, rows = placeholder("x", (2, 3)), [placeholder(n, (3,)) for n in "wbmv"]
     schema = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
     y = Node(
         "call_function", "y", "aten.native_batch_norm", (x, *rows, True, 0.1, 1e-5), (2, 3), schema=schema
     )
-    z = Node("call_function", "z", "", (y, 0), (2, 3))
-    z.target = SimpleNamespace(__name__="getitem")
+    z = item("z", y, 0, (2, 3))
     with pytest.warns(LossyConversionWarning, match="updates its running statistics in place"):
         from_fx(graph(x, *rows, y, z, returned=z), 2, layouts={"x": "sliced(0)"})
 
 
 def test_a_broadcast_of_a_replicated_tensor_is_that_tensor():
     """A broadcast adds no operation if all ranks have the tensor; one of slices is refused."""
-    x = Node("placeholder", "x", shape=(4,))
+    x = placeholder("x", (4,))
     schema = ("input", "src", "group_name")
     y = Node("call_function", "y", "_c10d_functional.broadcast", (x, 0, "0"), (4,), schema=schema)
-    z = Node("call_function", "z", "aten.relu", (y,), (4,), schema=("self",))
+    z = call("z", "aten.relu", (y,), (4,))
     assert [each.kind for each in from_fx(graph(x, y, z, returned=z), 2).operations] == ["relu"]
     with pytest.raises(
         WorkloadError, match=r"^y: broadcasts x, which is float32\[8\] sliced\(0\); only tensors"

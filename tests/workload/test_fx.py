@@ -119,11 +119,19 @@ def call(name, target, args, shape, dtype="torch.float32"):
     return Node("call_function", name, target, args, shape, dtype, SCHEMAS[target].split())
 
 
+def item(name, source, place, shape):
+    """Node that selects one of several results."""
+    found = Node("call_function", name, "", (source, place), shape)
+    found.target = SimpleNamespace(__name__="getitem")
+    return found
+
+
 def graph(*nodes, returned):
-    """A graph of nodes that returns one of them."""
+    """A graph of nodes that returns one or several of them."""
     last = Node("output", "output")
-    last.args = ([returned],)
-    returned.users[last] = None
+    last.args = (returned if isinstance(returned, list) else [returned],)
+    for each in last.args[0]:
+        each.users[last] = None
     return SimpleNamespace(nodes=[*nodes, last])
 
 
@@ -384,9 +392,7 @@ def test_received_slices_may_be_permuted(ranks):
     flat = call("flat", "aten.view", (moved, [3, 2 * ranks, 5]), (3, 2 * ranks, 5))
     y = call("y", "aten._softmax", (flat, 2, False), (3, 2 * ranks, 5))
     z = call("z", "aten.relu", (there,), (ranks, 3, 2, 5))
-    nodes = graph(x, there, moved, flat, y, z, returned=y)
-    nodes.nodes[-1].args = ([y, z],)
-    z.users[nodes.nodes[-1]] = None
+    nodes = graph(x, there, moved, flat, y, z, returned=[y, z])
     step = from_fx(nodes, ranks, layouts={"x": "sliced(2)"})
     parts = [
         np.random.default_rng(rank).normal(size=(ranks, 3, 2, 5)).astype(np.float32) for rank in range(ranks)
@@ -408,9 +414,7 @@ def test_rows_of_each_rank_are_sent_and_returned():
     for node, read in ((there, x), (back, y)):
         node.args = (read, *node.args[1:])
         read.users[node] = None
-    nodes = graph(x, there, y, back, returned=back)
-    nodes.nodes[-1].args = ([y, back],)
-    y.users[nodes.nodes[-1]] = None
+    nodes = graph(x, there, y, back, returned=[y, back])
     step = from_fx(nodes, 2, layouts={"x": "sliced(0)"})
     parts = [np.random.default_rng(rank).normal(size=(4, 3)).astype(np.float32) for rank in range(2)]
     values = step.run({"x": parts})
@@ -448,8 +452,7 @@ def test_a_rank_divides_its_own_sums():
     mean = call("mean", "aten.div", (total, count), ())
     apart = call("apart", "aten.sub", (x, mean), (3, 2))
     y = call("y", "_c10d_functional.all_reduce", (mean, "avg", "0"), ())
-    nodes = graph(x, kept, count, total, mean, apart, y, returned=y)
-    nodes.nodes[-1].args = ([y, apart],)
+    nodes = graph(x, kept, count, total, mean, apart, y, returned=[y, apart])
     for layout, axis in (("sliced(0)", 0), ("sliced(1)", 1)):
         step = from_fx(nodes, 2, layouts={"x": layout})
         parts = [np.arange(6.0, dtype=np.float32).reshape(3, 2) - rank for rank in range(2)]
@@ -490,8 +493,7 @@ def test_batch_norm_in_evaluation_is_by_channel():
     schema = ("input", "weight", "bias", "running_mean", "running_var", "momentum", "eps")
     name = "aten._native_batch_norm_legit_no_training"
     y = Node("call_function", "y", name, (x, *rows, 0.1, 0.5), (2, 3, 4), schema=schema)
-    z = Node("call_function", "z", "", (y, 0), (2, 3, 4))
-    z.target = SimpleNamespace(__name__="getitem")
+    z = item("z", y, 0, (2, 3, 4))
     step = from_fx(graph(x, *rows, y, z, returned=z), 2, layouts={"x": "sliced(0)"})
     data = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     each = dict(zip(("gain", "shift", "mean", "spread"), np.float32([[1, 2, 3], [4, 5, 6], [7, 8, 9], [0.5, 3.5, 0]]),
@@ -559,19 +561,14 @@ def trained_by_row(weight=None):
     schema = ("self", "target", "weight", "reduction", "ignore_index")
     loss = Node("call_function", "loss", "aten.nll_loss_forward", given, schema=schema)
     loss.meta["val"] = [SimpleNamespace(shape=each, dtype="torch.float32") for each in ((4,), ())]
-    items = [Node("call_function", f"item{at}", "", (loss, at), ((4,), ())[at]) for at in (0, 1)]
-    for each in items:
-        each.target = SimpleNamespace(__name__="getitem")
+    items = [item("item0", loss, 0, (4,)), item("item1", loss, 1, ())]
     grad = Node("call_function", "grad", "aten.nll_loss_backward", (mask, *given, items[1]), (4, 3),
                 schema=("grad_output", *schema, "total_weight"))  # fmt: skip
     for each in (loss, grad):
         each.target.tags, each.target._schema.is_mutable = [], False
         for argument in each.target._schema.arguments:
             argument.kwarg_only = False
-    nodes = graph(rows, wanted, mask, *weights, loss, *items, grad, returned=grad)
-    nodes.nodes[-1].args = ([items[0], grad],)
-    items[0].users[nodes.nodes[-1]] = None
-    return nodes
+    return graph(rows, wanted, mask, *weights, loss, *items, grad, returned=[items[0], grad])
 
 
 def test_a_loss_of_each_row_has_a_gradient():
@@ -604,8 +601,7 @@ def written(*later):
     y.target.is_view = False
     z = call("z", "aten.add_", (y, 1.0), (4,))
     z.target.is_view = False
-    ends = [call(name, "aten.relu", (y if name == "y2" else z,), (4,))
-            for name in later]  # fmt: skip
+    ends = [call(name, "aten.relu", (y if name == "y2" else z,), (4,)) for name in later]
     return graph(x, y, z, *ends, returned=ends[-1])
 
 
