@@ -3,7 +3,7 @@
 A shape function returns the shape of the result from the operation and the shapes of its operands. It raises
 `WorkloadError` if the shapes do not fit. A label function, mostly named ``of_…``, returns a label for each
 axis of each operand, from the same arguments and the result's shape. `taccl.workload.kinds` defines labels.
-Most label functions are given by names of axes (`axes`).
+`axes` makes a label function from names of axes.
 """
 
 from __future__ import annotations
@@ -259,8 +259,9 @@ def labels_by_name(read: Sequence[Sequence[str]], made: Sequence[str]) -> Labels
 def axes(notation: str) -> Callable[[Operation, Sequence[Shape], Shape], Labels]:
     """Label function from the names of all axes, such as ``"... m k, ... k n -> ... m n"``.
 
-    Names are those of `labels_by_name`; ``...`` stands for any number of leading axes. An operand that has
-    fewer axes has the last ones. An operand in parentheses is broadcast along its axes of length 1.
+    Names are as in `taccl.workload.aten`: an axis whose name the result lacks is summed over, and ``.`` is an
+    axis that is read whole. ``...`` stands for any number of leading axes. An operand with fewer axes has the
+    last ones. An operand in parentheses is broadcast along its axes of length 1.
     """
     read, _, made = notation.partition("->")
     operands = [(each.strip(" ()").split(), "(" in each) for each in read.split(",")]
