@@ -259,13 +259,15 @@ def offer_cut(search: Search, until: Deadline) -> Search | None:
 def offer_listed(search: Search, until: Deadline) -> Search | None:
     """Propose schedules of the compiled list scheduler in more chunks than were tried before.
 
-    Large copies fill links more evenly in more chunks. Returns the search that holds the best schedule.
-    Returns None if none is better, or if the main search chose one of the smaller numbers of chunks. Returns
-    None also if the gap over all chunkings is below `_LEAST_GAP`.
+    Large copies fill links more evenly in more chunks. So do sums at one rank each, which are copies in
+    reversed time. Returns the search that holds the best schedule. Returns None if none is better, or if the
+    main search chose one of the smaller numbers of chunks. Returns None also if the gap over all chunkings is
+    below `_LEAST_GAP`.
     """
     suggesting, whole, since = search.parameters.suggesting, search.problem, time.monotonic()
     found, every = search.earliest_search.best, bound_over_all_chunkings(no_bound(whole))
-    if found is None or every is None or whole.collective.sums_up or suggesting.counts_only:
+    sums_spread = whole.collective.sums_up and max(map(len, whole.collective.destination_sets.sets)) > 1
+    if found is None or every is None or sums_spread or suggesting.counts_only:
         return None
     # The last search with a choice is the main one, whose number of chunks was chosen by the list scheduler.
     chosen = next((each.problem for each in reversed(search.others) if each.choice), found.problem)

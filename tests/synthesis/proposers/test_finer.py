@@ -251,3 +251,19 @@ def test_copies_are_list_scheduled_in_more_chunks_than_were_tried():
     assert cold.status == "skipped" and cold.message == "in finer chunks: its kernels are not compiled"
     few = replace(parameters, suggesting=replace(parameters.suggesting, counts_only=1))
     assert finer.offer_listed(replace(search, options=Options(parameters=few)), NEVER) is None
+
+
+def test_sums_at_one_rank_are_list_scheduled_in_more_chunks_as_copies_are():
+    """A reduce is a broadcast in reversed time, and as fast in more chunks; an allreduce is left out."""
+    parameters = replace(DEFAULTS, suggesting=replace(DEFAULTS.suggesting, counts=(1,)))
+    ring, finish_us = taccl.topologies.ring(4, alpha_us=1, bandwidth_gb_per_s=100), {}
+    for name in ("broadcast", "reduce", "allreduce"):
+        problem = taccl.make_problem(ring, name, size_bytes=10**8)
+        search = Search(problem, Options(parameters=parameters), NEVER)
+        one = taccl.baselines.baseline("tree", problem.in_its_chunks)
+        search.offer_whole(one, producer=one.producer)
+        found = finer.offer_listed(search, NEVER)
+        finish_us[name] = None if found is None else found.best.finish_us
+        assert found is None or found.best.finish_us < 0.6 * one.finish_us
+    assert finish_us["reduce"] == pytest.approx(finish_us["broadcast"], rel=0.01)
+    assert finish_us["allreduce"] is None
