@@ -26,9 +26,12 @@ from taccl.problem.costs import link_ends
 from taccl.problem.problem import Problem
 from taccl.topology.recognise import grid_of
 
-#: Numbers of time steps per latency, and max number of columns of the linear program (10,000 take 0.5 s):
-#: first of coarse grids, then of fine ones. The first number counts whose program is small enough.
-_GRIDS = ((2.05, 1.05), 13_000), ((8.05, 6.05, 5.05, 4.05, 3.05, 2.05), 8000)
+#: (number of time steps per latency, max number of columns of the linear program; 10,000 take 0.5 s) of rough
+#: grids, and of grids that prove bounds. The first one counts whose program is small enough.
+_ROUGH = (2.05, 2500), (1.05, 2500)
+_FINE = (8.05, 8000), (6.05, 8000), (5.05, 8000), (4.05, 8000), (3.05, 8000), (2.05, 8000), (1.05, 13_000)
+#: Rough grids stop at this logarithm of the overload. Fine grids prove about this much longer horizons.
+_NEAR, _FINER = 0.1, 1.02
 #: Max number of linear programs for a grid; each has a horizon closer to the longest that prices prove.
 _ROUNDS = 6
 #: Overload of links at which the search aims, and the slope of the load over the horizon at first; both of
@@ -126,12 +129,12 @@ def link_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim
     loads = LinkLoads(dims, alpha, beta * units)
     horizon = loads.guess
     what = f"time of {len(links)} links for sums that each take {loads.diameter} hops or more"
-    for numbers, columns in _GRIDS:
+    for grids in (_ROUGH, _FINE):
         tried: dict[float, float] = {}
         for _ in range(_ROUNDS):
             demand.deadline.check()
-            grids = (math.ceil(number * horizon / alpha) for number in numbers)
-            steps = next((each for each in grids if loads.num_columns(horizon, each) <= columns), None)
+            sizes = ((math.ceil(number * horizon / alpha), most) for number, most in grids)
+            steps = next((each for each, most in sizes if loads.num_columns(horizon, each) <= most), None)
             whole = Fraction(round(horizon * _TICK), _TICK)
             found = None if steps is None else loads.priced(whole, steps)
             if steps is None or found is None:
@@ -142,9 +145,12 @@ def link_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim
             if found.load > 1 and _is_proven(facts, witness):
                 yield Claim(whole, what, witness)
             tried[math.log(horizon)] = excess = math.log(found.load)
-            if 0 <= excess < 2 * _MARGIN:
+            if grids == _FINE and 0 <= excess < 2 * _MARGIN:
                 break
             horizon = _next_horizon(tried)
+            if grids == _ROUGH and abs(excess) < _NEAR:
+                horizon *= _FINER
+                break
 
 
 def _next_horizon(tried: dict[float, float]) -> float:

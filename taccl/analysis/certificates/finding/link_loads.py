@@ -116,7 +116,7 @@ class LinkLoads:
         # Every byte enters a corner of a mesh, over one link for each dimension.
         needed = max(2 * (self.num_ranks - 1) / sum(self.links), 0 if all(self.rings) else 1 / len(dims))
         #: Estimate of the bound in ticks; the search starts there.
-        self.guess = 1.1 * (self.diameter * alpha + busy * needed)
+        self.guess = self.diameter * alpha + busy * needed
 
     def _place(self, digits: _Place) -> _Place:
         """Place of a rank with these digits, as seen from rank 0."""
