@@ -47,9 +47,9 @@ def made_up(problem: Problem, rng: random.Random, among: Sequence[type[Witness]]
     if chosen in _WELL_FORMED:
         made: Witness = _WELL_FORMED[chosen](problem, rng)
         return made
-    required = [each for each in fields(chosen) if each.default is MISSING]
     types = get_type_hints(chosen)
-    return chosen(**{each.name: _value(types[each.name], each.name, problem, rng) for each in required})
+    made_of = [each for each in fields(chosen) if each.default is MISSING or types[each.name] is bool]
+    return chosen(**{each.name: _value(types[each.name], each.name, problem, rng) for each in made_of})
 
 
 def _value(kind: Any, name: str, problem: Problem, rng: random.Random) -> Any:
@@ -206,6 +206,8 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
     if isinstance(witness, Dissemination | PairCounting | Gossip):
         return replace(witness, ranks=witness.ranks ^ {rng.randrange(num_ranks)})
     if isinstance(witness, ByteCounting):
+        if rng.random() < 0.2:
+            return replace(witness, backwards=not witness.backwards)
         if rng.random() < 0.5:
             return replace(witness, ranks=witness.ranks ^ {rng.randrange(num_ranks)})
         return replace(

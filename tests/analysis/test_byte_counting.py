@@ -112,6 +112,19 @@ def test_data_that_enters_a_node_last_has_no_time_to_spread():
     assert node.bound == 8
 
 
+@pytest.mark.parametrize("topology", [taccl.topologies.torus(4, 4), taccl.topologies.mi300x()])
+def test_a_scatter_is_bounded_as_a_gather_in_reversed_time(topology):
+    """Data that leave a root take as long as data that enter it, with the latency of every send."""
+    bounds = []
+    for name in ("gather", "scatter"):
+        problem = taccl.make_problem(topology, name, size_bytes=4_000_000)
+        bounds.append(taccl.lower_bound(problem, divisible=True))
+    gather, scatter = bounds
+    assert scatter.bound == gather.bound and scatter.check() and not raised(scatter).check()
+    assert "data out of rank 0" in scatter.limits
+    assert not replace(scatter, witness=replace(scatter.witness, backwards=False)).check()
+
+
 def test_the_certificate_proves_no_more():
     """The witness proves no larger bound, and a witness without resources proves nothing."""
     problem = merging_freely(taccl.make_problem(taccl.topologies.dgx2(), "reduce-scatter", size_bytes=16_000))
@@ -139,7 +152,9 @@ def random_bytes(seed):
     topology = joined(
         nodes, alpha=rng.choice((0, 1, 2)), beta=rng.choice((1, 2)), far=far, shared=rng.random() < 0.5
     )
-    name = rng.choice(["allgather", "allreduce", "reduce_scatter", "broadcast", "gather", "alltoall"])
+    name = rng.choice(
+        ["allgather", "allreduce", "reduce_scatter", "broadcast", "gather", "scatter", "alltoall"]
+    )
     is_free = rng.random() < 0.7
     links, most = frozenset(e for e in range(len(topology.links)) if rng.random() < 0.5), rng.choice((1, 2))
     found = []

@@ -116,6 +116,7 @@ class ByteCounting(OfRanks):
     resources: tuple[int, ...]
     collected: Labels = ()
     spread: Labels = ()
+    backwards: bool = False
 
     def holds(self, facts: Facts, ticks: Fraction) -> bool:
         """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
@@ -126,15 +127,16 @@ def byte_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
     """Yield byte-counting bounds for a few ranks and a few nodes, one of each orbit under symmetry."""
     if in_network or not demand.single_ended or demand.problem.collective.derivations:
         return
-    for name, sets in demand.families:
-        for ranks in demand.different(sets)[:_MOST_SETS]:
-            demand.deadline.check()
-            ticks, witness = _counted(demand, ranks)
-            if ticks > 0:
-                node = demand.topology.node_of_rank[min(ranks)]
-                where = f"rank {min(ranks)}" if name == "rank" else f"node {node}"
-                what = f"data into {where}, with the latency of every send"
-                yield Claim(ticks, what, witness)
+    for needed, backwards in demand.both_directions():
+        for name, sets in needed.families:
+            for ranks in needed.different(sets)[:_MOST_SETS]:
+                demand.deadline.check()
+                ticks, witness = _counted(needed, ranks)
+                if witness is not None and ticks > 0:
+                    node = needed.topology.node_of_rank[min(ranks)]
+                    where = f"rank {min(ranks)}" if name == "rank" else f"node {node}"
+                    what = f"data {'out of' if backwards else 'into'} {where}, with the latency of every send"
+                    yield Claim(ticks, what, replace(witness, backwards=backwards))
 
 
 def _counted(demand: NeededSends, ranks: frozenset[int]) -> tuple[Fraction, ByteCounting | None]:
@@ -170,8 +172,9 @@ def _counted(demand: NeededSends, ranks: frozenset[int]) -> tuple[Fraction, Byte
         each = max(of_rank.values())
         known = [(since, number * each) for since, number in collected]
         served = copies_served(ports, known, spread, pairs, scale)
+    gathering, spreading = map(labels_of, times)
     return first_served(served, pairs * scale), ByteCounting(
-        ranks, tuple(resource for resource, _ in cover), *map(labels_of, times)
+        ranks, tuple(resource for resource, _ in cover), gathering, spreading
     )
 
 
