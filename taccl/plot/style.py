@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
@@ -174,8 +175,32 @@ def render(picture: Axes | Figure, format: str = "svg") -> bytes:
     with rc_context(_RULES), warnings.catch_warnings():
         if format == "svg":  # SVG holds text, not glyphs
             warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
-        drawn.savefig(buffer, format=format, dpi=_DOTS_PER_INCH, metadata=_METADATA[format])
+        with _images_after_layout(drawn):
+            drawn.savefig(buffer, format=format, dpi=_DOTS_PER_INCH, metadata=_METADATA[format])
     return buffer.getvalue()
+
+
+@contextmanager
+def _images_after_layout(figure: Figure) -> Iterator[None]:
+    """Context in which the first drawing of a figure, which computes its layout, has no artists as images.
+
+    Vector formats draw such artists pixel by pixel even then, which doubles the time of dense pictures.
+    """
+    has_first = figure.get_layout_engine() is not None
+    hidden = figure.findobj(lambda each: each.get_rasterized() and each.get_visible()) if has_first else []
+
+    def show(event: object = None) -> None:
+        for artist in hidden:
+            artist.set_visible(True)
+
+    for artist in hidden:
+        artist.set_visible(False)
+    connection = figure.canvas.mpl_connect("draw_event", show)
+    try:
+        yield
+    finally:
+        figure.canvas.mpl_disconnect(connection)
+        show()
 
 
 def in_key(name: str) -> str:

@@ -43,6 +43,23 @@ def test_files_are_kept(exchange, tmp_path):
     assert "<svg" in path.read_text()
 
 
+def test_an_artist_that_becomes_an_image_is_drawn_once(exchange, monkeypatch):
+    """Computing the layout does not draw an artist that becomes an image in SVG; afterwards it is visible."""
+    ax = taccl.plot.gantt(exchange)
+    (image, *_) = ax.collections
+    image.set_rasterized(True)
+    drawn, draw = [], type(image).draw
+
+    def counted(artist, renderer):
+        drawn.extend([artist] * artist.get_visible())
+        draw(artist, renderer)
+
+    counted._supports_rasterization = True
+    monkeypatch.setattr(type(image), "draw", counted)
+    assert b"<image " in taccl.plot.render(ax)
+    assert drawn.count(image) == 1 and image.get_visible()
+
+
 def test_subfigures_are_rendered_with_the_whole_figure(exchange):
     """Axes of a subfigure are rendered with the whole figure."""
     from matplotlib.figure import Figure
