@@ -29,7 +29,7 @@ _STEP = 2.0**-20
 #: Limits of Bellman-Ford, which replaces SciPy on small graphs (up to about 0.1 s).
 #: `_MOST_IN_ROUNDS`: max (start, arc) pairs that a round relaxes; with more, SciPy is used at once.
 #: `_FEW_ROUNDS`: rounds after which SciPy is used instead.
-#: `_ROUNDS_WORK`: more rounds are allowed while they relax fewer pairs than this in total.
+#: `_ROUNDS_WORK`: max pairs that all rounds together may relax if they are more than that.
 _MOST_IN_ROUNDS, _FEW_ROUNDS, _ROUNDS_WORK = 4_000_000, 6, 400_000
 #: Max arcs, summed over all maximum flows to compute, for which SciPy is not loaded (up to about 0.1 s).
 _MOST_FLOW_ARCS = 4_000

@@ -102,9 +102,9 @@ def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
 
 
 def _mixed(problem: Problem) -> list[Schedule]:
-    """[schedule of the best single plan, schedule of the best mixed plan]; empty if no plan is mixed.
+    """[best schedule with one plan for all chunks, best one with a plan for each group of chunks].
 
-    The single plan has the coarsest chunks that mixed plans may have.
+    Empty if there are no mixed plans. The first has the coarsest chunks that mixed plans may have.
     """
     mixed = mixed_schedule(problem)
     return [] if mixed is None else [_fastest_plan(to_mix(problem)[-1]), mixed]

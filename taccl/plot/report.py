@@ -240,7 +240,7 @@ def _bound(problem: Problem, seconds: float) -> Certificate:
 
 
 def _with_launch(schedule: Schedule) -> str:
-    """Text of the bus bandwidth with the launch included, as in curves over size; empty without a launch."""
+    """Text of the bus bandwidth over launch time plus finish, as logs measure it; empty if it is unknown."""
     busbw = schedule.predicted_busbw_gb_per_s if schedule.launch else None
     return "" if busbw is None else f"busbw {busbw:.4g} GB/s, as measured and in bandwidth over size"
 

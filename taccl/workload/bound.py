@@ -90,7 +90,7 @@ class StepBound:
         self._look_back()
 
     def together(self, one: str, two: str) -> bool:
-        """True if two operations are in one overlap, so that a tile of one waits for one of the other."""
+        """True if two operations are in the same overlap, and so may pass data tile by tile."""
         overlap = self.workload.tiling(one).overlap
         return overlap is not None and overlap is self.workload.tiling(two).overlap
 

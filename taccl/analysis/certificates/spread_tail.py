@@ -343,8 +343,9 @@ def _entries_into(
 ) -> tuple[list[int], dict[int, int], frozenset[int], frozenset[int]]:
     """Data of the chunks that must enter the sets, for the evaluation of a witness.
 
-    Returns (number of ranks that want the chunk of each entry, {link: earliest tick of use}, outside ranks
-    that initially hold some chunk, ranks of the sets that want some chunk).
+    An entry is a chunk with one of the sets. Returns (number of ranks of the set that want the chunk, by
+    entry, {link: earliest tick of use}, outside ranks that initially hold some chunk, ranks of the sets that
+    want some chunk).
     """
     every, wanted, starts, wanting = frozenset().union(*sets), list[int](), [], set[int]()
     for c, others in facts.outside(every):

@@ -308,7 +308,7 @@ def _sum(file: AlgorithmFile, address: int, parts: Sequence[ChunkFields]) -> Chu
 
 
 def _named(file: AlgorithmFile, chunks: list[Chunk], *, combining: bool) -> Collective:
-    """Collective of `chunks`, under taccl's name if the chunks match taccl's collective of that name."""
+    """Collective of `chunks`: taccl's for the name in the file if chunks match it, else with that name."""
     stated = file.collective.name
     collective = Collective(stated[:_LONGEST_NAME], file.num_ranks, tuple(chunks), combining)
     name = stated.partition("(")[0]

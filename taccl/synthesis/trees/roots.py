@@ -150,9 +150,10 @@ def _with_all_cuts(
     most: float = np.inf,
     is_even: bool = False,
 ) -> tuple[Floats, list[float]] | None:
-    """(shares, times) that leave every set of nodes enough capacity; rows are added set by set.
+    """(share of the sums at each rank, time of each phase) by a linear program with cutting planes.
 
-    None if the time exceeds `most`, or `is_late` became true.
+    Sets of nodes whose capacity a solution exceeds are added as rows. None if the time exceeds `most`, or
+    `is_late` became true.
     """
     while not is_late():
         even_cost = _EVEN * most if np.isfinite(most) else 0.0
