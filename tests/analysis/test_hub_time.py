@@ -130,7 +130,7 @@ def test_no_plan_of_a_byte_costs_less():
         )
         area = np.concatenate(([0], np.cumsum((raised_y[1:] + raised_y[:-1]) / 2) / 40))
         needed = num_ranks * area[-1] / (units * port.beta / cell)
-        for _ in range(800):
+        for _ in range(some(250, 800)):
             first, second = plan_of(rng, num_ranks)
             mean = alpha + rng.choice((0.5, 1, 2, 4)) * cells / 40
             early = timed(rng, first, 0, cells, mean)
@@ -150,7 +150,7 @@ def test_no_plan_of_a_byte_costs_less():
             ]
             decided += 1
             assert sum(costs) >= needed * (1 - 1e-9)
-    assert decided > 200
+    assert decided > some(60, 200)
 
 
 def test_nothing_is_claimed_elsewhere():
@@ -166,7 +166,7 @@ def test_nothing_is_claimed_elsewhere():
 def test_no_schedule_in_any_chunks_beats_the_bound():
     """On crossbars of 3 and 4 ranks an exhaustive search finds no schedule in 1 or 2 chunks that ends earlier."""
     decided = 0
-    for seed in cases("hub time, over all schedules", few=8, many=300):
+    for seed in cases("hub time, over all schedules", few=3, many=300):
         rng = random.Random(f"hub time {seed}")
         overhead = rng.choice((0, Fraction(1, 10), Fraction(1, 2), 1))
         topology = crossbar(

@@ -29,7 +29,7 @@ from tests.analysis.valid_schedules import (
     shared_nic,
 )
 from tests.effort import cpu_s
-from tests.fuzzing import some
+from tests.fuzzing import MANY, some
 
 
 def machine_problem(topology, name="allgather"):
@@ -92,7 +92,7 @@ def test_random_schedules_keep_their_finish():
     """Random schedules that are simulated under their own assumptions keep their times exactly."""
     schedules = random_schedules()
     assert len(schedules) > some(100, 1000)
-    for schedule in schedules:
+    for schedule in schedules[:: 1 if MANY else 3]:
         simulation = simulate(schedule)
         assert simulation.finish == schedule.finish
         starts = simulation.as_schedule()
