@@ -16,7 +16,8 @@ _OUTLIER = 1.2
 #: Min ratio of a size's time to the time at the next larger size that marks an irregular size.
 _REVERSED = 1.15
 #: Max growth of regular times: ratio of the times at two successive sizes over the ratio of the sizes.
-#: Above it, several messages of the smaller size would be faster than one of the larger size.
+#: Above it, several messages of the smaller size would be faster than one of the larger size. If the growth
+#: from the smaller size to the size after the larger one is regular, that single size is an outlier.
 _FALL = 1.25
 #: Two limits on growth detect a late switch: a protocol is used at a size where the next one is faster.
 #: Growth is the ratio of the times at two successive sizes over the ratio of the sizes.
@@ -58,6 +59,9 @@ def kinks(series: Series) -> tuple[Kink, ...]:
         Kink("outlier", this[0], _rows_text(*([before] if before else []), this, after))
         for before, this, after in zip([None, *rows], rows, rows[1:], strict=False)
         if this[1] > (_OUTLIER * max(before[1], after[1]) if before else _REVERSED * after[1])
+        or before
+        and _growth(before, this) > _FALL
+        and _growth(before, after) <= 1
     ]
     slow = {each.size_bytes for each in found}
     rows = [row for row in rows if row[0] not in slow]
