@@ -22,7 +22,15 @@ from taccl.explore.plan_runtimes import under_launch
 from taccl.measure.causes import ANY_RATE, DETOURS, Cause, causes_of, sizes_off
 from taccl.measure.curve import Kink, irregularity_note, kinks, slow_middle
 from taccl.measure.diagnosis import Diagnosis, Gain, Limit, Point, SeriesDiagnosis
-from taccl.measure.facts import HEALTHY, UNTESTED, UNTESTED_USUAL, WITHIN_ERROR, Facts, OtherNics
+from taccl.measure.facts import (
+    HEALTHY,
+    UNTESTED,
+    UNTESTED_USUAL,
+    WITHIN_ERROR,
+    Facts,
+    OtherNics,
+    falls_from,
+)
 from taccl.measure.logs import OTHER_LIBRARY
 from taccl.measure.machine import NO_PEERS, has_no_peers, machine_of, may_be_bridged, mismatches
 from taccl.measure.model import COLLECTIVES
@@ -139,10 +147,16 @@ def _diagnosis(
             for other, part in zip(expectations, shares, strict=True)
             if other.series.collective == each.series.collective and part is not None
         }
-        facts = _facts(
-            each, share, same, nics, log_of[each.series.source], named=machine.topology is not None
-        )
+        log = log_of[each.series.source]
+        beside = (other for other in expectations if log_of[other.series.source] is log)
+        full = _full_network(each, beside)
+        named_by_user = machine.topology is not None
+        facts = _facts(each, share, same, nics, log, named=named_by_user, full_network=full)
         notes = [*placed[index][2], *filter(None, [irregularity_note(each.series)])]
+        if full and facts.is_slow:
+            notes.append(
+                f"the {full} in the same log reaches the rate of all NICs, so they are not the cause"
+            )
         if each.algorithms:
             listed = " or ".join(sorted(each.algorithms))
             notes.append(f"NCCL_ALGO limits the library to {listed}, for which usual times are predicted")
@@ -217,6 +231,26 @@ def _share(expected: Expectation) -> float | None:
     return expected.best.time_us / series.times_us[-1] if is_large else None
 
 
+def _full_network(expected: Expectation, beside: Iterable[Expectation]) -> str:
+    """Another collective of `beside`, on the same ranks, that reaches the rate of all NICs; else empty.
+
+    Also empty for an alltoall, whose traffic between rails others lack.
+    """
+    series = expected.series
+    if series.num_nodes == 1 or series.collective == "alltoall":
+        return ""
+    for other in beside:
+        found = other.series
+        if found.collective == series.collective or _share(other) is None:
+            continue
+        if (found.num_ranks, found.num_nodes) != (series.num_ranks, series.num_nodes):
+            continue
+        shares = other.network_shares(max(found.times_us[-1], other.best.time_us))
+        if min(shares.values(), default=0.0) >= HEALTHY:
+            return found.collective
+    return ""
+
+
 def _small(expected: Expectation) -> tuple[float | None, float | None]:
     """Median measured and expected time of small messages in us; (None, None) if either is unknown."""
     series = expected.series
@@ -240,7 +274,7 @@ def _small_ratios(expected: Expectation) -> dict[str, float]:
 
 def _facts(
     expected: Expectation, share: float | None, share_of_nodes: dict[int, float], nics: tuple[float, ...],
-    log: Log, *, named: bool,
+    log: Log, *, named: bool, full_network: str,
 ) -> Facts:  # fmt: skip
     on, series, debug = expected.topology, expected.series, log.debug
     small_us, usual_us = _small(expected)
@@ -260,7 +294,11 @@ def _facts(
     num_nics = len(on.ranks_of_node[0]) // figures.ranks_per_nic if on.num_nodes > 1 else 0
     stated = dict(debug.causes)
     is_off = share is not None and share < WITHIN_ERROR
-    other_nics = None if named or not is_off else _other_nics(expected, num_nics, debug.num_nics)
+    others = expected.shares_of(_SETTLED)[:-1] if is_slow else ()
+    other_share = max(others, default=None)
+    falls = share is not None and falls_from(share, other_share)
+    is_fixed = named or not is_off or falls or bool(full_network)
+    other_nics = None if is_fixed else _other_nics(expected, num_nics, debug.num_nics)
     if 0 < debug.num_nics < num_nics and other_nics is None:
         stated["nic-unused"] = f"the log lists {debug.num_nics} of {num_nics} NICs (NET/IB)"
     if on.num_nodes == 1 and has_no_peers(log.gpus):
@@ -274,7 +312,7 @@ def _facts(
         tuple(kinked), _unaligned_bytes(series), small_us / launches_us if small_us and launches_us else None,
         _ll_ratio(expected), expected.network, named and on.machine in INSTANCES,
         log_network=NETWORK_TITLES.get(debug.network, debug.network),
-        other_share=max(expected.shares_of(_SETTLED)[:-1], default=None) if is_slow else None,
+        other_share=other_share, full_network=full_network,
         other_library=next((note for note in log.notes if note in OTHER_LIBRARY), ""), stated=stated,
         excluded=debug.excluded, algorithm_shares=expected.algorithm_shares() if is_slow else {},
         untested=untested_kind(on, debug.version), small_untested=untested_small(on, debug.version),

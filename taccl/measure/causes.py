@@ -191,6 +191,9 @@ def _algorithm(facts: Facts) -> _Found:
 
 def _switches(facts: Facts) -> _Found:
     off = [each for each in facts.kinks if each.kind != "outlier"]
+    if facts.falls:  # the sizes from the fall on are slow, whatever their protocol
+        falls = max((each.size_bytes for each in off if each.kind == "wrong switch"), default=0)
+        off = [each for each in off if not 0 < falls <= each.size_bytes]
     if not off or _collapsed(facts):
         return None
     return "likely", 0.0, "; ".join(f"{each.evidence} ({each.kind})" for each in off[:_SHOWN])

@@ -59,6 +59,7 @@ class Facts:
     - `is_instance`: True if the user named an instance type, which has one network.
     - `log_network`: Network that the log names; empty if it names none.
     - `other_share`: Highest share at smaller sizes of 256 MiB and more; None if unknown.
+    - `full_network`: Other collective of the same log that reaches the rate of all NICs; empty if unknown.
     - `other_library`: Evidence that another library than NCCL or RCCL ran the collective; empty if none.
     - `untested`, `small_untested`: Kind that no published log confirms at large messages, and at small ones;
       empty for other kinds.
@@ -90,6 +91,7 @@ class Facts:
     is_instance: bool = False
     log_network: str = ""
     other_share: float | None = None
+    full_network: str = ""
     other_library: str = ""
     stated: Mapping[str, str] = field(default_factory=dict)
     excluded: Collection[str] = ()
@@ -138,14 +140,15 @@ class Facts:
     @property
     def slow_network(self) -> float | None:
         """Least share of the NICs' rate that explains the slow series; None if the network is not slow."""
+        if self.full_network:
+            return None
         share = min(self.network_shares.values(), default=1.0)
         return share if self.is_slow and self.num_nodes > 1 and share < HEALTHY else None
 
     @property
     def falls(self) -> bool:
         """True if only the largest messages are slow, and smaller ones have the expected bandwidth."""
-        share, other = self.share, self.other_share
-        return share is not None and other is not None and other >= HEALTHY and share < WITHIN_ERROR * other
+        return self.share is not None and falls_from(self.share, self.other_share)
 
     @property
     def is_slow_pcie(self) -> bool:
@@ -187,6 +190,11 @@ class Facts:
         """True if all NICs that were measured one by one are healthy, but others may have a slow rail."""
         is_healthy = self.measured_share == 1 and not self.nics_differ
         return is_healthy and len(self.nics_gb_per_s) < max(self.nics_per_node, 1)
+
+
+def falls_from(share: float, other_share: float | None) -> bool:
+    """True if smaller messages have the expected bandwidth, and the largest ones do not."""
+    return other_share is not None and other_share >= HEALTHY and share < WITHIN_ERROR * other_share
 
 
 def _nearest(ratios: Mapping[str, float]) -> str:

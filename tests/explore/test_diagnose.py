@@ -270,15 +270,18 @@ def test_a_rate_of_pcie_may_be_of_nvlinks_that_are_down(joint, ratio, grades):
     assert {each.name: each.grade for each in found if each.of == "rate"} == grades
 
 
-def _slowed(text, factor, *, from_bytes):
-    """Log of an allreduce on 8 ranks whose times from `from_bytes` on are longer by a factor."""
+def _slowed(text, factor, *, from_bytes, busbw=1.75):
+    """Log of a collective whose times from `from_bytes` on are longer by a factor.
+
+    - `busbw`: its bus bandwidth over size per time; by default that of an allreduce on 8 ranks.
+    """
     lines = []
     for line in text.splitlines():
         cells = line.split()
         if cells[0].isdigit() and int(cells[0]) >= from_bytes:
             time_us = float(cells[5]) * factor
             algbw = int(cells[0]) / time_us / 1000
-            line = " ".join([*cells[:5], f"{time_us:.2f} {algbw:.2f} {1.75 * algbw:.2f} 0"])
+            line = " ".join([*cells[:5], f"{time_us:.2f} {algbw:.2f} {busbw * algbw:.2f} 0"])
         lines.append(line)
     return "\n".join(lines) + "\n"
 
@@ -289,6 +292,27 @@ def test_a_fall_at_the_largest_sizes_is_no_static_fault(log, sizes):
     found = judged(log(_slowed(node_log(NVLS), NVLS / RINGS, from_bytes=sizes)))
     assert rates(found) == {"falls"}
     assert not rates(found, "possible")
+
+
+def test_a_fall_is_neither_another_number_of_nics_nor_a_switch(log):
+    """If 256 MiB have the usual rate, half of it at 2 GiB is a fall: all NICs are there, no protocol changes."""
+    text = _slowed(network_log([NIC] * 8), 2, from_bytes=2**31, busbw=15 / 16)
+    found = judged(log(text))
+    assert "are usual with" not in found.verdict
+    assert [each.name for each in found.causes] == ["falls"]
+
+
+def test_another_collective_in_the_log_shows_that_nics_work(log):
+    """Half of the rate in an allgather, after an allreduce at the whole rate, is no fault of the NICs."""
+    slow = network_log([NIC / 2] * 8)
+    (alone,) = taccl.diagnose([log(slow)], budget_s=0).series
+    path = log(network_log([NIC] * 8, name="all_reduce") + slow)
+    whole, half = taccl.diagnose([path], budget_s=0).series
+    assert "4 NICs" in alone.verdict and "nic-unused" in rates(alone, "possible")
+    assert not whole.causes and not half.causes
+    assert "no documented cause" in half.verdict
+    said = "the allreduce in the same log reaches the rate of all NICs, so they are not the cause"
+    assert said in half.notes and said not in whole.notes
 
 
 @pytest.mark.parametrize(("seed", "first"), [(0, 20), (3, 8)])
