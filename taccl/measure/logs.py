@@ -17,7 +17,7 @@ from statistics import median
 from taccl._internal.file_kinds import LOGS, unquoted
 from taccl._internal.names import first_of, shown
 from taccl._internal.reading import read_text, reads
-from taccl._internal.units import format_count
+from taccl._internal.units import format_count, format_size
 from taccl.errors import FormatError
 from taccl.measure.debug_lines import debug_facts
 from taccl.measure.json_logs import printed
@@ -96,6 +96,15 @@ _LAUNCHED = {
     ),
     "times are of the CPU (-C), so they are computed from algbw, at 1 GB/s and more": _CPU_TIME,
 }
+#: {note: pattern of lines in which nccl-tests or rccl-tests end because of an error}.
+_FAILED = {
+    "the run ended with an error (Test failure), so rows may be missing; see the log": re.compile(
+        r"\bTest (?:NCCL |RCCL |CUDA |HIP |MPI )?failure\b"
+    ),
+}
+#: `_RUNS_DIFFER`: min ratio of the times of merged runs at their largest common size that earns a note.
+#: `_TELLING_BYTES`: min bytes of that size, as times of smaller ones are noisy.
+_RUNS_DIFFER, _TELLING_BYTES = 1.15, 2**26
 #: Min algbw in GB/s whose two decimals are precise enough for the ratio of busbw to algbw.
 _TELLING_ALGBW = 1.0
 #: Relative difference below which bus bandwidth counts as equal to algorithm bandwidth.
@@ -162,7 +171,7 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
     if not reports:
         runs = _runs(lines, where, left_out, in_place=in_place)
         series = [_of_run(run, where, collective) for run in runs]
-        forms = {**_HOST_MEMORY, **OTHER_LIBRARY, **_LAUNCHED}
+        forms = {**_HOST_MEMORY, **OTHER_LIBRARY, **_LAUNCHED, **_FAILED}
         notes = [*_uneven(runs), *_doubtful(runs), *_merged(runs, series)]
         notes += [] if collective else dict.fromkeys(_concluded(runs, where))
         notes += [said for said, form in forms.items() if form.search(text)]
@@ -230,10 +239,19 @@ def _merged(runs: Iterable[_LogRun], series: Iterable[Series]) -> Iterable[str]:
     for run, each in zip(runs, series, strict=True):
         of_kind[each.title if each.num_ranks else each.collective].append(run)
     for title, some in of_kind.items():
-        if max(Counter(size for run in some for size in {row.size_bytes for row in run.rows}).values()) > 1:
+        times: dict[int, list[float]] = defaultdict(list)
+        for run in some:
+            for size, time_us in {row.size_bytes: row.time_us for row in run.rows}.items():
+                times[size].append(time_us)
+        common = max((size for size, each in times.items() if len(each) > 1), default=0)
+        if common:
             types = sorted({row.dtype for run in some for row in run.rows} - {""})
             of_types = f" (types {', '.join(types)})" if len(types) > 1 else ""
-            yield f"{len(some)} runs of {title}{of_types} are merged: a time is the median of its size"
+            said = f"{len(some)} runs of {title}{of_types} are merged: a time is the median of its size"
+            ratio = max(times[common]) / min(times[common])
+            if ratio >= _RUNS_DIFFER and common >= _TELLING_BYTES:
+                said += f"; at {format_size(common)} they differ by {ratio:.3g} times: judge them one by one"
+            yield said
 
 
 def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) -> list[_LogRun]:

@@ -572,6 +572,30 @@ def test_merged_runs_are_noted(read):
     )
 
 
+@pytest.mark.parametrize(("factor", "said"), [(1.0, ""), (1.3, "at 64MiB they differ by 1.3 times")])
+def test_merged_runs_that_differ_are_noted(read, factor, said):
+    """The median of two runs with different bandwidths is the rate of neither, which a note says."""
+    (note,) = read(
+        "# all_reduce_perf\n"
+        + "".join(
+            f"{size} {size // 4} float sum -1 {us:.2f} {size / us / 1000:.2f} {1.75 * size / us / 1000:.2f} 0\n"
+            for scale in (1.0, factor)
+            for size, us in ((8, 20.0), (2**26, 400.0 * scale))
+        )
+    ).notes
+    assert said in note and ("differ" in note) == bool(said)
+
+
+@pytest.mark.parametrize("line", [
+    "node-3: Test NCCL failure common.cu:958 'unhandled system error / '",
+    " .. node-3 pid 12: Test failure all_reduce.cu:90", "node-3: Test CUDA failure common.cu:1021 'out of memory'",
+])  # fmt: skip
+def test_a_run_that_ended_with_an_error_is_noted(read, line):
+    """Rows before an error are read, and a note says that others may be missing."""
+    (note,) = read(table() + line + "\n").notes
+    assert note.startswith("the run ended with an error")
+
+
 @pytest.mark.parametrize(("wrong", "name"), [("0", "allgather"), ("N/A", "alltoall")])
 def test_checks_of_results_distinguish_allgather_and_alltoall(read, wrong, name):
     """A table without a name is an allgather if results in place are checked, and an alltoall if they are not."""
