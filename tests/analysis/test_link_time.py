@@ -11,9 +11,17 @@ import pytest
 
 import taccl
 from taccl import collectives
+from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.finding.link_loads import LinkLoads, send_costs
 from taccl.analysis.certificates.flow_time import flow_time_bounds
-from taccl.analysis.certificates.link_time import _PARTS, _least_costs, link_time_bounds
+from taccl.analysis.certificates.link_time import (
+    _PARTS,
+    HopPrice,
+    LinkTime,
+    TimePrices,
+    _least_costs,
+    link_time_bounds,
+)
 from taccl.analysis.certificates.readings import merging_freely
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.recognise import grid_of
@@ -114,6 +122,7 @@ def test_the_certificate_proves_no_more():
         replace(witness, steps=0),
         replace(witness, steps=10**9),
         replace(witness, times=()),
+        replace(witness, times=(), prices=(), per_send=0),
         replace(witness, times=(time._replace(prices=time.prices[1:]),)),
         replace(witness, times=(time._replace(prices=tuple(2 * each for each in time.prices)),)),
         replace(witness, times=(time._replace(prices=tuple(each // 2 for each in time.prices)),)),
@@ -127,6 +136,20 @@ def test_the_certificate_proves_no_more():
         replace(witness, prices=tuple(each._replace(price=2 * each.price) for each in witness.prices)),
     ):
         assert not replace(bound, witness=other).check()
+
+
+def test_whole_horizons_are_evaluated_exactly():
+    """A latency just below three steps, with a horizon given as an integer, is not rounded up to three."""
+    ticks = 3 * 2**53
+    problem = sums_of(ring_of(4, ticks, ticks), 1)
+    loads = LinkLoads(grid_of(problem.topology), ticks, 2 * ticks)
+    found = loads.priced(Fraction(3 * ticks), 9)
+    times = tuple(TimePrices(*each) for each in found.times)
+    prices = tuple(HopPrice(*each) for each in found.prices)
+    for horizon, is_proven in ((3 * ticks, True), (3 * ticks + 1, False)):
+        witness = LinkTime(horizon, loads.sizes, loads.rings, 9, found.per_send, times, prices)
+        bound = Fraction(horizon) / problem.costs.ticks_per_us
+        assert Certificate(problem, bound, "link time", "", witness, True).check() is is_proven
 
 
 def test_large_sums_have_no_program():

@@ -192,7 +192,7 @@ def _is_proven(facts: Facts, witness: LinkTime) -> bool:
         return False
     if not _is_grid(facts, witness):
         return False
-    latency = alpha * steps / witness.horizon
+    latency = Fraction(alpha * steps) / witness.horizon
     least = math.floor(latency)
     if not 1 <= least <= steps or not 0 <= witness.per_send <= _MOST_PRICE:
         return False
@@ -220,7 +220,8 @@ def _is_proven(facts: Facts, witness: LinkTime) -> bool:
             return False
     path = _cheapest_path(shape, hops, steps, least)
     needed = shape.num_sources * path + 2 * (num_ranks - 1) * witness.per_send
-    return bool(witness.horizon * spent <= units * beta * needed * steps)
+    # Without prices both sides would be 0.
+    return bool(0 < witness.horizon * spent <= units * beta * needed * steps)
 
 
 def _is_grid(facts: Facts, witness: LinkTime) -> bool:
