@@ -84,6 +84,18 @@ def test_the_certificate_proves_no_more(monkeypatch):
         assert not replace(bound, witness=other).check()
 
 
+def test_whole_horizons_are_evaluated_exactly(monkeypatch):
+    """A horizon given as an integer divides into cells without rounding."""
+    problem = allreduce(cluster(2, 2, near=(1, Fraction(1, 50), 4), far=(6, 0, 4)), MB)
+    monkeypatch.setattr(exchange_time, "_GRIDS", exchange_time._GRIDS[:1])
+    (bound,) = certificates(problem)
+    alphas = []
+    monkeypatch.setattr(exchange_time, "are_admitted", lambda *given: alphas.append(given[2]))
+    whole = replace(bound.witness, horizon=int(bound.witness.horizon))
+    assert not replace(bound, witness=whole, bound=Fraction(1)).check()
+    assert [type(each) for each in alphas] == [Fraction]
+
+
 def test_nothing_is_claimed_elsewhere():
     """One node, unequal nodes, sums of some ranks, large sums, and nodes without ports yield no claim."""
     for topology in (taccl.topologies.dgx_h100(1), taccl.topologies.ndv2(2)):

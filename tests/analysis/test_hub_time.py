@@ -10,6 +10,7 @@ import pytest
 
 import taccl
 from taccl import collectives
+from taccl.analysis.certificates import hub_time
 from taccl.analysis.certificates.evaluation.facts import Facts
 from taccl.analysis.certificates.hub_time import are_admitted, highest_factors, hub_time_bounds, port_of
 from taccl.analysis.certificates.readings import merging_freely
@@ -57,6 +58,17 @@ def test_the_certificate_proves_no_more():
         replace(witness, prices=(1, 1), factors=(1, 1)),
     ):
         assert not replace(bound, witness=other).check()
+
+
+def test_whole_horizons_are_evaluated_exactly(monkeypatch):
+    """A horizon given as an integer divides into cells without rounding."""
+    problem = allreduce(crossbar(4, alpha=4, overhead=Fraction(1, 10), beta=4), MB)
+    (*_, bound) = certificates(problem)
+    alphas = []
+    monkeypatch.setattr(hub_time, "are_admitted", lambda *given: alphas.append(given[2]))
+    whole = replace(bound.witness, horizon=int(bound.witness.horizon))
+    assert not replace(bound, witness=whole, bound=Fraction(1)).check()
+    assert [type(each) for each in alphas] == [Fraction]
 
 
 def test_factors_lie_below_the_curve():

@@ -162,7 +162,7 @@ class _Grid(NamedTuple):
 
 def _grid(nodes: _Nodes, horizon: Fraction, cells: int) -> _Grid:
     """Grid with a number of cells for NICs."""
-    cell, hop = (horizon - nodes.nic.idle) / cells, nodes.port.alpha + nodes.port.idle
+    cell, hop = Fraction(horizon - nodes.nic.idle) / cells, nodes.port.alpha + nodes.port.idle
     reach = math.ceil((2 * hop - nodes.port.idle) / cell)
     return _Grid(cell, math.floor(nodes.port.idle / cell), math.floor(2 * hop / cell), reach)
 

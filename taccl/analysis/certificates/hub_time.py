@@ -230,7 +230,7 @@ def _is_proven(facts: Facts, witness: HubTime) -> bool:
     if witness.horizon > 3 * (port.alpha + port.idle):  # data may pass two ranks
         return False
     prices, cells = witness.prices, len(witness.prices) - 1
-    cell = (witness.horizon - port.idle) / cells
+    cell = Fraction(witness.horizon - port.idle) / cells
     if not are_admitted(prices, witness.factors, port.alpha / cell):
         return False
     budget = twice_priced(prices)
