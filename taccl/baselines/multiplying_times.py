@@ -348,7 +348,7 @@ class StepTimes:
 
 
 def _share(head: tuple[str, Digit], count: int) -> int:
-    """Number of a part's chunks in each message of a step; `count` is the number that a rank holds before."""
+    """Number of a part's chunks in each message of a step, from the `count` that a rank holds before it."""
     verb, digit = head
     return -(-count // digit.base) if verb == "scatter" else count
 

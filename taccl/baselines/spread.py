@@ -252,7 +252,7 @@ def merging(problem: Problem) -> Problem:
 
 @cached
 def complete_so_far(problem: Problem) -> list[Schedule]:
-    """Complete schedules that a baseline has made so far, the best last; kept if it is interrupted."""
+    """Complete schedules that a baseline has made so far, the best last; an interruption leaves them here."""
     return []
 
 

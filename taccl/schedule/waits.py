@@ -69,7 +69,7 @@ class Waits:
         return found
 
     def add_each(self, later: Events, earlier: Events, lag: Ints, shift: Ints | None = None) -> None:
-        """Let each `later` event wait for all `earlier` events at its place that have earlier sends.
+        """Let each `later` event wait for `earlier` ones of its rank and chunk whose sends precede its own.
 
         - `lag`, (num_earlier,) array: Ticks from the start of an earlier event's send to the event.
         - `shift`, (num_later,) array: Ticks added for each later event; default: 0.

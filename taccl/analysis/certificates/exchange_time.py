@@ -272,9 +272,10 @@ class _Search:
                 yield best
 
     def _proves(self, horizon: float, cells: int) -> bool:
-        """True if the best prices so far, or similar ones, prove a horizon; sets `best` and `shape`.
+        """True if some prices prove that no schedule ends within `horizon` ticks; `best` keeps the witness.
 
-        As long as no prices prove anything, all are tried.
+        The last shape of prices that proved a horizon is tried first, then those near it. All are tried as
+        long as none has proved one.
         """
         height, fall = self.shape
         shapes = sorted(

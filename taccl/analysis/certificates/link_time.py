@@ -27,7 +27,7 @@ from taccl.problem.problem import Problem
 from taccl.topology.recognise import grid_of
 
 #: (number of time steps per latency, max number of columns of the linear program; 10,000 take 0.5 s) of rough
-#: grids, and of grids that prove bounds. The first one counts whose program is small enough.
+#: grids, and of grids that prove bounds. The first pair whose program is small enough is used.
 _ROUGH = (2.05, 2500), (1.05, 2500)
 _FINE = (8.05, 8000), (6.05, 8000), (5.05, 8000), (4.05, 8000), (3.05, 8000), (2.05, 8000), (1.05, 13_000)
 #: Rough grids stop at this logarithm of the overload. Fine grids prove about this much longer horizons.

@@ -347,7 +347,10 @@ class RoutingModel:
         return start
 
     def _one_after_other(self, a: int, b: int, gap: int, first: int | None, *, goes_first: int) -> None:
-        """Let hop b start `gap` after hop a if both are made and `first`, if given, is `goes_first`."""
+        """Add a row: hop b starts at least `gap` ticks after the start of hop a, if both are made.
+
+        If a binary variable `first` is given, the row applies only where its value is `goes_first`.
+        """
         (until, after, soonest, _), (since, ahead, _, latest) = (self._start(m) for m in (b, a))
         big = max(0, latest + gap - self.windows.earliest[b])
         unmade = max(0, latest + gap - soonest)

@@ -24,8 +24,8 @@ from taccl.synthesis.search import Search
 #: time limit.
 #: `_ROUTING_SHARE`: share of a turn for routing.
 #: `_JOB_SHOP_SHARE`, `_MOST_JOB_SHOP_S`: share of a turn, and max CPU seconds, for the job shop of a routing.
-#: `_CONTIGUITY_S`: CPU seconds for a contiguity model.
-#: `_CUT_S`: CPU seconds for a cut.
+#: `_CONTIGUITY_S`: max CPU seconds of a contiguity model.
+#: `_CUT_S`: max CPU seconds of the proof of a cut: hops that together force a late finish.
 #: `_ROUNDS_S`: seconds without improvement after which the rounds of job shops end.
 _FIRST_TURN_S, _ROUTING_SHARE, _JOB_SHOP_SHARE, _MOST_JOB_SHOP_S = 4.0, 0.25, 0.15, 4.0
 _CONTIGUITY_S, _CUT_S, _ROUNDS_S = 2.0, 1.0, 4.0

@@ -56,7 +56,7 @@ _RUN_S_PER_HOP, _PATIENCE = 6e-6, 4.0
 #: `_REPEATED`: index of the first stage that later turns repeat.
 _FIRST_TURN_S, _REPEATED = 4.0, 2
 #: `_IMPROVED_SHARE`: share of the time reserved for ruin and recreate after a named solver.
-#: `_RUIN_SHARE`: share of a turn for ruin and recreate, of the time reserved for it.
+#: `_RUIN_SHARE`: max time of ruin and recreate in a turn, as a share of the turn.
 #: `_RUIN_ALONE_SHARE`: share of a named solver's turn for ruin and recreate.
 #: `_NEXT_SEED`: difference between the seeds of consecutive runs of ruin and recreate.
 _IMPROVED_SHARE, _RUIN_SHARE, _RUIN_ALONE_SHARE, _NEXT_SEED = 0.25, 0.3, 0.5, 1_000_003
