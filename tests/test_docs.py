@@ -137,6 +137,16 @@ def test_reasons_why_a_search_ended_are_listed(page):
     assert {reason for reason in named if f"`{reason}`" not in text} == set()
 
 
+def test_the_changelog_states_each_subject_once():
+    """No section of the changelog has two entries with one label, and blank lines are around each heading."""
+    text = (DOCS.parent / "CHANGELOG.md").read_text(encoding="utf-8")
+    sections = re.split(r"^### ", text, flags=re.MULTILINE)[1:]
+    entries = [re.findall(r"^- (\*\*.+?\*\*|.{40})", section, re.MULTILINE) for section in sections]
+    assert sum(len(each) for each in entries) > 50
+    assert [each for section in entries for each in set(section) if section.count(each) > 1] == []
+    assert not re.findall(r"(?<!\n)\n#|^#.*\n(?!\n)", text, re.MULTILINE)
+
+
 @pytest.mark.parametrize(("scope", "column"), [("whole chunks", 4), ("all chunkings", 5)])
 def test_kinds_of_bounds_are_as_measured(scope, column):
     """Table cells of bound kinds equal the stored results of `benchmarks.bounds`."""
