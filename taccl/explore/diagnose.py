@@ -19,7 +19,7 @@ from taccl.errors import CollectiveError, FormatError, NumericsWarning
 from taccl.explore.expectation import Choice, Expectation
 from taccl.explore.measured_machine import Machine, read_logs, topology_of, untested_kind, untested_small
 from taccl.explore.plan_runtimes import under_launch
-from taccl.measure.causes import ANY_RATE, DETOURS, Cause, causes_of, sizes_off
+from taccl.measure.causes import ANY_RATE, DETOURS, OF_NETWORK, Cause, causes_of, sizes_off
 from taccl.measure.curve import Kink, irregularity_note, kinks, slow_middle
 from taccl.measure.diagnosis import Diagnosis, Gain, Limit, Point, SeriesDiagnosis
 from taccl.measure.facts import (
@@ -292,7 +292,7 @@ def _facts(
     if joint == "NVLink" and any("PCIe" in each.name for each in on.resources):
         joint = "bridges"
     num_nics = len(on.ranks_of_node[0]) // figures.ranks_per_nic if on.num_nodes > 1 else 0
-    stated = dict(debug.causes)
+    stated = {name: said for name, said in debug.causes.items() if on.num_nodes > 1 or name not in OF_NETWORK}
     is_off = share is not None and share < WITHIN_ERROR
     others = expected.shares_of(_SETTLED)[:-1] if is_slow else ()
     other_share = max(others, default=None)
@@ -508,15 +508,10 @@ def conclusion(facts: Facts, causes: Sequence[Cause], bound_share: float | None)
     if facts.may_be_bridged and facts.share is not None and HEALTHY <= facts.share <= _TOO_FAST:
         ending += " of PCIe alone" if not said else "; large messages have the rate of PCIe alone"
         ending += ": bridges between pairs of such boards are not in the log (give `nvidia-smi topo -m`)"
-    unseen = [
-        said for name, said in facts.stated.items() if name in ANY_RATE and not _has_cause(causes, name)
-    ]
+    in_verdict = {each.name for each in causes if each.title in ending}
+    unseen = [said for name, said in facts.stated.items() if name in ANY_RATE and name not in in_verdict]
     ending += f", but {unseen[0]}" if unseen and is_known else ""
     return f"{ending}; no published log of {facts.untested}" if facts.untested and is_known else ending
-
-
-def _has_cause(causes: Sequence[Cause], name: str) -> bool:
-    return any(each.name == name for each in causes)
 
 
 def _named(causes: Sequence[Cause]) -> str:

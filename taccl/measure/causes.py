@@ -49,6 +49,8 @@ Grade = Literal["likely", "possible"]
 Of = Literal["rate", "latency", "sizes"]
 #: Causes that explain any low rate, so that lines of a log suffice as evidence.
 ANY_RATE = ("sockets", "gdr-off", "nic-unused", "p2p-disabled")
+#: Those of them between nodes, which a log of one node may name although no data use its network.
+OF_NETWORK = ("sockets", "gdr-off", "nic-unused")
 #: Max rate in GB/s of a node that suggests sockets (our choice: the wire rate of 100 Gb/s), and max share of
 #: its NICs' rate.
 _SOCKETS_GB_PER_S, _SOCKETS_SHARE = 12.5, 0.5

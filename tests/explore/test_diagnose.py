@@ -12,7 +12,7 @@ from taccl.explore.expectation import Expectation
 from taccl.explore.measured_machine import Machine, topology_of, untested_kind, untested_small
 from taccl.measure.causes import causes_of
 from taccl.measure.diagnosis import Gain
-from taccl.measure.facts import Facts
+from taccl.measure.facts import Facts, OtherNics
 from taccl.measure.series import Series
 from tests.explore.degraded import CASES, HALF_SLOT, NIC, NVLS, RINGS, network_log, node_log
 from tests.nvswitch import matrix, server_xml
@@ -804,6 +804,27 @@ def test_host_memory_is_in_a_healthy_verdict(log, line):
     assert judged(
         log(text.replace("NET/IB/0", "NET/IB/0/GDRDMA").replace("GDR 0", "GDR 1"))
     ).verdict.endswith("expected")
+
+
+def test_lines_of_a_network_do_not_count_on_one_node(log):
+    """A server without InfiniBand names sockets in its log, but its collective does not use them."""
+    head = "host0:1:2 [0] NCCL INFO Using network Socket\nhost0:1:2 [0] NCCL INFO use ring PXN 0 GDR 0\n"
+    verdict = judged(log(head + node_log(NVLS))).verdict
+    assert "the log" not in verdict
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"other_nics": OtherNics(4, 92.9, True), "nics_per_node": 8},
+        {"untested": "more than 16 nodes"},
+        {"path_gb_per_s": 20.0, "busbw_gb_per_s": 20.0},
+    ],
+)
+def test_a_line_of_the_log_is_in_the_verdict_beside_other_explanations(given):
+    """Direct copies that the log shows to be off are named, although something else explains the rate."""
+    facts = Facts("allreduce", 2, 0.5, stated={"p2p-disabled": "the log says so"}, **given)
+    assert ", but the log says so" in conclusion(facts, causes_of(facts), None)
 
 
 @pytest.mark.parametrize("lists", [True, False])
