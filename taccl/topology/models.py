@@ -316,14 +316,14 @@ MODELS: dict[str, Model] = {
         (50, f"{_AMD} Pollara 400, one for each GPU"),
         ("MI350X",),
         network="pollara",
-        # RCCL's kernels are slower by the ratio of the engine clocks in the data sheets, 2200 and 2400 MHz.
-        # AMD's published allreduce of 8 GiB (361 GB/s) tests this. `launch_each_us` is that of MI300X, the
-        # slower one of the known hosts (our choice).
+        # RCCL's kernels are assumed to be slower by the ratio of the engine clocks in the data sheets, 2200
+        # and 2400 MHz. AMD's published allreduce of 8 GiB (361 GB/s) tests the rate. `launch_each_us` is that
+        # of MI300X, the slower one of the known hosts (our choice).
         rccl=RcclFit(
             "7",
             "5.66",
             "51.8",
-            "those of MI355X, with rate and hops times the ratio of the engine clocks",
+            "those of MI355X, with the rate lower and hops longer by the ratio of the engine clocks",
             {
                 "simple": ("12.65", "1.55", "1"),
                 "ll": ("5.96", "0.545", "0.5"),
