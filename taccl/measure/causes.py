@@ -176,8 +176,9 @@ def _protocol(facts: Facts) -> _Found:
     found = _matched(facts.share, [(share, f"{told} {p} reaches {share:.0%}") for share, p in named])
     if found and facts.is_slow_pcie and facts.slows_ll:  # forcing LL does not slow its usual sizes
         return "possible", found[1] + _MATCHES, f"{found[2]}; but sizes where LL is usual are slow too"
-    # If protocol simple without in-switch sums also explains the rate, LL or LL128 is only possible.
-    return found and ("possible" if _nvls_off(facts) else found[0], *found[1:])
+    # LL or LL128 is only possible if protocol simple without NVLS, or fewer links, explain the rate.
+    is_other = _nvls_off(facts) or _nvlinks_down(facts) or _xgmi_down(facts)
+    return found and ("possible" if is_other else found[0], *found[1:])
 
 
 def _algorithm(facts: Facts) -> _Found:
@@ -246,11 +247,20 @@ def _no_p2p(facts: Facts) -> _Found:
 
 
 def _nvlinks_down(facts: Facts) -> _Found:
-    is_pairwise = facts.num_nodes == 1 and facts.joint == "NVLink"
+    return _links_down(facts, "NVLink")
+
+
+def _xgmi_down(facts: Facts) -> _Found:
+    return _links_down(facts, "xGMI")
+
+
+def _links_down(facts: Facts, joint: str) -> _Found:
+    """Evidence that fewer or slower links of one kind join pairs of GPUs in a node."""
+    is_pairwise = facts.num_nodes == 1 and facts.joint == joint
     if not is_pairwise or facts.share is None or facts.share >= WITHIN_ERROR:
         return None
     told = "a rate of PCIe" if facts.share <= _HOST_MEMORY else "the rate of fewer links"
-    return "possible", 0.05, f"{facts.share:.0%} of what NVLink carries, {told}"
+    return "possible", 0.05, f"{facts.share:.0%} of what {joint} carries, {told}"
 
 
 def _one_path(facts: Facts) -> _Found:
@@ -466,6 +476,8 @@ RULES = (
          "unset NCCL_P2P_DISABLE; give containers --ipc=host; look for P2P in NCCL_DEBUG=INFO"),
     Rule("nvlinks-down", "NVLinks are down or missing", "rate", _nvlinks_down,
          "look at `nvidia-smi nvlink --status` and at NV cells in `nvidia-smi topo -m`; check the bridges"),
+    Rule("xgmi-down", "xGMI links are down or slow", "rate", _xgmi_down,
+         "look at `amd-smi xgmi` and `rocm-smi --showtopo`; compare pairs of GPUs with sendrecv_perf"),
     Rule("one-path", "all channels use one path of PCIe between bridged GPUs", "rate", _one_path,
          "compare the rings in NCCL_DEBUG=INFO; without another cause this is usual"),
     Rule("nvls-off", "NVLS is off", "rate", _nvls_off,

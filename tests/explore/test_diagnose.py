@@ -262,12 +262,23 @@ def test_times_of_an_mpi_library_blame_no_setting_of_nccl(log, nodes):
         ("NVLink", None, {"p2p-disabled": "possible", "nvlinks-down": "possible"}),
         ("NVLink", 1.4, {"p2p-disabled": "likely", "nvlinks-down": "possible"}),
         ("NVSwitch", 1.0, {"p2p-disabled": "likely"}),
+        ("xGMI", 1.0, {"p2p-disabled": "likely", "xgmi-down": "possible"}),
     ],
 )
 def test_a_rate_of_pcie_may_be_of_nvlinks_that_are_down(joint, ratio, grades):
     """Without NVLinks between pairs, GPUs talk directly over PCIe; a detour delays small messages as well."""
     found = causes_of(Facts("allreduce", 1, 0.16, ratio, joint=joint))
     assert {each.name: each.grade for each in found if each.of == "rate"} == grades
+
+
+@pytest.mark.parametrize(
+    ("joint", "grade"), [("NVLink", "possible"), ("xGMI", "possible"), ("NVSwitch", "likely")]
+)
+def test_the_rate_of_a_protocol_may_be_that_of_fewer_links(joint, grade):
+    """Half of the rate, as of LL, has one explanation less where a switch joins the GPUs."""
+    found = causes_of(Facts("allreduce", 1, 0.51, 1.0, joint=joint, shares={"ll": 0.5}))
+    assert {each.name: each.grade for each in found}["protocol"] == grade
+    assert (len(found) == 1) == (grade == "likely")
 
 
 def _slowed(text, factor, *, from_bytes, busbw=1.75):
