@@ -11,8 +11,10 @@ import pytest
 
 import taccl
 from taccl import collectives
+from taccl._internal.deadline import Deadline
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.finding.link_loads import LinkLoads, send_costs
+from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.flow_time import flow_time_bounds
 from taccl.analysis.certificates.link_time import (
     _PARTS,
@@ -160,6 +162,23 @@ def test_large_sums_have_no_program():
     _, most_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most_bytes < 10**7
+
+
+def test_programs_end_in_time():
+    """A linear program gets the time that is left, and no claim is made once none is left."""
+    demand = NeededSends(allreduce(taccl.topologies.torus(3, 3), 16_000))
+    assert [*link_time_bounds(demand, in_network=False)]
+    limits = []
+
+    def priced(self, horizon, steps, *, limit_s):
+        limits.append(limit_s)
+        return solved(self, horizon, steps, limit_s=0)
+
+    solved, demand.deadline = LinkLoads.priced, Deadline.after(60)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LinkLoads, "priced", priced)
+        assert not [*link_time_bounds(demand, in_network=False)]
+    assert limits and max(limits) <= 60
 
 
 def test_flows_are_counted_in_advance():

@@ -136,8 +136,10 @@ def link_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim
             sizes = ((math.ceil(number * horizon / alpha), most) for number, most in grids)
             steps = next((each for each, most in sizes if loads.num_columns(horizon, each) <= most), None)
             whole = Fraction(round(horizon * _TICK), _TICK)
-            found = None if steps is None else loads.priced(whole, steps)
-            if steps is None or found is None:
+            if steps is None:
+                break
+            found = loads.priced(whole, steps, limit_s=demand.deadline.left_s)
+            if found is None:
                 break
             times = tuple(TimePrices(*each) for each in found.times)
             prices = tuple(HopPrice(*each) for each in found.prices)

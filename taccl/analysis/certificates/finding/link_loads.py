@@ -152,10 +152,11 @@ class LinkLoads:
         )
         return sum(each * (each + 1) // 2 for each in lengths if each > 0)
 
-    def priced(self, horizon: Fraction, steps: int) -> Priced | None:
-        """Load of the busiest links, and dual prices; None if the program is not solved.
+    def priced(self, horizon: Fraction, steps: int, *, limit_s: float = math.inf) -> Priced | None:
+        """Load of the busiest links, and dual prices; None if the program is not solved in time.
 
         - `horizon`: Ticks that are divided into `steps` equal steps.
+        - `limit_s`: Time limit of the program in seconds.
         """
         latency = float(self.alpha * steps / horizon)
         sends, costs = _Sends(self, steps, math.floor(latency)), send_costs(latency, steps)
@@ -200,7 +201,7 @@ class LinkLoads:
         objective = np.zeros(load[-1] + 2)
         objective[-1] = 1.0
         row, column, value = (np.concatenate(each) for each in zip(*entries, strict=True))
-        answer = minimise(objective, (row, column, value), (upper, ()), method="ipm")
+        answer = minimise(objective, (row, column, value), (upper, ()), method="ipm", limit_s=limit_s)
         if answer is None or answer.values[-1] <= 0:
             return None
         duals = np.maximum(-answer.duals, 0.0)
