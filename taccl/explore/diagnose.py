@@ -150,8 +150,9 @@ def _diagnosis(
         log = log_of[each.series.source]
         beside = (other for other in expectations if log_of[other.series.source] is log)
         full = _full_network(each, beside)
+        hosts = max(1, placed[index][0].num_nodes // each.topology.num_nodes)
         named_by_user = machine.topology is not None
-        facts = _facts(each, share, same, nics, log, named=named_by_user, full_network=full)
+        facts = _facts(each, share, same, nics, log, named=named_by_user, full_network=full, hosts=hosts)
         notes = [*placed[index][2], *filter(None, [irregularity_note(each.series)])]
         if full and facts.is_slow:
             notes.append(
@@ -274,7 +275,7 @@ def _small_ratios(expected: Expectation) -> dict[str, float]:
 
 def _facts(
     expected: Expectation, share: float | None, share_of_nodes: dict[int, float], nics: tuple[float, ...],
-    log: Log, *, named: bool, full_network: str,
+    log: Log, *, named: bool, full_network: str, hosts: int,
 ) -> Facts:  # fmt: skip
     on, series, debug = expected.topology, expected.series, log.debug
     small_us, usual_us = _small(expected)
@@ -320,7 +321,7 @@ def _facts(
         other_nics=other_nics,
         path_gb_per_s=_path_gb_per_s(on) if joint == "bridges" else 0.0,
         busbw_gb_per_s=_busbw(series, series.times_us[-1]),
-        may_be_bridged=not named and on.num_nodes == 1 and may_be_bridged(on.machine, log.gpus),
+        hosts=hosts, may_be_bridged=not named and on.num_nodes == 1 and may_be_bridged(on.machine, log.gpus),
     )  # fmt: skip
 
 

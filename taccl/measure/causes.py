@@ -21,6 +21,9 @@ _WIRE = 1.08
 _FEWER_LANES = ((1 / 2, "half"), (1 / 4, "a quarter"))
 #: Max share of a node's bandwidth that suggests that GPUs cannot reach each other directly (P2P).
 _HOST_MEMORY = 0.2
+#: Max share of a rack's bandwidth that suggests that NICs join its hosts, as NVLinks do not. 4 NICs of
+#: 46.5 GB/s for a host of GB200 are 0.2 of an allreduce, and 0.28 of an allgather.
+_BY_NICS = 0.3
 #: `_BOUNCED`: max share of the network's bandwidth that suggests transfers without GPUDirect RDMA.
 #: `_BOUNCED_SMALL`: min ratio of times of small messages to usual times that suggests the same.
 _BOUNCED, _BOUNCED_SMALL = 0.85, 1.3
@@ -56,8 +59,8 @@ OF_NETWORK = ("sockets", "gdr-off", "nic-unused")
 _SOCKETS_GB_PER_S, _SOCKETS_SHARE = 12.5, 0.5
 #: Causes in NCCL's own choices and launches, which other libraries do not have.
 _OF_NCCL = ("nvls-off", "algorithm", "protocol", "protocol-switch", "one-process", "unaligned")
-#: Causes of a low rate that also delay small messages, as all messages go through host memory.
-DETOURS = ("sockets", "gdr-off", "p2p-disabled")
+#: Causes of a low rate that also delay small messages, as all messages go through host memory or NICs.
+DETOURS = ("sockets", "gdr-off", "p2p-disabled", "mnnvl-off")
 #: Causes recognised by rates that differ among large messages. A slow rail is none of these: it slows all
 #: large messages by the same share.
 _BY_SIZE = ("falls", "collapse", "unaligned")
@@ -242,8 +245,18 @@ def _no_p2p(facts: Facts) -> _Found:
     # GPUs whose NVLinks are down may use PCIe directly. If small messages are slow, too, the path is a detour
     # through host memory.
     is_late = facts.small_ratio is not None and facts.small_ratio >= _BOUNCED_SMALL
-    grade: Grade = "likely" if is_late or facts.joint != "NVLink" else "possible"
+    is_sure = facts.hosts == 1 and (is_late or facts.joint != "NVLink")
+    grade: Grade = "likely" if is_sure else "possible"
     return grade, 0.0, f"{facts.share:.0%} of what {facts.joint} carries, a rate of PCIe or host memory"
+
+
+def _mnnvl_off(facts: Facts) -> _Found:
+    if facts.hosts == 1 or not facts.is_slow or facts.share is None:
+        return None
+    if facts.share > _BY_NICS and "mnnvl-off" not in facts.stated:
+        return None
+    told = f"{facts.share:.0%} of what {facts.joint} carries between {facts.hosts} hosts"
+    return "possible", 0.0, f"{told}, a rate of their NICs"
 
 
 def _nvlinks_down(facts: Facts) -> _Found:
@@ -474,6 +487,8 @@ RULES = (
          f"measure sizes that are multiples of {PACK_BYTES} bytes for each rank, or update nccl-tests"),
     Rule("p2p-disabled", "GPUs do not talk directly (P2P disabled)", "rate", _no_p2p,
          "unset NCCL_P2P_DISABLE; give containers --ipc=host; look for P2P in NCCL_DEBUG=INFO"),
+    Rule("mnnvl-off", "NVLink does not join the hosts of a rack (MNNVL)", "rate", _mnnvl_off,
+         "unset NCCL_MNNVL_ENABLE; look for MNNVL 1 in NCCL_DEBUG=INFO; check the IMEX service"),
     Rule("nvlinks-down", "NVLinks are down or missing", "rate", _nvlinks_down,
          "look at `nvidia-smi nvlink --status` and at NV cells in `nvidia-smi topo -m`; check the bridges"),
     Rule("xgmi-down", "xGMI links are down or slow", "rate", _xgmi_down,

@@ -26,6 +26,8 @@ _NO_GDR = re.compile(r"CCL INFO .*(use ring PXN \d GDR 0\b|GPU Direct RDMA Disab
 #: `_NO_NVLS`: line of a GPU without NVLS. `_NVLS`: lines of a communicator with NVLS.
 _NO_NVLS = re.compile(r"NVLS multicast support is not available")
 _NVLS = re.compile(r"CCL INFO (NVLS comm 0x|Connected NVLS tree)")
+#: Line of a communicator whose hosts NVLinks do not join, though it has several.
+_NO_MNNVL = re.compile(r"CCL INFO comm \S+ rank .* nNodes (?!1\b)\d+ .*\bMNNVL 0\b")
 _SETTING = re.compile(r"CCL INFO (NCCL_\w+) set by environment to (\^?\w[\w,]*)")
 #: `_COMMAND`: line of a command that sets variables. `_SET`: a variable in it, with its value.
 _COMMAND = re.compile(r"^(?:.*(?:-x|export|env) +NCCL_\w+=.*|.*\bNCCL_\w+=.*_perf\b.*)$", re.MULTILINE)
@@ -41,6 +43,7 @@ _SETTINGS = {
     "NCCL_P2P_DISABLE": (re.compile("1"), "p2p-disabled"),
     "NCCL_P2P_LEVEL": (re.compile("(?i)0|loc"), "p2p-disabled"),
     "NCCL_NET_GDR_LEVEL": (re.compile("(?i)0|loc"), "gdr-off"),
+    "NCCL_MNNVL_ENABLE": (re.compile("0"), "mnnvl-off"),
     "NCCL_NVLS_ENABLE": (re.compile("0"), "nvls-off"),
     "NCCL_ALGO": (re.compile(r"(?i)(ring|tree|,)+|\^(.*,)?nvls(,.*)?"), "nvls-off"),
     "NCCL_PROTO": (re.compile(r"(?i)(ll128|ll|,)+|\^(.*,)?simple(,.*)?"), "protocol"),
@@ -117,6 +120,8 @@ def _causes(text: str, network: str, between: list[str], inside: set[str]) -> It
         yield "p2p-disabled", "the log lists all channels inside nodes as via SHM"
     if _NO_NVLS.search(text):
         yield "nvls-off", "the log says that NVLS multicast is not available"
+    if _NO_MNNVL.search(text):
+        yield "mnnvl-off", "the log says MNNVL 0"
     for name, value in _settings(text):
         values, cause = _SETTINGS.get(name, (None, ""))
         if values and values.fullmatch(value):

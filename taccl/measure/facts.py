@@ -42,6 +42,7 @@ class Facts:
     - `may_be_bridged`: True if NVLink bridges, which the log does not show, may join the boards in pairs.
     - `path_gb_per_s`, `busbw_gb_per_s`: Rate of one path of PCIe between bridged GPUs, and measured bus
       bandwidth of large messages; 0 without bridges.
+    - `hosts`: Hosts of a node: several for a rack whose GPUs NVLinks join.
     - `joint`: Links of a node: ``"NVSwitch"``, ``"NVLink"``, ``"xGMI"``, ``"PCIe"``, or ``"bridges"``
       if NVLinks join some GPUs, and PCIe the others.
     - `shares`: {protocol, or ``"no nvls"``: expected bandwidth under it, divided by that of the best choice}.
@@ -103,6 +104,7 @@ class Facts:
     may_be_bridged: bool = False
     path_gb_per_s: float = 0.0
     busbw_gb_per_s: float = 0.0
+    hosts: int = 1
 
     @property
     def library(self) -> str:

@@ -281,6 +281,27 @@ def test_the_rate_of_a_protocol_may_be_that_of_fewer_links(joint, grade):
     assert (len(found) == 1) == (grade == "likely")
 
 
+@pytest.mark.parametrize(("stated", "grade"), [({}, "possible"), ({"mnnvl-off": "MNNVL 0"}, "likely")])
+def test_hosts_of_a_rack_may_lack_nvlink_between_them(stated, grade):
+    """A rack of 18 hosts at 11 % may lack NVLink between hosts, not only between the GPUs of one."""
+    far, near = (
+        Facts("allreduce", 1, share, 1.0, joint="NVSwitch", hosts=18, stated=stated) for share in (0.11, 0.95)
+    )
+    grades = {each.name: each.grade for each in causes_of(far)}
+    assert grades == {"p2p-disabled": "possible", "mnnvl-off": grade}
+    assert not causes_of(near)
+
+
+@pytest.mark.slow
+def test_a_rack_at_the_rate_of_its_nics_is_not_joined_by_nvlink(log):
+    """The line of a communicator on 18 hosts of GB200 shows why they have the rate of their NICs."""
+    gpus = "".join(GPU.format(i, i % 4, "NVIDIA GB200").replace("host0", f"host{i // 4}") for i in range(72))
+    line = "host0:1:2 [0] NCCL INFO comm 0x5 rank 0 nRanks 72 nNodes 18 localRanks 4 localRank 0 MNNVL 0\n"
+    row = "17179869184 4294967296 float sum -1 352000 48.81 96.26 0\n"
+    found = judged(log("# all_reduce_perf\n" + gpus + line + row))
+    assert "likely NVLink does not join the hosts" in found.verdict
+
+
 def _slowed(text, factor, *, from_bytes, busbw=1.75):
     """Log of a collective whose times from `from_bytes` on are longer by a factor.
 

@@ -20,6 +20,8 @@ def facts_of(*lines):
         ("Channel 00 : 0[0] -> 1[1] via SHM/direct/direct", "p2p-disabled"),
         ("NVLS multicast support is not available on dev 0 (NVLS_NCHANNELS 0)", "nvls-off"),
         ("NCCL_NVLS_ENABLE set by environment to 0.", "nvls-off"),
+        ("NCCL_MNNVL_ENABLE set by environment to 0.", "mnnvl-off"),
+        ("comm 0x55 rank 0 nRanks 72 nNodes 18 localRanks 4 localRank 0 MNNVL 0", "mnnvl-off"),
         ("NCCL_ALGO set by environment to Ring", "nvls-off"),
         ("NCCL_P2P_DISABLE set by environment to 1.", "p2p-disabled"),
         ("NCCL_P2P_LEVEL set by environment to LOC", "p2p-disabled"),
