@@ -158,15 +158,23 @@ def _diagnosis(
             notes.append(
                 f"the {full} in the same log reaches the rate of all NICs, so they are not the cause"
             )
-        if each.algorithms:
-            listed = " or ".join(sorted(each.algorithms))
-            notes.append(f"NCCL_ALGO limits the library to {listed}, for which usual times are predicted")
+        if log.debug.algorithms:
+            notes.append(_algorithm_note(each, log.debug.algorithms))
         found.append(_judged(each, facts, deadline, notes, machine))
     notes = [f"{log.path}: left out: {row}" for log in read for row in log.left_out]
     if expectations:
         judged = [each.series for each in expectations]
         notes += mismatches(read, judged, machine_of(expectations[0].topology), ())
     return Diagnosis(tuple(found), tuple(links), tuple(notes))
+
+
+def _algorithm_note(expected: Expectation, stated: Collection[str]) -> str:
+    """Note on the usual times of a log in which NCCL_ALGO states some algorithms."""
+    listed = " or ".join(sorted(expected.algorithms or stated))
+    if expected.algorithms:
+        return f"NCCL_ALGO limits the library: usual times are those of {listed}"
+    usual = "usual times are those of the library's own choice"
+    return f"no times are predicted for the log's NCCL_ALGO ({listed}), so {usual}"
 
 
 def _series(logs: Iterable[Log]) -> Iterator[Series]:

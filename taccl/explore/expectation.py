@@ -72,10 +72,10 @@ class Expectation:
         """Expect a series on a topology.
 
         - `named_network`: Network that the log names, which counts if the topology follows from GPUs alone.
-        - `algorithms`: Algorithms to which the log's NCCL_ALGO limits the library; empty for all. They
-          determine `predicted_us`, but not the best choice.
+        - `algorithms`: Algorithms to which the log's NCCL_ALGO limits the library; empty for all. Those that
+          the model has determine `predicted_us`, but not the best choice.
         """
-        self.series, self.topology, self.algorithms = series, topology, frozenset(algorithms)
+        self.series, self.topology = series, topology
         most = next((most for ranks, most in _SIZES if topology.num_ranks <= ranks), _FEW_SIZES)
         count = len(series.size_bytes)
         #: Indices of the sizes that are predicted: the largest three, and others evenly spaced.
@@ -88,11 +88,22 @@ class Expectation:
             if topology.profile in built_in
             else None
         )
+        #: Algorithms to which `predicted_us` is limited; empty if it is for the library's own choice.
+        self.algorithms = frozenset(algorithms) & self._modelled
         network = import_network(topology) if self._costs is None else self._costs.network
         #: Network between nodes that expected times assume; empty if unknown.
         self.network = "" if network is None else NETWORK_TITLES.get(network.name, network.name)
         #: Fraction of a NIC's rate that large messages reach.
         self._reached = 1.0 if network is None else network.efficiency
+
+    @property
+    def _modelled(self) -> frozenset[str]:
+        """Algorithms among which the library's model chooses; empty if the machine's costs are unknown."""
+        if self._costs is None:
+            return frozenset()
+        on, at = self.topology, np.array([float(self.series.size_bytes[-1])])
+        able = candidates(self._costs, self.series.collective, on.num_ranks, on.num_nodes, at)
+        return frozenset(each.algorithm for each in able)
 
     @property
     def knows_latencies(self) -> bool:

@@ -1,6 +1,7 @@
 """Diagnoses name the fault of a machine and no other, and state what the figures cannot decide."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -904,7 +905,18 @@ def test_forced_algorithms_have_their_own_usual_times(log):
     free, forced = (judged(log(head + "# all_reduce_perf\n" + gpus + rows)) for head in ("", command))
     assert "65 us where 29 are usual; small messages: cause unclear" in free.verdict
     assert forced.verdict.endswith("65 us where 67 are usual; as expected")
-    assert any(note.startswith("NCCL_ALGO limits the library to nvls") for note in forced.notes)
+    assert "NCCL_ALGO limits the library: usual times are those of nvls" in forced.notes
+
+
+def test_forced_algorithms_without_a_prediction_are_noted(log):
+    """PAT has no prediction for an allreduce, and a profile of the user has none for any algorithm alone."""
+    head = "host0:1:2 [0] NCCL INFO NCCL_ALGO set by environment to PAT\n"
+    own = "usual times are those of the library's own choice"
+    notes = judged(log(head + node_log(NVLS))).notes
+    assert f"no times are predicted for the log's NCCL_ALGO (pat), so {own}" in notes
+    series, on = Series("allreduce", 8, 1, (2**30,), (5000.0,), "log"), taccl.topologies.dgx_h100()
+    assert Expectation(series, on, algorithms=("tree", "pat")).algorithms == {"tree"}
+    assert not Expectation(series, replace(on, profile="mine"), algorithms=("tree",)).algorithms
 
 
 @pytest.mark.parametrize(
