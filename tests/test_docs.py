@@ -138,10 +138,10 @@ def test_reasons_why_a_search_ended_are_listed(page):
 
 
 def test_the_changelog_states_each_subject_once():
-    """No section of the changelog has two entries with one label, and blank lines are around each heading."""
+    """No section of the changelog has two lines with one label or beginning; blank lines are around headings."""
     text = (DOCS.parent / "CHANGELOG.md").read_text(encoding="utf-8")
     sections = re.split(r"^### ", text, flags=re.MULTILINE)[1:]
-    entries = [re.findall(r"^- (\*\*.+?\*\*|.{40})", section, re.MULTILINE) for section in sections]
+    entries = [re.findall(r"^ *(?:- )?(\*\*.+?\*\*|.{40})", section, re.MULTILINE) for section in sections]
     assert sum(len(each) for each in entries) > 50
     assert [each for section in entries for each in set(section) if section.count(each) > 1] == []
     assert not re.findall(r"(?<!\n)\n#|^#.*\n(?!\n)", text, re.MULTILINE)
