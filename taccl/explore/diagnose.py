@@ -260,6 +260,13 @@ def _full_network(expected: Expectation, beside: Iterable[Expectation]) -> str:
     return ""
 
 
+def _own_choice(expected: Expectation) -> str:
+    """Algorithm that the library's own model chooses, if it is not the best one but has the measured rate."""
+    own, time_us = expected.choices[-1][0], expected.series.times_us[-1]
+    is_alike = HEALTHY <= own.time_us / time_us <= 1 / HEALTHY
+    return own.algorithm if own != expected.best and is_alike else ""
+
+
 def _small(expected: Expectation) -> tuple[float | None, float | None]:
     """Median measured and expected time of small messages in us; (None, None) if either is unknown."""
     series = expected.series
@@ -329,7 +336,8 @@ def _facts(
         other_nics=other_nics,
         path_gb_per_s=_path_gb_per_s(on) if joint == "bridges" else 0.0,
         busbw_gb_per_s=_busbw(series, series.times_us[-1]),
-        hosts=hosts, may_be_bridged=not named and on.num_nodes == 1 and may_be_bridged(on.machine, log.gpus),
+        hosts=hosts, own_choice=_own_choice(expected),
+        may_be_bridged=not named and on.num_nodes == 1 and may_be_bridged(on.machine, log.gpus),
     )  # fmt: skip
 
 
@@ -489,6 +497,9 @@ def conclusion(facts: Facts, causes: Sequence[Cause], bound_share: float | None)
                 usual += f"{facts.nics_per_node} are assumed"
             other = "" if is_listed else f"; with {facts.nics_per_node}, {_named(rate)}"
             said[0] = f"{usual}: name the machine (--topology){other}"
+        elif facts.share >= WITHIN_ERROR and facts.own_choice:
+            own = f"{facts.library}'s own choice, {facts.own_choice}, has this rate"
+            said[0] = f"; within the error of the model ({1 - WITHIN_ERROR:.0%}): {own}, or{said[0][1:]}"
         elif facts.untested and facts.share >= UNTESTED:
             said[0] = f"; large messages: not judged, as predictions may be {1 / UNTESTED:g} times too fast"
             said[0] += f" (algorithm {facts.alike} has this rate)" if facts.alike else ""

@@ -282,6 +282,16 @@ def test_the_rate_of_a_protocol_may_be_that_of_fewer_links(joint, grade):
     assert (len(found) == 1) == (grade == "likely")
 
 
+def test_the_rate_of_the_own_choice_is_in_the_verdict(log):
+    """361 GB/s on 8 nodes of H100 are the rate of rings, which NCCL chooses where NVLS is hardly faster."""
+    gpus = "".join(
+        GPU.format(i, i % 8, "NVIDIA H100 80GB HBM3").replace("host0", f"host{i // 8}") for i in range(64)
+    )
+    row = "8589934592 2147483648 float sum -1 46850 183.35 360.97 0\n"
+    verdict = judged(log("# all_reduce_perf\n" + gpus + row)).verdict
+    assert "within the error of the model (15%): NCCL's own choice, ring, has this rate, or large" in verdict
+
+
 @pytest.mark.parametrize(("stated", "grade"), [({}, "possible"), ({"mnnvl-off": "MNNVL 0"}, "likely")])
 def test_hosts_of_a_rack_may_lack_nvlink_between_them(stated, grade):
     """A rack of 18 hosts at 11 % may lack NVLink between hosts, not only between the GPUs of one."""
