@@ -42,7 +42,7 @@ class Facts:
     - `may_be_bridged`: True if NVLink bridges, which the log does not show, may join the boards in pairs.
     - `path_gb_per_s`, `busbw_gb_per_s`: Rate of one path of PCIe between bridged GPUs, and measured bus
       bandwidth of large messages; 0 without bridges.
-    - `own_choice`: Algorithm that the library's own model chooses, if it is not the predicted best one but has
+    - `own_choice`: Algorithm that the library's own model chooses, if it is not the predicted best but has
       the rate of large messages; else empty.
     - `hosts`: Hosts of a node: several for a rack whose GPUs NVLinks join.
     - `joint`: Links of a node: ``"NVSwitch"``, ``"NVLink"``, ``"xGMI"``, ``"PCIe"``, or ``"bridges"``
