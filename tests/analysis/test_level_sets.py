@@ -1,6 +1,7 @@
 """Cuts along level sets of functions on ranks: bisections by hand, and witnesses."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def found(problem, *, divisible=False):
     volume = Volume(as_spreading(problem), divisible=divisible)
     best = level_cut(volume, budget_s=math.inf)
     ticks, witness = best
-    bound = (ticks if divisible else math.ceil(ticks)) / problem.costs.ticks_per_us
+    bound = Fraction(ticks if divisible else math.ceil(ticks)) / problem.costs.ticks_per_us
     certificate = Certificate(problem, bound, "throughput", "levels", witness, divisible, False)
     assert certificate.check()
     return bound

@@ -130,7 +130,7 @@ def test_a_time_limit_still_gives_an_answer():
     ("options", "complaint"),
     [
         ({"size": "many"}, "size: found 'many'"),
-        ({"collective": "scan"}, "collective: found scan; ring does"),
+        ({"collective": "scan"}, "collective: found 'scan'; ring is for"),
     ],
 )
 def test_bad_input_is_an_error_of_one_sentence(options, complaint):
