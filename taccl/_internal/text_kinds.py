@@ -136,7 +136,8 @@ TEXTS = (
     Text(
         "host file",
         r"^[\w.-]+[ \t]+(max[_-])?slots\s*=\s*\d+|\A([\w.-]+:\d+[ \t]*(\n|\Z))+\Z"
-        r"|\A(?=.*\n[^\n])([A-Za-z][\w.-]*\d[\w.-]*[ \t]*(\n|\Z))+\Z",
+        # Names with a digit, one per line. Only their first digits fit `\d`: backtracking takes linear time.
+        r"|\A(?=.*\n[^\n])([A-Za-z](?:[^\W\d]|[.-])*\d[\w.-]*[ \t]*(\n|\Z))+\Z",
         "`taccl reorder FILE --hosts {file}` reads it, beside the FILE of a probe",
     ),
     Text("log of a training run", r"\biteration +\d+/ *\d+ \|", unsupported(TIMES)),
