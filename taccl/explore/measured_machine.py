@@ -178,10 +178,14 @@ def topology_of(
     return part, notes
 
 
+def _has_racks(topology: Topology) -> bool:
+    """True if nodes are racks, which have more ranks than one host."""
+    return len(topology.ranks_of_node[0]) > COUNTABLE
+
+
 def _many_nodes(topology: Topology) -> str:
     """Number of nodes above which no published log confirms predictions; empty up to that number."""
-    of_racks = len(topology.ranks_of_node[0]) > COUNTABLE
-    tested, what = (_TESTED_RACKS, "racks") if of_racks else (_TESTED_NODES, "nodes")
+    tested, what = (_TESTED_RACKS, "racks") if _has_racks(topology) else (_TESTED_NODES, "nodes")
     return f"more than {tested} {what}" if topology.num_nodes > tested else ""
 
 
@@ -197,12 +201,9 @@ def untested_kind(topology: Topology, version: Sequence[int]) -> str:
 
 def untested_small(topology: Topology, version: Sequence[int]) -> str:
     """Kind of machine or library whose small messages no published log confirms; empty for other kinds."""
-    of_racks = len(topology.ranks_of_node[0]) > COUNTABLE
-    return (
-        "small messages between racks"
-        if of_racks and topology.num_nodes > 1
-        else untested_kind(topology, version)
-    )
+    if _has_racks(topology) and topology.num_nodes > 1:
+        return "small messages between racks"
+    return untested_kind(topology, version)
 
 
 def _network_notes(machine: str, named: str, *, is_chosen: bool) -> list[str]:
