@@ -72,6 +72,15 @@ def check_writable(path: str | os.PathLike[str], *, overwrite: bool = False) -> 
         pass
 
 
+def check_page(path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Raise `InputError` if a page in HTML cannot be written, or its name has another ending."""
+    ending = os.path.splitext(path)[1].lower()
+    if ending not in ("", ".html", ".htm"):
+        remedy = "the output is a page in HTML, so give a name that ends in .html"
+        raise InputError(f"found the ending {ending!r}; {remedy}", where=os.fspath(path))
+    check_writable(path, overwrite=overwrite)
+
+
 def _target(path: str | os.PathLike[str], overwrite: bool) -> Path:
     """Path of the file to write, with symbolic links resolved; raises an error if it may not be written."""
     where = os.fspath(path)

@@ -30,8 +30,8 @@ from taccl.analysis.certificates.scopes import (
 )
 from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify
-from taccl.errors import InputError, TacclError
-from taccl.formats.files import check_writable, write_whole
+from taccl.errors import TacclError
+from taccl.formats.files import check_page, write_whole
 from taccl.plot.comparison import draw_trace, trace_in
 from taccl.plot.gantt import COPIES, REDUCTIONS, draw_bars, rows_height
 from taccl.plot.page import folded, html_page, picture, with_commands
@@ -120,11 +120,7 @@ def report(
     """
     limit = Deadline.after(budget_s)
     if path is not None:
-        ending = os.path.splitext(path)[1].lower()
-        if ending not in ("", ".html", ".htm"):
-            remedy = "a report is a page in HTML, so give a name that ends in .html"
-            raise InputError(f"found the ending {ending!r}; {remedy}", where=os.fspath(path))
-        check_writable(path, overwrite=overwrite)
+        check_page(path, overwrite=overwrite)
     if isinstance(found, Result):
         schedule, details, trace = found.schedule, found.to_dict(), found.trace
         bound, is_open = found.bound_in_chunks, found.bound_of_chosen is not None

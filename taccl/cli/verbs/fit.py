@@ -10,6 +10,7 @@ from taccl._internal.units import format_count
 from taccl.cli.options import add_options, add_output, add_subset, option, seconds_from_zero
 from taccl.cli.output import Answer, check_output, notes_shown, picked, with_content
 from taccl.cli.things import is_file, topology_from_word
+from taccl.formats.files import check_page
 
 
 def add(verb: argparse.ArgumentParser) -> None:
@@ -102,7 +103,8 @@ def add_diagnose(verb: argparse.ArgumentParser) -> None:
 
 def run_diagnose(options: argparse.Namespace) -> Answer:
     """Judge measured bandwidths: resources that limit them, likely causes, and better schedules."""
-    check_output(options)
+    if options.output is not None:
+        check_page(options.output, overwrite=options.overwrite)
     with notes_shown() as note:
         note("reading, predicting and comparing")
         found = taccl.diagnose(
