@@ -106,17 +106,20 @@ def test_what_a_rank_does_not_have_is_refused(index, named, kind):
 
 
 def test_overlapping_sums_do_not_add_up():
-    """Sums of ranks 0 and 1, and of 1 and 2, do not form the sum of all three."""
+    """Sums of ranks 0 and 1, and of 1 and 2, form the sum of all three neither as a result nor in a send."""
     topology = taccl.topologies.fully_connected(4)
     collective = Collective("sum", 4, (Chunk((0, 1, 2), (3,), 3),), combining=True)
     problem = make_problem(topology, collective, chunk_bytes=1)
     link = {(each.src, each.dst): e for e, each in enumerate(topology.links)}
-    sends = [((0, 1), {0}), ((1, 2), {1}), ((1, 3), {0, 1}), ((2, 3), {1, 2})]
+    sends = [((0, 1), {0}), ((1, 2), {1}), ((1, 3), {0, 1}), ((2, 3), {1, 2}), ((3, 0), {1, 2})]
     schedule = exact_times(
-        problem, chunk=[0] * 4, link=[link[pair] for pair, _ in sends], sequence=range(4),
+        problem, chunk=[0] * 5, link=[link[pair] for pair, _ in sends], sequence=range(5),
         contributions=[named for _, named in sends],
     )  # fmt: skip
     assert [each.kind for each in taccl.verify(schedule).violations] == ["double-count"]
+    assert schedule.link[-1] == link[3, 0]
+    onward = mutated(schedule, contributions=[*schedule.contributions[:-1], (0, 1, 2)])
+    assert [each.kind for each in taccl.verify(onward).violations] == ["double-count"] * 2
 
 
 def test_links_that_add_carry_the_union():
@@ -129,6 +132,73 @@ def test_links_that_add_carry_the_union():
         problem, chunk=[0], link=[0], start=[0], end=[problem.costs.ticks_per_us], contributions=[{0, 1}]
     )
     assert taccl.verify(whole).ok
+
+
+def is_union(wanted, sums):
+    """True if a set is a disjoint union of some of the given sets, by trying all of them."""
+    return not wanted or any(
+        is_union(wanted - each, sums) for each in sums if min(wanted) in each and each <= wanted
+    )
+
+
+def sums_are_made(schedule):
+    """True if each sum can be made at its sender when it starts, and the whole sum at its destinations."""
+    links, chunks = schedule.problem.topology.links, schedule.problem.collective.chunks
+    sends = [(*send, set(ranks)) for send, ranks in zip(schedule, schedule.contributions, strict=True)]
+
+    def known(rank, chunk, by):
+        own = [{rank}] if rank in chunks[chunk].origins else []
+        return own + [
+            sent for c, link, _, end, *_, sent in sends
+            if c == chunk and rank in links[link].dsts and end <= by
+        ]  # fmt: skip
+
+    everyone = [set(chunk.origins) for chunk in chunks]
+    ends = [(rank, c) for c, chunk in enumerate(chunks) for rank in chunk.destinations]
+    return all(
+        sent and sent <= everyone[c] and reduced == (sent != everyone[c])
+        and is_union(sent, known(links[link].src, c, start))
+        for c, link, start, _, _, reduced, *_, sent in sends
+    ) and all(is_union(everyone[c], known(rank, c, np.inf)) for rank, c in ends)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "topology", [taccl.topologies.star(4), taccl.topologies.torus(2, 3)], ids=["star", "torus"]
+)
+@pytest.mark.parametrize("name", ["multiplying", "one-shot"])
+def test_mutants_of_named_sums_are_judged_as_by_a_replay_of_sets(name, topology):
+    """Dropped, repeated, shifted, swapped and renamed sums are faults exactly if a replay of sets says so."""
+    problem, num_ranks = make_problem(topology, "allreduce", size_bytes=1 << 16), topology.num_ranks
+    schedule = taccl.baselines.baseline(name, problem, cut=False)
+    assert schedule.carries is not None and sums_are_made(schedule)
+    columns = ("chunk", "link", "start", "end", "reduce", "contributions")
+    rows = list(zip(*(getattr(schedule, column) for column in columns), strict=True))
+    kinds, verdicts = {"presence", "reduce", "postcondition", "double-count"}, set()
+    for seed in cases(f"mutants of {name} with named sums", few=60, many=2000):
+        rng, changed = random.Random(seed), [list(row) for row in rows]
+        for change in rng.choices(range(6), k=rng.choice((1, 1, 2))):
+            row, other = rng.choice(changed), rng.choice(changed)
+            if change == 0:
+                changed.remove(row)
+            elif change == 1:
+                changed.append([*row])
+            elif change == 2:
+                by = rng.choice((-1, 1, -row[2], 10**9))
+                row[2:4] = row[2] + by, row[3] + by
+            elif change == 3:
+                row[4] = not row[4]
+            elif change == 4:
+                row[5], other[5] = other[5], row[5]
+            else:
+                row[5] = tuple({*row[5]} ^ {rng.randrange(num_ranks)})
+                row[4] = len(row[5]) < num_ranks
+        mutant = make_schedule(problem, **dict(zip(columns, zip(*changed, strict=True), strict=True)))
+        found = taccl.verify(mutant)
+        if all(each.kind != "interval" for each in found.violations):
+            is_sound = not kinds & {each.kind for each in found.violations}
+            assert is_sound == sums_are_made(mutant), f"seed {seed}: {found}"
+            verdicts.add(is_sound)
+    assert verdicts == {True, False}
 
 
 def test_contributions_need_a_sum():
