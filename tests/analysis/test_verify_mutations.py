@@ -55,6 +55,17 @@ FAULTS = {
         ("negative chunk", valid.relay, (), (Row(-1, 0, 6, 12),), ((0, -1, 0),)),
         ("unknown link", valid.relay, (), (Row(0, 2, 6, 12),), ((None, 0, 2),)),
         ("negative link", valid.relay, (), (Row(0, -1, 6, 12),), ((None, 0, -1),)),
+        (
+            "unknown chunk in a merged send, whose other chunks are then not timed",
+            valid.merged,
+            ((0, 1), (1, 1), (3, 1), (0, 2)),
+            (
+                *(Row(chunk, 1, 2, 37, 7) for chunk in (0, 1, 4)),
+                Row(0, 2, 37, 39),
+                Row(3, 1, 37, 52),
+            ),
+            ((0, 4, 1),),
+        ),
     ],
     "interval": [
         ("no time at all", valid.relay, (), (Row(0, 0, 6, 6),), ((0, 0, 0),)),
@@ -101,6 +112,13 @@ FAULTS = {
             ((0, 1), (1, 1)),
             (Row(0, 1, 2, 27, 7), Row(0, 1, 2, 27, 7), Row(1, 1, 2, 27, 7)),
             ((0, 0, 1),),
+        ),
+        (
+            "a send of the same chunk twice",
+            valid.merged,
+            ((3, 1),),
+            (Row(3, 1, 27, 52, 7), Row(3, 1, 27, 52, 7)),
+            ((0, 3, 1),),
         ),
         (
             "merging where the link does not",
