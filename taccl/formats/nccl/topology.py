@@ -70,7 +70,8 @@ def load_nccl_topology(
     - `gpus`, `nics`: Bus ids of the devices to use as GPUs and as NICs, if the file lacks the class of its
       devices, or lists too many. A NIC may also be given by the name of its ``<net>``.
     - `nvlinks` (int or mapping of (int, int) to int, optional): Number of NVLinks of every
-      rank into one NVSwitch. For direct NVLinks: {pair of local ranks: number of NVLinks between them}.
+      GPU into one NVSwitch. For direct NVLinks: {pair of GPUs: number of NVLinks between them}. GPUs are
+      numbered in the order of ranks; if ranks share GPUs, these are fewer than the local ranks.
     - `nvlink_gb_per_s`: Rate of one NVLink or xGMI link; by default NCCL's for the GPU's compute capability,
       or RCCL's for its architecture.
     - `pcie`: Use of PCIe between ranks without a common NVLink: only if NVLink does not connect all GPUs of a
@@ -233,7 +234,7 @@ def _given_nvlinks(nvlinks: int | Mapping[tuple[int, int], int], num_gpus: int) 
         low, high = sorted(pair)
         if not 0 <= low < high < num_gpus:
             raise TopologyError(
-                f"found {quoted(pair)}; expected two different local ranks of 0-{num_gpus - 1}",
+                f"found {quoted(pair)}; expected two different GPUs of 0-{num_gpus - 1}",
                 where="nvlinks",
             )
         if pairs.setdefault((low, high), check_count(count, where=f"nvlinks: {pair}")) != count:

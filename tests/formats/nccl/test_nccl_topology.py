@@ -629,6 +629,16 @@ def test_ranks_of_one_gpu_share_its_links(tmp_path, parts, gb_per_s):
     assert schedule.finish_us == pytest.approx(16e6 / (18 * 40.1e3))
 
 
+def test_given_nvlinks_join_gpus_that_ranks_share(tmp_path):
+    """Pairs in `nvlinks` are pairs of GPUs; two GPUs of two ranks each have no GPU 2."""
+    path = write_dump(tmp_path, _device("10", (0, 1), "", (0, 1)), _device("11", (2, 3), "", (0, 1)))
+    topology = load_nccl_topology(path, nvlinks={(0, 1): 2}, nvlink_gb_per_s=20)
+    rates = {(link.src, link.dst): float(1000 / link.beta_us_per_mb) for link in topology.links}
+    assert rates[0, 2] == rates[1, 2] == rates[3, 0] == pytest.approx(40)
+    with pytest.raises(TopologyError, match=r"found \(0, 2\); expected two different GPUs of 0-1"):
+        load_nccl_topology(path, nvlinks={(0, 2): 2}, nvlink_gb_per_s=20)
+
+
 def test_partitions_share_xgmi_links_and_nics(tmp_path):
     """Partitions of two GPUs share the xGMI link between them, and the NIC: 4 ranks send 48 and 12.5 GB/s."""
     links = '<xgmi target="0000:{}:00.0" count="1" tclass="0x038000"/>'
