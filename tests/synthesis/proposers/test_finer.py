@@ -81,8 +81,7 @@ def test_merged_messages_compete_where_chunks_are_open():
 
 @pytest.mark.slow
 def test_separate_messages_follow_the_merged_form_of_the_earliest_estimate(monkeypatch):
-    """With time to estimate four forms of the schedule, three of them merged, 64 MB on 4 nodes of H100 finish as early as the best
-    baseline.
+    """With time for four estimates, three of merged forms, 64 MB on 4 H100 nodes finish with the best baseline.
 
     Without list scheduling of separate messages they would finish at 352.68 us.
     """
