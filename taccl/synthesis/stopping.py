@@ -1,4 +1,4 @@
-"""Why a search ends: the reasons for `Result.stopped`, and the stopping rules, each with its own reason."""
+"""Reasons why a search ends, for `Result.stopped`, and stopping rules, each with its own reason."""
 
 from __future__ import annotations
 
