@@ -57,7 +57,7 @@ IMPROVEMENT, TREES = "ruin and recreate", "trees"
 _EVERY = (("allgather", "reduce-scatter", "alltoall"), (IMPROVEMENT, TREES))
 #: Notes of a search that ran without kernels, as they are not compiled, or were not loaded in time.
 COLD = (
-    "the compiled search was left out, as compiling it takes about 25 s of CPU, once; run `taccl warmup`, or "
+    "the compiled search was left out, as compiling it takes about 20 s of CPU, once; run `taccl warmup`, or "
     "give a longer time limit (--time-limit 60) once"
 )
 UNLOADED = (
