@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from taccl.analysis.certificates.certificate import Claim, Witness
 from taccl.analysis.certificates.evaluation.facts import Facts
+from taccl.analysis.certificates.finding.horizons import HorizonSearch
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.hub_time import (
     NEVER,
@@ -245,52 +246,23 @@ def _gathered(
     return found
 
 
-class _Search:
+class _Search(HorizonSearch["ExchangeTime"]):
     """Search for the longest horizon that prices prove, over a family of prices of ports."""
+
+    families = _HEIGHTS, _FALLS
 
     def __init__(self, facts: Facts, nodes: _Nodes) -> None:
         self.facts, self.nodes = facts, nodes
-        #: Longest horizon: within it no data passes between nodes twice.
-        self.longest = 2 * (nodes.nic.alpha + nodes.nic.idle)
+        # Within the longest horizon no data passes between nodes twice.
+        longest = 2 * (nodes.nic.alpha + nodes.nic.idle)
         # Three hops take this long, and so do the bytes through a NIC.
         sends = nodes.number * (nodes.number - 1) * nodes.units * nodes.nic.beta
         hops = nodes.nic.alpha + nodes.nic.idle + 2 * (nodes.port.alpha + nodes.port.idle)
-        self.start = max(float(hops), nodes.nic.idle + sends / nodes.nics)
-        self.shape = 2, 2  # indices into `_HEIGHTS` and `_FALLS`
-        self.best: ExchangeTime | None = None
+        super().__init__(max(float(hops), nodes.nic.idle + sends / nodes.nics), longest, (2, 2))
 
-    def lengthened(self, cells: int, steps: tuple[float, ...]) -> Iterator[float]:
-        """Lengthen the horizon by each step as often as prices prove it; yield the horizons."""
-        best = self.start if self.best is None else float(self.best.horizon)
-        if self.best is None:  # find prices that prove anything
-            best *= 1 + steps[-1]
-            if best > self.longest or not self._proves(best, cells):
-                return
-        for step in steps:
-            while best * (1 + step) <= self.longest and self._proves(best * (1 + step), cells):
-                best *= 1 + step
-                yield best
-
-    def _proves(self, horizon: float, cells: int) -> bool:
-        """True if some prices prove that no schedule ends within `horizon` ticks; `best` keeps the witness.
-
-        The last shape of prices that proved a horizon is tried first, then those near it. All are tried as
-        long as none has proved one.
-        """
-        height, fall = self.shape
-        shapes = sorted(
-            product(range(len(_HEIGHTS)), range(len(_FALLS))),
-            key=lambda each: abs(each[0] - height) + abs(each[1] - fall),
-        )
-        for k, m in shapes if self.best is None else shapes[:5]:
-            witness = self._witness(horizon, cells, _HEIGHTS[k], _FALLS[m])
-            if witness is not None and _is_proven(self.facts, witness):
-                self.best, self.shape = witness, (k, m)
-                return True
-        return False
-
-    def _witness(self, horizon: float, cells: int, height: float, fall: float) -> ExchangeTime | None:
+    def witness(self, horizon: float, cells: int, one: float, two: float) -> ExchangeTime | None:
         """Witness with given prices of ports, and low prices of NICs that suffice; None if none prove it."""
+        height, fall = one, two
         nodes, whole = self.nodes, Fraction(round(horizon * _PER_TICK), _PER_TICK)
         grid = _grid(nodes, whole, cells)
         alpha, nic_alpha = (float(port.alpha / grid.cell) for port in (nodes.port, nodes.nic))
@@ -318,7 +290,8 @@ class _Search:
         if total * float(grid.cell) > 2 * nodes.units * nodes.pairs * pair * (1 + 1e-6):
             return None
         nic_factors = highest_factors(nic_alpha, cells, _swing(nics))
-        return ExchangeTime(whole, tuple(ports.tolist()), factors, tuple(nics.tolist()), nic_factors)
+        found = ExchangeTime(whole, tuple(ports.tolist()), factors, tuple(nics.tolist()), nic_factors)
+        return found if _is_proven(self.facts, found) else None
 
 
 def _whole(prices: NDArray[np.float64]) -> NDArray[np.int64]:

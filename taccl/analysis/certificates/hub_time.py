@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from taccl.analysis.certificates.certificate import Claim, Witness
 from taccl.analysis.certificates.evaluation.facts import Facts
+from taccl.analysis.certificates.finding.horizons import HorizonSearch
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.problem.problem import Problem
 
@@ -106,54 +106,25 @@ class Port(NamedTuple):
     idle: int
 
 
-class _Search:
+class _Search(HorizonSearch["HubTime"]):
     """Search for the longest horizon that prices prove, over a family of prices that fall and rise again.
 
     - `units`: Total units of the sums.
     """
 
+    families = _MIDDLES, _FALLS
+
     def __init__(self, facts: Facts, port: Port, num_ranks: int, units: int) -> None:
         self.facts, self.port = facts, port
-        #: Longest horizon: within it no data passes two ranks.
-        self.longest = 3 * (port.alpha + port.idle)
         # Two hops take this long, and so do the bytes through a port.
         busy = port.idle + 2 * (num_ranks - 1) * port.beta * units / num_ranks
-        self.start = max(2.0 * (port.alpha + port.idle), busy)
-        self.shape = 2, 4  # indices into `_MIDDLES` and `_FALLS`
-        self.best: HubTime | None = None
+        # Within the longest horizon no data passes two ranks.
+        hop = port.alpha + port.idle
+        super().__init__(max(2.0 * hop, busy), 3 * hop, (2, 4))
 
-    def lengthened(self, cells: int, steps: tuple[float, ...]) -> Iterator[float]:
-        """Lengthen the horizon by each step as often as prices prove it; yield the horizons."""
-        best = self.start if self.best is None else float(self.best.horizon)
-        if self.best is None:  # find prices that prove anything
-            best *= 1 + steps[-1]
-            if not self._proves(best, cells):
-                return
-        for step in steps:
-            while best * (1 + step) <= self.longest and self._proves(best * (1 + step), cells):
-                best *= 1 + step
-                yield best
-
-    def _proves(self, horizon: float, cells: int) -> bool:
-        """True if some prices prove that no schedule ends within `horizon` ticks; `best` keeps the witness.
-
-        The last shape of prices that proved a horizon is tried first, then those near it. All are tried as
-        long as none has proved one.
-        """
-        middle, fall = self.shape
-        shapes = sorted(
-            product(range(len(_MIDDLES)), range(len(_FALLS))),
-            key=lambda each: abs(each[0] - middle) + abs(each[1] - fall),
-        )
-        for k, m in shapes if self.best is None else shapes[:5]:
-            witness = self._witness(horizon, cells, _MIDDLES[k], _FALLS[m])
-            if witness is not None and _is_proven(self.facts, witness):
-                self.best, self.shape = witness, (k, m)
-                return True
-        return False
-
-    def _witness(self, horizon: float, cells: int, middle: float, fall: float) -> HubTime | None:
-        """Witness with given prices, which may prove the horizon; None if no hold fits."""
+    def witness(self, horizon: float, cells: int, one: float, two: float) -> HubTime | None:
+        """Witness with given prices; None if no hold fits, or if they do not prove the horizon."""
+        middle, fall = one, two
         whole = Fraction(round(horizon))
         alpha = float(self.port.alpha * cells / (whole - self.port.idle))
         if alpha >= cells - 1:
@@ -162,7 +133,8 @@ class _Search:
         prices = np.rint(_PRICE * (middle + (1 - middle) * np.maximum(0, 1 - times / fall)))
         swing = float(np.abs(np.diff(prices)).max() / prices.min())
         factors = highest_factors(alpha, cells, swing)
-        return HubTime(whole, tuple(map(int, prices.tolist())), factors)
+        found = HubTime(whole, tuple(map(int, prices.tolist())), factors)
+        return found if _is_proven(self.facts, found) else None
 
 
 def highest_factors(alpha: float, cells: int, swing: float) -> tuple[int, ...]:
@@ -298,8 +270,8 @@ def costs_of(prices: Sequence[int], factors: Sequence[int], least: int) -> NDArr
 def _no_hub_gains(costs: NDArray[np.int64], shift: int, pair: int, num_ranks: int) -> bool:
     """True if no hub joins pairs worth more than its holds cost.
 
-    Dynamic programming over the holds in the order of time. The state is the number of sends into the hub so
-    far, the number of those out of it, the end of the last hold into it, and that of the last hold out of it.
+    Dynamic programming over the holds in the order of time. The state has two numbers of sends so far, into
+    the hub and out of it. It also has the ends of the last holds, into the hub and out of it.
 
     - `costs`: Costs of holds, from `costs_of`.
     - `shift`: Min cells from the end of a hold into the hub to the start of a hold out of it that follows.

@@ -1,0 +1,67 @@
+"""Search for the longest horizon that prices of a family prove, for bounds by prices over time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from itertools import product
+from typing import Generic, Protocol, TypeVar
+
+
+class _HasHorizon(Protocol):
+    """A witness with the ticks in which no schedule ends."""
+
+    @property
+    def horizon(self) -> Fraction: ...
+
+
+W = TypeVar("W", bound=_HasHorizon)
+
+
+class HorizonSearch(Generic[W]):
+    """Search for the longest horizon, over a family of prices with two shape parameters.
+
+    - `start`, `longest`: Ticks at which the search starts, and above which it proves nothing.
+    - `families`: Values to try of the two shape parameters.
+    - `shape`: Indices into `families` to try first; later those that proved the last horizon.
+    """
+
+    families: tuple[Sequence[float], Sequence[float]]
+
+    def __init__(self, start: float, longest: float, shape: tuple[int, int]) -> None:
+        self.start, self.longest, self.shape = start, longest, shape
+        self.best: W | None = None
+
+    def witness(self, horizon: float, cells: int, one: float, two: float) -> W | None:
+        """Witness with the prices of two shape parameters, if they prove the horizon; else None."""
+        raise NotImplementedError
+
+    def lengthened(self, cells: int, steps: tuple[float, ...]) -> Iterator[float]:
+        """Lengthen the horizon by each step as often as prices prove it; yield the horizons."""
+        best = self.start if self.best is None else float(self.best.horizon)
+        if self.best is None:  # find prices that prove anything
+            best *= 1 + steps[-1]
+            if best > self.longest or not self._proves(best, cells):
+                return
+        for step in steps:
+            while best * (1 + step) <= self.longest and self._proves(best * (1 + step), cells):
+                best *= 1 + step
+                yield best
+
+    def _proves(self, horizon: float, cells: int) -> bool:
+        """True if some prices prove that no schedule ends within `horizon` ticks; `best` keeps the witness.
+
+        The last shape of prices that proved a horizon is tried first, then those near it. All are tried as
+        long as none has proved one.
+        """
+        one, two = self.shape
+        shapes = sorted(
+            product(*(range(len(each)) for each in self.families)),
+            key=lambda each: abs(each[0] - one) + abs(each[1] - two),
+        )
+        for k, m in shapes if self.best is None else shapes[:5]:
+            found = self.witness(horizon, cells, self.families[0][k], self.families[1][m])
+            if found is not None:
+                self.best, self.shape = found, (k, m)
+                return True
+        return False
