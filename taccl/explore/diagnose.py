@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -11,21 +9,18 @@ from statistics import median
 
 from taccl._internal.arguments import Count, Duration, checked
 from taccl._internal.deadline import Deadline, OutOfTime
-from taccl._internal.names import first_of, in_runs
 from taccl._internal.units import format_size
-from taccl.analysis.simulation.simulate import simulate
-from taccl.baselines import best
-from taccl.errors import CollectiveError, FormatError, NumericsWarning
+from taccl.errors import FormatError, NumericsWarning
 from taccl.explore.expectation import Choice, Expectation
 from taccl.explore.measured_machine import Machine, read_logs, topology_of, untested_kind, untested_small
-from taccl.explore.plan_runtimes import under_launch
-from taccl.measure.causes import ANY_RATE, DETOURS, OF_NETWORK, Cause, causes_of, sizes_off
+from taccl.explore.possible_gains import gains_of
+from taccl.explore.verdict import OVER, conclusion
+from taccl.measure.causes import OF_NETWORK, causes_of, sizes_off
 from taccl.measure.curve import Kink, irregularity_note, kinks, slow_middle
 from taccl.measure.diagnosis import Diagnosis, Gain, Limit, Point, SeriesDiagnosis
 from taccl.measure.facts import (
     HEALTHY,
-    UNTESTED,
-    UNTESTED_USUAL,
+    LARGE,
     WITHIN_ERROR,
     Facts,
     OtherNics,
@@ -36,31 +31,16 @@ from taccl.measure.machine import NO_PEERS, has_no_peers, machine_of, may_be_bri
 from taccl.measure.model import COLLECTIVES
 from taccl.measure.series import POINT_TO_POINT, Log, Series
 from taccl.problem.collective import busbw_factor
-from taccl.runtimes.registry import usual_runtimes
-from taccl.runtimes.runtime import Runtime
 from taccl.topology.models import library_name
 from taccl.topology.networks import INSTANCES, NETWORK_TITLES
 from taccl.topology.topology import Topology
-from taccl.topology.tuning import LAUNCH_US, PACK_BYTES
+from taccl.topology.tuning import PACK_BYTES
 
-#: `_LARGE`: min bytes of a message that shows bandwidth.
 #: `_SMALL`: max bytes of a message that shows latency.
 #: `_SETTLED`: min bytes of a message that a static fault slows by the same factor as larger messages.
-_LARGE, _SMALL, _SETTLED = 64 * 2**20, 4096, 256 * 2**20
+_SMALL, _SETTLED = 4096, 256 * 2**20
 #: The bytes of a size count in its time if its expected time is at least this multiple of small messages'.
 _ADDED = 1.2
-#: `_GAIN_SIZES`: buffer sizes in bytes near which a better schedule is sought.
-#: `_GAIN_RANKS`: max ranks for this search, which takes seconds for 16 ranks.
-_GAIN_SIZES, _GAIN_RANKS = (8 * 2**10, 2**20, 2**30), 16
-
-#: Max number of indistinguishable causes, and of irregular sizes, that a verdict names.
-_NAMED = 3
-#: Min ratio of measured to expected bandwidth that shows another path than PCIe: no rate of PCIe is 1.6 times
-#: the rate that NCCL states for it.
-_BRIDGED = 1.6
-#: `_TOO_FAST`: ratio of measured to expected bandwidth above which no error of the model explains it.
-#: `_OVER`: max ratio of measured bandwidth to its bound that the noise of measurements explains.
-_TOO_FAST, _OVER = 1.25, 1.05
 
 
 @checked
@@ -236,7 +216,7 @@ def _pair_gb_per_s(topology: Topology) -> float:
 def _share(expected: Expectation) -> float | None:
     """Measured over expected bandwidth at the largest size; None if that size is too small to tell."""
     series = expected.series
-    is_large = series.size_bytes[-1] >= _LARGE
+    is_large = series.size_bytes[-1] >= LARGE
     return expected.best.time_us / series.times_us[-1] if is_large else None
 
 
@@ -353,7 +333,7 @@ def _other_nics(expected: Expectation, num_nics: int, listed: int) -> OtherNics 
     numbers = [listed] if listed else [num_nics // 2, num_nics // 4]
     for num in (each for each in numbers if 0 < each < num_nics):
         time_us = expected.with_nics(num)
-        if time_us is not None and WITHIN_ERROR <= time_us / series.times_us[-1] <= _OVER:
+        if time_us is not None and WITHIN_ERROR <= time_us / series.times_us[-1] <= OVER:
             return OtherNics(num, _busbw(series, time_us), bool(listed))
     return None
 
@@ -432,11 +412,11 @@ def _judged(
             "no search for better schedules before the machine performs as expected",
         ]
     else:
-        gains = tuple(_gains(expected, deadline, machine))
+        gains = tuple(gains_of(expected, deadline, machine))
         if gains and on.num_nodes > 1:
             notes = [*notes, "no log has tested predictions of better schedules on several nodes"]
         if gains and not on.protocols:
-            said = f"no better schedules are sought below {format_size(_LARGE)}"
+            said = f"no better schedules are sought below {format_size(LARGE)}"
             notes = [*notes, f"{said}, as latencies of schedules on {on.machine or on.name} are unknown"]
     predicted_us = tuple(expected.predicted_us.tolist())
     return SeriesDiagnosis(
@@ -451,7 +431,7 @@ def clauses(expected: Expectation, facts: Facts, bound_us: float | None, factor:
     size, time_us = series.size_bytes[-1], series.times_us[-1]
     rate = f"{size / time_us / 1000 * factor:.4g} GB/s bus at {format_size(size)}"
     if facts.share is None:
-        yield f"{rate}: not judged, as bandwidth shows only from {format_size(_LARGE)} on"
+        yield f"{rate}: not judged, as bandwidth shows only from {format_size(LARGE)} on"
     else:
         best_of = _rate_text(best_choice, size, factor)
         if (own := expected.choices[-1][0]) != best_choice:
@@ -470,129 +450,3 @@ def _rate_text(choice: Choice, size: int, factor: float) -> str:
     """Text with the algorithm of a choice, and its predicted bus bandwidth at a size."""
     name = choice.algorithm.upper() if choice.algorithm == "nvls" else choice.algorithm
     return f"{name}, {size / choice.time_us / 1000 * factor:.4g}"
-
-
-def conclusion(facts: Facts, causes: Sequence[Cause], bound_share: float | None) -> str:
-    """End of the verdict: likely causes, several that cannot be told apart, or none.
-
-    - `bound_share`: Measured bandwidth over the bound's; None if unknown.
-    """
-    rate = [each for each in causes if each.of == "rate"]
-    latency = [each for each in causes if each.of == "latency"]
-    detours = [each for each in rate if each.name in DETOURS and each.grade == "likely"]
-    found = [(facts.is_slow, rate, "large"), (facts.is_late, detours or latency, "small")]
-    said = [f"; {size} messages: {_named(some)}" for is_off, some, size in found if is_off]
-    if facts.is_slow and facts.share is not None:
-        if facts.fills_path:
-            said[0] = "; large messages: usual for bridged pairs, whose rings share one path of PCIe"
-        elif facts.other_nics is not None:
-            num, gb_per_s, is_listed = facts.other_nics
-            usual = f"; large messages: {gb_per_s:.4g} GB/s are usual with "
-            if is_listed:
-                usual += (
-                    f"the {num} NICs that the log lists for a node, but {facts.nics_per_node} are assumed"
-                )
-            else:
-                usual += f"{num} NICs for a node, or with {num / facts.nics_per_node:.0%} of their rate, but "
-                usual += f"{facts.nics_per_node} are assumed"
-            other = "" if is_listed else f"; with {facts.nics_per_node}, {_named(rate)}"
-            said[0] = f"{usual}: name the machine (--topology){other}"
-        elif facts.share >= WITHIN_ERROR and facts.own_choice:
-            own = f"{facts.library}'s own choice, {facts.own_choice}, has this rate"
-            said[0] = f"; within the error of the model ({1 - WITHIN_ERROR:.0%}): {own}, or{said[0][1:]}"
-        elif facts.untested and facts.share >= UNTESTED:
-            said[0] = f"; large messages: not judged, as predictions may be {1 / UNTESTED:g} times too fast"
-            said[0] += f" (algorithm {facts.alike} has this rate)" if facts.alike else ""
-        elif facts.share >= WITHIN_ERROR:
-            said[0] = f"; within the error of the model ({1 - WITHIN_ERROR:.0%}), or{said[0][1:]}"
-    if facts.is_unjudged:
-        times = f"predictions may be {UNTESTED_USUAL:g} times too fast"
-        alike = f"; algorithm {facts.small_alike} takes as long" if facts.small_alike else ""
-        reason = f"no published log of {facts.small_untested}{alike}"
-        said.append(f"; small messages: not judged, as {times} ({reason})")
-    if facts.share is not None and facts.share > _TOO_FAST:
-        is_bound = bound_share is not None and bound_share <= _OVER
-        if is_bound:
-            said.append("; above the prediction, but not above the bound")
-        elif (
-            facts.may_be_bridged or facts.joint == "PCIe" and facts.num_nodes == 1 and facts.share > _BRIDGED
-        ):
-            said.append("; faster than PCIe, as with NVLink bridges: give `nvidia-smi topo -m` as --topology")
-        else:
-            said.append("; faster than the model allows: check --topology and the number of ranks")
-    off = list(sizes_off(facts))
-    if off:
-        said.append(f"; off the curve: {first_of(off, _NAMED)}")
-    is_known = facts.share is not None or facts.small_ratio is not None
-    ending = "".join(said) or ("; as expected" if is_known else "")
-    if facts.may_be_bridged and facts.share is not None and HEALTHY <= facts.share <= _TOO_FAST:
-        ending += " of PCIe alone" if not said else "; large messages have the rate of PCIe alone"
-        ending += ": bridges between pairs of such boards are not in the log (give `nvidia-smi topo -m`)"
-    in_verdict = {each.name for each in causes if each.title in ending}
-    unseen = [said for name, said in facts.stated.items() if name in ANY_RATE and name not in in_verdict]
-    ending += f", but {unseen[0]}" if unseen and is_known else ""
-    return f"{ending}; no published log of {facts.untested}" if facts.untested and is_known else ending
-
-
-def _named(causes: Sequence[Cause]) -> str:
-    """Text of the one likely cause, or of several causes that cannot be told apart."""
-    likely = [each for each in causes if each.grade == "likely"]
-    if len(likely) == 1:
-        return f"likely {likely[0].title}"
-    titles = [each.title for each in likely or causes][:_NAMED]
-    return f"cause unclear ({'; or '.join(titles) or 'no documented cause matches these figures'})"
-
-
-def _gains(expected: Expectation, deadline: Deadline, machine: Machine) -> Iterator[Gain]:
-    """Yield the predicted time of the best baseline at a few sizes, for each usual runtime of the machine.
-
-    Nothing above `_GAIN_RANKS` ranks. Sizes below `_LARGE` are left out if the machine's profile has no
-    protocols, since latencies are then unknown.
-    """
-    on, series = expected.topology, expected.series
-    if on.num_ranks > _GAIN_RANKS:
-        return
-    sizes = [min(series.size_bytes, key=lambda size: abs(size / wanted - 1)) for wanted in _GAIN_SIZES]
-    for size in dict.fromkeys(size for size in sizes if on.protocols or size >= _LARGE):
-        place = series.size_bytes.index(size)
-        measured_us, predicted_us = series.times_us[place], float(expected.predicted_us[place])
-        protocols = on.protocols or ("",)
-        try:
-            with deadline.enforced():
-                made = best(expected.problem(size), time_limit_s=max(0.1, deadline.left_s / 4))
-                under = {each: expected.carried(on.under(each) if each else on) for each in protocols}
-                times_us = {each: simulate(made, topology=there).finish_us for each, there in under.items()}
-        except (CollectiveError, OutOfTime):
-            continue
-        error = max(predicted_us / measured_us, measured_us / predicted_us)
-        for runtime in usual_runtimes(on):
-            able = [
-                us + _launch_us(runtime, under[each]) for each, us in times_us.items() if _has(runtime, each)
-            ]
-            if able:
-                command = _command(expected, machine, size, runtime.name)
-                yield Gain(size, runtime.name, measured_us, min(able), error, command)
-
-
-def _launch_us(runtime: Runtime, topology: Topology) -> float:
-    """Launch overhead of a runtime in us, as measured times include it; a usual value if none is known."""
-    usual_us = runtime.launch.us if runtime.launch else None
-    own_us = runtime.launch_us or (LAUNCH_US if usual_us is None else usual_us)
-    return float(under_launch(runtime, topology).launch_us) or own_us
-
-
-def _has(runtime: Runtime, protocol: str) -> bool:
-    return not protocol or protocol in [each.lower() for each in runtime.protocols]
-
-
-def _command(expected: Expectation, machine: Machine, size: int, runtime: str) -> str:
-    """Command line of ``taccl plan`` that makes a schedule for the collective, a size and a runtime."""
-    on = expected.topology
-    word = machine.topology if isinstance(machine.topology, str) else on.machine or on.name
-    words = ["taccl", "plan", "--topology", word]
-    words += ["--nodes", str(on.num_nodes)] if on.num_nodes > 1 and not os.path.isfile(word) else []
-    words += ["--profile", machine.profile] if machine.profile else []
-    kept = on.cache.get("kept_ranks")
-    words += ["--ranks", in_runs(kept).replace(" ", "")] if kept else []
-    words += ["--collective", expected.series.collective, "--sizes", format_size(size)]
-    return shlex.join([*words, "--runtime", runtime, "-o", "plan"])

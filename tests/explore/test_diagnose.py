@@ -8,9 +8,10 @@ import pytest
 
 import taccl
 from taccl.errors import FormatError, InputError
-from taccl.explore.diagnose import clauses, conclusion
+from taccl.explore.diagnose import clauses
 from taccl.explore.expectation import Expectation
 from taccl.explore.measured_machine import Machine, topology_of, untested_kind, untested_small
+from taccl.explore.verdict import conclusion
 from taccl.measure.causes import causes_of
 from taccl.measure.diagnosis import Gain
 from taccl.measure.facts import Facts, OtherNics
