@@ -111,7 +111,10 @@ def topology_of(
         )
         if said_of_them := unknown_gpus(gpus):
             named = f"{named}: {said_of_them}"
-        advice = "give a topology file, such as the output of `nvidia-smi topo -m` or `rocm-smi --showtopo`"
+        advice = (
+            "give a topology file, such as the output of `nvidia-smi topo -m`, or the file that NCCL or RCCL "
+            "writes with NCCL_TOPO_DUMP_FILE=topo.xml"
+        )
         if not gpus:
             advice = f"{advice}, or one of {', '.join(machine_names())}"
         if several := machines_by_gpus(gpus):

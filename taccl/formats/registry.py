@@ -177,10 +177,11 @@ def load_topology(path: str | os.PathLike[str], **arguments: Any) -> Topology:
     """Load a topology from a file of taccl or of another tool; see `taccl.topologies.load`."""
     found = foreign_topology(path)
     if found is None:
-        if arguments and os.path.exists(path):  # the reader reports a missing file
+        own = load_own_topology(path)  # first, as it names files of another kind
+        if arguments:
             said = f"found a file in taccl's own format, which takes no {', '.join(arguments)}; leave it out"
             raise TopologyError(said, where=os.fspath(path))
-        return load_own_topology(path)
+        return own
     name, reader = found
     try:
         return reader(path, **arguments)

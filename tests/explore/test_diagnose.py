@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import taccl
+from taccl._internal.text_kinds import TEXTS
 from taccl.errors import FormatError, InputError
 from taccl.explore.diagnose import clauses
 from taccl.explore.expectation import Expectation
@@ -674,10 +675,12 @@ def test_a_slower_algorithm_is_a_cause(log, command, grade):
 
 
 def test_unknown_gpus_ask_for_a_topology(log):
-    """GPUs without a machine model are named, with what is missing and what to give."""
+    """GPUs without a machine model are named, with what is missing and the files to give, which are read."""
     said = "found no model of AMD Instinct MI250X: no published log .* give a topology file, such as"
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=said) as refused:
         taccl.diagnose([log(node_log(20.0).replace("NVIDIA H100 80GB HBM3", "AMD Instinct MI250X"))])
+    unread = {each.name for each in TEXTS if "taccl does not read it" in each.advice}
+    assert set(re.findall("output of `[^`]+`", str(refused.value))).isdisjoint(unread)
 
 
 @pytest.mark.parametrize(

@@ -238,6 +238,22 @@ def test_files_of_others_are_distinguished(folder, name):
     assert [format_of_content(path).name for path in files] == [name] * len(files)
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'<graphs version="1"></graphs>', "found a graph dump of NCCL"),
+        ("GPU0 GPU1 CPU Affinity".encode("utf-16"), "found UTF-16 text"),
+        (b'schema = 1\nmachine = "dgx2"\n', "found a file in taccl's own format, which takes no nodes"),
+    ],
+)
+def test_arguments_for_a_file_that_takes_none(tmp_path, content, message):
+    """A file that is no topology is named as it is without arguments; one of taccl's own takes none."""
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(TacclError, match=message):
+        taccl.topologies.load(path, nodes=2, rails=True)
+
+
 def test_programs_are_lowered_on_the_way(tmp_path, schedule):
     """Options reach both lowering and writer, and the file read back is a program."""
     write(schedule, tmp_path / "x.xml", instances=2, max_bytes=2**20)
