@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -59,13 +59,18 @@ _MENTIONS, _IN_STEM = (
     for sure in (r"(?=_perf|[^#]*latency test)", r"(?![a-z])")
 )
 _SUMS = ("allreduce", "reduce", "reduce-scatter")
+_PARTED = ("allgather", "alltoall", "reduce-scatter")  #: nccl-tests counts the elements of one rank's part.
 #: Beginning of a run of nccl-tests, or of its table.
 _BEGINS = re.compile(r"nThreads?\b|Using devices|Collective test starting|\bsize\s+count\s+(?:type|time)\b")
+#: Rank, group, host and GPU in a list of devices. Pages leave out hosts or addresses, and add remarks.
 _DEVICE = re.compile(
-    r"\bRank\s+(\d+)\s(?:\s*Group\s+(\d+))?.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)"
+    r"\bRank\s+(\d+)\s(?:\s*Group\s+(\d+))?(?:.*?\bon\s+(\S+)\s+|(?:\s*Pid:?\s+\d+)?\s*)device\s+\d+"
+    r"(?:\s+\[[^\]]*\]|(?=\s+(?:NVIDIA|AMD|Tesla|Quadro|GeForce)\b))\s*(.*?)\s*(?:\([^()]*\))?$"
 )
 #: Number of threads of a process, and of GPUs whose kernels one thread launches, in the header of nccl-tests.
 _GPUS_PER_THREAD = re.compile(r"\bnThreads?:?\s+(\d{1,4})\s+nGpus:?\s+(\d{1,4})\b")
+#: Number of ranks of a communicator, in a line of NCCL_DEBUG=INFO.
+_NUM_RANKS = re.compile(r"CCL INFO .*\bcomm\b.*\bn[Rr]anks (\d{1,7})\b")
 #: Process id of a rank, in the list of devices.
 _PID = re.compile(r"\bPid:?\s+(\d+)\b")
 #: `_BANDWIDTH_TEST`: title of a bandwidth test; its group matches if the test adds up both directions.
@@ -104,7 +109,9 @@ _FAILED = {
 }
 #: `_RUNS_DIFFER`: min ratio of the times of merged runs at their largest common size that earns a note.
 #: `_TELLING_BYTES`: min bytes of that size, as times of smaller ones are noisy.
+#: `_OTHER_FASTER`: max ratio of the time in the other place at the largest size that does.
 _RUNS_DIFFER, _TELLING_BYTES = 1.15, 2**26
+_OTHER_FASTER = 0.9
 #: Min algbw in GB/s whose two decimals are precise enough for the ratio of busbw to algbw.
 _TELLING_ALGBW = 1.0
 #: Relative difference below which bus bandwidth counts as equal to algorithm bandwidth.
@@ -170,9 +177,11 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
     notes = ["measured by MPI processes in host memory (taccl run)"] if reports else []
     if not reports:
         runs = _runs(lines, where, left_out, in_place=in_place)
-        series = [_of_run(run, where, collective) for run in runs]
+        stated = {int(number) for number in _NUM_RANKS.findall(text)}
+        series = [_of_run(run, where, collective, stated) for run in runs]
         forms = {**_HOST_MEMORY, **OTHER_LIBRARY, **_LAUNCHED, **_FAILED}
         notes = [*_uneven(runs), *_doubtful(runs), *_merged(runs, series)]
+        notes += dict.fromkeys(_by_place(runs, in_place=in_place))
         notes += [] if collective else dict.fromkeys(_concluded(runs, where))
         notes += [said for said, form in forms.items() if form.search(text)]
     if not series:
@@ -195,6 +204,16 @@ def _uneven(runs: Iterable[_LogRun]) -> Iterable[str]:
         if len({count for _, count in hosts}) > 1:
             listed = first_of([f"{count} on {shown(host, 60)}" for host, count in hosts], 4)
             yield f"the nodes differ, with ranks {listed}; the model takes nodes to be equal"
+
+
+def _by_place(runs: Iterable[_LogRun], *, in_place: bool) -> Iterable[str]:
+    """Notes on runs whose largest size is faster in the other place than in the place that is read."""
+    other, how = ("out of place", "without --in-place") if in_place else ("in place", "--in-place")
+    for run in runs:
+        row = run.rows[-1]
+        if row.size_bytes >= _TELLING_BYTES and 0 < row.other_us <= _OTHER_FASTER * row.time_us:
+            said = f"{format_size(row.size_bytes)} takes {row.other_us / row.time_us:.0%} of the time {other}"
+            yield f"{said}; judge that, too ({how})"
 
 
 def _doubtful(runs: Sequence[_LogRun]) -> Iterable[str]:
@@ -222,7 +241,9 @@ def _concluded(runs: Iterable[_LogRun], where: str) -> Iterable[str]:
     """Notes on collectives that were inferred from columns or checks of results, not from names in logs."""
     for run in runs:
         name = [] if run.streams else _named(run, where)[-1:]
-        if not run.streams and not name:
+        if not run.streams and not name and _is_plain_sum(run.rows):
+            yield "no collective is named; sums without a root are assumed to be allreduces (--collective)"
+        elif not run.streams and not name:
             found = _by_checks(run)
             told = "are" if found == "allgather" else "are not"
             yield f"no collective is named; results in place {told} checked, as in {found}s (--collective)"
@@ -282,10 +303,10 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
                 rank, group = int(device[1]), device[2] or "0"
                 groups.add(group)
                 if group == min(groups):
-                    hosts.setdefault(rank, device[3])
+                    hosts.setdefault(rank, device[3] or "")
                     if (pid := _PID.search(line)) is not None:
                         pids.setdefault(rank, pid[1])
-                    firsts += [device[3]] * (rank == 0)
+                    firsts += [device[3] or ""] * (rank == 0)
                 fresh = False
             if (title := _BANDWIDTH_TEST.search(line)) is not None:
                 directions = 2 if title[1] else 1
@@ -314,7 +335,7 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
                 f"bytes in {row.time_us:g} us"
             )
             continue
-        if run.rows and row.size_bytes < run.rows[-1].size_bytes:
+        if run.rows and (row.size_bytes < run.rows[-1].size_bytes or _differs(row, run.rows[-1])):
             run = _LogRun(0)
         if not run.rows:
             apart = tuple(dict.fromkeys(firsts)) if len(set(firsts)) > 1 else ()
@@ -349,7 +370,16 @@ def _shared(hosts: dict[int, str], pids: dict[int, str]) -> Counter[tuple[str, s
     return Counter((host, pids[rank]) for rank, host in hosts.items())
 
 
-def _of_run(run: _LogRun, where: str, given: str | None) -> Series:
+def _differs(row: Row, last: Row) -> bool:
+    """True if two rows of one size have ratios of busbw to algbw that show unequal numbers of ranks."""
+    if row.size_bytes != last.size_bytes or min(row.algbw, last.algbw) < _TELLING_ALGBW:
+        return False
+    off = abs(row.busbw / row.algbw - last.busbw / last.algbw)
+    return off > 2 * HALF_DIGIT * (1 / row.algbw + 1 / last.algbw) * max(row.busbw / row.algbw, 1)
+
+
+def _of_run(run: _LogRun, where: str, given: str | None, stated: Collection[int]) -> Series:
+    """Series of a run; `stated` are the numbers of ranks of communicators in the log."""
     source = f"{where}: line {run.line}"
     rows = run.rows
     if run.streams:
@@ -370,11 +400,13 @@ def _of_run(run: _LogRun, where: str, given: str | None) -> Series:
     factor = _factor(rows[-8:]) / (2 if name == "allreduce" else 1)
     telling = 0.4 < factor < 0.9999 and name not in ("broadcast", "reduce")
     num_ranks = round(1 / (1 - factor)) if telling else 0
+    known = stated if len(stated) == 1 else _parts(name, rows)
+    num_ranks = next((n for n in known if n > 1 and _may_have(n, name, rows)), num_ranks)
     # busbw / algbw is imprecise for many ranks, and at low bandwidths.
     if not num_ranks or abs(num_ranks - listed) <= num_ranks // 10 or _may_have(listed, name, rows):
         num_ranks = listed or num_ranks
     complete = num_ranks and len(run.hosts) >= num_ranks - 1  # pasted lists often lack the first line
-    num_nodes = len(set(run.hosts.values())) if complete else 0
+    num_nodes = len(set(run.hosts.values())) if complete and all(run.hosts.values()) else 0
     counted: Counted = "busbw" if any(row.is_bus for row in run.rows) else ""
     if run.is_osu:
         counted = "part" if name in ("allgather", "alltoall") else ""
@@ -390,7 +422,7 @@ def _collective(run: _LogRun, where: str) -> str:
     found = _named(run, where)
     if found:
         return found[-1]
-    if concluded := _by_checks(run):
+    if concluded := "allreduce" if _is_plain_sum(run.rows) else _by_checks(run):
         return concluded
     kind = {True: "a reduction", False: "no reduction", None: "times"}[run.rows[0].reduces]
     said = f"found a table of {kind} without its collective; give --collective"
@@ -419,6 +451,11 @@ def _by_checks(run: _LogRun) -> str:
     return {True: "allgather", False: "alltoall", None: ""}[checks.pop()]
 
 
+def _is_plain_sum(rows: list[Row]) -> bool:
+    """True if every row counts all elements, and names a reduction but no root, as for an allreduce."""
+    return all(row.reduces and row.parts == 1 and not row.has_root for row in rows)
+
+
 def _may_be(name: str, rows: list[Row]) -> bool:
     """True if the columns fit a collective in their reduction operator and their ratio of busbw to algbw."""
     factor = _factor(rows)
@@ -433,6 +470,12 @@ def _may_be(name: str, rows: list[Row]) -> bool:
     return (
         abs(factor - 1) < _FACTOR_OFF if name in ("broadcast", "reduce", POINT_TO_POINT) else factor < 0.9999
     )
+
+
+def _parts(name: str, rows: list[Row]) -> set[int]:
+    """Number of ranks by the counts of elements, which are those of one rank's part; empty if unknown."""
+    parts = {row.parts for row in rows}
+    return parts - {0, 1} if len(parts) == 1 and name in _PARTED else set()
 
 
 def _factor(rows: list[Row]) -> float:

@@ -22,7 +22,7 @@ _BETWEEN = str.maketrans("\u00a0|\"',;", "      ")
 #: Launchers' prefixes (``0:``, ``[1,0]<stdout>:``, a time, a name), remarks and time stamps are skipped.
 #: Words after the figures are skipped as well: rccl-tests prints the algorithm and the protocol there.
 _NCCL = re.compile(
-    rf"(?:^|[\s:>])({_SIZE})\s+(\d{{1,18}})\s+([a-z][a-z0-9_]*)\s+(?:([a-z]+)\s+)?"
+    rf"(?:^|[\s:>])({_SIZE})\s+(\d{{1,18}}|\d\.\d{{1,9}}e\+?\d{{1,2}})\s+([a-z][a-z0-9_]*)\s+(?:([a-z]+)\s+)?"
     rf"({_NUMBER}(?:\s+(?:{_NUMBER}|N/A|nan|inf))*)(?:\s+(?:#|//|<|\d{{4}}-\d\d-|[A-Za-z]{{3}}).*)?\s*$"
 )
 #: A row has a group of cells for out-of-place results, and one for in-place results.
@@ -62,6 +62,9 @@ _UNIT = re.compile(
 )
 #: Unit of a size in the name of its column, such as ``Size (KB)`` or ``size_mib``; default: bytes.
 _SIZE_UNIT = re.compile(r"(?<![^\W_])([KMGT]i?)(?:B|bytes?)(?![^\W_])", re.IGNORECASE)
+#: Bits in the name of a type of elements, such as ``bfloat16``. `_BYTES`: {type without them: bytes}.
+_BITS = re.compile(r"[a-z]+(8|16|32|64)(?:e\dm\d)?")
+_BYTES = {"char": 1, "uchar": 1, "half": 2, "int": 4, "uint": 4, "float": 4, "double": 8}
 #: Number in a cell, with a unit of its own or without.
 _FIGURE = re.compile(
     r"([-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf(?:inity)?))\s?([^\W\d]\S*)?", re.IGNORECASE
@@ -99,6 +102,10 @@ class Row(NamedTuple):
     - `collective`: Cell that names the collective; empty if there is none.
     - `is_other_place`: True if the figures are those in place although those out of place were asked for,
       because the line has no others.
+    - `parts`: Size over the bytes of the counted elements: 1 if the count is of the whole size, and the
+      number of ranks if it is of one rank's part; 0 if the line does not tell.
+    - `has_root`: True if the line names a root rank.
+    - `other_us`: Time of the other place in us; 0 if not stated.
     """
 
     size_bytes: int
@@ -113,6 +120,9 @@ class Row(NamedTuple):
     checks_in_place: bool | None = None
     collective: str = ""
     is_other_place: bool = False
+    parts: int = 0
+    has_root: bool = False
+    other_us: float = 0.0
 
 
 def plain(line: str) -> str:
@@ -160,14 +170,25 @@ def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
             time_us, algbw, busbw = map(float, figures)
             made = (_row(size, time_us, algbw, busbw, reduces) for size in _sizes(found[1]))
             checked = checks[1] if checks and checks[0] else None
+            other = cells[width - at + places[0]] if twice else ""
             rows += [
                 row._replace(
                     num_wrong=num_wrong, dtype=found[3], checks_in_place=checked,
-                    is_other_place=is_other_place,
+                    is_other_place=is_other_place, parts=_parts(row.size_bytes, found[2], found[3]),
+                    has_root=start == 1 and words[0] != "-1",
+                    other_us=float(other) if re.fullmatch(_NUMBER, other) else 0.0,
                 )
                 for row in made
             ]  # fmt: skip
     return _best(rows, where)
+
+
+def _parts(size: int, count: str, dtype: str) -> int:
+    """Size over the bytes of `count` elements, as `Row.parts`; 0 if the line does not tell."""
+    bits = _BITS.fullmatch(dtype)
+    one = int(bits[1]) // 8 if bits else _BYTES.get(dtype, 0)
+    parts, rest = divmod(size, int(count) * one) if one and count.isdigit() and int(count) else (0, 0)
+    return 0 if rest else parts
 
 
 def _count(cell: str) -> int:

@@ -440,11 +440,93 @@ def test_the_columns_decide_between_names(read, redop, factor, root, named, foun
     assert (series.collective, series.num_ranks) == found
 
 
-@pytest.mark.parametrize("redop", ["sum", "none"])
-def test_what_could_be_several_collectives_is_asked_for(read, redop):
-    """Without a name, 8 bytes match several collectives, and the error asks for --collective."""
+@pytest.mark.parametrize("text", [
+    row(8, 20.0, redop="none"),
+    row(8, 20.0).replace(" -1 ", " 0 "),  # a reduce
+    "128 4 float sum -1 20.0 0.01 0.00 0",  # a reduce-scatter
+])  # fmt: skip
+def test_what_could_be_several_collectives_is_asked_for(read, text):
+    """Without a name, small sizes match several collectives, and the error asks for --collective."""
     with pytest.raises(FormatError, match="give --collective"):
-        read(row(8, 20.0, redop=redop))
+        read(text)
+
+
+@pytest.mark.parametrize("text", [row(8, 20.0), "8 2 float sum 20.0 0.00 0.00 0e+00 20.0 0.00 0.00 0e+00"])
+def test_sums_of_all_elements_without_a_root_are_an_allreduce(read, text):
+    """A reduce has a root, and a reduce-scatter counts the elements of one rank's part."""
+    log = read(text)
+    assert [each.collective for each in log.series] == ["allreduce"]
+    assert ["no collective is named" in note for note in log.notes] == [True]
+
+
+@pytest.mark.parametrize(("name", "redop"), [("alltoall", "none"), ("reduce_scatter", "sum")])
+def test_counts_of_one_part_give_the_number_of_ranks(read, name, redop):
+    """1 KiB in parts of 16 floats has 16 ranks, although busbw is too small to tell."""
+    text = "# {}_perf\n{} {} bfloat16 {} -1 50.0 0.02 0.02 0\n"
+    for size, count, ranks in ((1024, 32, 16), (1024, 512, 0), (1000, 32, 0)):
+        (series,) = read(text.format(name, size, count, redop)).series
+        assert (series.collective.replace("-", "_"), series.num_ranks) == (name, ranks)
+
+
+def test_one_size_on_several_numbers_of_ranks_is_several_runs(read):
+    """A table of one size for 1, 2 and 3 nodes of eight, whose first column is the number of nodes."""
+    text = "# all_reduce_perf\n nodes        size         count      type   redop     time   algbw   busbw  error\n"
+    for nodes, time, rate, bus in (
+        (1, 8142.6, 131.87, 230.77),
+        (2, 35215, 30.49, 57.17),
+        (3, 64782, 16.57, 31.77),
+    ):
+        text += f"   {nodes}   1073741824     268435456     float     sum   {time}  {rate}  {bus}  2e-07\n"
+    found = [(each.num_ranks, each.times_us) for each in read(text).series]
+    assert found == [(8, (8142.6,)), (16, (35215.0,)), (24, (64782.0,))]
+
+
+def test_communicators_state_the_number_of_ranks(read):
+    """busbw / algbw leaves 1,800 to 1,880 ranks; a line of NCCL_DEBUG=INFO has the number."""
+    text = "# all_reduce_perf\n17179869184 8589934592 bfloat16 sum -1 92222 186.29 372.37 0 91786 187.17 374.14 0\n"
+    line = "a:1:2 [0] NCCL INFO comm 0x56 rank 0 nranks {} cudaDev 0 busId 19000 - Destroy COMPLETE\n"
+    assert read(text + line.format(1840)).series[0].num_ranks == 1840
+    others = read(text + line.format(1840) + line.format(230)).series[0].num_ranks
+    assert read(text + line.format(8)).series[0].num_ranks == read(text).series[0].num_ranks == others
+
+
+@pytest.mark.parametrize("count", ["268435456", "2.68e+8"])
+def test_counts_in_scientific_notation_are_read(read, count):
+    """Pages shorten the count of elements; the row is read all the same."""
+    text = (
+        f"# all_reduce_perf\n1073741824  {count}  float sum -1 59530.2 18.04 33.82 0 57634.7 18.63 34.93 0\n"
+    )
+    assert read(text).series[0].times_us == (59530.2,)
+
+
+@pytest.mark.parametrize(("device", "gpu"), [
+    ("#  Rank  {} Group  0 Pid 221599 device  {} [0000:8f:00] NVIDIA B200", "NVIDIA B200"),
+    ("#  Rank  {} Group  0 device  {} [0000:8f:00] NVIDIA B200 (node 0)", "NVIDIA B200"),
+    ("#  Rank  {} Group  0 Pid  15326 on host0 device  {} Tesla V100-PCIE-16GB", "Tesla V100-PCIE-16GB"),
+])  # fmt: skip
+def test_lists_of_devices_may_lack_hosts_and_addresses(read, device, gpu):
+    """Pages leave out the host or the address of a GPU. Without hosts the number of nodes is unknown."""
+    head = "".join(f"{device.format(i, i)}\n" for i in range(8))
+    log = read(head + table())
+    assert log.gpus == {gpu}
+    assert [(each.num_ranks, each.num_nodes) for each in log.series] == [(8, int("host0" in device))]
+
+
+def test_sentences_with_ranks_and_devices_are_no_list(read):
+    """A remark about a rank's device names no GPU."""
+    assert not read("Rank 0 device 1 is the slowest\n" + table()).gpus
+
+
+@pytest.mark.parametrize(("size", "times", "said"), [
+    (2**30, (14640, 11892), "1GiB takes 81% of the time in place; judge that, too (--in-place)"),
+    (2**30, (14640, 14000), ""), (2**20, (40.0, 20.0), ""),
+])  # fmt: skip
+def test_faster_times_in_place_are_noted(read, size, times, said):
+    """Large messages that are faster in place show that links are not the limit."""
+    cells = " ".join(f"{us} {size / us / 1e3:.2f} {size / us / 2e3:.2f} 0" for us in times)
+    text = f"# all_gather_perf\n{size} {size // 8} float none -1 {cells}\n"
+    assert [note for note in read(text).notes if "of the time" in note] == [said] * bool(said)
+    assert not [note for note in read(text, in_place=True).notes if "of the time" in note]
 
 
 @pytest.mark.parametrize(("title", "collective", "counted"), [
