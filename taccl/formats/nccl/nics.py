@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from importlib import import_module
-from itertools import combinations
-from typing import Any
+from itertools import combinations, product
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from taccl._internal.names import in_runs
 from taccl.errors import TopologyError
 from taccl.formats.nccl.pcie import PcieServer, WayStep
 from taccl.solvers.highs import minimise
@@ -19,6 +20,24 @@ from taccl.topology.topology import Side
 _SIDES: tuple[Side, ...] = ("send", "receive")
 #: Relative difference of two capacities up to which they count as equal.
 _SAME_CAPACITY = 1e-9
+#: A local rank, and the direction in which it uses NICs.
+_User = tuple[int, Side]
+#: Name and beta in us per MB of a rate limit.
+_Step = tuple[str, Fraction]
+
+
+class Undercut(NamedTuple):
+    """Assumed rate that is lower than the joint rate of NICs.
+
+    - `guess`: The assumption.
+    - `nics_beta_us_per_mb`: Joint beta of the NICs.
+    - `whom`: Local ranks for which it limits the NICs, as the end of a sentence; empty for all that use them.
+    """
+
+    guess: str
+    beta_us_per_mb: Fraction
+    nics_beta_us_per_mb: Fraction
+    whom: str = ""
 
 
 class Nics:
@@ -101,25 +120,39 @@ class Nics:
             if rank in ranks
         ]
 
-    def undercut(self) -> dict[tuple[str, Fraction, Fraction], list[str]]:
-        """NICs slowed by an assumed PCIe rate: {(assumption, its beta, joint beta of the NICs): NIC names}.
+    def undercut(self) -> dict[Undercut, list[str]]:
+        """Assumed rates below the joint rate of NICs, each with the names of the NICs that it slows.
 
-        An entry means that the assumed rate is lower than the joint rate of the NICs.
+        If several slow the same NICs for a local rank, only the lowest rate is listed.
         """
         server = self._server
-        through: dict[tuple[str, Fraction], set[int]] = defaultdict(set)
-        for gpu, nics in zip(server.gpus, self.of_rank, strict=True):
-            for nic in nics:
-                for start, end in ((gpu, server.nics[nic].at), (server.nics[nic].at, gpu)):
-                    for name, beta, _ in server.steps(start, end):
-                        through[name, beta].add(nic)
-        found: dict[tuple[str, Fraction, Fraction], dict[str, None]] = defaultdict(dict)
+        ways: dict[_User, set[_Step]] = defaultdict(set)
+        through: dict[_Step, set[int]] = defaultdict(set)
+        for rank, (gpu, nics) in enumerate(zip(server.gpus, self.of_rank, strict=True)):
+            for side, nic in product(_SIDES, nics):
+                ends = (gpu, server.nics[nic].at)
+                for name, beta, _ in server.steps(*(ends if side == "send" else ends[::-1])):
+                    ways[rank, side].add((name, beta))
+                    through[name, beta].add(nic)
+        slowed: dict[str, dict[_User, Undercut]] = defaultdict(dict)
         for (name, beta), used in through.items():
             together = 1 / sum((1 / server.nics[nic].beta_us_per_mb for nic in used), Fraction(0))
             guess = server.guesses.get(name, server.pcie_source if name.startswith("PCIe") else "")
             if guess and beta > together:
-                found[guess, beta, together][self.name(sorted(used))] = None
-        return {key: list(names) for key, names in found.items()}
+                limits = slowed[self.name(sorted(used))]
+                for user in (user for user, way in ways.items() if (name, beta) in way):
+                    if user not in limits or limits[user].beta_us_per_mb < beta:
+                        limits[user] = Undercut(guess, beta, together)
+        found: dict[tuple[Undercut, bool], dict[str, set[_User]]] = defaultdict(dict)
+        for names, limits in slowed.items():
+            for limit in dict.fromkeys(limits.values()):
+                users = {user for user, own in limits.items() if own == limit}
+                found[limit, len(users) == len(limits)][names] = users
+        told: dict[Undercut, list[str]] = {}
+        for (limit, is_all), of_names in found.items():
+            whom = "" if is_all else _said_of(set().union(*of_names.values()))
+            told[limit._replace(whom=whom)] = list(of_names)
+        return told
 
     def gb_per_s(self) -> float:
         """Max GB/s that all ranks of one node together can send to another node, by a linear program."""
@@ -181,6 +214,13 @@ class Nics:
                 f"{capacity:.4g} GB/s are possible if every rank uses every NIC"
             )
         return assumed
+
+
+def _said_of(users: Iterable[_User]) -> str:
+    """Local ranks, and the direction if it is the same for all, as the end of a sentence."""
+    ranks, sides = {rank for rank, _ in users}, {side for _, side in users}
+    way = "" if len(sides) > 1 else f"{sides.pop()}s of "
+    return f", for {way}local rank{'s' * (len(ranks) > 1)} {in_runs(ranks)}"
 
 
 def _divided(server: PcieServer, near: list[tuple[int, ...]]) -> list[tuple[int, ...]]:

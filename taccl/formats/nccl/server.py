@@ -241,8 +241,9 @@ def _join_nodes(shared: _Shared, server: PcieServer, wiring: Wiring, nics: Nics)
 def _limits_guessed(server: PcieServer, by_pcie: Iterable[Pair], nics: Nics | None) -> list[str]:
     """Notes on assumed rates that limit a path below the rates that the file or an argument states."""
     limits = [
-        f"NICs {', '.join(names)} ({gb_per_s(nic)}) are reached at {gb_per_s(step)} only, limited by {guess}"
-        for (guess, step, nic), names in ([] if nics is None else nics.undercut().items())
+        f"NICs {', '.join(names)} ({gb_per_s(limit.nics_beta_us_per_mb)}) are reached at "
+        f"{gb_per_s(limit.beta_us_per_mb)} only, limited by {limit.guess}{limit.whom}"
+        for limit, names in ([] if nics is None else nics.undercut().items())
     ]
     pairs_of: dict[tuple[str, Fraction], int] = defaultdict(int)
     for src, dst in by_pcie:

@@ -136,6 +136,21 @@ def test_each_cpu_is_named_for_its_own_rate(tmp_path):
     )
 
 
+def test_slowest_limit_of_a_nic_is_reported_once(tmp_path):
+    """The lower of two guessed limits between a rank and a NIC of 50 GB/s is reported, with the ranks.
+
+    GPU0 reaches the NIC through its PCIe link of 24 GB/s. GPU1 also crosses from CPU to CPU at 16 GB/s.
+    """
+    near, far = [_part("GPU0", 48), _part("NIC0", 24, ("p", 50))], [_part("GPU1", 48)]
+    assumed = _import(tmp_path, (16, near), (16, far)).assumed
+    limits = [each for each in assumed if each.startswith("NICs")]
+    assert len(limits) == 2
+    assert "at 24 GB/s only, limited by the library's rate" in limits[0]
+    assert limits[0].endswith(", for local rank 0")
+    assert "at 16 GB/s only, limited by 16 GB/s from a CPU" in limits[1]
+    assert limits[1].endswith(", for local rank 1")
+
+
 def test_cpus_of_different_kinds_are_reported(tmp_path):
     """If two CPUs differ in kind, a note says so, as both directions then have different rates."""
     mixed = (22, [_part("GPU0", 48)]), (16, [_part("NIC0", 48, ("p", 50))])
