@@ -135,7 +135,9 @@ TEXTS = (
     Text("rank file of Open MPI", r"^rank\s+\d+\s*=\s*\S", unsupported(_SLOTS)),
     Text(
         "host file",
-        r"^[\w.-]+[ \t]+(max[_-])?slots\s*=\s*\d+|\A([\w.-]+:\d+[ \t]*(\n|\Z))+\Z"
+        r"^[\w.-]+[ \t]+(max[_-])?slots\s*=\s*\d+"
+        r"|\A(#.*\n)*([\w.-]+:\d+[ \t]*([,\n]|#.*\n?|\Z))+\Z"
+        r"|\A(#.*\n)*([A-Za-z][\w.-]*\[[\d,-]+\](:\d+)?[ \t]*([,\n]|\Z))+\Z"
         # Names with a digit, one per line. Only their first digits fit `\d`: backtracking takes linear time.
         r"|\A(?=.*\n[^\n])([A-Za-z](?:[^\W\d]|[.-])*\d[\w.-]*[ \t]*(\n|\Z))+\Z",
         "`taccl reorder FILE --hosts {file}` reads it, beside the FILE of a probe",

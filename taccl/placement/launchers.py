@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 LAUNCHERS = ("mpich", "openmpi", "slurm", "torchrun")
 #: Number of slots after a host's name, as Open MPI and DeepSpeed write it in host files.
 _SLOTS = re.compile(r"[ \t]+slots[ \t]*=[ \t]*(\d{1,6})([ \t]+max[_-]slots[ \t]*=[ \t]*\d+)?$")
+#: A comma outside brackets, between the hosts of a list.
+_COMMA = re.compile(r",(?![^\[\]]*\])")
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:\d{1,6})?")
 #: Options with which Open MPI makes each line of a host file a rank, bound to a core as usual.
 _SEQUENTIALLY = " --map-by seq --bind-to core:if-supported"
@@ -42,27 +44,49 @@ esac
 @checked
 @reads("host file")
 def read_hosts(path: str | os.PathLike[str]) -> list[str]:
-    """Host of every slot, in order, from a file with a line for each host.
+    """Host of every slot, in order, from a file with a line for each host or slot.
 
-    A line is ``name``, ``name:slots`` or ``name slots=number``. ``#`` begins a comment.
+    A line is ``name``, ``name:slots`` or ``name slots=number``, or several of these with commas between them
+    (``mpirun -H``). A name may be a list of SLURM such as ``node[01-04]``. ``#`` begins a comment. A host
+    without a number may be named again, once for each slot (``SLURM_HOSTFILE``, ``PBS_NODEFILE``).
 
-    Raises `FormatError` for any other line, and for a host that is named twice.
+    Raises `FormatError` for any other line, and for a host that is named twice with a number of slots.
     """
     slots: list[str] = []
+    counted: dict[str, str] = {}
     for number, line in enumerate(read_text(path).splitlines(), 1):
-        word = _SLOTS.sub(r":\1", line.partition("#")[0].strip())
-        if not word:
-            continue
-        name, _, count = word.partition(":")
         where = f"{path}: line {number}"
-        if not _HOST.fullmatch(word) or count == "0":
-            said = f"found {shown(repr(word), 60)}; expected name, name:slots or name slots=number"
-            raise FormatError(said, where=where)
-        if name in slots:
-            said = f"found host {shown(name, 60)} twice; name it once, with its number of slots: {name}:2"
-            raise FormatError(said, where=where)
-        slots += [name] * int(count or 1)
+        for item in _items(line.partition("#")[0].strip()):
+            word = _SLOTS.sub(r":\1", item)
+            listed, _, count = word.partition(":")
+            names = [listed] if "[" not in listed else _expanded(listed, where)
+            if count == "0" or not all(_HOST.fullmatch(f"{name}{word[len(listed) :]}") for name in names):
+                said = f"found {shown(repr(word), 60)}; expected name, name:slots or name slots=number"
+                raise FormatError(said, where=where)
+            for name in names:
+                if name in counted and (count or counted[name]):
+                    said = f"found host {shown(name, 60)} twice; name it once, with its number of slots"
+                    raise FormatError(f"{said}: {name}:2", where=where)
+                counted[name] = count
+                slots += [name] * int(count or 1)
     return slots
+
+
+def _items(line: str) -> list[str]:
+    """Hosts of a line; it is a list with commas if each has a number of slots, or any has brackets."""
+    items = [item.strip() for item in _COMMA.split(line)]
+    is_list = "[" in line or all(":" in item for item in items)
+    return items if is_list else [line] if line else []
+
+
+def _expanded(names: str, where: str) -> list[str]:
+    """Hosts of a list of SLURM, such as ``node[01-04]``."""
+    from taccl.placement.slurm import expand_hosts
+
+    try:
+        return list(expand_hosts(names))
+    except InputError as error:
+        raise FormatError(error.message, where=where) from None
 
 
 @checked

@@ -173,6 +173,9 @@ def test_a_known_output_is_named_wherever_it_is_not_read(tmp_path, kind):
             "log of Intel MPI Benchmarks or of oneCCL's benchmark",
         ),
         ("10.0.0.1:8\n10.0.0.2:8\n", "host file"),
+        ("# rack 1\nn1:8  # rail 0\nn2:8\n", "host file"),
+        ("n1:8,n2:8\n", "host file"),
+        ("gpu[001-004,7]\n", "host file"),
         ("us  a  b  c\na  0 10 20\nb 10  0 20\nc 20 20  0\n", "text with a matrix of numbers"),
         (
             "| us | a | b |\n|--|--|--|\n| a | 0 | 10 |\n| b | 10 | 0 |\n| c | 20 | 20 |\n",
@@ -240,7 +243,8 @@ def test_files_that_are_no_text_are_named(tmp_path, content, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "piece", ["\n", ",", "1,", " ", "GPU0 ", "GPU0 X ", "a;1", "\t", "<!-- ", "# \n", "size time "]
+    "piece",
+    ["\n", ",", "1,", " ", "GPU0 ", "GPU0 X ", "a;1", "\t", "<!-- ", "# \n", "size time ", "n1:8,", "n[1],"],
 )
 def test_hostile_texts_are_recognised_in_linear_time(piece):
     """Hostile text of four times the size takes far less than sixteen times the CPU."""

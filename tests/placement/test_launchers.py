@@ -65,9 +65,41 @@ class TestHosts:
         assert read_hosts(path) == ["a", "a", "b"]
 
     @pytest.mark.parametrize(
+        ("text", "hosts"),
+        [
+            ("a\na\nb\nb\n", "aabb"),
+            ("a\nb\na\nb\n", "abab"),
+            ("a:2,b:2\n", "aabb"),
+            ("# job 7\nn[1-2,4]\n", ["n1", "n2", "n4"]),
+            ("n[01-02]:2, b\n", ["n01", "n01", "n02", "n02", "b"]),
+        ],
+        ids=["PBS_NODEFILE", "SLURM_HOSTFILE", "mpirun -H", "SLURM_NODELIST", "mixed"],
+    )
+    def test_lists_of_schedulers_are_read(self, tmp_path, text, hosts):
+        """A line for each slot, lists with commas, and SLURM's lists with brackets are read and recognised."""
+        path = tmp_path / "hosts"
+        path.write_text(text)
+        assert read_hosts(path) == list(hosts)
+
+    @pytest.mark.parametrize("launcher", ["slurm", "openmpi", "mpich"])
+    @pytest.mark.parametrize("hosts", HOSTS.values())
+    def test_files_written_are_read(self, tmp_path, placement, hosts, launcher):
+        """A host file written for a launcher is read as the hosts of its ranks, unless a host recurs in it."""
+        path = tmp_path / "hosts"
+        path.write_text(hostfile(placement, list(hosts), launcher))
+        if launcher == "mpich" and hosts == "aabb":  # Hydra's lines for b, a, b, a with their numbers
+            with pytest.raises(FormatError, match="twice"):
+                read_hosts(path)
+        else:
+            assert read_hosts(path) == placed(placement, hosts)
+
+    @pytest.mark.parametrize(
         ("text", "complaint"),
         [
-            ("a\nb\na\n", "line 3: found host a twice"),
+            ("a\nb\na:2\n", "line 3: found host a twice"),
+            ("a:2\nb\na\n", "line 3: found host a twice"),
+            ("src,dst\n", "line 1: found 'src,dst'"),
+            ("n[4-2]\n", "line 1: found '4-2'"),
             ("a b\n", "line 1: found 'a b'"),
             ("a:0\n", "line 1: found 'a:0'"),
         ],

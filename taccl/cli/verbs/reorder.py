@@ -67,8 +67,8 @@ def add(verb: argparse.ArgumentParser) -> None:
     group = verb.add_argument_group("files for launchers and libraries")
     help = "adopt the new order and write its files even if the gain may be noise"
     option(group, "--within-noise", help)
-    help = "the hosts in their present order, each a line name, name:slots or name slots=N (default: the "
-    help += "probe's); for a SLURM file, the hosts of the job"
+    help = "the hosts in their present order, each a line name, name:slots or name slots=N, or a line for "
+    help += "each slot (default: the probe's); for a SLURM file, the hosts of the job"
     option(group, "--hosts FILE", help)
     option(group, "--hostfile FILE", "write a host file in the new order")
     help = "launcher of the host file (default mpich, with Hydra); for torchrun, a script that prints options"
