@@ -83,7 +83,7 @@ TEXTS = {
         "Device:      tcp, pci=0000:01:00.0, iface=eth0\nAlgorithm:   allreduce_ring\n\n"
         "   elements   min (us)   p50 (us)   p99 (us)   max (us)   avg (GB/s)    samples\n"
     ),
-    "output of dcgmi, xpu-smi, npu-smi or hl-smi": "           NPU0       NPU1\nNPU0       X          HCCS\n",
+    "output of dcgmi, xpu-smi, npu-smi, hl-smi or cnmon": "           NPU0       NPU1\nNPU0       X          HCCS\n",
     "log of iperf, netperf, qperf, ucx_perftest or ping": (
         "[ ID] Interval           Transfer     Bitrate         Retr  Cwnd\n"
         "[  5]   0.00-1.00   sec  2.72 GBytes  23.4 Gbits/sec    0   1.5 MBytes\n"
@@ -196,6 +196,10 @@ FIELDS = {
     "schedule of TE-CCL": '{"1-Epoch_Duration": 2.5e-07, "4-Collective_Finish_Time": 1e-06, "6-Flows": []}',
     "output of perftest in JSON": '{"test_info": {"test": "RDMA_Write_BW_Test"}, "results": {}}',
     "trace of PyTorch's profiler": '{"schemaVersion": 1, "deviceProperties": [], "traceEvents": []}',
+    "execution trace of PyTorch": '{"schema": "1.1.1-chakra.0.0.4", "pid": 42, "nodes": [{"id": 2}]}',
+    "record of PyTorch's flight recorder": '{"version": "2.4", "entries": [], "pg_config": {}}',
+    "Chakra trace in JSON": '{"workload_graph": [{"Id": 1, "NodeType": 7, "Name": "x"}]}',
+    "rank table of HCCL": '{"version": "1.0", "server_count": "1", "server_list": []}',
     "file of SCCL or msccl-tools": '{"msccl_type": "algorithm", "name": "Allgather(n=4)"}',
     "system file of ASTRA-sim": '{"scheduling-policy": "LIFO", "preferred-dataset-splits": 4}',
     "logical topology of ASTRA-sim": '{"logical-dims": ["8", "2"]}',

@@ -17,11 +17,13 @@ from typing import Any
 
 from taccl._internal.names import shown
 from taccl._internal.text_kinds import (
+    CHAKRA,
     FIT,
     FIT_TABLE,
     HOSTS,
     PICTURED,
     SHOW,
+    SLOTS,
     TEXTS,
     TIMES,
     Text,
@@ -32,6 +34,9 @@ from taccl._internal.text_kinds import (
 _MARKS: dict[str, dict[str, str | None]] = {
     "plan": {"format": "taccl-plan"},
     "trace of PyTorch's profiler": {"traceEvents": None, "schemaVersion": None},
+    "execution trace of PyTorch": {"schema": None, "pid": None, "nodes": None},
+    "record of PyTorch's flight recorder": {"entries": None, "pg_config": None},
+    "Chakra trace in JSON": {"workload_graph": None},
     "placement": {"before_us": None, "after_us": None},
     "upstream sketch": {"nnodes": None},
     "upstream topology": {"gpus_per_node": None},
@@ -46,6 +51,7 @@ _MARKS: dict[str, dict[str, str | None]] = {
     "list of AWS instances with their network nodes": {"Instances": None},
     "system file of ASTRA-sim": {"scheduling-policy": None},
     "logical topology of ASTRA-sim": {"logical-dims": None},
+    "rank table of HCCL": {"server_count": None, "server_list": None},
     "network of ASTRA-sim's first version": {"topologies-per-dim": None},
     "answer of a verb with --json": {"finish_us": None, "digest": None},
 }
@@ -75,6 +81,12 @@ _ADVICE = {
     "trace of PyTorch's profiler": unsupported(
         f"taccl.workload.from_chakra reads Chakra traces of it; {TIMES}"
     ),
+    "execution trace of PyTorch": unsupported(
+        "taccl.workload.from_chakra reads the Chakra trace that chakra_converter makes of it"
+    ),
+    "record of PyTorch's flight recorder": unsupported(TIMES),
+    "Chakra trace in JSON": CHAKRA,
+    "rank table of HCCL": unsupported(SLOTS),
     "placement": "the format is write-only; it lists hosts in order for launchers",
     "upstream sketch": SHOW,
     "upstream topology": SHOW,
@@ -109,7 +121,7 @@ _BINARY = {
 _CHAKRA = re.compile(rb"[\s\S]{1,7}\n(\x05\d\.\d\.\d|\x06schema)")
 _ADVICE |= dict.fromkeys(_BINARY, PICTURED) | {
     "archive": "unpack it, and give the file inside",
-    "Chakra trace": "taccl.workload.from_chakra reads it in Python",
+    "Chakra trace": CHAKRA,
     "table in Parquet": "if taccl wrote it, give the schedule that it was made of; else save it as text",
 }
 _ADVICE |= {each.name: each.advice for each in TEXTS}

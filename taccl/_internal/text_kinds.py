@@ -31,12 +31,13 @@ _GPU_FIELD = r"\b(pci|pcie|memory|utilization|temperature|power|clocks)\.[a-z]"
 #: The second alternative is the matrix of p2pBandwidthLatencyTest.
 _MATRIX_ROWS = (
     rf"(?i)\A(#.*\n|[^\S\n]*\n)*(?!{_TIMES_HEAD}|{_COMPARISON_HEAD}|gpu,bdf,|.*{_GPU_FIELD})((?=.*,)[^=\[{{<\n]*\n)?{_COMMA_ROW}"
-    r"|P2P=(Enabled|Disabled).*Matrix"
+    r"|P2P=(Enabled|Disabled).*(Matrix|\((GB/s|us)\))"
 )
 #: Advice on files of a kind: a command that reads such a file, or the file to give instead.
 SHOW = "`taccl show {file}` reads it"
 FIT = "`taccl fit {file} --topology MACHINE` reads it, with the name of the machine"
 FIT_TABLE = "`taccl fit {file} --topology MACHINE --collective NAME` reads it, if its header names the units"
+CHAKRA = "taccl.workload.from_chakra reads it in Python"
 _NCCL_DUMP = "the topology is in the file that NCCL writes with NCCL_TOPO_DUMP_FILE=topo.xml"
 _RCCL_DUMP = "the topology is in the file that RCCL writes with NCCL_TOPO_DUMP_FILE=topo.xml"
 _SERVER = (
@@ -49,7 +50,7 @@ _MATRIX = (
 )
 HOSTS = "for the network between hosts give a matrix of pairs as CSV, or what `taccl probe` measures"
 TIMES = "for measured times give a log of nccl-tests, rccl-tests, perftest or OSU micro-benchmarks"
-_SLOTS = (
+SLOTS = (
     "for `taccl reorder FILE --hosts` give the hosts in their present order, each a line name or name:slots"
 )
 _RATE = "the rate of a NIC is given as a number, e.g. nic_gb_per_s=50"
@@ -132,7 +133,7 @@ TEXTS = (
             "`taccl reorder HOSTS --nccl-tuner FILE` writes such a table; give the hosts or the machine"
         ),
     ),
-    Text("rank file of Open MPI", r"^rank\s+\d+\s*=\s*\S", unsupported(_SLOTS)),
+    Text("rank file of Open MPI", r"^rank\s+\d+\s*=\s*\S", unsupported(SLOTS)),
     Text(
         "host file",
         r"^[\w.-]+[ \t]+(max[_-])?slots\s*=\s*\d+"
@@ -155,6 +156,8 @@ TEXTS = (
         r"|^[ \t]*\{\"name\": \"\w[\w ]*\", \"cat\": \"\w+\", \"ph\": ",
         unsupported(TIMES),
     ),
+    # Output of chakra_jsonizer: JSON objects one after another, the first with the version alone.
+    Text("Chakra trace in JSON", r"\A\s*\{\s*\"version\": ?\"[\d.]+\"\s*\}\s*\{", CHAKRA),
     Text("record of NCCL's inspector", r"\A\s*\{\"header\": ?\{.*\"coll_perf\": ?\{", unsupported(TIMES)),
     Text("output of ncclras", r"^Job summary\n=+$", unsupported(f"{_NCCL_DUMP}; {TIMES}")),
     Text("matrix of pairs", _MATRIX_ROWS, SHOW),
@@ -237,8 +240,8 @@ TEXTS = (
     ),
     Text("output of rocm-smi", r"ROCm System Management Interface|=\s*ROCm SMI\b", unsupported(_RCCL_DUMP)),
     Text(
-        "output of dcgmi, xpu-smi, npu-smi or hl-smi",
-        r"\|\s*(Topology Information|Diagnostic\s+\|)"
+        "output of dcgmi, xpu-smi, npu-smi, hl-smi or cnmon",
+        r"\bCard0[ \t]+Card1\b|\|\s*(Topology Information|Diagnostic\s+\|)"
         r"|\bGPU \d+/\d+[\s|]+GPU \d+/\d+|\bNPU0\s+NPU1\b|\b(npu|hl)-smi\b|\bHL-SMI Version\b",
         unsupported(f"{_FILE}; {_SERVER}"),
     ),
@@ -280,7 +283,7 @@ TEXTS = (
     Text(
         "map of processes by mpirun",
         r"^[ \t]*=+\s+(ALLOCATED NODES|JOB MAP)\s+=+|\b[Rr]ank \d+ (is )?(bound to|not bound)",
-        unsupported(_SLOTS),
+        unsupported(SLOTS),
     ),
     Text("output of sinfo or scontrol", r"^PARTITION\s+AVAIL|^NodeName=\S|^NODELIST\b", unsupported(HOSTS)),
     Text(
