@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 
 _LIMIT_BYTES = 64 * 10**6
 #: Line above a matrix of p2pBandwidthLatencyTest: direction, peer access, and quantity.
-_P2P = re.compile(r"^(.*?)\s*P2P=(Enabled|Disabled)\s+(Bandwidth|Latency)\b.*Matrix", re.IGNORECASE)
+_P2P = re.compile(
+    r"^(.*?)\s*P2P=(Enabled|Disabled)\s+(Bandwidth|Latency)\b.*(?:Matrix|\((?:GB/s|us)\))", re.IGNORECASE
+)
 #: Line of p2pBandwidthLatencyTest on a pair without peer access.
 _NO_ACCESS = re.compile(r"^\s*Device=\d+ CANNOT Access Peer Device=\d+")
 #: Line in which nvbandwidth, if run as several processes, names the host of one process.
@@ -187,7 +189,10 @@ def _of_list(tables: Sequence[Table], in_cells: str, comments: str, where: str) 
 
 
 def _of_p2p(lines: Sequence[str], where: str) -> Probe:
-    """Probe from the first one-way matrices of p2pBandwidthLatencyTest, with P2P enabled if present."""
+    """Probe from the first one-way matrices of p2pBandwidthLatencyTest, with P2P enabled if present.
+
+    Without a one-way matrix of bandwidths, a direction has half of the two-way bandwidth, which is a sum.
+    """
     heads = [(at, head) for at, line in enumerate(lines, 1) if (head := _P2P.match(line))]
     # Prefer one-way matrices, then P2P enabled. The sort is stable, so P2P writes stay before reads.
     heads.sort(key=lambda each: (each[1][1][:2].lower() == "bi", each[1][2].lower() != "enabled"))
@@ -196,12 +201,19 @@ def _of_p2p(lines: Sequence[str], where: str) -> Probe:
         kind = head[3].lower()
         if kind not in found:
             found[kind] = " ".join(head[0].split()), _printed(lines, at, where)
-    assumed = [f"{kind} is that of {shown(repr(head), 90)}" for kind, (head, _) in found.items()]
+    if (num_gpus := min(len(table.names) for _, table in found.values())) < 2:
+        said = f"found a matrix of {format_count(num_gpus, 'GPU')}; expected one of two GPUs or more"
+        raise FormatError(f"{said}; run the test on all GPUs", where=where)
+    is_sum = {kind: kind == "bandwidth" and head[:2].lower() == "bi" for kind, (head, _) in found.items()}
+    assumed = [
+        f"{kind} is {'half of ' * is_sum[kind]}that of {shown(repr(head), 90)}"
+        for kind, (head, _) in found.items()
+    ]
     if any("p2p=disabled" in head.lower() for head, _ in found.values()):
         assumed.append("copies pass through host memory, as P2P is disabled")
     elif any(map(_NO_ACCESS.match, lines)):
         assumed.append("copies between GPUs that cannot access each other pass through host memory")
-    tables = {kind: table.values for kind, (_, table) in found.items()}
+    tables = {kind: table.values / (1 + is_sum[kind]) for kind, (_, table) in found.items()}
     _, last = next(reversed(found.values()))
     return Probe(
         tuple(f"GPU {i}" for i in last.names), tables.get("latency"), tables.get("bandwidth"),

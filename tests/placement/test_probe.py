@@ -498,6 +498,21 @@ class TestMatrices:
         assert probe.bandwidth_gb_per_s[0, 1] == 11
         assert probe.assumed[-1] == "copies pass through host memory, as P2P is disabled"
 
+    def test_two_way_rates_are_halved(self, tmp_path):
+        """Without a one-way matrix, a direction has half of the sum that a two-way matrix states."""
+        path = tmp_path / "p2p.txt"
+        path.write_text("Bidirectional P2P=Enabled Bandwidth (GB/s)\n   D\\D 0 1\n 0 900 48\n 1 50 900\n")
+        probe = load_probe(path)
+        assert (probe.bandwidth_gb_per_s[0, 1], probe.bandwidth_gb_per_s[1, 0]) == (24, 25)
+        assert probe.assumed[0].startswith("bandwidth is half of that of 'Bidirectional")
+
+    def test_one_gpu_is_no_matrix(self, tmp_path):
+        """The matrix of a single GPU has no pair, and the error says so."""
+        path = tmp_path / "p2p.txt"
+        path.write_text("Unidirectional P2P=Enabled Bandwidth Matrix (GB/s)\n   D\\D 0\n 0 900\n")
+        with pytest.raises(FormatError, match="found a matrix of 1 GPU; expected one of two GPUs or more"):
+            load_probe(path)
+
     def test_nvbandwidth_of_several_hosts(self, tmp_path):
         """GPUs of two hosts that NVLink joins count as one server, and a note says so."""
         path = tmp_path / "nvbandwidth.txt"
