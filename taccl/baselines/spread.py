@@ -245,8 +245,8 @@ def merging(problem: Problem) -> Problem:
     links, most = problem.clauses.merging.union(holds.tolist()), max(6, problem.collective.num_chunks)
     if (links, most) == (problem.clauses.merging, problem.clauses.max_merge):
         return problem
-    note = f"chunks of one message are one send on {format_count(len(links), 'link')}"
-    notes = (*(each for each in problem.notes if not each.startswith("chunks of one message")), note)
+    note = f"sends may merge any number of chunks on {format_count(len(links), 'link')}"
+    notes = (*(each for each in problem.notes if not each.startswith("sends may merge")), note)
     return replace(problem.with_clauses(merging=links, max_merge=most), notes=notes)
 
 

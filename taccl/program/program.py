@@ -268,7 +268,7 @@ class Program:
             f"Program({shown(repr(self.name), 100)}, {place}: {format_count(self.num_ranks, 'rank')}, "
             f"{format_count(self.num_steps, 'step')},{copies} at most "
             f"{format_count(self.max_threadblocks, 'threadblock')} and "
-            f"{format_count(self.scratch_chunks, 'chunk')} of scratch per rank,  "
+            f"{format_count(self.scratch_chunks, 'chunk')} of scratch per rank, "
             f"{'; '.join((format_count(self.num_channels, 'channel') + ', ' + self.protocol, *self.notes))})"
         )
 

@@ -28,8 +28,9 @@ from taccl.synthesis.stopping import GAP_MET, INTERRUPTED, STOPPING_RULE
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Headings of the table of stages.
+#: Headings of the tables of stages and of trace entries.
 STAGE_COLUMNS = ("stage", "solver", "status", "seconds", "finish", "its bound", "")
+TRACE_COLUMNS = ("seconds", "finish", "bound", "phase")
 
 #: Finish in us below which there is a warning if the profile has no latencies, as these would dominate.
 _WARN_BELOW_US = 20.0
@@ -102,6 +103,12 @@ class TraceEntry:
     bound_us: float | None
     phase: str = ""
 
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The entry as a row of a table with `TRACE_COLUMNS`."""
+        finish, bound = ("" if us is None else format_us(us) for us in (self.finish_us, self.bound_us))
+        return f"{self.seconds:.2f}", finish, bound, self.phase
+
 
 class Stages(tuple[Stage, ...]):
     """Stages of a synthesis in the order in which they ended."""
@@ -123,6 +130,13 @@ class Stages(tuple[Stage, ...]):
             for stage in self
         ]
 
+    def _repr_html_(self) -> str:
+        """HTML for notebooks: a row per stage."""
+        return html.table(STAGE_COLUMNS, [stage.cells for stage in self])
+
+    def __repr__(self) -> str:
+        return table([STAGE_COLUMNS, *(stage.cells for stage in self)])
+
 
 class Trace(tuple[TraceEntry, ...]):
     """Incumbent trace: an entry for each better schedule or bound; the last entry is that of the result."""
@@ -134,26 +148,40 @@ class Trace(tuple[TraceEntry, ...]):
         """Trace of searches that may use different chunks, in order of time, ended by the result's entry.
 
         Entries of a whole schedule that finishes later than an earlier one keep their bound, with the earlier
-        finish. A bound above the best finish so far was proven for other chunks, and is left out.
+        finish. A bound above the best finish so far was proven for other chunks, and is left out. So is an
+        entry with the finish and the bound of the one before it in its phase.
         """
         kept: list[TraceEntry] = []
+        known: dict[str, tuple[float | None, float | None]] = {}
         best_us = math.inf
+
+        def keep(entry: TraceEntry) -> None:
+            figures = entry.finish_us, entry.bound_us
+            if known.get(entry.phase) != figures:
+                known[entry.phase] = figures
+                kept.append(entry)
+
         for entry in entries:
             if entry.phase:
-                kept.append(entry)
+                keep(entry)
                 continue
             was_us, best_us = best_us, min(best_us, math.inf if entry.finish_us is None else entry.finish_us)
             is_known = entry.bound_us is not None and entry.bound_us <= best_us
             if best_us < was_us or is_known:
                 finish_us = None if best_us == math.inf else best_us
-                kept.append(
-                    replace(entry, finish_us=finish_us, bound_us=entry.bound_us if is_known else None)
-                )
+                keep(replace(entry, finish_us=finish_us, bound_us=entry.bound_us if is_known else None))
         return cls((*kept, last))
 
     def to_frame(self) -> pd.DataFrame:
         """A pandas DataFrame with a row per entry: seconds, finish and bound in us, and the phase."""
         return _frame(self, "seconds finish_us bound_us phase")
+
+    def _repr_html_(self) -> str:
+        """HTML for notebooks: a row per entry."""
+        return html.table(TRACE_COLUMNS, [entry.cells for entry in self])
+
+    def __repr__(self) -> str:
+        return table([TRACE_COLUMNS, *(entry.cells for entry in self)])
 
 
 def _frame(rows: Iterable[Any], names: str) -> pd.DataFrame:

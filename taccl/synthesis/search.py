@@ -387,7 +387,7 @@ class Search:
         except KeyboardInterrupt:
             self.account(name, since, "interrupted", "stopped by Ctrl-C")
             raise
-        self.account(name, since, message="besides its other stages")
+        self.account(name, since, message="time outside its stages")
 
     def prove(self, bound: Certificate, since: float) -> None:
         """Keep and log a bound whose computation began at `since`."""

@@ -137,11 +137,11 @@ def test_a_finish_that_merged_sends_beat_is_not_proven_best():
     assert not standing(bound, Fraction(12), bound_over_all_chunkings(bound)).startswith("proven best")
 
 
-def test_a_best_finish_without_merging_is_of_a_sketch():
-    """A finish of 12 us is optimal only under the sketch that forbids merging: merged sends take 8.7 us."""
+def test_a_best_finish_without_merging_names_the_limit():
+    """A finish of 12 us is optimal only while merging is forbidden: merged sends take 8.7 us."""
     problem = taccl.make_problem(taccl.topologies.dgx2(), "allgather", size_bytes="1MB", chunks_per_rank=1)
     bound = taccl.lower_bound(problem.with_clauses(max_merge=1), divisible=True)
-    assert standing(bound, bound.bound, bound) == "proven best under this sketch"
+    assert standing(bound, bound.bound, bound) == "proven best under these limits on merging"
 
 
 def test_merged_sends_share_an_alpha_in_every_chunking():
@@ -264,7 +264,7 @@ def test_a_sketch_that_prevents_merging_is_reported():
     problem = sketch.apply(topology, "allreduce", size="1KB", chunks_per_rank=1)
     bound = taccl.lower_bound(problem)
     every = bound_over_all_chunkings(bound)
-    assert standing(bound, bound.bound, every) == "optimal for 1 chunk per rank under this sketch"
+    assert standing(bound, bound.bound, every) == "optimal for 1 chunk per rank under these limits on merging"
 
 
 def test_padding_is_no_part_of_the_bound_over_all_chunkings():

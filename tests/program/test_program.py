@@ -22,7 +22,7 @@ def test_a_program_states_its_resources():
     program = program_of("allgather", "ring:2")
     assert repr(program) == (
         "Program('allgather on ring:2', out of place: 2 ranks, 6 steps, of them 2 within ranks, at most "
-        "3 threadblocks and 0 chunks of scratch per rank,  1 channel, Simple)"
+        "3 threadblocks and 0 chunks of scratch per rank, 1 channel, Simple)"
     )
 
 

@@ -269,6 +269,18 @@ def test_frames_of_stages_and_trace():
     assert list(Trace().to_frame()) == list(trace)
 
 
+def test_stages_and_trace_are_shown_as_tables():
+    """The text and the HTML of stages and of a trace have a heading and a row per entry."""
+    stages = Stages([Stage("bound", "taccl", "done", 0.5, bound_us=4.0)])
+    trace = Trace([TraceEntry(0.5, 6.0, None, "reduce"), TraceEntry(0.75, 5.0, 4.0)])
+    assert repr(stages).splitlines()[1].split() == ["bound", "taccl", "done", "0.50", "4", "us"]
+    assert [line.split() for line in repr(trace).splitlines()] == [
+        ["seconds", "finish", "bound", "phase"], ["0.50", "6", "us", "reduce"],
+        ["0.75", "5", "us", "4", "us"],
+    ]  # fmt: skip
+    assert [each._repr_html_().count("<tr") for each in (stages, trace)] == [2, 3]
+
+
 def test_slow_links_count():
     """On a star of 2 leaves (1 and 2 us per chunk) the hub's last chunk arrives after 2 * 2 us."""
     found = brief_synthesis(problem_of(star(2), collectives.broadcast(3, chunks_per_rank=2)))
@@ -290,6 +302,15 @@ class TestTrace:
             TraceEntry(1.0, 20.0, None), TraceEntry(3.0, 20.0, 12.0), TraceEntry(4.0, 9.0, 25.0, "reduce"),
             TraceEntry(5.0, 18.0, None), last,
         )  # fmt: skip
+
+    def test_an_entry_without_news_is_left_out(self):
+        """A schedule or bound that equals the best so far adds no entry; the result always has one."""
+        entries = [
+            TraceEntry(1.0, 20.0, None), TraceEntry(2.0, 20.0, 12.0), TraceEntry(3.0, 20.0, 12.0),
+            TraceEntry(4.0, 9.0, 5.0, "reduce"), TraceEntry(5.0, 9.0, 5.0, "reduce"),
+        ]  # fmt: skip
+        last = TraceEntry(6.0, 20.0, 12.0)
+        assert Trace.of(entries, last) == (*entries[:2], entries[3], last)
 
     @pytest.mark.slow
     def test_trace_begins_with_the_first_schedule(self):

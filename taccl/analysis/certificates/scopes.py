@@ -110,12 +110,16 @@ def stronger(bound: Certificate, every: Certificate | None) -> Certificate:
 
 
 def under_sketch(problem: Problem) -> str:
-    """Text for a claim under the problem's sketch: ``" under this sketch"``; empty without a sketch."""
+    """Text for a claim that holds only under the problem's clauses; empty under the default ones.
+
+    Without a sketch, as of a lifted program or a baseline, clauses may still limit merging.
+    """
     clauses = problem.clauses
     default = make_problem(problem.topology, problem.collective, chunk_bytes=problem.chunk_bytes).clauses
     merges = clauses.merging >= default.merging and clauses.max_merge >= default.max_merge
-    is_sketched = clauses != clauses.only("merge") or not merges
-    return " under this sketch" if is_sketched or clauses.name else ""
+    if clauses != clauses.only("merge") or clauses.name:
+        return " under this sketch"
+    return "" if merges else " under these limits on merging"
 
 
 def standing(bound: Certificate, finish: Fraction, every: Certificate | None) -> str:

@@ -161,6 +161,7 @@ def _offer_quickest(
     late_s = parameters.budget.late_s * busy_factor()
     late = search.deadline.later(late_s)
     skipped: list[str] = []
+    refused = 0
     while left:
         is_known, factor = search.has_found, busy_factor()
         limits = {name: until_best if name == order[0] else until for name in left}
@@ -185,10 +186,15 @@ def _offer_quickest(
         found = _in_time(name, problem, ends, last)
         with suppress(OutOfTime), (limit.at_least(verify_s) if is_known else late).enforced():
             is_better = found is not None and (search.best is None or found.finish < search.best.finish)
-            if found is not None and is_better and verify(found).ok:
-                search.offer_whole(found, producer=found.producer, verified=True)
-                best = name
-    message = f"{'last' if is_last else 'first'}: {best or 'none better'}{left_out(skipped)}"
+            if found is not None and is_better:
+                if verify(found).ok:
+                    search.offer_whole(found, producer=found.producer, verified=True)
+                    best = name
+                else:
+                    refused += 1
+    none = "none better" if search.has_found else "none"
+    none = f"none of {refused} obeys the sketch" if refused and not search.has_found else none
+    message = f"{'last' if is_last else 'first'}: {best or none}{left_out(skipped)}"
     search.record("baselines", "taccl", "done", since, finish_us=search.best_us, message=message)
 
 

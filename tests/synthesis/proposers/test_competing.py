@@ -1,5 +1,6 @@
 """Baselines as the first schedule of a search."""
 
+import re
 from importlib import import_module
 
 import pytest
@@ -36,6 +37,16 @@ def test_the_best_baseline_is_the_first_schedule(collective):
             continue
     assert search.best.finish == min(finishes)
     assert taccl.verify(search.best).ok
+
+
+def test_refused_baselines_are_counted():
+    """If the sketch forbids link 0, which every baseline uses, the stage has their number, not "none better"."""
+    problem = problem_of("allgather")
+    allowed = frozenset(range(1, len(problem.topology.links)))
+    search = Search(problem.with_clauses(links_allowed=allowed), Options(), NEVER)
+    competing.offer_first(search)
+    assert search.best is None
+    assert re.fullmatch(r"first: none of \d+ obeys the sketch", search.stages[-1].message)
 
 
 @pytest.mark.parametrize(("size", "first"), [("16KB", "bine"), ("256KB", "bucket")])
