@@ -22,6 +22,8 @@ class TacclError(Exception):
 #: `_MOST`: max characters of a message, as names and paths in it may be of any length.
 #: `_MOST_WHERE`: max characters of an error's `where`, which may also contain names and paths.
 _MOST, _MOST_WHERE = 4000, 400
+#: Modules whose frames a warning passes over.
+_OWN = ("taccl", "functools")
 
 
 class InputError(TacclError, ValueError):
@@ -141,8 +143,11 @@ class NumericsWarning(TacclWarning):
 
 
 def warn(message: str, category: type[TacclWarning]) -> None:
-    """Issue a warning at the line outside taccl that called into taccl, however deep the call stack is."""
+    """Issue a warning at the line that called into taccl, however deep the call stack is.
+
+    Frames of functools between frames of taccl, as of a cached property, count as taccl's.
+    """
     level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "taccl":
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OWN:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)

@@ -199,9 +199,13 @@ def test_stated_ports_are_no_assumption(ports, is_assumed):
 
 
 def test_clusters_and_ports_that_are_guessed_are_reported():
-    """A warning states that racks are found by clustering and that rates are assumed."""
-    with pytest.warns(AssumptionWarning, match=r"3 hosts are in 2 clusters.*every port 12\.5 GB/s"):
+    """A warning states that racks are found by clustering and that rates are assumed.
+
+    It is reported at the line of the caller, although a cached property computes the clusters.
+    """
+    with pytest.warns(AssumptionWarning, match=r"3 hosts are in 2 clusters.*every port 12\.5 GB/s") as warned:
         Probe(NAMES, OURS).topology()
+    assert {each.filename for each in warned} == {__file__}
 
 
 def test_matrix_of_a_server_allows_what_its_wires_do(shared_data):
