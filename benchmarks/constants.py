@@ -28,7 +28,7 @@ SOURCE_OF = {
     "h100_a3mega_x2_allreduce_gcp": "network tcpxo",
     "h200_2x1_allgather_1nic_gke": "network gib",
     "mi300x_x1_allreduce_rccl": "protocols",
-    "mi300x_x2_allreduce_rccl": "network rccl",
+    "mi300x_x2_allreduce_rccl": "network rccl-2.22",
     "mi355x_x1_allreduce_full": "protocols",
     "mi355x_x1_alltoall_full": "protocols",
     "p5_x1_allreduce_aws_batch": "launch",
@@ -47,9 +47,9 @@ _OTHER_LAUNCH_US = 1.9
 _OTHER = {"mi300x": "mi355x", "mi355x": "mi300x"}
 
 
-def costs_without(topology: str, log: str) -> Costs:
+def costs_without(topology: str, log: str, network: str | None = None) -> Costs:
     """Costs of a machine, with constants of other machines in place of those that come from a log."""
-    costs, kind = costs_of(topology), SOURCE_OF[log].split()[0]
+    costs, kind = costs_of(topology, network=network), SOURCE_OF[log].split()[0]
     if kind == "network":
         return replace(costs, network=_other_network(costs.network.name))
     if kind == "launch":

@@ -115,8 +115,9 @@ def _diagnosis(
     ]
     named = network if machine.topology is None else ""
     expectations = [
-        Expectation(each.on(on.num_ranks, on.num_nodes), on, named, log_of[each.source].debug.algorithms)
+        Expectation(each.on(on.num_ranks, on.num_nodes), on, named, debug.algorithms, debug.version)
         for each, on, _ in placed
+        for debug in (log_of[each.source].debug,)
     ]
     shares = [_share(each) for each in expectations]
     deadline = Deadline.after(budget_s)

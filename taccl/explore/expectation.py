@@ -17,7 +17,7 @@ from taccl.baselines.nccl import nccl_candidate, nccl_choices, scheduled
 from taccl.measure.diagnosis import Limit
 from taccl.measure.library import candidates, chosen
 from taccl.measure.library_costs import Costs
-from taccl.measure.machine import import_network, machine_of, replaces
+from taccl.measure.machine import import_network, machine_of, network_by_version, replaces
 from taccl.measure.predict import costs_of, ranks_per_node
 from taccl.measure.series import Series
 from taccl.problem.making import make_problem
@@ -67,13 +67,19 @@ class Expectation:
     """
 
     def __init__(
-        self, series: Series, topology: Topology, named_network: str = "", algorithms: Collection[str] = ()
+        self,
+        series: Series,
+        topology: Topology,
+        named_network: str = "",
+        algorithms: Collection[str] = (),
+        version: Sequence[int] = (),
     ) -> None:
         """Expect a series on a topology.
 
         - `named_network`: Network that the log names, which counts if the topology follows from GPUs alone.
         - `algorithms`: Algorithms to which the log's NCCL_ALGO limits the library; empty for all. Those that
           the model has determine `predicted_us`, but not the best choice.
+        - `version`: Version of the library that the log states; empty if it states none.
         """
         self.series, self.topology = series, topology
         most = next((most for ranks, most in _SIZES if topology.num_ranks <= ranks), _FEW_SIZES)
@@ -84,7 +90,7 @@ class Expectation:
         )
         built_in = [each.name for each in PROFILES.get(topology.machine, ())]
         self._costs = (
-            replace(_costs_on(topology, named_network), ranks_per_process=series.launched_together)
+            replace(_costs_on(topology, named_network, version), ranks_per_process=series.launched_together)
             if topology.profile in built_in
             else None
         )
@@ -342,11 +348,12 @@ def _best_of(choices: tuple[Choice, ...]) -> Choice:
     return min([own, *(each for each in others if each.algorithm == "nvls")], key=lambda each: each.time_us)
 
 
-def _costs_on(topology: Topology, named_network: str) -> Costs:
+def _costs_on(topology: Topology, named_network: str, version: Sequence[int]) -> Costs:
     """Costs of the topology's machine; if it has only some of the ranks, costs of a node with those."""
     costs, kept = costs_of(topology.machine), topology.cache.get("kept_ranks", ())
     if replaces(named_network, costs.network.name):
         costs = replace(costs, network=NETWORKS[named_network])
+    costs = replace(costs, network=NETWORKS[network_by_version(costs.network.name, version)])
     per_node = ranks_per_node(topology.machine)
     # As nodes are alike, the first one with kept ranks stands for all.
     return costs.on_ranks([rank % per_node for rank in kept if rank // per_node == kept[0] // per_node])

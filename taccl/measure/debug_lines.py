@@ -32,8 +32,10 @@ _SETTING = re.compile(r"CCL INFO (NCCL_\w+) set by environment to (\^?\w[\w,]*)"
 #: `_COMMAND`: line of a command that sets variables. `_SET`: a variable in it, with its value.
 _COMMAND = re.compile(r"^(?:.*(?:-x|export|env) +NCCL_\w+=.*|.*\bNCCL_\w+=.*_perf\b.*)$", re.MULTILINE)
 _SET = re.compile(r"\b(NCCL_\w+)=[\"']?(\^?\w[\w,]*)")
-#: Version of NCCL in its own line, or as a number in the header of nccl-tests: 22803 is 2.28.3.
-_VERSION = re.compile(r"NCCL version (\d+)\.(\d+)|nccl-library=(\d)(\d\d)\d\d\b")
+#: Version of NCCL or RCCL in its own line, or as a number in the header of nccl-tests: 22803 is 2.28.3.
+#: `_NAMED_VERSION`: version of RCCL in a remark, which counts if no line states one.
+_VERSION = re.compile(r"[NR]CCL version ?:? (\d+)\.(\d+)|[nr]ccl-library=(\d)(\d\d)\d\d\b")
+_NAMED_VERSION = re.compile(r"\bRCCL (\d)\.(\d+)\.\d")
 #: {name of an algorithm in NCCL_ALGO, in lower case: name in predictions}.
 _ALGORITHMS = {"ring": "ring", "tree": "tree", "nvls": "nvls", "nvlstree": "nvls", "pat": "pat"}
 #: Values of NCCL_ALGO that leave one algorithm, without sums in switches.
@@ -59,7 +61,7 @@ class DebugFacts(NamedTuple):
     - `excluded`: Names of causes that the lines exclude.
     - `algorithms`: Algorithms, by their names in predictions, to which NCCL_ALGO limits the library; empty if
       it limits none.
-    - `version`: Version of NCCL, such as (2, 28); empty if unknown.
+    - `version`: Version of NCCL or RCCL, such as (2, 28); empty if unknown.
     """
 
     network: str = ""
@@ -85,7 +87,8 @@ def debug_facts(text: str) -> DebugFacts:
     if _NVLS.search(text):
         excluded.add("nvls-off")
     causes = dict(_causes(text, network, between, inside))
-    version = next((tuple(int(part) for part in found if part) for found in _VERSION.findall(text)), ())
+    versions = _VERSION.findall(text) or _NAMED_VERSION.findall(text)
+    version = next((tuple(int(part) for part in found if part) for found in versions), ())
     left = frozenset(excluded - causes.keys())
     return DebugFacts(network, min(nics, default=0), causes, left, _algorithms(text), version)
 

@@ -34,13 +34,15 @@ from taccl.measure.machine import (
     local_ranks,
     mismatches,
     modelled,
+    network_by_version,
     placed,
     with_switches,
 )
 from taccl.measure.missing import missing_measurements
 from taccl.measure.model import COLLECTIVES, PARAMETERS, Parameter, priors, terms_of, times_us
 from taccl.measure.predict import costs_of, predicted_us
-from taccl.measure.series import POINT_TO_POINT, Series
+from taccl.measure.series import POINT_TO_POINT, Log, Series
+from taccl.topology.networks import NETWORKS
 from taccl.topology.topology import Topology
 
 #: Max median relative error of a fit that describes the machine.
@@ -303,7 +305,7 @@ def fit(
     local = local_ranks(machine.ranks_per_node, most_nodes or 1, ranks, without_ranks)
     series = [placed(each, len(local), nodes, most) for log in read for each in log.series]
     kept = tuple(joined(series))
-    costs = costs_of(machine.name).on_ranks(local) if is_named else None
+    costs = _costs(machine.name, read).on_ranks(local) if is_named else None
     rate = machine.node_gb_per_s if costs is None else costs.node_gb_per_s
     shares = {
         num: links_share(on, local[:num]) if costs is None else costs.links_share(num)
@@ -371,6 +373,13 @@ def _estimated(
     is_plain = rate <= most_gb_per_s and plain_cost <= best_cost + CONTRADICTED
     against = is_plain and plain_cost + CONTRADICTED < best_cost
     return *(plain if is_plain else best), against
+
+
+def _costs(machine: str, logs: Sequence[Log]) -> Costs:
+    """Costs of a machine by name, on the class of networks of the version of RCCL that the logs state."""
+    costs = costs_of(machine)
+    version = next((log.debug.version for log in logs if log.debug.version), ())
+    return replace(costs, network=NETWORKS[network_by_version(costs.network.name, version)])
 
 
 def _senders(series: Series) -> int:

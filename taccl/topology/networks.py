@@ -120,7 +120,27 @@ NETWORKS = {
             f"{_OFI}, and sets protocol simple; a hop from a published log of 2 x 1 T4 (no GPUDirect RDMA)",
             only="ring simple",
         ),
-        Network("rccl", 0, 180, 0, 0.95, 0, True, "published log of 2 x 8 MI300X with NICs of NVIDIA"),
+        Network(
+            "rccl",
+            0,
+            0,
+            0,
+            0.95,
+            0,
+            True,
+            "published log of 2 x 8 MI300X; start: ROCm/rocm-systems, pull request 3272 (RCCL 2.28, MI300X), "
+            "and a published log of 2 x 8 MI308X (RCCL 2.27, NICs of Broadcom)",
+        ),
+        Network(
+            "rccl-2.22",
+            0,
+            180,
+            0,
+            0.95,
+            0,
+            True,
+            "published log of 2 x 8 MI300X, RCCL 2.22.3, NICs of NVIDIA",
+        ),
         Network(
             "pollara", 0, 0, 0, 0.95, 0, True, "published log of 2 x 8 MI355X with NICs of AMD: no start"
         ),
@@ -132,7 +152,8 @@ NETWORKS = {
 NETWORK_TITLES = {
     "infiniband": "InfiniBand", "roce": "RoCE", "gib": "RoCE (gIB)", "roce-pcie": "RoCE", "efa": "EFA",
     "efa-host": "EFA", "efa-rdma": "EFA with RDMA", "efa-rdma-2": "EFA with RDMA", "tcpx": "TCPX",
-    "tcpxo": "TCPXO", "slingshot": "Slingshot", "rccl": "RoCE or InfiniBand", "pollara": "Pollara",
+    "tcpxo": "TCPXO", "slingshot": "Slingshot", "rccl": "RoCE or InfiniBand",
+    "rccl-2.22": "RoCE or InfiniBand", "pollara": "Pollara",
 }  # fmt: skip
 
 

@@ -111,11 +111,15 @@ def test_some_paths_through_host_memory_are_counted():
     [
         ("NCCL version 2.8.3+cuda11.2", (2, 8)),
         ("# nccl-tests version 2.17.6 nccl-headers=22803 nccl-library=22803", (2, 28)),
-        ("RCCL version : 2.27.3", ()),
+        ("RCCL version : 2.27.3", (2, 27)),
+        ("# rccl-tests version 2.17.9-develop:4a65e8d rccl-headers=22707 rccl-library=22803", (2, 28)),
+        ("# AAC10, RCCL 2.22.3, ROCm 6.4.2", (2, 22)),
+        ("# RCCL 2.22.3 is older than this\nRCCL version 2.20.5+hip6.2 HEAD:d380693+", (2, 20)),
+        ("ROCm version : 6.4.2.0-120-e7d83f5", ()),
     ],
 )
-def test_the_version_of_nccl_is_read(text, version):
-    """The version is in a line of NCCL, and as one number in the header of new nccl-tests."""
+def test_the_version_of_the_library_is_read(text, version):
+    """The version is in a line of the library, in the header of new nccl-tests, or in a remark."""
     assert debug_facts(text).version == version
 
 

@@ -11,9 +11,10 @@ from taccl.measure.machine import (
     instance_of,
     machine_by_gpus,
     machine_of,
+    network_by_version,
     rack_mismatch,
 )
-from taccl.measure.predict import costs_of, known_machines
+from taccl.measure.predict import costs_of, known_machines, predict
 from taccl.measure.series import Log
 from taccl.topology.models import MODELS
 from taccl.topology.registry import parse
@@ -109,3 +110,12 @@ def test_trays_of_a_rack_are_not_joined_by_nics(tmp_path):
     named = taccl.topologies.dgx_h100(2)
     others = ((one, "NVIDIA GB200"), (two, "NVIDIA B200"), (two, "unknown"), (named, "NVIDIA GB200"))
     assert not any(rack_mismatch(topology, {gpu}) for topology, gpu in others)
+
+
+def test_old_versions_of_rccl_start_later_between_nodes():
+    """RCCL 2.22 starts 180 us later between nodes than 2.27; NCCL of that version does not."""
+    versions = {(2, 20): "rccl-2.22", (2, 22): "rccl-2.22", (2, 27): "rccl", (): "rccl"}
+    assert {each: network_by_version("rccl", each) for each in versions} == versions
+    assert network_by_version("infiniband", (2, 22)) == "infiniband"
+    old, new = (predict("mi300x", "allreduce", 8, nodes=2, network=name) for name in ("rccl-2.22", "rccl"))
+    assert old.time_us - new.time_us == pytest.approx(180)
