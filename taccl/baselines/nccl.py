@@ -141,21 +141,28 @@ def _is_of(candidate: Considered, expected: Prediction | None) -> bool:
 @cached
 def _expected(problem: Problem, *, nvls: bool) -> Prediction | None:
     """Algorithm, protocol and time of NCCL by `predict`; None unless the topology is a machine by name."""
-    from taccl.measure.predict import known_machines  # loads all tables of machines
-    from taccl.measure.predict import predict as predict_library
+    from taccl.measure.predict import predict as predict_library  # loads all tables of machines
 
     topology, size = problem.topology, problem.size_bytes
-    machine, nodes = topology.machine, topology.num_nodes
-    if machine not in known_machines() or topology.profile not in [each.name for each in PROFILES[machine]]:
+    if size is None or not is_by_name(topology):
         return None
+    name, nodes = problem.collective.name, topology.num_nodes
+    return predict_library(topology.machine, name, size, nodes=nodes, nvls=nvls)
+
+
+def is_by_name(topology: Topology) -> bool:
+    """True if a topology is an unchanged machine by name that `taccl.predict` knows, with its own costs."""
+    from taccl.measure.predict import known_machines  # loads all tables of machines
+
+    machine = topology.machine
+    if machine not in known_machines() or topology.profile not in [each.name for each in PROFILES[machine]]:
+        return False
     links = tuple(e for e in topology.links if len(e.srcs) == len(e.dsts) == 1)
     by_name = parse(
-        machine, nodes=nodes, profile=topology.profile, protocol=topology.protocol or None,
+        machine, nodes=topology.num_nodes, profile=topology.profile, protocol=topology.protocol or None,
         rails=SHAPES[machine].has_rails and on_rails(topology),
     )  # fmt: skip
-    if size is None or links != by_name.links:
-        return None  # a changed machine, which `predict` does not know
-    return predict_library(machine, problem.collective.name, size, nodes=nodes, nvls=nvls)
+    return links == by_name.links
 
 
 def _over_channels(problem: Problem, algorithm: str, protocol: str, on: Topology) -> Considered:

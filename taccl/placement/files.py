@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from taccl.placement.hosts import ProbedHosts
     from taccl.placement.probe import Probe
     from taccl.topology.topology import Topology
+    from taccl.topology.tuning import Protocol
 
 
 #: {collective: {our name of an algorithm: (number in Open MPI, name in MPICH)}}.
@@ -245,9 +246,10 @@ def nccl_tuner(
 ) -> str:
     """Table for NCCL's example tuner plugin (``NCCL_TUNER_CONFIG_FILE``), for its five collectives.
 
-    Machine models get the fastest algorithm and protocol by NCCL's own cost model. On other topologies, its
-    tables decide both. Between hosts, the simulation decides at which sizes an allreduce uses a ring or a
-    tree. The column of nodes is -1 (any): NCCL counts servers there, and clusters of hosts are not servers.
+    Machines by name keep NCCL's own choices, by the model in its source. On other topologies, its tables
+    decide algorithm and protocol. Between hosts, the simulation decides at which sizes an allreduce uses a
+    ring or a tree. The column of nodes is -1 (any): NCCL counts servers there, and clusters of hosts are not
+    servers.
 
     Parameters
     ----------
@@ -306,10 +308,11 @@ def _by_size(
     topology: Topology, kind: str, order: Sequence[int] | None, num_nodes: int | None
 ) -> list[list[_Rule]]:
     """Rules at each size: the fastest first, then those that apply if NCCL cannot use the fastest."""
+    from taccl.baselines.nccl import is_by_name
     from taccl.placement.hosts import MEASURED
 
     ranks = topology.num_ranks
-    if topology.protocols:
+    if topology.protocols or is_by_name(topology):
         modelled = _modelled(topology, kind)
         return [_ordered(each, size, ranks) for each, size in zip(modelled, _TABLE_SIZES, strict=True)]
     measured: ProbedHosts | None = topology.cache.get(MEASURED)
@@ -333,12 +336,19 @@ def _by_size(
 
 
 def _modelled(topology: Topology, kind: str) -> Iterator[dict[tuple[str, str], float]]:
-    """Yield {(algorithm, protocol): time in us} for each size, by NCCL's cost model of the machine."""
-    from taccl.baselines.nccl import nccl_choices
+    """Yield {(algorithm, protocol): time in us} for each size, by NCCL's cost model of the machine.
+
+    On machines by name these are the times by which NCCL itself chooses.
+    """
+    from taccl.baselines.nccl import is_by_name, nccl_choices
     from taccl.problem.making import make_problem
     from taccl.topology.profiles import profile_of
 
     nvls = "nvls" if topology.num_nodes == 1 else "nvls_tree"
+    if is_by_name(topology):
+        for algorithms in _of_library(topology, kind):
+            yield {(nvls if name == "nvls" else name, p): us for (name, p), us in algorithms.items()}
+        return
     profile = profile_of(topology)
     found = nccl_choices(make_problem(topology, kind, size_bytes=_TABLE_SIZES[-1]))
     for size in _TABLE_SIZES:
@@ -351,16 +361,36 @@ def _modelled(topology: Topology, kind: str) -> Iterator[dict[tuple[str, str], f
         }
 
 
+def _of_library(topology: Topology, kind: str) -> Iterator[dict[tuple[str, str], float]]:
+    """Yield {(algorithm, protocol): us} for each size on a machine by name, by the model in NCCL's source."""
+    import numpy as np
+
+    from taccl.measure.library import candidates
+    from taccl.measure.predict import costs_of
+
+    costs, sizes = costs_of(topology.machine), np.array(_TABLE_SIZES, float)
+    found = candidates(costs, kind, topology.num_ranks, topology.num_nodes, sizes)
+    for place in range(len(sizes)):
+        yield {(each.algorithm, each.protocol): float(each.model_us[place]) for each in found}
+
+
 def _tabled(
     kind: str, num_ranks: int, num_nodes: int, size: int, gb_per_s: float
 ) -> dict[tuple[str, str], float]:
     """{(algorithm, protocol): time in us} by NCCL's tables, with the rate of the slowest hop."""
     from taccl.measure.model import ways
-    from taccl.topology.tuning import PROTOCOLS
+    from taccl.topology.tuning import LL_NETWORK_GB_PER_S, PROTOCOLS, TREE_LL_SHARE
+
+    def rate(algorithm: str, protocol: Protocol) -> float:
+        if protocol.name != "ll":
+            return gb_per_s * protocol.bandwidth_share
+        share = TREE_LL_SHARE if algorithm == "tree" else protocol.bandwidth_share
+        most = LL_NETWORK_GB_PER_S["Intel"][min(num_nodes - 2, 1)] if num_nodes > 1 else float("inf")
+        return min(gb_per_s * share, most)
 
     return {
         (way.algorithm, each.name): sum(way.tabled_us(each))
-        + size * (way.node_volume + way.network_volume) / (gb_per_s * each.bandwidth_share) / 1000
+        + size * (way.node_volume + way.network_volume) / rate(way.algorithm, each) / 1000
         for way in ways(kind, num_ranks, num_nodes)
         for each in PROTOCOLS
     }

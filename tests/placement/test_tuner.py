@@ -94,6 +94,44 @@ def test_machines_have_a_rule_for_every_call(plugin, machine, nodes):
     assert min(channels for _, _, channels in found.values()) >= 2
 
 
+def first_rules(topology):
+    """{(collective, smallest size): (algorithm, protocol)} of the first rule for all ranks at each size."""
+    rules = {}
+    for line in nccl_tuner(topology).splitlines():
+        if not line.startswith("#"):
+            kind, least, _, algorithm, protocol, _, _, ranks = line.split(",")
+            if int(ranks) == topology.num_ranks:
+                rules.setdefault((kind, int(least)), (algorithm, protocol))
+    return rules
+
+
+@pytest.mark.parametrize(("machine", "nodes"), [("ndv2", 2), ("dgx-h100", 1), ("dgx-h100", 4)])
+def test_machines_keep_what_nccl_chooses(machine, nodes):
+    """On a machine by name, the first rule of each size is that of `taccl.predict`, which follows NCCL.
+
+    A rule of LL at 4 MB instead of LL128 takes five times as long on four DGX-H100.
+    """
+    rules = first_rules(taccl.topologies.parse(machine, nodes=nodes))
+    kinds = {"allreduce": "allreduce", "reduce-scatter": "reducescatter", "broadcast": "broadcast"}
+    nvls = "nvls_tree" if nodes > 1 else "nvls"
+    for kind, name in kinds.items():
+        for (of, size), rule in rules.items():
+            if of == name and size:
+                said = taccl.predict(machine, kind, size, nodes=nodes)
+                assert rule == (nvls if said.algorithm == "nvls" else said.algorithm, said.protocol), size
+
+
+def test_ll_between_hosts_ends_at_its_rate_in_nccl():
+    """Between many servers LL reaches 20.4 GB/s, however fast their NICs are.
+
+    On rings of eight hosts of 400 GB/s, LL takes 44 us + 0.086 us per KB, and LL128 70 us + 0.005 us per KB.
+    So LL128 is faster from 512 KB on.
+    """
+    topology = taccl.Probe(tuple("abcdefgh"), np.full((8, 8), 5.0), np.full((8, 8), 400.0)).topology()
+    rules = first_rules(topology)
+    assert max(size for (_, size), (_, protocol) in rules.items() if protocol == "ll") <= 2**18
+
+
 #: NCCL 2.30: bytes per thread and threads per channel, by protocol; 256 threads for simple on PCIe alone.
 THREADS = {"ll": (8, 512), "ll128": (8, 640), "simple": (64, 256)}
 
