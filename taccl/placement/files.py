@@ -280,7 +280,10 @@ def nccl_tuner(
         rate = _slowest_gb_per_s(topology)
         others = [_ordered(_tabled(kind, 2, 2, size, rate), size, 2)[-1:] for size in _TABLE_SIZES]
         others = [[*best, *_fallbacks(kind, best[0])] for best in others]
-        lines += [*_lines(name, ours, topology.num_ranks), *_lines(name, others, -1)]
+        lines += _lines(name, ours, topology.num_ranks)
+        for num_ranks, rules in _of_smaller(topology, kind):
+            lines += _lines(name, rules, num_ranks)
+        lines += _lines(name, others, -1)
     return "\n".join(lines) + "\n" + _NOTES.format(num_ranks=topology.num_ranks)
 
 
@@ -344,11 +347,10 @@ def _modelled(topology: Topology, kind: str) -> Iterator[dict[tuple[str, str], f
     from taccl.problem.making import make_problem
     from taccl.topology.profiles import profile_of
 
-    nvls = "nvls" if topology.num_nodes == 1 else "nvls_tree"
     if is_by_name(topology):
-        for algorithms in _of_library(topology, kind):
-            yield {(nvls if name == "nvls" else name, p): us for (name, p), us in algorithms.items()}
+        yield from _of_library(topology, kind, topology.num_ranks, topology.num_nodes)
         return
+    nvls = "nvls" if topology.num_nodes == 1 else "nvls_tree"
     profile = profile_of(topology)
     found = nccl_choices(make_problem(topology, kind, size_bytes=_TABLE_SIZES[-1]))
     for size in _TABLE_SIZES:
@@ -361,17 +363,44 @@ def _modelled(topology: Topology, kind: str) -> Iterator[dict[tuple[str, str], f
         }
 
 
-def _of_library(topology: Topology, kind: str) -> Iterator[dict[tuple[str, str], float]]:
+def _of_library(
+    topology: Topology, kind: str, num_ranks: int, num_nodes: int
+) -> Iterator[dict[tuple[str, str], float]]:
     """Yield {(algorithm, protocol): us} for each size on a machine by name, by the model in NCCL's source."""
     import numpy as np
 
     from taccl.measure.library import candidates
     from taccl.measure.predict import costs_of
 
-    costs, sizes = costs_of(topology.machine), np.array(_TABLE_SIZES, float)
-    found = candidates(costs, kind, topology.num_ranks, topology.num_nodes, sizes)
+    nvls = "nvls" if num_nodes == 1 else "nvls_tree"
+    sizes = np.array(_TABLE_SIZES, float)
+    found = candidates(costs_of(topology.machine), kind, num_ranks, num_nodes, sizes)
     for place in range(len(sizes)):
-        yield {(each.algorithm, each.protocol): float(each.model_us[place]) for each in found}
+        yield {
+            (nvls if each.algorithm == "nvls" else each.algorithm, each.protocol): float(each.model_us[place])
+            for each in found
+        }
+
+
+def _of_smaller(topology: Topology, kind: str) -> Iterator[tuple[int, list[list[_Rule]]]]:
+    """Yield the rules at each size for smaller communicators of a machine by name: (number of ranks, rules).
+
+    A communicator of at most a node's ranks counts as one in a node, as of tensor parallelism; of as many
+    ranks as there are nodes, as one with a rank of each; of other numbers, as one of whole nodes.
+    """
+    from taccl.baselines.nccl import is_by_name
+
+    if not is_by_name(topology):
+        return
+    whole, nodes = topology.num_ranks, topology.num_nodes
+    node = whole // nodes
+    of_nodes = {num * node: num for num in range(2, nodes) if nodes % num == 0} | {nodes: nodes}
+    in_node = {num: 1 for num in range(2, node + 1) if node % num == 0}
+    for num_ranks, num_nodes in sorted((of_nodes | in_node).items()):
+        if not 1 < num_ranks < whole:
+            continue
+        times = zip(_of_library(topology, kind, num_ranks, num_nodes), _TABLE_SIZES, strict=True)
+        yield num_ranks, [_ordered(each, size, num_ranks) for each, size in times]
 
 
 def _tabled(

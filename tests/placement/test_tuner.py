@@ -94,30 +94,37 @@ def test_machines_have_a_rule_for_every_call(plugin, machine, nodes):
     assert min(channels for _, _, channels in found.values()) >= 2
 
 
-def first_rules(topology):
-    """{(collective, smallest size): (algorithm, protocol)} of the first rule for all ranks at each size."""
+def first_rules(topology, num_ranks=None):
+    """{(collective, smallest size): (algorithm, protocol)} of the first rule for `num_ranks`, or for all."""
     rules = {}
     for line in nccl_tuner(topology).splitlines():
         if not line.startswith("#"):
             kind, least, _, algorithm, protocol, _, _, ranks = line.split(",")
-            if int(ranks) == topology.num_ranks:
+            if int(ranks) == (num_ranks or topology.num_ranks):
                 rules.setdefault((kind, int(least)), (algorithm, protocol))
     return rules
 
 
-@pytest.mark.parametrize(("machine", "nodes"), [("ndv2", 2), ("dgx-h100", 1), ("dgx-h100", 4)])
-def test_machines_keep_what_nccl_chooses(machine, nodes):
-    """On a machine by name, the first rule of each size is that of `taccl.predict`, which follows NCCL.
+@pytest.mark.parametrize(
+    ("machine", "of", "ranks", "nodes"),
+    [
+        ("ndv2", 2, 16, 2), ("dgx-h100", 1, 8, 1), ("dgx-h100", 4, 32, 4),
+        ("dgx-h100", 4, 8, 1), ("dgx-h100", 4, 2, 1), ("dgx-h100", 4, 16, 2), ("ndv2", 9, 9, 9),
+    ],
+)  # fmt: skip
+def test_machines_keep_what_nccl_chooses(machine, of, ranks, nodes):
+    """On `of` nodes of a machine by name, the first rule is that of `taccl.predict`, which follows NCCL.
 
-    A rule of LL at 4 MB instead of LL128 takes five times as long on four DGX-H100.
+    That also holds for smaller communicators, in a node or of whole nodes. A rule of LL at 4 MB instead of
+    LL128 takes five times as long on four DGX-H100.
     """
-    rules = first_rules(taccl.topologies.parse(machine, nodes=nodes))
+    rules = first_rules(taccl.topologies.parse(machine, nodes=of), ranks)
     kinds = {"allreduce": "allreduce", "reduce-scatter": "reducescatter", "broadcast": "broadcast"}
     nvls = "nvls_tree" if nodes > 1 else "nvls"
     for kind, name in kinds.items():
-        for (of, size), rule in rules.items():
-            if of == name and size:
-                said = taccl.predict(machine, kind, size, nodes=nodes)
+        for (rule_of, size), rule in rules.items():
+            if rule_of == name and size:
+                said = taccl.predict(machine, kind, size, ranks=ranks, nodes=nodes)
                 assert rule == (nvls if said.algorithm == "nvls" else said.algorithm, said.protocol), size
 
 
