@@ -40,6 +40,11 @@ class Point(NamedTuple):
     predicted_by: str
 
     @property
+    def off(self) -> str:
+        """Excess of the measured over the predicted time, in whole percent with its sign: ``"+31%"``."""
+        return f"{round(self.measured_us / self.predicted_us - 1, 2) + 0.0:+.0%}"  # + 0.0: no "-0%"
+
+    @property
     def expected_us(self) -> float:
         """Former name of `predicted_us`, removed in the next release."""
         _renamed("Point.expected_us", "predicted_us")
@@ -183,7 +188,7 @@ class SeriesDiagnosis:
         return [
             (
                 format_size(each.size_bytes), f"{each.measured_us:.1f}", f"{each.predicted_us:.1f}",
-                f"{each.measured_us / each.predicted_us - 1:+.0%}",
+                each.off,
                 f"{self.busbw(each.size_bytes, each.measured_us):.4g}",
                 f"{self.busbw(each.size_bytes, each.predicted_us):.4g}", each.predicted_by,
             )

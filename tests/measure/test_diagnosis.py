@@ -15,6 +15,14 @@ def test_points_have_former_names_in_files_for_one_release():
     assert found["predicted_by"] == found["expected_by"] == "ring ll"
 
 
+@pytest.mark.parametrize(
+    ("measured_us", "off"), [(13.1, "+31%"), (9.98, "+0%"), (10.0, "+0%"), (9.0, "-10%")]
+)
+def test_the_error_of_a_point_has_whole_percent(measured_us, off):
+    """Times that differ by 0.2 % differ by 0 %, with the sign of 0."""
+    assert POINT._replace(measured_us=measured_us).off == off
+
+
 @pytest.mark.parametrize(("former", "value"), [("expected_us", 10.0), ("expected_by", "ring ll")])
 def test_former_names_of_a_point_warn(former, value):
     """Former names of the fields of a point still work, with a warning."""
