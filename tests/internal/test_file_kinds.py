@@ -255,6 +255,30 @@ def test_hostile_texts_are_recognised_in_linear_time(piece):
     assert cpu_s(lambda: kinds_of_text(long)) < 10 * cpu_s(lambda: kinds_of_text(short)) + 0.05
 
 
+@pytest.mark.parametrize("text", ["size_" * 3000, "a b\nc d\n" + "1 ," * 8000 + "!"])
+def test_words_and_cells_that_no_line_ends_are_judged_quickly(text):
+    """A header of one long word, and a single row of many numbers, are no tables, judged in linear time."""
+    assert cpu_s(lambda: kinds_of_text(f"{text}\n(end)\n")) < 0.3
+    assert kinds_of_text(f"{text}\n(end)\n") == []
+
+
+@pytest.mark.parametrize(
+    ("header", "is_table"),
+    [
+        ("size alg_bw", True),
+        ("size_b time", True),
+        ("size_x_bw", True),
+        ("bytes algbw", True),
+        ("size_time", False),
+        ("size_bw", False),
+        ("size bwx", False),
+    ],
+)
+def test_headers_of_times_name_a_size_and_a_time(header, is_table):
+    """A table of times begins with a size, and has a column of times or bandwidths after it."""
+    assert (kinds_of_text(f"{header} (x)\n")[:1] == ["table of measured times"]) is is_table
+
+
 @pytest.mark.parametrize("names", ["node012\n" * 14, "a12" * 2700])
 def test_names_above_other_text_are_no_host_file_in_linear_time(names):
     """Names of several digits, one per line, and one long name are judged quickly if other text follows."""
