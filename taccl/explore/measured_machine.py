@@ -24,6 +24,7 @@ from taccl.measure.machine import (
     machine_by_gpus,
     machines_by_gpus,
     modelled,
+    nodes_of,
     port_mismatch,
     rack_mismatch,
     replaces,
@@ -134,7 +135,7 @@ def topology_of(
             node = len(first.ranks_of_node[0])
         is_assumed = machine.nodes is None and (node > COUNTABLE or not series.num_nodes) and series.num_ranks
         if is_assumed:
-            nodes = -(-series.num_ranks // node)
+            nodes = nodes_of(series.num_ranks, node)
         if first is None or nodes != first.num_nodes:
             first, said = _made(word, nodes, machine.profile, gpus)
         whole = first
@@ -182,8 +183,9 @@ def topology_of(
 
 
 def _has_racks(topology: Topology) -> bool:
-    """True if nodes are racks, which have more ranks than one host."""
-    return len(topology.ranks_of_node[0]) > COUNTABLE
+    """True if nodes are racks, which have more ranks than one host, even if only some of them take part."""
+    known = SHAPES.get(topology.machine)
+    return (known.ranks_per_node if known else len(topology.ranks_of_node[0])) > COUNTABLE
 
 
 def _many_nodes(topology: Topology) -> str:

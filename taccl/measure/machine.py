@@ -341,6 +341,17 @@ def modelled(log: Log) -> Log:
     return log._replace(series=kept, notes=(*log.notes, note))
 
 
+def nodes_of(num_ranks: int, ranks_per_node: int) -> int:
+    """Number of nodes of `num_ranks` ranks in a log without hosts.
+
+    Above `COUNTABLE` ranks `num_ranks` is an estimate. It is then rounded to full nodes, except for racks,
+    of which a log may have a part.
+    """
+    if num_ranks > COUNTABLE >= ranks_per_node:
+        return round(num_ranks / ranks_per_node)
+    return -(-num_ranks // ranks_per_node)
+
+
 def placed(each: Series, ranks_per_node: int, nodes: int | None, most_ranks: int) -> Series:
     """The series with its numbers of ranks and nodes, assumed if the log does not state them.
 
@@ -352,7 +363,7 @@ def placed(each: Series, ranks_per_node: int, nodes: int | None, most_ranks: int
     if each.collective not in COLLECTIVES or n < 2:
         known = f"one of {', '.join(COLLECTIVES)}, on two ranks or more"
         raise FormatError(f"found {each.collective!r} on {n} ranks; expected {known}", where=each.source)
-    m = each.num_nodes or -(-n // ranks_per_node)
+    m = each.num_nodes or nodes_of(n, ranks_per_node)
     if ranks_per_node > COUNTABLE:  # a node is a rack, and a log lists each of its trays as a host
         m = -(-n // ranks_per_node)
     if nodes is not None and most_ranks and (ranks_per_node > COUNTABLE or not each.num_nodes):

@@ -17,6 +17,7 @@ from taccl.measure.causes import causes_of
 from taccl.measure.diagnosis import Gain
 from taccl.measure.facts import Facts, OtherNics
 from taccl.measure.series import Series
+from taccl.topology.transform import subset
 from tests.explore.degraded import CASES, HALF_SLOT, NIC, NVLS, RINGS, network_log, node_log
 from tests.nvswitch import matrix, server_xml
 
@@ -980,6 +981,12 @@ def test_old_libraries_and_racks_are_untested(machine, nodes, version, large, sm
     on = taccl.topologies.parse(machine, nodes=nodes)
     assert untested_kind(on, version).split(" (")[0] == large
     assert untested_small(on, version).split(" (")[0] == small
+
+
+def test_racks_used_in_part_are_racks():
+    """Two racks with 64 of their 72 GPUs are as little tested as two whole racks."""
+    part = subset(taccl.topologies.gb200_nvl72(nodes=2), ranks=[*range(64), *range(72, 136)])
+    assert untested_small(part, ()) == "small messages between racks"
 
 
 def test_the_algorithm_of_unjudged_figures_is_named():

@@ -12,6 +12,7 @@ from taccl.measure.machine import (
     machine_by_gpus,
     machine_of,
     network_by_version,
+    nodes_of,
     rack_mismatch,
 )
 from taccl.measure.predict import costs_of, known_machines, predict
@@ -110,6 +111,12 @@ def test_trays_of_a_rack_are_not_joined_by_nics(tmp_path):
     named = taccl.topologies.dgx_h100(2)
     others = ((one, "NVIDIA GB200"), (two, "NVIDIA B200"), (two, "unknown"), (named, "NVIDIA GB200"))
     assert not any(rack_mismatch(topology, {gpu}) for topology, gpu in others)
+
+
+def test_estimated_ranks_are_rounded_to_full_nodes():
+    """The columns of 64 ranks may show 68: 8 nodes. Few ranks are exact, and a rack may be used in part."""
+    assert [nodes_of(num, 8) for num in (4, 8, 12, 64, 68, 93)] == [1, 1, 2, 8, 8, 12]
+    assert [nodes_of(num, 72) for num in (64, 72, 128)] == [1, 1, 2]
 
 
 def test_old_versions_of_rccl_start_later_between_nodes():
