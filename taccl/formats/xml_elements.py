@@ -6,14 +6,18 @@ fetches nothing. Depth and number of elements are limited.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import NoReturn
 from xml.parsers import expat
 
+from taccl._internal.file_kinds import unquoted
 from taccl.errors import FormatError
 
 _MAX_DEPTH = 64
 _MAX_ELEMENTS = 2 * 10**6
+#: Spaces before a declaration of XML, which has to be first.
+_AFTER_SPACE = re.compile(r"\A(\s+)(<\?xml\b[^>]*>)")
 
 
 @dataclass(eq=False, slots=True)
@@ -37,11 +41,15 @@ class XmlElement:
 
 
 def parse_xml(text: str, *, where: str) -> XmlElement:
-    """Parse XML text; return the root element.
+    """Parse XML text, also quoted in a mail or in a fence of Markdown; return the root element.
 
     Raises `FormatError` if the text is not well-formed XML, has a document type, or is nested too deeply or
     too large.
     """
+    if not text.startswith("<"):
+        text = text if text.lstrip().startswith("<") else unquoted(text)
+        # A declaration must be first in the text, so spaces and lines before it change places with it.
+        text = _AFTER_SPACE.sub(r"\2\1", text)
     parser = expat.ParserCreate()
     parser.buffer_text = True
     roots: list[XmlElement] = []

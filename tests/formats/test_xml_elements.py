@@ -15,6 +15,21 @@ def test_elements_have_lines_and_places():
     assert [child.tag for child in top.children] == ["b", "c"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '> <a>\n>   <b/>\n> </a>\n', "```xml\n<a><b/></a>\n```\n", '\n<?xml version="1.0"?><a>\n<b/></a>',
+        '> <?xml version="1.0"?>\n> <a>\n> <b/></a>', "<a\n><b/></a>",
+    ],
+    ids=["mail", "fence", "empty line", "mail with declaration", "bracket at the start of a line"],
+)  # fmt: skip
+def test_pasted_text(text):
+    """Marks of mails and fences around XML are ignored, and line numbers are those of the text."""
+    top = parse_xml(text, where="f.xml")
+    (inner,) = top.all("b")
+    assert inner.line == text[: text.index("<b")].count("\n") + 1
+
+
 BOMB = "".join(f'<!ENTITY a{i + 1} "{f"&a{i};" * 10}">' for i in range(9))
 
 
