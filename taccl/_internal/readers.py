@@ -30,6 +30,7 @@ _HINTS = {
     "Program": "taccl.lower makes one of a schedule",
     "Result": "taccl.synthesize returns one",
     "Schedule": "taccl.synthesize finds one, and taccl.load reads one from a file",
+    "SearchParameters": "taccl.SearchParameters.from_dict or .load makes them",
     "Sketch": "taccl.load_sketch(name) reads one",
     "Topology": "taccl.topologies.parse(name) makes one",
 }

@@ -31,6 +31,7 @@ _MAX_DIGITS = 400
 _MAX_BITS = 333
 _TIME_UNITS_US = {
     "": Fraction(1), "NS": Fraction(1, 1000), "US": Fraction(1), "MS": Fraction(1000), "S": Fraction(10**6),
+    "MIN": Fraction(60 * 10**6), "H": Fraction(3600 * 10**6),
 }  # fmt: skip
 _EXPONENT = re.compile(r"[eE]([+-]?[0-9_]+)\s*$")
 _QUANTITY = re.compile(r"^\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*$")
@@ -162,6 +163,11 @@ def format_us(time_us: Fraction | float) -> str:
     """Microseconds with at most three decimals and no trailing zeros: ``507.8 us``."""
     text = f"{float(time_us):.3f}".rstrip("0").rstrip(".")
     return f"{text} us"
+
+
+def format_s(seconds: float) -> str:
+    """Seconds with two significant digits, or whole seconds from 100 on: ``0.094 s``, ``360 s``."""
+    return f"{seconds:.0f} s" if seconds >= 100 else f"{seconds:.2g} s"
 
 
 def _short(value: object) -> str:

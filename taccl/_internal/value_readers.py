@@ -90,11 +90,10 @@ def _extended(value: Any, where: str) -> float:
 
 
 def _seconds(value: Any, where: str, *, zero: bool = False) -> float:
-    expected = f"expected a {'finite' if zero else 'positive'} number of seconds"
-    if isinstance(value, str) and value.strip()[-1:].lower() == "s":
-        value = float(parse_time_us(value, where=where) / 10**6)
+    expected = f"expected a {'finite' if zero else 'positive'} number of seconds, or a time such as '60s'"
     try:
-        seconds = _finite(value, where)
+        has_unit = isinstance(value, str) and value.strip()[-1:].isalpha()
+        seconds = float(parse_time_us(value) / 10**6) if has_unit else _finite(value, where)
     except (InputError, OverflowError):
         seconds = -1.0
     if seconds < 0 or (seconds == 0 and not zero):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 from taccl._internal.names import did_you_mean, matching
-from taccl._internal.units import parse_size
+from taccl._internal.units import parse_size, parse_time_us
 from taccl.errors import InputError
 from taccl.problem import collectives
 from taccl.problem.collectives import ARGUMENTS, CollectiveArguments, argument_names
@@ -44,12 +44,19 @@ def whole(word: str) -> int:
     return int(word if word.isascii() and word.isdigit() and len(word) <= 18 else "")
 
 
+def _seconds(word: str) -> float:
+    """Seconds from a number, or a time with its unit such as ``60s``; ValueError for any other text."""
+    return float(parse_time_us(word) / 10**6) if word[-1:].isalpha() else float(word)
+
+
 positive = reader(whole, lambda n: n > 0, "a positive whole number")
 at_least_zero = reader(whole, lambda n: n >= 0, "a whole number of at least 0")
 jitter = reader(float, lambda x: 0 <= x < 1, "a number of at least 0 and below 1")
 rate = reader(float, lambda x: 0 < x < math.inf, "a positive number")
-seconds = reader(float, lambda x: 0 < x < math.inf, "a positive number of seconds")
-seconds_from_zero = reader(float, lambda x: 0 <= x < math.inf, "a number of seconds, 0 for none")
+seconds = reader(_seconds, lambda x: 0 < x < math.inf, "a positive number of seconds, or a time such as 60s")
+seconds_from_zero = reader(
+    _seconds, lambda x: 0 <= x < math.inf, "a number of seconds, 0 for none, or a time such as 60s"
+)
 
 
 def _ranks_and_runs(text: str) -> tuple[int, ...]:

@@ -297,9 +297,10 @@ class Topology:
         return card(self.name, facts(figures), table(head, self.link_kinds, limit=8), notes=self.told)
 
     def __repr__(self) -> str:
+        profile = f", profile {self.profile!r}" if self.profile else ""
         return (
             f"Topology({shown(repr(self.name), 100)}, {self.num_ranks} ranks in "
-            f"{format_count(self.num_nodes, 'node')}, {len(self.links)} links, profile {self.profile!r})"
+            f"{format_count(self.num_nodes, 'node')}, {len(self.links)} links{profile})"
         )
 
 

@@ -89,7 +89,7 @@ class TestSynthesize:
 
         monkeypatch.setattr(taccl, "synthesize", fake)
         code, out, err = run(
-            "synthesize", *SMALL, "--backend", "highs", "--time-limit", "2.5", "--threads", 2, "--seed", 7,
+            "synthesize", *SMALL, "--backend", "highs", "--time-limit", "2500ms", "--threads", 2, "--seed", 7,
             "--memory-limit", "4GB", "--until-gap", "2%",
         )  # fmt: skip
         assert (code, out, err) == (1, "", "taccl: error: nothing found\n")

@@ -56,6 +56,11 @@ def small():
         pytest.param(
             repr, "Topology('small', 4 ranks in 2 nodes, 4 links, profile 'mine')", id="in one line"
         ),
+        pytest.param(
+            lambda small: repr(replace(small, profile="")),
+            "Topology('small', 4 ranks in 2 nodes, 4 links)",
+            id="without a profile",
+        ),
     ],
 )
 def test_links_have_their_ends_holds_and_nodes(small, found, expected):

@@ -12,6 +12,7 @@ import numpy as np
 
 from taccl._internal.caching import cached
 from taccl._internal.deadline import Deadline, OutOfTime, busy_factor
+from taccl._internal.units import format_s
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
 from taccl.baselines.build_times import are_pairs, ends_of, num_arrivals
@@ -328,7 +329,7 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
         most_s = max(search.deadline.left_s, _BALANCED_LEAST_S)
         takes_s = _takes_s(BALANCED, problem, parameters)
         if most_s < takes_s < math.inf:
-            message = f"takes about {takes_s:.2g} s, and there are {most_s:.2g} s for it"
+            message = f"takes about {format_s(takes_s)}, and there are {format_s(most_s)} for it"
             search.record("dimensions", "taccl", "skipped", since, message=message)
         elif takes_s <= most_s and not search.interrupted:
             search_balanced(search, most_transfers=portfolio.balanced_transfers, competes=True)

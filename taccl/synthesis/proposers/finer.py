@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from taccl._internal.caching import cached
 from taccl._internal.deadline import OutOfTime, busy_factor
+from taccl._internal.units import format_s
 from taccl.analysis.certificates.scopes import bound_over_all_chunkings
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
@@ -191,7 +192,7 @@ def offer_hubs(search: Search) -> Search | None:
     if parts > min(problem.chunk_bytes):
         return None
     if takes_s > until.left_s:
-        said = f"hubs: takes about {takes_s:.2g} s, and {until.left_s:.2g} s are left for it"
+        said = f"hubs: takes about {format_s(takes_s)}, and {format_s(until.left_s)} are left for it"
         search.record("baselines", "taccl", "skipped", since, message=said)
         return None
     made = None

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from taccl._internal.deadline import Deadline, OutOfTime
+from taccl._internal.units import format_s
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.errors import NoSolutionError, SketchError, TopologyError
@@ -164,10 +165,10 @@ class _Runs:
                 past_s = time.monotonic() - search.options.began_s
                 needed = "more time"
                 if self._left_s is not None:  # remaining time, estimated from progress, plus a quarter
-                    needed = f"about {1.25 * (past_s + self._left_s):.2g} s in all"
+                    needed = f"about {format_s(1.25 * (past_s + self._left_s))} in all"
                 raise NoSolutionError(
-                    f"{search.problem.title}: no schedule in {past_s:.2g} s, as {effort(search.problem):.2g} "
-                    f"hops take longer; give {needed}, or fewer chunks",
+                    f"{search.problem.title}: no schedule in {format_s(past_s)}, as "
+                    f"{effort(search.problem):.2g} hops take longer; give {needed}, or fewer chunks",
                     bound_us=search.bound_us,
                 ) from None
         if deadline.has_passed:

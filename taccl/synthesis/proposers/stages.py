@@ -16,7 +16,7 @@ from fractions import Fraction
 from functools import partial
 
 from taccl._internal.deadline import NEVER, OutOfTime, busy_factor
-from taccl._internal.units import format_us
+from taccl._internal.units import format_s, format_us
 from taccl.errors import NoSolutionError, SolverUnavailableError
 from taccl.problem.problem import Problem
 from taccl.solvers.worker import warm_up
@@ -358,8 +358,8 @@ def too_short(search: Search) -> str:
         return ""
     if is_kept(IMPROVEMENT):
         needed_s = search.parameters.choice.compiled_s
-        return f"needs at least {needed_s:g} s, and the search has {search.limit_s:.2g} s"
-    return f"its kernels are not compiled, and {search.limit_s:.2g} s are too few to compile them"
+        return f"needs at least {needed_s:g} s, and the search has {format_s(search.limit_s)}"
+    return f"its kernels are not compiled, and {format_s(search.limit_s)} are too few to compile them"
 
 
 #: `_LIST`: list scheduler as a stage of the portfolio.
@@ -418,7 +418,7 @@ def choose(
         return False, f"{own}, slow: {size}; not supported by the compiled list scheduler: {unknown}"
     reached = f"{limits.most_hops} that models reach"
     if counted <= limits.most_hops:
-        reached = f"{most} that models reach in {time_limit_s:.2g} s"
+        reached = f"{most} that models reach in {format_s(time_limit_s)}"
     limited = ", over paths of the fewest links" if problem.clauses.path_limit is not None else ""
     return True, f"the compiled list scheduler{limited}: {size}, more than the {reached}"
 

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 from taccl._internal.deadline import busy_factor
-from taccl._internal.units import format_us
+from taccl._internal.units import format_s, format_us
 from taccl.baselines.servers import servers
 from taccl.baselines.table import BASELINES, row_of
 from taccl.problem.problem import Problem
@@ -234,7 +234,9 @@ def _no_time_for_sketches(search: Search) -> str:
     least_s = search.parameters.choice.compiling_s
     if search.proposals or not search.is_large or search.limit_s >= least_s:
         return ""
-    return f"{search.limit_s:.2g} s are left, and the compiled search of a sketch takes {least_s:.2g} s"
+    return (
+        f"{format_s(search.limit_s)} are left, and the compiled search of a sketch takes {format_s(least_s)}"
+    )
 
 
 def _is_guided(search: Search) -> bool:

@@ -23,7 +23,7 @@ import numpy as np
 
 from taccl._internal.deadline import OutOfTime, busy_factor
 from taccl._internal.kernels import is_compiled
-from taccl._internal.units import format_count, format_gap
+from taccl._internal.units import format_count, format_gap, format_s
 from taccl.analysis.verification.loops import accept_copies, accept_trees, compiled_loop
 from taccl.analysis.verification.verify import compile_verifier, verify
 from taccl.errors import InputError, NoSolutionError
@@ -107,7 +107,8 @@ def no_time(search: Search) -> str:
     needed_s, left_s = busy_factor() * _COMPILE_S, search.deadline.left_s
     if _are_compiled(search.problem) or left_s * _COMPILE_SHARE >= needed_s:
         return ""
-    return f"compiling its kernels would take {needed_s:.2g} s, more than half of the {left_s:.2g} s left"
+    needed = format_s(needed_s)
+    return f"compiling its kernels would take {needed}, more than half of the {format_s(left_s)} left"
 
 
 def offer_trees(search: Search) -> None:

@@ -17,7 +17,7 @@ from taccl._internal.arguments import Natural, Seconds, checked
 from taccl._internal.caching import cached
 from taccl._internal.deadline import Deadline, OutOfTime
 from taccl._internal.kernels import is_compiled
-from taccl._internal.units import format_count
+from taccl._internal.units import format_count, format_s
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError
 from taccl.problem.costs import hold_columns
 from taccl.problem.problem import Problem
@@ -133,7 +133,7 @@ def choose_with_sketches(
     first_s, may_suggest = effort(problem) * _SUGGEST_S_PER_HOP, is_unguided(problem, options.parameters)
     is_late = first_s > until.left_s
     if suggests and may_suggest and is_late:
-        said = f"a first sketch takes about {first_s:.2g} s, and {until.left_s:.2g} s are left for it"
+        said = f"a first sketch takes about {format_s(first_s)}, and {format_s(until.left_s)} are left for it"
         skipped["suggest"] = said
     if suggests and not is_late and may_suggest:
         partitions = {count: each for count, each in problems.items() if count in suggesting.partitions}

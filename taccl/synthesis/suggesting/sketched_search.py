@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 
 from taccl._internal.deadline import OutOfTime
+from taccl._internal.units import format_s
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.errors import InputError, NoSolutionError
 from taccl.problem.problem import Problem
@@ -132,7 +133,7 @@ def search_guided(search: Search) -> None:
                 run(problem, left_s)
             else:
                 needed_s = effort(problem) * _S_PER_HOP
-                said = f"its first schedule takes about {needed_s:.2g} s, and {left_s:.2g} s are left"
+                said = f"its first schedule takes about {format_s(needed_s)}, and {format_s(left_s)} are left"
                 search.record("search", "taccl", "skipped", time.monotonic(), message=said)
                 if left_s >= _LEAST_COMPILED_S:
                     offer_compiled(search, budget_s=left_s)
