@@ -23,7 +23,7 @@ class TacclError(Exception):
 #: `_MOST_WHERE`: max characters of an error's `where`, which may also contain names and paths.
 _MOST, _MOST_WHERE = 4000, 400
 #: Modules whose frames a warning passes over.
-_OWN = ("taccl", "functools")
+_OWN = ("taccl", "functools", "contextlib")
 
 
 class InputError(TacclError, ValueError):
@@ -145,7 +145,7 @@ class NumericsWarning(TacclWarning):
 def warn(message: str, category: type[TacclWarning]) -> None:
     """Issue a warning at the line that called into taccl, however deep the call stack is.
 
-    Frames of functools between frames of taccl, as of a cached property, count as taccl's.
+    Frames of functools and contextlib between frames of taccl, as of a cached property, count as taccl's.
     """
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OWN:

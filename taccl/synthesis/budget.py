@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from taccl._internal.deadline import OutOfTime
 from taccl._internal.interrupts import TimeIsUp
+from taccl._internal.units import format_s
 from taccl.analysis.verification.verify import verify
 from taccl.errors import FallbackWarning, InputError, NoSolutionError, TacclError, warn
 from taccl.synthesis.proposing import Proposer, TimedProposer
@@ -112,7 +113,8 @@ def _ask(search: Search, turn: Turn) -> None:
 
     If a user's proposer returns or offers an invalid schedule, it is dropped with a row in the stages and a
     warning. If it runs past its time limit, as in a call that Python cannot interrupt, its row says for how
-    long. `InputError` is raised if it changes the problem, as no later result would be of the given problem.
+    long. `InputError` is raised if it changes the problem, as no later result would be of the given problem,
+    or sets the incumbent, which is then not verified.
     """
     why_not = turn.why_not(search)
     proposer, since, is_limited = turn.proposer, time.monotonic(), turn.share is not None
@@ -124,7 +126,7 @@ def _ask(search: Search, turn: Turn) -> None:
             said = f"estimate_s returned {needed_s!r}; expected seconds"
             raise InputError(said, where=f"proposer {proposer.name}")
         if needed_s > limit_s:
-            why_not = f"takes about {needed_s:.2g} s, and there are {limit_s:.2g} s for it"
+            why_not = f"takes about {format_s(needed_s)}, and there are {format_s(limit_s)} for it"
     if why_not:
         row = search.prefix + proposer.name, why_not
         if row not in ((each.name, each.message) for each in search.stages):  # a later turn has the same row
@@ -132,6 +134,8 @@ def _ask(search: Search, turn: Turn) -> None:
         return
     found, failed, until = None, "", search.deadline.sooner(limit_s)
     before = _parts(search.problem) if is_limited else []
+    kept, rows = (search.best, search.is_verified, search.best_on_quotient), [*search.stages]
+    sound: list[Schedule] = []
 
     def is_sound(schedule: Schedule) -> bool:
         """True if a schedule of the proposer is valid; otherwise the stages, a note and a warning say why."""
@@ -142,6 +146,8 @@ def _ask(search: Search, turn: Turn) -> None:
                 warn(said, FallbackWarning)
                 search.notes.append(said)
                 search.record(proposer.name, solver, "refused", since, message=fault)
+        else:
+            sound.append(schedule)
         return not fault
 
     if is_limited:
@@ -161,6 +167,16 @@ def _ask(search: Search, turn: Turn) -> None:
         raise
     finally:
         search.judge = None
+        has_set = is_limited and not any(search.best is each for each in (kept[0], *sound))
+        if has_set:  # also if the proposer was interrupted: no unverified schedule may remain
+            search.best, search.is_verified, search.best_on_quotient = kept
+        elif is_limited:
+            search.is_verified = kept[1] if search.best is kept[0] else True
+        if is_limited and search.stages[: len(rows)] != rows:
+            search.stages[:] = [*rows, *(each for each in search.stages if each not in rows)]
+    if has_set:
+        said = "it set search.best; expected a schedule that it returns or passes to search.offer_whole"
+        raise InputError(said, where=f"proposer {proposer.name}")
     if is_limited and any(a is not b for a, b in zip(before, _parts(search.problem), strict=True)):
         said = "it changed the problem of the search; expected a proposer that only reads the problem"
         raise InputError(said, where=f"proposer {proposer.name}")

@@ -148,6 +148,36 @@ def test_an_intermediate_schedule_that_breaks_the_rules_is_dropped(allgather, is
     assert [stage.status for stage in search.stages] == ["refused", "no-solution"]
 
 
+@pytest.mark.parametrize("ends", [None, KeyboardInterrupt])
+def test_a_proposer_cannot_set_the_incumbent(allgather, ends):
+    """A schedule that a proposer makes the incumbent itself is not verified: it is dropped, also after Ctrl-C,
+    and so are its other changes of the search."""
+    ring = taccl.baselines.ring(allgather, cut=False)
+
+    class Setting(Ring):
+        def propose(self, search):
+            search.best, search.is_verified = replace(ring, start=0 * ring.start, end=None), True
+            search.stages.clear()
+            if ends is not None:
+                raise ends
+
+    search = Search(allgather, Options(), Deadline.after(10))
+    search.offer_whole(ring, producer="ring")
+    search.record("baselines", "taccl", "done", time.monotonic())
+    with pytest.raises(ends or InputError, match="" if ends else "proposer my ring: it set search.best"):
+        run(search, [Turn(Setting(), share=0.5)])
+    assert search.best is ring and not search.is_verified
+    assert search.stages[0].name == "baselines"
+
+
+def test_a_refused_schedule_is_reported_at_the_callers_line(allgather, added):
+    """The warning about an invalid schedule of a proposer names the file that called taccl."""
+    added(Ring(lambda schedule: replace(schedule, start=0 * schedule.start, end=None)))
+    with pytest.warns(FallbackWarning, match="my ring made a schedule that") as told:
+        taccl.synthesize(allgather, time_limit_s=1)
+    assert {each.filename for each in told} == {__file__}
+
+
 @pytest.mark.parametrize("estimate", [None, "3 s"])
 def test_an_estimate_that_is_no_number_is_an_error(allgather, estimate):
     """An estimate that is no number of seconds names the proposer and the value."""
