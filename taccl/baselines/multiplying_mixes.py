@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 from bisect import insort
+from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise, product
-from operator import itemgetter
+from operator import add, itemgetter
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from taccl.baselines.multiplying_plans import Digit
     from taccl.problem.problem import Problem
 
-    #: Mixed plan: parts of the chunks in order of priority, each with its number of chunks.
-    Mix = list[tuple[PlanPart, int]]
     #: (ticks of a step, [(resource, ticks for which the step holds it), ...]).
     Step = tuple[float, list[tuple[int, float]]]
 
@@ -58,6 +57,8 @@ _STARTS, _PATIENCE = 8, 600
 #: Max number of resources with different loads for which mixed plans are searched: on irregular machines,
 #: estimates would take too long.
 _MOST_RESOURCES = 64
+#: Ratio by which a lower bound must exceed a limit to end a simulation, as sums of times are rounded.
+_ROUNDING = 1 + 1e-9
 
 
 def soonest_mix(problems: Iterable[Problem], until: Deadline = NEVER) -> tuple[StepTimes, StepPlan] | None:
@@ -135,14 +136,15 @@ def best_mixes(
     mixes = MixTimes(times, parts)
     if len(mixes.resources) > _MOST_RESOURCES:
         return []
-    equal = (_equal(part, num_chunks, number) for part in parts for number in _EQUAL_PARTS)
-    starts = [_scaled(plan, num_chunks) for plan in others]
+    equal = (_equal(mixes, part, num_chunks, number) for part in parts for number in _EQUAL_PARTS)
+    starts = [_scaled(mixes, plan, num_chunks) for plan in others]
     best_ticks, best = mixes.soonest(starts or equal)
     if best_ticks == math.inf:
         return []
     # Leave out plans that end no earlier than the best mix even if they have only a small part of the chunks.
     least = max(1, num_chunks // _MOST_PARTS)
-    pool = mixes.not_worse([part for part in parts if mixes.finish([(part, least)]) < best_ticks], least)
+    soon = [part for part in parts if mixes.finish([mixes.timed(part, least)]) < best_ticks]
+    pool = mixes.not_worse(soon, least)
     random = Random(seed)
     starts = starts or _starts(mixes, (best_ticks, best), pool, until)
     found: list[tuple[float, Mix]] = []
@@ -151,8 +153,10 @@ def best_mixes(
             break
         found.append(_improved(mixes, mix, pool, random, until))
     found.sort(key=itemgetter(0))
-    columns = (zip(*mix, strict=True) for _, mix in found)
-    return [StepPlan(some, MIXED, sizes) for some, sizes in columns]
+    return [
+        StepPlan(tuple(each.part for each in mix), MIXED, tuple(each.size for each in mix))
+        for _, mix in found
+    ]
 
 
 def _starts(mixes: MixTimes, best: tuple[float, Mix], pool: Sequence[PlanPart], until: Deadline) -> list[Mix]:
@@ -160,13 +164,13 @@ def _starts(mixes: MixTimes, best: tuple[float, Mix], pool: Sequence[PlanPart], 
 
     - `best`: (estimated finish in ticks, mix of equal parts of one plan).
     """
-    (main, _), num_chunks = best[1][0], sum(size for _, size in best[1])
+    main, num_chunks = best[1][0].part, sum(each.size for each in best[1])
     found = [best]
     for first, last in product((None, *pool), repeat=2):
         if until.has_passed:
             break
         most = found[-1][0] if len(found) == _STARTS else math.inf
-        other = mixes.soonest(_beside(main, num_chunks, first, last), most)
+        other = mixes.soonest(_beside(mixes, main, num_chunks, first, last), most)
         if other[0] <= most:
             insort(found, other, key=itemgetter(0))
             del found[_STARTS:]
@@ -179,7 +183,7 @@ def _improved(
     """Improve a mixed plan by local search until `_PATIENCE` moves gain nothing; return (ticks, plan)."""
     ticks, stalled = mixes.finish(mix), 0
     while stalled < _PATIENCE and not until.has_passed:
-        found = _changed(mix, pool, random)
+        found = _changed(mixes, mix, pool, random)
         found_ticks = mixes.finish(found, ticks) if len(found) <= _MOST_PARTS else math.inf
         stalled = 0 if found_ticks < ticks else stalled + 1
         if found_ticks <= ticks:
@@ -187,86 +191,93 @@ def _improved(
     return ticks, mix
 
 
-def _scaled(plan: StepPlan, num_chunks: int) -> Mix:
+def _scaled(mixes: MixTimes, plan: StepPlan, num_chunks: int) -> Mix:
     """Mixed plan converted to finer or coarser chunks, with the shares of its parts kept if possible."""
     ends = [end * num_chunks // sum(plan.sizes) for end in accumulate(plan.sizes, initial=0)]
     sizes = (end - begin for begin, end in pairwise(ends))
-    return [(part, size) for part, size in zip(plan.parts, sizes, strict=True) if size]
+    return [mixes.timed(part, size) for part, size in zip(plan.parts, sizes, strict=True) if size]
 
 
-def _equal(part: PlanPart, num_chunks: int, number: int) -> Mix:
+def _equal(mixes: MixTimes, part: PlanPart, num_chunks: int, number: int) -> Mix:
     """Mixed plan whose parts all have the plan `part`, with sizes as equal as possible."""
     ends = [num_chunks * k // number for k in range(number + 1)]
-    return [(part, end - begin) for begin, end in pairwise(ends) if end > begin]
+    return [mixes.timed(part, end - begin) for begin, end in pairwise(ends) if end > begin]
 
 
-def _beside(main: PlanPart, num_chunks: int, first: PlanPart | None, last: PlanPart | None) -> Iterator[Mix]:
+def _beside(
+    mixes: MixTimes, main: PlanPart, num_chunks: int, first: PlanPart | None, last: PlanPart | None
+) -> Iterator[Mix]:
     """Yield mixed plans of equal parts with one plan, and a small part before them, after them, or both."""
     for number, share in product(_EQUAL_PARTS[1:], _SHARES):
         small = max(1, num_chunks // share)
-        before, after = ([(part, small)] if part else [] for part in (first, last))
+        before, after = ([mixes.timed(part, small)] if part else [] for part in (first, last))
         left = num_chunks - small * (len(before) + len(after))
         if left > 0:
-            yield [*before, *_equal(main, left, number), *after]
+            yield [*before, *_equal(mixes, main, left, number), *after]
 
 
-def _changed(mix: Mix, pool: Sequence[PlanPart], random: Random) -> Mix:
+def _changed(mixes: MixTimes, mix: Mix, pool: Sequence[PlanPart], random: Random) -> Mix:
     """Random neighbour of a mixed plan: chunks move to another part or plan, or a part moves in the order."""
-    found, kind = list(mix), random.random()
+    found: list[TimedPart | None] = list(mix)
+    kind, timed = random.random(), mixes.timed
     here = random.randrange(len(found))
     if kind < 0.2:  # some chunks of the largest part get another plan
-        here = max(range(len(found)), key=lambda number: found[number][1])
-    part, size = found[here]
+        here = max(range(len(mix)), key=lambda number: mix[number].size)
+    part, size = mix[here].part, mix[here].size
     moved = min(size, 2 ** random.randrange(size.bit_length()))
+    rest = timed(part, size - moved) if size > moved else None
     if kind < 0.2:
-        found[here] = part, size - moved
-        found.insert(random.choice((0, len(found))), (random.choice(pool), moved))
+        found[here] = rest
+        found.insert(random.choice((0, len(found))), timed(random.choice(pool), moved))
     elif kind < 0.35:
-        found[here] = part, size - moved
-        found.insert(random.randrange(len(found) + 1), (part, moved))
+        found[here] = rest
+        found.insert(random.randrange(len(found) + 1), timed(part, moved))
     elif kind < 0.7:
         there = random.randrange(len(found))
-        found[here] = part, size - moved
-        found[there] = found[there][0], found[there][1] + moved
+        if there != here:
+            found[here], found[there] = rest, timed(mix[there].part, mix[there].size + moved)
     elif kind < 0.8:
-        found[here] = random.choice(pool), size
+        found[here] = timed(random.choice(pool), size)
     else:
         found.insert(random.randrange(len(found)), found.pop(here))
-    return [each for each in found if each[1]]
+    return [each for each in found if each is not None]
 
 
-class TimedPart(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class TimedPart:
     """Part of a mixed plan, with its estimated times.
 
+    - `size`: Number of its chunks.
     - `steps`: (ticks of the step, its holds, ticks from its start to the end of the part) of each step.
-    - `uses`: (ticks for which the part holds the resource, ticks before its first use, ticks after its last
-      use) of each resource. For a resource that the part does not use: (0, all its ticks, all its ticks).
+    - `loads`, `heads`, `tails`: For each resource, the ticks for which the part holds it, the ticks before
+      its first use, and the ticks after its last use. For a resource that the part does not use: 0, and all
+      its ticks twice.
     """
 
+    part: PlanPart
+    size: int
     steps: list[tuple[float, list[tuple[int, float]], float]]
-    uses: list[tuple[float, float, float]]
+    loads: list[float]
+    heads: list[float]
+    tails: list[float]
 
     @classmethod
-    def of(cls, steps: Sequence[Step], num_resources: int) -> TimedPart:
+    def of(cls, part: PlanPart, size: int, steps: Sequence[Step], num_resources: int) -> TimedPart:
         """Part of a mixed plan, with its times computed from its steps."""
         total = left = sum(ticks for ticks, _ in steps)
-        rows, uses = [], [(0.0, total, total)] * num_resources
+        loads, heads, tails = [0.0] * num_resources, [total] * num_resources, [total] * num_resources
+        rows = []
         for ticks, holds in steps:
             for place, busy in holds:
-                load, before, _ = uses[place]
-                uses[place] = load + busy, min(before, total - left), left - busy
+                loads[place] += busy
+                heads[place], tails[place] = min(heads[place], total - left), left - busy
             rows.append((ticks, holds, left))
             left -= ticks
-        return cls(rows, uses)
+        return cls(part, size, rows, loads, heads, tails)
 
 
-def _least(parts: Sequence[TimedPart]) -> float:
-    """Lower bound in ticks on a mixed plan's finish: max over resources of load plus least head and tail."""
-    least = 0.0
-    for uses in zip(*(part.uses for part in parts), strict=True):
-        load, before, after = zip(*uses, strict=True)
-        least = max(least, sum(load) + min(before) + min(after))
-    return least
+#: Mixed plan: parts of the chunks in order of priority.
+Mix = list[TimedPart]
 
 
 class MixTimes:
@@ -288,6 +299,8 @@ class MixTimes:
         self._place = {resource: place for place, resource in enumerate(self.resources.tolist())}
         self._parts: dict[tuple[PlanPart, int], TimedPart] = {}
         self._known: dict[tuple[int, Digit, bool], Step] = {}
+        #: {mixed plan: (finish in ticks, or inf if later than a limit; this limit)}.
+        self._finishes: dict[tuple[TimedPart, ...], tuple[float, float]] = {}
 
     def soonest(self, mixes: Iterable[Mix], most: float = math.inf) -> tuple[float, Mix]:
         """Mixed plan with the least estimated finish, as (ticks, plan); (inf, []) if all exceed `most`."""
@@ -303,11 +316,27 @@ class MixTimes:
 
         Steps of different parts are ordered as in `StepTimes.timeline`.
         """
-        parts = [self._timed(part, size) for part, size in mix]
-        if _least(parts) > most:
+        key = tuple(mix)
+        finish, known_to = self._finishes.get(key, (math.inf, -math.inf))
+        if finish == math.inf and most > known_to:
+            finish = self._simulated(mix, most)
+            self._finishes[key] = finish, most
+        return finish if finish <= most else math.inf
+
+    def _simulated(self, mix: Mix, most: float) -> float:
+        """Estimated finish as in `finish`, by a simulation that ends once a lower bound exceeds `most`.
+
+        Before and after each step, that bound is, over all resources: the load that is left, behind the time
+        at which the resource is free, and the shortest tail.
+        """
+        left_loads: list[float] = list(map(sum, zip(*[each.loads for each in mix], strict=True)))
+        firsts = map(min, zip(*[each.heads for each in mix], strict=True))
+        tails = list(map(min, zip(*[each.tails for each in mix], strict=True)))
+        if max(map(add, map(add, left_loads, firsts), tails), default=0.0) > most:
             return math.inf
+        above = most * _ROUNDING
         free = [0.0] * len(self.resources)
-        steps = [iter(part.steps) for part in parts]
+        steps = [iter(each.steps) for each in mix]
         # Next step of each part: (earliest start, ticks, holds, ticks from its start to the part's end).
         heads = [(0.0, *next(each)) for each in steps]
         finish = 0.0
@@ -326,6 +355,9 @@ class MixTimes:
                 return math.inf
             for place, busy in holds:
                 free[place] = since + busy
+                left_loads[place] -= busy
+                if free[place] + left_loads[place] + tails[place] > above:
+                    return math.inf
             ready = since + ticks
             step = next(steps[first], None)
             if step is not None:
@@ -345,19 +377,21 @@ class MixTimes:
         return [parts[number] for number in kept]
 
     def _traits(self, part: PlanPart, size: int) -> list[float]:
-        """Criteria to compare parts: ticks of the part alone, then `TimedPart.uses` of each resource."""
-        timed = self._timed(part, size)
-        return [timed.steps[0][2], *chain.from_iterable(timed.uses)]
+        """Criteria to compare parts: ticks of the part alone, then load, head and tail of each resource."""
+        timed = self.timed(part, size)
+        uses = zip(timed.loads, timed.heads, timed.tails, strict=True)
+        return [timed.steps[0][2], *chain.from_iterable(uses)]
 
-    def _timed(self, part: PlanPart, size: int) -> TimedPart:
+    def timed(self, part: PlanPart, size: int) -> TimedPart:
+        """Part of a mixed plan that has `size` chunks; the same object for the same arguments."""
         key = part, size
         if key not in self._parts:
-            steps = []
+            held, steps = size, []
             for verb, digit in part.steps():
-                share = -(-size // digit.base) if verb == "scatter" else size
+                share = -(-held // digit.base) if verb == "scatter" else held
                 steps.append(self._step(share, digit, verb != "scatter"))
-                size = share if verb == "scatter" else size * digit.base if verb == "gather" else size
-            self._parts[key] = TimedPart.of(steps, len(self.resources))
+                held = share if verb == "scatter" else held * digit.base if verb == "gather" else held
+            self._parts[key] = TimedPart.of(part, size, steps, len(self.resources))
         return self._parts[key]
 
     def _step(self, count: int, digit: Digit, is_same: bool) -> Step:

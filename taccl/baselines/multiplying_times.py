@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 #: further round multiplies the limit by this ratio again.
 #: `_MOST_ROUNDS`: max number of further rounds; after these, all remaining plans are estimated.
 _NEAR, _MOST_ROUNDS = 1.25, 6
+#: Ratio by which a lower bound must exceed a limit to end an estimate, as sums of times are rounded.
+_ROUNDING = 1 + 1e-9
 #: Max sends of one step; plans with more are left out.
 MOST_SENDS = 50_000
 
@@ -99,10 +101,14 @@ class StepTimes:
         self.problem, self.grid, self.cache = problem, grid, dict[Any, Any]()
         #: Cache of `step` by its arguments; all plans together have few different steps.
         self._steps: dict[tuple[int, Digit, bool], tuple[float, Floats, Ints]] = {}
-        #: {(part, number of its chunks, spreads): (ticks of its steps, True if all of them are included)}.
-        self._undelayed: dict[tuple[PlanPart, int, bool], tuple[float, bool]] = {}
+        #: {(part, number of its chunks, spreads): (ticks of its steps, result of `_alone`)}. The result is
+        #: empty if only the first steps were estimated.
+        self._undelayed: dict[tuple[PlanPart, int, bool], tuple[float, list[float]]] = {}
         #: {arguments of `_ticks`: its result}.
         self._known_ticks: dict[tuple[int, Digit, bool], float] = {}
+        #: 1 for each link over which sends may merge, else 0; (num_links,).
+        self._merges = np.zeros(len(problem.topology.links), np.int64)
+        self._merges[list(problem.clauses.merging)] = 1
         self.sums = problem.collective.combining
         self.to_one = all(len(ranks) == 1 for ranks in problem.collective.destination_sets.sets)
 
@@ -165,14 +171,15 @@ class StepTimes:
         """
         spreads = not self.sums or plan.how == BY_NODE
         counts = self._counts(plan)
-        alone = 0.0
+        rests: list[list[float]] = []  # ticks from each later step of a part to its end, undelayed
         for part, count in zip(plan.parts, counts, strict=True):
-            alone = max(alone, self._alone(part, count, most, spreads=spreads))
-            if alone == math.inf:
+            rests.append(self._alone(part, count, most, spreads=spreads)[::-1])
+            if rests[-1][-1] == math.inf:
                 return math.inf, []
         left = [part.steps(spreads=spreads, to_one=self.to_one) for part in plan.parts]
         if len(left) == 1:
-            return alone, [PlanStep(*head, (0,)) for head in left[0]]
+            return rests[0][-1], [PlanStep(*head, (0,)) for head in left[0]]
+        above = most * _ROUNDING
         ready, free = [0.0] * len(left), np.zeros(len(self.problem.topology.resources))
 
         def takes(head: tuple[str, Digit], some: Sequence[int]) -> tuple[float, Floats, Ints]:
@@ -182,6 +189,8 @@ class StepTimes:
         used_by = {k: takes(steps[0], [k])[2] for k, steps in enumerate(left) if steps}
         while used_by:
             starts = [(max(ready[k], float(free[used].max(initial=0))), k) for k, used in used_by.items()]
+            if any(start + rests[k][-1] > above for start, k in starts):
+                return math.inf, []
             since, first = min(starts)
             head, some = left[first][0], [first]
             alike = [k for _, k in starts if left[k][0] == head and k != first]
@@ -194,7 +203,7 @@ class StepTimes:
                 return math.inf, []
             free[used] = since + busy
             for k in some:
-                del left[k][0]
+                del left[k][0], rests[k][-1]
                 ready[k] = since + ticks
                 counts[k] = _after(head, counts[k])
                 if left[k]:
@@ -217,20 +226,25 @@ class StepTimes:
         rounds, rest = divmod(num_chunks, (block := plan.block) * len(plan.parts))
         return [rounds * block + min(max(rest - k * block, 0), block) for k in range(len(plan.parts))]
 
-    def _alone(self, part: PlanPart, count: int, most: float, *, spreads: bool) -> float:
-        """Ticks of the steps of one part with `count` chunks, undelayed; infinite beyond `most`."""
-        ticks, is_all = self._undelayed.get((part, count, spreads), (-1.0, False))
-        if not is_all and ticks <= most:
-            ticks, held = 0.0, count
+    def _alone(self, part: PlanPart, count: int, most: float, *, spreads: bool) -> list[float]:
+        """Ticks from the start of each step of one part with `count` chunks to its end, undelayed.
+
+        The last value is 0. The list is [inf] if the part takes longer than `most`.
+        """
+        key = part, count, spreads
+        ticks, rests = self._undelayed.get(key, (-1.0, []))
+        if not rests and ticks <= most:
+            ticks, held, begins = 0.0, count, [0.0]
             for head in part.steps(spreads=spreads, to_one=self.to_one):
                 ticks += self._ticks(_share(head, held), head[1], head[0] != "scatter")
                 if ticks > most:
                     break
+                begins.append(ticks)
                 held = _after(head, held)
             else:
-                is_all = True
-            self._undelayed[part, count, spreads] = ticks, is_all
-        return ticks if ticks <= most else math.inf
+                rests = [ticks - begin for begin in begins]
+            self._undelayed[key] = ticks, rests
+        return rests if ticks <= most else [math.inf]
 
     def _step(self, head: tuple[str, Digit], counts: Sequence[int]) -> tuple[float, Floats, Ints]:
         """Estimate, as `step` returns it, of one exchange in which several parts take the same step.
@@ -281,22 +295,24 @@ class StepTimes:
         plain, merged = self._sends(num_chunks)
         ticks = 0.0 if self.hops(digit, is_same) else math.inf
         for kinds in self.loads(digit, is_same)[1]:
-            alone, merging, per_chunk, merges, rest_alpha, rest_beta = kinds
-            each = np.where(merges > 0, num_chunks / merged, num_chunks / plain)
-            busy: Floats = plain * alone + merged * merging + num_chunks * per_chunk
-            ticks += float((busy + rest_alpha + each * rest_beta).max())
+            ticks += max(
+                plain * alone + merged * merging + num_chunks * per_chunk
+                + rest_alpha + (num_chunks / (merged if merges else plain)) * rest_beta
+                for alone, merging, per_chunk, merges, rest_alpha, rest_beta in kinds
+            )  # fmt: skip
         self._known_ticks[key] = ticks
         return ticks
 
     @cached
-    def loads(self, digit: Digit, is_same: bool) -> tuple[Ints, list[Ints], Ints, Ints]:
+    def loads(self, digit: Digit, is_same: bool) -> tuple[Ints, list[list[tuple[int, ...]]], Ints, Ints]:
         """Loads of an exchange on resources: (used resources, loads by hop, ticks per send and per chunk).
 
         - Used resources, (num_used,): Indices of the resources that sends hold.
-        - Loads by hop, a (6, num_kinds) array for each hop of the routes: Each column combines the load of
-          a resource with the rest of a send that holds it (its duration minus its hold). Rows 0 to 2 are the
-          load in ticks: per send over links that do not merge, per send over links that merge, and per chunk.
-          Row 3 is 1 if the send may merge. Rows 4 and 5 are the rest in ticks: per send, and per chunk.
+        - Loads by hop, a list of tuples for each hop of the routes: Each tuple combines the load of a
+          resource with the rest of a send that holds it (its duration minus its hold). Its first three values
+          are the load in ticks: per send over links that do not merge, per send over links that merge, and
+          per chunk. The next one is 1 if the send may merge. The last two are the rest in ticks: per send,
+          and per chunk.
         - Ticks per send, (2, num_used): Load over all hops, by links that do not merge and by links that
           merge.
         - Ticks per chunk, (num_used,): Load over all hops.
@@ -305,8 +321,6 @@ class StepTimes:
             return self.loads(digit, False)
         topology, costs = self.problem.topology, self.problem.costs
         holds, units = hold_columns(topology), int(costs.chunk_units.max())
-        merging = np.zeros(len(topology.links), np.int64)
-        merging[list(self.problem.clauses.merging)] = 1
         count, kinds = len(topology.resources), []
         alphas, betas = np.zeros((2, count), np.int64), np.zeros(count, np.int64)
         for links in self.hops(digit, is_same):
@@ -314,12 +328,13 @@ class StepTimes:
             row = np.flatnonzero(sends[holds.link])
             link, resource = holds.link[row], holds.resource[row]
             alpha, beta = np.zeros((2, count), np.int64), np.zeros(count, np.int64)
-            np.add.at(alpha, (merging[link], resource), sends[link] * costs.hold_alpha[row])
+            merges = self._merges[link]
+            np.add.at(alpha.reshape(-1), merges * count + resource, sends[link] * costs.hold_alpha[row])
             np.add.at(beta, resource, sends[link] * units * costs.hold_beta[row])
             rest_alpha = costs.link_alpha[link] - costs.hold_alpha[row]
             rest_beta = units * (costs.link_beta[link] - costs.hold_beta[row])
-            each = np.stack((*alpha[:, resource], beta[resource], merging[link], rest_alpha, rest_beta))
-            kinds.append(_distinct(each))
+            each = np.stack((*alpha[:, resource], beta[resource], merges, rest_alpha, rest_beta))
+            kinds.append(list(zip(*_distinct(each).tolist(), strict=True)))
             alphas, betas = alphas + alpha, betas + beta
         used = np.flatnonzero(alphas.any(axis=0) | (betas > 0))
         return used, kinds, alphas[:, used], betas[used]

@@ -36,6 +36,8 @@ class ShortestRoutes:
         self.cache: dict[Any, Any] = {}
         #: Cache: {rank: distances from it to all ranks}.
         self._known: dict[int, Floats] = {}
+        #: Cache: {rank: last arcs of the shortest routes from it to all ranks}.
+        self._known_last: dict[int, Ints] = {}
 
     @cached_property
     def _into(self) -> list[dict[int, tuple[int, int]]]:
@@ -130,7 +132,12 @@ class ShortestRoutes:
 
     def hops(self, src: Ints, dst: Ints) -> tuple[Ints, Ints, Ints]:
         """Hops of the shortest routes between pairs of ranks, as columns: pair, position in route, link."""
-        pairs, which = np.unique(src * self._num_ranks + dst, return_inverse=True)
+        code, links = self._fastest
+        pairs = src * self._num_ranks + dst
+        arc = np.minimum(np.searchsorted(code, pairs), max(len(code) - 1, 0))
+        if len(code) and (code[arc] == pairs).all() and self._is_surely_direct[arc].all():
+            return np.arange(len(pairs)), np.zeros(len(pairs), np.int64), links[arc]
+        pairs, which = np.unique(pairs, return_inverse=True)
         direct = self._direct_links(pairs)
         relayed = np.flatnonzero(direct < 0)
         lengths = np.ones(len(pairs), np.int64)
@@ -147,15 +154,10 @@ class ShortestRoutes:
 
         - `pairs`: As in `_direct_links`.
         """
-        n, (tail, head, length), (_, links) = self._num_ranks, self.arcs, self._fastest
-        src, dst = np.divmod(pairs, n)
-        by_link = np.argsort(-links)  # if several last links are shortest, the lowest index remains
-        tail, head, length, links = tail[by_link], head[by_link], length[by_link], links[by_link]
+        tail, (_, links) = self.arcs[0], self._fastest
+        src, dst = np.divmod(pairs, self._num_ranks)
         starts, row = np.unique(src, return_inverse=True)
-        last = np.full((len(starts), n), -1)
-        for place, lengths in enumerate(self._lengths_from(starts)):
-            is_last = np.isfinite(lengths[head]) & (lengths[tail] + length == lengths[head])
-            last[place, head[is_last]] = np.flatnonzero(is_last)
+        last = self._last_arcs(starts)
         at = dst
         found: list[Ints] = []
         while len(left := np.flatnonzero(at != src)):
@@ -169,28 +171,55 @@ class ShortestRoutes:
         hops = np.stack((np.full(len(pairs), -1), *found[::-1]), axis=1)
         return (hops >= 0).sum(axis=1), hops[hops >= 0]
 
+    def _last_arcs(self, starts: Ints) -> Ints:
+        """Last arcs of the shortest routes from some ranks to all, (num_starts, num_ranks); rows are cached.
+
+        They are -1 where no route leads, and at the start itself. Of several last arcs, the one with the
+        lowest link counts.
+        """
+        tail, head, length = self.arcs
+        unknown = [rank for rank in starts.tolist() if rank not in self._known_last]
+        if unknown:
+            by_link = np.argsort(-self._fastest[1])  # of several arcs, the last one assigned remains
+            tail, head, length = tail[by_link], head[by_link], length[by_link]
+        for rank, lengths in zip(unknown, self._lengths_from(np.array(unknown, np.int64)), strict=True):
+            is_last = np.flatnonzero((lengths[tail] + length == lengths[head]) & np.isfinite(lengths[head]))
+            last = np.full(self._num_ranks, -1)
+            last[head[is_last]] = by_link[is_last]
+            self._known_last[rank] = last
+        return np.array([self._known_last[rank] for rank in starts.tolist()]).reshape(-1, self._num_ranks)
+
     def _direct_links(self, pairs: Ints) -> Ints:
         """Link that is the shortest route of each pair of ranks, (num_pairs,); -1 if that route has relays.
 
         - `pairs`: Source times the number of ranks plus destination.
         """
-        n, (tail, head, length), (code, links) = self._num_ranks, self.arcs, self._fastest
+        n, length, (code, links) = self._num_ranks, self.arcs[2], self._fastest
         found, arc = np.full(len(pairs), -1), np.searchsorted(code, pairs)
         joined = np.flatnonzero(code[np.minimum(arc, len(code) - 1)] == pairs) if len(code) else found[:0]
         arc, (src, dst) = arc[joined], np.divmod(pairs[joined], n)
-        least_out, least_into = (np.full(n, length.max(initial=0)) for _ in range(2))
-        np.minimum.at(least_out, tail, length)
-        np.minimum.at(least_into, head, length)
-        # A route with relays has two links or more; between nodes, at least one of them crosses.
-        node, most = np.array(self._topology.node_of_rank), length.max(initial=0)
-        least = length[node[tail] != node[head]].min(initial=most) + length.min(initial=most)
-        crossing = np.where(node[src] != node[dst], least, 0)
-        is_shortest = length[arc] <= np.maximum(least_out[src] + least_into[dst], crossing)
+        is_shortest = self._is_surely_direct[arc]
         rest = np.flatnonzero(~is_shortest)
         starts, row = np.unique(src[rest], return_inverse=True)
         lengths = self._lengths_from(starts)
         is_shortest[rest] = length[arc[rest]] == lengths[row, dst[rest]]
         found[joined[is_shortest]] = links[arc[is_shortest]]
+        return found
+
+    @cached_property
+    def _is_surely_direct(self) -> NDArray[np.bool_]:
+        """True for each arc that is a shortest route already by the least lengths of arcs, (num_arcs,)."""
+        n, (tail, head, length) = self._num_ranks, self.arcs
+        least_out, least_into = (np.full(n, length.max(initial=0)) for _ in range(2))
+        np.minimum.at(least_out, tail, length)
+        np.minimum.at(least_into, head, length)
+        # A route with relays has two links or more; between nodes, at least one of them crosses.
+        node, most = np.array(self._topology.node_of_rank), length.max(initial=0)
+        crosses = node[tail] != node[head]
+        least = length[crosses].min(initial=most) + length.min(initial=most)
+        found: NDArray[np.bool_] = length <= np.maximum(
+            least_out[tail] + least_into[head], np.where(crosses, least, 0)
+        )
         return found
 
     def _lengths_from(self, starts: Ints) -> Floats:

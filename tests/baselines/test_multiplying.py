@@ -276,6 +276,24 @@ def test_plans_far_behind_are_estimated_when_they_are_reached():
     assert sum(ticks < math.inf for ticks in begun) < len(begun) / 2
 
 
+def test_estimates_end_once_the_rest_of_a_part_would_be_late():
+    """An estimate with a limit ends as soon as a part would be late even if its other steps are not delayed.
+
+    With a limit of 95 % of the plans' times, it takes a sixth fewer steps than without one.
+    """
+    problem = make_problem(taccl.topologies.dgx2(2), "allreduce", size_bytes=10**6)
+    grid = Grid(problem)
+    times, taken = StepTimes(problem, grid), []
+    times._step = lambda *of: taken.append(of) or StepTimes._step(times, *of)
+    plans = dict.fromkeys(all_plans(*grid.ranks.shape, sums=True, to_one=False, most=16))
+    plans = [plan for plan in plans if len(plan.parts) > 1]
+    limits = [0.95 * times.ticks(plan) for plan in plans]
+    whole = len(taken)
+    taken.clear()
+    assert {times.ticks(plan, most) for plan, most in zip(plans, limits, strict=True)} == {math.inf}
+    assert len(taken) < 5 / 6 * whole
+
+
 def test_loads_of_direct_links_are_computed_once_for_both_kinds_of_messages():
     """Over direct links, loads do not depend on whether a rank sends the same data to all partners.
 
@@ -328,8 +346,22 @@ def test_estimates_of_mixes_are_exact_behind_ports():
     problem = eight_ranks(parts=16)
     times = StepTimes(problem, Grid(problem))
     plan = best_mixes(times)[0]
-    mix = list(zip(plan.parts, plan.sizes, strict=True))
-    assert multiplying(problem).finish_ticks == MixTimes(times, plan.parts).finish(mix) == times.ticks(plan)
+    mixes = MixTimes(times, plan.parts)
+    mix = list(map(mixes.timed, plan.parts, plan.sizes))
+    assert multiplying(problem).finish_ticks == mixes.finish(mix) == times.ticks(plan)
+
+
+def test_a_mix_is_estimated_once(monkeypatch):
+    """Local search meets many mixes of plans again; each is simulated once for a limit."""
+    simulated = []
+    monkeypatch.setattr(
+        MixTimes, "_simulated", lambda mixes, mix, most: simulated.append((mix, most)) or math.inf
+    )
+    times, part = StepTimes(eight_ranks(parts=3), Grid(eight_ranks(parts=3))), PlanPart((Digit(False, 8, 1),))
+    mixes = MixTimes(times, [part])
+    for most in (9.0, 5.0, 9.0, 10.0):
+        assert mixes.finish([mixes.timed(part, 24)], most) == math.inf
+    assert [most for _, most in simulated] == [9.0, 10.0]
 
 
 def test_a_mix_has_all_chunks():
@@ -367,10 +399,16 @@ def test_estimates_of_mixes_end_early_only_beyond_the_limit():
     parts = list(dict.fromkeys(all_mixable(4, 8, most=16)))
     mixes, random = MixTimes(times, parts), Random(0)
     for _ in range(200):
-        mix = [(random.choice(parts), random.randint(1, 32)) for _ in range(random.randint(1, 6))]
+        number = random.randint(1, 6)
+        mix = [mixes.timed(random.choice(parts), random.randint(1, 32)) for _ in range(number)]
+        assert mixes.finish(mix, 0.0) == math.inf
         whole = mixes.finish(mix)
         assert mixes.finish(mix, whole * (1 + 1e-9)) == whole
         assert mixes.finish(mix, whole * 0.999) == math.inf
+        fresh = MixTimes(times, parts)
+        again = [fresh.timed(each.part, each.size) for each in mix]
+        assert fresh.finish(again, whole * 0.999) == math.inf
+        assert fresh.finish(again, whole * (1 + 1e-9)) == whole
 
 
 @pytest.mark.slow

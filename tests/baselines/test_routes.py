@@ -43,3 +43,13 @@ def test_direct_links_between_nodes_need_no_search(monkeypatch):
     problem = make_problem(topologies.dgx2(2), "alltoall", chunk_bytes=10**5)
     src, dst = np.nonzero(~np.eye(32, dtype=bool))
     assert len(ShortestRoutes.of(problem).hops(src, dst)[0]) == len(src)
+
+
+def test_routes_over_relays_are_found_once(monkeypatch):
+    """The last links of the shortest routes from a rank are kept for later calls."""
+    problem = make_problem(topologies.ndv2(2), "alltoall", chunk_bytes=10**5)
+    found, src = ShortestRoutes.of(problem), np.zeros(15, np.int64)
+    first = found.hops(src, np.arange(1, 16))
+    monkeypatch.setattr(np, "isfinite", lambda *_: pytest.fail("searched again"))
+    again = found.hops(src, np.arange(1, 16))
+    assert all((one == other).all() for one, other in zip(first, again, strict=True))
