@@ -172,10 +172,10 @@ class ShortestRoutes:
         return (hops >= 0).sum(axis=1), hops[hops >= 0]
 
     def _last_arcs(self, starts: Ints) -> Ints:
-        """Last arcs of the shortest routes from some ranks to all, (num_starts, num_ranks); rows are cached.
+        """Last arc of the shortest route from each given rank to each rank, (num_starts, num_ranks).
 
-        They are -1 where no route leads, and at the start itself. Of several last arcs, the one with the
-        lowest link counts.
+        It is -1 where no route leads, and at the start itself. If there are several such arcs, the one with
+        the lowest link counts. Rows are cached.
         """
         tail, head, length = self.arcs
         unknown = [rank for rank in starts.tolist() if rank not in self._known_last]

@@ -238,12 +238,19 @@ def accept_trees(
     - `accepted`, (num_chunks,): Output: True for chunks that are valid by this rule; others may be valid.
     """
     num_redundant = 0
+    link, start, end, adds, lands, gathers = sums
+    first, middle, ranks = ends
     for c in range(len(accepted)):
         low, high, root = chunks.first[c], chunks.first[c + 1], chunks.root[c]
         whole, redundant, landed, is_tree = chunks.given_end[c] - chunks.given[c], 0, low, True
-        for i in range(low, high):
-            for at in range(ends.first[sums.link[i]], ends.first[sums.link[i] + 1]):
-                size[ends.rank[at]], spent[ends.rank[at]] = 0, False
+        if 2 * (high - low) > len(size):
+            for rank in range(len(size)):
+                size[rank], spent[rank] = 0, False
+        else:  # reset only the ranks that take part
+            for i in range(low, high):
+                e = link[i]
+                for at in range(first[e], first[e + 1]):
+                    size[ranks[at]], spent[ranks[at]] = 0, False
         for at in range(chunks.want[c], chunks.want_end[c]):
             size[chunks.wanted[at]] = 0
         if root >= 0:
@@ -252,12 +259,13 @@ def accept_trees(
             size[chunks.origins[at]] = 1
         i = low
         while is_tree and (i < high or landed < high):
-            t = sums.lands[landed]
-            if i == high or sums.end[t] <= sums.start[i]:
+            t = lands[landed]
+            if i == high or end[t] <= start[i]:
                 landed += 1
-                for at in range(ends.middle[sums.link[t]], ends.first[sums.link[t] + 1]):
-                    rank = ends.rank[at]
-                    if not sums.adds[t]:
+                e, is_sum = link[t], adds[t]
+                for at in range(middle[e], first[e + 1]):
+                    rank = ranks[at]
+                    if not is_sum:
                         redundant += size[rank] == whole
                         size[rank] = whole
                     elif spent[rank] or size[rank] == whole:
@@ -265,15 +273,16 @@ def accept_trees(
                     else:
                         size[rank] += taken[t]
                 continue
-            e, adds, number = sums.link[i], sums.adds[i], 0
-            for at in range(ends.first[e], ends.middle[e]):
-                rank = ends.rank[at]
-                is_tree &= size[rank] > 0 and (size[rank] == whole) != adds and not (adds and spent[rank])
-                number += size[rank]
-                spent[rank] |= adds
-            is_tree &= (ends.first[e + 1] - ends.middle[e] if adds else ends.middle[e] - ends.first[e]) == 1
+            e, is_sum, number = link[i], adds[i], 0
+            for at in range(first[e], middle[e]):
+                rank = ranks[at]
+                held = size[rank]
+                is_tree &= held > 0 and (held == whole) != is_sum and not (is_sum and spent[rank])
+                number += held
+                spent[rank] |= is_sum
+            is_tree &= (first[e + 1] - middle[e] if is_sum else middle[e] - first[e]) == 1
             taken[i] = number
-            sums.gathers[i] = number != whole or (root >= 0 and size[root] != whole)
+            gathers[i] = number != whole or (root >= 0 and size[root] != whole)
             i += 1
         for at in range(chunks.want[c], chunks.want_end[c]):
             is_tree &= size[chunks.wanted[at]] == whole
