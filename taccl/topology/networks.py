@@ -128,8 +128,8 @@ NETWORKS = {
             0.95,
             0,
             True,
-            "published log of 2 x 8 MI300X; start: ROCm/rocm-systems, pull request 3272 (RCCL 2.28, MI300X), "
-            "and a published log of 2 x 8 MI308X (RCCL 2.27, NICs of Broadcom)",
+            "published logs of 2 x 8 MI308X (RCCL 2.27, NICs of Broadcom) and of 2 x 8 MI300X (RCCL 2.28: "
+            "ROCm/rocm-systems, pull request 3272)",
         ),
         Network(
             "rccl-2.22",
@@ -139,7 +139,7 @@ NETWORKS = {
             0.95,
             0,
             True,
-            "published log of 2 x 8 MI300X, RCCL 2.22.3, NICs of NVIDIA",
+            "published log of 2 x 8 MI300X with RCCL 2.22 and NICs of NVIDIA",
         ),
         Network(
             "pollara", 0, 0, 0, 0.95, 0, True, "published log of 2 x 8 MI355X with NICs of AMD: no start"
