@@ -21,6 +21,7 @@ from taccl.measure.diagnosis import Diagnosis, Gain, Limit, Point, SeriesDiagnos
 from taccl.measure.facts import (
     HEALTHY,
     LARGE,
+    SETTLED,
     WITHIN_ERROR,
     Facts,
     OtherNics,
@@ -36,9 +37,8 @@ from taccl.topology.networks import INSTANCES, NETWORK_TITLES
 from taccl.topology.topology import Topology
 from taccl.topology.tuning import PACK_BYTES
 
-#: `_SMALL`: max bytes of a message that shows latency.
-#: `_SETTLED`: min bytes of a message that a static fault slows by the same factor as larger messages.
-_SMALL, _SETTLED = 4096, 256 * 2**20
+#: Max bytes of a message that shows latency.
+_SMALL = 4096
 #: The bytes of a size count in its time if its expected time is at least this multiple of small messages'.
 _ADDED = 1.2
 
@@ -291,7 +291,7 @@ def _facts(
     num_nics = len(on.ranks_of_node[0]) // figures.ranks_per_nic if on.num_nodes > 1 else 0
     stated = {name: said for name, said in debug.causes.items() if on.num_nodes > 1 or name not in OF_NETWORK}
     is_off = share is not None and share < WITHIN_ERROR
-    others = expected.shares_of(_SETTLED)[:-1] if is_slow else ()
+    others = expected.shares_of(SETTLED)[:-1] if is_slow else ()
     other_share = max(others, default=None)
     falls = share is not None and falls_from(share, other_share)
     is_fixed = named or not is_off or falls or bool(full_network)

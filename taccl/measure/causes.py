@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from taccl._internal.units import format_size
-from taccl.measure.facts import HEALTHY, UNEQUAL, WITHIN_ERROR, Facts
+from taccl.measure.curve import Kink
+from taccl.measure.facts import HEALTHY, SETTLED, UNEQUAL, WITHIN_ERROR, Facts
 from taccl.topology.tuning import PACK_BYTES
 
 #: NCCL as a word in remedies, replaced by the name of the machine's library; settings such as NCCL_ALGO stay.
@@ -195,11 +196,13 @@ def _algorithm(facts: Facts) -> _Found:
     return found and ("possible", *found[1:])
 
 
+def _before_fall(facts: Facts) -> Iterator[Kink]:
+    """Yield the irregular sizes that a fall of the rate at the largest sizes does not explain."""
+    yield from (each for each in facts.kinks if not facts.falls or each.size_bytes <= SETTLED)
+
+
 def _switches(facts: Facts) -> _Found:
-    off = [each for each in facts.kinks if each.kind != "outlier"]
-    if facts.falls:  # the sizes from the fall on are slow, whatever their protocol
-        falls = max((each.size_bytes for each in off if each.kind == "wrong switch"), default=0)
-        off = [each for each in off if not 0 < falls <= each.size_bytes]
+    off = [each for each in _before_fall(facts) if each.kind != "outlier"]
     if not off or _collapsed(facts):
         return None
     return "likely", 0.0, "; ".join(f"{each.evidence} ({each.kind})" for each in off[:_SHOWN])
@@ -222,7 +225,7 @@ def _falls(facts: Facts) -> _Found:
 
 
 def _outliers(facts: Facts) -> _Found:
-    off = [each for each in facts.kinks if each.kind == "outlier"]
+    off = [each for each in _before_fall(facts) if each.kind == "outlier"]
     return ("likely", 0.0, "; ".join(each.evidence for each in off[:_SHOWN])) if off else None
 
 
@@ -504,7 +507,7 @@ RULES = (
     Rule("collapse", "congestion, or a path that collapses under load", "rate", _collapsed,
          "look at retransmissions and pauses (PFC, ECN) of NICs and switches; check ACS and IOMMU"),
     Rule("falls", "the rate falls at the largest sizes (throttling or congestion)", "rate", _falls,
-         "repeat with -n 100; look at `nvidia-smi -q -d PERFORMANCE`, clocks, and pauses (PFC) of NICs"),
+         "repeat with -n 100; look at `nvidia-smi -q -d PERFORMANCE` or `amd-smi metric`, and PFC pauses"),
     Rule("sockets", "sockets carry the data instead of RDMA", "rate", _sockets,
          "look for NET/Socket and NET/IB in NCCL_DEBUG=INFO; check NCCL_IB_DISABLE and NCCL_IB_HCA"),
     Rule("nic-unused", "NICs are unused", "rate", _unused_nic,
@@ -522,7 +525,7 @@ RULES = (
     Rule("gdr-off", "GPUDirect RDMA is off", "rate", _no_gdr,
          "load nvidia-peermem (AMD: ib_peer_mem); look for GDRDMA in NCCL_DEBUG=INFO; check ACS"),
     Rule("numa-path", "a path through another CPU", "rate", _numa_path,
-         "look for SYS and NODE in `nvidia-smi topo -m`; bind ranks to the CPU of their GPU and NIC"),
+         "look at NUMA in `nvidia-smi topo -m` or `rocm-smi --showtopo`; bind ranks to their GPU's CPU"),
     Rule("other-network", "the network differs from the assumed one", "rate", _other_network,
          "name the machine or a topology file: --topology"),
     Rule("numa-balancing", "NUMA balancing of the operating system", "latency", _numa_balancing,

@@ -10,6 +10,8 @@ from taccl.measure.curve import Kink
 
 #: Min bytes of a message that shows bandwidth.
 LARGE = 64 * 2**20
+#: Min bytes of a message that a static fault slows by the same factor as larger messages.
+SETTLED = 256 * 2**20
 #: `HEALTHY`: min share of the expected bandwidth that a healthy series reaches.
 #: `USUAL`: max ratio of times of small messages to usual times in a healthy series.
 HEALTHY, USUAL = 0.93, 1.5

@@ -8,12 +8,14 @@ import pytest
 
 import taccl
 from taccl._internal.text_kinds import TEXTS
+from taccl._internal.units import format_size
 from taccl.errors import FormatError, InputError
 from taccl.explore.diagnose import clauses
 from taccl.explore.expectation import Expectation
 from taccl.explore.measured_machine import Machine, topology_of, untested_kind, untested_small
 from taccl.explore.verdict import conclusion
 from taccl.measure.causes import causes_of
+from taccl.measure.curve import Kink
 from taccl.measure.diagnosis import Gain
 from taccl.measure.facts import Facts, OtherNics
 from taccl.measure.series import Series
@@ -355,6 +357,16 @@ def test_a_fall_is_neither_another_number_of_nics_nor_a_switch(log):
     found = judged(log(text))
     assert "are usual with" not in found.verdict
     assert [each.name for each in found.causes] == ["falls"]
+
+
+def test_a_fall_in_steps_is_no_change_of_protocol():
+    """Times that jump at 512 MiB and at 1 GiB belong to the fall; a jump at 512 B does not."""
+    steps = tuple(Kink("wrong switch", size, format_size(size)) for size in (512, 2**29, 2**30))
+    spike = Kink("outlier", 2**31, "2 GiB")
+    facts = Facts("allreduce", 1, 0.7, other_share=0.99, is_amd=True, kinks=(*steps, spike))
+    found = {each.name: each.evidence for each in causes_of(facts)}
+    assert found["protocol-switch"] == "512B (wrong switch)"
+    assert set(found) == {"falls", "protocol-switch"}
 
 
 def test_another_collective_in_the_log_shows_that_nics_work(log):
