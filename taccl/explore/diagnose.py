@@ -25,7 +25,7 @@ from taccl.measure.facts import (
     WITHIN_ERROR,
     Facts,
     OtherNics,
-    falls_from,
+    is_below,
 )
 from taccl.measure.logs import OTHER_LIBRARY
 from taccl.measure.machine import NO_PEERS, has_no_peers, machine_of, may_be_bridged, mismatches
@@ -293,8 +293,9 @@ def _facts(
     is_off = share is not None and share < WITHIN_ERROR
     others = expected.shares_of(SETTLED)[:-1] if is_slow else ()
     other_share = max(others, default=None)
-    falls = share is not None and falls_from(share, other_share)
-    is_fixed = named or not is_off or falls or bool(full_network)
+    place_share = share * series.times_us[-1] / series.other_us if share and series.other_us else None
+    works = share is not None and (is_below(share, other_share) or is_below(share, place_share))
+    is_fixed = named or not is_off or works or bool(full_network)
     other_nics = None if is_fixed else _other_nics(expected, num_nics, debug.num_nics)
     if 0 < debug.num_nics < num_nics and other_nics is None:
         stated["nic-unused"] = f"the log lists {debug.num_nics} of {num_nics} NICs (NET/IB)"
@@ -309,7 +310,7 @@ def _facts(
         tuple(kinked), _unaligned_bytes(series), small_us / launches_us if small_us and launches_us else None,
         _ll_ratio(expected), expected.network, named and on.machine in INSTANCES,
         log_network=NETWORK_TITLES.get(debug.network, debug.network),
-        other_share=other_share, full_network=full_network,
+        other_share=other_share, place_share=place_share, full_network=full_network,
         other_library=next((note for note in log.notes if note in OTHER_LIBRARY), ""), stated=stated,
         excluded=debug.excluded, algorithm_shares=expected.algorithm_shares() if is_slow else {},
         untested=untested_kind(on, debug.version), small_untested=untested_small(on, debug.version),

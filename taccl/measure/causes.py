@@ -62,9 +62,9 @@ _SOCKETS_GB_PER_S, _SOCKETS_SHARE = 12.5, 0.5
 _OF_NCCL = ("nvls-off", "algorithm", "protocol", "protocol-switch", "one-process", "unaligned")
 #: Causes of a low rate that also delay small messages, as all messages go through host memory or NICs.
 DETOURS = ("sockets", "gdr-off", "p2p-disabled", "mnnvl-off")
-#: Causes recognised by rates that differ among large messages. A slow rail is none of these: it slows all
-#: large messages by the same share.
-_BY_SIZE = ("falls", "collapse", "unaligned")
+#: Causes recognised by rates that differ among large messages, by their size or their place. A slow rail is
+#: none of these: it slows all large messages by the same share.
+_BY_KIND = ("place", "falls", "collapse", "unaligned")
 
 
 class Cause(NamedTuple):
@@ -87,7 +87,7 @@ def causes_of(facts: Facts) -> tuple[Cause, ...]:
 
     Causes of slow large messages are graded possible if several causes match equally well, or the rate is
     within the error of the model. The same holds for a slow network with NICs that were not measured one by
-    one, as a slow rail explains any rate. Causes in `_BY_SIZE` remain likely. A cause of the rate that
+    one, as a slow rail explains any rate. Causes in `_BY_KIND` remain likely. A cause of the rate that
     lines of the log show is likely, and others are then possible. The same holds for another library.
     """
     found = [(rule, *each) for rule in RULES if (each := _evidence(rule, facts)) is not None]
@@ -103,7 +103,7 @@ def causes_of(facts: Facts) -> tuple[Cause, ...]:
             grade = "likely"
         elif facts.other_library:
             grade = "possible"
-        elif rule.of == "rate" and rule.name not in (facts.stated if is_stated else _BY_SIZE):
+        elif rule.of == "rate" and rule.name not in (facts.stated if is_stated else _BY_KIND):
             grade = "possible" if is_stated or is_unsure else grade
         remedy = _NCCL.sub(facts.library, rule.remedy)
         causes.append((grade, distance, Cause(rule.name, rule.of, rule.title, grade, evidence, remedy)))
@@ -125,8 +125,11 @@ def _evidence(rule: Rule, facts: Facts) -> _Found:
     if rule.name in facts.excluded or facts.other_library and rule.name in _OF_NCCL:
         return None
     found, stated = rule.find(facts), facts.stated.get(rule.name)
-    if facts.falls and rule.of == "rate" and rule.name not in _BY_SIZE:
-        return None  # this cause would also slow smaller messages, which are fast
+    works = facts.falls or facts.depends_on_place
+    if works and rule.of == "rate" and rule.name not in _BY_KIND:
+        return (
+            None  # this cause would also slow smaller messages, or those in the other place, which are fast
+        )
     if stated is None:
         return found
     if found is not None:
@@ -222,6 +225,16 @@ def _falls(facts: Facts) -> _Found:
         return None
     told = f"{facts.share:.0%} of the expected bandwidth at the largest size"
     return "likely", 0.0, f"{told}, {facts.other_share:.0%} at a smaller one from 256 MiB on"
+
+
+def _place(facts: Facts) -> _Found:
+    if not facts.depends_on_place:
+        return None
+    return (
+        "likely",
+        0.0,
+        f"{facts.share:.0%} of the expected bandwidth, {facts.place_share:.0%} in the other place",
+    )
 
 
 def _outliers(facts: Facts) -> _Found:
@@ -506,6 +519,8 @@ RULES = (
          "unset NCCL_PROTO; check the tuner plugin and the version of NCCL"),
     Rule("collapse", "congestion, or a path that collapses under load", "rate", _collapsed,
          "look at retransmissions and pauses (PFC, ECN) of NICs and switches; check ACS and IOMMU"),
+    Rule("place", "the place of the output (in place or out of place)", "rate", _place,
+         "use buffers as in the faster place; --in-place judges times in place"),
     Rule("falls", "the rate falls at the largest sizes (throttling or congestion)", "rate", _falls,
          "repeat with -n 100; look at `nvidia-smi -q -d PERFORMANCE` or `amd-smi metric`, and PFC pauses"),
     Rule("sockets", "sockets carry the data instead of RDMA", "rate", _sockets,

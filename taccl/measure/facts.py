@@ -66,6 +66,7 @@ class Facts:
     - `is_instance`: True if the user named an instance type, which has one network.
     - `log_network`: Network that the log names; empty if it names none.
     - `other_share`: Highest share at smaller sizes of 256 MiB and more; None if unknown.
+    - `place_share`: Share of the largest size in the other place (in place or out of place); None if unknown.
     - `full_network`: Other collective of the same log that reaches the rate of all NICs; empty if unknown.
     - `other_library`: Evidence that another library than NCCL or RCCL ran the collective; empty if none.
     - `untested`, `small_untested`: Kind that no published log confirms at large messages, and at small ones;
@@ -98,6 +99,7 @@ class Facts:
     is_instance: bool = False
     log_network: str = ""
     other_share: float | None = None
+    place_share: float | None = None
     full_network: str = ""
     other_library: str = ""
     stated: Mapping[str, str] = field(default_factory=dict)
@@ -157,7 +159,12 @@ class Facts:
     @property
     def falls(self) -> bool:
         """True if only the largest messages are slow, and smaller ones have the expected bandwidth."""
-        return self.share is not None and falls_from(self.share, self.other_share)
+        return self.share is not None and is_below(self.share, self.other_share)
+
+    @property
+    def depends_on_place(self) -> bool:
+        """True if the largest messages have the expected bandwidth in the other place alone."""
+        return self.share is not None and is_below(self.share, self.place_share)
 
     @property
     def is_slow_pcie(self) -> bool:
@@ -201,8 +208,8 @@ class Facts:
         return is_healthy and len(self.nics_gb_per_s) < max(self.nics_per_node, 1)
 
 
-def falls_from(share: float, other_share: float | None) -> bool:
-    """True if smaller messages have the expected bandwidth, and the largest ones do not."""
+def is_below(share: float, other_share: float | None) -> bool:
+    """True if other messages have the expected bandwidth, and the largest ones do not."""
     return other_share is not None and other_share >= HEALTHY and share < WITHIN_ERROR * other_share
 
 

@@ -414,6 +414,7 @@ def _of_run(run: _LogRun, where: str, given: str | None, stated: Collection[int]
     return Series(
         name, num_ranks, num_nodes, sizes, times, source, counted=counted,
         ranks_per_process=run.ranks_per_process, is_doubtful_process=run.is_doubtful_process,
+        other_us=run.rows[-1].other_us,
     )  # fmt: skip
 
 
@@ -494,11 +495,14 @@ def joined(series: Iterable[Series]) -> Iterable[Series]:
     """Merge runs of the same collective, ranks and nodes into one series, with the median time per size."""
     kinds: dict[Series, list[Series]] = defaultdict(list)
     for each in series:
-        kinds[replace(each, size_bytes=(), times_us=(), source="")].append(each)
+        kinds[replace(each, size_bytes=(), times_us=(), source="", other_us=0.0)].append(each)
     for some in kinds.values():
         times: dict[int, list[float]] = defaultdict(list)
         for each in some:
             for size, time_us in zip(each.size_bytes, each.times_us, strict=True):
                 times[size].append(time_us)
         medians = tuple(median(times[size]) for size in sorted(times))
-        yield replace(some[0], size_bytes=tuple(sorted(times)), times_us=medians)
+        largest = max(times)
+        others = [each.other_us for each in some if each.size_bytes[-1] == largest and each.other_us]
+        other_us = median(others) if others else 0.0
+        yield replace(some[0], size_bytes=tuple(sorted(times)), times_us=medians, other_us=other_us)

@@ -31,6 +31,8 @@ class Series:
     - `is_doubtful_process`: True if the list of devices shows more GPUs in a process than the log states.
     - `counted`: Quantity to convert once the number of ranks is known: ``"part"`` if sizes are one rank's
       part, ``"busbw"`` if times are sizes over busbw, empty if none.
+    - `other_us`: Time in us of the largest size in the other place (in place or out of place); 0 if the log
+      does not state it.
     """
 
     collective: str
@@ -43,6 +45,7 @@ class Series:
     counted: Counted = ""
     ranks_per_process: int = 0
     is_doubtful_process: bool = False
+    other_us: float = 0.0
 
     @property
     def launched_together(self) -> int:

@@ -359,6 +359,19 @@ def test_a_fall_is_neither_another_number_of_nics_nor_a_switch(log):
     assert [each.name for each in found.causes] == ["falls"]
 
 
+def test_times_in_place_show_that_the_network_works(log):
+    """Out of place an allgather reaches 79 % of its usual rate, and in place 97 %: no NIC is at fault."""
+    rows = [line for line in network_log([0.79 * NIC] * 8).splitlines() if line[0].isdigit()]
+    text = "\n".join(
+        [line for line in network_log([NIC] * 8).splitlines() if not line[0].isdigit()]
+        + [f"{row} {0.81 * float(row.split()[5]):.2f} 0.00 0.00 0" for row in rows]
+    )
+    found = judged(log(text), topology="dgx-a100")
+    assert [each.name for each in found.causes if each.of == "rate"] == ["place"]
+    assert "likely the place of the output (in place or out of place)" in found.verdict
+    assert found.causes[0].evidence.endswith("in the other place")
+
+
 def test_a_fall_in_steps_is_no_change_of_protocol():
     """Times that jump at 512 MiB and at 1 GiB belong to the fall; a jump at 512 B does not."""
     steps = tuple(Kink("wrong switch", size, format_size(size)) for size in (512, 2**29, 2**30))

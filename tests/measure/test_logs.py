@@ -529,6 +529,17 @@ def test_faster_times_in_place_are_noted(read, size, times, said):
     assert not [note for note in read(text, in_place=True).notes if "of the time" in note]
 
 
+def test_times_of_the_other_place_are_kept(read):
+    """Runs that differ in their times in place remain one series, with the median at the largest size."""
+    text = ""
+    for in_place_us in (80, 90):
+        text += "# all_gather_perf\n"
+        text += "1048576 131072 float none -1 50.0 20.97 10.49 0 40.0 26.21 13.11 0\n"
+        text += f"2097152 262144 float none -1 100.0 20.97 10.49 0 {in_place_us} {2097.152 / in_place_us:.2f} 0 0\n"
+    (found,) = read(text).series
+    assert (found.size_bytes, found.other_us) == ((2**20, 2**21), 85)
+
+
 @pytest.mark.parametrize(("title", "collective", "counted"), [
     ("Broadcast", "broadcast", ""), ("Reduce", "reduce", ""), ("Reduce_scatter", "reduce-scatter", ""),
     ("Allgather", "allgather", "part"), ("All-to-All Personalized Exchange", "alltoall", "part"),
