@@ -132,7 +132,7 @@ def _ask(search: Search, turn: Turn) -> None:
         if row not in ((each.name, each.message) for each in search.stages):  # a later turn has the same row
             search.record(proposer.name, solver, "skipped", since, message=why_not)
         return
-    found, failed, until = None, "", search.deadline.sooner(limit_s)
+    found, failed, is_cut, until = None, "", False, search.deadline.sooner(limit_s)
     before = _parts(search.problem) if is_limited else []
     kept, rows = (search.best, search.is_verified, search.best_on_quotient), [*search.stages]
     sound: list[Schedule] = []
@@ -159,7 +159,8 @@ def _ask(search: Search, turn: Turn) -> None:
     except (OutOfTime, NoSolutionError) as error:
         if not is_limited:
             raise
-        failed = str(error)
+        is_cut = isinstance(error, OutOfTime) and until.has_passed
+        failed = f"stopped after {format_s(limit_s)}, its share of the time" if is_cut else str(error)
     except (TimeIsUp, KeyboardInterrupt) as error:  # TimeIsUp: an interrupt by an outer deadline
         if is_limited:
             status = "interrupted" if isinstance(error, KeyboardInterrupt) else "timed-out"
@@ -183,7 +184,8 @@ def _ask(search: Search, turn: Turn) -> None:
     late = _late(until) if is_limited else ""
     if found is None:
         if is_limited:
-            search.record(proposer.name, solver, "no-solution", since, message=late or failed)
+            status = "timed-out" if is_cut else "no-solution"
+            search.record(proposer.name, solver, status, since, message=late or failed)
         return
     if not is_sound(found):
         return

@@ -228,6 +228,20 @@ def test_a_registered_proposer_that_an_outer_deadline_interrupts_is_a_row(proble
     assert (row.name, row.status) == ("my ring", "timed-out") and row.seconds >= 0.05
 
 
+def test_a_registered_proposer_that_is_stopped_at_its_share_has_it_in_its_row(problem):
+    """A proposer that does not end is stopped at its share, here 0.1 s, which its stage states."""
+
+    class Endless(Ring):
+        def propose(self, search):
+            while True:
+                sum(range(100))
+
+    search = Search(problem, Options(), Deadline.after(100))
+    run(search, [Turn(Endless(), share=0.001)])
+    (row,) = search.stages
+    assert (row.status, row.message) == ("timed-out", "stopped after 0.1 s, its share of the time")
+
+
 def test_an_interrupted_registered_proposer_is_a_row(problem):
     """Ctrl-C in a registered proposer reaches the search, and is the status of its stage."""
 
