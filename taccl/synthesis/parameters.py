@@ -215,6 +215,10 @@ class SearchParameters:
         """Parameters that differ from the defaults, as `from_dict` reads them."""
         return _differing(self, DEFAULTS)
 
+    def __repr__(self) -> str:
+        changed = self.to_dict()
+        return f"SearchParameters.from_dict({changed})" if changed else "SearchParameters()"
+
 
 def _read(default: Any, data: Any, where: str) -> Any:
     """Value of `data`, checked and converted to the type of `default`; groups are read field by field."""

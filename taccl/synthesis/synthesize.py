@@ -98,10 +98,11 @@ def synthesize(
         How ``"dimension-balanced"`` assigns chunks to orders of dimensions: by the optimal shares of a linear
         program, or one chunk after another to the order that balances the load of the dimensions best.
     time_limit_s : float, optional
-        Seconds for the whole synthesis, including the compilation of kernels; default 30. Some baselines run
-        first, in a fifth of the time (the usually best one in up to half), so that a schedule exists. The
-        other baselines run in the time that the search leaves. Work under way at the end is stopped. If no
-        schedule exists by then, the search continues for up to ten seconds.
+        Seconds for the whole synthesis, including the compilation of kernels, also as a time such as
+        ``"5min"``; default 30. Some baselines run first, in a fifth of the time (the usually best one in up
+        to half), so that a schedule exists. The other baselines run in the time that the search leaves. Work
+        under way at the end is stopped. If no schedule exists by then, the search continues for up to ten
+        seconds.
     idle_share : float, optional
         Share of the elapsed time, above 0 and below 1, after which improvement ends if it found nothing
         better. Default: a third if `time_limit_s` is None; otherwise improvement may use the whole time.
@@ -113,7 +114,7 @@ def synthesize(
         Memory limit of each solver process, and of the compiled list scheduler, which estimates its need
         before it starts (default there: 80 % of the free memory).
     log : bool
-        Whether solvers write their logs to stderr.
+        True if solvers write their logs to stderr.
     progress : callable, optional
         Called with (current activity, best finish in us or None, bound in us or None).
     on_incumbent : callable, optional
@@ -131,12 +132,12 @@ def synthesize(
         sketch suggested for the problem's chunks; ``"none"`` does not; a proposal is used instead of the
         suggestions.
     keep : {"schedule", "summary"}
-        Whether the compiled list scheduler keeps the transfers, or only totals once they are verified.
+        What the compiled list scheduler keeps: the transfers, or only totals once they are verified.
     spill_dir : path, optional
         A new or empty folder for the columns of a schedule too large for memory (`taccl.load_spilled`). If a
         baseline finishes first, its schedule stays in memory, and a note says so.
     to_file : bool
-        Whether the caller will save the schedule, so that the memory check includes saving.
+        True if the caller will save the schedule, so that the memory check includes saving.
     parameters : SearchParameters
         The constants of the search; ``SearchParameters.load(path)`` reads them from a TOML file.
     in_network : {"auto", "off", "only"}

@@ -48,6 +48,13 @@ def test_a_file_changes_what_it_names(tmp_path):
     assert SearchParameters.from_dict(loaded.to_dict()) == loaded
 
 
+def test_only_changed_constants_are_printed():
+    """The text of parameters is the call that makes them: `help` of a function shows the defaults in one word."""
+    assert repr(SearchParameters()) == "SearchParameters()"
+    changed = SearchParameters.from_dict({"portfolio": {"joint_hops": 100}})
+    assert eval(repr(changed)) == changed
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -52,7 +52,8 @@ from taccl.schedule.schedule import Schedule
 def verify(schedule: Schedule | ImplicitSchedule) -> Verification:
     """Verify a schedule: report every broken rule, with at most 1,000 violations of each kind.
 
-    Implicit schedules are verified without expansion into transfers (`verify_implicit`).
+    The result has ``ok``, the ``violations``, and the finish in us. Its ``raise_if_failed()`` raises
+    `VerificationError`. Implicit schedules are verified without expansion into transfers (`verify_implicit`).
     """
     if isinstance(schedule, ImplicitSchedule):
         return verify_implicit(schedule)
