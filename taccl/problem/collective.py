@@ -21,7 +21,7 @@ import numpy as np
 
 from taccl._internal.arguments import checked_as
 from taccl._internal.names import shown
-from taccl._internal.units import exact
+from taccl._internal.units import exact, format_count
 from taccl.errors import CollectiveError
 from taccl.problem.chunks import Chunk, Derivation, ProcessGroup, RankSets, check_members, in_turn
 
@@ -385,7 +385,8 @@ class Collective:
         )
 
     def __repr__(self) -> str:
-        return f"Collective({shown(repr(self.name), 100)}, {self.num_ranks} ranks, {self.num_chunks} chunks)"
+        ranks, chunks = format_count(self.num_ranks, "rank"), format_count(self.num_chunks, "chunk")
+        return f"Collective({shown(repr(self.name), 100)}, {ranks}, {chunks})"
 
 
 @checked_as(CollectiveError)

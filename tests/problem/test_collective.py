@@ -16,6 +16,12 @@ def test_allgather_sends_every_chunk_everywhere():
     assert all(c.destinations == (0, 1, 2) for c in chunks)
 
 
+def test_a_collective_is_printed_in_one_line():
+    """The text has the name and the numbers of ranks and chunks, one chunk in the singular."""
+    assert repr(collectives.allgather(4)) == "Collective('allgather', 4 ranks, 4 chunks)"
+    assert repr(collectives.broadcast(4)) == "Collective('broadcast', 4 ranks, 1 chunk)"
+
+
 def test_alltoall_runs_over_sources_then_destinations():
     """Chunk 3 * s + d goes from s to d."""
     assert [(c.origins, c.destinations) for c in collectives.alltoall(3).chunks] == [
