@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -15,15 +16,15 @@ from taccl.errors import FormatError, InputError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from taccl.placement.placement import Placement
 
 LAUNCHERS = ("mpich", "openmpi", "slurm", "torchrun")
 #: Number of slots after a host's name, as Open MPI and DeepSpeed write it in host files.
-_SLOTS = re.compile(r"[ \t]+slots[ \t]*=[ \t]*(\d{1,6})([ \t]+max[_-]slots[ \t]*=[ \t]*\d+)?$")
-#: A comma outside brackets, between the hosts of a list.
-_COMMA = re.compile(r",(?![^\[\]]*\])")
+_SLOTS = re.compile(r"(?<![ \t])[ \t]+slots[ \t]*=[ \t]*(\d{1,6})([ \t]+max[_-]slots[ \t]*=[ \t]*\d+)?$")
+#: One of the hosts between commas, which may itself have commas in brackets.
+_LISTED = re.compile(r"(?:[^,\[]|\[[^\]]*(?:\]|$))+")
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:\d{1,6})?")
 #: Options with which Open MPI makes each line of a host file a rank, bound to a core as usual.
 _SEQUENTIALLY = " --map-by seq --bind-to core:if-supported"
@@ -46,8 +47,8 @@ esac
 def read_hosts(path: str | os.PathLike[str]) -> list[str]:
     """Host of every slot, in order, from a file with a line for each host or slot.
 
-    A line is ``name``, ``name:slots`` or ``name slots=number``, or several of these with commas between them
-    (``mpirun -H``). A name may be a list of SLURM such as ``node[01-04]``. ``#`` begins a comment. A host
+    A line is ``name``, ``name:slots`` or ``name slots=number``. Several hosts with numbers may share a line, with
+    commas between them (``mpirun -H``). A name may be a list of SLURM such as ``node[01-04]``. ``#`` begins a comment. A host
     without a number may be named again, once for each slot (``SLURM_HOSTFILE``, ``PBS_NODEFILE``).
 
     Raises `FormatError` for any other line, and for a host that is named twice with a number of slots.
@@ -72,9 +73,17 @@ def read_hosts(path: str | os.PathLike[str]) -> list[str]:
     return slots
 
 
+def slots_by_host(hosts: Iterable[str]) -> dict[str, list[int]]:
+    """{host: its slots in ascending order}, from the host of every slot."""
+    slots: dict[str, list[int]] = {}
+    for slot, host in enumerate(hosts):
+        slots.setdefault(host, []).append(slot)
+    return slots
+
+
 def _items(line: str) -> list[str]:
     """Hosts of a line; it is a list with commas if each has a number of slots, or any has brackets."""
-    items = [item.strip() for item in _COMMA.split(line)]
+    items = [item.strip() for item in _LISTED.findall(line)]
     is_list = "[" in line or all(":" in item for item in items)
     return items if is_list else [line] if line else []
 
@@ -101,7 +110,7 @@ def as_launched(placement: Placement, hosts: Sequence[str]) -> Placement:
     from taccl.placement.case import Case
 
     named = _placed(placement, hosts)
-    slots = {host: iter([slot for slot, name in enumerate(hosts) if name == host]) for host in hosts}
+    slots = {host: iter(every) for host, every in slots_by_host(hosts).items()}
     order = tuple(next(slots[host]) for host in named)
     if order == placement.order:
         return placement
@@ -191,9 +200,10 @@ def caveats(placement: Placement, hosts: Sequence[str], launcher: str) -> list[s
         ]
     if launcher != "mpich" or not _torn(placed):
         return []
-    names = [*dict.fromkeys(placed)]
-    whole = ", ".join(f"{name}:{placed.count(name)}" for name in names)
-    ranks = ",".join(str(names.index(name)) for name in placed)
+    ranks_of = slots_by_host(placed)
+    whole = ", ".join(f"{name}:{len(ranks)}" for name, ranks in ranks_of.items())
+    numbers = {name: str(number) for number, name in enumerate(ranks_of)}
+    ranks = ",".join(numbers[name] for name in placed)
     return [
         "ranks of a host do not follow one another, and Hydra counts local ranks from 0 in each line: with "
         f"MPICH 5, give hosts {whole} and -rankmap {ranks} instead if local ranks choose GPUs"
@@ -206,11 +216,12 @@ def _torchrun(placed: Sequence[str]) -> str:
         raise InputError(f"{said}; give a matrix with one row per host", where="launcher")
     runs = _runs(placed)
     short = [name.partition(".")[0] for name, _ in runs]
+    alike = Counter(short)
     lines = []
     for number, (name, count) in enumerate(runs):
         words = [name, f"{name}.*"]
         # `hostname` may print a host's name without the domain that the name has in `placed`.
-        if short[number] != name and short.count(short[number]) == 1 and not short[number].isdigit():
+        if short[number] != name and alike[short[number]] == 1 and not short[number].isdigit():
             words.append(short[number])
         given = f"--nnodes={len(runs)} --node-rank={number} --nproc-per-node={count} --rdzv-backend=static"
         meet = f"--master-addr={runs[0][0]} --master-port={_PORT}"

@@ -15,6 +15,7 @@ from taccl._internal.names import shown
 from taccl._internal.units import format_us
 from taccl.errors import InputError
 from taccl.placement.files import LIBRARY_NAMES
+from taccl.placement.launchers import slots_by_host
 from taccl.placement.tuning import LIBRARIES, collective_call, forced, library_name, slowest_us
 from taccl.runtime.environment import joined, launched_by
 from taccl.runtime.launch import launched
@@ -170,8 +171,8 @@ def slots_of(names: Sequence[str], hosts: Sequence[str]) -> list[int]:
     for short in (False, True):
         here, there = ([n.partition(".")[0] if short else n for n in each] for each in (names, hosts))
         if Counter(here) == Counter(there):
-            places = {name: [slot for slot, host in enumerate(there) if host == name] for name in set(there)}
-            return [places[name].pop(0) for name in here]
+            places = {name: iter(slots) for name, slots in slots_by_host(there).items()}
+            return [next(places[name]) for name in here]
     said = f"found ranks on {shown(', '.join(dict.fromkeys(names)), 90)}"
     wanted = shown(", ".join(dict.fromkeys(hosts)), 90)
     raise InputError(

@@ -264,7 +264,8 @@ def _places(starts: list[str], names: list[str], where: str) -> list[int]:
         row, column = next(pair for pair in zip(starts, names, strict=True) if pair[0] != pair[1])
         said = f"found the row {shown(repr(row), 60)} and the column {shown(repr(column), 60)}"
         raise FormatError(f"{said} at one place; expected the same names; correct one", where=where)
-    return [names.index(each) for each in starts]
+    place = {name: i for i, name in enumerate(names)}
+    return [place[each] for each in starts]
 
 
 def _is_index(cells: list[str]) -> bool:

@@ -23,6 +23,7 @@ from taccl.placement.launchers import (
     read_hosts,
 )
 from taccl.placement.placement import Placement
+from tests.effort import cpu_s
 from tests.placement.test_files import OPENMPI, ROOT, needs_openmpi, said
 
 #: Print a rank, its local rank, its host, and the cores that it may run on.
@@ -110,6 +111,16 @@ class TestHosts:
         path.write_text(text)
         with pytest.raises(FormatError, match=complaint):
             read_hosts(path)
+
+    def test_many_hosts_are_read_in_linear_time(self, tmp_path):
+        """20,000 hosts, and a line of many blanks, are read quickly."""
+        path = tmp_path / "hosts"
+        path.write_text("".join(f"node{i}\n" for i in range(20_000)))
+        assert cpu_s(lambda: read_hosts(path)) < 0.5
+        path.write_text(f"a{' ' * 20_000}b\n")
+        with pytest.raises(FormatError, match="line 1"):
+            read_hosts(path)
+        assert cpu_s(lambda: pytest.raises(FormatError, read_hosts, path)) < 0.2
 
     @pytest.mark.parametrize(
         ("hosts", "complaint"),

@@ -7,6 +7,7 @@ import pytest
 from taccl.cli.command import run
 from taccl.errors import InputError
 from taccl.placement.measured_gain import MeasuredGain, measure_gain, slots_of
+from tests.effort import cpu_s
 
 
 def gain(*ratios):
@@ -28,6 +29,12 @@ def gain(*ratios):
 def test_ranks_are_slots_by_the_names_of_their_machines(names, hosts, slots):
     """Ranks of a host get its slots in ascending order, whatever the order in which ranks start."""
     assert slots_of(names, hosts) == slots
+
+
+def test_slots_of_many_hosts_are_found_in_linear_time():
+    """Each of 10,000 ranks finds the slot of its machine quickly."""
+    hosts = [f"node{i}" for i in range(10_000)]
+    assert cpu_s(lambda: slots_of(hosts[::-1], hosts)) < 0.2
 
 
 def test_ranks_on_other_hosts_are_refused():

@@ -178,8 +178,9 @@ def _hosts(options: argparse.Namespace) -> tuple[Topology | ProbedHosts, list[st
         if len(named) < topology.num_ranks:
             said = f"found {len(named)} slots for {topology.num_ranks} ranks; name a slot for each"
             raise InputError(said, where="--hosts")
+        listed = set(named)
         for row, (host, slot) in enumerate(zip(measured, named, strict=False)):
-            if host != slot and host in named:
+            if host != slot and host in listed:
                 said = f"found slot {row} on {shown(slot)}, and row {row} of the figures is of {shown(host)}"
                 raise InputError(f"{said}; list one slot for each row, in the order of rows", where="--hosts")
     elif not named and (options.hostfile or options.rankfile):
@@ -191,7 +192,8 @@ def _unused(named: list[str], num_ranks: int) -> list[str]:
     """List with one note on host slots that get no rank; empty if there are no more slots than ranks."""
     if len(named) <= num_ranks:
         return []
-    free = dict.fromkeys(name for name in named[num_ranks:] if name not in named[:num_ranks])
+    used = set(named[:num_ranks])
+    free = dict.fromkeys(name for name in named[num_ranks:] if name not in used)
     which = f", without {first_of([shown(name) for name in free], 4)}" if free else ""
     return [
         f"the host file has {len(named)} slots for {num_ranks} rows of figures: the first {num_ranks} are "
@@ -268,11 +270,14 @@ def _contents(found: taccl.Placement, hosts: list[str], options: argparse.Namesp
 
 
 def _text(found: taccl.Placement, hosts: list[str], start: list[str], notes: list[str]) -> str:
-    names = [
-        # A number tells apart several slots of one host.
-        host if hosts.count(host) == 1 else f"{host}:{hosts[:slot].count(host)}"
-        for slot, host in enumerate(hosts)
-    ] or [*map(str, range(found.hosts.num_ranks))]
+    from taccl.placement.launchers import slots_by_host
+
+    names = [*map(str, range(found.hosts.num_ranks))]
+    if hosts:
+        names = list(hosts)
+        for host, slots in slots_by_host(hosts).items():
+            for number, slot in enumerate(slots if len(slots) > 1 else ()):
+                names[slot] = f"{host}:{number}"  # a number tells apart several slots of one host
     order = " ".join(names[slot] for slot in found.order)
     lines = [found.title, table(found.times, indent="  "), f"  {found.why}"]
     lines += [f"  note: {note}" for note in notes]
