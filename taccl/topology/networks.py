@@ -191,6 +191,7 @@ INSTANCES = {
         "dgx-h100", 1, "50", "efa-rdma", f"{_AWS} 32 NICs of 100 Gb/s, 4 for each GPU", "AMD"
     ),
     "p5en.48xlarge": Instance("h200", 1, "50", "efa-rdma-2", f"{_AWS} 16 NICs of 200 Gb/s, 2 for each GPU"),
+    "p6-b200.48xlarge": Instance("b200", 1, "50", "efa-rdma-2", f"{_AWS} eight NICs of 400 Gb/s"),
     "a3-highgpu-8g": Instance("dgx-h100", 2, "25", "tcpx", f"{_GCP} four NICs of 200 Gb/s"),
     "a3-megagpu-8g": Instance("dgx-h100", 1, "25", "tcpxo", f"{_GCP} eight NICs of 200 Gb/s"),
     "a3-ultragpu-8g": Instance("h200", 1, "50", "gib", f"{_GCP} eight NICs of 400 Gb/s"),
@@ -199,6 +200,7 @@ INSTANCES = {
         "dgx-a100", 1, "25", "infiniband", f"{_AZURE} ND A100 v4: eight NICs of 200 Gb/s", "AMD"
     ),
     "nd-h100-v5": Instance("dgx-h100", 1, "50", "infiniband", f"{_AZURE} ND H100 v5: eight NICs of 400 Gb/s"),
+    "nd-h200-v5": Instance("h200", 1, "50", "infiniband", f"{_AZURE} ND H200 v5: eight NICs of 400 Gb/s"),
     "nd-mi300x-v5": Instance("mi300x", 1, "50", "rccl", f"{_AZURE} ND MI300X v5: eight NICs of 400 Gb/s"),
     "BM.GPU4.8": Instance("dgx-a100", 1, "25", "roce", f"{_OCI_A100} 16 NICs of 100 Gb/s", "AMD", 2),
     "BM.GPU.A100-v2.8": Instance("dgx-a100", 1, "25", "roce", f"{_OCI_A100} 16 NICs of 100 Gb/s", "AMD", 2),

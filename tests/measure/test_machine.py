@@ -65,7 +65,7 @@ def test_gpu_names_identify_the_machine(gpu, machine):
     [
         ("dgx-a100", "efa", "p4d.24xlarge"), ("dgx-h100", "efa", "p5.48xlarge"), ("h200", "efa", "p5en.48xlarge"),
         ("dgx-h100", "tcpx", "a3-highgpu-8g"), ("dgx-h100", "tcpxo", "a3-megagpu-8g"), ("l40s", "efa", ""),
-        ("dgx-h100", "roce", ""), ("gh200", "slingshot", ""), ("b200", "efa", ""),
+        ("dgx-h100", "roce", ""), ("gh200", "slingshot", ""), ("b200", "efa", "p6-b200.48xlarge"),
     ],
 )  # fmt: skip
 def test_networks_of_clouds_identify_the_instance_type(machine, network, instance):

@@ -228,7 +228,8 @@ def test_switches_copy_in_a_node():
 
 
 @pytest.mark.parametrize(
-    ("instance", "network"), [("p4d.24xlarge", 75), ("p5.48xlarge", 75), ("p5en.48xlarge", 35)]
+    ("instance", "network"),
+    [("p4d.24xlarge", 75), ("p5.48xlarge", 75), ("p5en.48xlarge", 35), ("p6-b200.48xlarge", 35)],
 )
 def test_instances_state_their_latency(instance, network):
     """The network latency of an instance type is the one that its NCCL plugin states and NCCL assumes."""
