@@ -47,9 +47,10 @@ esac
 def read_hosts(path: str | os.PathLike[str]) -> list[str]:
     """Host of every slot, in order, from a file with a line for each host or slot.
 
-    A line is ``name``, ``name:slots`` or ``name slots=number``. Several hosts with numbers may share a line, with
-    commas between them (``mpirun -H``). A name may be a list of SLURM such as ``node[01-04]``. ``#`` begins a comment. A host
-    without a number may be named again, once for each slot (``SLURM_HOSTFILE``, ``PBS_NODEFILE``).
+    A line is ``name``, ``name:slots`` or ``name slots=number``. Several hosts with numbers may share a line,
+    with commas between them (``mpirun -H``). A name may be a list of SLURM such as ``node[01-04]``. ``#``
+    begins a comment. A host without a number may be named again, once for each slot (``SLURM_HOSTFILE``,
+    ``PBS_NODEFILE``).
 
     Raises `FormatError` for any other line, and for a host that is named twice with a number of slots.
     """
