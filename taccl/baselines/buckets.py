@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl._internal.arguments import checked
-from taccl.baselines.hubs import hub_sends, soonest_hub_plan
+from taccl.baselines.hub_mixes import soonest_plan
+from taccl.baselines.hubs import hub_sends
 from taccl.baselines.moves import Moves, routed
 from taccl.baselines.spread import (
     cut_while_it_pays,
     fastest_form,
     held_at_start,
+    may_merge,
     or_whole_sums,
     require_everywhere,
     run,
@@ -52,6 +54,9 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
     ranks forward whole partial sums in both directions, and no gather follows. Then there are (D + j) s
     steps. On a torus the bytes take n beta (1 - 1 / a**j + (D - j) (a - 1) / (2 a**j)) / D; on a mesh they
     take twice as long.
+
+    Sums of an allreduce may also be collected at hubs (`taccl.baselines.hubs`). On a mesh whose sends merge,
+    parts of the chunks follow several plans of hubs at the same time (`taccl.baselines.hub_mixes`).
 
     Parameters
     ----------
@@ -99,7 +104,8 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
             fewest=parts // gcd(parts, problem.topology.num_ranks),
             cut=cut,
         )
-    plan = soonest_hub_plan(problem, dims) if sums_everywhere(problem) else None
+    mixes = cut and may_merge(problem)
+    plan = soonest_plan(problem, dims, mixes=mixes) if sums_everywhere(problem) else None
     if plan is not None and plan.estimated_us(problem) < found.finish_us:
         found = or_whole_sums(
             found,

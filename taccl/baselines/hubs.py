@@ -11,7 +11,7 @@ from collections import Counter
 from functools import cache
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from taccl.baselines.moves import Flags, Ints, Row, Sends
     from taccl.problem.problem import Problem
     from taccl.topology.products import Dimensions
+
+    #: Columns of sends: step, source, destination, and flags (num_ranks) of the ranks in the sum.
+    PlanSends = tuple[Ints, Ints, Ints, Flags]
 
 #: Max number of dimensions for which each may have its own number of hubs (up to 256 plans).
 _MOST_MIXED = 4
@@ -103,6 +106,13 @@ class HubPlan(NamedTuple):
         """Number of parts of the chunks: equally many per order of dimensions, and per image in an order."""
         return len(self.orders) * math.lcm(*(prod(map(len, self._images(each))) for each in self.orders))
 
+    def groups(self) -> Iterator[tuple[PlanSends, list[Ints]]]:
+        """Yield (sends, permutations of the ranks) for each order of the dimensions."""
+        for order in self.orders:
+            copies = self.copies(order)
+            repeats = self.num_parts // len(self.orders) // len(copies)
+            yield plan_sends(self.dims, phases(self.dims, self.rings(order), order)), copies * repeats
+
     def parts_per_chunk(self, problem: Problem) -> int:
         """Least number of parts of each chunk with which all links carry equally many parts."""
         return self.num_parts // math.gcd(self.num_parts, problem.topology.num_ranks)
@@ -115,7 +125,7 @@ class HubPlan(NamedTuple):
         """{(step, dimension): number of sends} of all orders together."""
         loads = Counter[tuple[int, int]]()
         for order in self.orders:
-            for phase in _phases(self, order):
+            for phase in phases(self.dims, self.rings(order), order):
                 num_lines = prod(len(digits) for digits in phase.at.values())
                 for send in phase.sends:
                     loads[phase.first + send.step, phase.axis] += num_lines
@@ -147,16 +157,40 @@ def soonest_hub_plan(problem: Problem, dims: Dimensions) -> HubPlan | None:
     return min((HubPlan(each, dims) for each in names), key=lambda plan: plan.estimated_us(problem))
 
 
-def hub_sends(problem: Problem, plan: HubPlan) -> Sends:
+class PartPlan(Protocol):
+    """Plan of an allreduce in which parts of the chunks take different paths."""
+
+    @property
+    def num_parts(self) -> int:
+        """Number of parts of the chunks."""
+        ...
+
+    def groups(self) -> Iterable[tuple[PlanSends, Sequence[Ints]]]:
+        """(sends, permutations of the ranks) of groups of parts: one part per permuted copy of the sends."""
+        ...
+
+    def parts_per_chunk(self, problem: Problem) -> int:
+        """Least number of parts of each chunk with which all parts have equally many chunks."""
+        ...
+
+    def num_transfers(self, problem: Problem) -> int:
+        """Number of transfers of the chunks of a problem."""
+        ...
+
+    def estimated_us(self, problem: Problem) -> float:
+        """Estimated finish if steps follow one another, and a link merges all that it sends in a step."""
+        ...
+
+
+def hub_sends(problem: Problem, plan: PartPlan) -> Sends:
     """Sends of an allreduce; each part of the chunks follows an image of the plan."""
     chunks, part, num_parts = np.arange(problem.collective.num_chunks), 0, plan.num_parts
     number_of: dict[tuple[int, ...], int] = {}
     parts: list[Ints] = []
-    for order in plan.orders:
-        step, src, dst, adds = _torus_sends(plan, order)
+    for sends_of_plan, copies in plan.groups():
+        step, src, dst, adds = sends_of_plan
         distinct, which = np.unique(adds, axis=0, return_inverse=True)
-        copies = plan.copies(order)
-        for to in copies * (num_parts // len(plan.orders) // len(copies)):
+        for to in copies:
             sums = [tuple(np.sort(to[ranks]).tolist()) for ranks in distinct]
             number = np.array([number_of.setdefault(each, len(number_of)) for each in sums])
             sends = np.stack((step, to[src], to[dst], number[which.ravel()]))
@@ -164,9 +198,11 @@ def hub_sends(problem: Problem, plan: HubPlan) -> Sends:
             parts.append(np.vstack((np.repeat(sends, len(mine), axis=1), np.tile(mine, len(step)))))
             part += 1
     columns = np.concatenate(parts, axis=1)
-    columns = columns[:, np.lexsort(columns[[4, 2, 1, 0]])]  # all chunks of a message follow one another
-    step, src, dst, carries, chunk = columns
-    begins = np.flatnonzero(np.diff(step, prepend=-1))
+    is_whole = np.array([len(ranks) == problem.topology.num_ranks for ranks in number_of])[columns[3]]
+    # A send adds or copies all of its chunks, which follow one another.
+    order = np.lexsort((*columns[[4, 2, 1]], is_whole, columns[0]))
+    step, src, dst, carries, chunk = columns[:, order]
+    begins = np.flatnonzero(np.diff(2 * step + is_whole[order], prepend=-1))
     rows: list[Row] = [
         (step[some], chunk[some], src[some], dst[some], True)
         for some in np.split(np.arange(len(step)), begins[1:])
@@ -174,7 +210,7 @@ def hub_sends(problem: Problem, plan: HubPlan) -> Sends:
     return routed(problem, Moves.of(rows), sums=list(number_of), carries=carries)
 
 
-class _Phase(NamedTuple):
+class Phase(NamedTuple):
     """Sends of one phase along dimension `axis`, from step `first` on, on some of its lines.
 
     - `at`: {other dimension: {digit of a line in it: digits of the ranks that partial sums there contain}}.
@@ -186,29 +222,35 @@ class _Phase(NamedTuple):
     at: Mapping[int, Mapping[int, frozenset[int]]]
 
 
-def _phases(plan: HubPlan, order: Sequence[int]) -> Iterator[_Phase]:
-    """Yield all phases: dimensions collect in order, then exchange and spread in the opposite order."""
-    sizes, rings, first = plan.dims.sizes, plan.rings(order), 0
+def phases(
+    dims: Dimensions, rings: Mapping[int, RingPlan], order: Sequence[int], waits: Sequence[int] = ()
+) -> Iterator[Phase]:
+    """Yield all phases: dimensions collect in order, then exchange and spread in the opposite order.
+
+    - `rings`: {dimension: its ring plan}.
+    - `waits`: Number of idle steps before each phase; default: none.
+    """
+    sizes, first = dims.sizes, 0
     # {dimension: {digit that takes part in phases of other dimensions: digits that its sum contains}}. At
     # first all digits take part, each with its own data only.
     at = {k: {digit: frozenset([digit]) for digit in range(sizes[k])} for k in order}
-    phases: list[tuple[int, Sequence[RingSend], Iterable[int]]] = [
+    every: list[tuple[int, Sequence[RingSend], Iterable[int]]] = [
         *((k, rings[k].collect, ()) for k in order),
         *((k, rings[k].exchange, rings[k].whole) for k in reversed(order)),
         *((k, rings[k].spread, range(sizes[k])) for k in reversed(order)),
     ]
-    for k, sends, whole in phases:
-        yield _Phase(first, k, sends, {j: at[j] for j in order if j != k})
+    for number, (k, sends, whole) in enumerate(every):
+        first += waits[number] if waits else 0
+        yield Phase(first, k, sends, {j: at[j] for j in order if j != k})
         first += 1 + max((each.step for each in sends), default=-1)
         at[k] = dict.fromkeys(whole, frozenset(range(sizes[k]))) or {**rings[k].hubs}
 
 
-def _torus_sends(plan: HubPlan, order: Sequence[int]) -> tuple[Ints, Ints, Ints, Flags]:
-    """Columns of a plan's sends: step, source, destination, and flags (num_ranks) of the ranks in the sum."""
-    dims = plan.dims
+def plan_sends(dims: Dimensions, phases: Iterable[Phase]) -> PlanSends:
+    """Columns of the sends of all phases."""
     digits = dims.digits(np.arange(dims.num_ranks))
     columns: list[tuple[Ints, Ints, Ints, Flags]] = []
-    for phase in _phases(plan, order):
+    for phase in phases:
         on_lines = np.ones(dims.num_ranks, bool)
         for j, has in phase.at.items():
             on_lines &= np.isin(digits[j], [*has])

@@ -14,7 +14,8 @@ from taccl.analysis.certificates.scopes import bound_over_all_chunkings
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
 from taccl.baselines.build_times import num_arrivals
-from taccl.baselines.hubs import hub_sends, soonest_hub_plan
+from taccl.baselines.hub_mixes import soonest_plan
+from taccl.baselines.hubs import hub_sends
 from taccl.baselines.multiplying import Estimated, mixed_schedule
 from taccl.baselines.multiplying_mixes import mixed_transfers
 from taccl.baselines.spread import (
@@ -74,7 +75,7 @@ _PLANS_S, _PLANS_S_PER_LINK, _PLANS_SHARE = 0.02, 7e-6, 0.5
 _MIXES_TIMES, _MIXES_S_PER_TRANSFER, _MIXES_SHARE = 3, 4e-6, 0.6
 
 #: CPU seconds per transfer to build and verify an allreduce by hubs.
-_HUBS_S_PER_TRANSFER = 1.5e-5
+_HUBS_S_PER_TRANSFER = 1e-5
 
 #: Max transfers of a baseline that is tried in finer chunks. Recursive doubling of 64 chunks
 #: among 64 ranks has this many, in 6 steps.
@@ -175,7 +176,7 @@ def offer_estimated(search: Search) -> Search | None:
 
 
 def offer_hubs(search: Search) -> Search | None:
-    """Propose an allreduce by hubs on a torus, with merged sends, if its estimated finish is the earliest.
+    """Propose an allreduce by hubs on a torus or mesh, with merged sends, if its estimate is the earliest.
 
     `offer_cut` builds it only after many other forms of the bucket algorithm, and not on large tori. Returns
     the search that holds the schedule; None if there is none, or if time is short.
@@ -183,11 +184,13 @@ def offer_hubs(search: Search) -> Search | None:
     problem, since, dims = _opened(search.problem), time.monotonic(), grid_of(search.problem.topology)
     if dims is None or not (may_merge(problem) and sums_everywhere(problem)):
         return None
-    plan = soonest_hub_plan(problem, dims)
+    plan, share = None, search.parameters.portfolio.best_share
+    until = search.deadline.sooner(for_baselines_s(search.deadline, share))
+    with suppress(OutOfTime), until.enforced():
+        plan = soonest_plan(problem, dims)
     if plan is None or plan.estimated_us(problem) >= search.earliest_us:
         return None
-    parts, share = plan.parts_per_chunk(problem), search.parameters.portfolio.best_share
-    until = search.deadline.sooner(for_baselines_s(search.deadline, share))
+    parts = plan.parts_per_chunk(problem)
     takes_s = busy_factor() * _HUBS_S_PER_TRANSFER * parts * plan.num_transfers(problem)
     if parts > min(problem.chunk_bytes):
         return None
