@@ -241,8 +241,9 @@ def _concluded(runs: Iterable[_LogRun], where: str) -> Iterable[str]:
     """Notes on collectives that were inferred from columns or checks of results, not from names in logs."""
     for run in runs:
         name = [] if run.streams else _named(run, where)[-1:]
-        if not run.streams and not name and _is_plain_sum(run.rows):
-            yield "no collective is named; sums without a root are assumed to be allreduces (--collective)"
+        if not run.streams and not name and (found := _by_counts(run.rows)):
+            part = "all elements" if found == "allreduce" else "a rank's part"
+            yield f"no collective is named; sums that count {part} are assumed to be {found}s (--collective)"
         elif not run.streams and not name:
             found = _by_checks(run)
             told = "are" if found == "allgather" else "are not"
@@ -423,7 +424,7 @@ def _collective(run: _LogRun, where: str) -> str:
     found = _named(run, where)
     if found:
         return found[-1]
-    if concluded := "allreduce" if _is_plain_sum(run.rows) else _by_checks(run):
+    if concluded := _by_counts(run.rows) or _by_checks(run):
         return concluded
     kind = {True: "a reduction", False: "no reduction", None: "times"}[run.rows[0].reduces]
     said = f"found a table of {kind} without its collective; give --collective"
@@ -447,14 +448,17 @@ def _by_checks(run: _LogRun) -> str:
     """
     checks = {row.checks_in_place for row in run.rows}
     is_either = all(_may_be(each, run.rows) for each in ("allgather", "alltoall"))
-    if len(checks) > 1 or not is_either or not _factor(run.rows):
+    if len(checks) > 1 or not is_either or not (_factor(run.rows) or _parts("alltoall", run.rows)):
         return ""
     return {True: "allgather", False: "alltoall", None: ""}[checks.pop()]
 
 
-def _is_plain_sum(rows: list[Row]) -> bool:
-    """True if every row counts all elements, and names a reduction but no root, as for an allreduce."""
-    return all(row.reduces and row.parts == 1 and not row.has_root for row in rows)
+def _by_counts(rows: list[Row]) -> str:
+    """Sum without a root that the counts of elements tell: all of them, or one rank's part; empty if none."""
+    parts = {row.parts for row in rows}
+    if len(parts) > 1 or parts == {0} or any(not row.reduces or row.has_root for row in rows):
+        return ""
+    return "allreduce" if parts == {1} else "reduce-scatter"
 
 
 def _may_be(name: str, rows: list[Row]) -> bool:

@@ -443,7 +443,7 @@ def test_the_columns_decide_between_names(read, redop, factor, root, named, foun
 @pytest.mark.parametrize("text", [
     row(8, 20.0, redop="none"),
     row(8, 20.0).replace(" -1 ", " 0 "),  # a reduce
-    "128 4 float sum -1 20.0 0.01 0.00 0",  # a reduce-scatter
+    "1000 4 float sum -1 20.0 0.05 0.05 0",  # no whole number of parts
 ])  # fmt: skip
 def test_what_could_be_several_collectives_is_asked_for(read, text):
     """Without a name, small sizes match several collectives, and the error asks for --collective."""
@@ -456,6 +456,17 @@ def test_sums_of_all_elements_without_a_root_are_an_allreduce(read, text):
     """A reduce has a root, and a reduce-scatter counts the elements of one rank's part."""
     log = read(text)
     assert [each.collective for each in log.series] == ["allreduce"]
+    assert ["no collective is named" in note for note in log.notes] == [True]
+
+
+@pytest.mark.parametrize(("cells", "found"), [
+    ("float sum -1 20.0 0.01 0.00 0", "reduce-scatter"), ("float none -1 20.0 0.01 0.00 0 21.0 0.01 0.00 N/A", "alltoall"),
+    ("float none -1 20.0 0.01 0.00 0 21.0 0.01 0.00 0", "allgather"),
+])  # fmt: skip
+def test_counts_of_one_part_tell_unnamed_collectives_of_small_messages(read, cells, found):
+    """128 bytes in parts of 4 floats are those of 8 ranks, in a collective that need not be named."""
+    log = read(f"128 4 {cells}")
+    assert [(each.collective, each.num_ranks) for each in log.series] == [(found, 8)]
     assert ["no collective is named" in note for note in log.notes] == [True]
 
 
