@@ -2,6 +2,7 @@
 generated from these."""
 
 import importlib.util
+import json
 import sys
 import warnings
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
 
 from taccl.workload import from_fx, load_workload, save_workload
 from taccl.workload.autotransform import fused, overlapped, sharded
@@ -167,10 +169,26 @@ def cases(mesh, which):
     }
 
 
+def convolutions():
+    """Operations of a convolution and a transposed one, in groups, of the imported step and by PyTorch's counter."""
+    found = []
+    for each, size in (
+        (nn.functional.conv2d, (6, 2, 3, 3)), (nn.functional.conv_transpose2d, (4, 3, 2, 2)),
+    ):  # fmt: skip
+        given = torch.randn(2, 4, 5, 5), torch.randn(size)
+        with FlopCounterMode(display=False) as counter:
+            each(*given, stride=2, groups=2)
+        step = from_fx(make_fx(lambda x, w: each(x, w, stride=2, groups=2))(*given), 2)
+        found.append({"step": step.operations[-1].flops, "torch": counter.get_total_flops()})
+    return found
+
+
 def main(folder, which):
     """Import each graph as a step; write outputs of the graph and of the program generated from the step."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    if rank == 0 and which == "calls":
+        Path(folder, "flops.json").write_text(json.dumps(convolutions()))
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
     for name, (graph, program, layouts, options) in cases(mesh, which).items():
         if rank == 0:
