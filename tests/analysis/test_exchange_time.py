@@ -53,15 +53,15 @@ def allreduce(topology, size_bytes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("machine", "nodes", "finish_us"), [
-    ("dgx_h100", 2, 24.141), ("dgx_h100", 4, 28.440), ("b200", 4, 28.098),
-])  # fmt: skip
-def test_sums_that_nodes_exchange_are_near_the_bound(machine, nodes, finish_us):
-    """An allreduce of 1 MB on a few nodes of eight GPUs finishes within 5 % of the bound."""
-    problem = taccl.make_problem(getattr(taccl.topologies, machine)(nodes), "allreduce", size_bytes=MB)
+def test_sums_that_nodes_exchange_are_near_the_bound():
+    """An allreduce of 1 MB on four nodes of eight B200 takes 28.098 us, within 5 % of the bound.
+
+    Two DGX-H100 are an example in docs/formulation.md, which a test runs.
+    """
+    problem = taccl.make_problem(taccl.topologies.b200(4), "allreduce", size_bytes=MB)
     bound = taccl.lower_bound(problem, divisible=True)
     assert bound.kind == "exchange time" and bound.check() and not raised(bound).check()
-    assert finish_us / 1.05 < bound.bound_us < finish_us
+    assert 28.098 / 1.05 < bound.bound_us < 28.098
 
 
 def test_the_certificate_proves_no_more(monkeypatch):

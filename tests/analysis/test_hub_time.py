@@ -31,13 +31,12 @@ def allreduce(topology, size_bytes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("machine", "finish_us"), [("dgx_h100", 10.262), ("b200", 8.544)])
-def test_sums_on_one_switch_are_near_the_bound(machine, finish_us):
-    """An allreduce of 1 MB on eight GPUs finishes within 5 % of the bound."""
-    problem = taccl.make_problem(getattr(taccl.topologies, machine)(1), "allreduce", size_bytes=MB)
+def test_sums_on_one_switch_are_near_the_bound():
+    """An allreduce of 1 MB on eight B200 takes 8.544 us, within 5 % of the bound; docs/formulation.md has a DGX-H100."""
+    problem = taccl.make_problem(taccl.topologies.b200(1), "allreduce", size_bytes=MB)
     bound = taccl.lower_bound(problem, divisible=True)
     assert bound.kind == "hub time" and bound.check() and not raised(bound).check()
-    assert finish_us / 1.05 < bound.bound_us < finish_us
+    assert 8.544 / 1.05 < bound.bound_us < 8.544
 
 
 def test_the_certificate_proves_no_more():

@@ -57,19 +57,14 @@ def ring_of(num_ranks, alpha, beta, *, shared=False, closed=True):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("topology", "size_bytes", "bound_us", "finish_us"),
-    [
-        (taccl.topologies.torus(4, 4), 10**6, 11.7, 12.875),
-        (taccl.topologies.torus(4, 4, 4), 10**6, 9.5, 11.58424),
-        (taccl.topologies.mesh(4, 4), 256_000, 8.0, 10.12),
-    ],
-)
-def test_merged_sums_are_near_the_bound(topology, size_bytes, bound_us, finish_us):
-    """On a torus or mesh an allreduce takes 10 to 26 % more than the bound."""
-    bounds = certificates(allreduce(topology, size_bytes))
+def test_merged_sums_are_near_the_bound():
+    """On a torus of 4 x 4 x 4 an allreduce of 1 MB takes 11.584 us, 22 % more than the bound.
+
+    Tori and meshes of two dimensions are examples in docs/formulation.md, which a test runs.
+    """
+    bounds = certificates(allreduce(taccl.topologies.torus(4, 4, 4), 10**6))
     assert all(each.check() for each in bounds)
-    assert bound_us < max(each.bound_us for each in bounds) < finish_us
+    assert 9.5 < max(each.bound_us for each in bounds) < 11.58424
 
 
 def test_prices_change_over_time():
