@@ -1,13 +1,16 @@
-"""Convert JSON that nccl-tests writes (-J, ``src/util.cu``) to the text that it prints."""
+"""Convert JSON of nccl-tests (-J, ``src/util.cu``) and of rccl-tests (-x) to the text that they print."""
 
 from __future__ import annotations
 
 import json
-from itertools import pairwise
+import math
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
+from taccl.measure.rows import element_bytes
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _HEAD = "# size count type redop root {time} algbw busbw #wrong {time} algbw busbw #wrong"
 _DEVICE = "#  Rank {rank} Group {group} Pid {pid} on {hostname} device {device} [{device_hex}] {device_info}"
@@ -16,10 +19,73 @@ _MOST_RANKS = 10_000
 _FIGURES = ("time", "cpu_time"), ("alg_bw",), ("bus_bw",), ("nwrong",)
 
 
+#: Line of a rank whose host and GPU are unknown.
+_RANK = "#  Rank {rank} Group 0 device 0 [?]"
+#: `_OF_RUN`: values that rows of a run of rccl-tests have in common. `_OF_ROW`: values that every row has.
+_OF_RUN = ("numcycle", "name", "type", "redop", "ranks")
+_OF_ROW = {"name", "size", "type", "redop", "inplace", "time", "algbw", "busbw"}
+
+
 def printed(text: str) -> str:
-    """Text that nccl-tests prints, if `text` is one or several of its JSON objects; else `text`."""
+    """Text that nccl-tests or rccl-tests prints, if `text` is what it writes to a file; else `text`."""
     found = [each for each in _objects(text) if isinstance(each.get("results"), list)]
-    return "\n".join(line for each in found for line in _lines(each)) or text
+    lines = [line for each in found for line in _lines(each)] or list(_lines_of_records(_records(text)))
+    return "\n".join(lines) or text
+
+
+def _records(text: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows that rccl-tests writes as JSON, with equal names of values in old and new versions."""
+    given = text.strip()
+    found: list[Any] = []
+    if given.startswith("["):
+        try:
+            found = json.loads(given)
+        except (ValueError, RecursionError):
+            return
+    else:
+        found = list(_objects(given))
+    for each in found:
+        if isinstance(each, dict):
+            named = {str(name).lower().lstrip("#"): value for name, value in each.items()}
+            if named.keys() >= _OF_ROW and _number(named["size"]) > 0:
+                yield named
+
+
+def _lines_of_records(records: Iterator[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the lines of the runs of rccl-tests: collective, ranks, and rows with the times in both places.
+
+    Hosts are not listed, as the files' number of nodes is that of groups of processes.
+    """
+    for _, rows in groupby(records, lambda row: [row.get(each) for each in _OF_RUN]):
+        first, *others = rows
+        per_process = int(_number(first.get("gpusperrank", first.get("gpus"))))
+        num_ranks = max(1.0, _number(first.get("ranks"))) * per_process
+        yield f"# Collective test starting: {_cell(first['name']).lower()}_perf"
+        yield f"# nThread 1 nGpus {per_process}"
+        listed = range(int(num_ranks) if num_ranks <= _MOST_RANKS else 0)
+        yield from (_RANK.format(rank=rank) for rank in listed)
+        yield _HEAD.format(time="time")
+        places: dict[int, dict[bool, Mapping[str, Any]]] = {}
+        for row in (first, *others):
+            places.setdefault(int(_number(row["size"])), {})[_number(row["inplace"]) > 0] = row
+        dtype = _cell(first["type"])
+        for size, of_place in places.items():
+            cells = [str(size), str(size // (element_bytes(dtype) or 1)), dtype, _cell(first["redop"]), "-1"]
+            for is_in_place in (False, True):
+                row = of_place.get(is_in_place, {})
+                figures = [_number(row.get(each)) for each in ("time", "algbw", "busbw", "wrong")]
+                cells += ["N/A" if each < 0 else f"{each:.4f}" for each in figures[:3]]
+                cells.append("N/A" if figures[3] < 0 else f"{figures[3]:.0f}")
+            yield " ".join(cells)
+
+
+def _number(value: object) -> float:
+    """A value as a finite number; -1 if it is none."""
+    try:
+        found = float(str(value))
+    except ValueError:
+        return -1.0
+    return found if math.isfinite(found) else -1.0
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:

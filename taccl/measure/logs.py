@@ -154,7 +154,7 @@ class _LogRun:
 def read_log(path: str | os.PathLike[str], *, collective: str | None = None, in_place: bool = False) -> Log:
     """Read the measurements in a file.
 
-    - `path`: A text file, or JSON of nccl-tests (``-J``) or of ``taccl run --json``.
+    - `path`: A text file, or JSON of nccl-tests (``-J``), rccl-tests (``-x``) or ``taccl run --json``.
     - `collective`: The collective measured, if the file does not name it.
     - `in_place`: True for the in-place times of nccl-tests and rccl-tests.
 

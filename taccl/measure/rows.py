@@ -185,10 +185,15 @@ def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
 
 def _parts(size: int, count: str, dtype: str) -> int:
     """Size over the bytes of `count` elements, as `Row.parts`; 0 if the line does not tell."""
-    bits = _BITS.fullmatch(dtype)
-    one = int(bits[1]) // 8 if bits else _BYTES.get(dtype, 0)
+    one = element_bytes(dtype)
     parts, rest = divmod(size, int(count) * one) if one and count.isdigit() and int(count) else (0, 0)
     return 0 if rest else parts
+
+
+def element_bytes(dtype: str) -> int:
+    """Bytes of an element of a type such as ``"float"``; 0 if unknown."""
+    bits = _BITS.fullmatch(dtype)
+    return int(bits[1]) // 8 if bits else _BYTES.get(dtype, 0)
 
 
 def _count(cell: str) -> int:

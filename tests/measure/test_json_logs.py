@@ -83,3 +83,54 @@ def test_absent_parts_are_not_needed(changes):
     """Rows alone suffice, since the ranks follow from their bandwidths."""
     (series,) = log_of_text(json.dumps(run(**changes)), "a.json").series
     assert (series.collective, series.num_ranks) == ("allreduce", 4)
+
+
+def records(name="AllReduce", *, ranks=8, is_old=False):
+    """Rows of both places as rccl-tests writes them; before 2025 it wrote one object for each line."""
+    factor = {"AllReduce": 2 * (ranks - 1) / ranks, "Broadcast": 1, "Reduce": 1}.get(
+        name, (ranks - 1) / ranks
+    )
+    rows = []
+    for size in SIZES:
+        for place, start_us in enumerate((20, 30)):
+            time_us = start_us + size / 1e5
+            algbw = size / time_us / 1000
+            redop = "sum" if "Reduce" in name else "none"
+            row = {
+                "name": name,
+                "size": size,
+                "type": "float",
+                "redop": redop,
+                "inPlace": place,
+                "time": time_us,
+            }
+            row |= {"algBw": algbw, "busBw": algbw * factor}
+            new = {
+                "numCycle": 0,
+                "nodes": 1,
+                "ranks": ranks,
+                "ranksPerNode": ranks,
+                "gpusPerRank": 1,
+                "wrong": "0",
+            }
+            rows.append(row | ({"gpus": ranks, "#wrong": "0"} if is_old else new))
+    return "\n".join(map(json.dumps, rows)) if is_old else json.dumps(rows, indent=0)
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize(("name", "collective"), [
+    ("AllReduce", "allreduce"), ("Broadcast", "broadcast"), ("Reduce", "reduce"), ("AlltoAll", "alltoall"),
+    ("AllGather", "allgather"), ("ReduceScatter", "reduce-scatter"),
+])  # fmt: skip
+@pytest.mark.parametrize(("in_place", "first_us"), [(False, 20.0), (True, 30.0)])
+def test_files_of_rccl_tests_are_read(is_old, name, collective, in_place, first_us):
+    """JSON that rccl-tests writes (-x) has collective, ranks and the times of both places."""
+    (series,) = log_of_text(records(name, is_old=is_old), "a.json", in_place=in_place).series
+    assert (series.collective, series.num_ranks, series.size_bytes) == (collective, 8, SIZES)
+    assert series.times_us[0] == pytest.approx(first_us, abs=0.01)
+
+
+@pytest.mark.parametrize("text", ["[", "[3, {}]", '{"algBw": 3}'])
+def test_rows_that_lack_figures_are_no_rows_of_rccl_tests(text):
+    """Text without sizes, times and places is returned as it is."""
+    assert printed(text) == text
