@@ -1,6 +1,7 @@
 """Channels: rings and chains packed into directed links."""
 
 from collections import Counter
+from fractions import Fraction
 from itertools import pairwise, permutations
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 import taccl
 from taccl.baselines.channel_schedules import channels_of
-from taccl.baselines.channels import cheapest_paths
+from taccl.baselines.channels import cheap_paths, cheapest_paths
 from taccl.topology import fabrics, machines
 
 
@@ -78,6 +79,29 @@ def test_rings_cross_by_different_cards():
     assert all(len({pair[end] for pair in cards}) == len(cards) == 8 for end in (0, 1))
 
 
+#: {number of xGMI links: pairs of GPUs that they join}, in a server of eight MI250, each two GPUs.
+MI250 = {
+    4: "0-3 1-2 4-5 6-7 8-11 9-10 12-13 14-15",
+    2: "0-4 2-7 10-13 11-15",
+    1: "0-1 1-3 1-6 2-3 3-5 4-13 5-12 5-14 6-12 6-14 7-15 8-9 8-10 8-14 9-11 9-12",
+}
+
+
+def test_rings_of_sixteen_ranks_use_most_links():
+    """Rings carry at least 85 % of what leaves a rank of a torus (4 links), or a module of MI250 (6 links)."""
+    rings = channels_of(problem_of(fabrics.torus(4, 4)), "ring")
+    assert len(rings.orders) / max(hops_of(rings).values()) >= 0.85 * 4
+    builder = taccl.topologies.TopologyBuilder("mi250", [0] * 16)
+    width = {}
+    for num_links, pairs in MI250.items():
+        for a, b in (map(int, pair.split("-")) for pair in pairs.split()):
+            width |= {(a, b): num_links, (b, a): num_links}
+    for (src, dst), num_links in width.items():
+        builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=Fraction(24, num_links))
+    rings = channels_of(problem_of(builder.build()), "ring")
+    assert len(rings.orders) / max(num / width[hop] for hop, num in hops_of(rings).items()) >= 0.85 * 6
+
+
 def test_four_ranks_that_are_all_linked_use_every_link():
     """Four fully connected ranks have no three disjoint rings, so six rings use each link twice, at the same
     total rate."""
@@ -105,4 +129,17 @@ def test_the_cheapest_path_is_that_of_all_orders(seed):
             if order[0] == path[0]
         ]
         assert cost == pytest.approx(min(every))
+        assert cost == pytest.approx(sum(steps[pair] for pair in pairwise(path)) + closing[path[-1], path[0]])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_beam_search_finds_cheapest_paths_of_few_ranks(seed):
+    """Between few ranks the beam search drops no path, so its paths are as cheap as the cheapest ones."""
+    generator = np.random.default_rng(seed)
+    steps, closing = generator.random((2, 6, 6))
+    steps[generator.random((6, 6)) < 0.2] = np.inf
+    exact = {path[0]: cost for cost, path in cheapest_paths(steps, closing)}
+    found = {path[0]: (cost, path) for cost, path in cheap_paths(steps, closing)}
+    assert {first: cost for first, (cost, _) in found.items()} == pytest.approx(exact)
+    for cost, path in found.values():
         assert cost == pytest.approx(sum(steps[pair] for pair in pairwise(path)) + closing[path[-1], path[0]])
