@@ -14,7 +14,7 @@ import numpy as np
 from taccl._internal.arguments import checked
 from taccl._internal.deadline import NEVER
 from taccl.baselines.moves import Moves, routed
-from taccl.baselines.multiplying_mixes import soonest_mix, to_mix
+from taccl.baselines.multiplying_mixes import first_mix, soonest_mix, to_mix
 from taccl.baselines.multiplying_plans import BEHIND, BY_NODE, Digit, StepPlan, all_plans
 from taccl.baselines.multiplying_times import MOST_SENDS, Grid, StepTimes
 from taccl.baselines.recursive import after_exchange, exchange, swaps
@@ -110,20 +110,26 @@ def _mixed(problem: Problem) -> list[Schedule]:
     return [] if mixed is None else [_fastest_plan(to_mix(problem)[-1]), mixed]
 
 
-def mixed_schedule(problem: Problem, until: Deadline = NEVER) -> Schedule | None:
+def mixed_schedule(
+    problem: Problem, until: Deadline = NEVER, *, below_us: float = math.inf
+) -> Schedule | None:
     """Allreduce by the mixed plan with the least estimated finish: each group of chunks has its own plan.
 
     None if there is no mixed plan, as on tori and meshes and on machines with too many resources of different
     loads.
 
     - `until`: Deadline after which the best plan so far is built.
+    - `below_us`: The plan is built only if its estimate is below this, or list scheduling may shorten it.
     """
     found = soonest_mix(to_mix(problem), until) if sums_everywhere(problem) else None
     if found is None:
         return None
     times, plan = found
     sends = _sends(times, plan, 1)
-    return _sooner(times, plan, sends, None, lists=len(sends.chunk) <= _MOST_LISTED)
+    lists = len(sends.chunk) <= _MOST_LISTED
+    if not lists and times.ticks(plan) >= below_us * times.problem.costs.ticks_per_us:
+        return None
+    return _sooner(times, plan, sends, None, lists=lists)
 
 
 def estimated_us(problem: Problem) -> float:
@@ -151,18 +157,38 @@ class Estimated:
     plan: StepPlan
 
     @classmethod
-    def of(cls, problem: Problem, likely: StepPlan | None = None, *, simple: bool = False) -> Estimated:
-        """Best plan of a problem by estimate; raises `CollectiveError` if no plan supports the problem.
+    def of(
+        cls,
+        problem: Problem,
+        likely: StepPlan | None = None,
+        *,
+        simple: bool = False,
+        most_us: float = math.inf,
+    ) -> Estimated | None:
+        """Best plan of a problem by estimate; None if the estimates of all plans exceed `most_us`.
+
+        Raises `CollectiveError` if no plan supports the problem.
 
         - `likely`: Plan to estimate first, which saves time if it is among the best.
         - `simple`: True to estimate only plans of few steps, as `estimated_us` does.
         """
         _require_supported(problem)
         times, plans = _plans_of(without_sketch(problem), simple=simple)
-        found = times.soonest(plans, likely)
-        if found is None:
-            raise _too_many_sends(problem)
-        return cls(found[0] / problem.costs.ticks_per_us, times, found[1])
+        found = times.soonest(plans, likely, most_us * problem.costs.ticks_per_us)
+        if found is not None:
+            return cls(found[0] / problem.costs.ticks_per_us, times, found[1])
+        if most_us < math.inf:
+            return None
+        raise _too_many_sends(problem)
+
+    @classmethod
+    def mixed(cls, problem: Problem) -> Estimated | None:
+        """Mix of equal parts of one plan with the least estimate; None if there are no mixed plans.
+
+        `mixed_schedule` improves on it by local search.
+        """
+        found = first_mix(problem) if sums_everywhere(problem) else None
+        return None if found is None else cls(*found)
 
     def schedule(self, *, lists: bool = True) -> Schedule:
         """Schedule of the plan.

@@ -74,7 +74,7 @@ def soonest_mix(problems: Iterable[Problem], until: Deadline = NEVER) -> tuple[S
     for problem in problems:
         if best is not None and until.has_passed:
             break
-        times = StepTimes(problem, Grid(problem))
+        times = times_of(problem)
         plans = best_mixes(times, others=others, until=until)
         if not plans:
             return None
@@ -119,6 +119,52 @@ def mixed_transfers(problem: Problem) -> int:
     return max((each * finer.collective.num_chunks for finer in to_mix(problem)), default=0)
 
 
+@cached
+def times_of(problem: Problem) -> StepTimes:
+    """Estimator of the step times of a problem."""
+    return StepTimes(problem, Grid(problem))
+
+
+@cached
+def _mixes_of(times: StepTimes) -> MixTimes:
+    """Estimator of mixed plans of all parts that may be mixed."""
+    ranks = times.grid.ranks
+    parts = all_mixable(*ranks.shape, most=1 + MOST_SENDS // ranks.size)
+    return MixTimes(times, list(dict.fromkeys(parts)))
+
+
+@cached
+def _soonest_equal(times: StepTimes) -> tuple[float, Mix]:
+    """Mix of equal parts of one plan with the least estimated finish, as (ticks, mix); (inf, []) if none."""
+    mixes, num_chunks = _mixes_of(times), times.problem.collective.num_chunks
+    if len(mixes.resources) > _MOST_RESOURCES:
+        return math.inf, []
+    best: tuple[float, Mix] = math.inf, []
+    for part in mixes.parts:
+        for number in _EQUAL_PARTS:
+            # Several parts send no fewer messages than one, so they hold resources for as long or longer.
+            if number > 1 and max(mixes.timed(part, num_chunks).loads, default=0.0) > best[0]:
+                break
+            mix = _equal(mixes, part, num_chunks, number)
+            ticks = mixes.finish(mix, best[0])
+            if ticks < best[0]:
+                best = ticks, mix
+    return best
+
+
+def first_mix(problem: Problem) -> tuple[float, StepTimes, StepPlan] | None:
+    """Mixed plan from which local search starts: equal parts of one plan, in the finest chunks of `to_mix`.
+
+    Returns (estimated finish in us, times, plan); None if there is no mixed plan.
+    """
+    problems = to_mix(problem)
+    if not problems:
+        return None
+    times = times_of(problems[0])
+    ticks, mix = _soonest_equal(times)
+    return (ticks / times.problem.costs.ticks_per_us, times, _plan_of(mix)) if mix else None
+
+
 def best_mixes(
     times: StepTimes, *, others: Sequence[StepPlan] = (), seed: int = 0, until: Deadline = NEVER
 ) -> list[StepPlan]:
@@ -130,20 +176,16 @@ def best_mixes(
     - `others`: Mixed plans of the same problem in other chunks, from which the search starts.
     - `until`: Deadline after which the search ends.
     """
-    grid, num_chunks = times.grid, times.problem.collective.num_chunks
-    most = 1 + MOST_SENDS // len(grid.place)
-    parts = list(dict.fromkeys(all_mixable(*grid.ranks.shape, most=most)))
-    mixes = MixTimes(times, parts)
+    mixes, num_chunks = _mixes_of(times), times.problem.collective.num_chunks
     if len(mixes.resources) > _MOST_RESOURCES:
         return []
-    equal = (_equal(mixes, part, num_chunks, number) for part in parts for number in _EQUAL_PARTS)
     starts = [_scaled(mixes, plan, num_chunks) for plan in others]
-    best_ticks, best = mixes.soonest(starts or equal)
+    best_ticks, best = mixes.soonest(starts) if starts else _soonest_equal(times)
     if best_ticks == math.inf:
         return []
     # Leave out plans that end no earlier than the best mix even if they have only a small part of the chunks.
     least = max(1, num_chunks // _MOST_PARTS)
-    soon = [part for part in parts if mixes.finish([mixes.timed(part, least)]) < best_ticks]
+    soon = [part for part in mixes.parts if mixes.finish([mixes.timed(part, least)]) < best_ticks]
     pool = mixes.not_worse(soon, least)
     random = Random(seed)
     starts = starts or _starts(mixes, (best_ticks, best), pool, until)
@@ -153,10 +195,11 @@ def best_mixes(
             break
         found.append(_improved(mixes, mix, pool, random, until))
     found.sort(key=itemgetter(0))
-    return [
-        StepPlan(tuple(each.part for each in mix), MIXED, tuple(each.size for each in mix))
-        for _, mix in found
-    ]
+    return [_plan_of(mix) for _, mix in found]
+
+
+def _plan_of(mix: Mix) -> StepPlan:
+    return StepPlan(tuple(each.part for each in mix), MIXED, tuple(each.size for each in mix))
 
 
 def _starts(mixes: MixTimes, best: tuple[float, Mix], pool: Sequence[PlanPart], until: Deadline) -> list[Mix]:
@@ -201,7 +244,9 @@ def _scaled(mixes: MixTimes, plan: StepPlan, num_chunks: int) -> Mix:
 def _equal(mixes: MixTimes, part: PlanPart, num_chunks: int, number: int) -> Mix:
     """Mixed plan whose parts all have the plan `part`, with sizes as equal as possible."""
     ends = [num_chunks * k // number for k in range(number + 1)]
-    return [mixes.timed(part, end - begin) for begin, end in pairwise(ends) if end > begin]
+    sizes = [end - begin for begin, end in pairwise(ends) if end > begin]
+    timed = {size: mixes.timed(part, size) for size in set(sizes)}
+    return [timed[size] for size in sizes]
 
 
 def _beside(
@@ -283,12 +328,13 @@ Mix = list[TimedPart]
 class MixTimes:
     """Estimator of the finish of mixed plans; it considers only resources that can cause delays.
 
+    - `parts`: Plans that parts may have.
     - `resources`: Indices of these resources. A resource is left out if another one is held at least as long
       in every step; of several resources with equal loads, one is listed.
     """
 
-    def __init__(self, times: StepTimes, parts: Iterable[PlanPart]) -> None:
-        self._times = times
+    def __init__(self, times: StepTimes, parts: Sequence[PlanPart]) -> None:
+        self._times, self.parts = times, parts
         digits = dict.fromkeys(
             (digit, verb != "scatter")
             for part in parts
@@ -296,7 +342,9 @@ class MixTimes:
             if _fits(times, digit)
         )
         self.resources = _limiting_resources(times, digits)
-        self._place = {resource: place for place, resource in enumerate(self.resources.tolist())}
+        #: Place of each resource of the topology in `resources`, -1 if it has none.
+        self._place = np.full(len(times.problem.topology.resources), -1)
+        self._place[self.resources] = np.arange(len(self.resources))
         self._parts: dict[tuple[PlanPart, int], TimedPart] = {}
         self._known: dict[tuple[int, Digit, bool], Step] = {}
         #: {mixed plan: (finish in ticks, or inf if later than a limit; this limit)}.
@@ -399,9 +447,9 @@ class MixTimes:
         if key not in self._known:
             if _fits(self._times, digit):
                 ticks, busy, used = self._times.step(*key)
-                place = self._place
-                held = zip(used.tolist(), busy.tolist(), strict=True)
-                self._known[key] = ticks, [(place[each], long) for each, long in held if each in place]
+                place = self._place[used]
+                kept = np.flatnonzero(place >= 0)
+                self._known[key] = ticks, list(zip(place[kept].tolist(), busy[kept].tolist(), strict=True))
             else:
                 self._known[key] = math.inf, []
         return self._known[key]

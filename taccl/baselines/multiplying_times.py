@@ -137,15 +137,17 @@ class StepTimes:
             }
 
     def soonest(
-        self, plans: Iterable[StepPlan], likely: StepPlan | None = None
+        self, plans: Iterable[StepPlan], likely: StepPlan | None = None, most: float = math.inf
     ) -> tuple[float, StepPlan] | None:
-        """Plan with the least estimated finish, as (ticks, plan); None if all plans have too many sends.
+        """Plan with the least estimated finish, as (ticks, plan).
+
+        None if all plans have too many sends, or take longer than `most` ticks.
 
         - `likely`: Plan to estimate first, if it is among `plans`. If it is good, other estimates end as soon
           as they exceed its finish.
         """
         place = {plan: i for i, plan in enumerate(dict.fromkeys(plans))}
-        best, most = None, math.inf
+        best = None
         for plan in sorted(place, key=lambda plan: (plan != likely, len(plan.parts))):
             ticks = self.ticks(plan, most)
             if ticks < math.inf and (best is None or (ticks, place[plan]) < best):

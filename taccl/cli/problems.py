@@ -49,7 +49,7 @@ _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
 #: `_ESTIMATE_S_PER_LINK`: expected CPU seconds per link of an estimate.
 #: `_BASELINE_S_PER_LINK`: expected CPU seconds per link of a baseline.
 _BOUND_S, _BOUND_S_PER_LINK, _BASELINE_S_PER_LINK = 0.1, 8e-5, 2e-5
-_ESTIMATE_S, _ESTIMATE_S_PER_LINK = 0.005, 7e-6
+_ESTIMATE_S, _ESTIMATE_S_PER_LINK = 0.005, 4.5e-6
 
 
 #: `_LEAST_CHUNK`: min bytes of a chunk of layers, as in the paper on PHub.

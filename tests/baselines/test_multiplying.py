@@ -11,7 +11,7 @@ import taccl
 from taccl import collectives
 from taccl._internal.deadline import Deadline
 from taccl.baselines import multiplying, one_shot, recursive, spread
-from taccl.baselines.multiplying import mixed_schedule
+from taccl.baselines.multiplying import Estimated, mixed_schedule
 from taccl.baselines.multiplying_mixes import MixTimes, best_mixes, soonest_mix, to_mix
 from taccl.baselines.multiplying_plans import Digit, PlanPart, all_mixable, all_plans
 from taccl.baselines.multiplying_times import Grid, StepTimes
@@ -320,6 +320,15 @@ def test_the_search_for_a_mix_ends_at_its_deadline_with_a_plan():
     assert taccl.verify(early).ok
     times, plan = soonest_mix(to_mix(problem))
     assert times.ticks(plan) / times.problem.costs.ticks_per_us < early.finish_us
+
+
+def test_a_mixed_plan_is_built_only_if_it_may_be_earlier():
+    """A mixed plan whose estimate is not below a known finish is not built."""
+    problem = make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=10**6)
+    problem = replace(problem, chunks_open=True)
+    first = Estimated.mixed(problem)
+    assert mixed_schedule(problem, Deadline.after(0), below_us=first.us) is None
+    assert Estimated.of(problem, most_us=Estimated.of(problem).us * 0.99) is None
 
 
 @pytest.mark.slow

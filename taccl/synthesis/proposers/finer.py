@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -61,18 +62,18 @@ _MERGED_PARTS, _SEPARATE_PARTS = (1, 2, 4), (2, 4)
 #: with merging. Forms without merging are timed by a list scheduler, which takes longer.
 #: `_LISTED_GAIN`: a form whose sends a list scheduler times is built if its estimated finish is at most this
 #: multiple of the best known finish.
-_FORM_S_PER_ARRIVAL, _LISTED_GAIN = (5e-5, 7e-6), 1.2
+_FORM_S_PER_ARRIVAL, _LISTED_GAIN = (5e-5, 5e-6), 1.2
 
 #: `_PLANS_S`, `_PLANS_S_PER_LINK`: CPU seconds to estimate all plans of recursive multiplying, fixed and per
-#: link.
+#: link. They are measured at the first estimate, and these are used before.
 #: `_PLANS_SHARE`: max share of the time left for these estimates; if they need more, only simple plans are
 #: estimated. These take a quarter of the time, but may finish 25 % later (dgx2 x8 allreduce).
-_PLANS_S, _PLANS_S_PER_LINK, _PLANS_SHARE = 0.02, 7e-6, 0.5
-#: `_MIXES_TIMES`: multiple of the time to estimate all plans after which a first mixed plan is known. In it,
-#: groups of chunks follow different plans. A local search then uses the time left (0.1 to 1 s).
+_PLANS_S, _PLANS_S_PER_LINK, _PLANS_SHARE = 0.01, 5e-6, 0.5
+#: `_MIXES_TIMES`: multiple of the time to estimate all plans after which the first mixed plan is known: equal
+#: parts of one plan. Local search then gives groups of chunks different plans (0.1 to 1 s).
 #: `_MIXES_S_PER_TRANSFER`: CPU seconds per transfer to build and verify a mixed plan.
 #: `_MIXES_SHARE`: max share of the time left for mixed plans.
-_MIXES_TIMES, _MIXES_S_PER_TRANSFER, _MIXES_SHARE = 3, 4e-6, 0.6
+_MIXES_TIMES, _MIXES_S_PER_TRANSFER, _MIXES_SHARE = 1.5, 1.5e-6, 0.6
 
 #: CPU seconds per transfer to build and verify an allreduce by hubs.
 _HUBS_S_PER_TRANSFER = 1e-5
@@ -95,9 +96,10 @@ _CUT_VERIFY_S, _VERIFY_TRANSFER_S = 0.5, 2e-5
 def offer_estimated(search: Search) -> Search | None:
     """Propose schedules of recursive multiplying with the earliest estimated finish.
 
-    Messages merge in the first schedule, which is quick to build; its chunks are the finest that time allows
-    of those with the earliest estimate. Forms with one message per chunk follow, if their estimated finish is
-    earlier. If time allows, a mixed plan comes last, in which groups of chunks follow different plans.
+    Messages merge in the first schedule, which is quick to build: a single plan, in the finest chunks that
+    time allows, or equal parts of one plan (a mixed plan), whichever has the earliest estimate. Forms with
+    one message per chunk follow, if their estimated finish is earlier. If time allows, local search improves
+    the mixed plan at the end, so that groups of chunks follow different plans.
     Returns a search that holds the best schedule. Returns None if messages may not merge, on tori and meshes,
     and for sums at one rank: there, other baselines usually finish first.
     """
@@ -113,6 +115,8 @@ def offer_estimated(search: Search) -> Search | None:
     late = search.deadline.later(search.parameters.budget.late_s * busy_factor())
     finish_us, forms = search.earliest_us, list[Estimated]()
     skipped: list[str] = []
+    mixed: Estimated | None = None
+    build_s = busy_factor() * _MIXES_S_PER_TRANSFER * mixed_transfers(open_problem)
 
     def takes_s(parts: int, *, merges: bool) -> float:
         """Estimated seconds to estimate a form and to build it."""
@@ -122,7 +126,7 @@ def offer_estimated(search: Search) -> Search | None:
         """True if chunks have that many parts, and time suffices for such a form; otherwise it is skipped."""
         if parts > min(problem.chunk_bytes):
             return False
-        if takes_s(parts, merges=merges) > until.left_s:
+        if takes_s(parts, merges=merges) + (0.0 if mixed is None else build_s) > until.left_s:
             skipped.append(f"chunks cut into {parts}")
             return False
         return True
@@ -134,12 +138,24 @@ def offer_estimated(search: Search) -> Search | None:
             finer = cut_chunks(open_problem, parts) if parts > 1 else open_problem
             likely = forms[-1].plan if forms else None
             is_short = busy_factor() * plans_s > _PLANS_SHARE * until.left_s
+            most_us, began_s = math.inf if mixed is None else mixed.us, time.thread_time()
             with (until if forms else late).enforced():
-                form = Estimated.of(merging(finer), likely, simple=is_short)
+                form = Estimated.of(merging(finer), likely, simple=is_short, most_us=most_us)
+            if form is None:
+                continue
             if forms and form.us >= forms[-1].us:
                 break
             forms.append(form)
-    for form in reversed(forms):  # a coarser form follows if a finer one has too many transfers
+            if len(forms) > 1 or not build_s:
+                continue
+            plans_s = time.thread_time() - began_s if not is_short else plans_s
+            if build_s + busy_factor() * _MIXES_TIMES * plans_s > search.deadline.left_s:
+                skipped.append("mixed plans")
+                continue
+            with search.deadline.enforced():
+                mixed = Estimated.mixed(open_problem)
+    every = [*reversed(forms), *([] if mixed is None else [mixed])]
+    for form in sorted(every, key=lambda form: form.us):  # another form follows if one is not allowed
         if best is not None or form.us >= finish_us:
             break
         with suppress(InputError, OutOfTime), late.enforced():
@@ -151,8 +167,9 @@ def offer_estimated(search: Search) -> Search | None:
             if not has_time(parts, merges=False):
                 continue
             with until.enforced():
-                form = Estimated.of(cut_chunks(open_problem, parts), forms[-1].plan)
-            if form.us >= _LISTED_GAIN * finish_us:
+                most_us = _LISTED_GAIN * finish_us
+                form = Estimated.of(cut_chunks(open_problem, parts), forms[-1].plan, most_us=most_us)
+            if form is None or form.us >= most_us:
                 break
             with until.enforced():
                 made = form.schedule()
@@ -160,14 +177,14 @@ def offer_estimated(search: Search) -> Search | None:
             if other is not None:
                 best, finish_us = other, made.finish_us
         until = search.deadline.sooner(_MIXES_SHARE * search.deadline.left_s)
-        build_s = busy_factor() * _MIXES_S_PER_TRANSFER * mixed_transfers(open_problem)
-        if best is not None and build_s + busy_factor() * _MIXES_TIMES * plans_s > until.left_s:
-            skipped.append("mixed plans")
-        elif best is not None:
-            with until.enforced():
-                mixed = mixed_schedule(open_problem, until.later(-build_s))
-                if mixed is not None and mixed.finish_us < finish_us:
-                    best = _search_for(search, mixed) or best
+        if best is not None and mixed is not None:
+            if build_s > until.left_s:
+                skipped.append("local search for mixed plans")
+            else:
+                with until.enforced():
+                    found = mixed_schedule(open_problem, until.later(-build_s), below_us=finish_us)
+                    if found is not None and found.finish_us < finish_us:
+                        best = _search_for(search, found) or best
     if best is not None and best.best is not None:
         tried_finer(problem).add(BY_ESTIMATE)
         message = f"first: {best.best.producer}{left_out(list(dict.fromkeys(skipped)))}"
