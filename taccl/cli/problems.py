@@ -214,7 +214,8 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
 
     A protocol is rated by the earliest finish of all baselines, re-timed under it; on large problems, by a
     lower bound. If baselines or bounds would exceed their share of the time limit, an estimated finish of the
-    baseline `multiplying` replaces them. Without time for a comparison, the topology's own protocol is used.
+    baseline `multiplying` replaces them. Protocols for which there is no time are left out. Without time for
+    a second one, the topology's own protocol is used.
     """
     protocols, size = problem.topology.protocols, problem.size_bytes
     if options.protocol != "auto" or len(protocols) < 2 or size is None:
@@ -258,7 +259,7 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
     def estimate(topology: Topology) -> float:
         return estimated_us(plain(topology)) + float(topology.launch_us)
 
-    unders = {each: problem.topology.under(each) for each in protocols}
+    own_first = sorted(protocols, key=lambda each: each != problem.topology.protocol)
     promised: dict[str, float] = {}
     by = ""
     with suppress(CollectiveError, OutOfTime):
@@ -266,20 +267,23 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
             with limit.sooner(_SLOW_LIMIT * limit.left_s).enforced():
                 made = _baselines_of(plain(problem.topology)) if is_tried else []
                 by = "by the fastest baseline in uncut chunks" if made else "by lower bounds"
-                promised = {each: promise(under, made) for each, under in unders.items()}
+                promised = {each: promise(problem.topology.under(each), made) for each in protocols}
     with suppress(CollectiveError, OutOfTime):
-        estimate_s = busy_factor() * len(protocols) * (_ESTIMATE_S + links * _ESTIMATE_S_PER_LINK)
-        if not promised and is_regular and estimate_s <= last.left_s:
-            with last.enforced():
-                by = "by an estimate of the baseline multiplying"
-                promised = {each: estimate(under) for each, under in unders.items()}
-    if not promised:
+        estimate_s = busy_factor() * (_ESTIMATE_S + links * _ESTIMATE_S_PER_LINK)
+        if not promised and is_regular and 2 * estimate_s <= last.left_s:
+            by = "by an estimate of the baseline multiplying"
+            for each in own_first:
+                with last.enforced():
+                    promised[each] = estimate(problem.topology.under(each))
+    if len(promised) < 2:
         taken = problem.topology.protocol
         say(f"note: protocol {taken} is used without a comparison, for lack of time (--protocol chooses)")
         return problem
     chosen, *others = sorted(promised, key=promised.__getitem__)
     said = [f"{promised[chosen]:.4g} us", *(f"{name} {promised[name]:.4g} us" for name in others)]
     times = "; ".join((said[0], ", ".join(said[1:])))
+    if len(promised) < len(protocols):
+        times += f"; no time for {', '.join(each for each in protocols if each not in promised)}"
     say(f"note: protocol {chosen} is predicted to be the fastest for {format_size(size)} ({by}: {times})")
     topology = problem.topology.under(chosen)
     is_plain = problem.clauses == plain(problem.topology).clauses  # the defaults differ by protocol

@@ -1,6 +1,7 @@
 """Protocols, launches and predictions on the command line."""
 
 import json
+import sys
 
 import pytest
 
@@ -87,6 +88,27 @@ def test_no_estimate_stands_for_an_exchange_of_few_pairs(run, monkeypatch, tmp_p
     words = ("--collective", "alltoallv", "--matrix", str(tmp_path / "pair.csv"))
     code, _, err = run("baseline", "pairwise", "--topology", "dgx-h100", "--nodes", "2", *words)
     assert (code, "is used without a comparison" in err) == (0, True)
+
+
+def test_a_comparison_names_protocols_for_which_there_is_no_time(run, monkeypatch):
+    """If time ends after two of three estimates, these two are compared, and the note names the third."""
+    module = sys.modules["taccl.baselines.multiplying"]
+    estimate, left = module.estimated_us, [2]
+
+    def ended(*given):
+        if not left[0]:
+            raise OutOfTime("ended")
+        left[0] -= 1
+        return estimate(*given)
+
+    def late(*_arguments, **_options):
+        raise OutOfTime("baselines take longer")
+
+    monkeypatch.setattr(module, "estimated_us", ended)
+    monkeypatch.setattr("taccl.cli.problems._baselines_of", late)
+    words = ("--topology", "dgx-h100", "--nodes", "2", "--collective", "allreduce", "--size", "64KB")
+    code, _, err = run("baseline", "pairwise", *words)
+    assert (code, "note: protocol ll is predicted" in err, "; no time for ll128)" in err) == (0, True, True)
 
 
 @pytest.mark.slow
