@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from math import expm1, log
 from statistics import fmean, median
 from typing import Literal, NamedTuple
@@ -13,8 +12,10 @@ from taccl.measure.series import Series
 
 #: Min ratio of an outlier's time to the longer of the times at its two neighbouring sizes.
 _OUTLIER = 1.2
-#: Min ratio of a size's time to the time at the next larger size that marks an irregular size.
-_REVERSED = 1.15
+#: `_REVERSED`: min ratio of a size's time to the time at the next larger size that marks an irregular size.
+#: `_LASTS`: min such ratio of the size before it. Below, that size alone is slow, which is noise, unless
+#: it is an outlier.
+_REVERSED, _LASTS = 1.15, 1.07
 #: Max growth of regular times: ratio of the times at two successive sizes over the ratio of the sizes.
 #: Above it, several messages of the smaller size would be faster than one of the larger size. If the growth
 #: from the smaller size to the size after the larger one is regular, that single size is an outlier.
@@ -67,8 +68,10 @@ def kinks(series: Series) -> tuple[Kink, ...]:
     rows = [row for row in rows if row[0] not in slow]
     found += [
         Kink("wrong switch", this[0] if this[1] > after[1] else after[0], _rows_text(this, after))
-        for this, after in pairwise(rows)
-        if this[1] > _REVERSED * after[1] or _growth(this, after) > _FALL
+        for before, this, after in zip([None, *rows], rows, rows[1:], strict=False)
+        if this[1] > _REVERSED * after[1]
+        and (before is None or before[1] > _LASTS * after[1])
+        or _growth(this, after) > _FALL
     ]
     found += [
         Kink("late switch", this[0], _rows_text(before, this, after))
