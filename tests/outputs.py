@@ -49,6 +49,7 @@ TEXTS = {
         '{"header": {"rank": 0, "n_ranks": 16}, "coll_perf": {"coll": "AllReduce", "coll_exec_time_us": 61}}\n'
         '{"header": {"rank": 0, "n_ranks": 16}, "coll_perf": {"coll": "AllReduce", "coll_exec_time_us": 62}}\n'
     ),
+    "topology of htsim (ASTRA-sim)": "Nodes 8\nTiers 3\nPodsize 4\n\nTier 0\nDownlink_speed_Gbps 200\n",
     "topology of ns-3 (ASTRA-sim, SimAI)": "10 2 8\n8 9\n0 8 100Gbps 0.001ms 0\n1 8 100Gbps 0.001ms 0\n",
     "output of ncclras": "NCCL version 2.24.3 compiled with CUDA 12.8\n\nJob summary\n===========\n",
     "output of ucx_info or fi_info": "# UCT version=1.15.0 revision 0\n#      Transport: rc_mlx5\n",
@@ -202,6 +203,7 @@ FIELDS = {
     "rank table of HCCL": '{"version": "1.0", "server_count": "1", "server_list": []}',
     "file of SCCL or msccl-tools": '{"msccl_type": "algorithm", "name": "Allgather(n=4)"}',
     "system file of ASTRA-sim": '{"scheduling-policy": "LIFO", "preferred-dataset-splits": 4}',
+    "memory file of ASTRA-sim": '{"memory-type": "NO_MEMORY_EXPANSION"}',
     "logical topology of ASTRA-sim": '{"logical-dims": ["8", "2"]}',
     "network of ASTRA-sim's first version": '{"topologies-per-dim": ["Ring"], "units-count": [8]}',
     "output of iperf3 in JSON": '{"start": {}, "intervals": [], "end": {}}',

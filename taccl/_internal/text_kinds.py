@@ -294,6 +294,7 @@ TEXTS = (
         r"\A\d+ \d+ \d+[ \w]*\n[\d ]*\n\d+ \d+ [\d.]+[GM]bps [\d.]+\w?s ",
         unsupported(_FILE),
     ),
+    Text("topology of htsim (ASTRA-sim)", r"\A(#.*\n)*Nodes \d+\s+Tiers \d+\s", unsupported(_FILE)),
     Text(
         "list of settings of NCCL (environment or nccl.conf)",
         r"^[ \t]*(export[ \t]+)?(NCCL|RCCL|MSCCL(PP)?)_[A-Z0-9_]+[ \t]*=[ \t]*\S",
