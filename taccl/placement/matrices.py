@@ -255,6 +255,11 @@ def _printed(lines: Sequence[str], at: int, where: str) -> Table:
     """Matrix that begins after line `at`, with a word in its corner and a row for every column."""
     num_rows = len(lines[at].split()) if at < len(lines) else 0
     rows = [line.split() for line in lines[at : at + num_rows]]
+    num_whole = sum(len(row) == num_rows for row in rows) - 1
+    if num_whole < num_rows - 1 > 1:
+        said = f"found {format_count(max(num_whole, 0), 'row')} of {format_count(num_rows - 1, 'GPU')}"
+        said += "; expected one for each; save the output whole"
+        raise FormatError(said, where=f"{where}: line {at}")
     return table_of(dict(enumerate(filter(None, rows), at + 1)), where)
 
 

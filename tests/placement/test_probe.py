@@ -510,6 +510,16 @@ class TestMatrices:
         assert (probe.bandwidth_gb_per_s[0, 1], probe.bandwidth_gb_per_s[1, 0]) == (24, 25)
         assert probe.assumed[0].startswith("bandwidth is half of that of 'Bidirectional")
 
+    def test_matrix_cut_short_is_named(self, tmp_path):
+        """A matrix without all of its rows, as of one pair of nvbandwidth, is refused with the line above it."""
+        path = tmp_path / "nvbandwidth.txt"
+        head = "memcpy SM GPU(row) -> GPU(column) bandwidth (GB/s)\n"
+        path.write_text(
+            f"Running it.\n{head}           0         1         2\n 0       N/A       N/A    120.5\n\nSUM 1\n"
+        )
+        with pytest.raises(FormatError, match="line 2: found 1 row of 3 GPUs; expected one for each"):
+            load_probe(path)
+
     def test_one_gpu_is_no_matrix(self, tmp_path):
         """The matrix of a single GPU has no pair, and the error says so."""
         path = tmp_path / "p2p.txt"
@@ -575,7 +585,7 @@ class TestMatrices:
         """A sample that lacks the second of two rows is refused."""
         path = tmp_path / "p2p.txt"
         path.write_text("P2P=Enabled Latency Matrix (us)\n   GPU 0 1\n 0 1.2 2.1\n")
-        with pytest.raises(FormatError, match="found 1 x 2 entries for 2 hosts; expected a square"):
+        with pytest.raises(FormatError, match="line 1: found 1 row of 2 GPUs; expected one for each"):
             load_probe(path)
 
     def test_logs_of_pairs(self, tmp_path):
