@@ -306,6 +306,33 @@ def test_a_cut_bounds_without_any_time():
     assert bound.check()
 
 
+def test_a_budget_bounds_the_search_on_small_problems_too(monkeypatch):
+    """Finders with linear programs end with the budget, and others 1.5 s after the start; `end_s` ends all.
+
+    The finders here note their deadline, and find nothing.
+    """
+    problem = make_problem(mesh(4, 4), "allreduce", size_bytes=MB)
+    until = {}
+
+    def noting(name):
+        def find(demand, *, in_network):
+            until.setdefault(name, []).append(demand.deadline.left_s)
+            return iter(())
+
+        return find
+
+    solving, brief = noting("solving"), noting("brief")
+    monkeypatch.setattr(bounds, "_SOLVING", (solving,))
+    monkeypatch.setattr(bounds, "ALL_CHUNKINGS", [brief, brief, brief, solving])
+    lower_bound(problem, budget_s=0.0)
+    assert "solving" not in until
+    assert max(until.get("brief", [0.0])) < 1.5
+    lower_bound(problem, budget_s=60.0)
+    assert max(until.pop("solving") + until.pop("brief")) < 60
+    lower_bound(problem, budget_s=60.0, end_s=30.0)
+    assert max(until["solving"] + until["brief"]) < 30
+
+
 def test_the_bound_so_far_is_returned_at_the_end(monkeypatch):
     """If the search for the bound after the latency bound never ends, the latency bound is returned at the
     time limit."""

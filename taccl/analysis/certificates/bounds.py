@@ -68,6 +68,8 @@ _COUNTING_SHARE = 0.5
 #: Both hold even beyond the time limit. Each is about ten times the usual need, so that a busy machine finds
 #: the same bounds.
 _FIRST_S, _SMALL_S = 1.0, 1.5
+#: Finders that solve linear programs of their own, which take seconds even on small problems.
+_SOLVING = (link_time_bounds,)
 #: Min seconds for the last linear programs, if the time limit permits. The bound of a single release date
 #: also gets at least this time.
 _LEAST_S = 1.0
@@ -121,9 +123,11 @@ def lower_bound(
     budget_s : float
         Seconds for the search; then the best bound so far is returned. The latency bound is always computed.
         Linear programs for throughput get at least 1 s if different chunks have at most 60,000 origins and
-        destinations together. Small problems always get all arguments without a linear program.
+        destinations together. Small problems get at least 1.5 s for arguments without a linear program, about
+        ten times the usual need.
     limit_s : float, optional
-        Seconds after which the minimum efforts named under `budget_s` end, too. Small problems still get at
+        Seconds for arguments that have no bound yet beyond the latency, and after which the minimum efforts
+        named under `budget_s` end, too; but small problems still get at least 1.5 s. Default: `budget_s`, at
         least 1.5 s. Beyond 60,000 origins and destinations, the result may then be the latency bound; for
         divisible data, it is at least the bound of cuts around nodes and ranks.
     end_s : float, optional
@@ -156,13 +160,15 @@ def lower_bound(
         problem = merging_freely(problem)
     claims: list[Claim] = []
     try:
-        with (NEVER if end_s is None else Deadline.after(end_s)).enforced():
+        until = NEVER if end_s is None else Deadline.after(end_s)
+        with until.enforced():
             for claim in claims_of(
                 problem,
                 divisible=divisible,
                 in_network=in_network,
                 budget_s=budget_s,
                 limit_s=limit_s,
+                end=until.at_s,
                 finish=finish,
             ):
                 claims.append(claim)
@@ -198,11 +204,14 @@ def claims_of(
     in_network: InNetworkGrant = False,
     budget_s: float = _CUTS_S,
     limit_s: float | None = None,
+    end: float = math.inf,
     finish: Fraction | None = None,
 ) -> Iterator[Claim]:
     """Yield bounds of a problem without release dates as they are found, each with its witness.
 
     Parameters, and the error if a chunk cannot reach a destination, are those of `lower_bound`.
+
+    - `end`: Time of `time.monotonic` at which even linear programs under way end.
     """
     began, is_only = time.monotonic(), in_network == "only"
     if is_only:
@@ -214,7 +223,8 @@ def claims_of(
         in_network=in_network is True,
         only_switches_add=is_only,
         deadline=began + budget_s,
-        limit=math.inf if limit_s is None else began + limit_s,
+        limit=began + (max(budget_s, _SMALL_S) if limit_s is None else limit_s),
+        end=end,
         enough=math.inf if finish is None else finish * problem.costs.ticks_per_us,
     )
 
@@ -248,20 +258,23 @@ def _claims(
     only_switches_add: bool,
     deadline: float,
     limit: float,
+    end: float,
     enough: Fraction | float,
 ) -> Iterator[Claim]:
     """Yield bounds as they are found, until one reaches `enough` ticks or the time is over.
 
-    - `deadline`, `limit`: ``budget_s`` and ``limit_s`` of `lower_bound`, as times of `time.monotonic`.
+    - `deadline`, `limit`, `end`: ``budget_s``, ``limit_s`` and ``end_s`` of `lower_bound`, as times of
+      `time.monotonic`.
 
     If other finders might use up the time, linear programs run early. They may then run past `limit`.
     """
+    deadline, limit = min(deadline, end), min(limit, end)
     latency = latency_of(demand, divisible=divisible, limit=limit)
     yield latency
     crossings = _crossings(demand)
     is_countable, soon = crossings <= _MAX_TIMED, min(deadline, limit)
     now = time.monotonic()
-    first_until = max(now + _FIRST_SHARE * (soon - now), now + _FIRST_S if is_countable else soon)
+    first_until = max(now + _FIRST_SHARE * (soon - now), min(now + _FIRST_S, end) if is_countable else soon)
     volume = Volume(demand.problem, divisible=divisible, distances=demand.distances)
     best = latency.ticks
     if divisible and crossings <= _MAX_CUT and latency.ticks < enough:
@@ -284,7 +297,7 @@ def _claims(
     pairs = crossings * len(set(symmetries.ranks.tolist())) // len(symmetries.ranks)
     is_small, is_timed = pairs <= _MAX_BRIEF and is_countable, pairs <= _MAX_TIMED
     if is_small:
-        limit = max(limit, now + _SMALL_S)
+        limit = max(limit, min(now + _SMALL_S, end))
     is_priced = False
 
     def first_prices() -> Iterator[Claim]:
@@ -297,7 +310,7 @@ def _claims(
         """Throughput bounds in the remaining time; none if `first_prices` solved its programs in time."""
         return () if is_priced else prices(deadline=max(deadline, min(limit, time.monotonic() + _LEAST_S)))
 
-    quick: list[Finder] = []
+    quick: list[partial[Any]] = []
     if not divisible and is_timed:
         quick = [partial(find, demand, **within) for find in WHOLE_CHUNKS]
     elif not divisible:
@@ -314,7 +327,10 @@ def _claims(
         count_until = now + _COUNTING_SHARE * (min(limit, max(soon, now + _FIRST_S)) - now)
         early = [(quick.pop(0), count_until)] if is_timed else []
         early.append((first_prices, first_until))
-    late = [*((find, limit if is_small else soon) for find in quick), (last_prices, soon)]
+    late: list[tuple[Finder, float]] = [
+        (find, limit if is_small and find.func not in _SOLVING else soon) for find in quick
+    ]
+    late.append((last_prices, soon))
     some = False
     for place, (find, usual) in enumerate((*early, *late)):
         until = usual if some or place < len(early) else limit
