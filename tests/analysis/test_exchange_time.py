@@ -1,5 +1,6 @@
 """Exchange time: sums that nodes exchange directly, after sends in each node; at random and over all schedules."""
 
+import math
 import random
 from dataclasses import replace
 from fractions import Fraction
@@ -10,6 +11,7 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl.analysis.certificates import exchange_time
+from taccl.analysis.certificates.evaluation.facts import Facts
 from taccl.analysis.certificates.exchange_time import exchange_time_bounds
 from taccl.analysis.certificates.readings import merging_freely
 from taccl.topology.builder import TopologyBuilder
@@ -24,8 +26,11 @@ MB = 10**6
 certificates = partial(certificates_of, exchange_time_bounds, divisible=True, in_network=False)
 
 
-def cluster(nodes, size, *, near=(1, 0, 1), far=(4, 0, 4)):
-    """Nodes of equal size. Costs are (alpha, overhead, beta); each rank has a port and a NIC, in and out."""
+def cluster(nodes, size, *, near=(1, 0, 1), far=(4, 0, 4), rails=False):
+    """Nodes of equal size. Costs are (alpha, overhead, beta); each rank has a port and a NIC, in and out.
+
+    With `rails`, links between nodes join ranks of equal local rank only.
+    """
     builder = TopologyBuilder("cluster", [node for node in range(nodes) for _ in range(size)])
     num_ranks = nodes * size
     ports = {
@@ -36,8 +41,8 @@ def cluster(nodes, size, *, near=(1, 0, 1), far=(4, 0, 4)):
     }
     for src in range(num_ranks):
         for dst in range(num_ranks):
-            if src != dst:
-                is_far = src // size != dst // size
+            is_far = src // size != dst // size
+            if src != dst and not (is_far and rails and (src - dst) % size):
                 alpha, overhead, beta = far if is_far else near
                 link = builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=beta, overhead_us=overhead)
                 for side, rank in (("send", src), ("receive", dst)):
@@ -62,6 +67,45 @@ def test_sums_that_nodes_exchange_are_near_the_bound():
     bound = taccl.lower_bound(problem, divisible=True)
     assert bound.kind == "exchange time" and bound.check() and not raised(bound).check()
     assert 28.098 / 1.05 < bound.bound_us < 28.098
+
+
+def test_data_that_passes_between_nodes_twice_is_counted(monkeypatch):
+    """On three nodes on rails the bound exceeds the time of two sends between nodes, but no baseline's finish."""
+    topology = cluster(3, 2, near=(2, Fraction(1, 50), 1), far=(4, 0, 5), rails=True)
+    monkeypatch.setattr(exchange_time, "_GRIDS", exchange_time._GRIDS[:1])
+    problem = taccl.make_problem(topology, "allreduce", size_bytes=MB)
+    (bound,) = certificates(merging_freely(problem))
+    assert bound.check() and not raised(bound).check()
+    assert 2 * 4 < bound.bound < min(baseline_finishes(problem, cut=False))
+
+
+@pytest.mark.parametrize("rails", [False, True])
+def test_a_send_is_the_first_of_two_for_few_pairs(rails):
+    """A send between nodes joins no more pairs with a second one than the bound counts, on any shifted grid.
+
+    Hops take 2 us in nodes and 4 us between them. A way has one hop in a node at most: before the send,
+    between both sends, or after them.
+    """
+    topology = cluster(4, 3, near=(2, 0, 1), far=(4, 0, 4), rails=rails)
+    facts = Facts(allreduce(topology, MB), divisible=True, in_network=False)
+    nodes, per_us, cells = exchange_time._nodes_of(facts), facts.problem.costs.ticks_per_us, 40
+    rng, horizon = random.Random(0), nodes.longest
+    grid = exchange_time._grid(nodes, Fraction(horizon), cells)
+    most, joined = exchange_time._onwards(nodes, grid, cells), set()
+    # Rank 0 sends to rank 3, the first of the next node; the second send goes to the other two nodes.
+    direct = {6, 9} if rails else {*range(6, 12)}
+    for _ in range(400):
+        start = Fraction(rng.randrange(0, 4000), 1000) * per_us
+        end = start + Fraction(rng.randrange(1, 3000), 1000) * per_us  # of the hold
+        left = horizon - (end + nodes.nic.idle) - 4 * per_us  # once both sends between nodes have ended
+        pairs = {(0, b) for b in direct if left > 0}
+        pairs |= {(a, b) for a in range(3) for b in direct if left > 0 and start > 2 * per_us}
+        pairs |= {(0, b) for b in range(6, 12) if left > 2 * per_us}
+        shift = Fraction(rng.randrange(100), 100)
+        s, f = (min(cells, math.floor(time / grid.cell + shift)) for time in (start, end))
+        assert len(pairs) <= most[s, f]
+        joined.add(len(pairs))
+    assert joined == ({0, 2, 6} if rails else {0, 6, 18})
 
 
 def test_the_certificate_proves_no_more(monkeypatch):
@@ -110,16 +154,17 @@ def costs_at_random(rng):
     """Random costs (alpha, overhead, beta) of sends in nodes and between nodes."""
     near, far = rng.choice((1, 2)), rng.choice((4, 6, 9))
     held = [rng.choice((0, Fraction(1, 50), Fraction(1, 5))) for _ in range(2)]
-    return {"near": (near, held[0], rng.choice((1, 2, 4))), "far": (far, held[1], rng.choice((1, 4, 8)))}
+    return {"near": (near, held[0], rng.choice((1, 2, 4))), "far": (far, held[1], rng.choice((1, 4, 8, 12)))}
 
 
 @pytest.mark.fuzz
 def test_no_schedule_in_any_chunks_beats_the_bound():
-    """On two nodes of two ranks an exhaustive search finds no schedule in 1 or 2 chunks that ends earlier."""
+    """On two or three nodes of two ranks no schedule in 1 or 2 chunks ends earlier, by exhaustive search."""
     decided = 0
     for seed in cases("exchange time, over all schedules", few=4, many=200):
         rng = random.Random(f"exchange time {seed}")
-        problems = [sums_of(cluster(2, 2, **costs_at_random(rng)), number) for number in (1, 2)]
+        topology = cluster(2 + seed % 2, 2, **costs_at_random(rng), rails=rng.random() < 0.5)
+        problems = [sums_of(topology, number) for number in (1, 2)]
         found = certificates(problems[0])
         assert all(each.check() for each in found), seed
         best = max((each.bound for each in found), default=Fraction(0))
@@ -133,7 +178,8 @@ def test_no_baseline_beats_the_bound():
     nearest = []
     for seed in cases("exchange time against baselines", few=3, many=150):
         rng = random.Random(f"exchanges {seed}")
-        topology = cluster(rng.choice((2, 2, 3, 4)), rng.choice((2, 3, 4)), **costs_at_random(rng))
+        nodes, size, rails = rng.choice((2, 2, 3, 4)), rng.choice((2, 3, 4)), rng.random() < 0.5
+        topology = cluster(nodes, size, **costs_at_random(rng), rails=rails)
         problem = taccl.make_problem(
             topology, "allreduce", size_bytes=rng.choice((10**5, 5 * 10**5, MB, 2 * MB))
         )

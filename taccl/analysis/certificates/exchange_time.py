@@ -1,9 +1,9 @@
 """Exchange time: a bound on sums that nodes exchange directly, by the order of the sends in each node.
 
-In a short schedule, data of a sum passes from each node to each other in one send. A rank that sends early
-has received contributions of few ranks of its node, one after another. Prices of time, of NICs and of ports
-in nodes, bound the cost of such a send for each pair of ranks that it joins. See docs/formulation.md,
-"Exchange time".
+In a short schedule, data of a sum passes from each node to each other in one send. It may also pass in two
+sends, with one send inside a node at most. A rank that sends early has received contributions of few ranks of
+its node, one after another. Prices of time bound the cost of a send between nodes for each pair of ranks that
+it joins. See docs/formulation.md, "Exchange time".
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _TOO_MUCH = 2**46
 #: Horizons that are tried are multiples of a tick over this number.
 _PER_TICK = 1000
 #: Shares of a pair's price, in eighths, that sends into the rank that passes data on pay at most.
-_SHARES = (2, 4, 6)
+_SHARES = (0, 4, 8)
 #: Shapes of prices to try. `_HEIGHTS`: a port's price at the start, over the price of a pair. `_FALLS`: times
 #: at which it stops falling, as shares of the latency of a send in the node. `_LOW`: its level from then on.
 _HEIGHTS, _FALLS, _LOW = (0.25, 0.5, 1.0, 2.0, 3.0, 4.0), (0.15, 0.3, 0.45, 0.6, 0.8), 0.02
 #: Numbers of cells of the grids, first to find prices, then to find the bound; each with the steps of the
 #: search for the longest horizon, as shares of the horizon.
-_GRIDS = ((160, (0.08, 0.04, 0.02, 0.01)), (640, (0.012, 0.004)))
+_GRIDS = ((160, (0.08, 0.04, 0.02, 0.01)), (640, (0.012, 0.004)), (640, (0.001,)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,7 @@ class _Nodes(NamedTuple):
     - `port`: Costs of sends in nodes.
     - `nic`: Costs of sends between nodes.
     - `nics`: Max number of ports that pass sends between nodes.
+    - `reach`: Max number of ranks of one node that a rank of another has links to, or links from.
     """
 
     number: int
@@ -118,11 +119,18 @@ class _Nodes(NamedTuple):
     nic: Port
     nics: int
     units: int
+    reach: int
 
     @property
     def pairs(self) -> int:
         """Number of pairs of ranks of different nodes."""
         return self.number * (self.number - 1) * self.size**2
+
+    @property
+    def longest(self) -> int:
+        """Longest horizon in ticks: data that passes between nodes twice has one send in a node at most."""
+        once, hop = self.nic.alpha + self.nic.idle, self.port.alpha + self.port.idle
+        return min(3 * once, 2 * once + 2 * hop)
 
 
 def _nodes_of(facts: Facts) -> _Nodes | None:
@@ -144,7 +152,10 @@ def _nodes_of(facts: Facts) -> _Nodes | None:
     nic = port_of(facts, between)
     if port is None or nic is None or not units:
         return None
-    return _Nodes(number, size, port, nic, len({facts.src[e] for e in between}), units)
+    node, nics = facts.topology.node_of_rank, len({facts.src[e] for e in between})
+    there = Counter((facts.src[e], node[facts.dst[e]]) for e in between)
+    here = Counter((facts.dst[e], node[facts.src[e]]) for e in between)
+    return _Nodes(number, size, port, nic, nics, units, max(*there.values(), *here.values()))
 
 
 class _Grid(NamedTuple):
@@ -171,8 +182,8 @@ def _grid(nodes: _Nodes, horizon: Fraction, cells: int) -> _Grid:
 def _is_proven(facts: Facts, witness: ExchangeTime) -> bool:
     """True if the prices prove that no schedule ends before the horizon, over all chunkings."""
     nodes = _nodes_of(facts)
-    if nodes is None or not nodes.nic.idle < witness.horizon <= 2 * (nodes.nic.alpha + nodes.nic.idle):
-        return False  # data may pass between nodes twice
+    if nodes is None or not nodes.nic.idle < witness.horizon <= nodes.longest:
+        return False
     cells = len(witness.nic_prices) - 1
     grid = _grid(nodes, witness.horizon, cells)
     if len(witness.port_prices) != grid.port_cells + 1:
@@ -187,7 +198,8 @@ def _is_proven(facts: Facts, witness: ExchangeTime) -> bool:
     ports = Fraction(2 * nodes.number * nodes.size * twice_priced(witness.port_prices), nodes.port.beta)
     total = ports + Fraction(nodes.nics * twice_priced(witness.nic_prices), nodes.nic.beta)
     pair = math.ceil(_FACTOR * total * grid.cell / (2 * nodes.units * nodes.pairs))
-    if pair * nodes.size**2 * nodes.size * (nodes.number - 1) >= _TOO_MUCH:
+    most = nodes.size**2 + (nodes.number - 2) * nodes.size * nodes.reach
+    if pair * most * nodes.size * (nodes.number - 1) >= _TOO_MUCH:
         return False
     least = math.floor(nodes.port.alpha / grid.cell)
     ports_cost = costs_of(witness.port_prices, witness.port_factors, least)
@@ -201,15 +213,17 @@ def _worth(nodes: _Nodes, grid: _Grid, cells: int, costs: NDArray[np.int64], pai
     """Most that a send between nodes may gain, by the cells at whose starts its hold begins and ends.
 
     It gains the price of each pair of ranks that it joins, less their shares of the costs of sends in nodes.
+    From pairs that another send between nodes joins as well, it gains half of their price.
     All is multiplied by the number of pairs that share a send in a node.
 
     - `costs`: Costs of holds in nodes, from `costs_of`.
     - `pair`: Price of a pair.
     """
     sharing, size = nodes.size * (nodes.number - 1), nodes.size
-    # Times at which a send may follow some number of holds at a cost; before them, and after, some never pay.
+    # Times at which a send may follow some number of holds, and gain most. Later than two sends in a node,
+    # holds cost nothing, so that the largest number gains most.
     first, last = min(grid.shift, cells + 1), min(grid.twice, cells + 1)
-    times = [slice(0, None), *[slice(first, last)] * (size - 2), slice(first, None)]
+    times = [slice(0, last), *[slice(first, last)] * (size - 2), slice(first, None)]
     found = np.full((cells + 1, cells + 1), np.iinfo(np.int64).max)
     some = range(1, size + 1)
     for share in _SHARES:
@@ -224,7 +238,21 @@ def _worth(nodes: _Nodes, grid: _Grid, cells: int, costs: NDArray[np.int64], pai
             part = gains[rows, ::-1][:, columns]
             np.maximum(part, sources * ends * pair * sharing - paid, out=part)
         np.minimum(found, gains, out=found)
+    onwards = _onwards(nodes, grid, cells)
+    found += -(-pair * sharing * (onwards + onwards[::-1, ::-1].T) // 2)
     return np.triu(found)
+
+
+def _onwards(nodes: _Nodes, grid: _Grid, cells: int) -> NDArray[np.int64]:
+    """Max number of pairs for which a send between nodes is the first of two, by the cells of its hold.
+
+    Read backwards in time, it is the number for which a send is the second of two.
+    """
+    once, hop = ((port.alpha + port.idle) / grid.cell for port in (nodes.nic, nodes.port))
+    start, end = np.ogrid[: cells + 1, : cells + 1]
+    after_hop, before_hop = start >= math.floor(hop), end <= math.ceil(cells - once - hop)
+    most = np.where(after_hop, nodes.size * nodes.reach, np.where(before_hop, nodes.size, nodes.reach))
+    return np.where(end <= math.ceil(cells - once), (nodes.number - 2) * most, 0)
 
 
 def _gathered(
@@ -253,12 +281,10 @@ class _Search(HorizonSearch["ExchangeTime"]):
 
     def __init__(self, facts: Facts, nodes: _Nodes) -> None:
         self.facts, self.nodes = facts, nodes
-        # Within the longest horizon no data passes between nodes twice.
-        longest = 2 * (nodes.nic.alpha + nodes.nic.idle)
         # Three hops take this long, and so do the bytes through a NIC.
         sends = nodes.number * (nodes.number - 1) * nodes.units * nodes.nic.beta
         hops = nodes.nic.alpha + nodes.nic.idle + 2 * (nodes.port.alpha + nodes.port.idle)
-        super().__init__(max(float(hops), nodes.nic.idle + sends / nodes.nics), longest, (2, 2))
+        super().__init__(max(float(hops), nodes.nic.idle + sends / nodes.nics), nodes.longest, (2, 2))
 
     def witness(self, horizon: float, cells: int, one: float, two: float) -> ExchangeTime | None:
         """Witness with given prices of ports, and low prices of NICs that suffice; None if none prove it."""
