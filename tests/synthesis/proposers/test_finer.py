@@ -9,7 +9,7 @@ import pytest
 import taccl
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.analysis.certificates import scopes
-from taccl.baselines.hubs import soonest_hub_plan
+from taccl.baselines.hub_mixes import soonest_plan
 from taccl.synthesis.budget import run
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.proposers import competing, finer
@@ -118,14 +118,18 @@ def test_a_baseline_without_time_for_all_forms_offers_its_best(monkeypatch):
     assert found.problem.clauses.merging
 
 
-def test_sums_at_hubs_come_first_on_tori():
-    """On a torus of 6 x 6 the plan of hubs with the earliest estimated finish is proposed, with merged sends."""
-    problem = taccl.make_problem(taccl.topologies.torus(6, 6), "allreduce", size_bytes=72_000)
+@pytest.mark.parametrize(
+    ("topology", "size_bytes"),
+    [(taccl.topologies.torus(6, 6), 72_000), (taccl.topologies.mesh(4, 4), 64_000)],
+)
+def test_sums_at_hubs_come_first_on_tori_and_meshes(topology, size_bytes):
+    """The plan of hubs with the earliest estimated finish is proposed, with merged sends."""
+    problem = taccl.make_problem(topology, "allreduce", size_bytes=size_bytes)
     search = Search(problem.in_its_chunks, Options(), Deadline.after(1000), asked=problem)
     found = finer.offer_hubs(search)
     assert taccl.verify(found.best).ok and found.problem.clauses.merging
     assert found.best.finish_us == pytest.approx(
-        soonest_hub_plan(problem, grid_of(problem.topology)).estimated_us(problem)
+        soonest_plan(problem, grid_of(problem.topology)).estimated_us(problem)
     )
     search.others.append(found)
     assert finer.offer_hubs(search) is None, "a later estimate is not built"
