@@ -299,8 +299,10 @@ def _facts(
     other_nics = None if is_fixed else _other_nics(expected, num_nics, debug.num_nics)
     if 0 < debug.num_nics < num_nics and other_nics is None:
         stated["nic-unused"] = f"the log lists {debug.num_nics} of {num_nics} NICs (NET/IB)"
-    if on.num_nodes == 1 and has_no_peers(log.gpus):
-        stated["p2p-disabled"] = NO_PEERS
+    excluded = set(debug.excluded)
+    if on.num_nodes == 1 and has_no_peers(log.gpus) and "p2p-disabled" not in excluded:
+        stated["no-peers"] = NO_PEERS
+        excluded.add("p2p-disabled")
     return Facts(
         series.collective, on.num_nodes, share, small_us / usual_us if small_us and usual_us else None,
         expected.network_shares(series.times_us[-1]) if is_slow else {},
@@ -312,7 +314,7 @@ def _facts(
         log_network=NETWORK_TITLES.get(debug.network, debug.network),
         other_share=other_share, place_share=place_share, full_network=full_network,
         other_library=next((note for note in log.notes if note in OTHER_LIBRARY), ""), stated=stated,
-        excluded=debug.excluded, algorithm_shares=expected.algorithm_shares() if is_slow else {},
+        excluded=excluded, algorithm_shares=expected.algorithm_shares() if is_slow else {},
         untested=untested_kind(on, debug.version), small_untested=untested_small(on, debug.version),
         small_ratios=_small_ratios(expected) if untested_small(on, debug.version) else {},
         other_nics=other_nics,

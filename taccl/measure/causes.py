@@ -52,7 +52,7 @@ Grade = Literal["likely", "possible"]
 #: Slow part of a series: the rate of large messages, the latency of small ones, or sizes off the curve.
 Of = Literal["rate", "latency", "sizes"]
 #: Causes that explain any low rate, so that lines of a log suffice as evidence.
-ANY_RATE = ("sockets", "gdr-off", "nic-unused", "p2p-disabled")
+ANY_RATE = ("sockets", "gdr-off", "nic-unused", "p2p-disabled", "no-peers")
 #: Those of them between nodes, which a log of one node may name although no data use its network.
 OF_NETWORK = ("sockets", "gdr-off", "nic-unused")
 #: Max rate in GB/s of a node that suggests sockets (our choice: the wire rate of 100 Gb/s), and max share of
@@ -61,7 +61,7 @@ _SOCKETS_GB_PER_S, _SOCKETS_SHARE = 12.5, 0.5
 #: Causes in NCCL's own choices and launches, which other libraries do not have.
 _OF_NCCL = ("nvls-off", "algorithm", "protocol", "protocol-switch", "one-process", "unaligned")
 #: Causes of a low rate that also delay small messages, as all messages go through host memory or NICs.
-DETOURS = ("sockets", "gdr-off", "p2p-disabled", "mnnvl-off")
+DETOURS = ("sockets", "gdr-off", "p2p-disabled", "no-peers", "mnnvl-off")
 #: Causes recognised by rates that differ among large messages, by their size or their place. A slow rail is
 #: none of these: it slows all large messages by the same share.
 _BY_KIND = ("place", "falls", "collapse", "unaligned")
@@ -130,11 +130,11 @@ def _evidence(rule: Rule, facts: Facts) -> _Found:
         return (
             None  # this cause would also slow smaller messages, or those in the other place, which are fast
         )
-    if stated is None:
+    if stated is None or rule.name == "no-peers" and found is not None:
         return found
     if found is not None:
         return "likely", 0.0, f"{stated}; {found[2]}"
-    is_slow = facts.is_slow if rule.name == "p2p-disabled" else facts.slow_network is not None
+    is_slow = facts.is_slow if rule.name in ("p2p-disabled", "no-peers") else facts.slow_network is not None
     return ("likely", 0.0, stated) if rule.name in ANY_RATE and is_slow else None
 
 
@@ -266,6 +266,13 @@ def _no_p2p(facts: Facts) -> _Found:
     return grade, 0.0, f"{facts.share:.0%} of what {facts.joint} carries, a rate of PCIe or host memory"
 
 
+def _no_peers(facts: Facts) -> _Found:
+    said = facts.stated.get("no-peers")
+    if said is None or not facts.is_slow_pcie or facts.share is None or facts.share > _HOST_MEMORY:
+        return None
+    return "possible", 0.0, f"{said}, but such copies are faster than {facts.share:.0%} of PCIe"
+
+
 def _mnnvl_off(facts: Facts) -> _Found:
     if facts.hosts == 1 or not facts.is_slow or facts.share is None:
         return None
@@ -337,6 +344,8 @@ def _pcie(facts: Facts) -> _Found:
             (part, f"{told}; {text} of the lanes, or of their rate, reaches {part:.0%}")
             for part, text in _FEWER_LANES
         ])  # fmt: skip
+        if found is None and facts.share <= _HOST_MEMORY:
+            return "possible", 0.1, f"{told}, less than with a quarter of the lanes, or of their rate"
         if found and facts.slows_ll is False:
             return "possible", found[1] + _MATCHES, f"{found[2]}; but sizes where LL is usual are not slow"
         return found
@@ -503,6 +512,8 @@ RULES = (
          f"measure sizes that are multiples of {PACK_BYTES} bytes for each rank, or update nccl-tests"),
     Rule("p2p-disabled", "GPUs do not talk directly (P2P disabled)", "rate", _no_p2p,
          "unset NCCL_P2P_DISABLE; give containers --ipc=host; look for P2P in NCCL_DEBUG=INFO"),
+    Rule("no-peers", "GPUs do not talk directly (GeForce and TITAN have no P2P)", "rate", _no_peers,
+         "copies need all lanes and a near CPU: look at LnkSta in `lspci -vv` and at `nvidia-smi topo -m`"),
     Rule("mnnvl-off", "NVLink does not join the hosts of a rack (MNNVL)", "rate", _mnnvl_off,
          "unset NCCL_MNNVL_ENABLE; look for MNNVL 1 in NCCL_DEBUG=INFO; check the IMEX service"),
     Rule("nvlinks-down", "NVLinks are down or missing", "rate", _nvlinks_down,

@@ -731,6 +731,17 @@ def test_further_gpus_are_judged_by_name(log, gpu, busbw, verdict):
     assert verdict in found.verdict
 
 
+@pytest.mark.parametrize(("busbw", "grade"), [(9.0, "likely"), (2.2, "possible")])
+def test_cards_without_peers_may_have_another_fault(log, busbw, grade):
+    """Copies through host memory explain half of the rate of PCIe, but not a tenth: lanes may be missing."""
+    text = node_log(busbw).replace("NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090")
+    found = {each.name: each.grade for each in judged(log(text)).causes}
+    assert found["no-peers"] == grade
+    assert "p2p-disabled" not in found and ("pcie" in found) == (busbw < 4)
+    direct = text + "gpu59:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read\n"
+    assert "no-peers" not in {each.name for each in judged(log(direct)).causes}
+
+
 def test_gpus_of_several_machines_ask_for_one_of_them(log):
     """V100 boards are in several machines: the message names those machines alone."""
     text = node_log(20.0).replace("NVIDIA H100 80GB HBM3", "Tesla V100-SXM2-32GB")
