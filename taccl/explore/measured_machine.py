@@ -15,6 +15,7 @@ from taccl.measure.logs import read_log
 from taccl.measure.machine import (
     COUNTABLE,
     NO_PEERS,
+    UNNAMED,
     assumed_rates,
     check_alike,
     has_no_peers,
@@ -110,13 +111,14 @@ def topology_of(
             if gpus
             else "no GPUs in the log"
         )
-        if said_of_them := unknown_gpus(gpus):
+        said_of_them = unknown_gpus(gpus)
+        if said_of_them:
             named = f"{named}: {said_of_them}"
         advice = (
             "give a topology file, such as the output of `nvidia-smi topo -m`, or the file that NCCL or RCCL "
             "writes with NCCL_TOPO_DUMP_FILE=topo.xml"
         )
-        if not gpus:
+        if not gpus or said_of_them == UNNAMED:
             advice = f"{advice}, or one of {', '.join(machine_names())}"
         if several := machines_by_gpus(gpus):
             listed = first_of([shown(name, 60) for name in sorted(gpus)], 3)

@@ -25,12 +25,15 @@ _MODEL = re.compile(
 #: Pattern in names of GPUs whose drivers let them exchange data through host memory only, without P2P.
 _NO_PEERS = re.compile(r"\b(GeForce|TITAN)\b")
 NO_PEERS = "GeForce and TITAN cards copy through host memory (no P2P)"  #: What is known of these GPUs.
+UNNAMED = (
+    "the driver did not know them"  #: What is known of GPUs whose name in the log is that of many kinds.
+)
 #: ((pattern in names of GPUs without a machine model, what is known), ...); the first match counts.
 _UNKNOWN = (
     (re.compile(r"\bNVL\b"), "NVLink bridges join some of these boards, which the name does not tell"),
     (re.compile(r"\bMI\d"), "no published log shows the rates that RCCL reaches on them"),
     (re.compile(r"\bP100-SXM"), "their NVLinks are of a version whose rates NCCL's tables no longer have"),
-    (re.compile(r"\bGraphics Device\b"), "the driver did not know them"),
+    (re.compile(r"\bGraphics Device\b|\bAMD Radeon Graphics\b"), UNNAMED),
 )  # fmt: skip
 #: Max number of ranks that busbw / algbw determines exactly, if both are given with two decimals.
 #: A larger number is rounded to a multiple of the number of nodes, so that all nodes have equally many ranks.

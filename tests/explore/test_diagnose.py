@@ -718,6 +718,14 @@ def test_unknown_gpus_ask_for_a_topology(log):
     assert set(re.findall("output of `[^`]+`", str(refused.value))).isdisjoint(unread)
 
 
+@pytest.mark.parametrize("gpu", ["AMD Radeon Graphics", "NVIDIA Graphics Device"])
+def test_gpus_that_the_driver_did_not_know_may_be_any_machine(log, gpu):
+    """Logs of MI355X and GB200 have such names: the message lists the machines, one of which the user knows."""
+    text = node_log(20.0).replace("NVIDIA H100 80GB HBM3", gpu)
+    with pytest.raises(InputError, match=f"no model of {gpu}: the driver did not know them; .* mi355x"):
+        taccl.diagnose([log(text)])
+
+
 @pytest.mark.parametrize(
     ("gpu", "busbw", "verdict"),
     [
