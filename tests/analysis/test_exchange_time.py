@@ -161,7 +161,7 @@ def costs_at_random(rng):
 def test_no_schedule_in_any_chunks_beats_the_bound():
     """On two or three nodes of two ranks no schedule in 1 or 2 chunks ends earlier, by exhaustive search."""
     decided = 0
-    for seed in cases("exchange time, over all schedules", few=4, many=200):
+    for seed in cases("exchange time, over all schedules", few=3, many=200):
         rng = random.Random(f"exchange time {seed}")
         topology = cluster(2 + seed % 2, 2, **costs_at_random(rng), rails=rng.random() < 0.5)
         problems = [sums_of(topology, number) for number in (1, 2)]

@@ -38,7 +38,7 @@ def some_topology(seed):
 def test_no_order_of_tiles_and_sends_is_below_the_bound():
     """On random steps with uneven links neither the schedule found nor any active schedule is below the
     bound."""
-    for seed in cases("steps: no active schedule below the bound", few=1, many=300):
+    for seed in cases("steps: no active schedule below the bound", few=1, many=300, first=19):
         topology = some_topology(seed // 8)
         rng = np.random.default_rng(seed)
         step = schedule_workload(random_step(rng, topology.num_ranks), topology)
