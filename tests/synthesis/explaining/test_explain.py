@@ -31,7 +31,12 @@ from tests.fuzzing import MANY, thinned
 from tests.synthesis.small_problems import linked
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "infeasible"
-_INFOS = {info.name: info for info in solver_infos()}
+
+
+@pytest.fixture(scope="module")
+def infos():
+    """{name of a solver: its availability}; asking starts a process for each, so collection does not."""
+    return {info.name: info for info in solver_infos()}
 
 
 def line():
@@ -214,13 +219,13 @@ def test_smallest_change(name):
 
 
 @pytest.mark.parametrize("backend", known_solvers())
-def test_every_backend_finds_the_change(backend):
+def test_every_backend_finds_the_change(backend, infos):
     """Two nodes with two broken rings need a solver: every backend finds the same two edits.
 
     Inside a node only 0 -> 1 and 2 -> 3 remain of a ring of four: 1 -> 2 and 3 -> 0 close it.
     """
-    if not _INFOS[backend].available:
-        pytest.skip(f"{backend} is not here: {_INFOS[backend].why_not}")
+    if not infos[backend].available:
+        pytest.skip(f"{backend} is not here: {infos[backend].why_not}")
     sketch = Sketch.from_toml("schema = 1\n[intranode]\nlinks = [[0, 1], [2, 3]]", source="a.toml")
     problem = sketch.apply(ring(4), collectives.allgather(4), chunk_size="1MB")
     explanation = explain(problem, backend=backend)
@@ -229,10 +234,10 @@ def test_every_backend_finds_the_change(backend):
 
 
 @pytest.mark.parametrize("backend", known_solvers())
-def test_every_backend_finds_the_circle(backend):
+def test_every_backend_finds_the_circle(backend, infos):
     """If own chunks wait for each other in a cycle, only the routing model shows it, with every solver."""
-    if not _INFOS[backend].available:
-        pytest.skip(f"{backend} is not here: {_INFOS[backend].why_not}")
+    if not infos[backend].available:
+        pytest.skip(f"{backend} is not here: {infos[backend].why_not}")
     explanation = explain(problem_of("own-chunks-in-a-circle"), backend=backend)
     assert explanation.reason.endswith("wait for each other in a cycle")
     assert len(explanation.conflict) == 1
