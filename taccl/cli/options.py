@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 from taccl._internal.names import did_you_mean, matching
-from taccl._internal.units import parse_size, parse_time_us
+from taccl._internal.units import parse_size, parse_sizes, parse_time_us
 from taccl.errors import InputError
 from taccl.problem import collectives
 from taccl.problem.collectives import ARGUMENTS, CollectiveArguments, argument_names
@@ -83,23 +83,11 @@ def size(word: str) -> int:
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """Sizes in bytes from a list ``1KB,1MB`` or a range ``FIRST:LAST[:FACTOR]`` (by default factor 10)."""
-    if ":" not in text and "," not in text:
-        try:
-            return (size(text),)
-        except argparse.ArgumentTypeError:
-            said = f"found {text!r}; expected sizes such as 1KB,1MB, or a range such as 1KB:1GB"
-            raise argparse.ArgumentTypeError(said) from None
-    if ":" not in text:
-        return several(size)(text)
-    first, last, factor = (*text.split(":"), "10")[:3] if text.count(":") < 3 else ("", "", "")
-    found, most, times = [size(first)], size(last), positive(factor)
-    while times > 1 and found[-1] <= most:
-        found.append(found[-1] * times)
-    if len(found) == 1:
-        expected = "FIRST:LAST[:FACTOR], from a smaller size to a larger one by a factor of 2 or more"
-        raise argparse.ArgumentTypeError(f"found {text!r}; expected {expected}")
-    return tuple(found[:-1])
+    """Sizes in bytes from a list or a range (`parse_sizes`), for argparse."""
+    try:
+        return parse_sizes(text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(error.message) from None
 
 
 def _collective(word: str, *more: str) -> str:

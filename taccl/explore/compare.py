@@ -12,6 +12,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Unpack
 
 from taccl._internal.arguments import Count, Natural, Seconds, Size, checked
+from taccl._internal.units import parse_sizes
 from taccl.errors import CollectiveError, InputError
 from taccl.explore.cache import Cache
 from taccl.explore.many import num_at_once, table_of
@@ -121,7 +122,7 @@ def sweep(
     collective: Collective | str,
     *,
     sketches: Iterable[Sketch | str | PathLike[str] | None] = (None,),
-    sizes: Iterable[Size] | None = None,
+    sizes: str | Iterable[Size] | None = None,
     chunks_per_rank: Iterable[Count] | None = None,
     backends: Iterable[str] = ("auto",),
     seeds: Iterable[Natural] = (0,),
@@ -148,9 +149,9 @@ def sweep(
     collective : Collective or str
     sketches : iterable of Sketch, name, path or None
         None stands for no sketch.
-    sizes : iterable of int or str, optional
-        Sizes of the larger of one rank's input and output buffer, e.g. ``"1MB"``; default: as each sketch
-        states.
+    sizes : str or iterable of int or str, optional
+        Sizes of the larger of one rank's input and output buffer, e.g. ``"1MB"``, or a range such as
+        ``"1KB:1MB"`` by a factor of 10; default: as each sketch states.
     chunks_per_rank : iterable of int, optional
         Default: that of the collective, or of each sketch. If neither states it, every run chooses it as
         `taccl.synthesize` does.
@@ -183,6 +184,8 @@ def sweep(
         collective = collectives.make(collective, topology.num_ranks, **arguments).name
     options = _option_rows(backends, seeds, time_limit_s, threads, parameters)
     cuts = [None] if chunks_per_rank is None else _some(dict.fromkeys(chunks_per_rank), "chunks_per_rank")
+    if isinstance(sizes, str):
+        sizes = parse_sizes(sizes)
     every_size = [None] if sizes is None else _some(dict.fromkeys(sizes), "sizes", ", such as '1MB'")
     every_sketch = loaded(sketches)
     num_runs = len(every_sketch) * len(every_size) * len(cuts) * len(options)

@@ -58,6 +58,12 @@ def test_finish_grows_with_size():
     assert list(table.finish_us) == [1.04, 41.0]
 
 
+def test_a_range_of_sizes_grows_by_ten():
+    """Sizes may be the range that the command line accepts."""
+    table = sweep("ring:4", "allgather", sizes="1KB:10KB", chunks_per_rank=[1])
+    assert table["size_bytes"].tolist() == [1000, 10_000]
+
+
 def test_a_sketch_of_another_machine_is_a_row(tiny):
     """A sketch for another machine gives a row with the reason, and the others run."""
     wrong, right = sweep("ring:4", "allgather", sketches=["ndv2/sk1", tiny], sizes=["4KB"]).itertuples()

@@ -14,6 +14,7 @@ from taccl._internal.units import (
     format_size,
     format_us,
     parse_size,
+    parse_sizes,
     parse_time_us,
     part_of,
 )  # fmt: skip
@@ -30,6 +31,25 @@ from taccl.errors import InputError
 def test_sizes_are_whole_bytes(text, expected):
     """MB is 10**6 bytes and MiB 2**20, in any case."""
     assert parse_size(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1MB", (10**6,)), ("1KB,3MB", (1000, 3 * 10**6)), ("1KB:1MB", (1000, 10**4, 10**5, 10**6)),
+        ("1KiB:10KiB:4", (1024, 4096)), ("5:5", (5,)),
+    ],
+)  # fmt: skip
+def test_sizes_are_a_list_or_a_range(text, expected):
+    """A range grows by its factor, 10 by default, up to its last size."""
+    assert parse_sizes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["1MB:1KB", "1KB:1MB:1", "1KB:1MB:x", "1:2:3:4", "1KB-1MB", ""])
+def test_other_lists_of_sizes_are_refused(text):
+    """Sizes that are no list and no ascending range are an error with the text."""
+    with pytest.raises(InputError, match=f"sizes: found '{text}'; expected"):
+        parse_sizes(text)
 
 
 _US = Fraction(1)
