@@ -42,7 +42,7 @@ def test_the_protocol_that_promises_least_is_taken_and_reported(run):
 @pytest.mark.slow
 def test_baselines_are_made_once_for_all_protocols(run, made):
     """Baselines are built once and re-timed under each protocol, in a fraction of the time."""
-    code, _, err = run("bound", *H100, "--size", "1MB")
+    code, _, err = run("bound", *H100, "--size", "8KB")
     assert (code, "is predicted to be the fastest" in err) == (0, True)
     assert sorted(name for name, _ in made) == sorted(taccl.baselines.BASELINES)
 
