@@ -43,9 +43,11 @@ class Proposer(Protocol):
     def propose(self, search: Search) -> Schedule | None:
         """A schedule of ``search.problem``, or None if it finds none.
 
-        ``search.best`` is the best schedule so far or None, ``search.deadline`` the time limit, and
-        ``search.options.seed`` the seed. A registered proposer is stopped when its share of the time is up.
-        It may pass intermediate schedules to ``search.offer_whole``, and need not return these.
+        ``search.best`` is the best schedule so far in the problem's number of chunks, or None; the first
+        baselines, which are built before this number is chosen, are not in it. ``search.deadline`` is the
+        time limit, and ``search.options.seed`` the seed. A registered proposer is stopped when its share of
+        the time is up. It may pass intermediate schedules to ``search.offer_whole``, and need not return
+        these.
         """
 
 
