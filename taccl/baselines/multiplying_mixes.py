@@ -127,7 +127,7 @@ def times_of(problem: Problem) -> StepTimes:
 
 @cached
 def _mixes_of(times: StepTimes) -> MixTimes:
-    """Estimator of mixed plans of all parts that may be mixed."""
+    """Estimator of mixed plans, whose parts may each have any of the mixable plans."""
     ranks = times.grid.ranks
     parts = all_mixable(*ranks.shape, most=1 + MOST_SENDS // ranks.size)
     return MixTimes(times, list(dict.fromkeys(parts)))

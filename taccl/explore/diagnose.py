@@ -326,7 +326,7 @@ def _facts(
 
 
 def _other_nics(expected: Expectation, num_nics: int, listed: int) -> OtherNics | None:
-    """Number of NICs of a node with which the bandwidth of the largest size is usual.
+    """Number of NICs per node that would explain the bandwidth measured at the largest size.
 
     None if neither the number that the log lists explains the rate, nor, without one, a half or a quarter of
     the assumed number.

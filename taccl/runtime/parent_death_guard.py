@@ -63,7 +63,7 @@ def _guard(folder: Path, others: set[str]) -> None:
 
 
 def marked(folder: Path) -> set[int]:
-    """Ids of the processes marked with a folder; empty if the system does not show them."""
+    """Ids of the processes whose environment has the mark of a job's folder; empty without /proc."""
     found, mark = set(), os.fsencode(f"{MARK}={folder}")
     for entry in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):

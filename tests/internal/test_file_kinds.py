@@ -291,11 +291,3 @@ def test_words_and_cells_that_no_line_ends_are_judged_quickly(text):
 def test_headers_of_times_name_a_size_and_a_time(header, is_table):
     """A table of times begins with a size, and has a column of times or bandwidths after it."""
     assert (kinds_of_text(f"{header} (x)\n")[:1] == ["table of measured times"]) is is_table
-
-
-@pytest.mark.parametrize("names", ["node012\n" * 14, "a12" * 2700])
-def test_names_above_other_text_are_no_host_file_in_linear_time(names):
-    """Names of several digits, one per line, and one long name are judged quickly if other text follows."""
-    text = f"{names}!\n(end)\n"
-    assert cpu_s(lambda: kinds_of_text(text)) < 0.3
-    assert kinds_of_text(text) == []

@@ -335,7 +335,7 @@ def landing_order(
 def _unupdated(
     columns: Columns, some: ChunkBlock, c: int, faults: list[Fault], whole: int
 ) -> Iterator[Fault]:
-    """Yield faults of a sum that its root must update before any rank may use it.
+    """Yield faults where a rank uses a sum without the update that its root, a server, must make first.
 
     A fault is a send from the root before the update is done, or a destination that ends without the
     updated sum.

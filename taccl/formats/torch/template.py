@@ -418,7 +418,7 @@ class Collective:
         return combine
 
     def _check(self, source: Any, target: Any, inputs: int, outputs: int) -> None:
-        """Raise `ValueError` unless source and target are `inputs` and `outputs` equal blocks of one type."""
+        """Raise `ValueError` unless source has `inputs` blocks and target `outputs` blocks, all alike."""
         if source.dtype != target.dtype or source.device != target.device:
             raise ValueError(f"found {source.dtype} and {target.dtype}; expected one type and one device")
         if source.numel() * outputs != target.numel() * inputs or source.numel() % inputs:

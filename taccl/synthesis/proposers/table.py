@@ -44,7 +44,7 @@ from taccl.synthesis.transforms.exchange import exchange_s, offer_exchanged
 from taccl.synthesis.transforms.fused import offer_fused
 from taccl.synthesis.transforms.switches import by_switches
 
-#: Share of the time for baselines in finer chunks, if the problem leaves the number of chunks open.
+#: Share of the time to spend on baselines in finer chunks, if the problem leaves the number of chunks open.
 _CUT_SHARE = 0.25
 #: CPU seconds per hop for the quotient and one list schedule, with which a solver that works alone begins.
 _ALONE_S_PER_HOP = 7e-5

@@ -176,8 +176,8 @@ def offer_fused(search: Search) -> None:
     limit = search.deadline.sooner(_FUSED_SHARE * search.deadline.left_s)
     ways: list[Callable[[], Schedule]] = [partial(search.solve, whole, options.unobserved, limit)]
     if suits(whole) and not whole.clauses.merging.issuperset(whole.links_allowed):
-        # Relayed single chunks finish sooner than the fused model predicts, so this candidate may be the
-        # best.
+        # Not all links merge sends. The original chunks are relayed one by one over the others, and finish
+        # sooner than the fused model predicts. So the schedule of the compiled scheduler may be the best.
         compiled = partial(schedule_large, whole, merges=True, num_runs=1, seed=options.seed, deadline=limit)
         ways.insert(0, compiled)
     finish_us = None
