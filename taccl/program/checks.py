@@ -28,7 +28,16 @@ from typing import NamedTuple
 from taccl._internal.names import shown
 from taccl.errors import InputError
 from taccl.program.layout import RankLayout
-from taccl.program.program import BUFFERS, OPERATIONS, Block, Program, Queue, Step, StepAddress
+from taccl.program.program import (
+    BUFFERS,
+    OPERATIONS,
+    Block,
+    Program,
+    Queue,
+    Step,
+    StepAddress,
+    Threadblock,
+)
 
 #: {queue: steps that send into it, or that receive from it}.
 Traffic = defaultdict[Queue, list[tuple[StepAddress, Step]]]
@@ -83,13 +92,15 @@ def parcels_of(program: Program) -> Iterator[Parcel]:
 
 def check_steps(program: Program) -> Iterator[ProgramFault]:
     """Yield faults of single steps: invalid operations, counts, slots, peers and dependencies."""
-    for address, step in program.steps():
-        for text in _complaints(program, address, step):
-            yield ProgramFault("step", f"{address}, {step}: {text}", (address,), rank=address.rank)
+    for (r, t), threadblock in program.threadblocks():
+        for s, step in enumerate(threadblock.steps):
+            for text in _complaints(program, r, threadblock, step):
+                address = StepAddress(r, t, s)
+                yield ProgramFault("step", f"{address}, {step}: {text}", (address,), rank=r)
 
 
-def _complaints(program: Program, address: StepAddress, step: Step) -> Iterator[str]:
-    rank, threadblock = program.ranks[address.rank], program.threadblock(address)
+def _complaints(program: Program, r: int, threadblock: Threadblock, step: Step) -> Iterator[str]:
+    rank = program.ranks[r]
     parts = OPERATIONS.get(step.operation)
     if parts is None:
         yield f"there is no such operation; expected one of {', '.join(OPERATIONS)}"
@@ -111,7 +122,7 @@ def _complaints(program: Program, address: StepAddress, step: Step) -> Iterator[
         (parts.sends, threadblock.send_to, "sends to"),
         (parts.receives, threadblock.receive_from, "receives from"),
     ):
-        if acts and (peer is None or not 0 <= peer < program.num_ranks or peer == address.rank):
+        if acts and (peer is None or not 0 <= peer < program.num_ranks or peer == r):
             named = "no rank" if peer is None else f"rank {peer}"
             yield f"{word} {named}; expected another one of 0-{program.num_ranks - 1}"
     for other, index in step.depends:

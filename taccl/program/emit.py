@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from taccl.program.program import OPERATIONS, Slot, Step, Threadblock
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_order = attrgetter("order")
 _FUSED = {"receive": "receive-send", "receive-reduce": "receive-reduce-copy-send"}
 
 
@@ -40,7 +42,7 @@ class Key(NamedTuple):
     send_to: int = -1
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class Draft:
     """A step before its threadblock has a number.
 
@@ -84,29 +86,30 @@ def assemble(drafts: Sequence[Draft], *, relays: bool = False) -> tuple[Threadbl
         moved = {draft: replace(draft, key=joined.get(draft.key, draft.key)) for draft in drafts}
         needs = {moved[draft]: {moved[other] for other in mine} for draft, mine in needs.items()}
         drafts = list(moved.values())
-    ordered, needs = _fuse(sorted(drafts, key=lambda draft: draft.order), needs)
+    ordered, needs = _fuse(sorted(drafts, key=_order), needs)
     blocks: dict[Key, list[Draft]] = defaultdict(list)
     position: dict[Draft, tuple[Key, int]] = {}
     for draft in ordered:
         position[draft] = (draft.key, len(blocks[draft.key]))
         blocks[draft.key].append(draft)
     waits: dict[Draft, list[tuple[Key, int]]] = {}
-    # Vector clock of each step: for each threadblock, the last of its steps that is known to end before.
+    # Vector clock of each step: for each other threadblock, its last step that is known to end before.
+    # Steps that wait for nothing new share the clock of the step before them.
     place = {key: i for i, key in enumerate(blocks)}
-    passed: dict[tuple[Key, int], NDArray[np.int32]] = {}
+    clock = dict.fromkeys(blocks, np.full(len(place), -1, np.int32))
+    passed: dict[Draft, NDArray[np.int32]] = {}
     for draft in ordered:
-        key, index = position[draft]
-        known = passed[key, index - 1].copy() if index else np.full(len(place), -1, np.int32)
-        waits[draft] = []
+        key, known = draft.key, clock[draft.key]
         # The latest step comes first, as a dependency on it may imply dependencies on the others.
-        for other in sorted(needs[draft], key=lambda each: each.order, reverse=True):
+        others = needs[draft]
+        for other in sorted(others, key=_order, reverse=True) if len(others) > 1 else others:
             other_key, other_index = position[other]
             if other_key == key or known[place[other_key]] >= other_index:
                 continue
-            waits[draft].append((other_key, other_index))
-            np.maximum(known, passed[other_key, other_index], out=known)
-        known[place[key]] = index
-        passed[key, index] = known
+            waits.setdefault(draft, []).append((other_key, other_index))
+            known = np.maximum(known, passed[other])
+            known[place[other_key]] = other_index
+        passed[draft] = clock[key] = known
     awaited = {key for each in waits.values() for key, _ in each}
     numbers = {key: n for n, key in enumerate(sorted(blocks, key=lambda key: (key not in awaited, key)))}
     threadblocks = []
@@ -114,12 +117,13 @@ def assemble(drafts: Sequence[Draft], *, relays: bool = False) -> tuple[Threadbl
         steps = tuple(
             Step(
                 each.operation, each.src, each.dst, each.count,
-                tuple(sorted((numbers[other], index) for other, index in waits[each])),
+                tuple(sorted([(numbers[other], index) for other, index in waits.get(each, ())])),
             )
             for each in blocks[key]
         )  # fmt: skip
-        sends = any(OPERATIONS[step.operation].sends for step in steps)
-        receives = any(OPERATIONS[step.operation].receives for step in steps)
+        operations = [OPERATIONS[each] for each in {step.operation for step in steps}]
+        sends = any(each.sends for each in operations)
+        receives = any(each.receives for each in operations)
         send_to = key.send_to if key.kind == "relay" else key.peer
         channel = 0 if key.kind == "local" else key.channel
         threadblocks.append(
@@ -133,7 +137,7 @@ def _needs(drafts: Sequence[Draft]) -> dict[Draft, set[Draft]]:
     writer: dict[Slot, Draft] = {}
     readers: dict[Slot, list[Draft]] = defaultdict(list)
     needs: dict[Draft, set[Draft]] = {}
-    for draft in sorted(drafts, key=lambda each: each.at):
+    for draft in sorted(drafts, key=attrgetter("at")):
         mine = needs[draft] = set()
         for slot in read_slots(draft):
             if slot in writer:
@@ -189,6 +193,8 @@ def _fuse(
             if _fits(first, second, needs, users):
                 becomes[first] = becomes[second] = _as_one(first, users[first] - {second})
                 gone.add(second)
+    if not becomes:
+        return list(drafts), dict(needs)
     left = [draft for draft in drafts if draft not in gone]
     return [becomes.get(draft, draft) for draft in left], {
         becomes.get(draft, draft): {becomes.get(other, other) for other in needs[draft]} for draft in left

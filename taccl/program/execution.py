@@ -54,11 +54,12 @@ class Content(frozenset[tuple[Any, int]]):
         }
 
     def __add__(self, other: Content) -> Content:
-        held = defaultdict(int, self)
+        held: dict[Any, int] = dict(self)
         for chunk, ranks in other:
-            if held[chunk] & ranks:
-                held[AGAIN, chunk] |= held[chunk] & ranks
-            held[chunk] |= ranks
+            mine = held.get(chunk, 0)
+            if mine & ranks:
+                held[AGAIN, chunk] = held.get((AGAIN, chunk), 0) | mine & ranks
+            held[chunk] = mine | ranks
         return Content(held.items())
 
 
@@ -85,13 +86,17 @@ class SlotContents:
     def __init__(self, program: Program, rank: int, layout: RankLayout) -> None:
         self._layout, self._in_place = layout, program.in_place
         self._contents: dict[Slot, Content] = {}
+        self._places: dict[Slot, Slot] = {}
         if program.collective is not None:
             for index, chunk in enumerate(layout.inputs):
                 self[Slot("input", index)] = content_at_start(program.collective, rank, chunk)
 
     def place(self, slot: Slot) -> Slot:
         """Identity of a slot's memory; in place, an input and an output slot may have the same one."""
-        return self._layout.place(slot, in_place=self._in_place)
+        found = self._places.get(slot)
+        if found is None:
+            found = self._places[slot] = self._layout.place(slot, in_place=self._in_place)
+        return found
 
     def __getitem__(self, slot: Slot) -> Content:
         place = self.place(slot)
@@ -177,46 +182,40 @@ class ExecutionState:
         """Run a threadblock; yield conditions that it waits for, and threadblocks that it wakes."""
         rank, threadblock, memory = block[0], self.blocks[block], self.memory[block[0]]
         incoming, outgoing = threadblock.receives_from(rank), threadblock.sends_into(rank)
+        inbox, outbox = self.queues[incoming], self.queues[outgoing]
+        arrival, departure = _Wait("a chunk", incoming), _Wait("room", incoming)
+        more, room = _Wait("a chunk", outgoing), _Wait("room", outgoing)
+        waiting, position = self.waiting, self.position
         for s, step in enumerate(threadblock.steps):
-            address, parts = StepAddress(*block, s), OPERATIONS[step.operation]
+            address = StepAddress(*block, s)
+            receives, _, _, sends = OPERATIONS[step.operation]
             for other, index in step.depends:
-                if self.position[rank, other] <= index:
+                if position[rank, other] <= index:
                     yield _Wait("a step", StepAddress(rank, other, index))
             for begin in range(0, max(step.count, 1), self.chunks):
                 end = min(begin + self.chunks, max(step.count, 1))
-                if parts.receives and not self.queues[incoming]:
-                    yield _Wait("a chunk", incoming)
-                if parts.sends and len(self.queues[outgoing]) >= self.capacity:
-                    yield _Wait("room", outgoing)
-                contents, woken = [Content()] * (end - begin), list[Block]()
-                if parts.receives:
-                    contents = self.queues[incoming].popleft()
-                    woken += self.waiting.pop(_Wait("room", incoming), ())
-                contents = [
-                    self._move(step, memory, i, content) for i, content in enumerate(contents, start=begin)
-                ]
-                if parts.sends:
-                    self.queues[outgoing].append(contents)
+                if receives and not inbox:
+                    yield arrival
+                if sends and len(outbox) >= self.capacity:
+                    yield room
+                woken: list[Block] = []
+                if receives:
+                    contents = inbox.popleft()
+                    woken += waiting.pop(departure, ())
+                else:
+                    contents = [_NOTHING] * (end - begin)
+                contents = _moved(step, memory, begin, contents)
+                if sends:
+                    outbox.append(contents)
                     if self.sent is not None:
                         self.sent.setdefault(address, []).extend(contents)
-                    woken += self.waiting.pop(_Wait("a chunk", outgoing), ())
+                    woken += waiting.pop(more, ())
                 if end >= step.count:
-                    self.position[block] += 1
+                    position[block] += 1
                     self.done.append(address)
-                    woken += self.waiting.pop(_Wait("a step", address), ())
+                    woken += waiting.pop(_Wait("a step", address), ())
                 if woken:
                     yield woken
-
-    @staticmethod
-    def _move(step: Step, memory: SlotContents, i: int, content: Content) -> Content:
-        """Result of a step for its i-th chunk, from the content received; stored in `dst` if it writes."""
-        parts = OPERATIONS[step.operation]
-        src, dst = (slot and Slot(slot.buffer, slot.offset + i) for slot in (step.src, step.dst))
-        if parts.reads and src is not None:
-            content += memory[src]
-        if parts.writes and dst is not None:
-            memory[dst] = memory[dst] + content if step.operation == "reduce" else content
-        return content
 
     def _explain(self) -> ProgramFault:
         """The deadlock: a cycle of steps that wait for each other, or a step whose condition never holds."""
@@ -254,6 +253,24 @@ class ExecutionState:
             return partner, f"waits for {what} {where}"
         never = "a chunk that is never sent" if what == "a chunk" else "room, but no step receives the data"
         return None, f"waits for {never} {where}"
+
+
+_NOTHING = Content()
+
+
+def _moved(step: Step, memory: SlotContents, begin: int, received: list[Content]) -> list[Content]:
+    """Results of a step for its chunks from `begin` on, from the contents received; stored if it writes."""
+    (_, reads, writes, _), results = OPERATIONS[step.operation], []
+    src, dst = step.src, step.dst
+    for i, content in enumerate(received, start=begin):
+        if reads and src is not None:
+            own = memory[src if i == 0 else Slot(src.buffer, src.offset + i)]
+            content = content + own if content else own
+        if writes and dst is not None:
+            slot = dst if i == 0 else Slot(dst.buffer, dst.offset + i)
+            memory[slot] = memory[slot] + content if step.operation == "reduce" else content
+        results.append(content)
+    return results
 
 
 class Event(NamedTuple):
@@ -305,7 +322,16 @@ def unordered(events: Sequence[Event]) -> Iterator[tuple[Any, Event, Event]]:
 
 
 def find_races(program: Program, execution: ExecutionState) -> Iterator[ProgramFault]:
-    """Yield a fault for each race between steps that ran: unordered accesses to a slot, one a write."""
+    """Yield a fault for each race between steps that ran: unordered accesses to a slot, one a write.
+
+    In most programs the steps of each rank order all its accesses by themselves. The order across ranks is
+    evaluated only if they do not, as that takes far longer for programs of many steps.
+    """
+    of_rank: dict[int, list[StepAddress]] = defaultdict(list)
+    for address in execution.done:
+        of_rank[address.rank].append(address)
+    if not any(any(_are_unordered(program, execution.memory[r], each)) for r, each in of_rank.items()):
+        return
     sent_by = {parcel.receive: parcel.send for parcel in parcels_of(program)}
     when = {address: index for index, address in enumerate(execution.done)}
     events = []
@@ -323,6 +349,32 @@ def find_races(program: Program, execution: ExecutionState) -> Iterator[ProgramF
             (earlier.by, later.by),
             rank=rank,
         )
+
+
+def _are_unordered(
+    program: Program, memory: SlotContents, addresses: Sequence[StepAddress]
+) -> Iterator[bool]:
+    """Yield for each access to a slot of a rank if it may race, as no steps of the rank order it.
+
+    - `addresses`: Steps of the rank, in order of the run.
+    """
+    known: dict[tuple[int, int], int] = {}  # {(threadblock, step): steps known to precede it, and itself}
+    written: dict[Slot, int] = defaultdict(int)  # last write of each slot, as a bit
+    read: dict[Slot, int] = defaultdict(int)  # reads since that write
+    for number, address in enumerate(addresses):
+        _, t, s = address
+        step, bit = program.step(address), 1 << number
+        before = known[t, s - 1] if s else 0
+        for each in step.depends:
+            before |= known[each]
+        known[t, s] = before | bit
+        reads, writes = map(memory.place, read_slots(step)), map(memory.place, written_slots(step))
+        for place in {*reads}:
+            yield written[place] & ~before != 0
+            read[place] |= bit
+        for place in {*writes}:
+            yield (written[place] | read.pop(place, bit)) & ~before & ~bit != 0
+            written[place] = bit
 
 
 def _right_before(

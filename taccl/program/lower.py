@@ -288,6 +288,8 @@ class _Placing:
                 self.allocators[message.src].place_scratch([total])
                 at = (message.start, _LAST - len(message.parts) + i, message.number, 0)
                 self._sum_up(message.src, [value.place for value in part.summed], total.place, at)
+        if len(message.parts) == 1:
+            return
         message.parts.sort(key=lambda part: part.place)
         sources = [part.place for part in message.parts]
         if self.pack and len(sources) <= self.max_count and not _neighbours(sources):
@@ -346,19 +348,19 @@ class _Placing:
         if breaks := sum(not _is_one_run(pair) for pair in pairwise(moves)):
             self.runs_of_split.append(1 + breaks)
         for i, run in enumerate(_runs(moves, self.max_count)):
-            first, count = run[0], len(run)
+            (src, dst, added), count = run[0], len(run)
             order = (message.end, message.number, 0, i)
             self.drafts[message.src].append(
                 Draft(
                     Key("peer" if self.per_peer else "send", message.dst, message.channel),
-                    order, (message.start, _LAST, _LAST + message.number, i), "send", first.src, None, count,
+                    order, (message.start, _LAST, _LAST + message.number, i), "send", src, None, count,
                 )
             )  # fmt: skip
-            operation = "receive" if first.added is None else "receive-reduce"
+            operation = "receive" if added is None else "receive-reduce"
             self.drafts[message.dst].append(
                 Draft(
                     Key("peer" if self.per_peer else "receive", message.src, message.channel),
-                    order, order, operation, first.added, first.dst, count,
+                    order, order, operation, added, dst, count,
                 )
             )  # fmt: skip
 
@@ -391,6 +393,9 @@ def _is_one_run(moves: Sequence[_PlacedPart]) -> bool:
 
 def _runs(moves: Sequence[_PlacedPart], max_count: int) -> Iterator[list[_PlacedPart]]:
     """Yield runs of at most `max_count` moves that are contiguous in all slots."""
+    if len(moves) == 1:  # most messages have one chunk
+        yield [*moves]
+        return
     stretches: list[list[_PlacedPart]] = []
     for move in moves:
         if stretches and _is_one_run([stretches[-1][-1], move]):

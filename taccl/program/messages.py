@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from taccl.errors import InputError
 from taccl.problem.collective import Collective
@@ -75,7 +76,10 @@ def messages_of(schedule: Schedule) -> list[Message]:
                 known = lanes[src, dst]
                 if link not in known:
                     known.append(link)
-                parts = [MessagePart(t.chunk, bits=bits_of(t.contributions or ())) for t in members]
+                parts = [
+                    MessagePart(t.chunk, bits=bits_of(t.contributions) if t.contributions else 0)
+                    for t in members
+                ]
                 message = Message(src, dst, known.index(link), parts, start, end, reduce or i > 0)
                 # Sums come first among equal times, as in the verifier.
                 keyed.append(((end, not reduce, start), message))
@@ -88,7 +92,7 @@ def messages_of(schedule: Schedule) -> list[Message]:
 def events_of(messages: Sequence[Message]) -> list[tuple[int, bool, Message]]:
     """(tick, True if it starts, message) for start and end of each message, in time order, ends first."""
     events = [(m.end, False, m) for m in messages] + [(m.start, True, m) for m in messages]
-    return sorted(events, key=lambda event: (event[0], event[1], event[2].number))
+    return sorted(events, key=itemgetter(0, 1))  # stable: `messages` are in order of number
 
 
 def follow(
@@ -112,28 +116,29 @@ def follow(
     held = [{c: v for c, v in mine.items() if c not in derived} for mine in own]
     for time, starts, message in events_of(messages):
         if starts:
+            mine = held[message.src]
             for part in message.parts:
-                if part.chunk not in held[message.src]:
+                if part.chunk not in mine:
                     raise InputError(
                         f"chunk {part.chunk} is sent from rank {message.src} to {message.dst} before it "
                         "arrives; verify the schedule first",
                         where="schedule",
                     )
-                part.taken = held[message.src][part.chunk]
-                part.taken.read_until = max(part.taken.read_until, message.end)
+                part.taken = taken = mine[part.chunk]
+                taken.read_until = max(taken.read_until, message.end)
             continue
         mine = held[message.dst]
-        if not collective.sums_up:
+        if not collective.sums_up and any(part.chunk in mine for part in message.parts):
             message.parts = [part for part in message.parts if part.chunk not in mine]
         for part in message.parts:
             before = mine.get(part.chunk) if message.reduce else None
             part.made = mine[part.chunk] = Value(part.chunk, time, added_to=before)
             if before is not None:
                 before.added_at = time
-            pending = [part.made]
+            pending = [part.made] if makes else []
             while pending:
                 source = pending.pop()
-                for chunk in makes[message.dst, source.chunk]:
+                for chunk in makes.get((message.dst, source.chunk), ()):
                     if chunk in mine:
                         continue
                     contribution = own[message.dst][chunk]

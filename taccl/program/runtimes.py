@@ -79,7 +79,9 @@ def _measured(program: Program, runtime: Runtime) -> Iterator[tuple[tuple[int, .
                 "split=False out, or cut the data into fewer chunks"
             )
             yield (r, t), total, runtime.max_steps, "steps per threadblock, with those that only wait", spread
+    remedy = f"max_count={MAX_COUNT}"
     for address, step in program.steps():
-        yield address, step.count, MAX_COUNT, "chunks a step", f"max_count={MAX_COUNT}"
-        last = max((t for t, _ in step.depends), default=-1)
-        yield address, last, MAX_DEPENDED_ID, "as number of a threadblock that a step waits for", joined
+        yield address, step.count, MAX_COUNT, "chunks a step", remedy
+        if step.depends:
+            last = max(step.depends)[0]
+            yield address, last, MAX_DEPENDED_ID, "as number of a threadblock that a step waits for", joined
