@@ -274,6 +274,8 @@ class PlanSearch:
         if len(grid) < len(self.grid):
             most = format_size(grid[-1])
             self.notes.append(f"too little time for sizes above {most}: the library serves them")
+        if len(programs) == 1:  # its times are needed for no comparison
+            return [(grid[0], grid[-1], next(iter(programs)))]
         with contextlib.suppress(OutOfTime), limit.enforced():
             tiles = tiles_of(list(programs), grid)
             if len(tiles) <= max_ranges:

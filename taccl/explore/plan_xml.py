@@ -13,7 +13,7 @@ from taccl._internal.names import shown
 from taccl._internal.units import format_size
 from taccl.errors import LossyConversionWarning
 from taccl.explore.plan_runtimes import NAMED
-from taccl.formats.msccl.xml import dump_msccl_xml, unseen_root
+from taccl.formats.msccl.xml import check_msccl_xml, dump_msccl_xml, unseen_root
 from taccl.formats.program_kind import kind_of
 from taccl.problem.collective import Collective
 from taccl.program.program import Program
@@ -37,7 +37,7 @@ def why_not(runtime: Runtime, collective: Collective, _topology: object, protoco
 
 def check(runtime: Runtime, program: Program) -> None:
     """Raise `ExportError` if an MSCCL XML file for the runtime cannot hold a program."""
-    _xml_of(program, runtime)
+    check_msccl_xml(program, runtime)
 
 
 def files(runtime: Runtime, plan: Plan) -> PlanFiles:

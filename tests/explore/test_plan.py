@@ -23,6 +23,7 @@ from taccl.errors import ExportError, InputError, NoSolutionError, SketchError
 from taccl.explore import plan as planning
 from taccl.explore import plan_mscclpp, plan_programs, plan_search, plan_tiles
 from taccl.explore.plan_tiles import TimedSchedule, winner_at
+from taccl.formats.msccl import xml
 from taccl.formats.msccl.xml import load_msccl_xml
 from taccl.program import runtimes as limits
 from taccl.runtimes.registry import runtime_named
@@ -82,6 +83,28 @@ def test_candidates_are_lowered_without_warnings():
         warnings.simplefilter("error")
         program = plan_programs.runnable(schedule, {}, runtime_named("msccl"))
     assert any("scattered chunks" in note for note in program.notes)
+
+
+def test_programs_are_checked_without_a_file(monkeypatch):
+    """The limits of the format are checked without writing the file, which takes longer for many steps."""
+    monkeypatch.setattr(xml, "_rank_lines", None)
+    problem = taccl.make_problem(FOUR, "allgather", chunk_bytes=1)
+    schedule = taccl.baselines.baseline("ring", problem)
+    program = plan_programs.runnable(schedule, {}, runtime_named("msccl"))
+    monkeypatch.setattr(limits, "MAX_ELEMENTS", 3)
+    with pytest.raises(ExportError, match="holds at most 3 elements per rank"):
+        xml.check_msccl_xml(program, runtime_named("msccl"))
+
+
+def test_a_hurried_plan_of_one_program_compares_no_times(monkeypatch):
+    """If only one schedule became a program in time, no finishes are simulated to choose it."""
+    search = baselines_only()
+    monkeypatch.setattr(TimedSchedule, "finish", None)
+    program = plan_programs.runnable(search.candidates[0].schedule, {}, runtime_named("msccl"))
+    programs = {search.candidates[0]: program}
+    monkeypatch.setattr(search, "_add_program", lambda *_: None)
+    (tile,) = search._tiles_in_haste(4, {}, programs, Deadline.after(-1.0))
+    assert tile == (GRID[0], GRID[-1], search.candidates[0])
 
 
 @pytest.mark.slow

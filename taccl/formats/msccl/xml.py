@@ -15,12 +15,13 @@ from itertools import accumulate
 from taccl._internal.arguments import Bytes, Natural, checked
 from taccl.errors import ExportError, LossyConversionWarning, warn
 from taccl.formats.msccl.reading import TYPES, load_msccl_xml, parse_msccl_xml
-from taccl.formats.program_kind import kind_of, sizes_of, warn_of_split
+from taccl.formats.program_kind import ProgramKind, kind_of, sizes_of, warn_of_split
 from taccl.program.checks import parcels_of
 from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress
 from taccl.program.runtimes import MAX_NAME, excesses
 from taccl.program.split import split_threadblocks, weight
 from taccl.runtimes.registry import runtime_named
+from taccl.runtimes.runtime import Runtime
 
 __all__ = ["dump_msccl_xml", "load_msccl_xml", "parse_msccl_xml"]
 
@@ -54,20 +55,14 @@ def dump_msccl_xml(
     """
     reader = runtime_named(runtime, xml=True)
     min_bytes, max_bytes = sizes_of(program, min_bytes, max_bytes, otherwise=2**27)
-    kind = kind_of(program, "MSCCL XML")
-    if kind.name == "custom" and not reader.takes_custom:
-        raise ExportError(
-            f"{reader.title} supports no custom collectives in MSCCL XML; write it for runtime='msccl', "
-            "or choose allgather, allreduce, alltoall, broadcast, reduce or reduce_scatter among all ranks"
-        )
+    kind = _kind_for(program, reader)
     if split is not False:
         whole, program = program, split_threadblocks(program, max_steps=reader.max_steps)
         if split is None and program is not whole:
             warn_of_split(
                 f"MSCCL XML for {reader.title} holds at most {reader.max_steps} steps per threadblock"
             )
-    for excess in excesses(program, reader):
-        raise ExportError(f"MSCCL XML for {reader.title} {excess.message}")
+    _check_limits(program, reader)
     sources, targets = _mirrored(program)
     scratch = program.scratch_chunks
     attributes: dict[str, object] = {
@@ -96,6 +91,28 @@ def dump_msccl_xml(
         lines.append("  </gpu>")
     lines.append("</algo>")
     return "\n".join(lines) + "\n"
+
+
+def check_msccl_xml(program: Program, reader: Runtime) -> None:
+    """Raise `ExportError` if an MSCCL XML file for a runtime cannot hold a program, without a split."""
+    _kind_for(program, reader)
+    _check_limits(program, reader)
+
+
+def _kind_for(program: Program, reader: Runtime) -> ProgramKind:
+    """Kind of a program's collective; raise `ExportError` if the runtime supports none such."""
+    kind = kind_of(program, "MSCCL XML")
+    if kind.name == "custom" and not reader.takes_custom:
+        raise ExportError(
+            f"{reader.title} supports no custom collectives in MSCCL XML; write it for runtime='msccl', "
+            "or choose allgather, allreduce, alltoall, broadcast, reduce or reduce_scatter among all ranks"
+        )
+    return kind
+
+
+def _check_limits(program: Program, reader: Runtime) -> None:
+    for excess in excesses(program, reader):
+        raise ExportError(f"MSCCL XML for {reader.title} {excess.message}")
 
 
 def unseen_root(collective: str, root: int) -> str:
