@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from taccl._internal.deadline import Deadline, OutOfTime, busy_factor
+from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor
 from taccl._internal.units import format_count, format_gap, format_size
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.simulation.simulate import simulate
@@ -96,11 +96,17 @@ class PlanSearch:
         self.stopped = "done"
         self.failure: Exception | None = None
 
-    def add(self, schedule: Schedule, source: str) -> None:
-        """Add a schedule as a candidate under every protocol, unless a candidate has the same sends."""
-        for topology in self.topologies:
+    def add(self, schedule: Schedule, source: str, until: Deadline = NEVER) -> None:
+        """Add a schedule as a candidate under every protocol, unless a candidate has the same sends.
+
+        If time is up, the schedule is added under its own protocol only, without a simulation.
+        """
+        own, topologies = schedule.problem.topology, self.topologies
+        if until.has_passed and any(each is own for each in topologies):
+            topologies = [own]
+        for topology in topologies:
             try:
-                same = topology is schedule.problem.topology
+                same = topology is own
                 found = schedule if same else simulate(schedule, topology=topology).as_schedule()
             except InputError:  # the order of sends is infeasible under this protocol
                 continue
@@ -134,7 +140,8 @@ class PlanSearch:
                 size, problem = self.grid[place], problems[place]
                 plain = make_problem(problem.topology, problem.collective, size_bytes=size)
                 with contextlib.suppress(InputError):  # the baseline is not defined for this problem
-                    self.add(BASELINES[name](plain, cut=False), f"baseline {name}, for {format_size(size)}")
+                    source = f"baseline {name}, for {format_size(size)}"
+                    self.add(BASELINES[name](plain, cut=False), source, until)
                     waiting.discard(place)
                 del left[0]
         late = f"too little time for {len(left)} of {total} baselines" if left else ""

@@ -96,6 +96,17 @@ def test_programs_are_checked_without_a_file(monkeypatch):
         xml.check_msccl_xml(program, runtime_named("msccl"))
 
 
+def test_no_time_is_spent_on_other_protocols_once_it_is_up():
+    """After the deadline, a baseline is a candidate under its own protocol only; before, under all."""
+    machine = taccl.topologies.parse("dgx-a100")
+    protocols = [machine.under(each) for each in ("simple", "ll")]
+    schedule = taccl.baselines.ring(taccl.make_problem(protocols[1], "allgather", size_bytes=1024))
+    for until, found in ((Deadline.after(-1.0), ["ll"]), (NEVER, ["simple", "ll"])):
+        search = plan_search.PlanSearch([1024], lambda _: None, protocols)
+        search.add(schedule, "baseline ring, for 1KB", until)
+        assert [each.schedule.problem.topology.protocol for each in search.candidates] == found
+
+
 def test_a_hurried_plan_of_one_program_compares_no_times(monkeypatch):
     """If only one schedule became a program in time, no finishes are simulated to choose it."""
     search = baselines_only()
