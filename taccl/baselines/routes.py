@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -238,20 +237,15 @@ class ShortestRoutes:
         A row is (distance to `dst`, rank, [(ticks, link), ...]). The list has the first hops of all shortest
         routes from the rank.
         """
-        lengths = self._lengths_into(dst)
+        tail, head, length = self.arcs
+        far: Floats = shortest_paths(self._num_ranks, head, tail, length, dst)[0]  # from every rank to `dst`
+        is_first = np.isfinite(far[head]) & (far[tail] == far[head] + length) & (tail != dst)
+        arcs = np.flatnonzero(is_first)
+        lengths: list[float] = far.tolist()
         first: list[list[tuple[int, int]]] = [[] for _ in lengths]
-        for at, into in enumerate(self._into):
-            for src, (ticks, link) in into.items():
-                is_first = lengths[at] < math.inf and lengths[src] == lengths[at] + self._length(ticks)
-                if src != dst and is_first:
-                    first[src].append((ticks, link))
+        for src, link in zip(tail[arcs].tolist(), self._fastest[1][arcs].tolist(), strict=True):
+            first[src].append((self.ticks[link], link))
         return sorted(((lengths[r], r, first[r]) for r in range(len(first)) if r != dst), reverse=True)
-
-    def _lengths_into(self, rank: int) -> list[float]:
-        """Distance from every rank to the given one."""
-        src, dst, length = self.arcs
-        lengths: list[float] = shortest_paths(self._num_ranks, dst, src, length, rank)[0].tolist()
-        return lengths
 
 
 @cached

@@ -53,3 +53,15 @@ def test_routes_over_relays_are_found_once(monkeypatch):
     monkeypatch.setattr(np, "isfinite", lambda *_: pytest.fail("searched again"))
     again = found.hops(src, np.arange(1, 16))
     assert all((one == other).all() for one, other in zip(first, again, strict=True))
+
+
+def test_paths_into_a_rank_are_found_in_arrays(monkeypatch):
+    """The first hops of all shortest routes to a rank are selected at once, not link by link."""
+    problem = make_problem(topologies.ndv2(2), "alltoall", chunk_bytes=10**5)
+    found = ShortestRoutes.of(problem)
+    monkeypatch.setattr(ShortestRoutes, "_into", property(lambda _: pytest.fail("links one by one")))
+    rows = found.paths_in(3)
+    lengths = [length for length, _, _ in rows]
+    assert lengths == sorted(lengths, reverse=True)
+    assert all(problem.topology.links[link].src == rank for _, rank, hops in rows for _, link in hops)
+    assert {rank for _, rank, _ in rows} == set(range(16)) - {3}
