@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shlex
 from collections.abc import Iterable
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
-#: NCCL's protocols are compared by the finish of baselines, or by lower bounds if there are more arrivals.
+#: NCCL's protocols are compared by the finish of baselines, or by estimates or bounds above these numbers.
 #: `_TRIED_ARRIVALS`: max arrivals of chunks and contributions for baselines (2 s, or 9 s if 32 ranks reduce).
 #: `_BOUNDED_ARRIVALS`: max arrivals of chunks for lower bounds.
 _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
@@ -212,10 +213,10 @@ def _with_roles(options: argparse.Namespace, topology: Topology) -> Collective:
 def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Problem:
     """The problem under the protocol predicted to be the fastest, unless one was given; prints a note.
 
-    A protocol is rated by the earliest finish of all baselines, re-timed under it; on large problems, by a
-    lower bound. If baselines or bounds would exceed their share of the time limit, an estimated finish of the
-    baseline `multiplying` replaces them. Protocols for which there is no time are left out. Without time for
-    a second one, the topology's own protocol is used.
+    A protocol is rated by the earliest finish of all baselines, re-timed under it. On large problems, or if
+    baselines would exceed their share of the time limit, the rating is an estimated finish of the baseline
+    `multiplying`; if that does not apply, a lower bound. Protocols for which there is no time are left out.
+    Without time for a second one, the topology's own protocol is used.
     """
     protocols, size = problem.topology.protocols, problem.size_bytes
     if options.protocol != "auto" or len(protocols) < 2 or size is None:
@@ -262,19 +263,35 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
     own_first = sorted(protocols, key=lambda each: each != problem.topology.protocol)
     promised: dict[str, float] = {}
     by = ""
-    with suppress(CollectiveError, OutOfTime):
+
+    def compare_by_schedules() -> None:
+        """Rate protocols by all baselines, or by lower bounds."""
+        nonlocal promised, by
         if not is_short:
             with limit.sooner(_SLOW_LIMIT * limit.left_s).enforced():
                 made = _baselines_of(plain(problem.topology)) if is_tried else []
                 by = "by the fastest baseline in uncut chunks" if made else "by lower bounds"
                 promised = {each: promise(problem.topology.under(each), made) for each in protocols}
-    with suppress(CollectiveError, OutOfTime):
+
+    def compare_by_estimates() -> None:
+        """Rate those protocols for which there is time by an estimated finish."""
+        nonlocal by
         estimate_s = busy_factor() * (_ESTIMATE_S + links * _ESTIMATE_S_PER_LINK)
-        if not promised and is_regular and 2 * estimate_s <= last.left_s:
+        if is_regular and 2 * estimate_s <= last.left_s:
             by = "by an estimate of the baseline multiplying"
             for each in own_first:
                 with last.enforced():
                     promised[each] = estimate(problem.topology.under(each))
+                if promised[each] == math.inf:
+                    promised.clear()
+                    return
+
+    # Estimates predict finishes better than bounds do, and take a tenth of the time.
+    ways = compare_by_schedules, compare_by_estimates
+    for compare in ways if is_tried else reversed(ways):
+        if len(promised) < 2:
+            with suppress(CollectiveError, OutOfTime):
+                compare()
     if len(promised) < 2:
         taken = problem.topology.protocol
         say(f"note: protocol {taken} is used without a comparison, for lack of time (--protocol chooses)")

@@ -106,9 +106,16 @@ def test_a_comparison_names_protocols_for_which_there_is_no_time(run, monkeypatc
 
     monkeypatch.setattr(module, "estimated_us", ended)
     monkeypatch.setattr("taccl.cli.problems._baselines_of", late)
-    words = ("--topology", "dgx-h100", "--nodes", "2", "--collective", "allreduce", "--size", "64KB")
+    words = ("--topology", "dgx-h100", "--collective", "allgather", "--size", "64KB")
     code, _, err = run("baseline", "pairwise", *words)
     assert (code, "note: protocol ll is predicted" in err, "; no time for ll128)" in err) == (0, True, True)
+
+
+def test_protocols_are_compared_by_estimates_on_large_problems(run):
+    """Estimates rate the protocols of copies over 40 ranks, for which bounds take longer and predict less."""
+    words = ("--topology", "dgx-h100", "--nodes", "5", "--collective", "allgather", "--size", "64KB")
+    code, _, err = run("baseline", "pairwise", *words)
+    assert (code, "protocol ll is predicted to be the fastest for 64KB (by an estimate" in err) == (0, True)
 
 
 @pytest.mark.slow
