@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from functools import partial
 from heapq import heapify, heapreplace
@@ -18,7 +19,6 @@ from taccl.baselines.spread import cut_while_it_pays, fastest_form, held_at_star
 from taccl.topology.recognise import nested_order
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import ArrayLike
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     Nodes = Sequence[Sequence[int]]
 
 
-#: Max partial paths that one search visits.
-_MAX_VISITS = 20_000
+#: Max partial paths that a search visits, and further ones in each of the searches with random ties after it.
+_MAX_VISITS, _FURTHER_VISITS = 20_000, 1250
+#: Max searches with random ties; together they visit as many partial paths as the first search.
+_MAX_RESTARTS = _MAX_VISITS // _FURTHER_VISITS
 
 #: Max rings to find.
 _MAX_RINGS = 8
@@ -266,29 +268,44 @@ def _search(
     if len(nodes) > 1:
         closings = {(a, b): ticks for a, b in pairs if (ticks := crossing(b, a)) is not None}
     closing_costs = sorted(set(closings.values()))
-    for step_limit in sorted({*steps.values()} or {0}):
+    step_limits = sorted({*steps.values()} or {0})
+    for step_limit in step_limits:
         ways: list[set[int]] = [set() for _ in range(size)]
         for (a, b), ticks in steps.items():
             if ticks <= step_limit:
                 ways[a].add(b)
         for closing_limit in (closing_costs[:1] + closing_costs[-1:])[: len(closing_costs)]:
             closing = {pair for pair, ticks in closings.items() if ticks <= closing_limit}
-            path = walk(ways, closing)
+            path = walk(ways, closing, again=step_limit == step_limits[-1])
             if path is not None:
                 return path
     return None
 
 
 def walk(
-    ways: Sequence[set[int]], closing: set[tuple[int, int]], shuffled: random.Random | None = None
-) -> list[int] | None:
+    ways: Sequence[set[int]], closing: set[tuple[int, int]], shuffled: random.Random | None = None,
+    *, again: bool = True,
+) -> list[int] | None:  # fmt: skip
     """Hamiltonian path by depth-first search; ranks with few onward links first (Warnsdorff's rule).
 
-    None if none is found within `_MAX_VISITS`. Ties are broken by number, or randomly if `shuffled` is given.
+    Ties are broken by number, or randomly if `shuffled` is given. None if no path is found.
 
     - `ways`: Ranks to which each rank may go on.
     - `closing`: Admissible (last, first) pairs of a path.
+    - `again`: True to start again after `_MAX_VISITS`, up to `_MAX_RESTARTS` times with random ties.
     """
+    path, is_over = _walk(ways, closing, shuffled, _MAX_VISITS)
+    for seed in range(_MAX_RESTARTS if again else 0):
+        if path is not None or is_over:
+            break
+        path, is_over = _walk(ways, closing, random.Random(seed), _FURTHER_VISITS)
+    return path
+
+
+def _walk(
+    ways: Sequence[set[int]], closing: set[tuple[int, int]], shuffled: random.Random | None, most: int
+) -> tuple[list[int] | None, bool]:
+    """(path or None, True if the search is over) of one depth-first search of `most` partial paths."""
     visits = 0
 
     def onward(rank: int, visited: set[int]) -> Iterator[int]:
@@ -302,11 +319,11 @@ def walk(
         branches = [onward(start, visited)]
         while path:
             if len(path) == len(ways) and (path[-1], start) in closing:
-                return path
+                return path, True
             following = next(branches[-1], None)
             visits += 1
-            if visits > _MAX_VISITS:
-                return None
+            if visits > most:
+                return None, False
             if following is None:
                 branches.pop()
                 visited.discard(path.pop())
@@ -314,4 +331,4 @@ def walk(
                 path.append(following)
                 visited.add(following)
                 branches.append(onward(following, visited))
-    return None
+    return None, True

@@ -1,13 +1,14 @@
 """The ring baseline, and the search for rings."""
 
-from itertools import permutations
+import random
+from itertools import pairwise, permutations
 
 import pytest
 
 from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import ring
-from taccl.baselines.ring import find_rings
+from taccl.baselines.ring import find_rings, walk
 from taccl.baselines.routes import ShortestRoutes
 from taccl.errors import CollectiveError
 from taccl.problem.making import make_problem
@@ -72,6 +73,21 @@ def test_rings_of_dgx2_cross_by_different_nics():
                 used += [hold.resource for hold in topology.holds_of_link[link]]
     assert len(rings) > 1
     assert len(used) == len(set(used))
+
+
+@pytest.mark.parametrize(
+    ("topology", "seeds"),
+    [(fabrics.torus(4, 8), range(10)), (fabrics.torus(8, 8), range(5)), (fabrics.mesh(6, 6), [None])],
+)
+def test_search_that_is_lost_starts_again(topology, seeds):
+    """A search for a ring of a torus or mesh that is lost starts again, so it succeeds with any order of ties."""
+    joined = {(link.src, link.dst) for link in topology.links}
+    ways = [{b for a, b in joined if a == rank} for rank in range(topology.num_ranks)]
+    for seed in seeds:
+        path = walk(ways, joined, None if seed is None else random.Random(seed))
+        assert path is not None
+        assert sorted(path) == list(range(topology.num_ranks))
+        assert {*pairwise(path), (path[-1], path[0])} <= joined
 
 
 def test_no_ring_of_links_means_relays(make, unit_costs):
