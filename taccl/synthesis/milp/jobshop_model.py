@@ -279,7 +279,7 @@ class _Batches:
         model.add(shop.finish >= self.ends[-1])
 
     def _own_first(self) -> None:
-        """Require that relayed chunks start at least an unmerged send's time after each own chunk (local-first)."""
+        """Start relayed chunks at least the time of an unmerged send after each own chunk (local-first)."""
         payload, model = self.shop.payload, self.shop.model
         later = [model.new_bool_var("") for _ in self.starts]
         for j in range(1, len(later)):

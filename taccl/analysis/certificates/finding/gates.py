@@ -102,7 +102,7 @@ class Gates:
         return passed
 
     def arrivals(self, num: int) -> Ints:
-        """(num_gates, num) earliest ticks at which 1 to `num` chunks have arrived; sends start at 0 or later."""
+        """(num_gates, num) earliest ticks by which 1 to num chunks arrive; sends start at 0 or later."""
         first = np.full((len(self.of_set), num), FOREVER)
         for n, rest in enumerate(self.rest, 1):  # n chunks in the last send
             found = self._holds(np.arange(1 - n, num + 1 - n)) + rest[:, None]
@@ -112,7 +112,7 @@ class Gates:
         return soonest
 
     def more_ends(self, num: int) -> Ints:
-        """(num_gates, num) earliest ticks at which 1 to `num` chunks have arrived; sends end at 0 or later."""
+        """(num_gates, num) earliest ticks by which 1 to num chunks arrive; sends end at 0 or later."""
         after = self._holds(np.arange(1, num + 1) - self.most[:, None]) - self.end_spread[:, None]
         return np.asarray(np.maximum(after, 0), dtype=np.int64)
 
