@@ -260,8 +260,10 @@ class _Trials:
                 self.fitting[plan.name] = fitting_shifts(plain, shifts, deadline=until)
             sketch, applied = self.under(plan, max_merge, per_rank, self.fitting[plan.name])
             until.check()
-            # After the time limit, kernels are only used if they are compiled already.
-            quick = compiled_schedule(applied, self.options, until) if is_late and are_kept(applied) else None
+            # After the time limit, kernels are only used if they are compiled already, without a second run.
+            quick = None
+            if is_late and are_kept(applied):
+                quick = compiled_schedule(applied, self.options, until, time_limit_s=0.0)
             schedule = quick or quick_schedule(applied, self.options, until)
         except (SketchError, OutOfTime):  # no path for a chunk under this plan, or roots break the symmetry
             return math.inf
@@ -284,14 +286,24 @@ class _Trials:
         return sketch, applied
 
 
-def compiled_schedule(problem: Problem, options: Options, give_up: Deadline) -> Schedule | None:
+def compiled_schedule(
+    problem: Problem, options: Options, give_up: Deadline, *, time_limit_s: float | None = None
+) -> Schedule | None:
     """Schedule of one run of the compiled list scheduler; None if it does not support the problem.
 
-    None also if it is not compiled yet, and time does not suffice to compile it.
+    None also if it is not compiled yet, and time does not suffice to compile it. If the problem allows
+    merging, a second run charges less latency; it does not start after `time_limit_s` seconds.
     """
     if not (suits(problem) and has_kernels(problem, options, give_up)):
         return None
-    return schedule_large(problem, merges=True, num_runs=1, seed=options.seed, deadline=give_up)
+    return schedule_large(
+        problem,
+        merges=True,
+        num_runs=1,
+        seed=options.seed,
+        time_limit_s=time_limit_s,
+        deadline=give_up,
+    )
 
 
 def has_kernels(problem: Problem, options: Options, give_up: Deadline) -> bool:

@@ -207,6 +207,22 @@ def test_nothing_is_compiled_after_the_limit(monkeypatch):
     assert len(found) == 1
 
 
+def test_no_further_run_starts_after_the_limit(monkeypatch):
+    """After the limit the compiled list scheduler makes one run, and none that charges less latency."""
+    asked = []
+
+    def schedule_large(problem, **options):
+        asked.append(options["time_limit_s"])
+        raise OutOfTime("stopped")
+
+    monkeypatch.setattr(suggest, "are_kept", lambda _: True)
+    monkeypatch.setattr(suggest, "suits", lambda _: True)
+    monkeypatch.setattr(suggest, "schedule_large", schedule_large)
+    topology = taccl.topologies.ndv2(2)
+    assert not taccl.suggest_sketches(topology, "allgather", size="1MB", time_limit_s=1e-6)
+    assert set(asked) == {0.0}
+
+
 @pytest.mark.slow
 def test_a_candidate_that_is_stopped_is_passed_over(monkeypatch):
     """If the compiled list scheduler is interrupted for one candidate, another is returned."""
