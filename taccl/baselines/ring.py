@@ -36,6 +36,9 @@ _MAX_VISITS, _FURTHER_VISITS = 20_000, 1250
 #: Max searches with random ties; together they visit as many partial paths as the first search.
 _MAX_RESTARTS = _MAX_VISITS // _FURTHER_VISITS
 
+#: Max number of costs of steps that are tried one after another as limits; more are bisected.
+_FEW_LIMITS = 8
+
 #: Max rings to find.
 _MAX_RINGS = 8
 
@@ -269,7 +272,8 @@ def _search(
         closings = {(a, b): ticks for a, b in pairs if (ticks := crossing(b, a)) is not None}
     closing_costs = sorted(set(closings.values()))
     step_limits = sorted({*steps.values()} or {0})
-    for step_limit in step_limits:
+
+    def path_within(step_limit: int) -> list[int] | None:
         ways: list[set[int]] = [set() for _ in range(size)]
         for (a, b), ticks in steps.items():
             if ticks <= step_limit:
@@ -279,7 +283,16 @@ def _search(
             path = walk(ways, closing, again=step_limit == step_limits[-1])
             if path is not None:
                 return path
-    return None
+        return None
+
+    if len(step_limits) <= _FEW_LIMITS:
+        return next(filter(None, map(path_within, step_limits)), None)
+    best, low, high = None, 0, len(step_limits)
+    while low < high:  # bisection: a looser limit leaves all steps of a tighter one
+        middle = (low + high) // 2
+        path = path_within(step_limits[middle])
+        best, low, high = (best, middle + 1, high) if path is None else (path, low, middle)
+    return best
 
 
 def walk(

@@ -1,6 +1,7 @@
 """The ring baseline, and the search for rings."""
 
 import random
+import sys
 from itertools import pairwise, permutations
 
 import pytest
@@ -88,6 +89,23 @@ def test_search_that_is_lost_starts_again(topology, seeds):
         assert path is not None
         assert sorted(path) == list(range(topology.num_ranks))
         assert {*pairwise(path), (path[-1], path[0])} <= joined
+
+
+def test_many_costs_of_links_are_bisected(monkeypatch):
+    """Among 306 costs of links, the lowest limit that leaves a ring is found by few searches for each ring."""
+    generator, searches = random.Random(1), []
+
+    def counted(ways, closing, **named):
+        searches.append(ways)
+        return walk(ways, closing, **named)
+
+    monkeypatch.setattr(sys.modules["taccl.baselines.ring"], "walk", counted)
+    builder = TopologyBuilder("costs", [0] * 18)
+    for src, dst in permutations(range(18), 2):
+        builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=generator.randrange(100, 10**6))
+    problem = make_problem(builder.build(), collectives.allgather(18), chunk_bytes=10**6)
+    rings = find_rings(problem.topology, ShortestRoutes.of(problem).ticks)
+    assert len(searches) <= 2 * (len(rings) + 1) * 9
 
 
 def test_no_ring_of_links_means_relays(make, unit_costs):
