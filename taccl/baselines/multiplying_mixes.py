@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 #: `_MIXED_BLOCKS`: wanted numbers of chunks of a mixed plan, as multiples of the ranks per node.
 #: `_MIXED_TRANSFERS`: max transfers of a mixed plan.
 #: `_TRANSFERS_EACH`: approximate transfers of a mixed plan per chunk and rank.
-_MIXED_BLOCKS, _MIXED_TRANSFERS, _TRANSFERS_EACH = (64, 16), 100_000, 3
+_MIXED_BLOCKS, _MIXED_TRANSFERS, _TRANSFERS_EACH = (128, 64, 16), 100_000, 3
 #: `_PAYS`: finer chunks are used if their estimated finish is at most this share of that of coarser chunks.
 #: `_OTHERS`: number of mixed plans in fine chunks from which the search in coarser chunks starts.
-_PAYS, _OTHERS = 0.99, 2
+_PAYS, _OTHERS = 0.997, 2
 #: `_MOST_PARTS`: max number of parts of a mixed plan.
 #: `_EQUAL_PARTS`: numbers of equal parts into which the search cuts the chunks of a plan at its start.
 _MOST_PARTS, _EQUAL_PARTS = 12, (1, 2, 4, 8)
