@@ -28,7 +28,10 @@ def load_imports_of(script):
                     importlib.import_module(each.name)
         elif isinstance(statement, ast.ImportFrom) and statement.module != "__future__":
             with contextlib.suppress(ModuleNotFoundError):
-                importlib.import_module(statement.module)
+                module = importlib.import_module(statement.module)
+                for each in statement.names:
+                    if not hasattr(module, each.name):  # which loads the names of taccl's packages
+                        importlib.import_module(f"{statement.module}.{each.name}")
 
 
 def load_parts_of_torch(script):
@@ -39,15 +42,31 @@ def load_parts_of_torch(script):
         torch.export.export(torch.nn.ReLU(), (torch.zeros(1),)).run_decompositions()
 
 
-def run(rank, script, words):
-    """Play one rank to the end of the script, as a process of its own would."""
+def code_of(rank, script, words):
+    """Play one rank to the end of the script, as a process of its own would; its exit code."""
     said = os.open(f"rank-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(said, 1)
     os.dup2(said, 2)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     sys.argv = [script, *words]
     sys.path[0] = os.path.dirname(script)
-    runpy.run_path(script, run_name="__main__")
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+def end(code):
+    """End this process without the second of CPU that PyTorch takes to clear up."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def text_of(script):
@@ -63,8 +82,7 @@ def codes_of(num_ranks, script, words):
     running = []
     for rank in range(num_ranks):
         if not (child := os.fork()):
-            run(rank, script, words)
-            sys.exit()
+            end(code_of(rank, script, words))
         running.append(child)
     return [os.waitstatus_to_exitcode(os.waitpid(each, 0)[1]) for each in running]
 
@@ -82,7 +100,7 @@ def serve():
             os.environ |= job["environment"]
             answers.write(json.dumps(codes_of(job["num_ranks"], job["script"], job["words"])) + "\n")
             answers.flush()
-            sys.exit()
+            end(0)
         if os.waitpid(child, 0)[1]:
             sys.exit("a job ended without its exit codes")
 
@@ -93,3 +111,4 @@ if __name__ == "__main__":
         serve()
     else:
         print(json.dumps(codes_of(int(sys.argv[1]), sys.argv[2], sys.argv[3:])))
+        end(0)
