@@ -97,9 +97,9 @@ def offer_estimated(search: Search) -> Search | None:
     """Propose schedules of recursive multiplying with the earliest estimated finish.
 
     Messages merge in the first schedule, which is quick to build: a single plan, in the finest chunks that
-    time allows, or equal parts of one plan (a mixed plan), whichever has the earliest estimate. Forms with
-    one message per chunk follow, if their estimated finish is earlier. If time allows, local search improves
-    the mixed plan at the end, so that groups of chunks follow different plans.
+    time allows, or equal parts of one plan (a mixed plan), whichever has the earliest estimate. If time
+    allows, local search then improves the mixed plan, so that groups of chunks follow different plans. Forms
+    with one message per chunk come last, if their estimated finish is early enough.
     Returns a search that holds the best schedule. Returns None if messages may not merge, on tori and meshes,
     and for sums at one rank: there, other baselines usually finish first.
     """
@@ -126,7 +126,8 @@ def offer_estimated(search: Search) -> Search | None:
         """True if chunks have that many parts, and time suffices for such a form; otherwise it is skipped."""
         if parts > min(problem.chunk_bytes):
             return False
-        if takes_s(parts, merges=merges) + (0.0 if mixed is None else build_s) > until.left_s:
+        kept_s = build_s if mixed is not None and best is None else 0.0
+        if takes_s(parts, merges=merges) + kept_s > until.left_s:
             skipped.append(f"chunks cut into {parts}")
             return False
         return True
@@ -163,6 +164,19 @@ def offer_estimated(search: Search) -> Search | None:
             best = _search_for(search, made) if made.finish_us < finish_us else None
             finish_us = finish_us if best is None else made.finish_us
     with suppress(InputError, OutOfTime):
+        mixes_until = search.deadline.sooner(_MIXES_SHARE * search.deadline.left_s)
+        if best is not None and mixed is not None:
+            if build_s > mixes_until.left_s:
+                skipped.append("local search for mixed plans")
+            else:
+                with mixes_until.enforced():
+                    found = mixed_schedule(open_problem, mixes_until.later(-build_s), below_us=finish_us)
+                    other = None
+                    if found is not None and found.finish_us < finish_us:
+                        other = _search_for(search, found)
+                    if found is not None and other is not None:
+                        best, finish_us = other, found.finish_us
+    with suppress(InputError, OutOfTime):
         for parts in _SEPARATE_PARTS if best is not None else ():
             if not has_time(parts, merges=False):
                 continue
@@ -176,15 +190,6 @@ def offer_estimated(search: Search) -> Search | None:
                 other = _search_for(search, made) if made.finish_us < finish_us else None
             if other is not None:
                 best, finish_us = other, made.finish_us
-        until = search.deadline.sooner(_MIXES_SHARE * search.deadline.left_s)
-        if best is not None and mixed is not None:
-            if build_s > until.left_s:
-                skipped.append("local search for mixed plans")
-            else:
-                with until.enforced():
-                    found = mixed_schedule(open_problem, until.later(-build_s), below_us=finish_us)
-                    if found is not None and found.finish_us < finish_us:
-                        best = _search_for(search, found) or best
     if best is not None and best.best is not None:
         tried_finer(problem).add(BY_ESTIMATE)
         message = f"first: {best.best.producer}{left_out(list(dict.fromkeys(skipped)))}"
