@@ -71,9 +71,10 @@ _FORM_S_PER_ARRIVAL, _LISTED_GAIN = (5e-5, 5e-6), 1.2
 _PLANS_S, _PLANS_S_PER_LINK, _PLANS_SHARE = 0.01, 5e-6, 0.5
 #: `_MIXES_TIMES`: multiple of the time to estimate all plans after which the first mixed plan is known: equal
 #: parts of one plan. Local search then gives groups of chunks different plans (0.1 to 1 s).
+#: `_SEARCH_S`: usual CPU seconds of that search. With less time, separate messages are scheduled before it.
 #: `_MIXES_S_PER_TRANSFER`: CPU seconds per transfer to build and verify a mixed plan.
 #: `_MIXES_SHARE`: max share of the time left for mixed plans.
-_MIXES_TIMES, _MIXES_S_PER_TRANSFER, _MIXES_SHARE = 1.5, 1.5e-6, 0.6
+_MIXES_TIMES, _SEARCH_S, _MIXES_S_PER_TRANSFER, _MIXES_SHARE = 1.5, 0.4, 1.5e-6, 0.6
 
 #: CPU seconds per transfer to build and verify an allreduce by hubs.
 _HUBS_S_PER_TRANSFER = 1e-5
@@ -163,21 +164,25 @@ def offer_estimated(search: Search) -> Search | None:
             made = form.schedule(lists=False)
             best = _search_for(search, made) if made.finish_us < finish_us else None
             finish_us = finish_us if best is None else made.finish_us
-    with suppress(InputError, OutOfTime):
-        mixes_until = search.deadline.sooner(_MIXES_SHARE * search.deadline.left_s)
-        if best is not None and mixed is not None:
-            if build_s > mixes_until.left_s:
-                skipped.append("local search for mixed plans")
-            else:
-                with mixes_until.enforced():
-                    found = mixed_schedule(open_problem, mixes_until.later(-build_s), below_us=finish_us)
-                    other = None
-                    if found is not None and found.finish_us < finish_us:
-                        other = _search_for(search, found)
-                    if found is not None and other is not None:
-                        best, finish_us = other, found.finish_us
-    with suppress(InputError, OutOfTime):
-        for parts in _SEPARATE_PARTS if best is not None else ():
+
+    def improve_mix() -> None:
+        """Improve the mixed plan by local search."""
+        nonlocal best, finish_us
+        ends_at = search.deadline.sooner(_MIXES_SHARE * search.deadline.left_s)
+        if build_s > ends_at.left_s:
+            skipped.append("local search for mixed plans")
+            return
+        with ends_at.enforced():
+            found = mixed_schedule(open_problem, ends_at.later(-build_s), below_us=finish_us)
+            if found is not None and found.finish_us < finish_us:
+                other = _search_for(search, found)
+                if other is not None:
+                    best, finish_us = other, found.finish_us
+
+    def send_separately() -> None:
+        """Schedule forms with one message per chunk."""
+        nonlocal best, finish_us
+        for parts in _SEPARATE_PARTS:
             if not has_time(parts, merges=False):
                 continue
             with until.enforced():
@@ -190,6 +195,13 @@ def offer_estimated(search: Search) -> Search | None:
                 other = _search_for(search, made) if made.finish_us < finish_us else None
             if other is not None:
                 best, finish_us = other, made.finish_us
+
+    steps = [send_separately] if mixed is None else [improve_mix, send_separately]
+    if build_s + busy_factor() * _SEARCH_S > _MIXES_SHARE * search.deadline.left_s:
+        steps.reverse()
+    for step in steps if best is not None else ():
+        with suppress(InputError, OutOfTime):
+            step()
     if best is not None and best.best is not None:
         tried_finer(problem).add(BY_ESTIMATE)
         message = f"first: {best.best.producer}{left_out(list(dict.fromkeys(skipped)))}"
