@@ -140,7 +140,7 @@ TEXTS = (
     Text(
         "host file",
         r"^[\w.-]+[ \t]+(max[_-])?slots\s*=\s*\d+"
-        r"|\A(#.*\n)*([\w.-]+:\d+[ \t]*([,\n]|#.*\n?|\Z))+\Z"
+        r"|\A(#.*\n)*([\w.-]+:\d+[ \t]*([,\n]|#.*(\n|\Z)|\Z))+\Z"
         r"|\A(#.*\n)*([A-Za-z][\w.-]*\[[\d,-]+\](:\d+)?[ \t]*([,\n]|\Z))+\Z"
         # Names with a digit, one per line. Only their first digits fit `\d`: backtracking takes linear time.
         r"|\A(?=.*\n[^\n])([A-Za-z](?:[^\W\d]|[.-])*\d[\w.-]*[ \t]*(\n|\Z))+\Z",

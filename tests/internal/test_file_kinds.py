@@ -261,9 +261,9 @@ def test_hostile_texts_are_recognised_in_linear_time(piece):
     assert cpu_s(lambda: kinds_of_text(long)) < 10 * cpu_s(lambda: kinds_of_text(short)) + 0.05
 
 
-@pytest.mark.parametrize("names", ["node012\n" * 14, "a12" * 2700])
+@pytest.mark.parametrize("names", ["node012\n" * 14, "a12" * 2700, "a:1#" * 1000 + "\n"])
 def test_names_above_other_text_are_no_host_file_in_linear_time(names):
-    """Names of several digits, one per line, and one long name are judged quickly if other text follows."""
+    """Names one per line, one long name, and names in a comment are judged quickly if other text follows."""
     text = f"{names}!\n(end)\n"
     assert cpu_s(lambda: kinds_of_text(text)) < 0.3
     assert kinds_of_text(text) == []
