@@ -6,6 +6,7 @@ import pytest
 
 from taccl.errors import FormatError
 from taccl.measure.logs import read_log
+from tests.effort import cpu_s
 from tests.measure.logs import HEAD, SIZES, row, table, time_us
 
 
@@ -499,6 +500,12 @@ def test_communicators_state_the_number_of_ranks(read):
     assert read(text + line.format(1840)).series[0].num_ranks == 1840
     others = read(text + line.format(1840) + line.format(230)).series[0].num_ranks
     assert read(text + line.format(8)).series[0].num_ranks == read(text).series[0].num_ranks == others
+
+
+def test_long_lines_of_debug_logs_are_read_in_linear_time(read):
+    """A line that names communicators often, but no number of ranks, is judged quickly."""
+    line = "NCCL INFO comm " * 500 + "\n"
+    assert cpu_s(lambda: read(table() + line)) < 0.4
 
 
 @pytest.mark.parametrize("count", ["268435456", "2.68e+8"])
