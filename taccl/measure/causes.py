@@ -127,9 +127,7 @@ def _evidence(rule: Rule, facts: Facts) -> _Found:
     found, stated = rule.find(facts), facts.stated.get(rule.name)
     works = facts.falls or facts.depends_on_place
     if works and rule.of == "rate" and rule.name not in _BY_KIND:
-        return (
-            None  # this cause would also slow smaller messages, or those in the other place, which are fast
-        )
+        return None  # this cause would also slow smaller sizes, or the other place, which are fast
     if stated is None or rule.name == "no-peers" and found is not None:
         return found
     if found is not None:
@@ -230,11 +228,8 @@ def _falls(facts: Facts) -> _Found:
 def _place(facts: Facts) -> _Found:
     if not facts.depends_on_place:
         return None
-    return (
-        "likely",
-        0.0,
-        f"{facts.share:.0%} of the expected bandwidth, {facts.place_share:.0%} in the other place",
-    )
+    told = f"{facts.share:.0%} of the expected bandwidth"
+    return "likely", 0.0, f"{told}, {facts.place_share:.0%} in the other place"
 
 
 def _outliers(facts: Facts) -> _Found:
