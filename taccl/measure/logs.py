@@ -69,8 +69,8 @@ _DEVICE = re.compile(
 )
 #: Number of threads of a process, and of GPUs whose kernels one thread launches, in the header of nccl-tests.
 _GPUS_PER_THREAD = re.compile(r"\bnThreads?:?\s+(\d{1,4})\s+nGpus:?\s+(\d{1,4})\b")
-#: Number of ranks of a communicator, in a line of NCCL_DEBUG=INFO. Each part of the pattern is sought from the
-#: start of a line, so that the search takes linear time.
+#: Number of ranks of a communicator, in a line of NCCL_DEBUG=INFO. Each part of the pattern is sought from
+#: the start of a line, so that the search takes linear time.
 _NUM_RANKS = re.compile(r"^(?=.*CCL INFO )(?=.*\bcomm\b).*\bn[Rr]anks (\d{1,7})\b", re.MULTILINE)
 #: Process id of a rank, in the list of devices.
 _PID = re.compile(r"\bPid:?\s+(\d+)\b")

@@ -25,7 +25,7 @@ _MODEL = re.compile(
 #: Pattern in names of GPUs whose drivers let them exchange data through host memory only, without P2P.
 _NO_PEERS = re.compile(r"\b(GeForce|TITAN)\b")
 NO_PEERS = "GeForce and TITAN cards copy through host memory (no P2P)"  #: What is known of these GPUs.
-#: What is known of GPUs whose name in the log is that of many kinds.
+#: Remark on GPUs whose name in the log is that of many kinds.
 UNNAMED = "the driver did not know them"
 #: ((pattern in names of GPUs without a machine model, what is known), ...); the first match counts.
 _UNKNOWN = (
