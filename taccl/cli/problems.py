@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import shlex
-from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import taccl
-from taccl._internal.deadline import OutOfTime, busy_factor
 from taccl._internal.names import in_runs
 from taccl._internal.units import format_size, parse_size
 from taccl.cli import things
 from taccl.cli.options import BY_MATRIX, EXCHANGE, MATRICES, ROLES, USUAL_SIZE, refuse
 from taccl.cli.output import picked, say
-from taccl.errors import CollectiveError, InputError
-from taccl.problem.alltoallv import is_skew, is_uneven, load_sizes, skewed_sizes
+from taccl.cli.protocols import under_best_protocol
+from taccl.errors import InputError
+from taccl.problem.alltoallv import is_skew, load_sizes, skewed_sizes
 from taccl.problem.collectives import ARGUMENTS
 from taccl.topology.profiles import PROFILES
 
 if TYPE_CHECKING:
-    from typing import Any
-
     import numpy as np
     from numpy.typing import NDArray
 
-    from taccl._internal.deadline import Deadline
     from taccl.problem.collective import Collective
     from taccl.problem.collectives import CollectiveArguments
     from taccl.problem.problem import Problem
@@ -38,35 +32,9 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
-#: NCCL's protocols are compared by the finish of baselines, or by estimates or bounds above these numbers.
-#: `_TRIED_ARRIVALS`: max arrivals of chunks and contributions for baselines (2 s, or 9 s if 32 ranks reduce).
-#: `_BOUNDED_ARRIVALS`: max arrivals of chunks for lower bounds.
-_TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
-
-
-#: `_BOUND_S`: expected CPU seconds for the fixed part of a bound under one protocol.
-#: `_BOUND_S_PER_LINK`: expected CPU seconds per link of a bound.
-#: `_ESTIMATE_S`: expected CPU seconds for the fixed part of an estimate under one protocol.
-#: `_ESTIMATE_S_PER_LINK`: expected CPU seconds per link of an estimate.
-#: `_BASELINE_S_PER_LINK`: expected CPU seconds per link of a baseline.
-_BOUND_S, _BOUND_S_PER_LINK, _BASELINE_S_PER_LINK = 0.1, 8e-5, 2e-5
-_ESTIMATE_S, _ESTIMATE_S_PER_LINK = 0.005, 4.5e-6
-
-
 #: `_LEAST_CHUNK`: min bytes of a chunk of layers, as in the paper on PHub.
 #: `_CHUNKS_PER_SERVER`: default number of chunks per server, if chunks are no smaller than `_LEAST_CHUNK`.
 _LEAST_CHUNK, _CHUNKS_PER_SERVER = 32_000, 64
-
-
-#: `_PROTOCOL_SHARE`: max share of a verb's remaining time for comparing protocols by baselines and bounds.
-#: `_ESTIMATE_SHARE`: max share of a verb's remaining time for comparing protocols by estimates.
-#: `_ESTIMATE_SHARE` is larger, as another protocol can be ten times as fast for small messages.
-#: `_LEAST_ESTIMATE_S`: min seconds for estimates of protocols, whatever the time limit.
-_PROTOCOL_SHARE, _ESTIMATE_SHARE, _LEAST_ESTIMATE_S = 0.3, 0.5, 0.4
-#: `_SLOW_SHARE`: max share of the `_PROTOCOL_SHARE` time that baselines or bounds may be expected to need.
-#: Estimates replace baselines or bounds that need more, if chunks are of equal size.
-#: `_SLOW_LIMIT`: share of the `_PROTOCOL_SHARE` time after which estimates replace baselines and bounds.
-_SLOW_SHARE, _SLOW_LIMIT = 0.3, 0.7
 
 
 def schedule_in(file: str, options: argparse.Namespace) -> Schedule:
@@ -111,9 +79,9 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
     sketch = things.sketch_from_word(options.sketch)
     topology = subset_for(options, topology_for(options, sketch), sketch)
     if options.collective == BY_MATRIX or options.matrix is not None:
-        return _under_best_protocol(_by_matrix(options, topology), options)
+        return under_best_protocol(_by_matrix(options, topology), options)
     if options.layers is not None:
-        return _under_best_protocol(_by_layers(options, topology), options)
+        return under_best_protocol(_by_layers(options, topology), options)
     collective = collective_of(options, topology)
     cut = {**picked(options, "chunks_per_rank"), **arguments_of(options)}
     if sketch is not None:
@@ -124,7 +92,7 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
         settle_size(options)
         given = {"size_bytes": options.size, "chunk_bytes": options.chunk_size}
         problem = taccl.make_problem(topology, collective, **cut, **given)
-    return _under_best_protocol(problem, options)
+    return under_best_protocol(problem, options)
 
 
 def subset_for(options: argparse.Namespace, topology: Topology, sketch: Sketch | None) -> Topology:
@@ -208,113 +176,6 @@ def _with_roles(options: argparse.Namespace, topology: Topology) -> Collective:
         num_ranks=topology.num_ranks,
         update_us_per_mb=options.update_us_per_mb or 0,
     )
-
-
-def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Problem:
-    """The problem under the protocol predicted to be the fastest, unless one was given; prints a note.
-
-    A protocol is rated by the earliest finish of all baselines, re-timed under it. On large problems, or if
-    baselines would exceed their share of the time limit, the rating is an estimated finish of the baseline
-    `multiplying`; if that does not apply, a lower bound. Protocols for which there is no time are left out.
-    Without time for a second one, the topology's own protocol is used.
-    """
-    protocols, size = problem.topology.protocols, problem.size_bytes
-    if options.protocol != "auto" or len(protocols) < 2 or size is None:
-        return problem
-    chunks = problem.collective.chunks
-    wanted = sum(len(chunk.destinations) for chunk in chunks)
-    arrivals = wanted + problem.collective.sums_up * sum(len(chunk.origins) for chunk in chunks)
-    if wanted > _BOUNDED_ARRIVALS:
-        taken = problem.topology.protocol
-        say(f"note: protocol {taken} is used uncompared, at this number of ranks (--protocol chooses)")
-        return problem
-
-    from taccl.baselines.multiplying import estimated_us
-
-    limit: Deadline = options.deadline
-    last = limit.sooner(_ESTIMATE_SHARE * limit.left_s).at_least(_LEAST_ESTIMATE_S)
-    limit = limit.sooner(_PROTOCOL_SHARE * limit.left_s)
-    links = len(problem.topology.links)
-    is_even, is_tried = len(set(problem.chunk_bytes)) < 2, arrivals <= _TRIED_ARRIVALS
-    is_regular = is_even and not is_uneven(problem)  # estimates assume that all ranks take part alike
-    slow_s = len(protocols) * (_BOUND_S + links * _BOUND_S_PER_LINK)
-    if is_tried:
-        slow_s = len(taccl.baselines.BASELINES) * links * _BASELINE_S_PER_LINK
-    is_short = is_regular and busy_factor() * slow_s > _SLOW_SHARE * limit.left_s
-    sized: dict[str, Any] = {"size_bytes": size} if is_even else {"chunk_bytes": problem.chunk_bytes}
-
-    def plain(topology: Topology) -> Problem:
-        return taccl.make_problem(topology, problem.collective, **sized)
-
-    def promise(topology: Topology, schedules: Iterable[Schedule]) -> float:
-        is_own = topology.protocol == problem.topology.protocol
-        finishes_us = [
-            each.finish_us if is_own else taccl.simulate(each, topology=topology).finish_us
-            for each in schedules
-        ]
-        least_us = min(finishes_us, default=None)
-        if least_us is None:
-            least_us = float(taccl.lower_bound(plain(topology), budget_s=0.1).bound)
-        return least_us + float(topology.launch_us)
-
-    def estimate(topology: Topology) -> float:
-        return estimated_us(plain(topology)) + float(topology.launch_us)
-
-    own_first = sorted(protocols, key=lambda each: each != problem.topology.protocol)
-    promised: dict[str, float] = {}
-    by = ""
-
-    def compare_by_schedules() -> None:
-        """Rate protocols by all baselines, or by lower bounds."""
-        nonlocal promised, by
-        if not is_short:
-            with limit.sooner(_SLOW_LIMIT * limit.left_s).enforced():
-                made = _baselines_of(plain(problem.topology)) if is_tried else []
-                by = "by the fastest baseline in uncut chunks" if made else "by lower bounds"
-                promised = {each: promise(problem.topology.under(each), made) for each in protocols}
-
-    def compare_by_estimates() -> None:
-        """Rate those protocols for which there is time by an estimated finish."""
-        nonlocal by
-        estimate_s = busy_factor() * (_ESTIMATE_S + links * _ESTIMATE_S_PER_LINK)
-        if is_regular and 2 * estimate_s <= last.left_s:
-            by = "by an estimate of the baseline multiplying"
-            for each in own_first:
-                with last.enforced():
-                    promised[each] = estimate(problem.topology.under(each))
-                if promised[each] == math.inf:
-                    promised.clear()
-                    return
-
-    # Estimates predict finishes better than bounds do, and take a tenth of the time.
-    ways = compare_by_schedules, compare_by_estimates
-    for compare in ways if is_tried else reversed(ways):
-        if len(promised) < 2:
-            with suppress(CollectiveError, OutOfTime):
-                compare()
-    if len(promised) < 2:
-        taken = problem.topology.protocol
-        say(f"note: protocol {taken} is used without a comparison, for lack of time (--protocol chooses)")
-        return problem
-    chosen, *others = sorted(promised, key=promised.__getitem__)
-    said = [f"{promised[chosen]:.4g} us", *(f"{name} {promised[name]:.4g} us" for name in others)]
-    times = "; ".join((said[0], ", ".join(said[1:])))
-    if len(promised) < len(protocols):
-        times += f"; no time for {', '.join(each for each in protocols if each not in promised)}"
-    say(f"note: protocol {chosen} is predicted to be the fastest for {format_size(size)} ({by}: {times})")
-    topology = problem.topology.under(chosen)
-    is_plain = problem.clauses == plain(problem.topology).clauses  # the defaults differ by protocol
-    clauses = plain(topology).clauses if is_plain else problem.clauses
-    return replace(problem, topology=topology, clauses=clauses)
-
-
-def _baselines_of(problem: Problem) -> list[Schedule]:
-    """Schedules of all baselines that apply to the problem, without changing its chunks."""
-    found = []
-    for name in taccl.baselines.BASELINES:
-        with suppress(InputError):
-            found.append(taccl.baselines.baseline(name, problem, cut=False))
-    return found
 
 
 def settle_topology(options: argparse.Namespace) -> None:

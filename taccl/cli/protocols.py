@@ -1,0 +1,175 @@
+"""NCCL's protocols on the command line: they are compared, and the fastest one is used."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import taccl
+from taccl._internal.deadline import OutOfTime, busy_factor
+from taccl._internal.units import format_size
+from taccl.cli.output import say
+from taccl.errors import CollectiveError, InputError
+from taccl.problem.alltoallv import is_uneven
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from taccl._internal.deadline import Deadline
+    from taccl.problem.problem import Problem
+    from taccl.schedule.schedule import Schedule
+    from taccl.topology.topology import Topology
+
+#: NCCL's protocols are compared by the finish of baselines, or by estimates or bounds above these numbers.
+#: `_TRIED_ARRIVALS`: max arrivals of chunks and contributions for baselines (2 s, or 9 s if 32 ranks reduce).
+#: `_BOUNDED_ARRIVALS`: max arrivals of chunks for lower bounds.
+_TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
+
+
+#: `_BOUND_S`: expected CPU seconds for the fixed part of a bound under one protocol.
+#: `_BOUND_S_PER_LINK`: expected CPU seconds per link of a bound.
+#: `_ESTIMATE_S`: expected CPU seconds for the fixed part of an estimate under one protocol.
+#: `_ESTIMATE_S_PER_LINK`: expected CPU seconds per link of an estimate.
+#: `_BASELINE_S_PER_LINK`: expected CPU seconds per link of a baseline.
+_BOUND_S, _BOUND_S_PER_LINK, _BASELINE_S_PER_LINK = 0.1, 8e-5, 2e-5
+_ESTIMATE_S, _ESTIMATE_S_PER_LINK = 0.005, 4.5e-6
+#: `_PROTOCOL_SHARE`: max share of a verb's remaining time for comparing protocols by baselines and bounds.
+#: `_ESTIMATE_SHARE`: max share of a verb's remaining time for comparing protocols by estimates.
+#: `_ESTIMATE_SHARE` is larger, as another protocol can be ten times as fast for small messages.
+#: `_LEAST_ESTIMATE_S`: min seconds for estimates of protocols, whatever the time limit.
+_PROTOCOL_SHARE, _ESTIMATE_SHARE, _LEAST_ESTIMATE_S = 0.3, 0.5, 0.4
+#: `_SLOW_SHARE`: max share of the `_PROTOCOL_SHARE` time that baselines or bounds may be expected to need.
+#: Estimates replace baselines or bounds that need more, if chunks are of equal size.
+#: `_SLOW_LIMIT`: share of the `_PROTOCOL_SHARE` time after which estimates replace baselines and bounds.
+_SLOW_SHARE, _SLOW_LIMIT = 0.3, 0.7
+
+
+def under_best_protocol(problem: Problem, options: argparse.Namespace) -> Problem:
+    """The problem under the protocol predicted to be the fastest, unless one was given; prints a note.
+
+    A protocol is rated by the earliest finish of all baselines, re-timed under it. On large problems, or if
+    baselines would exceed their share of the time limit, the rating is an estimated finish of the baseline
+    `multiplying`; if that does not apply, a lower bound. Protocols for which there is no time are left out.
+    Without time for a second one, the topology's own protocol is used.
+    """
+    protocols, size, taken = problem.topology.protocols, problem.size_bytes, problem.topology.protocol
+    if options.protocol != "auto" or len(protocols) < 2 or size is None:
+        return problem
+    if _num_wanted(problem) > _BOUNDED_ARRIVALS:
+        say(f"note: protocol {taken} is used uncompared, at this number of ranks (--protocol chooses)")
+        return problem
+    ratings = _Ratings(problem, options.deadline)
+    ratings.compare()
+    promised = ratings.promised_us
+    if len(promised) < 2:
+        say(f"note: protocol {taken} is used without a comparison, for lack of time (--protocol chooses)")
+        return problem
+    chosen, *others = sorted(promised, key=promised.__getitem__)
+    said = [f"{promised[chosen]:.4g} us", *(f"{name} {promised[name]:.4g} us" for name in others)]
+    times = "; ".join((said[0], ", ".join(said[1:])))
+    if len(promised) < len(protocols):
+        times += f"; no time for {', '.join(each for each in protocols if each not in promised)}"
+    told = f"({ratings.by}: {times})"
+    say(f"note: protocol {chosen} is predicted to be the fastest for {format_size(size)} {told}")
+    topology = problem.topology.under(chosen)
+    is_plain = problem.clauses == ratings.plain(problem.topology).clauses  # the defaults differ by protocol
+    clauses = ratings.plain(topology).clauses if is_plain else problem.clauses
+    return replace(problem, topology=topology, clauses=clauses)
+
+
+class _Ratings:
+    """Predicted times of a problem under each protocol.
+
+    - `promised_us`: {protocol: predicted time in us, with the launch}; without those that were not rated.
+    - `by`: Source of these times, for a note.
+    """
+
+    def __init__(self, problem: Problem, limit: Deadline) -> None:
+        self.problem, self._topology = problem, problem.topology
+        self.promised_us: dict[str, float] = {}
+        self.by = ""
+        self._last = limit.sooner(_ESTIMATE_SHARE * limit.left_s).at_least(_LEAST_ESTIMATE_S)
+        self._limit = limit.sooner(_PROTOCOL_SHARE * limit.left_s)
+        self._is_even = len(set(problem.chunk_bytes)) < 2
+        # Estimates assume that all ranks take part alike.
+        self._is_regular = self._is_even and not is_uneven(problem)
+        sums = problem.collective.sums_up
+        contributions = sums * sum(len(chunk.origins) for chunk in problem.collective.chunks)
+        self._is_tried = _num_wanted(problem) + contributions <= _TRIED_ARRIVALS
+
+    def compare(self) -> None:
+        """Rate the protocols, in the way that suits the problem and the time."""
+        # Estimates predict finishes better than bounds do, and take a tenth of the time.
+        ways = self._by_schedules, self._by_estimates
+        for rate in ways if self._is_tried else reversed(ways):
+            if len(self.promised_us) < 2:
+                with suppress(CollectiveError, OutOfTime):
+                    rate()
+
+    def plain(self, topology: Topology) -> Problem:
+        """The problem on a topology, without a sketch."""
+        sized: dict[str, Any] = {"size_bytes": self.problem.size_bytes}
+        if not self._is_even:
+            sized = {"chunk_bytes": self.problem.chunk_bytes}
+        return taccl.make_problem(topology, self.problem.collective, **sized)
+
+    def _by_schedules(self) -> None:
+        """Rate protocols by all baselines, or by lower bounds, if they are likely to end in time."""
+        protocols, links = self._topology.protocols, len(self._topology.links)
+        needed_s = len(protocols) * (_BOUND_S + links * _BOUND_S_PER_LINK)
+        if self._is_tried:
+            needed_s = len(taccl.baselines.BASELINES) * links * _BASELINE_S_PER_LINK
+        if self._is_regular and busy_factor() * needed_s > _SLOW_SHARE * self._limit.left_s:
+            return
+        with self._limit.sooner(_SLOW_LIMIT * self._limit.left_s).enforced():
+            made = _baselines_of(self.plain(self._topology)) if self._is_tried else []
+            self.by = "by the fastest baseline in uncut chunks" if made else "by lower bounds"
+            self.promised_us = {each: self._promise_us(each, made) for each in protocols}
+
+    def _promise_us(self, protocol: str, schedules: Iterable[Schedule]) -> float:
+        """Earliest finish of schedules under a protocol, or else a lower bound, with the launch."""
+        topology, is_own = self._topology.under(protocol), protocol == self._topology.protocol
+        finishes_us = [
+            each.finish_us if is_own else taccl.simulate(each, topology=topology).finish_us
+            for each in schedules
+        ]
+        least_us = min(finishes_us, default=None)
+        if least_us is None:
+            least_us = float(taccl.lower_bound(self.plain(topology), budget_s=0.1).bound)
+        return least_us + float(topology.launch_us)
+
+    def _by_estimates(self) -> None:
+        """Rate those protocols for which there is time by an estimated finish, the topology's own first."""
+        from taccl.baselines.multiplying import estimated_us
+
+        own = self._topology.protocol
+        estimate_s = busy_factor() * (_ESTIMATE_S + len(self._topology.links) * _ESTIMATE_S_PER_LINK)
+        if not self._is_regular or 2 * estimate_s > self._last.left_s:
+            return
+        self.by = "by an estimate of the baseline multiplying"
+        for each in sorted(self._topology.protocols, key=lambda each: each != own):
+            topology = self._topology.under(each)
+            with self._last.enforced():
+                time_us = estimated_us(self.plain(topology)) + float(topology.launch_us)
+            if time_us == math.inf:
+                self.promised_us.clear()
+                return
+            self.promised_us[each] = time_us
+
+
+def _num_wanted(problem: Problem) -> int:
+    """Number of destinations of all chunks."""
+    return sum(len(chunk.destinations) for chunk in problem.collective.chunks)
+
+
+def _baselines_of(problem: Problem) -> list[Schedule]:
+    """Schedules of all baselines that apply to the problem, without changing its chunks."""
+    found = []
+    for name in taccl.baselines.BASELINES:
+        with suppress(InputError):
+            found.append(taccl.baselines.baseline(name, problem, cut=False))
+    return found
