@@ -80,9 +80,9 @@ def _lines_of_records(records: Iterator[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _number(value: object) -> float:
-    """A value as a finite number; -1 if it is none."""
+    """A value as a finite number, 1 for true; -1 if it is none."""
     try:
-        found = float(str(value))
+        found = float(value if isinstance(value, bool) else str(value))
     except ValueError:
         return -1.0
     return found if math.isfinite(found) else -1.0

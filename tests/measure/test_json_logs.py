@@ -130,6 +130,14 @@ def test_files_of_rccl_tests_are_read(is_old, name, collective, in_place, first_
     assert series.times_us[0] == pytest.approx(first_us, abs=0.01)
 
 
+@pytest.mark.parametrize(("in_place", "first_us"), [(False, 20.0), (True, 30.0)])
+def test_places_of_rccl_tests_may_be_true_or_false(in_place, first_us):
+    """The time of one place does not stand for the other if JSON states places as true and false."""
+    text = records().replace('"inPlace": 0', '"inPlace": false').replace('"inPlace": 1', '"inPlace": true')
+    (series,) = log_of_text(text, "a.json", in_place=in_place).series
+    assert series.times_us[0] == pytest.approx(first_us, abs=0.01)
+
+
 @pytest.mark.parametrize("text", ["[", "[3, {}]", '{"algBw": 3}'])
 def test_rows_that_lack_figures_are_no_rows_of_rccl_tests(text):
     """Text without sizes, times and places is returned as it is."""
