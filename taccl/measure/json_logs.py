@@ -34,7 +34,7 @@ def printed(text: str) -> str:
 
 
 def _records(text: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows that rccl-tests writes as JSON, with equal names of values in old and new versions."""
+    """Yield the rows of rccl-tests' JSON, with the keys of old and new versions made alike."""
     given = text.strip()
     found: list[Any] = []
     if given.startswith("["):

@@ -262,7 +262,7 @@ class Clauses:
     carries_to: Mapping[int, frozenset[int]] = _clause(
         {}, "chunk", "ranks-of-link", ("internode.relays",),
         reads=lambda value: ("limited for sums", f"{format_count(len(value), 'link')}, by the sums' roots"),
-        meaning="links carry only what starts at some ranks",
+        meaning="links carry only sums with some roots",
         violation="carries-to",
         of_transit=lambda transit: frozenset((transit.data.root,)) if transit.reducing else None,
         of_link=lambda carried, _, link: carried[link],

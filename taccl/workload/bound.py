@@ -9,11 +9,12 @@ have arrived before.
 Four arguments give bounds; the largest is used:
 
 1. No rank starts an operation before its minimum head. Then at least its *span* remains: the minimum time
-from its first start at any rank to the end of the step. 2. Some rank is the last to end an operation; the
-minimum tail follows. 3. One rank computes some operations one after another, between their minimum head and
-their minimum tail: the single-machine relaxation (Carlier 1982), for the rank with the largest bound. 4. The
-transfers of several collectives together last as long as `lower_bound` proves, between their minimum head and
-their minimum tail.
+   from its first start at any rank to the end of the step.
+2. Some rank is the last to end an operation; the minimum tail follows.
+3. One rank computes some operations one after another, between their minimum head and their minimum tail: the
+   single-machine relaxation (Carlier 1982), for the rank with the largest bound.
+4. The transfers of several collectives together last as long as `lower_bound` proves, between their minimum
+   head and their minimum tail.
 """
 
 from __future__ import annotations

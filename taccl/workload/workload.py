@@ -146,7 +146,7 @@ class Workload:
 
     @cached_property
     def _reached(self) -> tuple[dict[str, int], dict[int, int], dict[int, int]]:
-        """({operation: its unit}, units that each unit needs, units that need each unit); see `reached`."""
+        """({operation: its unit}, units each unit needs, units that need it), as bit masks; see `reached`."""
         return reached(self, self._units)
 
     @property

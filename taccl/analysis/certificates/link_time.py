@@ -34,8 +34,8 @@ _FINE = (8.05, 8000), (6.05, 8000), (5.05, 8000), (4.05, 8000), (3.05, 8000), (2
 _NEAR, _FINER = 0.1, 1.02
 #: Max number of linear programs for a grid; each has a horizon closer to the longest that prices prove.
 _ROUNDS = 6
-#: Overload of links at which the search aims, and the slope of the load over the horizon at first; both of
-#: logarithms.
+#: Logarithm of the load of links at which the search aims; a positive one proves the horizon.
+#: Slope of this logarithm over that of the horizon, assumed until two horizons have been tried.
 _MARGIN, _SLOPE = 0.003, -2.5
 #: Denominator of horizons in ticks.
 _TICK = 2**10

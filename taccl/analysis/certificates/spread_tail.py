@@ -341,11 +341,11 @@ def _spreads_late(facts: Facts, witness: SpreadTail, ticks: int) -> bool:
 def _entries_into(
     facts: Facts, sets: tuple[frozenset[int], ...]
 ) -> tuple[list[int], dict[int, int], frozenset[int], frozenset[int]]:
-    """Data of the chunks that must enter the sets, for the evaluation of a witness.
+    """Entries of chunks into sets of ranks that must occur, to evaluate a witness.
 
-    An entry is a chunk with one of the sets. Returns (number of ranks of the set that want the chunk, by
-    entry, {link: earliest tick of use}, outside ranks that initially hold some chunk, ranks of the sets that
-    want some chunk).
+    An entry is a pair of a chunk and a set of ranks that it must enter. Returns ([number of the set's ranks
+    that want the chunk, for each entry], {link: earliest tick of use}, outside ranks that initially hold some
+    chunk, ranks of the sets that want some chunk).
     """
     every, wanted, starts, wanting = frozenset().union(*sets), list[int](), [], set[int]()
     for c, others in facts.outside(every):

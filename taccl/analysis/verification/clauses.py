@@ -87,12 +87,13 @@ class _Facts:
     def admitted(
         self, said: Mapping[int, frozenset[int]], sets: Sequence[tuple[int, ...]]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """(row of each link in a table, table): the sets of ranks that each link admits.
+        """(row of each link in a table, table): data that each link may carry, by start ranks or roots.
 
-        The table, (num_rows, num_sets) bool, is True if the row's links admit a rank of the set. Row 0
-        belongs to links that admit every set.
+        The table, (num_rows, num_sets) bool, is True if the row's links may carry data whose start ranks or
+        roots are the set. Row 0 belongs to links that may carry all data.
 
-        - `said`: {link: ranks that it admits}; other links admit all.
+        - `said`: {link: start ranks or roots whose data it may carry}; other links may carry all.
+        - `sets`: sets of start ranks or roots, of which a link must name one.
         """
         kinds = {ranks: number for number, ranks in enumerate(dict.fromkeys(said.values()), start=1)}
         of_link = np.zeros(self.num_links, np.int64)

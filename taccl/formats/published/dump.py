@@ -128,7 +128,7 @@ def _read_back(schedule: Schedule, text: str, unit_us: Fraction) -> Schedule:
 
 
 def _transfers(schedule: Schedule, other: Schedule) -> Counter[tuple[int, ...]]:
-    """{transfer: number of times it occurs}; in ticks of a grid that the schedule shares with `other`."""
+    """{transfer: number of times it occurs}; its times are in ticks of a grid common to both schedules."""
     links, finer = schedule.problem.topology.links, other.problem.costs.ticks_per_us
     return Counter(
         (t.chunk, links[t.link].src, links[t.link].dst, t.start_ticks * finer, t.end_ticks * finer, t.reduce)
