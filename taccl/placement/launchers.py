@@ -85,7 +85,7 @@ def slots_by_host(hosts: Iterable[str]) -> dict[str, list[int]]:
 def _items(line: str) -> list[str]:
     """Hosts of a line; it is a list with commas if each has a number of slots, or any has brackets."""
     items = [item.strip() for item in _LISTED.findall(line)]
-    is_list = "[" in line or all(":" in item for item in items)
+    is_list = "[" in line or bool(items) and all(":" in item for item in items)
     return items if is_list else [line] if line else []
 
 

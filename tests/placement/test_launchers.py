@@ -98,6 +98,7 @@ class TestHosts:
         ("text", "complaint"),
         [
             ("a\nb\na:2\n", "line 3: found host a twice"),
+            ("a\n,\n", "line 2: found ','"),
             ("a:2\nb\na\n", "line 3: found host a twice"),
             ("src,dst\n", "line 1: found 'src,dst'"),
             ("n[4-2]\n", "line 1: found '4-2'"),
