@@ -275,7 +275,7 @@ def fitted_row(
     series = list(series_of(folder, case))
     row = row_of(log, [(each, fit_us(found, each)) for each in series], least=least, most=most)
     is_other = case.network is not None and least < LARGE_BYTES and case.network != _network_of(found)
-    outlier = case.outlier or is_other * "RCCL 2.22 starts late between nodes, which no fitted log states"
+    outlier = case.outlier or is_other * f"its library is of class {case.network}, which no fitted log states"
     return {
         "fitted": _short(fitted),
         **row,
