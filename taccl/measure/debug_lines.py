@@ -6,12 +6,15 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+#: Start of a line of NCCL_DEBUG=INFO up to its message, in patterns for words anywhere in the message. It
+#: matches at one place of a line only, so that a search takes linear time.
+_INFO = r"^(?>.*?[NR]CCL INFO )"
 #: {network: pattern of the lines that name it}, the most specific first.
 _NETWORK_LINES = {
-    "tcpxo": re.compile(r"(NCCL|RCCL) INFO .*(FasTrak|TCPXO)"),
-    "tcpx": re.compile(r"(NCCL|RCCL) INFO .*TCPX"),
-    "slingshot": re.compile(r"(NCCL|RCCL) INFO .*(Selected provider is cxi|\bcxi\b)", re.IGNORECASE),
-    "efa": re.compile(r"(NCCL|RCCL) INFO .*(Selected provider is efa|AWS Libfabric)", re.IGNORECASE),
+    "tcpxo": re.compile(rf"(?m){_INFO}.*(FasTrak|TCPXO)"),
+    "tcpx": re.compile(rf"(?m){_INFO}.*TCPX"),
+    "slingshot": re.compile(rf"(?im){_INFO}.*(Selected provider is cxi|\bcxi\b)"),
+    "efa": re.compile(rf"(?im){_INFO}.*(Selected provider is efa|AWS Libfabric)"),
     "roce": re.compile(r"(NCCL|RCCL) INFO NET/IB ?: Using .*/RoCE"),
     "infiniband": re.compile(r"(NCCL|RCCL) INFO NET/IB ?: Using .*/IB\b"),
     "sockets": re.compile(r"(NCCL|RCCL) INFO Using network Socket"),
@@ -22,7 +25,7 @@ _NICS, _NIC = re.compile(r"CCL INFO NET/IB ?: Using (\[0\].*)"), re.compile(r"\[
 #: Names of plugins may have spaces, as in NET/AWS Libfabric/0/GDRDMA.
 _PATH = re.compile(r"CCL INFO Channel .* via (P2P|SHM|NET)/(\S.*)")
 #: Lines of a library that sends through host memory: in the summary of its rings, or for a NIC.
-_NO_GDR = re.compile(r"CCL INFO .*(use ring PXN \d GDR 0\b|GPU Direct RDMA Disabled for HCA)")
+_NO_GDR = re.compile(rf"(?m){_INFO}.*(use ring PXN \d GDR 0\b|GPU Direct RDMA Disabled for HCA)")
 #: `_NO_NVLS`: line of a GPU without NVLS. `_NVLS`: lines of a communicator with NVLS.
 _NO_NVLS = re.compile(r"NVLS multicast support is not available")
 _NVLS = re.compile(r"CCL INFO (NVLS comm 0x|Connected NVLS tree)")

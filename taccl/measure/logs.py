@@ -69,9 +69,9 @@ _DEVICE = re.compile(
 )
 #: Number of threads of a process, and of GPUs whose kernels one thread launches, in the header of nccl-tests.
 _GPUS_PER_THREAD = re.compile(r"\bnThreads?:?\s+(\d{1,4})\s+nGpus:?\s+(\d{1,4})\b")
-#: Number of ranks of a communicator, in a line of NCCL_DEBUG=INFO. Each part of the pattern is sought from
-#: the start of a line, so that the search takes linear time.
-_NUM_RANKS = re.compile(r"^(?=.*CCL INFO )(?=.*\bcomm\b).*\bn[Rr]anks (\d{1,7})\b", re.MULTILINE)
+#: Number of ranks of a communicator, in a line of NCCL_DEBUG=INFO. Atomic groups match at one place of a line
+#: only, so that the search takes linear time.
+_NUM_RANKS = re.compile(r"(?m)^(?>.*?CCL INFO )(?>.*?\bcomm\b).*\bn[Rr]anks (\d{1,7})\b")
 #: Process id of a rank, in the list of devices.
 _PID = re.compile(r"\bPid:?\s+(\d+)\b")
 #: `_BANDWIDTH_TEST`: title of a bandwidth test; its group matches if the test adds up both directions.

@@ -37,6 +37,12 @@ def test_a_line_shows_a_cause(line, cause):
     assert set(facts_of(line).causes) - {"algorithm"} == {cause}
 
 
+@pytest.mark.parametrize("host", ["a3-TCPX-0", "FasTrak-1", "cxi"])
+def test_hosts_name_no_network(host):
+    """The name of a host before the message is no evidence of a network."""
+    assert debug_facts(f"{host}:41200:41300 [0] NCCL INFO Using network IB").network == ""
+
+
 @pytest.mark.parametrize(
     ("line", "causes"),
     [
