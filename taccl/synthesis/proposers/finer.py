@@ -104,109 +104,143 @@ def offer_estimated(search: Search) -> Search | None:
     Returns a search that holds the best schedule. Returns None if messages may not merge, on tori and meshes,
     and for sums at one rank: there, other baselines usually finish first.
     """
-    problem, since, best = search.problem, time.monotonic(), None
+    problem, since = search.problem, time.monotonic()
     open_problem, ends = replace(problem, chunks_open=True), problem.collective.destination_sets
     if not may_merge(open_problem) or grid_of(problem.topology) is not None or _is_one_rank(ends):
         return None
-    arrivals = num_arrivals(problem)
-    plans_s = _PLANS_S + _PLANS_S_PER_LINK * len(problem.topology.links)
-    if arrivals * 2 > search.parameters.portfolio.first_transfers:
+    if num_arrivals(problem) * 2 > search.parameters.portfolio.first_transfers:
         return None
-    until = search.deadline.sooner(for_baselines_s(search.deadline, search.parameters.portfolio.best_share))
-    late = search.deadline.later(search.parameters.budget.late_s * busy_factor())
-    finish_us, forms = search.earliest_us, list[Estimated]()
-    skipped: list[str] = []
-    mixed: Estimated | None = None
-    build_s = busy_factor() * _MIXES_S_PER_TRANSFER * mixed_transfers(open_problem)
+    forms = _Forms(search, open_problem)
+    forms.estimate()
+    forms.build_earliest()
+    steps = [forms.send_separately] if forms.mixed is None else [forms.improve_mix, forms.send_separately]
+    if forms.has_no_time_for_both:
+        steps.reverse()
+    for step in steps if forms.best is not None else ():
+        with suppress(InputError, OutOfTime):
+            step()
+    if (best := forms.best) is not None and best.best is not None:
+        tried_finer(problem).add(BY_ESTIMATE)
+        message = f"first: {best.best.producer}{left_out(list(dict.fromkeys(forms.skipped)))}"
+        search.record("baselines", "taccl", "done", since, finish_us=best.best_us, message=message)
+    return forms.best
 
-    def takes_s(parts: int, *, merges: bool) -> float:
-        """Estimated seconds to estimate a form and to build it."""
-        return busy_factor() * (plans_s + _FORM_S_PER_ARRIVAL[merges] * arrivals * parts)
 
-    def has_time(parts: int, *, merges: bool) -> bool:
+class _Forms:
+    """Estimated forms of recursive multiplying for a search, and the best schedule built from them.
+
+    - `merged`: Single plans whose messages merge, each in finer chunks and earlier than the one before.
+    - `mixed`: Equal parts of one plan; None if there are no mixed plans, or no time for them.
+    - `best`: A search that holds the best schedule; None if none is built.
+    - `finish_us`: The earliest known finish, here or in the search.
+    - `skipped`: What was left out for lack of time.
+    """
+
+    def __init__(self, search: Search, problem: Problem) -> None:
+        """Forms for a problem whose number of chunks is open, without estimates yet."""
+        share, late_s = search.parameters.portfolio.best_share, search.parameters.budget.late_s
+        self.search, self.deadline, self.problem = search, search.deadline, problem
+        self.until = search.deadline.sooner(for_baselines_s(search.deadline, share))
+        self.late = search.deadline.later(late_s * busy_factor())
+        self.arrivals = num_arrivals(problem)
+        self.plans_s = _PLANS_S + _PLANS_S_PER_LINK * len(problem.topology.links)
+        self.build_s = busy_factor() * _MIXES_S_PER_TRANSFER * mixed_transfers(problem)
+        self.merged: list[Estimated] = []
+        self.mixed: Estimated | None = None
+        self.best: Search | None = None
+        self.finish_us = search.earliest_us
+        self.skipped: list[str] = []
+
+    @property
+    def has_no_time_for_both(self) -> bool:
+        """True if local search for mixed plans would take the time for separate messages."""
+        return self.build_s + busy_factor() * _SEARCH_S > _MIXES_SHARE * self.deadline.left_s
+
+    def has_time(self, parts: int, *, merges: bool) -> bool:
         """True if chunks have that many parts, and time suffices for such a form; otherwise it is skipped."""
-        if parts > min(problem.chunk_bytes):
+        if parts > min(self.problem.chunk_bytes):
             return False
-        kept_s = build_s if mixed is not None and best is None else 0.0
-        if takes_s(parts, merges=merges) + kept_s > until.left_s:
-            skipped.append(f"chunks cut into {parts}")
+        needed_s = busy_factor() * (self.plans_s + _FORM_S_PER_ARRIVAL[merges] * self.arrivals * parts)
+        if self.mixed is not None and self.best is None:
+            needed_s += self.build_s
+        if needed_s > self.until.left_s:
+            self.skipped.append(f"chunks cut into {parts}")
             return False
         return True
 
-    with suppress(InputError, OutOfTime):
-        for parts in _MERGED_PARTS:
-            if forms and not has_time(parts, merges=True):
-                continue
-            finer = cut_chunks(open_problem, parts) if parts > 1 else open_problem
-            likely = forms[-1].plan if forms else None
-            is_short = busy_factor() * plans_s > _PLANS_SHARE * until.left_s
-            most_us, began_s = math.inf if mixed is None else mixed.us, time.thread_time()
-            with (until if forms else late).enforced():
-                form = Estimated.of(merging(finer), likely, simple=is_short, most_us=most_us)
-            if form is None:
-                continue
-            if forms and form.us >= forms[-1].us:
-                break
-            forms.append(form)
-            if len(forms) > 1 or not build_s:
-                continue
-            plans_s = time.thread_time() - began_s if not is_short else plans_s
-            if build_s + busy_factor() * _MIXES_TIMES * plans_s > search.deadline.left_s:
-                skipped.append("mixed plans")
-                continue
-            with search.deadline.enforced():
-                mixed = Estimated.mixed(open_problem)
-    every = [*reversed(forms), *([] if mixed is None else [mixed])]
-    for form in sorted(every, key=lambda form: form.us):  # another form follows if one is not allowed
-        if best is not None or form.us >= finish_us:
-            break
-        with suppress(InputError, OutOfTime), late.enforced():
-            made = form.schedule(lists=False)
-            best = _search_for(search, made) if made.finish_us < finish_us else None
-            finish_us = finish_us if best is None else made.finish_us
+    def estimate(self) -> None:
+        """Estimate forms whose messages merge: whole chunks, the mixed plan, then finer chunks."""
+        with suppress(InputError, OutOfTime):
+            for parts in _MERGED_PARTS:
+                if self.merged and not self.has_time(parts, merges=True):
+                    continue
+                began_s = time.thread_time()
+                is_short = busy_factor() * self.plans_s > _PLANS_SHARE * self.until.left_s
+                form = self._estimated(parts, simple=is_short)
+                if form is None:
+                    continue
+                if self.merged and form.us >= self.merged[-1].us:
+                    break
+                self.merged.append(form)
+                if len(self.merged) == 1 and self.build_s:
+                    if not is_short:
+                        self.plans_s = time.thread_time() - began_s
+                    self._estimate_mixed()
 
-    def improve_mix() -> None:
+    def _estimated(self, parts: int, *, simple: bool) -> Estimated | None:
+        """Estimate of a form with merged messages, in chunks of that many parts; see `Estimated.of`."""
+        finer = cut_chunks(self.problem, parts) if parts > 1 else self.problem
+        likely = self.merged[-1].plan if self.merged else None
+        most_us = math.inf if self.mixed is None else self.mixed.us
+        with (self.until if self.merged else self.late).enforced():
+            return Estimated.of(merging(finer), likely, simple=simple, most_us=most_us)
+
+    def _estimate_mixed(self) -> None:
+        """Estimate the mixed plan of equal parts, if time suffices to build it, too."""
+        if self.build_s + busy_factor() * _MIXES_TIMES * self.plans_s > self.deadline.left_s:
+            self.skipped.append("mixed plans")
+            return
+        with self.deadline.enforced():
+            self.mixed = Estimated.mixed(self.problem)
+
+    def build_earliest(self) -> None:
+        """Build the form with the earliest estimate; the next one follows if it is not allowed."""
+        every = [*reversed(self.merged), *([] if self.mixed is None else [self.mixed])]
+        for form in sorted(every, key=lambda form: form.us):
+            if self.best is not None or form.us >= self.finish_us:
+                break
+            with suppress(InputError, OutOfTime), self.late.enforced():
+                self._keep(form.schedule(lists=False))
+
+    def improve_mix(self) -> None:
         """Improve the mixed plan by local search."""
-        nonlocal best, finish_us
-        ends_at = search.deadline.sooner(_MIXES_SHARE * search.deadline.left_s)
-        if build_s > ends_at.left_s:
-            skipped.append("local search for mixed plans")
+        ends_at = self.deadline.sooner(_MIXES_SHARE * self.deadline.left_s)
+        if self.build_s > ends_at.left_s:
+            self.skipped.append("local search for mixed plans")
             return
         with ends_at.enforced():
-            found = mixed_schedule(open_problem, ends_at.later(-build_s), below_us=finish_us)
-            if found is not None and found.finish_us < finish_us:
-                other = _search_for(search, found)
-                if other is not None:
-                    best, finish_us = other, found.finish_us
+            found = mixed_schedule(self.problem, ends_at.later(-self.build_s), below_us=self.finish_us)
+            if found is not None:
+                self._keep(found)
 
-    def send_separately() -> None:
+    def send_separately(self) -> None:
         """Schedule forms with one message per chunk."""
-        nonlocal best, finish_us
         for parts in _SEPARATE_PARTS:
-            if not has_time(parts, merges=False):
+            if not self.has_time(parts, merges=False):
                 continue
-            with until.enforced():
-                most_us = _LISTED_GAIN * finish_us
-                form = Estimated.of(cut_chunks(open_problem, parts), forms[-1].plan, most_us=most_us)
+            most_us = _LISTED_GAIN * self.finish_us
+            with self.until.enforced():
+                form = Estimated.of(cut_chunks(self.problem, parts), self.merged[-1].plan, most_us=most_us)
             if form is None or form.us >= most_us:
                 break
-            with until.enforced():
-                made = form.schedule()
-                other = _search_for(search, made) if made.finish_us < finish_us else None
-            if other is not None:
-                best, finish_us = other, made.finish_us
+            with self.until.enforced():
+                self._keep(form.schedule())
 
-    steps = [send_separately] if mixed is None else [improve_mix, send_separately]
-    if build_s + busy_factor() * _SEARCH_S > _MIXES_SHARE * search.deadline.left_s:
-        steps.reverse()
-    for step in steps if best is not None else ():
-        with suppress(InputError, OutOfTime):
-            step()
-    if best is not None and best.best is not None:
-        tried_finer(problem).add(BY_ESTIMATE)
-        message = f"first: {best.best.producer}{left_out(list(dict.fromkeys(skipped)))}"
-        search.record("baselines", "taccl", "done", since, finish_us=best.best_us, message=message)
-    return best
+    def _keep(self, made: Schedule) -> None:
+        """Keep a schedule if it is the earliest, allowed in the search, and valid."""
+        found = _search_for(self.search, made) if made.finish_us < self.finish_us else None
+        if found is not None:
+            self.best, self.finish_us = found, made.finish_us
 
 
 def offer_hubs(search: Search) -> Search | None:
