@@ -307,30 +307,27 @@ def test_a_cut_bounds_without_any_time():
 
 
 def test_a_budget_bounds_the_search_on_small_problems_too(monkeypatch):
-    """Finders with linear programs end with the budget, and others 1.5 s after the start; `end_s` ends all.
+    """Finders of bounds on small problems end 1.5 s after the start, or with `limit_s`; `end_s` ends all.
 
-    The finders here note their deadline, and find nothing.
+    The finder here notes how much time it has, and finds nothing.
     """
     problem = make_problem(mesh(4, 4), "allreduce", size_bytes=MB)
-    until = {}
+    left_s = []
 
-    def noting(name):
-        def find(demand, *, in_network):
-            until.setdefault(name, []).append(demand.deadline.left_s)
-            return iter(())
+    def noting(demand, *, in_network):
+        left_s.append(demand.deadline.left_s)
+        return iter(())
 
-        return find
-
-    solving, brief = noting("solving"), noting("brief")
-    monkeypatch.setattr(bounds, "_SOLVING", (solving,))
-    monkeypatch.setattr(bounds, "ALL_CHUNKINGS", [brief, brief, brief, solving])
-    lower_bound(problem, budget_s=0.0)
-    assert "solving" not in until
-    assert max(until.get("brief", [0.0])) < 1.5
-    lower_bound(problem, budget_s=60.0)
-    assert max(until.pop("solving") + until.pop("brief")) < 60
-    lower_bound(problem, budget_s=60.0, end_s=30.0)
-    assert max(until["solving"] + until["brief"]) < 30
+    monkeypatch.setattr(bounds, "ALL_CHUNKINGS", [noting] * 4)
+    for limits, most_s in (
+        ({"budget_s": 0.0}, 1.5),
+        ({"budget_s": 0.0, "limit_s": 9.0}, 9),
+        ({"budget_s": 60.0}, 60),
+        ({"budget_s": 60.0, "end_s": 30.0}, 30),
+    ):
+        left_s.clear()
+        lower_bound(problem, **limits)
+        assert most_s / 2 < max(left_s) < most_s
 
 
 def test_the_bound_so_far_is_returned_at_the_end(monkeypatch):

@@ -68,8 +68,6 @@ _COUNTING_SHARE = 0.5
 #: Both hold even beyond the time limit. Each is about ten times the usual need, so that a busy machine finds
 #: the same bounds.
 _FIRST_S, _SMALL_S = 1.0, 1.5
-#: Finders that solve linear programs of their own, which take seconds even on small problems.
-_SOLVING = (link_time_bounds,)
 #: Min seconds for the last linear programs, if the time limit permits. The bound of a single release date
 #: also gets at least this time.
 _LEAST_S = 1.0
@@ -123,8 +121,8 @@ def lower_bound(
     budget_s : float
         Seconds for the search; then the best bound so far is returned. The latency bound is always computed.
         Linear programs for throughput get at least 1 s if different chunks have at most 60,000 origins and
-        destinations together. Small problems get at least 1.5 s for arguments without a linear program, about
-        ten times the usual need.
+        destinations together. Small problems get at least 1.5 s for the other arguments, about ten times the
+        usual need.
     limit_s : float, optional
         Seconds for arguments that have no bound yet beyond the latency, and after which the minimum efforts
         named under `budget_s` end, too; but small problems still get at least 1.5 s. Default: `budget_s`, at
@@ -310,7 +308,7 @@ def _claims(
         """Throughput bounds in the remaining time; none if `first_prices` solved its programs in time."""
         return () if is_priced else prices(deadline=max(deadline, min(limit, time.monotonic() + _LEAST_S)))
 
-    quick: list[partial[Any]] = []
+    quick: list[Finder] = []
     if not divisible and is_timed:
         quick = [partial(find, demand, **within) for find in WHOLE_CHUNKS]
     elif not divisible:
@@ -327,10 +325,7 @@ def _claims(
         count_until = now + _COUNTING_SHARE * (min(limit, max(soon, now + _FIRST_S)) - now)
         early = [(quick.pop(0), count_until)] if is_timed else []
         early.append((first_prices, first_until))
-    late: list[tuple[Finder, float]] = [
-        (find, limit if is_small and find.func not in _SOLVING else soon) for find in quick
-    ]
-    late.append((last_prices, soon))
+    late = [*((find, limit if is_small else soon) for find in quick), (last_prices, soon)]
     some = False
     for place, (find, usual) in enumerate((*early, *late)):
         until = usual if some or place < len(early) else limit
