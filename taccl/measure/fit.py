@@ -24,7 +24,7 @@ from taccl.measure.estimate import (
     shows_latency,
 )
 from taccl.measure.library_costs import Costs
-from taccl.measure.logs import joined, read_log
+from taccl.measure.logs import read_log
 from taccl.measure.machine import (
     Machine,
     check_alike,
@@ -41,7 +41,7 @@ from taccl.measure.machine import (
 from taccl.measure.missing import missing_measurements
 from taccl.measure.model import COLLECTIVES, PARAMETERS, Parameter, priors, terms_of, times_us
 from taccl.measure.predict import costs_of, predicted_us
-from taccl.measure.series import POINT_TO_POINT, Log, Series
+from taccl.measure.series import POINT_TO_POINT, Log, Series, joined
 from taccl.topology.networks import NETWORKS
 from taccl.topology.topology import Topology
 

@@ -11,7 +11,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 
 from taccl._internal.file_kinds import LOGS, unquoted
@@ -33,7 +33,7 @@ from taccl.measure.rows import (
     plain,
 )
 from taccl.measure.run_reports import run_reports, series_of_reports
-from taccl.measure.series import POINT_TO_POINT, Counted, Log, Series
+from taccl.measure.series import POINT_TO_POINT, Counted, Log, Series, joined
 from taccl.problem.collective import busbw_factor
 
 #: {collective: pattern of its names in logs}.
@@ -494,20 +494,3 @@ def _may_have(num_ranks: int, name: str, rows: list[Row]) -> bool:
     """True if each row's ratio of busbw to algbw fits `num_ranks`, up to the rounding of both."""
     factor = busbw_factor(name, num_ranks) if num_ranks > 1 else 0.0
     return all(abs(row.busbw - factor * row.algbw) <= HALF_DIGIT * (1 + factor) for row in rows)
-
-
-def joined(series: Iterable[Series]) -> Iterable[Series]:
-    """Merge runs of the same collective, ranks and nodes into one series, with the median time per size."""
-    kinds: dict[Series, list[Series]] = defaultdict(list)
-    for each in series:
-        kinds[replace(each, size_bytes=(), times_us=(), source="", other_us=0.0)].append(each)
-    for some in kinds.values():
-        times: dict[int, list[float]] = defaultdict(list)
-        for each in some:
-            for size, time_us in zip(each.size_bytes, each.times_us, strict=True):
-                times[size].append(time_us)
-        medians = tuple(median(times[size]) for size in sorted(times))
-        largest = max(times)
-        others = [each.other_us for each in some if each.size_bytes[-1] == largest and each.other_us]
-        other_us = median(others) if others else 0.0
-        yield replace(some[0], size_bytes=tuple(sorted(times)), times_us=medians, other_us=other_us)

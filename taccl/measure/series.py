@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from statistics import median
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from taccl._internal.units import format_count
 from taccl.measure.debug_lines import DebugFacts
 from taccl.problem.collective import busbw_factor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 #: Value of `Series.collective` for messages from one rank to another. If a log states only their bandwidth,
 #: `Series.streams` is set as well.
@@ -84,3 +89,20 @@ class Log(NamedTuple):
     left_out: tuple[str, ...]
     notes: tuple[str, ...] = ()
     debug: DebugFacts = DebugFacts()
+
+
+def joined(series: Iterable[Series]) -> Iterable[Series]:
+    """Merge runs of the same collective, ranks and nodes into one series, with the median time per size."""
+    kinds: dict[Series, list[Series]] = defaultdict(list)
+    for each in series:
+        kinds[replace(each, size_bytes=(), times_us=(), source="", other_us=0.0)].append(each)
+    for some in kinds.values():
+        times: dict[int, list[float]] = defaultdict(list)
+        for each in some:
+            for size, time_us in zip(each.size_bytes, each.times_us, strict=True):
+                times[size].append(time_us)
+        medians = tuple(median(times[size]) for size in sorted(times))
+        largest = max(times)
+        others = [each.other_us for each in some if each.size_bytes[-1] == largest and each.other_us]
+        other_us = median(others) if others else 0.0
+        yield replace(some[0], size_bytes=tuple(sorted(times)), times_us=medians, other_us=other_us)

@@ -9,7 +9,7 @@ import pytest
 
 import taccl
 from taccl.baselines.channel_schedules import channels_of
-from taccl.baselines.channels import cheap_paths, cheapest_paths
+from taccl.baselines.cheap_rings import cheap_paths, cheapest_paths
 from taccl.topology import fabrics, machines
 
 
