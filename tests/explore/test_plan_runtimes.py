@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import taccl
+from taccl._internal.units import format_size
 from taccl.errors import InputError
 from taccl.explore.plan_files import save_plan
 from taccl.explore.plan_runtimes import coverage_text, serving_counts, under_protocols_of
@@ -132,7 +133,7 @@ def test_mscclpp_serves_ranges_whose_protocol_it_lacks(tmp_path):
             note.startswith(f"range-{number:02}.plan.json is for ") and "MSCCL++ has no LL128" in note
             for note in index["notes"]
         )
-    units = " or ".join(f"{unit}B" for unit in sorted({unit_bytes(each) for each in files.values()}))
+    units = " or ".join(format_size(unit) for unit in sorted({unit_bytes(each) for each in files.values()}))
     assert index["coverage"]["mscclpp"] == (
         f"mscclpp: 4KB to 64MB in {len(plan.ranges)} files, in place, multiples of {units}"
     )

@@ -99,7 +99,7 @@ def test_dimensions_of_size_1_are_skipped():
         ("swich4@5", "did you mean 'switch'"),
         ("ring4@-3", "not negative"),
         ("ring4@5TB", "expected GB/s"),
-        ("ring4@5@1h", "expected a time"),
+        ("ring4@5@1x", "expected a time"),
         ("", "expected a kind, a size and a bandwidth"),
         ([], "found 0 dimensions"),
         ([5], "expected a kind, a size, a bandwidth"),
