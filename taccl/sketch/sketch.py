@@ -134,8 +134,12 @@ class Sketch(Table):
         return sketch
 
     def to_dict(self) -> dict[str, Any]:
-        """The sketch as plain values: the schema version, and every field that differs from its default."""
-        content = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        """The sketch as plain values: the schema version, and every field that is stated.
+
+        Fields that are stated with their default are kept: ``per_rank = 1`` asks for one chunk per rank, while
+        a sketch without it leaves the number open.
+        """
+        content = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
         return {"schema": 1, **content}
 
     def to_toml(self) -> str:
@@ -143,7 +147,7 @@ class Sketch(Table):
         return toml_document(self.to_dict())
 
     def _repr_html_(self) -> str:
-        """HTML for notebooks: a row for each field that differs from its default."""
+        """HTML for notebooks: a row for each field that is stated."""
         from taccl._internal.html import card, facts
 
         content = self.to_dict()

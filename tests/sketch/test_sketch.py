@@ -74,6 +74,16 @@ links = "none"
     assert Sketch.from_toml(sketch.to_toml()).to_dict() == sketch.to_dict()
 
 
+def test_stated_defaults_are_written():
+    """A field that is stated with its default stays stated: it may mean another problem than one left out."""
+    table = "[chunks]\nper_rank = 1\n[merging]\nmax = 6\n"
+    assert table in read(table).to_toml().replace("\n\n", "\n")
+    assert "per_rank" not in read("[merging]\nmax = 6\n").to_toml()
+    allgather = taccl.collectives.allgather
+    again = Sketch.from_toml(taccl.load_sketch("ndv2/sk1").to_toml())
+    assert again.apply(again.topology(), "allgather").collective.num_chunks == allgather(16).num_chunks
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -280,7 +280,7 @@ def test_sketch_in_our_terms():
     assert [(s.policy, len(s.ranks)) for s in sketch.switch] == [("min-connections", 16)]
     assert sketch.chunks.per_rank == 2
     assert [(e.offset, e.group) for e in sketch.symmetry] == [(4, 16), (16, 32)]
-    assert "weight" not in sketch.to_toml()  # which is the default
+    assert "weight = 0.01" in sketch.to_toml()  # which is the default, but the file states it
 
 
 def test_upstream_sketch_on_our_machine():
