@@ -136,10 +136,10 @@ class Sketch(Table):
     def to_dict(self) -> dict[str, Any]:
         """The sketch as plain values: the schema version, and every field that is stated.
 
-        Fields that are stated with their default are kept: ``per_rank = 1`` asks for one chunk per rank, but a
-        sketch without it leaves the number open.
+        Fields that are stated with their default are kept: ``per_rank = 1`` asks for one chunk per rank;
+        a sketch without it leaves the number open.
         """
-        content = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        content = self.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
         return {"schema": 1, **content}
 
     def to_toml(self) -> str:
