@@ -1,6 +1,7 @@
 """Programs on the command line: simulated, bounded, shown, and converted to schedules; and plans."""
 
 import json
+import shutil
 
 import pytest
 
@@ -112,6 +113,26 @@ def test_verify_checks_all_files_of_a_plan(run, run_json, tmp_path):
     assert len(found["files"]) == sum(len(each["files"]) for each in json.loads(index.read_text())["ranges"])
     path = tmp_path / "p" / "range-01.xml"
     path.write_text(path.read_text().replace('srcoff="0"', 'srcoff="1"'))
+    assert run("verify", index)[0] == 1
+
+
+def test_verify_names_modules_of_a_plan_as_not_checked(direct, run, run_json, tmp_path):
+    """Modules for PyTorch in a plan cannot be read back: they are named, and are no fault unless spoiled."""
+    schedule = shutil.copy(direct, tmp_path / "range-01.json")
+    assert run("convert", schedule, tmp_path / "range-01.py")[0] == 0
+    files = {"schedule": "range-01.json", "torch": "range-01.py"}
+    index = tmp_path / "plan.json"
+    index.write_text(json.dumps({"format": "taccl-plan", "version": 1, "ranges": [{"files": files}]}))
+    code, out, error = run("verify", index)
+    assert (code, error) == (0, "")
+    assert "plan.json: ok, but 1 file of 2 not checked" in out
+    assert "range-01.py: not checked: a module for PyTorch cannot be read back" in out
+    found = run_json("verify", index)[1]
+    assert found["not_checked"] == [str(tmp_path / "range-01.py")]
+    (tmp_path / "range-01.json").write_text((tmp_path / "range-01.py").read_text())
+    assert run("verify", index)[0] == 1  # a module in place of a schedule
+    shutil.copy(direct, schedule)
+    (tmp_path / "range-01.py").unlink()
     assert run("verify", index)[0] == 1
 
 

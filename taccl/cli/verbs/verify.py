@@ -41,16 +41,31 @@ def _index(file: str, options: argparse.Namespace) -> Answer:
         raise FormatError(said, where=file) from None
     answers = [_part(os.path.join(os.path.dirname(file), str(name)), options) for name in names]
     broken = sum(bool(each.complaint) for each in answers)
+    left = [each.values["file"] for each in answers if each.values["ok"] is None]
     verdict = f"{format_count(broken, 'file')} of {len(answers)} with faults" if broken else "ok"
+    if left and not broken:
+        verdict += f", but {format_count(len(left), 'file')} of {len(answers)} not checked"
     lines = [f"{shown(file)}: {verdict}: a plan of {format_count(len(answers), 'file')}"]
     lines += [each.text for each in answers]
-    values = {"file": file, "ok": not broken, "files": [each.values for each in answers]}
+    values = {
+        "file": file, "ok": not broken, "not_checked": left, "files": [each.values for each in answers],
+    }  # fmt: skip
     return Answer("\n".join(lines), values, f"{shown(file)}: {verdict}" if broken else "")
 
 
 def _part(file: str, options: argparse.Namespace) -> Answer:
-    """Check one file of a plan; an unreadable file is a fault of the plan."""
+    """Check one file of a plan; an unreadable file is a fault of the plan.
+
+    A program in a format that cannot be read back, such as a module for PyTorch, is named as not checked.
+    """
+    from taccl.formats.detection import format_of_content
+
     try:
+        each = format_of_content(file)
+        unread = each.holds == "program" and not each.load and each.name not in _CHECKS
+        if unread and file.lower().endswith(each.extensions):
+            said = f"{shown(file)}: not checked: a {each.kind_of_file} cannot be read back"
+            return Answer(said, {"file": file, "ok": None, "faults": []})
         return _file(file, options)
     except InputError as error:
         said = str(error)
@@ -63,8 +78,7 @@ def _file(file: str, options: argparse.Namespace) -> Answer:
     from taccl.formats.detection import format_of_content
     from taccl.formats.published.algorithm import retimed
 
-    by_format = {"msccl-xml": _program, "mscclpp": _plan}
-    check = by_format.get(format_of_content(file, "a schedule or a program").name)
+    check = _CHECKS.get(format_of_content(file, "a schedule or a program").name)
     if check is not None:
         return check(file)
     schedule = schedule_in(file, options)
@@ -140,3 +154,7 @@ def _plan(file: str) -> Answer:
     }
     complaint = f"{shown(file)}: the plan has 1 fault" if fault else ""
     return Answer("\n".join([head, *([f"  {fault}"] if fault else [])]), values, complaint)
+
+
+#: {format of a program: its check}.
+_CHECKS = {"msccl-xml": _program, "mscclpp": _plan}
