@@ -29,6 +29,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {by_plain[near[0]]!r}?" if near else ""
 
 
+def install_extra(extra: str) -> str:
+    """Command that installs an extra, such as ``mpi``; the package is installed from its source."""
+    return f"pip install '.[{extra}]' in the folder of taccl's source"
+
+
 def shown(text: str, most: int | None = None) -> str:
     """Text of a user or a file, for display: control and invisible characters become Python's escapes.
 

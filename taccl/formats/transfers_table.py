@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from importlib import import_module
 
+from taccl._internal.names import install_extra
 from taccl.errors import ExportError
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.transfers import transfers_table
@@ -30,7 +31,7 @@ def parquet_bytes(schedule: Schedule) -> bytes:
     except ImportError as error:
         raise ExportError(
             f"Parquet needs pyarrow, which cannot be imported ({error}); install it with "
-            "pip install 'taccl[parquet]', or write CSV"
+            f"{install_extra('parquet')}, or write CSV"
         ) from None
     buffer = io.BytesIO()
     parquet.write_table(pyarrow.table(transfers_table(schedule)), buffer)

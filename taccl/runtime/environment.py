@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from taccl._internal.deadline import signals_to
+from taccl._internal.names import install_extra
 from taccl.errors import ExecutionError
 from taccl.runtime.parent_death_guard import remove_segments, segments_of
 
 if TYPE_CHECKING:
     from importlib.metadata import PackagePath
 
-INSTALL = "pip install 'taccl[mpi]'"
+INSTALL = install_extra("mpi")
 #: Exit code of a process that Ctrl-C ended.
 _INTERRUPTED = 130
 

@@ -7,6 +7,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from taccl._internal.names import install_extra
 from taccl.errors import ExecutionError, InputError
 from taccl.formats.torch.module import dump_torch_module
 from taccl.formats.torch.rounds import METHODS
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from taccl.program.program import Program
 
-INSTALL = "pip install 'taccl[torch]'"
+INSTALL = install_extra("torch")
 #: Max bytes of a text that ranks exchange.
 _TEXT_BYTES = 255
 #: {collective: (input, output)}; True if that buffer has a block per rank, False if it has one block.

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from taccl._internal.names import install_extra
 from taccl.errors import WorkloadError
 from taccl.workload.kind_rules import labels_by_name, refused
 
@@ -95,7 +96,7 @@ def value_of(operation: Operation, read: Sequence[Array]) -> Any:
     try:
         import torch
     except ImportError:
-        said = f"calls {operation.call}, which needs PyTorch; install it (pip install 'taccl[torch]')"
+        said = f"calls {operation.call}, which needs PyTorch; {install_extra('torch')}"
         raise WorkloadError(said, where=operation.name) from None
     try:
         called: Any = functools.reduce(getattr, operation.call.split("."), torch.ops)

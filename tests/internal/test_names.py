@@ -1,8 +1,12 @@
 """Matching and suggestion of names as users type them."""
 
+import re
+import tomllib
+from pathlib import Path
+
 import pytest
 
-from taccl._internal.names import did_you_mean, in_runs, matching, shown, shown_lines
+from taccl._internal.names import did_you_mean, in_runs, install_extra, matching, shown, shown_lines
 
 KNOWN = ("allgather", "reduce-scatter", "broadcast")
 
@@ -45,3 +49,24 @@ def test_names_as_text(found, expected):
 def test_a_name_that_holds_the_word_is_offered_first(word, name):
     """A name that contains the word is suggested first: ``h100`` gives ``dgx-h100``, not ``h200``."""
     assert did_you_mean(word, ("h200", "dgx-h100", "gb200-nvl72")) == f"; did you mean {name!r}?"
+
+
+def test_extras_are_installed_from_the_source():
+    """Pages and code name extras as in ``'.[mpi]'``, never of a published package, and each extra exists."""
+    root = Path(__file__).parents[2]
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    texts = {
+        path: path.read_text(encoding="utf-8")
+        for path in (root / "README.md", *root.glob("docs/*.md"), *root.glob("taccl/**/*.py"))
+    }
+    assert [path for path, text in texts.items() if "'taccl[" in text] == []
+    code = r"install_extra\([\"'](\w+)"
+    named = {name for text in texts.values() for name in re.findall(code, text)}
+    named |= {
+        name
+        for text in texts.values()
+        for group in re.findall(r"'\.\[([\w,]+)\]'", text)
+        for name in group.split(",")
+    }
+    assert {"mpi", "parquet", "torch"} <= named <= {*extras}
+    assert install_extra("mpi") == "pip install '.[mpi]' in the folder of taccl's source"

@@ -321,7 +321,7 @@ class TestRefused:
         """Without mpi4py the error gives the install command, with exit code 1."""
         monkeypatch.setitem(sys.modules, "mpi4py", None)
         assert main(["run", str(allgather_file)]) == 1
-        assert "pip install 'taccl[mpi]'" in said(capsys)[1]
+        assert "pip install '.[mpi]'" in said(capsys)[1]
 
     def test_without_a_launcher(self, monkeypatch, tmp_path):
         """Without a launcher beside mpi4py nothing starts; one elsewhere on the PATH could belong to another

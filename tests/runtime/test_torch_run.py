@@ -144,7 +144,7 @@ def test_without_pytorch_the_error_says_what_to_install(file, capsys, monkeypatc
     """Without PyTorch the error is one sentence with the install command, without a traceback."""
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["run", str(file), "--engine", "torch"]) == 1
-    assert "pip install 'taccl[torch]'" in capsys.readouterr().err
+    assert "pip install '.[torch]'" in capsys.readouterr().err
 
 
 @needs_torch
