@@ -43,8 +43,14 @@ def on_command_line(said: str, flags: Collection[str]) -> str:
         return made
     if "set" in flags:
         return f"{made}; give such options as --set NAME=VALUE" if left & _settings("load", "dump") else made
-    told = " ".join(f"--set {name}=VALUE" for name in sorted(left & _settings("load")))
-    return f"{made}; `taccl convert IN OUT {told}` writes a file that states it" if told else made
+    settings = _settings("load")
+    if not left & settings:
+        return made
+    # The file must state what the verb was asked for, too: a file of taccl's own takes no such option.
+    stated = {match[1]: match[2] for match in _PARAMETER.finditer(said) if match[1] in settings & set(flags)}
+    told = [f"--set {name}={value}" for name, value in sorted(stated.items()) if value and value != "..."]
+    told += [f"--set {name}=VALUE" for name in sorted(left & settings)]
+    return f"{made}; `taccl convert IN OUT {' '.join(told)}` writes a file that states it"
 
 
 def _settings(*ways: str) -> set[str]:

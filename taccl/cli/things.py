@@ -45,15 +45,15 @@ def _topology_from_word(word: str, nodes: int | None, profile: str | None) -> To
         from taccl.sketch.upstream import load_upstream_topology
 
         return load_upstream_topology(word, nodes=nodes)
-    from taccl.formats.registry import foreign_topology
+    from taccl.formats.registry import takes_nodes
 
-    foreign = foreign_topology(word)
-    if foreign is not None and foreign[0] != "astra-sim-network":
-        return taccl.topologies.load(word) if nodes is None else taccl.topologies.load(word, nodes=nodes)
+    if nodes is not None and takes_nodes(word):
+        return taccl.topologies.load(word, nodes=nodes)
     topology = taccl.topologies.load(word)
     if nodes is not None and nodes != topology.num_nodes:
         said = f"found --nodes {nodes}, but the topology has {topology.num_nodes}"
-        raise InputError(f"{said}; change the file, or leave --nodes out", where=word)
+        way = f"make one from a server's file (`taccl convert IN OUT --set nodes={nodes}`)"
+        raise InputError(f"{said}; change the file, {way}, or leave --nodes out", where=word)
     return topology
 
 

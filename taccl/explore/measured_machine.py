@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from taccl._internal.names import first_of, in_runs, shown
 from taccl._internal.units import format_count
 from taccl.errors import AssumptionWarning, FormatError, InputError
-from taccl.formats.registry import foreign_topology, load_topology
+from taccl.formats.registry import load_topology, takes_nodes
 from taccl.measure.logs import read_log
 from taccl.measure.machine import (
     COUNTABLE,
@@ -180,6 +180,10 @@ def topology_of(
         wanted = (
             f"{found}; {shown(whole.name)} has {part.num_ranks} here: check --topology, --nodes and --ranks"
         )
+        each = len(whole.ranks_of_node[0])
+        if not whole.machine and num > whole.num_ranks and not num % each:
+            way = f"`taccl convert IN OUT --set nodes={num // each}`"
+            wanted += f"; {way} makes a file of more nodes from a server's"
         raise InputError(wanted, where=series.source)
     return part, notes
 
@@ -241,7 +245,7 @@ def _made(
     A machine that is given by name has in-switch reductions (NVLS) if its switches support them.
     """
     if os.path.isfile(word):
-        if foreign_topology(word) is None:
+        if not takes_nodes(word):
             return load_topology(word), ()
         given: dict[str, Any] = {"nodes": nodes} if nodes > 1 else {}
         with warnings.catch_warnings():  # the warnings concern assumed rates, which are replaced

@@ -168,6 +168,15 @@ def foreign_topology(path: str | os.PathLike[str]) -> tuple[str, Callable[..., T
     return (found.name, resolve_name(found.load)) if is_foreign_topology(found) else None
 
 
+def takes_nodes(path: str | os.PathLike[str]) -> bool:
+    """True if a topology file describes one server, of which any number can be loaded with ``nodes=``.
+
+    Raises `InputError` if the file cannot be read.
+    """
+    found = foreign_topology(path)
+    return found is not None and "nodes" in options_of(found[1])
+
+
 def is_foreign_topology(found: FileFormat) -> bool:
     """True if a format holds topologies that `taccl.topology.files` does not read."""
     return found.holds == "topology" and bool(found.load) and found.name != "taccl-topology"

@@ -19,6 +19,8 @@ from taccl.cli.output import Answer, warning_printer
         ("give --set nodes=2", ["nodes", "set"], "give --set nodes=2"),
         ("give nic_gb_per_s=", [], "give nic_gb_per_s=; `taccl convert IN OUT --set nic_gb_per_s=VALUE` writes a "
          "file that states it"),
+        ("nodes=2 needs it; give nic_gb_per_s=", ["nodes"], "--nodes 2 needs it; give nic_gb_per_s=; `taccl convert IN "
+         "OUT --set nodes=2 --set nic_gb_per_s=VALUE` writes a file that states it"),
         ("lower it with threadblocks='per-peer'", ["set"], "lower it with threadblocks='per-peer'; give such options "
          "as --set NAME=VALUE"),
     ],

@@ -2,6 +2,7 @@
 
 import pytest
 
+import taccl
 from taccl.errors import InputError
 from taccl.explore.expectation import Expectation
 from tests.explore.degraded import CASES, node_log
@@ -236,3 +237,16 @@ def test_boards_that_may_be_bridged_ask_for_the_matrix(log, gpu, gb_per_s, said)
     verdict = judged(log(node_log(gb_per_s, latency_us=22.0).replace(H100_NAME, gpu))).verdict
     assert said in verdict
     assert ("bridge" in verdict) == ("L40S" not in gpu)
+
+
+def test_files_of_all_nodes_are_diagnosed_and_those_of_one_node_name_the_way_out(shared_data, tmp_path):
+    """A JSON file of two nodes is judged with a log of two hosts; one of a single node names the setting `nodes`."""
+    source, log = tmp_path / "topo.txt", str(shared_data / "nccl-tests/h100_oci_x2_allreduce_large.txt")
+    source.write_text(matrix(18))
+    for nodes in (1, 2):
+        taccl.convert(str(source), str(tmp_path / f"{nodes}.json"), nodes=nodes, nic_gb_per_s=50)
+    assert judged(log, topology=str(tmp_path / "2.json")).series.num_ranks == 16
+    with pytest.raises(
+        InputError, match="found 16 ranks; .* has 8 here: .*--set nodes=2` makes a file of more"
+    ):
+        judged(log, topology=str(tmp_path / "1.json"))

@@ -87,7 +87,8 @@ def load_nvidia_smi(
     named = _names(nics, matrix, where)
     if nic_gb_per_s is None and nodes != 1:
         raise TopologyError(
-            "the file does not state the rate of a NIC; give nic_gb_per_s=, e.g. 12.5 for one of 100 Gb/s",
+            f"the file does not state the rate of a NIC, which nodes={nodes} needs; give nic_gb_per_s=, "
+            "e.g. 12.5 for one of 100 Gb/s",
             where="nic_gb_per_s",
         )
     nic_beta = beta_of_bandwidth(1 if nic_gb_per_s is None else nic_gb_per_s, where="nic_gb_per_s")
