@@ -96,7 +96,7 @@ def value_of(operation: Operation, read: Sequence[Array]) -> Any:
     try:
         import torch
     except ImportError:
-        said = f"calls {operation.call}, which needs PyTorch; {install_extra('torch')}"
+        said = f"calls {operation.call}, which needs PyTorch; install it with {install_extra('torch')}"
         raise WorkloadError(said, where=operation.name) from None
     try:
         called: Any = functools.reduce(getattr, operation.call.split("."), torch.ops)

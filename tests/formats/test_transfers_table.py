@@ -113,6 +113,6 @@ def test_parquet_holds_the_table(tmp_path):
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     """Without pyarrow the message names the extra, and no file is made."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ExportError, match=r"pip install 'taccl\[parquet\]'"):
+    with pytest.raises(ExportError, match=r"pip install '\.\[parquet\]'"):
         taccl.write(_schedule(), tmp_path / "transfers.parquet")
     assert not list(tmp_path.iterdir())
