@@ -76,7 +76,7 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
         name = "--time-unit-us" if options.cost_model != "upstream" else "--cost-model upstream"
         said = f"{name} needs an upstream topology file; give one with --topology, or leave it out"
         raise InputError(said, where=name.partition(" ")[0])
-    sketch = things.sketch_from_word(options.sketch)
+    sketch = things.sketch_from_word(options.sketch, or_topology=options.topology is None)
     topology = subset_for(options, topology_for(options, sketch), sketch)
     if options.collective == BY_MATRIX or options.matrix is not None:
         return under_best_protocol(_by_matrix(options, topology), options)

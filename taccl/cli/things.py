@@ -7,7 +7,10 @@ import os
 from typing import TYPE_CHECKING, Literal, get_args
 
 import taccl
-from taccl.errors import FormatError, InputError
+from taccl._internal.names import did_you_mean
+from taccl.errors import FormatError, InputError, SketchError
+from taccl.topology.networks import INSTANCES
+from taccl.topology.registry import fabric_names, machine_names
 
 if TYPE_CHECKING:
     from taccl.formats.table import FileFormat
@@ -131,10 +134,21 @@ def followed(
     return taccl.lift(program, topology=topology, size=size, chunk_size=chunk_size)
 
 
-def sketch_from_word(word: str | None) -> Sketch | None:
-    """Sketch in a file, or shipped sketch of the given name; None for None."""
+def sketch_from_word(word: str | None, *, or_topology: bool = False) -> Sketch | None:
+    """Sketch in a file, or shipped sketch of the given name; None for None.
+
+    - `or_topology`: True if a machine or a fabric may stand in place of the sketch, so that the message on an
+      unknown name suggests these as well.
+    """
     if word is None:
         return None
+    known = taccl.shipped_sketches()
+    if or_topology and not is_file(word) and not os.path.lexists(word) and word not in known:
+        near = did_you_mean(word[:100], [*known, *machine_names(), *fabric_names()])
+        machines = [name for name in machine_names() if name not in INSTANCES]
+        listed = f"; shipped are {', '.join(known)}, and machines are {', '.join(machines)}"
+        said = f"found no such file, and no shipped sketch, machine or fabric of that name{near or listed}"
+        raise SketchError(said, where=word)
     return taccl.load_sketch(word)
 
 

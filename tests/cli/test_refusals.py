@@ -96,6 +96,16 @@ REFUSED = {
         ("baseline ring --topology ring:4 --collective alltoall --size 4", "pairwise"),
         (f"baseline ring --topology ndv2 {GATHER} 1MB --protocol ll", "has no protocols: leave it out"),
     ],
+    "names in place of a sketch": [
+        (f"synthesize dgx-h1000 {GATHER} 1MB", "no shipped sketch, machine or fabric of that name"),
+        (f"synthesize dgx-h1000 {GATHER} 1MB", "did you mean 'dgx-h100'?"),
+        (f"bound dgx-h10 {GATHER} 1MB", "did you mean 'dgx-h100'?"),
+        (f"synthesize ndv2/sk9 {GATHER} 1MB", "did you mean 'ndv2/sk3'?"),
+        (f"synthesize rinq:8 {GATHER} 1MB", "did you mean 'ring'?"),
+        (f"synthesize zzzzqq {GATHER} 1MB", "and machines are ndv2"),
+        (f"synthesize dgx-h1000 --topology ndv2 {GATHER} 1MB", "no shipped sketch of that name"),
+        ("plan dgx-h1000 --collective allgather --sizes 1KB", "did you mean 'dgx-h100'?"),
+    ],
     "verify and show": [
         ("verify schedule.json --chunk-size 1KB", "--chunk-size: a schedule in taccl's own format contains it"),
         ("show schedule.json --nodes 2", "leave it out"),

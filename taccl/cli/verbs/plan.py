@@ -131,7 +131,9 @@ def _topology_and_sketches(options: Namespace) -> tuple[Topology, list[Sketch | 
         options.topology, words = words[0], []
     if not words and options.topology is None:
         raise InputError("found neither a sketch nor --topology; give at least one", where="SKETCH")
-    sketches = [sketch for sketch in map(sketch_from_word, words) if sketch is not None]
+    either = len(words) == 1 and options.topology is None
+    found = [sketch_from_word(word, or_topology=either) for word in words]
+    sketches = [sketch for sketch in found if sketch is not None]
     first = sketches[0] if sketches else None
     topology = subset_for(options, topology_for(options, first), first)
     return topology, [resized(each, options, topology) for each in sketches] or [None]
