@@ -409,6 +409,7 @@ class TestFallbacks:
         assert tried[1][0] == "highs"
         assert result.notes == (str(caught[0].message),)
         assert "2000 variables" in result.notes[0]
+        assert result.choice == "gurobi, replaced by highs where the licence does not admit the model"
 
     @pytest.mark.slow
     def test_said_once(self, size_limited):
@@ -421,6 +422,7 @@ class TestFallbacks:
         tried = [each for each in result.stages if each.solver == "gurobi"]
         assert {each.status for each in tried} == {"unlicensed"}
         assert len(result.notes) == 1
+        assert "replaced by highs" in result.choice
         assert [each.category for each in caught] == [FallbackWarning]
 
     @pytest.mark.slow

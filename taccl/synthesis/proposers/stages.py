@@ -219,6 +219,7 @@ def _solve_alone(search: Search, *, improves: bool) -> None:
                 f"{solver} has no licence for this model ({last.message}); highs was used instead"
             )
             solver = "highs"
+            _top(search).choice = f"{search.backend}, {REPLACED}"
             alone(own, solver, improve)
     finally:
         _keep_better(search, own)
@@ -240,6 +241,13 @@ def _solve_alone(search: Search, *, improves: bool) -> None:
             f"{solver} alone reached {format_us(own.best.finish_us)}{phase}; {first}, from which it "
             f"started, takes {first_us} and is returned"
         )
+
+
+def _top(search: Search) -> Search:
+    """The search that the given one is a part of, or the given one."""
+    while search.above is not None:
+        search = search.above
+    return search
 
 
 def _keep_better(search: Search, own: Search) -> None:
@@ -391,6 +399,8 @@ STAGES: dict[str, tuple[Turn, ...]] = {
         _ANY_PATH,
     ),
 }
+#: Part of `Result.choice` if HiGHS ran in place of the named solver, perhaps only in some phases or parts.
+REPLACED = "replaced by highs where the licence does not admit the model"
 ONE_SOLVER = (Turn(OwnProposer("one solver", _one_solver)),)
 
 
