@@ -145,7 +145,7 @@ def backends() -> Backends:
     version = _version("taccl")
     own = [
         SolverInfo("auto", True, version, "a portfolio of greedy, highs and cpsat", None, None),
-        SolverInfo("greedy", True, version, "the list scheduler alone", None, None),
+        SolverInfo("greedy", True, version, "baselines and list schedulers, no solver", None, None),
         SolverInfo(
             "dimension-balanced", True, version, "per-dimension phases with balanced loads", None, None
         ),

@@ -91,7 +91,7 @@ def synthesize(
         and the gap hold over all chunkings. Problems of more than 3 million hops (chunks times links) take
         one chunk per rank.
     backend : str
-        ``"auto"`` (the portfolio), ``"greedy"`` (the list scheduler alone), or one solver for routing and
+        ``"auto"`` (the portfolio), ``"greedy"`` (the list scheduler), or one solver for routing and
         contiguity: ``"highs"``, ``"scip"``, ``"cbc"``, ``"gurobi"``, ``"cpsat"``, ``"pulp:NAME"``; or
         ``"dimension-balanced"``, if the topology is a product (`taccl.dimensions`).
     policy : {"lp", "greedy"}

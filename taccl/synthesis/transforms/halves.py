@@ -241,7 +241,8 @@ def search_separate_contributions(search: Search, search_half: Callable[[Search]
         search.record("unreduced: bound", "taccl", "infeasible", since, message=str(error))
         return
     if bound.bound >= finish:
-        search.record("unreduced: bound", "taccl", "done", since, bound_us=bound.bound_us, message=bound.kind)
+        said = f"{bound.kind}, for contributions that no rank sums on the way"
+        search.record("unreduced: bound", "taccl", "done", since, bound_us=bound.bound_us, message=said)
         return
     part = search.part(problem, "unreduced: ", search.deadline, bound=bound)
     search_half(part)

@@ -245,3 +245,12 @@ def test_a_whole_schedule_exists_once_the_first_of_isomorphic_phases_has_one(bac
     search_halves(search, search_half)
     assert finishes == [search.best.finish_us if exists else None]
     assert taccl.verify(search.best).ok
+
+
+@pytest.mark.slow
+def test_the_bound_of_unreduced_contributions_says_that_it_is_of_them():
+    """Its stage, which may state more than the finish, names the contributions that are not summed."""
+    result = brief_synthesis(problem_of(ring(8), collectives.allreduce(8)), backend="greedy")
+    said = next(each for each in result.stages if each.name == "unreduced: bound")
+    assert said.bound_us > result.schedule.finish_us
+    assert said.message.endswith(", for contributions that no rank sums on the way")
