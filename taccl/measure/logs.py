@@ -395,6 +395,10 @@ def _of_run(run: _LogRun, where: str, given: str | None, stated: Collection[int]
     ):
         said = "found a run of one rank, which sends nothing (busbw is 0); give a log of several ranks"
         raise FormatError(f"{said} (nccl-tests built with MPI=1)", where=source)
+    if given and given != POINT_TO_POINT and rows[0].reduces is not None and not _may_be(given, rows):
+        fits = " or ".join(each for each in _MENTIONS if _may_be(each, rows)) or "no known collective"
+        said = f"found a table of {fits}, by redop and busbw, but collective={given!r}"
+        raise FormatError(f"{said}; leave it out or correct it", where=source)
     name = given or _collective(run, where)
     listed = max(run.hosts, default=-1) + 1
     # With n ranks, busbw / algbw is 2 (n - 1) / n for an allreduce, and 1 for a broadcast or reduce.

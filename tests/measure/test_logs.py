@@ -770,3 +770,14 @@ def test_the_column_of_a_table_names_the_collective(read):
     head = "numCycle, collective, size, type, redop, inplace, time, algbw, busbw, #wrong\n"
     (found,) = read(f"{head}0, Broadcast, 1000000, float, none, 0, 10.0, 100.0, 100.0, 0\n").series
     assert found.collective == "broadcast"
+
+
+def test_a_given_collective_that_contradicts_the_columns_is_refused(tmp_path):
+    """A table with the operator `sum` and the bus bandwidth of an allreduce is not read as an allgather."""
+    path = tmp_path / "a.log"
+    path.write_text(table())
+    with pytest.raises(
+        FormatError, match="found a table of allreduce, by redop and busbw, but collective='allgather'"
+    ):
+        read_log(str(path), collective="allgather")
+    assert read_log(str(path), collective="allreduce").series[0].collective == "allreduce"
