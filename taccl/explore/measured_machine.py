@@ -32,6 +32,7 @@ from taccl.measure.machine import (
     unknown_gpus,
     with_switches,
     without_nvlinks,
+    wrong_ranks,
 )
 from taccl.measure.predict import costs_of, known_machines
 from taccl.measure.series import Log, Series
@@ -176,15 +177,7 @@ def topology_of(
         part = subset(whole, ranks=kept)
         notes.append(f"the log has {num} of {whole.num_ranks} ranks; {in_runs(kept)} assumed (--ranks)")
     if part.num_ranks != num:
-        found = f"found {format_count(num, 'rank')}"
-        wanted = (
-            f"{found}; {shown(whole.name)} has {part.num_ranks} here: check --topology, --nodes and --ranks"
-        )
-        each = len(whole.ranks_of_node[0])
-        if not whole.machine and num > whole.num_ranks and not num % each:
-            way = f"`taccl convert IN OUT --set nodes={num // each}`"
-            wanted += f"; {way} makes a file of more nodes from a server's"
-        raise InputError(wanted, where=series.source)
+        raise InputError(wrong_ranks(whole, num, part.num_ranks), where=series.source)
     return part, notes
 
 

@@ -37,6 +37,7 @@ from taccl.measure.machine import (
     network_by_version,
     placed,
     with_switches,
+    wrong_ranks,
 )
 from taccl.measure.missing import missing_measurements
 from taccl.measure.model import COLLECTIVES, PARAMETERS, Parameter, priors, terms_of, times_us
@@ -304,6 +305,11 @@ def fit(
     most_nodes = nodes or max(each.num_nodes for log in read for each in log.series)
     local = local_ranks(machine.ranks_per_node, most_nodes or 1, ranks, without_ranks)
     series = [placed(each, len(local), nodes, most) for log in read for each in log.series]
+    if isinstance(topology, Topology) and not topology.machine:  # a machine's model has all its nodes alike
+        for each in series:
+            if each.num_nodes > topology.num_nodes and each.collective != POINT_TO_POINT:
+                said = wrong_ranks(topology, each.num_ranks, topology.num_ranks)
+                raise InputError(said, where=each.source)
     kept = tuple(joined(series))
     costs = _costs(machine.name, read).on_ranks(local) if is_named else None
     rate = machine.node_gb_per_s if costs is None else costs.node_gb_per_s

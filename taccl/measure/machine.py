@@ -380,6 +380,20 @@ def placed(each: Series, ranks_per_node: int, nodes: int | None, most_ranks: int
     return each.on(n, m)
 
 
+def wrong_ranks(topology: Topology, num_ranks: int, taking_part: int) -> str:
+    """Sentence on a log whose number of ranks differs from that of a topology, with the way out.
+
+    - `taking_part`: Number of ranks of the topology that take part.
+    """
+    found = f"found {format_count(num_ranks, 'rank')}; {shown(topology.name)} has {taking_part} here"
+    said = f"{found}: check --topology, --nodes and --ranks"
+    each = len(topology.ranks_of_node[0])
+    if topology.machine or num_ranks <= topology.num_ranks or num_ranks % each:
+        return said
+    way = f"`taccl convert IN OUT --set nodes={num_ranks // each}`"
+    return f"{said}; {way} makes a file of more nodes from a server's"
+
+
 def gpu_models(gpus: Iterable[str]) -> set[str]:
     """Models in the names of GPUs: ``{"H100"}``."""
     return {model[1] for name in gpus if (model := _MODEL.search(name))}

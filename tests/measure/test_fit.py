@@ -315,3 +315,15 @@ def test_a_fit_to_a_topology_file_names_the_topology(log):
     fit = taccl.fit([log(table(ranks=4))], replace(taccl.topologies.ring(4), machine=""))
     assert fit.machine == "ring:4"
     assert any(each.source == "prior, not determined (ring:4)" for each in fit.parameters)
+
+
+@pytest.mark.filterwarnings("ignore::taccl.errors.AssumptionWarning")
+def test_a_topology_with_fewer_nodes_than_a_log_is_refused(tmp_path, shared_data):
+    """A log of two hosts is not fitted on the topology of one server, which has no network; the way out is named."""
+    path = tmp_path / "server.xml"
+    path.write_text(server_xml(90, 18))
+    log = str(shared_data / "nccl-tests/h100_oci_x2_allreduce_large.txt")
+    with pytest.raises(
+        InputError, match="found 16 ranks; .* has 8 here: .*--set nodes=2` makes a file of more"
+    ):
+        taccl.fit([log], load_nccl_topology(path))

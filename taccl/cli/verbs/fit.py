@@ -11,6 +11,7 @@ from taccl.cli.options import add_options, add_output, add_subset, option, secon
 from taccl.cli.output import Answer, check_output, notes_shown, picked, with_content
 from taccl.cli.things import is_file, topology_from_word
 from taccl.formats.files import check_page
+from taccl.formats.registry import takes_nodes
 
 
 def add(verb: argparse.ArgumentParser) -> None:
@@ -36,7 +37,9 @@ def run(options: argparse.Namespace) -> Answer:
     with notes_shown() as note:
         note("reading and fitting")
         given = picked(options, "nodes", "collective", "in_place", "seed")
-        on = topology_from_word(options.topology) if is_file(options.topology) else options.topology
+        on = options.topology
+        if is_file(on):  # the number of nodes of a file that states it is not that of the largest log
+            on = topology_from_word(on, nodes=options.nodes if takes_nodes(on) else None)
         found = taccl.fit(options.logs, on, ranks=options.ranks, without_ranks=options.without_rank, **given)
     complaint = "" if options.accept else found.complaint
     answer = Answer(_text(found), found.to_dict(), complaint)
