@@ -52,7 +52,11 @@ def read_bytes(path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES) 
     except FileNotFoundError:
         raise FormatError("there is no such file; check the path", where=where) from None
     except IsADirectoryError:
-        raise FormatError("is a folder; give the path of a file", where=where) from None
+        index = os.path.join(where, "plan.json")
+        said = "is a folder; give the path of a file"
+        if os.path.isfile(index):
+            said = f"is the folder of a plan; give its index, {shown(index)}, or one of its files"
+        raise FormatError(said, where=where) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL or a lone surrogate in the path
         reason = getattr(error, "strerror", None) or error
         raise FormatError(f"the file cannot be read ({reason}); give another path", where=where) from None

@@ -137,8 +137,7 @@ def followed(
 def sketch_from_word(word: str | None, *, or_topology: bool = False) -> Sketch | None:
     """Sketch in a file, or shipped sketch of the given name; None for None.
 
-    - `or_topology`: True if a machine or a fabric may stand in place of the sketch, so that the message on an
-      unknown name suggests these as well.
+    - `or_topology`: True if a machine or fabric may replace the sketch; messages then suggest these as well.
     """
     if word is None:
         return None

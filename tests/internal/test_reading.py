@@ -209,3 +209,10 @@ def test_a_sketch_with_a_strange_field_stays_one(tmp_path):
     path.write_text("schema = 1\nfabric = 'ring:4'\n[routing]")
     with pytest.raises(InputError, match="fabric: found an unknown field"):
         taccl.load_sketch(path)
+
+
+def test_the_folder_of_a_plan_is_named(tmp_path):
+    """The message on the folder of a plan names the plan's index."""
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(FormatError, match=r"is the folder of a plan; give its index, .*plan\.json"):
+        read_text(tmp_path)
