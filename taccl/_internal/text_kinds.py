@@ -81,7 +81,11 @@ PICTURED = unsupported("save the text of the log or of the matrix that it shows"
 #: Kinds of text; the first match counts. Rows of `taccl.formats.table` with a kind of their own come before.
 TEXTS = (
     # Kinds that taccl reads or writes, among unsupported kinds of similar text.
-    Text("comparison", rf"\A{_COMPARISON_HEAD}", "pandas reads it, and taccl does not"),
+    Text(
+        "comparison",
+        rf"\A{_COMPARISON_HEAD}|\A\[\s*\{{\s*\"topology\":\s*[^\n]*\s*\"collective\":",
+        "pandas reads it, and taccl.plot.comparison draws the table in Python",
+    ),
     Text("file of logs by pair", r"^#\s*pair:?\s+\S+\s+\S+\s*$", SHOW),
     Text(
         "log of nccl-tests or rccl-tests",

@@ -86,6 +86,7 @@ def test_a_known_output_is_named_wherever_it_is_not_read(tmp_path, kind):
 
 #: Outputs of other versions and sub-commands of a tool, each with its kind.
 OTHER_FORMS = [
+    ('[\n {\n  "topology": "ring:4",\n  "collective": "allgather",\n  "num_ranks": 4\n }\n]\n', "comparison"),
     (
         "#------\n#    Intel (R) MPI Benchmarks 2018, MPI-1 part\n",
         "log of Intel MPI Benchmarks or of oneCCL's benchmark",
