@@ -137,7 +137,7 @@ def _schedule_half(half: Half, behind: int, limit_s: float, limits: Limits, *, m
         whole = schedule.in_order()
         better, _ = improve_schedule(whole, limits, turns=turns, merges=merges)
         if merges or better is whole:
-            return better if merges else schedule
+            return better.under(problem, producer=whole.producer) if merges else schedule
         order = np.argsort(better.start, kind="stable")
         columns = better.chunk[order], better.link[order].astype(np.int32), better.start[order]
         return _schedule(problem, Sends(*columns, better.finish_ticks))

@@ -321,6 +321,14 @@ class TestLimits:
         ]
 
 
+@pytest.mark.slow
+def test_the_compiled_list_scheduler_is_named_after_an_improvement_of_its_own():
+    """Its schedule of merged sends names it, although ruin and recreate in the stage made it finish sooner."""
+    problem = make_problem(topologies.ndv2(2), collectives.allgather(16), chunk_bytes=1000)
+    found = schedule_large(problem, deadline=Deadline(time.monotonic() + AMPLE_S), merges=True)
+    assert found.producer == "compiled list scheduler"
+
+
 def test_a_first_schedule_has_the_time_that_is_kept_for_later():
     """Part of a search may use time that is reserved for later until a schedule exists, but not afterwards.
 
