@@ -151,10 +151,15 @@ def with_content(answer: Answer, path: str, content: str | bytes, options: argpa
     try:
         write_whole(path, content, overwrite=options.overwrite)
     except InputError as error:
-        bad = failed(error.message, EXIT_BAD_INPUT, where=error.where)
-        return replace(bad, text=answer.text, figures=answer.values | bad.values)
+        return with_error(answer, error)
     gap = "\n" if answer.text.rpartition("\n")[2].startswith("written to ") else "\n\n"
     return replace(answer, text=f"{answer.text}{gap}written to {shown(path)}")
+
+
+def with_error(answer: Answer, error: InputError) -> Answer:
+    """The answer, whose text and values remain, with an error of a step after it."""
+    bad = failed(error.message, EXIT_BAD_INPUT, where=error.where)
+    return replace(bad, text=answer.text, figures=answer.values | bad.values)
 
 
 def with_file(answer: Answer, schedule: Schedule, options: argparse.Namespace) -> Answer:

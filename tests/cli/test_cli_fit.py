@@ -6,6 +6,7 @@ import pytest
 
 from taccl.cli.command import run
 from tests.measure.logs import SIZES, table
+from tests.nvswitch import server_xml
 
 pytestmark = pytest.mark.usefixtures("_quick_fits")
 
@@ -56,3 +57,16 @@ def test_poor_fits_are_accepted_on_request(tmp_path, capsys):
     assert not profile.exists()
     assert run([*words, "--accept"]) == 0
     assert profile.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::taccl.errors.AssumptionWarning")
+def test_a_fit_to_a_topology_file_is_shown_before_the_error(log, tmp_path, capsys):
+    """A profile of a topology file is refused, but only after the figures of the fit."""
+    source, profile = tmp_path / "server.xml", tmp_path / "mine.toml"
+    source.write_text(server_xml(90, 18))
+    assert run(["fit", log, "--topology", str(source), "-o", str(profile)]) == 2
+    shown = capsys.readouterr()
+    assert "node_gb_per_s" in shown.out
+    assert "a profile holds constants of a machine model" in shown.err
+    assert not profile.exists()

@@ -8,8 +8,9 @@ import taccl
 from taccl._internal.names import note_lines, shown, table
 from taccl._internal.units import format_count
 from taccl.cli.options import add_options, add_output, add_subset, option, seconds_from_zero
-from taccl.cli.output import Answer, check_output, notes_shown, picked, with_content
+from taccl.cli.output import Answer, check_output, notes_shown, picked, with_content, with_error
 from taccl.cli.things import is_file, topology_from_word
+from taccl.errors import InputError
 from taccl.formats.files import check_page
 from taccl.formats.registry import takes_nodes
 
@@ -52,7 +53,11 @@ def run(options: argparse.Namespace) -> Answer:
         content = render(measured(found, ax=figure()), format_of(options.plot))
         answer = with_content(answer, options.plot, content, options)
     if options.output is not None and not answer.complaint:
-        answer = with_content(answer, options.output, found.to_toml(accept=options.accept), options)
+        try:
+            profile = found.to_toml(accept=options.accept)
+        except InputError as error:
+            return with_error(answer, error)
+        answer = with_content(answer, options.output, profile, options)
     return answer
 
 
