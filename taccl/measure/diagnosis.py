@@ -176,8 +176,8 @@ class SeriesDiagnosis:
 
     @property
     def _size_head(self) -> tuple[str, ...]:
-        best = f"{self.library}'s best"
-        return "size", "measured us", "predicted us", "off", "busbw GB/s", "predicted", best
+        choice = f"{self.library}'s choice"
+        return "size", "measured us", "predicted us", "off", "busbw GB/s", "predicted", choice
 
     @property
     def _gain_head(self) -> tuple[str, ...]:

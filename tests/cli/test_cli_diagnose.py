@@ -24,7 +24,13 @@ def test_a_page_on_the_terminal_has_verdict_limits_causes_and_sizes(log, capsys)
     assert (
         out.splitlines()[1].lstrip().startswith("365 GB/s bus at 2GiB is ") or " GB/s bus at 2GiB is " in out
     )
-    for part in ("limits, for large messages", "likely: NVLS is off", "evidence: ", "try: ", "NCCL's best"):
+    for part in (
+        "limits, for large messages",
+        "likely: NVLS is off",
+        "evidence: ",
+        "try: ",
+        "busbw GB/s  predicted  NCCL's choice",
+    ):
         assert part in out
     assert len(out.splitlines()) < 60
 
