@@ -28,7 +28,7 @@ from taccl.measure.facts import (
     is_below,
 )
 from taccl.measure.logs import OTHER_LIBRARY
-from taccl.measure.machine import NO_PEERS, has_no_peers, machine_of, may_be_bridged, mismatches
+from taccl.measure.machine import NO_PEERS, has_no_peers, machine_of, may_be_bridged, mismatches, other_gpus
 from taccl.measure.model import COLLECTIVES
 from taccl.measure.series import POINT_TO_POINT, Log, Series
 from taccl.problem.collective import busbw_factor
@@ -141,7 +141,7 @@ def _diagnosis(
             )
         if log.debug.algorithms:
             notes.append(_algorithm_note(each, log.debug.algorithms))
-        found.append(_judged(each, facts, deadline, notes, machine))
+        found.append(_judged(each, facts, deadline, notes, machine, log.gpus))
     notes = [f"{log.path}: left out: {row}" for log in read for row in log.left_out]
     if expectations:
         judged = [each.series for each in expectations]
@@ -388,8 +388,9 @@ def _unaligned_bytes(series: Series) -> int:
 
 
 def _judged(
-    expected: Expectation, facts: Facts, deadline: Deadline, notes: Sequence[str], machine: Machine
-) -> SeriesDiagnosis:
+    expected: Expectation, facts: Facts, deadline: Deadline, notes: Sequence[str], machine: Machine,
+    gpus: Collection[str],
+) -> SeriesDiagnosis:  # fmt: skip
     """Verdict on one measured series, with likely causes, limits and better schedules."""
     series, on = expected.series, expected.topology
     factor = busbw_factor(series.collective, series.num_ranks)
@@ -406,7 +407,8 @@ def _judged(
         for place, found in zip(expected.places, expected.choices, strict=True)
     )
     bound_share = None if bound_us is None else bound_us / series.times_us[-1]
-    verdict = "; ".join(clauses(expected, facts, bound_us, factor))
+    said = other_gpus(gpus, machine_of(on)) if machine.topology is not None else ""
+    verdict = "; ".join(filter(None, [said, *clauses(expected, facts, bound_us, factor)]))
     verdict += conclusion(facts, causes, bound_share)
     gains: tuple[Gain, ...] = ()
     is_faulty = facts.is_late or facts.is_unjudged or facts.share is not None and facts.share < WITHIN_ERROR

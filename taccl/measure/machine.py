@@ -503,14 +503,21 @@ def _of_ranks(logs: Sequence[Log], series: Sequence[Series]) -> Iterable[str]:
 
 
 def _of_gpus(logs: Sequence[Log], machine: Machine) -> Iterable[str]:
+    for log in logs:
+        if said := other_gpus(log.gpus, machine):
+            yield f"{log.path}: {said}"
+
+
+def other_gpus(gpus: Collection[str], machine: Machine) -> str:
+    """Sentence on GPUs that the machine does not have; empty if they agree, or are unknown."""
     from taccl.topology.models import MODELS
 
     ours = MODELS[machine.name].gpus if machine.name in MODELS else ()
-    for log in logs:
-        models = gpu_models(log.gpus)
-        if models and ours and not models & set(ours):
-            names = first_of([shown(name, 60) for name in sorted(log.gpus)], 3)
-            yield f"{log.path}: found GPUs {names}; {machine.name} has {' or '.join(ours)}; check --topology"
+    models = gpu_models(gpus)
+    if not models or not ours or models & set(ours):
+        return ""
+    names = first_of([shown(name, 60) for name in sorted(gpus)], 3)
+    return f"found GPUs {names}; {machine.name} has {' or '.join(ours)}; check --topology"
 
 
 def _of_times(series: Sequence[Series], machine: Machine) -> Iterable[str]:

@@ -1063,3 +1063,12 @@ def test_more_nodes_than_any_log_has_are_noted(nodes, is_noted):
     series = Series("allreduce", 4 * nodes, nodes, (8,), (30.0,), "a.log: line 1")
     _, notes = topology_of(series, Machine("t4", nodes), ["Tesla T4"])
     assert ("no published log has tested predictions on more than 16 nodes" in notes) == is_noted
+
+
+@pytest.mark.slow
+def test_the_verdict_begins_with_gpus_that_the_named_machine_lacks(shared_data):
+    """A log of H100 that is judged as of DGX A100 says so first; with the right machine it does not."""
+    log = str(shared_data / "nccl-tests/h100_oci_x2_allreduce_large.txt")
+    said = "found GPUs NVIDIA H100 80GB HBM3; dgx-a100 has "
+    assert judged(log, topology="dgx-a100").verdict.startswith(said)
+    assert "found GPUs" not in judged(log, topology="dgx-h100").verdict
