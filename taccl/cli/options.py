@@ -114,6 +114,10 @@ A_TOPOLOGY = "a file, a machine (ndv2), or a fabric (torus:4x4)"
 _COLLECTIVES = ", ".join(collectives.COLLECTIVES)
 _PROTOCOL = "message protocol (default auto: predicted fastest for the size)"
 _SIZE = "larger of a rank's input and output buffer, e.g. 16MB (default: the sketch's, or 64MB)"
+_CHUNKS_PER_RANK = (
+    "number of chunks that each rank's data is cut into; a sketch's size is that of one chunk, so K chunks "
+    "make K times the data, unless --size gives the data"
+)
 #: {option that several verbs share: (name of its value, help, other arguments of argparse)}.
 _SHARED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "--topology": ("FILE|NAME", A_TOPOLOGY, {}),
@@ -123,7 +127,7 @@ _SHARED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "--collective": ("NAME", _COLLECTIVES, {"type": _collective, "required": True}),
     "--size": ("S", _SIZE, {"type": size}),
     "--chunk-size": ("S", "bytes of one chunk, e.g. 1MB", {"type": size}),
-    "--chunks-per-rank": ("K", "number of chunks that each rank's data is cut into", {"type": positive}),
+    "--chunks-per-rank": ("K", _CHUNKS_PER_RANK, {"type": positive}),
     "--time-unit-us": ("US", "microseconds in the file's unit of time", {}),
     "--backend": ("NAME", "auto, or one of `taccl backends`", {"default": "auto"}),
     "--time-limit": ("S", "seconds", {"type": seconds, "default": 30.0}),
