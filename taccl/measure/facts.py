@@ -163,7 +163,7 @@ class Facts:
 
     @property
     def depends_on_place(self) -> bool:
-        """True if the largest messages have the expected bandwidth in the other place alone."""
+        """True if the largest messages are slow in the place read (in or out), but not in the other."""
         return self.share is not None and is_below(self.share, self.place_share)
 
     @property

@@ -108,9 +108,11 @@ _FAILED = {
         r"\bTest (?:NCCL |RCCL |CUDA |HIP |MPI )?failure\b"
     ),
 }
-#: `_RUNS_DIFFER`: min ratio of the times of merged runs at their largest common size that earns a note.
+#: `_RUNS_DIFFER`: min ratio of the slowest to the fastest of merged runs for a note that they differ. Their
+#: times are compared at the largest size that two or more of them measured.
 #: `_TELLING_BYTES`: min bytes of that size, as times of smaller ones are noisy.
-#: `_OTHER_FASTER`: max ratio of the time in the other place at the largest size that does.
+#: `_OTHER_FASTER`: max ratio of the time in the other place (in or out of place) to that in the place read,
+#: at the largest size, for a note that the other is faster.
 _RUNS_DIFFER, _TELLING_BYTES = 1.15, 2**26
 _OTHER_FASTER = 0.9
 #: Min algbw in GB/s whose two decimals are precise enough for the ratio of busbw to algbw.

@@ -11,6 +11,8 @@ from taccl import collectives
 from taccl.analysis.certificates.borders import Border
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import BorderJob
+from taccl.analysis.certificates.evaluation import passages
+from taccl.analysis.certificates.evaluation.facts import Facts
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES
@@ -180,6 +182,21 @@ def test_with_direct_crossing_contributions_enter_one_by_one():
     node, links = problem.topology.node_of_rank, problem.topology.links
     assert sorted({node[links[e].src] for e in job.links} for job in jobs) == [{1}, {2}]
     assert len(jobs_at(direct, 2, 3)) == 1
+
+
+def test_a_witness_on_a_part_of_the_roots_node_counts_one_sum():
+    """With direct crossing, node 0 may add what enters it before ranks 0 and 1 of its three get it in a send.
+
+    So an evaluation that is asked for these two ranks counts one send, and one per other node for the node.
+    """
+    builder = TopologyBuilder("three nodes of three", [r // 3 for r in range(9)])
+    for src, dst in itertools.permutations(range(9), 2):
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
+    everyone = list(range(9))
+    problem = problem_of(builder.build(), custom(9, [(everyone, everyone)], combining=True))
+    facts = Facts(problem.with_clauses(direct_crossing=True), divisible=False, in_network=False)
+    assert len(list(passages.jobs(facts, frozenset((0, 1)), entering=True))) == 1
+    assert len(list(passages.jobs(facts, frozenset((0, 1, 2)), entering=True))) == 2
 
 
 def test_symmetry_skips_equivalent_sets():

@@ -220,8 +220,8 @@ def _worth(nodes: _Nodes, grid: _Grid, cells: int, costs: NDArray[np.int64], pai
     - `pair`: Price of a pair.
     """
     sharing, size = nodes.size * (nodes.number - 1), nodes.size
-    # Times at which a send may follow some number of holds, and gain most. Later than two sends in a node,
-    # holds cost nothing, so that the largest number gains most.
+    # Slices of times to try, by the number of earlier holds in the node. A hold can precede a send only from
+    # `grid.shift` on. From `grid.twice` on, holds cost nothing, so only their largest number is tried.
     first, last = min(grid.shift, cells + 1), min(grid.twice, cells + 1)
     times = [slice(0, last), *[slice(first, last)] * (size - 2), slice(first, None)]
     found = np.full((cells + 1, cells + 1), np.iinfo(np.int64).max)

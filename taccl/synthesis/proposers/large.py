@@ -66,7 +66,10 @@ def why_not(problem: Problem) -> str:
 
 
 def _own_first_holds(problem: Problem) -> bool:
-    """True if links with local-first priority are held until a send ends, so that relayed sends wait."""
+    """True if a send occupies each link with local-first priority until it ends.
+
+    A relayed send then cannot start before the send ahead of it on the link ends.
+    """
     costs, holds = problem.costs, hold_columns(problem.topology)
     same = costs.hold_alpha == costs.link_alpha[holds.link]
     same &= costs.hold_beta == costs.link_beta[holds.link]

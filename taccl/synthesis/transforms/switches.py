@@ -46,7 +46,7 @@ class PlainLinks(Transform[Problem, Schedule]):
         return cls(problem, (over_links(problem, shared=False),))
 
     def invert(self, found: Sequence[Schedule]) -> Schedule:
-        """Schedule of the original problem with the sends, and in the chunks, of the found schedule."""
+        """The found schedule under the original clauses; its sends and its chunks are kept."""
         schedule = found[0]
         return schedule.under(replace(schedule.problem, clauses=self.problem.clauses))
 

@@ -234,7 +234,7 @@ class Pairs:
         self._entered = cache(self._entered_by)
 
     def limited_by(self, labels: Labels) -> bool:
-        """True if the last chunks that enter the sets do so at `since` or later, and all labels are true.
+        """True if no schedule exceeds a label, and none has the last entries before `since` (as given).
 
         - `labels`: ((ticks, most), ...): before `ticks`, there are at most `most` pairs.
         """

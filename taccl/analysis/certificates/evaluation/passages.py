@@ -212,9 +212,11 @@ def jobs(facts: Facts, ranks: frozenset[int], *, entering: bool) -> Iterator[Bor
             continue
         every = facts.carried(c)
         parts = [(every, sources, targets)]
-        if is_direct and len(ranks) > 1 and data.root in ranks:
-            # With direct crossing, contributions of every other node cross separately, straight to the root's
-            # node. Their targets are all destinations outside the contributing node.
+        root = data.root if is_direct and len(ranks) > 1 else None
+        if root is not None and ranks.issuperset(r for r, n in enumerate(node) if n == node[root]):
+            # With direct crossing, the contributions of each other node enter the root's node in a send of
+            # their own. The sum then goes on to every destination outside the sending node. If the set has
+            # only a part of the root's node, one send may bring the contributions of several nodes into it.
             parts = []
             for n in sorted({node[r] for r in sources}):
                 over = [e for e in facts.admitted(c, reducing=True) if node[links[e].src] == n]
