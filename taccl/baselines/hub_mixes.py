@@ -192,7 +192,7 @@ def _divided(loads: Floats, weights: Floats, us: tuple[Floats, Floats], shares: 
 def _shares(
     topology: Topology, dims: Dimensions, plans: LatePlans, num_bytes: int
 ) -> tuple[float, Ints, Floats] | None:
-    """(least finish in us, likely plans, best share of each), by linear programs; None if they fail.
+    """(least finish in us, likely plans, best share of each); None if a linear program has no solution.
 
     The time of a step is at least alpha plus the bytes of each link times its beta. A send either adds or
     copies. So a link that would do both in a step keeps the larger load, and plans with the other are left

@@ -111,10 +111,11 @@ def going_on(whole: Search) -> Iterator[None]:
 def _ask(search: Search, turn: Turn) -> None:
     """Run one proposer, and propose its schedule as incumbent.
 
-    If a user's proposer returns or offers an invalid schedule, it is dropped with a row in the stages and a
-    warning. If it runs past its time limit, as in a call that Python cannot interrupt, its row says for how
-    long. `InputError` is raised if it changes the problem, as no later result would be of the given problem,
-    or sets the incumbent, which is then not verified.
+    An invalid schedule of a user's proposer is dropped, with a row in the stages and a warning. If it runs past
+    its time limit, its row says for how long.
+
+    Raises `InputError` if it changes the problem or sets the incumbent: no later result would be of the given
+    problem, or verified.
     """
     why_not = turn.why_not(search)
     proposer, since, is_limited = turn.proposer, time.monotonic(), turn.share is not None

@@ -127,7 +127,7 @@ def offer_estimated(search: Search) -> Search | None:
 
 
 class _Forms:
-    """Estimated forms of recursive multiplying for a search, and the best schedule built from them.
+    """Forms of recursive multiplying, their estimated finishes, and the best schedule of one.
 
     - `merged`: Single plans whose messages merge, each in finer chunks and earlier than the one before.
     - `mixed`: Equal parts of one plan; None if there are no mixed plans, or no time for them.
