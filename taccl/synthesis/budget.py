@@ -111,8 +111,8 @@ def going_on(whole: Search) -> Iterator[None]:
 def _ask(search: Search, turn: Turn) -> None:
     """Run one proposer, and propose its schedule as incumbent.
 
-    An invalid schedule of a user's proposer is dropped, with a row in the stages and a warning. If it runs past
-    its time limit, its row says for how long.
+    An invalid schedule of a user's proposer is dropped, with a row in the stages and a warning. If it runs
+    past its time limit, its row says for how long.
 
     Raises `InputError` if it changes the problem or sets the incumbent: no later result would be of the given
     problem, or verified.

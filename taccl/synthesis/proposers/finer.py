@@ -127,7 +127,7 @@ def offer_estimated(search: Search) -> Search | None:
 
 
 class _Forms:
-    """Forms of recursive multiplying, their estimated finishes, and the best schedule of one.
+    """The forms of recursive multiplying that a search estimates, and the best schedule of one.
 
     - `merged`: Single plans whose messages merge, each in finer chunks and earlier than the one before.
     - `mixed`: Equal parts of one plan; None if there are no mixed plans, or no time for them.
