@@ -15,6 +15,7 @@ from tests.test_docs_examples import PAGES, ROOT, blocks_of, commands_of
 #: Fenced blocks, which other tests run.
 _BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _ANCHOR = re.compile(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)")
+_LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)")
 _NAME = re.compile(r"`(taccl(?:\.\w+)+)")
 _FILE = re.compile(r"(?<!\[)`((?:taccl|tests|docs|benchmarks|sketches)/[\w/.-]+)`")
 _ARXIV = re.compile(r"arxiv(?:\.org/(?:abs|pdf)/|[ :]+)(\S+?)(?=[\s,.;)\]]*(?:[\s)\]]|$))", re.IGNORECASE)
@@ -69,6 +70,21 @@ def test_anchors_lead_to_headings(page):
         if leads_to.suffix == ".md" and anchor not in anchors_of(leads_to):
             dead.append(f"{target}#{anchor}")
     assert not dead
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_links_lead_to_files_of_the_site(page):
+    """A page of the site links only to files below docs/ and to those that its hooks add; other pages to any file."""
+    site = ROOT / "docs"
+    added = re.findall(r'"([^"]+)": "', re.search(r"PAGES = (.*)", (site / "site_hooks.py").read_text())[1])
+    of_the_site = {ROOT / "sketches" / name for name in added} if site in page.parents else set()
+    root = site if site in page.parents else ROOT
+    targets = {target: (page.parent / target).resolve() for target in _LINK.findall(text_of(page))}
+    reached = {
+        target: file.exists() and (root in file.parents or file in of_the_site)
+        for target, file in targets.items()
+    }
+    assert all(reached.values()), [target for target, found in reached.items() if not found]
 
 
 def is_in_a_file(dotted):
