@@ -6,6 +6,7 @@ import atexit
 import fcntl
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -62,9 +63,11 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 
 
 def free_port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return int(held.getsockname()[1])
+    """A free port that no outgoing connection gets meanwhile: Linux takes theirs from 32768 to 60999."""
+    while True:
+        with socket.socket() as held, suppress(OSError):
+            held.bind(("127.0.0.1", port := random.SystemRandom().randrange(10000, 32768)))
+            return port
 
 
 @cache
@@ -95,18 +98,20 @@ def started(num_ranks: int, script: str, *words: object, check: bool = True) -> 
             "num_ranks": num_ranks, "script": str(ROOT / script), "words": [*map(str, words)],
             "folder": folder, "environment": {**environment(), **address},
         }  # fmt: skip
-        try:
+        codes, fault = None, "ended"
+        with suppress(OSError, ValueError):  # raised if it has ended
             starter.stdin.write(json.dumps(job) + "\n")
             starter.stdin.flush()
-            is_done = bool(select([starter.stdout], [], [], 300)[0])
-            codes = json.loads(starter.stdout.readline()) if is_done else None
-        except (OSError, ValueError):  # it has ended
-            codes = None
+            if select([starter.stdout], [], [], 300)[0]:
+                codes = json.loads(starter.stdout.readline())
+            else:
+                fault = "was killed after 300 s"
         if codes is None:
             _starter.cache_clear()
             _end(starter)
             said.seek(0)
-            pytest.fail(f"the process that starts ranks ended, or was killed after 300 s: {said.read()}")
+            outputs = {each.name: each.read_text() for each in sorted(Path(folder).glob("rank-*"))}
+            pytest.fail(f"starter of ranks {fault}: {said.read()}, code {starter.returncode}; {outputs}")
         done = [Rank(code, Path(folder, f"rank-{rank}").read_text()) for rank, code in enumerate(codes)]
     assert not check or not any(each.returncode for each in done), "\n".join(each.said for each in done)
     return done
