@@ -198,9 +198,10 @@ def cache_folder() -> Path:
 
 
 def key_of(problem_digest: str, **options: str | int | float | None) -> str:
-    """Key of a run, which is a hash of its problem, options, registered proposers, and package versions."""
+    """Key of a run: a hash of its problem, options, registered proposers, package versions and code."""
     content: dict[str, Any] = {
         "schema": _SCHEMA, "problem": problem_digest, "options": options, "versions": _versions(),
+        "code": _code_digest(),
     }  # fmt: skip
     proposers = sorted(each.name for each in registered())
     return _digest(content | {"proposers": proposers} if proposers else content)
@@ -260,6 +261,15 @@ def _is_cut_of(cut: Problem, problem: Problem) -> bool:
 @cache
 def _versions() -> dict[str, str]:
     return {name: version for name, version in package_versions().items() if name != "python"}
+
+
+@cache
+def _code_digest() -> str:
+    """Hash of this package's source files, as edited code may find other results at the same version."""
+    digest, package = hashlib.sha256(), Path(__file__).parents[1]
+    for file in sorted(package.rglob("*.py")):
+        digest.update(f"{file.relative_to(package)}\0".encode() + file.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 def _digest(content: dict[str, Any]) -> str:

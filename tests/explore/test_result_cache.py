@@ -111,15 +111,16 @@ def test_interrupted_results_are_not_stored(problem, cache, monkeypatch):
 
 
 def test_keys_distinguish_runs(monkeypatch):
-    """Problem, options and versions change the key; nothing else does."""
+    """Problem, options, code and versions change the key; nothing else does."""
     options = {"backend": "greedy", "seed": 0, "time_limit_s": 30.0, "threads": 1}
     key = key_of("a", **options)
     assert key == key_of("a", **dict(reversed(options.items())))
     others = [key_of("b", **options)]
     others += [key_of("a", **{**options, name: 9}) for name in options]
-    monkeypatch.setattr(cache_module, "_versions", lambda: {"taccl": "99"})
-    others.append(key_of("a", **options))
-    assert len({key, *others}) == 7
+    for name, changed in (("_code_digest", "edited"), ("_versions", {"taccl": "99"})):
+        monkeypatch.setattr(cache_module, name, lambda changed=changed: changed)
+        others.append(key_of("a", **options))
+    assert len({key, *others}) == 8
 
 
 def test_a_registered_proposer_changes_the_key():
