@@ -209,7 +209,11 @@ class Fit:
 
         if self.figures is not None:
             said = f"found a fit to {self.machine}; a profile holds constants of a machine model, by name"
-            raise InputError(f"{said}: put the fitted rates into the topology file", where="fit")
+            fitted = {each.name: f"{each.value:.4g} GB/s" for each in self.parameters if each.determined}
+            rates = {"node_gb_per_s": "over all links of a rank in its node", "network_gb_per_s": "for a NIC"}
+            found = " and ".join(f"{fitted[name]} {of}" for name, of in rates.items() if name in fitted)
+            remedy = f"state these rates in the topology file: {found}" if found else "no rate was determined"
+            raise InputError(f"{said}; {remedy}", where="fit")
         if self.complaint and not accept:
             raise InputError(self.complaint, where="fit")
         left = self.left_out_median_error
