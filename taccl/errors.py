@@ -108,7 +108,19 @@ class VerificationError(TacclError):
 
 
 class ExportError(TacclError):
-    """A schedule, a program or another object cannot be represented in the requested file format."""
+    """A schedule, a program or another object cannot be represented in the requested file format.
+
+    Parameters
+    ----------
+    message : str
+        What the format lacks, and where that is needed.
+    remedy : str, optional
+        Options under which the object may fit; it ends the printed message.
+    """
+
+    def __init__(self, message: str, *, remedy: str = "") -> None:
+        self.message = shown(message, _MOST)
+        super().__init__(f"{message}; {remedy}" if remedy else message)
 
 
 class ExecutionError(TacclError):

@@ -346,8 +346,8 @@ class PlanSearch:
                         programs[winner] = runnable(winner.schedule, lowering, self.runtime)
                     except ExportError as error:
                         remaining.remove(winner)
-                        reasons[str(error)] = None
-                        notes.append(f"a schedule of {winner.source} was left out: {error}")
+                        reasons[error.message] = None
+                        notes.append(f"a schedule of {winner.source} was left out: {error.message}")
                         break
             else:
                 if len(tiles) <= max_ranges:

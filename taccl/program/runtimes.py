@@ -35,6 +35,7 @@ class Excess(NamedTuple):
 
     where: tuple[int, ...]
     message: str
+    remedy: str
 
 
 def excesses(program: Program, runtime: Runtime) -> Iterator[Excess]:
@@ -43,11 +44,8 @@ def excesses(program: Program, runtime: Runtime) -> Iterator[Excess]:
         if found > most:
             names = ("rank", "threadblock", "step")
             place = " of ".join(f"{name} {i}" for name, i in reversed([*zip(names, where, strict=False)]))
-            yield Excess(
-                where,
-                f"holds at most {most} {what}, and {place or 'the program'} has {found}; lower the schedule "
-                f"with {remedy}",
-            )
+            message = f"holds at most {most} {what}, and {place or 'the program'} has {found}"
+            yield Excess(where, message, f"lower the schedule with {remedy}")
 
 
 def _measured(program: Program, runtime: Runtime) -> Iterator[tuple[tuple[int, ...], int, int, str, str]]:

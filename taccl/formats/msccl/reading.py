@@ -162,7 +162,7 @@ class _File:
             place = fault.steps[-1]
             raise self.elements.get(place, self.elements[place[:2]]).error(fault.message)
         for excess in excesses(program, _LARGEST):
-            raise self.elements[excess.where].error(f"MSCCL XML {excess.message}")
+            raise self.elements[excess.where].error(f"MSCCL XML {excess.message}; {excess.remedy}")
         for address, step in program.steps():
             for t, s in step.depends:
                 awaited = self.elements[address.rank, t, s]

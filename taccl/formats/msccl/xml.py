@@ -112,7 +112,7 @@ def _kind_for(program: Program, reader: Runtime) -> ProgramKind:
 
 def _check_limits(program: Program, reader: Runtime) -> None:
     for excess in excesses(program, reader):
-        raise ExportError(f"MSCCL XML for {reader.title} {excess.message}")
+        raise ExportError(f"MSCCL XML for {reader.title} {excess.message}", remedy=excess.remedy)
 
 
 def unseen_root(collective: str, root: int) -> str:

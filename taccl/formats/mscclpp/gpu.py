@@ -53,9 +53,9 @@ class PlanGpu:
         if len(threadblocks) > max_threadblocks:
             raise ExportError(
                 f"MSCCL++ runs at most {max_threadblocks} threadblocks per rank at once, but rank "
-                f"{self.rank} has {len(threadblocks)}; lower the schedule with threadblocks='per-peer', or "
-                "fewer num_channels or instances, or give max_threadblocks (the GPU's number of "
-                "multiprocessors)"
+                f"{self.rank} has {len(threadblocks)}",
+                remedy="lower the schedule with threadblocks='per-peer', or fewer num_channels or instances, "
+                "or give max_threadblocks (the GPU's number of multiprocessors)",
             )
         return {
             "id": self.rank,
@@ -105,8 +105,9 @@ class PlanGpu:
         if not split:
             raise ExportError(
                 f"MSCCL++ holds at most {MAX_OPERATIONS} operations per threadblock, and threadblock {t} of "
-                f"rank {self.rank} makes {total}; leave split=False out, or lower the schedule with "
-                f"channels='round-robin', num_channels={-(-total // MAX_OPERATIONS)}"
+                f"rank {self.rank} makes {total}",
+                remedy="leave split=False out, or lower the schedule with channels='round-robin', "
+                f"num_channels={-(-total // MAX_OPERATIONS)}",
             )
         self.was_split = True
         room = MAX_OPERATIONS - 4  # two operations begin a piece, and two end it

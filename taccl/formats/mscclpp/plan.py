@@ -195,7 +195,7 @@ def _under_known_protocol(program: Program, nodes: Sequence[int]) -> Program:
     unsafe = why_no_packets(program.collective, nodes)
     if program.protocol == "LL":
         if unsafe:
-            raise ExportError(f"{unsafe}; lower the schedule with protocol='Simple'")
+            raise ExportError(unsafe, remedy="lower the schedule with protocol='Simple'")
         return program
     instead = "Simple" if unsafe else "LL"
     warn(
@@ -255,4 +255,4 @@ def _check(plan: Mapping[str, Any], kind: ProgramKind) -> None:
                 "MSCCL++ has no queues in which messages wait; if the program needs them, write MSCCL XML, "
                 "or make a schedule of it and convert that"
             )
-        raise ExportError(f"the plan would not work ({error}); {remedy}") from None
+        raise ExportError(f"the plan would not work ({error})", remedy=remedy) from None
