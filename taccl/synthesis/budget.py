@@ -64,26 +64,43 @@ class Turn:
 def run(search: Search, turns: Sequence[Turn]) -> None:
     """Run proposers in order, each with the time that later ones have not reserved.
 
-    Proposers for which no time is left share a row of the stages that lists them.
+    Proposers without time left are asked again once no time is reserved.
     """
     meant = [each for each in turns if each.is_meant(search) and each.proposer.supports(search.problem)]
     reserves_s = [
         0.0 if each.reserve_s is nothing or each.why_not(search) else each.reserve_s(search) for each in meant
     ]
-    late: list[str] = []
     for place, turn in enumerate(meant):
         has_begun = search.has_found
         if turn.improves and not has_begun:
             continue
         if has_begun and search.done and not turn.runs_late:
-            if not (search.is_met or search.deadline.cancellation.why):
-                late.append(turn.proposer.name)
+            search.top.left_out.append((search, turn))
             continue
         with search.keeping(sum(reserves_s[place + 1 :])):
             _ask(search, turn)
+    if search is search.top and not search.kept_s:
+        _ask_again(search)
+
+
+def _ask_again(search: Search) -> None:
+    """Run the proposers that were left out, in time that was reserved and is not needed.
+
+    If all time was used, they share a row of the stages that lists them. A part with another backend precedes
+    a search by the same proposers, so its own are not run again.
+    """
+    left_out, search.left_out = search.left_out, []
+    late: dict[str, None] = {}
+    for part, turn in left_out:
+        if part.is_met or search.is_met or search.deadline.cancellation.why:
+            continue
+        if search.deadline.has_passed:
+            late[part.prefix + turn.proposer.name] = None
+        elif part.backend == search.backend and turn.is_meant(part):
+            part.deadline = search.deadline.sooner(search.idle_s)
+            _ask(part, turn)
     if late:
-        kept_s, said = search.top.kept_s, f"no time left for {', '.join(dict.fromkeys(late))}"
-        said += f", as {kept_s:.1f} s are reserved for further steps" if kept_s > 0 else ""
+        said = f"no time left for {', '.join(late)}"
         search.record("later steps", "taccl", "skipped", time.monotonic(), message=said)
 
 
@@ -109,89 +126,107 @@ def going_on(whole: Search) -> Iterator[None]:
 
 
 def _ask(search: Search, turn: Turn) -> None:
-    """Run one proposer, and propose its schedule as incumbent.
-
-    An invalid schedule of a user's proposer is dropped, with a row in the stages and a warning. If it runs
-    past its time limit, its row says for how long.
-
-    Raises `InputError` if it changes the problem or sets the incumbent: no later result would be of the given
-    problem, or verified.
-    """
-    why_not = turn.why_not(search)
+    """Run one proposer, and propose its schedule as incumbent; if it is skipped, its row gives the reason."""
     proposer, since, is_limited = turn.proposer, time.monotonic(), turn.share is not None
-    solver = "registered" if is_limited else "taccl"
     limit_s = search.deadline.left_s * (1.0 if turn.share is None else turn.share)
-    if isinstance(proposer, TimedProposer) and not why_not:
-        needed_s = proposer.estimate_s(search.problem)
-        if not isinstance(needed_s, Real):
-            said = f"estimate_s returned {needed_s!r}; expected seconds"
-            raise InputError(said, where=f"proposer {proposer.name}")
-        if needed_s > limit_s:
-            why_not = f"takes about {format_s(needed_s)}, and there are {format_s(limit_s)} for it"
+    why_not = turn.why_not(search) or _too_long(search, proposer, limit_s)
     if why_not:
         row = search.prefix + proposer.name, why_not
         if row not in ((each.name, each.message) for each in search.stages):  # a later turn has the same row
+            solver = "registered" if is_limited else "taccl"
             search.record(proposer.name, solver, "skipped", since, message=why_not)
-        return
-    found, failed, is_cut, until = None, "", False, search.deadline.sooner(limit_s)
-    before = _parts(search.problem) if is_limited else []
-    kept, rows = (search.best, search.is_verified, search.best_on_quotient), [*search.stages]
+    elif is_limited:
+        _ask_registered(search, proposer, limit_s)
+    else:
+        with search.accounting(proposer.name):
+            proposer.propose(search)
+
+
+def _too_long(search: Search, proposer: Proposer, limit_s: float) -> str:
+    """Reason to skip a proposer that estimates more time than it has; empty if there is none."""
+    if not isinstance(proposer, TimedProposer):
+        return ""
+    needed_s = proposer.estimate_s(search.problem)
+    if not isinstance(needed_s, Real):
+        said = f"estimate_s returned {needed_s!r}; expected seconds"
+        raise InputError(said, where=f"proposer {proposer.name}")
+    if needed_s <= limit_s:
+        return ""
+    return f"takes about {format_s(needed_s)}, and there are {format_s(limit_s)} for it"
+
+
+def _ask_registered(search: Search, proposer: Proposer, limit_s: float) -> None:
+    """Run a user's proposer for at most `limit_s` seconds, and propose its schedule if it is valid.
+
+    If it runs past its time limit, its row says for how long.
+    """
+    since, until = time.monotonic(), search.deadline.sooner(limit_s)
+    found, status, message = None, "no-solution", ""
+    search.report(proposer.name)
+    with _guarded(search, proposer, since) as is_sound:
+        try:
+            with until.enforced():
+                found = proposer.propose(search)
+        except (OutOfTime, NoSolutionError) as error:
+            message = str(error)
+            if isinstance(error, OutOfTime) and until.has_passed:
+                status, message = "timed-out", f"stopped after {format_s(limit_s)}, its share of the time"
+        except (TimeIsUp, KeyboardInterrupt) as error:  # TimeIsUp: an interrupt by an outer deadline
+            status = "interrupted" if isinstance(error, KeyboardInterrupt) else "timed-out"
+            search.record(proposer.name, "registered", status, since, message=_late(until))
+            raise
+    found_us, message = None, _late(until) or message
+    if found is not None:
+        if not is_sound(found):
+            return
+        search.offer_whole(found, producer=proposer.name, verified=True)
+        status, found_us = "done", found.finish_us
+    search.record(proposer.name, "registered", status, since, finish_us=found_us, message=message)
+
+
+@contextmanager
+def _guarded(search: Search, proposer: Proposer, since: float) -> Iterator[Callable[[Schedule], bool]]:
+    """Context in which a user's proposer runs: it cannot remove stages, or keep an unverified incumbent.
+
+    The context's value is the judge of its schedules: an invalid one is dropped, with a row in the stages, a
+    note and a warning. Raises `InputError` if the proposer changes the problem or sets the incumbent, since
+    no later result would be of the given problem, or verified.
+    """
+    before, rows = _parts(search.problem), [*search.stages]
+    kept = search.best, search.is_verified, search.best_on_quotient
     sound: list[Schedule] = []
 
     def is_sound(schedule: Schedule) -> bool:
-        """True if a schedule of the proposer is valid; otherwise the stages, a note and a warning say why."""
         fault = _fault(search, schedule)
-        if fault:
-            said = f"the proposer {proposer.name} made a schedule that {fault}; the schedule is dropped"
-            if said not in search.notes:
-                warn(said, FallbackWarning)
-                search.notes.append(said)
-                search.record(proposer.name, solver, "refused", since, message=fault)
-        else:
+        if not fault:
             sound.append(schedule)
-        return not fault
+            return True
+        said = f"the proposer {proposer.name} made a schedule that {fault}; the schedule is dropped"
+        if said not in search.notes:
+            warn(said, FallbackWarning)
+            search.notes.append(said)
+            search.record(proposer.name, "registered", "refused", since, message=fault)
+        return False
 
-    if is_limited:
-        search.report(proposer.name)
-        search.judge = is_sound
+    search.judge = is_sound
     try:
-        with until.enforced() if is_limited else search.accounting(proposer.name):
-            found = proposer.propose(search)
-    except (OutOfTime, NoSolutionError) as error:
-        if not is_limited:
-            raise
-        is_cut = isinstance(error, OutOfTime) and until.has_passed
-        failed = f"stopped after {format_s(limit_s)}, its share of the time" if is_cut else str(error)
-    except (TimeIsUp, KeyboardInterrupt) as error:  # TimeIsUp: an interrupt by an outer deadline
-        if is_limited:
-            status = "interrupted" if isinstance(error, KeyboardInterrupt) else "timed-out"
-            search.record(proposer.name, solver, status, since, message=_late(until))
-        raise
+        yield is_sound
     finally:
         search.judge = None
-        has_set = is_limited and not any(search.best is each for each in (kept[0], *sound))
+        has_set = not any(search.best is each for each in (kept[0], *sound))
         if has_set:  # also if the proposer was interrupted: no unverified schedule may remain
             search.best, search.is_verified, search.best_on_quotient = kept
-        elif is_limited:
+        else:
             search.is_verified = kept[1] if search.best is kept[0] else True
-        if is_limited and search.stages[: len(rows)] != rows:
+        if search.stages[: len(rows)] != rows:
             search.stages[:] = [*rows, *(each for each in search.stages if each not in rows)]
+    said = ""
     if has_set:
         said = "it set search.best; expected a schedule that it returns or passes to search.offer_whole"
-        raise InputError(said, where=f"proposer {proposer.name}")
-    if is_limited and any(a is not b for a, b in zip(before, _parts(search.problem), strict=True)):
+    elif any(a is not b for a, b in zip(before, _parts(search.problem), strict=True)):
         said = "it changed the problem of the search; expected a proposer that only reads the problem"
+    if said:
         raise InputError(said, where=f"proposer {proposer.name}")
-    late = _late(until) if is_limited else ""
-    if found is None:
-        if is_limited:
-            status = "timed-out" if is_cut else "no-solution"
-            search.record(proposer.name, solver, status, since, message=late or failed)
-        return
-    if not is_sound(found):
-        return
-    search.offer_whole(found, producer=proposer.name, verified=True)
-    search.record(proposer.name, solver, "done", since, finish_us=found.finish_us, message=late)
 
 
 def _late(until: Deadline) -> str:

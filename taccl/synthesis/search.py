@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -39,6 +39,9 @@ from taccl.synthesis.symmetry.quotient import Quotient
 from taccl.synthesis.symmetry.timing_group import timing_group
 from taccl.synthesis.transforms.symmetry import Symmetry
 from taccl.synthesis.transforms.transform import Transform
+
+if TYPE_CHECKING:
+    from taccl.synthesis.budget import Turn
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +88,8 @@ class Search:
     # Bound on algorithms along dimensions; None if none of them ran.
     dimension_bound: DimensionBound | None = None
     kept_s: float = 0.0  # seconds of the time limit that are reserved for later stages
+    # For the outermost search: (part, proposer) for each proposer without time left in this part.
+    left_out: list[tuple[Search, Turn]] = field(default_factory=list)
     num_ruins: int = 0  # number of runs of ruin and recreate
     on_better: Callable[[Schedule], None] | None = None  # called with each new incumbent
     backend: str = ""  # name of the backend; by default the one in `options`
@@ -336,7 +341,7 @@ class Search:
         self.allow(-seconds)
         self.kept_s += seconds
         yield
-        self.kept_s -= seconds
+        self.kept_s = round(self.kept_s - seconds, 9)  # without rounding errors, 0 once nothing is reserved
         self.allow(seconds)
 
     def report(self, doing: str) -> None:

@@ -294,6 +294,46 @@ def test_a_later_proposer_keeps_its_time(problem):
     assert left_s["first"] < 601 and left_s["last"] > 990
 
 
+@pytest.mark.parametrize(("takes_s", "left_s"), [(100.0, 299.0), (400.0, None)])
+def test_reserved_time_that_is_not_needed_returns_to_the_steps_left_out(
+    problem, monkeypatch, takes_s, left_s
+):
+    """A step of a phase without time left runs once a later proposer has needed less time than it reserved.
+
+    If that proposer used all of its time, a row names the step.
+    """
+    now, passed_s = time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now() + passed_s[0])
+    search = Search(problem, Options(), Deadline.after(1000))
+    search.offer_whole(taccl.baselines.pairwise(problem), producer="pairwise")
+    part = search.part(problem, "reduce: ", search.deadline, best=search.best)
+    found_s = []
+
+    def takes(seconds):
+        return lambda _: passed_s.__setitem__(0, passed_s[0] + seconds)
+
+    def phases(_):
+        part.deadline = search.deadline
+        steps = (
+            OwnProposer("first", takes(601)),
+            OwnProposer("last", lambda it: found_s.append(it.deadline.left_s)),
+        )
+        run(part, [Turn(each) for each in steps])
+
+    run(
+        search,
+        [
+            Turn(OwnProposer("phases", phases)),
+            Turn(OwnProposer("improvement", takes(takes_s)), reserve_s=lambda _: 400.0),
+        ],
+    )
+    late = [row.message for row in search.stages if row.status == "skipped"]
+    if left_s is None:
+        assert not found_s and late == ["no time left for reduce: last"]
+    else:
+        assert found_s == pytest.approx([left_s], abs=1) and not late
+
+
 def test_a_reason_to_skip_is_a_row(problem):
     """A skipped proposer is not called, and its stage gives the reason."""
     search = Search(problem, Options(), Deadline.after(1000))

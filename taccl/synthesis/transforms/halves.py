@@ -161,7 +161,7 @@ def search_halves(search: Search, search_half: Callable[[Search], None]) -> None
     found = [part.best for part in searches if part.best is not None]
     if len(found) < len(halves):
         return
-    if halves[0].name == "reduce" and not _adds_up(search.problem, found[0]):
+    if not _adds_up(search.problem, found[0]):
         again = _without_wide_links(halves[0].problem)
         part = search.part(again, "reduce, over plain links: ", search.deadline, bound=searches[0].bound)
         try:
@@ -176,13 +176,28 @@ def search_halves(search: Search, search_half: Callable[[Search], None]) -> None
         if part.best is None:
             return
         found[0] = part.best.under(halves[0].problem)
+    finish_us = _offer_joined(search, phases, found)
+    search.record("phases", "taccl", "done", begun, finish_us=finish_us)
+    if names is None:  # steps that a phase left out may run later
+        for part in searches:
+            part.on_better = lambda _: _offer_again(search, phases, searches)
+
+
+def _offer_joined(search: Search, phases: Phases, found: Sequence[Schedule]) -> float | None:
+    """Join the schedules of the phases, and propose the result; return its finish in us, None if refused."""
     try:
         whole = phases.invert(found)
     except KeyboardInterrupt:  # after Ctrl-C, the inversion is repeated, as it is quick
         search.interrupt()
         whole = phases.invert(found)
-    finish_us = search.offer_whole(whole, producer=whole.producer)
-    search.record("phases", "taccl", "done", begun, finish_us=finish_us)
+    return search.offer_whole(whole, producer=whole.producer)
+
+
+def _offer_again(search: Search, phases: Phases, parts: Sequence[Search]) -> None:
+    """Propose the joined schedules of the phases after one of them found a better one, if they add up."""
+    found = [each.best for each in parts if each.best is not None]
+    if _adds_up(search.problem, found[0]):
+        _offer_joined(search, phases, found)
 
 
 def _offer_at_once(
@@ -246,10 +261,15 @@ def search_separate_contributions(search: Search, search_half: Callable[[Search]
         return
     part = search.part(problem, "unreduced: ", search.deadline, bound=bound)
     search_half(part)
-    if part.best is not None:
-        whole = separate.invert([part.best])
-        if whole.finish < finish and verify(whole).ok:
+
+    def offer(found: Schedule) -> None:
+        whole = separate.invert([found])
+        if whole.finish < search.finish and verify(whole).ok:
             search.offer_whole(whole, producer=whole.producer, verified=True)
+
+    if part.best is not None:
+        offer(part.best)
+    part.on_better = offer  # steps that were left out may run later
 
 
 def _adds_up(problem: Problem, half: Schedule) -> bool:

@@ -12,6 +12,7 @@ from taccl.problem.collective import Collective
 from taccl.synthesis.proposers import stages
 from taccl.synthesis.proposers.large import schedule_large
 from taccl.synthesis.search import Options, Search
+from taccl.synthesis.transforms import halves
 from taccl.synthesis.transforms.halves import search_halves, search_separate_contributions
 from taccl.topology.builder import TopologyBuilder
 from tests.effort import HASTY, assert_sound, brief_synthesis
@@ -244,6 +245,25 @@ def test_a_whole_schedule_exists_once_the_first_of_isomorphic_phases_has_one(bac
 
     search_halves(search, search_half)
     assert finishes == [search.best.finish_us if exists else None]
+    assert taccl.verify(search.best).ok
+
+
+def test_a_phase_that_finds_a_better_schedule_later_shortens_the_whole(monkeypatch):
+    """If a step of a phase runs after the phases were joined, as it was short of time, they are joined again."""
+    monkeypatch.setattr(halves, "find_isomorphism", lambda *_: None)
+    problem = taccl.make_problem(taccl.topologies.ring(6), "allreduce", size_bytes="6MB", chunks_per_rank=1)
+    search, parts = Search(problem, Options(), Deadline.after(100.0)), []
+
+    def search_half(part):
+        parts.append(part)
+        part.offer_whole(taccl.baselines.tree(part.problem, cut=False), producer="tree")
+
+    search_halves(search, search_half)
+    finishes = [search.finish]
+    for part in parts:
+        stages.greedy(part, budget_s=0.0, max_runs=1)
+        finishes.append(search.finish)
+    assert finishes[0] > finishes[1] > finishes[2]
     assert taccl.verify(search.best).ok
 
 
