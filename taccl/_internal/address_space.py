@@ -87,7 +87,7 @@ def require_free_space() -> None:
         )
 
 
-def tells_of_memory(error: BaseException, *, bounded: bool) -> bool:
+def means_out_of_memory(error: BaseException, *, bounded: bool) -> bool:
     """True if an exception means that memory ran out; `bounded` says if the process had a memory limit."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True

@@ -145,9 +145,9 @@ def is_shown(kind: str) -> bool:
     return _advice_on(kind).startswith("`taccl show {file}`")
 
 
-def tells(kind: str) -> str:
+def pattern_of(kind: str) -> str:
     """Regular expression that recognises a kind of text, for a search over many lines."""
-    return next(each.tells for each in TEXTS if each.name == kind)
+    return next(each.pattern for each in TEXTS if each.name == kind)
 
 
 def has_fields(data: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
@@ -185,7 +185,7 @@ def kinds_of_text(text: str) -> list[str]:
     ]
     for lines in (head, re.sub(r"(?m)^[ \t]+", "", head)):
         for each in (*own, *TEXTS):
-            if re.search(each.tells, lines, re.MULTILINE):
+            if re.search(each.pattern, lines, re.MULTILINE):
                 return [each.name]
     return []
 

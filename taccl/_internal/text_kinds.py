@@ -68,7 +68,7 @@ class Text(NamedTuple):
     """A kind of text: name, regular expression for its first lines, and advice on such a file."""
 
     name: str
-    tells: str
+    pattern: str
     advice: str
 
 

@@ -88,8 +88,11 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
         return fastest_form(
             problem,
             (
-                (f"bucket ({text})" if text else "bucket", run(problem, partial(_fill, dims=dims, ways=ways)))
-                for ways, text in forms
+                (
+                    f"bucket ({text})" if text else "bucket",
+                    run(problem, partial(_fill, dims=dims, directions=directions)),
+                )
+                for directions, text in forms
             ),
         )
 
@@ -126,10 +129,10 @@ def _orders(dims: Dimensions, number: int) -> list[tuple[int, ...]]:
     return [tuple((part + k) % len(dims) for k in range(number)) for part in range(len(dims))]
 
 
-def _fill(problem: Problem, *, dims: Dimensions, ways: int) -> Sends:
+def _fill(problem: Problem, *, dims: Dimensions, directions: int) -> Sends:
     """Sends of chunks that pass all dimensions in cyclic order; equally many start with each dimension.
 
-    - `ways`: Number of directions that a chunk takes on a ring, 1 or 2.
+    - `directions`: Number of directions that a chunk takes on a ring, 1 or 2.
     """
     holder, chunk, place = held_at_start(problem)
     moves: list[Row] = []
@@ -141,7 +144,7 @@ def _fill(problem: Problem, *, dims: Dimensions, ways: int) -> Sends:
             held, digit = [(at, what, up)], at // stride % size
             for way in (1, -1):
                 is_longer = up == (way > 0)
-                reach = (size - 1 + is_longer) // 2 if ways == 2 else (size - 1) * is_longer
+                reach = (size - 1 + is_longer) // 2 if directions == 2 else (size - 1) * is_longer
                 if not is_ring:
                     reach = size - 1 - digit if way > 0 else digit
                 for step in range(int(reach.max(initial=0))):

@@ -443,9 +443,9 @@ class _Pool:
     def _searched(self, prices: Floats, shuffled: random.Random) -> Column | None:
         for alternates in self.pattern.variants:
             steps, closing = self._matrices(prices, alternates)
-            ways = [set(np.flatnonzero(np.isfinite(row)).tolist()) for row in steps]
+            next_ranks = [set(np.flatnonzero(np.isfinite(row)).tolist()) for row in steps]
             closings = {(int(a), int(b)) for a, b in np.argwhere(np.isfinite(closing))}
-            path = walk(ways, closings, shuffled)
+            path = walk(next_ranks, closings, shuffled)
             if path is not None:
                 return _column(tuple(path), alternates)
         return None

@@ -248,7 +248,7 @@ def _two_levels(problem: Problem, *, inside: str) -> Sends:
     if inside == "ring":
         for number, ranks in enumerate(nodes):
             here = node == number
-            moves += around(ranks[walk], chunk[here], place[here], ways=2, first=num_nodes - 1)
+            moves += around(ranks[walk], chunk[here], place[here], directions=2, first=num_nodes - 1)
     else:
         for shift in range(1, size):
             there = nodes[node, (place + shift) % size]

@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 
 #: Max combinations of hubs along the dimensions; if there are more, only some hubs of each line are used.
 _MOST_HUBS = 200
-#: `_MOST_WAITS`: max plans with one number of steps for which each phase may begin late. If there are more,
-#: only the first phase and the first exchange may.
-#: `_MOST_LOADS`: max loads of all plans with one number of steps, one per class of links and step. With so
-#: many, a linear program takes about 0.5 s.
+#: Limits on the plans with a given number of steps (`late_plans`):
+#: `_MOST_WAITS`: max plans if each phase may begin late. If there are more, idle steps may only precede the
+#: first phase or the first exchange between hubs, or follow the last phase.
+#: `_MOST_LOADS`: max product of the numbers of plans, steps and classes of links. At this limit, a linear
+#: program of these loads takes about 0.5 s.
 _MOST_WAITS, _MOST_LOADS = 2500, 1_600_000
 
 
@@ -62,7 +63,7 @@ class LatePlan(NamedTuple):
 
 
 class LatePlans(NamedTuple):
-    """Plans with one number of steps, and the mean number of their sends over a link of each class.
+    """Plans with equal numbers of steps, and the mean number of their sends over a link of each class.
 
     - `loads`: (num_plans, 2, num_classes, num_steps): sends that copy, then sends that are added up.
     """
@@ -77,7 +78,7 @@ class LatePlans(NamedTuple):
 
 @cached
 def late_plans(topology: Topology, dims: Dimensions, num_steps: int) -> LatePlans | None:
-    """Plans of a number of steps whose loads differ; None if there are too many."""
+    """Plans of `num_steps` steps whose loads differ; None if there are too many."""
     bases = [each for each in _prompt_plans(topology, dims) if each[2] <= num_steps]
     num_gaps = 3 * len(dims) + 1
 

@@ -304,8 +304,8 @@ def _library_gap(problem: Problem, schedule: Schedule, chosen: Considered, *, nv
 
     - `schedule`: The schedule of `chosen`, whose time is printed beside the note.
 
-    Schedules have the rates of links, which they share with other algorithms. `predict` also has the maximum
-    rates of NCCL's LL and LL128, and the share of a NIC's rate that NCCL reaches.
+    The schedule's time depends on the rates of links only, as for all other schedules. `predict` also applies
+    the maximum rates of NCCL's LL and LL128, and the share of a NIC's rate that NCCL reaches.
     """
     expected = _expected(problem, nvls=nvls)
     if expected is None:

@@ -47,14 +47,17 @@ def periodic(
 ) -> tuple[float, list[float]] | None:
     """Short period of recurring sends, and phase of each send in it, in us; None if no period is found.
 
-    - `takes`: Duration of each send.
+    - `holds`: Holds of each send.
+    - `takes`: Duration of each send in us.
     - `before`: Index of the send whose data each send forwards; -1 if there is none.
     - `orders`: Orders in which sends choose their phases, the one with the shortest waits first; random
-      orders follow. A send takes the first free phase after the arrival of its data, or else the first free
-      phase of the period. The first feasible order counts.
-    - `end_us`: End of the first repetition in us, by period and phases; without phases, its earliest end.
-      With this function, longer periods are tried in the first order, and the plan of the least total time
-      counts: that end, and all periods of `repeats` repetitions but the last.
+      orders follow. The first feasible order is used. A send takes the first free phase after the arrival of
+      its data. If no order is feasible so, it takes the first free phase of the period.
+    - `end_us`: Function (period, phases) that returns the end of the first repetition in us; with None for
+      phases, the earliest possible end. If this function is given, longer periods are tried in the first
+      order, too, and the plan with the least total time is returned. The total time is the end of the first
+      repetition plus ``repeats - 1`` periods.
+    - `repeats`: Number of repetitions.
     """
     busy: dict[int, float] = defaultdict(float)
     for each in holds:

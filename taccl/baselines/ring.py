@@ -93,25 +93,31 @@ def _fastest_rings(problem: Problem, *, num_rings: int) -> Schedule:
     forms = []
     for most in (num_rings,) if are_full else (1, num_rings):
         rings = "1 ring" if most == 1 else f"{most} rings"
-        for ways, text in ((1, "one way"), (2, "both ways")):
-            spread = partial(_go_round, max_rings=most, ways=ways)
+        for directions, text in ((1, "one way"), (2, "both ways")):
+            spread = partial(_go_round, max_rings=most, directions=directions)
             forms.append((f"ring ({rings}, {text})", run(problem, spread)))
     return fastest_form(problem, forms)
 
 
 def around(
-    order: ArrayLike, chunk: ArrayLike, place: ArrayLike, *, ways: int = 1, first: int = 0, adds: bool = False
+    order: ArrayLike,
+    chunk: ArrayLike,
+    place: ArrayLike,
+    *,
+    directions: int = 1,
+    first: int = 0,
+    adds: bool = False,
 ) -> Iterator[Row]:
     """Yield moves of chunks that go round a ring from `place` on; with `adds`, of sums that end there.
 
     - `order`, (..., size) array: Ranks of the ring, or of several rings, in order.
     - `chunk`, `place`: Chunks, and each one's position on its ring; arrays that broadcast together.
-    - `ways`: 1 if chunks go all around in one direction, 2 if half around in each direction.
+    - `directions`: 1 if chunks go all around in one direction, 2 if half around in each direction.
     - `first`: Step of the first moves.
     """
     order = np.asarray(order)
     size = order.shape[-1]
-    forward = size // 2 if ways == 2 else size - 1
+    forward = size // 2 if directions == 2 else size - 1
     for way, hops in ((1, forward), (-1, size - 1 - forward)):
         for step in range(hops):
             at = np.asarray(place) + way * (step + adds)
@@ -119,24 +125,24 @@ def around(
 
 
 def on_rings(
-    rings: Iterable[ArrayLike], holder: Ints, chunk: Ints, dealt: Ints, *, ways: int = 1
+    rings: Iterable[ArrayLike], holder: Ints, chunk: Ints, dealt: Ints, *, directions: int = 1
 ) -> Iterator[Row]:
     """Yield moves of chunks from their holders round the rings to which they are dealt.
 
-    - `holder`, `chunk`, `dealt`: Rank, chunk, and index of its ring; arrays of one length.
+    - `holder`, `chunk`, `dealt`: Rank, chunk, and index of its ring; arrays of equal length.
     """
     for number, order in enumerate(rings):
         ranks, here = np.argsort(order), np.flatnonzero(dealt == number)
         place = ranks[np.searchsorted(order, holder[here], sorter=ranks)]
         by_place = np.argsort(place, kind="stable")
-        yield from around(order, chunk[here][by_place], place[by_place], ways=ways)
+        yield from around(order, chunk[here][by_place], place[by_place], directions=directions)
 
 
-def _go_round(problem: Problem, *, max_rings: int, ways: int) -> Sends:
+def _go_round(problem: Problem, *, max_rings: int, directions: int) -> Sends:
     rings = find_rings(problem.topology, ShortestRoutes.of(problem).ticks)[:max_rings]
     holder, chunk, _ = held_at_start(problem)
     dealt = _dealt([_slowest_step(problem, order) for order in rings], len(chunk))
-    return routed(problem, Moves.of(on_rings(rings, holder, chunk, dealt, ways=ways)))
+    return routed(problem, Moves.of(on_rings(rings, holder, chunk, dealt, directions=directions)))
 
 
 def _dealt(slowest: Sequence[int], count: int) -> Ints:
@@ -274,13 +280,13 @@ def _search(
     step_limits = sorted({*steps.values()} or {0})
 
     def path_within(step_limit: int) -> list[int] | None:
-        ways: list[set[int]] = [set() for _ in range(size)]
+        next_ranks: list[set[int]] = [set() for _ in range(size)]
         for (a, b), ticks in steps.items():
             if ticks <= step_limit:
-                ways[a].add(b)
+                next_ranks[a].add(b)
         for closing_limit in (closing_costs[:1] + closing_costs[-1:])[: len(closing_costs)]:
             closing = {pair for pair, ticks in closings.items() if ticks <= closing_limit}
-            path = walk(ways, closing, again=step_limit == step_limits[-1])
+            path = walk(next_ranks, closing, again=step_limit == step_limits[-1])
             if path is not None:
                 return path
         return None
@@ -296,42 +302,42 @@ def _search(
 
 
 def walk(
-    ways: Sequence[set[int]], closing: set[tuple[int, int]], shuffled: random.Random | None = None,
+    next_ranks: Sequence[set[int]], closing: set[tuple[int, int]], shuffled: random.Random | None = None,
     *, again: bool = True,
 ) -> list[int] | None:  # fmt: skip
     """Hamiltonian path by depth-first search; ranks with few onward links first (Warnsdorff's rule).
 
     Ties are broken by number, or randomly if `shuffled` is given. None if no path is found.
 
-    - `ways`: Ranks to which each rank may go on.
+    - `next_ranks`: Ranks to which each rank may go on.
     - `closing`: Admissible (last, first) pairs of a path.
     - `again`: True to start again after `_MAX_VISITS`, up to `_MAX_RESTARTS` times with random ties.
     """
-    path, is_over = _walk(ways, closing, shuffled, _MAX_VISITS)
+    path, is_over = _walk(next_ranks, closing, shuffled, _MAX_VISITS)
     for seed in range(_MAX_RESTARTS if again else 0):
         if path is not None or is_over:
             break
-        path, is_over = _walk(ways, closing, random.Random(seed), _FURTHER_VISITS)
+        path, is_over = _walk(next_ranks, closing, random.Random(seed), _FURTHER_VISITS)
     return path
 
 
 def _walk(
-    ways: Sequence[set[int]], closing: set[tuple[int, int]], shuffled: random.Random | None, most: int
+    next_ranks: Sequence[set[int]], closing: set[tuple[int, int]], shuffled: random.Random | None, most: int
 ) -> tuple[list[int] | None, bool]:
     """(path or None, True if the search is over) of one depth-first search of `most` partial paths."""
     visits = 0
 
     def onward(rank: int, visited: set[int]) -> Iterator[int]:
-        left = sorted(ways[rank] - visited)
+        left = sorted(next_ranks[rank] - visited)
         if shuffled is not None:
             shuffled.shuffle(left)
-        return iter(sorted(left, key=lambda b: len(ways[b] - visited)))
+        return iter(sorted(left, key=lambda b: len(next_ranks[b] - visited)))
 
     for start in sorted({first for _, first in closing}):
         path, visited = [start], {start}
         branches = [onward(start, visited)]
         while path:
-            if len(path) == len(ways) and (path[-1], start) in closing:
+            if len(path) == len(next_ranks) and (path[-1], start) in closing:
                 return path, True
             following = next(branches[-1], None)
             visits += 1

@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TextIO
 
 import taccl
-from taccl._internal.address_space import address_space_bytes, tells_of_memory
+from taccl._internal.address_space import address_space_bytes, means_out_of_memory
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl._internal.names import shown, shown_lines, table
 from taccl._internal.units import format_count, format_gap, format_size, format_us
@@ -105,7 +105,7 @@ def explained(error: Exception, *, where: str | None = None, flags: Collection[s
             where = where or getattr(error, "where", None)
             said = on_command_line(getattr(error, "message", str(error)), flags)
             return failed(said, code, where=where)
-    if tells_of_memory(error, bounded=address_space_bytes() is not None):
+    if means_out_of_memory(error, bounded=address_space_bytes() is not None):
         own = str(error) if str(error).startswith("too little memory") else _OUT_OF_MEMORY
         return failed(own, 1, where=where)
     said = (

@@ -363,9 +363,9 @@ def _unusual(expected: Expectation) -> Iterator[Kink]:
 
 
 def _ll_ratio(expected: Expectation) -> float | None:
-    """Ratio of measured to expected time beyond that of small messages, at the largest size with protocol LL.
+    """Measured over expected increase of the time, from small messages to the largest size with protocol LL.
 
-    None if times of small messages are unknown, or the expected time of that size hardly exceeds them.
+    None if times of small messages are unknown, or if the expected increase is small.
     """
     small_us, usual_us = _small(expected)
     usual = [

@@ -132,7 +132,8 @@ class PlanSearch:
             if name in BASELINES
             for place in places
         ]
-        # Even if time is up, each place gets a schedule; only the first one does if that is slow.
+        # The deadline takes effect only after a first schedule for each size in `places`; only for the first
+        # size if that schedule is slow to build.
         total, waiting = len(left), {*places[: len(places) if _first_is_quick(left) else 1]}
         with contextlib.suppress(OutOfTime), until.enforced(lambda: bool(self.candidates) and not waiting):
             while left:

@@ -71,7 +71,7 @@ def format_of_content(path: str | os.PathLike[str], wanted: str = _ANY_FORMAT) -
     text = read_text(path, _LIMIT_BYTES).lstrip()
     head = unquoted(text[:_HEAD_CHARACTERS])
     for each in FORMATS:
-        if _first_field_tells(each, head) or (each.begins and re.search(each.begins, head, re.MULTILINE)):
+        if _first_field_shows(each, head) or (each.begins and re.search(each.begins, head, re.MULTILINE)):
             return each
     if text.startswith("<"):
         first = _FIRST_ELEMENT.match(text)
@@ -105,7 +105,7 @@ def wrong_format(path: str | os.PathLike[str], found: FileFormat, wanted: str) -
     return InputError(wrong_kind(kind, where, wanted), where=where)
 
 
-def _first_field_tells(each: FileFormat, head: str) -> bool:
+def _first_field_shows(each: FileFormat, head: str) -> bool:
     """True if the first field of a JSON text shows the format `each`; the text need not be parsed then."""
     if len(each.fields) != 1:
         return False

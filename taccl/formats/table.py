@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from taccl._internal.file_kinds import tells
+from taccl._internal.file_kinds import pattern_of
 from taccl._internal.text_kinds import BEFORE_ELEMENT, SHOW
 
 
@@ -186,7 +186,7 @@ FORMATS: list[FileFormat] = [
         "nvidia-smi", "topology", "a server, from nvidia-smi topo -m",
         load="taccl.formats.nccl.nvidia_smi:load_nvidia_smi",
         kind="output of `nvidia-smi topo -m`",
-        begins=tells("output of `nvidia-smi topo -m`"),
+        begins=pattern_of("output of `nvidia-smi topo -m`"),
     ),
     FileFormat(
         "taccl-probe", "topology", "latencies and bandwidths between hosts, from `taccl probe`",
@@ -199,13 +199,15 @@ FORMATS: list[FileFormat] = [
         "a matrix of pairs: CSV, p2pBandwidthLatencyTest, nvbandwidth, or logs under `# pair A B`",
         load="taccl.placement.matrices:load_probe_topology",
         kind="matrix of pairs",
-        begins="|".join(map(tells, ("matrix of pairs", "matrix of nvbandwidth", "file of logs by pair"))),
+        begins="|".join(
+            map(pattern_of, ("matrix of pairs", "matrix of nvbandwidth", "file of logs by pair"))
+        ),
     ),
     FileFormat(
         "slurm-topology", "topology", "SLURM's topology.conf or topology.yaml: switches or blocks of hosts",
         load="taccl.placement.slurm:load_slurm_topology",
         kind="topology.conf or topology.yaml of Slurm",
-        begins=tells("topology.conf or topology.yaml of Slurm"),
+        begins=pattern_of("topology.conf or topology.yaml of Slurm"),
     ),
     FileFormat(
         "astra-sim-network", "topology", "a network file of ASTRA-sim",

@@ -25,9 +25,10 @@ UNEQUAL = 1.15
 
 
 class OtherNics(NamedTuple):
-    """Number of NICs of a node with which a rate is usual, and the bus bandwidth that is expected with it.
+    """Number of NICs per node, other than the assumed one, that would explain the measured rate.
 
-    - `is_listed`: True if lines of the log list this number.
+    - `gb_per_s`: Expected bus bandwidth in GB/s with this number of NICs.
+    - `is_listed`: True if the number is that of the NICs that the log lists; False if it is a guess.
     """
 
     num: int
@@ -59,8 +60,8 @@ class Facts:
       of a node; None if the log states its processes, or the launch is unknown.
     - `unaligned_bytes`: Bytes of a rank's part at the largest size, if NCCL cannot copy it in whole packs;
       otherwise 0.
-    - `ll_ratio`: Measured over usual time that bytes add to the latency, at the largest size where LL is
-      usual; None if unknown.
+    - `ll_ratio`: Measured over expected increase of the time, from small messages to the largest size at
+      which protocol LL is expected; None if unknown.
     - `named_network`: True if the user named the topology, False if it follows from names of GPUs.
     - `network`: Network between nodes that the usual times assume, such as ``"EFA"``; empty if unknown.
     - `is_instance`: True if the user named an instance type, which has one network.
@@ -127,13 +128,13 @@ class Facts:
 
     @property
     def alike(self) -> str:
-        """Slower algorithm with the rate of large messages; empty if there is none."""
+        """Slower algorithm whose expected rate matches that of large messages; empty if there is none."""
         shares = {name: part / (self.share or part) for name, part in self.algorithm_shares.items()}
         return _nearest(shares)
 
     @property
     def small_alike(self) -> str:
-        """Algorithm with the time of small messages; empty if there is none."""
+        """Algorithm whose expected time matches that of small messages; empty if there is none."""
         return _nearest(self.small_ratios)
 
     @property

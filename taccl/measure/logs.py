@@ -108,15 +108,14 @@ _FAILED = {
         r"\bTest (?:NCCL |RCCL |CUDA |HIP |MPI )?failure\b"
     ),
 }
-#: `_RUNS_DIFFER`: min ratio of the slowest to the fastest of merged runs for a note that they differ. Their
-#: times are compared at the largest size that two or more of them measured.
-#: `_TELLING_BYTES`: min bytes of that size, as times of smaller ones are noisy.
-#: `_OTHER_FASTER`: max ratio of the time in the other place (in or out of place) to that in the place read,
-#: at the largest size, for a note that the other is faster.
-_RUNS_DIFFER, _TELLING_BYTES = 1.15, 2**26
-_OTHER_FASTER = 0.9
+#: `_COMPARED_BYTES`: min bytes at which times are compared for a note, as times of smaller sizes are noisy.
+#: `_RUNS_DIFFER`: min ratio of the slowest to the fastest of merged runs for a note that they differ, at the
+#: largest size that at least two runs measured.
+#: `_OTHER_FASTER`: max ratio of two times at the largest size, in the other place and in the place that is
+#: read (in place or out of place), for a note that the other place is faster.
+_COMPARED_BYTES, _RUNS_DIFFER, _OTHER_FASTER = 2**26, 1.15, 0.9
 #: Min algbw in GB/s whose two decimals are precise enough for the ratio of busbw to algbw.
-_TELLING_ALGBW = 1.0
+_PRECISE_ALGBW = 1.0
 #: Relative difference below which bus bandwidth counts as equal to algorithm bandwidth.
 _FACTOR_OFF = 0.01
 #: Min share of the greatest bandwidth at which a stream of messages counts as bandwidth-bound.
@@ -214,7 +213,7 @@ def _by_place(runs: Iterable[_LogRun], *, in_place: bool) -> Iterable[str]:
     other, how = ("out of place", "without --in-place") if in_place else ("in place", "--in-place")
     for run in runs:
         row = run.rows[-1]
-        if row.size_bytes >= _TELLING_BYTES and 0 < row.other_us <= _OTHER_FASTER * row.time_us:
+        if row.size_bytes >= _COMPARED_BYTES and 0 < row.other_us <= _OTHER_FASTER * row.time_us:
             said = f"{format_size(row.size_bytes)} takes {row.other_us / row.time_us:.0%} of the time {other}"
             yield f"{said}; judge that, too ({how})"
 
@@ -274,7 +273,7 @@ def _merged(runs: Iterable[_LogRun], series: Iterable[Series]) -> Iterable[str]:
             of_types = f" (types {', '.join(types)})" if len(types) > 1 else ""
             said = f"{len(some)} runs of {title}{of_types} are merged: a time is the median of its size"
             ratio = max(times[common]) / min(times[common])
-            if ratio >= _RUNS_DIFFER and common >= _TELLING_BYTES:
+            if ratio >= _RUNS_DIFFER and common >= _COMPARED_BYTES:
                 said += f"; at {format_size(common)} they differ by {ratio:.3g} times: judge them one by one"
             yield said
 
@@ -329,7 +328,7 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
             continue
         names += [each for each, form in _IN_STEM.items() if row.collective and form.search(row.collective)]
         if is_cpu:
-            if row.algbw < _TELLING_ALGBW:
+            if row.algbw < _PRECISE_ALGBW:
                 continue
             row = row._replace(time_us=row.size_bytes / row.algbw / 1000, agrees=True)
         if not row.agrees:
@@ -376,7 +375,7 @@ def _shared(hosts: dict[int, str], pids: dict[int, str]) -> Counter[tuple[str, s
 
 def _differs(row: Row, last: Row) -> bool:
     """True if two rows of one size have ratios of busbw to algbw that show unequal numbers of ranks."""
-    if row.size_bytes != last.size_bytes or min(row.algbw, last.algbw) < _TELLING_ALGBW:
+    if row.size_bytes != last.size_bytes or min(row.algbw, last.algbw) < _PRECISE_ALGBW:
         return False
     off = abs(row.busbw / row.algbw - last.busbw / last.algbw)
     return off > 2 * HALF_DIGIT * (1 / row.algbw + 1 / last.algbw) * max(row.busbw / row.algbw, 1)
@@ -392,7 +391,7 @@ def _of_run(run: _LogRun, where: str, given: str | None, stated: Collection[int]
     sizes, times = tuple(row.size_bytes for row in rows), tuple(row.time_us for row in rows)
     if run.streams:
         return Series(POINT_TO_POINT, 2, 2, sizes, times, source, streams=True)
-    if any(row.algbw >= _TELLING_ALGBW for row in rows if row.reduces is not None) and not any(
+    if any(row.algbw >= _PRECISE_ALGBW for row in rows if row.reduces is not None) and not any(
         row.busbw for row in rows
     ):
         said = "found a run of one rank, which sends nothing (busbw is 0); give a log of several ranks"
@@ -406,8 +405,8 @@ def _of_run(run: _LogRun, where: str, given: str | None, stated: Collection[int]
     # With n ranks, busbw / algbw is 2 (n - 1) / n for an allreduce, and 1 for a broadcast or reduce.
     # It is (n - 1) / n for other collectives.
     factor = _factor(rows[-8:]) / (2 if name == "allreduce" else 1)
-    telling = 0.4 < factor < 0.9999 and name not in ("broadcast", "reduce")
-    num_ranks = round(1 / (1 - factor)) if telling else 0
+    is_informative = 0.4 < factor < 0.9999 and name not in ("broadcast", "reduce")
+    num_ranks = round(1 / (1 - factor)) if is_informative else 0
     known = stated if len(stated) == 1 else _parts(name, rows)
     num_ranks = next((n for n in known if n > 1 and _may_have(n, name, rows)), num_ranks)
     # busbw / algbw is imprecise for many ranks, and at low bandwidths.
@@ -491,9 +490,9 @@ def _parts(name: str, rows: list[Row]) -> set[int]:
 
 
 def _factor(rows: list[Row]) -> float:
-    """Median ratio of busbw to algbw; 0 if no row has an algbw of `_TELLING_ALGBW` or more."""
-    telling = [row.busbw / row.algbw for row in rows if row.algbw >= _TELLING_ALGBW]
-    return median(telling) if telling else 0.0
+    """Median ratio of busbw to algbw; 0 if no row has an algbw of `_PRECISE_ALGBW` or more."""
+    ratios = [row.busbw / row.algbw for row in rows if row.algbw >= _PRECISE_ALGBW]
+    return median(ratios) if ratios else 0.0
 
 
 def _may_have(num_ranks: int, name: str, rows: list[Row]) -> bool:

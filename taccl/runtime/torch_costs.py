@@ -27,7 +27,7 @@ _MARK = "# taccl "
 
 @dataclass(frozen=True, slots=True)
 class RoundCosts:
-    """Costs of messages in PyTorch, fitted to logs with one number of ranks and one backend.
+    """Costs of messages in PyTorch, fitted to logs that share their number of ranks and their backend.
 
     - `round_us`: Time of a round without data.
     - `us_per_byte`: Time in us for each byte that the busiest rank of a round moves; None if the logs have
@@ -60,7 +60,10 @@ def report_in(path: str | PathLike[str]) -> TorchReport:
 
 
 def costs_in(logs: Sequence[str | PathLike[str]]) -> RoundCosts:
-    """Fit a cost per round and per byte to schedules' times in logs with one number of ranks and backend."""
+    """Fit the costs of a round and of a byte to the times of the schedules in logs.
+
+    Raises `InputError` if the logs differ in their number of ranks or in their backend.
+    """
     reports = [report_in(each) for each in logs]
     first = reports[0]
     for path, each in zip(logs, reports, strict=True):

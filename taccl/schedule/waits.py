@@ -53,7 +53,8 @@ class Waits:
     def __init__(self, duration: Ints) -> None:
         self.duration = duration
         self._columns: list[tuple[Ints, Ints, Ints]] = []
-        #: (num_nodes,) Sends come first. The position of a gathering node is just before a send.
+        #: (num_nodes,) position of each node in the order in which starts are computed: ``2 i + 1`` for
+        #: send i, ``2 i`` for a gathering node just before send i.
         self._position = [2 * np.arange(len(duration)) + 1]
         self._num_nodes = len(duration)
 

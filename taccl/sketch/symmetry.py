@@ -66,25 +66,25 @@ def link_permutation(topology: Topology, ranks: Permutation) -> Permutation | No
 
     Parallel links are matched so that the resources they hold map consistently too (`resource_permutation`).
     """
-    looks = _looks(topology)
-    if looks.has_single_ends:
-        codes = looks.ends(np.asarray(ranks))
-        if not np.array_equal(np.sort(codes), looks.sorted):
+    keys = _keys(topology)
+    if keys.has_single_ends:
+        codes = keys.ends(np.asarray(ranks))
+        if not np.array_equal(np.sort(codes), keys.sorted):
             return None
-        if looks.tells_links:
-            found = tuple(looks.order[np.searchsorted(looks.sorted, codes)].tolist())
+        if keys.has_distinct_ends:
+            found = tuple(keys.order[np.searchsorted(keys.sorted, codes)].tolist())
             return None if resource_permutation(topology, found) is None else found
     same = range(topology.num_ranks)
     unused: dict[Hashable, list[int]] = defaultdict(list)
     for index, link in enumerate(topology.links):
-        unused[_ends(link.srcs, link.dsts, same), looks.of_link[index]].append(index)
+        unused[_ends(link.srcs, link.dsts, same), keys.of_link[index]].append(index)
     links: list[int] = []
     resources: dict[int, int] = {}
     taken: set[int] = set()
     for index, link in enumerate(topology.links):
-        alike = unused.get((_ends(link.srcs, link.dsts, ranks), looks.of_link[index]), [])
+        alike = unused.get((_ends(link.srcs, link.dsts, ranks), keys.of_link[index]), [])
         for image in alike:
-            matched = _match_holds(looks, index, image, resources, taken)
+            matched = _match_holds(keys, index, image, resources, taken)
             if matched is not None:
                 break
         else:
@@ -112,8 +112,8 @@ def resource_permutation(topology: Topology, links: Permutation) -> Permutation 
     A resource is identified by the links that occupy it and their costs there. Resources for which these are
     equal, and resources that no link occupies, keep their order.
     """
-    looks = _looks(topology)
-    return _taken(looks.alike, looks.held_by(np.asarray(links, dtype=np.int64)))
+    keys = _keys(topology)
+    return _taken(keys.alike, keys.held_by(np.asarray(links, dtype=np.int64)))
 
 
 def _indices_by_name(names: Iterable[Hashable]) -> dict[Hashable, list[int]]:
@@ -217,11 +217,11 @@ def narrow(problem: Problem, ranks: Sequence[int]) -> tuple[int, Permutation | N
     return period, None
 
 
-class _Looks:
+class _Keys:
     """Keys of links and resources that a symmetry must preserve; small integers stand for costs, for speed.
 
-    `tells_links` is true if every link has one source, one destination and no parallel link of the same cost.
-    The image of a link is then found from its `ends` alone.
+    `has_distinct_ends` is true if every link has one source, one destination and no parallel link of the same
+    cost. The image of a link is then found from its `ends` alone.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -238,7 +238,7 @@ class _Looks:
         ends = self.ends(np.arange(topology.num_ranks))
         self.order = np.argsort(ends, kind="stable")
         self.sorted = ends[self.order]
-        self.tells_links = self.has_single_ends and bool((np.diff(self.sorted) > 0).all())
+        self.has_distinct_ends = self.has_single_ends and bool((np.diff(self.sorted) > 0).all())
         self.alike = _indices_by_name(self.held_by(np.arange(len(ends))))
 
     def ends(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -269,15 +269,15 @@ class _Looks:
     @cached_property
     def of_resource(self) -> list[tuple[int, ...]]:
         """For each resource, the sorted integers that stand for the costs of the links that occupy it."""
-        looks: list[list[int]] = [[] for _ in self._topology.resources]
+        keys: list[list[int]] = [[] for _ in self._topology.resources]
         for hold, code in zip(self._topology.holds, self._of_hold.tolist(), strict=True):
-            looks[hold.resource].append(code)
-        return [tuple(sorted(each)) for each in looks]
+            keys[hold.resource].append(code)
+        return [tuple(sorted(each)) for each in keys]
 
 
 @cached
-def _looks(topology: Topology) -> _Looks:
-    return _Looks(topology)
+def _keys(topology: Topology) -> _Keys:
+    return _Keys(topology)
 
 
 def share_permutations(topology: Topology, other: Topology) -> None:
@@ -285,17 +285,17 @@ def share_permutations(topology: Topology, other: Topology) -> None:
 
     Costs that are equal in one topology must be equal in the other.
     """
-    names = {each.__qualname__ for each in (link_permutation, resource_permutation, _looks)}
+    names = {each.__qualname__ for each in (link_permutation, resource_permutation, _keys)}
     for key, found in list(other.cache.items()):  # a thread left running may add to the cache
         if isinstance(key, tuple) and key[0] in {f"{__name__}.{name}" for name in names}:
             topology.cache.setdefault(key, found)
 
 
 def _match_holds(
-    looks: _Looks, link: int, image_link: int, resources: Mapping[int, int], taken: set[int]
+    keys: _Keys, link: int, image_link: int, resources: Mapping[int, int], taken: set[int]
 ) -> dict[int, int] | None:
     """Map the resources of a link to those of `image_link`; None if costs or earlier choices forbid it."""
-    holds, left = looks.holds[link], list(looks.holds[image_link])
+    holds, left = keys.holds[link], list(keys.holds[image_link])
     if len(holds) != len(left):
         return None
     found: dict[int, int] = {}
@@ -303,7 +303,7 @@ def _match_holds(
     for resource, code in sorted(holds, key=lambda hold: hold[0] not in resources):
         settled = resources.get(resource, found.get(resource))
         for image, image_code in left:
-            if image_code != code or looks.of_resource[image] != looks.of_resource[resource]:
+            if image_code != code or keys.of_resource[image] != keys.of_resource[resource]:
                 continue
             free = image not in taken and image not in found.values()
             if image == settled or (settled is None and free):

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from taccl._internal.address_space import limited_memory, tells_of_memory
+from taccl._internal.address_space import limited_memory, means_out_of_memory
 from taccl.solvers.wire import decode, encode
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class _Worker:
             encode({"result": result})
             return {"kind": "done", "result": result}
         except BaseException as error:
-            if tells_of_memory(error, bounded=limit_mb is not None):
+            if means_out_of_memory(error, bounded=limit_mb is not None):
                 limit = f" under a memory limit of {limit_mb} MB" if limit_mb is not None else ""
                 kind, text = "out-of-memory", f"the worker ran out of memory{limit}"
             else:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from taccl._internal.address_space import tells_of_memory
+from taccl._internal.address_space import means_out_of_memory
 from taccl.solvers.child import Control
 from taccl.solvers.model import RELATIVE_GAP, LinearModel
 
@@ -60,7 +60,7 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
         try:
             problem.solve(solver)
         except Exception as error:  # each library behind PuLP has its own exceptions
-            if tells_of_memory(error, bounded=True):
+            if means_out_of_memory(error, bounded=True):
                 raise
             status = "unlicensed" if "licen" in str(error).lower() else "crashed"
             return {"status": status, "message": f"{name}: {error}"}

@@ -44,9 +44,10 @@ _TREE_BYTES = 12
 #: `_HELD_ROW_BYTES`: further bytes per send for each resource that the send holds until its end.
 #: `_BLOCK`: number of sends per block.
 _VERIFIED_ROW_BYTES, _HELD_ROW_BYTES, _BLOCK = 90, 90, 1 << 18
-#: `_PROOF_BYTES`: bytes of the library that computes the lower bound.
-#: `_PROOF_LINK_BYTES`: further bytes per link of its linear program.
-#: `_MOST_PROOF_LINKS`: max links of that program.
+#: Memory for the lower bound:
+#: `_PROOF_BYTES`: bytes of the loaded solver library for linear programs.
+#: `_PROOF_LINK_BYTES`: further bytes of the linear program per link of the topology.
+#: `_MOST_PROOF_LINKS`: number of links from which the linear program needs no further memory.
 _PROOF_BYTES, _PROOF_LINK_BYTES, _MOST_PROOF_LINKS = 60 * 10**6, 30_000, 16_000
 #: Share of the free memory that may be used if the caller gives no limit.
 _MEMORY_SHARE = 0.8

@@ -32,7 +32,7 @@ def unviewed(graph: Graph, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tu
 
 
 def have_whole_rows(graph: Graph, values: Sequence[Any]) -> bool:
-    """True if all values are views that reshape alike and keep the rows (last axis, not sliced)."""
+    """True if all values are views of equal shapes that keep the last axis, along which none is sliced."""
     if not all(isinstance(value, View) and value.shape for value in values):
         return False
     tensors = [graph.tensors[value.name] for value in values]
@@ -239,11 +239,11 @@ def alike_sliced(graph: Graph, names: Sequence[str]) -> list[str] | None:
 def _whole_shape(graph: Graph, view: View) -> tuple[int, ...] | None:
     """Global shape into which a view's tensor can be reshaped so that its local parts equal the view.
 
-    None if there is no such shape. If a view splits a sliced axis into one of length 1 and one of the former
-    length, either can be the sliced one: the first if it counts heads, the second if the view only adds an
-    axis. The first is preferred. The second is returned if `graph.keeps_lengths`, or if only axes of length 1
-    were added or removed (`view.is_squeezed`). It is also returned if the former axis is axis 0, which never
-    consists of heads.
+    None if there is no such shape. If a view splits a sliced axis into an axis of length 1 and one of the
+    former length, either of the two may be the sliced one. It is the first if the former axis consists of
+    heads, and the second if the view only inserts an axis. The second is chosen if `graph.keeps_lengths`, if
+    the view only adds or removes axes of length 1 (`view.is_squeezed`), or if the former axis is axis 0,
+    which never consists of heads. Otherwise, the first is chosen.
     """
     tensor, local = graph.tensors[view.name], view.shape
     sliced = graph.mesh.sliced_axes(tensor)

@@ -199,5 +199,5 @@ def test_permutations_of_a_topology_with_scaled_costs_are_shared(monkeypatch):
     assert link_permutation(scaled, shift) == known
     again = rescaled(topology, dict.fromkeys(((False, "beta"), (True, "beta")), Fraction(1, 3)))
     share_permutations(again, topology)
-    monkeypatch.setattr("taccl.sketch.symmetry._Looks", None)
+    monkeypatch.setattr("taccl.sketch.symmetry._Keys", None)
     assert link_permutation(again, shift) == known

@@ -14,7 +14,7 @@ from threading import Barrier, BrokenBarrierError, Event
 import numpy as np
 import pytest
 
-from taccl._internal.address_space import tells_of_memory
+from taccl._internal.address_space import means_out_of_memory
 from taccl.solvers.process import Process
 from taccl.solvers.worker import run_task
 from tests.effort import AMPLE_S
@@ -141,7 +141,7 @@ def test_worker_that_failed_under_a_memory_limit_is_not_used_again():
 )
 def test_errors_that_count_as_out_of_memory(error, bounded, expected):
     """Thread and library errors count as out of memory only if the address space is limited."""
-    assert tells_of_memory(error, bounded=bounded) is expected
+    assert means_out_of_memory(error, bounded=bounded) is expected
 
 
 @pytest.mark.slow

@@ -44,8 +44,10 @@ _TOO_MUCH = 2**46
 _PER_TICK = 1000
 #: Shares of a pair's price, in eighths, that sends into the rank that passes data on pay at most.
 _SHARES = (0, 4, 8)
-#: Shapes of prices to try. `_HEIGHTS`: a port's price at the start, over the price of a pair. `_FALLS`: times
-#: at which it stops falling, as shares of the latency of a send in the node. `_LOW`: its level from then on.
+#: Prices of a port's time to try: they fall linearly from the start, and then are constant.
+#: `_HEIGHTS`: price at the start, as a multiple of the price of a pair of ranks.
+#: `_FALLS`: time of the whole fall to 0, as a share of the latency of a send in a node.
+#: `_LOW`: lowest price, as a share of that at the start.
 _HEIGHTS, _FALLS, _LOW = (0.25, 0.5, 1.0, 2.0, 3.0, 4.0), (0.15, 0.3, 0.45, 0.6, 0.8), 0.02
 #: Numbers of cells of the grids, first to find prices, then to find the bound; each with the steps of the
 #: search for the longest horizon, as shares of the horizon.

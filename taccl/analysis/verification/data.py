@@ -111,9 +111,9 @@ class Replay:
     def __init__(self, columns: Columns) -> None:
         collective, is_large = columns.collective, columns.is_large
         is_copied, is_updated = not collective.sums_up, collective.update_us_per_mb is not None
-        tells_phases = not is_copied and bool(columns.clauses.said("chunk", "order", "path"))
+        needs_phases = not is_copied and bool(columns.clauses.said("chunk", "order", "path"))
         self.dates = own_dates(columns) if is_copied else None
-        self.reducing = np.zeros(len(columns) if tells_phases else 0, bool)
+        self.reducing = np.zeros(len(columns) if needs_phases else 0, bool)
         self.num_redundant, self._faults, counts, num_replayed = 0, list[Fault](), Counter[str](), 0
         released = {(chunk, rank) for chunk, rank, _ in columns.problem.release_us if is_copied}
         for some in by_chunk(columns, collective.origin_sets, self.dates):
@@ -143,7 +143,7 @@ class Replay:
                     if counts[each.kind] <= MOST_LISTED + 1:
                         self._faults.append(each._replace(chunk=low + c, send=send))
             self.num_redundant += num_redundant
-            if tells_phases:
+            if needs_phases:
                 self.reducing[at] = sums.gathers
 
     def report(self, findings: Findings) -> None:

@@ -69,9 +69,11 @@ _FORM_S_PER_ARRIVAL, _LISTED_GAIN = (5e-5, 5e-6), 1.2
 #: `_PLANS_SHARE`: max share of the time left for these estimates; if they need more, only simple plans are
 #: estimated. These take a quarter of the time, but may finish 25 % later (dgx2 x8 allreduce).
 _PLANS_S, _PLANS_S_PER_LINK, _PLANS_SHARE = 0.01, 5e-6, 0.5
-#: `_MIXES_TIMES`: multiple of the time to estimate all plans after which the first mixed plan is known: equal
-#: parts of one plan. Local search then gives groups of chunks different plans (0.1 to 1 s).
-#: `_SEARCH_S`: usual CPU seconds of that search. With less time, separate messages are scheduled before it.
+#: A mixed plan divides chunks into parts, each with its own plan. The first one has equal parts with one
+#: plan; local search then changes the plans and sizes of parts (0.1 to 1 s).
+#: `_MIXES_TIMES`: time to estimate the first mixed plan, as a multiple of the time to estimate all plans.
+#: `_SEARCH_S`: usual CPU seconds of the local search. With less time, forms with one message per chunk are
+#: scheduled before it.
 #: `_MIXES_S_PER_TRANSFER`: CPU seconds per transfer to build and verify a mixed plan.
 #: `_MIXES_SHARE`: max share of the time left for mixed plans.
 _MIXES_TIMES, _SEARCH_S, _MIXES_S_PER_TRANSFER, _MIXES_SHARE = 1.5, 0.4, 1.5e-6, 0.6
@@ -127,13 +129,15 @@ def offer_estimated(search: Search) -> Search | None:
 
 
 class _Forms:
-    """The forms of recursive multiplying that a search estimates, and the best schedule of one.
+    """Forms of recursive multiplying: their estimates, and the best schedule built so far.
 
-    - `merged`: Single plans whose messages merge, each in finer chunks and earlier than the one before.
-    - `mixed`: Equal parts of one plan; None if there are no mixed plans, or no time for them.
-    - `best`: A search that holds the best schedule; None if none is built.
-    - `finish_us`: The earliest known finish, here or in the search.
-    - `skipped`: What was left out for lack of time.
+    - `merged`: Estimates of single plans with merged messages. Each has finer chunks than the one before, and
+      an earlier finish.
+    - `mixed`: Estimate of the mixed plan whose parts are equal; None if there are no mixed plans, or no time
+      for them.
+    - `best`: Search that holds the best schedule; None if none is built yet.
+    - `finish_us`: Earliest known finish, here or in the search.
+    - `skipped`: Names of the forms that were skipped for lack of time.
     """
 
     def __init__(self, search: Search, problem: Problem) -> None:

@@ -86,7 +86,7 @@ def with_roots(problem: Problem, shares: Sequence[Fraction]) -> Problem:
 
 
 class _Rows:
-    """Sets of nodes as rows of the linear program: rate into the set x time + shares inside >= 1."""
+    """Rows of the linear program, one per set of nodes: rate into it * time + shares rooted in it >= 1."""
 
     def __init__(self, networks: Sequence[Network], num_ranks: int) -> None:
         self.num_ranks, self._networks = num_ranks, networks

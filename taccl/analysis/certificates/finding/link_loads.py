@@ -119,13 +119,16 @@ class LinkLoads:
         self.guess = self.diameter * alpha + busy * needed
 
     def _place(self, digits: _Place) -> _Place:
-        """Place of a rank with these digits, as seen from rank 0."""
+        """Distances from rank 0 along each dimension, sorted if all dimensions are alike.
+
+        - `digits`: Coordinates of a rank.
+        """
         shapes = zip(digits, self.sizes, self.rings, strict=True)
         found = [min(x, size - x) if ring else x for x, size, ring in shapes]
         return tuple(sorted(found) if self.is_even else found)
 
     def _kind(self, src: _Place, dst: _Place) -> _Kind:
-        """Digits of a link's ends, the same for links that a symmetry maps to each other."""
+        """Key of a link by the coordinates of its ends, the same for links that a symmetry exchanges."""
         found = []
         for x, y, size, ring in zip(src, dst, self.sizes, self.rings, strict=True):
             found.append((0, int(x != y)) if ring else min((x, y), (size - 1 - x, size - 1 - y)))
