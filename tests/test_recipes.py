@@ -22,7 +22,7 @@ from taccl.baselines.table import BASELINES, TABLE, Baseline, label_of
 from taccl.cli import main
 from taccl.errors import CollectiveError
 from taccl.formats.table import FileFormat
-from taccl.measure.machine import machine_by_gpus
+from taccl.measure.gpus import machine_by_gpus
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
 from taccl.problem.making import make_problem

@@ -27,8 +27,9 @@ from taccl.measure.facts import (
     OtherNics,
     is_below,
 )
+from taccl.measure.gpus import NO_PEERS, has_no_peers, may_be_bridged
 from taccl.measure.logs import OTHER_LIBRARY
-from taccl.measure.machine import NO_PEERS, has_no_peers, machine_of, may_be_bridged, mismatches, other_gpus
+from taccl.measure.machine import machine_of, mismatches, other_gpus
 from taccl.measure.model import COLLECTIVES
 from taccl.measure.series import POINT_TO_POINT, Log, Series
 from taccl.problem.collective import busbw_factor

@@ -11,25 +11,27 @@ from taccl._internal.names import first_of, in_runs, shown
 from taccl._internal.units import format_count
 from taccl.errors import AssumptionWarning, FormatError, InputError
 from taccl.formats.registry import load_topology, takes_nodes
-from taccl.measure.logs import read_log
-from taccl.measure.machine import (
-    COUNTABLE,
+from taccl.measure.gpus import (
     NO_PEERS,
     UNNAMED,
-    assumed_rates,
     check_alike,
     has_no_peers,
-    import_network,
-    instance_of,
     is_stand_in,
     machine_by_gpus,
     machines_by_gpus,
+    unknown_gpus,
+)
+from taccl.measure.logs import read_log
+from taccl.measure.machine import (
+    COUNTABLE,
+    assumed_rates,
+    import_network,
+    instance_of,
     modelled,
     nodes_of,
     port_mismatch,
     rack_mismatch,
     replaces,
-    unknown_gpus,
     with_switches,
     without_nvlinks,
     wrong_ranks,

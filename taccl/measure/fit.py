@@ -23,11 +23,11 @@ from taccl.measure.estimate import (
     refit,
     shows_latency,
 )
+from taccl.measure.gpus import check_alike
 from taccl.measure.library_costs import Costs
 from taccl.measure.logs import read_log
 from taccl.measure.machine import (
     Machine,
-    check_alike,
     figures_of,
     find_machine,
     links_share,

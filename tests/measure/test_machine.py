@@ -5,11 +5,10 @@ import pytest
 import taccl
 from taccl.errors import FormatError, InputError
 from taccl.formats.nccl.topology import load_nccl_topology
+from taccl.measure.gpus import check_alike, machine_by_gpus
 from taccl.measure.machine import (
-    check_alike,
     find_machine,
     instance_of,
-    machine_by_gpus,
     machine_of,
     network_by_version,
     nodes_of,

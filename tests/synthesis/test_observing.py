@@ -13,7 +13,7 @@ from taccl._internal.deadline import Cancellation, Deadline, OutOfTime
 from taccl.synthesis import improving, synthesize
 from taccl.synthesis.budget import Turn, run
 from taccl.synthesis.options import Observer, Options, raising_errors_of_callbacks
-from taccl.synthesis.proposers import compiling, stages
+from taccl.synthesis.proposers import compiling, ruin, stages
 from taccl.synthesis.proposing import OwnProposer
 from taccl.synthesis.search import Search
 from taccl.synthesis.stopping import CallersRule, SearchState
@@ -110,8 +110,8 @@ def test_kernels_that_there_is_no_time_to_compile_are_a_row(monkeypatch):
     """If the limit is too short to compile kernels, a stage says that the compiled list scheduler is left
     out."""
     monkeypatch.setattr(compiling, "are_kept", lambda problem: False)
-    monkeypatch.setattr(stages, "is_quick", lambda *_: False)
-    monkeypatch.setattr(stages, "is_kept", lambda name: False)
+    monkeypatch.setattr(ruin, "is_quick", lambda *_: False)
+    monkeypatch.setattr(ruin, "is_kept", lambda name: False)
     ring = taccl.topologies.ring(6, alpha_us=1, bandwidth_gb_per_s=100)
     problem = taccl.make_problem(ring, "alltoall", size_bytes="6MB", chunks_per_rank=1)
     result = brief_synthesis(problem, backend="greedy")
@@ -122,18 +122,18 @@ def test_kernels_that_there_is_no_time_to_compile_are_a_row(monkeypatch):
 @pytest.mark.parametrize("is_kept, said", [(True, "needs at least 0.5 s"), (False, "are not compiled")])
 def test_a_short_time_is_not_blamed_on_compiled_kernels(monkeypatch, is_kept, said):
     """With compiled kernels, the reason for a skipped stage is the time that it needs to run."""
-    monkeypatch.setattr(stages, "is_quick", lambda *_: False)
-    monkeypatch.setattr(stages, "is_kept", lambda name: is_kept)
+    monkeypatch.setattr(ruin, "is_quick", lambda *_: False)
+    monkeypatch.setattr(ruin, "is_kept", lambda name: is_kept)
     problem = taccl.make_problem(taccl.topologies.ring(2), "allgather", size_bytes=2, chunks_per_rank=1)
     search = Search(problem, Options(), Deadline.after(10), limit_s=0.36)
-    assert said in stages.too_short(search) and "0.36 s" in stages.too_short(search)
+    assert said in ruin.too_short(search) and "0.36 s" in ruin.too_short(search)
 
 
 @pytest.mark.slow
 def test_compiling_kernels_is_a_row(monkeypatch):
     """The time to compile kernels is a stage of its own."""
     monkeypatch.setattr(compiling, "_NOTABLE_S", 0.0)
-    for module in (compiling, stages):
+    for module in (compiling, ruin, stages):
         monkeypatch.setattr(module, "are_kept", lambda problem: False)
     ring = taccl.topologies.ring(6, alpha_us=1, bandwidth_gb_per_s=100)
     problem = taccl.make_problem(ring, "alltoall", size_bytes="6MB", chunks_per_rank=1)
@@ -228,7 +228,8 @@ def test_proposers_without_time_left_are_a_row():
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_steps_that_kernels_decide_are_rows(monkeypatch, is_kept):
     """The list scheduler over any path is skipped with compiled kernels, early ruin and recreate without."""
-    monkeypatch.setattr(stages, "are_kept", lambda problem: is_kept)
+    for module in (ruin, stages):
+        monkeypatch.setattr(module, "are_kept", lambda problem: is_kept)
     named = ("list scheduler over any path", "ruin and recreate")
     idle = {name: OwnProposer(name, lambda search: None) for name in named}
     own = [turn for turn in stages.STAGES["auto"] if turn.proposer.name in named]
@@ -247,12 +248,12 @@ def test_steps_that_kernels_decide_are_rows(monkeypatch, is_kept):
 @pytest.mark.parametrize(("is_kept", "verb"), [(False, "compiled"), (True, "loaded")])
 def test_ruin_and_recreate_without_kernels_or_trees_is_a_row(monkeypatch, is_kept, verb):
     """If kernels are not ready in time, or no schedule has trees, a row says why nothing is improved."""
-    monkeypatch.setattr(stages, "have_compiled", lambda search: False)
-    monkeypatch.setattr(stages, "are_kept", lambda problem: is_kept)
+    monkeypatch.setattr(ruin, "have_compiled", lambda search: False)
+    monkeypatch.setattr(ruin, "are_kept", lambda problem: is_kept)
     search = Search(problem_of(), Options(), Deadline.after(100))
-    stages.ruin_and_recreate(search)
+    ruin.ruin_and_recreate(search)
     search.offer_whole(taccl.baselines.ring(search.problem, cut=False), producer="ring")
-    stages.ruin_and_recreate(search)
+    ruin.ruin_and_recreate(search)
     first, second = search.stages
     assert (first.status, first.message) == ("skipped", "no schedule along trees to start from")
     assert (second.status, second.message) == ("skipped", f"its kernels were not {verb} in time")

@@ -9,7 +9,7 @@ import pytest
 import taccl
 from taccl._internal.deadline import Deadline
 from taccl.synthesis.options import Options
-from taccl.synthesis.proposers import solver_loop, stages
+from taccl.synthesis.proposers import ruin, solver_loop, stages
 from taccl.synthesis.proposers.solver_stages import Routed
 from taccl.synthesis.search import Search
 
@@ -57,9 +57,9 @@ def test_an_early_ruin_takes_its_time_from_the_last_one(monkeypatch):
     problem = taccl.make_problem(taccl.topologies.ring(4), "allgather", size_bytes="1MB")
     search = Search(problem, Options(), Deadline.after(100.0), backend="auto")
     left_s = []
-    monkeypatch.setattr(stages, "busy_factor", lambda: 1.0)
-    monkeypatch.setattr(stages, "ruin_and_recreate", lambda each: left_s.append(each.deadline.left_s))
-    monkeypatch.setattr(stages, "run", lambda each, _: stages._ruin_early(each))
+    monkeypatch.setattr(ruin, "busy_factor", lambda: 1.0)
+    monkeypatch.setattr(ruin, "ruin_and_recreate", lambda each: left_s.append(each.deadline.left_s))
+    monkeypatch.setattr(stages, "run", lambda each, _: ruin.ruin_early(each))
     with search.keeping(30.0):
         before = search.deadline.at_s
         stages._in_turns(search)
@@ -75,8 +75,8 @@ def test_an_early_ruin_needs_reserved_time():
     with search.keeping(30.0):
         part = search.part(problem, "reduce: ", search.deadline)
         part.kept_s = 30.0
-        assert not stages._may_ruin_early(part)
-    assert not stages._may_ruin_early(search)
+        assert not ruin.may_ruin_early(part)
+    assert not ruin.may_ruin_early(search)
 
 
 @pytest.fixture

@@ -22,20 +22,22 @@ from taccl.problem.problem import Problem
 from taccl.solvers.worker import warm_up
 from taccl.synthesis.bounding import look_for_bound
 from taccl.synthesis.budget import Turn, run
-from taccl.synthesis.improve.improvement import improve_schedule, is_quick, suits_improvement
-from taccl.synthesis.kernels.limits import Limits
+from taccl.synthesis.improve.improvement import suits_improvement
 from taccl.synthesis.parameters import DEFAULTS, ListParameters, SearchParameters
-from taccl.synthesis.proposers.compiling import IMPROVEMENT, are_kept, have_compiled, is_kept
+from taccl.synthesis.proposers.compiling import are_kept
 from taccl.synthesis.proposers.greedy import ListSchedule, critical_priorities, list_schedule
 from taccl.synthesis.proposers.large import effort, why_not
 from taccl.synthesis.proposers.large_search import offer_compiled, search_large
-from taccl.synthesis.proposers.solver_loop import alone
-from taccl.synthesis.proposers.solver_stages import (
-    improve_by_job_shop,
-    job_shop,
-    route,
-    schedule_routed,
+from taccl.synthesis.proposers.ruin import (
+    is_cold,
+    may_ruin_early,
+    ruin_and_recreate,
+    ruin_early,
+    ruin_within,
+    too_short,
 )
+from taccl.synthesis.proposers.solver_loop import alone
+from taccl.synthesis.proposers.solver_stages import improve_by_job_shop, job_shop, route, schedule_routed
 from taccl.synthesis.proposing import OwnProposer
 from taccl.synthesis.search import Search
 from taccl.synthesis.symmetry.timing_group import timing_group
@@ -56,10 +58,8 @@ _RUN_S_PER_HOP, _PATIENCE = 6e-6, 4.0
 #: `_REPEATED`: index of the first stage that later turns repeat.
 _FIRST_TURN_S, _REPEATED = 4.0, 2
 #: `_IMPROVED_SHARE`: share of the time reserved for ruin and recreate after a named solver.
-#: `_RUIN_SHARE`: max time of ruin and recreate in a turn, as a share of the turn.
 #: `_RUIN_ALONE_SHARE`: share of a named solver's turn for ruin and recreate.
-#: `_NEXT_SEED`: difference between the seeds of consecutive runs of ruin and recreate.
-_IMPROVED_SHARE, _RUIN_SHARE, _RUIN_ALONE_SHARE, _NEXT_SEED = 0.25, 0.3, 0.5, 1_000_003
+_IMPROVED_SHARE, _RUIN_ALONE_SHARE = 0.25, 0.5
 #: {phase, as `Search.phase` returns it: text for messages}.
 _IN_PHASE = {"": "", "reduce": " in the reduce phase", "broadcast": " in the broadcast phase"}
 #: Min seconds for restarts of the list scheduler before a named solver; with less time, it runs once.
@@ -145,33 +145,6 @@ def _routed(search: Search) -> None:
         schedule_routed(search, routed, "cpsat", budget_s)
 
 
-def _ruin_early(search: Search) -> None:
-    """Ruin and recreate in a turn, in time that is reserved for it after the turns.
-
-    So its gain at a given time does not depend on the time limit. Later turns and the last run of ruin and
-    recreate together have less time by as much.
-    """
-    slice_s = min(busy_factor() * _RUIN_SHARE * search.turn_s, search.kept_s)
-    began = time.monotonic()
-    search.allow(slice_s)
-    with search.keeping(max(0.0, search.deadline.left_s - slice_s)):
-        ruin_and_recreate(search)
-    spent_s = time.monotonic() - began
-    search.allow(spent_s - slice_s)
-    search.kept_s -= spent_s
-
-
-def _may_ruin_early(search: Search) -> bool:
-    """True for the search of a whole problem, if seconds are reserved for ruin and recreate."""
-    is_whole = search.above is None and not search.phase
-    return is_whole and search.kept_s > 0 and suits_improvement(search.problem)
-
-
-def _is_cold(search: Search) -> str:
-    """Reason to skip a step that does not wait for kernels; empty if they are compiled."""
-    return "" if are_kept(search.problem) else "its kernels are not compiled yet"
-
-
 def _one_solver(search: Search) -> None:
     """Loop of one solver with ruin and recreate in its turns, and once more if time is left after it.
 
@@ -206,7 +179,7 @@ def _solve_alone(search: Search, *, improves: bool) -> None:
     def improve() -> None:
         _keep_better(search, own)
         if improves and not search.done:
-            _ruin_within(search, busy_factor() * _RUIN_ALONE_SHARE * own.turn_s)
+            ruin_within(search, busy_factor() * _RUIN_ALONE_SHARE * own.turn_s)
 
     try:
         alone(own, solver, improve)
@@ -219,7 +192,7 @@ def _solve_alone(search: Search, *, improves: bool) -> None:
                 f"{solver} has no licence for this model ({last.message}); highs was used instead"
             )
             solver = "highs"
-            _top(search).choice = f"{search.backend}, {REPLACED}"
+            search.top.choice = f"{search.backend}, {REPLACED}"
             alone(own, solver, improve)
     finally:
         _keep_better(search, own)
@@ -243,13 +216,6 @@ def _solve_alone(search: Search, *, improves: bool) -> None:
         )
 
 
-def _top(search: Search) -> Search:
-    """The search that the given one is a part of, or the given one."""
-    while search.above is not None:
-        search = search.above
-    return search
-
-
 def _keep_better(search: Search, own: Search) -> None:
     """Make the schedule of a solver's own search the incumbent, unless the incumbent finishes sooner."""
     assert search.best is not None, "the solver started from a schedule"
@@ -259,14 +225,6 @@ def _keep_better(search: Search, own: Search) -> None:
             own.best_on_quotient,
             own.is_verified,
         )
-
-
-def _ruin_within(search: Search, seconds: float) -> None:
-    """Ruin and recreate for at most `seconds`."""
-    deadline = search.deadline
-    search.deadline = deadline.sooner(seconds)
-    ruin_and_recreate(search)
-    search.deadline = deadline
 
 
 def greedy(search: Search, *, budget_s: float, max_runs: int = 10_000) -> None:
@@ -319,57 +277,6 @@ def _runs_in(budget_s: float, num_hops: int, scheduling: ListParameters) -> int:
     return max(2 * len(_NOISES), int(rounded_s / (_RUN_S_PER_HOP * max(1, num_hops))))
 
 
-def ruin_and_recreate(search: Search) -> None:
-    """Ruin and recreate on the incumbent's routes and order, until time is up or it finds nothing better.
-
-    It needs chunks that travel along trees. If the incumbent has unreduced contributions or exchanged sums,
-    it starts from the best schedule along trees instead.
-    """
-    best = search.best
-    has_trees = best is not None and best.carries is None and best is not search.exchanged
-    known = [best] if has_trees else [each.under(search.problem) for each in search.earliest]
-    if search.done:
-        return
-    if not known or known[0] is None:
-        said = "no schedule along trees to start from"
-        search.record("ruin and recreate", "compiled", "skipped", time.monotonic(), message=said)
-        return
-    if not have_compiled(search):
-        said = f"its kernels were not {'loaded' if are_kept(search.problem) else 'compiled'} in time"
-        search.record("ruin and recreate", "compiled", "skipped", time.monotonic(), message=said)
-        return
-    since, num_transfers = time.monotonic(), known[0].num_transfers
-    if num_transfers * search.parameters.ruin.s_per_transfer > search.deadline.left_s:
-        said = f"too little time to read {num_transfers} transfers"
-        search.record("ruin and recreate", "compiled", "skipped", since, message=said)
-        return
-    search.report("improving")
-    limits = Limits(
-        search.deadline, target_ticks=search.bound_ticks,
-        seed=search.options.seed + _NEXT_SEED * search.num_ruins,
-        parameters=search.parameters, idle_s=lambda: search.idle_s,
-    )  # fmt: skip
-    search.num_ruins += 1
-    improving = partial(improve_schedule, known[0], limits)
-    try:
-        better, done = search.deadline.later(search.parameters.large.grace_s).run(improving)
-    except OutOfTime:
-        search.record("ruin and recreate", "compiled", "no-solution", since, message="no schedule in time")
-        return
-    finish = search.offer_whole(better, producer="ruin and recreate", proposed=True)
-    search.record("ruin and recreate", "compiled", "done", since, finish_us=finish, message=done)
-
-
-def too_short(search: Search) -> str:
-    """Reason why there is no time to run the kernels, or to compile them first; empty if there is."""
-    if is_quick(search.limit_s, search.parameters):
-        return ""
-    if is_kept(IMPROVEMENT):
-        needed_s = search.parameters.choice.compiled_s
-        return f"needs at least {needed_s:g} s, and the search has {format_s(search.limit_s)}"
-    return f"its kernels are not compiled, and {format_s(search.limit_s)} are too few to compile them"
-
-
 #: `_LIST`: list scheduler as a stage of the portfolio.
 #: `_LIST_ALONE`: list scheduler as a backend.
 _LIST, _LIST_ALONE = (OwnProposer("list scheduler", each) for each in (_first, _alone))
@@ -390,7 +297,7 @@ STAGES: dict[str, tuple[Turn, ...]] = {
         _ANY_PATH,
         Turn(OwnProposer("joint job shop", _joint), improves=True),
         Turn(OwnProposer("routing MILP", _routed), improves=True),
-        Turn(OwnProposer("ruin and recreate", _ruin_early), _may_ruin_early, _is_cold, improves=True),
+        Turn(OwnProposer("ruin and recreate", ruin_early), may_ruin_early, is_cold, improves=True),
         Turn(OwnProposer("job shop rounds", improve_by_job_shop), improves=True),
     ),
     "greedy": (

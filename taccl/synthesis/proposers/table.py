@@ -35,7 +35,8 @@ from taccl.synthesis.proposers.finer import (
     offer_listed,
 )
 from taccl.synthesis.proposers.large import effort
-from taccl.synthesis.proposers.stages import ruin_and_recreate, search_plain, too_short
+from taccl.synthesis.proposers.ruin import ruin_and_recreate, too_short
+from taccl.synthesis.proposers.stages import search_plain
 from taccl.synthesis.proposers.trees import is_worthwhile, may_fill, no_time, offer_trees
 from taccl.synthesis.proposing import OwnProposer, registered
 from taccl.synthesis.search import Search

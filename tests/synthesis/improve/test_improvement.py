@@ -20,7 +20,7 @@ from taccl.synthesis.improve.improvement import (
 from taccl.synthesis.improve.routes import bare_trees, read_trees
 from taccl.synthesis.kernels.limits import Limits
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
-from taccl.synthesis.proposers import stages
+from taccl.synthesis.proposers import ruin
 from taccl.synthesis.proposers.large import schedule_large
 from taccl.synthesis.search import Options, Search
 from taccl.topology.builder import TopologyBuilder
@@ -138,8 +138,8 @@ def test_the_verifier_has_the_last_word(monkeypatch):
     right = from_nothing(problem)
     search.offer_whole(right, producer="")
     wrong = replace(right, start=right.start // 2, end=right.end // 2)
-    monkeypatch.setattr(stages, "improve_schedule", lambda *_, **__: (wrong, ""))
-    stages.ruin_and_recreate(search)
+    monkeypatch.setattr(ruin, "improve_schedule", lambda *_, **__: (wrong, ""))
+    ruin.ruin_and_recreate(search)
     assert search.best is right
 
 

@@ -15,7 +15,7 @@ from taccl.synthesis.budget import run
 from taccl.synthesis.improve.improvement import Improvement
 from taccl.synthesis.improve.routes import read_trees
 from taccl.synthesis.parameters import DEFAULTS
-from taccl.synthesis.proposers import stages
+from taccl.synthesis.proposers import ruin
 from taccl.synthesis.proposers.table import PROPOSERS
 from taccl.synthesis.replan import replan
 from taccl.synthesis.search import Options, Search
@@ -170,8 +170,8 @@ def test_trees_are_improved_whose_sums_were_exchanged(monkeypatch):
         given.append(found)
         return replace(found, producer="improved"), ""
 
-    monkeypatch.setattr(stages, "improve_schedule", improve)
-    monkeypatch.setattr(stages, "have_compiled", lambda _: True)
+    monkeypatch.setattr(ruin, "improve_schedule", improve)
+    monkeypatch.setattr(ruin, "have_compiled", lambda _: True)
     search, turns = searching(schedule)
     search.deadline = Deadline.after(AMPLE_S)
     run(search, turns)

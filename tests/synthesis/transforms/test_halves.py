@@ -9,7 +9,7 @@ from taccl import collectives
 from taccl._internal.deadline import Deadline
 from taccl.problem.chunks import Chunk
 from taccl.problem.collective import Collective
-from taccl.synthesis.proposers import stages
+from taccl.synthesis.proposers import ruin, stages
 from taccl.synthesis.proposers.large import schedule_large
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.transforms import halves
@@ -130,13 +130,13 @@ class TestBothHalves:
         """For 64 KB on two NDv2 recursive multiplying finishes before the two-phase schedule along trees, until ruin
         and recreate has improved the latter."""
         improved = []
-        improve = stages.improve_schedule
+        improve = ruin.improve_schedule
 
         def watch(schedule, *given):
             improved.append(schedule)
             return improve(schedule, *given)
 
-        monkeypatch.setattr(stages, "improve_schedule", watch)
+        monkeypatch.setattr(ruin, "improve_schedule", watch)
         problem = taccl.make_problem(
             taccl.topologies.ndv2(2), collectives.allreduce(16, chunks_per_rank=1), size_bytes=64_000
         )
