@@ -21,14 +21,21 @@ def turns_of(holds: Sequence[Sequence[Hold]], busy_us: NDArray[np.float64]) -> l
     - `holds`: Holds of each send; of the sender's and of the receiver's, only the busiest resource counts.
     - `busy_us`, (num_resources,): Time for which all sends keep each resource busy.
     """
-    colouring = EdgeColouring()
+    busy = busy_us.tolist()
+    ends: list[tuple[tuple[str, int], tuple[str, int]]] = []
     for number, held in enumerate(holds):
-        ends = []
-        for side in ("send", "receive"):
-            resources = [hold.resource for hold in held if hold.side == side]
-            ends.append((side, max(resources, key=busy_us.__getitem__) if resources else -1 - number))
-        colouring.add(number, ends[0], ends[1])
-    return [colouring.colour_of[number] for number in range(len(holds))]
+        busiest = {"send": -1 - number, "receive": -1 - number}
+        for hold in held:
+            known = busiest[hold.side]
+            if known < 0 or busy[hold.resource] > busy[known]:
+                busiest[hold.side] = hold.resource
+        ends.append((("send", busiest["send"]), ("receive", busiest["receive"])))
+    if len({one for one, _ in ends}) == len({other for _, other in ends}) == len(ends):
+        return [0] * len(ends)
+    colouring = EdgeColouring()
+    for number, (one, other) in enumerate(ends):
+        colouring.add(number, one, other)
+    return [colouring.colour_of[number] for number in range(len(ends))]
 
 
 class EdgeColouring:

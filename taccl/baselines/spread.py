@@ -13,7 +13,7 @@ import numpy as np
 from taccl._internal.caching import cached
 from taccl._internal.units import format_count
 from taccl.errors import CollectiveError
-from taccl.problem.costs import hold_columns
+from taccl.problem.costs import hold_columns, hold_costs_us
 from taccl.problem.making import make_problem
 from taccl.schedule.combine import reduction_half, spreading_half
 from taccl.schedule.listing import listed
@@ -287,8 +287,9 @@ def _alphas_us(schedule: Schedule) -> float:
     """
     topology, holds = schedule.problem.topology, hold_columns(schedule.problem.topology)
     sends = np.bincount(schedule.link, minlength=len(topology.links))
-    alpha_us = np.array([float(hold.alpha_us) for hold in topology.holds])
-    held_us = np.bincount(holds.resource, sends[holds.link] * alpha_us, len(topology.resources))
+    held_us = np.bincount(
+        holds.resource, sends[holds.link] * hold_costs_us(topology)[0], len(topology.resources)
+    )
     return float(held_us.max(initial=0.0))
 
 
@@ -384,6 +385,5 @@ def busy_by_bytes_us(problem: Problem, chunk: NDArray[Any], link: NDArray[Any]) 
     topology, holds = problem.topology, hold_columns(problem.topology)
     size = np.array(problem.chunk_bytes, dtype=float)[chunk]
     mb = np.bincount(link, size, len(topology.links)) / 1e6
-    us_per_mb = np.array([float(hold.beta_us_per_mb) for hold in topology.holds])
-    busy_us = mb[holds.link] * us_per_mb
+    busy_us = mb[holds.link] * hold_costs_us(topology)[1]
     return np.bincount(holds.resource, busy_us, len(topology.resources)).astype(float)

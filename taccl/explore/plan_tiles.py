@@ -92,8 +92,15 @@ class TimedSchedule:
         return least, line(below[-1], above[0]) if below and above else math.inf
 
     def at(self, size: int) -> Schedule:
-        """The verified schedule with its times at a size."""
-        schedule = simulate(self.schedule, size=size).as_schedule()
+        """The verified schedule with its times at a size.
+
+        At its own size it is not simulated, unless a simulation has shown that it could finish earlier.
+        """
+        schedule, key = self.schedule, self._chunk_bytes(size)
+        is_own = schedule.problem.size_bytes == size and {*schedule.problem.chunk_bytes} == {key}
+        known = schedule.launch + schedule.finish
+        if not is_own or self._finish.get(key, known) < known:
+            schedule = simulate(schedule, size=size).as_schedule()
         verify(schedule).raise_if_failed()
         return schedule
 

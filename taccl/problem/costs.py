@@ -96,6 +96,18 @@ def hold_columns(topology: Topology) -> HoldColumns:
 
 
 @cached
+def hold_costs_us(topology: Topology) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Latency in us, and time in us per MB, of every hold, as floating-point numbers; cached."""
+    if (other := topology.cache.get(REVERSED_FROM)) is not None:
+        return hold_costs_us(other)
+    alpha_us, us_per_mb = (
+        _frozen(np.fromiter(map(float, costs), np.float64, len(topology.holds)))
+        for costs in columns_of(topology.holds, 2, 3)
+    )
+    return alpha_us, us_per_mb
+
+
+@cached
 def link_ends(topology: Topology) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Arrays with the first source and the first destination of every link; cached with the topology."""
     if (other := topology.cache.get(REVERSED_FROM)) is not None:

@@ -13,7 +13,7 @@ receives that they do not follow directly, a ring of fused steps could wait for 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import attrgetter
@@ -61,18 +61,19 @@ class Draft:
     count: int
 
 
-def read_slots(step: Draft | Step) -> Iterator[Slot]:
-    """Yield the slots that a step reads."""
-    if step.src is not None and OPERATIONS[step.operation].reads:
-        yield from step.src.neighbours(step.count)
-    if step.dst is not None and step.operation == "reduce":
-        yield from step.dst.neighbours(step.count)
+def read_slots(step: Draft | Step) -> Sequence[Slot]:
+    """Slots that a step reads."""
+    src, dst = step.src, step.dst
+    reads = () if src is None or not OPERATIONS[step.operation].reads else src.neighbours(step.count)
+    if dst is not None and step.operation == "reduce":
+        return (*reads, *dst.neighbours(step.count))
+    return reads
 
 
-def written_slots(step: Draft | Step) -> Iterator[Slot]:
-    """Yield the slots that a step writes."""
-    if step.dst is not None and OPERATIONS[step.operation].writes:
-        yield from step.dst.neighbours(step.count)
+def written_slots(step: Draft | Step) -> Sequence[Slot]:
+    """Slots that a step writes."""
+    dst = step.dst
+    return () if dst is None or not OPERATIONS[step.operation].writes else dst.neighbours(step.count)
 
 
 def assemble(drafts: Sequence[Draft], *, relays: bool = False) -> tuple[Threadblock, ...]:
@@ -87,11 +88,12 @@ def assemble(drafts: Sequence[Draft], *, relays: bool = False) -> tuple[Threadbl
         needs = {moved[draft]: {moved[other] for other in mine} for draft, mine in needs.items()}
         drafts = list(moved.values())
     ordered, needs = _fuse(sorted(drafts, key=_order), needs)
-    blocks: dict[Key, list[Draft]] = defaultdict(list)
+    blocks: dict[Key, list[Draft]] = {}
     position: dict[Draft, tuple[Key, int]] = {}
     for draft in ordered:
-        position[draft] = (draft.key, len(blocks[draft.key]))
-        blocks[draft.key].append(draft)
+        block = blocks.setdefault(draft.key, [])
+        position[draft] = (draft.key, len(block))
+        block.append(draft)
     waits: dict[Draft, list[tuple[Key, int]]] = {}
     # Vector clock of each step: for each other threadblock, its last step that is known to end before.
     # Steps that wait for nothing new share the clock of the step before them.
@@ -99,9 +101,9 @@ def assemble(drafts: Sequence[Draft], *, relays: bool = False) -> tuple[Threadbl
     clock = dict.fromkeys(blocks, np.full(len(place), -1, np.int32))
     passed: dict[Draft, NDArray[np.int32]] = {}
     for draft in ordered:
-        key, known = draft.key, clock[draft.key]
+        key, others = draft.key, needs[draft]
+        known = clock[key]
         # The latest step comes first, as a dependency on it may imply dependencies on the others.
-        others = needs[draft]
         for other in sorted(others, key=_order, reverse=True) if len(others) > 1 else others:
             other_key, other_index = position[other]
             if other_key == key or known[place[other_key]] >= other_index:
@@ -114,13 +116,10 @@ def assemble(drafts: Sequence[Draft], *, relays: bool = False) -> tuple[Threadbl
     numbers = {key: n for n, key in enumerate(sorted(blocks, key=lambda key: (key not in awaited, key)))}
     threadblocks = []
     for key in numbers:
-        steps = tuple(
-            Step(
-                each.operation, each.src, each.dst, each.count,
-                tuple(sorted([(numbers[other], index) for other, index in waits.get(each, ())])),
-            )
+        steps = tuple([
+            Step(each.operation, each.src, each.dst, each.count, _numbered(waits.get(each), numbers))
             for each in blocks[key]
-        )  # fmt: skip
+        ])  # fmt: skip
         operations = [OPERATIONS[each] for each in {step.operation for step in steps}]
         sends = any(each.sends for each in operations)
         receives = any(each.receives for each in operations)
@@ -130,6 +129,13 @@ def assemble(drafts: Sequence[Draft], *, relays: bool = False) -> tuple[Threadbl
             Threadblock(steps, send_to if sends else None, key.peer if receives else None, channel)
         )
     return tuple(threadblocks)
+
+
+def _numbered(
+    waits: Sequence[tuple[Key, int]] | None, numbers: Mapping[Key, int]
+) -> tuple[tuple[int, int], ...]:
+    """Steps for which a step waits, with the numbers of their threadblocks; `waits` is None for no steps."""
+    return tuple(sorted([(numbers[key], index) for key, index in waits])) if waits else ()
 
 
 def _needs(drafts: Sequence[Draft]) -> dict[Draft, set[Draft]]:
@@ -182,17 +188,20 @@ def _fuse(
     blocks: dict[Key, list[Draft]] = defaultdict(list)
     for draft in drafts:
         blocks[draft.key].append(draft)
-    users: dict[Draft, set[Draft]] = defaultdict(set)
-    for draft, mine in needs.items():
+    pairs = [pair for block in blocks.values() for pair in pairwise(block) if _relays(*pair)]
+    users: dict[Draft, set[Draft]] = {first: set() for first, _ in pairs}
+    for draft, mine in needs.items() if users else ():
         for other in mine:
-            users[other].add(draft)
+            if other in users:
+                users[other].add(draft)
     becomes: dict[Draft, Draft] = {}
     gone: set[Draft] = set()
-    for block in blocks.values():
-        for first, second in pairwise(block):
-            if _fits(first, second, needs, users):
-                becomes[first] = becomes[second] = _as_one(first, users[first] - {second})
-                gone.add(second)
+    for first, second in pairs:
+        if needs[second] == {first} and all(
+            user is second or user.order > second.order for user in users[first]
+        ):
+            becomes[first] = becomes[second] = _as_one(first, users[first] - {second})
+            gone.add(second)
     if not becomes:
         return list(drafts), dict(needs)
     left = [draft for draft in drafts if draft not in gone]
@@ -201,16 +210,13 @@ def _fuse(
     }
 
 
-def _fits(
-    first: Draft, second: Draft, needs: Mapping[Draft, set[Draft]], users: Mapping[Draft, set[Draft]]
-) -> bool:
+def _relays(first: Draft, second: Draft) -> bool:
+    """True if a step receives one chunk, and the step after it sends the slot that it writes."""
     return (
         first.operation in _FUSED
         and second.operation == "send"
         and first.count == second.count == 1
         and second.src == first.dst
-        and needs[second] == {first}
-        and all(user is second or user.order > second.order for user in users[first])
     )
 
 

@@ -84,26 +84,33 @@ class SlotContents:
     """Content of the slots of one rank; in place, input and output are one buffer."""
 
     def __init__(self, program: Program, rank: int, layout: RankLayout) -> None:
-        self._layout, self._in_place = layout, program.in_place
         self._contents: dict[Slot, Content] = {}
-        self._places: dict[Slot, Slot] = {}
+        self._places = _Places(layout) if program.in_place else None
         if program.collective is not None:
             for index, chunk in enumerate(layout.inputs):
                 self[Slot("input", index)] = content_at_start(program.collective, rank, chunk)
 
     def place(self, slot: Slot) -> Slot:
         """Identity of a slot's memory; in place, an input and an output slot may have the same one."""
-        found = self._places.get(slot)
-        if found is None:
-            found = self._places[slot] = self._layout.place(slot, in_place=self._in_place)
-        return found
+        return slot if self._places is None else self._places[slot]
 
     def __getitem__(self, slot: Slot) -> Content:
-        place = self.place(slot)
+        place = slot if self._places is None else self._places[slot]
         return self._contents.get(place) or Content.of([(ANYONE, place)])
 
     def __setitem__(self, slot: Slot, content: Content) -> None:
-        self._contents[self.place(slot)] = content
+        self._contents[slot if self._places is None else self._places[slot]] = content
+
+
+class _Places(dict[Slot, Slot]):
+    """{slot: its place in memory}, in place; each is computed once."""
+
+    def __init__(self, layout: RankLayout) -> None:
+        self._layout = layout
+
+    def __missing__(self, slot: Slot) -> Slot:
+        place = self[slot] = self._layout.place(slot, in_place=True)
+        return place
 
 
 def execute(
@@ -134,10 +141,10 @@ def running_order(program: Program, *, capacity: int = sys.maxsize) -> list[Step
 
 
 class _Wait(NamedTuple):
-    """Condition that a threadblock waits for: a step of its rank, or a message or room in a queue."""
+    """Condition that a threadblock waits for: a message or room in a queue."""
 
-    what: Literal["a step", "a chunk", "room"]
-    where: StepAddress | Queue | None
+    what: Literal["a chunk", "room"]
+    queue: Queue | None
 
 
 class ExecutionState:
@@ -148,7 +155,7 @@ class ExecutionState:
     - `stuck`: The deadlock, if the run did not reach the end of the program; else None.
     - `position`: {threadblock: index of its current step}.
     - `queues`: {queue: messages in it}, each with the content of its chunks.
-    - `waiting`: {condition: threadblocks that wait for it}.
+    - `waiting`: {condition: threadblocks that wait for it}; a step as condition must end first.
     """
 
     def __init__(
@@ -161,7 +168,7 @@ class ExecutionState:
         self.blocks = dict(program.threadblocks())
         self.position: dict[Block, int] = dict.fromkeys(self.blocks, 0)
         self.queues: dict[Queue | None, deque[list[Content]]] = defaultdict(deque)
-        self.waiting: dict[_Wait, list[Block]] = defaultdict(list)
+        self.waiting: dict[_Wait | StepAddress, list[Block]] = defaultdict(list)
 
     def run(self) -> Self:
         """Run all threadblocks until each has ended or waits."""
@@ -170,30 +177,31 @@ class ExecutionState:
         while ready:
             block = ready.popleft()
             said = next(running[block], None)
-            if isinstance(said, _Wait):
-                self.waiting[said].append(block)
-            elif said is not None:
+            if isinstance(said, list):
                 ready.extendleft([block, *said])
+            elif said is not None:
+                self.waiting[said].append(block)
         if self.waiting:
             self.stuck = self._explain()
         return self
 
-    def _run(self, block: Block) -> Iterator[_Wait | list[Block]]:
+    def _run(self, block: Block) -> Iterator[_Wait | StepAddress | list[Block]]:
         """Run a threadblock; yield conditions that it waits for, and threadblocks that it wakes."""
-        rank, threadblock, memory = block[0], self.blocks[block], self.memory[block[0]]
+        (rank, number), threadblock, memory = block, self.blocks[block], self.memory[block[0]]
         incoming, outgoing = threadblock.receives_from(rank), threadblock.sends_into(rank)
         inbox, outbox = self.queues[incoming], self.queues[outgoing]
-        arrival, departure = _Wait("a chunk", incoming), _Wait("room", incoming)
-        more, room = _Wait("a chunk", outgoing), _Wait("room", outgoing)
+        arrival, departure, more, room = (
+            _Wait(what, queue) for queue in (incoming, outgoing) for what in ("a chunk", "room")
+        )
         waiting, position = self.waiting, self.position
         for s, step in enumerate(threadblock.steps):
-            address = StepAddress(*block, s)
+            address, count = StepAddress(rank, number, s), max(step.count, 1)
             receives, _, _, sends = OPERATIONS[step.operation]
             for other, index in step.depends:
                 if position[rank, other] <= index:
-                    yield _Wait("a step", StepAddress(rank, other, index))
-            for begin in range(0, max(step.count, 1), self.chunks):
-                end = min(begin + self.chunks, max(step.count, 1))
+                    yield StepAddress(rank, other, index)
+            for begin in range(0, count, self.chunks):
+                end = min(begin + self.chunks, count)
                 if receives and not inbox:
                     yield arrival
                 if sends and len(outbox) >= self.capacity:
@@ -210,10 +218,10 @@ class ExecutionState:
                     if self.sent is not None:
                         self.sent.setdefault(address, []).extend(contents)
                     woken += waiting.pop(more, ())
-                if end >= step.count:
+                if end == count:
                     position[block] += 1
                     self.done.append(address)
-                    woken += waiting.pop(_Wait("a step", address), ())
+                    woken += waiting.pop(address, ())
                 if woken:
                     yield woken
 
@@ -237,14 +245,17 @@ class ExecutionState:
     def _at(self, block: Block) -> StepAddress:
         return StepAddress(*block, self.position[block])
 
-    def _waits_for(self, block: Block, waits: Mapping[Block, _Wait]) -> tuple[Block | None, str]:
+    def _waits_for(
+        self, block: Block, waits: Mapping[Block, _Wait | StepAddress]
+    ) -> tuple[Block | None, str]:
         """Threadblock for which the waiting threadblock `block` waits, and the reason as text.
 
         The threadblock is None if none will ever end the wait.
         """
-        what, where = waits[block]
-        if isinstance(where, StepAddress):
-            return where[:2], f"depends on {where}"
+        wait = waits[block]
+        if isinstance(wait, StepAddress):
+            return wait[:2], f"depends on {wait}"
+        what, where = wait
         assert where is not None, "what sends or receives has a queue"
         senders, receivers = queue_ends(self.program)
         ends = (senders if what == "a chunk" else receivers)[where]
@@ -261,12 +272,12 @@ _NOTHING = Content()
 def _moved(step: Step, memory: SlotContents, begin: int, received: list[Content]) -> list[Content]:
     """Results of a step for its chunks from `begin` on, from the contents received; stored if it writes."""
     (_, reads, writes, _), results = OPERATIONS[step.operation], []
-    src, dst = step.src, step.dst
+    src, dst = step.src if reads else None, step.dst if writes else None
     for i, content in enumerate(received, start=begin):
-        if reads and src is not None:
+        if src is not None:
             own = memory[src if i == 0 else Slot(src.buffer, src.offset + i)]
             content = content + own if content else own
-        if writes and dst is not None:
+        if dst is not None:
             slot = dst if i == 0 else Slot(dst.buffer, dst.offset + i)
             memory[slot] = memory[slot] + content if step.operation == "reduce" else content
         results.append(content)
@@ -359,21 +370,21 @@ def _are_unordered(
     - `addresses`: Steps of the rank, in order of the run.
     """
     known: dict[tuple[int, int], int] = {}  # {(threadblock, step): steps known to precede it, and itself}
-    written: dict[Slot, int] = defaultdict(int)  # last write of each slot, as a bit
-    read: dict[Slot, int] = defaultdict(int)  # reads since that write
-    for number, address in enumerate(addresses):
-        _, t, s = address
-        step, bit = program.step(address), 1 << number
+    written: dict[Slot, int] = {}  # last write of each slot, as a bit
+    read: dict[Slot, int] = {}  # reads since that write
+    threadblocks, place_of = program.ranks[addresses[0].rank].threadblocks, memory.place
+    for number, (_, t, s) in enumerate(addresses):
+        step, bit = threadblocks[t].steps[s], 1 << number
         before = known[t, s - 1] if s else 0
         for each in step.depends:
             before |= known[each]
         known[t, s] = before | bit
-        reads, writes = map(memory.place, read_slots(step)), map(memory.place, written_slots(step))
-        for place in {*reads}:
-            yield written[place] & ~before != 0
-            read[place] |= bit
-        for place in {*writes}:
-            yield (written[place] | read.pop(place, bit)) & ~before & ~bit != 0
+        reads, writes = read_slots(step), written_slots(step)
+        for place in {*map(place_of, reads)} if reads else ():
+            yield written.get(place, 0) & ~before != 0
+            read[place] = read.get(place, 0) | bit
+        for place in {*map(place_of, writes)} if writes else ():
+            yield (written.get(place, 0) | read.pop(place, 0)) & ~before & ~bit != 0
             written[place] = bit
 
 

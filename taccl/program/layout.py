@@ -45,9 +45,9 @@ class RankLayout:
 
         If both buffers are equally large, it is the slot of the output.
         """
-        whole, place = self.place(slot, in_place=in_place)
-        if whole == slot.buffer:
+        if not in_place or slot.buffer == "scratch":
             return slot
+        place = self.place(slot, in_place=True).offset
         ours, theirs = self.input_offset, self.output_offset
         larger = "input" if len(self.inputs) > len(self.outputs) else "output"
         begin, length = (ours, len(self.inputs)) if larger == "input" else (theirs, len(self.outputs))
@@ -191,7 +191,8 @@ class Allocator:
                 self.user[slot] = value
             else:
                 homeless.append(value)
-        self.place_scratch(homeless)
+        if homeless:
+            self.place_scratch(homeless)
 
     def place_block(self, count: int, born: int, read_until: int) -> list[Slot]:
         """Neighbouring scratch slots for a packed send of `count` chunks; times in ticks."""

@@ -185,15 +185,15 @@ def _choose_channels(
     """Assign channels to messages, in order; parallel links between two ranks have separate channels."""
     turns: Counter[tuple[int, int]] = Counter()
     for message in messages:
-        src, dst = message.src, message.dst
-        among: dict[Channels, int] = {
-            "single": 0,
-            "round-robin": turns[src, dst] % num_channels,
-            "by-chunk": message.parts[0].chunk % num_channels,
-            "by-peer": channel_by_distance(src, dst, num_channels, num_ranks),
-        }
-        turns[src, dst] += 1
-        message.channel = message.lane * num_channels + among[policy]
+        src, dst, among = message.src, message.dst, 0
+        if policy == "round-robin":
+            among = turns[src, dst] % num_channels
+            turns[src, dst] += 1
+        elif policy == "by-chunk":
+            among = message.parts[0].chunk % num_channels
+        elif policy == "by-peer":
+            among = channel_by_distance(src, dst, num_channels, num_ranks)
+        message.channel = message.lane * num_channels + among
 
 
 def channel_by_distance(src: int, dst: int, num_channels: int, num_ranks: int) -> int:
@@ -301,8 +301,7 @@ class _Placing:
 
     def _arrive(self, message: Message) -> None:
         rank, allocator = message.dst, self.allocators[message.dst]
-        fused = self._fused(message)
-        values = [fused.get(part, part.made) for part in message.parts]
+        values = [_kept_value(part, message.end) for part in message.parts]
         allocator.place([value for value in values if value is not None])
         sources = self.packed.get(message) or [part.place for part in message.parts]
         moves = [
@@ -329,40 +328,19 @@ class _Placing:
                 at = (message.end, message.number, 2 + i, 2 * j)
                 self._sum_up(rank, [made.added_to.place, source.place], made.place, at)
 
-    @staticmethod
-    def _fused(message: Message) -> dict[MessagePart, Value]:
-        """{part: value derived from it}, where one step receives the part and derives the value.
-
-        These are parts that the receiver uses for nothing else.
-        """
-        fused = {}
-        for part in message.parts:
-            if len(part.derived) == 1 and part.made is not None:
-                made = part.derived[0][1]
-                if part.made.read_until == message.end and not part.made.final:
-                    fused[part] = made
-        return fused
-
     def _send(self, message: Message, moves: Sequence[_PlacedPart]) -> None:
         """Draft the steps that send and receive a message, one pair per contiguous run of chunks."""
-        if breaks := sum(not _is_one_run(pair) for pair in pairwise(moves)):
+        if len(moves) > 1 and (breaks := sum(not _is_one_run(pair) for pair in pairwise(moves))):
             self.runs_of_split.append(1 + breaks)
+        channel, kinds = message.channel, ("peer", "peer") if self.per_peer else ("send", "receive")
+        sends, receives = Key(kinds[0], message.dst, channel), Key(kinds[1], message.src, channel)
         for i, run in enumerate(_runs(moves, self.max_count)):
             (src, dst, added), count = run[0], len(run)
             order = (message.end, message.number, 0, i)
-            self.drafts[message.src].append(
-                Draft(
-                    Key("peer" if self.per_peer else "send", message.dst, message.channel),
-                    order, (message.start, _LAST, _LAST + message.number, i), "send", src, None, count,
-                )
-            )  # fmt: skip
+            at = (message.start, _LAST, _LAST + message.number, i)
+            self.drafts[message.src].append(Draft(sends, order, at, "send", src, None, count))
             operation = "receive" if added is None else "receive-reduce"
-            self.drafts[message.dst].append(
-                Draft(
-                    Key("peer" if self.per_peer else "receive", message.src, message.channel),
-                    order, order, operation, added, dst, count,
-                )
-            )  # fmt: skip
+            self.drafts[message.dst].append(Draft(receives, order, order, operation, added, dst, count))
 
     def _sum_up(self, rank: int, slots: Sequence[Slot], dst: Slot, at: tuple[int, int, int, int]) -> None:
         """Draft local steps that write the sum of some slots to `dst`, which may be one of them."""
@@ -374,6 +352,19 @@ class _Placing:
 
     def _local(self, rank: int, operation: str, src: Slot, dst: Slot, at: tuple[int, int, int, int]) -> None:
         self.drafts[rank].append(Draft(Key("local", -1, 0), at, at, operation, src, dst, 1))
+
+
+def _kept_value(part: MessagePart, end: int) -> Value | None:
+    """Value that the receiver stores: a derived one, if it uses the part for nothing else; else the part.
+
+    One step then receives the part and derives the value.
+
+    - `end`: Tick at which the part arrives.
+    """
+    made = part.made
+    if len(part.derived) == 1 and made is not None and made.read_until == end and not made.final:
+        return part.derived[0][1]
+    return made
 
 
 def _next(slot: Slot | None, later: Slot | None) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 
 from taccl.errors import InputError
 from taccl.problem.collective import Collective
@@ -22,12 +21,12 @@ class MessagePart:
     chunk: int
     taken: Value | None = None
     #: Values summed to make `taken`; empty if `taken` exists already.
-    summed: list[Value] = field(default_factory=list)
+    summed: Sequence[Value] = ()
     #: Ranks whose contributions the chunk carries, as bits; 0 if the schedule does not name them.
     bits: int = 0
     made: Value | None = None
     #: (source value, derived value) of chunks that the receiver derives by adding its own contribution.
-    derived: list[tuple[Value, Value]] = field(default_factory=list)
+    derived: Sequence[tuple[Value, Value]] = ()
 
     @property
     def place(self) -> Slot:
@@ -65,9 +64,9 @@ def messages_of(schedule: Schedule) -> list[Message]:
     """
     links, collective = schedule.problem.topology.links, schedule.problem.collective
     lanes: dict[tuple[int, int], list[int]] = defaultdict(list)
-    groups: dict[int, list[Transfer]] = defaultdict(list)
+    groups: dict[int, list[Transfer]] = {}
     for t in schedule:
-        groups[t.group].append(t)
+        groups.setdefault(t.group, []).append(t)
     keyed = []
     for members in groups.values():
         _, link, start, end, _, reduce, _ = members[0]
@@ -77,9 +76,10 @@ def messages_of(schedule: Schedule) -> list[Message]:
                 if link not in known:
                     known.append(link)
                 parts = [
-                    MessagePart(t.chunk, bits=bits_of(t.contributions) if t.contributions else 0)
+                    MessagePart(t.chunk, bits=bits_of(t.contributions)) if t.contributions
+                    else MessagePart(t.chunk)
                     for t in members
-                ]
+                ]  # fmt: skip
                 message = Message(src, dst, known.index(link), parts, start, end, reduce or i > 0)
                 # Sums come first among equal times, as in the verifier.
                 keyed.append(((end, not reduce, start), message))
@@ -92,7 +92,9 @@ def messages_of(schedule: Schedule) -> list[Message]:
 def events_of(messages: Sequence[Message]) -> list[tuple[int, bool, Message]]:
     """(tick, True if it starts, message) for start and end of each message, in time order, ends first."""
     events = [(m.end, False, m) for m in messages] + [(m.start, True, m) for m in messages]
-    return sorted(events, key=itemgetter(0, 1))  # stable: `messages` are in order of number
+    keys = [2 * m.end for m in messages] + [2 * m.start + 1 for m in messages]
+    order = sorted(range(len(keys)), key=keys.__getitem__)  # stable: `messages` are in order of number
+    return [events[i] for i in order]
 
 
 def follow(
@@ -145,7 +147,7 @@ def follow(
                     contribution.added_at = time
                     mine[chunk] = made = Value(chunk, time, added_to=contribution)
                     source.read_until = max(source.read_until, time)
-                    part.derived.append((source, made))
+                    part.derived = [*part.derived, (source, made)]
                     pending.append(made)
     messages[:] = [message for message in messages if message.parts]
     for rank, where in enumerate(layouts):

@@ -78,8 +78,11 @@ def _measured(program: Program, runtime: Runtime) -> Iterator[tuple[tuple[int, .
             )
             yield (r, t), total, runtime.max_steps, "steps per threadblock, with those that only wait", spread
     remedy = f"max_count={MAX_COUNT}"
-    for address, step in program.steps():
-        yield address, step.count, MAX_COUNT, "chunks a step", remedy
-        if step.depends:
-            last = max(step.depends)[0]
-            yield address, last, MAX_DEPENDED_ID, "as number of a threadblock that a step waits for", joined
+    for r, rank in enumerate(program.ranks):
+        for t, threadblock in enumerate(rank.threadblocks):
+            for s, step in enumerate(threadblock.steps):
+                if step.count > MAX_COUNT:
+                    yield (r, t, s), step.count, MAX_COUNT, "chunks a step", remedy
+                if step.depends and (last := max(step.depends)[0]) > MAX_DEPENDED_ID:
+                    what = "as number of a threadblock that a step waits for"
+                    yield (r, t, s), last, MAX_DEPENDED_ID, what, joined

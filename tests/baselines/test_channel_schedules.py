@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 import taccl
-from taccl.baselines import nccl, nccl_choices
+from taccl.baselines import edge_colouring, nccl, nccl_choices
 from taccl.baselines.channel_schedules import channels_of, over_channels, predict
 from taccl.baselines.channel_sends import Columns, first_come_us
 from taccl.baselines.edge_colouring import EdgeColouring
 from taccl.baselines.lanes import Lanes
 from taccl.baselines.nccl import model_gap
 from taccl.topology import fabrics, machines
+from taccl.topology.links import Hold
 from taccl.topology.networks import INSTANCES
 from taccl.topology.registry import machine_names, parse
 from tests.foreign import REAL, foreign_files
@@ -314,3 +315,12 @@ def test_edges_are_coloured_with_as_few_colours_as_possible(seed):
             at.setdefault(end, []).append(colouring.colour_of[number])
     assert all(len(set(colours)) == len(colours) for colours in at.values())
     assert max(colouring.colour_of.values()) + 1 == max(len(colours) for colours in at.values())
+
+
+def test_sends_that_share_no_busiest_resource_have_one_turn(monkeypatch):
+    """Edge colouring runs only if two sends hold the same busiest resource at one end."""
+    ports = [[Hold(n, n, 1, 1), Hold(n, 9, 1, 1), Hold(n, 4 + n, 1, 1, "receive")] for n in range(3)]
+    busy_us = np.array([2.0] * 9 + [1.0])
+    assert edge_colouring.turns_of([*ports, ports[0]], busy_us) == [0, 0, 0, 1]
+    monkeypatch.setattr(edge_colouring, "EdgeColouring", None)
+    assert edge_colouring.turns_of(ports, busy_us) == [0, 0, 0]

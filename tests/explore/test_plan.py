@@ -587,6 +587,18 @@ def test_a_range_of_one_size_is_verified_and_bounded_once(monkeypatch):
     assert found.finish_min == found.finish_max == found.schedule.finish
 
 
+def test_a_schedule_is_not_simulated_at_its_own_size():
+    """At its own size a schedule keeps its times, unless a simulation has shown an earlier finish."""
+    problem = taccl.make_problem(FOUR, "allgather", size_bytes=GRID[0])
+    made = taccl.baselines.ring(problem)
+    late = replace(made, start=made.start + 1000, end=made.end + 1000)
+    assert TimedSchedule(made, "ring").at(GRID[0]) is made
+    assert TimedSchedule(made, "ring").at(GRID[1]).problem.size_bytes == GRID[1]
+    winner = TimedSchedule(late, "late")
+    assert winner.finish(GRID[0]) == made.launch + made.finish < late.launch + late.finish
+    assert winner.at(GRID[0]).finish == made.finish
+
+
 @pytest.mark.parametrize(("count", "order"), [(1, [0]), (2, [0, 1]), (5, [0, 4, 2, 1, 3])])
 def test_sizes_are_visited_far_apart_first(count, order):
     """Sizes are visited in bisection order: both ends, the middle, then the middles of the halves."""

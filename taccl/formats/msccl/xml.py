@@ -9,14 +9,14 @@ enforces the same rules: see `taccl.formats.msccl.reading`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
 from taccl._internal.arguments import Bytes, Natural, checked
 from taccl.errors import ExportError, LossyConversionWarning, warn
 from taccl.formats.msccl.reading import TYPES, load_msccl_xml, parse_msccl_xml
 from taccl.formats.program_kind import ProgramKind, kind_of, sizes_of, warn_of_split
-from taccl.program.checks import parcels_of
+from taccl.program.checks import traffic
 from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress
 from taccl.program.runtimes import MAX_NAME, excesses
 from taccl.program.split import split_threadblocks, weight
@@ -29,6 +29,7 @@ __all__ = ["dump_msccl_xml", "load_msccl_xml", "parse_msccl_xml"]
 Mirrored = dict[StepAddress, Slot | None]
 
 _TYPE_OF = {operation: kind for kind, operation in TYPES.items()}
+_NOP = Step("nop")
 
 
 @checked
@@ -124,51 +125,47 @@ def _mirrored(program: Program) -> tuple[Mirrored, Mirrored]:
     """({receiving step: slot that the peer sends from}, {sending step: slot that the peer receives into})."""
     sources: Mirrored = {}
     targets: Mirrored = {}
-    for parcel in parcels_of(program):
-        ours, theirs = program.step(parcel.send), program.step(parcel.receive)
-        targets[parcel.send] = theirs.dst or theirs.src
-        sources[parcel.receive] = ours.src or ours.dst
+    sent, received = traffic(program)
+    for queue, sends in sent.items():
+        for (send, ours), (receive, theirs) in zip(sends, received[queue], strict=False):
+            targets[send] = theirs.dst or theirs.src
+            sources[receive] = ours.src or ours.dst
     return sources, targets
 
 
-def _rank_lines(r: int, rank: RankProgram, sources: Mirrored, targets: Mirrored) -> list[str]:
-    """XML lines of a rank's threadblocks; steps that only wait precede a step with several dependencies."""
+def _rank_lines(r: int, rank: RankProgram, sources: Mirrored, targets: Mirrored) -> Iterator[str]:
+    """Yield XML lines of a rank's threadblocks; steps that only wait precede one that waits for several."""
     # Position of each step in its threadblock, counting the added steps that only wait.
     places = [[end - 1 for end in accumulate(map(weight, tb.steps))] for tb in rank.threadblocks]
     awaited = {each for tb in rank.threadblocks for step in tb.steps for each in step.depends}
-    lines = []
     for t, threadblock in enumerate(rank.threadblocks):
         send = -1 if threadblock.send_to is None else threadblock.send_to
         receive = -1 if threadblock.receive_from is None else threadblock.receive_from
-        lines.append(
-            "    " + _tag("tb", {"id": t, "send": send, "recv": receive, "chan": threadblock.channel})
-        )
-        for s, step in enumerate(threadblock.steps):
+        yield f"    {_tag('tb', {'id': t, 'send': send, 'recv': receive, 'chan': threadblock.channel})}"
+        for s, (step, place) in enumerate(zip(threadblock.steps, places[t], strict=True)):
             *others, last = [(other, places[other][index]) for other, index in step.depends] or [(-1, -1)]
-            first = places[t][s] - len(others)
-            lines += [_step_line(first + i, Step("nop"), None, None, wait) for i, wait in enumerate(others)]
+            for i, wait in enumerate(others, start=place - len(others)):
+                yield _step_line(i, _NOP, None, None, wait, hasdep=False)
             address = StepAddress(r, t, s)
             src = step.src or sources.get(address) or step.dst
             dst = step.dst or targets.get(address) or step.src
-            lines.append(_step_line(places[t][s], step, src, dst, last, hasdep=(t, s) in awaited))
-        lines.append("    </tb>")
-    return lines
+            yield _step_line(place, step, src, dst, last, hasdep=(t, s) in awaited)
+        yield "    </tb>"
 
 
 def _step_line(
-    place: int, step: Step, src: Slot | None, dst: Slot | None, wait: tuple[int, int], *, hasdep: bool = False
+    place: int, step: Step, src: Slot | None, dst: Slot | None, wait: tuple[int, int], *, hasdep: bool
 ) -> str:
-    values = {
-        "s": place, "type": _TYPE_OF[step.operation],
-        "srcbuf": src.buffer[0] if src else "i", "srcoff": src.offset if src else -1,
-        "dstbuf": dst.buffer[0] if dst else "o", "dstoff": dst.offset if dst else -1,
-        "cnt": 0 if step.operation == "nop" else step.count,
-        "depid": wait[0], "deps": wait[1], "hasdep": int(hasdep),
-    }  # fmt: skip
-    values |= {
-        name: " ".join(tiles) for name, tiles in (("needs", step.needs), ("gives", step.gives)) if tiles
-    }
-    return "      " + _tag("step", values)[:-1] + "/>"
+    read, read_at = (src.buffer[0], src.offset) if src else ("i", -1)
+    written, written_at = (dst.buffer[0], dst.offset) if dst else ("o", -1)
+    count = 0 if step.operation == "nop" else step.count
+    tiles = (("needs", step.needs), ("gives", step.gives)) if step.needs or step.gives else ()
+    tile_names = "".join(f' {name}="{" ".join(names)}"' for name, names in tiles if names)
+    return (
+        f'      <step s="{place}" type="{_TYPE_OF[step.operation]}" srcbuf="{read}" srcoff="{read_at}" '
+        f'dstbuf="{written}" dstoff="{written_at}" cnt="{count}" depid="{wait[0]}" deps="{wait[1]}" '
+        f'hasdep="{int(hasdep)}"{tile_names}/>'
+    )
 
 
 def _tag(name: str, attributes: Mapping[str, object]) -> str:
