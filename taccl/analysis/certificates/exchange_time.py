@@ -236,9 +236,9 @@ def _worth(nodes: _Nodes, grid: _Grid, cells: int, costs: NDArray[np.int64], pai
         gains = np.zeros_like(found)
         for sources, ends in product(some, some):
             rows, columns = times[sources - 1], times[ends - 1]
-            paid = ends * early[sources - 1, rows, None] + sources * late[ends - 1, columns]
+            left = sources * ends * pair * sharing - ends * early[sources - 1, rows, None]
             part = gains[rows, ::-1][:, columns]
-            np.maximum(part, sources * ends * pair * sharing - paid, out=part)
+            np.maximum(part, left - sources * late[ends - 1, columns], out=part)
         np.minimum(found, gains, out=found)
     onwards = _onwards(nodes, grid, cells)
     found += -(-pair * sharing * (onwards + onwards[::-1, ::-1].T) // 2)

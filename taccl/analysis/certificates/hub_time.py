@@ -209,9 +209,9 @@ def _is_proven(facts: Facts, witness: HubTime) -> bool:
     budget = twice_priced(prices)
     # Least price of a pair of ranks with which the bytes of all pairs cost the ports' time.
     pair = math.ceil(_FACTOR * budget * cell / (2 * port.beta * units * (num_ranks - 1)))
-    costs = costs_of(prices, witness.factors, math.floor(port.alpha / cell))
-    shift = math.floor(port.idle / cell)
-    return pair < NEVER // num_ranks**2 and _no_hub_gains(costs, shift, pair, num_ranks)
+    least, shift = math.floor(port.alpha / cell), math.floor(port.idle / cell)
+    costs = costs_of(prices, witness.factors, least)
+    return pair < NEVER // num_ranks**2 and _no_hub_gains(costs, least, shift, pair, num_ranks)
 
 
 def twice_priced(prices: Sequence[int]) -> int:
@@ -260,20 +260,20 @@ def costs_of(prices: Sequence[int], factors: Sequence[int], least: int) -> NDArr
     at = np.array(prices, np.int64)
     twice = np.concatenate((np.zeros(1, np.int64), np.cumsum(at[1:] + at[:-1])))
     found = np.full((len(at), len(at)), NEVER, np.int64)
+    diagonals, step = found.reshape(-1), len(at) + 1
     for length in range(least, len(at)):
-        begin = np.arange(len(at) - length)
-        area = twice[begin + length] - twice[begin] if length else 2 * at
-        found[begin, begin + length] = area * factors[length] // (2 * max(1, length))
+        area = twice[length:] - twice[:-length] if length else 2 * at
+        diagonals[length : step * (len(at) - length) : step] = area * factors[length] // (2 * max(1, length))
     return found
 
 
-def _no_hub_gains(costs: NDArray[np.int64], shift: int, pair: int, num_ranks: int) -> bool:
+def _no_hub_gains(costs: NDArray[np.int64], least: int, shift: int, pair: int, num_ranks: int) -> bool:
     """True if no hub joins pairs worth more than its holds cost.
 
     Dynamic programming over the holds in the order of time. The state has two numbers of sends so far, into
-    the hub and out of it. It also has the ends of the last holds, into the hub and out of it.
+    the hub and out of it. It also has times by which the last holds end, into the hub and out of it.
 
-    - `costs`: Costs of holds, from `costs_of`.
+    - `costs`, `least`: Costs of holds, from `costs_of`, and the cells of the shortest.
     - `shift`: Min cells from the end of a hold into the hub to the start of a hold out of it that follows.
     - `pair`: Price of a pair of ranks.
     """
@@ -294,16 +294,16 @@ def _no_hub_gains(costs: NDArray[np.int64], shift: int, pair: int, num_ranks: in
             now: list[NDArray[np.int64]] = []
             for num_out in range(most + all_out):
                 some, gains = before[num_out], np.full((size, size), lowest)
-                for end in range(size):
-                    best = (some[: end + 1] - into[: end + 1, end, None]).max(axis=0) + 2 * pair
-                    gains[end, end + 1 :] = best[end + 1 :]
-                    gains[end, end] = best[: end + 1].max()
+                for end in range(least, size):
+                    starts = slice(end - least + 1)
+                    gains[end, end:] = (some[starts, end:] - into[starts, end, None]).max(axis=0) + 2 * pair
                 if num_out:
                     worth = 2 * (1 + num_in) - (num_in == most) - (num_in if all_out and num_out == 1 else 0)
                     some = now[-1]
-                    for end in range(size):
-                        best = (some[:, : end + 1] - out[: end + 1, end]).max(axis=1) + worth * pair
-                        np.maximum(gains[:, end], best, out=gains[:, end])
+                    for end in range(least, size):
+                        starts, ins = slice(end - least + 1), slice(end + 1)
+                        best = (some[ins, starts] - out[starts, end]).max(axis=1) + worth * pair
+                        np.maximum(gains[ins, end], best, out=gains[ins, end])
                 np.maximum.accumulate(gains, axis=0, out=gains)
                 np.maximum.accumulate(gains, axis=1, out=gains)
                 if gains[-1, -1] > 0 and (num_out == most or not all_out):
