@@ -70,9 +70,9 @@ _FIELDS = {
 
 #: Number of leading characters of a text in which patterns are searched.
 _HEAD_CHARACTERS = 1 << 16
-#: Quote prefixes of e-mails (``>``) and code fences, which are removed. Their line breaks stay, so that line
-#: numbers in error messages are right.
-_QUOTES = re.compile(r"^[^\S\n]*(>[^\S\n]?)+|^[^\S\n]*```.*$", re.MULTILINE)
+#: Quote prefixes of e-mails (``>``), code fences and colours of terminals, which are removed. Their line
+#: breaks stay, so that line numbers in error messages are right.
+_QUOTES = re.compile(r"^[^\S\n]*(>[^\S\n]?)+|^[^\S\n]*```.*$|\x1b\[[0-9;]*m", re.MULTILINE)
 
 
 #: {kind: advice} of kinds recognised by fields.
@@ -167,11 +167,11 @@ def kinds_in(data: dict[str, Any]) -> list[str]:
 
 
 def unquoted(text: str) -> str:
-    """Text without quotation marks of mails, code fences and common indentation.
+    """Text without quotation marks of mails, code fences, colours and common indentation.
 
-    Line breaks become those of Unix; line numbers are kept.
+    Line breaks become those of Unix, and no-break spaces of web pages become spaces; line numbers are kept.
     """
-    return dedent(_QUOTES.sub("", text.replace("\r\n", "\n")))
+    return dedent(_QUOTES.sub("", text.replace("\r\n", "\n").replace("\u00a0", " ")))
 
 
 def kinds_of_text(text: str) -> list[str]:

@@ -39,6 +39,11 @@ _LIKE_TOML = re.compile(r"^\s*(\[\[?[^\]\n]*\]\]?[^\S\n]*(#.*)?$|[\w.\"'-]+\s*=)
 _LONG_KEY = re.compile(
     rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{_MAX_DEPTH}}}"""
 )
+#: Line of text that a logger of containers, a log service or a notebook stores as a string in JSON.
+_LOGGED_LINE = re.compile(
+    r"[^\S\n]*(?:\{[^\n]*?\"(?:log|line|message|msg|textPayload)\"\s*:\s*)?"
+    r"(\"(?:[^\"\\\n]|\\.)*+\")(?:[^\S\n]*,[^\S\n]*\"[^\n]*)?[\s,}\]]*"
+)
 
 
 def read_bytes(path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES) -> bytes:
@@ -64,7 +69,10 @@ def read_bytes(path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES) 
 
 
 def read_text(path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES) -> str:
-    """Text of a UTF-8 file, without a byte order mark. Raises `FormatError` for other files."""
+    """Text of a UTF-8 file, without a byte order mark. Raises `FormatError` for other files.
+
+    If each line is a string in JSON, as loggers of containers store text, the strings are the text.
+    """
     where, data = os.fspath(path), read_bytes(path, limit_bytes)
     if kind := kind_of_bytes(data):
         raise FormatError(wrong_kind(kind, where, "UTF-8 text"), where=where)
@@ -80,7 +88,21 @@ def read_text(path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES) -
         ) from None
     if not text.strip():
         raise FormatError("the file is empty; save it again, or check the path", where=where)
-    return text
+    return _unlogged(text)
+
+
+def _unlogged(text: str) -> str:
+    """The text whose lines a logger stored in JSON, if each line is such a record; else the given text."""
+    lines, texts = text.splitlines(), list[str]()
+    for line in filter(str.strip, lines) if len(lines) > 1 else ():
+        found = _LOGGED_LINE.fullmatch(line)
+        if found is None:
+            return text
+        try:
+            texts.append(json.loads(found[1], strict=False).removesuffix("\n"))
+        except ValueError:
+            return text
+    return "\n".join(texts) or text
 
 
 def parse(text: str, *, source: str, exact: bool = False) -> dict[str, Any]:

@@ -183,7 +183,7 @@ TEXTS = (
         r"\bCOMMS-RES\b|^[ \t]*elements\s+min \(us\)|^\[BENCHMARK\]\s",
         unsupported(TIMES),
     ),
-    Text("matrix of nvbandwidth", r"^memcpy \w+ GPU\(row\) (->|<-) GPU\(column\) bandwidth", SHOW),
+    Text("matrix of nvbandwidth", r"^.{0,120}?\bmemcpy \w+ GPU\(row\) (->|<-) GPU\(column\) bandwidth", SHOW),
     Text(
         "output of nvbandwidth without a one-way matrix of GPUs",
         r"^nvbandwidth Version|^memcpy (CE|SM) .*\bbandwidth \(GB/s\)",

@@ -37,7 +37,7 @@ _BEGINS = re.compile(r"nThreads?\b|Using devices|Collective test starting|\bsize
 #: Rank, group, host and GPU in a list of devices. Pages leave out hosts or addresses, and add remarks.
 DEVICE = re.compile(
     r"\bRank\s+(\d+)\s(?:\s*Group\s+(\d+))?(?:.*?\bon\s+(\S+)\s+|(?:\s*Pid:?\s+\d+)?\s*)device\s+\d+"
-    r"(?:\s+\[[^\]]*\]|(?=\s+(?:NVIDIA|AMD|Tesla|Quadro|GeForce)\b))\s*(.*?)\s*(?:\([^()]*\))?$"
+    r"(?:\s+\[[^\]]*\]|(?=\s+(?:NVIDIA|AMD|Tesla|Quadro|GeForce)\b))\s*(.*?)\s*(?:\([^()]*\))?[\",]*$"
 )
 #: Number of threads of a process, and of GPUs whose kernels one thread launches, in the header of nccl-tests.
 _GPUS_PER_THREAD = re.compile(r"\bnThreads?:?\s+(\d{1,4})\s+nGpus:?\s+(\d{1,4})\b")

@@ -73,6 +73,8 @@ _FIGURE = re.compile(
 _AFTER_NUMBER = re.compile(r"\d\s?([^\W\d_][\w/]*)")
 #: Number in quotes, with commas between thousands.
 _THOUSANDS = re.compile(r"\"\d{1,3}(?:,\d{3})+(?:\.\d+)?\"")
+#: Size with underscores between thousands, as Python writes it.
+_UNDERSCORES = re.compile(r"\d{1,3}(?:_\d{3})+")
 #: {beginning of a unit of time: microseconds}.
 _US = {"": 1e6, "n": 1e-3, "u": 1.0, "µ": 1.0, "μ": 1.0, "m": 1e3, "nano": 1e-3, "micro": 1.0, "milli": 1e3}
 #: {unit: GB/s}. perftest, which writes ``/sec``, means MiB by MB (see `_unit`).
@@ -371,6 +373,7 @@ def _sizes(cell: str, unit: str = "") -> list[int]:
 
     - `unit`: Unit of a cell that is only a number, such as ``"KB"``; empty for bytes.
     """
+    cell = cell.replace("_", "") if _UNDERSCORES.fullmatch(cell) else cell
     found = _SIZE_CELL.fullmatch(f"{cell}{unit}" if re.fullmatch(r"[\d.]+", cell) else cell)
     if found is None:
         return []

@@ -41,6 +41,11 @@ _LIMIT_BYTES = 64 * 10**6
 _P2P = re.compile(
     r"^(.*?)\s*P2P=(Enabled|Disabled)\s+(Bandwidth|Latency)\b.*(?:Matrix|\((?:GB/s|us)\))", re.IGNORECASE
 )
+#: Heading of a matrix of both tools; its group is the label that a launcher or a logger put before the line.
+_HEADING = re.compile(
+    r"(?i)(.{0,120}?)(?:(?:Uni|Bi)directional\s+P2P=|P2P=(?:Enabled|Disabled)|memcpy \w+ GPU\(row\)|"
+    r"Device to Device Latency)"
+)
 #: Line of p2pBandwidthLatencyTest on a pair without peer access.
 _NO_ACCESS = re.compile(r"^\s*Device=\d+ CANNOT Access Peer Device=\d+")
 #: Line in which nvbandwidth, if run as several processes, names the host of one process.
@@ -71,7 +76,7 @@ def load_probe(path: str | os.PathLike[str]) -> Probe:
     """
     where, text = os.fspath(path), read_text(path, _LIMIT_BYTES)
     text = unquoted(text)
-    lines = text.splitlines()
+    lines = _unlabelled(text.splitlines())
     try:
         if text.lstrip().startswith("{"):
             return _of_ours(parse_json(text, source=where), where)
@@ -84,6 +89,20 @@ def load_probe(path: str | os.PathLike[str]) -> Probe:
         raise
     except InputError as error:  # an invalid number in the file
         raise FormatError(error.message, where=f"{where}: {error.where}") from None
+
+
+def _unlabelled(lines: list[str]) -> list[str]:
+    """Lines without the label that stands before the heading of a matrix.
+
+    Lines without this label, up to its numbers, become empty.
+    """
+    heading = next(filter(None, map(_HEADING.match, lines)), None)
+    if heading is None or not heading[1]:
+        return lines
+    end = len(heading[1]) - len(heading[1].rstrip())
+    form = re.sub(r"(?:\\ )*\d+", r"\\s*\\d+", re.escape(heading[1].rstrip()))
+    label = re.compile(rf"{form}\s{{0,{end}}}")
+    return [line[match.end() :] if (match := label.match(line)) else "" for line in lines]
 
 
 def load_probe_topology(

@@ -216,3 +216,16 @@ def test_the_folder_of_a_plan_is_named(tmp_path):
     (tmp_path / "plan.json").write_text("{}")
     with pytest.raises(FormatError, match=r"is the folder of a plan; give its index, .*plan\.json"):
         read_text(tmp_path)
+
+
+@pytest.mark.parametrize(("text", "told"), [
+    ('{"log":"a \\"b\\"\\n","stream":"stdout"}\n{"log":"\\u003cc\\n","stream":"stdout"}\n', 'a "b"\n<c'),
+    ('{"time": 1, "message": "a"}\n\n{"time": 2, "message": "b"}\n', "a\nb"),
+    ('  "a\tb\\n",\n  "c"\n', "a\tb\nc"),
+    ('{"log": "a"}\n', None), ('{"log": 3}\n{"log": "a"}\n', None), ('"a"\n\\"\n', None), ('"a","b"\n"c",3\n', None),
+])  # fmt: skip
+def test_lines_that_a_logger_stored_are_the_text(tmp_path, text, told):
+    """If each line is a record of a logger or a string in JSON, these are the text of a file."""
+    path = tmp_path / "a.log"
+    path.write_text(text)
+    assert read_text(path) == (told or text)

@@ -31,6 +31,35 @@ def test_prefixes_are_passed_over(read, prefix):
     assert found.times_us[0] == pytest.approx(time_us(8), abs=0.01)
 
 
+@pytest.mark.parametrize("form", [
+    '{{"log":"{}\\n","stream":"stdout","time":"2026-01-02T03:04:05Z"}}', '{{"message": "{}"}}', '  "{}\\n",', '"{}",',
+])  # fmt: skip
+def test_lines_that_a_logger_stores_in_json_are_read(read, form):
+    """Lines of JSON, as containers, log services and notebooks store them, are read as the text they hold."""
+    text = "#  Rank  0 Group  0 Pid 7 on host0 device  0 [0x00] NVIDIA H100 80GB HBM3\n" + table()
+    lines = [line.replace('"', r"\"") for line in text.splitlines()]
+    log = read("".join(f"{form.format(line)}\n" for line in lines))
+    assert log.series == read(text).series
+    assert log.gpus == {"NVIDIA H100 80GB HBM3"}
+
+
+def test_text_of_web_pages_is_read(read):
+    """No-break spaces are spaces, also in names of GPUs and in lines of NCCL_DEBUG=INFO."""
+    text = (
+        "#  Rank  0 Group  0 Pid 7 on host0 device  0 [0x00] Tesla V100\nn: NCCL INFO Using network Socket\n"
+    )
+    log = read((text + table()).replace(" ", "\u00a0"))
+    assert (log.gpus, log.debug.network) == ({"Tesla V100"}, "sockets")
+    assert log.series == read(text + table()).series
+
+
+def test_sizes_with_underscores_are_read(read):
+    """Sizes may have underscores between thousands, as programs in Python print them."""
+    text = "# all_reduce_perf\n  size    time   algbw   busbw\n   (B)    (us)  (GB/s)  (GB/s)\n"
+    (series,) = read(f"{text}  1_024  10.0  0.10  0.18\n  67_108_864  671.1  100.00  175.00\n").series
+    assert (series.size_bytes, series.num_ranks) == ((1024, 2**26), 8)
+
+
 @pytest.mark.parametrize("label", ["[0]", "[1,0]<stdout>:"])
 def test_labels_within_a_row_are_passed_over(read, label):
     """Labels that a launcher puts before each part of a row are ignored."""

@@ -554,6 +554,25 @@ class TestMatrices:
         assert {float(link.alpha_us) for link in topology.links} == {0.3}
         assert "every latency 0.3 us" in topology.assumed
 
+    @pytest.mark.parametrize(
+        "label", ["[1,0]<stdout>:", " 0: ", "2026-01-02T03:04:{:02}.6Z ", "{:4}\t", "\x1b[1m"]
+    )
+    @pytest.mark.parametrize("text", [
+        "P2P Connectivity Matrix\n     D\\D     0     1\n     0     1     1\n     1     1     1\n\n"
+        "Unidirectional P2P=Enabled Bandwidth Matrix (GB/s)\n   D\\D     0      1\n     0 900.00  24.00\n"
+        "     1  25.00 900.00\n\n\n\n\n",
+        "nvbandwidth Version: v0.8\n\nRunning device_to_device_memcpy_ce.\n"
+        "memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)\n           0         1\n"
+        " 0       N/A     24.00\n 1     25.00       N/A\n",
+    ])  # fmt: skip
+    def test_labels_before_the_lines_are_ignored(self, tmp_path, text, label):
+        """Labels of launchers, times and numbers of lines before a matrix are no cells of it."""
+        path = tmp_path / "matrix.txt"
+        path.write_text("".join(f"{label.format(i)}{line}\n" for i, line in enumerate(text.splitlines(), 5)))
+        assert taccl.topologies.load(path).num_ranks == 2
+        rates = load_probe(path).bandwidth_gb_per_s
+        assert (rates[0, 1], rates[1, 0]) == (24, 25)
+
     def test_nvbandwidth_with_latencies(self, tmp_path):
         """The matrix of latencies, in ns, is read, too; it must be of the same GPUs."""
         path = tmp_path / "nvbandwidth.txt"

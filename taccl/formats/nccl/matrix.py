@@ -16,8 +16,11 @@ from taccl._internal.names import first_of
 from taccl.errors import FormatError
 
 _MAX_DEVICES = 512
-#: Terminal colours, also with the escape character lost or written out (`^[`), and bars of a Markdown table.
-_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|(?:\^\[|\\(?:e|033|x1[bB]|u001[bB])|\u241b)?\[[0-9;]*m|\|")
+#: Terminal colours, also with the escape character lost or written out (`^[`), bars of a Markdown table, and
+#: no-break spaces of web pages.
+_COLOUR = re.compile(
+    r"\x1b\[[0-9;]*[A-Za-z]|(?:\^\[|\\(?:e|033|x1[bB]|u001[bB])|\u241b)?\[[0-9;]*m|\||\u00a0"
+)
 #: Two columns of a header with commas between cells, as spreadsheets save them.
 _COMMAS = re.compile(r"\bGPU\d+\s*,\s*\w+\d+\s*,", re.MULTILINE)
 NVLINK = re.compile(r"^NV([1-9]\d{0,2})$")
@@ -64,12 +67,13 @@ class Matrix:
     def groups(self, kinds: set[str]) -> list[set[str]]:
         """Sets of devices connected by cells of `kinds`, directly or via other devices, in column order.
 
-        With `ONE_CPU`, an equal CPU affinity also connects two devices.
+        With `ONE_CPU`, an equal CPU affinity also connects two devices. One affinity of all devices does not,
+        if cells show several CPUs: virtual machines and containers state it.
         """
         import networkx
 
         near = graph_of((pair for pair, cell in self.cells.items() if cell in kinds), self.devices)
-        if kinds == ONE_CPU:
+        if kinds == ONE_CPU and (len({*self.affinity.values()}) > 1 or "SYS" not in self.cells.values()):
             near.add_edges_from(
                 (a, b) for (a, cpus), (b, other) in permutations(self.affinity.items(), 2) if cpus == other
             )

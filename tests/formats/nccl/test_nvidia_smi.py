@@ -437,3 +437,25 @@ def test_lines_of_several_hosts_are_distinguished(tmp_path, mixed):
     topology = load_nvidia_smi(path)
     assert {link.name for link in topology.links} == {"NVSwitch"}
     assert any("first of the file's 2 matrices" in each for each in topology.assumed)
+
+
+def test_one_affinity_of_all_gpus_does_not_contradict_cells(tmp_path):
+    """GPUs of one affinity are on two CPUs if cells say so, as in a virtual machine."""
+    rows = [
+        f"{a} " + " ".join("X" if i == j else "NV18" if max(i, j) < 4 else "NODE" if (i % 5 < 3) == (j % 5 < 3) else "SYS"
+        for j in range(6)) + " 0-7 N/A" * (i < 4)
+        for i, a in enumerate([*_gpus(4), "NIC0", "NIC1"])
+    ]  # fmt: skip
+    path = _write(tmp_path, *rows, columns=[*_gpus(4), "NIC0", "NIC1"])
+    topology = load_quietly(path, nodes=2, nic_gb_per_s=50)
+    assert any("NIC0: 3; NIC1: 0, 1, 2" in note for note in topology.notes)
+
+
+def test_no_break_spaces_of_web_pages_are_spaces(tmp_path):
+    """Cells and legends of a matrix that was copied from a web page are read."""
+    path = _write(
+        tmp_path, "GPU0 X PIX 0-7 0", columns=["GPU0", "NIC0"], after="NIC Legend:\n\n  NIC0: mlx5_3\n"
+    )
+    path.write_text(path.read_text().replace("\t", "\u00a0\u00a0").replace(" ", "\u00a0"))
+    topology = load_quietly(path, nodes=2, nic_gb_per_s=50)
+    assert any("mlx5_3: 0" in note for note in topology.notes)
