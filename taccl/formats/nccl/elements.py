@@ -26,6 +26,8 @@ _PCIE_UNITS_UNKNOWN, _LANES_UNKNOWN = 60, 16
 _MOST_LANES = 32
 _SPEED = re.compile(r"^(\d{1,3}?)(?:\.0+|(\.5))? ?GT/s")
 _MBIT_PER_S_UNKNOWN = 10_000
+#: Rate in Mbit/s from which a speed is in kbit/s, as libraries on Slingshot wrote it.
+_KBIT_PER_S = 10_000_000
 _GPU, _NIC, _SWITCH, _NVSWITCH = "GPU", "NIC", "PCIe switch", "NVSwitch"
 #: PCI classes of GPUs: display controllers, and processing accelerators (AMD).
 GPU_CLASSES = ("0x03", "0x1200")
@@ -159,8 +161,8 @@ class System:
         for child in element.children:
             if child.tag == "pci":
                 self._add_device(child, part)
-            elif child.tag == "nic":
-                for net in child.all("net"):
+            elif child.tag in ("nic", "net"):
+                for net in _nets(child):
                     if whole(net, "net", 1):
                         if slot_beta is None:
                             self.loose.append((net, _net_name(net), part))
@@ -199,8 +201,7 @@ class System:
         if kind == _GPU and self._wanted(busid, self.given.gpus, "GPUs"):
             for gpu in pci.all("gpu") or [pci]:
                 self._add_gpu(gpu, busid)
-        nets = [net for nic in pci.all("nic") for net in nic.all("net")]
-        if kind == _NIC and not nets:
+        if kind == _NIC and not any(map(_nets, pci.children)):
             self._add_nic(pci, key, busid, beta)
         self._below(pci, key, beta)
 
@@ -224,7 +225,7 @@ class System:
             return _NIC
         if "gpu" in children or code.startswith(GPU_CLASSES):
             return _GPU
-        if "nic" in children or code.startswith("0x02"):
+        if {"nic", "net"} & children or code.startswith("0x02"):
             return _NIC
         if code.startswith("0x0680"):
             return _NVSWITCH
@@ -239,6 +240,9 @@ class System:
             if rate <= 0:  # NCCL's default for network devices with unknown speed
                 rate = _MBIT_PER_S_UNKNOWN
                 self.assumed[f"{rate} Mbit/s for a NIC without a speed (nic_gb_per_s=)"] += 1
+            elif rate >= _KBIT_PER_S:
+                self.assumed[f"the speed {rate} of a NIC is in kbit/s, not in Mbit/s (nic_gb_per_s=)"] += 1
+                rate //= 1000
             beta = beta_of_bandwidth(Fraction(rate, 8000))
         elif beta is None and slot_beta is not None:
             beta = slot_beta
@@ -367,6 +371,11 @@ class System:
         self.server.assumed += [
             f"{each} ({count} times)" if count > 1 else each for each, count in self.assumed.items()
         ]
+
+
+def _nets(element: XmlElement) -> list[XmlElement]:
+    """Networks of a ``<nic>``, or the element itself if it states a speed, as in files written by hand."""
+    return element.all("net") or [element] * (element.tag in ("nic", "net") and "speed" in element.attributes)
 
 
 def _net_name(net: XmlElement) -> str:

@@ -13,6 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from taccl._internal.arguments import Number, checked_as, quoted
+from taccl._internal.names import first_of
 from taccl._internal.reading import read_text
 from taccl.errors import TopologyError
 from taccl.formats.nccl.elements import FABRICS, GPU_CLASSES, Given, Gpu, read_system, whole
@@ -119,13 +120,7 @@ def load_nccl_topology(
         else _given_nvlinks(nvlinks, len(distinct))
     )
     joined = server.nvlinks or server.switches
-    if system.num_hosts > 1:
-        if sum(map(len, server.switches)) < len(distinct):
-            raise top.error(
-                f"found CPUs of {system.num_hosts} hosts (host_hash), whose GPUs no NVSwitch joins; expected "
-                "one host; keep its <cpu> elements, and give nodes= for several equal hosts"
-            )
-        assumed.append(f"the file's {system.num_hosts} hosts are one node, as NVSwitch joins their GPUs")
+    _check_joined(distinct, server, system.num_hosts, top)
     if not joined and len(ranked) > 1:
         links = "NVLinks" if server.fabric == "NVLink" else f"{server.fabric} links"
         assumed.append(
@@ -224,6 +219,30 @@ def _join_cpus(ranked: list[Gpu], server: PcieServer) -> None:
 
 def _is_to_cpu(link: XmlElement) -> bool:
     return link.attributes.get("tclass", "").strip().lower().startswith("0x068001")
+
+
+def _check_joined(gpus: list[Gpu], server: PcieServer, num_hosts: int, top: XmlElement) -> None:
+    """Add the assumptions on GPUs without NVLinks, and on hosts that one NVSwitch joins.
+
+    Raises `FormatError` if the file has several hosts, and no NVSwitch joins all of their GPUs.
+    """
+    linked = {rank for pair in server.nvlinks for rank in pair}.union(*server.switches)
+    lacking = [gpu for number, gpu in enumerate(gpus) if number not in linked]
+    if num_hosts > 1 and not server.switches:
+        raise top.error(
+            f"found CPUs of {num_hosts} hosts (host_hash), whose GPUs no NVSwitch joins; expected "
+            "one host; keep its <cpu> elements, and give nodes= for several equal hosts"
+        )
+    if num_hosts > 1 and lacking:
+        raise lacking[0].element.error(
+            f"found no NVLinks to the NVSwitch that joins the GPUs of {num_hosts} hosts; expected them, "
+            "as for the other GPUs; write the file anew, or correct it"
+        )
+    if num_hosts > 1:
+        server.assumed.append(f"the file's {num_hosts} hosts are one node, as NVSwitch joins their GPUs")
+    if linked and lacking:
+        who = first_of([gpu.busid for gpu in lacking], 4)
+        server.assumed.append(f"GPUs without {server.fabric}s, as the file lists none of theirs: {who}")
 
 
 def _given_nvlinks(nvlinks: int | Mapping[tuple[int, int], int], num_gpus: int) -> tuple[Pairs, Switches]:

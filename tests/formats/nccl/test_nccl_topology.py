@@ -461,6 +461,35 @@ def test_hosts_without_a_common_nvswitch_are_refused(tmp_path):
         load_quietly(_hosts(tmp_path, 1, 0), nodes=2)
 
 
+def test_gpus_whose_nvlinks_a_file_lacks_are_named(tmp_path):
+    """A GPU without the NVLinks that others have is named: an assumption on one host, an error on several."""
+    devices = [_gpu(i, [("ff:ff:f.f", 18, "0x068000")] * (i != 1)) for i in range(3)]
+    assumed = load_quietly(write_dump(tmp_path, *devices)).assumed
+    assert "GPUs without NVLinks, as the file lists none of theirs: 0:1:0.0" in assumed
+    path = _hosts(tmp_path, 1, 1)
+    before, link, after = path.read_text().rpartition(
+        '<nvlink target="fffffff:ffff:ff" count="18" tclass="0x068000"/>'
+    )
+    path.write_text(before + after)
+    with pytest.raises(FormatError, match="no NVLinks to the NVSwitch that joins the GPUs of 2 hosts"):
+        load_nccl_topology(path)
+    assert link
+
+
+@pytest.mark.parametrize("net", ['<net name="n" {}/>', '<nic name="n" {}/>', '<nic><net name="n" {}/></nic>'])
+@pytest.mark.parametrize(("speed", "gb_per_s"), [("100000", 12.5), ("200000000", 25)])
+def test_speeds_of_nics_are_read_wherever_they_are_stated(tmp_path, net, speed, gb_per_s):
+    """Files written by hand state a NIC in fewer elements; a speed of 10 Tbit/s or more is in kbit/s."""
+    nic = '<pci busid="0:9:0.0" class="0x020700" link_speed="32 GT/s" link_width="16">{}</pci>'
+    path = write_dump(
+        tmp_path, _gpu(0, []).replace("8 GT", "32 GT"), nic.format(net.format(f'speed="{speed}"'))
+    )
+    topology = load_quietly(path, nodes=2)
+    assert {float(1000 / link.beta_us_per_mb) for link in topology.links} == {gb_per_s}
+    assert any("is in kbit/s" in each for each in topology.assumed) == (gb_per_s == 25)
+    assert any("n: 0" in note for note in topology.notes)
+
+
 @pytest.mark.parametrize(
     ("devices", "message"),
     [
