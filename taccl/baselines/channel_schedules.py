@@ -49,8 +49,10 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
-#: `_LOOSE`: rings wait for one another if the mean hop takes between this share of a step and its inverse.
-#: `_STRETCHED`: they also do above this ratio of a step's time to its busiest resource's (our choices).
+#: Rings are assumed to wait for one another within two limits (our choices):
+#: `_LOOSE`: the ratio of a ring's mean hop time to the busy time of a step's busiest resource
+#: (`Lanes.tightness`) is between this number and its inverse.
+#: `_STRETCHED`: the ratio of a step's time to that busy time (`Lanes.stretch`) exceeds this number.
 _LOOSE, _STRETCHED = 0.5, 1.02
 #: Max transfers of ring schedules for which several orders are tried.
 _FEW_TRANSFERS = 100_000
@@ -109,8 +111,8 @@ def _around_us(lanes: Lanes, mb: float, steps: int) -> float:
     """Time in us of messages of `mb` MB that go round all rings for some steps.
 
     Messages of different rings wait for one another in two cases: if the mean hop takes about as long as a
-    step of the busiest resource, and if that resource is idle between messages. Then the orders of ring
-    schedules are simulated. The least time counts, and a simulation of few steps is extrapolated.
+    step of the busiest resource, or if that resource is idle between messages. Then several orders of the
+    messages are simulated for a few steps; the shortest time is extrapolated to all steps.
     """
     apart_us, tightness = lanes.round_us(mb, steps)[1], lanes.tightness(mb)
     is_tight = _LOOSE < tightness < 1 / _LOOSE or lanes.stretch > _STRETCHED

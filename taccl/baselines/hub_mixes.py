@@ -34,13 +34,14 @@ _MOST_RANKS, _MOST_DIMENSIONS, _MOST_TRANSFERS = 256, 4, 150_000
 _STEPS_AFTER = 3
 #: Numbers of equal shares into which the chunks are divided; each share follows one plan.
 _SHARES = (3, 4, 6, 8, 12, 16, 24)
-#: Twice as many transfers are only used if the finish is less than this multiple.
+#: A mix with more transfers is preferred only if its finish is below this share of the other one's finish,
+#: for each doubling of the number of transfers.
 _PAYS = 0.995
 #: Number of plans, with the least reduced costs, among which the shares are divided.
 _MOST_CANDIDATES = 150
 #: Times in us, or shares, up to this are zero.
 _NONE = 1e-9
-#: Weight of uneven loads in the local search, which tells mixes of equal finish apart.
+#: Weight of uneven loads in the local search; it decides between mixes of equal finish.
 _UNEVEN = 1e-3
 
 

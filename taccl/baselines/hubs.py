@@ -96,7 +96,7 @@ class HubPlan(NamedTuple):
         return found
 
     def _images(self, order: Sequence[int]) -> list[Sequence[int]]:
-        """Possible signs of the digits in the images of a plan, then possible shifts along each dimension."""
+        """Signs of the ranks' digits that make the images of a plan, then shifts along each dimension."""
         rings = self.rings(order)
         signs = (1,) if all(ring.is_even for ring in rings.values()) else (1, -1)
         return [signs, *(range(rings[k].period) for k in range(len(self.dims)))]
@@ -213,7 +213,8 @@ def hub_sends(problem: Problem, plan: PartPlan) -> Sends:
 class Phase(NamedTuple):
     """Sends of one phase along dimension `axis`, from step `first` on, on some of its lines.
 
-    - `at`: {other dimension: {digit of a line in it: digits of the ranks that partial sums there contain}}.
+    - `at`: For every other dimension, {digit: digits}: only lines with such a digit take part. Their partial
+      sums contain the contributions of the listed digits.
     """
 
     first: int
@@ -231,8 +232,8 @@ def phases(
     - `waits`: Number of idle steps before each phase; default: none.
     """
     sizes, first = dims.sizes, 0
-    # {dimension: {digit that takes part in phases of other dimensions: digits that its sum contains}}. At
-    # first all digits take part, each with its own data only.
+    # As in `Phase.at`, for all dimensions. At first all digits take part, each with its own contribution
+    # only.
     at = {k: {digit: frozenset([digit]) for digit in range(sizes[k])} for k in order}
     every: list[tuple[int, Sequence[RingSend], Iterable[int]]] = [
         *((k, rings[k].collect, ()) for k in order),

@@ -79,7 +79,7 @@ class LatePlans(NamedTuple):
 @cached
 def late_plans(topology: Topology, dims: Dimensions, num_steps: int) -> LatePlans | None:
     """Plans of `num_steps` steps whose loads differ; None if there are too many."""
-    bases = [each for each in _prompt_plans(topology, dims) if each[2] <= num_steps]
+    bases = [each for each in _plans_without_waits(topology, dims) if each[2] <= num_steps]
     num_gaps = 3 * len(dims) + 1
 
     def num_plans(*, gaps: int) -> int:
@@ -105,11 +105,11 @@ def late_plans(topology: Topology, dims: Dimensions, num_steps: int) -> LatePlan
 
 def least_steps(topology: Topology, dims: Dimensions) -> int:
     """Least number of steps of a plan."""
-    return min(num_steps for _, _, num_steps in _prompt_plans(topology, dims))
+    return min(num_steps for _, _, num_steps in _plans_without_waits(topology, dims))
 
 
 @cached
-def _prompt_plans(
+def _plans_without_waits(
     topology: Topology, dims: Dimensions
 ) -> list[tuple[tuple[tuple[Line, ...], tuple[int, ...]], list[Floats], int]]:
     """((hubs, order), loads of each phase, number of steps) of all plans without idle steps."""

@@ -294,9 +294,9 @@ class TimedPart:
 
     - `size`: Number of its chunks.
     - `steps`: (ticks of the step, its holds, ticks from its start to the end of the part) of each step.
-    - `loads`, `heads`, `tails`: For each resource, the ticks for which the part holds it, the ticks before
-      its first use, and the ticks after its last use. For a resource that the part does not use: 0, and all
-      its ticks twice.
+    - `loads`: For each resource, the ticks for which the part holds it.
+    - `heads`, `tails`: For each resource, the ticks before its first use, and after its last use. Both are
+      the total ticks of the part if it does not use the resource.
     """
 
     part: PlanPart

@@ -25,7 +25,7 @@ from taccl.baselines.nvls import NvlsPipeline, has_nvls, links_of_switches, nvls
 from taccl.baselines.straight import exchange_end_us, exchange_us, pairwise
 from taccl.errors import CollectiveError
 from taccl.measure.machine import machine_of
-from taccl.measure.model import COLLECTIVES, further_channels, ways
+from taccl.measure.model import COLLECTIVES, further_channels, patterns_of
 from taccl.topology.in_network import shared_links
 from taccl.topology.machines import SHAPES
 from taccl.topology.models import library_name
@@ -119,12 +119,12 @@ def _candidates(
     name, sizes = problem.collective.name, (topology.num_ranks, topology.num_nodes)
     switched = with_switches(problem) if nvls else problem
     for protocol in _protocols(topology, name, size):
-        for way in ways(name, *sizes):
-            if only not in (None, (way.algorithm, protocol)):
+        for pattern in patterns_of(name, *sizes):
+            if only not in (None, (pattern.algorithm, protocol)):
                 continue
-            on = _topology(problem, protocol, way.algorithm)
-            if way.algorithm in ("ring", "tree"):
-                yield _over_channels(problem, way.algorithm, protocol, on)
+            on = _topology(problem, protocol, pattern.algorithm)
+            if pattern.algorithm in ("ring", "tree"):
+                yield _over_channels(problem, pattern.algorithm, protocol, on)
             else:
                 yield _pairwise(problem, protocol, on)
         if only in (None, ("nvls", protocol)) and nvls and protocol in ("", "simple") and has_nvls(switched):

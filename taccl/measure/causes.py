@@ -41,7 +41,7 @@ _SHOWN = 3
 
 #: Causes that explain any low rate, so that lines of a log suffice as evidence.
 ANY_RATE = ("sockets", "gdr-off", "nic-unused", "p2p-disabled", "no-peers")
-#: Those of them between nodes, which a log of one node may name although no data use its network.
+#: Causes in `ANY_RATE` between nodes. A log of a single node may name them, although no data use the network.
 OF_NETWORK = ("sockets", "gdr-off", "nic-unused")
 #: Causes in NCCL's own choices and launches, which other libraries do not have.
 _OF_NCCL = ("nvls-off", "algorithm", "protocol", "protocol-switch", "one-process", "unaligned")

@@ -16,8 +16,8 @@ SETTLED = 256 * 2**20
 #: `USUAL`: max ratio of times of small messages to usual times in a healthy series.
 HEALTHY, USUAL = 0.93, 1.5
 WITHIN_ERROR = 0.85  #: Min share of the expected bandwidth that an error of the model may explain.
-#: `UNTESTED`: the same for kinds of machines that no published log confirms. Known cases: 0.43 to 0.65 on 20
-#: racks of GB200 (coreweave/nccl-tests), 0.42 with NCCL 2.8 on EFA (aws-samples/aws-efa-eks).
+#: `UNTESTED`: like `WITHIN_ERROR`, for kinds of machines that no published log confirms. Known cases: 0.43 to
+#: 0.65 on 20 racks of GB200 (coreweave/nccl-tests), 0.42 with NCCL 2.8 on EFA (aws-samples/aws-efa-eks).
 #: `UNTESTED_USUAL`: max ratio of times of small messages to usual times that an error explains there.
 UNTESTED, UNTESTED_USUAL = 0.4, 3.0
 #: Min ratio of the fastest NIC's rate to the slowest NIC's rate that shows a slow rail.
@@ -187,7 +187,10 @@ class Facts:
 
     @property
     def is_unjudged(self) -> bool:
-        """True if small messages take longer than usual, but an error may explain it on such a kind."""
+        """True if small messages take longer than usual, but an error of the model may explain it.
+
+        It may on kinds of machines that no published log confirms.
+        """
         return self.small_ratio is not None and self.small_ratio > USUAL and not self.is_late
 
     @property

@@ -71,7 +71,7 @@ def priors(node_gb_per_s: float, network_gb_per_s: float, rates_source: str) -> 
     return tuple(Parameter(*row) for row in rows)
 
 
-class Way(NamedTuple):
+class Pattern(NamedTuple):
     """Numbers of hops and data volumes of one algorithm for a collective.
 
     - `algorithm`: ``"ring"``, ``"tree"``, ``"pairwise"`` or ``"nvls"``, sums in a switch, under simple alone.
@@ -99,10 +99,10 @@ class Way(NamedTuple):
 
 
 class CostTerms(NamedTuple):
-    """Latency and bandwidth terms of a collective, for each algorithm (`ways`).
+    """Latency and bandwidth terms of a collective, for each algorithm of `patterns_of`.
 
-    - `tabled_us`, (3, ways, 3 protocols): Base latency, hops within nodes, and hops between nodes.
-    - `volumes`, (2, ways): Bytes sent by a rank inside its node, and by a NIC, per byte of size.
+    - `tabled_us`, (3, algorithms, 3 protocols): Base latency, hops within nodes, and hops between nodes.
+    - `volumes`, (2, algorithms): Bytes sent by a rank inside its node, and by a NIC, per byte of size.
     - `streams`: True if times depend on bandwidth only.
     """
 
@@ -120,15 +120,15 @@ def terms_of(
     - `links_share`: Share of a rank's links inside its node that lead to participating ranks.
     """
     sharing = min(max(series.num_ranks // series.num_nodes, 1), ranks_per_nic)
-    found = ways(series.collective, series.num_ranks, series.num_nodes)
+    found = patterns_of(series.collective, series.num_ranks, series.num_nodes)
     if nvls_share and series.collective == "allreduce" and series.num_ranks > 2 * series.num_nodes:
-        found = (*found, nvls_way(series.num_ranks, series.num_nodes, 1 / nvls_share))
-    tabled = np.array([[way.tabled_us(protocol) for protocol in PROTOCOLS] for way in found])
-    volumes = np.array([(way.node_volume / links_share, way.network_volume * sharing) for way in found])
+        found = (*found, nvls_pattern(series.num_ranks, series.num_nodes, 1 / nvls_share))
+    tabled = np.array([[each.tabled_us(protocol) for protocol in PROTOCOLS] for each in found])
+    volumes = np.array([(each.node_volume / links_share, each.network_volume * sharing) for each in found])
     return CostTerms(tabled.transpose(2, 0, 1), volumes.T, series.streams)
 
 
-def ways(collective: str, num_ranks: int, num_nodes: int) -> tuple[Way, ...]:
+def patterns_of(collective: str, num_ranks: int, num_nodes: int) -> tuple[Pattern, ...]:
     """Algorithms that a library may use for a collective on ranks in equal nodes.
 
     There is one ring per rank of a node, so 1 / g of a rank's sends leave a node of g ranks. Hops between
@@ -137,24 +137,24 @@ def ways(collective: str, num_ranks: int, num_nodes: int) -> tuple[Way, ...]:
     n, m, g = num_ranks, num_nodes, max(num_ranks // num_nodes, 1)
     inside, leaves = ((g - 1) / g, 1 / g) if m > 1 else (1.0, 0.0)
 
-    def ring(hops: int, volume: float) -> Way:
+    def ring(hops: int, volume: float) -> Pattern:
         across = ceil(hops * m / n) if m > 1 else 0
-        return Way("ring", hops - across, across, volume * inside, volume * leaves)
+        return Pattern("ring", hops - across, across, volume * inside, volume * leaves)
 
     if collective == "allreduce":
         sent = 2 / TREE_SHARE
-        tree = Way("tree", 2 * (g - 1), 2 * ceil(log2(m)), sent * (g - 1) / g, sent * (m - 1) / m / g)
+        tree = Pattern("tree", 2 * (g - 1), 2 * ceil(log2(m)), sent * (g - 1) / g, sent * (m - 1) / m / g)
         return ring(2 * (n - 1), 2 * (n - 1) / n), tree
     if collective in ("allgather", "reduce-scatter"):
         return (ring(n - 1, (n - 1) / n),)
     if collective in ("broadcast", "reduce"):
         return (ring(n - 1, 1.0),)
     if collective == POINT_TO_POINT:
-        return (Way("pairwise", int(m == 1), int(m > 1), float(m == 1), float(m > 1)),)
-    return (Way("pairwise", int(g > 1), int(m > 1), (g - 1) / n, (n - g) / n),)
+        return (Pattern("pairwise", int(m == 1), int(m > 1), float(m == 1), float(m > 1)),)
+    return (Pattern("pairwise", int(g > 1), int(m > 1), (g - 1) / n, (n - g) / n),)
 
 
-def nvls_way(num_ranks: int, num_nodes: int, node_volume: float) -> Way:
+def nvls_pattern(num_ranks: int, num_nodes: int, node_volume: float) -> Pattern:
     """Hops and data volumes of NVLS, which reduces in the switch of each node, and over trees between nodes.
 
     The data is split over two trees. For each byte of a tree, a node's NICs send one byte if the node is a
@@ -163,7 +163,7 @@ def nvls_way(num_ranks: int, num_nodes: int, node_volume: float) -> Way:
     """
     n, m = num_ranks, num_nodes
     of_nics = min(m / 2, 2) if m > 1 else 0
-    return Way("nvls", 2, 2 * ceil(log2(m)), node_volume, of_nics * m / n)
+    return Pattern("nvls", 2, 2 * ceil(log2(m)), node_volume, of_nics * m / n)
 
 
 def times_us(

@@ -222,8 +222,8 @@ class Columns(NamedTuple):
     - `places`: {kind of column: (its index, its unit in us or GB/s)}.
     - `half`: Number of cells if the second of two equal groups of columns is empty; 0 without groups.
     - `before`: Number of columns left of the size, in tables with commas, semicolons or tabs.
-    - `words`: {"collective", "dtype", "redop", "in_place" or "wrong": index in the whole row}, in such
-      tables, as of rccl-tests.
+    - `words`: {"collective", "dtype", "redop", "in_place" or "wrong": index in the whole row}, in tables
+      with such separators, as those of rccl-tests.
     - `in_place`: True if rows of times in place are wanted.
     - `size_unit`: Unit of sizes without one of their own, such as ``"KB"``; empty for bytes.
     - `unnamed`: Unit that is assumed of times or rates, if the header names none and no two columns agree on

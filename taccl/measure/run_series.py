@@ -99,7 +99,7 @@ def by_checks(run: LogRun) -> str:
 
 
 def by_counts(rows: list[Row]) -> str:
-    """Sum without a root that the counts of elements tell: all of them, or one rank's part; empty if none."""
+    """Allreduce (counts are of all elements) or reduce-scatter (of one rank's part); empty if neither."""
     parts = {row.parts for row in rows}
     if len(parts) > 1 or parts == {0} or any(not row.reduces or row.has_root for row in rows):
         return ""

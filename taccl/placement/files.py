@@ -407,7 +407,7 @@ def _tabled(
     kind: str, num_ranks: int, num_nodes: int, size: int, gb_per_s: float
 ) -> dict[tuple[str, str], float]:
     """{(algorithm, protocol): time in us} by NCCL's tables, with the rate of the slowest hop."""
-    from taccl.measure.model import ways
+    from taccl.measure.model import patterns_of
     from taccl.topology.tuning import LL_NETWORK_GB_PER_S, PROTOCOLS, TREE_LL_SHARE
 
     def rate(algorithm: str, protocol: Protocol) -> float:
@@ -418,9 +418,9 @@ def _tabled(
         return min(gb_per_s * share, most)
 
     return {
-        (way.algorithm, each.name): sum(way.tabled_us(each))
-        + size * (way.node_volume + way.network_volume) / rate(way.algorithm, each) / 1000
-        for way in ways(kind, num_ranks, num_nodes)
+        (pattern.algorithm, each.name): sum(pattern.tabled_us(each))
+        + size * (pattern.node_volume + pattern.network_volume) / rate(pattern.algorithm, each) / 1000
+        for pattern in patterns_of(kind, num_ranks, num_nodes)
         for each in PROTOCOLS
     }
 

@@ -192,7 +192,7 @@ def places(workload: Workload, name: str, rank: int, tile: int | None = None) ->
             here[axis] = np.split(here[axis], workload.grid.size(dims))[workload.grid.index(rank, dims)]
     if tile is not None and cut.overlap is not None:
         # A tile contains a part of each slice along the tile axis.
-        of_tile = np.arange(tensor.shape[cut.axis]).reshape(cut.ways, cut.tiles, -1)[:, tile]
+        of_tile = np.arange(tensor.shape[cut.axis]).reshape(cut.ranges, cut.tiles, -1)[:, tile]
         here[cut.axis] = np.intersect1d(here[cut.axis], of_tile)
     return tuple(here)
 

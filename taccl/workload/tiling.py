@@ -32,13 +32,13 @@ class Overlap:
 class Tiling(NamedTuple):
     """Cut of an operation's result into `tiles` along `axis`, for an overlap.
 
-    Each tile consists of `ways` contiguous index ranges along the axis: one for each slice if a tensor of the
-    overlap is sliced along that axis, else one.
+    Each tile consists of `ranges` contiguous index ranges along the axis: one for each slice if a tensor of
+    the overlap is sliced along that axis, else one.
     """
 
     tiles: int
     axis: int
-    ways: int
+    ranges: int
     overlap: Overlap | None
 
 
@@ -52,7 +52,7 @@ def tile_axes(workload: Workload, overlap: Overlap) -> tuple[dict[str, int], int
     inside = frozenset(overlap.operations)
     for operation in (each for each in workload.operations if each.name in inside):
         _join(workload, operation, overlap.tiles, overlap.axis, axes, dims)
-    return axes, _ways(workload, dims)
+    return axes, _num_ranges(workload, dims)
 
 
 def _join(
@@ -109,7 +109,7 @@ def _cut(workload: Workload, name: str, axis: int) -> tuple[frozenset[str], froz
     return workload.cuts[name, axis]
 
 
-def _ways(workload: Workload, dims: set[str]) -> int:
+def _num_ranges(workload: Workload, dims: set[str]) -> int:
     return workload.grid.size([*dims]) if dims else 1
 
 
@@ -119,19 +119,19 @@ def tilings_of(workload: Workload, overlap: Overlap) -> dict[str, Tiling]:
     Raises `WorkloadError` if the axis does not divide into tiles. Also if a tile needs more of an operand
     than the operand's tile of the same number.
     """
-    axes, ways = tile_axes(workload, overlap)
+    axes, ranges = tile_axes(workload, overlap)
     for name, axis in axes.items():
-        _check_divides(workload, name, axis, overlap.tiles, ways)
-    return {name: Tiling(overlap.tiles, axis, ways, overlap) for name, axis in axes.items()}
+        _check_divides(workload, name, axis, overlap.tiles, ranges)
+    return {name: Tiling(overlap.tiles, axis, ranges, overlap) for name, axis in axes.items()}
 
 
-def _check_divides(workload: Workload, name: str, axis: int, tiles: int, ways: int) -> None:
+def _check_divides(workload: Workload, name: str, axis: int, tiles: int, ranges: int) -> None:
     """Raise `WorkloadError` unless the tile axis of an operation's result and operands divides into tiles."""
-    num_pieces = ways * tiles
+    num_pieces = ranges * tiles
     length = next((n for n in sorted(_cut(workload, name, axis)[1]) if n % num_pieces), 0)
     if length:
         few = "there are more tiles than chunks; " if length < num_pieces else ""
-        pieces = (f"{ways} slices of " if ways > 1 else "") + f"{tiles} tiles"
+        pieces = (f"{ranges} slices of " if ranges > 1 else "") + f"{tiles} tiles"
         said = f"axis {axis} of length {length} does not divide into {pieces}"
         raise WorkloadError(f"{said}; {few}choose a number of tiles that divides it", where=name)
 
@@ -164,14 +164,14 @@ class GrowingOverlap:
         is_first = any(place[name] < self._first for name in new)
         if is_first or any(not axes.keys().isdisjoint(workload.readers[name]) for name in new):
             new, axes, dims = new | axes.keys(), {}, set[str]()
-        before = _ways(workload, dims)
+        before = _num_ranges(workload, dims)
         for name in sorted(new, key=place.__getitem__):
             if workload.tiling(name).overlap is not None:
                 raise WorkloadError("is in two overlaps; put it into one", where=name)
             _join(workload, workload.operation[name], self.tiles, self.axis, axes, dims)
-        ways = _ways(workload, dims)
-        for name in new if ways == before else axes:
-            _check_divides(workload, name, axes[name], self.tiles, ways)
+        ranges = _num_ranges(workload, dims)
+        for name in new if ranges == before else axes:
+            _check_divides(workload, name, axes[name], self.tiles, ranges)
         units, needed, dependent = workload.depending(new)
         units, needed, dependent = self._units | units, self._before | needed, self._behind | dependent
         if needed & dependent & ~units:

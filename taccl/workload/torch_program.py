@@ -172,8 +172,8 @@ class _Program:
         for name in overlap.operations:
             if name in workload.outputs or not set(workload.readers[name]) <= set(overlap.operations):
                 tiling, var = workload.tiling(name), self._var(name)
-                ways = tiling.ways // workload.grid.slices(workload.tensors[name], tiling.axis)
-                lines.append(f"{var} = joined({var}, {tiling.axis}, {ways})")
+                ranges = tiling.ranges // workload.grid.slices(workload.tensors[name], tiling.axis)
+                lines.append(f"{var} = joined({var}, {tiling.axis}, {ranges})")
         self.waited |= {*overlap.operations}
         return lines
 
@@ -284,7 +284,7 @@ class _Program:
 
     def _cut(self, text: str, axis: int, slices: int, tiling: Tiling) -> str:
         """Expression of tile `t` of this rank's part of a tensor with `slices` slices along the axis."""
-        return f"cut({text}, {axis}, {tiling.ways // slices}, {tiling.tiles}, t)"
+        return f"cut({text}, {axis}, {tiling.ranges // slices}, {tiling.tiles}, t)"
 
     def _drawn(self, operation: Operation) -> str:
         """Expression of the random numbers of a dropout or unknown kernel, for the rank's slice and tile."""

@@ -119,14 +119,14 @@ def mine(x, axis, over=""):
     return x.chunk(count, axis)[place]
 
 
-def cut(x, axis, ways, tiles, tile):
-    """Cut out tile number `tile` of `tiles`: one piece from each of `ways` equal ranges along an axis."""
-    return x.unflatten(axis, (ways, tiles, -1)).select(axis + 1, tile).flatten(axis, axis + 1)
+def cut(x, axis, ranges, tiles, tile):
+    """Cut out tile number `tile` of `tiles`: one piece from each of `ranges` equal ranges along an axis."""
+    return x.unflatten(axis, (ranges, tiles, -1)).select(axis + 1, tile).flatten(axis, axis + 1)
 
 
-def joined(parts, axis, ways):
+def joined(parts, axis, ranges):
     """Join the tiles of a tensor that `cut` made; `parts` has them in order."""
-    pieces = [ready(part).unflatten(axis, (ways, -1)) for part in parts]
+    pieces = [ready(part).unflatten(axis, (ranges, -1)) for part in parts]
     return torch.stack(pieces, axis + 1).flatten(axis, axis + 2)
 
 

@@ -1,9 +1,10 @@
 """Exchange time: a bound on sums that nodes exchange directly, by the order of the sends in each node.
 
-In a short schedule, data of a sum passes from each node to each other in one send. It may also pass in two
-sends, with one send inside a node at most. A rank that sends early has received contributions of few ranks of
-its node, one after another. Prices of time bound the cost of a send between nodes for each pair of ranks that
-it joins. See docs/formulation.md, "Exchange time".
+In a short schedule, data of a rank reaches a rank of another node by one send between nodes, with sends
+inside both nodes. It may also take two sends between nodes, and then at most one inside a node. A rank that
+sends early to another node has received contributions of few ranks of its own node, as these arrive one by
+one. Prices of port time bound the cost of a send between nodes per pair of ranks that it joins: a rank whose
+data it carries, and a rank that gets them. See docs/formulation.md, "Exchange time".
 """
 
 from __future__ import annotations
@@ -36,13 +37,15 @@ from taccl.problem.problem import Problem
 
 #: Max number of ranks of a node, of nodes, and of cells of the grid of times in a witness.
 _MOST_IN_NODE, _MOST_NODES, _MOST_CELLS = 16, 64, 800
-#: Scale of factors; highest price that is tried.
+#: `_FACTOR`: integer value of the factor 1.
+#: `_PRICE`: price of all pairs of ranks of two nodes together, in witnesses that the search makes.
 _FACTOR, _PRICE = 10**6, 10**5
-#: A cost above all prices of pairs together.
+#: A cost above the prices of all pairs of a send together.
 _TOO_MUCH = 2**46
-#: Horizons that are tried are multiples of a tick over this number.
+#: Denominator of the horizons that are tried, in ticks.
 _PER_TICK = 1000
-#: Shares of a pair's price, in eighths, that sends into the rank that passes data on pay at most.
+#: Max shares of its price, in eighths, that a pair of ranks pays for sends inside the source's node. For
+#: sends inside the destination's node, it pays at most the rest.
 _SHARES = (0, 4, 8)
 #: Prices of a port's time to try: they fall linearly from the start, and then are constant.
 #: `_HEIGHTS`: price at the start, as a multiple of the price of a pair of ranks.
@@ -58,10 +61,10 @@ _GRIDS = ((160, (0.08, 0.04, 0.02, 0.01)), (640, (0.012, 0.004)), (640, (0.001,)
 class ExchangeTime(Witness):
     """Witness of exchange time: a horizon, prices by time, and factors by length.
 
-    - `horizon`: Ticks in which no schedule ends, as the prices prove.
-    - `port_prices`: Prices of the time of ports into ranks, for sends in nodes, at the ends of the cells of a
-      grid from the start on. Those of ports out of ranks are the same, from the end on backwards.
-    - `port_factors`: Factors on them for holds of 0, 1, 2, ... cells, in millionths.
+    - `horizon`: Ticks within which no schedule can end, as the prices prove.
+    - `port_prices`: Prices of the time of ports into ranks, for sends inside nodes. They are given at the
+      ends of the cells of a grid, from time 0 on. Ports out of ranks have the same prices in reversed time.
+    - `port_factors`: Factors on the prices for holds of 0, 1, 2, ... cells, in millionths.
     - `nic_prices`, `nic_factors`: The same for the ports of sends between nodes. Their grid divides the
       horizon, less the idle ticks of a send between nodes, into equal cells.
     """
@@ -107,12 +110,14 @@ def exchange_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
 
 
 class _Nodes(NamedTuple):
-    """Nodes that are alike: their number, ranks of each, costs of sends, and the units of sums of all ranks.
+    """Nodes that are alike, and costs of sends.
 
-    - `port`: Costs of sends in nodes.
+    - `number`, `size`: Number of nodes, and number of ranks of each.
+    - `port`: Costs of sends inside nodes.
     - `nic`: Costs of sends between nodes.
-    - `nics`: Max number of ports that pass sends between nodes.
-    - `reach`: Max number of ranks of one node that a rank of another has links to, or links from.
+    - `nics`: Number of ranks that send to other nodes.
+    - `units`: Units of the sums to which all ranks contribute, and which all ranks want.
+    - `reach`: Max number of ranks of another node to which a rank has links, or from which it has links.
     """
 
     number: int
@@ -130,7 +135,10 @@ class _Nodes(NamedTuple):
 
     @property
     def longest(self) -> int:
-        """Longest horizon in ticks: data that passes between nodes twice has one send in a node at most."""
+        """Longest horizon of the proof, in ticks.
+
+        Within it, data that passes between nodes twice has time for at most one send inside a node.
+        """
         once, hop = self.nic.alpha + self.nic.idle, self.port.alpha + self.port.idle
         return min(3 * once, 2 * once + 2 * hop)
 
@@ -161,11 +169,11 @@ def _nodes_of(facts: Facts) -> _Nodes | None:
 
 
 class _Grid(NamedTuple):
-    """Grid of times for a horizon: ticks of a cell, and times in cells.
+    """Grid that divides time into cells of `cell` ticks; other times are in cells.
 
-    - `shift`: Min cells from the end of a hold in a node to the start of a hold of a NIC that follows.
-    - `twice`: Cells in which no data makes two sends in a node.
-    - `port_cells`: Cells for which ports have prices.
+    - `shift`: Min time from the end of a hold inside a node to the start of a NIC's hold that follows it.
+    - `twice`: Time in which no data can make two sends inside a node.
+    - `port_cells`: Number of cells in which ports have prices.
     """
 
     cell: Fraction
@@ -175,7 +183,7 @@ class _Grid(NamedTuple):
 
 
 def _grid(nodes: _Nodes, horizon: Fraction, cells: int) -> _Grid:
-    """Grid with a number of cells for NICs."""
+    """Grid for a horizon, with `cells` cells in which NICs have prices."""
     cell, hop = Fraction(horizon - nodes.nic.idle) / cells, nodes.port.alpha + nodes.port.idle
     reach = math.ceil((2 * hop - nodes.port.idle) / cell)
     return _Grid(cell, math.floor(nodes.port.idle / cell), math.floor(2 * hop / cell), reach)
@@ -196,7 +204,7 @@ def _is_proven(facts: Facts, witness: ExchangeTime) -> bool:
     ):
         if not are_admitted(prices, factors, port.alpha / grid.cell):
             return False
-    # Least price of a pair of ranks with which the bytes of all pairs cost all ports' time.
+    # Price of a pair of ranks, rounded up, at which the bytes of all pairs cost as much as all ports' time.
     ports = Fraction(2 * nodes.number * nodes.size * twice_priced(witness.port_prices), nodes.port.beta)
     total = ports + Fraction(nodes.nics * twice_priced(witness.nic_prices), nodes.nic.beta)
     pair = math.ceil(_FACTOR * total * grid.cell / (2 * nodes.units * nodes.pairs))
@@ -212,18 +220,19 @@ def _is_proven(facts: Facts, witness: ExchangeTime) -> bool:
 
 
 def _worth(nodes: _Nodes, grid: _Grid, cells: int, costs: NDArray[np.int64], pair: int) -> NDArray[np.int64]:
-    """Most that a send between nodes may gain, by the cells at whose starts its hold begins and ends.
+    """Max gain of a send between nodes, by the cells at whose starts its hold begins and ends.
 
-    It gains the price of each pair of ranks that it joins, less their shares of the costs of sends in nodes.
-    From pairs that another send between nodes joins as well, it gains half of their price.
-    All is multiplied by the number of pairs that share a send in a node.
+    The send gains the price of each pair of ranks that it joins, less what the pair pays for sends inside
+    nodes. If a pair needs two sends between nodes, each of them gains half of its price. Gains are
+    multiplied by the number of pairs that share a send inside a node, which makes them whole.
 
-    - `costs`: Costs of holds in nodes, from `costs_of`.
+    - `costs`: Costs of holds inside nodes, from `costs_of`.
     - `pair`: Price of a pair.
     """
     sharing, size = nodes.size * (nodes.number - 1), nodes.size
-    # Slices of times to try, by the number of earlier holds in the node. A hold can precede a send only from
-    # `grid.shift` on. From `grid.twice` on, holds cost nothing, so only their largest number is tried.
+    # Start times to try, as a slice for each number of earlier holds inside the node. A hold can precede a
+    # send only from `grid.shift` on. From `grid.twice` on, holds cost nothing, so only their largest number
+    # is tried.
     first, last = min(grid.shift, cells + 1), min(grid.twice, cells + 1)
     times = [slice(0, last), *[slice(first, last)] * (size - 2), slice(first, None)]
     found = np.full((cells + 1, cells + 1), np.iinfo(np.int64).max)
@@ -246,9 +255,9 @@ def _worth(nodes: _Nodes, grid: _Grid, cells: int, costs: NDArray[np.int64], pai
 
 
 def _onwards(nodes: _Nodes, grid: _Grid, cells: int) -> NDArray[np.int64]:
-    """Max number of pairs for which a send between nodes is the first of two, by the cells of its hold.
+    """Max number of pairs that need two sends between nodes, the given one first, by the cells of its hold.
 
-    Read backwards in time, it is the number for which a send is the second of two.
+    In reversed time, it is the max number of pairs for which the given send is the second one.
     """
     once, hop = ((port.alpha + port.idle) / grid.cell for port in (nodes.nic, nodes.port))
     start, end = np.ogrid[: cells + 1, : cells + 1]
@@ -260,9 +269,10 @@ def _onwards(nodes: _Nodes, grid: _Grid, cells: int) -> NDArray[np.int64]:
 def _gathered(
     nodes: _Nodes, grid: _Grid, cells: int, costs: NDArray[np.int64], most: int
 ) -> NDArray[np.int64]:
-    """Least cost of 0, 1, ... holds one after another, all before each time at which a send may follow.
+    """Least cost of 0, 1, ... successive holds inside a node, by the start of the send that follows them.
 
-    Later than two sends in a node take, they cost nothing. A hold costs at most `most`.
+    Each hold costs at most `most`. From `grid.twice` on, holds cost nothing. Returns an array
+    (holds, start cell).
     """
     limited = np.where(costs < NEVER, np.minimum(costs, most), _TOO_MUCH)
     found = np.full((nodes.size, cells + 1), _TOO_MUCH)
@@ -283,13 +293,13 @@ class _Search(HorizonSearch["ExchangeTime"]):
 
     def __init__(self, facts: Facts, nodes: _Nodes) -> None:
         self.facts, self.nodes = facts, nodes
-        # Three hops take this long, and so do the bytes through a NIC.
+        # The search starts at the latency of three hops, or at the time of all bytes through a NIC if longer.
         sends = nodes.number * (nodes.number - 1) * nodes.units * nodes.nic.beta
         hops = nodes.nic.alpha + nodes.nic.idle + 2 * (nodes.port.alpha + nodes.port.idle)
         super().__init__(max(float(hops), nodes.nic.idle + sends / nodes.nics), nodes.longest, (2, 2))
 
     def witness(self, horizon: float, cells: int, one: float, two: float) -> ExchangeTime | None:
-        """Witness with given prices of ports, and low prices of NICs that suffice; None if none prove it."""
+        """Witness with `one` of `_HEIGHTS` and `two` of `_FALLS`; None if it does not prove the horizon."""
         height, fall = one, two
         nodes, whole = self.nodes, Fraction(round(horizon * _PER_TICK), _PER_TICK)
         grid = _grid(nodes, whole, cells)
@@ -303,7 +313,8 @@ class _Search(HorizonSearch["ExchangeTime"]):
         costs = costs_of(ports.tolist(), factors, math.floor(alpha))
         sharing = nodes.size * (nodes.number - 1)
         worth = _worth(nodes, grid, cells, costs, round(pair * _FACTOR)) / (sharing * _FACTOR)
-        # Holds of no length need these prices. Then lower each as far as some hold needs it, twice.
+        # Start from the prices that holds of length 0 need. Twice adjust each price to what the holds over
+        # its time need, then all prices by one factor.
         nics = _whole(np.diag(worth))
         for again in (True, True, False):
             nic_factors = highest_factors(nic_alpha, cells, _swing(nics))
@@ -328,5 +339,5 @@ def _whole(prices: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _swing(prices: NDArray[np.int64]) -> float:
-    """Largest step of prices, over the least price."""
+    """Largest difference between neighbouring prices, divided by the lowest price."""
     return float(np.abs(np.diff(prices)).max() / prices.min())

@@ -143,8 +143,8 @@ def _passed(costs: GateCosts, e: Ints, times: tuple[list[int], list[int]], sends
 
     0 if nothing is proven.
 
-    - `times`: Two lists by number of ranks 1, 2, ...: ticks until a rank can hold data of that many ranks of
-      its node, and ticks until a copy can reach that many.
+    - `times`: Two lists of min ticks, with an entry for each number of ranks 1, 2, ... of a node. The first
+      is until one rank can hold the data of that number of ranks; the second, until a copy can reach them.
     """
     single = _one_by_one(costs)
     took, gates = (single.link_alpha + single.link_beta)[e], gates_of(single, e, np.zeros_like(single.src))

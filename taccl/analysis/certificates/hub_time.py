@@ -28,8 +28,9 @@ _MOST_RANKS = 16
 _MOST_CELLS = 400
 #: Integer value of the price 1, and of the factor 1.
 _PRICE, _FACTOR = 1000, 10**6
-#: Prices to try: those in the middle, as shares of those at the ends; and the times at which prices stop
-#: falling, as shares of half the time.
+#: Prices to try fall from the start to a constant, and rise symmetrically to the end.
+#: `_MIDDLES`: price in the middle, as a share of the price at both ends.
+#: `_FALLS`: time at which prices stop falling, as a share of half the horizon.
 _MIDDLES, _FALLS = (0.1, 0.15, 0.2, 0.25, 0.32, 0.4, 0.55), (0.3, 0.45, 0.6, 0.75, 0.9, 1.0)
 #: `_COARSE`, `_FINE`: numbers of cells of the grids, first to find prices, then to find the bound; for up to
 #: 8 ranks. More ranks have fewer cells.
@@ -44,10 +45,10 @@ NEVER = 2**50
 class HubTime(Witness):
     """Witness of hub time: a horizon, prices by time, and factors by length.
 
-    - `horizon`: Ticks in which no schedule ends, as the prices prove.
+    - `horizon`: Ticks within which no schedule can end, as the prices prove.
     - `prices`: Prices of port time at the ends of the cells of a grid. The grid divides the horizon, less the
-      idle ticks of a send, into equal cells. Prices between these times are on straight lines.
-    - `factors`: Factors on prices for holds of 0, 1, 2, ... cells, in millionths.
+      idle ticks of a send, into equal cells. Prices in between are interpolated linearly.
+    - `factors`: Factors on the prices for holds of 0, 1, 2, ... cells, in millionths.
     """
 
     kind = proves = "hub time"
@@ -116,14 +117,14 @@ class _Search(HorizonSearch["HubTime"]):
 
     def __init__(self, facts: Facts, port: Port, num_ranks: int, units: int) -> None:
         self.facts, self.port = facts, port
-        # Two hops take this long, and so do the bytes through a port.
+        # The search starts at the latency of two hops, or at the time of all bytes through a port if longer.
         busy = port.idle + 2 * (num_ranks - 1) * port.beta * units / num_ranks
-        # Within the longest horizon no data passes two ranks.
+        # Above three hops nothing is proven, as data may then pass two ranks between source and destination.
         hop = port.alpha + port.idle
         super().__init__(max(2.0 * hop, busy), 3 * hop, (2, 4))
 
     def witness(self, horizon: float, cells: int, one: float, two: float) -> HubTime | None:
-        """Witness with given prices; None if no hold fits, or if they do not prove the horizon."""
+        """Witness with `one` of `_MIDDLES` and `two` of `_FALLS`; None if it does not prove the horizon."""
         middle, fall = one, two
         whole = Fraction(round(horizon))
         alpha = float(self.port.alpha * cells / (whole - self.port.idle))
@@ -138,22 +139,26 @@ class _Search(HorizonSearch["HubTime"]):
 
 
 def highest_factors(alpha: float, cells: int, swing: float) -> tuple[int, ...]:
-    """Highest factors for holds of 0, 1, ... cells that the proof admits, from the longest hold on.
+    """Highest factors for holds of 0, 1, ... cells that the proof admits, computed from the longest hold on.
 
-    With straight lines in between, they are at most ``x / (x - alpha)``, less a quarter of the difference of
-    neighbours times `swing`.
+    Factors are interpolated linearly. That of x cells is at most ``x / (x - alpha)``, less ``swing / 4``
+    times the difference of the two neighbouring factors.
+
+    - `alpha`: Fixed time of a hold, in cells.
+    - `swing`: Largest difference between neighbouring prices, divided by the lowest price.
     """
     swing = max(swing, 1e-9)  # equal prices would divide by 0 below
     found = [1 + alpha / (cells - alpha)]
     for length in range(cells - 1, math.floor(alpha) - 1, -1):
         over, end = found[-1] - 1, length + 1 - alpha
-        # The steepest line through the factor of the next length that lies below the curve touches it at u.
+        # u is a length less alpha. Take the steepest line through the factor of the next length that stays
+        # below the limit: it touches the limit at one of `points`.
         far, points = end + swing / 4, [end, max(end - 1, 1e-12)]
         if over > 0 and alpha > over * far:
             points.append((alpha - (alpha * alpha - over * alpha * far) ** 0.5) / over)
         slopes = [(alpha / u - over) / (far - u) for u in points if max(end - 1, 0) <= u <= end]
         rise = max(0.0, min(slopes)) * (1 - 1e-6)
-        # Stay below the curve by as much as the line to the next shorter length needs.
+        # Stay so far below the limit that a line to the next shorter length exists.
         if over > 0 and (rest := length - alpha) > 0:
             room = alpha / rest * (1 - (swing + 1 / rest) / (4 * rest)) - over
             rise = min(rise, max(0.0, room))
@@ -207,7 +212,7 @@ def _is_proven(facts: Facts, witness: HubTime) -> bool:
     if not are_admitted(prices, witness.factors, port.alpha / cell):
         return False
     budget = twice_priced(prices)
-    # Least price of a pair of ranks with which the bytes of all pairs cost the ports' time.
+    # Price of a pair of ranks, rounded up, at which the bytes of all pairs cost as much as the ports' time.
     pair = math.ceil(_FACTOR * budget * cell / (2 * port.beta * units * (num_ranks - 1)))
     least, shift = math.floor(port.alpha / cell), math.floor(port.idle / cell)
     costs = costs_of(prices, witness.factors, least)
@@ -215,18 +220,18 @@ def _is_proven(facts: Facts, witness: HubTime) -> bool:
 
 
 def twice_priced(prices: Sequence[int]) -> int:
-    """Twice the price of all time of a port, in cells, for prices at the ends of cells.
+    """Twice the integral of a port's prices over time, for linear interpolation between the ends of cells.
 
-    A bend upwards adds half its angle: see step 2 of the proof.
+    Each upward change of slope adds to the integral half of this change: see step 2 of the proof.
     """
     bends = (prices[i - 1] - 2 * prices[i] + prices[i + 1] for i in range(1, len(prices) - 1))
     return sum(prices) * 2 - prices[0] - prices[-1] + sum(max(0, bend) for bend in bends)
 
 
 def are_admitted(prices: Sequence[int], factors: Sequence[int], alpha: Fraction) -> bool:
-    """True if prices and factors are within their limits, and factors are those of step 3 of the proof.
+    """True if prices and factors are within their limits, and step 3 of the proof admits the factors.
 
-    - `alpha`: Least hold, in cells.
+    - `alpha`: Fixed time of a hold, in cells.
     """
     cells = len(prices) - 1
     if min(prices) < 1 or max(prices) > 10**6:
@@ -240,7 +245,7 @@ def are_admitted(prices: Sequence[int], factors: Sequence[int], alpha: Fraction)
         fall = here - there
         if fall < 0:
             return False
-        # ``level - fall * u <= alpha / u`` for all u from `low` to `high`, with u the length less alpha
+        # Check that ``level - fall * u <= alpha / u`` for u from `low` to `high`; u is the length less alpha.
         level = here - 1 + fall * (swing / 4 + length - alpha)
         low, high = max(length - alpha, Fraction(0)), length + 1 - alpha
         points = [low, high]
@@ -252,7 +257,7 @@ def are_admitted(prices: Sequence[int], factors: Sequence[int], alpha: Fraction)
 
 
 def costs_of(prices: Sequence[int], factors: Sequence[int], least: int) -> NDArray[np.int64]:
-    """Cost of a hold of each unit, by the cells at whose starts it begins and ends; rounded down.
+    """Cost per unit of data of a hold, by the cells at whose starts it begins and ends; rounded down.
 
     It is the mean price during the hold, times the factor for its length. It is `NEVER` if the hold ends
     before it starts, or has less than `least` cells.
@@ -282,7 +287,7 @@ def _no_hub_gains(costs: NDArray[np.int64], least: int, shift: int, pair: int, n
         return False
     into, out = 2 * costs[:size, :size], 2 * costs[shift:, shift:]
     lowest = -(2**60)
-    # Most gained by sends out of the hub alone, by their number and the end of the last.
+    # Max gain of sends out of the hub alone, by their number and the end of the last one.
     alone = [np.zeros(len(costs), np.int64)]
     for _ in range(most):
         alone.append(np.maximum.accumulate((alone[-1][:, None] - 2 * costs).max(axis=0) + 2 * pair))

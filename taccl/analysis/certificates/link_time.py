@@ -26,16 +26,18 @@ from taccl.problem.costs import link_ends
 from taccl.problem.problem import Problem
 from taccl.topology.recognise import grid_of
 
-#: (number of time steps per latency, max number of columns of the linear program; 10,000 take 0.5 s) of rough
-#: grids, and of grids that prove bounds. The first pair whose program is small enough is used.
+#: Grids of the search: rough ones find the approximate horizon, fine ones prove bounds. Each grid is a pair
+#: (number of time steps per latency, max number of columns of the linear program; 10,000 take 0.5 s). The
+#: first grid whose program is small enough is used.
 _ROUGH = (2.05, 2500), (1.05, 2500)
 _FINE = (8.05, 8000), (6.05, 8000), (5.05, 8000), (4.05, 8000), (3.05, 8000), (2.05, 8000), (1.05, 13_000)
-#: Rough grids stop at this logarithm of the overload. Fine grids prove about this much longer horizons.
+#: `_NEAR`: distance of the logarithm of the links' load from 0 at which the search on rough grids ends.
+#: `_FINER`: approximate ratio of the horizons that fine and rough grids prove.
 _NEAR, _FINER = 0.1, 1.02
 #: Max number of linear programs for a grid; each has a horizon closer to the longest that prices prove.
 _ROUNDS = 6
-#: Logarithm of the load of links at which the search aims; a positive one proves the horizon.
-#: Slope of this logarithm over that of the horizon, assumed until two horizons have been tried.
+#: `_MARGIN`: logarithm of the links' load at which the search aims; a positive one proves the horizon.
+#: `_SLOPE`: slope of this logarithm over that of the horizon, assumed until two horizons have been tried.
 _MARGIN, _SLOPE = 0.003, -2.5
 #: Denominator of horizons in ticks.
 _TICK = 2**10
@@ -43,7 +45,7 @@ _TICK = 2**10
 _MOST_RANKS, _MOST_STEPS = 256, 200
 #: Largest price of a step that a witness may have. Larger prices might not fit 64 bits.
 _MOST_PRICE = 10**7
-#: Largest cost of a send, and denominator of costs, so that they fit 64 bits.
+#: `_MOST_COST`: largest cost of a send. `_PARTS`: denominator of costs. Both keep sums within 64 bits.
 _MOST_COST, _PARTS = 10, 10**8
 #: Price of a path that does not exist.
 _NEVER = 2**60
@@ -65,7 +67,7 @@ class HopPrice(NamedTuple):
 
 
 class TimePrices(NamedTuple):
-    """Prices of the time of links in each step; the links are those that make this hop from some source."""
+    """Prices, by step, of the time of all links that lead from `here` to `there` as seen from some source."""
 
     here: Place
     there: Place
@@ -76,11 +78,11 @@ class TimePrices(NamedTuple):
 class LinkTime(Witness):
     """Witness of link time: a horizon, a grid of times, and prices.
 
-    - `horizon`: Ticks in which no schedule ends, as the prices prove.
+    - `horizon`: Ticks within which no schedule can end, as the prices prove.
     - `sizes`: Sizes of the dimensions; the first digit of a rank varies fastest.
     - `rings`: True for each dimension that is a ring, False for a line.
     - `steps`: Number of steps of the grid into which the horizon is divided.
-    - `per_send`: Price of every send.
+    - `per_send`: Price of a send, in addition to the prices of the hops that its data make.
     - `times`: Prices of the time of links; links that are not named are free.
     - `prices`: Prices of hops; hops that are not named are free.
     """
@@ -251,7 +253,7 @@ def _is_grid(facts: Facts, witness: LinkTime) -> bool:
 
 
 class _Shape:
-    """Links of a torus or mesh as seen from each source: all ranks of rings, the ends of lines."""
+    """Links of a torus or mesh as seen from each source: all ranks of a torus, the corners of a mesh."""
 
     def __init__(self, sizes: tuple[int, ...], rings: tuple[bool, ...]) -> None:
         self.sizes, self.rings = sizes, rings
@@ -262,8 +264,8 @@ class _Shape:
         self.source = self.place((0,) * len(sizes), sources[0])
         farthest = [size // 2 if ring else size - 1 for size, ring in shapes]
         self.farthest = self.place(farthest, (0,) * len(sizes))
-        #: {how often a link makes each hop from the sources: number of such links}. Translations map each
-        #: link of a ring to one from its first rank.
+        #: {((hop, number of sources from which the link makes this hop), ...): number of such links}.
+        #: Translations map each link of a ring to one from its first rank.
         self.links: Counter[tuple[tuple[Ends, int], ...]] = Counter()
         alike = math.prod(size for size, ring in shapes if ring)
         for src in product(*(range(1 if ring else size) for size, ring in shapes)):
@@ -287,7 +289,7 @@ class _Shape:
 
 
 def _hop_prices(witness: LinkTime, shape: _Shape) -> dict[Ends, NDArray[np.int64]] | None:
-    """{hop: prices of its sends, by start and end}; None if a price is given twice, or its hop is none."""
+    """{hop: prices of its sends, by start and end}; None if a price is given twice, or for no hop."""
     size = witness.steps + 1
     found: dict[Ends, NDArray[np.int64]] = {}
     for here, there, start, length, price in witness.prices:
@@ -318,10 +320,11 @@ def _cheapest_path(shape: _Shape, hops: dict[Ends, NDArray[np.int64]], steps: in
 
 
 def _least_costs(latency: Fraction, steps: int) -> list[int]:
-    """Cost of a unit, in parts of the price of a step, for sends of `least`, ... steps; rounded down.
+    """Cost per unit of data for sends of `floor(latency)`, ..., `steps` steps, as multiples of 1 / `_PARTS`.
 
-    A send of x steps carries the units of x - latency steps. The costs fall, and with straight lines between
-    whole lengths they are at most 1 / (x - latency): every line lies below a tangent.
+    A send pays this cost times the prices of its steps. It carries data for x - latency of its x steps. The
+    costs fall, and interpolated linearly they are at most 1 / (x - latency), as every line lies below a
+    tangent.
     """
     least = math.floor(latency)
 

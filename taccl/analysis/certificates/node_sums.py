@@ -112,8 +112,8 @@ def _least_ticks(
     """Bound in ticks from the sums that nodes share; 0 if nothing is proven.
 
     - `passing`: {lane: number of resources with its costs}; these resources cover all links between nodes.
-    - `times`: Two lists by number of ranks 1, 2, ...: ticks until a rank can hold data of that many ranks of
-      its node, and ticks until a copy can reach that many.
+    - `times`: Two lists of min ticks, with an entry for each number of ranks 1, 2, ... of a node. The first
+      is until one rank can hold the data of that number of ranks; the second, until a copy can reach them.
     - `longest`: Max latency of a link between nodes.
     - `need`: Required sends, times the units of each.
     """

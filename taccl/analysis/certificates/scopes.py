@@ -189,7 +189,7 @@ def _unpadded(problem: Problem) -> Problem:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Relative losses due to the sketch, to indivisible chunks, and to the search; see `prices`.
+    """Relative losses of time due to the sketch, to indivisible chunks, and to the search; see `prices`.
 
     Parameters
     ----------
@@ -238,7 +238,7 @@ class Prices:
 def prices(
     problem: Problem, schedule: Schedule | None = None, *, time_limit_s: Duration | None = None
 ) -> Prices:
-    """Relative losses due to the sketch, to indivisible chunks, and to the search.
+    """Relative losses of time due to the sketch, to indivisible chunks, and to the search.
 
     The first two compare lower bounds: with and without the clauses, and for indivisible and divisible
     chunks. The third is the gap of the schedule to its bound.

@@ -266,7 +266,7 @@ class TailSpread:
         The entries are into at most `last` sets, each assumed to be as fast as the fastest.
         """
         most = np.minimum(self.into_set.most, last)  # a send carries each chunk at most once
-        times, of_set = replace(self.into_set, most=most).more_ends(num), self.into_set.of_set
+        times, of_set = replace(self.into_set, most=most).late_arrivals(num), self.into_set.of_set
         each = [np.sort(times[of_set == i], axis=None)[:num] for i in np.unique(of_set)]
         fastest = np.min(each, axis=0)
         return np.sort(np.repeat(fastest, min(last, len(each))))[:num]
@@ -278,7 +278,7 @@ class TailSpread:
         """
         rank = np.repeat(np.append(self.inside.of_set, self.direct.of_set), last)
         near = self.inside.arrivals(last) + since
-        direct = np.maximum(self.direct.more_ends(last) + since, self.direct.arrivals(last))
+        direct = np.maximum(self.direct.late_arrivals(last) + since, self.direct.arrivals(last))
         times = np.append(near, direct)
         order = np.lexsort((times, rank))
         rank, times = rank[order], times[order]

@@ -102,7 +102,7 @@ class Gates:
         return passed
 
     def arrivals(self, num: int) -> Ints:
-        """(num_gates, num) earliest ticks by which 1 to num chunks arrive; sends start at 0 or later."""
+        """(num_gates, num) earliest ticks by which 1 to num chunks arrive, in sends from tick 0 on."""
         first = np.full((len(self.of_set), num), FOREVER)
         for n, rest in enumerate(self.rest, 1):  # n chunks in the last send
             found = self._holds(np.arange(1 - n, num + 1 - n)) + rest[:, None]
@@ -111,8 +111,11 @@ class Gates:
         soonest: Ints = first + (self.release + self.offset)[:, None]
         return soonest
 
-    def more_ends(self, num: int) -> Ints:
-        """(num_gates, num) earliest ticks by which 1 to num chunks arrive; sends end at 0 or later."""
+    def late_arrivals(self, num: int) -> Ints:
+        """(num_gates, num) earliest ticks by which 1 to num chunks arrive, in sends that end at 0 or later.
+
+        These sends may have started before 0.
+        """
         after = self._holds(np.arange(1, num + 1) - self.most[:, None]) - self.end_spread[:, None]
         return np.asarray(np.maximum(after, 0), dtype=np.int64)
 
@@ -143,7 +146,7 @@ def gates_of(costs: GateCosts, links: Ints, of_set: Ints, release: Ints | None =
     alpha, beta = costs.alpha[at], costs.beta[at]
     share = (costs.max_merge // m) * alpha + costs.max_merge * beta  # ticks per chunk, times `max_merge`
     code = of_set[e] * (int(r.max(initial=0)) + 1) + r
-    first, gate = _shared_out(e.tolist(), code.tolist(), share.tolist())
+    first, gate = _covered_by(e.tolist(), code.tolist(), share.tolist())
     num_gates = int(gate.max(initial=-1)) + 1
     e, m, alpha, beta, receives = e[first], m[first], alpha[first], beta[first], costs.receives[at][first]
 
@@ -176,7 +179,7 @@ def gates_of(costs: GateCosts, links: Ints, of_set: Ints, release: Ints | None =
     )
 
 
-def _shared_out(links: list[int], codes: list[int], shares: list[int]) -> tuple[Ints, Ints]:
+def _covered_by(links: list[int], codes: list[int], shares: list[int]) -> tuple[Ints, Ints]:
     """Greedy cover of links by gates (resources): (each link's hold on its gate, its gate), as indices."""
     holds: dict[int, list[int]] = {}
     for hold, code in enumerate(codes):

@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class _HasHorizon(Protocol):
-    """A witness with the ticks in which no schedule ends."""
+    """A witness with a horizon: the ticks within which no schedule can end."""
 
     @property
     def horizon(self) -> Fraction: ...

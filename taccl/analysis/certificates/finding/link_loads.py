@@ -25,12 +25,17 @@ _MOST_STEPS, _MOST_COST = 200, 10
 
 #: Distances of a rank from a source along all dimensions; ascending if all dimensions are alike.
 _Place = tuple[int, ...]
-#: Digits of the ends of a link along each dimension.
+#: Coordinates of both ends of a link along each dimension, up to symmetry.
 _Kind = tuple[tuple[int, int], ...]
 
 
 class _Hop(NamedTuple):
-    """Links that lead away from a source alike: numbers of their places, number of links, and their kind."""
+    """Links between two places that lead away from a source, all of one kind.
+
+    - `here`, `there`: Indices of the places at both ends.
+    - `number`: Number of links.
+    - `kind`: Index of the kind.
+    """
 
     here: int
     there: int
@@ -41,11 +46,12 @@ class _Hop(NamedTuple):
 class Priced(NamedTuple):
     """Load of the busiest links, and the dual prices in one unit.
 
-    - `load`: Busy time of the busiest links in their busiest step, over the step. No schedule ends by the
-      horizon if it is above 1.
-    - `per_send`: Price of every send.
-    - `times`: (here, there, prices by step) of one hop that the links of each kind make.
-    - `prices`: (here, there, start, length, price) of each hop in a send.
+    - `load`: Busy time of the busiest links in their busiest step, as a multiple of the step. If it is above
+      1, no schedule ends by the horizon.
+    - `per_send`: Price of a send, in addition to the prices of the hops that its data make.
+    - `times`: Prices of link time, for each kind of links: (here, there, prices by step). The two places are
+      those of one hop that such links make.
+    - `prices`: Prices of hops: (here, there, start and length of the send, price).
     """
 
     load: float
@@ -55,10 +61,12 @@ class Priced(NamedTuple):
 
 
 class _Sends:
-    """Sends of a grid of times, and the flows: hops in a send that may be part of a path in time.
+    """Possible sends on a grid of times, and flows: each is data that makes a hop in a send.
+
+    Only flows on some path from the source to the farthest rank within the horizon are listed.
 
     - `begin`, `long`: Start and length of each send, in steps.
-    - `hop`, `send`: Numbers of the hop and the send of each flow.
+    - `hop`, `send`: Indices of the hop and the send of each flow.
     """
 
     def __init__(self, loads: LinkLoads, steps: int, least: int) -> None:
@@ -227,7 +235,7 @@ class LinkLoads:
         prices: NDArray[np.float64],
         per_send: float,
     ) -> Priced:
-        """Prices as whole numbers, with those of hops lowered to the cost of their sends."""
+        """Prices as whole numbers, with those of hops lowered until the cost of each send covers them."""
         scale = _SCALE / max(times.max(), 1e-9)
         whole = np.ceil(times * scale).astype(np.int64)
         fixed = max(0, math.floor(per_send * scale * (1 - 1e-6)) - 1)
@@ -235,7 +243,7 @@ class LinkLoads:
         begin, long, size = sends.begin[sends.send], sends.long[sends.send], len(sends.begin)
         sums = np.concatenate((np.zeros((len(whole), 1)), np.cumsum(whole, axis=1)), axis=1)
         room = costs[long] * (sums[kind, begin + long] - sums[kind, begin]) - fixed - 1
-        # Prices of the data of all sources that may take a send over a link.
+        # Sum, over all sources, of the prices of the hops that their data may make in a send over a link.
         paid = prices * scale * count * self.num_sources / np.array(self.links)[kind]
         total = np.bincount(kind * size + sends.send, paid, len(whole) * size)[kind * size + sends.send]
         share = np.clip(room * (1 - 1e-7) / np.maximum(total, 1e-9), 0, 1)
@@ -257,7 +265,10 @@ class LinkLoads:
 
 
 def send_costs(latency: float, steps: int) -> NDArray[np.float64]:
-    """Cost of a unit per price of a step, by the length of its send, as in the check; 0 below the latency."""
+    """Cost per unit of data, by the length of its send in steps; 0 for sends shorter than the latency.
+
+    A send pays this cost times the prices of its steps. `link_time` checks with the same costs.
+    """
     least = math.floor(latency)
 
     def line(m: int, at: float) -> float:
