@@ -216,7 +216,7 @@ def advice_on(kind: str, file: str) -> str:
 
 
 def _advice_on(kind: str) -> str:
-    """The same, with ``{file}`` in place of the path."""
+    """Next step for a file of a kind, as a sentence with ``{file}`` in place of its path."""
     if kind in _ADVICE:
         return _ADVICE[kind]
     return _formats()[kind].advice_on_file if kind in _formats() else "check the path"

@@ -78,7 +78,8 @@ def unsupported(remedy: str) -> str:
 
 
 PICTURED = unsupported("save the text of the log or of the matrix that it shows")
-#: Kinds of text; the first match counts. Rows of `taccl.formats.table` with a kind of their own come before.
+#: Kinds of text, of which the first that matches is chosen. Rows of `taccl.formats.table` with a kind of
+#: their own are tried before.
 TEXTS = (
     # Kinds that taccl reads or writes, among unsupported kinds of similar text.
     Text(

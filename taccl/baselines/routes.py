@@ -173,8 +173,8 @@ class ShortestRoutes:
     def _last_arcs(self, starts: Ints) -> Ints:
         """Last arc of the shortest route from each given rank to each rank, (num_starts, num_ranks).
 
-        It is -1 where no route leads, and at the start itself. If there are several such arcs, the one with
-        the lowest link counts. Rows are cached.
+        It is -1 where no route leads, and at the start itself. If there are several such arcs, it is the one
+        with the lowest link index. Rows are cached.
         """
         tail, head, length = self.arcs
         unknown = [rank for rank in starts.tolist() if rank not in self._known_last]

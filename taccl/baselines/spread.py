@@ -56,7 +56,7 @@ def run(
     A reduction is a copy over reversed links in reversed time; an allreduce is a reduction and a copy.
 
     - `spread`: Function from a problem without sums to its sends.
-    - `backwards`: The same for the time-reversed reduction; default: `spread`.
+    - `backwards`: Function from the time-reversed reduction to its sends; default: `spread`.
     - `roots`: Rank at which each chunk is summed; default: the collective's own.
     """
     if not problem.collective.combining:

@@ -34,8 +34,8 @@ class Baseline(NamedTuple):
     - `pairs_place`: `place` for chunks that each go from one rank to one other, if it differs there.
     - `build_s`: Approximate CPU seconds to build and verify 10,000 transfers.
     - `forms_transfers`: Max transfers of all forms (variants) together, if the baseline builds several and
-      keeps the best; 0 if it builds only one. Few forms differ for chunks that each go from one rank to one
-      other, so there the time of one counts.
+      keeps the best; 0 if it builds only one. If each chunk goes from one rank to one other, few forms
+      differ, so the build time of one form is assumed.
     - `competes`: False if only searches for topologies with reducing switches or servers propose it.
     - `names_contributions`: True if its sends name the contributions that they carry, which takes longer to
       build.

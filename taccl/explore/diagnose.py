@@ -40,7 +40,7 @@ from taccl.topology.tuning import PACK_BYTES
 
 #: Max bytes of a message that shows latency.
 _SMALL = 4096
-#: The bytes of a size count in its time if its expected time is at least this multiple of small messages'.
+#: Min ratio of a size's expected time to that of small messages at which its bytes take a notable time.
 _ADDED = 1.2
 
 

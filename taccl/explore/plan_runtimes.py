@@ -124,9 +124,10 @@ def serving_parameters(collective: Collective) -> tuple[SearchParameters, list[s
 
 
 def serving_counts(collective: Collective, counts: Sequence[int]) -> list[int]:
-    """Those of `counts` (parts per chunk) for which files serve power-of-two sizes; all if none qualifies.
+    """Select numbers of parts per chunk with which files serve power-of-two sizes; all if none qualifies.
 
     - `collective`: A collective that leaves the number of chunks open, with one chunk per rank for now.
+    - `counts`: Numbers of parts to select from.
     """
     name, num_ranks = collective.name, collective.num_ranks
     whole = collective.size_chunks

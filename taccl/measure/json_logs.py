@@ -161,6 +161,6 @@ def _cell(value: object) -> str:
 
 
 def _figure(figures: dict[str, Any], names: tuple[str, ...]) -> str:
-    """The first of some figures that is a number; ``"N/A"`` without one."""
+    """First of the figures `names` that is a number, as text; ``"N/A"`` if none is."""
     found = next((figures[name] for name in names if type(figures.get(name)) in (int, float)), None)
     return "N/A" if found is None else f"{found:.4f}" if isinstance(found, float) else str(found)

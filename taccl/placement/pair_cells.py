@@ -34,7 +34,7 @@ _ENDS = (
     re.compile(r"(src|source|from|sender|client)(?![a-z])", re.IGNORECASE),
     re.compile(r"(dst|dest|destination|to|receiver|server|target|peer)(?![a-z])", re.IGNORECASE),
 )
-#: Separators of cells in rows within other text; the first one in a line counts. Blanks separate without any.
+#: Separators of cells, in order of preference; a line without any of them is split at blanks.
 _SEPARATORS = "|;\t,"
 #: Number whose decimal mark is a comma.
 _DECIMAL_COMMA = re.compile(r"([-+]?\d+),(\d+)")

@@ -135,7 +135,7 @@ class Problem:
             (chunk, rank): ceil(us * self.costs.ticks_per_us) for chunk, rank, us in self.release_us if us
         }
 
-    def without_moments(self) -> Problem:
+    def without_dates(self) -> Problem:
         """The problem without release dates and due dates."""
         return replace(self, release_us=(), due_us=()) if self.release_us or self.due_us else self
 

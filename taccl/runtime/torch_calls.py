@@ -84,7 +84,7 @@ def has_root(collective: str) -> bool:
 
 
 def num_elements(collective: str, num_ranks: int, size_bytes: int, item_bytes: int) -> int:
-    """Elements of a block, at least 1, so that the larger buffer has `size_bytes` or slightly more."""
+    """Number of elements of one rank's block, so that the larger buffer has `size_bytes` or slightly more."""
     blocks = num_ranks if any(_BLOCKS.get(collective, ())) else 1
     return max(1, -(-size_bytes // (item_bytes * blocks)))
 

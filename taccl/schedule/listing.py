@@ -210,7 +210,7 @@ def released(problem: Problem, schedule: Schedule) -> Schedule:
         here = [
             due[order.chunk[t], rank] for t in transfers for rank in ends if (order.chunk[t], rank) in due
         ]
-        latest[s] = min((moment - tasks.duration[s] for moment in here), default=latest[s])
+        latest[s] = min((date - tasks.duration[s] for date in here), default=latest[s])
     for task in reversed(tasks.order()):
         latest[task] = min([latest[task], *(latest[later] - gap for later, gap in tasks.after[task])])
     start = tasks.starts(

@@ -296,27 +296,27 @@ class Precedence:
     def _of_sums(self) -> None:
         """Add waits for sums in place: a sum is sent after arrivals it includes, before later arrivals."""
         links = self.own.topology.links
-        moments: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
+        changes: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
         for transfer, s in enumerate(self.send):
             ends, chunk = links[self.link[s]], self.chunk[transfer]
             # At equal times, reducing arrivals come first, then copies, then starts.
             for rank in ends.dsts:
-                moments[rank, chunk].append((self.end[s], 0 if self.reduce[transfer] else 1, s))
+                changes[rank, chunk].append((self.end[s], 0 if self.reduce[transfer] else 1, s))
             for rank in ends.srcs:
-                moments[rank, chunk].append((self.start[s], 2, s))
-        for (rank, chunk), here in moments.items():
+                changes[rank, chunk].append((self.start[s], 2, s))
+        for (rank, chunk), here in changes.items():
             contributes = rank in self.own.collective.chunks[chunk].origins
             self._of_sum(rank, chunk, sorted(here), contributes=contributes)
 
     def _of_sum(
-        self, rank: int, chunk: int, moments: list[tuple[int, int, int]], *, contributes: bool
+        self, rank: int, chunk: int, changes: list[tuple[int, int, int]], *, contributes: bool
     ) -> None:
         duration, update = self.duration, self._update_ticks(rank, chunk)
         included: list[tuple[int, int]] = []  # (event, ticks after it) of arrivals in the current sum
         readers: list[tuple[int, int]] = []
         copies: list[tuple[int, int]] = []
         when: dict[int, int] = {}  # {send: its arrival in ticks of the given times}
-        for time, phase, s in moments:
+        for time, phase, s in changes:
             if phase == 2:
                 if not (included or contributes or self.impose):
                     raise _absent(rank, chunk)

@@ -152,7 +152,7 @@ def check_columns(name: str, num_ranks: int, *, memory_limit_mb: int | None) -> 
     """Raise `InputError` if the columns of an exchange between all ranks would exceed the memory limit.
 
     The need is ten bytes for each pair of ranks. The check comes before topology and collective are built,
-    since building them takes long for very many ranks.
+    since building them is slow for very many ranks.
 
     - `name`: Topology and collective, for the message.
     """

@@ -34,7 +34,8 @@ class SearchState:
         The highest bound so far, in microseconds; 0 before the first. If a problem leaves the number of
         chunks open, this is the bound for the chosen number.
     asked_bound_us : float
-        The same, but over all chunkings if the problem leaves the number of chunks open.
+        The highest bound so far over all chunkings, if the problem leaves the number of chunks open;
+        otherwise equal to `bound_us`.
     """
 
     seconds: float
@@ -49,7 +50,7 @@ class SearchState:
 
     @property
     def asked_gap(self) -> float:
-        """The same for `asked_bound_us`: the gap that the result would have."""
+        """Gap that the result would have: (finish - asked bound) / asked bound; infinite until both exist."""
         return _gap(self.finish_us, self.asked_bound_us)
 
 

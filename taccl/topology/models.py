@@ -85,7 +85,8 @@ class Model(NamedTuple):
     - `gpus`: GPU models in the names of devices that this machine stands for, the machine's own first. Models
       share a machine if their links in a node are alike; on PCIe, if their data sheets state the same version
       of it, with 16 lanes.
-    - `bridged`: Those of `gpus` on PCIe that NVLink bridges may join in pairs, which their names do not tell.
+    - `bridged`: Boards among `gpus`, on PCIe, that NVLink bridges may join in pairs. Their names do not tell
+      if they do.
     - `links`: {kind of link in a node: its rate}.
     - `nic`: Rate of a NIC.
     - `host`: Maker of the hosts' processors, ``"AMD"``, or ``"Intel"`` for all others. It determines the
@@ -95,7 +96,8 @@ class Model(NamedTuple):
       class is that of the instance type. Without one, it is ``"infiniband"`` for GPUs with NVLink, else
       ``"rccl"``.
     - `generation`, `num_nvlinks`: NVIDIA GPU generation, and number of NVLinks per GPU; empty and 0 for other
-      GPUs. Links between pairs of ranks have equal parts of them, unless TACCL published the constants.
+      GPUs. If pairs of ranks are linked, each pair has an equal part of a GPU's NVLinks, unless TACCL
+      published the constants.
     - `published`: Name of the file in which TACCL published the machine's constants, and {kind of link:
       (us/MB, field of that file)}. None if TACCL published none.
     """

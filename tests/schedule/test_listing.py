@@ -38,7 +38,7 @@ def test_a_bound_is_checked_with_its_release_date(problem):
     """A certificate with a bound 1 us higher, or another release date, is refused."""
     bound = taccl.lower_bound(replace(problem, release_us=((0, 0, 100),)))
     assert not replace(bound, bound=bound.bound + 1).check()
-    assert not replace(bound, witness=replace(bound.witness, moment_us=Fraction(101))).check()
+    assert not replace(bound, witness=replace(bound.witness, date_us=Fraction(101))).check()
 
 
 def test_the_verifier_names_what_leaves_early(problem):
@@ -147,7 +147,7 @@ def test_release_and_due_dates_are_kept_in_files(problem, tmp_path):
     assert taccl.load(tmp_path / "late.json").problem == late
     assert late.digest() != problem.digest()
     assert "release_us" not in problem.to_dict()
-    assert late.without_moments().digest() == problem.digest()
+    assert late.without_dates().digest() == problem.digest()
 
 
 @pytest.mark.parametrize(

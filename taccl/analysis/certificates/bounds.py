@@ -231,7 +231,7 @@ def _of_late_parts(
     problem: Problem, bound_of: Callable[..., Certificate], budget_s: float, finish: Fraction | None
 ) -> Certificate:
     """Best bound over the release dates tried: each date plus a bound for the data released then or later."""
-    found = bound_of(problem.without_moments(), budget_s=budget_s, finish=finish)
+    found = bound_of(problem.without_dates(), budget_s=budget_s, finish=finish)
     best, until = replace(found, problem=problem), time.monotonic() + budget_s
     for date in release_dates(problem):
         if finish is not None and best.bound >= finish:

@@ -178,10 +178,10 @@ def _shown(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Late(Witness):
-    """Witness for data released at `moment_us` or later: `inner` proves the time needed from then on."""
+    """Witness for data released at `date_us` or later: `inner` proves the time needed from this date on."""
 
     kind = "late part"
-    moment_us: Fraction
+    date_us: Fraction
     inner: Witness | None
 
 
@@ -329,11 +329,11 @@ def is_proven(
     if not (is_exact(bound, Fraction) and (witness is None or is_exact(witness, type(witness)))):
         return False
     if isinstance(witness, Late):
-        part, left = late_part(problem, witness.moment_us), bound - witness.moment_us
+        part, left = late_part(problem, witness.date_us), bound - witness.date_us
         return part is not None and is_proven(
             part, left, witness.inner, divisible=divisible, in_network=in_network
         )
-    problem = problem.without_moments()  # a bound that ignores release dates also holds with them
+    problem = problem.without_dates()  # a bound that ignores release dates also holds with them
     ticks = bound * problem.costs.ticks_per_us
     if witness is None:
         return ticks <= 0

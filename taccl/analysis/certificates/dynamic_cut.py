@@ -162,7 +162,7 @@ def _crosses(facts: Facts, cut: DynamicCut, ticks: Fraction) -> bool:
         return False
     last, since = math.ceil(ticks) - 1, list(cut.joins_at)
     since[cut.target] = last + 1
-    until = [min(last, moment - 1) for moment in since]
+    until = [min(last, tick - 1) for tick in since]
     some = [
         c
         for c, others in facts.outside(frozenset((cut.target,)))

@@ -29,7 +29,7 @@ BLOCK = 1 << 16
 #: `MANY`: min transfers of a schedule for which compiled loops are used, if numba is loaded.
 #: `_TIMES_UNLOADED`: factor on this minimum if numba is not loaded yet, as loading takes 0.5 s.
 MANY, _TIMES_UNLOADED = 1 << 15, 4
-#: Ticks per microsecond to which costs may have been rounded up that need more of them.
+#: Ticks per microsecond of a problem that show that its costs were rounded up, if they need a finer grid.
 _ROUNDED_TICKS_PER_US = (10**9, 10**6)
 _BYTES_PER_MB = 10**6
 #: Range of starts in ticks, from `_LEAST` to below `_MOST`, such that a start plus a duration fits into 64

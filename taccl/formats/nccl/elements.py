@@ -54,7 +54,7 @@ class Gpu:
 
     - `gcn`: Architecture of an AMD GPU, such as ``"gfx942"``; empty for other GPUs.
     - `part`: Number of a partition (`mlopart`), each of which is a GPU of the file; -1 if not partitioned.
-    - `element`: Its ``<gpu>``, or its ``<pci>`` without one.
+    - `element`: Its ``<gpu>`` element; if it has none, its ``<pci>`` element.
     """
 
     busid: str

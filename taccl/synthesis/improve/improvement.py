@@ -178,7 +178,7 @@ def improve_schedule(
     """Improve a schedule by ruin and recreate: (schedule that finishes no later, text of what was done).
 
     Reductions without a broadcast phase are reversed in time, and improved as broadcasts. The search inserts
-    sends of broadcasts as early as possible. Those of reductions are inserted as late as possible before a
+    sends of broadcasts as early as possible. It inserts sends of reductions as late as possible, before a
     finish that is still an improvement.
 
     - `schedule`: Schedule of a problem for which `suits_improvement` is true.

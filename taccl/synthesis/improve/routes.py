@@ -121,9 +121,9 @@ def _sum_trees(problem: Problem, c: int, transfers: Sequence[Transfer]) -> list[
     inwards: dict[int, Transfer] = {}
     outwards: list[Transfer] = []
     is_tree = True
-    moments = [(transfer.start_ticks, 1, t) for t, transfer in enumerate(transfers)]
-    moments += [(transfer.end_ticks, 0, t) for t, transfer in enumerate(transfers)]
-    for _, leaves, t in sorted(moments):  # at equal times arrivals come first
+    events = [(transfer.start_ticks, 1, t) for t, transfer in enumerate(transfers)]
+    events += [(transfer.end_ticks, 0, t) for t, transfer in enumerate(transfers)]
+    for _, leaves, t in sorted(events):  # at equal times arrivals come first
         transfer, ends = transfers[t], links[transfers[t].link]
         if leaves:
             carried[t] = frozenset().union(*(held.get(rank, frozenset()) for rank in ends.srcs))

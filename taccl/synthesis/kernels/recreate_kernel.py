@@ -7,7 +7,7 @@ import numpy as np
 from taccl._internal.kernels import inner
 from taccl.synthesis.kernels.events import pop, push, tidy
 from taccl.synthesis.kernels.improvement_state import FAR, NEVER, NONE, SearchState, Work, draw, reaches
-from taccl.synthesis.kernels.timing_kernel import book, book_anew, charge, nearest
+from taccl.synthesis.kernels.timing_kernel import book, charge, nearest, rebook
 
 # Index names below: t tree, r rank, e link, a arc, k kind, m send, h hold, q resource.
 
@@ -250,7 +250,7 @@ def _attach(w: Work, now: SearchState, t: int, r: int) -> tuple[int, int]:
         if now.carries[m] > 1:
             if k == 0:
                 now.end[m] = end
-                book_anew(w, now, m)
+                rebook(w, now, m)
             else:  # contributions that the send waits for may end later, so all sends are re-timed
                 room.reach[2] = 1
         for j in range(arcs.head_of[a], arcs.head_of[a + 1]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from taccl._internal.kernels import inner
 from taccl.synthesis.kernels.improvement_state import NONE, Rules, SearchState, Work, draw, mark, reaches
-from taccl.synthesis.kernels.timing_kernel import book_anew, charge, first_from, unbook
+from taccl.synthesis.kernels.timing_kernel import charge, first_from, rebook, unbook
 
 # Index names below: t tree, r rank, e link, a arc, k kind, m send, h hold, q resource.
 
@@ -220,4 +220,4 @@ def _take_out(w: Work, now: SearchState, t: int, m: int) -> None:
     else:
         charge(arcs, now, e, now.units[m], 1)
         now.end[m] = now.start[m] + arcs.alpha[e] + now.units[m] * arcs.beta[e]
-        book_anew(w, now, m)
+        rebook(w, now, m)

@@ -37,11 +37,11 @@ def book(arcs: Arcs, calendar: Calendar, e: int, units: int, start: int, m: int,
 
 
 @inner
-def book_anew(w: Work, now: SearchState, m: int) -> None:
+def rebook(w: Work, now: SearchState, m: int) -> None:
     """Book a send again at its unchanged start, after its size changed.
 
-    Sets the flag ``reach[2]`` if all sends must be re-timed, as its resources are not free, or sends that
-    depend on it start too early.
+    Sets the flag ``reach[2]`` if all sends must be re-timed: its resources are not free, or sends that depend
+    on it start before its end.
     """
     arcs, e = w.arcs, now.link[m]
     unbook(arcs, now.calendar, e, m)

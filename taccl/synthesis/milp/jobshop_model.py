@@ -314,7 +314,7 @@ class _Batches:
                 model.add_hint(self.shop.made[m], int(payload["hint_batch"][m]) in row)
 
     def read(self, m: int, value: Callable[[Any], int]) -> tuple[int, int]:
-        """(start, batch) of a hop that is made."""
+        """(start in ticks, index of the batch) of a hop that the solution makes."""
         for j, literal in enumerate(self.chosen[m]):
             if value(literal):
                 return int(value(self.starts[j])), j

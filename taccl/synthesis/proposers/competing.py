@@ -202,9 +202,9 @@ def _offer_quickest(
 def _next_first(
     left_s: Mapping[str, float], builds_s: Mapping[str, float], begins_s: Mapping[str, float]
 ) -> str:
-    """Name of the baseline to build while there is no schedule: the preferred one, if it is surely in time.
+    """Name of the baseline to build while there is no schedule: the preferred one, if it surely ends in time.
 
-    Otherwise the most preferred of those whose first form is about as quick to build as the quickest.
+    Otherwise, the most preferred one whose first form is about as quick to build as the quickest.
 
     - `left_s`: {baseline: CPU seconds until its deadline}, in order of preference.
     - `builds_s`, `begins_s`: {baseline: CPU seconds to build all of its forms, or its first one}.
@@ -219,9 +219,10 @@ def _next_first(
 def _next_better(
     left_s: Mapping[str, float], builds_s: Mapping[str, float], begins_s: Mapping[str, float]
 ) -> str | None:
-    """Name of the baseline to build once there is a schedule: the most preferred one that is in time.
+    """Name of the baseline to build once there is a schedule: the most preferred one that ends in time.
 
-    If none is, first forms alone count. None if these would be late, too. Arguments as for `_next_first`.
+    If none does, the most preferred one whose first form ends in time; None if there is none. Arguments are
+    as for `_next_first`.
     """
     for needed_s in (builds_s, begins_s):
         for name, most_s in left_s.items():
@@ -231,7 +232,7 @@ def _next_better(
 
 
 def left_out(names: Sequence[str]) -> str:
-    """Part of a stage's message that lists the baselines skipped for lack of time; empty without any."""
+    """Part of a stage's message that lists the baselines skipped for lack of time; empty for no names."""
     return f"; no time for {', '.join(names)}" if names else ""
 
 

@@ -65,7 +65,7 @@ UNLOADED = (
     "may give a better schedule"
 )
 #: `_NOTABLE_S`: min seconds of compiling or loading kernels to be recorded as a stage.
-#: `_WAITED_S`: the same for waits that end before the kernels are compiled.
+#: `_WAITED_S`: min seconds of a wait that ends before kernels are compiled, to be recorded as a stage.
 _NOTABLE_S, _WAITED_S = 0.005, 0.1
 #: Share of the time left for which a search that has a schedule waits for kernels to be compiled.
 _WAIT_SHARE = 0.5

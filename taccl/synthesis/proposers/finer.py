@@ -65,7 +65,7 @@ _MERGED_PARTS, _SEPARATE_PARTS = (1, 2, 4), (2, 4)
 _FORM_S_PER_ARRIVAL, _LISTED_GAIN = (5e-5, 5e-6), 1.2
 
 #: `_PLANS_S`, `_PLANS_S_PER_LINK`: CPU seconds to estimate all plans of recursive multiplying, fixed and per
-#: link. They are measured at the first estimate, and these are used before.
+#: link. These values are used until the first estimate, whose measured time replaces them.
 #: `_PLANS_SHARE`: max share of the time left for these estimates; if they need more, only simple plans are
 #: estimated. These take a quarter of the time, but may finish 25 % later (dgx2 x8 allreduce).
 _PLANS_S, _PLANS_S_PER_LINK, _PLANS_SHARE = 0.01, 5e-6, 0.5

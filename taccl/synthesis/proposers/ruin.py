@@ -21,8 +21,8 @@ _NEXT_SEED = 1_000_003
 def ruin_early(search: Search) -> None:
     """Ruin and recreate in a turn, in time that is reserved for it after the turns.
 
-    So its gain at a given time does not depend on the time limit. Later turns and the last run of ruin and
-    recreate together have less time by as much.
+    So its gain at a given time does not depend on the time limit. The time that it takes is no longer
+    available to later turns and to the last run of ruin and recreate.
     """
     slice_s = min(busy_factor() * _RUIN_SHARE * search.turn_s, search.kept_s)
     began = time.monotonic()

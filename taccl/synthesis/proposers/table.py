@@ -134,8 +134,8 @@ def _estimated_first(search: Search) -> None:
 def _from_one_rank_first(search: Search) -> None:
     """Propose the baselines that gain most from finer chunks: in the problem's chunks, then in finer ones.
 
-    It runs if all chunks start or end at one rank. Such chunks follow one another along a tree, which takes
-    long if they are not cut. So these baselines precede all others.
+    It runs if all chunks start or end at one rank. Such chunks follow one another along a tree, which is slow
+    unless they are cut. So these baselines precede all others.
     """
     offer_first(search, [name for name in BASELINES if row_of(name).finer_chunks == "root"])
     if search.has_found:

@@ -52,7 +52,7 @@ _RUN_TURNS, _RUN_SENDS = 1_000, 4_000_000
 #: Data that all starts at one rank, or ends there, is cut ever finer while that shortens the schedule.
 #: `_FINER_PAYS`: max ratio of the finish in twice as many chunks to the best finish so far, for the finer
 #: chunks to be used.
-#: `_MOST_ARRIVALS`: max product of the numbers of chunks and ranks of a problem that is cut so.
+#: `_MOST_ARRIVALS`: max product of the numbers of chunks and ranks of a problem that is cut further.
 _FINER_PAYS, _MOST_ARRIVALS = 0.98, 10_000
 #: Reason for a skipped step.
 _COLD = "its kernels are not compiled"
@@ -107,7 +107,7 @@ def choose_with_sketches(
 ) -> tuple[Problem, list[SketchProposal]]:
     """(problem in the best number of chunks, suggested sketches for it); without sketches if none suits.
 
-    Ctrl-C cancels both deadlines, and the best trial so far counts; `KeyboardInterrupt` if there is none.
+    Ctrl-C cancels both deadlines; the best trial so far is returned, or `KeyboardInterrupt` is raised.
 
     - `until`: Deadline after which no further number or sketch is tried.
     - `give_up`: Deadline at which a trial under way is stopped.

@@ -127,7 +127,7 @@ def _tree(
     nodes = num_ranks * pieces
     speed = np.unique(ticks.latency, return_inverse=True)[1]
     kinds = [np.empty((num_classes, 0), dtype=np.int32)]
-    # Slow links first serve offsets that no faster links reach from offsets that have the chunk.
+    # Slow links first serve offsets that faster links cannot reach from any offset that has the chunk.
     if speed.any():
         leads_to = steps.T.ravel().astype(np.int64)
         joined = components(np.tile(places, num_classes), leads_to, np.repeat(speed, num_ranks), num_ranks)

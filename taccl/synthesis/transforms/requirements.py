@@ -32,7 +32,7 @@ class ReleaseDates(Transform[Problem, Schedule]):
         """Remove the dates; None if there are none."""
         if not (problem.release_us or problem.due_us):
             return None
-        return cls(problem, (problem.without_moments(),))
+        return cls(problem, (problem.without_dates(),))
 
     def invert(self, found: Sequence[Schedule]) -> Schedule:
         """Re-time the found schedule: each send at its earliest start under the release dates.

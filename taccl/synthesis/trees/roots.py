@@ -175,7 +175,7 @@ def _with_all_cuts(
 
 
 def _as_fractions(shares: Floats) -> tuple[Fraction, ...]:
-    """Shares as fractions of the smallest common denominator that fits, or of the grid."""
+    """Exact fractions with a denominator of at most `_MOST_PARTS`, else multiples of 1 / `_GRID`."""
     for parts in (*range(1, _MOST_PARTS + 1), _GRID):
         whole = np.rint(shares * parts)
         if whole.sum() == parts and np.abs(whole / parts - shares).max() < _EQUAL:

@@ -114,7 +114,7 @@ class Facts:
         return out
 
     def nearest(self, links: Iterable[int], starts: Collection[int], *, backwards: bool = False) -> list[int]:
-        """Min ticks for a chunk to reach 1, 2, ... ranks from one start; the best start counts."""
+        """Min ticks for a chunk to reach 1, 2, ... ranks from one start, over all starts."""
         out = self.arcs({e: self.took(e, self.units[0]) for e in links}, backwards=backwards)
         times = [sorted(shortest_lengths(out, {rank: 0}).values()) for rank in starts]
         return list(map(min, zip_longest(*times, fillvalue=NEVER)))
