@@ -101,55 +101,12 @@ def topology_of(
     InputError
         If the machine is not known, or has another number of ranks than the log.
     """
-    notes: list[str] = []
-    word = machine.topology or machine_by_gpus(gpus)
-    if isinstance(word, str) and machine.topology is None and series.num_nodes != 1:
-        instance = instance_of(word, named_network)
-        if instance:
-            notes.append(f"the log names {named_network} as its network: {instance} is assumed (--topology)")
-            word = instance
-    if word is None:
-        named = (
-            f"no model of {first_of([shown(name, 60) for name in sorted(gpus)], 3)}"
-            if gpus
-            else "no GPUs in the log"
-        )
-        said_of_them = unknown_gpus(gpus)
-        if said_of_them:
-            named = f"{named}: {said_of_them}"
-        advice = (
-            "give a topology file, such as the output of `nvidia-smi topo -m`, or the file that NCCL or RCCL "
-            "writes with NCCL_TOPO_DUMP_FILE=topo.xml"
-        )
-        if not gpus or said_of_them == UNNAMED:
-            advice = f"{advice}, or one of {', '.join(machine_names())}"
-        if several := machines_by_gpus(gpus):
-            listed = first_of([shown(name, 60) for name in sorted(gpus)], 3)
-            named, advice = f"{listed}, which {' and '.join(several)} have", "name one of them"
-        raise InputError(f"found {named}; {advice}", where="topology")
+    word, notes = _word(series, machine, gpus, named_network)
     if isinstance(word, Topology):
         whole = word
     else:
-        nodes = machine.nodes or series.num_nodes or 1
-        first: Topology | None = None
-        said: tuple[str, ...] = ()
-        if (known := SHAPES.get(word)) is not None:
-            node = known.ranks_per_node
-        else:
-            first, said = _made(word, nodes, machine.profile, gpus)
-            node = len(first.ranks_of_node[0])
-        is_assumed = machine.nodes is None and (node > COUNTABLE or not series.num_nodes) and series.num_ranks
-        if is_assumed:
-            nodes = nodes_of(series.num_ranks, node)
-        if first is None or nodes != first.num_nodes:
-            first, said = _made(word, nodes, machine.profile, gpus)
-        whole = first
+        whole, said = _whole(word, series, machine, gpus)
         notes += said
-        if is_assumed and nodes > 1 and not series.num_nodes:
-            notes.append(f"the log lists no hosts; {format_count(nodes, 'node')} assumed (--nodes)")
-        if machine.nodes and series.num_nodes not in (0, machine.nodes) and node <= COUNTABLE:
-            hosts = format_count(series.num_nodes, "host")
-            notes.append(f"the log lists {hosts}, but {machine.nodes} nodes were given; check --nodes")
     if fault := without_nvlinks(whole, gpus):
         raise InputError(fault, where="topology")
     switched = with_switches(whole, gpus)
@@ -157,8 +114,7 @@ def topology_of(
     notes += filter(None, (port_mismatch(whole, gpus), rack_mismatch(whole, gpus)))
     whole = switched
     if machine.topology is None and isinstance(word, str) and is_stand_in(word, gpus):
-        listed = first_of([shown(name, 60) for name in sorted(gpus)], 3)
-        notes.append(f"the GPUs are {listed}; {word}, whose links are alike, is assumed (--topology)")
+        notes.append(f"the GPUs are {_listed(gpus)}; {word}, whose links are alike, is assumed (--topology)")
     if has_no_peers(gpus) and whole.num_nodes == 1 and len(whole.ranks_of_node[0]) > 1:
         notes.append(f"{NO_PEERS}, often below the rate of PCIe")
     if whole.num_nodes > 1 and whole.machine:
@@ -169,10 +125,66 @@ def topology_of(
     if network is not None:
         reached = f"{network.efficiency:.0%} of the line rate of NICs"
         notes.append(f"{reached} is assumed to be reached, as on {network.name}; {_OTHER_NETWORK}")
+    part, said = _taking_part(whole, series, machine)
+    return part, notes + said
+
+
+def _listed(gpus: Collection[str]) -> str:
+    return first_of([shown(name, 60) for name in sorted(gpus)], 3)
+
+
+def _word(
+    series: Series, machine: Machine, gpus: Collection[str], named_network: str
+) -> tuple[str | Topology, list[str]]:
+    """The given topology, or the name of the machine or instance type with the GPUs of the log; and notes."""
+    word = machine.topology or machine_by_gpus(gpus)
+    if isinstance(word, str) and machine.topology is None and series.num_nodes != 1:
+        instance = instance_of(word, named_network)
+        if instance:
+            said = f"the log names {named_network} as its network: {instance} is assumed (--topology)"
+            return instance, [said]
+    if word is not None:
+        return word, []
+    if several := machines_by_gpus(gpus):
+        said = f"found {_listed(gpus)}, which {' and '.join(several)} have; name one of them"
+        raise InputError(said, where="topology")
+    known = unknown_gpus(gpus)
+    named = f"no model of {_listed(gpus)}" if gpus else "no GPUs in the log"
+    advice = (
+        "give a topology file, such as the output of `nvidia-smi topo -m`, or the file that NCCL or RCCL "
+        "writes with NCCL_TOPO_DUMP_FILE=topo.xml"
+    )
+    if not gpus or known == UNNAMED:
+        advice = f"{advice}, or one of {', '.join(machine_names())}"
+    raise InputError(f"found {named}{known and f': {known}'}; {advice}", where="topology")
+
+
+def _whole(word: str, series: Series, machine: Machine, gpus: Collection[str]) -> tuple[Topology, list[str]]:
+    """Topology of this name or file, of as many nodes as were given or a log has, and notes."""
+    nodes = machine.nodes or series.num_nodes or 1
+    made = None if word in SHAPES else _made(word, nodes, machine.profile, gpus)
+    node = SHAPES[word].ranks_per_node if made is None else len(made[0].ranks_of_node[0])
+    is_assumed = machine.nodes is None and (node > COUNTABLE or not series.num_nodes) and series.num_ranks
+    if is_assumed:
+        nodes = nodes_of(series.num_ranks, node)
+    if made is None or nodes != made[0].num_nodes:
+        made = _made(word, nodes, machine.profile, gpus)
+    whole, notes = made[0], [*made[1]]
+    if is_assumed and nodes > 1 and not series.num_nodes:
+        notes.append(f"the log lists no hosts; {format_count(nodes, 'node')} assumed (--nodes)")
+    if machine.nodes and series.num_nodes not in (0, machine.nodes) and node <= COUNTABLE:
+        hosts = format_count(series.num_nodes, "host")
+        notes.append(f"the log lists {hosts}, but {machine.nodes} nodes were given; check --nodes")
+    return whole, notes
+
+
+def _taking_part(whole: Topology, series: Series, machine: Machine) -> tuple[Topology, list[str]]:
+    """Topology of the ranks that take part, and notes; `InputError` if their number is not the log's."""
     part = subset(whole, ranks=machine.ranks, without_ranks=machine.without_ranks)
     num = series.num_ranks or part.num_ranks
     if num > COUNTABLE:
         num = part.num_nodes * round(num / part.num_nodes)
+    notes = []
     if part is whole and num < part.num_ranks and not num % part.num_nodes:
         each = num // part.num_nodes
         kept = [rank for ranks in whole.ranks_of_node for rank in ranks[:each]]

@@ -45,6 +45,7 @@ from taccl.analysis.certificates.sum_flow import sum_flow_bounds
 from taccl.analysis.certificates.switch_counting import switch_counting
 from taccl.analysis.certificates.throughput import cut_claims, throughput_claims
 from taccl.problem.problem import Problem
+from taccl.sketch.group import Symmetries
 from taccl.sketch.reachability import check_possible
 
 #: Max number of origins plus destinations, added over different chunks, for which cut bounds use release
@@ -73,6 +74,8 @@ _FIRST_S, _SMALL_S = 1.0, 1.5
 _LEAST_S = 1.0
 
 Finder = Callable[[], Iterable[Claim]]
+#: A finder, and the time of `time.monotonic` at which it usually ends.
+_Timed = tuple[Finder, float]
 #: Finders of bounds without linear programs, for whole chunks and for all chunkings, in running order.
 #: Each takes a `NeededSends` and ``in_network=``. `throughput_claims` runs the linear programs. The first
 #: of each list may run before the linear programs.
@@ -266,79 +269,126 @@ def _claims(
 
     If other finders might use up the time, linear programs run early. They may then run past `limit`.
     """
-    deadline, limit = min(deadline, end), min(limit, end)
-    latency = latency_of(demand, divisible=divisible, limit=limit)
+    latency = latency_of(demand, divisible=divisible, limit=min(limit, end))
     yield latency
-    crossings = _crossings(demand)
-    is_countable, soon = crossings <= _MAX_TIMED, min(deadline, limit)
-    now = time.monotonic()
-    first_until = max(now + _FIRST_SHARE * (soon - now), min(now + _FIRST_S, end) if is_countable else soon)
-    volume = Volume(demand.problem, divisible=divisible, distances=demand.distances)
-    best = latency.ticks
-    if divisible and crossings <= _MAX_CUT and latency.ticks < enough:
-        for claim in cut_claims(volume, node_cut(volume, in_network=bool(in_network))):
-            yield claim
-            best = max(best, claim.ticks)
-    elif not divisible and not is_countable:
-        for claim in counted(demand, volume):
-            yield claim
-            best = max(best, claim.ticks)
-    demand.deadline = Deadline(max(limit, first_until))
+    finders = _Finders(
+        demand, divisible=divisible, in_network=in_network, times=(deadline, limit, end), enough=enough,
+        best=latency.ticks,
+    )  # fmt: skip
+    yield from finders.cuts()
+    demand.deadline = Deadline(max(finders.limit, finders.first_until))
     try:
         symmetries = demand.symmetries
     except OutOfTime:
         return
     if only_switches_add:
-        yield from switch_counting(volume)
-    within: dict[str, Any] = {"in_network": in_network}
-    prices = partial(throughput_claims, volume, symmetries, **within, known=int(latency.ticks))
-    pairs = crossings * len(set(symmetries.ranks.tolist())) // len(symmetries.ranks)
-    is_small, is_timed = pairs <= _MAX_BRIEF and is_countable, pairs <= _MAX_TIMED
-    if is_small:
-        limit = max(limit, min(now + _SMALL_S, end))
-    is_priced = False
+        yield from switch_counting(finders.volume)
+    yield from finders.claims(symmetries)
 
-    def first_prices() -> Iterator[Claim]:
+
+class _Finders:
+    """Finders of bounds for a problem, and the times of `time.monotonic` until which they run.
+
+    - `best`: Highest bound so far, in ticks; none above `enough` is sought.
+    - `limit`: End of finders while no bound exceeds the latency; afterwards, they end at `_soon`.
+    - `first_until`: End of the first linear programs.
+    """
+
+    def __init__(
+        self,
+        demand: NeededSends,
+        *,
+        divisible: bool,
+        in_network: bool,
+        times: tuple[float, float, float],
+        enough: Fraction | float,
+        best: int | Fraction,
+    ) -> None:
+        deadline, limit, self._end = times
+        self._deadline, self.limit = min(deadline, self._end), min(limit, self._end)
+        self._demand, self._divisible, self._in_network = demand, divisible, in_network
+        self.best, self._enough, self._latency = best, enough, int(best)
+        self._crossings = _crossings(demand)
+        self._is_countable = self._crossings <= _MAX_TIMED
+        self._now, self._soon = time.monotonic(), min(self._deadline, self.limit)
+        least = min(self._now + _FIRST_S, self._end) if self._is_countable else self._soon
+        self.first_until = max(self._now + _FIRST_SHARE * (self._soon - self._now), least)
+        self.volume = Volume(demand.problem, divisible=divisible, distances=demand.distances)
+        self._is_priced = False
+
+    def cuts(self) -> Iterator[Claim]:
+        """Yield bounds that need no symmetry: of cuts around nodes, or of counts if there are many chunks."""
+        found: Iterable[Claim] = ()
+        if self._divisible and self._crossings <= _MAX_CUT and self.best < self._enough:
+            found = cut_claims(self.volume, node_cut(self.volume, in_network=self._in_network))
+        elif not self._divisible and not self._is_countable:
+            found = counted(self._demand, self.volume)
+        for claim in found:
+            yield claim
+            self.best = max(self.best, claim.ticks)
+
+    def claims(self, symmetries: Symmetries) -> Iterator[Claim]:
+        """Yield bounds of all finders in order, until one is high enough or the time is over."""
+        early, late = self._in_order(symmetries)
+        some = False
+        for place, (find, usual) in enumerate((*early, *late)):
+            until = usual if some or place < len(early) else self.limit
+            if self.best >= self._enough or time.monotonic() >= until:
+                continue
+            self._demand.deadline = Deadline(until)
+            with contextlib.suppress(OutOfTime):
+                for claim in find():
+                    yield claim
+                    some, self.best = True, max(self.best, claim.ticks)
+                    self._demand.deadline = Deadline(usual)
+                    if self.best >= self._enough or time.monotonic() >= usual:
+                        break
+
+    def _in_order(self, symmetries: Symmetries) -> tuple[list[_Timed], list[_Timed]]:
+        """(finders that end at their own time, finders that may go on to `limit`), with their usual ends."""
+        now, soon = self._now, self._soon
+        pairs = self._crossings * len(set(symmetries.ranks.tolist())) // len(symmetries.ranks)
+        is_small, is_timed = pairs <= _MAX_BRIEF and self._is_countable, pairs <= _MAX_TIMED
+        if is_small:
+            self.limit = max(self.limit, min(now + _SMALL_S, self._end))
+        quick = self._quick(is_timed=is_timed)
+        first_prices = partial(self._first_prices, symmetries)
+        early: list[_Timed] = []
+        if quick and self._divisible:  # flow times take hundredths of a second, on 256 ranks half a second
+            early = [(quick.pop(0), self.first_until), (first_prices, self.first_until)]
+        if not self._divisible and not (is_small and self._enough < math.inf):  # counting often suffices
+            # Counting is fast if symmetry leaves few ranks; otherwise it must leave time for linear programs.
+            count_until = now + _COUNTING_SHARE * (min(self.limit, max(soon, now + _FIRST_S)) - now)
+            early = [(quick.pop(0), count_until)] if is_timed else []
+            early.append((first_prices, self.first_until))
+        late = [(find, self.limit if is_small else soon) for find in quick]
+        return early, [*late, (partial(self._last_prices, symmetries), soon)]
+
+    def _quick(self, *, is_timed: bool) -> list[Finder]:
+        """Finders without linear programs."""
+        finders = ALL_CHUNKINGS if self._is_countable else OF_MANY_RANKS
+        if not self._divisible:
+            finders = WHOLE_CHUNKS if is_timed else [spread_tail_bounds]
+        elif self._crossings > _MAX_CUT:
+            finders = []
+        return [partial(find, self._demand, in_network=self._in_network) for find in finders]
+
+    def _prices(self, symmetries: Symmetries, deadline: float) -> Iterable[Claim]:
+        return throughput_claims(
+            self.volume, symmetries, in_network=self._in_network, known=self._latency, deadline=deadline
+        )
+
+    def _first_prices(self, symmetries: Symmetries) -> Iterator[Claim]:
         """Yield throughput bounds early, within a share of the time, as they are often the highest."""
-        nonlocal is_priced
-        yield from prices(deadline=first_until)
-        is_priced = time.monotonic() < first_until
+        yield from self._prices(symmetries, self.first_until)
+        self._is_priced = time.monotonic() < self.first_until
 
-    def last_prices() -> Iterable[Claim]:
-        """Throughput bounds in the remaining time; none if `first_prices` solved its programs in time."""
-        return () if is_priced else prices(deadline=max(deadline, min(limit, time.monotonic() + _LEAST_S)))
-
-    quick: list[Finder] = []
-    if not divisible and is_timed:
-        quick = [partial(find, demand, **within) for find in WHOLE_CHUNKS]
-    elif not divisible:
-        quick = [partial(spread_tail_bounds, demand, **within)]
-    elif crossings <= _MAX_CUT:
-        quick = [
-            partial(find, demand, **within) for find in (ALL_CHUNKINGS if is_countable else OF_MANY_RANKS)
-        ]
-    early: list[tuple[Finder, float]] = []
-    if quick and divisible:  # flow times take hundredths of a second, on 256 ranks half a second
-        early = [(quick.pop(0), first_until), (first_prices, first_until)]
-    if not divisible and not (is_small and enough < math.inf):  # counting often reaches `enough` by itself
-        # Counting is fast if symmetry leaves few ranks; otherwise it must leave time for linear programs.
-        count_until = now + _COUNTING_SHARE * (min(limit, max(soon, now + _FIRST_S)) - now)
-        early = [(quick.pop(0), count_until)] if is_timed else []
-        early.append((first_prices, first_until))
-    late = [*((find, limit if is_small else soon) for find in quick), (last_prices, soon)]
-    some = False
-    for place, (find, usual) in enumerate((*early, *late)):
-        until = usual if some or place < len(early) else limit
-        if best >= enough or time.monotonic() >= until:
-            continue
-        demand.deadline = Deadline(until)
-        with contextlib.suppress(OutOfTime):
-            for claim in find():
-                yield claim
-                some, best = True, max(best, claim.ticks)
-                demand.deadline = Deadline(usual)
-                if best >= enough or time.monotonic() >= usual:
-                    break
+    def _last_prices(self, symmetries: Symmetries) -> Iterable[Claim]:
+        """Throughput bounds in the remaining time; none if `_first_prices` solved its programs in time."""
+        if self._is_priced:
+            return ()
+        until = max(self._deadline, min(self.limit, time.monotonic() + _LEAST_S))
+        return self._prices(symmetries, until)
 
 
 def _crossings(demand: NeededSends) -> int:
