@@ -19,12 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl._internal.arguments import checked
-from taccl.aggregation.fixed_point import (
-    error_bound,
-    finite_numbers,
-    largest_scale,
-    nearest_whole,
-)
+from taccl.aggregation.fixed_point import error_bound, finite_numbers, largest_scale, nearest_whole
 from taccl.errors import InputError
 
 if TYPE_CHECKING:

@@ -27,14 +27,7 @@ from taccl.baselines.lanes import Lanes, is_allreduce
 from taccl.baselines.moves import Moves, check_number, routed
 from taccl.baselines.ring import on_rings
 from taccl.baselines.routes import ShortestRoutes
-from taccl.baselines.spread import (
-    cut_chunks,
-    fastest,
-    held_at_start,
-    require_everywhere,
-    run,
-    without_sketch,
-)
+from taccl.baselines.spread import cut_chunks, fastest, held_at_start, require_everywhere, run, without_sketch
 from taccl.schedule.timing import exact_times
 from taccl.topology.models import library_name
 

@@ -18,15 +18,7 @@ from taccl.explore.verdict import OVER, conclusion
 from taccl.measure.causes import OF_NETWORK, causes_of, sizes_off
 from taccl.measure.curve import Kink, irregularity_note, kinks, slow_middle
 from taccl.measure.diagnosis import Diagnosis, Gain, Limit, Point, SeriesDiagnosis
-from taccl.measure.facts import (
-    HEALTHY,
-    LARGE,
-    SETTLED,
-    WITHIN_ERROR,
-    Facts,
-    OtherNics,
-    is_below,
-)
+from taccl.measure.facts import HEALTHY, LARGE, SETTLED, WITHIN_ERROR, Facts, OtherNics, is_below
 from taccl.measure.gpus import NO_PEERS, has_no_peers, may_be_bridged
 from taccl.measure.logs import OTHER_LIBRARY
 from taccl.measure.machine import machine_of, mismatches, other_gpus
@@ -414,10 +406,7 @@ def _judged(
     gains: tuple[Gain, ...] = ()
     is_faulty = facts.is_late or facts.is_unjudged or facts.share is not None and facts.share < WITHIN_ERROR
     if is_faulty:
-        notes = [
-            *notes,
-            "no search for better schedules before the machine performs as expected",
-        ]
+        notes = [*notes, "no search for better schedules before the machine performs as expected"]
     else:
         gains = tuple(gains_of(expected, deadline, machine))
         if gains and on.num_nodes > 1:

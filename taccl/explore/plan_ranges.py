@@ -151,11 +151,7 @@ class Plan:
 
     @checked
     def save(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        overwrite: bool = False,
-        time_limit_s: Seconds | None = None,
+        self, folder: str | os.PathLike[str], *, overwrite: bool = False, time_limit_s: Seconds | None = None
     ) -> tuple[Path, ...]:
         """Write programs, schedules, an index and registration scripts; see `taccl.explore.plan_files`.
 

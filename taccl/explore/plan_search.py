@@ -291,11 +291,7 @@ class PlanSearch:
         return [(grid[0], grid[-1], min(programs, key=lambda each: each.finish(grid[-1])))]
 
     def _add_program(
-        self,
-        size: int,
-        lowering: dict[str, Any],
-        programs: dict[TimedSchedule, Program],
-        limit: Deadline,
+        self, size: int, lowering: dict[str, Any], programs: dict[TimedSchedule, Program], limit: Deadline
     ) -> None:
         """Lower the fastest schedule for `size` that can be lowered in time, and add it to `programs`.
 

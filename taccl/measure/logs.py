@@ -54,7 +54,7 @@ _LAUNCHED = {
 _FAILED = {
     "the run ended with an error (Test failure), so rows may be missing; see the log": re.compile(
         r"\bTest (?:NCCL |RCCL |CUDA |HIP |MPI )?failure\b"
-    ),
+    )
 }
 #: `_COMPARED_BYTES`: min bytes at which times are compared for a note, as times of smaller sizes are noisy.
 #: `_RUNS_DIFFER`: min ratio of the slowest to the fastest of merged runs for a note that they differ, at the

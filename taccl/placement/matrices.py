@@ -20,14 +20,7 @@ from taccl.errors import FormatError, InputError
 from taccl.measure.logs import log_of_text
 from taccl.measure.series import POINT_TO_POINT
 from taccl.placement.hosts import USUAL_GB_PER_S, USUAL_OVERSUBSCRIPTION
-from taccl.placement.pair_cells import (
-    Table,
-    matrices_in,
-    table_of,
-    tables_of_pairs,
-    unit_of,
-    without_units,
-)
+from taccl.placement.pair_cells import Table, matrices_in, table_of, tables_of_pairs, unit_of, without_units
 from taccl.placement.probe import PortUse, Probe
 
 if TYPE_CHECKING:

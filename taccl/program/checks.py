@@ -28,16 +28,7 @@ from typing import NamedTuple
 from taccl._internal.names import shown
 from taccl.errors import InputError
 from taccl.program.layout import RankLayout
-from taccl.program.program import (
-    BUFFERS,
-    OPERATIONS,
-    Block,
-    Program,
-    Queue,
-    Step,
-    StepAddress,
-    Threadblock,
-)
+from taccl.program.program import BUFFERS, OPERATIONS, Block, Program, Queue, Step, StepAddress, Threadblock
 
 #: {queue: steps that send into it, or that receive from it}.
 Traffic = defaultdict[Queue, list[tuple[StepAddress, Step]]]

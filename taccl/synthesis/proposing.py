@@ -81,10 +81,7 @@ def _is_proposer(thing: object) -> bool:
 
 #: Proposers that users registered, and those of installed packages (entry points ``taccl.proposers``).
 PLUGINS: Plugins[Proposer] = Plugins(
-    "taccl.proposers",
-    "proposer",
-    _is_proposer,
-    "an object with a name and the methods supports and propose",
+    "taccl.proposers", "proposer", _is_proposer, "an object with a name and the methods supports and propose"
 )
 
 

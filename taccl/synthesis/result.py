@@ -14,12 +14,7 @@ from taccl._internal.names import note_lines, table
 from taccl._internal.units import format_count, format_us
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.dimension_bound import DimensionBound
-from taccl.analysis.certificates.scopes import (
-    bound_over_all_chunkings,
-    bound_rows,
-    gap_text,
-    standing,
-)
+from taccl.analysis.certificates.scopes import bound_over_all_chunkings, bound_rows, gap_text, standing
 from taccl.errors import NumericsWarning, warn
 from taccl.schedule.figures import schedule_figures
 from taccl.schedule.schedule import Schedule

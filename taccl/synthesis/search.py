@@ -272,12 +272,7 @@ class Search:
         return finish_us
 
     def offer_whole(
-        self,
-        whole: Schedule,
-        *,
-        producer: str,
-        proposed: bool = False,
-        verified: bool = False,
+        self, whole: Schedule, *, producer: str, proposed: bool = False, verified: bool = False
     ) -> float | None:
         """Propose a schedule, kept if it is the best; return its finish in us, None if it was refused.
 

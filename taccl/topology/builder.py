@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any
 from taccl._internal.arguments import checked_as
 from taccl._internal.units import exact, format_count
 from taccl.errors import AssumptionWarning, InputError, TopologyError, warn
-from taccl.topology.links import (
-    AlphaMeaning,
-    Hold,
-    Link,
-    Resource,
-    Side,
-    ends_text,
-    made_of,
-)
+from taccl.topology.links import AlphaMeaning, Hold, Link, Resource, Side, ends_text, made_of
 from taccl.topology.parts import beta_of_bandwidth, check_count, exact_cost
 from taccl.topology.topology import WORDS, Switch, Topology
 

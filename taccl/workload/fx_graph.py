@@ -36,15 +36,7 @@ from taccl.workload.fx_views import (
 )
 from taccl.workload.kinds import TABLE
 from taccl.workload.layouts import has_types, infer
-from taccl.workload.operations import (
-    COLLECTIVES,
-    DTYPE_BYTES,
-    FLOATS,
-    INTEGERS,
-    POINTWISE,
-    Operation,
-    Tensor,
-)
+from taccl.workload.operations import COLLECTIVES, DTYPE_BYTES, FLOATS, INTEGERS, POINTWISE, Operation, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

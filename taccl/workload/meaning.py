@@ -15,13 +15,7 @@ from taccl._internal.arguments import checked_as
 from taccl.errors import WorkloadError
 from taccl.workload.kind_values import value_of
 from taccl.workload.kinds import TABLE
-from taccl.workload.operations import (
-    FLOATS,
-    free_axes,
-    inner_axes,
-    labels_of,
-    operand_axes,
-)
+from taccl.workload.operations import FLOATS, free_axes, inner_axes, labels_of, operand_axes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

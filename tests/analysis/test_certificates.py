@@ -248,12 +248,7 @@ def test_no_schedule_of_the_list_scheduler_beats_the_bound(seed, combining):
 
 
 @fuzzed(few=8, many=2500)
-@given(
-    seed=seeds,
-    combining=st.booleans(),
-    divisible=st.booleans(),
-    in_network=st.booleans(),
-)
+@given(seed=seeds, combining=st.booleans(), divisible=st.booleans(), in_network=st.booleans())
 def test_every_witness_proves_its_bound(seed, combining, divisible, in_network):
     """Witnesses prove their bounds for whole chunks and divisible data, with and without in-network
     reduction."""

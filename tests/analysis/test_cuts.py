@@ -221,10 +221,7 @@ def test_the_witness_proves_the_bound_to_the_last_digit(fold):
 def test_what_limits_is_named():
     """`limits` names a rank, a node, or the ranks of a set."""
     said = lower_bound(problem_of(barbell(3, bridge=10), collectives.allgather(6)), divisible=True)
-    assert said.limits in (
-        "traffic into ranks 0, 1, 2 (3 ranks)",
-        "traffic into ranks 3, 4, 5 (3 ranks)",
-    )
+    assert said.limits in ("traffic into ranks 0, 1, 2 (3 ranks)", "traffic into ranks 3, 4, 5 (3 ranks)")
     nodes = problem_of(barbell(3, bridge=10, nodes=True), collectives.allgather(6))
     assert lower_bound(nodes, divisible=True).limits == "traffic into node 0"
 

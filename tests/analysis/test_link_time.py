@@ -191,10 +191,7 @@ def test_flows_are_counted_in_advance():
 
 def test_nothing_is_claimed_elsewhere():
     """Networks without a grid, links that share a port, and sums of some ranks yield no claim."""
-    for topology in (
-        taccl.topologies.dgx1(1),
-        ring_of(4, 1, 1, shared=True),
-    ):
+    for topology in (taccl.topologies.dgx1(1), ring_of(4, 1, 1, shared=True)):
         assert certificates(allreduce(topology, 10**6)) == []
     ring = ring_of(4, 1, 1)
     assert certificates(allreduce(ring, 10**6))

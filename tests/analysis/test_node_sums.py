@@ -10,13 +10,7 @@ import taccl
 from taccl.analysis.certificates.node_sums import node_sum_bounds
 from taccl.analysis.certificates.readings import merging_freely
 from taccl.topology.builder import TopologyBuilder
-from tests.analysis.claims import (
-    baseline_finishes,
-    both_chunkings,
-    certificates_of,
-    is_unbeaten,
-    raised,
-)
+from tests.analysis.claims import baseline_finishes, both_chunkings, certificates_of, is_unbeaten, raised
 from tests.effort import brief_synthesis
 from tests.fuzzing import MANY, cases, some
 

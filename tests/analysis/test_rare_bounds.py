@@ -48,10 +48,7 @@ def spread_late(seed):
 
 
 @pytest.mark.fuzz
-@pytest.mark.parametrize(
-    ("kind", "made"),
-    [("dissemination", disseminated), ("spread tail", spread_late)],
-)
+@pytest.mark.parametrize(("kind", "made"), [("dissemination", disseminated), ("spread tail", spread_late)])
 def test_no_rare_bound_is_above_a_schedule(kind, made):
     """The family gives the best bound in a sixth of the problems, proven, and no schedule beats it."""
     best = tried = 0

@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taccl.analysis.certificates.borders import (
-    SingleMachine,
-    batch_ends,
-    machine_ticks,
-    single_machine,
-)
+from taccl.analysis.certificates.borders import SingleMachine, batch_ends, machine_ticks, single_machine
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import BorderJob
 from taccl.analysis.certificates.finding.needed_sends import NeededSends

@@ -59,11 +59,7 @@ FAULTS = {
             "unknown chunk in a merged send, whose other chunks are then not timed",
             valid.merged,
             ((0, 1), (1, 1), (3, 1), (0, 2)),
-            (
-                *(Row(chunk, 1, 2, 37, 7) for chunk in (0, 1, 4)),
-                Row(0, 2, 37, 39),
-                Row(3, 1, 37, 52),
-            ),
+            (*(Row(chunk, 1, 2, 37, 7) for chunk in (0, 1, 4)), Row(0, 2, 37, 39), Row(3, 1, 37, 52)),
             ((0, 4, 1),),
         ),
     ],
@@ -184,24 +180,20 @@ FAULTS = {
         ),
     ],
     "lost-contribution": [
-        ("a copy over a partial sum", valid.reduce_chain, (), (Row(0, 2, 2, 4),), ((1, 0, 2),)),
+        ("a copy over a partial sum", valid.reduce_chain, (), (Row(0, 2, 2, 4),), ((1, 0, 2),))
     ],
-    "race": [
-        ("a copy and a reduction at once", valid.hyperedges, (), (_reduce(0, 2, 2, 4),), ((2, 0, 1),)),
-    ],
+    "race": [("a copy and a reduction at once", valid.hyperedges, (), (_reduce(0, 2, 2, 4),), ((2, 0, 1),))],
     "reduce": [
         ("a reduction in a broadcast", valid.relay, ((0, 1),), (_reduce(0, 1, 6, 11),), ((2, 0, 1),)),
         ("a reduction in a scan", valid.scan, ((1, 1),), (_reduce(1, 1, 2, 4),), ((2, 1, 1),)),
     ],
-    "link-not-allowed": [
-        ("a forbidden link", valid.guided, ((0, 0),), (Row(0, 3, 0, 2),), ((0, 0, 3),)),
-    ],
+    "link-not-allowed": [("a forbidden link", valid.guided, ((0, 0),), (Row(0, 3, 0, 2),), ((0, 0, 3),))],
     "carries-from": [
         ("a chunk on others' relay", valid.guided, ((0, 0),), (Row(0, 4, 0, 2),), ((0, 0, 4),)),
         ("a sum on others' relay", valid.guided_allreduce, (), (Row(1, 3, 8, 10),), ((0, 1, 3),)),
     ],
     "carries-to": [
-        ("a reduction on others' relay", valid.reduce_chain, ((0, 0),), (_reduce(0, 4, 0, 2),), ((2, 0, 4),)),
+        ("a reduction on others' relay", valid.reduce_chain, ((0, 0),), (_reduce(0, 4, 0, 2),), ((2, 0, 4),))
     ],
     "direct-crossing": [
         (
@@ -245,9 +237,7 @@ FAULTS = {
             ((2, 0, 0),),
         ),
     ],
-    "too-many-hops": [
-        ("over two links", valid.direct, ((0, 2),), (Row(0, 1, 3, 6),), ((1, 0, 1),)),
-    ],
+    "too-many-hops": [("over two links", valid.direct, ((0, 2),), (Row(0, 1, 3, 6),), ((1, 0, 1),))],
 }
 MUTATIONS = [Mutation(what, kind, *fault) for kind, faults in FAULTS.items() for what, *fault in faults]
 

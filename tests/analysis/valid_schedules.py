@@ -104,9 +104,7 @@ def merged() -> Schedule:
     topology.add_link(2, 3, alpha_us=1, beta_us_per_mb=1)
     topology.add_link(3, 2, alpha_us=1, beta_us_per_mb=1)
     collective = collectives.custom(
-        4,
-        precondition={0: [0], 1: [1], 2: [3], 3: [0]},
-        postcondition={0: [2, 3], 1: [2], 2: [2], 3: [2]},
+        4, precondition={0: [0], 1: [1], 2: [3], 3: [0]}, postcondition={0: [2, 3], 1: [2], 2: [2], 3: [2]}
     )
     clauses = Clauses(max_merge=2, merging=frozenset({1}))
     problem = make_problem(topology.build(), collective, chunk_bytes=MB, clauses=clauses)

@@ -901,8 +901,7 @@ def test_half_of_the_nics_are_unused_on_machines_and_files(log, tmp_path, on):
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/0", "Connected all rings, use ring PXN 0 GDR 0"],
+    "line", ["Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/0", "Connected all rings, use ring PXN 0 GDR 0"]
 )
 def test_host_memory_is_in_a_healthy_verdict(log, line):
     """Usual figures do not hide that a log shows a path through host memory between nodes."""

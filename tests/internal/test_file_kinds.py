@@ -5,16 +5,7 @@ import gzip
 import pytest
 
 import taccl
-from taccl._internal.file_kinds import (
-    _ADVICE,
-    _BINARY,
-    _FIELDS,
-    _MARKS,
-    LOGS,
-    a,
-    advice_on,
-    kinds_of_text,
-)
+from taccl._internal.file_kinds import _ADVICE, _BINARY, _FIELDS, _MARKS, LOGS, a, advice_on, kinds_of_text
 from taccl._internal.reading import kinds_of
 from taccl._internal.text_kinds import TEXTS as KINDS_OF_TEXT
 from taccl.errors import InputError

@@ -92,12 +92,7 @@ def test_a_series_states_how_it_is_launched():
 
 @pytest.mark.parametrize(
     ("machine", "busbw"),
-    [
-        ("a3-ultragpu-8g", 8 * 41.5),
-        ("b200", 8 * 41.5),
-        ("dgx-h100", 8 * 50 * 0.93),
-        ("h200", 8 * 50 * 0.93),
-    ],
+    [("a3-ultragpu-8g", 8 * 41.5), ("b200", 8 * 41.5), ("dgx-h100", 8 * 50 * 0.93), ("h200", 8 * 50 * 0.93)],
 )
 def test_rings_are_limited_by_channels_since_hopper(machine, busbw):
     """Rings between nodes with eight NICs of 400 Gb/s have eight channels of 41.5 GB/s each: 332 GB/s of bus
@@ -306,8 +301,7 @@ def test_messages_of_mpi_take_turns():
 
 
 @pytest.mark.parametrize(
-    ("machine", "source"),
-    [("dgx1", "CUDA Graphs"), ("dgx-h100", "8 H100"), ("mi300x", "rccl-tests logs")],
+    ("machine", "source"), [("dgx1", "CUDA Graphs"), ("dgx-h100", "8 H100"), ("mi300x", "rccl-tests logs")]
 )
 def test_the_source_is_of_the_machine(machine, source):
     """The source of a prediction is that of the machine's own launch time."""

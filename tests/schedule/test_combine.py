@@ -6,13 +6,7 @@ from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Clauses
-from taccl.schedule.combine import (
-    concatenate,
-    prune,
-    reduction_half,
-    reverse,
-    spreading_half,
-)
+from taccl.schedule.combine import concatenate, prune, reduction_half, reverse, spreading_half
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.builder import TopologyBuilder

@@ -9,10 +9,7 @@ from taccl import collectives
 from taccl.errors import InputError, SketchError, TopologyError
 from taccl.sketch.library import load_sketch
 from taccl.sketch.sketch import Sketch
-from taccl.sketch.upstream import (
-    load_problem,
-    load_upstream_topology,
-)
+from taccl.sketch.upstream import load_problem, load_upstream_topology
 from taccl.topology.machines import dgx2, ndv2
 from tests.foreign import OURS
 

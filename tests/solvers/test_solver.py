@@ -15,14 +15,7 @@ from taccl.solvers.registry import known_solvers, require_known, solver_infos, s
 from taccl.solvers.solver import STATUSES, _Call, solve
 from tests.effort import AMPLE_S, in_time
 from tests.fuzzing import thinned
-from tests.solvers.solver_models import (
-    SOLVERS,
-    assignment,
-    knapsack,
-    market_split,
-    odd_sum,
-    two_jobs,
-)
+from tests.solvers.solver_models import SOLVERS, assignment, knapsack, market_split, odd_sum, two_jobs
 
 
 def in_fresh_process(text, *, check=True):

@@ -115,10 +115,7 @@ def test_library_that_kills_its_worker(monkeypatch):
 
     def drilled(family, function, *rest, **options):
         return start(
-            family,
-            "tests.solvers.faults:abort" if family == "gurobi" else function,
-            *rest,
-            **options,
+            family, "tests.solvers.faults:abort" if family == "gurobi" else function, *rest, **options
         )
 
     monkeypatch.setattr(registry, "run_task", drilled)

@@ -45,10 +45,7 @@ def test_incumbents_get_better_and_end_with_the_result(collective):
     """Reported incumbents improve, and the last one is the result."""
     found, bounds, stages = [], [], []
     result = brief_synthesis(
-        problem_of(collective),
-        on_incumbent=found.append,
-        on_bound=bounds.append,
-        on_stage=stages.append,
+        problem_of(collective), on_incumbent=found.append, on_bound=bounds.append, on_stage=stages.append
     )
     finishes = [schedule.finish_us for schedule in found]
     assert finishes == sorted(set(finishes), reverse=True)

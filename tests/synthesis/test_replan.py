@@ -32,10 +32,7 @@ replan = partial(replanning.replan, time_limit_s=AMPLE_S, parameters=BRIEF)
 
 def problem(topology, collective, **clauses):
     return make_problem(
-        topology,
-        collective,
-        chunk_bytes=MB,
-        clauses=Clauses(**{"routing_slack": 10, **clauses}),
+        topology, collective, chunk_bytes=MB, clauses=Clauses(**{"routing_slack": 10, **clauses})
     )
 
 

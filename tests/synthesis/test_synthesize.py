@@ -725,10 +725,7 @@ class TestCtrlC:
         """Without any schedule the exit code is 130, and nothing is written."""
         path = tmp_path / "none.json"
         done = subprocess.run(
-            [sys.executable, "-c", EARLY, *LONG, "-o", str(path)],
-            capture_output=True,
-            text=True,
-            timeout=60,
+            [sys.executable, "-c", EARLY, *LONG, "-o", str(path)], capture_output=True, text=True, timeout=60
         )
         assert (done.returncode, done.stdout) == (130, "")
         assert "interrupted before any result" in done.stderr
@@ -774,10 +771,7 @@ def test_with_little_time_many_hops_are_left_to_the_compiled_scheduler():
     assert is_large
     assert "the compiled list scheduler" in choice
     assert "more than the 100000 that models reach in" in choice
-    assert choose(problem, "greedy", 60.0) == (
-        False,
-        "the list scheduler (up to 200000 hops; here 152000)",
-    )
+    assert choose(problem, "greedy", 60.0) == (False, "the list scheduler (up to 200000 hops; here 152000)")
 
 
 def test_with_little_time_small_chunks_are_still_merged():
@@ -823,11 +817,7 @@ def test_how_many_modules_a_synthesis_goes_through(monkeypatch):
 def test_each_is_worked_out_once(collective, monkeypatch):
     """The choice of search, the whole problem's bound, and the final verification are computed once each."""
     counts = Counter()
-    for module, name in (
-        (synthesizing, "choose"),
-        (bounding, "lower_bound"),
-        (checking, "check_reachable"),
-    ):
+    for module, name in ((synthesizing, "choose"), (bounding, "lower_bound"), (checking, "check_reachable")):
         asked = getattr(module, name)
 
         def counted(problem, *rest, name=name, asked=asked, **options):

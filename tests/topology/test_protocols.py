@@ -5,17 +5,7 @@ from fractions import Fraction
 import pytest
 
 from taccl.errors import TopologyError
-from taccl.topologies import (
-    Topology,
-    b200,
-    dgx2,
-    dgx_a100,
-    dgx_h100,
-    gb200_nvl72,
-    h200,
-    mi300x,
-    mi355x,
-)
+from taccl.topologies import Topology, b200, dgx2, dgx_a100, dgx_h100, gb200_nvl72, h200, mi300x, mi355x
 from taccl.topology.networks import NETWORKS
 from taccl.topology.registry import parse
 

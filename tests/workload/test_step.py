@@ -11,15 +11,7 @@ import taccl
 from taccl import Workload
 from taccl.errors import WorkloadError
 from taccl.schedule.schedule import make_schedule
-from taccl.workload import (
-    Rates,
-    autotransform,
-    overlap,
-    reorder,
-    schedule_workload,
-    slice_state,
-    split,
-)
+from taccl.workload import Rates, autotransform, overlap, reorder, schedule_workload, slice_state, split
 from taccl.workload.autotransform import fused, sharded
 
 #: Four ranks, fully connected, 1 us per hop and 100 us/MB.

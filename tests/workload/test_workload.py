@@ -8,16 +8,7 @@ import pytest
 from benchmarks.workload import CASES
 from taccl import Workload
 from taccl.errors import WorkloadError
-from taccl.workload import (
-    Rates,
-    fuse,
-    load_workload,
-    overlap,
-    reorder,
-    save_workload,
-    slice_state,
-    split,
-)
+from taccl.workload import Rates, fuse, load_workload, overlap, reorder, save_workload, slice_state, split
 from taccl.workload.autotransform import fused, sharded
 from taccl.workload.costs import tile_costs, work_of
 from taccl.workload.files import schema

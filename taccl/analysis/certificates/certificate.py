@@ -18,12 +18,7 @@ from taccl._internal.arguments import checked
 from taccl._internal.names import shown
 from taccl._internal.units import format_count, format_rates, format_us, gb_per_s
 from taccl.analysis.certificates.evaluation.facts import Facts
-from taccl.analysis.certificates.readings import (
-    as_spreading,
-    by_switches_alone,
-    late_part,
-    time_reversed,
-)
+from taccl.analysis.certificates.readings import as_spreading, by_switches_alone, late_part, time_reversed
 from taccl.problem.collectives import COLLECTIVES
 from taccl.problem.problem import Problem
 
@@ -315,12 +310,7 @@ class Certificate:
 
 
 def is_proven(
-    problem: Problem,
-    bound: Fraction,
-    witness: Witness | None,
-    *,
-    divisible: bool,
-    in_network: InNetworkGrant,
+    problem: Problem, bound: Fraction, witness: Witness | None, *, divisible: bool, in_network: InNetworkGrant
 ) -> bool:
     """True if the witness proves the bound, given in microseconds.
 

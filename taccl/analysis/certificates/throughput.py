@@ -33,12 +33,7 @@ def cut_claims(volume: Volume, found: tuple[Fraction, CutDual] | None) -> Iterat
 
 
 def throughput_claims(
-    volume: Volume,
-    symmetries: Symmetries,
-    *,
-    in_network: bool,
-    deadline: float,
-    known: int,
+    volume: Volume, symmetries: Symmetries, *, in_network: bool, deadline: float, known: int
 ) -> Iterator[Claim]:
     """Yield throughput bounds from flows, level sets and linear programs over cuts, until `deadline`.
 

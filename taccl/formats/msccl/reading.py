@@ -21,13 +21,7 @@ from taccl.formats.xml_elements import XmlElement, parse_xml
 from taccl.problem.collective import Collective
 from taccl.program.checks import NO_LIMIT, check_ends, check_steps
 from taccl.program.program import OPERATIONS, PROTOCOLS, Program, RankProgram, Slot, Step, Threadblock
-from taccl.program.runtimes import (
-    MAX_ATTRIBUTES,
-    MAX_COUNT,
-    MAX_NAME,
-    MAX_VALUE,
-    excesses,
-)
+from taccl.program.runtimes import MAX_ATTRIBUTES, MAX_COUNT, MAX_NAME, MAX_VALUE, excesses
 from taccl.runtimes.runtime import Runtime
 from taccl.runtimes.table import RUNTIMES
 

@@ -20,13 +20,7 @@ from taccl._internal.reading import read_text
 from taccl.errors import FormatError, TopologyError
 from taccl.formats.nccl.matrix import NVLINK, ONE_CPU, ONE_SWITCH, SWITCHES, Matrix, read_matrix
 from taccl.formats.nccl.pcie import Nic, PcieServer
-from taccl.formats.nccl.server import (
-    PcieUse,
-    Wiring,
-    build_servers,
-    pairs_by_pcie,
-    stated_alpha,
-)
+from taccl.formats.nccl.server import PcieUse, Wiring, build_servers, pairs_by_pcie, stated_alpha
 from taccl.topology.parts import beta_of_bandwidth
 from taccl.topology.topology import Topology
 

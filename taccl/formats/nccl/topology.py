@@ -18,12 +18,7 @@ from taccl._internal.reading import read_text
 from taccl.errors import TopologyError
 from taccl.formats.nccl.elements import FABRICS, GPU_CLASSES, Given, Gpu, read_system, whole
 from taccl.formats.nccl.pcie import PcieServer
-from taccl.formats.nccl.server import (
-    PcieUse,
-    Wiring,
-    build_servers,
-    stated_alpha,
-)
+from taccl.formats.nccl.server import PcieUse, Wiring, build_servers, stated_alpha
 from taccl.formats.xml_elements import XmlElement, parse_xml
 from taccl.topology.parts import beta_of_bandwidth, check_count
 from taccl.topology.topology import Topology

@@ -112,11 +112,7 @@ def collectives_of(problem: Problem) -> list[tuple[str, int, Dimensions]]:
     else:
         parts = [(problem, dimensions_of(problem, baseline=BALANCED))]
     return [
-        (
-            part.collective.name,
-            part.size_bytes or part.chunk_bytes[0] * part.collective.size_chunks,
-            dims,
-        )
+        (part.collective.name, part.size_bytes or part.chunk_bytes[0] * part.collective.size_chunks, dims)
         for part, dims in parts
     ]
 

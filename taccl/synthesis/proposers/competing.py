@@ -131,12 +131,7 @@ def offer_rest(search: Search) -> None:
 
 
 def _offer_quickest(
-    search: Search,
-    until: Deadline,
-    until_best: Deadline,
-    *,
-    excluded: Collection[str],
-    is_last: bool = False,
+    search: Search, until: Deadline, until_best: Deadline, *, excluded: Collection[str], is_last: bool = False
 ) -> None:
     """Propose baselines that were not built yet, in order of preference.
 

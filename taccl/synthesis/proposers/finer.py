@@ -32,13 +32,7 @@ from taccl.baselines.table import row_of
 from taccl.errors import InputError, NoSolutionError
 from taccl.synthesis.bounding import no_bound
 from taccl.synthesis.proposers.balanced import balanced_schedule, cut_balanced
-from taccl.synthesis.proposers.competing import (
-    BY_ESTIMATE,
-    for_baselines_s,
-    left_out,
-    made_of,
-    tried_finer,
-)
+from taccl.synthesis.proposers.competing import BY_ESTIMATE, for_baselines_s, left_out, made_of, tried_finer
 from taccl.synthesis.proposers.compiling import are_kept
 from taccl.synthesis.proposers.large import effort, schedule_large, suits
 from taccl.synthesis.search import Search

@@ -19,13 +19,7 @@ from taccl.problem.costs import hold_columns, wide_links
 from taccl.schedule.columns import narrow
 from taccl.schedule.schedule import MANY, Schedule, make_schedule
 from taccl.synthesis.improve.improvement import improve_schedule, suits_improvement
-from taccl.synthesis.kernels.fabric import (
-    Demand,
-    Fabric,
-    most_merged,
-    problem_arrays,
-    sharing_latency,
-)
+from taccl.synthesis.kernels.fabric import Demand, Fabric, most_merged, problem_arrays, sharing_latency
 from taccl.synthesis.kernels.limits import Limits, Sends
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.queues import routes_of, send_together

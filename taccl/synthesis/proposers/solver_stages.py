@@ -275,10 +275,7 @@ def improve_by_job_shop(search: Search, patience_s: float | None = None) -> None
             optional=optional,
             hint=current,
             budget_s=busy_factor()
-            * min(
-                (_LAST_ROUND_S if is_last else _ROUND_S) + len(optional) * _ROUND_S_PER_HOP,
-                _MOST_ROUND_S,
-            ),
+            * min((_LAST_ROUND_S if is_last else _ROUND_S) + len(optional) * _ROUND_S_PER_HOP, _MOST_ROUND_S),
             upper_ticks=upper_ticks,
             seed=rng.randrange(2**31),
             record=False,

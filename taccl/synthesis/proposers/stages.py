@@ -243,9 +243,7 @@ def greedy(search: Search, *, budget_s: float, max_runs: int = 10_000) -> None:
     max_runs = min(max_runs, _runs_in(budget_s, len(quotient.hops), scheduling))
     while runs < max_runs and (best is None or (time.monotonic() - since < most_s and not search.done)):
         priorities = critical_priorities(
-            quotient,
-            noise=_NOISES[runs % len(_NOISES)],
-            seed=search.options.seed * 1_000_003 + runs,
+            quotient, noise=_NOISES[runs % len(_NOISES)], seed=search.options.seed * 1_000_003 + runs
         )
         try:
             found = list_schedule(
@@ -300,11 +298,7 @@ STAGES: dict[str, tuple[Turn, ...]] = {
         Turn(OwnProposer("ruin and recreate", ruin_early), may_ruin_early, is_cold, improves=True),
         Turn(OwnProposer("job shop rounds", improve_by_job_shop), improves=True),
     ),
-    "greedy": (
-        Turn(_LIST_ALONE),
-        Turn(_COMPILED_ALONE, why_not=too_short, improves=True),
-        _ANY_PATH,
-    ),
+    "greedy": (Turn(_LIST_ALONE), Turn(_COMPILED_ALONE, why_not=too_short, improves=True), _ANY_PATH),
 }
 #: Part of `Result.choice` if HiGHS ran in place of the named solver, perhaps only in some phases or parts.
 REPLACED = "replaced by highs where the licence does not admit the model"

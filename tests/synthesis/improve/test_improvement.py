@@ -11,12 +11,7 @@ from taccl.analysis.verification.verify import verify
 from taccl.problem.making import make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
-from taccl.synthesis.improve.improvement import (
-    Improvement,
-    first_turns,
-    improve_schedule,
-    suits_improvement,
-)
+from taccl.synthesis.improve.improvement import Improvement, first_turns, improve_schedule, suits_improvement
 from taccl.synthesis.improve.routes import bare_trees, read_trees
 from taccl.synthesis.kernels.limits import Limits
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters

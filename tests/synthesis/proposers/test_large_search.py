@@ -93,9 +93,7 @@ class TestPhases:
         never = Deadline()
         with ends:
             found = never.run(
-                lambda: schedule_large(problem, num_runs=1, deadline=never),
-                tell=press,
-                patience_s=math.inf,
+                lambda: schedule_large(problem, num_runs=1, deadline=never), tell=press, patience_s=math.inf
             )
             assert taccl.verify(found).ok
             assert found.finish > schedule_large(problem, num_runs=1).finish
