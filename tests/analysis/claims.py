@@ -13,6 +13,8 @@ from taccl import collectives
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.readings import as_spreading, merging_freely
+from tests.effort import brief_synthesis
+from tests.fuzzing import MANY
 from tests.synthesis.brute_force import TooLarge, finishes_by
 from tests.synthesis.brute_force_apart import sums_by
 
@@ -70,3 +72,12 @@ def is_unbeaten(problem: Problem, bound: Fraction, *, max_states: int) -> bool:
     except TooLarge:
         return False
     return True
+
+
+def ratios(bounds: list[Certificate], problem: Problem, seed: int, *, searched: bool = False) -> list[float]:
+    """Finishes of baselines, and in long runs of a search, over each bound; asserts that witnesses prove these."""
+    assert all(each.check() for each in bounds), seed
+    finishes = [*baseline_finishes(problem)] if bounds else []
+    if searched and bounds and MANY:
+        finishes.append(brief_synthesis(problem).schedule.finish)
+    return [float(finish / each.bound) for finish in finishes for each in bounds]

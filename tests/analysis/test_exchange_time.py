@@ -15,10 +15,9 @@ from taccl.analysis.certificates.evaluation.facts import Facts
 from taccl.analysis.certificates.exchange_time import exchange_time_bounds
 from taccl.analysis.certificates.readings import merging_freely
 from taccl.topology.builder import TopologyBuilder
-from tests.analysis.claims import baseline_finishes, certificates_of, is_unbeaten, raised
+from tests.analysis.claims import baseline_finishes, certificates_of, is_unbeaten, raised, ratios
 from tests.analysis.test_link_time import sums_of
-from tests.effort import brief_synthesis
-from tests.fuzzing import MANY, cases, some
+from tests.fuzzing import cases, some
 
 MB = 10**6
 
@@ -183,12 +182,5 @@ def test_no_baseline_beats_the_bound():
         problem = taccl.make_problem(
             topology, "allreduce", size_bytes=rng.choice((10**5, 5 * 10**5, MB, 2 * MB))
         )
-        bounds = certificates(merging_freely(problem))
-        assert all(each.check() for each in bounds), seed
-        if not bounds:
-            continue
-        finishes = [*baseline_finishes(problem)]
-        if MANY:
-            finishes.append(brief_synthesis(problem).schedule.finish)
-        nearest += [float(finish / each.bound) for finish in finishes for each in bounds]
+        nearest += ratios(certificates(merging_freely(problem)), problem, seed, searched=True)
     assert not nearest or 1 <= min(nearest) < 1.25
