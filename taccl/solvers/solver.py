@@ -65,6 +65,7 @@ def solve(
     solver: str = "highs",
     *,
     time_limit_s: float = 60.0,
+    end_s: float = math.inf,
     threads: int = 1,
     seed: int = 0,
     hint: np.ndarray | None = None,
@@ -76,6 +77,7 @@ def solve(
 
     - `solver`: One of `taccl.solvers.registry.known_solvers`, or ``pulp:NAME``.
     - `time_limit_s`: Time limit in seconds; the status is "no-solution" if it is not positive.
+    - `end_s`: Time (`time.monotonic`) at which the solver's process is killed at the latest.
     - `threads`: Number of threads, at least 1.
     - `hint`, (V,) float64: Start point, nan where unknown. It need not be feasible.
     - `memory_limit_mb`: See `taccl.solvers.worker.run_task`.
@@ -88,7 +90,7 @@ def solve(
     require_known(solver)
     arrays = model.arrays() if isinstance(model, MilpModel) else model
     options = {"solver": solver, "threads": threads, "seed": seed, "hint": hint, "log": log}
-    return _Call(arrays, options, time_limit_s, memory_limit_mb, on_progress).solution()
+    return _Call(arrays, options, time_limit_s, end_s, memory_limit_mb, on_progress).solution()
 
 
 @dataclass(slots=True)
@@ -98,6 +100,7 @@ class _Call:
     model: LinearModel
     options: dict[str, Any]
     time_limit_s: float
+    end_s: float = math.inf
     memory_limit_mb: int | None = None
     on_progress: Callable[[dict[str, Any]], None] | None = None
     start_s: float = field(default_factory=time.monotonic)
@@ -124,6 +127,7 @@ class _Call:
             *solver_task(self.options["solver"]),
             {"model": model.to_message(), **self.options},
             time_limit_s=self.time_limit_s,
+            end_s=self.end_s,
             memory_limit_mb=self.memory_limit_mb,
             on_progress=self._note,
             log=self.options["log"],

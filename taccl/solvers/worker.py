@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import signal
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from taccl._internal.address_space import MEMORY_WORDS
+from taccl._internal.units import format_s
 from taccl.solvers.process import WORKERS, Process
 from taccl.solvers.wire import encode
 
@@ -63,6 +65,7 @@ def run_task(
     payload: dict[str, Any],
     *,
     time_limit_s: float,
+    end_s: float = math.inf,
     memory_limit_mb: int | None = None,
     on_progress: Callable[[dict[str, Any]], None] | None = None,
     log: bool = False,
@@ -79,6 +82,7 @@ def run_task(
       imported, the result has the status "unavailable" and a message.
     - `payload`: JSON values and numpy arrays; the function's result is limited to the same.
     - `time_limit_s`: Time limit of the function; its process is killed a few seconds later.
+    - `end_s`: Time (`time.monotonic`) at which the process is killed at the latest, even while it starts.
     - `memory_limit_mb`: Maximum growth of the worker's address space in MB (10**6 bytes), where the platform
       can enforce it.
     - `on_progress`: Called in this thread with each argument of ``control.progress``.
@@ -86,7 +90,7 @@ def run_task(
 
     Raises `TypeError` if the payload cannot be sent.
     """
-    task = _Task(family, float(time_limit_s), memory_limit_mb, on_progress)
+    task = _Task(family, float(time_limit_s), end_s, memory_limit_mb, on_progress)
     limits = {"time_limit_s": task.time_limit_s, "memory_limit_mb": memory_limit_mb}
     request = {"task": task.number, "function": function, "payload": payload, "log": log, **limits}
     try:
@@ -109,6 +113,7 @@ class _Task:
 
     family: str
     time_limit_s: float
+    end_s: float
     memory_limit_mb: int | None
     on_progress: Callable[[dict[str, Any]], None] | None
     number: int = field(default_factory=_TASK_NUMBERS.__next__)
@@ -131,8 +136,8 @@ class _Task:
         else:
             return self._outcome("crashed", "worker processes end before their first task")
         del request
-        self.limit_s = self.start_s + _START_S + self.time_limit_s + _GRACE_S
-        late = f"killed: it exceeded its time limit of {self.time_limit_s:g} s"
+        self.limit_s = min(self.end_s, self.start_s + _START_S + self.time_limit_s + _GRACE_S)
+        late = f"gave no answer within its time of {format_s(self.time_limit_s)}; give more time"
         return self._listen() or self._killed("timed-out", late)
 
     def interrupted(self) -> Outcome:
@@ -174,7 +179,7 @@ class _Task:
                     return None
             elif message["kind"] == "started":
                 self.is_running = True
-                self.limit_s = time.monotonic() + self.time_limit_s + _GRACE_S
+                self.limit_s = min(self.end_s, time.monotonic() + self.time_limit_s + _GRACE_S)
             elif message["kind"] == "progress":
                 self.last_progress = message["progress"]
                 if self.on_progress is not None and not quietly:

@@ -53,6 +53,8 @@ _LEAST_IDLE_S = 1.0
 #: A step is recorded as a stage if at least this much of its time is in no other stage: `_NOTABLE_S` seconds,
 #: and the share `_NOTABLE_SHARE` of the time since the search began.
 _NOTABLE_S, _NOTABLE_SHARE = 0.03, 0.01
+#: Seconds past the deadline of a search after which a solver that has not ended is killed.
+_SOLVER_LATE_S = 0.75
 
 
 @dataclass
@@ -209,6 +211,11 @@ class Search:
         """Deadline for a first schedule: until one exists, time reserved for later stages may be used."""
         top = self.top
         return (top.deadline.later(top.kept_s) if top.best is None else self.deadline).at_least(0.0)
+
+    @property
+    def of_solvers(self) -> dict[str, Any]:
+        """Options of every solver, and the time at which its process is killed unless it has ended."""
+        return self.options.of_solvers | {"end_s": self.patience.later(_SOLVER_LATE_S).at_s}
 
     @property
     def idle_s(self) -> float:

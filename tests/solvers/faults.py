@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from taccl.solvers.child import Control
 
-__all__ = ["abort", "echo", "exhaust_memory", "fail", "leave", "linger", "overrun", "print_natively"]
+__all__ = ["abort", "echo", "exhaust_memory", "fail", "leave", "linger", "overrun", "print_natively", "stall"]
 
 
 def echo(payload: dict[str, Any], control: Control) -> dict[str, Any]:
@@ -52,6 +52,12 @@ def linger(payload: dict[str, Any], control: Control) -> dict[str, Any]:
 def overrun(payload: dict[str, Any], control: Control) -> NoReturn:
     """Report progress once, then ignore every limit."""
     control.progress({"count": 1})
+    while True:
+        time.sleep(0.05)
+
+
+def stall(payload: dict[str, Any], control: Control) -> NoReturn:
+    """Ignore every limit, without progress."""
     while True:
         time.sleep(0.05)
 

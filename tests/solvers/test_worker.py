@@ -152,6 +152,15 @@ def test_task_that_ignores_its_limit_is_killed():
     assert outcome.last_progress == {"count": 1}
 
 
+def test_a_task_is_killed_at_its_end_even_if_its_limit_has_not_passed():
+    """`end_s` also bounds the start of a process; the message states the limit and the advice."""
+    drill("echo")  # so that a worker is idle
+    outcome = drill("overrun", time_limit_s=30, end_s=time.monotonic() + 0.2)
+    assert outcome.status == "timed-out"
+    assert outcome.seconds < 2.5
+    assert outcome.message == "gave no answer within its time of 30 s; give more time"
+
+
 def test_progress_reaches_the_caller_in_order():
     """`on_progress` receives every progress message, arrays included."""
     seen = []

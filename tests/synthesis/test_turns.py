@@ -8,8 +8,9 @@ import pytest
 
 import taccl
 from taccl._internal.deadline import Deadline
+from taccl.solvers import solver
 from taccl.synthesis.options import Options
-from taccl.synthesis.proposers import ruin, solver_loop, stages
+from taccl.synthesis.proposers import ruin, solver_loop, solver_stages, stages
 from taccl.synthesis.proposers.solver_stages import Routed
 from taccl.synthesis.search import Search
 
@@ -138,3 +139,16 @@ def test_a_named_solver_without_a_routing_goes_on(loop):
 def test_a_named_solver_ends_after_an_idle_turn(loop):
     """If no time is left for improvement, the loop ends after a turn that improved neither finish nor bound."""
     assert [name for name, _ in loop(300.0, idle_s=0.0)] == ["routing", "ruin", "improve"]
+
+
+def test_a_solver_is_killed_soon_after_the_deadline_of_its_search(monkeypatch):
+    """A solver that does not end by itself is killed 0.75 s after the deadline; its stage says so."""
+    problem = taccl.make_problem(taccl.topologies.ring(4), "allgather", size_bytes="1MB")
+    monkeypatch.setattr(solver, "solver_task", lambda _: ("pulp", "tests.solvers.faults:stall"))
+    search = Search(problem, Options(backend="highs"), Deadline.after(0.3), backend="highs")
+    search.best = taccl.baselines.ring(problem)
+    began = time.monotonic()
+    assert solver_stages.route(search, "highs", budget_s=20.0) is None
+    assert time.monotonic() - began < 3.0
+    assert search.stages[-1].status == "no-solution"
+    assert search.stages[-1].message.startswith("gave no answer within its time of 20 s; give more time")

@@ -119,7 +119,7 @@ def _cuts(search: Search, found: ListSchedule) -> list[Cut]:
     since, (upper, _) = time.monotonic(), search.known
     cut = find_cut(
         search.quotient, found, upper_ticks=upper, lower_ticks=search.bound_ticks,
-        time_limit_s=min(busy_factor() * _CUT_S, search.deadline.left_s), **search.options.of_solvers,
+        time_limit_s=min(busy_factor() * _CUT_S, search.deadline.left_s), **search.of_solvers,
     )  # fmt: skip
     message = "nothing proven" if cut is None else f"{len(cut.hops)} hops on the limiting cut"
     ticks = None if cut is None else cut.ticks

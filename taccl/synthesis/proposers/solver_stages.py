@@ -110,7 +110,7 @@ def route(
         time_limit_s=budget_s,
         hint=hint,
         on_progress=lambda _: search.report(f"routing on {solver}"),
-        **search.options.of_solvers,
+        **search.of_solvers,
     )
     size = f"{arrays.num_variables} variables, {arrays.num_rows} rows"
     order = f"order on {len(sequenced)} of {quotient.num_resources} resources" if sequenced else ""
@@ -159,7 +159,7 @@ def schedule_routed(search: Search, routed: Routed, solver: str, budget_s: float
     model = ordering.ContiguityModel(quotient, schedule)
     limit_s = max(_LEAST_CONTIGUITY_S, min(budget_s, search.deadline.left_s))
     arrays = model.model.arrays()
-    answer = solve(arrays, solver, time_limit_s=limit_s, **search.options.of_solvers)
+    answer = solve(arrays, solver, time_limit_s=limit_s, **search.of_solvers)
     finish = None
     if answer.values is not None:
         merged = ordering.merged(model, answer.values)
@@ -203,7 +203,7 @@ def job_shop(
     """
     since = time.monotonic()
     search.report(f"{name} on cpsat")
-    options = search.options.of_solvers
+    options = search.of_solvers
     answer = jobshop.solve(
         search.quotient,
         optional=optional,
