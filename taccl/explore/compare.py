@@ -73,8 +73,9 @@ def compare(
     time_limit_s : float
         Seconds for each run.
     total_limit_s : float, optional
-        Seconds after which all runs must have ended. Each run then has an equal share of the time that is
-        left when it begins; the table and the cache list an equal share of `time_limit_s` as its limit.
+        Seconds after which all runs must have ended. The limit of each run is then an equal share of
+        `time_limit_s`, which the table and the cache list, or of the time that is left when it begins if that
+        is less.
     num_workers : int, optional
         Number of runs at a time; default: one per core. A Dask cluster uses all of its cores.
     threads : int

@@ -74,10 +74,12 @@ class RunRequest(NamedTuple):
 
     @property
     def limit_s(self) -> float:
-        """Time limit of the run in seconds: its own, or an equal share of the time left for all runs."""
-        if self.until_s == math.inf:
-            return float(self.row["time_limit_s"])
-        return max(_LEAST_LIMIT_S, (self.until_s - time.time()) / self.rounds)
+        """Time limit of the run in seconds: its own, or less if its share of the time left for all is less.
+
+        Time that earlier runs left unused goes to no run, so that all runs of a comparison have equal limits.
+        """
+        left_s = max(_LEAST_LIMIT_S, (self.until_s - time.time()) / self.rounds)
+        return min(float(self.row["time_limit_s"]), left_s)
 
 
 def known_row(problem: Problem, row: dict[str, Any]) -> dict[str, Any]:

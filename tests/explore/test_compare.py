@@ -474,9 +474,10 @@ def test_processes_are_started_only_if_that_takes_half_of_the_time_at_most(
 
 def test_a_run_has_an_equal_part_of_what_is_left():
     """A run gets an equal part of the time left: in the first of four rounds 25 of 100 s. After the time
-    limit it gets the minimum."""
+    limit it gets the minimum, and never more than its own limit, whatever earlier runs left."""
     request = RunRequest(None, {"time_limit_s": 30.0}, "", False)
     assert request.limit_s == 30.0
     shared = request._replace(until_s=time.time() + 100, rounds=4)
     assert 20 < shared.limit_s <= 25
+    assert shared._replace(rounds=1).limit_s == 30.0
     assert 0 < shared._replace(until_s=time.time() - 1).limit_s < 1
