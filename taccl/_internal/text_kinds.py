@@ -241,7 +241,7 @@ TEXTS = (
     ),
     Text(
         "output of `rocm-smi --showtopo`",
-        r"\b(Weight|Hops|Link Type|Bandwidth min/max) between two GPUs"
+        r"(?i)\b(Weight|Hops|Link Type|Bandwidth min/max) between two GPUs"
         r"|^GPU\[\d+\]\s*: \(Topology\)|\"\(Topology\) "
         r"|^GPU\d+[ \t]+(\S+[ \t]+)*?(XGMI|PCIE)\b",
         unsupported(_RCCL_DUMP),
@@ -249,7 +249,7 @@ TEXTS = (
     Text("output of rocm-smi", r"ROCm System Management Interface|=\s*ROCm SMI\b", unsupported(_RCCL_DUMP)),
     Text(
         "output of dcgmi, xpu-smi, npu-smi, hl-smi or cnmon",
-        r"\bCard0[ \t]+Card1\b|\|\s*(Topology Information|Diagnostic\s+\|)"
+        r"\bCard0[ \t]+Card1\b|^modID\s+CPU Affinity|\|\s*(Topology Information|Diagnostic\s+\|)"
         r"|\bGPU \d+/\d+[\s|]+GPU \d+/\d+|\bNPU0\s+NPU1\b|\b(npu|hl)-smi\b|\bHL-SMI Version\b",
         unsupported(f"{_FILE}; {_SERVER}"),
     ),

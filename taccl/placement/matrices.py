@@ -45,6 +45,8 @@ _NO_ACCESS = re.compile(r"^\s*Device=\d+ CANNOT Access Peer Device=\d+")
 _PROCESS = re.compile(r"\s*Process\s+\d+\s+\(([^)\s]{1,255})\):\s+device\s")
 #: Line above a one-way matrix of nvbandwidth, with the direction of the data.
 _NVBANDWIDTH = re.compile(r"^memcpy \w+ GPU\(row\) (->|<-) GPU\(column\) bandwidth \(GB/s\)")
+#: Line before the matrices of a test of nvbandwidth, with the name of the test.
+_NVBANDWIDTH_TEST = re.compile(r"^\s*Running (\w+)\.")
 #: Line above a matrix of nvbandwidth with latencies between GPUs.
 _NVBANDWIDTH_LATENCY = re.compile(r"^Device to Device Latency \w+ GPU\(row\) <-> GPU\(column\) \(ns\)")
 #: Line that users put above the log of each pair.
@@ -236,7 +238,8 @@ def _of_p2p(lines: Sequence[str], where: str) -> Probe:
 def _of_nvbandwidth(lines: Sequence[str], where: str) -> Probe:
     """Probe from the first one-way matrix of nvbandwidth, and from its latencies.
 
-    A pair of GPUs without a figure is an error.
+    A pair of GPUs without a figure is an error. Early versions print sums of two-way tests below the heading
+    of one-way tests.
     """
 
     def below(at: int) -> Table:
@@ -244,7 +247,15 @@ def _of_nvbandwidth(lines: Sequence[str], where: str) -> Probe:
         # Add the corner word that `_printed` expects.
         return _printed([*lines[:at], f"GPU {columns}", *lines[at + 1 :]], at, where)
 
-    heads = [(at, head) for at, line in enumerate(lines, 1) if (head := _NVBANDWIDTH.match(line))]
+    heads, test = [], ""
+    for at, line in enumerate(lines, 1):
+        running = _NVBANDWIDTH_TEST.match(line)
+        test = running[1] if running else test
+        if (head := _NVBANDWIDTH.match(line)) and "bidirectional" not in test:
+            heads.append((at, head))
+    if not heads:
+        said = "found two-way matrices of GPUs only; expected a one-way one, as of `nvbandwidth -t "
+        raise FormatError(f"{said}device_to_device_memcpy_read_ce`", where=where)
     at, head = heads[0]
     table = below(at)
     latency = next((below(at) for at, line in enumerate(lines, 1) if _NVBANDWIDTH_LATENCY.match(line)), None)

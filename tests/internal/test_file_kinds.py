@@ -142,6 +142,14 @@ OTHER_FORMS = [
         "log of ucc_perftest or of a benchmark in PyTorch",
     ),
     ("=== Bandwidth min/max between two GPUs ===\n", "output of `rocm-smi --showtopo`"),
+    (
+        "**Weight Between Two GPUs**\n\n| | GPU0 |\n|:--|:--:|\n| GPU0 | 0 |\n",
+        "output of `rocm-smi --showtopo`",
+    ),
+    (
+        "modID\tCPU Affinity\tNUMA Affinity\n0\t0-39\t0\n",
+        "output of dcgmi, xpu-smi, npu-smi, hl-smi or cnmon",
+    ),
     ("PING b (10.0.0.2) 56(84) bytes of data.\n", "log of iperf, netperf, qperf, ucx_perftest or ping"),
     ("traceroute to b (10.0.0.2), 30 hops max\n", "log of iperf, netperf, qperf, ucx_perftest or ping"),
     ("      GPU 0/0|GPU 0/1|CPU Affinity\n", "output of dcgmi, xpu-smi, npu-smi, hl-smi or cnmon"),

@@ -554,6 +554,25 @@ class TestMatrices:
         assert {float(link.alpha_us) for link in topology.links} == {0.3}
         assert "every latency 0.3 us" in topology.assumed
 
+    @pytest.mark.parametrize("is_alone", [True, False])
+    def test_sums_of_two_way_tests_are_no_rates(self, tmp_path, is_alone):
+        """Early versions of nvbandwidth print sums of both directions below the heading of one direction."""
+        head = "memcpy SM GPU(row) -> GPU(column) bandwidth (GB/s)\n          0         1\n"
+        text, other = (
+            f"Running {test}.\n{head}0       N/A     {rate:.2f}\n1     {rate:.2f}       N/A\n\n"
+            for test, rate in (
+                ("device_to_device_bidirectional_memcpy_read_sm", 50),
+                ("device_to_device_memcpy_read_sm", 26),
+            )
+        )
+        path = tmp_path / "nvbandwidth.txt"
+        path.write_text(text + other * (not is_alone))
+        if is_alone:
+            with pytest.raises(FormatError, match="two-way matrices of GPUs only"):
+                load_probe(path)
+        else:
+            assert load_probe(path).bandwidth_gb_per_s[0, 1] == 26
+
     @pytest.mark.parametrize(
         "label", ["[1,0]<stdout>:", " 0: ", "2026-01-02T03:04:{:02}.6Z ", "{:4}\t", "\x1b[1m"]
     )
