@@ -130,7 +130,7 @@ TEXTS = (
     ),
     Text(
         "output of `nvidia-smi topo -m`",
-        r"^.{0,80}?\bGPU\d+\b.*CPU Affinity"
+        r"^.{0,80}?\bGPU\d+(\b|GPU|NIC).*CPU Affinity"
         r"|^(?=.*\bGPU\d+[ \t,|]+X[\s,|]).*\b(NV\d+|PIX|PXB|PHB|NODE|SYS|SOC)\b",
         "`taccl show {file}` reads it, if it is whole: its header, and a row for every device",
     ),

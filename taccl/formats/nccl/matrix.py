@@ -36,6 +36,8 @@ _GLUED = re.compile(rf"(?:{_CELL}){{2,}}")
 #: The last cell of a row, joined to the CPU affinity after it.
 _GLUED_AFFINITY = re.compile(rf"({_CELL})(N/A|\d[\d,-]*)")
 _GLUED_COLUMNS = re.compile(r"(?<=\d)(?=(?:GPU|NIC|mlx\d+_)\d|CPU Affinity)")
+#: Line of drivers that leave NICs out of a wide matrix: number of NICs, and of those that it shows.
+_NICS_SHOWN = re.compile(r"(\d{1,6}) NICs found in the topology, only displaying (\d{1,6})\b")
 ONE_SWITCH, SWITCHES, ONE_CPU = {"PIX"}, {"PIX", "PXB"}, {"PIX", "PXB", "PHB", "NODE"}
 _CELLS = "X, NV1, NV2, ..., PIX, PXB, PHB, NODE or SYS"
 
@@ -157,7 +159,11 @@ def read_matrix(text: str, where: str) -> Matrix:
                     "same; save the output again",
                     where=place,
                 )
-    assumed = []
+    assumed = [
+        f"{int(every) - int(shown)} of {every} NICs are not in the matrix, as the driver cuts it; name those in "
+        "use (nics=)"
+        for every, shown in _NICS_SHOWN.findall(text)[:1]
+    ]
     if len(headers) > 1:
         assumed.append(f"the first of the file's {len(headers)} matrices is used for every node")
     if repairs:

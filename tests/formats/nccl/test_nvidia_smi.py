@@ -459,3 +459,18 @@ def test_no_break_spaces_of_web_pages_are_spaces(tmp_path):
     path.write_text(path.read_text().replace("\t", "\u00a0\u00a0").replace(" ", "\u00a0"))
     topology = load_quietly(path, nodes=2, nic_gb_per_s=50)
     assert any("mlx5_3: 0" in note for note in topology.notes)
+
+
+def test_nics_that_a_driver_leaves_out_are_told(tmp_path):
+    """Drivers print a number of NICs at most, and say so above the matrix."""
+    path = _write(tmp_path, "GPU0 X PIX 0-7 0", "NIC0 PIX X", columns=["GPU0", "NIC0"])
+    path.write_text(f"76 NICs found in the topology, only displaying 56 in the matrix.\n{path.read_text()}")
+    assert any(each.startswith("20 of 76 NICs are not in the matrix") for each in load_quietly(path).assumed)
+
+
+def test_a_matrix_without_any_separators_is_named_as_such(tmp_path):
+    """A matrix that was copied as one word a row is refused as an incomplete matrix, not as an unknown text."""
+    path = tmp_path / "glued.txt"
+    path.write_text("GPU0GPU1CPU AffinityNUMA Affinity\nGPU0XNODE0-310\nGPU1NODEX0-310\n")
+    with pytest.raises(FormatError, match="found no header with GPU columns"):
+        taccl.topologies.load(path)
