@@ -81,7 +81,7 @@ def read_log(path: str | os.PathLike[str], *, collective: str | None = None, in_
 def log_of_text(text: str, where: str, *, collective: str | None = None, in_place: bool = False) -> Log:
     """Read the measurements in a text, as `read_log` does for a file; messages name `where` as the source."""
     path, given = where, unquoted(text)
-    text = printed(given)
+    text = printed(_unescaped(given))
     # Line numbers in messages count the lines of `text`, into which JSON output was converted.
     where = path if text == given else f"{path}, as text"
     lines = [plain(line) for line in text.splitlines()]
@@ -107,6 +107,16 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
     devices = filter(None, map(DEVICE.search, lines))
     gpus = frozenset(device[4].strip() for device in devices) - {""}
     return Log(path, tuple(joined(series)), gpus, tuple(left_out), tuple(notes), debug_facts(text))
+
+
+def _unescaped(text: str) -> str:
+    """The text with line breaks in place of escaped ones, if it has more of these than lines.
+
+    Loggers and programs write the whole output of a benchmark as one string.
+    """
+    if text.count("\\n") <= text.count("\n"):
+        return text
+    return text.replace("\\r", "").replace("\\n", "\n").replace("\\t", " ")
 
 
 def _uneven(runs: Iterable[LogRun]) -> Iterable[str]:

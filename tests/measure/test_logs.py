@@ -43,6 +43,13 @@ def test_lines_that_a_logger_stores_in_json_are_read(read, form):
     assert log.gpus == {"NVIDIA H100 80GB HBM3"}
 
 
+def test_a_log_within_one_string_is_read(read):
+    """A program may write the whole log as one string, in JSON or as Python prints bytes."""
+    text = json.dumps({"level": "info", "output": table()})
+    for each in (f"starting\n{text}\ndone\n", f"{table().encode()}\n"):
+        assert read(each).series[0].times_us == read(table()).series[0].times_us
+
+
 def test_text_of_web_pages_is_read(read):
     """No-break spaces are spaces, also in names of GPUs and in lines of NCCL_DEBUG=INFO."""
     text = (

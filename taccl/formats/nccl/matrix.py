@@ -160,8 +160,8 @@ def read_matrix(text: str, where: str) -> Matrix:
                     where=place,
                 )
     assumed = [
-        f"{int(every) - int(shown)} of {every} NICs are not in the matrix, as the driver cuts it; name those in "
-        "use (nics=)"
+        f"{int(every) - int(shown)} of {every} NICs are not in the matrix, as the driver cuts it; name those "
+        "in use (nics=)"
         for every, shown in _NICS_SHOWN.findall(text)[:1]
     ]
     if len(headers) > 1:
