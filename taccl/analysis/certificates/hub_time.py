@@ -71,14 +71,7 @@ class HubTime(Witness):
 def hub_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
     """Yield the hub-time bound for sums that have contributions of all ranks and are wanted by all."""
     problem, num_ranks = demand.problem, demand.topology.num_ranks
-    if in_network or not demand.single_ended or problem.collective.derivations:
-        return
-    everyone = set(range(num_ranks))
-    units = sum(
-        kind.units * count
-        for kind, count in demand.classes.items()
-        if demand.sums_for_all and everyone == set(kind.data.origins) == set(kind.data.destinations)
-    )
+    units = demand.shared_units(in_network=in_network)
     if not 3 <= num_ranks <= _MOST_RANKS or not units or not demand.allowed:
         return
     facts = Facts(problem, divisible=True, in_network=False)

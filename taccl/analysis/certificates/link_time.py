@@ -113,14 +113,9 @@ class LinkTime(Witness):
 def link_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
     """Yield the link-time bound for sums that have contributions of all ranks and are wanted by all."""
     problem, num_ranks = demand.problem, demand.topology.num_ranks
-    if in_network or not demand.single_ended or problem.collective.derivations or num_ranks > _MOST_RANKS:
+    if num_ranks > _MOST_RANKS:
         return
-    dims, everyone = grid_of(demand.topology), set(range(num_ranks))
-    units = sum(
-        kind.units * count
-        for kind, count in demand.classes.items()
-        if demand.sums_for_all and everyone == set(kind.data.origins) == set(kind.data.destinations)
-    )
+    dims, units = grid_of(demand.topology), demand.shared_units(in_network=in_network)
     if dims is None or not units or not _links_alone(demand):
         return
     links = sorted(demand.allowed)

@@ -73,21 +73,16 @@ class SumFlow(OfResources):
 def sum_flow_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
     """Yield the sum-flow bound for sums that have contributions of all ranks and are wanted by all."""
     problem, num_ranks = demand.problem, demand.topology.num_ranks
-    if in_network or not demand.single_ended or problem.collective.derivations or num_ranks < 3:
+    units = demand.shared_units(in_network=in_network)
+    if not units or num_ranks < 3:
         return
-    everyone = set(range(num_ranks))
-    shared = [
-        kind.units * count
-        for kind, count in demand.classes.items()
-        if demand.sums_for_all and everyone == set(kind.data.origins) == set(kind.data.destinations)
-    ]
     demand.deadline.check()
     cover = cover_of(demand.held, demand.allowed)
     lanes = Counter(lane_of(demand, links, resource) for resource, links in cover)
     shortest = min((int(problem.costs.link_alpha[e]) for e in demand.allowed), default=0)
-    if not shared or not lanes or not shortest or not all(lane.beta for lane in lanes):
+    if not lanes or not shortest or not all(lane.beta for lane in lanes):
         return
-    flow = _Flow(num_ranks, sum(shared), lanes, shortest)
+    flow = _Flow(num_ranks, units, lanes, shortest)
     found = flow.best()
     if found is not None:
         ticks, horizon, price = found

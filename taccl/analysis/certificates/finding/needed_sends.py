@@ -136,6 +136,25 @@ class NeededSends:
         """Costs of sends of chunks of the smallest size."""
         return GateCosts(self.problem, min(kind.units for kind in self.classes))
 
+    def shared_units(self, *, in_network: bool) -> int:
+        """Units of the sums that have contributions of all ranks and are wanted by all.
+
+        0 if switches add, if a link has several sources or destinations, or if chunks are derived.
+        """
+        if (
+            in_network
+            or not self.sums_for_all
+            or not self.single_ended
+            or self.problem.collective.derivations
+        ):
+            return 0
+        everyone = set(range(self.topology.num_ranks))
+        return sum(
+            kind.units * count
+            for kind, count in self.classes.items()
+            if everyone == set(kind.data.origins) == set(kind.data.destinations)
+        )
+
     @cached_property
     def symmetries(self) -> Symmetries:
         """Symmetries of the problem; sets of ranks that they map to each other require equal sends."""
