@@ -50,33 +50,60 @@ def take_quotient(
     destination keeps links on a path of at most (1 + slack) times the shortest time; a chunk with several
     keeps links whose two ends lie on such paths. Raises `OutOfTime` at the deadline `give_up`.
     """
-    topology, collective, costs = problem.topology, problem.collective, problem.costs
+    topology, collective = problem.topology, problem.collective
     group = Symmetries(problem) if group is None else group
     link_reps, link_number = np.unique(group.links, return_inverse=True)
     resource_reps, resource_number = np.unique(group.resources, return_inverse=True)
-    link_orbit, resource_orbit = tuple(link_number.tolist()), tuple(resource_number.tolist())
-    alias, node, link_rep = _derived_states(problem), topology.node_of_rank, group.links.tolist()
-    distances = Distances(problem)
-    entries: dict[tuple[int, int], int] = {}
-    states: dict[tuple[int, int], tuple[int, bool, bool]] = {}
-
-    def state(c: int, r: int) -> tuple[int, int]:
-        c, r = alias.get((c, r), (c, r)) if alias else (c, r)
-        r = ranks[r]
-        if (c, r) not in states:
-            data = collective.chunks[c]
-            head = distances.heads(c)[r]  # inf if no hop leads there; 0 is stored then
-            states[c, r] = (int(head) if np.isfinite(head) else 0, r in data.origins, r in collective.ends[c])
-        return c, r
-
-    made: list[tuple[dict[str, Any], list[tuple[int, int]], list[tuple[int, int]]]] = []
+    link_orbit = tuple(link_number.tolist())
+    parts = _Parts(problem, group, link_orbit)
     for c in np.flatnonzero(group.chunks == np.arange(collective.num_chunks)).tolist():
         give_up.check()
+        parts.add(c)
+    # For a link of several sources, a chunk must arrive at each of them, so it travels along several paths.
+    wide = set(wide_links(topology)).intersection(problem.links_allowed)
+    joined = any(len(topology.links[e].srcs) > 1 for e in wide)
+    single = tuple(
+        not joined and len(set(ends) - set(parts.distances.origins(c))) <= 1
+        for c, ends in enumerate(collective.ends)
+    )
+    empty = Quotient(
+        problem=problem,
+        group=group,
+        states=tuple(ChunkState(*name, *state) for name, state in sorted(parts.states.items())),
+        hops=(),
+        link_rep=tuple(link_reps.tolist()),
+        holds=tuple(_held_by_links(problem, resource_number, link_reps)),
+        num_resources=len(resource_reps),
+        single_path=single,
+        link_orbit=link_orbit,
+        resource_orbit=tuple(resource_number.tolist()),
+    )
+    return with_hops(empty, parts.hops())
+
+
+class _Parts:
+    """Chunk states and hops of a quotient, added chunk by chunk.
+
+    - `states`: {(chunk, rank): `ChunkState` without these two fields}.
+    """
+
+    def __init__(self, problem: Problem, group: Symmetries, link_orbit: tuple[int, ...]) -> None:
+        self.distances = Distances(problem)
+        self.states: dict[tuple[int, int], tuple[int, bool, bool]] = {}
+        self._problem, self._group, self._link_orbit = problem, group, link_orbit
+        self._link_rep, self._alias = group.links.tolist(), _derived_states(problem)
+        self._entries: dict[tuple[int, int], int] = {}  # {(chunk, node): number for `Hop.enters`}
+        # [(fields of a hop, its states before it, its states after it)].
+        self._hops: list[tuple[dict[str, Any], list[tuple[int, int]], list[tuple[int, int]]]] = []
+
+    def add(self, c: int) -> None:
+        """Add the hops of a chunk, one for each orbit under the symmetries that fix it, and their states."""
+        problem, distances, fixing = self._problem, self.distances, self._group.fixing(c)
+        topology, collective, costs = problem.topology, problem.collective, problem.costs
+        node, link_rep, link_orbit = topology.node_of_rank, self._link_rep, self._link_orbit
         durations = costs.link_alpha + costs.chunk_units[c] * costs.link_beta
-        ways = _useful_links(problem, c, distances, durations)
-        origins = distances.origins(c)
-        targets = set(collective.ends[c]) - set(origins)
-        fixing = group.fixing(c)
+        ways, origins = _useful_links(problem, c, distances, durations), distances.origins(c)
+        num_targets = len(set(collective.ends[c]) - set(origins))
         smallest, turned, ranks = fixing.links.tolist(), fixing.turned.tolist(), fixing.ranks.tolist()
         alike: dict[int, list[int]] = defaultdict(list)
         for e, _, _ in ways:
@@ -87,52 +114,38 @@ def take_quotient(
             if smallest[e] != e:
                 continue
             ends, enters = topology.links[e], -1
-            if len(targets) > 1 and node[ends.dst] not in homes and topology.is_internode(e):
-                enters = entries.setdefault((c, nodes[node[ends.dst]]), len(entries))
+            if num_targets > 1 and node[ends.dst] not in homes and topology.is_internode(e):
+                enters = self._entries.setdefault((c, nodes[node[ends.dst]]), len(self._entries))
             hop = dict(
-                chunk=turned[e],
-                link=link_rep[e],
-                link_orbit=link_orbit[e],
-                units=units,
-                duration=took[e],
-                tail_ticks=tail,
-                after_ticks=after,
-                is_own=any(r in origins for r in ends.srcs),
-                enters=enters,
-                links=tuple(alike[e]),
-            )
-            srcs = [state(c, r) for r in ends.srcs]
-            dsts = [state(c, r) for r in ends.dsts if r not in origins]
-            made.append((hop, srcs, dsts))
+                chunk=turned[e], link=link_rep[e], link_orbit=link_orbit[e], units=units, duration=took[e],
+                tail_ticks=tail, after_ticks=after, is_own=any(r in origins for r in ends.srcs),
+                enters=enters, links=tuple(alike[e]),
+            )  # fmt: skip
+            srcs = [self._state(c, r, ranks) for r in ends.srcs]
+            dsts = [self._state(c, r, ranks) for r in ends.dsts if r not in origins]
+            self._hops.append((hop, srcs, dsts))
         for r in collective.ends[c]:
-            state(c, r)
-    names = sorted(states)
-    number = {name: i for i, name in enumerate(names)}
+            self._state(c, r, ranks)
 
-    def numbers(ends: Iterable[tuple[int, int]]) -> tuple[int, ...]:
-        return tuple(dict.fromkeys(number[at] for at in ends))
+    def _state(self, c: int, r: int, ranks: list[int]) -> tuple[int, int]:
+        """(Chunk, rank) of a state up to symmetry, added to `states`; `ranks` maps ranks to orbits."""
+        c, r = self._alias.get((c, r), (c, r)) if self._alias else (c, r)
+        r = ranks[r]
+        if (c, r) not in self.states:
+            collective = self._problem.collective
+            head = self.distances.heads(c)[r]  # inf if no hop leads there; 0 is stored then
+            is_start, is_end = r in collective.chunks[c].origins, r in collective.ends[c]
+            self.states[c, r] = (int(head) if np.isfinite(head) else 0, is_start, is_end)
+        return c, r
 
-    hops = [Hop(srcs=numbers(srcs), dsts=numbers(dsts), **hop) for hop, srcs, dsts in made]
-    # For a link of several sources, a chunk must arrive at each of them, so it travels along several paths.
-    wide = set(wide_links(topology)).intersection(problem.links_allowed)
-    joined = any(len(topology.links[e].srcs) > 1 for e in wide)
-    single = tuple(
-        not joined and len(set(ends) - set(distances.origins(c))) <= 1
-        for c, ends in enumerate(collective.ends)
-    )
-    empty = Quotient(
-        problem=problem,
-        group=group,
-        states=tuple(ChunkState(c, r, *states[c, r]) for c, r in names),
-        hops=(),
-        link_rep=tuple(link_reps.tolist()),
-        holds=tuple(_held_by_links(problem, resource_number, link_reps)),
-        num_resources=len(resource_reps),
-        single_path=single,
-        link_orbit=link_orbit,
-        resource_orbit=resource_orbit,
-    )
-    return with_hops(empty, hops)
+    def hops(self) -> list[Hop]:
+        """Hops between the states, which are numbered in order of chunk and rank."""
+        number = {name: i for i, name in enumerate(sorted(self.states))}
+
+        def numbers(ends: Iterable[tuple[int, int]]) -> tuple[int, ...]:
+            return tuple(dict.fromkeys(number[at] for at in ends))
+
+        return [Hop(srcs=numbers(srcs), dsts=numbers(dsts), **hop) for hop, srcs, dsts in self._hops]
 
 
 def _alike_nodes(problem: Problem, ranks: NDArray[np.int64]) -> list[int]:
