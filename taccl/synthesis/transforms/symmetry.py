@@ -69,7 +69,7 @@ def take_quotient(
     empty = Quotient(
         problem=problem,
         group=group,
-        states=tuple(ChunkState(*name, *state) for name, state in sorted(parts.states.items())),
+        states=tuple(ChunkState(c, r, *state) for (c, r), state in sorted(parts.states.items())),
         hops=(),
         link_rep=tuple(link_reps.tolist()),
         holds=tuple(_held_by_links(problem, resource_number, link_reps)),
