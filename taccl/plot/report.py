@@ -121,32 +121,128 @@ def report(
     limit = Deadline.after(budget_s)
     if path is not None:
         check_page(path, overwrite=overwrite)
-    if isinstance(found, Result):
-        schedule, details, trace = found.schedule, found.to_dict(), found.trace
-        bound, is_open = found.bound_in_chunks, found.bound_of_chosen is not None
-    else:
-        schedule, details = found, details or {}
-        is_open = details.get("bound_scope") == ALL_CHUNKINGS
-        bound, trace = _bound(schedule.problem, min(_BOUND_S, _BOUND_SHARE * budget_s)), trace_in(details)
-    problem, count, judged = schedule.problem, schedule.num_transfers, verify(schedule)
-    measured_points(problem, measured)  # raises for unusable logs before pictures are drawn
+    page = _Page(found, details or {}, limit, budget_s, measured).html(command)
+    if path is not None:
+        write_whole(path, page, overwrite=overwrite)
+    return page
 
-    def unless(most: int, done: str, make: Callable[[], str]) -> str:
+
+class _Page:
+    """Page about one schedule: its figures, recomputed, and its sections."""
+
+    def __init__(
+        self, found: Result | Schedule, details: Mapping[str, Any], limit: Deadline, budget_s: float,
+        measured: Sequence[str],
+    ) -> None:  # fmt: skip
+        self._limit, self._budget_s, self._measured = limit, budget_s, measured
+        self._details: Mapping[str, Any] = details
+        if isinstance(found, Result):
+            self._schedule, self._details, self._trace = found.schedule, found.to_dict(), found.trace
+            self._bound, self._is_open = found.bound_in_chunks, found.bound_of_chosen is not None
+        else:
+            self._schedule, self._details, self._trace = found, details, trace_in(details)
+            self._is_open = details.get("bound_scope") == ALL_CHUNKINGS
+            self._bound = _bound(found.problem, min(_BOUND_S, _BOUND_SHARE * budget_s))
+        self._problem, self._judged = self._schedule.problem, verify(self._schedule)
+        measured_points(self._problem, measured)  # raises for unusable logs before pictures are drawn
+        self._every: Certificate | None = None
+        with suppress(OutOfTime), self._share().enforced():
+            self._every = bound_over_all_chunkings(self._bound)
+        self._gap = gap_text(self._bound, self._schedule.finish, self._every, is_open=self._is_open)
+        self._rates: pd.DataFrame | None = None
+
+    def html(self, command: str) -> str:
+        """The whole page."""
+        contents = self._contents(command)
+        sentence, actions = verdict(
+            self._schedule, self._judged, stronger(self._bound, self._every), self._gap, self._rates,
+            is_measured=bool(self._measured),
+        )  # fmt: skip
+        steps = "".join(f"<li>{with_commands(each)}</li>" for each in actions)
+        verdict_text = f'<p class="verdict">{as_html(sentence)}</p><ol>{steps}</ol>'
+        links = "\n".join(f'<a href="#{name}">{title}</a>' for name, (title, _) in contents.items())
+        parts = [
+            f'<section id="verdict">{verdict_text}</section>\n',
+            f"<nav>{links}</nav>\n",
+            *(
+                f'<section id="{name}"><h2>{title}</h2>\n{part}</section>\n'
+                for name, (title, part) in contents.items()
+            ),
+        ]
+        return html_page(title_of(self._problem), "".join(parts))
+
+    def _contents(self, command: str) -> dict[str, tuple[str, str]]:
+        """{id of a section: (title, HTML)}, in order."""
+        schedule, problem, bound, unless = self._schedule, self._problem, self._bound, self._unless
+        clauses, trace = problem.clauses, self._trace
+        said = [each.reads(getattr(clauses, each.field)) for each in clauses.said() if each.reads is not None]
+        checked = self._rechecked()
+        progress = ""
+        if any(entry.finish_us is not None for entry in trace):
+            drawn = draw_trace(trace, title_of(problem), ax=figure(width=9, height=3.6))
+            progress = picture(drawn, "progress-picture")
+        return {
+            "verification": ("Verification", self._verification()),
+            "bound": ("Bound and gap", bound._repr_html_() + _paragraph(checked)),
+            "timeline": ("Timeline",
+                         unless(_MOST_DRAWN, "drawn", lambda: _timeline(schedule, bound.bound_us))),
+            "load": ("Load", unless(_MOST_DRAWN, "drawn", self._load)
+                     + unless(_MOST_REPLAYED, "replayed", self._waits)),
+            "sizes": ("Bandwidth over size", unless(_MOST_REPLAYED, "replayed", self._sizes)),
+            "search": ("Search", _search(self._details, schedule.producer) + progress),
+            "problem": ("Problem and sketch",
+                        problem._repr_html_() + facts(said) + problem.topology._repr_html_()),
+            "transfers": ("Transfers",
+                          folded("the first ones", _lines(schedule.table(limit=_MOST_TRANSFERS)))),
+            "versions": ("Versions and command", _versions(self._details, command)),
+        }  # fmt: skip
+
+    def _share(self) -> Deadline:
+        """Deadline of one bound."""
+        return self._limit.sooner(_BOUND_SHARE * self._budget_s).at_least(_LEAST_BOUND_S)
+
+    def _rechecked(self) -> str:
+        """Sentence on the check of the bound's witness; empty if it is not checked in time."""
+        if self._schedule.num_transfers <= _MOST_CHECKED and self._bound.witness:
+            with suppress(OutOfTime), self._share().enforced():
+                holds = "it holds" if self._bound.check() else "the witness does not prove the bound"
+                return f"Rechecked from its witness alone: {holds}."
+        return ""
+
+    def _unless(self, most: int, done: str, make: Callable[[], str]) -> str:
         """HTML from `make`; if `make` fails or there are over `most` transfers, a paragraph that says so."""
+        count = self._schedule.num_transfers
         if count > most:
             said = f"the schedule has {count} transfers, and is {done} up to {most}"
             return _paragraph(f"left out: {said}")
         try:
-            with (NEVER if count <= _FEW_TRANSFERS else limit).enforced():
+            with (NEVER if count <= _FEW_TRANSFERS else self._limit).enforced():
                 return make()
         except TacclError as error:
             return _paragraph(f"left out: {error}")
 
-    def sizes() -> str:
-        left_s = limit.left_s - _REST_SHARE * budget_s
-        rates = bandwidths(schedule, budget_s=max(0.0, left_s), measured=measured)
+    def _verification(self) -> str:
+        schedule, judged = self._schedule, self._judged
+        violations = listed(judged.violations, most=_MOST_VIOLATIONS)
+        figures = [
+            ("verdict", "valid: every rule holds" if judged.ok else "not valid"),
+            ("violations", judged.counted("violation") if violations else ""),
+            ("finish", schedule.timing),
+            ("bandwidth of the finish" if schedule.launch else "bandwidth", schedule.bandwidth_text),
+            ("with the launch", _with_launch(schedule)),
+            *bound_rows(self._bound, self._every, is_open=self._is_open),
+            ("gap", self._gap),
+            ("schedule", f"{schedule.num_transfers} transfers in {format_count(schedule.num_sends, 'send')}"),
+            ("redundant", str(judged.num_redundant or "")),
+            ("digest", schedule.digest()),
+        ]
+        return facts(figures) + _lines("\n".join(violations))
+
+    def _sizes(self) -> str:
+        left_s = self._limit.left_s - _REST_SHARE * self._budget_s
+        rates = bandwidths(self._schedule, budget_s=max(0.0, left_s), measured=self._measured)
         drawn = bandwidth(rates, ax=figure(width=9, height=5.2))
-        computed.append(rates)
+        self._rates = rates
         known = rates.dropna(axis="columns", how="all")
         rows = known.rename(index=format_size).reset_index(names="size")
         shown = rows.to_html(float_format="{:.4g}".format, na_rep="", border=0, index=False)
@@ -158,74 +254,14 @@ def report(
         why = folded("baselines without a curve", why) if why else ""
         return f'{picture(drawn, "bandwidth-picture")}<div class="wide">{shown}</div>{why}'
 
-    def load() -> str:
-        on = problem.topology
-        drawn = draw_topology(on, schedule, ax=figure(width=9, height=height_of(on)))
+    def _load(self) -> str:
+        on = self._problem.topology
+        drawn = draw_topology(on, self._schedule, ax=figure(width=9, height=height_of(on)))
         return picture(drawn, "topology-picture")
 
-    def waits() -> str:
+    def _waits(self) -> str:
         text = "The busiest resources, with the reasons for their idle time, in us:"
-        return _paragraph(text) + _lines(simulate(schedule).table(limit=12))
-
-    every, checked, computed = None, "", list[Any]()
-
-    def share() -> Deadline:
-        return limit.sooner(_BOUND_SHARE * budget_s).at_least(_LEAST_BOUND_S)
-
-    with suppress(OutOfTime), share().enforced():
-        every = bound_over_all_chunkings(bound)
-    if count <= _MOST_CHECKED and bound.witness:
-        with suppress(OutOfTime), share().enforced():
-            holds = "it holds" if bound.check() else "the witness does not prove the bound"
-            checked = f"Rechecked from its witness alone: {holds}."
-    violations = listed(judged.violations, most=_MOST_VIOLATIONS)
-    gap = gap_text(bound, schedule.finish, every, is_open=is_open)
-    figures = [
-        ("verdict", "valid: every rule holds" if judged.ok else "not valid"),
-        ("violations", judged.counted("violation") if violations else ""),
-        ("finish", schedule.timing),
-        ("bandwidth of the finish" if schedule.launch else "bandwidth", schedule.bandwidth_text),
-        ("with the launch", _with_launch(schedule)),
-        *bound_rows(bound, every, is_open=is_open),
-        ("gap", gap),
-        ("schedule", f"{count} transfers in {format_count(schedule.num_sends, 'send')}"),
-        ("redundant", str(judged.num_redundant or "")),
-        ("digest", schedule.digest()),
-    ]
-    clauses = problem.clauses
-    said = [each.reads(getattr(clauses, each.field)) for each in clauses.said() if each.reads is not None]
-    progress = ""
-    if any(entry.finish_us is not None for entry in trace):
-        drawn = draw_trace(trace, title_of(problem), ax=figure(width=9, height=3.6))
-        progress = picture(drawn, "progress-picture")
-    contents = {
-        "verification": ("Verification", facts(figures) + _lines("\n".join(violations))),
-        "bound": ("Bound and gap", bound._repr_html_() + _paragraph(checked)),
-        "timeline": ("Timeline", unless(_MOST_DRAWN, "drawn", lambda: _timeline(schedule, bound.bound_us))),
-        "load": ("Load", unless(_MOST_DRAWN, "drawn", load)
-                 + unless(_MOST_REPLAYED, "replayed", waits)),
-        "sizes": ("Bandwidth over size", unless(_MOST_REPLAYED, "replayed", sizes)),
-        "search": ("Search", _search(details, schedule.producer) + progress),
-        "problem": ("Problem and sketch",
-                    problem._repr_html_() + facts(said) + problem.topology._repr_html_()),
-        "transfers": ("Transfers", folded("the first ones", _lines(schedule.table(limit=_MOST_TRANSFERS)))),
-        "versions": ("Versions and command", _versions(details, command)),
-    }  # fmt: skip
-    sentence, actions = verdict(
-        schedule, judged, stronger(bound, every), gap, computed[0] if computed else None,
-        is_measured=bool(measured),
-    )  # fmt: skip
-    steps = "".join(f"<li>{with_commands(each)}</li>" for each in actions)
-    opening = f'<section id="verdict"><p class="verdict">{as_html(sentence)}</p><ol>{steps}</ol></section>\n'
-    links = "\n".join(f'<a href="#{name}">{title}</a>' for name, (title, _) in contents.items())
-    parts = [
-        f'<section id="{name}"><h2>{title}</h2>\n{part}</section>\n'
-        for name, (title, part) in contents.items()
-    ]
-    page = html_page(title_of(problem), "".join((opening, f"<nav>{links}</nav>\n", *parts)))
-    if path is not None:
-        write_whole(path, page, overwrite=overwrite)
-    return page
+        return _paragraph(text) + _lines(simulate(self._schedule).table(limit=12))
 
 
 def _bound(problem: Problem, seconds: float) -> Certificate:
