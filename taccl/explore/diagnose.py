@@ -291,7 +291,7 @@ def _facts(
     is_fixed = named or not is_off or works or bool(full_network)
     other_nics = None if is_fixed else _other_nics(expected, num_nics, debug.num_nics)
     if 0 < debug.num_nics < num_nics and other_nics is None:
-        stated["nic-unused"] = f"the log lists {debug.num_nics} of {num_nics} NICs (NET/IB)"
+        stated["nic-unused"] = f"the log lists {debug.num_nics} of {num_nics} NICs (NET/IB or NCCL_IB_HCA)"
     excluded = set(debug.excluded)
     if on.num_nodes == 1 and has_no_peers(log.gpus) and "p2p-disabled" not in excluded:
         stated["no-peers"] = NO_PEERS

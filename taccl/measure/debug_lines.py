@@ -21,6 +21,14 @@ _NETWORK_LINES = {
 }
 #: `_NICS`: pattern of the line that lists the NICs of a rank's node. `_NIC`: pattern of a NIC in the list.
 _NICS, _NIC = re.compile(r"CCL INFO NET/IB ?: Using (\[0\].*)"), re.compile(r"\[\d+\]\w")
+#: `_HCA`: value of NCCL_IB_HCA as names of NICs with their ports, after a mark. `_COMMA`: comma between them,
+#: also as shells escape it.
+_HCA = r"[\"']?=?(\w{1,40}(?::\d+)?(?:\\?,\w{1,40}(?::\d+)?)+)"
+_HCA_IN_COMMAND = re.compile(rf"\bNCCL_IB_HCA={_HCA}")
+_HCA_IN_LINE = re.compile(rf"CCL INFO NCCL_IB_HCA set by environment to {_HCA}")
+_COMMA = re.compile(r"\\?,")
+#: Words of a log with a plugin for the network, which may use neither InfiniBand nor sockets.
+_PLUGIN = re.compile(r"(?i)FI_PROVIDER|\bofi\b|libfabric|tcpx|fastrak|aws-ofi|\befa\b|\bcxi\b")
 #: Path of a channel from one rank to another, such as P2P/IPC, SHM/direct/direct or NET/IB/0/GDRDMA.
 #: Names of plugins may have spaces, as in NET/AWS Libfabric/0/GDRDMA.
 _PATH = re.compile(r"CCL INFO Channel .* via (P2P|SHM|NET)/(\S.*)")
@@ -48,6 +56,8 @@ _SETTINGS = {
     "NCCL_P2P_DISABLE": (re.compile("1"), "p2p-disabled"),
     "NCCL_P2P_LEVEL": (re.compile("(?i)0|loc"), "p2p-disabled"),
     "NCCL_NET_GDR_LEVEL": (re.compile("(?i)0|loc"), "gdr-off"),
+    "NCCL_NET": (re.compile("(?i)socket"), "sockets"),
+    "NCCL_IB_DISABLE": (re.compile("1"), "sockets"),
     "NCCL_MNNVL_ENABLE": (re.compile("0"), "mnnvl-off"),
     "NCCL_NVLS_ENABLE": (re.compile("0"), "nvls-off"),
     "NCCL_ALGO": (re.compile(r"(?i)(ring|tree|,)+|\^(.*,)?nvls(,.*)?"), "nvls-off"),
@@ -78,7 +88,7 @@ class DebugFacts(NamedTuple):
 def debug_facts(text: str) -> DebugFacts:
     """Facts that the lines of a log state."""
     network = next((name for name, form in _NETWORK_LINES.items() if form.search(text)), "")
-    nics = [len(_NIC.findall(listed)) for listed in _NICS.findall(text)]
+    nics = [len(_NIC.findall(listed)) for listed in _NICS.findall(text)] or list(_chosen_nics(text))
     paths = _PATH.findall(text)
     excluded = {"gdr-off"} if network == "sockets" else {"sockets"} if network else set()
     between = [rest for kind, rest in paths if kind == "NET" and not rest.startswith("Socket")]
@@ -94,6 +104,18 @@ def debug_facts(text: str) -> DebugFacts:
     version = next((tuple(int(part) for part in found if part) for found in versions), ())
     left = frozenset(excluded - causes.keys())
     return DebugFacts(network, min(nics, default=0), causes, left, _algorithms(text), version)
+
+
+def _chosen_nics(text: str) -> Iterator[int]:
+    """Yield the number of NICs that each value of NCCL_IB_HCA lists, if it lists several.
+
+    A value with one name, such as ``mlx5``, selects all NICs whose names begin so.
+    """
+    commands = "\n".join(_COMMAND.findall(text))
+    for value in (*_HCA_IN_COMMAND.findall(commands), *_HCA_IN_LINE.findall(text)):
+        names = {name.partition(":")[0] for name in _COMMA.split(value)}
+        if len(names) > 1 and all(name[-1].isdigit() for name in names):
+            yield len(names)
 
 
 def _settings(text: str) -> list[tuple[str, str]]:
@@ -130,6 +152,8 @@ def _causes(text: str, network: str, between: list[str], inside: set[str]) -> It
         yield "mnnvl-off", "the log says MNNVL 0"
     for name, value in _settings(text):
         values, cause = _SETTINGS.get(name, (None, ""))
+        if cause == "sockets" and (network or _PLUGIN.search(text)):
+            continue  # NCCL_NET and NCCL_IB_DISABLE do not concern plugins
         if values and values.fullmatch(value):
             yield cause, f"the log says that {name} is {value}"
         if name == "NCCL_ALGO" and _ONE_KIND.fullmatch(value):

@@ -50,6 +50,9 @@ def test_hosts_name_no_network(host):
         ("NCCL_PROTO='LL' ./all_reduce_perf -g 8", {"protocol"}),
         ("    -x NCCL_P2P_DISABLE=1 \\", {"p2p-disabled"}),
         ("export NCCL_NVLS_ENABLE=0", {"nvls-off"}),
+        ("mpirun -x NCCL_NET=Socket ./all_reduce_perf", {"sockets"}),
+        ("mpirun -x NCCL_IB_DISABLE=1 ./all_reduce_perf", {"sockets"}),
+        ("mpirun -x NCCL_IB_DISABLE=1 -x FI_PROVIDER=cxi ./all_reduce_perf", set()),
         ("someone proposed NCCL_NVLS_ENABLE=0, which is not set here", set()),
     ],
 )
@@ -144,3 +147,22 @@ def test_forced_algorithms_are_read(value, algorithms):
     assert (
         debug_facts(f"a:1:1 [0] NCCL INFO NCCL_ALGO set by environment to {value}.").algorithms == algorithms
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "num_nics"),
+    [
+        ("mpirun -x NCCL_IB_HCA=mlx5_0:1,mlx5_1:1,mlx5_4:1 ./all_reduce_perf", 3),
+        ("    -x NCCL_IB_HCA=mlx5_0\\,mlx5_1 \\", 2),
+        ("export NCCL_IB_HCA='=mlx5_0,mlx5_1,mlx5_1'", 2),
+        ("n:1:2 [0] NCCL INFO NCCL_IB_HCA set by environment to ionic_0,ionic_1", 2),
+        ("export NCCL_IB_HCA=mlx5", 0),
+        ("export NCCL_IB_HCA=^mlx5_0,mlx5_1", 0),
+        ("some try NCCL_IB_HCA=mlx5_0,mlx5_1 here", 0),
+    ],
+)
+def test_nics_that_a_command_chooses_are_counted(line, num_nics):
+    """NCCL_IB_HCA with several full names states the number of NICs, unless lines of the library do."""
+    assert debug_facts(line).num_nics == num_nics
+    listed = "n:1:2 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.1<0>"
+    assert debug_facts(f"{line}\n{listed}").num_nics == 1
