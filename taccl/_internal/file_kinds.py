@@ -159,7 +159,7 @@ def kinds_in(data: dict[str, Any]) -> list[str]:
     """Kinds recognised by the top-level fields of a file; empty if unknown."""
     marks = _MARKS | {kind: each.fields for kind, each in _formats().items() if each.fields}
     all_of = [kind for kind, fields in marks.items() if has_fields(data, fields)]
-    # A stated value tells more than fields with any value, and many fields tell more than few.
+    # Kinds with a field of a certain value come first, then kinds with more fields: they are more specific.
     all_of.sort(key=lambda kind: (not any(marks[kind].values()), -len(marks[kind])))
     is_topology = "schema" in data and "constants" in data
     any_of = [kind for kind, fields in _FIELDS.items() if fields & data.keys()]

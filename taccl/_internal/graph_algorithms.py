@@ -26,10 +26,11 @@ _DENSE_SHARE = 0.05
 #: Length added to each arc, as SciPy drops arcs of length 0.
 #: The added length is far below 1 / number of nodes, so that rounding path lengths down removes it.
 _STEP = 2.0**-20
-#: Limits of Bellman-Ford, which replaces SciPy on small graphs (up to about 0.1 s).
-#: `_MOST_IN_ROUNDS`: max (start, arc) pairs that a round relaxes; with more, SciPy is used at once.
-#: `_FEW_ROUNDS`: rounds after which SciPy is used instead.
-#: `_ROUNDS_WORK`: max pairs that all rounds together may relax if they are more than that.
+#: Limits of Bellman-Ford, which replaces SciPy on small graphs (up to about 0.1 s). A round relaxes each arc
+#: once for each start.
+#: `_MOST_IN_ROUNDS`: max product of the numbers of starts and arcs; above it, SciPy is used at once.
+#: `_FEW_ROUNDS`: number of rounds that are run in any case before SciPy is used.
+#: `_ROUNDS_WORK`: further rounds are run until this number of relaxations is reached.
 _MOST_IN_ROUNDS, _FEW_ROUNDS, _ROUNDS_WORK = 4_000_000, 6, 400_000
 #: Max arcs, summed over all maximum flows to compute, for which SciPy is not loaded (up to about 0.1 s).
 _MOST_FLOW_ARCS = 4_000

@@ -314,7 +314,7 @@ TEXTS = (
     # These kinds come last, as their patterns match many other texts.
     Text(
         MATRIX_IN_TEXT,
-        # A row with commas is looked ahead at: its many matches are then not tried in turn.
+        # A lookahead finds a row with commas, so that a search does not go back to its many other matches.
         rf"(?i)\A(#.*\n)*((?=.*[;\t]).*\n)?{_OTHER_ROW}|{_SPACED_ROWS}|(^(?={_COMMA_ROW}).+\n?){{2,}}",
         SHOW,
     ),

@@ -96,7 +96,10 @@ def best(problem: Problem, *, cut: bool = True, time_limit_s: Seconds | None = N
     made: dict[str, Schedule] = {}
 
     def attempt(name: str, *, cut: bool) -> Schedule | None:
-        """Schedule of a baseline; None if unsupported, out of time, or one-shot and known to be slower."""
+        """Schedule of a baseline, in smaller chunks if `cut`; None if it is unsupported or out of time.
+
+        None also for the one-shot baseline if it is known to be slower than another one.
+        """
         least_us = min((schedule.finish_us for schedule in made.values()), default=math.inf)
         with suppress(CollectiveError, OutOfTime), deadline.enforced() if made else nullcontext():
             if BASELINES[name] is one_shot and not cut and least_one_shot_us(problem) > least_us:

@@ -128,7 +128,9 @@ class _Pattern:
         return steps, closing
 
     def weighted(self, pairs: list[tuple[int, int]], *, closing: bool) -> list[tuple[int, float]] | None:
-        """Links between pairs of ranks as (link, crossings per byte); None if some pair is not joined.
+        """Links from rank to rank of each pair, as (link, share of the data that crosses it).
+
+        None if some pair is not linked.
 
         - `closing`: True if each pair is in two different nodes, or closes the ring of a single node.
         """

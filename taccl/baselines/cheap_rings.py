@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-#: Number of partial paths to which the beam search extends those that it keeps, over all first places.
+#: Approximate number of extended partial paths among which a step of the beam search chooses those to keep,
+#: over all first places.
 _EXTENDED = 1 << 14
 
 

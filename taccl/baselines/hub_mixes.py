@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 #: `_MOST_DIMENSIONS`: max dimensions of such a mesh.
 #: `_MOST_TRANSFERS`: max transfers of a mix.
 _MOST_RANKS, _MOST_DIMENSIONS, _MOST_TRANSFERS = 256, 4, 150_000
-#: Numbers of steps that are tried after the one with the earliest estimated finish.
+#: Plans with one step more after another are tried, until this many numbers of steps give no earlier finish.
 _STEPS_AFTER = 3
 #: Numbers of equal shares into which the chunks are divided; each share follows one plan.
 _SHARES = (3, 4, 6, 8, 12, 16, 24)

@@ -65,9 +65,11 @@ class RingPlan(NamedTuple):
 
 
 class HubPlan(NamedTuple):
-    """Plan of an allreduce on a torus: `names[i]` is the ring plan of the i-th dimension in each order.
+    """Plan of an allreduce on a torus, which takes one dimension after another.
 
     The chunks have one part for each cyclic order of dimensions, so all dimensions carry equal shares.
+
+    - `names`: Names of ring plans (`ring_plan`): `names[i]` is that of the dimension which a part takes i-th.
     """
 
     names: tuple[str, ...]

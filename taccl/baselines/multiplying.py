@@ -291,7 +291,7 @@ def _fastest_plan(problem: Problem) -> Schedule:
 
 
 def _plain_trees(found: Schedule, times: StepTimes, plan: StepPlan) -> Schedule:
-    """Schedule without its named contributions if sums are made and spread along trees, else unchanged."""
+    """Schedule without lists of contributions if sums are made and spread along trees, else unchanged."""
     is_tree = found.carries is not None and all(
         not (part.summed or part.before or part.after)
         and all(len(times.hops(digit)) == 1 for digit in part.scattered)

@@ -36,7 +36,8 @@ _MAX_VISITS, _FURTHER_VISITS = 20_000, 1250
 #: Max searches with random ties; together they visit as many partial paths as the first search.
 _MAX_RESTARTS = _MAX_VISITS // _FURTHER_VISITS
 
-#: Max number of costs of steps that are tried one after another as limits; more are bisected.
+#: The search for a ring whose most expensive step is as cheap as possible tries limits on the cost of a step:
+#: all in ascending order if there are at most this many, else by bisection.
 _FEW_LIMITS = 8
 
 #: Max rings to find.

@@ -208,7 +208,7 @@ def _pair_gb_per_s(topology: Topology) -> float:
 
 
 def _share(expected: Expectation) -> float | None:
-    """Measured over expected bandwidth at the largest size; None if that size is too small to tell."""
+    """Measured over expected bandwidth at the largest size; None if that size is too small to show it."""
     series = expected.series
     is_large = series.size_bytes[-1] >= LARGE
     return expected.best.time_us / series.times_us[-1] if is_large else None

@@ -37,7 +37,7 @@ _NUMBERS = re.compile(r"\d+")
 _CUT_RANKS = 16
 #: Seconds to search for a lower bound; slow linear programs may extend them to five times as long.
 _BOUND_S = 2.0
-#: `_SEARCH_RANKS`: max ranks for this search; above, the bound is that of cuts around nodes and ranks.
+#: `_SEARCH_RANKS`: max ranks of a search for a lower bound; above, it is that of cuts around nodes and ranks.
 #: `_BOUND_RANKS`: max ranks with a bound (1.3 s of CPU for 576 ranks).
 _SEARCH_RANKS, _BOUND_RANKS = 64, 1024
 #: Max ranks for which NCCL's schedule is built to find its busiest resources (2 s of CPU). Above, it is built

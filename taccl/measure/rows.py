@@ -186,7 +186,7 @@ def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
 
 
 def _parts(size: int, count: str, dtype: str) -> int:
-    """Size over the bytes of `count` elements, as `Row.parts`; 0 if the line does not tell."""
+    """Size over the bytes of `count` elements, as `Row.parts`; 0 if the line does not state the type."""
     one = element_bytes(dtype)
     parts, rest = divmod(size, int(count) * one) if one and count.isdigit() and int(count) else (0, 0)
     return 0 if rest else parts
@@ -242,7 +242,7 @@ class Columns(NamedTuple):
 
     @property
     def is_by_name(self) -> bool:
-        """True if the header alone tells the columns, since the pattern of nccl-tests would misread rows."""
+        """True if rows must be read by the names in the header, as the pattern of nccl-tests misreads them."""
         return self.before > 0 or bool(self.words)
 
     def row(self, line: str, where: str) -> Row | None:

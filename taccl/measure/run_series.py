@@ -123,7 +123,7 @@ def _may_be(name: str, rows: list[Row]) -> bool:
 
 
 def _parts(name: str, rows: list[Row]) -> set[int]:
-    """Number of ranks by the counts of elements, which are those of one rank's part; empty if unknown."""
+    """Set with the number of ranks: size over the elements of one rank's part; empty if rows lack these."""
     parts = {row.parts for row in rows}
     return parts - {0, 1} if len(parts) == 1 and name in _PARTED else set()
 

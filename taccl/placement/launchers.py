@@ -83,7 +83,11 @@ def slots_by_host(hosts: Iterable[str]) -> dict[str, list[int]]:
 
 
 def _items(line: str) -> list[str]:
-    """Hosts of a line; it is a list with commas if each has a number of slots, or any has brackets."""
+    """Entries of a line of a hostfile, without spaces around them.
+
+    The line is split at commas if it has brackets, or if every part states a number of slots (``a:4, b:4``).
+    Otherwise all of it is one entry.
+    """
     items = [item.strip() for item in _LISTED.findall(line)]
     is_list = "[" in line or bool(items) and all(":" in item for item in items)
     return items if is_list else [line] if line else []

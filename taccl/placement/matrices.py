@@ -169,9 +169,9 @@ def _of_csv(lines: Sequence[str], where: str) -> Probe:
     return _of_table(table, (table.corner, in_cells, " ".join(comments)), where)
 
 
-def _of_table(table: Table, said: Sequence[str], where: str) -> Probe:
-    """Probe from a matrix, with the unit that the first of the texts `said` names."""
-    unit = unit_of(said, where)
+def _of_table(table: Table, texts: Sequence[str], where: str) -> Probe:
+    """Probe from a matrix, in the unit of the first text that names one, among `texts` of its file."""
+    unit = unit_of(texts, where)
     values, assumed = table.values * unit.factor, (unit.assumed,) if unit.assumed else ()
     if unit.is_rate:
         return Probe(table.names, bandwidth_gb_per_s=values, assumed=assumed)

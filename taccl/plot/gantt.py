@@ -306,7 +306,7 @@ def dimension_use(
         to = np.array([each.dst for each in shape.classes])
         axis_of, held_of = (dims.digits(to) > 0).argmax(axis=0), [max(h[1] for h in x) for x in ticks.holds]
         # Under all translations each rank makes every send of the pattern once, so one rank stands for all.
-        count = [each.num_ways for each in dims.dims]
+        count = [each.links_per_rank for each in dims.dims]
         axis, held = axis_of[schedule.pattern.link_class], np.array(held_of)[schedule.pattern.link_class]
         begin, per_us = schedule.pattern.start, ticks.ticks_per_us
     else:

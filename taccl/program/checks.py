@@ -85,12 +85,12 @@ def check_steps(program: Program) -> Iterator[ProgramFault]:
     """Yield faults of single steps: invalid operations, counts, slots, peers and dependencies."""
     for (r, t), threadblock in program.threadblocks():
         for s, step in enumerate(threadblock.steps):
-            for text in _complaints(program, r, threadblock, step):
+            for text in _step_faults(program, r, threadblock, step):
                 address = StepAddress(r, t, s)
                 yield ProgramFault("step", f"{address}, {step}: {text}", (address,), rank=r)
 
 
-def _complaints(program: Program, r: int, threadblock: Threadblock, step: Step) -> Iterator[str]:
+def _step_faults(program: Program, r: int, threadblock: Threadblock, step: Step) -> Iterator[str]:
     rank = program.ranks[r]
     parts = OPERATIONS.get(step.operation)
     if parts is None:

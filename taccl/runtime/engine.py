@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 #: Max seconds to sleep while nothing progresses, so that a message is noticed soon.
 _LONGEST_SLEEP_S = 1e-3
 #: Seconds by which the sleep grows at each poll while nothing progresses; long compared with a poll.
-_SHORTEST_SLEEP_S = 2e-5
+_SLEEP_STEP_S = 2e-5
 #: Polls without a sleep, if every rank has a core of its own.
-_EAGER_LOOKS = 2000
+_EAGER_POLLS = 2000
 #: Polls between two readings of the clock, while nothing progresses.
 _CLOCK_EVERY = 32
 
@@ -85,20 +85,20 @@ class Engine:
         self.position = [0] * len(self.blocks)
         running = {t: self._run(t) for t in range(len(self.blocks))}
         began = moved_at = time.perf_counter()
-        looks = 0
+        polls = 0
         while running:
             num_done = sum(self.position)
             waits = {t: next(block, "") for t, block in running.items()}
             running = {t: block for t, block in running.items() if waits[t]}
             moved = sum(self.position) > num_done
-            looks = 0 if moved else looks + 1
-            if looks % _CLOCK_EVERY == 0:
+            polls = 0 if moved else polls + 1
+            if polls % _CLOCK_EVERY == 0:
                 now = time.perf_counter()
                 moved_at = now if moved else moved_at
                 if running and now - began > timeout_s:
                     return Stuck([self._wait(t, waits[t]) for t in running], now - moved_at)
             if not moved:
-                self._pause(looks)
+                self._pause(polls)
         return None
 
     def abandon(self) -> None:
@@ -187,11 +187,11 @@ class Engine:
             s = max(i for i, step in enumerate(steps) if OPERATIONS[step.operation].sends)
         return Wait(StepAddress(self.rank, t, s), str(steps[s]), reason)
 
-    def _pause(self, looks: int) -> None:
+    def _pause(self, polls: int) -> None:
         """Yield the core, or sleep: the longer nothing has progressed, the longer the sleep."""
-        if not self.crowded and looks < _EAGER_LOOKS:
+        if not self.crowded and polls < _EAGER_POLLS:
             return
-        if looks <= 4 and hasattr(os, "sched_yield"):
+        if polls <= 4 and hasattr(os, "sched_yield"):
             os.sched_yield()
         else:
-            time.sleep(min(_LONGEST_SLEEP_S, _SHORTEST_SLEEP_S * looks))
+            time.sleep(min(_LONGEST_SLEEP_S, _SLEEP_STEP_S * polls))

@@ -26,9 +26,9 @@ _TERMINATE_S = 1.0
 _KILL_S = 5.0
 _POLL_S = 0.02
 _NUM_STDERR_LINES = 8
-#: `_SAID`: name of the file for the stdout of mpiexec and the ranks, in the folder of the job.
-#: `_COMPLAINED`: name of the file for the stderr of mpiexec and the ranks, in the same folder.
-_SAID, _COMPLAINED = "said", "complained"
+#: `_STDOUT`: name of the file for the stdout of mpiexec and the ranks, in the folder of the job.
+#: `_STDERR`: name of the file for the stderr of mpiexec and the ranks, in the same folder.
+_STDOUT, _STDERR = "stdout", "stderr"
 
 
 def launched(
@@ -78,12 +78,12 @@ def _start(
     folder = request.parent
     try:
         # Output goes to files, as mpiexec ends the ranks before they can clean up if a pipe breaks.
-        with open(folder / _SAID, "wb") as said, open(folder / _COMPLAINED, "wb") as complained:
+        with open(folder / _STDOUT, "wb") as output, open(folder / _STDERR, "wb") as errors:
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=complained,
+                stdout=output,
+                stderr=errors,
                 start_new_session=True,  # this process alone handles Ctrl-C
                 restore_signals=False,  # SIGPIPE stays ignored: else it ends mpiexec once an MPICH proxy ends
                 env={**few_threads, **os.environ, **environment, "PYTHONPATH": path, MARK: str(folder)},
@@ -97,7 +97,7 @@ def _attend(
 ) -> dict[str, Any]:
     """Pass on messages of rank 0, and return its final report."""
     patience_s, heard_at = _START_S, time.monotonic()
-    with open(folder / _SAID, "rb") as stream:
+    with open(folder / _STDOUT, "rb") as stream:
         part = b""
         while True:
             has_ended = process.poll() is not None  # checked before reading, so that no message is missed
@@ -117,18 +117,18 @@ def _attend(
                 continue
             if has_ended:
                 raise ExecutionError(
-                    f"the ranks ended with exit code {process.returncode} and no report{_complaints(folder)}"
+                    f"the ranks ended with exit code {process.returncode} and no report{_last_errors(folder)}"
                 )
             if time.monotonic() - heard_at > patience_s:
                 raise ExecutionError(
-                    f"the ranks were silent for {patience_s:g} s, and are stopped{_complaints(folder)}"
+                    f"the ranks were silent for {patience_s:g} s, and are stopped{_last_errors(folder)}"
                 )
             time.sleep(_POLL_S)
 
 
-def _complaints(folder: Path) -> str:
+def _last_errors(folder: Path) -> str:
     """The last lines that any rank wrote on stderr."""
-    text = (folder / _COMPLAINED).read_text(encoding="utf-8", errors="replace")
+    text = (folder / _STDERR).read_text(encoding="utf-8", errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return "".join(f"\n  {line}" for line in lines[-_NUM_STDERR_LINES:])
 

@@ -1,4 +1,4 @@
-"""Precedence constraints between sends that local-first priority and release dates require."""
+"""Waits between sends that local-first priority (own chunks first) and release dates require."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 #: `_SHARES`: chunk sizes to try before the default one, in order, as multiples of `usual_chunk_bytes`.
-#: `_MOST_CHUNKS`: max number of chunks for smaller sizes than that.
+#: `_MOST_CHUNKS`: max number of chunks for chunk sizes below `usual_chunk_bytes`.
 #: `_ENOUGH`: ratio of the finish to the lower bound (`Borders`) at which the search ends.
 _SHARES, _MOST_CHUNKS, _ENOUGH = (1.0, 0.25, 4.0, 0.0625), 30_000, 1.045
 

@@ -59,11 +59,11 @@ class Dimension:
     @classmethod
     def of_link(cls, kind: Kind, size: int, alpha_us: Fraction, beta_us_per_mb: Fraction) -> Dimension:
         """Dimension whose links have the given alpha and beta."""
-        ways = cls(kind, size, Fraction(1), alpha_us).num_ways
-        return cls(kind, size, 1000 * ways / beta_us_per_mb, alpha_us)
+        links = cls(kind, size, Fraction(1), alpha_us).links_per_rank
+        return cls(kind, size, 1000 * links / beta_us_per_mb, alpha_us)
 
     @property
-    def num_ways(self) -> int:
+    def links_per_rank(self) -> int:
         """Number of links of a rank that share its bandwidth; 1 for a line or switch (one port out)."""
         most = {"ring": 2, "fully-connected": self.size}.get(self.kind, 1)
         return max(1, min(most, self.size - 1))
@@ -71,7 +71,7 @@ class Dimension:
     @property
     def beta_us_per_mb(self) -> Fraction:
         """Time in us per MB (10**6 bytes) over one link."""
-        return 1000 * self.num_ways / self.bandwidth_gb_per_s
+        return 1000 * self.links_per_rank / self.bandwidth_gb_per_s
 
     @property
     def link_cost(self) -> LinkCost:

@@ -157,8 +157,8 @@ NVLS_SHARE = {"Hopper": 0.85, "Blackwell": 0.74}
 #: (channels of NVLS, GB/s of each), by GPU generation, as NCCL's search finds them (``src/graph/search.cc``).
 #: The search takes its highest speed, with as many channels as the NVLinks carry at this speed.
 NVLS_CHANNELS = {"Hopper": (6, 60.0), "Blackwell": (8, 90.0)}
-#: Number of NVLinks of a GPU with `NVLS_CHANNELS`. With fewer links, NVLS is as much slower: busbw on H800
-#: (8 links) is 215 GB/s (NVIDIA/nccl, issue 1374), 8/18 of that on H100.
+#: Number of NVLinks of a GPU with `NVLS_CHANNELS`. With fewer links, the rate of NVLS falls in proportion:
+#: busbw on H800 (8 links) is 215 GB/s (NVIDIA/nccl, issue 1374), 8/18 of that on H100.
 NVLS_LINKS = 18
 #: Thread blocks of NVLS, by GPU generation: on one node, and on several (``src/transport/nvls.cc``).
 NVLS_BLOCKS = {"Hopper": (16, 16), "Blackwell": (24, 32)}

@@ -92,7 +92,8 @@ ALL_CHUNKINGS: list[Callable[..., Iterable[Claim]]] = [
     hub_time_bounds,
     exchange_time_bounds,
 ]
-#: Finders over all chunkings that also run above `_MAX_TIMED`; they skip networks that are too large.
+#: Functions that find bounds over all chunkings even for problems above the size `_MAX_TIMED`. They find none
+#: on networks that are too large for them.
 OF_MANY_RANKS: list[Callable[..., Iterable[Claim]]] = [flow_time_bounds, link_time_bounds]
 
 

@@ -44,8 +44,8 @@ _FACTOR, _PRICE = 10**6, 10**5
 _TOO_MUCH = 2**46
 #: Denominator of the horizons that are tried, in ticks.
 _PER_TICK = 1000
-#: Max shares of its price, in eighths, that a pair of ranks pays for sends inside the source's node. For
-#: sends inside the destination's node, it pays at most the rest.
+#: A pair of ranks pays at most this share of its price, in eighths, for sends inside the source's node, and at
+#: most the rest for sends inside the destination's node. These shares are tried.
 _SHARES = (0, 4, 8)
 #: Prices of a port's time to try: they fall linearly from the start, and then are constant.
 #: `_HEIGHTS`: price at the start, as a multiple of the price of a pair of ranks.

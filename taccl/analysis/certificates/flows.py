@@ -1,4 +1,4 @@
-"""The multicommodity bound, from dual prices of resources at which each chunk pays for its cheapest path.
+"""The multicommodity bound, from dual prices of resources: no path of a chunk costs less than the cheapest.
 
 It is for chunks with one destination (alltoall, scatter, gather). A linear program of flows has one commodity
 per set of origins, on the orbits of a problem's symmetries; its dual prices are the witness. If the program
@@ -29,9 +29,9 @@ from taccl.solvers.highs import minimise
 
 #: Limit on the number of variables (flows) of the linear program; above it, the prices of `_flat` are used.
 _MAX_FLOWS = 400_000
-#: `_FEW_FLOWS`: limit on this number for the simplex method; larger programs use the interior-point method.
-#: `_FLOWS_PER_S`: limit on this number per second of budget, for the interior-point method, which seldom
-#: checks the clock.
+#: `_FEW_FLOWS`: max variables for the simplex method; larger programs use the interior-point method.
+#: `_FLOWS_PER_S`: max variables per second of budget for the interior-point method, which seldom checks the
+#: clock.
 _FEW_FLOWS, _FLOWS_PER_S = 20_000, 10_000
 #: Max integer price, so that path costs stay exact in double precision.
 _PRICE_TOTAL = 10**6
@@ -39,7 +39,11 @@ _PRICE_TOTAL = 10**6
 
 @dataclass(frozen=True, slots=True)
 class FlowDual(Witness):
-    """Witness: prices of resources per tick, at which each chunk pays at least for its cheapest path."""
+    """Witness: prices of resources per tick of use.
+
+    Each chunk uses resources worth at least the cheapest path to its destination, and all resources together
+    are worth their total price in each tick.
+    """
 
     kind, proves = "flow dual", "multicommodity"
     preference = 3

@@ -36,7 +36,8 @@ _FINE = (8.05, 8000), (6.05, 8000), (5.05, 8000), (4.05, 8000), (3.05, 8000), (2
 _NEAR, _FINER = 0.1, 1.02
 #: Max number of linear programs for a grid; each has a horizon closer to the longest that prices prove.
 _ROUNDS = 6
-#: `_MARGIN`: logarithm of the links' load at which the search aims; a positive one proves the horizon.
+#: Within a horizon that no schedule meets, links are overloaded: the logarithm of their load is positive.
+#: `_MARGIN`: logarithm of the load at which the search for the longest such horizon aims.
 #: `_SLOPE`: slope of this logarithm over that of the horizon, assumed until two horizons have been tried.
 _MARGIN, _SLOPE = 0.003, -2.5
 #: Denominator of horizons in ticks.
@@ -57,7 +58,10 @@ Ends = tuple[Place, Place]
 
 
 class HopPrice(NamedTuple):
-    """Price of a hop, for data of one source, in sends that start at `start` and take `length` steps."""
+    """Price of a hop of data from one source, in sends that start at step `start` and take `length` steps.
+
+    The hop is between the places `here` and `there`, as seen from the source.
+    """
 
     here: Place
     there: Place
@@ -67,7 +71,10 @@ class HopPrice(NamedTuple):
 
 
 class TimePrices(NamedTuple):
-    """Prices, by step, of the time of all links that lead from `here` to `there` as seen from some source."""
+    """Prices of a tick of link time, one for each step of the grid of times.
+
+    They apply to each link whose ends are at the places `here` and `there`, as seen from some source.
+    """
 
     here: Place
     there: Place

@@ -43,8 +43,8 @@ from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import set_of_rank
 from taccl.problem.problem import Problem
 
-#: `_EVERY`: every number k of last entries up to this one is considered; beyond it, k grows by a quarter each
-#: time.
+#: A bound considers the last k first arrivals of chunks in sets of ranks, for several k.
+#: `_EVERY`: each k up to this one is considered; beyond it, k grows by a quarter each time.
 #: `_MOST`: max k that is considered.
 _EVERY, _MOST = 16, 256
 #: Max number of values of `SpreadTail.least` to try (min ranks of a set that want a chunk, for it to count).

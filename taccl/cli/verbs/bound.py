@@ -32,7 +32,7 @@ _LEAST_PRICES_S = 1.0
 #: exceeded the time limit by about a second.
 _LATE_PRICES_S = 0.3
 #: {kind of a file whose problem is bounded: options that its content makes superfluous}.
-_OF_NOUN = {"program": ("time_unit_us",), "schedule": ("nodes", "profile", "size")}
+_SUPERFLUOUS = {"program": ("time_unit_us",), "schedule": ("nodes", "profile", "size")}
 
 
 def add(verb: ArgumentParser) -> None:
@@ -46,14 +46,14 @@ def add(verb: ArgumentParser) -> None:
 def run(options: Namespace) -> Answer:
     """Show a proven lower bound on any schedule's finish, and its bottleneck."""
     noun = held_by(options.sketch)
-    if noun not in _OF_NOUN:
+    if noun not in _SUPERFLUOUS:
         from taccl.synthesis.suggesting.chunks import merged
 
         problem = problem_from_options(options)
         if problem.chunks_open:  # also allow merged sends inside nodes, as synthesis does
             problem = merged(problem) or problem
         return _bounded(problem, options)[0]
-    said = ("collective", "chunks_per_rank", *ARGUMENTS, *ROLES, "along", "cost_model", *_OF_NOUN[noun])
+    said = ("collective", "chunks_per_rank", *ARGUMENTS, *ROLES, "along", "cost_model", *_SUPERFLUOUS[noun])
     refuse(options, said, f"a {noun} contains it; leave it out")
     program = program_in(options.sketch)
     if program is not None:

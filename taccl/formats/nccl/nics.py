@@ -13,7 +13,7 @@ import numpy as np
 
 from taccl._internal.names import in_runs
 from taccl.errors import TopologyError
-from taccl.formats.nccl.pcie import PcieServer, WayStep
+from taccl.formats.nccl.pcie import PathLimit, PcieServer
 from taccl.solvers.highs import minimise
 from taccl.topology.topology import Side
 
@@ -98,7 +98,7 @@ class Nics:
             f"{self.name(unit)}: {', '.join(map(str, ranks))}" for (ranks, _), unit in self.units.items()
         )
 
-    def steps(self, rank: int, side: Side) -> list[WayStep]:
+    def steps(self, rank: int, side: Side) -> list[PathLimit]:
         """PCIe links from a local rank to its NICs, or back, each with the beta of its share of the bytes."""
         server, gpu, held = self._server, self._server.gpus[rank], dict[str, Fraction]()
         for nic, share in self._shares[side][rank].items():
@@ -107,7 +107,7 @@ class Nics:
                 held[name] = held.get(name, Fraction(0)) + share * beta
         return [(name, beta, side) for name, beta in held.items()]
 
-    def ports(self, rank: int, node: int, side: Side) -> list[WayStep]:
+    def ports(self, rank: int, node: int, side: Side) -> list[PathLimit]:
         """Rate limits of the NICs that a send out of a local rank of a node, or into it, holds."""
         way = "egress" if side == "send" else "ingress"
         return [
@@ -150,7 +150,7 @@ class Nics:
                 found[limit, len(users) == len(limits)][names] = users
         told: dict[Undercut, list[str]] = {}
         for (limit, is_all), of_names in found.items():
-            whom = "" if is_all else _said_of(set().union(*of_names.values()))
+            whom = "" if is_all else _of_users(set().union(*of_names.values()))
             told[limit._replace(whom=whom)] = list(of_names)
         return told
 
@@ -216,7 +216,7 @@ class Nics:
         return assumed
 
 
-def _said_of(users: Iterable[_User]) -> str:
+def _of_users(users: Iterable[_User]) -> str:
     """Local ranks, and the direction if it is the same for all, as the end of a sentence."""
     ranks, sides = {rank for rank, _ in users}, {side for _, side in users}
     way = "" if len(sides) > 1 else f"{sides.pop()}s of "

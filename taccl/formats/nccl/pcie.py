@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from taccl.topology.topology import Side
 
 #: Rate limit on the path of a send: (name, beta in us per MB, side that holds it: "send" or "receive").
-WayStep = tuple[str, Fraction, Side]
+PathLimit = tuple[str, Fraction, Side]
 #: Beta in us per MB of 16 lanes of PCIe 6 by NCCL's constants; no link is assumed to be faster.
 _FASTEST_PCIE = Fraction(1000, 96)
 
@@ -140,7 +140,7 @@ class PcieServer:
         found: list[str] = import_module("networkx").shortest_path(self.tree, start, end)
         return found
 
-    def steps(self, start: str, end: str) -> list[WayStep]:
+    def steps(self, start: str, end: str) -> list[PathLimit]:
         """Rate limits on a path, as (name, beta in us per MB, side of the send that holds the step)."""
         steps = [self.tree.edges[pair]["step"] for pair in pairwise(self.way(start, end))]
         return [(name, beta, side) for name, beta, side in steps if beta is not None]

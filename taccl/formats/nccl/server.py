@@ -19,7 +19,7 @@ from taccl._internal.graph_algorithms import graph_of
 from taccl._internal.units import format_count
 from taccl.errors import TopologyError
 from taccl.formats.nccl.nics import Nics
-from taccl.formats.nccl.pcie import PcieServer, WayStep, gb_per_s
+from taccl.formats.nccl.pcie import PathLimit, PcieServer, gb_per_s
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.parts import (
     OVERHEAD_US,
@@ -109,7 +109,7 @@ class _Shared:
     builder: TopologyBuilder
     holds: dict[str, dict[int, tuple[Fraction, Side]]] = field(default_factory=lambda: defaultdict(dict))
 
-    def add_link(self, src: int, dst: int, alpha_us: Fraction, name: str, steps: list[WayStep]) -> None:
+    def add_link(self, src: int, dst: int, alpha_us: Fraction, name: str, steps: list[PathLimit]) -> None:
         """Add a link as slow as the slowest step of its path; its sends hold the resource of each step."""
         slowest = max(beta for _, beta, _ in steps)
         link = self.builder.add_link(
@@ -191,7 +191,7 @@ def _add_node(
     for pair in by_pcie:
         for src, dst in (pair, pair[::-1]):
             steps = server.steps(server.gpus[src], server.gpus[dst])
-            here: list[WayStep] = [(f"{name} of node {node}", beta, side) for name, beta, side in steps]
+            here: list[PathLimit] = [(f"{name} of node {node}", beta, side) for name, beta, side in steps]
             shared.add_link(first + src, first + dst, alpha_us, "PCIe", here)
 
 
@@ -213,7 +213,7 @@ def _add_sharing(shared: _Shared, server: PcieServer, alpha_us: Fraction, node: 
         for number, counts in enumerate(server.switches):
             if src != dst and src in counts and dst in counts:
                 name = f"NVSwitch {number} of node {node}"
-                steps: list[WayStep] = [
+                steps: list[PathLimit] = [
                     (f"{name} from GPU {src}", server.nvlink_beta_us_per_mb / counts[src], "send"),
                     (f"{name} to GPU {dst}", server.nvlink_beta_us_per_mb / counts[dst], "receive"),
                 ]
@@ -228,7 +228,7 @@ def _join_nodes(shared: _Shared, server: PcieServer, wiring: Wiring, nics: Nics)
     for here, there in permutations(range(wiring.nodes), 2):
         for src in range(size):
             for dst in (src,) if wiring.rails else range(size):
-                steps: list[WayStep] = [
+                steps: list[PathLimit] = [
                     *((f"{name} of node {here}", beta, side) for name, beta, side in out[src]),
                     *((f"{name} of node {there}", beta, side) for name, beta, side in into[dst]),
                     *nics.ports(src, here, "send"),

@@ -39,8 +39,8 @@ class Nets(NamedTuple):
     units: Ints  # size of each net
     origin_of: Ints  # net c starts at `origin[origin_of[c]:origin_of[c + 1]]`
     origin: Ints
-    #: The targets of net c are `target[target_of[c]:target_of[c + 1]]`. A net without targets is routed to
-    #: all ranks, and adds no load.
+    #: The targets of net c (a chunk, or chunks routed together) are `target[target_of[c]:target_of[c + 1]]`.
+    #: A net without targets is routed to all ranks, and adds no load.
     target_of: Ints
     target: Int32s  # ranks, none of which is an origin
 

@@ -52,7 +52,7 @@ _FIRST_TIMES, _QUICK_S, _SAFE_SHARE = 2.0, 0.3, 0.8
 _VARIANTS_S = 1.0
 #: Max share of the time left that a baseline may take for `quickest_first` to rank it by preference.
 _QUICK_FIRST_SHARE = 0.2
-#: Name that `tried_finer` contains once the best forms of recursive multiplying were chosen by estimate.
+#: Entry of `tried_finer(problem)`: the best forms of recursive multiplying were chosen by their estimates.
 BY_ESTIMATE = "multiplying by estimate"
 
 #: `_RESERVE_S_PER_LINK`: CPU seconds of verifier and bound at the end, per link.
@@ -61,7 +61,7 @@ BY_ESTIMATE = "multiplying by estimate"
 _RESERVE_S_PER_LINK, _RESERVE_S_PER_TRANSFER, _MOST_RESERVE_SHARE = 3e-5, 1.5e-5, 0.4
 #: `_BASELINE_S_PER_ARRIVAL`: CPU seconds to build and verify a baseline, per arrival of a chunk.
 #: `BASELINE_S_PER_LINK`: CPU seconds to build and verify a baseline, per link.
-#: `_NAMED_S_PER_TRANSFER`: CPU seconds to build and verify a baseline, per transfer with named contributions.
+#: `_NAMED_S_PER_TRANSFER`: the same, per transfer of a baseline whose transfers list their contributions.
 _BASELINE_S_PER_ARRIVAL, BASELINE_S_PER_LINK, _NAMED_S_PER_TRANSFER = 6e-5, 2e-5, 1e-5
 #: `_LEAST_FIRST_S`: min CPU seconds for baselines before the search.
 #: `_MOST_FIRST_SHARE`: cap on this minimum, as a share of the time left.

@@ -46,10 +46,12 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
 
 
-#: `_MERGED_PARTS`: parts per chunk of the forms of recursive multiplying whose messages merge. Their
-#: estimates are exact on regular machines, so only the form with the earliest estimate is built.
-#: `_SEPARATE_PARTS`: parts per chunk of the forms with one message per chunk. List scheduling of separate
-#: messages gains up to 25 % on large sums (dgx-h100 x4 allreduce).
+#: Recursive multiplying is tried in several forms: with merged messages or one per chunk, and with chunks cut
+#: into several numbers of parts.
+#: `_MERGED_PARTS`: numbers of parts with merged messages. The estimated finish of these forms is exact on
+#: regular machines, so only the one with the earliest estimate is built.
+#: `_SEPARATE_PARTS`: numbers of parts with one message per chunk. List scheduling of separate messages gains
+#: up to 25 % on large sums (dgx-h100 x4 allreduce).
 _MERGED_PARTS, _SEPARATE_PARTS = (1, 2, 4), (2, 4)
 
 #: `_FORM_S_PER_ARRIVAL`: CPU seconds per arrival and part to build and verify a form, first without and then
@@ -86,7 +88,7 @@ _FINER_TIMES, _LEAST_GAP, _MOST_HOPS = (2, 3, 4, 6, 8), 0.002, 500_000
 
 #: `_CUT_VERIFY_S`: min seconds allowed to verify a baseline in finer chunks, even past the deadline.
 #: `_VERIFY_TRANSFER_S`: CPU seconds per transfer to verify such a baseline. This estimate includes the extra
-#: work for merged transfers and for named contributions, both of which are frequent in these baselines.
+#: work for merged transfers, and for transfers that list their contributions; these baselines have many.
 _CUT_VERIFY_S, _VERIFY_TRANSFER_S = 0.5, 2e-5
 
 

@@ -283,7 +283,10 @@ def _on_fewest_links(
 
 
 def urgent_hops(problem: Problem, fabric: Fabric, demand: Demand, routes: Routes) -> NDArray[np.bool_] | None:
-    """True for hops over local-first links whose chunk starts at the sender; None without such links."""
+    """True for hops whose chunk starts at the sender of a link on which such chunks go first.
+
+    None if the problem has no link with this local-first priority.
+    """
     if not problem.own_first:
         return None
     first = np.isin(fabric.link[routes.slot], sorted(problem.own_first))

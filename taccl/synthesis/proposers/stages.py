@@ -47,8 +47,8 @@ from taccl.synthesis.transforms.halves import (
     search_separate_contributions,
 )
 
-#: Max hops per second of the time limit for which a problem is not left to the compiled search alone. The
-#: product with the time limit counts as at least `few_hops` and at most `most_hops`.
+#: Problems with more hops than this number per second of the time limit are left to the compiled search. The
+#: limit on hops is at least `few_hops` and at most `most_hops`, whatever the time limit.
 _HOPS_PER_S = 50_000
 #: `_RUN_S_PER_HOP`: CPU seconds per hop of a run of the list scheduler, to turn a time budget into a number
 #: of runs.

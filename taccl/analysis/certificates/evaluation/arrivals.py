@@ -206,13 +206,13 @@ class Entries:
 
 
 class Pairs:
-    """Upper bound on (chunk, rank) pairs served by a given time, for the last chunks to enter sets of ranks.
+    """Upper bound on the deliveries of late chunks to ranks, by a given time.
 
-    An entry is the first arrival of a chunk in a set of ranks. It forms a pair with each rank of this set
-    that can hold the chunk by that time.
+    An entry is the first arrival of a chunk in one of several sets of ranks. Only the last entries in order
+    of time count. Each is followed by deliveries of its chunk to ranks of the set: (chunk, rank) pairs.
 
     - `since`: Tick before which none of the last entries happens.
-    - `last`: Number of entries that count, the last ones in order of time.
+    - `last`: Number of entries that count.
     """
 
     def __init__(self, entries: Entries, since: int, last: int) -> None:
