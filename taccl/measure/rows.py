@@ -242,7 +242,7 @@ class Columns(NamedTuple):
 
     @property
     def is_by_name(self) -> bool:
-        """True if rows must be read by the names in the header, as the pattern of nccl-tests misreads them."""
+        """True if rows must be read by the header's names, as the pattern of nccl-tests misreads them."""
         return self.before > 0 or bool(self.words)
 
     def row(self, line: str, where: str) -> Row | None:

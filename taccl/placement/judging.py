@@ -39,7 +39,7 @@ _CONFIDENCE = 0.99
 _FEW = 0.1
 #: Minimum gain that is confirmed (0.01: 1 % faster); our choice.
 _LEAST = 0.01
-#: Minimum number of pairs of hosts in a class whose figures are moved towards their mean (`_shrunk`).
+#: Minimum number of pairs of hosts in a class, for its figures to be moved towards their mean (`_shrunk`).
 _FEWEST_PAIRS = 4
 
 

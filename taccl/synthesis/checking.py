@@ -99,7 +99,7 @@ def transformed(
 
 
 def _restored(transforms: Sequence[Transform[Problem, Schedule]], found: Schedule) -> Schedule:
-    """The schedule of the problem that was asked, from one of the transformed problem."""
+    """The schedule of the given problem, from one of the transformed problem."""
     for each in reversed(transforms):
         found = each.invert([found])
     return found

@@ -72,7 +72,7 @@ class Observer:
     rules : sequence of StoppingRule
         Asked after each incumbent, bound and stage; the search ends once one of them is met.
     is_open : bool
-        True if only bounds over all chunkings are bounds of the problem that was asked.
+        True if only bounds over all chunkings are bounds of the given problem.
     cancellation : Cancellation, optional
         Cancelled to end the search; None for a new one.
     """
@@ -91,8 +91,8 @@ class Observer:
         self._progress, self.rules = progress, tuple(rules)
         self._on_incumbent, self._on_bound, self._on_stage = on_incumbent, on_bound, on_stage
         self._is_open, self._asked_bound_us = is_open, 0.0
-        #: Function that turns a schedule of the transformed problem into one of the problem that was asked;
-        #: None if these are the same. A schedule for which it raises `NoSolutionError` is not reported.
+        #: Function that turns a schedule of the transformed problem into one of the given problem; None if
+        #: the two problems are the same. A schedule for which it raises `NoSolutionError` is not reported.
         self.restored: Callable[[Schedule], Schedule] | None = None
         self._cancellation = Cancellation() if cancellation is None else cancellation
         self._began_s, self._finish_us, self._bound_us = time.monotonic(), math.inf, 0.0

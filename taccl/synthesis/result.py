@@ -201,10 +201,10 @@ class Result:
     schedule : Schedule
         The schedule, verified; in compact form if it has very many transfers.
     bound : Certificate
-        A proven lower bound for the problem that was asked: for its chunks, or over all chunkings if it
-        leaves their number open.
+        A proven lower bound for the given problem: for its chunks, or over all chunkings if it leaves their
+        number open.
     backend : str
-        The backend that was asked for.
+        The backend that was chosen, such as ``"auto"``.
     stages : Stages
         A tuple of `Stage` in the order in which they ended; ``stages.to_frame()`` is a DataFrame.
     seconds : float

@@ -181,7 +181,7 @@ class Search:
 
     @property
     def is_open(self) -> bool:
-        """True if the problem that was asked leaves the number of chunks open."""
+        """True if the given problem leaves the number of chunks open."""
         return self.asked is not None and self.asked.chunks_open
 
     @property

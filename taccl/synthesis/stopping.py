@@ -63,8 +63,8 @@ class StoppingRule:
 
     - `reason`: Value of `Result.stopped` if the rule ended the search.
     - `remedy`: Clause that says what may then find a better schedule, for `Result.explain`.
-    - `for_asked`: True if the rule judges the problem that was asked. It is then left out while a transformed
-      problem is searched.
+    - `for_asked`: True if the rule judges schedules of the given problem. It is then left out while a
+      transformed problem is searched.
     """
 
     reason: ClassVar[str]

@@ -325,7 +325,7 @@ def _cores() -> int:
 def _inverted(
     best: Search, whole: Search, transforms: Sequence[Transform[Problem, Schedule]], options: Options
 ) -> Result:
-    """The result for the problem that was asked: the best schedule, transformed back and verified."""
+    """The result for the given problem: the best schedule, transformed back and verified."""
     choice = _choice(best, whole)
     if any(isinstance(each, ReleaseDates) for each in transforms):  # re-timing needs all sends
         options = replace(options, keep="schedule", spill_dir=None, to_file=False)

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 def unviewed(graph: Graph, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[int, ...] | None]:
     """(operands, shape): tensors without their views, and the local shape for a view of the result.
 
-    A point-wise operation commutes with a view if all views reshape alike. Other operands may only have
-    the last axis, and only if views leave it unchanged. Otherwise the values are returned unchanged, and the
-    shape is None.
+    A point-wise operation commutes with views if all of its views reshape alike. An operand that is no view
+    must be a scalar or, if the views keep the last axis, a vector along it. Otherwise the values are returned
+    unchanged, and the shape is None.
     """
     views = [value for value in values if isinstance(value, View)]
     shapes = {(view.shape, graph.local_shape(Named(view.name))) for view in views}
@@ -237,13 +237,13 @@ def alike_sliced(graph: Graph, names: Sequence[str]) -> list[str] | None:
 
 
 def _whole_shape(graph: Graph, view: View) -> tuple[int, ...] | None:
-    """Global shape into which a view's tensor can be reshaped so that its local parts equal the view.
+    """Global shape to which a view's tensor can be reshaped; its part at each rank then equals the view.
 
-    None if there is no such shape. If a view splits a sliced axis into an axis of length 1 and one of the
-    former length, either of the two may be the sliced one. It is the first if the former axis consists of
-    heads, and the second if the view only inserts an axis. The second is chosen if `graph.keeps_lengths`, if
-    the view only adds or removes axes of length 1 (`view.is_squeezed`), or if the former axis is axis 0,
-    which never consists of heads. Otherwise, the first is chosen.
+    None if there is no such shape. There may be two: if the view splits a sliced axis into an axis of length
+    1 and one of the old length, the new tensor may be sliced along either. The axis of length 1 is right if
+    the old axis consists of heads, the other one if the view only inserts an axis. The latter is chosen if
+    `graph.keeps_lengths`, if the view only adds or removes axes of length 1 (`view.is_squeezed`), or if the
+    old axis is axis 0, which never consists of heads. Otherwise the former is chosen.
     """
     tensor, local = graph.tensors[view.name], view.shape
     sliced = graph.mesh.sliced_axes(tensor)

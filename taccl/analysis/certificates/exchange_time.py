@@ -44,8 +44,8 @@ _FACTOR, _PRICE = 10**6, 10**5
 _TOO_MUCH = 2**46
 #: Denominator of the horizons that are tried, in ticks.
 _PER_TICK = 1000
-#: A pair of ranks pays at most this share of its price, in eighths, for sends inside the source's node, and at
-#: most the rest for sends inside the destination's node. These shares are tried.
+#: A pair of ranks pays at most this share of its price, in eighths, for sends inside the source's node, and
+#: at most the rest for sends inside the destination's node. These shares are tried.
 _SHARES = (0, 4, 8)
 #: Prices of a port's time to try: they fall linearly from the start, and then are constant.
 #: `_HEIGHTS`: price at the start, as a multiple of the price of a pair of ranks.
@@ -230,9 +230,9 @@ def _worth(nodes: _Nodes, grid: _Grid, cells: int, costs: NDArray[np.int64], pai
     - `pair`: Price of a pair.
     """
     sharing, size = nodes.size * (nodes.number - 1), nodes.size
-    # Start times to try, as a slice for each number of earlier holds inside the node. A hold can precede a
-    # send only from `grid.shift` on. From `grid.twice` on, holds cost nothing, so only their largest number
-    # is tried.
+    # Start cells of the send to try, as one slice for each number of holds inside the node before it. No hold
+    # can precede a send that starts before `grid.shift`. Holds before a send that starts at `grid.twice` or
+    # later cost nothing, so only their largest number is tried there.
     first, last = min(grid.shift, cells + 1), min(grid.twice, cells + 1)
     times = [slice(0, last), *[slice(first, last)] * (size - 2), slice(first, None)]
     found = np.full((cells + 1, cells + 1), np.iinfo(np.int64).max)

@@ -51,7 +51,8 @@ _EVERY, _MOST = 16, 256
 _MOST_SIZES = 4
 #: Max entries (number of sums times number of ranks less 1) for bounds in which every rank but one is a set.
 _MOST_BY_RANK = 128
-#: Max (entry, rank) pairs for which distances from the ranks at which chunks enter sets are used.
+#: Distances of ranks from those at which chunks enter their sets are used if the product of the numbers of
+#: entries and ranks is at most this.
 _MOST_DISTANCES = 2_000_000
 
 #: [(bottleneck resources by sender, ticks from which senders hold data), ...]

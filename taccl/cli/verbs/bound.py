@@ -25,12 +25,11 @@ if TYPE_CHECKING:
 #: Share of the time left for `taccl.prices`: bounds with and without the sketch, and for divisible chunks.
 #: The rest of the time limit is for the bound with sums in switches.
 _PRICES_SHARE = 0.75
-#: Least seconds for the bounds with and without the sketch and whole chunks, even on a busy machine.
-#: A busy machine may need all of the time limit to load modules and read files.
-_LEAST_PRICES_S = 1.0
-#: Least seconds for the bounds with and without the sketch and whole chunks, if loading of large files alone
-#: exceeded the time limit by about a second.
-_LATE_PRICES_S = 0.3
+#: Min seconds for `taccl.prices`, even on a busy machine, which may need all of the time limit to load
+#: modules and read files. If this alone exceeded the limit, the minimum is lower by the excess:
+#: `_LEAST_PRICES_S`: minimum if the limit was not exceeded.
+#: `_LATE_PRICES_S`: minimum however long the excess is.
+_LEAST_PRICES_S, _LATE_PRICES_S = 1.0, 0.3
 #: {kind of a file whose problem is bounded: options that its content makes superfluous}.
 _SUPERFLUOUS = {"program": ("time_unit_us",), "schedule": ("nodes", "profile", "size")}
 

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Bools = NDArray[np.bool_]
 
-#: `_GRID`: number of equal units of all sums together. Shares and capacities are whole units, so that flows
-#: are integers.
+#: `_GRID`: number of equal units into which all sums together are divided. Shares and capacities are rounded
+#: to whole units, so that flows are integers.
 #: `_SLACK`: relative excess of capacities that makes up for the rounding.
 _GRID, _SLACK = 2**20, 1e-5
 #: Min relative reduction of the time for uneven shares to replace even ones.
