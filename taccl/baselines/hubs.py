@@ -234,8 +234,8 @@ def phases(
     - `waits`: Number of idle steps before each phase; default: none.
     """
     sizes, first = dims.sizes, 0
-    # As in `Phase.at`, for all dimensions. At first all digits take part, each with its own contribution
-    # only.
+    # {dimension: {digit: digits whose contributions its ranks hold}}. Digits that take no part are left out.
+    # At first each digit has its own contribution only.
     at = {k: {digit: frozenset([digit]) for digit in range(sizes[k])} for k in order}
     every: list[tuple[int, Sequence[RingSend], Iterable[int]]] = [
         *((k, rings[k].collect, ()) for k in order),

@@ -37,8 +37,8 @@ def searched(generation: str, node_gb_per_s: float, nics: tuple[int, float] | No
 def tree_speed(generation: str, node_gb_per_s: float, num: int, speed: float) -> float:
     """GB/s of a tree channel inside nodes.
 
-    NCCL's search raises it above `speed` until it is at least twice as high, or `num` faster channels would
-    exceed the node's rate.
+    NCCL's search begins at `speed` and takes the next speed of its list, again and again. It ends at twice
+    `speed` or more, or if `num` channels of the next speed would exceed the node's rate.
     """
     _, of_network = CHANNEL_SPEEDS.get(generation, CHANNEL_SPEEDS[""])
     found = speed

@@ -75,8 +75,8 @@ def no_bound(problem: Problem, *, divisible: bool = False) -> Certificate:
 def look_for_bound(search: Search) -> None:
     """Compute the lower bound of a search's problem in a share of the time, unless it is known already.
 
-    Once time is up, this bound is only computed for small problems. On a busy machine they must be smaller.
-    Larger problems use the bound over all chunkings, which is also valid for the problem's own chunks.
+    Once time is up, it is computed only if that takes fractions of a second, even on a machine that is busy.
+    Otherwise the bound over all chunkings is used, which is also valid for the problem's own chunks.
     """
     is_late = search.deadline.has_passed and not is_brief(search.problem, busy_factor())
     if search.bound is None and not (search.interrupted or is_late):

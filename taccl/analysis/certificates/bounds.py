@@ -124,14 +124,14 @@ def lower_bound(
         reducing switches: contributions are added in their links, and ranks add no other data to their own.
     budget_s : float
         Seconds for the search; then the best bound so far is returned. The latency bound is always computed.
-        Linear programs for throughput get at least 1 s if different chunks have at most 60,000 origins and
-        destinations together. Small problems get at least 1.5 s for the other arguments, about ten times the
-        usual need.
+        Two minimum times hold even beyond the budget. Linear programs for throughput get at least 1 s if
+        different chunks have at most 60,000 origins and destinations together. All other kinds of bounds get
+        at least 1.5 s on small problems, about ten times the usual need.
     limit_s : float, optional
-        Seconds for arguments that have no bound yet beyond the latency, and after which the minimum efforts
-        named under `budget_s` end, too; but small problems still get at least 1.5 s. Default: `budget_s`, at
-        least 1.5 s. Beyond 60,000 origins and destinations, the result may then be the latency bound; for
-        divisible data, it is at least the bound of cuts around nodes and ranks.
+        Seconds after which the search ends even if no bound exceeds the latency. The minimum times under
+        `budget_s` end then, too, except that of small problems. Default: `budget_s`, at least 1.5 s. Beyond
+        60,000 origins and destinations, the result may then be the latency bound; for divisible data, it is
+        at least the bound of cuts around nodes and ranks.
     end_s : float, optional
         Hard limit in seconds, also for small problems: the best bound so far is returned. If that is the
         latency, cuts around nodes and ranks are evaluated first (fractions of a second), for divisible data

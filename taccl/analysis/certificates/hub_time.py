@@ -144,8 +144,8 @@ def highest_factors(alpha: float, cells: int, swing: float) -> tuple[int, ...]:
     found = [1 + alpha / (cells - alpha)]
     for length in range(cells - 1, math.floor(alpha) - 1, -1):
         over, end = found[-1] - 1, length + 1 - alpha
-        # u is a length less alpha. Take the steepest line through the factor of the next length that stays
-        # below the limit: it touches the limit at one of `points`.
+        # The line through the next longer length's factor is as steep as possible without exceeding the
+        # limit, which it touches at one of `points` (each u is a length less alpha).
         far, points = end + swing / 4, [end, max(end - 1, 1e-12)]
         if over > 0 and alpha > over * far:
             points.append((alpha - (alpha * alpha - over * alpha * far) ** 0.5) / over)

@@ -324,9 +324,9 @@ def _cheapest_path(shape: _Shape, hops: dict[Ends, NDArray[np.int64]], steps: in
 def _least_costs(latency: Fraction, steps: int) -> list[int]:
     """Cost per unit of data for sends of `floor(latency)`, ..., `steps` steps, as multiples of 1 / `_PARTS`.
 
-    A send pays this cost times the prices of its steps. It carries data for x - latency of its x steps. The
-    costs fall, and interpolated linearly they are at most 1 / (x - latency), as every line lies below a
-    tangent.
+    A send of x steps carries data during x - latency of them. It pays this cost times the prices of its
+    steps. The proof needs costs that fall with x. Interpolated linearly, they must be at most
+    1 / (x - latency). They are, as they lie below tangents of this convex function.
     """
     least = math.floor(latency)
 

@@ -176,7 +176,7 @@ def spread_offsets(
                     entered[other, base + first_in[other, found - base]] = True
         if sent == num_items * (num_places - 1):
             return OffsetTree(finish, sequence, parent, taken, start)
-        # The next event is an arrival, or the release of a class with unread log entries.
+        # Find the next event: an arrival, or the time at which a class with further items to send is free.
         later = -1
         for g in range(num_classes):
             if head[g] >= 0:

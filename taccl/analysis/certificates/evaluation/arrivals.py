@@ -34,12 +34,12 @@ class Fastest:
 
     def __init__(self, senders: Iterable[list[GatePassage]], most: int = 1) -> None:
         limited = [[gate.of_most(most) for gate in mine] for mine in senders]
-        full = max((gate.most for mine in limited for gate in mine), default=1)
+        num = max((gate.most for mine in limited for gate in mine), default=1)
 
         def pace(gate: GatePassage) -> tuple[object, ...]:
-            """Sort key of a bottleneck resource: ticks that `full` chunks hold it, then the first arrival."""
+            """Sort key of a bottleneck resource: ticks for which `num` chunks hold it, then first arrival."""
             return (
-                full // gate.most * (gate.alpha + gate.most * gate.beta),
+                num // gate.most * (gate.alpha + gate.most * gate.beta),
                 gate.before + gate.after[0],
                 gate.after,
             )
