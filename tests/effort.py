@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 import taccl
+from taccl.analysis.certificates import bounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -90,6 +91,15 @@ def quick_fits() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("taccl.measure.fit._RESAMPLES", 10)
         patch.setattr("taccl.measure.fit._FOLDS", 3)
+        yield
+
+
+@contextmanager
+def first_bounds() -> Iterator[None]:
+    """Context in which only the first families of bounds are searched, for tests that assert no tight bound."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("WHOLE_CHUNKS", "ALL_CHUNKINGS"):
+            patch.setattr(bounds, name, getattr(bounds, name)[:1])
         yield
 
 

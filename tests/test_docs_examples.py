@@ -36,7 +36,7 @@ from taccl.plot import sizes
 from taccl.topology.machines import SHAPES
 from taccl.topology.networks import INSTANCES, NETWORKS
 from tests.arguments import arguments_for
-from tests.effort import PATIENT, quick_fits
+from tests.effort import PATIENT, first_bounds, quick_fits
 from tests.foreign import OURS, REAL
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -113,8 +113,6 @@ def short_searches(monkeypatch):
         monkeypatch.setattr(taccl, name, cut(getattr(taccl, name), **budget))
     for name in ("_FIRST_S", "_SMALL_S", "_LEAST_S"):
         monkeypatch.setattr(bounds, name, BOUND_SECONDS)
-    for name in ("WHOLE_CHUNKS", "ALL_CHUNKINGS"):  # each finder has tests of its own
-        monkeypatch.setattr(bounds, name, getattr(bounds, name)[:1])
     monkeypatch.setattr(spread, "_MOST_CUT", 2000)  # a schedule with more transfers is not cut further
     # Tuning starts ranks for each algorithm. To save time, only tests/placement/test_tuning.py tunes alltoall.
     some = {kind: tuning.LIBRARY_NAMES[kind] for kind in ("allreduce",)}
@@ -126,7 +124,7 @@ def short_searches(monkeypatch):
     monkeypatch.setattr(sizes, "BASELINES", {name: sizes.BASELINES[name] for name in ("ring", "pairwise")})
     for module in (sizes, taccl.plot):
         monkeypatch.setattr(module, "bandwidths", two_sizes)
-    with joblib.parallel_config(backend="sequential"), quick_fits():
+    with joblib.parallel_config(backend="sequential"), quick_fits(), first_bounds():
         yield
 
 
