@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import taccl
 from taccl import collectives
 from taccl.problem.problem import SwitchPolicy
 from taccl.sketch.group import symmetry_group
@@ -14,6 +15,7 @@ from taccl.synthesis.milp import ordering, routing
 from taccl.synthesis.milp.jobshop import Cut
 from taccl.synthesis.proposers.greedy import critical_priorities, list_schedule
 from taccl.synthesis.stopping import REMEDIES, StoppingRule
+from taccl.synthesis.symmetry.timing_group import timing_group
 from taccl.synthesis.transforms.symmetry import take_quotient
 from tests.synthesis.small_problems import custom, full, problem_of, relayed, ring, star, two_nodes
 from tests.test_architecture import LINES
@@ -88,6 +90,39 @@ def test_every_tag_is_in_a_model(tag):
 def test_every_row_has_a_listed_tag(name):
     """Models have only rows with listed tags."""
     assert tags_of_rows(name) <= set(TAGS)
+
+
+def test_the_running_example_is_as_the_formulation_states():
+    """The list scheduler finds 41 us on the ring, and link 0 -> 1 may carry chunks 0, 3 and 2.
+
+    Chunks 3 and 2 are at rank 0 at 20.5 us or later, and chunk 2 at 41 us.
+    """
+    problem = taccl.make_problem(
+        taccl.topologies.ring(4), "allgather", size_bytes=4 * 10**6, chunks_per_rank=1
+    )
+    quotient, ticks = take_quotient(problem), problem.costs.ticks_per_us
+    assert list_schedule(quotient, critical_priorities(quotient)).finish_ticks == 41 * ticks
+    model = routing.RoutingModel(quotient, upper_ticks=int(61.5 * ticks), lower_ticks=41 * ticks)
+    link = next(e for e, each in enumerate(problem.topology.links) if (each.src, each.dst) == (0, 1))
+    chunk_of = {model.made[m]: hop.chunk for m, hop in enumerate(quotient.hops) if hop.link == link}
+    rows, found = model.model.arrays(), {}
+    for n in range(rows.num_rows):
+        columns = rows.column[rows.row_start[n] : rows.row_start[n + 1]].tolist()
+        if rows.tag_names[rows.row_tag[n]] == "routing.resource" and chunk_of.keys() & set(columns):
+            found[float(rows.row_lower[n])] = {chunk_of[x] for x in columns if x != model.finish}
+    assert found == {0.0: {0, 2, 3}, 20.5: {2, 3}, 41.0: {2}}
+
+
+@pytest.mark.slow
+def test_folding_is_as_the_formulation_states():
+    """The routing model of the folded example has as many variables as the formulation states."""
+    sketch = taccl.load_sketch("dgx2/sk1")
+    problem = sketch.apply(taccl.topologies.dgx2(2), collectives.allgather(32))
+    group = timing_group(problem)
+    model = routing.RoutingModel(take_quotient(problem, group), upper_ticks=10**9).model
+    stated = f"$G = H$ has {group.order} elements. The routing model has {model.arrays().num_variables:,} variables"
+    assert group.order == symmetry_group(problem).order
+    assert stated in FORMULATION.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
