@@ -47,20 +47,7 @@ def first_come_us(topology: Topology, mb: float, columns: Columns) -> tuple[Floa
     (`Lanes.turns`). A send waits for its chunk of `mb` MB, or for all contributions that it adds up, to reach
     its source.
     """
-    links = topology.links
-    chunk, link, adds = columns.chunk.tolist(), columns.link.tolist(), columns.adds.tolist()
-    arrivals: dict[tuple[int, int, bool], list[int]] = defaultdict(list)
-    for send, over in enumerate(link):
-        arrivals[chunk[send], links[over].dst, adds[send]].append(send)
-    num_awaited: list[int] = []
-    followers: list[list[int]] = [[] for _ in link]
-    for send, over in enumerate(link):
-        sums = arrivals.get((chunk[send], links[over].src, True), [])
-        copies = [] if adds[send] else arrivals.get((chunk[send], links[over].src, False), [])
-        awaited = copies or sums
-        num_awaited.append(len(awaited))
-        for earlier in awaited:
-            followers[earlier].append(send)
+    num_awaited, followers = _waits(topology, columns)
     us, holds = _held_us(topology, mb)
     order = np.lexsort((columns.lane, columns.turn, columns.step)).tolist()
     place = [0] * len(order)
@@ -69,7 +56,7 @@ def first_come_us(topology: Topology, mb: float, columns: Columns) -> tuple[Floa
     # Messages of one ring, chain or tree pass a link in order: only the next one requests its resources.
     last_of: dict[tuple[int, int], int] = {}
     next_of: dict[int, int] = {}
-    lane = columns.lane.tolist()
+    link, lane = columns.link.tolist(), columns.lane.tolist()
     for send in order:
         before = last_of.get((link[send], lane[send]), -1)
         if before >= 0:
@@ -114,6 +101,25 @@ def first_come_us(topology: Topology, mb: float, columns: Columns) -> tuple[Floa
             if not num_awaited[later]:
                 heappush(pending, (ready[later], place[later]))
     return starts, starts + np.array(us)[columns.link]
+
+
+def _waits(topology: Topology, columns: Columns) -> tuple[list[int], list[list[int]]]:
+    """For each send: number of sends that it waits for at its source, and the sends that wait for it."""
+    links = topology.links
+    chunk, link, adds = columns.chunk.tolist(), columns.link.tolist(), columns.adds.tolist()
+    arrivals: dict[tuple[int, int, bool], list[int]] = defaultdict(list)
+    for send, over in enumerate(link):
+        arrivals[chunk[send], links[over].dst, adds[send]].append(send)
+    num_awaited: list[int] = []
+    followers: list[list[int]] = [[] for _ in link]
+    for send, over in enumerate(link):
+        sums = arrivals.get((chunk[send], links[over].src, True), [])
+        copies = [] if adds[send] else arrivals.get((chunk[send], links[over].src, False), [])
+        awaited = copies or sums
+        num_awaited.append(len(awaited))
+        for earlier in awaited:
+            followers[earlier].append(send)
+    return num_awaited, followers
 
 
 def _held_us(topology: Topology, mb: float) -> tuple[list[float], list[list[tuple[int, float, float]]]]:

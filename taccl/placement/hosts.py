@@ -181,17 +181,7 @@ def _costs(
     assumed += probe.assumed
     found = [] if probe.is_one_server else probe.levels
     innermost = found[0].tolist() if found else [0] * count
-    uplinks = [(f"ranks {ranks[0]}-{ranks[-1]}", list(ranks), each) for ranks, each in probe.uplinks]
-    if not probe.uplinks and over > 1 and found:
-        times = [over * _FURTHER**depth for depth in range(len(found))]
-        assumed.append(f"uplink oversubscription {', then '.join(f'{each:g}' for each in times)} times")
-        own = 1.0 / np.min(np.where(np.eye(count, dtype=bool), np.inf, slowness), axis=1)
-        names = chain(("rack", "pod", "zone"), map("level {}".format, numbers(4)))
-        for kind, labels, each in zip(names, found, times, strict=False):
-            for cluster, hosts in enumerate(np.flatnonzero(labels == n) for n in range(labels.max() + 1)):
-                # An uplink is at least as fast as the fastest port of its hosts.
-                passes = max(own[hosts].max(), own[hosts].sum() / each)
-                uplinks += [(f"{kind} {cluster}", hosts.tolist(), passes)] * (len(hosts) > 1)
+    uplinks = _uplinks(probe, found, slowness, over, assumed)
     shared = []
     for what, ranks, each in uplinks:
         inside = np.isin(np.arange(count), ranks)
@@ -210,28 +200,63 @@ def _costs(
     notes = [] if found else [f"{count} hosts, all alike"]
     if probe.is_one_server:
         notes = [f"{count} GPUs of one server"]
-        num_kinds = int(kinds[~wires].max()) + 1
-        of_each = (
-            f"one for each of {format_count(num_kinds, 'kind')} of links by rate (up to {_SLOT_GB_PER_S:g} "
-            "GB/s one PCIe slot)"
-        )
-        if ports is None:
-            assumed.append(
-                f"links of a GPU share a port, {of_each}, as pairs were measured one at a time "
-                "(ports='none' assumes separate wires)"
-            )
-        elif ports == "shared" and num_kinds > 1:
-            assumed.append(f"the shared ports of a GPU are {of_each}")
-        if ports != "none" and wires.any():
-            assumed.append(
-                f"links of at least {1 / slowness[wires].max():.3g} GB/s are NVLinks with wires of their "
-                f"own, as {because_of}"
-            )
+        num_kinds, least = int(kinds[~wires].max()) + 1, 1 / slowness[wires].max() if wires.any() else 0.0
+        assumed += _assumed_of_ports(ports, num_kinds, least, because_of)
     alpha = np.nan_to_num(np.round(alpha, DECIMALS))
     beta = np.nan_to_num(_rounded(1000.0 * slowness))
     return PairCosts(
         alpha, beta, kinds, ports != "none", tuple(shared), tuple(innermost), tuple(notes), tuple(assumed)
     )
+
+
+def _uplinks(
+    probe: Probe,
+    found: list[NDArray[np.int64]],
+    slowness: NDArray[np.float64],
+    over: float,
+    assumed: list[str],
+) -> list[tuple[str, list[int], float]]:
+    """[(name, ranks behind it, rate in GB/s)] of uplinks as measured, else by clusters at usual ratios.
+
+    - `found`: Cluster of each host, for each level of clusters; the innermost first.
+    - `slowness`: Reciprocal rates between hosts. `over`: Oversubscription of the innermost clusters.
+    - `assumed`: A sentence on assumed ratios is appended.
+    """
+    uplinks = [(f"ranks {ranks[0]}-{ranks[-1]}", list(ranks), each) for ranks, each in probe.uplinks]
+    if not probe.uplinks and over > 1 and found:
+        times = [over * _FURTHER**depth for depth in range(len(found))]
+        assumed.append(f"uplink oversubscription {', then '.join(f'{each:g}' for each in times)} times")
+        own = 1.0 / np.min(np.where(np.eye(probe.num_hosts, dtype=bool), np.inf, slowness), axis=1)
+        names = chain(("rack", "pod", "zone"), map("level {}".format, numbers(4)))
+        for kind, labels, each in zip(names, found, times, strict=False):
+            for cluster, hosts in enumerate(np.flatnonzero(labels == n) for n in range(labels.max() + 1)):
+                # An uplink is at least as fast as the fastest port of its hosts.
+                passes = max(own[hosts].max(), own[hosts].sum() / each)
+                uplinks += [(f"{kind} {cluster}", hosts.tolist(), passes)] * (len(hosts) > 1)
+    return uplinks
+
+
+def _assumed_of_ports(ports: str | None, num_kinds: int, least: float, because_of: str) -> list[str]:
+    """Assumptions on the ports of the GPUs of a server.
+
+    - `least`: Least rate in GB/s of NVLinks with wires of their own; 0 without such links.
+    """
+    of_each = (
+        f"one for each of {format_count(num_kinds, 'kind')} of links by rate (up to {_SLOT_GB_PER_S:g} "
+        "GB/s one PCIe slot)"
+    )
+    assumed = []
+    if ports is None:
+        assumed.append(
+            f"links of a GPU share a port, {of_each}, as pairs were measured one at a time "
+            "(ports='none' assumes separate wires)"
+        )
+    elif ports == "shared" and num_kinds > 1:
+        assumed.append(f"the shared ports of a GPU are {of_each}")
+    if ports != "none" and least:
+        wires = f"links of at least {least:.3g} GB/s are NVLinks with wires of their own"
+        assumed.append(f"{wires}, as {because_of}")
+    return assumed
 
 
 def _kinds_of_links(slowness: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.bool_], str]:

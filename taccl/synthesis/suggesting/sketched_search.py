@@ -84,29 +84,8 @@ def search_guided(search: Search) -> None:
     if search.is_met or search.interrupted:
         return
     limit_s = search.deadline.left_s
-
-    def run(
-        problem: Problem, limit_s: float, *, bound: Certificate | None = None, backend: str = "auto"
-    ) -> None:
-        """Search a problem for `limit_s` seconds; its schedules are valid for the problem of `search`."""
-        prefix, limit = "" if problem is search.problem else "sketch: ", search.deadline.sooner(limit_s)
-        fields = {"bound": bound or search.bound, "gives_up": search.best is not None, "backend": backend}
-        part = search.part(problem, prefix, limit, serves_above=True, **fields)
-        try:
-            search_plain(part)
-        finally:
-            search.ran_out = part.ran_out
-
     if not is_searched:
-        first_s = (_PLAIN_SHARE if are_kept(problem) else _COLD_SHARE) * limit_s  # for a first schedule
-        if effort(problem) * _S_PER_HOP <= first_s:
-            with contextlib.suppress(OutOfTime):  # the compiled list scheduler runs next
-                run(problem, first_s, backend="greedy")
-        if not (search.is_met or search.interrupted) and suits(problem):
-            have_compiled(search)  # compile kernels now, as searches under sketches may need them
-            offer_compiled(search, budget_s=search.deadline.left_s, num_runs=1)
-        if search.best is None:
-            offer_compiled(search, budget_s=search.deadline.left_s, num_runs=1)
+        _offer_first(search, limit_s)
     tried: list[SketchProposal] = []
     proposals = proposals or _suggested(search, limit_s)
     for i, sketch in enumerate(proposals):
@@ -120,7 +99,7 @@ def search_guided(search: Search) -> None:
         alike = sum(each.finish_us == sketch.finish_us for each in proposals[i:])
         limit_s = _SKETCH_SHARE / alike * search.deadline.left_s
         with contextlib.suppress(NoSolutionError):
-            run(sketch.problem, limit_s, bound=sketch.bound)
+            _search_part(search, sketch.problem, limit_s, bound=sketch.bound)
     if search.best is None:
         # The list scheduler is slower than the compiled one, so it is skipped if that one ran out of time.
         search.gives_up |= search.deadline.has_passed and suits(problem)
@@ -130,7 +109,7 @@ def search_guided(search: Search) -> None:
         left_s = search.deadline.left_s
         with contextlib.suppress(InputError, NoSolutionError):  # too little memory, or time
             if effort(problem) * _S_PER_HOP <= left_s:
-                run(problem, left_s)
+                _search_part(search, problem, left_s)
             else:
                 needed_s = effort(problem) * _S_PER_HOP
                 said = f"its first schedule takes about {format_s(needed_s)}, and {format_s(left_s)} are left"
@@ -140,6 +119,38 @@ def search_guided(search: Search) -> None:
     if tried:
         search.notes.append(_sketches_note(search, tried))
     search.record("sketches", "taccl", "done", begun, finish_us=search.best_us)
+
+
+def _search_part(
+    search: Search,
+    problem: Problem,
+    limit_s: float,
+    *,
+    bound: Certificate | None = None,
+    backend: str = "auto",
+) -> None:
+    """Search a problem for `limit_s` seconds; its schedules are valid for the problem of `search`."""
+    prefix, limit = "" if problem is search.problem else "sketch: ", search.deadline.sooner(limit_s)
+    fields = {"bound": bound or search.bound, "gives_up": search.best is not None, "backend": backend}
+    part = search.part(problem, prefix, limit, serves_above=True, **fields)
+    try:
+        search_plain(part)
+    finally:
+        search.ran_out = part.ran_out
+
+
+def _offer_first(search: Search, limit_s: float) -> None:
+    """Propose first schedules without a sketch, in a share of `limit_s` seconds."""
+    problem = search.problem
+    first_s = (_PLAIN_SHARE if are_kept(problem) else _COLD_SHARE) * limit_s
+    if effort(problem) * _S_PER_HOP <= first_s:
+        with contextlib.suppress(OutOfTime):  # the compiled list scheduler runs next
+            _search_part(search, problem, first_s, backend="greedy")
+    if not (search.is_met or search.interrupted) and suits(problem):
+        have_compiled(search)  # compile kernels now, as searches under sketches may need them
+        offer_compiled(search, budget_s=search.deadline.left_s, num_runs=1)
+    if search.best is None:
+        offer_compiled(search, budget_s=search.deadline.left_s, num_runs=1)
 
 
 def _suggested(search: Search, limit_s: float) -> list[SketchProposal]:
