@@ -12,8 +12,7 @@ from taccl.topologies import ring
 
 
 @pytest.mark.parametrize(
-    ("name", "steps", "rounds"),
-    [("Petersen", 2, 3), ("torus 3x5", 3, 3.5), ("GenKautz(2,12)", 3, 7)],
+    ("name", "steps", "rounds"), [("Petersen", 2, 3), ("torus 3x5", 3, 3.5), ("GenKautz(2,12)", 3, 7)]
 )
 def test_rounds_of_a_breadth_first_broadcast(name, steps, rounds):
     """On the first two graphs every step of the breadth-first broadcast keeps all links equally busy.

@@ -123,11 +123,7 @@ TEXTS = (
         r"^[ \t]*bytes[ \t]+(#sent|iters)[ \t].*\busec/xfer\b",
         unsupported(HOSTS),
     ),
-    Text(
-        "table of measured times",
-        rf"(?i)\A(.*\n){{0,9}}{_TIMES_HEAD}",
-        FIT_TABLE,
-    ),
+    Text("table of measured times", rf"(?i)\A(.*\n){{0,9}}{_TIMES_HEAD}", FIT_TABLE),
     Text(
         "output of `nvidia-smi topo -m`",
         r"^.{0,80}?\bGPU\d+(\b|GPU|NIC).*CPU Affinity"
@@ -343,9 +339,5 @@ TEXTS = (
         r"\A#!|^(import|from) \w[\w.]*( import .*)?$|^#include\b",
         unsupported("give the file that it writes, or the log that it prints"),
     ),
-    Text(
-        "web page or picture",
-        rf"(?i)\A{BEFORE_ELEMENT}<(!doctype (html|svg)|html|svg)\b",
-        PICTURED,
-    ),
+    Text("web page or picture", rf"(?i)\A{BEFORE_ELEMENT}<(!doctype (html|svg)|html|svg)\b", PICTURED),
 )

@@ -248,8 +248,7 @@ def scheduled(problem: Problem, best: Considered, *, cut: bool = True) -> Schedu
         make = pairwise if best.algorithm == "pairwise" else nvls_schedule
         schedule = make(replace(problem, topology=on), cut=cut)
     return replace(
-        schedule,
-        producer=f"nccl ({best}: modelled time {format_us(best.time_us)}): {schedule.producer}",
+        schedule, producer=f"nccl ({best}: modelled time {format_us(best.time_us)}): {schedule.producer}"
     )
 
 

@@ -125,8 +125,7 @@ def followed(
     """Schedule of a program's transfers, timed on the topology of the options."""
     if options.topology is None:
         raise InputError(
-            "a program has no topology; give one, e.g. --topology dgx2 --nodes 2",
-            where="--topology",
+            "a program has no topology; give one, e.g. --topology dgx2 --nodes 2", where="--topology"
         )
     if size is None and chunk_size is None:
         raise InputError("a program has no size of its own; give one, e.g. --size 1MB", where="--size")

@@ -264,9 +264,7 @@ def _is_usually_in_place(schedule: Any) -> bool:
 
 
 def _check_options(
-    options: Mapping[str, Any],
-    functions: tuple[Callable[..., Any], ...],
-    *formats: FileFormat,
+    options: Mapping[str, Any], functions: tuple[Callable[..., Any], ...], *formats: FileFormat
 ) -> None:
     """Raise `InputError` for an option that none of `functions`, which belong to `formats`, has."""
     known = list(dict.fromkeys(name for function in functions for name in options_of(function)))

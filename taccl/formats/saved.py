@@ -53,11 +53,7 @@ T = TypeVar("T")
 
 @checked
 def save(
-    thing: Any,
-    path: str | os.PathLike[str],
-    *,
-    overwrite: bool = False,
-    extra: dict[str, Any] | None = None,
+    thing: Any, path: str | os.PathLike[str], *, overwrite: bool = False, extra: dict[str, Any] | None = None
 ) -> None:
     """Write a schedule, a result, a topology, a problem or a sketch to a file; `load` reads it.
 

@@ -116,12 +116,7 @@ def has_clear_clusters(probe: Probe) -> bool:
 _Figures = dict[str, "NDArray[np.float64]"]
 
 
-def judge(
-    hosts: ProbedHosts,
-    searched: Case,
-    seed: int,
-    deadline: Deadline,
-) -> Judgement:
+def judge(hosts: ProbedHosts, searched: Case, seed: int, deadline: Deadline) -> Judgement:
     """Judge the gain of the search on a probe by random splits of its repetitions into halves.
 
     The repetitions of each pair of hosts are split at random, so that both halves have the same structure,

@@ -54,11 +54,7 @@ _WHITE = (0.0, 0.45)
 
 @checked
 def gantt(
-    schedule: Result | Schedule,
-    by: By = "link",
-    *,
-    max_rows: Count = 48,
-    ax: Axes | None = None,
+    schedule: Result | Schedule, by: By = "link", *, max_rows: Count = 48, ax: Axes | None = None
 ) -> Axes:
     """Draw a bar for each send, in rows by link, resource or rank; reductions are hatched.
 

@@ -42,10 +42,7 @@ _MOST_PLACED = 128
 @checked
 @drawing
 def topology(
-    topology: Topology,
-    schedule: Result | Schedule | None = None,
-    *,
-    ax: Axes | None = None,
+    topology: Topology, schedule: Result | Schedule | None = None, *, ax: Axes | None = None
 ) -> Axes:
     """Draw ranks, nodes, switches and links; with a schedule, the load of the links.
 

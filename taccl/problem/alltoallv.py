@@ -47,11 +47,7 @@ _HOLDS = 8
 
 @checked_as(CollectiveError)
 def alltoallv_problem(
-    topology: Topology,
-    sizes: ArrayLike,
-    *,
-    chunk_bytes: Bytes | None = None,
-    clauses: Clauses | None = None,
+    topology: Topology, sizes: ArrayLike, *, chunk_bytes: Bytes | None = None, clauses: Clauses | None = None
 ) -> Problem:
     """Problem of an alltoallv: each (source, destination) pair of ranks has its own number of bytes.
 

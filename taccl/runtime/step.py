@@ -83,10 +83,7 @@ def main(path: str) -> int:
 
 
 def _execute_on_rank(
-    communicator: Any,
-    request: Callable[[], dict[str, Any]],
-    watchdog: Watchdog,
-    note: Callable[[str], None],
+    communicator: Any, request: Callable[[], dict[str, Any]], watchdog: Watchdog, note: Callable[[str], None]
 ) -> dict[str, Any]:
     asked = request()
     workload, reference = from_dict(asked["workload"]), from_dict(asked["reference"])

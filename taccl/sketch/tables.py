@@ -58,9 +58,7 @@ SketchSize = Annotated[
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}, {"type": "null"}]}),
 ]
 Number = Annotated[
-    Any,
-    _kept(exact),
-    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}]}),
+    Any, _kept(exact), WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}]})
 ]
 
 

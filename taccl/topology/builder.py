@@ -116,13 +116,7 @@ class TopologyBuilder:
 
     @checked_as(TopologyError)
     def add_hold(
-        self,
-        link: int,
-        resource: int,
-        *,
-        alpha_us: Number,
-        beta_us_per_mb: Number,
-        side: Side = "send",
+        self, link: int, resource: int, *, alpha_us: Number, beta_us_per_mb: Number, side: Side = "send"
     ) -> None:
         """Declare that every send over `link` holds `resource`.
 

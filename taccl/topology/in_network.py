@@ -62,8 +62,7 @@ class InNetwork:
             raise TopologyError(found, where="efficiency")
         if self.slots is not None and not (self.payload_bytes and self.rtt_us):
             raise TopologyError(
-                "found slots without payload_bytes and an rtt_us above 0; give both",
-                where="slots",
+                "found slots without payload_bytes and an rtt_us above 0; give both", where="slots"
             )
 
     @property

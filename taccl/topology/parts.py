@@ -76,8 +76,7 @@ def rates_of_axes(
     rates: Sequence[Any] = bandwidth_gb_per_s if several else (bandwidth_gb_per_s,) * num_axes  # type: ignore[assignment]
     if len(rates) != num_axes:
         raise TopologyError(
-            f"found {len(rates)} bandwidths for {num_axes} axes; give one, or one for every axis",
-            where=where,
+            f"found {len(rates)} bandwidths for {num_axes} axes; give one, or one for every axis", where=where
         )
     return tuple(beta_of_bandwidth(rate, where=where) for rate in rates)
 

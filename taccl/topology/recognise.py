@@ -172,11 +172,7 @@ def _kind(cost: _Costs, first: int, stride: int, size: int) -> Kind | None:
 
 
 def _along(
-    topology: Topology,
-    index: dict[tuple[int, int], int],
-    cost: _Costs,
-    stride: int,
-    size: int,
+    topology: Topology, index: dict[tuple[int, int], int], cost: _Costs, stride: int, size: int
 ) -> Dimension:
     """Dimension of `size` ranks that are `stride` apart; `TopologyError` if its groups of ranks differ."""
     kind = _kind(cost, 0, stride, size)

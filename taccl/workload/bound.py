@@ -271,8 +271,7 @@ class StepBound:
         candidates.pop(frozenset(), None)
         # The bound of several collectives is at most the sum of their bounds, and usually close to it.
         ranked = sorted(
-            candidates,
-            key=lambda some: candidates[some] + sum(self.transfers(name).all_us for name in some),
+            candidates, key=lambda some: candidates[some] + sum(self.transfers(name).all_us for name in some)
         )
         for some in ranked[-_MOST_SETS:]:
             found = max(found, candidates[some] + self.sent(some))

@@ -141,12 +141,7 @@ def functions_of(kinds: set[str]) -> str:
 
 
 def text_of(
-    operation: Operation,
-    operands: Sequence[str],
-    shape: tuple[int, ...],
-    *,
-    first: str = "0",
-    rows: str = "",
+    operation: Operation, operands: Sequence[str], shape: tuple[int, ...], *, first: str = "0", rows: str = ""
 ) -> str:
     """Python expression that computes an operation's result at one rank.
 

@@ -27,8 +27,7 @@ numbers = st.floats(-(2.0**100), 2.0**100, width=32) | st.floats(-1, 1) | st.flo
 
 @fuzzed(few=25, many=3000)
 @given(
-    rows=st.lists(st.lists(numbers, min_size=5, max_size=5), min_size=1, max_size=9),
-    block=st.integers(1, 6),
+    rows=st.lists(st.lists(numbers, min_size=5, max_size=5), min_size=1, max_size=9), block=st.integers(1, 6)
 )
 def test_each_sum_is_within_the_bound_of_its_block(rows, block):
     """Sums of n ranks are off by at most n / (2 * scale), as computed in exact fractions.

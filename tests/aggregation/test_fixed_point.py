@@ -144,10 +144,7 @@ def test_bits_of_bfloat16_are_numbers():
     [
         (lambda: quantise([1 + 2j], 1.0, ranks=1), "values: found .*; expected an array of real numbers"),
         (lambda: dequantise(np.array([1 + 2j]), 1.0), "sums: found .*; expected an array of real numbers"),
-        (
-            lambda: quantise([float("nan")], 1.0, ranks=1),
-            "values: found infinite values or NaN",
-        ),
+        (lambda: quantise([float("nan")], 1.0, ranks=1), "values: found infinite values or NaN"),
         (
             lambda: quantise([2.0], 1.0, ranks=1, most=1.0),
             "most: found a value of 2; expected at most the stated 1",

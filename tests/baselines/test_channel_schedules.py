@@ -284,8 +284,7 @@ def test_latencies_of_an_alltoall_agree_with_its_model(machine, nodes, size):
 
 
 @pytest.mark.parametrize(
-    ("nodes", "collective", "size", "most"),
-    [(3, "broadcast", "16MB", 1.05), (2, "allreduce", "64MB", 1.02)],
+    ("nodes", "collective", "size", "most"), [(3, "broadcast", "16MB", 1.05), (2, "allreduce", "64MB", 1.02)]
 )
 def test_plans_make_the_first_piece_wait_little(nodes, collective, size, most):
     """On chains and trees that share ports, all pieces together take hardly longer than if the first one never

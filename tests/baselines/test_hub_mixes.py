@@ -32,10 +32,7 @@ def test_a_line_collects_at_its_hubs():
     assert [(each.step, each.src, each.dst) for each in late.collect] == [(1, 0, 1), (0, 3, 2), (1, 2, 1)]
     assert [(each.step, each.src, each.dst) for each in early.collect] == [(0, 0, 1), (0, 3, 2), (1, 2, 1)]
     assert [(each.step, each.src, each.dst) for each in late.spread] == [(0, 1, 0), (1, 2, 3), (0, 1, 2)]
-    assert two.exchange == [
-        RingSend(0, 1, 2, frozenset({0, 1})),
-        RingSend(0, 2, 1, frozenset({2, 3})),
-    ]
+    assert two.exchange == [RingSend(0, 1, 2, frozenset({0, 1})), RingSend(0, 2, 1, frozenset({2, 3}))]
 
 
 def test_links_of_a_square_mesh_are_in_six_classes():

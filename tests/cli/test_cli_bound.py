@@ -101,10 +101,7 @@ class TestBound:
         assert (values["schedule"]["finish_us"], values["schedule"]["gap"]) == (1.04, 0.0)
         assert "the schedule takes 1.04 us, a gap of 0.00% to the bound" in run("bound", saved)[1]
         code, _, err = run("bound", saved, "--size", "1MB")
-        assert (code, err) == (
-            2,
-            "taccl: error: --size: a schedule contains it; leave it out\n",
-        )
+        assert (code, err) == (2, "taccl: error: --size: a schedule contains it; leave it out\n")
 
     @pytest.mark.slow
     def test_algorithm_of_the_published_tool(self, run, run_json, saved, tmp_path):

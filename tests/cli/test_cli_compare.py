@@ -266,10 +266,7 @@ def stored(run_json, folder):
     found = {}
     for words in ((*SMALL, "--seeds", "0:2"), (*SWEEP, "--sizes", "4KB,8KB")):
         rows = run_json(*words)[1]["rows"]
-        found[words] = (
-            rows,
-            [folder.joinpath("cache/results/v1", f"{r['key']}.json") for r in rows],
-        )
+        found[words] = (rows, [folder.joinpath("cache/results/v1", f"{r['key']}.json") for r in rows])
     return found
 
 

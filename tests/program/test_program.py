@@ -42,8 +42,7 @@ def test_steps_have_addresses():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "where"),
-    [({"protocol": "ll"}, "protocol"), ({"collective": allgather(3)}, "program")],
+    ("arguments", "where"), [({"protocol": "ll"}, "protocol"), ({"collective": allgather(3)}, "program")]
 )
 def test_what_does_not_fit_is_named(arguments, where):
     """An unknown protocol, or a collective for another number of ranks, is refused; the error names the

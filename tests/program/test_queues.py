@@ -136,10 +136,7 @@ def random_program(seed):
         for place, rank in enumerate(path):
             operation = "receive-send" if 0 < place < len(path) - 1 else "receive" if place else "send"
             step = Step(
-                operation,
-                slot if operation == "send" else None,
-                slot if operation != "send" else None,
-                count,
+                operation, slot if operation == "send" else None, slot if operation != "send" else None, count
             )
             own = steps.setdefault((rank, channel), [])
             # Steps mostly in order of messages; sometimes one is moved to the front, which may deadlock.

@@ -10,11 +10,7 @@ from taccl.schedule import timing
 from taccl.schedule.waits import Events, Waits
 from taccl.topology import fabrics, machines
 
-TOPOLOGIES = {
-    "torus": fabrics.torus(2, 4),
-    "star": fabrics.star(4),
-    "ndv2": machines.ndv2(),
-}
+TOPOLOGIES = {"torus": fabrics.torus(2, 4), "star": fabrics.star(4), "ndv2": machines.ndv2()}
 
 
 @pytest.mark.parametrize(

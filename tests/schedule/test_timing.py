@@ -144,11 +144,7 @@ def test_what_arrives_later_is_not_read():
     topology = linked("read before write", [0] * 3, [(2, 0, 0, 1), (1, 2, 0, 3), (0, 1, 0, 1)])
     problem = problem_of(topology, custom(3, [([0, 1, 2], [0]), ([1, 2], [2])], combining=True))
     schedule = exact_times(
-        problem,
-        chunk=[0, 1, 0, 0],
-        link=[0, 1, 1, 2],
-        starts=[0, 0, 3, 4],
-        reduce=[True, True, True, False],
+        problem, chunk=[0, 1, 0, 0], link=[0, 1, 1, 2], starts=[0, 0, 3, 4], reduce=[True, True, True, False]
     )
     assert starts_of(schedule) == {(0, 0): 0, (1, 1): 0, (0, 1): 3, (0, 2): 3}
 

@@ -377,12 +377,6 @@ def test_a_cbc_that_ran_out_of_time_did_not_crash(script, status, message, tmp_p
     monkeypatch.setattr(cbc, "_executable", lambda: str(fake))
     monkeypatch.setattr(cbc, "_OVERRUN_S", 0.3)
     monkeypatch.setattr(cbc, "_STOP_GRACE_S", 0.2)
-    payload = {
-        "model": knapsack().arrays().to_message(),
-        "seed": 0,
-        "threads": 1,
-        "hint": None,
-        "log": False,
-    }
+    payload = {"model": knapsack().arrays().to_message(), "seed": 0, "threads": 1, "hint": None, "log": False}
     answer = cbc.run(payload, Control(lambda news: None, 0.1))
     assert (answer["status"], answer["message"]) == (status, message)

@@ -123,11 +123,7 @@ def test_holds_follow_their_links_when_some_fail():
     left = without(star(3), links=[0, 4])
     for index, link in enumerate(left.links):
         held = {left.resources[hold.resource].name for hold in left.holds_of_link[index]}
-        assert held == {
-            f"link {link}",
-            f"port out {link.src} (switch)",
-            f"port in {link.dst} (switch)",
-        }
+        assert held == {f"link {link}", f"port out {link.src} (switch)", f"port in {link.dst} (switch)"}
     assert left.switches[0].links == (0, 1, 2, 3)
 
 

@@ -25,10 +25,7 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 #: {layout: collectives that accept an operand in it}.
-_COLLECTIVES = {
-    "sliced(0)": ["allgather", "alltoall", "send"],
-    "partial": ["allreduce", "reduce_scatter"],
-}
+_COLLECTIVES = {"sliced(0)": ["allgather", "alltoall", "send"], "partial": ["allreduce", "reduce_scatter"]}
 _AXIS = {"alltoall": 1, "reduce_scatter": 0}
 
 

@@ -207,8 +207,7 @@ def _with_size(problem: Problem, size_bytes: int) -> Problem:
     """Return the problem with all chunks scaled in proportion, rounded up to bytes as in `make_problem`."""
     if problem.size_bytes is None:
         raise InputError(
-            "the schedule's size is unknown, so it cannot be scaled; leave the size out",
-            where="size",
+            "the schedule's size is unknown, so it cannot be scaled; leave the size out", where="size"
         )
     size_chunks = problem.collective.size_chunks
     whole = -(-problem.size_bytes // size_chunks) if size_chunks else 0

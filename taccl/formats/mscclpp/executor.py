@@ -60,8 +60,7 @@ def run_plan(plan: Mapping[str, Any], *, root: int = 0, races: bool = True) -> b
     """
     if not plan.get("gpus"):
         raise FormatError(
-            "found no gpus; expected one for each rank: convert the schedule or program again",
-            where="plan",
+            "found no gpus; expected one for each rank: convert the schedule or program again", where="plan"
         )
     run: _PlanRun | None = None
     try:

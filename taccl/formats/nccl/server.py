@@ -82,9 +82,7 @@ def build_servers(server: PcieServer, wiring: Wiring, *, profile: str, notes: It
             where=f"{server.name}: nodes",
         )
     builder = TopologyBuilder(
-        f"{server.name} x{nodes}",
-        [node for node in range(nodes) for _ in range(size)],
-        profile=profile,
+        f"{server.name} x{nodes}", [node for node in range(nodes) for _ in range(size)], profile=profile
     )
     shared = _Shared(builder)
     by_pcie = pairs_by_pcie(server, wiring.pcie)

@@ -248,8 +248,7 @@ def _given_nvlinks(nvlinks: int | Mapping[tuple[int, int], int], num_gpus: int) 
         low, high = sorted(pair)
         if not 0 <= low < high < num_gpus:
             raise TopologyError(
-                f"found {quoted(pair)}; expected two different GPUs of 0-{num_gpus - 1}",
-                where="nvlinks",
+                f"found {quoted(pair)}; expected two different GPUs of 0-{num_gpus - 1}", where="nvlinks"
             )
         if pairs.setdefault((low, high), check_count(count, where=f"nvlinks: {pair}")) != count:
             raise TopologyError(f"found two counts for the pair {low}, {high}; give one", where="nvlinks")

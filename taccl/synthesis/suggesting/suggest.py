@@ -297,12 +297,7 @@ def compiled_schedule(
     if not (suits(problem) and has_kernels(problem, options, give_up)):
         return None
     return schedule_large(
-        problem,
-        merges=True,
-        num_runs=1,
-        seed=options.seed,
-        time_limit_s=time_limit_s,
-        deadline=give_up,
+        problem, merges=True, num_runs=1, seed=options.seed, time_limit_s=time_limit_s, deadline=give_up
     )
 
 

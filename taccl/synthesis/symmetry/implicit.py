@@ -183,9 +183,7 @@ def synthesize_implicit(
 
 
 def implicit_translations(
-    fabric: str | NamedFabric | Topology | Translations,
-    *,
-    group: Sequence[Sequence[int]] | None = None,
+    fabric: str | NamedFabric | Topology | Translations, *, group: Sequence[Sequence[int]] | None = None
 ) -> Translations:
     """Translations of a fabric, or of the ring through a mesh.
 

@@ -67,9 +67,7 @@ class _Partial:
 
 
 def pack_trees(
-    capacity: Ints,
-    counts: Sequence[int],
-    length: NDArray[np.float64] | None = None,
+    capacity: Ints, counts: Sequence[int], length: NDArray[np.float64] | None = None
 ) -> list[Tree]:
     """Spanning trees out of each root that together use each edge at most as often as its capacity.
 

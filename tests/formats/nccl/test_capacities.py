@@ -110,8 +110,7 @@ def _near(tmp_path, num_gpus, num_nics, num_nvlinks=18):
 
 
 @pytest.mark.parametrize(
-    ("num_gpus", "num_nics", "rank"),
-    [(1, 1, 20), (2, 2, 20), (2, 4, 40), (4, 2, 20), (2, 3, 48), (3, 2, 40)],
+    ("num_gpus", "num_nics", "rank"), [(1, 1, 20), (2, 2, 20), (2, 4, 40), (4, 2, 20), (2, 3, 48), (3, 2, 40)]
 )
 def test_every_near_nic_is_kept(tmp_path, num_gpus, num_nics, rank):
     """A node sends at the total rate of its NICs of 20 GB/s; a rank at its share, limited by PCIe 5."""

@@ -505,10 +505,7 @@ def test_speeds_of_nics_are_read_wherever_they_are_stated(tmp_path, net, speed, 
         ([_gpu(0, []), '<nic><net name="x"/></nic>'], "nic_gb_per_s="),
         ([_gpu(0, []), '<nic><net name="x" speed="1" latency="-1"/></nic>'], "latency='-1'"),
         (["</cpu><cpu>", _gpu(0, []), '</cpu><cpu numaid="0">'], "CPU 0 twice"),
-        (
-            ['</cpu><cpu numaid="1" host_hash="0x1"/><cpu numaid="2" host_hash="0x2">', _gpu(0, [])],
-            "2 hosts",
-        ),
+        (['</cpu><cpu numaid="1" host_hash="0x1"/><cpu numaid="2" host_hash="0x2">', _gpu(0, [])], "2 hosts"),
         ([], "no GPU; expected"),
     ],
 )
