@@ -17,16 +17,16 @@ _MOST_FORMS = 11
 
 
 def build_times(problem: Problem, most_transfers: int, *, whole: bool = True) -> dict[str, float]:
-    """{name: estimated CPU seconds to build} of baselines with at most `most_transfers` transfers.
+    """{name: estimated CPU seconds to build} of baselines with at most `most_transfers` transfers per phase.
 
     - `whole`: Some baselines build several forms (variants) and keep the best. True for the time of all
       forms, False for that of the first one.
     """
     per_link_s = 2e-5 * len(problem.topology.links)
     starting, ending = ends_of(problem)
-    phases = 1 + problem.collective.sums_up
+    num_phases = phases_of(problem)
     transfers = {
-        name: int(starting @ ending) if name == "one-shot" else num_arrivals(problem) * phases
+        name: int(starting @ ending) if name == "one-shot" else num_arrivals(problem) * num_phases
         for name in BASELINES
         if row_of(name).competes
     }
@@ -35,8 +35,13 @@ def build_times(problem: Problem, most_transfers: int, *, whole: bool = True) ->
     return {
         name: per_link_s + row_of(name).build_s * max(count, min(most[name], _MOST_FORMS * count)) / 10_000
         for name, count in transfers.items()
-        if count <= most_transfers
+        if count <= most_transfers * (1 if name == "one-shot" else num_phases)
     }
+
+
+def phases_of(problem: Problem) -> int:
+    """Number of phases: 2 if sums are made and then spread, as in an allreduce; else 1."""
+    return 1 + (problem.collective.sums_up and not problem.collective.stays_at_roots)
 
 
 def ends_of(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

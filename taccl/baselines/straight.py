@@ -124,7 +124,7 @@ def least_one_shot_us(problem: Problem) -> float:
 
 def _fastest_order(problem: Problem) -> Sends:
     """Sends in pairwise order; if there are few and they finish late, in the fastest of three orders."""
-    sends, busy_us = _exchange(problem), exchange_us(problem)
+    sends, busy_us = _exchange(problem)
     if len(sends.chunk) > _FEW_TRANSFERS:
         return sends
     found = sends.schedule(problem, producer="pairwise")
@@ -133,27 +133,49 @@ def _fastest_order(problem: Problem) -> Sends:
     return Sends.of(fastest((found, listed(found), listed(found, longest_first=True))))
 
 
-def _exchange(problem: Problem) -> Sends:
-    """Sends in the steps of a pairwise exchange; relayed chunks are forwarded during the next step."""
+def _exchange(problem: Problem) -> tuple[Sends, Floats]:
+    """Sends in the steps of a pairwise exchange, and the time in us that their bytes hold each resource.
+
+    Relayed chunks are forwarded during the next step.
+    """
     check_least(problem)
     topology, (chunk, src, dst) = problem.topology, _pairs(problem)
     pair, hop, link = ShortestRoutes.of(problem).hops(src, dst)
+    busy_us = busy_by_bytes_us(problem, chunk[pair], link)
     far, near = _shifts(topology, src, dst)
     # Relayed chunks go first, so that sends of direct chunks overlap with the last hops of relayed ones.
-    keys = np.stack((far, -np.bincount(pair, minlength=len(chunk)), near))
-    number = np.unique(keys, axis=1, return_inverse=True)[1].ravel()
+    hops = np.bincount(pair, minlength=len(chunk))
+    width = 1 + near.max(initial=0)
+    keys = (far * (1 + hops.max(initial=0)) + hops.max(initial=0) - hops) * width + near
+    number = np.unique(keys, return_inverse=True)[1]
     step = number[pair] + hop
     order = np.lexsort((chunk[pair], dst[pair], src[pair], number[pair], step))
     pair, link, step = pair[order], link[order], step[order]
     ends = src[pair] * topology.num_ranks + dst[pair]
     # Chunks with the same source, destination and step are one message. Each message gets a turn in its step.
     first = np.flatnonzero((np.diff(ends, prepend=-1) != 0) | (np.diff(step, prepend=-1) != 0))
-    busy_us, turns = exchange_us(problem), list[int]()
-    for here in np.split(first, np.flatnonzero(np.diff(step[first])) + 1):
-        turns += turns_of([topology.holds_of_link[e] for e in link[here].tolist()], busy_us)
+    turns = np.zeros(len(first), np.int64)
+    for now in _crowded(topology, link[first], step[first], busy_us):
+        begin, end = np.searchsorted(step[first], [now, now + 1])
+        here = link[first[begin:end]].tolist()
+        turns[begin:end] = turns_of([topology.holds_of_link[e] for e in here], busy_us)
     message = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(pair))))
-    order = np.lexsort((np.array(turns, np.int64)[message], step))
-    return sends_over(problem, chunk[pair[order]], link[order], message[order])
+    order = np.lexsort((turns[message], step))
+    return sends_over(problem, chunk[pair[order]], link[order], message[order]), busy_us
+
+
+def _crowded(topology: Topology, link: Ints, step: Ints, busy_us: Floats) -> list[int]:
+    """Steps in which two sends hold the same busiest resource of their sender or of their receiver."""
+    holds = hold_columns(topology)
+    send, hold = holds.of_sends(link)
+    resource, receives = holds.resource[hold], holds.receives[hold]
+    order = np.lexsort((-busy_us[resource], receives, send))
+    send, receives, resource = send[order], receives[order], resource[order]
+    busiest = np.flatnonzero((np.diff(send, prepend=-1) != 0) | (np.diff(receives, prepend=False) != 0))
+    keys = (2 * step[send] + receives) * len(topology.resources) + resource
+    found, counts = np.unique(keys[busiest], return_counts=True)
+    steps: list[int] = np.unique(found[counts > 1] // (2 * len(topology.resources))).tolist()
+    return steps
 
 
 def exchange_us(problem: Problem) -> Floats:

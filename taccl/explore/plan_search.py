@@ -13,7 +13,7 @@ from taccl._internal.units import format_count, format_gap, format_size
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.simulation.simulate import simulate
 from taccl.baselines import BASELINES
-from taccl.baselines.build_times import build_times, num_arrivals
+from taccl.baselines.build_times import build_times, num_arrivals, phases_of
 from taccl.errors import ExportError, InfeasibleError, InputError, NoSolutionError
 from taccl.explore.plan_programs import runnable
 from taccl.explore.plan_ranges import PlanRange
@@ -58,7 +58,7 @@ def _spread(count: int) -> list[int]:
 
 def finishing_time(problem: Problem) -> float:
     """Estimated seconds to time, lower and write the smallest schedule of a problem."""
-    return busy_factor() * _FINISH_S * num_arrivals(problem) * (1 + problem.collective.sums_up)
+    return busy_factor() * _FINISH_S * num_arrivals(problem) * phases_of(problem)
 
 
 def _work_per_send(lowering: dict[str, Any]) -> float:

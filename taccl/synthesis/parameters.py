@@ -90,7 +90,7 @@ class PortfolioParameters(_Group):
     baseline_least_s: float = 0.1  # baselines that take fewer seconds are tried even after the time limit
     first_share: float = 0.2  # share of the time for baselines that run before the search
     best_share: float = 0.5  # share of the time that the usually best baseline may take before the search
-    first_transfers: int = 100_000  # max transfers of a baseline that runs before the search
+    first_transfers: int = 100_000  # max transfers per phase of a baseline before the search
     # Max transfers of the schedule balanced over dimensions, the only baseline within the search if there are
     # more than `baseline_arrivals` arrivals.
     balanced_transfers: int = 2_000_000

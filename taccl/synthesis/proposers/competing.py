@@ -15,7 +15,7 @@ from taccl._internal.deadline import Deadline, OutOfTime, busy_factor
 from taccl._internal.units import format_s
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
-from taccl.baselines.build_times import are_pairs, ends_of, num_arrivals
+from taccl.baselines.build_times import are_pairs, ends_of, num_arrivals, phases_of
 from taccl.baselines.build_times import build_times as baseline_times
 from taccl.baselines.spread import complete_so_far, without_sketch
 from taccl.baselines.table import BASELINES, row_of
@@ -88,7 +88,7 @@ def is_small(problem: Problem) -> bool:
 
 def reserve_s(problem: Problem, left_s: float, budget: BudgetParameters) -> float:
     """Seconds of `left_s` to reserve for the verifier and the bound at the end."""
-    transfers, links = num_arrivals(problem) * (1 + problem.collective.sums_up), len(problem.topology.links)
+    transfers, links = num_arrivals(problem) * phases_of(problem), len(problem.topology.links)
     work_s = _RESERVE_S_PER_LINK * links + _RESERVE_S_PER_TRANSFER * transfers
     kept_s = busy_factor() * max(budget.reserve_s, work_s)
     return max(budget.reserve_s, min(kept_s, _MOST_RESERVE_SHARE * left_s))
@@ -172,7 +172,7 @@ def _offer_quickest(
             num_runs = _UNEVEN_RUNS if uneven else 1
             offer_compiled(search, budget_s=limit.left_s, num_runs=num_runs, late_s=late_s)
             continue
-        verify_s = factor * _VERIFY_S * num_arrivals(problem) * (1 + problem.collective.sums_up)
+        verify_s = factor * _VERIFY_S * num_arrivals(problem) * phases_of(problem)
         last = limit if is_known else late
         # Variants of a baseline may finish far sooner than its first form, so they get extra time.
         has_variants = not (is_known or row_of(name).forms_transfers)

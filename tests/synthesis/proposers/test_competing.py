@@ -8,6 +8,7 @@ import pytest
 import taccl
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.baselines import BASELINES
+from taccl.baselines.build_times import build_times, phases_of
 from taccl.errors import InputError
 from taccl.synthesis.proposers import competing, table
 from taccl.synthesis.proposers.compiling import compile_named
@@ -190,6 +191,17 @@ def test_the_estimate_for_multiplying_includes_all_its_forms():
     first, whole = (competing.build_times(problem, 10**6, 10**9, whole=each) for each in (False, True))
     assert whole["multiplying"] > 8 * first["multiplying"]
     assert whole["ring"] == first["ring"]
+
+
+@pytest.mark.parametrize(
+    ("collective", "phases"), [("allgather", 1), ("reduce-scatter", 1), ("allreduce", 2)]
+)
+def test_a_limit_on_transfers_is_for_each_phase(collective, phases):
+    """Baselines are left out by their transfers per phase: an allreduce has those that an allgather has."""
+    problem = taccl.make_problem(taccl.topologies.ring(8), collective, size_bytes="1MB")
+    assert phases_of(problem) == phases
+    assert "pairwise" in build_times(problem, 8 * 8)
+    assert "pairwise" not in build_times(problem, 8 * 8 - 9)
 
 
 @pytest.mark.parametrize(
