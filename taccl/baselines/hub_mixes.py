@@ -2,6 +2,7 @@
 
 Each plan (`taccl.baselines.line_hubs`) leaves some links idle in some steps. A linear program chooses the
 plans' shares of the chunks such that all steps together take the least time. A local search rounds them.
+On small meshes, plans by trees of any shape are added (`taccl.baselines.mesh_trees`).
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from taccl._internal.caching import cached
-from taccl.baselines.hubs import PartPlan, plan_sends, soonest_hub_plan
+from taccl.baselines.hubs import PartPlan, soonest_hub_plan
 from taccl.baselines.line_hubs import classes_of_links, distinct_images, images, late_plans, least_steps
+from taccl.baselines.mesh_trees import MeshTrees, Solved
 from taccl.solvers.highs import minimise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taccl.baselines.hubs import PlanSends
-    from taccl.baselines.line_hubs import Floats, LatePlan, LatePlans
+    from taccl.baselines.line_hubs import Floats, MeshPlan, MeshPlans
     from taccl.baselines.moves import Ints
     from taccl.problem.problem import Problem
     from taccl.topology.products import Dimensions
@@ -39,10 +41,21 @@ _SHARES = (3, 4, 6, 8, 12, 16, 24)
 _PAYS = 0.995
 #: Number of plans, with the least reduced costs, among which the shares are divided.
 _MOST_CANDIDATES = 150
+#: Max ranks of a mesh whose chunks may also follow trees (up to about 3 s). On larger meshes, equal shares of
+#: many plans lose what trees gain.
+_MOST_RANKS_OF_TREES = 16
 #: Times in us, or shares, up to this are zero.
 _NONE = 1e-9
 #: Weight of uneven loads in the local search; it decides between mixes of equal finish.
 _UNEVEN = 1e-3
+
+
+class _Mixed(NamedTuple):
+    """Plans, their best shares if these need not be equal, and the estimated finish in us."""
+
+    finish_us: float
+    plans: MeshPlans
+    shares: Floats
 
 
 class HubMix(NamedTuple):
@@ -52,7 +65,7 @@ class HubMix(NamedTuple):
     - `finish_us`: Estimated finish.
     """
 
-    plans: tuple[tuple[LatePlan, int], ...]
+    plans: tuple[tuple[MeshPlan, int], ...]
     dims: Dimensions
     finish_us: float
 
@@ -62,7 +75,7 @@ class HubMix(NamedTuple):
     def groups(self) -> Iterator[tuple[PlanSends, list[Ints]]]:
         """Yield (sends, permutations of the ranks) for each plan."""
         for plan, number in self.plans:
-            sends = plan_sends(self.dims, plan.phases(self.dims))
+            sends = plan.sends(self.dims)
             yield sends, distinct_images(self.dims, sends) * number
 
     @property
@@ -100,25 +113,66 @@ def soonest_mix(problem: Problem, dims: Dimensions) -> HubMix | None:
         return None
     if any(each.kind != "line" and each.size > 2 for each in dims):
         return None
-    found = _soonest(problem.topology, dims, sum(problem.chunk_bytes))
-    return None if found is None else _rounded(problem, dims, *found)
-
-
-@cached
-def _soonest(topology: Topology, dims: Dimensions, num_bytes: int) -> tuple[LatePlans, Floats] | None:
-    """Plans among which the chunks are divided, and shares that need not be equal; None if there are none."""
-    finish_us, late, best = math.inf, 0, None
-    steps = least_steps(topology, dims)
-    while late <= _STEPS_AFTER and (plans := late_plans(topology, dims, steps)) is not None:
-        late += best is not None
-        found = _shares(topology, dims, plans, num_bytes)
-        if found is not None and found[0] < finish_us:
-            finish_us, late, best = found[0], 0, (plans.only(found[1]), found[2])
-        steps += 1
+    best: HubMix | None = None
+    for mixed in _soonest(problem.topology, dims, sum(problem.chunk_bytes)):
+        mix = _rounded(problem, dims, mixed.plans, mixed.shares)
+        if mix is not None and (best is None or mix.finish_us < _PAYS * best.finish_us):
+            best = mix
     return best
 
 
-def _rounded(problem: Problem, dims: Dimensions, plans: LatePlans, weights: Floats) -> HubMix | None:
+@cached
+def _soonest(topology: Topology, dims: Dimensions, num_bytes: int) -> list[_Mixed]:
+    """Best mixes if shares need not be equal: one of hubs alone, and one with trees if it finishes first."""
+    finish_us, late, found = math.inf, 0, dict[int, _Mixed]()
+    steps = least_steps(topology, dims)
+    while late <= _STEPS_AFTER and (plans := late_plans(topology, dims, steps)) is not None:
+        late += finish_us < math.inf
+        mixed = _shares(topology, dims, plans, num_bytes)
+        if mixed is not None:
+            found[steps] = mixed
+            if mixed.finish_us < finish_us:
+                finish_us, late = mixed.finish_us, 0
+        steps += 1
+    if not found:
+        return []
+    best = min(found.values(), key=lambda mixed: mixed.finish_us)
+    if dims.num_ranks > _MOST_RANKS_OF_TREES:
+        return [best]
+    with_trees = _with_trees(topology, dims, found, num_bytes)
+    return [best] if with_trees is best else [best, with_trees]
+
+
+def _with_trees(topology: Topology, dims: Dimensions, found: dict[int, _Mixed], num_bytes: int) -> _Mixed:
+    """Best mix in which chunks may also follow trees.
+
+    More steps than for the best mix without trees are tried as long as the finish falls, if a send may both
+    add and copy.
+
+    - `found`: {number of steps: best mix without trees}.
+    """
+    alpha, beta = _us_of_classes(topology, dims, num_bytes)
+    trees = MeshTrees(dims, *classes_of_links(topology, dims)[:2])
+    steps = min(found, key=lambda number: found[number].finish_us)
+    best, last_us, grown = found[steps], math.inf, []
+    while steps in found:
+        plans = found[steps].plans
+        plans = trees.added(
+            plans, np.zeros(plans.loads.shape[1:], bool), lambda loads: _solved(loads, alpha, beta)
+        )
+        each = _solved(plans.loads, alpha, beta)
+        if each is None or each.finish_us > _PAYS * last_us:
+            break
+        last_us = each.finish_us
+        grown.append((last_us, plans))
+        steps += 1
+    for least_us, plans in reversed(grown):
+        if least_us < best.finish_us:
+            best = _shares(topology, dims, plans, num_bytes, trees, best.finish_us) or best
+    return best
+
+
+def _rounded(problem: Problem, dims: Dimensions, plans: MeshPlans, weights: Floats) -> HubMix | None:
     """Mix in equal shares; None if it has too many chunks.
 
     - `weights`: (num_plans,) best shares of the plans if they need not be equal.
@@ -130,7 +184,7 @@ def _rounded(problem: Problem, dims: Dimensions, plans: LatePlans, weights: Floa
         counts, finish_us = _divided(plans.loads, weights, us, shares)
         numbers = []
         for j in np.flatnonzero(counts).tolist():
-            copies = distinct_images(dims, plan_sends(dims, plans.plans[j].phases(dims)))
+            copies = distinct_images(dims, plans.plans[j].sends(dims))
             numbers.append((plans.plans[j], int(counts[j]) * num_images // len(copies)))
         least = math.gcd(*(number for _, number in numbers))
         mix = HubMix(tuple((plan, number // least) for plan, number in numbers), dims, finish_us)
@@ -147,7 +201,7 @@ def _rounded(problem: Problem, dims: Dimensions, plans: LatePlans, weights: Floa
 def _divided(loads: Floats, weights: Floats, us: tuple[Floats, Floats], shares: int) -> tuple[Ints, float]:
     """(number of shares of each plan, estimated finish in us), by local search from rounded shares.
 
-    - `loads`: (num_plans, 2, num_classes, num_steps), as in `LatePlans`.
+    - `loads`: (num_plans, 2, num_classes, num_steps), as in `MeshPlans`.
     - `weights`: (num_plans,) best shares of the plans if they need not be equal.
     - `us`: As from `_us_of_classes`.
     """
@@ -191,41 +245,63 @@ def _divided(loads: Floats, weights: Floats, us: tuple[Floats, Floats], shares: 
 
 
 def _shares(
-    topology: Topology, dims: Dimensions, plans: LatePlans, num_bytes: int
-) -> tuple[float, Ints, Floats] | None:
-    """(least finish in us, likely plans, best share of each); None if a linear program has no solution.
+    topology: Topology,
+    dims: Dimensions,
+    plans: MeshPlans,
+    num_bytes: int,
+    trees: MeshTrees | None = None,
+    limit_us: float = math.inf,
+) -> _Mixed | None:
+    """Mix with the least finish; None if a linear program has no solution.
 
-    The time of a step is at least alpha plus the bytes of each link times its beta. A send either adds or
-    copies. So a link that would do both in a step keeps the larger load, and plans with the other are left
-    out of the next program. Plans with a share come first, then others by reduced cost.
+    A send either adds or copies. So a link that would do both in a step keeps the larger load, and plans with
+    the other are left out of the next program. Plans with a share come first, then others by reduced cost.
+
+    - `trees`: Adds trees to the plans that are left.
+    - `limit_us`: None is also returned if the finish is not below this limit.
     """
     alpha, beta = _us_of_classes(topology, dims, num_bytes)
-    _, _, num_classes, num_steps = plans.loads.shape
-    num_rows, kept = num_classes * num_steps, np.arange(len(plans.loads))
-    row = np.arange(num_rows)
-    while len(kept):
-        loads, count = plans.loads[kept], len(kept)
-        plan, _, kind, step = at = np.nonzero(loads)
-        entries = (
-            np.concatenate((kind * num_steps + step, row, np.full(count, num_rows))),
-            np.concatenate((plan, count + row % num_steps, np.arange(count))),
-            np.concatenate((loads[at] * beta[kind], np.full(num_rows, -1.0), np.ones(count))),
-        )
-        cost = np.concatenate((np.zeros(count), np.ones(num_steps)))
-        found = minimise(cost, entries, (np.repeat(-alpha, num_steps), [1.0]), method="simplex")
-        if found is None:
+    closed = np.zeros(plans.loads.shape[1:], bool)
+    while len(plans.loads):
+        if trees is not None and closed.any():
+            plans = trees.added(plans, closed, lambda loads: _solved(loads, alpha, beta))
+        loads = plans.loads
+        found = _solved(loads, alpha, beta)
+        if found is None or found.finish_us >= limit_us:
             return None
-        shares = found.values[:count]
-        both = np.einsum("j,jkrs->krs", shares, loads)
+        both = np.einsum("j,jkrs->krs", found.shares, loads)
         clash = (both > _NONE).all(axis=0)
         if not clash.any():
-            duals = found.duals[:num_rows].reshape(num_classes, num_steps) * beta[:, None]
-            reduced = -np.einsum("jkrs,rs->j", loads, duals) - found.duals[num_rows]
-            likely = np.lexsort((reduced, -np.where(shares > _NONE, shares, 0)))[:_MOST_CANDIDATES]
-            return found.objective, kept[likely], shares[likely]
-        less = clash & (both.argmin(axis=0) == np.arange(2)[:, None, None])
-        kept = kept[~(loads[:, less] > 0).any(axis=1)]
+            reduced = np.einsum("jkrs,rs->j", loads, found.prices) - found.plan_price
+            likely = np.lexsort((reduced, -np.where(found.shares > _NONE, found.shares, 0)))[
+                :_MOST_CANDIDATES
+            ]
+            return _Mixed(found.finish_us, plans.only(likely), found.shares[likely])
+        closed |= clash & (both.argmin(axis=0) == np.arange(2)[:, None, None])
+        plans = plans.only(np.flatnonzero(~(loads[:, closed] > 0).any(axis=1)))
     return None
+
+
+def _solved(loads: Floats, alpha: Floats, beta: Floats) -> Solved | None:
+    """Best shares of plans if a send may both add and copy; None if the linear program has no solution.
+
+    The time of a step is at least alpha plus the bytes of each link times its beta.
+    """
+    count, _, num_classes, num_steps = loads.shape
+    num_rows = num_classes * num_steps
+    row = np.arange(num_rows)
+    plan, _, kind, step = at = np.nonzero(loads)
+    entries = (
+        np.concatenate((kind * num_steps + step, row, np.full(count, num_rows))),
+        np.concatenate((plan, count + row % num_steps, np.arange(count))),
+        np.concatenate((loads[at] * beta[kind], np.full(num_rows, -1.0), np.ones(count))),
+    )
+    cost = np.concatenate((np.zeros(count), np.ones(num_steps)))
+    found = minimise(cost, entries, (np.repeat(-alpha, num_steps), [1.0]), method="simplex")
+    if found is None:
+        return None
+    prices = -found.duals[:num_rows].reshape(num_classes, num_steps) * beta[:, None]
+    return Solved(found.objective, found.values[:count], prices, float(found.duals[num_rows]))
 
 
 def _us_of_classes(topology: Topology, dims: Dimensions, num_bytes: int) -> tuple[Floats, Floats]:

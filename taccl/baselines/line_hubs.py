@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from functools import cache
 from itertools import combinations_with_replacement, permutations, product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from taccl._internal.caching import cached
-from taccl.baselines.hubs import RingPlan, RingSend, phases
+from taccl.baselines.hubs import RingPlan, RingSend, phases, plan_sends
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -61,23 +61,35 @@ class LatePlan(NamedTuple):
         plans = {k: line_plan(size, self.lines[k]) for k, size in enumerate(dims.sizes)}
         return phases(dims, plans, self.order, self.waits)
 
+    def sends(self, dims: Dimensions) -> PlanSends:
+        """Columns of the sends."""
+        return plan_sends(dims, self.phases(dims))
 
-class LatePlans(NamedTuple):
+
+class MeshPlan(Protocol):
+    """Plan of an allreduce on a mesh, in steps."""
+
+    def sends(self, dims: Dimensions) -> PlanSends:
+        """Columns of the sends."""
+        ...
+
+
+class MeshPlans(NamedTuple):
     """Plans with equal numbers of steps, and the mean number of their sends over a link of each class.
 
     - `loads`: (num_plans, 2, num_classes, num_steps): sends that copy, then sends that are added up.
     """
 
-    plans: list[LatePlan]
+    plans: Sequence[MeshPlan]
     loads: Floats
 
-    def only(self, some: Ints) -> LatePlans:
+    def only(self, some: Ints) -> MeshPlans:
         """Some of the plans."""
-        return LatePlans([self.plans[j] for j in some.tolist()], self.loads[some])
+        return MeshPlans([self.plans[j] for j in some.tolist()], self.loads[some])
 
 
 @cached
-def late_plans(topology: Topology, dims: Dimensions, num_steps: int) -> LatePlans | None:
+def late_plans(topology: Topology, dims: Dimensions, num_steps: int) -> MeshPlans | None:
     """Plans of `num_steps` steps whose loads differ; None if there are too many."""
     bases = [each for each in _plans_without_waits(topology, dims) if each[2] <= num_steps]
     num_gaps = 3 * len(dims) + 1
@@ -100,7 +112,7 @@ def late_plans(topology: Topology, dims: Dimensions, num_steps: int) -> LatePlan
                 first += part.shape[1]
             found.setdefault(load.tobytes(), (LatePlan(lines, order, tuple(waits[:-1].tolist())), load))
     plans, loads = zip(*found.values(), strict=True)
-    return LatePlans([*plans], np.stack(loads))
+    return MeshPlans([*plans], np.stack(loads))
 
 
 def least_steps(topology: Topology, dims: Dimensions) -> int:

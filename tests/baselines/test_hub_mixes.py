@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 import taccl
-from taccl.baselines import bucket
+from taccl.baselines import bucket, hub_mixes
 from taccl.baselines.hub_mixes import soonest_mix, soonest_plan
 from taccl.baselines.hubs import HubPlan, RingSend, hub_sends
 from taccl.baselines.line_hubs import Line, classes_of_links, line_plan
+from taccl.baselines.mesh_trees import MeshTrees
 from taccl.baselines.spread import cut_chunks, merging, without_sketch
 from taccl.topology.recognise import grid_of
 
@@ -43,6 +44,16 @@ def test_links_of_a_square_mesh_are_in_six_classes():
     assert np.count_nonzero(table >= 0) == 48
 
 
+def check_the_bucket_algorithm(sizes, num_bytes, finish_us):
+    """A mix finishes as estimated, and before other forms of the bucket algorithm."""
+    mix, found = mix_of(sizes, num_bytes)
+    assert taccl.verify(found).ok
+    assert mix.finish_us == pytest.approx(finish_us)
+    assert found.finish_us == pytest.approx(finish_us, rel=0.002)
+    problem = taccl.make_problem(taccl.topologies.mesh(*sizes), "allreduce", size_bytes=num_bytes)
+    assert bucket(problem).finish_us == found.finish_us
+
+
 @pytest.mark.parametrize(
     ("num_bytes", "finish_us"),
     [
@@ -52,18 +63,50 @@ def test_links_of_a_square_mesh_are_in_six_classes():
         (1_000_000, 11 * ALPHA + 11 / 12 * 1_000_000 * BETA),
     ],
 )
-def test_the_bucket_algorithm_takes_a_mix_if_it_finishes_first(num_bytes, finish_us):
-    """On a mesh of 4 x 4 a mix finishes as estimated, and before other forms of the algorithm."""
-    mix, found = mix_of((4, 4), num_bytes)
-    assert taccl.verify(found).ok
-    assert mix.finish_us == pytest.approx(finish_us)
-    assert found.finish_us == pytest.approx(finish_us, rel=0.002)
-    problem = taccl.make_problem(taccl.topologies.mesh(4, 4), "allreduce", size_bytes=num_bytes)
-    assert bucket(problem).finish_us == found.finish_us
+def test_the_bucket_algorithm_takes_a_mix_if_it_finishes_first(num_bytes, finish_us, monkeypatch):
+    """On a mesh of 4 x 4, hubs alone finish as estimated, and before other forms of the algorithm."""
+    monkeypatch.setattr(hub_mixes, "_MOST_RANKS_OF_TREES", 0)
+    check_the_bucket_algorithm((4, 4), num_bytes, finish_us)
 
 
 @pytest.mark.parametrize(
-    "sizes", [(3,), (4,), (3, 5), (2, 4), pytest.param((2, 3, 4), marks=pytest.mark.slow)]
+    ("sizes", "num_bytes", "num_steps", "share"),
+    [
+        # Hubs alone take 8.54 us.
+        ((3, 3), 288_000, 7, 5 / 6),
+        # Hubs alone take 5.74 us.
+        pytest.param((4, 4), 64_000, 8, 41 / 32, marks=pytest.mark.slow),
+    ],
+)
+def test_trees_of_any_shape_finish_before_hubs_of_lines(sizes, num_bytes, num_steps, share):
+    """Trees need not lead along one dimension after another, so the busiest links of each step carry less."""
+    check_the_bucket_algorithm(sizes, num_bytes, num_steps * ALPHA + share * num_bytes * BETA)
+
+
+@pytest.mark.parametrize("sizes", [(4,), (2, 3), (2, 2, 3)])
+def test_tree_plans_spread_every_contribution(sizes):
+    """A plan has a send to and from each rank but the root; sums grow until the root has all."""
+    made = taccl.topologies.mesh(*sizes)
+    dims = grid_of(made)
+    table, size, _ = classes_of_links(made, dims)
+    trees, num_steps = MeshTrees(dims, table, size), 2 * sum(sizes)
+    prices = np.random.default_rng(1).random((2, len(size), num_steps))
+    plans = trees.cheapest(prices)
+    assert plans
+    for plan in plans:
+        has = np.eye(dims.num_ranks, dtype=bool)
+        for step in range(num_steps):
+            now = np.flatnonzero(plan.step == step)
+            before = has.copy()
+            for i in now:
+                assert not (plan.adds[i] & ~before[plan.src[i]]).any()
+                has[plan.dst[i]] |= plan.adds[i]
+        assert has.all() and len(plan.step) == 2 * (dims.num_ranks - 1)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(3,), (4,), (2, 4), *(pytest.param(each, marks=pytest.mark.slow) for each in ((3, 5), (2, 3, 4)))],
 )
 @pytest.mark.parametrize("num_bytes", [4_800, 480_000])
 def test_mixes_are_valid(sizes, num_bytes):
