@@ -176,6 +176,25 @@ def test_programs_end_in_time():
     assert limits and max(limits) <= 60
 
 
+def test_prices_of_too_long_a_horizon_prove_a_shorter_one(monkeypatch):
+    """One linear program suffices for a claim, also if its links are loaded less than fully."""
+    solved, loads = LinkLoads.priced, []
+
+    def priced(self, horizon, steps, *, limit_s):
+        if loads:
+            return None
+        found = solved(self, horizon, steps, limit_s=limit_s)
+        loads.append((horizon, found.load))
+        return found
+
+    monkeypatch.setattr(LinkLoads, "priced", priced)
+    problem = allreduce(taccl.topologies.torus(5, 5), 500_000)
+    (found,) = certificates(problem)
+    ((horizon, load),) = loads
+    assert 0.5 < load < 1 and found.check()
+    assert found.bound * problem.costs.ticks_per_us == pytest.approx(float(horizon) * load, rel=0.001)
+
+
 def test_flows_are_counted_in_advance():
     """The number of flows is that of all pairs of a hop and a send that leave time for the rest of the path."""
     topologies = taccl.topologies.ring(3), taccl.topologies.torus(4, 4), taccl.topologies.mesh(3, 4)

@@ -40,6 +40,8 @@ _ROUNDS = 6
 #: `_MARGIN`: logarithm of the load at which the search for the longest such horizon aims.
 #: `_SLOPE`: slope of this logarithm over that of the horizon, assumed until two horizons have been tried.
 _MARGIN, _SLOPE = 0.003, -2.5
+#: Share of a horizon that prices still prove once they are rounded.
+_LESS = 0.9995
 #: Denominator of horizons in ticks.
 _TICK = 2**10
 #: `_MOST_RANKS`: max number of ranks. `_MOST_STEPS`: max number of steps of a grid.
@@ -147,9 +149,12 @@ def link_time_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim
                 break
             times = tuple(TimePrices(*each) for each in found.times)
             prices = tuple(HopPrice(*each) for each in found.prices)
-            witness = LinkTime(whole, dims.sizes, loads.rings, steps, found.per_send, times, prices)
-            if found.load > 1 and _is_proven(facts, witness):
-                yield Claim(whole, what, witness)
+            # Prices that load the links less than fully prove a horizon that is shorter by as much.
+            less = Fraction(math.floor(horizon * found.load * _LESS * _TICK), _TICK)
+            proven = whole if found.load > 1 else less
+            witness = LinkTime(proven, dims.sizes, loads.rings, steps, found.per_send, times, prices)
+            if _is_proven(facts, witness):
+                yield Claim(proven, what, witness)
             tried[math.log(horizon)] = excess = math.log(found.load)
             if grids == _FINE and 0 <= excess < 2 * _MARGIN:
                 break
