@@ -4,7 +4,6 @@ import math
 import random
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
 
 import pytest
 
@@ -21,8 +20,10 @@ from tests.fuzzing import cases, some
 
 MB = 10**6
 
-#: Certificates of the exchange-time claims.
-certificates = partial(certificates_of, exchange_time_bounds, divisible=True, in_network=False)
+
+def certificates(problem):
+    """Certificate of the last claim, the largest one, as a list; empty without claims."""
+    return certificates_of(exchange_time_bounds, problem, divisible=True, in_network=False)[-1:]
 
 
 def cluster(nodes, size, *, near=(1, 0, 1), far=(4, 0, 4), rails=False):
@@ -105,6 +106,15 @@ def test_a_send_is_the_first_of_two_for_few_pairs(rails):
         assert len(pairs) <= most[s, f]
         joined.add(len(pairs))
     assert joined == ({0, 2, 6} if rails else {0, 6, 18})
+
+
+def test_each_longer_horizon_is_a_claim(monkeypatch):
+    """A search that a deadline ends has proven more than its first horizon."""
+    problem = allreduce(cluster(2, 2, near=(1, Fraction(1, 50), 4), far=(6, 0, 4)), MB)
+    monkeypatch.setattr(exchange_time, "_GRIDS", exchange_time._GRIDS[:1])
+    found = certificates_of(exchange_time_bounds, problem, divisible=True, in_network=False)
+    bounds = [each.bound for each in found]
+    assert len(bounds) > 1 and bounds == sorted(set(bounds))
 
 
 def test_the_certificate_proves_no_more(monkeypatch):

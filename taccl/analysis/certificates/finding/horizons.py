@@ -36,17 +36,25 @@ class HorizonSearch(Generic[W]):
         """Witness with the prices of two shape parameters, if they prove the horizon; else None."""
         raise NotImplementedError
 
-    def lengthened(self, cells: int, steps: tuple[float, ...]) -> Iterator[float]:
-        """Lengthen the horizon by each step as often as prices prove it; yield the horizons."""
-        best = self.start if self.best is None else float(self.best.horizon)
+    def lengthened(self, cells: int, steps: tuple[float, ...]) -> Iterator[W]:
+        """Lengthen the horizon by each step as often as prices prove it; yield each witness when it is found.
+
+        A caller with little time can thus use the last witness before its deadline.
+        """
+        best = self.start * (1 + steps[-1]) if self.best is None else float(self._found.horizon)
         if self.best is None:  # find prices that prove anything
-            best *= 1 + steps[-1]
-            if best > self.longest or not self._proves(best, cells):
+            if not self._proves(best, cells):
                 return
+            yield self._found
         for step in steps:
-            while best * (1 + step) <= self.longest and self._proves(best * (1 + step), cells):
+            while self._proves(best * (1 + step), cells):
                 best *= 1 + step
-                yield best
+                yield self._found
+
+    @property
+    def _found(self) -> W:
+        assert self.best is not None, "prices proved a horizon"
+        return self.best
 
     def _proves(self, horizon: float, cells: int) -> bool:
         """True if some prices prove that no schedule ends within `horizon` ticks; `best` keeps the witness.
@@ -54,6 +62,8 @@ class HorizonSearch(Generic[W]):
         The last shape of prices that proved a horizon is tried first, then those near it. All are tried as
         long as none has proved one.
         """
+        if horizon > self.longest:
+            return False
         one, two = self.shape
         shapes = sorted(
             product(*(range(len(each)) for each in self.families)),
