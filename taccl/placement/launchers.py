@@ -25,6 +25,7 @@ LAUNCHERS = ("mpich", "openmpi", "slurm", "torchrun")
 _SLOTS = re.compile(r"(?<![ \t])[ \t]+slots[ \t]*=[ \t]*(\d{1,6})([ \t]+max[_-]slots[ \t]*=[ \t]*\d+)?$")
 #: One of the hosts between commas, which may itself have commas in brackets.
 _LISTED = re.compile(r"(?:[^,\[]|\[[^\]]*(?:\]|$))+")
+_NUMBERED = re.compile(r":\d+$|^[A-Za-z].*\d|^\d+(?:\.\d+){3}$")
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:\d{1,6})?")
 #: Options with which Open MPI makes each line of a host file a rank, bound to a core as usual.
 _SEQUENTIALLY = " --map-by seq --bind-to core:if-supported"
@@ -47,8 +48,8 @@ esac
 def read_hosts(path: str | os.PathLike[str]) -> list[str]:
     """Host of every slot, in order, from a file with a line for each host or slot.
 
-    A line is ``name``, ``name:slots`` or ``name slots=number``. Several hosts with numbers may share a line,
-    with commas between them (``mpirun -H``). A name may be a list of SLURM such as ``node[01-04]``. ``#``
+    A line is ``name``, ``name:slots`` or ``name slots=number``. Several hosts may share a line, with commas
+    between them (``mpirun -H``). A name may be a list of SLURM such as ``node[01-04]``. ``#``
     begins a comment. A host without a number may be named again, once for each slot (``SLURM_HOSTFILE``,
     ``PBS_NODEFILE``).
 
@@ -85,11 +86,11 @@ def slots_by_host(hosts: Iterable[str]) -> dict[str, list[int]]:
 def _items(line: str) -> list[str]:
     """Entries of a line of a hostfile, without spaces around them.
 
-    The line is split at commas if it has brackets, or if every part states a number of slots (``a:4, b:4``).
-    Otherwise all of it is one entry.
+    The line is split at commas if it has brackets, or if every part has a number (``a:4, b1``).
+    Otherwise all of it is one entry: names without numbers, such as ``src,dst``, are the header of a table.
     """
     items = [item.strip() for item in _LISTED.findall(line)]
-    is_list = "[" in line or bool(items) and all(":" in item for item in items)
+    is_list = "[" in line or bool(items) and all(_NUMBERED.search(item) for item in items)
     return items if is_list else [line] if line else []
 
 

@@ -198,6 +198,7 @@ REFUSED = {
         ("reorder latency.csv --hostfile few", "the file exists"),
         # A host file with two slots on each host would assign the figures of host b to the second slot of a.
         ("reorder latency.csv --hosts twice", "found slot 1 on a, and row 1 of the figures is of b"),
+        ("reorder latency.csv --hosts domain", "found slot 0 on b.example, and row 0 of the figures is of a"),
         ("reorder ring:4 --hostfile hosts", "found no names of hosts; give them with --hosts"),
         ("reorder ring:4 --bandwidth 3", "--bandwidth: a topology contains it"),
         ("probe -o probe.json", "--ranks: found none; expected two ranks or more"),
@@ -293,6 +294,7 @@ def folder(tmp_path_factory):
         "latency.csv": "us,a,b,c,d\na,0,20,10,20\nb,20,0,20,10\nc,10,20,0,20\nd,20,10,20,0\n",
         "few": "a\nb\nc\n",
         "unnamed.log": table(sizes=(2**20, 2**30)),
+        "domain": "b.example\na.example\nc.example\nd.example\n",
         "twice": "a:2\nb:2\nc:2\nd:2\n",
         "old.svg": "mine",
         "old.html": "mine",

@@ -71,10 +71,11 @@ class TestHosts:
             ("a\na\nb\nb\n", "aabb"),
             ("a\nb\na\nb\n", "abab"),
             ("a:2,b:2\n", "aabb"),
+            ("a-0.x,b-1.x,10.0.0.1\n", ["a-0.x", "b-1.x", "10.0.0.1"]),
             ("# job 7\nn[1-2,4]\n", ["n1", "n2", "n4"]),
             ("n[01-02]:2, b\n", ["n01", "n01", "n02", "n02", "b"]),
         ],
-        ids=["PBS_NODEFILE", "SLURM_HOSTFILE", "mpirun -H", "SLURM_NODELIST", "mixed"],
+        ids=["PBS_NODEFILE", "SLURM_HOSTFILE", "mpirun -H", "mpirun --host", "SLURM_NODELIST", "mixed"],
     )
     def test_lists_of_schedulers_are_read(self, tmp_path, text, hosts):
         """A line for each slot, lists with commas, and SLURM's lists with brackets are read and recognised."""

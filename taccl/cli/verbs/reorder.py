@@ -178,14 +178,20 @@ def _hosts(options: argparse.Namespace) -> tuple[Topology | ProbedHosts, list[st
         if len(named) < topology.num_ranks:
             said = f"found {len(named)} slots for {topology.num_ranks} ranks; name a slot for each"
             raise InputError(said, where="--hosts")
-        listed = set(named)
+        listed = set(map(_short, named))
         for row, (host, slot) in enumerate(zip(measured, named, strict=False)):
-            if host != slot and host in listed:
+            if _short(host) != _short(slot) and _short(host) in listed:
                 said = f"found slot {row} on {shown(slot)}, and row {row} of the figures is of {shown(host)}"
                 raise InputError(f"{said}; list one slot for each row, in the order of rows", where="--hosts")
     elif not named and (options.hostfile or options.rankfile):
         raise InputError("found no names of hosts; give them with --hosts", where="--hostfile")
     return topology, named
+
+
+def _short(host: str) -> str:
+    """Name of a host without its domain; an address stays whole."""
+    name = host.partition(".")[0]
+    return host if name.isdigit() else name
 
 
 def _unused(named: list[str], num_ranks: int) -> list[str]:
