@@ -168,7 +168,7 @@ class PartPlan(Protocol):
         ...
 
     def groups(self) -> Iterable[tuple[PlanSends, Sequence[Ints]]]:
-        """(sends, permutations of the ranks) of groups of parts: one part per permuted copy of the sends."""
+        """(sends, permutations of the ranks); each permuted copy of the sends is for a part of the chunks."""
         ...
 
     def parts_per_chunk(self, problem: Problem) -> int:

@@ -104,7 +104,8 @@ class Room(NamedTuple):
 
     - `end`, (num_messages,) int64: End of each message.
     - `free`: Release time of each resource, then of the send and the receive port of each rank.
-    - `near`: Copies of the paths that flows take in one order: path f is that of flow f, for its size only.
+    - `near`: Copies of the paths that flows take in one rank order, for fast access: path f is that of flow
+      f, with times for the flow's message size alone.
     """
 
     end: NDArray[np.int64]
@@ -116,7 +117,7 @@ def chunk_sizes(algorithm: Algorithm, size_bytes: int) -> tuple[int, ...]:
     """Bytes of each chunk into which an algorithm cuts the data."""
     collective = algorithm.collective
     if algorithm.weights:
-        # Scale a schedule's own chunk sizes to the size asked for.
+        # Scale a schedule's own chunk sizes to the given size.
         before = max(1, sum(algorithm.weights) * (collective.size_chunks or 1) // collective.num_chunks)
         return tuple(max(1, -(-weight * size_bytes // before)) for weight in algorithm.weights)
     return (-(-size_bytes // collective.size_chunks),) * collective.num_chunks

@@ -144,7 +144,7 @@ class _Nodes(NamedTuple):
 
 
 def _nodes_of(facts: Facts) -> _Nodes | None:
-    """The nodes, if all are alike and share sums; None if the bound does not apply."""
+    """The nodes, if all are alike, and all ranks contribute to a sum that all want; else None."""
     if facts.multi or facts.made_at or facts.in_network or facts.only_switches_add or not facts.sums:
         return None
     sizes = Counter(facts.topology.node_of_rank)

@@ -167,8 +167,8 @@ def _earliest_ticks(num: int, had: list[int], *sources: tuple[Gates, list[int] |
     """`had`, then the earliest ticks at which a rank can hold data of 1, 2, ..., `num` further ranks.
 
     - `had`: Ticks for the data that the rank has from the start.
-    - `sources`: (bottleneck resources of some links into the rank, the senders' earliest ticks); None in
-      place of the senders' times if the result holds for senders, too.
+    - `sources`: (bottleneck resources of some links into the rank, earliest ticks of the senders of these
+      links). None in place of the ticks: those senders get data no earlier than the rank itself.
     """
     when = list(had)
     arrived = [np.full((len(gates.most), num), FOREVER) for gates, _ in sources]

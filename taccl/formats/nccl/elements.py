@@ -26,7 +26,8 @@ _PCIE_UNITS_UNKNOWN, _LANES_UNKNOWN = 60, 16
 _MOST_LANES = 32
 _SPEED = re.compile(r"^(\d{1,3}?)(?:\.0+|(\.5))? ?GT/s")
 _MBIT_PER_S_UNKNOWN = 10_000
-#: Rate in Mbit/s from which a speed is in kbit/s, as libraries on Slingshot wrote it.
+#: Speeds of NICs are in Mbit/s. From this number on they are taken to be in kbit/s, as libraries on Slingshot
+#: wrote them.
 _KBIT_PER_S = 10_000_000
 _GPU, _NIC, _SWITCH, _NVSWITCH = "GPU", "NIC", "PCIe switch", "NVSwitch"
 #: PCI classes of GPUs: display controllers, and processing accelerators (AMD).
@@ -332,7 +333,8 @@ class System:
         self.server.lift_guesses()
         tree = self.server.tree
         for key, parent, name in reversed(self.bridges):
-            below = [tree.edges[child, key]["step"][1] for child in tree.predecessors(key) if child != parent]
+            children = [child for child in tree.predecessors(key) if child != parent]
+            below = [tree.edges[child, key]["limit"][1] for child in children]
             if not below or min(below) >= _VIRTUAL_BETA:
                 continue
             guess = "the rate of the fastest device below for a bridge that states one or two lanes of PCIe 1"

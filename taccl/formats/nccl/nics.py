@@ -23,7 +23,7 @@ _SAME_CAPACITY = 1e-9
 #: A local rank, and the direction in which it uses NICs.
 _User = tuple[int, Side]
 #: Name and beta in us per MB of a rate limit.
-_Step = tuple[str, Fraction]
+_Limit = tuple[str, Fraction]
 
 
 class Undercut(NamedTuple):
@@ -98,12 +98,12 @@ class Nics:
             f"{self.name(unit)}: {', '.join(map(str, ranks))}" for (ranks, _), unit in self.units.items()
         )
 
-    def steps(self, rank: int, side: Side) -> list[PathLimit]:
+    def limits(self, rank: int, side: Side) -> list[PathLimit]:
         """PCIe links from a local rank to its NICs, or back, each with the beta of its share of the bytes."""
         server, gpu, held = self._server, self._server.gpus[rank], dict[str, Fraction]()
         for nic, share in self._shares[side][rank].items():
             at = server.nics[nic].at
-            for name, beta, _ in server.steps(gpu, at) if side == "send" else server.steps(at, gpu):
+            for name, beta, _ in server.limits(gpu, at) if side == "send" else server.limits(at, gpu):
                 held[name] = held.get(name, Fraction(0)) + share * beta
         return [(name, beta, side) for name, beta in held.items()]
 
@@ -126,13 +126,13 @@ class Nics:
         If several slow the same NICs for a local rank, only the lowest rate is listed.
         """
         server = self._server
-        ways: dict[_User, set[_Step]] = defaultdict(set)
-        through: dict[_Step, set[int]] = defaultdict(set)
+        limits_of: dict[_User, set[_Limit]] = defaultdict(set)
+        through: dict[_Limit, set[int]] = defaultdict(set)
         for rank, (gpu, nics) in enumerate(zip(server.gpus, self.of_rank, strict=True)):
             for side, nic in product(_SIDES, nics):
                 ends = (gpu, server.nics[nic].at)
-                for name, beta, _ in server.steps(*(ends if side == "send" else ends[::-1])):
-                    ways[rank, side].add((name, beta))
+                for name, beta, _ in server.limits(*(ends if side == "send" else ends[::-1])):
+                    limits_of[rank, side].add((name, beta))
                     through[name, beta].add(nic)
         slowed: dict[str, dict[_User, Undercut]] = defaultdict(dict)
         for (name, beta), used in through.items():
@@ -140,7 +140,7 @@ class Nics:
             guess = server.guesses.get(name, server.pcie_source if name.startswith("PCIe") else "")
             if guess and beta > together:
                 limits = slowed[self.name(sorted(used))]
-                for user in (user for user, way in ways.items() if (name, beta) in way):
+                for user in (user for user, own in limits_of.items() if (name, beta) in own):
                     if user not in limits or limits[user].beta_us_per_mb < beta:
                         limits[user] = Undercut(guess, beta, together)
         found: dict[tuple[Undercut, bool], dict[str, set[_User]]] = defaultdict(dict)
@@ -162,7 +162,7 @@ class Nics:
             (place.setdefault((name, side), len(place)), rank + size * (side == "receive"), float(beta))
             for side in _SIDES
             for rank in range(size)
-            for name, beta, _ in (*self.steps(rank, side), *self.ports(rank, 0, side))
+            for name, beta, _ in (*self.limits(rank, side), *self.ports(rank, 0, side))
         ]
         num_sums = size if self._rails else 1
         entries += [
@@ -182,9 +182,9 @@ class Nics:
         flows = []
         for side in _SIDES:
             graph = networkx.DiGraph()
-            for start, end, step in self._server.tree.edges(data="step"):
+            for start, end, limit in self._server.tree.edges(data="limit"):
                 ends = (start, end) if side == "send" else (end, start)
-                graph.add_edge(*ends, **({} if step[1] is None else {"capacity": 1000 / step[1]}))
+                graph.add_edge(*ends, **({} if limit[1] is None else {"capacity": 1000 / limit[1]}))
             graph.add_edges_from(("ranks", gpu) for gpu in self._server.gpus)
             for number, nic in enumerate(self._server.nics):
                 graph.add_edge(nic.at, ("NIC", number), capacity=1000 / nic.beta_us_per_mb)

@@ -35,7 +35,7 @@ class PcieServer:
 
     A server may have several hosts, if NVSwitch joins their GPUs; PCIe does not join hosts.
 
-    - `tree`: Directed graph of CPUs, switches and devices; attribute ``step`` of an edge is its rate limit.
+    - `tree`: Directed graph of CPUs, switches and devices; attribute ``limit`` of an edge is its rate limit.
     - `cpus`: {CPU: (beta of its links to other CPUs in us per MB, the assumption behind it, its host)}.
     - `gpus`: GPU of each local rank, as a node of the tree. Several ranks may share a GPU.
     - `parts`: Partition of the GPU that each local rank has; empty if no ranks share a GPU.
@@ -84,8 +84,8 @@ class PcieServer:
         for other, (beta, why, at) in self.cpus.items():
             if at != host:
                 continue
-            self._add_step(name, other, (f"{name} to {other}", beta_us_per_mb, "send"), guess)
-            self._add_step(other, name, (f"{other} to {name}", beta, "send"), why)
+            self._add_limit(name, other, (f"{name} to {other}", beta_us_per_mb, "send"), guess)
+            self._add_limit(other, name, (f"{other} to {name}", beta, "send"), why)
         self.tree.add_node(name)
         self.cpus[name] = beta_us_per_mb, guess, host
 
@@ -94,20 +94,20 @@ class PcieServer:
     ) -> None:
         """Add or replace a PCIe switch or a device below `parent`, with a link of the same rate both ways."""
         self.devices[key] = parent, beta_us_per_mb, name
-        self._add_step(key, parent, (f"PCIe out of {name}", beta_us_per_mb, "send"), guess)
-        self._add_step(parent, key, (f"PCIe into {name}", beta_us_per_mb, "receive"), guess)
+        self._add_limit(key, parent, (f"PCIe out of {name}", beta_us_per_mb, "send"), guess)
+        self._add_limit(parent, key, (f"PCIe into {name}", beta_us_per_mb, "receive"), guess)
 
     def add_cpu_link(self, key: str, beta_us_per_mb: Fraction, *, fabric: str) -> None:
         """Add a direct link between a device and its CPU, such as C2C; paths to the CPU use it."""
         *_, top = self._above(key)
         cpu, _, name = self.devices[top][0], *self.devices[key][1:]
-        self._add_step(key, cpu, (f"{fabric} out of {name}", beta_us_per_mb, "send"), "")
-        self._add_step(cpu, key, (f"{fabric} into {name}", beta_us_per_mb, "receive"), "")
+        self._add_limit(key, cpu, (f"{fabric} out of {name}", beta_us_per_mb, "send"), "")
+        self._add_limit(cpu, key, (f"{fabric} into {name}", beta_us_per_mb, "receive"), "")
 
-    def _add_step(self, start: str, end: str, step: tuple[str, Fraction | None, Side], guess: str) -> None:
-        self.tree.add_edge(start, end, step=step)
+    def _add_limit(self, start: str, end: str, limit: tuple[str, Fraction | None, Side], guess: str) -> None:
+        self.tree.add_edge(start, end, limit=limit)
         if guess:
-            self.guesses[step[0]] = guess
+            self.guesses[limit[0]] = guess
 
     def lift_guesses(self) -> None:
         """Raise the assumed rates of PCIe links that serve only NICs to the sum of the NICs' rates.
@@ -135,15 +135,15 @@ class PcieServer:
             yield key
             key = self.devices[key][0]
 
-    def way(self, start: str, end: str) -> list[str]:
+    def path(self, start: str, end: str) -> list[str]:
         """Path between two nodes of the PCIe tree: up, across to another CPU if necessary, and down."""
         found: list[str] = import_module("networkx").shortest_path(self.tree, start, end)
         return found
 
-    def steps(self, start: str, end: str) -> list[PathLimit]:
-        """Rate limits on a path, as (name, beta in us per MB, side of the send that holds the step)."""
-        steps = [self.tree.edges[pair]["step"] for pair in pairwise(self.way(start, end))]
-        return [(name, beta, side) for name, beta, side in steps if beta is not None]
+    def limits(self, start: str, end: str) -> list[PathLimit]:
+        """Rate limits on a path, as (name, beta in us per MB, end of a send that holds it)."""
+        limits = [self.tree.edges[pair]["limit"] for pair in pairwise(self.path(start, end))]
+        return [(name, beta, side) for name, beta, side in limits if beta is not None]
 
     def near_nics(self, gpu: str) -> tuple[int, ...]:
         """NICs of a GPU, by index: the nearest NICs, and farther NICs that are faster than all nearest ones.
@@ -156,9 +156,9 @@ class PcieServer:
         for number, nic in enumerate(self.nics):
             if nic.at not in of_host:
                 continue
-            way = set(self.way(gpu, nic.at))
-            far[number] = len(self.cpus.keys() & way), len(above & way)
-            reached[number] = max([nic.beta_us_per_mb, *(beta for _, beta, _ in self.steps(gpu, nic.at))])
+            path = set(self.path(gpu, nic.at))
+            far[number] = len(self.cpus.keys() & path), len(above & path)
+            reached[number] = max([nic.beta_us_per_mb, *(beta for _, beta, _ in self.limits(gpu, nic.at))])
         nearest = min(far.values(), default=None)
         fastest = min((reached[nic] for nic in far if far[nic] == nearest), default=None)
         return tuple(
@@ -170,10 +170,10 @@ class PcieServer:
         rates = {nic: 1 / self.nics[nic].beta_us_per_mb for nic in nics}
         through: dict[tuple[int, str, str], list[int]] = defaultdict(list)
         for nic in rates:
-            for depth, (start, end) in enumerate(pairwise(self.way(gpu, self.nics[nic].at))):
+            for depth, (start, end) in enumerate(pairwise(self.path(gpu, self.nics[nic].at))):
                 through[depth, start, end].append(nic)
         for (_, start, end), served in sorted(through.items(), reverse=True):
-            beta = self.tree.edges[(start, end) if side == "send" else (end, start)]["step"][1]
+            beta = self.tree.edges[(start, end) if side == "send" else (end, start)]["limit"][1]
             together = sum((rates[nic] for nic in served), Fraction(0))
             if beta is not None and 1 / beta < together:
                 rates |= {nic: rates[nic] / together / beta for nic in served}

@@ -107,14 +107,14 @@ class _Shared:
     builder: TopologyBuilder
     holds: dict[str, dict[int, tuple[Fraction, Side]]] = field(default_factory=lambda: defaultdict(dict))
 
-    def add_link(self, src: int, dst: int, alpha_us: Fraction, name: str, steps: list[PathLimit]) -> None:
-        """Add a link as slow as the slowest step of its path; its sends hold the resource of each step."""
-        slowest = max(beta for _, beta, _ in steps)
+    def add_link(self, src: int, dst: int, alpha_us: Fraction, name: str, limits: list[PathLimit]) -> None:
+        """Add a link with the lowest of its path's rate limits; its sends hold the resource of each limit."""
+        slowest = max(beta for _, beta, _ in limits)
         link = self.builder.add_link(
             src, dst, alpha_us=alpha_us, beta_us_per_mb=slowest, overhead_us=OVERHEAD_US, name=name
         )
-        for step, beta, side in steps:
-            self.holds[step][link] = (beta, side)
+        for resource, beta, side in limits:
+            self.holds[resource][link] = (beta, side)
 
     def add_resources(self) -> None:
         """Add the resources that several links hold and that no other resource makes redundant.
@@ -188,8 +188,8 @@ def _add_node(
         add_crossbar(shared.builder, sorted(betas), cost, name=name, link_name="NVSwitch", port_betas=betas)
     for pair in by_pcie:
         for src, dst in (pair, pair[::-1]):
-            steps = server.steps(server.gpus[src], server.gpus[dst])
-            here: list[PathLimit] = [(f"{name} of node {node}", beta, side) for name, beta, side in steps]
+            limits = server.limits(server.gpus[src], server.gpus[dst])
+            here: list[PathLimit] = [(f"{name} of node {node}", beta, side) for name, beta, side in limits]
             shared.add_link(first + src, first + dst, alpha_us, "PCIe", here)
 
 
@@ -211,46 +211,46 @@ def _add_sharing(shared: _Shared, server: PcieServer, alpha_us: Fraction, node: 
         for number, counts in enumerate(server.switches):
             if src != dst and src in counts and dst in counts:
                 name = f"NVSwitch {number} of node {node}"
-                steps: list[PathLimit] = [
+                limits: list[PathLimit] = [
                     (f"{name} from GPU {src}", server.nvlink_beta_us_per_mb / counts[src], "send"),
                     (f"{name} to GPU {dst}", server.nvlink_beta_us_per_mb / counts[dst], "receive"),
                 ]
-                shared.add_link(first + a, first + b, alpha_us, "NVSwitch", steps)
+                shared.add_link(first + a, first + b, alpha_us, "NVSwitch", limits)
 
 
 def _join_nodes(shared: _Shared, server: PcieServer, wiring: Wiring, nics: Nics) -> None:
     """Add links between every ordered pair of nodes; each holds the PCIe links and NICs on its path."""
     size, (_, alpha_us) = len(server.gpus), wiring.latencies_us
-    out = [nics.steps(rank, "send") for rank in range(size)]
-    into = [nics.steps(rank, "receive") for rank in range(size)]
+    out = [nics.limits(rank, "send") for rank in range(size)]
+    into = [nics.limits(rank, "receive") for rank in range(size)]
     for here, there in permutations(range(wiring.nodes), 2):
         for src in range(size):
             for dst in (src,) if wiring.rails else range(size):
-                steps: list[PathLimit] = [
+                limits: list[PathLimit] = [
                     *((f"{name} of node {here}", beta, side) for name, beta, side in out[src]),
                     *((f"{name} of node {there}", beta, side) for name, beta, side in into[dst]),
                     *nics.ports(src, here, "send"),
                     *nics.ports(dst, there, "receive"),
                 ]
                 ends = here * size + src, there * size + dst
-                shared.add_link(*ends, alpha_us, "network", steps)
+                shared.add_link(*ends, alpha_us, "network", limits)
 
 
 def _limits_guessed(server: PcieServer, by_pcie: Iterable[Pair], nics: Nics | None) -> list[str]:
     """Notes on assumed rates that limit a path below the rates that the file or an argument states."""
-    limits = [
+    guesses = [
         f"NICs {', '.join(names)} ({gb_per_s(limit.nics_beta_us_per_mb)}) are reached at "
         f"{gb_per_s(limit.beta_us_per_mb)} only, limited by {limit.guess}{limit.whom}"
         for limit, names in ([] if nics is None else nics.undercut().items())
     ]
     pairs_of: dict[tuple[str, Fraction], int] = defaultdict(int)
     for src, dst in by_pcie:
-        steps = server.steps(server.gpus[src], server.gpus[dst])
-        name, slowest, _ = max(steps, key=lambda step: step[1])
-        stated = (beta for each, beta, _ in steps if each not in server.guesses)
+        limits = server.limits(server.gpus[src], server.gpus[dst])
+        name, slowest, _ = max(limits, key=lambda limit: limit[1])
+        stated = (beta for each, beta, _ in limits if each not in server.guesses)
         if name in server.guesses and min(stated, default=slowest) < slowest:
             pairs_of[server.guesses[name], slowest] += 1
-    return limits + [
+    return guesses + [
         f"{format_count(count, 'pair')} of local ranks reach {gb_per_s(slowest)} over PCIe, limited by "
         f"{guess}"
         for (guess, slowest), count in pairs_of.items()

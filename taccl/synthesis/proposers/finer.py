@@ -204,7 +204,7 @@ class _Forms:
             self.mixed = Estimated.mixed(self.problem)
 
     def build_earliest(self) -> None:
-        """Build the form with the earliest estimate; the next one follows if it is not allowed."""
+        """Build the form with the earliest estimate, or the next one if that is invalid or takes too long."""
         every = [*reversed(self.merged), *([] if self.mixed is None else [self.mixed])]
         for form in sorted(every, key=lambda form: form.us):
             if self.best is not None or form.us >= self.finish_us:

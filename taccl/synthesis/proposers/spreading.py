@@ -197,8 +197,7 @@ def _make_state(fabric: Fabric, demand: Demand, rule: Rule, seed: int) -> Spread
     copies = np.zeros((int(component[-1].max()) + 1 if rule.rarest else 0, num_chunks), np.int64)
     if rule.rarest:
         np.add.at(copies, (component[-1][demand.origin], chunk), 1)
-    # Each rank first asks a random link into it, or the first one if the seed is 0; the others follow in
-    # turn.
+    # Links into a rank are examined in turn, beginning with a random one, or with the first if the seed is 0.
     turn = np.random.default_rng(seed).integers(1 << 23 if seed else 1, size=num_slots)
     return SpreadingState(
         units=demand.units,

@@ -156,7 +156,8 @@ class LinkLoads:
         - `steps`: Number of time steps.
         - `least`: Min number of steps of a send.
         """
-        # Number of lengths of a send that starts as early as possible; a start one step later has one fewer.
+        # Number of lengths (in steps) that a send over each hop can have if it starts as early as possible.
+        # If it starts one step later, it can have one length fewer, and so on.
         lengths = (
             steps - (self.distance[hop.here] + self.diameter - self.distance[hop.there] + 1) * least + 1
             for hop in self.hops
