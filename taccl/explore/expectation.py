@@ -243,7 +243,8 @@ class Expectation:
     def algorithm_shares(self) -> dict[str, float]:
         """{slower algorithm: bandwidth at the largest size, as a ratio to the best choice's}.
 
-        Where the best choice is sums in switches, rings are left out: ``"no nvls"`` of `shares` has them.
+        If the best choice is sums in switches (NVLS), rings are left out: `shares` has their ratio as
+        ``"no nvls"``.
         """
         best = self.best
         least = {each.algorithm: each.time_us for each in reversed(self.choices[-1])}

@@ -385,8 +385,9 @@ def _of_library(
 def _of_smaller(topology: Topology, kind: str) -> Iterator[tuple[int, list[list[_Rule]]]]:
     """Yield the rules at each size for smaller communicators of a machine by name: (number of ranks, rules).
 
-    A communicator of at most a node's ranks counts as one in a node, as of tensor parallelism; of as many
-    ranks as there are nodes, as one with a rank of each; of other numbers, as one of whole nodes.
+    The number of ranks determines the nodes that a communicator is assumed to span. With at most as many
+    ranks as a node has, it is inside a node, as for tensor parallelism. With as many ranks as there are
+    nodes, it has one rank of each node. Otherwise it consists of whole nodes.
     """
     from taccl.baselines.nccl import is_by_name
 

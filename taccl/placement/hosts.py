@@ -285,9 +285,10 @@ def _kinds_of_links(slowness: NDArray[np.float64]) -> tuple[NDArray[np.int64], N
 def _bridges(
     slowness: NDArray[np.float64], ordered: NDArray[np.float64], starts: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """True for NVLink bridges between the GPUs of a pair, beside PCIe between pairs; (num_hosts, num_hosts).
+    """True for NVLink bridges, (num_hosts, num_hosts): they join GPUs in pairs, and PCIe joins the pairs.
 
-    A PCIe slot of generation 5 may be as fast, but is seldom so slow to all GPUs except one.
+    PCIe 5 may be as fast as a bridge. But it seldom joins a GPU to one other at this rate, and to all others
+    at a far lower one.
 
     - `ordered`, `starts`: As in `_slowest_nvlink`.
     """

@@ -131,7 +131,7 @@ def _of_ours(data: dict[str, Any], where: str) -> Probe:
 
 
 def _of_rows(lines: Sequence[str], where: str) -> Probe:
-    """Probe from a CSV; if the text is none, from the only matrix in it."""
+    """Probe from lines of a CSV or, if they are no CSV, from the only matrix among them."""
     try:
         return _of_csv(lines, where)
     except FormatError:
