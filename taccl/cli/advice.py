@@ -46,7 +46,7 @@ def on_command_line(said: str, flags: Collection[str]) -> str:
     settings = _settings("load")
     if not left & settings:
         return made
-    # The file must state what the verb was asked for, too: a file of taccl's own takes no such option.
+    # The converted file must also state options given to the verb: files of taccl's own are read without any.
     stated = {match[1]: match[2] for match in _PARAMETER.finditer(said) if match[1] in settings & set(flags)}
     told = [f"--set {name}={value}" for name, value in sorted(stated.items()) if value and value != "..."]
     told += [f"--set {name}=VALUE" for name in sorted(left & settings)]

@@ -21,8 +21,8 @@ _NETWORK_LINES = {
 }
 #: `_NICS`: pattern of the line that lists the NICs of a rank's node. `_NIC`: pattern of a NIC in the list.
 _NICS, _NIC = re.compile(r"CCL INFO NET/IB ?: Using (\[0\].*)"), re.compile(r"\[\d+\]\w")
-#: `_HCA`: value of NCCL_IB_HCA as names of NICs with their ports, after a mark. `_COMMA`: comma between them,
-#: also as shells escape it.
+#: `_HCA`: value of NCCL_IB_HCA: names of NICs, with ports or without, after an optional ``=``.
+#: `_COMMA`: comma between the names, also as shells escape it.
 _HCA = r"[\"']?=?(\w{1,40}(?::\d+)?(?:\\?,\w{1,40}(?::\d+)?)+)"
 _HCA_IN_COMMAND = re.compile(rf"\bNCCL_IB_HCA={_HCA}")
 _HCA_IN_LINE = re.compile(rf"CCL INFO NCCL_IB_HCA set by environment to {_HCA}")

@@ -86,8 +86,8 @@ def run(search: Search, turns: Sequence[Turn]) -> None:
 def _ask_again(search: Search) -> None:
     """Run the proposers that were left out, in time that was reserved and is not needed.
 
-    If all time was used, they share a row of the stages that lists them. A part with another backend precedes
-    a search by the same proposers, so its own are not run again.
+    If all time was used, one row of the stages lists them. Proposers of a part with another backend than the
+    search are not run again, as the search runs the same ones after that part.
     """
     left_out, search.left_out = search.left_out, []
     late: dict[str, None] = {}

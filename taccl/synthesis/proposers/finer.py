@@ -153,7 +153,7 @@ class _Forms:
 
     @property
     def has_no_time_for_both(self) -> bool:
-        """True if local search for mixed plans would take the time for separate messages."""
+        """True if local search for mixed plans leaves no time for forms with one message per chunk."""
         return self.build_s + busy_factor() * _SEARCH_S > _MIXES_SHARE * self.deadline.left_s
 
     def has_time(self, parts: int, *, merges: bool) -> bool:

@@ -194,7 +194,10 @@ def _offer_joined(search: Search, phases: Phases, found: Sequence[Schedule]) -> 
 
 
 def _offer_again(search: Search, phases: Phases, parts: Sequence[Search]) -> None:
-    """Propose the joined schedules of the phases after one of them found a better one, if they add up."""
+    """Propose the phases' schedules, joined, after a phase found a better one.
+
+    Nothing is proposed if the reduce phase, reversed in time, is no valid reduction (`_adds_up`).
+    """
     found = [each.best for each in parts if each.best is not None]
     if _adds_up(search.problem, found[0]):
         _offer_joined(search, phases, found)
