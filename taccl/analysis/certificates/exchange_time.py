@@ -236,7 +236,7 @@ def _worth(nodes: _Nodes, grid: _Grid, cells: int, costs: NDArray[np.int64], pai
     first, last = min(grid.shift, cells + 1), min(grid.twice, cells + 1)
     times = [slice(0, last), *[slice(first, last)] * (size - 2), slice(first, None)]
     found = np.full((cells + 1, cells + 1), np.iinfo(np.int64).max)
-    some = range(1, size + 1)
+    some, spare = range(1, size + 1), np.empty(found.size, np.int64)
     for share in _SHARES:
         before = pair * sharing * share // 8
         early, late = (
@@ -247,7 +247,9 @@ def _worth(nodes: _Nodes, grid: _Grid, cells: int, costs: NDArray[np.int64], pai
             rows, columns = times[sources - 1], times[ends - 1]
             left = sources * ends * pair * sharing - ends * early[sources - 1, rows, None]
             part = gains[rows, ::-1][:, columns]
-            np.maximum(part, left - sources * late[ends - 1, columns], out=part)
+            gain = spare[: part.size].reshape(part.shape)
+            np.subtract(left, sources * late[ends - 1, columns], out=gain)
+            np.maximum(part, gain, out=part)
         np.minimum(found, gains, out=found)
     onwards = _onwards(nodes, grid, cells)
     found += -(-pair * sharing * (onwards + onwards[::-1, ::-1].T) // 2)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from operator import sub
 from typing import NamedTuple
 
 import numpy as np
@@ -230,20 +231,20 @@ def are_admitted(prices: Sequence[int], factors: Sequence[int], alpha: Fraction)
         return False
     if alpha >= cells or min(factors) < 0 or max(factors) > 10**9:
         return False
-    swing = Fraction(max(abs(after - price) for price, after in zip(prices, prices[1:], strict=False)))
-    swing /= min(prices)
+    swing = Fraction(max(map(abs, map(sub, prices[1:], prices))), min(prices))
+    # Whole numbers: times in cells over `unit`, and factors in millionths.
+    unit = math.lcm(alpha.denominator, 4 * swing.denominator)
+    least, quarter = int(alpha * unit), int(swing / 4 * unit)
+    most = least * unit * _FACTOR
     for length in range(math.floor(alpha), cells):
-        here, there = (Fraction(factors[i], _FACTOR) for i in (length, length + 1))
-        fall = here - there
+        fall, rest = factors[length] - factors[length + 1], length * unit - least
         if fall < 0:
             return False
         # Check that ``level - fall * u <= alpha / u`` for u from `low` to `high`; u is the length less alpha.
-        level = here - 1 + fall * (swing / 4 + length - alpha)
-        low, high = max(length - alpha, Fraction(0)), length + 1 - alpha
-        points = [low, high]
-        if fall and low < level / (2 * fall) < high:
-            points.append(level / (2 * fall))
-        if any((level - fall * u) * u > alpha for u in points):
+        level = (factors[length] - _FACTOR) * unit + fall * (quarter + rest)
+        low, high = max(rest, 0), rest + unit
+        between = 2 * fall * low < level < 2 * fall * high and level * level > 4 * fall * most
+        if between or any((level - fall * u) * u > most for u in (low, high)):
             return False
     return True
 
@@ -286,17 +287,16 @@ def _no_hub_gains(costs: NDArray[np.int64], least: int, shift: int, pair: int, n
     if max(int(gains[-1]) for gains in alone) > 0:
         return False
     for all_out in (False, True):  # True: a send out of the hub to every other rank
-        before = [np.tile(gains[shift:], (size, 1)) for gains in alone]
+        before = np.array([np.tile(gains[shift:], (size, 1)) for gains in alone[: most + all_out]])
         for num_in in range(1, most + 1):
-            now: list[NDArray[np.int64]] = []
-            for num_out in range(most + all_out):
-                some, gains = before[num_out], np.full((size, size), lowest)
-                for end in range(least, size):
-                    starts = slice(end - least + 1)
-                    gains[end, end:] = (some[starts, end:] - into[starts, end, None]).max(axis=0) + 2 * pair
+            now = np.full(before.shape, lowest)
+            for end in range(least, size):
+                starts = slice(end - least + 1)
+                now[:, end, end:] = (before[:, starts, end:] - into[starts, end, None]).max(axis=1) + 2 * pair
+            for num_out, gains in enumerate(now):
                 if num_out:
                     worth = 2 * (1 + num_in) - (num_in == most) - (num_in if all_out and num_out == 1 else 0)
-                    some = now[-1]
+                    some = now[num_out - 1]
                     for end in range(least, size):
                         starts, ins = slice(end - least + 1), slice(end + 1)
                         best = (some[ins, starts] - out[starts, end]).max(axis=1) + worth * pair
@@ -305,6 +305,5 @@ def _no_hub_gains(costs: NDArray[np.int64], least: int, shift: int, pair: int, n
                 np.maximum.accumulate(gains, axis=1, out=gains)
                 if gains[-1, -1] > 0 and (num_out == most or not all_out):
                     return False
-                now.append(gains)
             before = now
     return True
