@@ -129,15 +129,24 @@ class ShortestRoutes:
             links.append(link)
         return links[::-1]
 
-    def hops(self, src: Ints, dst: Ints) -> tuple[Ints, Ints, Ints]:
-        """Hops of the shortest routes between pairs of ranks, as columns: pair, position in route, link."""
+    def hops(self, src: Ints, dst: Ints, *, direct_first: bool = False) -> tuple[Ints, Ints, Ints]:
+        """Hops of the shortest routes between pairs of ranks, as columns: pair, position in route, link.
+
+        - `direct_first`: True to use the direct link of a pair that has one, as `hop` does.
+        """
         code, links = self._fastest
         pairs = src * self._num_ranks + dst
         arc = np.minimum(np.searchsorted(code, pairs), max(len(code) - 1, 0))
-        if len(code) and (code[arc] == pairs).all() and self._is_surely_direct[arc].all():
+        is_linked = code[arc] == pairs if len(code) else np.zeros(len(pairs), bool)
+        if is_linked.all() and (direct_first or self._is_surely_direct[arc].all()):
             return np.arange(len(pairs)), np.zeros(len(pairs), np.int64), links[arc]
-        pairs, which = np.unique(pairs, return_inverse=True)
-        direct = self._direct_links(pairs)
+        pairs, place, which = np.unique(pairs, return_index=True, return_inverse=True)
+        if direct_first:
+            direct = np.full(len(pairs), -1)
+            linked = np.flatnonzero(is_linked[place])
+            direct[linked] = links[arc[place[linked]]]
+        else:
+            direct = self._direct_links(pairs)
         relayed = np.flatnonzero(direct < 0)
         lengths = np.ones(len(pairs), np.int64)
         lengths[relayed], over = self._relayed_links(pairs[relayed])

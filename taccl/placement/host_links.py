@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -54,11 +53,13 @@ class HostLinks(NamedTuple):
         """Links and holds of a problem's shortest routes; `TopologyError` if two ranks have no route."""
         topology, costs, routes = problem.topology, problem.costs, ShortestRoutes.of(problem)
         count = topology.num_ranks
-        ways = [[] if src == dst else routes.hop(src, dst) for src, dst in product(range(count), repeat=2)]
+        src, dst = np.nonzero(~np.eye(count, dtype=bool))
+        pair, _, link = routes.hops(src, dst, direct_first=True)
+        num_hops = np.bincount((src * count + dst)[pair], minlength=count**2)
         columns, num_links = hold_columns(topology), len(topology.links)
         of_link, hold = columns.of_sends(np.arange(num_links))
         return cls(
-            count, np.array([*map(len, ways)]), np.array([*chain.from_iterable(ways)], dtype=np.int64),
+            count, num_hops, link,
             np.stack((costs.link_alpha, costs.link_beta)), of_link, columns.resource[hold],
             columns.receives[hold], np.stack((costs.hold_alpha[hold], costs.hold_beta[hold])),
             [each.name for each in topology.resources], costs.ticks_per_us, costs.chunk_units,

@@ -6,6 +6,7 @@ import pytest
 from taccl import topologies
 from taccl.baselines import routes
 from taccl.baselines.routes import ShortestRoutes
+from taccl.placement.host_links import HostLinks
 from taccl.problem.making import make_problem
 
 
@@ -25,6 +26,16 @@ def test_hops_of_all_pairs_are_the_routes_of_each(problem):
     alone = ShortestRoutes(problem.topology, ShortestRoutes.of(problem).ticks)
     for i, ends in enumerate(zip(src.tolist(), dst.tolist(), strict=True)):
         assert link[pair == i][np.argsort(hop[pair == i])].tolist() == alone.route(*ends)
+
+
+def test_links_of_a_problem_are_the_hops_of_each_pair(problem, monkeypatch):
+    """Placement takes the routes of all pairs at once, in the order of pairs and hops, as `hop` gives them."""
+    n, alone = problem.topology.num_ranks, ShortestRoutes.of(problem)
+    pairs = [[] if src == dst else alone.hop(src, dst) for src in range(n) for dst in range(n)]
+    monkeypatch.setattr(ShortestRoutes, "hop", lambda *_: pytest.fail("pair by pair"))
+    links = HostLinks.of_problem(problem)
+    assert links.hops.tolist() == [len(each) for each in pairs]
+    assert links.link.tolist() == [link for each in pairs for link in each]
 
 
 def test_distances_of_all_pairs_are_one_search(monkeypatch):
