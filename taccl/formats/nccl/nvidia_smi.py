@@ -78,6 +78,12 @@ def load_nvidia_smi(
     """
     where = os.fspath(path)
     matrix = read_matrix(read_text(path, MAX_FILE_BYTES), where)
+    if nodes != 1 and len(matrix.devices) == len(matrix.gpus):
+        raise TopologyError(
+            f"found a matrix of GPUs alone, and nodes={nodes} needs NICs; add the rows and columns of NICs, "
+            "or describe the server by [node] and [nics] in a topology file",
+            where=where,
+        )
     named = _names(nics, matrix, where)
     if nic_gb_per_s is None and nodes != 1:
         raise TopologyError(

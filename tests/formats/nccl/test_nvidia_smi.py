@@ -303,6 +303,14 @@ def test_wrong_argument_is_named(arguments, message):
         load_nvidia_smi(SQUARE, **arguments)
 
 
+@pytest.mark.parametrize("arguments", [{}, {"nic_gb_per_s": 10}, {"nics": ["mlx5_0"]}])
+def test_several_nodes_need_nics_in_the_matrix(tmp_path, arguments):
+    """A matrix of GPUs alone cannot describe two nodes, whatever else is given."""
+    path = _write(tmp_path, "GPU0 X NV12", "GPU1 NV12 X", columns=_gpus(2))
+    with pytest.raises(TopologyError, match=r"GPUs alone, and nodes=2 needs NICs; .*\[nics\]"):
+        load_nvidia_smi(path, nodes=2, **arguments)
+
+
 def test_missing_file_is_an_input_error(tmp_path):
     """The error for a missing file names its path."""
     with pytest.raises(InputError, match=r"nothing\.txt"):
