@@ -15,8 +15,9 @@ from taccl._internal.names import shown, shown_lines
 class TacclError(Exception):
     """Base of all errors that taccl raises on purpose; control characters in messages are escaped."""
 
-    def __init__(self, message: str = "") -> None:
-        super().__init__(shown_lines(message))
+    def __init__(self, message: str = "", *, remedy: str = "") -> None:
+        self.reason = shown_lines(message)  # the message without a remedy
+        super().__init__(shown_lines(f"{message}; {remedy}" if remedy else message))
 
 
 #: `_MOST`: max characters of a message, as names and paths in it may be of any length.
@@ -110,17 +111,8 @@ class VerificationError(TacclError):
 class ExportError(TacclError):
     """A schedule, a program or another object cannot be represented in the requested file format.
 
-    Parameters
-    ----------
-    message : str
-        What the format lacks, and where that is needed.
-    remedy : str, optional
-        Options under which the object may fit; it ends the printed message.
+    Its `reason` says what the format lacks. The message may add a remedy: options of another conversion.
     """
-
-    def __init__(self, message: str, *, remedy: str = "") -> None:
-        self.message = shown(message, _MOST)
-        super().__init__(f"{message}; {remedy}" if remedy else message)
 
 
 class ExecutionError(TacclError):

@@ -127,7 +127,7 @@ def _placed(
         try:
             program = runnable(each.schedule, lowering, runtime_named(plan.runtimes[0]))
         except (ExportError, InputError) as error:
-            notes.append(f"{stem.partition('.')[0]} has no MSCCL++ plan {place}: {error.message}")
+            notes.append(f"{stem.partition('.')[0]} has no MSCCL++ plan {place}: {error.reason}")
             return _PlacedPlan(key, file, None, not program.in_place, notes)
         notes += [f"{file}: {note}" for note in program.notes if note not in each.program.notes]
     content = _plan_of(runtime, plan, each, program, file, ranks_per_node, notes)
@@ -155,7 +155,7 @@ def _plan_of(
                 replace(ranged, protocol=protocol), ranks_per_node=ranks_per_node, split=True, name=name
             )
         except (ExportError, InputError) as error:
-            reasons.append(error.message)
+            reasons.append(error.reason)
             continue
         if protocol != program.protocol:
             why = ", and ".join(reason.partition(";")[0] for reason in reasons)

@@ -343,8 +343,8 @@ class PlanSearch:
                         programs[winner] = runnable(winner.schedule, lowering, self.runtime)
                     except ExportError as error:
                         remaining.remove(winner)
-                        reasons[error.message] = None
-                        notes.append(f"a schedule of {winner.source} was left out: {error.message}")
+                        reasons[error.reason] = None
+                        notes.append(f"a schedule of {winner.source} was left out: {error.reason}")
                         break
             else:
                 if len(tiles) <= max_ranges:

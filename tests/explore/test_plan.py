@@ -94,8 +94,8 @@ def test_programs_are_checked_without_a_file(monkeypatch):
     monkeypatch.setattr(limits, "MAX_ELEMENTS", 3)
     with pytest.raises(ExportError, match="lower the schedule with fewer instances") as caught:
         xml.check_msccl_xml(program, runtime_named("msccl"))
-    assert "holds at most 3 elements per rank" in caught.value.message
-    assert "lower" not in caught.value.message  # notes of a plan say the message, as it has no such options
+    assert "holds at most 3 elements per rank" in caught.value.reason
+    assert "lower" not in caught.value.reason  # a plan, whose notes say the reason, has no such options
 
 
 def test_no_time_is_spent_on_other_protocols_once_it_is_up():

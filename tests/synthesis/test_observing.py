@@ -107,8 +107,8 @@ def test_kernels_that_there_is_no_time_to_compile_are_a_row(monkeypatch):
     """If the limit is too short to compile kernels, a stage says that the compiled list scheduler is left
     out."""
     monkeypatch.setattr(compiling, "are_kept", lambda problem: False)
-    monkeypatch.setattr(ruin, "is_quick", lambda *_: False)
-    monkeypatch.setattr(ruin, "is_kept", lambda name: False)
+    monkeypatch.setattr(compiling, "is_quick", lambda *_: False)
+    monkeypatch.setattr(compiling, "is_kept", lambda name: False)
     ring = taccl.topologies.ring(6, alpha_us=1, bandwidth_gb_per_s=100)
     problem = taccl.make_problem(ring, "alltoall", size_bytes="6MB", chunks_per_rank=1)
     result = brief_synthesis(problem, backend="greedy")
@@ -119,11 +119,11 @@ def test_kernels_that_there_is_no_time_to_compile_are_a_row(monkeypatch):
 @pytest.mark.parametrize("is_kept, said", [(True, "needs at least 0.5 s"), (False, "are not compiled")])
 def test_a_short_time_is_not_blamed_on_compiled_kernels(monkeypatch, is_kept, said):
     """With compiled kernels, the reason for a skipped stage is the time that it needs to run."""
-    monkeypatch.setattr(ruin, "is_quick", lambda *_: False)
-    monkeypatch.setattr(ruin, "is_kept", lambda name: is_kept)
+    monkeypatch.setattr(compiling, "is_quick", lambda *_: False)
+    monkeypatch.setattr(compiling, "is_kept", lambda name: is_kept)
     problem = taccl.make_problem(taccl.topologies.ring(2), "allgather", size_bytes=2, chunks_per_rank=1)
     search = Search(problem, Options(), Deadline.after(10), limit_s=0.36)
-    assert said in ruin.too_short(search) and "0.36 s" in ruin.too_short(search)
+    assert said in compiling.too_short(search) and "0.36 s" in compiling.too_short(search)
 
 
 @pytest.mark.slow

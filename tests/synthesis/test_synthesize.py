@@ -662,7 +662,8 @@ class TestCtrlC:
             result = synthesized(problem, backend=backend, progress=progress)
         assert_sound(result, problem)
         assert result.interrupted
-        assert stage(result, "routing").status == "interrupted"
+        routings = [each.status for each in result.stages if each.name == "routing"]
+        assert routings[-1] == "interrupted"  # on a busy machine, a first one may end without a solution
 
     def test_while_the_best_is_verified(self, monkeypatch):
         """Interrupted during the last verification, the result is verified again and returned."""

@@ -76,8 +76,8 @@ def test_an_early_ruin_needs_reserved_time():
     with search.keeping(30.0):
         part = search.part(problem, "reduce: ", search.deadline)
         part.kept_s = 30.0
-        assert not ruin.may_ruin_early(part)
-    assert not ruin.may_ruin_early(search)
+        assert not stages._may_ruin_early(part)
+    assert not stages._may_ruin_early(search)
 
 
 @pytest.fixture

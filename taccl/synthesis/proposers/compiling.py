@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor
 from taccl._internal.interrupts import start
 from taccl._internal.kernels import is_compiled
+from taccl._internal.units import format_s
 from taccl.analysis.verification.loops import accept_copies, accept_trees, compiled_loop
 from taccl.analysis.verification.verify import compile_verifier
 from taccl.errors import TacclError
@@ -25,7 +26,7 @@ from taccl.problem.collectives import make
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Clauses
 from taccl.solvers.worker import Outcome, run_task
-from taccl.synthesis.improve.improvement import compile_improvement, suits_improvement
+from taccl.synthesis.improve.improvement import compile_improvement, is_quick, suits_improvement
 from taccl.synthesis.kernels.drawing_kernel import spread_by_draws
 from taccl.synthesis.kernels.fabric import problem_arrays
 from taccl.synthesis.kernels.flow_kernel import compile_flows, flow_up_to, largest_shortfall
@@ -207,6 +208,16 @@ def compile_every() -> float:
     if not all(map(is_kept, (name for names in _EVERY for name in names))):
         raise TacclError("compiled kernels cannot be kept; name a folder to write to in NUMBA_CACHE_DIR")
     return cpu_s
+
+
+def too_short(search: Search) -> str:
+    """Reason why there is no time to run the kernels, or to compile them first; empty if there is."""
+    if is_quick(search.limit_s, search.parameters):
+        return ""
+    if is_kept(IMPROVEMENT):
+        needed_s = search.parameters.choice.compiled_s
+        return f"needs at least {needed_s:g} s, and the search has {format_s(search.limit_s)}"
+    return f"its kernels are not compiled, and {format_s(search.limit_s)} are too few to compile them"
 
 
 def have_compiled(search: Search) -> bool:

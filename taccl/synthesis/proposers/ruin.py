@@ -6,10 +6,9 @@ import time
 from functools import partial
 
 from taccl._internal.deadline import OutOfTime, busy_factor
-from taccl._internal.units import format_s
-from taccl.synthesis.improve.improvement import improve_schedule, is_quick, suits_improvement
+from taccl.synthesis.improve.improvement import improve_schedule
 from taccl.synthesis.kernels.limits import Limits
-from taccl.synthesis.proposers.compiling import IMPROVEMENT, are_kept, have_compiled, is_kept
+from taccl.synthesis.proposers.compiling import are_kept, have_compiled
 from taccl.synthesis.search import Search
 
 #: Max time of ruin and recreate in a turn, as a share of the turn.
@@ -32,12 +31,6 @@ def ruin_early(search: Search) -> None:
     spent_s = time.monotonic() - began
     search.allow(spent_s - slice_s)
     search.kept_s -= spent_s
-
-
-def may_ruin_early(search: Search) -> bool:
-    """True for the search of a whole problem, if seconds are reserved for ruin and recreate."""
-    is_whole = search.above is None and not search.phase
-    return is_whole and search.kept_s > 0 and suits_improvement(search.problem)
 
 
 def is_cold(search: Search) -> str:
@@ -92,13 +85,3 @@ def ruin_and_recreate(search: Search) -> None:
         return
     finish = search.offer_whole(better, producer="ruin and recreate", proposed=True)
     search.record("ruin and recreate", "compiled", "done", since, finish_us=finish, message=done)
-
-
-def too_short(search: Search) -> str:
-    """Reason why there is no time to run the kernels, or to compile them first; empty if there is."""
-    if is_quick(search.limit_s, search.parameters):
-        return ""
-    if is_kept(IMPROVEMENT):
-        needed_s = search.parameters.choice.compiled_s
-        return f"needs at least {needed_s:g} s, and the search has {format_s(search.limit_s)}"
-    return f"its kernels are not compiled, and {format_s(search.limit_s)} are too few to compile them"

@@ -24,18 +24,11 @@ from taccl.synthesis.bounding import look_for_bound
 from taccl.synthesis.budget import Turn, run
 from taccl.synthesis.improve.improvement import suits_improvement
 from taccl.synthesis.parameters import DEFAULTS, ListParameters, SearchParameters
-from taccl.synthesis.proposers.compiling import are_kept
+from taccl.synthesis.proposers.compiling import are_kept, too_short
 from taccl.synthesis.proposers.greedy import ListSchedule, critical_priorities, list_schedule
 from taccl.synthesis.proposers.large import effort, why_not
 from taccl.synthesis.proposers.large_search import offer_compiled, search_large
-from taccl.synthesis.proposers.ruin import (
-    is_cold,
-    may_ruin_early,
-    ruin_and_recreate,
-    ruin_early,
-    ruin_within,
-    too_short,
-)
+from taccl.synthesis.proposers.ruin import is_cold, ruin_and_recreate, ruin_early, ruin_within
 from taccl.synthesis.proposers.solver_loop import alone
 from taccl.synthesis.proposers.solver_stages import improve_by_job_shop, job_shop, route, schedule_routed
 from taccl.synthesis.proposing import OwnProposer
@@ -143,6 +136,12 @@ def _routed(search: Search) -> None:
     if routed is not None and not search.done:
         budget_s = busy_factor() * min(_MOST_JOB_SHOP_S, portfolio.job_shop_share * turn_s)
         schedule_routed(search, routed, "cpsat", budget_s)
+
+
+def _may_ruin_early(search: Search) -> bool:
+    """True for the search of a whole problem, if seconds are reserved for ruin and recreate."""
+    is_whole = search.above is None and not search.phase
+    return is_whole and search.kept_s > 0 and suits_improvement(search.problem)
 
 
 def _one_solver(search: Search) -> None:
@@ -295,7 +294,7 @@ STAGES: dict[str, tuple[Turn, ...]] = {
         _ANY_PATH,
         Turn(OwnProposer("joint job shop", _joint), improves=True),
         Turn(OwnProposer("routing MILP", _routed), improves=True),
-        Turn(OwnProposer("ruin and recreate", ruin_early), may_ruin_early, is_cold, improves=True),
+        Turn(OwnProposer("ruin and recreate", ruin_early), _may_ruin_early, is_cold, improves=True),
         Turn(OwnProposer("job shop rounds", improve_by_job_shop), improves=True),
     ),
     "greedy": (Turn(_LIST_ALONE), Turn(_COMPILED_ALONE, why_not=too_short, improves=True), _ANY_PATH),

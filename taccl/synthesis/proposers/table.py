@@ -26,6 +26,7 @@ from taccl.synthesis.proposers.competing import (
     reserve_s,
     share_baselines,
 )
+from taccl.synthesis.proposers.compiling import too_short
 from taccl.synthesis.proposers.finer import (
     is_at_one_rank,
     offer_balanced_groups,
@@ -35,7 +36,7 @@ from taccl.synthesis.proposers.finer import (
     offer_listed,
 )
 from taccl.synthesis.proposers.large import effort
-from taccl.synthesis.proposers.ruin import ruin_and_recreate, too_short
+from taccl.synthesis.proposers.ruin import ruin_and_recreate
 from taccl.synthesis.proposers.stages import search_plain
 from taccl.synthesis.proposers.trees import is_worthwhile, may_fill, no_time, offer_trees
 from taccl.synthesis.proposing import OwnProposer, registered
