@@ -29,6 +29,7 @@ from taccl._internal.text_kinds import (
     Text,
     unsupported,
 )
+from taccl._internal.web_text import without_markup
 
 #: {kind: {field at the top of JSON or TOML: its value, or None for any}}; a file of the kind has all fields.
 _MARKS: dict[str, dict[str, str | None]] = {
@@ -167,11 +168,13 @@ def kinds_in(data: dict[str, Any]) -> list[str]:
 
 
 def unquoted(text: str) -> str:
-    """Text without quotation marks of mails, code fences, colours and common indentation.
+    """Text without quotation marks of mails, code fences, colours, HTML and common indentation.
 
-    Line breaks become those of Unix, and no-break spaces of web pages become spaces; line numbers are kept.
+    Line breaks become those of Unix, and no-break spaces of web pages become spaces. Line numbers are kept,
+    unless HTML has several lines on one.
     """
-    return dedent(_QUOTES.sub("", text.replace("\r\n", "\n").replace("\u00a0", " ")))
+    text = without_markup(text.replace("\r\n", "\n")).replace("\u00a0", " ")
+    return dedent(_QUOTES.sub("", text))
 
 
 def kinds_of_text(text: str) -> list[str]:

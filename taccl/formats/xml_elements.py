@@ -12,6 +12,7 @@ from typing import NoReturn
 from xml.parsers import expat
 
 from taccl._internal.file_kinds import unquoted
+from taccl._internal.web_text import without_markup
 from taccl.errors import FormatError
 
 _MAX_DEPTH = 64
@@ -41,11 +42,13 @@ class XmlElement:
 
 
 def parse_xml(text: str, *, where: str) -> XmlElement:
-    """Parse XML text, also quoted in a mail or in a fence of Markdown; return the root element.
+    """Parse XML text, also quoted in a mail, a page or a fence of Markdown; return the root element.
 
     Raises `FormatError` if the text is not well-formed XML, has a document type, or is nested too deeply or
     too large.
     """
+    if "&lt;" in text and (plain := without_markup(text)).lstrip().startswith("<"):
+        text = plain
     if not text.startswith("<"):
         text = text if text.lstrip().startswith("<") else unquoted(text)
         # A declaration must be first in the text, so spaces and lines before it change places with it.

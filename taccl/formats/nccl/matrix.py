@@ -6,7 +6,7 @@ The parser ignores quote marks of mails and forums, colours, line numbers and te
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations, permutations
 
@@ -14,6 +14,7 @@ from taccl._internal.arguments import quoted
 from taccl._internal.graph_algorithms import graph_of
 from taccl._internal.names import first_of
 from taccl.errors import FormatError
+from taccl.formats.nccl.matrix_lines import CELL, of_first, unglued, unwrapped
 
 _MAX_DEVICES = 512
 #: Terminal colours, also with the escape character lost or written out (`^[`), bars of a Markdown table, and
@@ -26,18 +27,15 @@ _COMMAS = re.compile(r"\bGPU\d+\s*,\s*\w+\d+\s*,", re.MULTILINE)
 NVLINK = re.compile(r"^NV([1-9]\d{0,2})$")
 #: {cell of earlier drivers: current name}.
 _EARLIER_CELLS = {"SOC": "SYS"}
-#: Pattern of one cell of the matrix.
-_CELL = r"X|SYS|SOC|NODE|PHB|PXB|PIX|NV[1-9]\d*"
 #: Header line, which may follow quote marks of a mail or a host name that a launcher puts before each line.
 #: In other lines a cell follows the first GPU.
-_HEADER = re.compile(rf"(.{{0,80}}?)\bGPU\d+(?!\s+(?:{_CELL})(?:\s|$))(\s|CPU|$)")
-#: Several cells of the matrix without spaces between them.
-_GLUED = re.compile(rf"(?:{_CELL}){{2,}}")
-#: The last cell of a row, joined to the CPU affinity after it.
-_GLUED_AFFINITY = re.compile(rf"({_CELL})(N/A|\d[\d,-]*)")
+_HEADER = re.compile(rf"(.{{0,80}}?)\bGPU\d+(?!\s+(?:{CELL})(?:\s|$))(\s|CPU|$)")
 _GLUED_COLUMNS = re.compile(r"(?<=\d)(?=(?:GPU|NIC|mlx\d+_)\d|CPU Affinity)")
 #: Line of drivers that leave NICs out of a wide matrix: number of NICs, and of those that it shows.
 _NICS_SHOWN = re.compile(r"(\d{1,6}) NICs found in the topology, only displaying (\d{1,6})\b")
+#: Row of a NIC: its name, then a cell. `_NAME`: name of a device, in the legend.
+_OTHER_ROW = re.compile(rf"((?!GPU)[a-zA-Z]\w*\d)\s+(?:{CELL})\s")
+_NAME = re.compile(r"\s*(NIC\d+): (\S+)\s*$")
 ONE_SWITCH, SWITCHES, ONE_CPU = {"PIX"}, {"PIX", "PXB"}, {"PIX", "PXB", "PHB", "NODE"}
 _CELLS = "X, NV1, NV2, ..., PIX, PXB, PHB, NODE or SYS"
 
@@ -103,8 +101,9 @@ def read_matrix(text: str, where: str) -> Matrix:
     """Read the first topology matrix in a text; `FormatError` if there is none, or it is incomplete."""
     if _COMMAS.search(text):
         text = text.replace(",", "\t")
-    lines = [_COLOUR.sub(" ", line) for line in text.splitlines()]
-    repairs: list[str] = []
+    given = [_COLOUR.sub(" ", line) for line in text.splitlines()]
+    lines = unwrapped(given)
+    is_wrapped = lines != given
     found = [(i, match) for i, line in enumerate(lines) if (match := _HEADER.match(line))]
     # Old drivers print no affinities. If any header line has them, a line without them is not a header.
     headers = [(i, match) for i, match in found if "CPU Affinity" in lines[i]]
@@ -114,7 +113,7 @@ def read_matrix(text: str, where: str) -> Matrix:
             "found no header with GPU columns; expected what `nvidia-smi topo -m` prints; save it whole",
             where=where,
         )
-    lines = _of_first(lines, header[1].strip(), [i for i, _ in headers[1:2]])
+    lines = of_first(lines, header[1].strip(), [i for i, _ in headers[1:2]])
     words = _GLUED_COLUMNS.sub(" ", lines[start]).split()
     ends = [words.index(word) for word in ("CPU", "NUMA") if word in words]
     devices = tuple(words[: min(ends, default=len(words))])
@@ -125,40 +124,24 @@ def read_matrix(text: str, where: str) -> Matrix:
             f"{_MAX_DEVICES} different devices; save the output again",
             where=place,
         )
-    cells: dict[tuple[str, str], str] = {}
+    repairs: list[str] = []
+    rows = _rows(lines, start, devices, repairs, where)
+    cells = {(a, b): cell for a, words in rows.items() for b, cell in zip(devices, words, strict=False)}
     affinity: dict[str, str] = {}
     coherent: set[str] = set()
-    rows: dict[str, tuple[int, list[str]]] = {}
-    for number, line in enumerate(lines[start + 1 :], start + 2):
-        if (words := line.split()) and words[0] in devices:
-            rows.setdefault(words[0], (number, words))
-    last = _unglued(rows[devices[-1]][1], devices, {}, []) if devices and devices[-1] in rows else []
-    mirror = dict(zip(devices, last[1:], strict=False))
-    for number, words in rows.values():
-        words = _unglued(words, devices, mirror, repairs)
-        row = [_EARLIER_CELLS.get(cell, cell) for cell in words[1 : 1 + len(devices)]]
-        _check_row(words[0], row, devices, f"{where}: line {number}")
-        cells |= {(words[0], device): cell for device, cell in zip(devices, row, strict=True)}
-        if len(words) > 1 + len(devices) and words[0].startswith("GPU"):
-            # Virtual machines report the affinity "N/A", which names no CPUs.
-            after = words[1 + len(devices) :]
-            affinity |= {words[0]: cpus for cpus in after[:1] if cpus[0].isdigit()}
-            # The columns are CPU affinity, NUMA affinity and the NUMA id of the GPU, N/A on most machines.
-            if "GPU NUMA ID" in lines[start] and len(after) == 3 and after[2].isdigit():
-                coherent.add(words[0])
+    for gpu in (each for each in rows if each.startswith("GPU")):
+        # Virtual machines report the affinity "N/A", which names no CPUs.
+        after = rows[gpu][len(devices) :]
+        affinity |= {gpu: cpus for cpus in after[:1] if cpus[0].isdigit()}
+        # The columns are CPU affinity, NUMA affinity and the NUMA id of the GPU, N/A on most machines.
+        if "GPU NUMA ID" in lines[start] and len(after) == 3 and after[2].isdigit():
+            coherent.add(gpu)
     lacking = [a for a in devices if a not in rows]
     for a in lacking:
         if re.fullmatch(r"GPU\d+", a):
             raise FormatError(f"found no row of {a}; expected one for every GPU; save it whole", where=place)
         cells |= {(a, b): cells[b, a] for b in rows}
-    for a in rows:
-        for b in devices[: devices.index(a)]:
-            if cells[a, b] != cells[b, a]:
-                raise FormatError(
-                    f"found {cells[b, a]} from {b[:40]} to {a[:40]} and {cells[a, b]} back; expected the "
-                    "same; save the output again",
-                    where=place,
-                )
+    _check_symmetry(rows, cells, devices, place)
     assumed = [
         f"{int(every) - int(shown)} of {every} NICs are not in the matrix, as the driver cuts it; name those "
         "in use (nics=)"
@@ -166,66 +149,60 @@ def read_matrix(text: str, where: str) -> Matrix:
     ]
     if len(headers) > 1:
         assumed.append(f"the first of the file's {len(headers)} matrices is used for every node")
+    if is_wrapped:
+        assumed.append("lines of the matrix that were broken into several are joined")
     if repairs:
         assumed.append(f"joined words are separated: {first_of(repairs, 4)}")
     if lacking:
         assumed.append(f"no rows of {first_of(lacking, 4)}: which NICs are close to each other is unknown")
-    legend = (re.match(r"\s*(\w+): (\S+)\s*$", line) for line in lines)
-    return Matrix(
-        devices,
-        cells,
-        affinity,
-        frozenset(coherent),
-        {m[1]: m[2][:60] for m in legend if m and m[1] in devices},
-        tuple(assumed),
-    )
+    legend = {m[1]: m[2][:60] for m in map(_NAME.match, lines) if m}
+    unlisted = [name for name in legend if name not in devices]
+    if unlisted and not _NICS_SHOWN.search(text):
+        assumed.append(f"{first_of(unlisted, 4)} of the legend are left out, as they have no column")
+    names = {device: name for device, name in legend.items() if device in devices}
+    return Matrix(devices, cells, affinity, frozenset(coherent), names, tuple(assumed))
 
 
-def _of_first(lines: list[str], prefix: str, others: list[int]) -> list[str]:
-    """Lines of the first matrix, without prefixes such as host names; other lines are empty or left out.
+def _rows(
+    lines: list[str], start: int, devices: tuple[str, ...], repairs: list[str], where: str
+) -> dict[str, list[str]]:
+    """{device: words of its row after the name: a cell for each column, and affinities}.
 
-    - `prefix`: Text before the columns of the header, such as a host that a launcher puts before each line.
-    - `others`: Index of the second header; empty if there is none.
+    Raises `FormatError` for a row with unknown cells or too few, and for a row of a device without a column.
+
+    - `start`: Index of the header.
+    - `repairs`: List to which descriptions of repaired words are appended.
     """
-    lines = [line.strip() for line in lines]
-    if others and prefix and not lines[others[0]].startswith(prefix):
-        # A launcher may mix the lines of several hosts: keep the lines of the host of the first header.
-        own = [line.removeprefix(prefix) if line.startswith(prefix) else "" for line in lines]
-        gpus = re.findall(r"\bGPU\d+", next(filter(None, own)))
-        if set(gpus) <= {line.split()[0] for line in own if line.strip()}:
-            return own
-    # If the header begins with a line number or timestamp, other lines may begin with different ones.
-    form = re.compile(re.sub(r"\d+", r"\\d+", re.escape(prefix)))
-    begins = [(line, form.match(line)) for line in lines[: others[0] if others else None]]
-    return [line[match.end() :] if match else "" for line, match in begins]
+    found: dict[str, tuple[int, list[str]]] = {}
+    for number, line in enumerate(lines[start + 1 :], start + 2):
+        if (words := line.split()) and words[0] in devices:
+            found.setdefault(words[0], (number, words))
+        elif (other := _OTHER_ROW.match(line)) is not None:
+            said = f"found a row of {other[1][:40]}, which has no column; expected one for every device"
+            raise FormatError(f"{said}; save the output whole", where=f"{where}: line {number}")
+    last = unglued(found[devices[-1]][1], devices, {}, []) if devices and devices[-1] in found else []
+    mirror = dict(zip(devices, last[1:], strict=False))
+    rows = {}
+    for device, (number, words) in found.items():
+        _, *given = unglued(words, devices, mirror, repairs)
+        row = [_EARLIER_CELLS.get(cell, cell) for cell in given[: len(devices)]]
+        _check_row(device, row, devices, f"{where}: line {number}")
+        rows[device] = row + given[len(devices) :]
+    return rows
 
 
-def _unglued(
-    words: list[str], devices: tuple[str, ...], mirror: Mapping[str, str], repairs: list[str]
-) -> list[str]:
-    """Words of a row, after splitting cells that have no space between them.
-
-    The last cell may be joined to the affinity. NV120-31 may be NV12 and 0-31, or NV1 and 20-31. The row of
-    the last device decides: it has the same cell, for the opposite direction.
-
-    - `mirror` (mapping of str to str): {device: its cell in the row of the last device}.
-    - `repairs`: List to which a description of each split word is appended.
-    """
-    split: list[str] = []
-    for word in words[1:]:
-        parts = [word]
-        if len(split) < len(devices) and _GLUED.fullmatch(word):
-            parts = re.findall(_CELL, word)
-        elif len(split) == len(devices) - 1 and (glued := _GLUED_AFFINITY.fullmatch(word)):
-            cell = mirror.get(words[0], glued[1])
-            # Do not split NV12 into NV1 and affinity 2: NV12 may be a whole cell that contradicts the
-            # other direction.
-            if word.startswith(cell) and not re.fullmatch(r"\d*", word.removeprefix(cell)):
-                parts = [cell, word.removeprefix(cell)]
-        if len(parts) > 1:
-            repairs.append(f"{quoted(word)} in the row of {words[0]} is {' and '.join(parts)}")
-        split += parts
-    return [words[0], *split]
+def _check_symmetry(
+    rows: Iterable[str], cells: Mapping[tuple[str, str], str], devices: tuple[str, ...], where: str
+) -> None:
+    """Raise `FormatError` if two cells of a pair of devices differ."""
+    for a in rows:
+        for b in devices[: devices.index(a)]:
+            if cells[a, b] != cells[b, a]:
+                raise FormatError(
+                    f"found {cells[b, a]} from {b[:40]} to {a[:40]} and {cells[a, b]} back; expected the "
+                    "same; save the output again",
+                    where=where,
+                )
 
 
 def _check_row(device: str, row: list[str], devices: tuple[str, ...], where: str) -> None:

@@ -7,6 +7,7 @@ assumptions. Quote marks of mails and forums, colours, and text around the matri
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import combinations
@@ -14,8 +15,9 @@ from pathlib import Path
 from typing import Literal
 
 from taccl._internal.arguments import Number, checked_as, quoted
+from taccl._internal.file_kinds import unquoted
 from taccl._internal.graph_algorithms import graph_of
-from taccl._internal.names import in_runs
+from taccl._internal.names import first_of, in_runs
 from taccl._internal.reading import read_text
 from taccl.errors import FormatError, TopologyError
 from taccl.formats.nccl.matrix import NVLINK, ONE_CPU, ONE_SWITCH, SWITCHES, Matrix, read_matrix
@@ -77,7 +79,7 @@ def load_nvidia_smi(
       Default: 0.3 and 2.6.
     """
     where = os.fspath(path)
-    matrix = read_matrix(read_text(path, MAX_FILE_BYTES), where)
+    matrix = read_matrix(unquoted(read_text(path, MAX_FILE_BYTES)), where)
     if nodes != 1 and len(matrix.devices) == len(matrix.gpus):
         raise TopologyError(
             f"found a matrix of GPUs alone, and nodes={nodes} needs NICs; add the rows and columns of NICs, "
@@ -112,6 +114,8 @@ def load_nvidia_smi(
         stated_alpha(intranode_alpha_us, "intranode_alpha_us"),
         stated_alpha(internode_alpha_us, "internode_alpha_us"),
     )  # fmt: skip
+    if nics is None and nodes > 1:
+        server.assumed += _possible_functions(matrix)
     is_pcie_used = nodes > 1 or bool(pairs_by_pcie(server, pcie))
     if is_pcie_used and (hidden := matrix.hidden()):
         server.assumed.append(
@@ -180,7 +184,7 @@ def _pcie_guess(server: PcieServer, nic_beta: Fraction | None) -> tuple[Fraction
 
 def _names(nics: Sequence[str] | None, matrix: Matrix, where: str) -> list[str]:
     gpus = set(matrix.gpus)
-    others = [device for device in matrix.devices if device not in gpus]
+    others = [each for each in matrix.devices if each not in gpus and not re.fullmatch(r"CPU\d+", each)]
     if nics is None:
         return others
     by_name = {matrix.names.get(device, device): device for device in others} | {
@@ -193,6 +197,17 @@ def _names(nics: Sequence[str] | None, matrix: Matrix, where: str) -> list[str]:
             where=f"{where}: nics",
         )
     return [device for device in others if device in {by_name[nic] for nic in nics}]
+
+
+def _possible_functions(matrix: Matrix) -> list[str]:
+    """Assumption on NICs that may be functions of one card: three or more on a switch without GPUs."""
+    gpus = set(matrix.gpus)
+    cards = [group for group in matrix.groups(ONE_SWITCH) if len(group) > 2 and not group & gpus]
+    return [
+        f"{first_of([each for each in matrix.devices if each in group], 4)} are cards of their own on one "
+        "PCIe switch; if they are ports or virtual functions of one card, name one (nics=)"
+        for group in cards
+    ]
 
 
 def _add_tree(

@@ -1,5 +1,6 @@
 """The matrix of `nvidia-smi topo -m`: NVLinks, PCIe topology inferred from cells, and NICs."""
 
+import textwrap
 from fractions import Fraction
 
 import pytest
@@ -482,3 +483,82 @@ def test_a_matrix_without_any_separators_is_named_as_such(tmp_path):
     path.write_text("GPU0GPU1CPU AffinityNUMA Affinity\nGPU0XNODE0-310\nGPU1NODEX0-310\n")
     with pytest.raises(FormatError, match="found no header with GPU columns"):
         taccl.topologies.load(path)
+
+
+@pytest.mark.parametrize("width", [29, 40, 52])
+@pytest.mark.parametrize("is_cut_in_words", [True, False], ids=["terminal", "mail"])
+def test_broken_lines_are_joined(tmp_path, width, is_cut_in_words):
+    """No column is lost from a matrix whose lines a terminal or a mail broke."""
+    lines = SQUARE.read_text().expandtabs(8).splitlines()
+    broken = [
+        part
+        for line in lines
+        for part in (
+            [line[at : at + width] for at in range(0, len(line), width)]
+            if is_cut_in_words
+            else textwrap.wrap(line, width, break_long_words=False)
+        )
+        or [""]
+    ]
+    path = tmp_path / "square.txt"
+    path.write_text("\n".join(broken) + "\n")
+    topology, whole = (load_quietly(each, nodes=2, nic_gb_per_s=10) for each in (path, SQUARE))
+    assert topology.links == whole.links
+    assert topology.holds == whole.holds
+    assert any("broken into several" in each for each in topology.assumed)
+
+
+def test_a_row_without_a_column_is_refused(tmp_path):
+    """A header that lacks a column would lose a NIC."""
+    path = _write(tmp_path, "GPU0 X PIX 0-7 0", "NIC0 PIX X", "NIC1 SYS SYS", columns=["GPU0", "NIC0"])
+    with pytest.raises(FormatError, match="line 4: found a row of NIC1, which has no column"):
+        load_nvidia_smi(path)
+
+
+def test_names_in_the_legend_without_columns_are_told(tmp_path):
+    """A NIC that only the legend lists is an omission of the import."""
+    path = _write(
+        tmp_path, "GPU0 X PIX 0-7 0", "NIC0 PIX X", columns=["GPU0", "NIC0"], after="NIC0: a\nNIC1: b\n"
+    )
+    assert "NIC1 of the legend are left out, as they have no column" in load_quietly(path).assumed
+
+
+def test_columns_of_cpus_are_no_nics(tmp_path):
+    """Only devices that are neither GPUs nor CPUs are NICs."""
+    path = _write(
+        tmp_path, "GPU0 X PIX NODE 0-7 0", "NIC0 PIX X NODE", "CPU0 NODE NODE X",
+        columns=["GPU0", "NIC0", "CPU0"],
+    )  # fmt: skip
+    topology = load_quietly(path, nodes=2, nic_gb_per_s=50)
+    assert {link.beta_us_per_mb for link in topology.links} == {20}
+    with pytest.raises(TopologyError, match="out of NIC0"):
+        load_nvidia_smi(path, nodes=2, nics=["CPU0"], nic_gb_per_s=50)
+
+
+def test_html_around_a_matrix_is_removed(tmp_path):
+    """Tables and character references of web pages are read as the text that a browser shows."""
+    rows = [line.split("\t") for line in SQUARE.read_text().split("\n\n")[0].splitlines()]
+    table = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    whole = load_quietly(SQUARE)
+    for text in (
+        f"<table>{table}</table>",
+        "<pre><code>" + SQUARE.read_text().replace("\t", "&nbsp;&#32;") + "</code></pre>",
+        "".join(f"&gt; {line}\n" for line in SQUARE.read_text().splitlines()),
+    ):
+        path = tmp_path / "square.txt"
+        path.write_text(text)
+        assert load_quietly(path).links == whole.links
+
+
+def test_possible_functions_of_one_card_are_told(tmp_path):
+    """Virtual functions of a card look like several cards on one PCIe switch."""
+    nics = ["NIC0", "NIC1", "NIC2"]
+    rows = [f"{a} NODE " + " ".join("X" if a == b else "PIX" for b in nics) for a in nics]
+    path = _write(tmp_path, "GPU0 X NODE NODE NODE 0-7 0", *rows, columns=["GPU0", *nics])
+    told = [each for each in load_quietly(path, nodes=2, nic_gb_per_s=12).assumed if "functions" in each]
+    assert told == [
+        "NIC0, NIC1, NIC2 are cards of their own on one PCIe switch; if they are ports or virtual functions of "
+        "one card, name one (nics=)"
+    ]
+    named = load_quietly(path, nodes=2, nic_gb_per_s=12, nics=["NIC0"])
+    assert not any("functions" in each for each in named.assumed)
