@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 _SWEEPS = 3
 #: Max linear programs of the column generation. Every `_EXACT`-th takes its prices as they are.
 _ROUNDS, _EXACT = 16, 4
-#: Weight of earlier prices in the others.
+#: Weight of earlier prices in the prices of other linear programs, which smooths them.
 _SLOW = 0.4
-#: Linear programs after which the finish must be less than this multiple.
+#: The column generation ends unless `_PATIENCE` linear programs reduce the finish to less than this share.
 _PATIENCE, _PAYS = 6, 0.999
-#: Share of the ranks left that join a tree at once.
+#: Share of the remaining ranks that join a tree at once.
 _AT_ONCE = 0.34
 #: Max plans that are added per linear program.
 _MOST_PLANS = 20

@@ -110,7 +110,7 @@ class StepPlan(NamedTuple):
 
     @property
     def block(self) -> int:
-        """Number of consecutive chunks dealt to a part: the most ranks over which any part is scattered."""
+        """Number of consecutive chunks of the same part, such that each part's chunks can be scattered."""
         return max(math.prod(digit.base for digit in part.scattered) for part in self.parts)
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-#: Chunks are cut into the fewest parts with which this share of the time is at most the shortest time.
+#: Chunks are cut into the fewest parts for which the shortest time is at least this share of the time.
 _PAYS = 0.995
 #: Max transfers of schedules whose chunks are cut (about 2 s).
 _MOST_TRANSFERS = 80_000

@@ -88,7 +88,7 @@ class Form(NamedTuple):
     exchange: bool
 
     def runs(self, num_pieces: int, pace: Pace, *, parity: int, most: int) -> Iterator[Run]:
-        """Yield tasks (runs) of hops by direction; a step that need not wait joins the previous step's run.
+        """Yield tasks (runs) of hops by direction; a step joins the previous step's run unless it must wait.
 
         - `parity`: 1 to swap even and odd pieces, so that successive chunks balance the directions of a ring.
         - `most`: Max runs per lane.

@@ -32,7 +32,7 @@ from taccl.topology.tuning import PACK_BYTES
 
 #: Max bytes of a message that shows latency.
 _SMALL = 4096
-#: Min ratio of a size's expected time to that of small messages at which its bytes take a notable time.
+#: Min ratio of a message's expected time to that of small messages, for its time to depend on its bytes.
 _ADDED = 1.2
 
 

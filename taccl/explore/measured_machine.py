@@ -160,7 +160,7 @@ def _word(
 
 
 def _whole(word: str, series: Series, machine: Machine, gpus: Collection[str]) -> tuple[Topology, list[str]]:
-    """Topology of this name or file, of as many nodes as were given or a log has, and notes."""
+    """Topology of a name or file, with the number of nodes that is given or that the log shows, and notes."""
     nodes = machine.nodes or series.num_nodes or 1
     made = None if word in SHAPES else _made(word, nodes, machine.profile, gpus)
     node = SHAPES[word].ranks_per_node if made is None else len(made[0].ranks_of_node[0])

@@ -35,7 +35,8 @@ _PROGRAMS_SHARE = 0.6
 #: `_LOWER_S`: CPU seconds per send to lower a schedule and check the program (estimate).
 #: `_FINISH_S`: CPU seconds per send to lower, check, time at other sizes and write to files (estimate).
 #: `_LARGE_SHARE`: max share of the remaining time that one schedule may need to be lowered and written.
-#: `_FEWEST_PROGRAMS`: min number of programs for which there must be time, for ranges to be compared first.
+#: `_FEWEST_PROGRAMS`: if there is no time to lower this many programs, none is lowered before the comparison
+#: of ranges.
 _LOWER_S, _FINISH_S, _LARGE_SHARE, _FEWEST_PROGRAMS = 1.5e-4, 5e-4, 0.5, 2
 #: `_QUICK_S`: max CPU seconds of a baseline that is built for several sizes even if time is up.
 #: `_LATE_S`: seconds beyond the time limit that are allowed for the first program.

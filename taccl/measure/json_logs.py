@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _HEAD = "# size count type redop root {time} algbw busbw #wrong {time} algbw busbw #wrong"
 _DEVICE = "#  Rank {rank} Group {group} Pid {pid} on {hostname} device {device} [{device_hex}] {device_info}"
-#: Ranks that are not listed are added if no rank number, and no number of ranks per process, exceeds this.
+#: Max rank number, and max number of ranks per process. If a number exceeds it, unlisted ranks are not added.
 _MOST_RANKS = 10_000
 _FIGURES = ("time", "cpu_time"), ("alg_bw",), ("bus_bw",), ("nwrong",)
 

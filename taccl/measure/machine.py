@@ -163,9 +163,9 @@ def import_network(topology: Topology) -> Network | None:
 
 
 def replaces(named: str, assumed: str) -> bool:
-    """True if the network that a log names is assumed in place of a machine's: RoCE for InfiniBand.
+    """True if a machine's model may use the network that a log names instead of its own: RoCE for InfiniBand.
 
-    NICs of both have the same rates; those of other networks have not.
+    NICs of these two networks have the same rates; NICs of other networks have different rates.
     """
     return (named, assumed) == ("roce", "infiniband")
 

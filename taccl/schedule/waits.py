@@ -202,7 +202,9 @@ def wait_for_named(
 def _parts(
     use: Ints, place: Ints, wanted: Ints, collective: Collective, arrivals: Events, carried: Carried
 ) -> tuple[Ints, Ints] | None:
-    """Arrivals that compose sums, as columns (index of the sum, send of the arrival); None if some lack.
+    """Arrivals that compose sums, as columns (index of the sum, send of the arrival).
+
+    None if some sum has too few arrivals to be complete.
 
     If all arrivals within a sum are disjoint and complete it, they compose it. Otherwise a search decides.
 

@@ -139,7 +139,7 @@ def with_axis_last(graph: Graph, value: Any, axis: int) -> tuple[Any, Callable[[
 
 
 def transposed(graph: Graph, view: View, axes: Sequence[int]) -> View | None:
-    """Transposed view that merges axes, as a view of the transposed tensor.
+    """Transpose the tensor of a view that merges axes; return the same view of the result.
 
     A batch of matrices whose batch consists of several sliced axes has no global shape, but its tensor has.
     None if the view does not merge axes, or if a transpose of its global tensor is as good.

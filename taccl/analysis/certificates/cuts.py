@@ -270,7 +270,7 @@ class _Program:
             if asked:
                 share = min(share, pays[row] * size[row] / asked)
         needed = share * sum(needed * z for _, needed, _, z in charged)
-        # A resource's idle time depends only on links whose sends are charged by a set.
+        # Only links that enter a set with a positive price count towards a resource's idle time.
         idle = self.volume.heads_tails.idle(
             len(self.symmetries.resources), np.append(entered, False)[self.row_of_link]
         )

@@ -38,7 +38,7 @@ from taccl.problem.problem import Problem
 #: Max number of ranks of a node, of nodes, and of cells of the grid of times in a witness.
 _MOST_IN_NODE, _MOST_NODES, _MOST_CELLS = 16, 64, 800
 #: `_FACTOR`: integer value of the factor 1.
-#: `_PRICE`: price of all pairs of ranks of two nodes together, in witnesses that the search makes.
+#: `_PRICE`: sum of the prices of all pairs of ranks in two different nodes, as the search sets them.
 _FACTOR, _PRICE = 10**6, 10**5
 #: A cost above the prices of all pairs of a send together.
 _TOO_MUCH = 2**46

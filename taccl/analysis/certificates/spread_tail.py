@@ -49,7 +49,7 @@ from taccl.problem.problem import Problem
 _EVERY, _MOST = 16, 256
 #: Max number of values of `SpreadTail.least` to try (min ranks of a set that want a chunk, for it to count).
 _MOST_SIZES = 4
-#: Max entries (number of sums times number of ranks less 1) for bounds in which every rank but one is a set.
+#: Max entries (number of sums times number of ranks less 1) for bounds over sets of one rank each.
 _MOST_BY_RANK = 128
 #: Distances of ranks from those at which chunks enter their sets are used if the product of the numbers of
 #: entries and ranks is at most this.

@@ -87,10 +87,10 @@ class _Facts:
     def admitted(
         self, said: Mapping[int, frozenset[int]], sets: Sequence[tuple[int, ...]]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """(row of each link in a table, table): data that each link may carry, by start ranks or roots.
+        """Table of the data that links may carry, and each link's row in it, as (rows, table).
 
-        The table, (num_rows, num_sets) bool, is True if the row's links may carry data whose start ranks or
-        roots are the set. Row 0 belongs to links that may carry all data.
+        The table, (num_rows, num_sets) bool, is True if links of the row may carry data whose start ranks or
+        roots are the set. Links that may carry all data have row 0.
 
         - `said`: {link: start ranks or roots whose data it may carry}; other links may carry all.
         - `sets`: sets of start ranks or roots, of which a link must name one.

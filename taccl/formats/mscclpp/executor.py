@@ -273,7 +273,7 @@ class _PlanRun:
         return [self._channel(r, t, op, i) for i in range(len(op["channel_ids"]))]
 
     def _awaited(self, r: int, t: int, op: Op) -> Sequence[tuple[Any, ...]]:
-        """Inboxes and packets, as (rank, packet), for which an operation waits."""
+        """Inboxes and packets for which an operation waits; a packet is (rank, number of the packet)."""
         if op["name"] in ("wait", "sem_acquire"):
             return self._inboxes(r, t, op)
         arriving = op["src_buff"][_FIRST_PACKET[op["name"]] :] if op["name"] in _FIRST_PACKET else ()

@@ -54,10 +54,10 @@ if TYPE_CHECKING:
 #: up to 25 % on large sums (dgx-h100 x4 allreduce).
 _MERGED_PARTS, _SEPARATE_PARTS = (1, 2, 4), (2, 4)
 
-#: `_FORM_S_PER_ARRIVAL`: CPU seconds per arrival and part to build and verify a form, first without and then
-#: with merging. Forms without merging are timed by a list scheduler, which takes longer.
-#: `_LISTED_GAIN`: a form whose sends a list scheduler times is built if its estimated finish is at most this
-#: multiple of the best known finish.
+#: `_FORM_S_PER_ARRIVAL`: CPU seconds per arrival and part to build and verify a form: (without merging, with
+#: merging). A form without merging takes longer, as a list scheduler times its sends.
+#: `_LISTED_GAIN`: a form without merging is built if its estimated finish is at most this multiple of the
+#: best known finish.
 _FORM_S_PER_ARRIVAL, _LISTED_GAIN = (5e-5, 5e-6), 1.2
 
 #: `_PLANS_S`, `_PLANS_S_PER_LINK`: CPU seconds to estimate all plans of recursive multiplying, fixed and per
@@ -169,7 +169,7 @@ class _Forms:
         return True
 
     def estimate(self) -> None:
-        """Estimate forms whose messages merge: whole chunks, the mixed plan, then finer chunks."""
+        """Estimate schedules with merged messages: whole chunks, the mixed plan, then finer chunks."""
         with suppress(InputError, OutOfTime):
             for parts in _MERGED_PARTS:
                 if self.merged and not self.has_time(parts, merges=True):
@@ -224,7 +224,7 @@ class _Forms:
                 self._keep(found)
 
     def send_separately(self) -> None:
-        """Schedule forms with one message per chunk."""
+        """Make schedules by recursive multiplying in which each chunk is a message of its own."""
         for parts in _SEPARATE_PARTS:
             if not self.has_time(parts, merges=False):
                 continue

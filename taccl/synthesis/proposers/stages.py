@@ -145,9 +145,9 @@ def _may_ruin_early(search: Search) -> bool:
 
 
 def _one_solver(search: Search) -> None:
-    """Loop of one solver with ruin and recreate in its turns, and once more if time is left after it.
+    """Run one solver in a loop, with ruin and recreate in each turn and in the time left after the loop.
 
-    If its kernels are not compiled, it runs only after the loop, in time that is reserved for it.
+    If the kernels of ruin and recreate are not compiled, it runs only after the loop, in reserved time.
     """
     may_improve = suits_improvement(search.problem) and not too_short(search)
     is_late = may_improve and not are_kept(search.problem)

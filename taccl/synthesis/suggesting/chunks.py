@@ -40,8 +40,8 @@ from taccl.synthesis.suggesting.suggest import compiled_schedule, has_kernels, q
 
 #: Seconds per hop that a first sketch takes; with less time left, no sketch is suggested.
 _SUGGEST_S_PER_HOP = 1.5e-6
-#: Chunks may merge on links with long latency (see `merged`) if recursive multiplying with such merging
-#: finishes within this share of the earliest finish without it.
+#: Chunks may merge on links with long latency (see `merged`) if merging shortens recursive multiplying to at
+#: most this share of its finish without merging.
 _MERGING_PAYS = 0.97
 #: Phases of sums count as overlapping if a short run of ruin and recreate shortens the list scheduler's
 #: schedule to at most this share of its finish. Then such runs also compare the other numbers of chunks.
@@ -337,8 +337,9 @@ def merged(problem: Problem) -> Problem | None:
     merging = problem.clauses.merging.union(waits.tolist())
     if merging == problem.clauses.merging or problem.clauses != by_default(problem).clauses:
         return None
-    note = f"chunks merge into one send on {format_count(len(merging), 'link')}, as latency counts for more"
-    notes = (*problem.notes, f"{note}; a sketch says otherwise (merging.links)")
+    links_text = format_count(len(merging), "link")
+    note = f"chunks merge into one send on {links_text}, where latency exceeds a chunk's transmission time"
+    notes = (*problem.notes, f"{note}; to forbid it, set merging.links in a sketch")
     together = problem.with_clauses(merging=merging, max_merge=max(6, collective.num_chunks))
     return replace(together, notes=notes)
 

@@ -1,4 +1,4 @@
-"""Search for the longest horizon that prices of a family prove, for bounds by prices over time."""
+"""Search a family of prices over time for those that prove the highest bound (the longest horizon)."""
 
 from __future__ import annotations
 
