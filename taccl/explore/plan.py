@@ -31,7 +31,7 @@ from taccl.runtimes.registry import runtime_named, usual_runtimes
 from taccl.sketch.apply import apply
 from taccl.synthesis.options import called, raising_errors_of_callbacks
 from taccl.synthesis.parameters import DEFAULTS
-from taccl.synthesis.stage_log import StageLog
+from taccl.synthesis.result import StageLog
 from taccl.topology.registry import parse
 from taccl.topology.topology import Topology
 

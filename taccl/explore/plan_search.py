@@ -26,7 +26,7 @@ from taccl.runtimes.table import RUNTIMES
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.proposers.competing import quickest_first
-from taccl.synthesis.stage_log import StageLog
+from taccl.synthesis.result import StageLog
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.topology import Topology
 

@@ -13,6 +13,7 @@ from taccl.errors import InputError
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.bounding import look_for_bound
 from taccl.synthesis.budget import going_on, run
+from taccl.synthesis.checking import checked_start
 from taccl.synthesis.improve.improvement import suits_improvement
 from taccl.synthesis.options import Observer, Options, raising_errors_of_callbacks
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
@@ -22,7 +23,6 @@ from taccl.synthesis.search import Search
 from taccl.synthesis.stopping import SearchState, stopping_rules
 from taccl.synthesis.synthesize import synthesize
 from taccl.synthesis.transforms.switches import PlainLinks
-from taccl.synthesis.warm_start import checked_start
 
 
 @checked

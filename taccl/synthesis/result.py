@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -429,3 +430,43 @@ def with_note_on_gap(result: Result, until_gap: float, *, is_judged: bool) -> Re
         return replace(result, notes=(said, *result.notes))
     said = f"stopped at a gap of {percent} to the bound for other roots of sums"
     return replace(result, stopped=STOPPING_RULE, notes=(said, *result.notes))
+
+
+class StageLog:
+    """Log of steps that follow one another; each begins when the one before ends, so that they add up."""
+
+    def __init__(self) -> None:
+        self._began_s = self._since_s = time.monotonic()
+        self._rows: list[Stage] = []
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the log began."""
+        return time.monotonic() - self._began_s
+
+    @property
+    def stages(self) -> Stages:
+        """The steps that have ended."""
+        return Stages(self._rows)
+
+    def end(
+        self,
+        name: str,
+        *,
+        status: str = "done",
+        finish_us: float | None = None,
+        message: str = "",
+        within: Stages = Stages(),
+    ) -> None:
+        """Add a step, which lasted from the end of the one before until now.
+
+        - `within`: Stages of a search in this step. They are added first, under names that begin with the
+          step's; the seconds of the step exclude them.
+        """
+        began_s, now_s = self._since_s - self._began_s, time.monotonic()
+        seconds = now_s - self._since_s - sum(each.seconds for each in within)
+        self._rows += [
+            replace(each, name=f"{name}: {each.name}", began_s=began_s + each.began_s) for each in within
+        ]
+        self._rows.append(Stage(name, "taccl", status, seconds, finish_us, None, message, began_s=began_s))
+        self._since_s = now_s

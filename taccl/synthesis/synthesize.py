@@ -26,7 +26,7 @@ from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.bounding import bound_within, look_for_bound
 from taccl.synthesis.budget import going_on, run
-from taccl.synthesis.checking import feasible, transformed
+from taccl.synthesis.checking import GIVEN, begin_with, checked_start, continue_from, feasible, transformed
 from taccl.synthesis.memory import check_memory
 from taccl.synthesis.options import Observer, Options, raising_errors_of_callbacks
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
@@ -44,7 +44,6 @@ from taccl.synthesis.suggesting.suggest import quick_schedule
 from taccl.synthesis.transforms.requirements import ReleaseDates
 from taccl.synthesis.transforms.switches import InNetworkUse
 from taccl.synthesis.transforms.transform import Transform
-from taccl.synthesis.warm_start import GIVEN, begin_with, checked_start, continue_from
 
 #: `DEFAULT_LIMIT_S`: default time limit in seconds.
 #: `IDLE_SHARE`: max share of the elapsed time without progress, after which improvement ends if no limit was

@@ -3,6 +3,10 @@
 `taccl.synthesis.proposers.router` finds the routes. `taccl.synthesis.kernels.queue_kernel` orders the sends
 along them, and fills columns in order of start, in memory or in files. With few sends, several seeds are
 tried.
+
+Two static rules of priority complement each other: latest starts of a relaxed backward schedule, and an even
+distribution of chunks over the busy time of the most loaded resource of their path. Both feed a bottleneck
+from the beginning, which rules by travel time alone do not.
 """
 
 from __future__ import annotations
@@ -19,12 +23,12 @@ from taccl.synthesis.kernels.events import run_events
 from taccl.synthesis.kernels.fabric import starts
 from taccl.synthesis.kernels.limits import Limits, Sends, best_of, counting
 from taccl.synthesis.kernels.queue_kernel import Hops, Queues, join_hops, send_along, send_in_order
-from taccl.synthesis.proposers.path_orders import latest_starts, spread_starts
 from taccl.synthesis.proposers.router import (
     Routes,
     find_own_paths,
     find_paths,
     find_trees,
+    holds_of,
     reroute,
     search_steps,
     sending_ns,
@@ -37,7 +41,6 @@ if TYPE_CHECKING:
 
     from taccl.synthesis.kernels.fabric import Demand, Fabric, Floats, Ints
 
-
 #: Max sends over all runs; there are at least two runs along paths, or one along trees.
 _TOTAL_SENDS = 200_000
 #: Max runs of the kernel along paths, each with another rule or other paths.
@@ -48,7 +51,6 @@ _MOST_TREE_RUNS = 100
 PATH_RULES = ("in step", "latest start", "spread", "travel time", "in step")
 #: Number of orders of sends, with ties broken by different seeds, tried along the same trees.
 _TREE_ORDERS = 2
-_STARTS = {"latest start": latest_starts, "spread": spread_starts}
 #: Cost, in the search for trees, of each tick until a chunk reaches a rank; one value per search, in turn.
 _WAITING = (0.25, 4.0, 1.0, 16.0)
 MANY_STEPS = 30_000_000  # max links visited in searches for trees over all runs (about 1 s)
@@ -56,6 +58,8 @@ _ORDER_NS = 70  # estimated nanoseconds to order a hop
 #: Weights to try for due dates in the priority of waiting chunks; the time of a chunk's remaining route has
 #: weight 1.
 _TURN_WEIGHTS = (0.5, 1.0)
+#: Rounds of the backward schedule; with more, the due dates of different resources contradict each other.
+_ROUNDS = 2
 VERIFY_US_PER_TRANSFER = 2.0  # estimated microseconds to verify a transfer of a chunk with one destination
 
 
@@ -265,6 +269,7 @@ def send_once(
     - `due`, (num_chunks,): Ticks added to the priority keys of each chunk's hops; larger keys go later.
     - `begins`, (num_slots,): Earliest starts on each link, in ticks.
     """
+    latest = {"latest start": latest_starts, "spread": spread_starts}.get(rule)
     num_hops, deadline = len(routes.slot), limits.deadline
     sending, ordering = sending_ns(fabric, num_hops, limits), _ORDER_NS * num_hops
     signal = np.zeros(2, np.int64)
@@ -272,14 +277,15 @@ def send_once(
     with under_way, deadline.stopping(signal):
         steps = _steps(fabric, demand) if rule == "in step" else None
         hops = _make_hops(fabric, demand.units, routes, limits.seed, signal, steps)
-        if rule in _STARTS and not signal[0]:
+        if latest is not None and not signal[0]:
             jitter = np.random.default_rng(limits.seed).random(num_hops)
-            hops = hops._replace(key=_STARTS[rule](fabric, demand.units, routes, jitter))
+            hops = hops._replace(key=latest(fabric, demand.units, routes, jitter))
     if signal[0]:
         return None
     if due is not None:
         hops.key[:] += due[hops.chunk]
-    if routes.urgent is not None and (rule in _STARTS or due is not None):  # these keys ignore the priority
+    if routes.urgent is not None and (latest is not None or due is not None):
+        # These keys ignore the priority.
         hops.key[routes.urgent] -= 1.0 + np.ptp(hops.key)
     found = run_events(
         lambda: (num_hops, partial(send_along, fabric, hops, _make_queues(fabric, hops))),
@@ -345,3 +351,57 @@ def _steps(fabric: Fabric, demand: Demand) -> Ints:
     ahead = demand.target.astype(np.int64) - demand.origin[demand.origin_of[:-1]]
     steps: Ints = ahead % fabric.num_ranks
     return steps
+
+
+def latest_starts(fabric: Fabric, units: Ints, routes: Routes, jitter: Floats) -> Floats:
+    """(num_hops,) latest start of each hop in ticks, if the busiest resource is never idle.
+
+    Each resource in turn is scheduled backward from the peak load by due dates, as if the others were free (a
+    relaxed Schrage schedule, reversed). The due date of a hop is the latest start of the next hop of its
+    path.
+
+    - `jitter`, (num_hops,): Ticks that break ties.
+    """
+    hop, resource, ticks = holds_of(fabric, units, routes)
+    chunk, peak = routes.chunk, float(routes.peak_ticks)
+    took = fabric.alpha[routes.slot] + units[chunk] * fabric.beta[routes.slot]
+    goes_on = np.append(chunk[1:] == chunk[:-1], False)
+    start = np.full(len(chunk), peak) - took
+    for turn in range(_ROUNDS + 1):
+        for _ in range(int(np.diff(routes.hop_of).max(initial=1)) - 1):
+            start[:-1] = np.where(goes_on[:-1], np.minimum(start[:-1], start[1:] - took[:-1]), start[:-1])
+        if turn == _ROUNDS:
+            break
+        order = np.lexsort(((start + took + jitter)[hop], resource))
+        on, held = hop[order], ticks[order]
+        ends = np.cumsum(held)
+        # An occupation can be delayed by the least slack among itself and all later ones of its resource.
+        slack = start[on] + held - ends
+        place = np.cumsum(np.append(0, np.diff(resource[order]) != 0))
+        offset = place * (np.ptp(slack) + 1.0)
+        least = np.minimum.accumulate((slack + offset)[::-1])[::-1] - offset
+        np.minimum.at(start, on, least + ends - held)
+    return start + jitter
+
+
+def spread_starts(fabric: Fabric, units: Ints, routes: Routes, jitter: Floats) -> Floats:
+    """(num_hops,) ticks at which the chunk of each hop would start on the most loaded resource of its path.
+
+    The chunks of a resource are in random order, spread evenly over its busy time up to the peak.
+    """
+    hop, resource, ticks = holds_of(fabric, units, routes)
+    load, chunk = np.bincount(resource, ticks), routes.chunk[hop]
+    order = np.lexsort((load[resource], chunk))
+    # For each chunk with hops, its occupation of the most loaded resource of its path.
+    critical = order[np.append(chunk[order][1:] != chunk[order][:-1], True)]
+    on, held = resource[critical], ticks[critical]
+    order = np.lexsort((jitter[hop[critical]], on))
+    ends = np.cumsum(held[order])
+    is_first = np.append(True, np.diff(on[order]) != 0)
+    done = ends - held[order] - np.maximum.accumulate(np.where(is_first, ends - held[order], 0))
+    whole = load[on[order]]
+    start = np.zeros(len(units))
+    part = done / np.bincount(on, held)[on[order]]
+    start[chunk[critical][order]] = routes.peak_ticks - whole + part * whole
+    found: Floats = start[routes.chunk]
+    return found

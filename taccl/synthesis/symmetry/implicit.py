@@ -27,8 +27,7 @@ from taccl.schedule.implicit_schedule import ImplicitSchedule
 from taccl.sketch.symmetry import block_shifts, link_permutation, offset_permutation
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.balanced import balanced_implicit
-from taccl.synthesis.result import Stages
-from taccl.synthesis.stage_log import StageLog
+from taccl.synthesis.result import StageLog, Stages
 from taccl.synthesis.symmetry.translation import translate
 from taccl.topology.named import COSTS, NamedFabric, as_named, parse_named
 from taccl.topology.recognise import dimensions

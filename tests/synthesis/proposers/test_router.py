@@ -20,8 +20,7 @@ from taccl.schedule.schedule import Schedule
 from taccl.synthesis.kernels.fabric import problem_arrays
 from taccl.synthesis.kernels.limits import Limits
 from taccl.synthesis.proposers.large import schedule_large
-from taccl.synthesis.proposers.path_orders import latest_starts, spread_starts
-from taccl.synthesis.proposers.queues import send_along_trees
+from taccl.synthesis.proposers.queues import latest_starts, send_along_trees, spread_starts
 from taccl.synthesis.proposers.router import find_paths, find_trees, reroute
 from taccl.synthesis.proposers.spreading import spread
 from tests.analysis.valid_schedules import full

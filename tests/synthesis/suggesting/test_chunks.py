@@ -11,6 +11,7 @@ from taccl.errors import CollectiveError
 from taccl.problem.collectives import COLLECTIVES
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Clauses
+from taccl.synthesis.checking import continue_from
 from taccl.synthesis.improve.improvement import compile_improvement, improve_schedule
 from taccl.synthesis.options import Options
 from taccl.synthesis.parameters import DEFAULTS
@@ -18,7 +19,6 @@ from taccl.synthesis.proposers import compiling
 from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting import chunks, suggest
 from taccl.synthesis.suggesting.chunks import merged
-from taccl.synthesis.warm_start import continue_from
 from tests.arguments import WITHOUT_ARGUMENTS
 from tests.effort import AMPLE_S, BRIEF, HASTY, brief_synthesis
 from tests.fuzzing import thinned
