@@ -15,8 +15,8 @@ from taccl.synthesis.milp import ordering, routing
 from taccl.synthesis.milp.jobshop import Cut
 from taccl.synthesis.proposers.greedy import critical_priorities, list_schedule
 from taccl.synthesis.stopping import REMEDIES, StoppingRule
+from taccl.synthesis.symmetry.quotient import take_quotient
 from taccl.synthesis.symmetry.timing_group import timing_group
-from taccl.synthesis.transforms.symmetry import take_quotient
 from tests.synthesis.small_problems import custom, full, problem_of, relayed, ring, star, two_nodes
 from tests.test_architecture import LINES
 from tests.test_docs_examples import blocks_of

@@ -75,23 +75,21 @@ def feasible(problem: Problem, time_limit_s: float) -> tuple[OtherRoots | None, 
     return None, None
 
 
-def transformed(
-    problem: Problem, options: Options, limit: Deadline
-) -> tuple[Search, list[Transform[Problem, Schedule]]]:
+def transformed(problem: Problem, options: Options, limit: Deadline) -> tuple[Search, list[Transform]]:
     """Remove release dates and in-network reduction from a problem, and set up a search on what remains.
 
     Returns the search, and the transforms that were applied, which `synthesize` inverts. With transforms, the
     search keeps the transfers of its schedules in memory, since inverting needs them.
     """
-    since, transforms = time.monotonic(), list[Transform[Problem, Schedule]]()
+    since, transforms = time.monotonic(), list[Transform]()
     if (dates := ReleaseDates.apply(problem.in_its_chunks)) is not None:
-        (problem,), transforms = dates.parts, [dates]
+        problem, transforms = dates.part, [dates]
         options = replace(options, keep="schedule", spill_dir=None, to_file=False)
     check_options(problem, options)
     if options.backend == BALANCED:
         problem = cut_balanced(problem, policy=options.policy)
     links = PlainLinks.apply(problem)
-    plain = problem if links is None else links.parts[0]
+    plain = problem if links is None else links.part
     if links is not None and options.in_network == "off":
         links = None  # the result must not use switches, so keep the problem without them
     if links is not None:
@@ -109,10 +107,10 @@ def transformed(
     return whole, transforms
 
 
-def _restored(transforms: Sequence[Transform[Problem, Schedule]], found: Schedule) -> Schedule:
+def _restored(transforms: Sequence[Transform], found: Schedule) -> Schedule:
     """The schedule of the given problem, from one of the transformed problem."""
     for each in reversed(transforms):
-        found = each.invert([found])
+        found = each.invert(found)
     return found
 
 

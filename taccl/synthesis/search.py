@@ -31,13 +31,12 @@ from taccl.solvers.registry import package_versions
 from taccl.synthesis.bounding import look_for_bound, sound_bound
 from taccl.synthesis.options import Options
 from taccl.synthesis.parameters import SearchParameters
-from taccl.synthesis.proposers.greedy import ListSchedule
+from taccl.synthesis.proposers.greedy import ListSchedule, expand
 from taccl.synthesis.result import Result, Stage, Stages, Trace, TraceEntry
 from taccl.synthesis.stopping import BOUND_MET, INTERRUPTED, NOTHING_BETTER, TIME_LIMIT
 from taccl.synthesis.suggesting.proposals import SketchProposal
-from taccl.synthesis.symmetry.quotient import Quotient
+from taccl.synthesis.symmetry.quotient import Quotient, take_quotient
 from taccl.synthesis.symmetry.timing_group import timing_group
-from taccl.synthesis.transforms.symmetry import Symmetry
 from taccl.synthesis.transforms.transform import Transform
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ class Search:
     proposals: Sequence[SketchProposal] = ()  # sketches to search under
     solve: Solve | None = None  # function that searches a problem derived from this one
     asked: Problem | None = None  # the problem as asked, before the number of chunks was chosen
-    made_by: Transform[Problem, Schedule] | None = None  # transform that made the problem
+    made_by: Transform | None = None  # transform that made the problem
     # Searches of the same data in other chunks, or with sums by servers or switches.
     others: list[Search] = field(default_factory=list)
     is_aggregated: bool = False  # True if servers or switches make the sums
@@ -142,7 +141,7 @@ class Search:
         since = time.monotonic()
         group, timing = symmetry_group(self.problem), timing_group(self.problem)
         give_up = self.deadline if self.gives_up else NEVER
-        (quotient,) = Symmetry.apply(self.problem, give_up=give_up).parts
+        quotient = take_quotient(self.problem, timing, give_up=give_up)
         times = f"{group} symmetries, {timing} valid for times; " if group.generators else ""
         self.record("quotient", "taccl", "done", since, message=f"{times}{len(quotient.hops)} hops")
         return quotient
@@ -271,7 +270,7 @@ class Search:
         - `whole`: The expanded schedule, if the caller expanded it already.
         """
         if whole is None:
-            whole = Symmetry(self.problem, (self.quotient,)).invert([schedule], producer=producer)
+            whole = expand(self.quotient, schedule.sends, producer=producer)
         better = self.best is None or whole.finish_ticks < self.best.finish_ticks
         finish_us = self.offer_whole(whole, producer=producer, proposed=proposed)
         if better and finish_us is not None:

@@ -301,7 +301,7 @@ def _prepared(whole: Search) -> Search:
         quick = quick_schedule(asked, options, NEVER)
         return whole.beside(asked, best=quick, choice=choice)
     rooted, one_shot = feasible(asked, left_s)
-    problem = asked if rooted is None else rooted.parts[0]
+    problem = asked if rooted is None else rooted.part
     if one_shot is not None:
         choice = f"{one_shot.producer}: no rank can make a sum for all"
     kept_s = reserve_s(problem, limit.left_s, budget)
@@ -321,9 +321,7 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _inverted(
-    best: Search, whole: Search, transforms: Sequence[Transform[Problem, Schedule]], options: Options
-) -> Result:
+def _inverted(best: Search, whole: Search, transforms: Sequence[Transform], options: Options) -> Result:
     """The result for the given problem: the best schedule, transformed back and verified."""
     choice = _choice(best, whole)
     if any(isinstance(each, ReleaseDates) for each in transforms):  # re-timing needs all sends
@@ -340,7 +338,7 @@ def _inverted(
         since, schedule = time.monotonic(), best.best
         assert schedule is not None, "there is a schedule"
         for transform in applied:
-            schedule = transform.invert([schedule])
+            schedule = transform.invert(schedule)
             choice += transform.told
         start = options.start  # the search of the transformed problem could not use this start
         if start is not None and start.finish < schedule.finish:

@@ -34,7 +34,7 @@ from taccl.synthesis.search import Options, Search
 from taccl.synthesis.suggesting.chunks import choose_with_sketches
 from taccl.synthesis.suggesting.proposals import find_shape
 from taccl.synthesis.suggesting.suggest import suggest_for
-from taccl.synthesis.transforms.symmetry import take_quotient
+from taccl.synthesis.symmetry.quotient import take_quotient
 from tests.effort import AMPLE_S, cpu_s
 from tests.fuzzing import some, thinned
 

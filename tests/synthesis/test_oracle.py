@@ -10,8 +10,8 @@ from taccl.analysis.verification.verify import verify
 from taccl.schedule.combine import reduction_half, reverse
 from taccl.synthesis.milp import jobshop
 from taccl.synthesis.proposers.greedy import critical_priorities, expand, list_schedule
+from taccl.synthesis.symmetry.quotient import take_quotient
 from taccl.synthesis.symmetry.timing_group import timing_group
-from taccl.synthesis.transforms.symmetry import take_quotient
 from taccl.topology.builder import TopologyBuilder
 from tests.effort import AMPLE_S, brief_synthesis
 from tests.fuzzing import cases, some

@@ -12,9 +12,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,29 +27,9 @@ from taccl.schedule.timing import exact_times
 from taccl.synthesis.kernels.fabric import most_merged
 from taccl.synthesis.proposers.large import schedule_large, suits
 from taccl.synthesis.search import Search
-from taccl.synthesis.transforms.transform import Transform
 
 #: Share of the time for the search with a single chunk per rank.
 _FUSED_SHARE = 0.4
-
-
-@dataclass(frozen=True)
-class SingleChunk(Transform[Problem, Schedule]):
-    """A problem with one chunk per rank in place of several, which may all travel in one send."""
-
-    name: ClassVar[str] = "chunks as one"
-
-    pieces: Sequence[Sequence[int]]  # {single chunk: original chunks}
-
-    @classmethod
-    def apply(cls, problem: Problem) -> Self | None:
-        """Fuse the chunks of each rank; None if the problem does not allow it."""
-        found = fused(problem)
-        return None if found is None else cls(problem, (found[0],), found[1])
-
-    def invert(self, found: Sequence[Schedule]) -> Schedule:
-        """Replace single chunks by the original ones. Raises `NoSolutionError` if sends would deadlock."""
-        return parted(found[0], self.problem, self.pieces)
 
 
 def fused(problem: Problem) -> tuple[Problem, list[list[int]]] | None:
@@ -167,12 +147,11 @@ def _cut(
 
 def offer_fused(search: Search) -> None:
     """Propose a schedule found with a single chunk per rank, if merging all chunks pays on some link."""
-    transform, least_share = SingleChunk.apply(search.problem), search.parameters.large.merging_share
-    is_possible = transform is not None and search.solve is not None
-    if not is_possible or not (most_merged(search.problem, least_share) > 1).any():
+    found, least_share = fused(search.problem), search.parameters.large.merging_share
+    pays = (most_merged(search.problem, least_share) > 1).any()
+    if found is None or search.solve is None or not pays:
         return
-    assert transform is not None and search.solve is not None
-    since, (whole,), options = time.monotonic(), transform.parts, search.options
+    since, (whole, parts), options = time.monotonic(), found, search.options
     limit = search.deadline.sooner(_FUSED_SHARE * search.deadline.left_s)
     ways: list[Callable[[], Schedule]] = [partial(search.solve, whole, options.unobserved, limit)]
     if suits(whole) and not whole.clauses.merging.issuperset(whole.links_allowed):
@@ -183,7 +162,7 @@ def offer_fused(search: Search) -> None:
     finish_us = None
     for way in ways:
         with suppress(NoSolutionError, OutOfTime):
-            schedule = transform.invert([way()])
+            schedule = parted(way(), search.problem, parts)
             search.offer_whole(schedule, producer=schedule.producer, proposed=True)
             finish_us = search.best_us
     status = "no-solution" if finish_us is None else "done"

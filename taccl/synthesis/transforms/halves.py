@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,6 @@ from taccl.schedule.schedule import Schedule
 from taccl.schedule.spill import room_for
 from taccl.synthesis.search import Search
 from taccl.synthesis.transforms.isomorphic import Isomorphism, find_isomorphism, hand_over, renamed
-from taccl.synthesis.transforms.transform import Transform
 
 #: Share of the time for the reduce phase; the rest is for the broadcast phase.
 _FIRST_SHARE = 0.5
@@ -53,39 +52,6 @@ class Half:
 
     name: str
     problem: Problem
-
-
-@dataclass(frozen=True)
-class Phases(Transform[Problem, Schedule]):
-    """Reduce phase of a combining problem, as a broadcast; and its broadcast phase, if it has one."""
-
-    name: ClassVar[str] = "phases of a reduction"
-
-    @classmethod
-    def apply(cls, problem: Problem) -> Self | None:
-        """Split a combining problem into phases; None for other problems."""
-        halves = split(problem)
-        return cls(problem, tuple(half.problem for half in halves)) if halves[0].name else None
-
-    def invert(self, found: Sequence[Schedule]) -> Schedule:
-        """The reduce phase reversed, then the broadcast phase, each send at its earliest start."""
-        return join(self.problem, found)
-
-
-@dataclass(frozen=True)
-class SeparateContributions(Transform[Problem, Schedule]):
-    """A problem with sums, searched without reduction: contributions travel to all ranks that want a sum."""
-
-    name: ClassVar[str] = "unreduced contributions"
-
-    @classmethod
-    def apply(cls, problem: Problem) -> Self | None:
-        """Make each contribution a chunk of its own; None if there are no sums."""
-        return cls(problem, (separate_contributions(problem),)) if problem.collective.sums_up else None
-
-    def invert(self, found: Sequence[Schedule]) -> Schedule:
-        """Turn the found schedule of single contributions into one that adds them up where they arrive."""
-        return summed_at_destinations(found[0], self.problem)
 
 
 def split(problem: Problem) -> tuple[Half, ...]:
@@ -135,8 +101,8 @@ def search_halves(search: Search, search_half: Callable[[Search], None]) -> None
     A phase that is isomorphic to the one before takes over its schedule. A problem without phases is searched
     as it is. Nothing is joined if a phase has no schedule.
     """
-    phases, halves = Phases.apply(search.problem), split(search.problem)
-    if phases is None:
+    halves = split(search.problem)
+    if not halves[0].name:
         search_half(search)
         return
     begun, shares, names = time.monotonic(), [1.0], None
@@ -148,7 +114,7 @@ def search_halves(search: Search, search_half: Callable[[Search], None]) -> None
         since, limit = time.monotonic(), search.deadline.sooner(share * search.deadline.left_s)
         part = search.part(half.problem, f"{half.name}: ", limit)
         if not searches and names is not None:
-            _offer_at_once(search, part, phases, halves[1].problem, names)
+            _offer_at_once(search, part, halves[1].problem, names)
         searches.append(part)
         if part is not searches[0] and names is not None:
             part.bound = searches[0].bound
@@ -176,36 +142,34 @@ def search_halves(search: Search, search_half: Callable[[Search], None]) -> None
         if part.best is None:
             return
         found[0] = part.best.under(halves[0].problem)
-    finish_us = _offer_joined(search, phases, found)
+    finish_us = _offer_joined(search, found)
     search.record("phases", "taccl", "done", begun, finish_us=finish_us)
     if names is None:  # steps that a phase left out may run later
         for part in searches:
-            part.on_better = lambda _: _offer_again(search, phases, searches)
+            part.on_better = lambda _: _offer_again(search, searches)
 
 
-def _offer_joined(search: Search, phases: Phases, found: Sequence[Schedule]) -> float | None:
+def _offer_joined(search: Search, found: Sequence[Schedule]) -> float | None:
     """Join the schedules of the phases, and propose the result; return its finish in us, None if refused."""
     try:
-        whole = phases.invert(found)
-    except KeyboardInterrupt:  # after Ctrl-C, the inversion is repeated, as it is quick
+        whole = join(search.problem, found)
+    except KeyboardInterrupt:  # after Ctrl-C, they are joined again, as that is quick
         search.interrupt()
-        whole = phases.invert(found)
+        whole = join(search.problem, found)
     return search.offer_whole(whole, producer=whole.producer)
 
 
-def _offer_again(search: Search, phases: Phases, parts: Sequence[Search]) -> None:
+def _offer_again(search: Search, parts: Sequence[Search]) -> None:
     """Propose the phases' schedules, joined, after a phase found a better one.
 
     Nothing is proposed if the reduce phase, reversed in time, is no valid reduction (`_adds_up`).
     """
     found = [each.best for each in parts if each.best is not None]
     if _adds_up(search.problem, found[0]):
-        _offer_joined(search, phases, found)
+        _offer_joined(search, found)
 
 
-def _offer_at_once(
-    search: Search, part: Search, phases: Phases, broadcast: Problem, names: Isomorphism
-) -> None:
+def _offer_at_once(search: Search, part: Search, broadcast: Problem, names: Isomorphism) -> None:
     """Join each new schedule of the reduce phase with itself as the broadcast phase, and propose the result.
 
     So a whole schedule exists from the first one on. The joins take at most a share of the time, after the
@@ -221,7 +185,7 @@ def _offer_at_once(
         since = time.monotonic()
         if spent_s > _JOINS_SHARE * (since - begun):
             return
-        whole = phases.invert([found, renamed(found, broadcast, names)])
+        whole = join(search.problem, [found, renamed(found, broadcast, names)])
         if search.best is None or whole.finish_ticks < search.best.finish_ticks:
             earliest = search.top.earliest
             search.offer_whole(whole, producer=whole.producer)
@@ -247,10 +211,7 @@ def search_separate_contributions(search: Search, search_half: Callable[[Search]
     """
     if search.best is None or search.done:
         return
-    separate = SeparateContributions.apply(search.problem)
-    if separate is None:
-        return
-    since, (problem,), finish = time.monotonic(), separate.parts, search.best.finish
+    since, problem, finish = time.monotonic(), separate_contributions(search.problem), search.best.finish
     left_s = search.deadline.left_s
     budget_s = search.parameters.budget.bound_share * left_s
     try:
@@ -266,7 +227,7 @@ def search_separate_contributions(search: Search, search_half: Callable[[Search]
     search_half(part)
 
     def offer(found: Schedule) -> None:
-        whole = separate.invert([found])
+        whole = summed_at_destinations(found, search.problem)
         if whole.finish < search.finish and verify(whole).ok:
             search.offer_whole(whole, producer=whole.producer, verified=True)
 

@@ -6,7 +6,6 @@ sum, another rank makes the sum.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -21,7 +20,7 @@ from taccl.synthesis.transforms.transform import Transform
 
 
 @dataclass(frozen=True)
-class ReleaseDates(Transform[Problem, Schedule]):
+class ReleaseDates(Transform):
     """A problem without its release dates and due dates."""
 
     name: ClassVar[str] = "release dates"
@@ -32,14 +31,14 @@ class ReleaseDates(Transform[Problem, Schedule]):
         """Remove the dates; None if there are none."""
         if not (problem.release_us or problem.due_us):
             return None
-        return cls(problem, (problem.without_dates(),))
+        return cls(problem, problem.without_dates())
 
-    def invert(self, found: Sequence[Schedule]) -> Schedule:
+    def invert(self, found: Schedule) -> Schedule:
         """Re-time the found schedule: each send at its earliest start under the release dates.
 
         Raises `NoSolutionError` if a chunk arrives after its due date.
         """
-        schedule = found[0].listable()
+        schedule = found.listable()
         try:
             timed = released(self.problem, schedule)
         except ValueError:  # exchanged sums deadlock unless contributions are named
@@ -54,7 +53,7 @@ class ReleaseDates(Transform[Problem, Schedule]):
 
 
 @dataclass(frozen=True)
-class OtherRoots(Transform[Problem, Schedule]):
+class OtherRoots(Transform):
     """A problem with each sum rooted at a rank that all contributions reach."""
 
     name: ClassVar[str] = "other roots"
@@ -63,18 +62,18 @@ class OtherRoots(Transform[Problem, Schedule]):
     def apply(cls, problem: Problem) -> Self | None:
         """Choose other roots if contributions cannot reach a root; None if no other rank can make a sum."""
         rooted = rooted_anew(problem) if is_possible(problem) else None
-        return None if rooted is None else cls(problem, (rooted,))
+        return None if rooted is None else cls(problem, rooted)
 
-    def invert(self, found: Sequence[Schedule]) -> Schedule:
+    def invert(self, found: Schedule) -> Schedule:
         """Schedule with the sends of the found one, for the roots that were asked for.
 
         Raises `NoSolutionError` if the sends break the sketch with these roots.
         """
-        schedule = found[0].under(self.problem)
+        schedule = found.under(self.problem)
         if verify(schedule).ok:
             return schedule
         # The verifier accepts a sum made at another rank than its root only if contributions are named.
-        named = naming_contributions(found[0].listable(), self.problem)
+        named = naming_contributions(found.listable(), self.problem)
         verdict = verify(named)
         if not verdict.ok:
             kinds = ", ".join(sorted({each.kind for each in verdict.violations}))

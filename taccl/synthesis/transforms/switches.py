@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
@@ -33,7 +33,7 @@ _MOST_TRANSFERS = 20_000
 
 
 @dataclass(frozen=True)
-class PlainLinks(Transform[Problem, Schedule]):
+class PlainLinks(Transform):
     """A problem without the links of in-network reduction, so that only ranks add."""
 
     name: ClassVar[str] = "without reductions in switches"
@@ -43,12 +43,11 @@ class PlainLinks(Transform[Problem, Schedule]):
         """Remove the links of switches that add; None if no switch of the topology adds."""
         if not shared_links(problem.topology):
             return None
-        return cls(problem, (over_links(problem, shared=False),))
+        return cls(problem, over_links(problem, shared=False))
 
-    def invert(self, found: Sequence[Schedule]) -> Schedule:
+    def invert(self, found: Schedule) -> Schedule:
         """The found schedule under the original clauses; its sends and its chunks are kept."""
-        schedule = found[0]
-        return schedule.under(replace(schedule.problem, clauses=self.problem.clauses))
+        return found.under(replace(found.problem, clauses=self.problem.clauses))
 
 
 def by_switches(problem: Problem, use: InNetworkUse, limit: Deadline) -> Schedule | None:

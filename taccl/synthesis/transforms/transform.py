@@ -1,25 +1,21 @@
-"""Protocol of transforms: `apply` turns a problem into easier ones, `invert` turns their schedules back."""
+"""Protocol of transforms: `apply` turns a problem into an easier one, `invert` turns its schedule back."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Generic, Self, TypeVar
+from typing import ClassVar, Self
 
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 
-Easier = TypeVar("Easier")
-Found = TypeVar("Found")
-
 
 @dataclass(frozen=True)
-class Transform(ABC, Generic[Easier, Found]):
+class Transform(ABC):
     """A transform applied to one problem.
 
     - `problem`: The problem that was given.
-    - `parts`: The easier problems that are searched instead, in order.
+    - `part`: The easier problem that is searched instead.
     """
 
     #: Name of the transform in the table of stages.
@@ -28,7 +24,7 @@ class Transform(ABC, Generic[Easier, Found]):
     told: ClassVar[str] = ""
 
     problem: Problem
-    parts: tuple[Easier, ...]
+    part: Problem
 
     @classmethod
     @abstractmethod
@@ -36,8 +32,8 @@ class Transform(ABC, Generic[Easier, Found]):
         """Apply the transform to a problem; None if it does not apply."""
 
     @abstractmethod
-    def invert(self, found: Sequence[Found]) -> Schedule:
-        """Schedule of the original problem, from one schedule of each part, in order.
+    def invert(self, found: Schedule) -> Schedule:
+        """Schedule of the original problem, from one of the easier problem.
 
-        Raises `NoSolutionError` if these cannot be combined.
+        Raises `NoSolutionError` if it breaks a requirement of the original problem.
         """

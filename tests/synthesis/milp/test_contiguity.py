@@ -12,7 +12,7 @@ from taccl.solvers.solver import solve
 from taccl.synthesis.milp.ordering import TAGS, ContiguityModel, merged
 from taccl.synthesis.milp.solutions import needed_hops
 from taccl.synthesis.proposers.greedy import ListSchedule, Send, critical_priorities, expand, list_schedule
-from taccl.synthesis.transforms.symmetry import take_quotient
+from taccl.synthesis.symmetry.quotient import take_quotient
 from taccl.topology.builder import TopologyBuilder
 from tests.fuzzing import some
 from tests.synthesis.small_problems import MB, custom, problem_of, random_problem, two_nodes

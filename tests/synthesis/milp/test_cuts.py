@@ -8,7 +8,7 @@ from taccl.synthesis.milp.jobshop import critical_hops, find_cut
 from taccl.synthesis.milp.routing import RoutingModel
 from taccl.synthesis.milp.solutions import needed_entries
 from taccl.synthesis.proposers.greedy import critical_priorities, list_schedule
-from taccl.synthesis.transforms.symmetry import take_quotient
+from taccl.synthesis.symmetry.quotient import take_quotient
 from tests.synthesis.brute_force import optimal_ticks
 from tests.synthesis.small_problems import custom, problem_of, random_problem, ring, star, two_nodes
 

@@ -8,7 +8,7 @@ from taccl import collectives
 from taccl.synthesis.milp import jobshop
 from taccl.synthesis.milp.solutions import needed_hops
 from taccl.synthesis.proposers.greedy import critical_priorities, list_schedule
-from taccl.synthesis.transforms.symmetry import take_quotient
+from taccl.synthesis.symmetry.quotient import take_quotient
 from tests.effort import AMPLE_S, in_time
 from tests.synthesis.small_problems import custom, full, linked, problem_of, ring
 

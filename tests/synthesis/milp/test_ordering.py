@@ -9,7 +9,7 @@ from taccl.sketch.group import symmetry_group
 from taccl.synthesis.milp.ordering import RULES, best_order, order
 from taccl.synthesis.milp.solutions import needed_hops
 from taccl.synthesis.proposers.greedy import critical_priorities, expand, list_schedule
-from taccl.synthesis.transforms.symmetry import take_quotient
+from taccl.synthesis.symmetry.quotient import take_quotient
 from taccl.topology.builder import TopologyBuilder
 from tests.synthesis.small_problems import custom, linked, problem_of, relayed, ring, two_nodes
 

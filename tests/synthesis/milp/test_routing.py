@@ -16,8 +16,8 @@ from taccl.solvers.solver import solve
 from taccl.synthesis.milp.routing import RoutingModel
 from taccl.synthesis.milp.solutions import needed_hops, routing_hint, routing_of
 from taccl.synthesis.proposers.greedy import critical_priorities, expand, list_schedule
+from taccl.synthesis.symmetry.quotient import take_quotient
 from taccl.synthesis.symmetry.timing_group import timing_group
-from taccl.synthesis.transforms.symmetry import take_quotient
 from taccl.topology.builder import TopologyBuilder
 from tests.fuzzing import cases as seeds
 from tests.fuzzing import some

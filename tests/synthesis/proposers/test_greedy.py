@@ -8,7 +8,7 @@ from taccl.problem.making import make_problem
 from taccl.synthesis.milp import jobshop
 from taccl.synthesis.milp.solutions import needed_hops
 from taccl.synthesis.proposers.greedy import critical_priorities, expand, list_schedule
-from taccl.synthesis.transforms.symmetry import take_quotient
+from taccl.synthesis.symmetry.quotient import take_quotient
 from taccl.topology.builder import TopologyBuilder
 from tests.effort import brief_synthesis
 from tests.fuzzing import some

@@ -18,8 +18,8 @@ from taccl.sketch.library import load_sketch
 from taccl.sketch.symmetry import offset_permutation
 from taccl.sketch.upstream import load_problem
 from taccl.synthesis.proposers.greedy import critical_priorities, expand, list_schedule
+from taccl.synthesis.symmetry.quotient import take_quotient
 from taccl.synthesis.symmetry.timing_group import timing_group
-from taccl.synthesis.transforms.symmetry import take_quotient
 from taccl.topology import machines
 from taccl.topology.builder import TopologyBuilder
 from tests.foreign import OURS
