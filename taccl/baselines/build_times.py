@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl.baselines.moves import least_transfers
 from taccl.baselines.table import BASELINES, row_of
 
 if TYPE_CHECKING:
@@ -25,8 +26,9 @@ def build_times(problem: Problem, most_transfers: int, *, whole: bool = True) ->
     per_link_s = 2e-5 * len(problem.topology.links)
     starting, ending = ends_of(problem)
     num_phases = phases_of(problem)
+    one_shot = max(int(starting @ ending), least_transfers(problem))
     transfers = {
-        name: int(starting @ ending) if name == "one-shot" else num_arrivals(problem) * num_phases
+        name: one_shot if name == "one-shot" else num_arrivals(problem) * num_phases
         for name in BASELINES
         if row_of(name).competes
     }
@@ -63,7 +65,9 @@ def are_pairs(problem: Problem) -> bool:
 def num_arrivals(problem: Problem) -> int:
     """Approximate number of arrivals: sum over all chunks of the number of their destinations.
 
-    A chunk that is a sum counts its contributions instead, if these are more.
+    A chunk that is a sum counts its contributions instead, if these are more. Relays count, too, if each
+    chunk goes from one rank to one rank.
     """
     starting, ending = ends_of(problem)
-    return int(np.maximum(ending, starting * problem.collective.sums_up).sum())
+    arrivals = int(np.maximum(ending, starting * problem.collective.sums_up).sum())
+    return max(arrivals, least_transfers(problem))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from taccl._internal.caching import cached
 from taccl._internal.graph_algorithms import shortest_paths
 from taccl.baselines.routes import ShortestRoutes
 from taccl.errors import CollectiveError
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 #: Max transfers of a baseline (about 10 s); half as many for combining collectives.
 _MOST_TRANSFERS = 2_000_000
-#: Min number of chunk arrivals from which `_least_transfers` also counts relays.
+#: Min number of chunk arrivals from which `least_transfers` also counts relays.
 _FEW_TRANSFERS = 10_000
 
 
@@ -256,10 +257,11 @@ def check_number(problem: Problem, num_transfers: int) -> None:
 
 def check_least(problem: Problem) -> None:
     """Raise `CollectiveError` if every schedule of the problem has too many transfers for a baseline."""
-    check_number(problem, _least_transfers(problem))
+    check_number(problem, least_transfers(problem))
 
 
-def _least_transfers(problem: Problem) -> int:
+@cached
+def least_transfers(problem: Problem) -> int:
     """Min number of transfers of any schedule: one per arrival, plus relays of point-to-point chunks.
 
     Relays of small problems are not counted.

@@ -48,7 +48,7 @@ class Placement:
     before_us, after_us : float
         Simulated finish in the original and in the new order; `schedule` gives all start and end times.
     bound_us : float
-        Lower bound on the simulated finish over all orders of ranks.
+        Lower bound on the simulated finish over all orders of ranks; 0 if time was too short for it.
     proven : bool
         True if no order of ranks finishes earlier in this simulation, in which each resource serves messages
         in the algorithm's order.

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Maximum number of ranks for which branch and bound proves the best order.
 _PROVABLE = 10
+#: Seconds for the lower bound even if the time limit has passed.
+_LEAST_BOUND_S = 0.3
 #: `_SEARCHING`: max part of the time limit for the search on a probe; the rest is for the statistical test.
 #: `_JUDGING`: time reserved for the test, as a multiple of the time from the start to the search.
 #: Like the stage before the search, the test builds cases and times orders. For 1,000 hosts, the test
@@ -89,9 +91,11 @@ def reorder(
     case = Case(topology, collective, algorithm, size)
     count, hosts = case.hosts.num_ranks, case.hosts
     given = tuple(range(count))
-    before, bound = (case.ticks(each, compiled=not case.is_small) for each in (given, [-1] * count))
-    if before > bound:
-        bound = max(bound, case.fabric.least_crossing(case.messages))
+    before, bound = case.ticks(given, compiled=not case.is_small), 0
+    with suppress(OutOfTime), deadline.at_least(_LEAST_BOUND_S).enforced():
+        bound = case.ticks([-1] * count, compiled=not case.is_small)
+        if before > bound:
+            bound = max(bound, case.fabric.least_crossing(case.messages))
     best, after, proven = given, before, before <= bound * (1 + _NOTHING)
     measured = hosts if isinstance(hosts, ProbedHosts) else None
     judgement = None

@@ -1,5 +1,7 @@
 """`reorder`: gains on clouds, notes where there is none, and refusals."""
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 
@@ -124,6 +126,14 @@ def test_a_time_limit_still_gives_an_answer():
     found = taccl.reorder(truth, time_limit_s=1e-6)
     assert sorted(found.order) == list(range(12))
     assert found.after_us <= found.before_us
+
+
+def test_a_time_limit_may_leave_no_bound(monkeypatch):
+    """After the time limit, ports of all pairs of hosts are not computed for a lower bound."""
+    monkeypatch.setattr(import_module("taccl.placement.reorder"), "_LEAST_BOUND_S", 0.0)
+    monkeypatch.delattr("taccl.placement.fabric.HostFabric._ports")
+    found = taccl.reorder(taccl.topologies.mesh(4, 4), time_limit_s=1e-6)
+    assert found.bound_us == 0 and not found.proven
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import taccl
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.baselines import BASELINES
-from taccl.baselines.build_times import build_times, phases_of
+from taccl.baselines.build_times import build_times, num_arrivals, phases_of
 from taccl.errors import InputError
 from taccl.synthesis.proposers import competing, table
 from taccl.synthesis.proposers.compiling import compile_named
@@ -202,6 +202,13 @@ def test_a_limit_on_transfers_is_for_each_phase(collective, phases):
     assert phases_of(problem) == phases
     assert "pairwise" in build_times(problem, 8 * 8)
     assert "pairwise" not in build_times(problem, 8 * 8 - 9)
+
+
+def test_relays_of_an_alltoall_count_as_transfers():
+    """The mean distance on a mesh of 11 x 11 ranks is 7.3 hops, so all baselines have too many transfers."""
+    problem = taccl.make_problem(taccl.topologies.mesh(11, 11), "alltoall", size_bytes="1MB")
+    assert num_arrivals(problem) == 2 * 11**2 * 11 * (11**2 - 1) // 3
+    assert not build_times(problem, 100_000)
 
 
 @pytest.mark.parametrize(
