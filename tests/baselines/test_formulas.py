@@ -6,7 +6,7 @@ from math import prod
 import pytest
 
 import taccl
-from taccl.baselines import bine, bucket, dimension_balanced, hierarchical, one_shot, recursive, swing
+from taccl.baselines import bine, bucket, buckets, dimension_balanced, hierarchical, one_shot, recursive, swing
 from taccl.topology.fabrics import mesh
 from tests.fuzzing import MANY, thinned
 
@@ -14,6 +14,12 @@ SIZES = [16_000, 64_000, 256_000, 10**6, 4 * 10**6, 16 * 10**6]
 #: `ALPHA`: latency of a link in us per send.
 #: `BETA`: us per byte over a link.
 ALPHA, BETA = 0.5, 20e-6
+
+
+@pytest.fixture(autouse=True)
+def _without_hubs(monkeypatch):
+    """Leave sums at hubs out, which `bucket` would return where they finish sooner; they have their own tests."""
+    monkeypatch.setattr(buckets, "soonest_plan", lambda *_, **__: None)
 
 
 def steps_of(sizes):
