@@ -202,6 +202,8 @@ def kind_of_bytes(data: bytes) -> str:
 
 def a(kind: str) -> str:
     """Name of a kind of files with its article, e.g. ``a sketch``."""
+    if kind.startswith("upstream "):
+        return f"a {kind.removeprefix('upstream ')} of the published TACCL tool"
     if kind.startswith(("output of", "answer of")):
         return f"the {kind}"
     return f"a{'n' * (kind[0].lower() in 'aeiou' or kind.startswith('NCCL'))} {kind}"

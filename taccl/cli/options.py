@@ -196,14 +196,14 @@ def add_size(parser: argparse._ActionsContainer) -> None:
     add_options(parser.add_mutually_exclusive_group(), "--size", "--chunk-size")
 
 
-def add_schedule(verb: argparse.ArgumentParser, *, also: str = "") -> None:
+def add_schedule(verb: argparse.ArgumentParser, *also: str) -> None:
     """Declare the argument for a schedule's file, and the options for files of the published TACCL tool.
 
     - `also`: Other kinds of files that the verb accepts, for the help.
     """
-    help = "a schedule (of `taccl synthesize -o`), an algorithm of the published tool"
-    verb.add_argument("file", metavar="FILE", help=f"{help}{also and ', ' + also}")
-    group = verb.add_argument_group("for an algorithm of the published tool")
+    kinds = ["a schedule (of `taccl synthesize -o`)", "an algorithm of the published TACCL tool", *also]
+    verb.add_argument("file", metavar="FILE", help=", ".join(kinds[:-1]) + f" or {kinds[-1]}")
+    group = verb.add_argument_group("for an algorithm of the published TACCL tool")
     add_options(group, "--topology", help="topology to re-time the schedule on")
     add_options(group, "--chunk-size", "--time-unit-us")
 
@@ -266,13 +266,14 @@ def add_problem_options(
 
     - `also`: Other inputs that the verb accepts in place of a sketch, for the help.
     """
-    help = "a shipped sketch (ndv2/sk1), a TOML or JSON file, an upstream sketch file, or a topology"
+    help = "a shipped sketch (ndv2/sk1), a sketch file (also of the published TACCL tool), or a topology"
     parser.add_argument("sketch", nargs="?", metavar="SKETCH", help=help + also)
     group = parser.add_argument_group("problem")
     add_collective(group, required=collective_required)
     add_options(group, "--topology")
-    option(group, "--cost-model upstream|physical", "how to read the costs in an upstream topology file")
-    add_options(group, "--time-unit-us", help="microseconds in an upstream file's unit of time")
+    costs = "costs of a topology file of the published TACCL tool: its own (upstream), or ours (physical)"
+    option(group, "--cost-model upstream|physical", costs)
+    add_options(group, "--time-unit-us", help="microseconds in the unit of time of such a file")
     add_options(group, "--nodes", "--profile", "--protocol")
     add_subset(group)
     add_size(parser.add_argument_group("size, one of"))

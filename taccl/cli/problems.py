@@ -74,7 +74,8 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
         return _upstream_problem(options)
     if options.cost_model == "upstream" or options.time_unit_us is not None:
         name = "--time-unit-us" if options.cost_model != "upstream" else "--cost-model upstream"
-        said = f"{name} needs an upstream topology file; give one with --topology, or leave it out"
+        needed = "needs a topology file of the published TACCL tool"
+        said = f"{name} {needed}; give one with --topology, or leave it out"
         raise InputError(said, where=name.partition(" ")[0])
     sketch = things.sketch_from_word(options.sketch, or_topology=options.topology is None)
     topology = subset_for(options, topology_for(options, sketch), sketch)
@@ -218,12 +219,12 @@ def _upstream_problem(options: argparse.Namespace) -> Problem:
 
     If the sketch is also a file of that tool, the default is the topology file's own costs.
     """
-    refuse(options, ("along",), "an upstream topology file has no dimensions; leave it out")
+    refuse(options, ("along",), "a topology file of the published TACCL tool has no dimensions; leave it out")
     from taccl.sketch.upstream import load_problem
 
     for name, given in (("profile", options.profile), ("protocol", options.protocol)):
         if given not in (None, "auto"):
-            said = f"an upstream topology file has no {name}; leave --{name} out"
+            said = f"a topology file of the published TACCL tool has no {name}; leave --{name} out"
             raise InputError(said, where=f"--{name}")
     both = options.sketch is not None and things.kind_of(options.sketch) == "upstream sketch"
     names = ("collective", "nodes", "chunk_size", "size", "time_unit_us", "chunks_per_rank")

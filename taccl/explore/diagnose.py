@@ -189,12 +189,11 @@ def _link_sentence(
     most = figures.network_gb_per_s if between else figures.node_gb_per_s
     if not most:
         return f"{series.source}: {rate:.4g} GB/s between two ranks; {on.name} has no network to compare with"
-    what = "a NIC sends" if between else "a GPU in its node sends"
+    what = "the rate of a NIC" if between else "the rate of a GPU inside its node"
     direct = 0.0 if between else _pair_gb_per_s(on)
     if 0 < direct < most:
-        most, what = direct, "the links between two GPUs carry"
-    share = f"{rate / most:.0%} of what {what} ({most:.4g})"
-    return f"{series.source}: {rate:.4g} GB/s between two ranks are {share}"
+        most, what = direct, "the rate of the links between two GPUs"
+    return f"{series.source}: {rate:.4g} GB/s between two ranks, {rate / most:.0%} of {what} ({most:.4g})"
 
 
 def _pair_gb_per_s(topology: Topology) -> float:
@@ -406,7 +405,7 @@ def _judged(
     gains: tuple[Gain, ...] = ()
     is_faulty = facts.is_late or facts.is_unjudged or facts.share is not None and facts.share < WITHIN_ERROR
     if is_faulty:
-        notes = [*notes, "no search for better schedules before the machine performs as expected"]
+        notes = [*notes, "better schedules are not sought until the machine performs as expected"]
     else:
         gains = tuple(gains_of(expected, deadline, machine))
         if gains and on.num_nodes > 1:

@@ -45,7 +45,7 @@ def missing_measurements(undetermined: Iterable[str], logs: Sequence[Series] = (
     for each in _MEASUREMENTS:
         some = ", ".join(name for name in each.parameters if name in names)
         if some and any(_has(log, each) for log in logs):
-            found.append(f"{some}: the logs have {each.text}, which leave their priors unchanged")
+            found.append(f"{some}: not determined, although the logs have {each.text}")
         elif some:
             found.append(f"{each.text} would determine {some}")
     return tuple(found)

@@ -52,7 +52,7 @@ class CollectiveArguments(TypedDict, total=False):
 ARGUMENTS = {
     "root": "root rank",
     "roots": "root ranks such as 0,4",
-    "counts": "chunks of each rank, such as 3,1,1,1",
+    "counts": "data of each rank in equal units, such as 3,1,1,1",
 }
 
 

@@ -74,7 +74,7 @@ NETWORKS = {
             False,
             "published log of 2 x 1 L40S: no more than 0.65 of 100 Gb/s",
         ),
-        Network("efa", 67, 0, 4, 0.86, 75, False, f"{_OFI}; a hop from a published log of 2 x 8 A100 (p4de)"),
+        Network("efa", 67, 0, 4, 0.86, 75, False, f"{_OFI}; hop: published log of 2 x 8 A100 (p4de)"),
         Network(
             "efa-rdma",
             18,
@@ -83,10 +83,12 @@ NETWORKS = {
             0.9,
             75,
             True,
-            f"{_OFI}; a hop from a published log of 2 x 8 H100 (p5)",
+            f"{_OFI}; hop: published log of 2 x 8 H100 (p5)",
             _OFI_CHUNK,
         ),
-        Network("efa-rdma-2", 9, 9, 3, 0.9, 35, True, f"{_OFI_2}; half a hop of p5: our choice", _OFI_CHUNK),
+        Network(
+            "efa-rdma-2", 9, 9, 3, 0.9, 35, True, f"{_OFI_2}; hop: half of that of p5, our choice", _OFI_CHUNK
+        ),
         Network(
             "tcpx",
             300,
@@ -117,7 +119,7 @@ NETWORKS = {
             0.5,
             75,
             False,
-            f"{_OFI}, and sets protocol simple; a hop from a published log of 2 x 1 T4 (no GPUDirect RDMA)",
+            f"{_OFI}, and sets protocol simple; hop: published log of 2 x 1 T4 (no GPUDirect RDMA)",
             only="ring simple",
         ),
         Network(

@@ -77,7 +77,7 @@ def test_two_of_eight_connected_gpus_have_one_link(log):
 
 @pytest.mark.parametrize(
     ("machine", "said"),
-    [("mi300x", "102% of what the links between two GPUs"), ("dgx-a100", "19% of what a GPU in its node")],
+    [("mi300x", "102% of the rate of the links between"), ("dgx-a100", "19% of the rate of a GPU inside")],
 )
 def test_messages_between_two_gpus_have_the_links_between_them(log, machine, said):
     """46 GB/s is the rate of the link between two MI300X, and a part of what a switch carries on A100."""

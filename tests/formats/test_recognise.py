@@ -83,9 +83,9 @@ def test_other_files_are_refused_with_what_is_known(tmp_path, text, found):
     [
         (
             '{"nnodes": 2}',
-            "found an upstream sketch; expected a schedule, a program, a topology or a workload",
+            "found a sketch of the published TACCL tool; expected a schedule, a program, a topology or a workload",
         ),
-        ('{"name": "NDv2", "gpus_per_node": 8}', "found an upstream topology"),
+        ('{"name": "NDv2", "gpus_per_node": 8}', "found a topology of the published TACCL tool"),
         ("# OSU MPI Latency Test v7\n", "found a log of OSU micro-benchmarks"),
     ],
 )

@@ -456,9 +456,11 @@ def test_huge_topology_is_refused(tmp_path):
 
 def test_swapped_files():
     """A sketch given as topology, and the reverse, is reported as such."""
-    with pytest.raises(TopologyError, match="found an upstream sketch; expected an upstream topology"):
+    with pytest.raises(
+        TopologyError, match="found a sketch of the published TACCL tool; expected a topology"
+    ):
         load_problem(files("ndv2-n2"), files("ndv2-n2"))
-    with pytest.raises(SketchError, match="found an upstream topology; expected a sketch"):
+    with pytest.raises(SketchError, match="found a topology of the published TACCL tool; expected a sketch"):
         load_sketch(files("ndv2-2MB"))
 
 

@@ -25,7 +25,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     setting = reader(_setting, bool, "NAME=VALUE, e.g. instances=2")
     help = "an option of the format of OUT or IN; repeatable"
     option(verb, "--set NAME=VALUE", help, setting, action="append", default=[])
-    group = verb.add_argument_group("if IN is a program or an algorithm of the published tool")
+    group = verb.add_argument_group("if IN is a program or an algorithm of the published TACCL tool")
     add_options(group, "--topology", help="topology to re-time the schedule on")
     add_options(group, "--nodes", help="number of nodes of the topology")
     add_options(group, "--size", help="for a program: larger of a rank's input and output buffer, e.g. 16MB")

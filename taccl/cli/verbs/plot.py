@@ -24,7 +24,7 @@ _WHATS = {"gantt": ("by",), "topology": ("nodes",), "bandwidth": ("sizes", "meas
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_schedule(verb, also="or (with --what topology) a topology")
+    add_schedule(verb, "(with --what topology) a topology")
     option(verb, f"--what {'|'.join(_WHATS)}", "what to draw", default="gantt")
     add_output(verb, "output file: .svg, .png or .pdf", required=True)
     option(verb, "--by link|resource|rank", "rows of a gantt (default link)")

@@ -32,7 +32,8 @@ _RATES = {"tflops": "TFLOPS", "gb_per_s": "memory traffic in GB/s"}
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    verb.add_argument("file", metavar="FILE", help="a schedule, a program such as MSCCL XML, or a step")
+    help = "a schedule, a program such as MSCCL XML, or a step of a workload"
+    verb.add_argument("file", metavar="FILE", help=help)
     help = f"for a step of operations, {_with('topology')}: topology to schedule it on"
     option(verb, "--topology NAME|FILE", help)
     add_options(verb, "--size", help="larger of a rank's input and output (default 1MB)")

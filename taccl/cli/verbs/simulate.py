@@ -21,10 +21,10 @@ _FIGURES = ("size_bytes", "finish_us", "predicted_us", "algbw_gb_per_s", "busbw_
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_schedule(verb, also="or a program (MSCCL XML)")
+    add_schedule(verb, "a program (MSCCL XML)")
     size = verb.add_mutually_exclusive_group()
-    option(size, "--sizes S,S", "e.g. 1KB,1MB,1GB (default: its own)", sizes)
-    option(size, "--size S", "the same, of one size", sizes, dest="sizes")
+    option(size, "--sizes S,S", "sizes to replay, e.g. 1KB,1MB,1GB (default: the schedule's own)", sizes)
+    option(size, "--size S", "a single size to replay", sizes, dest="sizes")
     option(
         verb, "--alpha occupies|pipelined", "link occupancy during alpha (default: as the topology states)"
     )

@@ -87,7 +87,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     option(verb, "--until-gap G", "stop once the proven gap is at most this, e.g. 1%%", _gap)
     option(verb, "--start FILE", "warm start from a schedule; the result finishes no later")
     option(verb, "--no-sketch", "do not try suggested sketches")
-    help = "reductions in switches: auto (default), off, or only there"
+    help = "where sums are made: auto (default), off (ranks only) or only (switches only)"
     option(verb, "--in-network auto|off|only", help, default="auto")
     option(verb, "--parameters FILE", "parameters of the search, from a TOML file")
     option(verb, "--log", "print the solvers' logs on stderr")

@@ -17,11 +17,11 @@ from taccl.errors import FormatError, InputError, VerificationError
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_schedule(verb, also="or a program (MSCCL XML, MSCCL++ plan)")
+    add_schedule(verb, "a program (MSCCL XML, MSCCL++ plan)", "the index of a plan (plan.json)")
 
 
 def run(options: argparse.Namespace) -> Answer:
-    """Check a schedule against its problem; or run a program or a plan, and judge it."""
+    """Check a schedule against its problem, a program by a symbolic run, or all files of a plan."""
     from taccl._internal.reading import kinds_of
 
     if "plan" in kinds_of(options.file):

@@ -37,7 +37,7 @@ def _help(result: Result) -> str:
     bound = result.bound
     of = ("" if bound.divisible else f" for {bound.scope}") + under_sketch(bound.problem)
     if not bound.bound:
-        gain = "another schedule may gain any part of it"
+        gain = "without a bound, the possible gain of another schedule is unknown"
     elif result.gap:
         most = 1 - result.bound_us / result.finish_us
         how = remedy_after(result.stopped)
@@ -75,11 +75,13 @@ def _critical(schedule: Schedule) -> str:
 
 
 def _certainty(result: Result) -> str:
-    bound, stands = result.bound, f", {result.standing}" if result.standing else ""
-    if not result.bound.bound:
-        proof = "the schedule is verified, and how far it is from an optimum is unknown"
+    bound = result.bound
+    if not bound.bound:
+        proof = "the schedule is verified, but its distance from the optimum is unknown"
+    elif result.standing:
+        proof = f"the schedule is verified, and {result.standing} (gap {format_gap(result.gap)})"
     else:
         scope = f"{'over' if bound.divisible else 'for'} {bound.scope}{under_sketch(bound.problem)}"
-        proof = f"the schedule is verified and its gap {scope} is {format_gap(result.gap)}{stands}"
+        proof = f"the schedule is verified, and its gap {scope} is {format_gap(result.gap)}"
     proviso = result.schedule.problem.topology.proviso
     return f"Certainty: {proof}; {proviso or 'times hold as far as the costs of the topology do'}."
