@@ -6,7 +6,16 @@ from math import prod
 import pytest
 
 import taccl
-from taccl.baselines import bine, bucket, buckets, dimension_balanced, hierarchical, one_shot, recursive, swing
+from taccl.baselines import (
+    bine,
+    bucket,
+    buckets,
+    dimension_balanced,
+    hierarchical,
+    one_shot,
+    recursive,
+    swing,
+)
 from taccl.topology.fabrics import mesh
 from tests.fuzzing import MANY, thinned
 
