@@ -15,6 +15,7 @@ from taccl._internal.arguments import Seconds, checked, known_name
 from taccl._internal.deadline import Deadline, OutOfTime
 from taccl._internal.garbage import rarely_collected
 from taccl.baselines.buckets import bucket
+from taccl.baselines.build_times import are_pairs
 from taccl.baselines.hierarchical import dimension_balanced, hierarchical
 from taccl.baselines.in_network import in_network
 from taccl.baselines.multiplying import multiplying
@@ -107,7 +108,9 @@ def best(problem: Problem, *, cut: bool = True, time_limit_s: Seconds | None = N
             return BASELINES[name](problem, cut=cut)
         return None
 
-    for name in sorted(BASELINES, key=lambda name: row_of(name).turn):
+    # Other algorithms than pairwise exchange send chunks for one rank over several ranks.
+    first = "pairwise" if are_pairs(problem) else ""
+    for name in sorted(BASELINES, key=lambda name: (name != first, row_of(name).turn)):
         if (found := attempt(name, cut=False)) is not None:
             made[name] = found
     if not made:

@@ -8,13 +8,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import taccl
-from taccl._internal.deadline import OutOfTime
+from taccl._internal.deadline import OutOfTime, busy_factor
 from taccl._internal.names import matching, table
 from taccl._internal.units import format_us
+from taccl.analysis.certificates.bounds import latency_bound
 from taccl.cli.options import LEAST_S, add_limit, add_output, add_problem_options, option
 from taccl.cli.output import Answer, check_schedule_output, say, with_file
 from taccl.cli.problems import problem_from_options
 from taccl.errors import CollectiveError, InputError
+from taccl.synthesis.parameters import DEFAULTS
 
 if TYPE_CHECKING:
     from taccl._internal.deadline import Deadline
@@ -80,9 +82,12 @@ def run(options: Namespace) -> Answer:
         bounded, said = nccl_bounded(problem, schedule, considered[0], nvls=not options.no_nvls)
         notes += [*filter(None, (choice_gap(problem.topology, considered),)), *said]
     left_s = max(LEAST_S, options.deadline.left_s)
-    bound = taccl.lower_bound(
-        bounded, divisible=False, budget_s=min(_BOUND_S, left_s), limit_s=left_s, end_s=left_s
-    )
+    try:
+        bound = taccl.lower_bound(
+            bounded, divisible=False, budget_s=min(_BOUND_S, left_s), limit_s=left_s, end_s=left_s
+        )
+    except OutOfTime:
+        bound = latency_bound(bounded)
     result = Result(schedule, bound, f"baseline {options.name}", Stages(), took_s, notes=tuple(notes))
     if problem.chunks_open:
         with suppress(OutOfTime), options.deadline.enforced():
@@ -119,13 +124,18 @@ def _sooner_nccl(problem: Problem, schedule: Schedule, options: Namespace) -> li
 
 
 def _schedule(name: str, problem: Problem, deadline: Deadline, *, nvls: bool) -> Schedule:
-    """The fastest schedule of a baseline that is found in time; `OutOfTime` if none is."""
+    """The fastest schedule of a baseline that is found in time.
+
+    While there is none, the time limit may be exceeded by up to ``budget.late_s``, as by a synthesis, except
+    for nccl.
+    """
+    if matching(name, ["nccl"]):
+        with deadline.enforced():
+            return taccl.baselines.nccl(problem, nvls=nvls)
     limit = deadline.sooner(_SCHEDULE_SHARE * deadline.left_s)
-    with deadline.enforced():
+    with deadline.later(DEFAULTS.budget.late_s * busy_factor()).enforced():
         if matching(name, ["best"]):
             found = taccl.baselines.best(problem, time_limit_s=max(LEAST_S, limit.left_s))
-        elif matching(name, ["nccl"]):
-            return taccl.baselines.nccl(problem, nvls=nvls)
         else:
             found = taccl.baselines.baseline(name, problem, cut=False)
             with suppress(OutOfTime), limit.enforced():
