@@ -23,6 +23,7 @@ LINES = (
         "_internal.moved",
         "_internal.names",
         "_internal.text_kinds",
+        "_internal.web_text",
     ),
     ("errors",),
     (

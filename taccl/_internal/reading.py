@@ -39,11 +39,13 @@ _LIKE_TOML = re.compile(r"^\s*(\[\[?[^\]\n]*\]\]?[^\S\n]*(#.*)?$|[\w.\"'-]+\s*=)
 _LONG_KEY = re.compile(
     rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{_MAX_DEPTH}}}"""
 )
-#: Line of text that a logger of containers, a log service or a notebook stores as a string in JSON.
+#: Line of text that a logger of containers, a log service, a tool of remote commands or a notebook stores as a
+#: string in JSON or YAML. `_AROUND_LINES`: line around a list of such lines; one with ``=`` is TOML.
 _LOGGED_LINE = re.compile(
-    r"[^\S\n]*(?:\{[^\n]*?\"(?:log|line|message|msg|textPayload)\"\s*:\s*)?"
+    r"[^\S\n]*(?:-[^\S\n]+)?(?:\{[^\n]*?\"(?:log|line|message|msg|stdout|textPayload)\"\s*:\s*)?"
     r"(\"(?:[^\"\\\n]|\\.)*+\")(?:[^\S\n]*,[^\S\n]*\"[^\n]*)?[\s,}\]]*"
 )
+_AROUND_LINES = re.compile(r"[^\"=\n]*=>\s*\{\s*|\s*\"?(?:msg|stdout_lines|output)\"?:\s*\[?\s*|[\s\]},]*")
 
 
 def read_bytes(path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES) -> bytes:
@@ -92,10 +94,15 @@ def read_text(path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES) -
 
 
 def _unlogged(text: str) -> str:
-    """The text whose lines a logger stored in JSON, if each line is such a record; else the given text."""
+    """The text whose lines a logger stored in JSON, if each line is such a record; else the given text.
+
+    A single record counts if it holds several lines.
+    """
     lines, texts = text.splitlines(), list[str]()
-    for line in filter(str.strip, lines) if len(lines) > 1 else ():
+    for line in filter(str.strip, lines) if len(lines) > 1 or "\\n" in text else ():
         found = _LOGGED_LINE.fullmatch(line)
+        if found is None and _AROUND_LINES.fullmatch(line):
+            continue
         if found is None:
             return text
         try:

@@ -16,14 +16,14 @@ from taccl.explore.measured_machine import Machine, read_logs, topology_of, unte
 from taccl.explore.possible_gains import gains_of
 from taccl.explore.verdict import OVER, conclusion
 from taccl.measure.causes import OF_NETWORK, causes_of, sizes_off
-from taccl.measure.curve import Kink, irregularity_note, kinks, slow_middle
+from taccl.measure.curve import Kink, irregularity_note, kinks, middle_clause, slow_middle
 from taccl.measure.diagnosis import Diagnosis, Gain, Limit, Point, SeriesDiagnosis
 from taccl.measure.facts import HEALTHY, LARGE, SETTLED, WITHIN_ERROR, Facts, OtherNics, is_below
 from taccl.measure.gpus import NO_PEERS, has_no_peers, may_be_bridged
 from taccl.measure.logs import OTHER_LIBRARY
 from taccl.measure.machine import machine_of, mismatches, other_gpus
 from taccl.measure.model import COLLECTIVES
-from taccl.measure.series import POINT_TO_POINT, Log, Series
+from taccl.measure.series import POINT_TO_POINT, WRONG, Log, Series
 from taccl.problem.collective import busbw_factor
 from taccl.topology.models import library_name
 from taccl.topology.networks import INSTANCES, NETWORK_TITLES
@@ -134,7 +134,7 @@ def _diagnosis(
             )
         if log.debug.algorithms:
             notes.append(_algorithm_note(each, log.debug.algorithms))
-        found.append(_judged(each, facts, deadline, notes, machine, log.gpus))
+        found.append(_judged(each, facts, deadline, notes, machine, log))
     notes = [f"{log.path}: left out: {row}" for log in read for row in log.left_out]
     if expectations:
         judged = [each.series for each in expectations]
@@ -271,9 +271,11 @@ def _facts(
     figures = machine_of(on)
     kinked = list(_unusual(expected))
     outliers = {each.size_bytes for each in kinked if each.kind == "outlier"}
+    middle = ""
     if expected.knows_latencies:
         slow = slow_middle(series, expected.predicted_us.tolist())
         kinked += [each for each in slow if each.size_bytes not in outliers]
+        middle = middle_clause(series, expected.predicted_us.tolist())
     launches_us = 0.0 if series.ranks_per_process else expected.launches_us
     joint = next(
         (word for word in ("NVSwitch", "NVLink", "xGMI") if any(word in r.name for r in on.resources)), "PCIe"
@@ -305,6 +307,7 @@ def _facts(
         _ll_ratio(expected), expected.network, named and on.machine in INSTANCES,
         log_network=NETWORK_TITLES.get(debug.network, debug.network),
         other_share=other_share, place_share=place_share, full_network=full_network,
+        middle=middle,
         other_library=next((note for note in log.notes if note in OTHER_LIBRARY), ""), stated=stated,
         excluded=excluded, algorithm_shares=expected.algorithm_shares() if is_slow else {},
         untested=untested_kind(on, debug.version), small_untested=untested_small(on, debug.version),
@@ -380,8 +383,7 @@ def _unaligned_bytes(series: Series) -> int:
 
 
 def _judged(
-    expected: Expectation, facts: Facts, deadline: Deadline, notes: Sequence[str], machine: Machine,
-    gpus: Collection[str],
+    expected: Expectation, facts: Facts, deadline: Deadline, notes: Sequence[str], machine: Machine, log: Log,
 ) -> SeriesDiagnosis:  # fmt: skip
     """Verdict on one measured series, with likely causes, limits and better schedules."""
     series, on = expected.series, expected.topology
@@ -399,9 +401,10 @@ def _judged(
         for place, found in zip(expected.places, expected.choices, strict=True)
     )
     bound_share = None if bound_us is None else bound_us / series.times_us[-1]
-    said = other_gpus(gpus, machine_of(on)) if machine.topology is not None else ""
+    said = other_gpus(log.gpus, machine_of(on)) if machine.topology is not None else ""
     verdict = "; ".join(filter(None, [said, *clauses(expected, facts, bound_us, factor)]))
     verdict += conclusion(facts, causes, bound_share)
+    verdict += "".join(f"; {note}" for note in log.notes if note.startswith(WRONG))
     gains: tuple[Gain, ...] = ()
     is_faulty = facts.is_late or facts.is_unjudged or facts.share is not None and facts.share < WITHIN_ERROR
     if is_faulty:

@@ -69,6 +69,8 @@ def conclusion(facts: Facts, causes: Sequence[Cause], bound_share: float | None)
     off = list(sizes_off(facts))
     if off:
         said.append(f"; off the curve: {first_of(off, _NAMED)}")
+    if facts.middle:
+        said.append(f"; {facts.middle}, by a fault or an error of the model")
     is_known = facts.share is not None or facts.small_ratio is not None
     ending = "".join(said) or ("; as expected" if is_known else "")
     if facts.may_be_bridged and facts.share is not None and HEALTHY <= facts.share <= _TOO_FAST:

@@ -70,6 +70,7 @@ class Facts:
     - `other_share`: Highest share at smaller sizes of 256 MiB and more; None if unknown.
     - `place_share`: Share of the largest size in the other place (in place or out of place); None if unknown.
     - `full_network`: Other collective of the same log that reaches the rate of all NICs; empty if unknown.
+    - `middle`: Clause on middle sizes that take notably longer than expected; empty if none do.
     - `other_library`: Evidence that another library than NCCL or RCCL ran the collective; empty if none.
     - `untested`, `small_untested`: Kind that no published log confirms at large messages, and at small ones;
       empty for other kinds.
@@ -103,6 +104,7 @@ class Facts:
     other_share: float | None = None
     place_share: float | None = None
     full_network: str = ""
+    middle: str = ""
     other_library: str = ""
     stated: Mapping[str, str] = field(default_factory=dict)
     excluded: Collection[str] = ()

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from taccl._internal.names import first_of, shown
 from taccl.errors import FormatError
-from taccl.measure.series import Log
+from taccl.measure.series import WRONG, Log
 from taccl.topology.networks import INSTANCES
 
 #: Model in the name of a GPU: H100, GB300, MI300X, L40S, A6000, RTX 4090.
@@ -64,7 +64,9 @@ def check_alike(logs: Sequence[Log], purpose: str) -> None:
         boards = {bool(_ON_PCIE.search(name)) for name in log.gpus if gpu_models([name])}
         if len(gpu_models(log.gpus)) > 1 or len(boards) > 1:
             names = first_of([shown(name, 60) for name in sorted(log.gpus)], 4)
-            raise FormatError(f"found mixed GPUs, {names}; {purpose} equal GPUs only", where=log.path)
+            wrong = next((f"; {note}" for note in log.notes if note.startswith(WRONG)), "")
+            said = f"found mixed GPUs, {names}; {purpose} equal GPUs only{wrong}"
+            raise FormatError(said, where=log.path)
         if first and log.gpus and _kinds(log.gpus) != _kinds(first.gpus):
             here, there = (", ".join(sorted(each.gpus)) for each in (log, first))
             said = f"found {shown(here, 80)}, but {first.path} is of {shown(there, 80)}"

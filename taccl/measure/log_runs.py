@@ -7,7 +7,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from taccl.measure.rows import HALF_DIGIT, Columns, Row, columns_of, is_broken, is_cut, names_unit, nccl_row
+from taccl.measure.rows import (
+    HALF_DIGIT,
+    Columns,
+    Row,
+    columns_of,
+    is_broken,
+    is_cut,
+    names_unit,
+    nccl_row,
+    num_begun,
+)
 from taccl.measure.series import POINT_TO_POINT
 
 #: {collective: pattern of its names in logs}.
@@ -143,8 +153,10 @@ class _Reader:
         if row is None:
             self._read_text(line)
             if is_broken(line) or is_last and self._run.rows and is_cut(line):
-                said = f"line {number}: found a row without all figures; write it on one line"
-                self._left_out.append(said)
+                said = "found a row without all figures; write it on one line"
+                if num_begun(line) > 1:
+                    said = "found several rows on one line; write each on a line, or give each log as a file"
+                self._left_out.append(f"line {number}: {said}")
         elif row.size_bytes:
             name = row.collective
             self._names += [each for each, form in IN_STEM.items() if name and form.search(name)]

@@ -23,7 +23,7 @@ from taccl.measure.log_runs import CPU_TIME, DEVICE, LogRun, runs_in
 from taccl.measure.rows import plain
 from taccl.measure.run_reports import run_reports, series_of_reports
 from taccl.measure.run_series import by_checks, by_counts, named_in, series_of_run
-from taccl.measure.series import Log, Series, joined
+from taccl.measure.series import WRONG, Log, Series, joined
 
 #: Number of ranks of a communicator, in a line of NCCL_DEBUG=INFO. Atomic groups match at one place of a line
 #: only, so that the search takes linear time.
@@ -50,11 +50,14 @@ _LAUNCHED = {
     ),
     "times are of the CPU (-C), so they are computed from algbw, at 1 GB/s and more": CPU_TIME,
 }
-#: {note: pattern of lines in which nccl-tests or rccl-tests end because of an error}.
+#: {note: pattern of lines in which nccl-tests or rccl-tests end with an error or state wrong results}.
 _FAILED = {
     "the run ended with an error (Test failure), so rows may be missing; see the log": re.compile(
         r"\bTest (?:NCCL |RCCL |CUDA |HIP |MPI )?failure\b"
-    )
+    ),
+    f"{WRONG} by the log's last lines (Out of bounds values)": re.compile(
+        r"\bOut of bounds values\s*:\s*[1-9]"
+    ),
 }
 #: `_COMPARED_BYTES`: min bytes at which times are compared for a note, as times of smaller sizes are noisy.
 #: `_RUNS_DIFFER`: min ratio of the slowest to the fastest of merged runs for a note that they differ, at the
@@ -149,7 +152,7 @@ def _doubtful(runs: Sequence[LogRun]) -> Iterable[str]:
     wrong = [row for run in runs for row in run.rows if row.num_wrong]
     if wrong:
         sizes = first_of([str(row.size_bytes) for row in wrong], 4)
-        yield f"results were wrong at {format_count(len(wrong), 'size')} (#wrong above 0), in bytes: {sizes}"
+        yield f"{WRONG} at {format_count(len(wrong), 'size')} (#wrong above 0), in bytes: {sizes}"
     if any(row.is_other_place for run in runs for row in run.rows):
         yield "times are those in place where the log has no others"
     for groups in dict.fromkeys(run.groups for run in runs if len(run.groups) > 1):

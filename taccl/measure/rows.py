@@ -18,6 +18,10 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LABEL = re.compile(r"\[\d+(?:,\d+)?\](?:<std(?:out|err)>:)?(?=\D)")
 #: Characters that web pages, lists and quotes put between cells; spaces replace them.
 _BETWEEN = str.maketrans("\u00a0|\"',;", "      ")
+#: `_DECIMAL_COMMA`: number of a locale whose decimal mark is a comma. `_GROUPED`: number with commas between
+#: thousands. Both stand between spaces.
+_DECIMAL_COMMA = re.compile(r"(?<!\S)(\d{1,18}),(\d{1,4})(?!\S)")
+_GROUPED = re.compile(r"(?<!\S)\d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\S)")
 #: Row of nccl-tests: size, count, type, optional reduction and root, times and bandwidths.
 #: Launchers' prefixes (``0:``, ``[1,0]<stdout>:``, a time, a name), remarks and time stamps are skipped.
 #: Words after the figures are skipped as well: rccl-tests prints the algorithm and the protocol there.
@@ -146,8 +150,9 @@ def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
 
     Raises `FormatError` if its time is not above 0 although its size is.
     """
-    found = _NCCL.search(line.translate(_BETWEEN))
-    if found is None:
+    line = _spaced(line)
+    found = _NCCL.search(line)
+    if found is None or num_begun(line) > 1:
         return None
     words = found[5].split()
     # An integer at the start may be a root or a time; prefer the choice with which time and algbw agree.
@@ -185,6 +190,21 @@ def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
     return _best(rows, where)
 
 
+def _spaced(line: str) -> str:
+    """The line with spaces between its cells, and with points alone in its numbers."""
+    if "," in line:
+        if re.search(r"\d\.\d", line):
+            line = _GROUPED.sub(lambda found: found[0].replace(",", ""), line)
+        elif len(_DECIMAL_COMMA.findall(line)) > 1:
+            line = _DECIMAL_COMMA.sub(r"\1.\2", line)
+    return line.translate(_BETWEEN)
+
+
+def num_begun(line: str) -> int:
+    """Number of rows of nccl-tests, with a size above 0, that begin in a line."""
+    return sum(int(size) > 0 for size in _BEGINS_ROW.findall(_spaced(line)))
+
+
 def _parts(size: int, count: str, dtype: str) -> int:
     """Size over the bytes of `count` elements, as `Row.parts`; 0 if the line does not state the type."""
     one = element_bytes(dtype)
@@ -205,13 +225,12 @@ def _count(cell: str) -> int:
 
 def is_broken(line: str) -> bool:
     """True for a line that begins as a row of nccl-tests, with a size above 0, but is not one."""
-    begins = _BEGINS_ROW.search(line.translate(_BETWEEN))
-    return begins is not None and int(begins[1]) > 0 and nccl_row(line, "") is None
+    return num_begun(line) > 0 and nccl_row(line, "") is None
 
 
 def is_cut(line: str) -> bool:
     """True for the beginning of a row of nccl-tests that ends before its figures."""
-    return _CUT_ROW.fullmatch(line.translate(_BETWEEN)) is not None
+    return _CUT_ROW.fullmatch(_spaced(line)) is not None
 
 
 class Columns(NamedTuple):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 #: Value of `Series.collective` for messages from one rank to another. If a log states only their bandwidth,
 #: `Series.streams` is set as well.
 POINT_TO_POINT = "point-to-point"
+WRONG = "results were wrong"  #: Beginning of a note of a log whose checks of results failed.
 
 
 Counted = Literal["", "part", "busbw"]

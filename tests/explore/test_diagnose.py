@@ -669,8 +669,17 @@ def test_gpus_of_another_machine_are_noted(log):
 def test_a_mixed_machine_is_refused(log):
     """A log with two kinds of GPUs is refused, as its machine is mixed."""
     text = node_log(NVLS).replace("device 7 [0000:00:00] NVIDIA H100", "device 7 [0000:00:00] NVIDIA A100")
-    with pytest.raises(FormatError, match="found mixed GPUs"):
+    with pytest.raises(FormatError, match="found mixed GPUs.*; diagnose equal GPUs only$"):
         taccl.diagnose([log(text)])
+    with pytest.raises(FormatError, match="equal GPUs only; results were wrong by the log's last lines"):
+        taccl.diagnose([log(f"{text}# Out of bounds values : 3 FAILED\n")])
+
+
+def test_wrong_results_are_part_of_the_verdict(log):
+    """A machine with the usual rate and wrong results is not as expected."""
+    found = judged(log(f"{node_log(NVLS)}# Out of bounds values : 3 FAILED\n"))
+    assert found.verdict.endswith("; results were wrong by the log's last lines (Out of bounds values)")
+    assert "wrong" not in judged(log(f"{node_log(NVLS)}# Out of bounds values : 0 OK\n")).verdict
 
 
 def test_times_of_cpus_are_refused(log):

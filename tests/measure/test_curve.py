@@ -2,7 +2,7 @@
 
 import pytest
 
-from taccl.measure.curve import irregularity, irregularity_note, kinks, slow_middle
+from taccl.measure.curve import irregularity, irregularity_note, kinks, middle_clause, slow_middle
 from taccl.measure.series import Series
 
 
@@ -56,3 +56,24 @@ def test_irregular_times_leave_every_rising_curve():
     assert irregularity_note(swapped) == (
         "irregular times: 3.2% off the nearest curve that rises with the size, on average"
     )
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        {"b8": 100.0, "b16": 50.0, "b32": 30.0, "b64": 30.0, "b128": 31.0},
+        {"b8": 30.0, "b16": 150.0, "b32": 80.0, "b64": 30.0, "b128": 31.0},
+    ],
+    ids=["at the start", "within"],
+)
+def test_a_size_after_an_outlier_may_be_an_outlier(times):
+    """The times after a disturbance return to the curve, which is no change of protocol."""
+    assert {each.kind for each in kinks(series(**times))} == {"outlier"}
+
+
+def test_sizes_in_the_middle_that_take_somewhat_longer_are_named():
+    """Four sizes of 1.4 times the expected time are named as a range; a single one is noise."""
+    smooth = {f"b{2**power}": 10.0 for power in range(3, 20)}
+    slow = series(**(smooth | dict.fromkeys(("b1024", "b2048", "b4096", "b8192"), 14.0)))
+    assert middle_clause(slow, [10.0] * 17) == "1KiB to 8KiB take up to 1.4 times the expected time"
+    assert middle_clause(series(**(smooth | {"b1024": 14.0})), [10.0] * 17) == ""

@@ -67,6 +67,34 @@ def test_sizes_with_underscores_are_read(read):
     assert (series.size_bytes, series.num_ranks) == ((1024, 2**26), 8)
 
 
+def test_numbers_of_other_locales_are_read(read):
+    """Decimal commas, or commas between thousands, keep each figure whole."""
+    row = "  67108864  16777216  float  sum  -1  1234.5  54.36  95.13  0  1234.5  54.36  95.13  0\n"
+    plain = read(f"# all_reduce_perf\n{row}").series
+    for text in (row.replace(".", ","), row.replace("67108864  16777216", "67,108,864  16,777,216")):
+        assert [each.times_us for each in read(f"# all_reduce_perf\n{text}").series] == [(1234.5,)]
+        assert read(f"# all_reduce_perf\n{text}").series == plain
+    assert read("# all_reduce_perf\n" + ",".join(row.split()) + "\n").series == plain
+
+
+def test_two_rows_on_a_line_are_left_out(read):
+    """Two logs side by side are not one row of more figures."""
+    row = "  67108864  16777216  float  sum  -1  1234.5  54.36  95.13  0  1234.5  54.36  95.13  0"
+    found = read(f"# all_reduce_perf\n{row}\n{row.replace('67108864', '99999999')}  |  {row}\n")
+    assert found.series[0].size_bytes == (67108864,)
+    assert found.left_out == (
+        "line 3: found several rows on one line; write each on a line, or give each log as a file",
+    )
+    assert not any("wrong" in note for note in found.notes)
+
+
+def test_html_of_a_page_is_removed(read):
+    """A log keeps its rows and its header if a page adds tags and character references."""
+    text = f"[1,0]<stdout>: # all_reduce_perf\n{table()}"
+    escaped = text.replace("<", "&lt;").replace(">", "&gt;").replace(" ", "&nbsp;")
+    assert read(f"<pre><code>{escaped}</code></pre>").series == read(text).series
+
+
 @pytest.mark.parametrize("label", ["[0]", "[1,0]<stdout>:"])
 def test_labels_within_a_row_are_passed_over(read, label):
     """Labels that a launcher puts before each part of a row are ignored."""
