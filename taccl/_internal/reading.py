@@ -39,8 +39,8 @@ _LIKE_TOML = re.compile(r"^\s*(\[\[?[^\]\n]*\]\]?[^\S\n]*(#.*)?$|[\w.\"'-]+\s*=)
 _LONG_KEY = re.compile(
     rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{_MAX_DEPTH}}}"""
 )
-#: Line of text that a logger of containers, a log service, a tool of remote commands or a notebook stores as a
-#: string in JSON or YAML. `_AROUND_LINES`: line around a list of such lines; one with ``=`` is TOML.
+#: Line of text that a logger of containers, a log service, a notebook or a tool of remote commands stores as
+#: a string in JSON or YAML. `_AROUND_LINES`: line around a list of such lines; one with ``=`` is TOML.
 _LOGGED_LINE = re.compile(
     r"[^\S\n]*(?:-[^\S\n]+)?(?:\{[^\n]*?\"(?:log|line|message|msg|stdout|textPayload)\"\s*:\s*)?"
     r"(\"(?:[^\"\\\n]|\\.)*+\")(?:[^\S\n]*,[^\S\n]*\"[^\n]*)?[\s,}\]]*"

@@ -181,6 +181,12 @@ def format_size(num_bytes: int) -> str:
     return f"{num_bytes}B"
 
 
+def format_limit(num_bytes: int) -> str:
+    """Size as a limit of a range: as `format_size` if exact, else in bytes: ``1048575 -> '1048575B'``."""
+    text = format_size(num_bytes)
+    return text if num_bytes == 0 or parse_size(text) == num_bytes else f"{num_bytes}B"
+
+
 def format_us(time_us: Fraction | float) -> str:
     """Microseconds with at most three decimals and no trailing zeros: ``507.8 us``."""
     text = f"{float(time_us):.3f}".rstrip("0").rstrip(".")

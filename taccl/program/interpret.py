@@ -15,7 +15,7 @@ from typing import Any
 
 from taccl._internal.arguments import checked
 from taccl._internal.names import first_of, listed
-from taccl._internal.units import format_count, format_size
+from taccl._internal.units import format_count, format_limit
 from taccl.errors import VerificationError
 from taccl.problem.collective import Collective
 from taccl.program.checks import (
@@ -92,8 +92,8 @@ class Interpretation:
         if self.sizes_bytes is None:
             return "all sizes"
         least, most = self.sizes_bytes
-        return f"all sizes from {format_size(least)} " + (
-            "on" if most >= NO_LIMIT else f"to {format_size(most)}"
+        return f"all sizes from {format_limit(least)} " + (
+            "on" if most >= NO_LIMIT else f"to {format_limit(most)}"
         )
 
     @property
@@ -193,7 +193,7 @@ def _run_at_all_sizes(
             low, last = middle, found
     hangs = {each: first_size(program, low, each) for each in LIBRARIES}
     hangs = {each: size for each, size in hangs.items() if size <= most_bytes}
-    sizes = {each: f"above {format_size(size - 1)}" for each, size in hangs.items()}
+    sizes = {each: f"above {format_limit(size - 1)}" for each, size in hangs.items()}
     told = ", ".join(f"{size} with {each}" for each, size in sizes.items())
     if len(set(sizes.values())) == 1:
         told = min(sizes.values())

@@ -9,6 +9,7 @@ from taccl._internal.units import (
     exact,
     format_count,
     format_gap,
+    format_limit,
     format_rates,
     format_s,
     format_size,
@@ -80,6 +81,8 @@ def test_times_are_exact_microseconds(text, expected):
         (format_size(999), "999B"), (format_size(3 * 2**30), "3GiB"), (format_size(2000), "2KB"),
         (format_size(4_096_000), "4.096MB"), (format_size(1_500_000_000), "1.5GB"), (format_size(1024), "1KiB"),
         (format_size(1_333_334), "1.333MB"), (format_size(2**62), "4294967296GiB"),
+        # Limits of ranges are exact.
+        (format_limit(2**20), "1MiB"), (format_limit(2**20 - 1), "1048575B"), (format_limit(0), "0B"),
         # Seconds have two significant digits, else whole seconds.
         (format_s(0.0941), "0.094 s"), (format_s(7), "7 s"), (format_s(99.4), "99 s"), (format_s(360.2), "360 s"),
         # Times have at most three decimals, without trailing zeros.

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from taccl._internal.names import first_of, note_lines, shown
-from taccl._internal.units import format_count, format_size
+from taccl._internal.units import format_count, format_limit
 from taccl.cli.options import add_options, add_schedule, jitter, option, positive, refuse, sizes
 from taccl.cli.output import Answer, figures_table, following_values, picked, title_of
 from taccl.cli.problems import schedule_in
@@ -109,8 +109,8 @@ def _of_program(program: Program, options: argparse.Namespace) -> Answer:
     notes = list(dict.fromkeys(said))
     least, most = program.sizes_bytes or (0, NO_LIMIT)
     given = [each.problem.size_bytes for each in schedules]
-    if outside := [format_size(size) for size in given if size is not None and not least <= size <= most]:
-        span = f"from {format_size(least)}" + (f" to {format_size(most)}" if most < NO_LIMIT else "")
+    if outside := [format_limit(size) for size in given if size is not None and not least <= size <= most]:
+        span = f"from {format_limit(least)}" + (f" to {format_limit(most)}" if most < NO_LIMIT else "")
         notes.append(f"runtimes use the program {span} by its file, and so not for {first_of(outside, 4)}")
     title = f"program {shown(program.name)}: {first.title}, {program.protocol}"
     lines = [title, "", figures_table(rows, (*_FIGURES, "bound_us", "gap", "busiest", "utilisation"))]

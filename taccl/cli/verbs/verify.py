@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import taccl
 from taccl._internal.names import shown
-from taccl._internal.units import format_count, format_size, format_us
+from taccl._internal.units import format_count, format_limit, format_us
 from taccl.cli.options import add_schedule
 from taccl.cli.output import Answer, picked
 from taccl.cli.problems import schedule_in
@@ -138,8 +138,8 @@ def _plan(file: str) -> Answer:
         fault = str(error)
     ranks = format_count(len(plan["gpus"]), "rank")
     operations = sum(len(tb["ops"]) for gpu in plan["gpus"] for tb in gpu["threadblocks"])
-    sizes = f"from {format_size(plan.get('min_message_size', 0))} "
-    sizes += f"to {format_size(plan['max_message_size'])}" if "max_message_size" in plan else "on"
+    sizes = f"from {format_limit(plan.get('min_message_size', 0))} "
+    sizes += f"to {format_limit(plan['max_message_size'])}" if "max_message_size" in plan else "on"
     verdict = "1 fault" if fault else "ok" if judged else "ok, but outputs are not checked: custom collective"
     place = "in place" if plan["inplace"] else "out of place"
     steps = format_count(operations, "operation")
