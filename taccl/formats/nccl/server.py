@@ -194,9 +194,17 @@ def _add_node(
 
 
 def _add_sharing(shared: _Shared, server: PcieServer, alpha_us: Fraction, node: int) -> None:
-    """Add the links of a node in which ranks share GPUs, and the links between these GPUs."""
+    """Add the links of a node in which ranks share GPUs, and the links between these GPUs.
+
+    Partitions of a GPU divide its links equally, as in NCCL; ranks of one partition share its part.
+    """
     gpus, parts, first = server.gpu_numbers, server.parts, node * len(server.gpus)
     betas = {pair: server.nvlink_beta_us_per_mb / count for pair, count in server.nvlinks.items()}
+    num_parts = [len({part for gpu, part in zip(gpus, parts, strict=True) if gpu == own}) for own in gpus]
+    names = [
+        f"{gpu}" if num == 1 else f"{gpu} part {part}"
+        for gpu, part, num in zip(gpus, parts, num_parts, strict=True)
+    ]
     for a, b in permutations(range(len(gpus)), 2):
         src, dst = gpus[a], gpus[b]
         if src == dst:
@@ -206,14 +214,16 @@ def _add_sharing(shared: _Shared, server: PcieServer, alpha_us: Fraction, node: 
                 overhead_us=OVERHEAD_US, name="GPU",
             )  # fmt: skip
         elif (beta := betas.get((min(src, dst), max(src, dst)))) is not None:
-            name = f"{server.fabric} from GPU {src} to {dst} of node {node}"
-            shared.add_link(first + a, first + b, alpha_us, server.fabric, [(name, beta, "send")])
+            name = f"{server.fabric} from GPU {names[a]} to {names[b]} of node {node}"
+            divided = beta * num_parts[a] * num_parts[b]
+            shared.add_link(first + a, first + b, alpha_us, server.fabric, [(name, divided, "send")])
         for number, counts in enumerate(server.switches):
             if src != dst and src in counts and dst in counts:
                 name = f"NVSwitch {number} of node {node}"
+                one = server.nvlink_beta_us_per_mb
                 limits: list[PathLimit] = [
-                    (f"{name} from GPU {src}", server.nvlink_beta_us_per_mb / counts[src], "send"),
-                    (f"{name} to GPU {dst}", server.nvlink_beta_us_per_mb / counts[dst], "receive"),
+                    (f"{name} from GPU {names[a]}", one * num_parts[a] / counts[src], "send"),
+                    (f"{name} to GPU {names[b]}", one * num_parts[b] / counts[dst], "receive"),
                 ]
                 shared.add_link(first + a, first + b, alpha_us, "NVSwitch", limits)
 
@@ -294,10 +304,10 @@ def _assumptions(server: PcieServer, wiring: Wiring, by_pcie: list[Pair], nics: 
         pairs = combinations(range(len(server.gpus)), 2)
         same = {server.parts[a] == server.parts[b] for a, b in pairs if server.gpus[a] == server.gpus[b]}
         rates = [f"{SHARED_GB_PER_S if each else PARTS_GB_PER_S} GB/s" for each in sorted(same)]
-        assumed.append(
-            f"ranks that share a GPU share its {server.fabric} and PCIe links; {' or '.join(rates)} between "
-            "them, NCCL's constant"
-        )
+        how = f"ranks that share a GPU share its {server.fabric} and PCIe links"
+        if False in same:
+            how = f"partitions of a GPU divide its {server.fabric} links equally, and share its PCIe link"
+        assumed.append(f"{how}; {' or '.join(rates)} between them, as in NCCL")
         assumed += ["sums in NVSwitch (NVLS) are omitted"] if server.switches else []
     if not by_pcie and len(server.gpus) > 1 and wiring.pcie is None:
         assumed.append(

@@ -235,6 +235,11 @@ def _check_joined(gpus: list[Gpu], server: PcieServer, num_hosts: int, top: XmlE
         )
     if num_hosts > 1:
         server.assumed.append(f"the file's {num_hosts} hosts are one node, as NVSwitch joins their GPUs")
+    for counts in server.switches:
+        most = max(counts.values())
+        fewer = [f"{gpus[number].busid} ({count})" for number, count in counts.items() if count < most]
+        if fewer:
+            server.assumed.append(f"GPUs with fewer NVLinks than the {most} of others: {first_of(fewer, 4)}")
     if linked and lacking:
         who = first_of([gpu.busid for gpu in lacking], 4)
         server.assumed.append(f"GPUs without {server.fabric}s, as the file lists none of theirs: {who}")

@@ -636,9 +636,9 @@ def _device(bus, ranks, links, parts):
     return f'<pci busid="0000:{bus}:00.0" class="0x030200">{gpus}</pci>'
 
 
-@pytest.mark.parametrize(("parts", "gb_per_s"), [((0, 1), 2618), ((-1, -1), 5000)])
-def test_ranks_of_one_gpu_share_its_links(tmp_path, parts, gb_per_s):
-    """Two partitions of a GPU, or two ranks on it, are ranks that share its 18 NVLinks into the NVSwitch.
+@pytest.mark.parametrize(("parts", "gb_per_s", "links"), [((0, 1), 2618, 9), ((-1, -1), 5000, 18)])
+def test_ranks_of_one_gpu_share_its_links(tmp_path, parts, gb_per_s, links):
+    """Two partitions of a GPU divide its 18 NVLinks into the NVSwitch; two ranks on it share them.
 
     NCCL 2.30 lists all NVLinks for each of them. In an alltoall of 16 MB, a GPU sends four messages of 4 MB at
     18 * 40.1 GB/s.
@@ -647,7 +647,7 @@ def test_ranks_of_one_gpu_share_its_links(tmp_path, parts, gb_per_s):
     topology = load_nccl_topology(path, intranode_alpha_us=0)
     rates = {(link.src, link.dst): float(1000 / link.beta_us_per_mb) for link in topology.links}
     assert rates[0, 1] == rates[3, 2] == pytest.approx(gb_per_s)
-    assert rates[0, 2] == rates[3, 1] == pytest.approx(18 * 40.1)
+    assert rates[0, 2] == rates[3, 1] == pytest.approx(links * 40.1)
     assert any(f"{gb_per_s} GB/s between them" in each for each in topology.assumed)
     problem = taccl.make_problem(topology, "alltoall", size_bytes=16_000_000)
     schedule = taccl.baselines.pairwise(problem)
@@ -656,17 +656,20 @@ def test_ranks_of_one_gpu_share_its_links(tmp_path, parts, gb_per_s):
 
 
 def test_given_nvlinks_join_gpus_that_ranks_share(tmp_path):
-    """Pairs in `nvlinks` are pairs of GPUs; two GPUs of two ranks each have no GPU 2."""
+    """Pairs in `nvlinks` are pairs of GPUs; two GPUs of two ranks each have no GPU 2.
+
+    As in NCCL, each pair of partitions has a quarter of the links between the two GPUs.
+    """
     path = write_dump(tmp_path, _device("10", (0, 1), "", (0, 1)), _device("11", (2, 3), "", (0, 1)))
     topology = load_nccl_topology(path, nvlinks={(0, 1): 2}, nvlink_gb_per_s=20)
     rates = {(link.src, link.dst): float(1000 / link.beta_us_per_mb) for link in topology.links}
-    assert rates[0, 2] == rates[1, 2] == rates[3, 0] == pytest.approx(40)
+    assert rates[0, 2] == rates[1, 2] == rates[3, 0] == pytest.approx(10)
     with pytest.raises(TopologyError, match=r"found \(0, 2\); expected two different GPUs of 0-1"):
         load_nccl_topology(path, nvlinks={(0, 2): 2}, nvlink_gb_per_s=20)
 
 
 def test_partitions_share_xgmi_links_and_nics(tmp_path):
-    """Partitions of two GPUs share the xGMI link between them, and the NIC: 4 ranks send 48 and 12.5 GB/s."""
+    """Partitions of two GPUs divide the xGMI link between them, and share the NIC of 12.5 GB/s."""
     links = '<xgmi target="0000:{}:00.0" count="1" tclass="0x038000"/>'
     nic = (
         '<pci busid="0000:20:00.0" class="0x020000"><nic><net name="n0" dev="0" speed="100000"/></nic></pci>'
@@ -676,7 +679,19 @@ def test_partitions_share_xgmi_links_and_nics(tmp_path):
         for bus, ranks, other in (("10", (0, 1), "11"), ("11", (2, 3), "10"))
     ]
     topology = load_nccl_topology(write_dump(tmp_path, *devices, nic, version=2), nodes=2)
-    (shared,) = {name for name in topology.resources if "xGMI from GPU 0 to 1 of node 0" in name.name}
-    assert holders(topology, shared.name) == {(0, 2), (0, 3), (1, 2), (1, 3)}
+    rates = {(link.src, link.dst): float(1000 / link.beta_us_per_mb) for link in topology.links}
+    assert {rates[src, dst] for src in (0, 1) for dst in (2, 3)} == {12}
     (port,) = {each.name for each in topology.resources if "n0 of node 0 egress" in each.name}
     assert holders(topology, port) == {(src, dst) for src in range(4) for dst in range(4, 8)}
+
+
+def test_gpus_with_fewer_nvlinks_are_named(tmp_path):
+    """A GPU that has lost NVLinks to the NVSwitch limits its node."""
+    devices = [
+        f'<pci busid="0000:1{rank}:00.0" class="0x030200"><gpu dev="{rank}" sm="90" rank="{rank}">'
+        f"{_SWITCH.replace('18', count)}</gpu></pci>"
+        for rank, count in enumerate(("18", "13", "18"))
+    ]
+    assumed = load_quietly(write_dump(tmp_path, *devices)).assumed
+    assert "GPUs with fewer NVLinks than the 18 of others: 0000:11:00.0 (13)" in assumed
+    assert not any("fewer NVLinks" in each for each in load_quietly(write_dump(tmp_path, devices[0])).assumed)
