@@ -8,6 +8,7 @@ import taccl
 from benchmarks.fit import SWEEPS, WORST_LEFT_OUT, WORST_MEDIAN, WORST_P90, model_of, predicted_row
 from benchmarks.unseen import WORST_DEFAULT, default_rows
 from taccl.measure.logs import read_log
+from tests.effort import quick_fits
 from tests.fuzzing import thinned
 
 #: Every third log by default; the benchmark uses all.
@@ -17,9 +18,11 @@ NAMES = thinned(SWEEPS)
 @pytest.fixture(scope="module")
 def fits(shared_data):
     """{log: fit of its full sweep}."""
-    return {
-        name: taccl.fit([str(shared_data / "nccl-tests" / f"{name}.txt")], model_of(name)) for name in NAMES
-    }
+    with quick_fits():
+        return {
+            name: taccl.fit([str(shared_data / "nccl-tests" / f"{name}.txt")], model_of(name))
+            for name in NAMES
+        }
 
 
 @pytest.mark.slow
