@@ -328,7 +328,9 @@ def _walk(
     """(path or None, True if the search is over) of one depth-first search of `most` partial paths."""
     visits = 0
 
-    def onward(rank: int, visited: set[int]) -> Iterator[int]:
+    def onward(rank: int, visited: set[int], lasts: set[int]) -> Iterator[int]:
+        if lasts <= visited:  # no later rank could close the path
+            return iter(())
         left = sorted(next_ranks[rank] - visited)
         if shuffled is not None:
             shuffled.shuffle(left)
@@ -336,7 +338,8 @@ def _walk(
 
     for start in sorted({first for _, first in closing}):
         path, visited = [start], {start}
-        branches = [onward(start, visited)]
+        lasts = {last for last, first in closing if first == start}
+        branches = [onward(start, visited, lasts)]
         while path:
             if len(path) == len(next_ranks) and (path[-1], start) in closing:
                 return path, True
@@ -350,5 +353,5 @@ def _walk(
             else:
                 path.append(following)
                 visited.add(following)
-                branches.append(onward(following, visited))
+                branches.append(onward(following, visited, lasts))
     return None, True

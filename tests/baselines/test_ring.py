@@ -162,3 +162,13 @@ def test_rails_are_walked_to_and_fro():
     for order in find_rings(topology, routes.ticks):
         assert sorted(order) == list(range(6))
         assert all(routes.direct(a, b) for a, b in zip(order, order[1:] + order[:1], strict=True))
+
+
+def test_paths_that_can_no_longer_close_are_left(monkeypatch):
+    """A search leaves a path once it has passed every rank from which the ring could close.
+
+    Among eight ranks, only a path from 0 to 1 closes, but 0, 1 comes first; 720 paths begin so.
+    """
+    monkeypatch.setattr(import_module("taccl.baselines.ring"), "_MAX_VISITS", 100)
+    path = walk([set(range(8)) - {rank} for rank in range(8)], {(1, 0)}, again=False)
+    assert sorted(path) == list(range(8)) and (path[0], path[-1]) == (0, 1)
