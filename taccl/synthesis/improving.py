@@ -17,7 +17,7 @@ from taccl.synthesis.checking import checked_start
 from taccl.synthesis.improve.improvement import suits_improvement
 from taccl.synthesis.options import Observer, Options, raising_errors_of_callbacks
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
-from taccl.synthesis.proposers.table import IMPROVERS, exchanged_count
+from taccl.synthesis.proposers.table import IMPROVERS
 from taccl.synthesis.result import Result, Stage, with_note_on_gap
 from taccl.synthesis.search import Search
 from taccl.synthesis.stopping import SearchState, stopping_rules
@@ -41,9 +41,9 @@ def improve(
 ) -> Result:
     """Improve a schedule: the result has the same chunks and finishes no later.
 
-    Two searches start from the schedule: ruin and recreate, and an exchange in which two ranks complete a sum
-    by sending each other their partial sums. Both are repeated with other seeds while that helps. If ruin and
-    recreate does not support the problem, `synthesize` runs with ``start=schedule``.
+    Two searches start from the schedule: ruin and recreate, then an exchange in which two ranks complete a
+    sum by sending each other their partial sums. Both are repeated with other seeds while that helps. If ruin
+    and recreate does not support the problem, `synthesize` runs with ``start=schedule``.
 
     Parameters
     ----------
@@ -86,7 +86,6 @@ def improve(
     )  # fmt: skip
     options = Options(seed=seed, observer=observer, parameters=parameters, began_s=since)
     search = Search(problem, options, limit, limit_s=time_limit_s)
-    search.most_earliest = exchanged_count(search)
     with raising_errors_of_callbacks():
         return _improved(search, given, since, until_gap)
 

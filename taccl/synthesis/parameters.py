@@ -95,8 +95,6 @@ class PortfolioParameters(_Group):
     # more than `baseline_arrivals` arrivals.
     balanced_transfers: int = 2_000_000
     registered_share: float = 0.3  # share of the time left for each proposer that a user registered
-    # Number of best schedules in which an exchange of partial sums is tried as the last step of each sum.
-    exchanged: int = 4
     apart_hops: int = 10_000  # max hops for which schedules with unreduced contributions are searched, too
     apart_share: float = 0.3  # share of the time for schedules with unreduced contributions
 

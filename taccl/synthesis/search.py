@@ -16,8 +16,6 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime, busy_factor
 from taccl._internal.interrupts import TimeIsUp
 from taccl.analysis.certificates.certificate import Certificate
@@ -25,7 +23,7 @@ from taccl.analysis.certificates.dimension_bound import DimensionBound
 from taccl.analysis.verification.verify import verify
 from taccl.errors import FallbackWarning, InputError, NoSolutionError, warn
 from taccl.problem.problem import Problem
-from taccl.schedule.schedule import MANY, Schedule
+from taccl.schedule.schedule import Schedule
 from taccl.sketch.group import symmetry_group
 from taccl.solvers.registry import package_versions
 from taccl.synthesis.bounding import look_for_bound, sound_bound
@@ -76,10 +74,7 @@ class Search:
     best_on_quotient: ListSchedule | None = None  # the incumbent as a schedule of the quotient
     rival: Search | None = None  # for a search by one solver: the search whose schedule it started from
     is_verified: bool = False  # True if the incumbent was verified; otherwise `result` verifies it
-    earliest: list[Schedule] = field(default_factory=list)  # best schedules along trees, earliest first
-    most_earliest: int = 0  # max length of `earliest`
-    exchanged: Schedule | None = None  # best schedule in which two ranks exchange partial sums
-    exchange_tried: list[Schedule] = field(default_factory=list)  # schedules whose exchange was tried
+    along_trees: Schedule | None = None  # best schedule that names no contributions, of the outermost problem
     stages: list[Stage] = field(default_factory=list)
     trace: list[TraceEntry] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -166,6 +161,13 @@ class Search:
     def best_us(self) -> float | None:
         """Finish of the incumbent in microseconds; None without one."""
         return None if self.best is None else self.best.finish_us
+
+    @property
+    def best_along_trees(self) -> Schedule | None:
+        """The incumbent, or the best schedule that names no contributions if it does; None without one."""
+        if self.best is not None and self.best.carries is None:
+            return self.best
+        return None if self.along_trees is None else self.along_trees.under(self.problem)
 
     @property
     def is_met(self) -> bool:
@@ -309,21 +311,17 @@ class Search:
             self.report(producer)
             if self.on_better is not None:
                 self.on_better(whole)
-        if whole is not self.exchanged:
-            self._remember(whole)
+        self._remember(whole)
         return whole.finish_us
 
     def _remember(self, whole: Schedule) -> None:
-        """Add a schedule of the outermost problem to `earliest`, unless that list contains an equal one."""
+        """Keep a schedule of the outermost problem as `along_trees`, if it is the best of these."""
         top, at = self.top, self
         while at.above is not None and at.serves_above:
             at = at.above
-        if at is not top or not top.most_earliest or len(whole) > MANY:
-            return
-        first, *others = (np.array([each.chunk, each.link, each.start]) for each in (whole, *top.earliest))
-        if whole.carries is None and not any(np.array_equal(first, each) for each in others):
-            earliest = sorted((*top.earliest, whole), key=lambda each: each.finish_ticks)
-            top.earliest = earliest[: top.most_earliest]
+        is_best = top.along_trees is None or whole.finish_ticks < top.along_trees.finish_ticks
+        if at is top and is_best and whole.carries is None:
+            top.along_trees = whole
 
     def offer_sketched(self, found: Schedule, sketch: str) -> float | None:
         """Propose a schedule found under a sketch, which is also valid without it."""

@@ -49,15 +49,13 @@ def ruin_within(search: Search, seconds: float) -> None:
 def ruin_and_recreate(search: Search) -> None:
     """Ruin and recreate on the incumbent's routes and order, until time is up or it finds nothing better.
 
-    It needs chunks that travel along trees. If the incumbent has unreduced contributions or exchanged sums,
-    it starts from the best schedule along trees instead.
+    It needs chunks that travel along trees. If the incumbent names contributions, it starts from the best
+    schedule that does not.
     """
-    best = search.best
-    has_trees = best is not None and best.carries is None and best is not search.exchanged
-    known = [best] if has_trees else [each.under(search.problem) for each in search.earliest]
+    known = search.best_along_trees
     if search.done:
         return
-    if not known or known[0] is None:
+    if known is None:
         said = "no schedule along trees to start from"
         search.record("ruin and recreate", "compiled", "skipped", time.monotonic(), message=said)
         return
@@ -65,7 +63,7 @@ def ruin_and_recreate(search: Search) -> None:
         said = f"its kernels were not {'loaded' if are_kept(search.problem) else 'compiled'} in time"
         search.record("ruin and recreate", "compiled", "skipped", time.monotonic(), message=said)
         return
-    since, num_transfers = time.monotonic(), known[0].num_transfers
+    since, num_transfers = time.monotonic(), known.num_transfers
     if num_transfers * search.parameters.ruin.s_per_transfer > search.deadline.left_s:
         said = f"too little time to read {num_transfers} transfers"
         search.record("ruin and recreate", "compiled", "skipped", since, message=said)
@@ -77,7 +75,7 @@ def ruin_and_recreate(search: Search) -> None:
         parameters=search.parameters, idle_s=lambda: search.idle_s,
     )  # fmt: skip
     search.num_ruins += 1
-    improving = partial(improve_schedule, known[0], limits)
+    improving = partial(improve_schedule, known, limits)
     try:
         better, done = search.deadline.later(search.parameters.large.grace_s).run(improving)
     except OutOfTime:

@@ -273,14 +273,6 @@ def _competing_s(search: Search) -> float:
     return max(0.0, needed_s - _improving_s(search))
 
 
-def _exchanging_s(search: Search) -> float:
-    return exchange_s(search.problem, search.deadline.left_s, search.parameters)
-
-
-def _no_time_to_exchange(search: Search) -> str:
-    return "" if search.most_earliest else "it takes more than a tenth of the time"
-
-
 def _balanced(search: Search) -> None:
     """Propose the dimension-balanced schedule, and compute the bound."""
     search_balanced(search, policy=search.options.policy)
@@ -305,15 +297,6 @@ def _sums_up(problem: Problem) -> bool:
     return problem.collective.sums_up
 
 
-#: Exchange of partial sums between a sum's root and its last contributor (`transforms/exchange.py`); it runs
-#: before and after ruin and recreate.
-_EXCHANGE = Turn(
-    OwnProposer("exchange", offer_exchanged, _sums_up),
-    lambda search: search.backend == "auto",
-    _no_time_to_exchange,
-    _exchanging_s,
-    runs_late=True,
-)
 #: Proposers for sums that servers or switches make; no other proposer supports such sums.
 AGGREGATING: tuple[Turn, ...] = (
     Turn(OwnProposer("servers", _by_servers, _updates), lambda search: not _may_use_switches(search)),
@@ -369,7 +352,6 @@ PROPOSERS: tuple[Turn, ...] = (
         reserve_s=_competing_s,
         runs_late=True,
     ),
-    replace(_EXCHANGE, reserve_s=nothing),  # if an exchange meets the bound, nothing is left to improve
     Turn(
         OwnProposer("ruin and recreate", ruin_and_recreate, suits_improvement),
         _is_free,
@@ -377,7 +359,12 @@ PROPOSERS: tuple[Turn, ...] = (
         _improving_s,
         improves=True,
     ),
-    _EXCHANGE,
+    Turn(
+        OwnProposer("exchange", offer_exchanged, _sums_up),
+        lambda search: search.backend == "auto",
+        reserve_s=lambda search: exchange_s(search.problem, search.deadline.left_s),
+        runs_late=True,
+    ),
 )
 
 
@@ -391,12 +378,4 @@ IMPROVERS: tuple[Turn, ...] = tuple(
 
 def propose_all(search: Search) -> None:
     """Run all proposers of `PROPOSERS` in order."""
-    search.most_earliest = exchanged_count(search)
     run(search, PROPOSERS)
-
-
-def exchanged_count(search: Search) -> int:
-    """Max number of earliest schedules kept for the exchange of partial sums; 0 if none will be tried."""
-    can_exchange = search.backend == "auto" and _sums_up(search.problem)
-    is_exchanging = can_exchange and _exchanging_s(search) > 0
-    return search.parameters.portfolio.exchanged if is_exchanging else 0

@@ -13,56 +13,35 @@ from contextlib import suppress
 
 from taccl.errors import InputError
 from taccl.problem.problem import Problem
-from taccl.schedule.listing import listed
 from taccl.schedule.schedule import Schedule, Transfer
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.improve.routes import Tree, read_trees
-from taccl.synthesis.parameters import SearchParameters
 from taccl.synthesis.search import Search
 
 #: `_EXCHANGE_S_PER_TRANSFER`: estimated seconds per transfer to exchange sums.
-#: `_EXCHANGE_SHARE`: max share of the time for all transfers; above it, no exchange is tried.
-_EXCHANGE_S_PER_TRANSFER, _EXCHANGE_SHARE = 1.5e-4, 0.1
+#: `_EXCHANGE_SHARE`: max share of the time left that is reserved for an exchange.
+#: `_BRIEF_S`: an exchange that takes fewer seconds is tried even after the time limit.
+_EXCHANGE_S_PER_TRANSFER, _EXCHANGE_SHARE, _BRIEF_S = 1.5e-4, 0.1, 0.1
 
 
-def exchange_s(problem: Problem, left_s: float, parameters: SearchParameters) -> float:
-    """Estimated seconds to try an exchange of partial sums in the best schedules.
-
-    0 if the collective has no sums, or time does not suffice.
-    """
-    collective, portfolio = problem.collective, parameters.portfolio
-    transfers = 2 * collective.num_chunks * collective.num_ranks * collective.sums_up
-    once_s, most_s = transfers * _EXCHANGE_S_PER_TRANSFER, _EXCHANGE_SHARE * left_s
-    return min(portfolio.exchanged * once_s, most_s) if once_s <= most_s else 0.0
+def exchange_s(problem: Problem, left_s: float) -> float:
+    """Seconds to reserve for an exchange of partial sums; 0 if it takes too large a share of the time."""
+    once_s = 2 * problem.collective.num_chunks * problem.collective.num_ranks * _EXCHANGE_S_PER_TRANSFER
+    return once_s if once_s <= _EXCHANGE_SHARE * left_s else 0.0
 
 
 def offer_exchanged(search: Search) -> None:
-    """Propose variants of the earliest schedules in which two ranks complete each sum by an exchange.
-
-    Schedules whose exchange was tried before are skipped.
-
-    The original schedules are kept for ruin and recreate, which needs trees: exchanged sums do not arrive
-    along trees. A schedule that finishes somewhat later may gain more by the exchange.
-    """
-    since = time.monotonic()
-    best: Schedule | None = None
-    for schedule in search.earliest:
-        if search.is_met or search.interrupted or (best is not None and search.deadline.has_passed):
-            break
-        if any(schedule is each for each in search.exchange_tried):
-            continue
-        search.exchange_tried.append(schedule)
-        # If a schedule was found under a suggested sketch, its variant need not obey that sketch.
-        schedule = schedule.under(search.problem)
-        for anew in (False, True):
-            with suppress(InputError, ValueError):  # merged sends may deadlock if exchanged
-                found = exchanged(listed(schedule) if anew else schedule)
-                if found is not None and (best is None or found.finish < best.finish):
-                    best = found
-    if best is not None:
-        if search.best is None or best.finish < search.best.finish:
-            search.exchanged = best
-        finish = search.offer_whole(best, producer=best.producer, proposed=True)
+    """Propose the best schedule along trees, with sums that two ranks complete by an exchange."""
+    since, schedule = time.monotonic(), search.best_along_trees
+    if schedule is None or search.is_met or search.interrupted:
+        return
+    if schedule.num_transfers * _EXCHANGE_S_PER_TRANSFER > max(_BRIEF_S, search.deadline.left_s):
+        return
+    found = None
+    with suppress(InputError, ValueError):  # merged sends may deadlock if exchanged
+        found = exchanged(schedule)
+    if found is not None:
+        finish = search.offer_whole(found, producer=found.producer, proposed=True)
         search.record("exchange", "taccl", "done", since, finish_us=finish)
 
 

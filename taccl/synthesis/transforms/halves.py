@@ -173,8 +173,8 @@ def _offer_at_once(search: Search, part: Search, broadcast: Problem, names: Isom
     """Join each new schedule of the reduce phase with itself as the broadcast phase, and propose the result.
 
     So a whole schedule exists from the first one on. The joins take at most a share of the time, after the
-    first. They do not count among the schedules whose sums are exchanged. A named solver's trace has its own
-    schedules only, and phases with hyperedges may not add up; neither is joined before its end.
+    first. A named solver's trace has its own schedules only, and phases with hyperedges may not add up;
+    neither is joined before its end.
     """
     if search.backend not in ("auto", "greedy") or wide_links(search.problem.topology):
         return
@@ -187,9 +187,7 @@ def _offer_at_once(search: Search, part: Search, broadcast: Problem, names: Isom
             return
         whole = join(search.problem, [found, renamed(found, broadcast, names)])
         if search.best is None or whole.finish_ticks < search.best.finish_ticks:
-            earliest = search.top.earliest
             search.offer_whole(whole, producer=whole.producer)
-            search.top.earliest = earliest
         spent_s += time.monotonic() - since
 
     part.on_better = offer

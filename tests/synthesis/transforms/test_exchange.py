@@ -14,7 +14,6 @@ from taccl.schedule.timing import exact_times
 from taccl.synthesis.budget import run
 from taccl.synthesis.improve.improvement import Improvement
 from taccl.synthesis.improve.routes import read_trees
-from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.proposers import ruin
 from taccl.synthesis.proposers.table import PROPOSERS
 from taccl.synthesis.replan import replan
@@ -136,7 +135,7 @@ def test_rings_of_even_length_take_one_step_less(num_ranks, steps):
 def test_exchange_is_offered_last_and_only_if_it_finishes_earlier():
     """An exchange of the best schedule replaces it only if it finishes earlier."""
     schedule = one_sum(line(4), *ALONG_A_LINE)
-    search = Search(schedule.problem, Options(), Deadline.after(60), most_earliest=2)
+    search = Search(schedule.problem, Options(), Deadline.after(60))
     search.offer_whole(schedule, producer="some")
     offer_exchanged(search)
     assert search.best.finish_us == 3 and search.stages[-1].name == "exchange"
@@ -147,22 +146,13 @@ def test_exchange_is_offered_last_and_only_if_it_finishes_earlier():
 
 def searching(schedule):
     """A search whose best schedule is along trees, and the proposers of exchanges and of ruin and recreate."""
-    search = Search(schedule.problem, Options(), Deadline.after(AMPLE_S), most_earliest=2, limit_s=AMPLE_S)
+    search = Search(schedule.problem, Options(), Deadline.after(AMPLE_S), limit_s=AMPLE_S)
     search.offer_whole(schedule, producer="some")
     return search, [each for each in PROPOSERS if each.proposer.name in ("exchange", "ruin and recreate")]
 
 
-def test_nothing_is_improved_once_an_exchange_meets_the_bound(compiled_search):
-    """Once an exchange meets the bound, ruin and recreate does not run."""
-    search, turns = searching(one_sum(line(4), *ALONG_A_LINE))
-    search.bound = taccl.lower_bound(exchanged(search.best).problem)
-    assert search.bound.bound == 3
-    run(search, turns)
-    assert [each.name for each in search.stages] == ["exchange"]
-
-
-def test_trees_are_improved_whose_sums_were_exchanged(monkeypatch):
-    """Ruin and recreate starts from the best tree schedule, and its result is exchanged again."""
+def test_sums_of_improved_trees_are_exchanged(monkeypatch):
+    """Ruin and recreate starts from the best schedule along trees, and the sums of its result are exchanged."""
     given = []
     schedule = one_sum(line(4), *ALONG_A_LINE)
 
@@ -176,21 +166,18 @@ def test_trees_are_improved_whose_sums_were_exchanged(monkeypatch):
     search.deadline = Deadline.after(AMPLE_S)
     run(search, turns)
     assert [each.digest() for each in given] == [schedule.digest()]
-    assert search.best is search.exchanged and search.best.finish_us == 3
+    assert search.best.producer.endswith("sums exchanged") and search.best.finish_us == 3
 
 
-def test_what_comes_second_may_gain_more():
-    """The two earliest distinct schedules are kept; here the second one gains more by an exchange."""
-    schedule = one_sum(line(4), *ALONG_A_LINE)
-    best = exchanged(schedule)
-    search = Search(schedule.problem, Options(), Deadline.after(60), most_earliest=2)
-    part = search.part(schedule.problem, "sketch: ", search.deadline, serves_above=True)
-    for each in (best, schedule, replace(schedule, producer="another"), best):
+def test_the_best_schedule_along_trees_is_kept_beside_a_better_one():
+    """If the incumbent names contributions, the best schedule along trees is kept, also from a sketch."""
+    problem = problem_of(full(3), collectives.allreduce(3))
+    one_shot, tree = (baseline(each, problem, cut=False).under(problem) for each in ("one-shot", "tree"))
+    search = Search(problem, Options(), Deadline.after(60))
+    part = search.part(problem, "sketch: ", search.deadline, serves_above=True)
+    for each in (one_shot, tree):
         part.offer_whole(each, producer="some")
-    assert [each.finish_us for each in search.earliest] == [best.finish_us, schedule.finish_us]
-    search.best, search.earliest = schedule, search.earliest[1:]
-    offer_exchanged(search)
-    assert search.best.finish_us == best.finish_us
+    assert search.best is one_shot and search.best_along_trees.digest() == tree.digest()
 
 
 def test_named_contributions_are_left_alone():
@@ -200,13 +187,10 @@ def test_named_contributions_are_left_alone():
     assert exchanged(schedule) is None
 
 
-def test_exchange_is_not_tried_without_sums_or_time():
-    """No exchange is tried for copies, or for an allreduce too large for the time."""
-    gather, reduction = (
-        problem_of(ring(4), make(4)) for make in (collectives.allgather, collectives.allreduce)
-    )
-    assert exchange_s(gather, 60.0, DEFAULTS) == 0
-    assert exchange_s(reduction, 60.0, DEFAULTS) > 0 == exchange_s(reduction, 0.01, DEFAULTS)
+def test_no_time_is_reserved_for_an_exchange_that_takes_too_long():
+    """Nothing is reserved for an allreduce that is too large for the time."""
+    reduction = problem_of(ring(4), collectives.allreduce(4))
+    assert exchange_s(reduction, 60.0) > 0 == exchange_s(reduction, 0.01)
 
 
 @pytest.mark.fuzz
