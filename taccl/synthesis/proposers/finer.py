@@ -60,6 +60,8 @@ _MERGED_PARTS, _SEPARATE_PARTS = (1, 2, 4), (2, 4)
 #: best known finish.
 _FORM_S_PER_ARRIVAL, _LISTED_GAIN = (5e-5, 5e-6), 1.2
 
+#: CPU seconds for estimates of merged forms in finer chunks, even if time is up.
+_LEAST_FORMS_S = 0.3
 #: `_PLANS_S`, `_PLANS_S_PER_LINK`: CPU seconds to estimate all plans of recursive multiplying, fixed and per
 #: link. These values are used until the first estimate, whose measured time replaces them.
 #: `_PLANS_SHARE`: max share of the time left for these estimates; if they need more, only simple plans are
@@ -141,6 +143,7 @@ class _Forms:
         share, late_s = search.parameters.portfolio.best_share, search.parameters.budget.late_s
         self.search, self.deadline, self.problem = search, search.deadline, problem
         self.until = search.deadline.sooner(for_baselines_s(search.deadline, share))
+        self.until = self.until.at_least(busy_factor() * _LEAST_FORMS_S)
         self.late = search.deadline.later(late_s * busy_factor())
         self.arrivals = num_arrivals(problem)
         self.plans_s = _PLANS_S + _PLANS_S_PER_LINK * len(problem.topology.links)

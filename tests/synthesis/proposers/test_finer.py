@@ -219,6 +219,7 @@ def test_the_first_mixed_plan_precedes_finer_chunks(monkeypatch):
 def test_a_busy_machine_has_one_schedule_by_estimate(monkeypatch):
     """On a busy machine only one estimated schedule is built; its stage names the skipped chunkings."""
     monkeypatch.setattr(finer, "busy_factor", lambda: 1e4)
+    monkeypatch.setattr(finer, "_LEAST_FORMS_S", 0.0)
     problem = taccl.make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=10**6)
     search = Search(problem.in_its_chunks, Options(), Deadline.after(1), asked=problem)
     found = finer.offer_estimated(search)
@@ -226,6 +227,16 @@ def test_a_busy_machine_has_one_schedule_by_estimate(monkeypatch):
     assert search.stages[-1].message.endswith(
         "; no time for mixed plans, chunks cut into 2, chunks cut into 4"
     )
+
+
+def test_merged_forms_in_finer_chunks_are_estimated_even_if_time_is_up():
+    """For 64 MB on two nodes, 4 parts per chunk finish in little more than half the time of whole chunks."""
+    problem = taccl.make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=64 * 10**6)
+    search = Search(problem.in_its_chunks, Options(), Deadline.after(0), asked=problem)
+    found = finer.offer_estimated(search)
+    assert found.problem.collective.chunks_per_rank == 4 and taccl.verify(found.best).ok
+    whole = finer.Estimated.of(finer.merging(problem), None, simple=True)
+    assert found.best.finish_us < 0.65 * whole.us
 
 
 @pytest.mark.parametrize(
