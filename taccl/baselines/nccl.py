@@ -278,7 +278,7 @@ def nccl_bounded(
             f"{problem.topology.protocol}"
         )
     if schedule.problem.topology.links != topology.links:
-        notes.append(f"finish: {_table_rates(chosen.algorithm)}; bound: full link rates")
+        notes.append(f"for the finish, {_table_rates(chosen.algorithm)}; the bound is for full link rates")
     notes += filter(None, (model_gap(schedule, chosen), _library_gap(problem, schedule, chosen, nvls=nvls)))
     return replace(schedule.problem, topology=topology), tuple(notes)
 
@@ -330,9 +330,9 @@ def choice_gap(topology: Topology, considered: tuple[Considered, ...]) -> str:
         return ""
     choice = ", ".join(filter(None, (chosen.algorithm, chosen.protocol)))
     return (
-        f"{library_name(topology)} is expected to choose {choice}; "
-        f"modelled times are those of this topology's links, on which {best.algorithm}"
-        f"{best.protocol and f' under {best.protocol}'} would be faster"
+        f"{library_name(topology)} is expected to choose {choice}, although {best.algorithm}"
+        f"{best.protocol and f', {best.protocol}'} has a shorter modelled time, which assumes the rates of "
+        "this topology's links"
     )
 
 

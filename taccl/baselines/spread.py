@@ -246,8 +246,8 @@ def merging(problem: Problem) -> Problem:
     links, most = problem.clauses.merging.union(holds.tolist()), max(6, problem.collective.num_chunks)
     if (links, most) == (problem.clauses.merging, problem.clauses.max_merge):
         return problem
-    note = f"sends may merge any number of chunks on {format_count(len(links), 'link')}"
-    notes = (*(each for each in problem.notes if not each.startswith("sends may merge")), note)
+    note = f"a send may merge any number of chunks, on {format_count(len(links), 'link')}"
+    notes = (*(each for each in problem.notes if not each.startswith("a send may merge")), note)
     return replace(problem.with_clauses(merging=links, max_merge=most), notes=notes)
 
 
@@ -319,7 +319,7 @@ def cut_chunks(problem: Problem, parts: int) -> Problem:
         problem,
         collective=problem.collective.split(parts),
         chunk_bytes=tuple(-(-size // parts) for size in problem.chunk_bytes for _ in range(parts)),
-        notes=(*problem.notes, f"each chunk is cut into {parts}{padded}"),
+        notes=(*problem.notes, f"each chunk is cut into {parts} parts{padded}"),
     )
 
 

@@ -42,7 +42,7 @@ def on_command_line(said: str, flags: Collection[str]) -> str:
     if "--set" in said or not left:
         return made
     if "set" in flags:
-        return f"{made}; give such options as --set NAME=VALUE" if left & _settings("load", "dump") else made
+        return f"{made}; --set NAME=VALUE sets each" if left & _settings("load", "dump") else made
     settings = _settings("load")
     if not left & settings:
         return made

@@ -116,9 +116,10 @@ def serving_parameters(collective: Collective) -> tuple[SearchParameters, list[s
         usual, counts=tuple(counts), partitions=tuple(partitions), counts_only=1,
         first_partition=max(each for each in partitions if each <= usual.first_partition),
     )  # fmt: skip
+    *fewer, most = map(str, counts)
     note = (
-        f"data are cut into {', '.join(map(str, counts))} chunks per rank, so that files serve powers of "
-        "two (a sketch's chunks.per_rank changes it)"
+        f"only {', '.join(fewer)} or {most} chunks per rank are tried, so that files serve powers of two "
+        "(chunks.per_rank in a sketch sets another number)"
     )
     return replace(DEFAULTS, suggesting=chosen), [note]
 

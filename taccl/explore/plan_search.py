@@ -225,7 +225,7 @@ class PlanSearch:
         if len(able) < len(self.candidates):
             large = format_count(len(self.candidates) - len(able), "schedule")
             notes.append(
-                f"{large} of more than {int(most)} sends left out: too little time to write their programs"
+                f"{large} of more than {int(most)} sends left out: too little time to write such programs"
             )
         programs: dict[TimedSchedule, Program] = {}
         programs_s = _PROGRAMS_SHARE * limit.left_s

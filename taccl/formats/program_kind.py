@@ -115,5 +115,5 @@ def note_of_multiples(program: Program) -> str:
 
 def warn_of_split(limit: str) -> None:
     """Warn that threadblocks were split by default, because of a runtime's limit."""
-    text = f"{limit}: longer ones were split into several that take turns, which takes more threadblocks"
+    text = f"{limit}: each longer threadblock was split into several that take turns"
     warn(text, FallbackWarning)

@@ -424,5 +424,5 @@ def _of_rates(fitted: Iterable[tuple[str, float, float]], machine: Machine) -> I
     for name, value, sheet in fitted:
         least = _LEAST_NETWORK_RATE if name.startswith("network") else _LEAST_RATE
         if sheet and not least <= value / sheet <= _MOST_RATE:
-            said = f"{name} is fitted as {value:.4g}, {value / sheet:.3g} times what {machine.name} has"
-            yield f"{said} by its data sheet ({sheet:.4g}); check --topology, and which device sent the data"
+            said = f"{name} is fitted as {value:.4g}, {value / sheet:.3g} times its data sheet ({sheet:.4g})"
+            yield f"{said} on {machine.name}; check --topology, and which NIC or GPU sent the data"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from taccl._internal.units import format_count
 from taccl.placement.few_pairs import most_pairs
 from taccl.placement.hosts import USUAL_GB_PER_S, USUAL_LATENCY_US
 
@@ -41,7 +42,7 @@ class ProbeWork:
 
     def __str__(self) -> str:
         every = self.num_ranks * (self.num_ranks - 1) // 2
-        pairs = f"{self.pairs} of {every} pairs in {self.rounds} rounds"
+        pairs = f"{self.pairs} of {every} pairs in {format_count(self.rounds, 'round')}"
         if self.is_few:
             pairs = f"at most {self.pairs} of {every} pairs"
         passes = f"{self.passes} passes over {pairs}, {self.num_bytes / 1e9:.3g} GB sent"

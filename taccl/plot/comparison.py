@@ -293,7 +293,7 @@ def progress(result: Result, *, ax: Axes | None = None) -> Axes:
 def draw_trace(trace: Sequence[TraceEntry], title: str, *, ax: Axes | None = None) -> Axes:
     """Draw a search trace like `progress`, for a trace that comes without its `Result`."""
     if not any(entry.finish_us is not None for entry in trace):
-        said = "the result has no progress trace; synthesize it with this version"
+        said = "found no record of a search, as for a baseline; give a schedule that `taccl synthesize` wrote"
         raise InputError(said, where="progress")
     ax = axes(ax, height=4.0)
     phases = list(dict.fromkeys(entry.phase for entry in trace))

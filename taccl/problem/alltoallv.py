@@ -83,7 +83,7 @@ def alltoallv_problem(
     notes = []
     if len(chunks) > len(parts):
         cut = f"{format_count(len(parts), 'pair')} of ranks in {format_count(len(chunks), 'chunk')}"
-        notes.append(f"{cut} of at most {format_size(int(most))}; chunk_bytes (--chunk-size) sets the most")
+        notes.append(f"{cut} of at most {format_size(int(most))}; chunk_bytes= (--chunk-size) sets this size")
     collective = Collective("alltoallv", topology.num_ranks, chunks)
     return make_problem(
         topology, collective, chunk_bytes=sizes_of_chunks.tolist(), clauses=clauses, notes=notes

@@ -13,6 +13,7 @@ from itertools import chain, product, repeat
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from taccl._internal.arguments import checked_as, known_name
+from taccl._internal.units import format_count
 from taccl.errors import CollectiveError
 from taccl.problem.chunks import Chunk, Derivation
 from taccl.problem.collective import Collective
@@ -131,7 +132,7 @@ def allgatherv(
     """
     pieces, counts = chunks_per_rank or 1, tuple(counts)
     if len(counts) != num_ranks:
-        said = f"found {len(counts)}; expected a number of chunks for each of {num_ranks} ranks"
+        said = f"found {format_count(len(counts), 'number')}; expected one for each of {num_ranks} ranks"
         raise CollectiveError(said, where="counts")
     everyone = all_ranks("allgatherv", num_ranks, sum(counts) * pieces)
     chunks = chain.from_iterable(

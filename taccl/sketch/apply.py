@@ -143,7 +143,7 @@ def _own_chunk_bytes(sketch: Sketch) -> int:
     """Chunk size in bytes from the sketch. Raises `SketchError` if it has none."""
     if sketch.chunk_bytes is None:
         raise SketchError(
-            "found no size; expected bytes such as '1MB'; give chunk_size or size, or write it here",
+            "found no size; expected bytes such as '1MB'; give size= or chunk_size=, or write it here",
             where=sketch.where("chunks.size"),
         )
     return sketch.chunk_bytes

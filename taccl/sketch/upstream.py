@@ -169,7 +169,7 @@ def _physical_problem(
         if suffix is None:
             raise TopologyError(
                 f"found {file.name!r}, which states no chunk size; expected a name such as "
-                "'NDv2_1MB'; give chunk_size or size",
+                "'NDv2_1MB'; give size= or chunk_size=",
                 where=file.where("name"),
             )
         chunk_size = f"{suffix[1]}{suffix[2][0].upper()}iB"

@@ -126,10 +126,10 @@ def check_memory(problem: Problem, options: Options) -> int | None:
     for num_runs, need in needs.items():
         if need.peak <= limit:
             return num_runs
-    allowed, raised = f"{_about(limit)} allowed", "raise memory_limit_mb"
+    allowed, raised = f"{_about(limit)} allowed", "raise memory_limit_mb= (--memory-limit)"
     if options.memory_limit_mb is None:
         allowed += f", {_MEMORY_SHARE:.0%} of what is free on this machine"
-        raised = "give memory_limit_mb if you know better"
+        raised = "set memory_limit_mb= (--memory-limit) to allow more"
     fitting = []
     if _has_implicit(problem):
         fitting.append("taccl.synthesize_implicit needs almost no memory on this fabric")
@@ -141,9 +141,9 @@ def check_memory(problem: Problem, options: Options) -> int | None:
         if memory_need(problem, num_runs=1, **(how | other)).peak <= limit:
             fitting.append(text)
     raise InputError(
-        f"{problem.title} would take {need.num_transfers:.2g} transfers "
+        f"{problem.title} would take {_rounded(need.num_transfers)} transfers "
         f"and {_about(need.peak)} ({need}), more than the {allowed}; "
-        + "; or ".join([*fitting, raised, "take fewer ranks or chunks"]),
+        + "; or ".join([*fitting, raised, "use fewer ranks or chunks"]),
         where="memory_limit_mb",
     )
 
@@ -159,11 +159,16 @@ def check_columns(name: str, num_ranks: int, *, memory_limit_mb: int | None) -> 
     limit, num_pairs = _limit(memory_limit_mb, _MEMORY_SHARE), num_ranks * (num_ranks - 1)
     if 10 * num_pairs > limit:
         raise InputError(
-            f"{name} needs at least {num_pairs:.2g} transfers and {_about(10 * num_pairs)}, more "
-            f"than the {_about(limit)} allowed; take fewer ranks, spill to files "
-            "(--spill), or take a fabric that looks alike from every rank and needs no list of them",
+            f"{name} needs at least {_rounded(num_pairs)} transfers and {_about(10 * num_pairs)}, more "
+            f"than the {_about(limit)} allowed; use fewer ranks, spill to files "
+            "(--spill), or use a fabric that looks alike from every rank, whose schedules are not listed",
             where="memory_limit_mb",
         )
+
+
+def _rounded(number: int) -> str:
+    """Number with two significant digits, such as ``2,600,000``."""
+    return f"{int(float(f'{number:.2g}')):,}"
 
 
 def _limit(memory_limit_mb: int | None, share: float) -> int:

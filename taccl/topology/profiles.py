@@ -59,7 +59,7 @@ def find_profile(machine: str, profile: str) -> Profile:
         return load_profile(profile, known["nominal"])
     if profile not in known:
         raise TopologyError(
-            f"found {profile!r}; {machine} has the profiles {', '.join(known)}", where=f"{machine}: profile"
+            f"found {profile!r}; expected a file, or one of {', '.join(known)}", where=f"{machine}: profile"
         )
     return known[profile]
 

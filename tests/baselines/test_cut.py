@@ -32,7 +32,7 @@ def test_parts_are_whole_bytes():
     problem = make_problem(fabrics.ring(3), collectives.allgather(3), chunk_bytes=1000)
     thirds = cut_chunks(problem, 3)
     assert set(thirds.chunk_bytes) == {334}
-    assert thirds.notes[-1] == "each chunk is cut into 3, rounded up to whole bytes"
+    assert thirds.notes[-1] == "each chunk is cut into 3 parts, rounded up to whole bytes"
 
 
 def test_process_groups_keep_their_chunks():

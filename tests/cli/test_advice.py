@@ -21,8 +21,8 @@ from taccl.cli.output import Answer, warning_printer
          "file that states it"),
         ("nodes=2 needs it; give nic_gb_per_s=", ["nodes"], "--nodes 2 needs it; give nic_gb_per_s=; `taccl convert IN "
          "OUT --set nodes=2 --set nic_gb_per_s=VALUE` writes a file that states it"),
-        ("lower it with threadblocks='per-peer'", ["set"], "lower it with threadblocks='per-peer'; give such options "
-         "as --set NAME=VALUE"),
+        ("lower it with threadblocks='per-peer'", ["set"], "lower it with threadblocks='per-peer'; --set "
+         "NAME=VALUE sets each"),
     ],
 )  # fmt: skip
 def test_parameters_in_messages_become_options(said, flags, shown):

@@ -109,10 +109,10 @@ def test_long_threadblocks_are_split_with_a_message(run, tmp_path):
     assert run("baseline", "pairwise", *words, "-o", path)[0] == 0
     code, _, err = run("convert", path, plan)
     assert (code, plan.exists()) == (0, True)
-    assert "longer ones were split into several that take turns" in err
+    assert "each longer threadblock was split into several that take turns" in err
     code, _, err = run("convert", path, tmp_path / "y.plan.json", "--set", "split=false")
     assert code == 1
-    assert "give such options as --set NAME=VALUE" in err
+    assert "--set NAME=VALUE sets each" in err
 
 
 def test_overwrite_replaces(run, saved, tmp_path):

@@ -49,7 +49,7 @@ def test_text_says_what_is_gained(matrix, capsys):
     out = capsys.readouterr().out
     assert "times as fast for this model; proven: no order is simulated faster" in out
     assert "  note: assumed: every port 12.5 GB/s\n" in out
-    assert "rank 0 to 3 on: " in out
+    assert "hosts of ranks 0 to 3: " in out
 
 
 @pytest.mark.slow

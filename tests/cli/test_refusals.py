@@ -63,7 +63,7 @@ REFUSED = {
         (f"bound {SMALL} --roots x", "expected root ranks such as 0,4"),
         (f"bound {SMALL} --counts 1,2", "--counts: allgather has no counts"),
         ("bound --topology ring:4 --collective allgatherv --size 4", "--counts: allgatherv needs counts"),
-        ("sweep ring:4 --collective allgatherv --sizes 4KB --counts 1,2", "--counts: found 2; expected a number"),
+        ("sweep ring:4 --collective allgatherv --sizes 4KB --counts 1,2", "--counts: found 2 numbers; expected one for each"),
         ("plan ring:4 --collective multi-root-gather", "--roots: multi-root-gather needs roots"),
         ("suggest ndv2 --collective broadcast --size 4KB --root 9", "rank 9"),
         ("plan ring:4 --collective alltoallv --matrix zipf:1 --root 1", "--root: alltoallv takes none"),
@@ -235,7 +235,7 @@ REFUSED = {
         ("run step.toml --topology fully_connected:4 --step-s 1", "give --tflops ... and --gb-per-s ..."),
         (
             "convert step.toml out.py --to torch --topology fully_connected:4",
-            "give tflops=... and gb_per_s=...; give such options as --set NAME=VALUE",
+            "give tflops=... and gb_per_s=...; --set NAME=VALUE sets each",
         ),
         ("run step.toml --topology fully_connected:4 --in-place", "--in-place: a step starts its own ranks"),
         (
@@ -251,7 +251,7 @@ ENDLESS = [
         for fabric, message in (
             ("mesh:1000001x1000001 --collective allgather", "links; expected at most"),
             ("ring:1000000000000 --collective allgather", "found '1000000000000'"),
-            ("mesh:301x301 --collective allgather", "needs at least 8.2e+09 transfers and 82.1GB"),
+            ("mesh:301x301 --collective allgather", "needs at least 8,200,000,000 transfers and 82.1GB"),
             ("mesh:151x151 --collective alltoall", "519885601 in all"),
             ("fully-connected:100000 --collective broadcast", "links; expected at most"),
         )

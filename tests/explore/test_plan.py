@@ -274,7 +274,7 @@ def test_large_schedules_are_left_to_plans_with_more_time():
     assert len(sizes) > 1
     ranges, notes = search.ranges(4, {"instances": 1}, Deadline.after(1e-6))
     assert {len(each.schedule) for each in ranges} == {sizes[0]}
-    assert any("sends left out: too little time to write their programs" in note for note in notes)
+    assert any("sends left out: too little time to write such programs" in note for note in notes)
 
 
 def test_the_environment_names_existing_files(tmp_path):

@@ -136,7 +136,7 @@ def test_a_fit_says_what_does_not_match(tmp_path):
     found = taccl.fit([str(path)], "dgx-h100")
     assert any("host memory" in note for note in found.notes)
     assert any("less than the launch" in note for note in found.notes)
-    assert any("times what dgx-h100 has by its data sheet" in note for note in found.notes)
+    assert any("times its data sheet" in note for note in found.notes)
     assert found.to_dict()["notes"] == list(found.notes)
 
 

@@ -70,7 +70,7 @@ def test_steps_are_drawn(found):
 
 def test_a_result_made_by_hand_has_none(found):
     """The error for a result without a trace says so."""
-    with pytest.raises(InputError, match="no progress trace"):
+    with pytest.raises(InputError, match="no record of a search"):
         taccl.plot.progress(dataclasses.replace(found, trace=()))
 
 

@@ -112,7 +112,7 @@ def test_bandwidth_factor_is_what_the_rank_with_least_data_receives():
     ("counts", "message"),
     [
         (None, "counts: allgatherv needs counts"),
-        ([1, 2], "counts: found 2; expected a number of chunks for each of 3 ranks"),
+        ([1, 2], "counts: found 2 numbers; expected one for each of 3 ranks"),
         ([1, -1, 2], r"counts\[1\]: found -1; expected a whole number of at least 0"),
         ([1, 2**40, 2], "expected at most"),
     ],

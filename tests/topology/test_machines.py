@@ -216,7 +216,7 @@ def test_too_many_nodes_are_refused_at_once():
 def test_an_unknown_profile_is_refused_with_the_known_ones():
     """The error for an unknown profile lists the machine's profiles."""
     with pytest.raises(
-        TopologyError, match="ndv2: profile: found 'fast'; ndv2 has the profiles taccl, nominal"
+        TopologyError, match="ndv2: profile: found 'fast'; expected a file, or one of taccl, nominal"
     ):
         ndv2(profile="fast")
 

@@ -82,7 +82,7 @@ def test_keywords_are_passed_on():
         ("ndv2:2", {}, "ndv2 takes no size: give the number of nodes as nodes=2$"),
         ("ndv2", {"num_nodes": 2}, "takes nodes, profile, .*; did you mean 'nodes'"),
         ("ndv2", {"nodes": 0}, "nodes: found 0"),
-        ("ndv2", {"profile": "fast"}, "ndv2 has the profiles taccl, nominal"),
+        ("ndv2", {"profile": "fast"}, "expected a file, or one of taccl, nominal"),
         ("ndv2", {"rails": True}, "ndv2: rails: found True, but ndv2 has none"),
         ("ring:4", {"profile": "nominal"}, "a fabric has no profiles"),
         ("ring:4", {"nodes": 3}, "divides the 4 ranks"),

@@ -288,4 +288,4 @@ def _text(found: taccl.Placement, hosts: list[str], start: list[str], notes: lis
     lines = [found.title, table(found.times, indent="  "), f"  {found.why}"]
     lines += [f"  note: {note}" for note in notes]
     lines += [f"  start by: {each}" for each in start]
-    return "\n".join([*lines, "", f"rank 0 to {len(found.order) - 1} on: {order}"])
+    return "\n".join([*lines, "", f"hosts of ranks 0 to {len(found.order) - 1}: {order}"])

@@ -176,7 +176,7 @@ def _pcie_guess(server: PcieServer, nic_beta: Fraction | None) -> tuple[Fraction
     known = (entry for entry in _PCIE_BY_NVLINKS if most <= entry[0])
     _, generation, rate = next(known, _PCIE_BY_NVLINKS[-1])
     beta, why = beta_of_bandwidth(rate), f"{rate} GB/s for a PCIe link, 16 lanes of {generation}"
-    why += f" as of GPUs with {most} NVLinks" if most else ""
+    why += f", usual for GPUs with {most} NVLinks" if most else ""
     if nic_beta is not None and nic_beta < beta:
         beta, why = nic_beta, f"{float(1000 / nic_beta):g} GB/s for a PCIe link, the rate of a NIC"
     return beta, f"{why} (pcie_gb_per_s=)"

@@ -275,7 +275,7 @@ def _notes(by_pcie: list[Pair], nics: Nics | None) -> list[str]:
             "shared resources"
         )
     if nics is None:
-        return [*notes, "NICs are unused, as there is one node (nodes= asks for more)"]
+        return [*notes, "NICs are unused, as there is one node (nodes= sets another number)"]
     return [
         *notes,
         "every rank sends through its nearest NICs, and farther ones that are faster (NIC: local ranks): "

@@ -33,5 +33,5 @@ def with_note_on_chunks(problem: Problem) -> Problem:
     if problem.collective.chunks_per_rank == 1:
         return problem
     cut_into = format_count(problem.collective.chunks_per_rank, "chunk")
-    note = f"cut into {cut_into} per rank; chunks_per_rank (--chunks-per-rank) gives another number"
+    note = f"cut into {cut_into} per rank; chunks_per_rank= (--chunks-per-rank) sets another number"
     return replace(problem, notes=(*problem.notes, note))

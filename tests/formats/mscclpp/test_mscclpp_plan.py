@@ -181,7 +181,9 @@ def test_long_threadblocks_are_refused_or_split():
 def test_what_is_split_unasked_is_warned_of():
     """By default a threadblock is split only if it is too long, with a warning."""
     program = program_of("alltoall", "ring:5", chunks_per_rank=8)
-    with pytest.warns(FallbackWarning, match="at most 64 operations per threadblock: longer ones were split"):
+    with pytest.warns(
+        FallbackWarning, match="at most 64 operations per threadblock: each longer threadblock was split"
+    ):
         plan = build_mscclpp_plan(program)
     assert plan == build_mscclpp_plan(program, split=True)
     with warnings.catch_warnings():
