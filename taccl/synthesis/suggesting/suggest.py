@@ -185,7 +185,7 @@ def suggest_for(
     finish_us = min(tried)
     _try_partitions(trials, counts, *ways[tried.index(finish_us)], per_rank, finish_us)
     for way in ways if is_patient and not trials.found else ():
-        if trials.attempt(*way, per_rank, is_late=True) < math.inf:
+        if trials.attempt(*way, min(counts), is_late=True) < math.inf:
             break
     if along and not trials.deadline.has_passed:
         _try_dimensions(trials, most)
@@ -255,15 +255,17 @@ class _Trials:
         try:
             until.check()
             if plan.name not in self.fitting:
-                _, plain = self.under(plan, max_merge, per_rank)
-                shifts = () if is_late else self.shape.shifts
-                self.fitting[plan.name] = fitting_shifts(plain, shifts, deadline=until)
+                shifts: Sequence[Shift] = () if is_late else self.shape.shifts
+                if shifts:
+                    _, plain = self.under(plan, max_merge, per_rank)
+                    shifts = fitting_shifts(plain, shifts, deadline=until)
+                self.fitting[plan.name] = tuple(shifts)
             sketch, applied = self.under(plan, max_merge, per_rank, self.fitting[plan.name])
             until.check()
-            # After the time limit, kernels are only used if they are compiled already, without a second run.
+            # After the time limit, kernels are only used if they are compiled already, in one run.
             quick = None
             if is_late and are_kept(applied):
-                quick = compiled_schedule(applied, self.options, until, time_limit_s=0.0)
+                quick = compiled_schedule(applied, self.options, until, merges=False)
             schedule = quick or quick_schedule(applied, self.options, until)
         except (SketchError, OutOfTime):  # no path for a chunk under this plan, or roots break the symmetry
             return math.inf
@@ -287,18 +289,17 @@ class _Trials:
 
 
 def compiled_schedule(
-    problem: Problem, options: Options, give_up: Deadline, *, time_limit_s: float | None = None
+    problem: Problem, options: Options, give_up: Deadline, *, merges: bool = True
 ) -> Schedule | None:
     """Schedule of one run of the compiled list scheduler; None if it does not support the problem.
 
-    None also if it is not compiled yet, and time does not suffice to compile it. If the problem allows
-    merging, a second run charges less latency; it does not start after `time_limit_s` seconds.
+    None also if it is not compiled yet, and time does not suffice to compile it.
+
+    - `merges`: True to merge sends where the problem allows it; a second run then charges less latency.
     """
     if not (suits(problem) and has_kernels(problem, options, give_up)):
         return None
-    return schedule_large(
-        problem, merges=True, num_runs=1, seed=options.seed, time_limit_s=time_limit_s, deadline=give_up
-    )
+    return schedule_large(problem, merges=merges, num_runs=1, seed=options.seed, deadline=give_up)
 
 
 def has_kernels(problem: Problem, options: Options, give_up: Deadline) -> bool:

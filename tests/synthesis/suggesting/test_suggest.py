@@ -208,11 +208,11 @@ def test_nothing_is_compiled_after_the_limit(monkeypatch):
 
 
 def test_no_further_run_starts_after_the_limit(monkeypatch):
-    """After the limit the compiled list scheduler makes one run, and none that charges less latency."""
+    """After the limit the compiled list scheduler makes one run in whole chunks, and merges no sends."""
     asked = []
 
     def schedule_large(problem, **options):
-        asked.append(options["time_limit_s"])
+        asked.append((problem.collective.chunks_per_rank, options["merges"]))
         raise OutOfTime("stopped")
 
     monkeypatch.setattr(suggest, "are_kept", lambda _: True)
@@ -220,7 +220,7 @@ def test_no_further_run_starts_after_the_limit(monkeypatch):
     monkeypatch.setattr(suggest, "schedule_large", schedule_large)
     topology = taccl.topologies.ndv2(2)
     assert not taccl.suggest_sketches(topology, "allgather", size="1MB", time_limit_s=1e-6)
-    assert set(asked) == {0.0}
+    assert set(asked) == {(1, False)}
 
 
 @pytest.mark.slow
@@ -244,7 +244,7 @@ def test_a_candidate_that_is_stopped_is_passed_over(monkeypatch):
 
 
 def test_only_partitions_that_are_tried_are_made(monkeypatch):
-    """Only chunkings that are tried are constructed."""
+    """Only chunkings that are tried are constructed: 2 chunks per rank, and 1 after the time limit."""
     cut = []
     make_problem = suggest.make_problem
     monkeypatch.setattr(
@@ -253,7 +253,7 @@ def test_only_partitions_that_are_tried_are_made(monkeypatch):
         lambda *args, **options: cut.append(options["chunks_per_rank"]) or make_problem(*args, **options),
     )
     taccl.suggest_sketches(taccl.topologies.ndv2(2), "allgather", size="1MB", time_limit_s=1e-3)
-    assert cut == [2]
+    assert cut == [2, 1]
 
 
 @pytest.mark.slow
