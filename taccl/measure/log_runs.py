@@ -59,6 +59,11 @@ _BANDWIDTH_TEST = re.compile(r"(bi-?directional\s+)?(?:BW|Bandwidth)\s+Test", re
 _OSU = re.compile(r"#\s*OSU\s|^\s*(?:RDMA_\w+|Send)\s+Latency Test", re.IGNORECASE)
 #: Header of a run whose times are those of the CPU; its bandwidths are still those of the GPUs.
 CPU_TIME = re.compile(r"\bcputime\b")
+#: Words in lower case, of which each line of a header, a title or a list of devices has one.
+_TOLD_BY = (
+    "reduce", "gather", "scatter", "broadcast", "bcast", "to_all", "to-all", "to all", "toall", "sendrecv",
+    "hypercube", "device", "test", "nthread", "size", "bytes", "osu",
+)  # fmt: skip
 #: Min algbw in GB/s whose two decimals are precise enough for the ratio of busbw to algbw.
 PRECISE_ALGBW = 1.0
 
@@ -163,6 +168,10 @@ class _Reader:
             self._read_row(number, row, streams=streams, unnamed=unnamed)
 
     def _read_text(self, line: str) -> None:
+        lower = line.lower()
+        # Most lines of a long log of NCCL_DEBUG have none of these words, and need no search of patterns.
+        if not any(word in lower for word in _TOLD_BY):
+            return
         self._names += [each for each, form in MENTIONS.items() if form.search(line)]
         if (device := DEVICE.search(line)) is not None:
             if self._ends_list:

@@ -17,6 +17,7 @@ from taccl._internal.names import first_of, shown
 from taccl._internal.reading import read_text, reads
 from taccl._internal.units import format_count, format_size
 from taccl.errors import FormatError
+from taccl.measure.broken_rows import whole_rows
 from taccl.measure.debug_lines import debug_facts
 from taccl.measure.json_logs import printed
 from taccl.measure.log_runs import CPU_TIME, DEVICE, LogRun, runs_in
@@ -25,6 +26,7 @@ from taccl.measure.run_reports import run_reports, series_of_reports
 from taccl.measure.run_series import by_checks, by_counts, named_in, series_of_run
 from taccl.measure.series import WRONG, Log, Series, joined
 
+_MAX_FILE_BYTES = 64 * 10**6  #: Logs of NCCL_DEBUG have a line for each channel of each rank.
 #: Number of ranks of a communicator, in a line of NCCL_DEBUG=INFO. Atomic groups match at one place of a line
 #: only, so that the search takes linear time.
 _NUM_RANKS = re.compile(r"(?m)^(?>.*?CCL INFO )(?>.*?\bcomm\b).*\bn[Rr]anks (\d{1,7})\b")
@@ -78,7 +80,9 @@ def read_log(path: str | os.PathLike[str], *, collective: str | None = None, in_
     Raises `FormatError` if the file has no usable row, a time is not above 0, or the collective cannot be
     identified.
     """
-    return log_of_text(read_text(path), os.fspath(path), collective=collective, in_place=in_place)
+    return log_of_text(
+        read_text(path, _MAX_FILE_BYTES), os.fspath(path), collective=collective, in_place=in_place
+    )
 
 
 def log_of_text(text: str, where: str, *, collective: str | None = None, in_place: bool = False) -> Log:
@@ -87,7 +91,7 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
     text = printed(_unescaped(given))
     # Line numbers in messages count the lines of `text`, into which JSON output was converted.
     where = path if text == given else f"{path}, as text"
-    lines = [plain(line) for line in text.splitlines()]
+    lines = whole_rows([plain(line) for line in text.splitlines()])
     left_out: list[str] = []
     reports = list(run_reports(text))
     series = series_of_reports(reports, where)
@@ -107,7 +111,7 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
         told = f" of {shown(repr(title[1].strip()), 90)}" if title else ""
         told += f" ({left_out[0]})" if left_out else ""
         raise FormatError(f"found no usable measurement{told}; expected {expected}", where=where)
-    devices = filter(None, map(DEVICE.search, lines))
+    devices = filter(None, (DEVICE.search(line) for line in lines if "device" in line))
     gpus = frozenset(device[4].strip() for device in devices) - {""}
     return Log(path, tuple(joined(series)), gpus, tuple(left_out), tuple(notes), debug_facts(text))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -34,6 +35,8 @@ _NCCL = re.compile(
 #: With five cells, one is the time of HIP events (rccl-tests).
 #: With eight cells, some are the spread over iterations (nccl-tests 2.19).
 _GROUPS = {3: (0, 1, 2, None), 4: (0, 1, 2, 3), 5: (0, 2, 3, 4), 8: (0, 1, 2, 3)}
+#: Numbers of cells of two groups.
+_TWO_GROUPS = tuple(2 * width for width in _GROUPS)
 #: Beginning of a row of nccl-tests (see `_NCCL`), up to the reduction or the root.
 _BEGINS_ROW = re.compile(
     r"(?:^|[\s:>])(\d{1,18})\s+\d{1,18}\s+(?:u?int\d*|u?char|float\d*|half|double|b?fp?\d+\w*|bfloat16|f8e\w+)"
@@ -160,7 +163,7 @@ def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
     rows = []
     for start in starts:
         cells = words[start:]
-        twice = len(cells) in (6, 8, 10, 16)
+        twice = len(cells) in _TWO_GROUPS
         width = len(cells) // 2 if twice else len(cells)
         *places, wrong = _GROUPS.get(width, _GROUPS[3])
         at = width if in_place else 0
@@ -190,6 +193,7 @@ def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
     return _best(rows, where)
 
 
+@lru_cache(maxsize=1)  # a line is looked at several times
 def _spaced(line: str) -> str:
     """The line with spaces between its cells, and with points alone in its numbers."""
     if "," in line:
@@ -221,6 +225,20 @@ def element_bytes(dtype: str) -> int:
 def _count(cell: str) -> int:
     """Number of wrong elements that a cell states, also as 1e+03; 0 if the cell is not a number."""
     return int(float(cell)) if re.fullmatch(_NUMBER, cell) else 0
+
+
+def is_complete(line: str) -> bool:
+    """True for a row of nccl-tests whose figures are two groups, of which the first agrees with itself."""
+    found = _NCCL.search(_spaced(line))
+    if found is None:
+        return False
+    words = found[5].split()
+    has_root = words[0].lstrip("-").isdigit()
+    try:
+        row = nccl_row(line, "")
+    except FormatError:
+        return False
+    return len(words) - has_root in _TWO_GROUPS and row is not None and row.agrees
 
 
 def is_broken(line: str) -> bool:

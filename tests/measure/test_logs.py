@@ -1,6 +1,7 @@
 """Logs as users paste them: prefixes, several runs, missing columns, other tools."""
 
 import json
+import textwrap
 
 import pytest
 
@@ -75,6 +76,25 @@ def test_numbers_of_other_locales_are_read(read):
         assert [each.times_us for each in read(f"# all_reduce_perf\n{text}").series] == [(1234.5,)]
         assert read(f"# all_reduce_perf\n{text}").series == plain
     assert read("# all_reduce_perf\n" + ",".join(row.split()) + "\n").series == plain
+
+
+@pytest.mark.parametrize("width", [60, 73, 91])
+@pytest.mark.parametrize("is_cut_in_words", [True, False], ids=["terminal", "mail"])
+def test_broken_lines_are_joined(read, width, is_cut_in_words):
+    """A terminal or a mail that breaks rows loses no row, and changes no figure."""
+    whole = table()
+    broken = [
+        part.rstrip()
+        for line in whole.splitlines()
+        for part in (
+            [line[at : at + width] for at in range(0, len(line), width)]
+            if is_cut_in_words
+            else textwrap.wrap(line, width, break_long_words=False)
+        )
+    ]
+    found = read("\n".join(broken))
+    assert found.series[0].times_us == read(whole).series[0].times_us
+    assert (found.series[0].collective, found.left_out, found.notes) == ("allreduce", (), ())
 
 
 def test_two_rows_on_a_line_are_left_out(read):

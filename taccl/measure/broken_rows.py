@@ -1,0 +1,58 @@
+"""Join rows of a log that a terminal or a mail broke into several lines."""
+
+from __future__ import annotations
+
+import re
+
+from taccl.measure.rows import is_complete, num_begun
+
+#: Further part of a row that began on an earlier line.
+_REST = re.compile(r"\s*(?:[\d.eE+-]+|N/A|nan|inf)(?:\s+(?:[\d.eE+-]+|N/A|nan|inf))*\s*")
+#: Min broken rows that show that the lines of a log are broken, not one row alone.
+_MIN_ROWS = 3
+
+
+def whole_rows(lines: list[str]) -> list[str]:
+    """Lines of a log with each broken row on one line, above empty lines; other broken lines are joined, too.
+
+    All broken lines have one width, at which a terminal breaks within words, and a mail between them.
+    """
+    broken = [
+        place
+        for place, (line, after) in enumerate(zip(lines, lines[1:], strict=False))
+        if _REST.fullmatch(after) and num_begun(line) == 1
+    ]
+    if len(broken) < _MIN_ROWS:
+        return lines
+    width = max(len(lines[place]) for place in broken)
+    glue = max(("", " "), key=lambda each: sum(is_complete(_joined(lines, at, width, each)) for at in broken))
+    made, place = list(lines), 0
+    while place < len(lines):
+        end = _end(lines, place, width) if len(lines[place]) == width or place in broken else place + 1
+        if end > place + 1:
+            made[place:end] = [_joined(lines, place, width, glue), *[""] * (end - place - 1)]
+        place = end
+    return made
+
+
+def _end(lines: list[str], start: int, width: int) -> int:
+    """Index after the last part of a broken line."""
+    end = start + 1
+    while end < len(lines) and _is_part(lines[start], lines[end]):
+        end += 1
+        if len(lines[end - 1]) < width and not _REST.fullmatch(lines[end - 1]):
+            break
+    return end
+
+
+def _is_part(line: str, after: str) -> bool:
+    """True if `after` may continue a line: figures for a row, text that begins no other line for others."""
+    if num_begun(line):
+        return _REST.fullmatch(after) is not None
+    return bool(after.strip()) and not after.lstrip().startswith("#") and not num_begun(after)
+
+
+def _joined(lines: list[str], start: int, width: int, glue: str) -> str:
+    """One line of the parts of a broken line, each but the last filled up to the width with spaces."""
+    *parts, last = lines[start : _end(lines, start, width)]
+    return glue.join([*(part.ljust(width) for part in parts), last])
