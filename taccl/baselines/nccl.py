@@ -99,6 +99,11 @@ def nccl_choices(problem: Problem, *, nvls: bool = True) -> tuple[Considered, ..
     CollectiveError
         If NCCL has no such collective, the size is not known, or nodes differ in size.
     """
+    return _choices(problem, nvls=nvls)
+
+
+@cached
+def _choices(problem: Problem, *, nvls: bool) -> tuple[Considered, ...]:
     found, expected = list(_candidates(problem, nvls=nvls)), _expected(problem, nvls=nvls)
     return tuple(sorted(found, key=lambda each: (not _is_of(each, expected), each.time_us)))
 

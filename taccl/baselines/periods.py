@@ -101,35 +101,40 @@ def _phases(
 
     None if a send finds no free phase.
     """
-    placed: dict[int, list[tuple[float, float, float]]] = defaultdict(list)
+    placed: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    most = period * (1 + _ROUNDING)
     phases: list[float | None] = [None] * len(holds)
     for send in order:
         earlier = phases[before[send]] if before[send] >= 0 else None
         wanted = 0.0 if earlier is None else (earlier + takes[before[send]]) % period
         taken = []
         for resource, begin, lasts in holds[send]:
-            for start, other_begin, other_lasts in placed[resource]:
-                if lasts + other_lasts > period * (1 + _ROUNDING):
+            end = wanted + begin + lasts
+            for other_begin, other_lasts in placed[resource]:
+                together = lasts + other_lasts
+                if together > most:
                     return None
-                first = start + other_begin - begin - lasts - wanted
-                taken.append((first % period, lasts + other_lasts))
+                taken.append(((other_begin - end) % period, together))
         wait = _first_free(taken, period)
         if wait is None:
             return None
         phase = (wanted + wait) % period
         phases[send] = phase
         for resource, begin, lasts in holds[send]:
-            placed[resource].append((phase, begin, lasts))
+            placed[resource].append((phase + begin, lasts))
     return [phase or 0.0 for phase in phases]
 
 
 def _first_free(taken: list[tuple[float, float]], period: float) -> float | None:
     """First point from 0 on outside all circular intervals (begin, length); None if they cover the period."""
-    rounding = _ROUNDING * period
-    taken = [(begin if begin < period - rounding else 0.0, length) for begin, length in taken]
-    at = max((begin + length - period for begin, length in taken), default=0.0)
+    rounding, at = _ROUNDING * period, 0.0
+    for number, (begin, length) in enumerate(taken):
+        if begin >= period - rounding:
+            taken[number] = begin, length = 0.0, length
+        at = max(at, begin + length - period)
     at = at if at > rounding else 0.0
-    for begin, length in sorted(taken):
+    taken.sort()
+    for begin, length in taken:
         if begin + rounding >= at:
             break
         at = max(at, begin + length)
