@@ -155,6 +155,11 @@ def format_count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def format_about(number: float) -> str:
+    """Large number with two significant digits: ``"2,600,000"``."""
+    return f"{int(float(f'{number:.2g}')):,}"
+
+
 def part_of(which: str, number: int, total: int, noun: str, nouns: str) -> str:
     """Part of a list in words: ``"the last of 3 chunks"``, ``"all 3 chunks"``."""
     if number == total:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from taccl._internal.units import format_about
 from taccl.baselines.passages import Pace, plan_along
 from taccl.baselines.spread import fastest
 from taccl.errors import CollectiveError, TopologyError
@@ -219,8 +220,9 @@ def listed_along(
     num_transfers, name = 2 * len(orders) * dims.num_ranks**2, problem.collective.name
     if num_transfers > _MOST_LISTED:
         raise CollectiveError(
-            f"found about {num_transfers:.2g} transfers; expected at most {_MOST_LISTED}: use fewer "
-            "chunks, give hierarchical the dimensions, or synthesize with backend='dimension-balanced'",
+            f"found about {format_about(num_transfers)} transfers; expected at most {_MOST_LISTED}: "
+            "use fewer chunks, give hierarchical the dimensions, or synthesize with "
+            "backend='dimension-balanced'",
             where=dims.host.name,
         )
     paces = paces_of(dims, problem.costs)

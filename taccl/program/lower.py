@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from taccl._internal.arguments import Count, checked
+from taccl._internal.units import format_count
 from taccl.errors import InputError, LossyConversionWarning, warn
 from taccl.program.emit import Draft, Key, assemble
 from taccl.program.layout import FOREVER, START, Allocator, RankLayout, Value, layout
@@ -174,9 +175,9 @@ def _replaced(schedule: Schedule) -> str:
 
 def _split(runs: Sequence[int]) -> str:
     """Note on merged sends that are split, from the number of runs of each; empty if none is split."""
-    said = f"merged sends with scattered chunks: {len(runs)}; they become {sum(runs)} sends in the program"
-    advice = "each with the latency of a send; merged='pack' packs their chunks instead"
-    return f"{said}, {advice}" if runs else ""
+    sends = f"{format_count(len(runs), 'merged send')} with scattered chunks"
+    advice = "each with a latency of its own; merged='pack' packs their chunks instead"
+    return f"{sends} split into {sum(runs)} in the program, {advice}" if runs else ""
 
 
 def _choose_channels(

@@ -17,7 +17,7 @@ import numpy as np
 from taccl._internal.address_space import free_space_bytes
 from taccl._internal.caching import cached
 from taccl._internal.graph_algorithms import shortest_paths
-from taccl._internal.units import format_size
+from taccl._internal.units import format_about, format_size
 from taccl.errors import InputError
 from taccl.problem.costs import hold_columns, link_ends
 from taccl.problem.problem import Problem
@@ -141,7 +141,7 @@ def check_memory(problem: Problem, options: Options) -> int | None:
         if memory_need(problem, num_runs=1, **(how | other)).peak <= limit:
             fitting.append(text)
     raise InputError(
-        f"{problem.title} would take {_rounded(need.num_transfers)} transfers "
+        f"{problem.title} would take {format_about(need.num_transfers)} transfers "
         f"and {_about(need.peak)} ({need}), more than the {allowed}; "
         + "; or ".join([*fitting, raised, "use fewer ranks or chunks"]),
         where="memory_limit_mb",
@@ -159,16 +159,11 @@ def check_columns(name: str, num_ranks: int, *, memory_limit_mb: int | None) -> 
     limit, num_pairs = _limit(memory_limit_mb, _MEMORY_SHARE), num_ranks * (num_ranks - 1)
     if 10 * num_pairs > limit:
         raise InputError(
-            f"{name} needs at least {_rounded(num_pairs)} transfers and {_about(10 * num_pairs)}, more "
+            f"{name} needs at least {format_about(num_pairs)} transfers and {_about(10 * num_pairs)}, more "
             f"than the {_about(limit)} allowed; use fewer ranks, spill to files "
             "(--spill), or use a fabric that looks alike from every rank, whose schedules are not listed",
             where="memory_limit_mb",
         )
-
-
-def _rounded(number: int) -> str:
-    """Number with two significant digits, such as ``2,600,000``."""
-    return f"{int(float(f'{number:.2g}')):,}"
 
 
 def _limit(memory_limit_mb: int | None, share: float) -> int:

@@ -7,6 +7,7 @@ import pytest
 
 from taccl._internal.units import (
     exact,
+    format_about,
     format_count,
     format_gap,
     format_limit,
@@ -75,7 +76,7 @@ def test_times_are_exact_microseconds(text, expected):
     ("formatted", "expected"),
     [
         (format_count(0, "chunk"), "0 chunks"), (format_count(1, "chunk"), "1 chunk"),
-        (format_count(2, "chunk"), "2 chunks"),
+        (format_count(2, "chunk"), "2 chunks"), (format_about(2_558_400), "2,600,000"),
         # Sizes have decimal units and at most three decimals, else whole binary units, else four digits.
         (format_size(10**6), "1MB"), (format_size(2**20), "1MiB"), (format_size(1500), "1.5KB"),
         (format_size(999), "999B"), (format_size(3 * 2**30), "3GiB"), (format_size(2000), "2KB"),

@@ -771,7 +771,7 @@ def test_with_little_time_many_hops_are_left_to_the_compiled_scheduler():
     is_large, choice = choose(problem, "greedy", 1.0)
     assert is_large
     assert "the compiled list scheduler" in choice
-    assert "more than the 100000 that models reach in" in choice
+    assert "more than the limit of 100000 for models in" in choice
     assert choose(problem, "greedy", 60.0) == (False, "the list scheduler (up to 200000 hops; here 152000)")
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from taccl._internal.units import format_about
 from taccl.analysis.certificates.dimension_bound import balance, dimension_bound
 from taccl.analysis.verification.verify import verify
 from taccl.baselines.along import implicit_along, paces_of, schedule_along, translations_along
@@ -153,8 +154,8 @@ def balanced_schedule(
     num_transfers = 2 * collective.chunks_per_rank * most_ranks * num_ranks
     if num_transfers > most_transfers:
         raise CollectiveError(
-            f"found about {num_transfers:.2g} transfers; expected at most {most_transfers}: give fewer "
-            "chunks, or use synthesize_implicit, which lists none",
+            f"found about {format_about(num_transfers)} transfers; expected at most {most_transfers}: "
+            "use fewer chunks, or use synthesize_implicit, which lists none",
             where=BALANCED,
         )
     producer = f"{BALANCED} ({policy})"

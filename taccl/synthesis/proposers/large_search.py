@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from taccl._internal.deadline import Deadline, OutOfTime
-from taccl._internal.units import format_s
+from taccl._internal.units import format_about, format_s
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.errors import NoSolutionError, SketchError, TopologyError
@@ -168,7 +168,8 @@ class _Runs:
                     needed = f"about {format_s(1.25 * (past_s + self._left_s))} in all"
                 raise NoSolutionError(
                     f"{search.problem.title}: no schedule in {format_s(past_s)}, as "
-                    f"{effort(search.problem):.2g} hops take longer; give {needed}, or fewer chunks",
+                    f"{format_about(effort(search.problem))} hops take longer; give {needed}, "
+                    "or fewer chunks",
                     bound_us=search.bound_us,
                 ) from None
         if deadline.has_passed:
@@ -219,7 +220,9 @@ class _Runs:
         """Verify a schedule, and propose it as incumbent."""
         since = time.monotonic()
         if self._verify_s > self._large.told_after_s:
-            self.search.report(f"verifying {len(found):.2g} transfers, about {self._verify_s:.0f} s left")
+            self.search.report(
+                f"verifying {format_about(len(found))} transfers, about {self._verify_s:.0f} s left"
+            )
         verify(found).raise_if_failed()
         self._verify_s = time.monotonic() - since
         self.search.offer_whole(found, producer="compiled list scheduler", verified=True)

@@ -16,7 +16,7 @@ from fractions import Fraction
 from functools import partial
 
 from taccl._internal.deadline import NEVER, OutOfTime, busy_factor
-from taccl._internal.units import format_s, format_us
+from taccl._internal.units import format_about, format_s, format_us
 from taccl.errors import NoSolutionError, SolverUnavailableError
 from taccl.problem.problem import Problem
 from taccl.solvers.worker import warm_up
@@ -320,15 +320,15 @@ def choose(
     if hops <= most:
         return False, f"{own} (up to {most} hops; here {hops})"
     counted = hops // timing_group(problem).counted
-    size = f"about {hops:.2g} hops, {counted:.2g} once reduced by symmetry"
+    size = f"about {format_about(hops)} hops, {format_about(counted)} after symmetry reduction"
     if counted <= most:
         return False, f"{own} (up to {most} hops; here {size})"
     unknown = why_not(problem)
     if unknown:
         return False, f"{own}, slow: {size}; not supported by the compiled list scheduler: {unknown}"
-    reached = f"{limits.most_hops} that models reach"
+    reached = f"limit of {limits.most_hops} for models"
     if counted <= limits.most_hops:
-        reached = f"{most} that models reach in {format_s(time_limit_s)}"
+        reached = f"limit of {most} for models in {format_s(time_limit_s)}"
     limited = ", over paths of the fewest links" if problem.clauses.path_limit is not None else ""
     return True, f"the compiled list scheduler{limited}: {size}, more than the {reached}"
 

@@ -148,8 +148,8 @@ class TestChoice:
     def test_result_says_why(self):
         """The result of a compiled search states the number of hops and the limit that it exceeds."""
         result = synthesize(MESH, backend="greedy")
-        assert "compiled list scheduler: about 1.4e+04 hops" in result.choice
-        assert "more than the 1000" in result.choice
+        assert "compiled list scheduler: about 14,000 hops" in result.choice
+        assert "more than the limit of 1000 for models" in result.choice
         assert result.choice in repr(result) and result.to_dict()["choice"] == result.choice
 
     def test_few_hops_are_left_to_the_portfolio(self):
