@@ -123,7 +123,7 @@ def soonest_mix(problem: Problem, dims: Dimensions) -> HubMix | None:
 
 @cached
 def _soonest(topology: Topology, dims: Dimensions, num_bytes: int) -> list[_Mixed]:
-    """Best mixes if shares need not be equal: one of hubs alone, and one with trees if it finishes first."""
+    """Best mix of hub plans alone, with unequal shares; also the best one with trees, if that is faster."""
     finish_us, late, found = math.inf, 0, dict[int, _Mixed]()
     steps = least_steps(topology, dims)
     while late <= _STEPS_AFTER and (plans := late_plans(topology, dims, steps)) is not None:

@@ -60,7 +60,8 @@ def files(runtime: Runtime, plan: Plan) -> PlanFiles:
     ranks_per_node = counts.pop() if len(counts) == 1 else None
     made: dict[tuple[int, bool], _PlacedPlan] = {}
     late: list[str] = []
-    # The programs of all ranges come first, then those in the other place, for which time may be short.
+    # The programs of all ranges come first, then those for the less usual kind of call (in place or
+    # out of place), for which time may be short.
     for is_other in (False, True)[: 1 + plan.both_places]:
         until = NEVER if runtime.name == plan.runtimes[0] and not is_other else plan.until.at_least(_LEAST_S)
         for number, each in enumerate(plan.ranges):

@@ -13,10 +13,10 @@ from taccl.measure.series import Series
 
 #: Min ratio of an outlier's time to the longer of the times at its two neighbouring sizes.
 _OUTLIER = 1.2
-#: A size is irregular if it takes longer than the next larger size, and the size before it does so, too.
-#: `_REVERSED`: min ratio of an irregular size's time to the time at the next larger size.
-#: `_LASTS`: min ratio of the time at the size before it to the time at the next larger size. Below, only a
-#: single size is slow, which counts as noise unless it is an outlier.
+#: A size is irregular if it and the size before it both take longer than the next larger size.
+#: `_REVERSED`: min ratio of the irregular size's time to the time at the next larger size.
+#: `_LASTS`: min ratio of the time at the size before it to the time at the next larger size. If this ratio is
+#: lower, a single size is slow, which counts as noise unless it is an outlier.
 _REVERSED, _LASTS = 1.15, 1.07
 #: Max growth of regular times: ratio of the times at two successive sizes over the ratio of the sizes.
 #: Above it, several messages of the smaller size would be faster than one of the larger size. If the growth

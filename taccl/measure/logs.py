@@ -64,8 +64,8 @@ _FAILED = {
 #: `_COMPARED_BYTES`: min bytes at which times are compared for a note, as times of smaller sizes are noisy.
 #: `_RUNS_DIFFER`: min ratio of the slowest to the fastest of merged runs for a note that they differ, at the
 #: largest size that at least two runs measured.
-#: `_OTHER_FASTER`: max ratio of two times at the largest size, in the other place and in the place that is
-#: read (in place or out of place), for a note that the other place is faster.
+#: `_OTHER_FASTER`: logs have times in place and out of place, of which one kind is read. If the time of the
+#: other kind at the largest size is at most this share of the time that is read, a note says so.
 _COMPARED_BYTES, _RUNS_DIFFER, _OTHER_FASTER = 2**26, 1.15, 0.9
 
 
