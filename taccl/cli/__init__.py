@@ -1,6 +1,6 @@
 """The command line: verbs that call the library and print its answers; only this package prints.
 
-Exit codes: 0 done; 1 the answer is no (infeasible, a check failed, no schedule found); 2 bad input, or
+Exit codes: 0 done; 1 a check failed, or no schedule exists or was found; 2 bad input, or
 output that cannot be written; 3 a known solver is not installed or not licensed; 70 an internal error;
 130 interrupted (Ctrl-C) before there was an answer.
 """

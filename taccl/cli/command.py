@@ -146,8 +146,8 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="taccl",
         description="Synthesize verified schedules for collective communication from sketches.",
-        epilog="Exit codes: 0 done, 1 the answer is no, 2 bad input, 3 no such solver here, "
-        "70 an internal error of taccl, 130 Ctrl-C.",
+        epilog="Exit codes: 0 success, 1 a check failed or no schedule was found, 2 bad input, 3 a solver is "
+        "missing, 70 a bug in taccl, 130 Ctrl-C.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="store_true", help="show the version and exit")
