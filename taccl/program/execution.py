@@ -341,7 +341,7 @@ def find_races(program: Program, execution: ExecutionState) -> Iterator[ProgramF
     of_rank: dict[int, list[StepAddress]] = defaultdict(list)
     for address in execution.done:
         of_rank[address.rank].append(address)
-    if not any(any(_are_unordered(program, execution.memory[r], each)) for r, each in of_rank.items()):
+    if not any(_may_race(program, execution.memory[r], each) for r, each in of_rank.items()):
         return
     sent_by = {parcel.receive: parcel.send for parcel in parcels_of(program)}
     when = {address: index for index, address in enumerate(execution.done)}
@@ -362,10 +362,8 @@ def find_races(program: Program, execution: ExecutionState) -> Iterator[ProgramF
         )
 
 
-def _are_unordered(
-    program: Program, memory: SlotContents, addresses: Sequence[StepAddress]
-) -> Iterator[bool]:
-    """Yield for each access to a slot of a rank if it may race, as no steps of the rank order it.
+def _may_race(program: Program, memory: SlotContents, addresses: Sequence[StepAddress]) -> bool:
+    """True if two accesses to a slot of a rank may race, as no steps of the rank order them.
 
     - `addresses`: Steps of the rank, in order of the run.
     """
@@ -379,13 +377,18 @@ def _are_unordered(
         for each in step.depends:
             before |= known[each]
         known[t, s] = before | bit
-        reads, writes = read_slots(step), written_slots(step)
-        for place in {*map(place_of, reads)} if reads else ():
-            yield written.get(place, 0) & ~before != 0
+        for slot in read_slots(step):
+            place = place_of(slot)
+            if written.get(place, 0) & ~before:
+                return True
             read[place] = read.get(place, 0) | bit
-        for place in {*map(place_of, writes)} if writes else ():
-            yield (written.get(place, 0) | read.pop(place, 0)) & ~before & ~bit != 0
+        own = before | bit
+        for slot in written_slots(step):
+            place = place_of(slot)
+            if (written.get(place, 0) | read.pop(place, 0)) & ~own:
+                return True
             written[place] = bit
+    return False
 
 
 def _right_before(
