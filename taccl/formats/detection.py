@@ -10,6 +10,7 @@ from taccl._internal.arguments import known_name
 from taccl._internal.file_kinds import has_fields, kinds_in, kinds_of_text, unquoted, wrong_kind
 from taccl._internal.reading import kinds_of, parse_json, read_text
 from taccl._internal.text_kinds import MATRIX_IN_TEXT
+from taccl._internal.web_text import without_markup
 from taccl.errors import FormatError, InputError
 from taccl.formats.table import FORMATS, FileFormat
 
@@ -68,7 +69,7 @@ def format_of_content(path: str | os.PathLike[str], wanted: str = _ANY_FORMAT) -
     message describes the content and lists the formats.
     """
     where = str(path)
-    text = read_text(path, _LIMIT_BYTES).lstrip()
+    text = without_markup(read_text(path, _LIMIT_BYTES)).lstrip()
     head = unquoted(text[:_HEAD_CHARACTERS])
     for each in FORMATS:
         if _first_field_shows(each, head) or (each.begins and re.search(each.begins, head, re.MULTILINE)):

@@ -196,12 +196,16 @@ def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
 @lru_cache(maxsize=1)  # a line is looked at several times
 def _spaced(line: str) -> str:
     """The line with spaces between its cells, and with points alone in its numbers."""
-    if "," in line:
-        if re.search(r"\d\.\d", line):
-            line = _GROUPED.sub(lambda found: found[0].replace(",", ""), line)
-        elif len(_DECIMAL_COMMA.findall(line)) > 1:
-            line = _DECIMAL_COMMA.sub(r"\1.\2", line)
-    return line.translate(_BETWEEN)
+    return with_points(line).translate(_BETWEEN)
+
+
+def with_points(line: str) -> str:
+    """The line without commas between thousands, or with points in place of decimal commas."""
+    if "," not in line:
+        return line
+    if re.search(r"\d\.\d", line):
+        return _GROUPED.sub(lambda found: found[0].replace(",", ""), line)
+    return _DECIMAL_COMMA.sub(r"\1.\2", line) if len(_DECIMAL_COMMA.findall(line)) > 1 else line
 
 
 def num_begun(line: str) -> int:

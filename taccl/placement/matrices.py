@@ -18,6 +18,7 @@ from taccl._internal.text_kinds import MATRIX_IN_TEXT
 from taccl._internal.units import format_count
 from taccl.errors import FormatError, InputError
 from taccl.measure.logs import log_of_text
+from taccl.measure.rows import with_points
 from taccl.measure.series import POINT_TO_POINT
 from taccl.placement.hosts import USUAL_GB_PER_S, USUAL_OVERSUBSCRIPTION
 from taccl.placement.pair_cells import Table, matrices_in, table_of, tables_of_pairs, unit_of, without_units
@@ -71,7 +72,7 @@ def load_probe(path: str | os.PathLike[str]) -> Probe:
     """
     where, text = os.fspath(path), read_text(path, _LIMIT_BYTES)
     text = unquoted(text)
-    lines = _unlabelled(text.splitlines())
+    lines = [with_points(line) for line in _unlabelled(text.splitlines())]
     try:
         if text.lstrip().startswith("{"):
             return _of_ours(parse_json(text, source=where), where)

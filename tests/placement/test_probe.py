@@ -654,3 +654,16 @@ def test_squares_of_cophenetic_distances_rank_dendrograms_as_their_correlation()
     correlation, distances = cophenet(linkage(pairs, "average"), pairs)
     assert correlation == pytest.approx(distances.std() / pairs.std())
     assert _squares(linkage(pairs, "average")) == pytest.approx(float((distances**2).sum()))
+
+
+def test_matrices_of_pages_and_other_locales_are_read(tmp_path):
+    """A matrix in a table of HTML, or with decimal commas, has the rates that it shows."""
+    printed = "Unidirectional P2P=Enabled Bandwidth Matrix (GB/s)\n D\\D 0 1 2\n 0 900.5 24.5 24.5\n 1 24.5 900.5 24.5\n 2 24.5 24.5 900.5\n"
+    cells = [["GB/s", "a", "b"], ["a", "0", "24.5"], ["b", "24.5", "0"]]
+    table = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in cells)
+    for text in (printed.replace(".", ","), f"<pre>{printed}</pre>", f"<table>{table}</table>"):
+        path = tmp_path / "pairs.txt"
+        path.write_text(text)
+        assert format_of_content(path).name == "pair-matrix"
+        rates = load_probe(path).bandwidth_gb_per_s
+        assert {rate for rate in rates[~np.eye(len(rates), dtype=bool)]} == {24.5}
