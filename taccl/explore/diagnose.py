@@ -32,6 +32,10 @@ from taccl.topology.tuning import PACK_BYTES
 
 #: Max bytes of a message that shows latency.
 _SMALL = 4096
+#: Note on expected times under a profile from a file.
+_BY_SCHEDULES = (
+    "usual times are those of schedules under the profile; formulas, as of `taccl fit`, differ by some %"
+)
 #: Min ratio of a message's expected time to that of small messages, for its time to depend on its bytes.
 _ADDED = 1.2
 
@@ -139,6 +143,8 @@ def _diagnosis(
     if expectations:
         judged = [each.series for each in expectations]
         notes += mismatches(read, judged, machine_of(expectations[0].topology), ())
+        if machine.profile is not None and expectations[0].follows_schedules:
+            notes.append(_BY_SCHEDULES)
     return Diagnosis(tuple(found), tuple(links), tuple(notes))
 
 

@@ -112,6 +112,11 @@ class Expectation:
         return frozenset(each.algorithm for each in able)
 
     @property
+    def follows_schedules(self) -> bool:
+        """True if expected times are those of schedules on the topology, not of the library's own model."""
+        return self._costs is None
+
+    @property
     def knows_latencies(self) -> bool:
         """True if times of small messages can be predicted."""
         return self._costs is not None or bool(self.topology.protocols)

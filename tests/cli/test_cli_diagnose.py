@@ -70,3 +70,18 @@ def test_a_budget_of_zero_seeks_no_schedules(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "as expected" in out
     assert "a better schedule" not in out
+
+
+@pytest.mark.slow
+def test_a_profile_of_a_fit_is_said_to_predict_by_schedules(tmp_path, capsys):
+    """Formulas of a fit and schedules under its profile are two predictions, which a note tells apart."""
+    log, profile = tmp_path / "healthy.log", tmp_path / "mine.toml"
+    log.write_text(node_log(NVLS))
+    assert run(["fit", str(log), "--topology", "dgx-h100", "-o", str(profile)]) == 0
+    words = ["diagnose", str(log), "--topology", "dgx-h100", "--budget", "0"]
+    told = []
+    for more in ([], ["--profile", str(profile)]):
+        capsys.readouterr()
+        assert run([*words, *more]) == 0
+        told.append("schedules under the profile" in capsys.readouterr().out)
+    assert told == [False, True]

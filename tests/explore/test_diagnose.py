@@ -1000,7 +1000,8 @@ def test_forced_algorithms_without_a_prediction_are_noted(log):
     assert f"no times are predicted for the log's NCCL_ALGO (pat), so {own}" in notes
     series, on = Series("allreduce", 8, 1, (2**30,), (5000.0,), "log"), taccl.topologies.dgx_h100()
     assert Expectation(series, on, algorithms=("tree", "pat")).algorithms == {"tree"}
-    assert not Expectation(series, replace(on, profile="mine"), algorithms=("tree",)).algorithms
+    mine = Expectation(series, replace(on, profile="mine"), algorithms=("tree",))
+    assert mine.follows_schedules and not mine.algorithms
 
 
 @pytest.mark.parametrize(
