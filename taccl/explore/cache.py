@@ -166,7 +166,7 @@ class Cache:
                 raise NotADirectoryError(errno.ENOTDIR, "it is not a folder")
             paths = sorted((self.folder / "results").glob("v*/*"))
         except OSError as error:
-            said = f"the cache cannot be looked into ({error.strerror}); give another folder"
+            said = f"the cache cannot be read ({error.strerror}); give another folder"
             raise InputError(said, where=str(self.folder)) from None
         yield from (path for path in paths if _FILE.fullmatch(path.name))
 

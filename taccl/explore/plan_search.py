@@ -359,5 +359,5 @@ class PlanSearch:
         worst = max(ratio(used[size].finish(size), best[size]) - 1 for size in self.grid)
         if worst:
             longer = f"up to {float(worst):.2%} longer than the best schedule for them"
-            notes.append(f"with so few ranges, or the format's limits, some sizes take {longer}")
+            notes.append(f"few ranges, or limits of the format, cost time: some sizes take {longer}")
         return tiles

@@ -163,7 +163,7 @@ def _on_pcie(
 #: The rank numbers of DGX-1's cube mesh are those of `nvidia-smi topo -m`.
 MODELS: dict[str, Model] = {
     "ndv2": Model(
-        "Azure NDv2: 8 V100 a node in a hybrid cube mesh, and one NIC that all 8 ranks share.",
+        "Azure NDv2: 8 V100 per node in a hybrid cube mesh, and one NIC that all 8 ranks share.",
         NodeShape(8, 8, {pair: count for count, pairs in _NDV2.items() for pair in pairs}, "NVLink"),
         _V100_LINKS,
         ("12.5", f"Microsoft, Azure NDv2-series: one {_EDR}, for the virtual machine"),
@@ -174,7 +174,7 @@ MODELS: dict[str, Model] = {
         notes=_NDV2_NOTES,
     ),
     "dgx1": Model(
-        "DGX-1: 8 V100 a node in a hybrid cube mesh, and four NICs, one for each pair of ranks.",
+        "DGX-1: 8 V100 per node in a hybrid cube mesh, and four NICs, one for each pair of ranks.",
         NodeShape(8, 2, {pair: count for count, pairs in _DGX1.items() for pair in pairs}, "NVLink"),
         _V100_LINKS,
         ("12.5", f"NVIDIA, DGX-1 With Tesla V100 System Architecture (2017): four {_EDR}"),
@@ -187,7 +187,7 @@ MODELS: dict[str, Model] = {
         ),
     ),
     "dgx2": Model(
-        "DGX-2: 16 V100 a node behind NVSwitch, and eight NICs, one for each pair of ranks.",
+        "DGX-2: 16 V100 per node behind NVSwitch, and eight NICs, one for each pair of ranks.",
         NodeShape(16, 2),
         {"nvswitch": (150, f"six links; {_V100}")},
         ("12.5", f"NVIDIA, DGX-2 data sheet (2018): eight {_EDR}"),
@@ -197,7 +197,7 @@ MODELS: dict[str, Model] = {
         published=("TACCL's published topo-dgx2-1MB.json", {"nvswitch": ("8", "node_betas_list[0]")}),
     ),
     "dgx-a100": Model(
-        f"DGX-A100: 8 A100 a node behind NVSwitch{_RAILED}",
+        f"DGX-A100: 8 A100 per node behind NVSwitch{_RAILED}",
         NodeShape(8, 1),
         {"nvswitch": (300, "NVIDIA, A100 Tensor Core GPU Architecture (2020): NVLink 3, 600 GB/s both ways")},
         (25, "NVIDIA, DGX A100 data sheet (2020): eight single-port HDR InfiniBand, 200 Gb/s"),
@@ -207,7 +207,7 @@ MODELS: dict[str, Model] = {
         host="AMD",  # NVIDIA, DGX A100 data sheet (2020): dual AMD Rome 7742
     ),
     "a800": Model(
-        f"A800 server (HGX A800): 8 A800 a node behind NVSwitch{_RAILED}",
+        f"A800 server (HGX A800): 8 A800 per node behind NVSwitch{_RAILED}",
         NodeShape(8, 1),
         {"nvswitch": (200, f"NVIDIA, A800 Tensor Core GPU data sheet (2022): {_FEWER}")},
         (25, "eight NICs of 200 Gb/s, as in DGX A100: our choice"),
@@ -216,7 +216,7 @@ MODELS: dict[str, Model] = {
         8,
     ),
     "dgx-h100": Model(
-        f"DGX-H100: 8 H100 a node behind NVSwitch{_RAILED}",
+        f"DGX-H100: 8 H100 per node behind NVSwitch{_RAILED}",
         NodeShape(8, 1, nvls="nvls-hopper"),
         {"nvswitch": (450, "NVIDIA, H100 Tensor Core GPU Architecture (2022): NVLink 4, 900 GB/s both ways")},
         (50, "NVIDIA, DGX H100 data sheet (2022): eight single-port NDR InfiniBand, 400 Gb/s"),
@@ -225,7 +225,7 @@ MODELS: dict[str, Model] = {
         18,
     ),
     "h800": Model(
-        f"H800 server (HGX H800): 8 H800 a node behind NVSwitch{_RAILED}",
+        f"H800 server (HGX H800): 8 H800 per node behind NVSwitch{_RAILED}",
         NodeShape(8, 1, nvls="nvls-hopper"),
         {"nvswitch": (200, f"NVIDIA, H800 Tensor Core GPU data sheet (2023): {_FEWER}")},
         (50, "eight NICs of 400 Gb/s, as in DGX H100: our choice"),
@@ -234,7 +234,7 @@ MODELS: dict[str, Model] = {
         8,
     ),
     "h200": Model(
-        f"H200 server (DGX H200, HGX H200): 8 H200 a node behind NVSwitch{_RAILED}",
+        f"H200 server (DGX H200, HGX H200): 8 H200 per node behind NVSwitch{_RAILED}",
         NodeShape(8, 1, nvls="nvls-hopper"),
         {"nvswitch": (450, "NVIDIA, H200 Tensor Core GPU data sheet (2024): NVLink 4, 900 GB/s both ways")},
         (50, "NVIDIA, DGX H200 data sheet (2024): eight single-port NDR InfiniBand, 400 Gb/s"),
@@ -243,7 +243,7 @@ MODELS: dict[str, Model] = {
         18,
     ),
     "gh200": Model(
-        f"Quad GH200 (HPE Cray EX254n): 4 GH200 a node, each joined to each by NVLink{_RAILED}",
+        f"Quad GH200 (HPE Cray EX254n): 4 GH200 per node, fully connected by NVLink{_RAILED}",
         NodeShape(4, 1, _FOUR_MESH, "NVLink", "Slingshot"),
         {"nvlink": (150, "HPE, Cray Supercomputing EX254n (2023): NVLink 4, six links between two GPUs")},
         (25, "HPE, Cray Supercomputing EX254n (2023): four Slingshot NICs of 200 Gb/s"),
@@ -253,7 +253,7 @@ MODELS: dict[str, Model] = {
         network="slingshot",
     ),
     "b200": Model(
-        f"B200 server (DGX B200, HGX B200): 8 B200 a node behind NVSwitch{_RAILED}",
+        f"B200 server (DGX B200, HGX B200): 8 B200 per node behind NVSwitch{_RAILED}",
         NodeShape(8, 1, nvls="nvls-blackwell"),
         {"nvswitch": (900, "NVIDIA, DGX B200 data sheet (2024): NVLink 5, 14.4 TB/s both ways of 8 GPUs")},
         (50, "NVIDIA, DGX B200 data sheet (2024): eight single-port ConnectX-7, 400 Gb/s"),
@@ -271,7 +271,7 @@ MODELS: dict[str, Model] = {
         18,
     ),
     "mi300x": Model(
-        f"MI300X server: 8 MI300X a node, each joined to each by xGMI{_RAILED}",
+        f"MI300X server: 8 MI300X per node, fully connected by xGMI{_RAILED}",
         NodeShape(8, 1, _FULL_MESH, "xGMI", "Ethernet"),
         {"xgmi": (64, "AMD, Instinct MI300X data sheet (2023): 7 links to GPUs, 128 GB/s both ways each")},
         (50, f"{_AMD} 400 Gb/s NICs, one for each GPU"),
@@ -291,7 +291,7 @@ MODELS: dict[str, Model] = {
         ),
     ),
     "mi355x": Model(
-        f"MI355X server: 8 MI355X a node, each joined to each by xGMI{_RAILED}",
+        f"MI355X server: 8 MI355X per node, fully connected by xGMI{_RAILED}",
         NodeShape(8, 1, _FULL_MESH, "xGMI", "Ethernet"),
         {"xgmi": ("76.8", f"{_MI355X}: 7 links to GPUs, 153.6 GB/s both ways each")},
         (50, f"{_AMD} Pollara 400, one for each GPU"),
@@ -312,7 +312,7 @@ MODELS: dict[str, Model] = {
         ),
     ),
     "mi350x": Model(
-        f"MI350X server: 8 MI350X a node, each joined to each by xGMI{_RAILED}",
+        f"MI350X server: 8 MI350X per node, fully connected by xGMI{_RAILED}",
         NodeShape(8, 1, _FULL_MESH, "xGMI", "Ethernet"),
         {"xgmi": ("76.8", f"{_MI350X}: 7 links to GPUs, 153.6 GB/s both ways each")},
         (50, f"{_AMD} Pollara 400, one for each GPU"),

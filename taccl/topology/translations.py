@@ -132,7 +132,7 @@ class PermutationGroup:
                     reached.append(there)
         if len(reached) < num_places:
             raise TopologyError(
-                f"the generators take rank 0 to {len(reached)} of {num_places} ranks; expected to all",
+                f"the generators take rank 0 to {len(reached)} of {num_places} ranks; expected all",
                 where="translations",
             )
         table.setflags(write=False)
