@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 #: `_MOST_DIMENSIONS`: max dimensions of such a mesh.
 #: `_MOST_TRANSFERS`: max transfers of a mix.
 _MOST_RANKS, _MOST_DIMENSIONS, _MOST_TRANSFERS = 256, 4, 150_000
-#: Plans with one step more after another are tried, until this many numbers of steps give no earlier finish.
+#: The number of steps of plans is raised by one until this many successive numbers give no earlier finish.
 _STEPS_AFTER = 3
 #: Numbers of equal shares into which the chunks are divided; each share follows one plan.
 _SHARES = (3, 4, 6, 8, 12, 16, 24)
@@ -89,7 +89,7 @@ class HubMix(NamedTuple):
         return number // math.gcd(number, problem.collective.num_chunks)
 
     def num_transfers(self, problem: Problem) -> int:
-        """Number of transfers of the chunks of a problem: on average, over all parts."""
+        """Number of transfers in a problem: chunks times the mean number of transfers per chunk of a part."""
         groups = [(len(sends[0]), len(copies)) for sends, copies in self.groups()]
         each = sum(sends * copies for sends, copies in groups) / sum(copies for _, copies in groups)
         return round(each * problem.collective.num_chunks)
@@ -215,7 +215,7 @@ def _divided(loads: Floats, weights: Floats, us: tuple[Floats, Floats], shares: 
         return found
 
     def costs(base: Floats) -> Floats:
-        """Finish with one more share of each plan; uneven loads count a little."""
+        """Finish with one more share of each plan, plus a small penalty for uneven loads."""
         times = base + scaled
         uneven = (times.sum(axis=1) ** 2).sum(axis=(1, 2))
         found: Floats = steps_us(times).sum(axis=-1) + _UNEVEN * uneven

@@ -336,7 +336,7 @@ class _Search(HorizonSearch["ExchangeTime"]):
 
 
 def _whole(prices: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Prices as integers, each 1 to 2 above the price, or slightly more."""
+    """Integers that exceed the prices by 1 to 2, and by a relative 1e-6, as a margin for rounding."""
     return np.ceil(prices * (1 + 1e-6)).astype(np.int64) + 1
 
 

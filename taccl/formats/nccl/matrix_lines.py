@@ -54,7 +54,7 @@ def unwrapped(lines: list[str]) -> list[str]:
 
 
 def _joined_parts(parts: list[str], width: int) -> str:
-    """One line of the parts of a broken line.
+    """Rejoin the parts of a line that was broken.
 
     A part of the full width may end within a word, but no word has a letter after a digit.
     """
