@@ -105,7 +105,7 @@ def _may_be_summed(problem: Problem, chunk: int) -> bool:
     return all(not sums.isdisjoint(origins_of(rank, reducing=False)) for rank in data.destinations)
 
 
-def rooted_anew(problem: Problem) -> Problem | None:
+def with_moved_roots(problem: Problem) -> Problem | None:
     """Problem with each sum rooted at a rank that all contributions reach and that reaches all destinations.
 
     Roots that already satisfy this are kept. None if some chunk has no such rank.

@@ -253,9 +253,9 @@ def test_replanned():
     same = taccl.replan(schedule, problem)
     assert (same.schedule, same.from_scratch) == (schedule, False)
     left = taccl.topology.transform.without(problem.topology, links=[0])
-    anew = taccl.replan(schedule, make_problem(left, one_sum(4), chunk_bytes=1000))
-    assert anew.from_scratch
-    assert taccl.verify(anew.schedule).ok
+    again = taccl.replan(schedule, make_problem(left, one_sum(4), chunk_bytes=1000))
+    assert again.from_scratch
+    assert taccl.verify(again.schedule).ok
 
 
 @pytest.mark.parametrize("in_place", [False, True])

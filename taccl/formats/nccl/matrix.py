@@ -217,6 +217,6 @@ def _check_row(device: str, row: list[str], devices: tuple[str, ...], where: str
         if (cell != "X") if other == device else not known:
             raise FormatError(
                 f"found {quoted(cell)} from {device[:40]} to {other[:40]}; expected {_CELLS}; save the "
-                "output anew, or describe the links of another vendor in a topology file with [node]",
+                "output again, or describe the links of another vendor in a topology file with [node]",
                 where=where,
             )

@@ -231,7 +231,7 @@ def _check_joined(gpus: list[Gpu], server: PcieServer, num_hosts: int, top: XmlE
     if num_hosts > 1 and lacking:
         raise lacking[0].element.error(
             f"found no NVLinks to the NVSwitch that joins the GPUs of {num_hosts} hosts; expected them, "
-            "as for the other GPUs; write the file anew, or correct it"
+            "as for the other GPUs; write the file again, or correct it"
         )
     if num_hosts > 1:
         server.assumed.append(f"the file's {num_hosts} hosts are one node, as NVSwitch joins their GPUs")

@@ -73,7 +73,7 @@ def solve(
         "is_required": [m in required for m in hops],
         "least_hops": [] if limits is None else limits.least,
         "most_hops": [] if limits is None else [limits.limit - left for left in limits.left],
-        "starts_anew": [limits is not None and m in limits.starts_anew for m in hops],
+        "is_first": [limits is not None and m in limits.first_hops for m in hops],
         "upper": int(upper_ticks),
         "lower": int(lower_ticks),
         "threads": threads,

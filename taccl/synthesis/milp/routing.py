@@ -221,7 +221,7 @@ class RoutingModel:
         ]
         self.passed = {p: model.add_variable(limits.least[p], most[p]) for p in self.arrival}
         for (m, p), y in self.taken.items():
-            if p not in self.passed or m in limits.starts_anew:
+            if p not in self.passed or m in limits.first_hops:
                 continue
             for a in self.quotient.hops[m].srcs:
                 is_start = self.quotient.states[a].is_origin

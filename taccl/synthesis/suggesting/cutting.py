@@ -18,7 +18,7 @@ def cut(problem: Problem, parts: int) -> Problem:
         return problem
     default, size_bytes = by_default(problem), problem.size_bytes
     clauses = None if problem.clauses == default.clauses else problem.clauses
-    notes = [note for note in problem.notes if note not in default.notes]  # padding notes are made anew
+    notes = [note for note in problem.notes if note not in default.notes]  # padding notes are made again
     finer = problem.collective.split(parts)
     return make_problem(problem.topology, finer, size_bytes=size_bytes, clauses=clauses, notes=notes)
 

@@ -15,7 +15,7 @@ from taccl.problem.problem import Problem
 from taccl.schedule.combine import naming_contributions
 from taccl.schedule.listing import released
 from taccl.schedule.schedule import Schedule
-from taccl.sketch.reachability import is_possible, rooted_anew
+from taccl.sketch.reachability import is_possible, with_moved_roots
 from taccl.synthesis.transforms.transform import Transform
 
 
@@ -61,7 +61,7 @@ class OtherRoots(Transform):
     @classmethod
     def apply(cls, problem: Problem) -> Self | None:
         """Choose other roots if contributions cannot reach a root; None if no other rank can make a sum."""
-        rooted = rooted_anew(problem) if is_possible(problem) else None
+        rooted = with_moved_roots(problem) if is_possible(problem) else None
         return None if rooted is None else cls(problem, rooted)
 
     def invert(self, found: Schedule) -> Schedule:
