@@ -17,7 +17,7 @@ import pytest
 
 from taccl import collectives, topologies
 from taccl.analysis.verification import columns as in_columns
-from taccl.analysis.verification import sorting
+from taccl.analysis.verification import data as replay
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
 from taccl.errors import CollectiveError, InputError
@@ -278,8 +278,8 @@ def test_compact_and_full_verifier_agree_on_mutants(monkeypatch):
         sends = random_sends(problem, rng)
         rng = random.Random(f"{seed} changed")
         monkeypatch.setattr(in_columns, "BLOCK", rng.choice((1, 3, 1 << 18)))
-        monkeypatch.setattr(sorting, "BLOCK", in_columns.BLOCK)
-        monkeypatch.setattr(sorting, "_PASS", rng.choice((1, 5, 1 << 20)))
+        monkeypatch.setattr(replay, "BLOCK", in_columns.BLOCK)
+        monkeypatch.setattr(replay, "_PASS", rng.choice((1, 5, 1 << 20)))
         monkeypatch.setattr(in_columns, "MANY", rng.choice((0, 1 << 15)))  # compiled, or as Python
         problem = replace(problem, clauses=random_clauses(rng, problem.topology))
         if sends and rng.random() < 0.15:

@@ -10,8 +10,7 @@ from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.baselines import BASELINES
 from taccl.errors import CollectiveError, ExportError
-from taccl.formats.msccl.reading import parse_msccl_xml
-from taccl.formats.msccl.xml import dump_msccl_xml
+from taccl.formats.msccl.xml import dump_msccl_xml, parse_msccl_xml
 from taccl.formats.mscclpp.plan import build_mscclpp_plan
 from taccl.formats.torch.module import dump_torch_module
 from taccl.program.interpret import interpret

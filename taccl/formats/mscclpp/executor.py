@@ -8,7 +8,8 @@ order. Their completion is unknown until a ``flush``, or a signal sent over the 
 rank accesses its buffers before the rank begins, and again when its threadblocks have ended. One run finds
 all unordered accesses, as for programs (`taccl.program.execution`).
 
-Only operations that `taccl.formats.mscclpp.plan` writes can be run; others raise an error that names them.
+Only operations that `taccl.formats.mscclpp.plan` writes can be run; others raise an error that names them. So
+do limits of the executor on one rank that a plan exceeds.
 """
 
 from __future__ import annotations
@@ -21,12 +22,59 @@ from typing import Any
 
 from taccl._internal.units import format_count
 from taccl.errors import FormatError, TacclError, VerificationError
-from taccl.formats.mscclpp.limits import check_gpu
 from taccl.formats.program_kind import ProgramKind, collective_of
 from taccl.problem.collective import Collective
 from taccl.program.execution import Content, Event, content_at_start, contents_of, unordered
 from taccl.program.layout import RankLayout, layout
 from taccl.program.program import Slot
+
+#: Operations that the simulated executor supports.
+OPERATIONS = (
+    "nop", "put", "ppkt", "copy", "upkt", "re", "repkt", "signal", "wait", "flush", "sem_acquire",
+    "sem_release",
+)  # fmt: skip
+#: Limits of MSCCL++ 0.9.0 (``src/core/include/execution_common.hpp``).
+#: `_MAX_OPERATIONS`: max operations of a threadblock.
+#: `_MAX_IDS`: max ids in a list of channels or remote buffers of a threadblock, or of semaphores of an
+#: operation.
+#: `_MAX_CHANNELS`: max channels of an operation.
+#: `_MAX_BUFFERS`: max buffers of an operation.
+_MAX_OPERATIONS, _MAX_IDS, _MAX_CHANNELS, _MAX_BUFFERS = 64, 16, 8, 10
+
+
+def check_gpu(gpu: Mapping[str, Any], r: int) -> None:
+    """Raise `FormatError` if a rank's part of a plan exceeds limits or has unsupported operations."""
+    if gpu["id"] != r:
+        raise FormatError(f"found gpu {gpu['id']} in place {r}; expected them in order", where="plan")
+    if gpu["input_chunks"] < 1 or gpu["output_chunks"] < 1:
+        raise FormatError(
+            f"gpu {r} has {gpu['input_chunks']} input and {gpu['output_chunks']} output chunks; expected at "
+            "least one each, as only such plans can be checked here",
+            where="plan",
+        )
+    for t, threadblock in enumerate(gpu["threadblocks"]):
+        where, ops = f"threadblock {t} of gpu {r}", threadblock["ops"]
+        lists = [each["channel_ids"] for each in threadblock["channels"]]
+        lists += [each["remote_buffer_ids"] for each in threadblock["remote_buffer_refs"]]
+        lists += [op.get("semaphore_ids", ()) for op in ops]
+        if threadblock["id"] != t:
+            raise FormatError(f"found id {threadblock['id']}; expected {t}", where=where)
+        channels = max((len(op.get("channel_ids", ())) for op in ops), default=0)
+        buffers = max((len(op.get(end, ())) for op in ops for end in ("src_buff", "dst_buff")), default=0)
+        for found, most, what in (
+            (len(ops), _MAX_OPERATIONS, "operations"),
+            (channels, _MAX_CHANNELS, "channels of an operation"),
+            (buffers, _MAX_BUFFERS, "buffers of an operation"),
+            (max(map(len, lists), default=0), _MAX_IDS, "channels, buffers or semaphores in a list"),
+        ):
+            if found > most:
+                raise FormatError(f"found {found} {what}; expected at most {most}", where=where)
+        unknown = next((op["name"] for op in ops if op["name"] not in OPERATIONS), None)
+        if unknown is not None:
+            said = f"found operation {unknown!r}, which cannot be checked here"
+            known = ", ".join(OPERATIONS)
+            raise FormatError(f"{said}; run the plan with MSCCL++, or use only {known}", where=where)
+
 
 #: {name of a collective in plans: collective that defines the outputs to check}.
 _KINDS = {
