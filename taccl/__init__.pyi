@@ -70,7 +70,7 @@ from taccl.program.lower import lower as lower
 from taccl.program.program import Program as Program
 from taccl.runtime.execute import execute as execute
 from taccl.runtime.report import Execution as Execution
-from taccl.runtime.torch_costs import predict_run as predict_run
+from taccl.runtime.torch_report import predict_run as predict_run
 from taccl.schedule.implicit_schedule import ImplicitSchedule as ImplicitSchedule
 from taccl.schedule.schedule import Schedule as Schedule
 from taccl.schedule.spill import load_spilled as load_spilled

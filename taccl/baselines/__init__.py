@@ -15,7 +15,6 @@ from taccl._internal.arguments import Seconds, checked, known_name
 from taccl._internal.deadline import Deadline, OutOfTime
 from taccl._internal.garbage import rarely_collected
 from taccl.baselines.buckets import bucket
-from taccl.baselines.build_times import are_pairs
 from taccl.baselines.hierarchical import dimension_balanced, hierarchical
 from taccl.baselines.in_network import in_network
 from taccl.baselines.multiplying import multiplying
@@ -25,7 +24,7 @@ from taccl.baselines.ring import ring
 from taccl.baselines.servers import servers
 from taccl.baselines.spread import soonest_cut_us
 from taccl.baselines.straight import least_one_shot_us, one_shot, pairwise
-from taccl.baselines.table import BASELINES, row_of
+from taccl.baselines.table import BASELINES, are_pairs, row_of
 from taccl.baselines.tree import tree
 from taccl.errors import CollectiveError
 

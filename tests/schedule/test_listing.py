@@ -134,7 +134,7 @@ def test_sums_that_are_exchanged_wait_for_a_release():
     exchanged = make_schedule(problem, **columns, reduce=[True] * 4)
     taccl.verify(exchanged).raise_if_failed()
     late = replace(problem, release_us=((0, 1, 5), (1, 1, 5)))
-    timed = ReleaseDates.apply(late).invert([exchanged])
+    timed = ReleaseDates.apply(late).invert(exchanged)
     taccl.verify(timed).raise_if_failed()
     assert timed.finish_us == 5 + 2 * 11
 

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from taccl.schedule.clause_waits import CLAUSE
 from taccl.schedule.listing import Tasks
-from taccl.schedule.precedence import DATA, SUM, Precedence
+from taccl.schedule.precedence import CLAUSE, DATA, SUM, Precedence
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -15,10 +15,9 @@ from taccl._internal.deadline import Deadline, OutOfTime, busy_factor
 from taccl._internal.units import format_s
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
-from taccl.baselines.build_times import are_pairs, ends_of, num_arrivals, phases_of
-from taccl.baselines.build_times import build_times as baseline_times
 from taccl.baselines.spread import complete_so_far, without_sketch
-from taccl.baselines.table import BASELINES, row_of
+from taccl.baselines.table import BASELINES, are_pairs, ends_of, num_arrivals, phases_of, row_of
+from taccl.baselines.table import build_times as baseline_times
 from taccl.errors import InputError
 from taccl.problem.alltoallv import is_uneven
 from taccl.problem.problem import Problem

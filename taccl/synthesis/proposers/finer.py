@@ -14,7 +14,6 @@ from taccl._internal.units import format_s
 from taccl.analysis.certificates.scopes import bound_over_all_chunkings
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
-from taccl.baselines.build_times import num_arrivals
 from taccl.baselines.hub_mixes import soonest_plan
 from taccl.baselines.hubs import hub_sends
 from taccl.baselines.multiplying import Estimated, mixed_schedule
@@ -28,7 +27,7 @@ from taccl.baselines.spread import (
     soonest_so_far,
     sums_everywhere,
 )
-from taccl.baselines.table import row_of
+from taccl.baselines.table import num_arrivals, row_of
 from taccl.errors import InputError, NoSolutionError
 from taccl.synthesis.bounding import no_bound
 from taccl.synthesis.proposers.balanced import balanced_schedule, cut_balanced

@@ -8,7 +8,7 @@ import pytest
 import taccl
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.baselines import BASELINES
-from taccl.baselines.build_times import build_times, num_arrivals, phases_of
+from taccl.baselines.table import build_times, num_arrivals, phases_of
 from taccl.errors import InputError
 from taccl.synthesis.proposers import competing, table
 from taccl.synthesis.proposers.compiling import compile_named
