@@ -99,14 +99,14 @@ FORMATS: list[FileFormat] = [
     ),
     FileFormat(
         "csv", "schedule", "a table of transfers", (".csv",),
-        dump="taccl.formats.transfers_table:csv_text",
+        dump="taccl.schedule.transfers:csv_text",
         kind="table of transfers",
         begins=r"\Atransfer,chunk,",
         loses=_VIEW,
     ),
     FileFormat(
         "parquet", "schedule", "a table of transfers; needs pyarrow", (".parquet",),
-        dump="taccl.formats.transfers_table:parquet_bytes",
+        dump="taccl.schedule.transfers:parquet_bytes",
         kind="table in Parquet",
         loses=_VIEW,
     ),

@@ -17,8 +17,17 @@ from taccl.errors import InputError, TacclError
 from taccl.formats.files import check_writable
 from taccl.placement.few_pairs import FewPairs, found_by, verdict
 from taccl.placement.matrices import load_probe
-from taccl.placement.probe import MAX_ASYMMETRY, Probe, median_of_known
-from taccl.placement.probe_work import FEWER, FEWEST, PASSES, WARM_UP, is_few, probe_work
+from taccl.placement.probe import (
+    FEWER,
+    FEWEST,
+    MAX_ASYMMETRY,
+    PASSES,
+    WARM_UP,
+    Probe,
+    is_few,
+    median_of_known,
+    probe_work,
+)
 from taccl.runtime.environment import joined, launched_by
 from taccl.runtime.launch import launched
 from taccl.runtime.rank_execution import agreed, broadcast, gathered, patiently, placing

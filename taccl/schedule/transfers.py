@@ -1,17 +1,22 @@
-"""Transfers as columns of a table, with one row per transfer and pair of ranks."""
+"""Transfers as columns of a table, with one row per transfer and pair of ranks; its text in CSV, and Parquet.
+
+Parquet needs pyarrow. ``docs/formats.md`` lists the columns. The table holds the transfers but not the
+problem, so it cannot be read as a schedule.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import io
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl._internal.names import install_extra
 from taccl.errors import ExportError, InputError
 from taccl.schedule.columns import check_indices
-
-if TYPE_CHECKING:
-    from taccl.schedule.schedule import Schedule
+from taccl.schedule.schedule import Schedule
 
 
 def transfers_table(schedule: Schedule) -> dict[str, NDArray[Any]]:
@@ -58,3 +63,26 @@ def transfers_table(schedule: Schedule) -> dict[str, NDArray[Any]]:
         "start_us": us["start_us"][transfer],
         "end_us": us["end_us"][transfer],
     }
+
+
+def csv_text(schedule: Schedule) -> str:
+    """Table of a schedule's transfers as CSV text, with a header line."""
+    text: str = schedule.to_frame().to_csv(index=False, lineterminator="\n")
+    return text
+
+
+def parquet_bytes(schedule: Schedule) -> bytes:
+    """Table of a schedule's transfers as the content of a Parquet file.
+
+    Raises `ExportError` if pyarrow is not installed.
+    """
+    try:
+        pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ExportError(
+            f"Parquet needs pyarrow, which cannot be imported ({error}); install it with "
+            f"{install_extra('parquet')}, or write CSV"
+        ) from None
+    buffer = io.BytesIO()
+    parquet.write_table(pyarrow.table(transfers_table(schedule)), buffer)
+    return buffer.getvalue()

@@ -9,7 +9,7 @@ from taccl.cli.command import run
 from taccl.placement import measuring
 from taccl.placement.few_pairs import FewPairs, explained, found_by, most_pairs, verdict
 from taccl.placement.measuring import _ProbeRank
-from taccl.placement.probe_work import probe_work
+from taccl.placement.probe import probe_work
 
 
 def cloud(racks, pods=1, noise=0.1, seed=0):

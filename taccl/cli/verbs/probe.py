@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> Answer:
 
 def _work(options: argparse.Namespace) -> Answer:
     """Answer of ``--dry-run``: pairs, bytes and seconds that a probe would need."""
-    from taccl.placement.probe_work import probe_work
+    from taccl.placement.probe import probe_work
 
     if options.ranks is None or options.ranks < 2:
         raise InputError("found none; --dry-run needs two ranks or more", where="--ranks")

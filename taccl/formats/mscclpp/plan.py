@@ -28,10 +28,9 @@ from typing import Any
 from taccl._internal.arguments import Bytes, Count, Natural, checked
 from taccl.errors import ExportError, FallbackWarning, InputError, VerificationError, warn
 from taccl.formats.mscclpp.executor import run_plan
-from taccl.formats.mscclpp.gpu import PlanGpu
+from taccl.formats.mscclpp.gpu import MAX_OPERATIONS, PlanGpu
 from taccl.formats.mscclpp.messages import place_messages
 from taccl.formats.mscclpp.registration import registration_snippet
-from taccl.formats.mscclpp.threadblock import MAX_OPERATIONS
 from taccl.formats.program_kind import ProgramKind, kind_of, sizes_of, warn_of_split
 from taccl.problem.collective import Collective
 from taccl.program.checks import queue_ends
