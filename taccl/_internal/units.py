@@ -68,25 +68,25 @@ def parse_size(size: int | float | str, *, where: str = "size") -> int:
     return int(value)
 
 
-def parse_sizes(text: str, *, where: str = "sizes") -> tuple[int, ...]:
+def parse_sizes(text: str) -> tuple[int, ...]:
     """Bytes of the sizes in a list ``"1KB,1MB"`` or a range ``"FIRST:LAST[:FACTOR]"`` (default factor 10)."""
     words = text.split(":")
     if len(words) == 1:
         try:
-            return tuple(parse_size(word, where=where) for word in text.split(","))
+            return tuple(parse_size(word, where="sizes") for word in text.split(","))
         except InputError:
             if "," in text:
                 raise
             said = f"found {text!r}; expected sizes such as 1KB,1MB, or a range such as 1KB:1GB"
-            raise InputError(said, where=where) from None
+            raise InputError(said, where="sizes") from None
     first, last, factor = (*words, "10")[:3] if len(words) < 4 else ("1", "1", "1")
-    found, most = [parse_size(first, where=where)], parse_size(last, where=where)
+    found, most = [parse_size(first, where="sizes")], parse_size(last, where="sizes")
     times = int(factor) if factor.isascii() and factor.isdigit() and len(factor) <= _MAX_DIGITS else 1
     while times > 1 and found[-1] <= most:
         found.append(found[-1] * times)
     if len(found) == 1:
         expected = "FIRST:LAST[:FACTOR], from a smaller size to a larger one by a factor of 2 or more"
-        raise InputError(f"found {text!r}; expected {expected}", where=where)
+        raise InputError(f"found {text!r}; expected {expected}", where="sizes")
     return tuple(found[:-1])
 
 

@@ -166,7 +166,7 @@ def first_mix(problem: Problem) -> tuple[float, StepTimes, StepPlan] | None:
 
 
 def best_mixes(
-    times: StepTimes, *, others: Sequence[StepPlan] = (), seed: int = 0, until: Deadline = NEVER
+    times: StepTimes, *, others: Sequence[StepPlan] = (), until: Deadline = NEVER
 ) -> list[StepPlan]:
     """Mixed plans of an allreduce, the one with the least estimated finish first.
 
@@ -187,7 +187,7 @@ def best_mixes(
     least = max(1, num_chunks // _MOST_PARTS)
     soon = [part for part in mixes.parts if mixes.finish([mixes.timed(part, least)]) < best_ticks]
     pool = mixes.not_worse(soon, least)
-    random = Random(seed)
+    random = Random(0)
     starts = starts or _starts(mixes, (best_ticks, best), pool, until)
     found: list[tuple[float, Mix]] = []
     for mix in starts:

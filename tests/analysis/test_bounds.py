@@ -333,14 +333,14 @@ def test_a_budget_bounds_the_search_on_small_problems_too(monkeypatch):
 def test_the_bound_so_far_is_returned_at_the_end(monkeypatch):
     """If the search for the bound after the latency bound never ends, the latency bound is returned at the
     time limit."""
-    find = bounds._claims
+    find = bounds.claims_of
 
     def endless(*args, **how):
         yield next(find(*args, **how))
         while True:
             pass
 
-    monkeypatch.setattr(bounds, "_claims", endless)
+    monkeypatch.setattr(bounds, "claims_of", endless)
     problem = make_problem(mesh(3, 3), collectives.allgather(9), chunk_bytes=MB)
     assert lower_bound(problem, end_s=0.05).kind == "latency"
 
@@ -393,13 +393,13 @@ def test_a_finish_ends_the_search_after_each_release_date(monkeypatch):
     problem = make_problem(mesh(4, 4), collectives.allgather(16), chunk_bytes=MB)
     dates = tuple((chunk, chunk, Fraction(10)) for chunk in range(15))
     late = replace(problem, release_us=(*dates, (15, 15, Fraction(11))))
-    asked, claims = [], bounds._claims
+    asked, claims = [], bounds.claims_of
 
-    def recorded(*args, enough, **options):
-        asked.append(enough / problem.costs.ticks_per_us)
-        return claims(*args, enough=enough, **options)
+    def recorded(*args, finish, **options):
+        asked.append(finish)
+        return claims(*args, finish=finish, **options)
 
-    monkeypatch.setattr(bounds, "_claims", recorded)
+    monkeypatch.setattr(bounds, "claims_of", recorded)
     assert lower_bound(late, finish=10 + 8 * Fraction("20.5")).bound == 174
     assert asked == [174, 164]
 

@@ -214,21 +214,34 @@ def claims_of(
     Parameters, and the error if a chunk cannot reach a destination, are those of `lower_bound`.
 
     - `end`: Time of `time.monotonic` at which even linear programs under way end.
+
+    If other finders might use up the time, linear programs run early. They may then run past `limit_s`.
     """
     began, is_only = time.monotonic(), in_network == "only"
     if is_only:
         problem = by_switches_alone(problem)
     check_possible(problem)
-    yield from _claims(
-        NeededSends(as_spreading(problem)),
+    demand = NeededSends(as_spreading(problem))
+    limit = began + (max(budget_s, _SMALL_S) if limit_s is None else limit_s)
+    latency = latency_of(demand, divisible=divisible, limit=min(limit, end))
+    yield latency
+    finders = _Finders(
+        demand,
         divisible=divisible,
         in_network=in_network is True,
-        only_switches_add=is_only,
-        deadline=began + budget_s,
-        limit=began + (max(budget_s, _SMALL_S) if limit_s is None else limit_s),
-        end=end,
+        times=(began + budget_s, limit, end),
         enough=math.inf if finish is None else finish * problem.costs.ticks_per_us,
+        best=latency.ticks,
     )
+    yield from finders.cuts()
+    demand.deadline = Deadline(max(finders.limit, finders.first_until))
+    try:
+        symmetries = demand.symmetries
+    except OutOfTime:
+        return
+    if is_only:
+        yield from switch_counting(finders.volume)
+    yield from finders.claims(symmetries)
 
 
 def _of_late_parts(
@@ -250,41 +263,6 @@ def _of_late_parts(
             late = Late(date, found.witness)
             best = replace(found, problem=problem, bound=date + found.bound, limits=limits, witness=late)
     return best
-
-
-def _claims(
-    demand: NeededSends,
-    *,
-    divisible: bool,
-    in_network: bool,
-    only_switches_add: bool,
-    deadline: float,
-    limit: float,
-    end: float,
-    enough: Fraction | float,
-) -> Iterator[Claim]:
-    """Yield bounds as they are found, until one reaches `enough` ticks or the time is over.
-
-    - `deadline`, `limit`, `end`: ``budget_s``, ``limit_s`` and ``end_s`` of `lower_bound`, as times of
-      `time.monotonic`.
-
-    If other finders might use up the time, linear programs run early. They may then run past `limit`.
-    """
-    latency = latency_of(demand, divisible=divisible, limit=min(limit, end))
-    yield latency
-    finders = _Finders(
-        demand, divisible=divisible, in_network=in_network, times=(deadline, limit, end), enough=enough,
-        best=latency.ticks,
-    )  # fmt: skip
-    yield from finders.cuts()
-    demand.deadline = Deadline(max(finders.limit, finders.first_until))
-    try:
-        symmetries = demand.symmetries
-    except OutOfTime:
-        return
-    if only_switches_add:
-        yield from switch_counting(finders.volume)
-    yield from finders.claims(symmetries)
 
 
 class _Finders:
