@@ -11,9 +11,8 @@ from taccl.aggregation.block_floating_point import (
     quantise_blocks,
 )
 from taccl.aggregation.fixed_point import dequantise, error_bound, largest_scale, quantise
-from taccl.aggregation.networks import MODELS
 from taccl.aggregation.packets import PacketRun, simulate_packets
-from taccl.aggregation.shards import Shards, choose_servers, layer_bytes, place_shards
+from taccl.aggregation.shards import MODELS, Shards, choose_servers, layer_bytes, place_shards
 from taccl.aggregation.switch_jobs import SwitchJob, switch_job
 
 __all__ = [

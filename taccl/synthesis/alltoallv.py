@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING
 from taccl._internal.arguments import Bytes, Count, Natural, checked
 from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError
-from taccl.problem.alltoallv import alltoallv_problem, checked_sizes, default_chunk_bytes, usual_chunk_bytes
-from taccl.problem.borders import borders_of
+from taccl.problem.alltoallv import (
+    alltoallv_problem,
+    borders_of,
+    checked_sizes,
+    default_chunk_bytes,
+    usual_chunk_bytes,
+)
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.proposers.large import schedule_large, why_not
 

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 from taccl.errors import LossyConversionWarning, warn
 from taccl.workload.fx_attention import ATTENTION_READERS
 from taccl.workload.fx_collectives import COLLECTIVE_READERS
-from taccl.workload.fx_comparisons import COMPARISON_READERS
-from taccl.workload.fx_gradients import GRADIENT_READERS
 from taccl.workload.fx_graph import FUNCTIONAL
 from taccl.workload.fx_ids import ID_READERS
 from taccl.workload.fx_images import IMAGE_READERS
 from taccl.workload.fx_norms import NORM_READERS
 from taccl.workload.fx_parts import spread
+from taccl.workload.fx_pointwise import POINTWISE_READERS
 from taccl.workload.fx_values import (
     Deferred,
     Filled,
@@ -428,6 +427,6 @@ READERS: dict[str, Reader] = {
     "aten.mse_loss_backward": _squared_error_grad, "aten.dropout": _dropout,
     "aten.native_dropout": lambda graph, given: graph.first(lambda: _dropout(graph, given)),
     "aten.copy_": _copy, "aten._assert_tensor_metadata": _nothing,
-    **COLLECTIVE_READERS, **GRADIENT_READERS, **NORM_READERS, **COMPARISON_READERS, **ID_READERS,
+    **COLLECTIVE_READERS, **NORM_READERS, **POINTWISE_READERS, **ID_READERS,
     **ATTENTION_READERS, **IMAGE_READERS,
 }  # fmt: skip

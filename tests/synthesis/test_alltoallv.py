@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import taccl
-from taccl.problem.alltoallv import skewed_sizes
-from taccl.problem.borders import borders_of
+from taccl.problem.alltoallv import borders_of, skewed_sizes
 from taccl.synthesis.synthesize import _choice
 
 TWO_NODES = taccl.topologies.dgx_h100(2)
