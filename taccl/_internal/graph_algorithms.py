@@ -58,7 +58,8 @@ def shortest_paths(num_nodes: int, src: Ints, dst: Ints, length: ArrayLike, star
     """
     starts = np.atleast_1d(starts)
     if num_nodes <= _MOST_DENSE and len(starts) * len(src) > _DENSE_SHARE * num_nodes**3:
-        return _all_shortest_paths(num_nodes, src, dst, length)[starts]
+        dense: Floats = _all_shortest_paths(num_nodes, src, dst, length)[starts]
+        return dense
     if len(starts) * len(src) <= _MOST_IN_ROUNDS:
         found = np.full((len(starts), num_nodes), np.inf)
         found[np.arange(len(starts)), starts] = 0
