@@ -75,6 +75,3 @@ RUNTIMES = {
         ),
     )
 }  # fmt: skip
-
-#: {earlier name of a runtime: its present name}
-ALIASES = {"msccl-xml": "msccl"}
