@@ -17,6 +17,10 @@ from importlib import import_module
 from pkgutil import get_data
 from typing import Any
 
+from taccl._internal import moved
+
+moved.install()
+
 #: {public name: its module}, as listed in the stub file ``__init__.pyi``.
 _MODULE_OF_NAME = {
     alias.name: str(node.module)
@@ -31,6 +35,8 @@ __all__ = [*_MODULE_OF_NAME, "__version__"]  # noqa: PLE0604
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         value: Any = _version()
+    elif name == "CompactSchedule":
+        return _compact_schedule()
     elif _MODULE_OF_NAME.get(name) == __name__:
         value = import_module(f"{__name__}.{name}")
     elif name in _MODULE_OF_NAME:
@@ -50,6 +56,17 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*__all__, "__doc__", "__name__", "__file__", "__path__"})
+
+
+def _compact_schedule() -> Any:
+    """Return class `Schedule`, and warn that the next release removes its former name `CompactSchedule`."""
+    import warnings
+
+    from taccl.schedule.schedule import Schedule
+
+    said = "taccl.CompactSchedule is taccl.Schedule, and goes with the next release; use taccl.Schedule"
+    warnings.warn(said, DeprecationWarning, stacklevel=3)
+    return Schedule
 
 
 def _version() -> str:

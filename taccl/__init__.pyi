@@ -100,3 +100,5 @@ from taccl.topology.topology import Topology as Topology
 from taccl.workload.workload import Workload as Workload
 
 __version__: str
+
+CompactSchedule = Schedule  # deprecated

@@ -20,6 +20,7 @@ LINES = (
         "_internal.garbage",
         "_internal.interrupts",
         "_internal.kernel_stamp",
+        "_internal.moved",
         "_internal.names",
         "_internal.text_kinds",
         "_internal.web_text",
@@ -123,7 +124,7 @@ def test_imports_point_down():
         relative = path.relative_to(PACKAGE)
         own = part_of(".".join(("taccl", *relative.with_suffix("").parts)))
         if own in ("_internal.__init__", "problem.__init__"):
-            continue  # a docstring only
+            continue  # a docstring, and names for one release
         assert own in LINE_OF_PART, f"{own} has no line yet: add it to LINES, and to docs/architecture.md"
         line = LINE_OF_PART[own]
         for part in imported_parts(path) - {own}:

@@ -116,8 +116,30 @@ def test_unknown_names_are_refused():
         taccl.synthesise  # noqa: B018
 
 
+def test_compact_schedule_is_a_deprecated_name():
+    """`CompactSchedule` is a deprecated alias of `Schedule`."""
+    with pytest.warns(DeprecationWarning, match="use taccl.Schedule"):
+        assert taccl.CompactSchedule is taccl.Schedule
+    assert "CompactSchedule" not in taccl.__all__
+
+
 def test_version_is_the_installed_one():
     """``__version__`` is that of the installed package."""
     from importlib.metadata import version
 
     assert taccl.__version__ == version("taccl")
+
+
+def test_modules_are_found_at_their_earlier_places():
+    """Modules are found at their earlier places for one release, with a warning."""
+    with pytest.warns(DeprecationWarning, match="taccl.problem.collective now"):
+        from taccl.collective import Chunk
+    with pytest.warns(DeprecationWarning, match="taccl.problem.collectives now"):
+        from taccl.collectives import allgather
+    with pytest.warns(DeprecationWarning, match="make_problem is in taccl.problem.making now"):
+        from taccl.problem import make_problem
+    assert Chunk.__module__ == "taccl.problem.chunks"
+    assert allgather is taccl.collectives.allgather
+    assert make_problem is taccl.make_problem
+    with pytest.raises(ImportError, match="no_such_name"):
+        from taccl.problem import no_such_name  # noqa: F401

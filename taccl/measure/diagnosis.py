@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from textwrap import fill
 from typing import Any, NamedTuple
@@ -16,6 +17,10 @@ from taccl.measure.series import Series
 #: `_MOST_ROWS`: max number of sizes in the table that `repr` shows.
 #: `_MOST_COLUMNS`: max columns of a line of the verdict that `repr` shows.
 _MOST_ROWS, _MOST_COLUMNS = 10, 110
+
+
+def _renamed(name: str, new: str) -> None:
+    warnings.warn(f"{name} is named {new} now", DeprecationWarning, stacklevel=3)
 
 
 class Limit(NamedTuple):
@@ -38,6 +43,22 @@ class Point(NamedTuple):
     def off(self) -> str:
         """Excess of the measured over the predicted time, in whole percent with its sign: ``"+31%"``."""
         return f"{round(self.measured_us / self.predicted_us - 1, 2) + 0.0:+.0%}"  # + 0.0: no "-0%"
+
+    @property
+    def expected_us(self) -> float:
+        """Former name of `predicted_us`, removed in the next release."""
+        _renamed("Point.expected_us", "predicted_us")
+        return self.predicted_us
+
+    @property
+    def expected_by(self) -> str:
+        """Former name of `predicted_by`, removed in the next release."""
+        _renamed("Point.expected_by", "predicted_by")
+        return self.predicted_by
+
+    def to_dict(self) -> dict[str, Any]:
+        """Fields as a dictionary; until the next release, it also has the former names."""
+        return self._asdict() | {"expected_us": self.predicted_us, "expected_by": self.predicted_by}
 
 
 class Gain(NamedTuple):
@@ -124,6 +145,12 @@ class SeriesDiagnosis:
     library: str = "NCCL"
 
     @property
+    def expected_us(self) -> tuple[float, ...]:
+        """Former name of `predicted_us`, removed in the next release."""
+        _renamed("SeriesDiagnosis.expected_us", "predicted_us")
+        return self.predicted_us
+
+    @property
     def likely(self) -> tuple[Cause, ...]:
         """Causes graded likely, without those graded possible."""
         return tuple(cause for cause in self.causes if cause.grade == "likely")
@@ -142,7 +169,7 @@ class SeriesDiagnosis:
             "limits": [each._asdict() for each in self.limits],
             "causes": [each._asdict() for each in self.causes],
             "sizes_off": list(self.sizes_off),
-            "points": [each._asdict() for each in self.points],
+            "points": [each.to_dict() for each in self.points],
             "gains": [each._asdict() | {"is_sure": each.is_sure} for each in self.gains],
             "notes": list(self.notes),
         }  # fmt: skip

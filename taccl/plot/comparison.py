@@ -322,11 +322,17 @@ def trace_in(details: Mapping[str, Any]) -> Trace:
     listed = details.get("trace")
     trace = []
     for each in listed if isinstance(listed, list) else ():
-        if not isinstance(each, dict) or not isinstance(each.get("phase", ""), str):
+        if not isinstance(each, dict) or not isinstance(_phase_of(each), str):
             return Trace()
         seconds, finish_us, bound_us = (each.get(name) for name in ("seconds", "finish_us", "bound_us"))
         known = [time for time in (finish_us, bound_us) if time is not None]
         if not all(type(time) in (int, float) and 0 <= time < 1e15 for time in (seconds, *known)):
             return Trace()
-        trace.append(TraceEntry(seconds, finish_us, bound_us, each.get("phase", "")))  # type: ignore[arg-type]
+        trace.append(TraceEntry(seconds, finish_us, bound_us, _phase_of(each)))  # type: ignore[arg-type]
     return Trace(trace)
+
+
+def _phase_of(entry: Mapping[str, Any]) -> Any:
+    """Phase of an entry of a saved trace; earlier files name it ``half``, and the broadcast ``spread``."""
+    phase = entry.get("phase", entry.get("half", ""))
+    return "broadcast" if phase == "spread" else phase

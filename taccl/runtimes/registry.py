@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from taccl._internal.arguments import checked, known_name, known_word
 from taccl._internal.plugins import Plugins
 from taccl.runtimes.runtime import Runtime
-from taccl.runtimes.table import RUNTIMES
+from taccl.runtimes.table import ALIASES, RUNTIMES
 from taccl.topology.models import library_name
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def runtime_named(word: str, role: str = "files", *, xml: bool = False, where: s
     """
     known = {name: each for name, each in registered(role).items() if each.reads_xml or not xml}
     word = word.replace("++", "pp")
-    return known[known_name(word, known, where)]
+    return known[ALIASES.get(word) or known_name(word, known, where)]
 
 
 def usual_runtimes(topology: Topology) -> tuple[Runtime, ...]:

@@ -75,3 +75,6 @@ RUNTIMES = {
         ),
     )
 }  # fmt: skip
+
+#: {earlier name of a runtime: its present name}
+ALIASES = {"msccl-xml": "msccl"}

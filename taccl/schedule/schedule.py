@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -221,6 +222,11 @@ class Schedule(Figures):
                 f"{format_size(memory_limit_bytes)} allowed; take fewer ranks or chunks",
                 where="schedule",
             )
+        return self
+
+    def expand(self, **_: object) -> Schedule:
+        """The schedule itself. Deprecated, as every schedule can read all of its columns."""
+        warnings.warn("Schedule.expand() does nothing; leave it out", DeprecationWarning, stacklevel=2)
         return self
 
     def __len__(self) -> int:

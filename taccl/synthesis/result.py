@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -188,6 +189,10 @@ def _frame(rows: Iterable[Any], names: str) -> pd.DataFrame:
     return found.astype({name: "float64" for name in columns if name.endswith("_us")})
 
 
+def _renamed(name: str, new: str) -> None:
+    warnings.warn(f"Result.{name} is {new} now", DeprecationWarning, stacklevel=3)
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """A verified schedule, its bound and gap, and how it was found.
@@ -307,6 +312,18 @@ class Result:
         if self.bound.divisible:
             return self.bound
         return None if self.interrupted or self.is_brief else bound_over_all_chunkings(self.bound)
+
+    @property
+    def bound_of_every_cut(self) -> Certificate | None:
+        """Former name of `bound_over_all_chunkings`."""
+        _renamed("bound_of_every_cut", "bound_over_all_chunkings")
+        return self.bound_over_all_chunkings
+
+    @property
+    def gap_of_every_cut(self) -> float | None:
+        """Former name of `gap_over_all_chunkings`."""
+        _renamed("gap_of_every_cut", "gap_over_all_chunkings")
+        return self.gap_over_all_chunkings
 
     @property
     def standing(self) -> str:

@@ -279,7 +279,7 @@ MSCCL = {
 @pytest.mark.parametrize(("collective", "most"), [("allreduce", 0.13), ("allgather", 0.03)])
 def test_msccl_takes_what_its_page_says(collective, most):
     """MSCCL's predictions match its page: launch, steps, copies, and NCCL's algorithms for large messages."""
-    found = {kib: us("nd-h100-v5", collective, kib << 10, runtime="msccl") for kib in MSCCL[collective]}
+    found = {kib: us("nd-h100-v5", collective, kib << 10, runtime="msccl-xml") for kib in MSCCL[collective]}
     off = [abs(found[kib] / time_us - 1) for kib, time_us in MSCCL[collective].items()]
     assert np.median(off) <= most
 
@@ -287,7 +287,7 @@ def test_msccl_takes_what_its_page_says(collective, most):
 def test_msccl_leaves_calls_without_a_file_to_nccl():
     """Calls without an MSCCL file use NCCL's algorithms and times."""
     for given in ({"nodes": 2, "collective": "allreduce"}, {"collective": "broadcast"}):
-        times = [us("dgx-h100", size=1024, runtime=name, **given) for name in ("msccl", "nccl")]
+        times = [us("dgx-h100", size=1024, runtime=name, **given) for name in ("msccl-xml", "nccl")]
         assert times[0] == times[1]
 
 

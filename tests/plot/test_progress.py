@@ -44,6 +44,12 @@ def test_phases_are_distinguished(found):
     assert found.trace[-1].phase == ""
 
 
+def test_traces_of_earlier_files_are_read():
+    """The broadcast phase was once named "spread" in files."""
+    entries = [{"seconds": 1, "finish_us": 5.0, "bound_us": 4.0, "half": "spread"}]
+    assert [entry.phase for entry in trace_in({"trace": entries})] == ["broadcast"]
+
+
 def test_a_named_solver_has_its_own_progress():
     """The progress of a named solver starts from its own schedules, not the list scheduler's."""
     problem = problem_of(ring(3), collectives.allgather(3))

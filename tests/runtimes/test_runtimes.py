@@ -258,8 +258,9 @@ def test_functions_of_the_library_exist(name):
 
 
 def test_predict_knows_every_runtime():
-    """Every runtime has launch costs."""
+    """Every runtime has launch costs; the earlier name of MSCCL XML still works."""
     assert set(registered("launch")) == set(RUNTIMES)
+    assert runtime_named("msccl-xml", "launch") is RUNTIMES["msccl"]
     for name in sorted(set(RUNTIMES) - {"rccl"}):
         assert taccl.predict("dgx-h100", "allreduce", "8KB", runtime=name).time_us > 0
 

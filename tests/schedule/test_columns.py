@@ -144,6 +144,13 @@ def test_in_order_keeps_what_is_merged_and_named():
         assert schedule.in_order() == schedule
 
 
+def test_expand_is_deprecated():
+    """`expand` is deprecated, and returns the schedule itself."""
+    schedule = bare()
+    with pytest.warns(DeprecationWarning, match="does nothing"):
+        assert schedule.expand() is schedule
+
+
 def test_a_schedule_too_large_for_full_columns_is_refused(monkeypatch):
     """A schedule too large for full columns is refused with the memory needed; the verifier still accepts it."""
     monkeypatch.setattr("taccl.schedule.schedule._LISTED_BYTES", 2 * 10**9)

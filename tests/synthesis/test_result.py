@@ -323,3 +323,11 @@ class TestTrace:
         assert len(told) > 1
         assert set(told) <= {entry.finish_us for entry in result.trace if not entry.phase}
         assert result.found_s <= result.seconds
+
+
+@pytest.mark.parametrize("name", ["bound", "gap"])
+def test_former_names_warn_and_still_work(name):
+    result = taccl.synthesize(problem_of(ring(3), collectives.allgather(3)), backend="greedy")
+    with pytest.warns(DeprecationWarning, match=f"{name}_over_all_chunkings now"):
+        former = getattr(result, f"{name}_of_every_cut")
+    assert former == getattr(result, f"{name}_over_all_chunkings")
