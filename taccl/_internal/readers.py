@@ -170,10 +170,17 @@ def _several(container: str, inner: Sequence[ast.expr], scope: Mapping[str, Any]
             raise InputError(f"{many}; expected fewer", where=where)
         if fixed and len(values) != len(kinds):
             raise InputError(f"found {quoted(value)}; expected {expected}", where=where)
-        # If no item needs a conversion, items are not read one by one, to save time.
-        if not fixed and (item is None or _takes_all(item, {*map(type, values)})):
+        # To save time, items are not read one by one if none needs a conversion, and equal numbers only once.
+        types = {*map(type, values)}
+        if not fixed and (item is None or _takes_all(item, types)):
             as_it_is = type(values) is make or (make is tuple and container != "tuple")
             return values if as_it_is else make(values)
+        if not fixed and item is not None and types == {int}:
+            first: dict[int, int] = {}
+            for place, each in enumerate(values):
+                first.setdefault(each, place)
+            known = {each: item.read(each, f"{where}[{place}]") for each, place in first.items()}
+            return make(map(known.__getitem__, values))
         each_kind = kinds if fixed else itertools.repeat(item)
         return make(
             each if kind is None else kind.read(each, f"{where}[{place}]")

@@ -268,17 +268,29 @@ def least_transfers(problem: Problem) -> int:
     """
     n, collective = problem.topology.num_ranks, problem.collective
     starts, ends = collective.origin_sets, collective.destination_sets
-    alike, count = np.unique(np.stack((starts.of_chunk, ends.of_chunk)), axis=1, return_counts=True)
-    sets = [({*starts.sets[i]}, {*ends.sets[j]}) for i, j in alike.T.tolist()]
-    each: list[int] = count.tolist()
-    arrivals = sum(len(there - here) * num for (here, there), num in zip(sets, each, strict=True))
-    lone = [(*here, *there, k) for k, (here, there) in enumerate(sets) if len(here) == len(there) == 1]
-    if arrivals < _FEW_TRANSFERS or not lone:
+    code = starts.of_chunk.astype(np.int64) * len(ends.sets) + ends.of_chunk
+    alike, count = np.unique(code, return_counts=True)
+    start, end = np.divmod(alike, len(ends.sets) or 1)
+    is_lone = (_sizes(starts)[start] == 1) & (_sizes(ends)[end] == 1)
+    others = zip(start[~is_lone].tolist(), end[~is_lone].tolist(), count[~is_lone].tolist(), strict=True)
+    arrivals: int = sum(len({*ends.sets[j]} - {*starts.sets[i]}) * num for i, j, num in others)
+    src, dst, count = _firsts(starts)[start[is_lone]], _firsts(ends)[end[is_lone]], count[is_lone]
+    arrivals += int(count[src != dst].sum())
+    if arrivals < _FEW_TRANSFERS or not len(src):
         return arrivals
-    src, dst, number = np.array(lone).T
-    from_each = np.arange(n) if len(lone) > n else np.unique(src)
+    from_each = np.arange(n) if len(src) > n else np.unique(src)
     tail, head, _ = ShortestRoutes.of(problem).arcs
     hops = shortest_paths(n, tail, head, 1, from_each)
     hops = hops[np.searchsorted(from_each, src), dst]
     beyond = np.where(np.isfinite(hops), hops, 1) - 1  # `routed` refuses pairs without a route
-    return arrivals + int((np.maximum(beyond, 0) * count[number]).sum())
+    return arrivals + int((np.maximum(beyond, 0) * count).sum())
+
+
+def _sizes(sets: RankSets) -> Ints:
+    """Number of ranks of each set, (num_sets,)."""
+    return np.array([len(ranks) for ranks in sets.sets], np.int64)
+
+
+def _firsts(sets: RankSets) -> Ints:
+    """First rank of each set, (num_sets,); -1 for an empty set."""
+    return np.array([next(iter(ranks), -1) for ranks in sets.sets], np.int64)

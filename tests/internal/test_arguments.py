@@ -142,6 +142,18 @@ def test_further_arguments_are_read_as_well():
         asked(1, 2, "x")
 
 
+def test_equal_numbers_are_read_once(monkeypatch):
+    """Of many equal sizes, each distinct one is read once; an error names the place of the first."""
+    read = []
+    monkeypatch.setattr(
+        "taccl._internal.value_readers.parse_size", lambda value, *, where: read.append(where) or value
+    )
+    assert asked(size=[5, 7] * 100)["size"] == (5, 7) * 100
+    assert read == ["size[0]", "size[1]"]
+    with pytest.raises(InputError, match=r"^size\[2\]: found -1"):
+        asked(size=[5, 5, -1, -1])
+
+
 def test_each_call_reads_its_own_values():
     """Each call is checked by its own values, even if types equal those of an earlier call."""
     assert asked(np.int64(2), kind="send")["count"] == 2
