@@ -50,7 +50,8 @@ def runnable(schedule: Schedule, lowering: dict[str, Any], runtime: Runtime) -> 
         with warnings.catch_warnings():  # a plan states the notes of the programs that it has
             warnings.simplefilter("ignore", LossyConversionWarning)
             whole = runtime.made("lower", Program, schedule, **(remedy | lowering))
-        for program in (whole, split_threadblocks(whole, max_steps=runtime.max_steps)):
+        for splits in (False, True):
+            program = split_threadblocks(whole, max_steps=runtime.max_steps) if splits else whole
             try:
                 if runtime.check:
                     runtime.outcome("check", runtime, program)

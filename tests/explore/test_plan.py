@@ -86,8 +86,12 @@ def test_candidates_are_lowered_without_warnings():
 
 
 def test_programs_are_checked_without_a_file(monkeypatch):
-    """The limits of the format are checked without writing the file, which takes longer for many steps."""
+    """The limits of the format are checked without writing the file, which takes longer for many steps.
+
+    A program within these limits is not split.
+    """
     monkeypatch.setattr(xml, "_rank_lines", None)
+    monkeypatch.setattr(plan_programs, "split_threadblocks", None)
     problem = taccl.make_problem(FOUR, "allgather", chunk_bytes=1)
     schedule = taccl.baselines.baseline("ring", problem)
     program = plan_programs.runnable(schedule, {}, runtime_named("msccl"))
