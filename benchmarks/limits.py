@@ -56,6 +56,12 @@ VERBS: tuple[tuple[str, str], ...] = (
     ("plan ndv2 --nodes 2 --collective allgather --sizes 1KB,32KB,1MB,16MB,256MB", "--time-limit"),
     ("compare ndv2/sk1 --collective allgather --backends greedy --no-cache", "--time-limit"),
     ("sweep ndv2 --nodes 2 --collective allgather --sizes 1MB --backends greedy --no-cache", "--time-limit"),
+    ("baseline best gb200-nvl72 --nodes 2 --collective allreduce --size 1MB", "--time-limit"),
+    ("bound gb200-nvl72 --nodes 4 --collective alltoall --size 1MB", "--time-limit"),
+    ("suggest gb200-nvl72 --nodes 2 --collective allgather --size 1MB", "--time-limit"),
+    ("plan gb200-nvl72 --nodes 2 --collective allgather --sizes 1MB", "--time-limit"),
+    ("reorder dgx-h100 --nodes 32", "--time-limit"),
+    ("synthesize mesh:16x16 --collective alltoall --size 1MB", "--time-limit"),
 )
 _BUSY = "while True: pass"
 

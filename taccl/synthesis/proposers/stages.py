@@ -312,7 +312,7 @@ def choose(
     A problem's size is measured in hops (chunks times links); under a symmetry, one hop per orbit counts.
     """
     if backend not in ("auto", "greedy"):
-        return False, f"{backend}, as asked"
+        return False, f"{backend} alone, as asked"
     limits = parameters.choice
     own = "the portfolio" if backend == "auto" else "the list scheduler"
     most = int(round(min(limits.most_hops, max(limits.few_hops, _HOPS_PER_S * time_limit_s)), -3))

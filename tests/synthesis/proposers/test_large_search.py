@@ -160,7 +160,7 @@ class TestChoice:
     def test_named_solver_was_asked_for(self):
         """With a named solver the result says that it was requested."""
         result = synthesize(problem_of(topologies.ring(4)), backend="highs", time_limit_s=2)
-        assert result.choice == "highs, as asked"
+        assert result.choice == "highs alone, as asked"
 
 
 class TestKept:
