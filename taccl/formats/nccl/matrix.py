@@ -22,8 +22,8 @@ _MAX_DEVICES = 512
 _COLOUR = re.compile(
     r"\x1b\[[0-9;]*[A-Za-z]|(?:\^\[|\\(?:e|033|x1[bB]|u001[bB])|\u241b)?\[[0-9;]*m|\||\u00a0"
 )
-#: Two columns of a header with commas between cells, as spreadsheets save them.
-_COMMAS = re.compile(r"\bGPU\d+\s*,\s*\w+\d+\s*,", re.MULTILINE)
+#: Two columns of a header with commas or semicolons between cells, as spreadsheets save them.
+_SEPARATED = re.compile(r"\bGPU\d+\s*([,;])\s*\w+\d+\s*\1")
 NVLINK = re.compile(r"^NV([1-9]\d{0,2})$")
 #: {cell of earlier drivers: current name}.
 _EARLIER_CELLS = {"SOC": "SYS"}
@@ -99,8 +99,8 @@ class Matrix:
 
 def read_matrix(text: str, where: str) -> Matrix:
     """Read the first topology matrix in a text; `FormatError` if there is none, or it is incomplete."""
-    if _COMMAS.search(text):
-        text = text.replace(",", "\t")
+    if (separated := _SEPARATED.search(text)) is not None:
+        text = text.replace(separated[1], "\t")
     given = [_COLOUR.sub(" ", line) for line in text.splitlines()]
     lines = unwrapped(given)
     is_wrapped = lines != given
@@ -124,6 +124,9 @@ def read_matrix(text: str, where: str) -> Matrix:
             f"{_MAX_DEVICES} different devices; save the output again",
             where=place,
         )
+    odd = next((each for each in devices if re.match(r"GPU(?!\d+$)", each)), None)
+    if odd is not None:
+        raise FormatError(f"found a column {quoted(odd)}; expected GPU0, GPU1, ...; correct it", where=place)
     repairs: list[str] = []
     rows = _rows(lines, start, devices, repairs, where)
     cells = {(a, b): cell for a, words in rows.items() for b, cell in zip(devices, words, strict=False)}

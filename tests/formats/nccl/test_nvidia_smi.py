@@ -562,3 +562,18 @@ def test_possible_functions_of_one_card_are_told(tmp_path):
     ]
     named = load_quietly(path, nodes=2, nic_gb_per_s=12, nics=["NIC0"])
     assert not any("functions" in each for each in named.assumed)
+
+
+def test_columns_of_unknown_gpus_are_no_nics(tmp_path):
+    """A column whose name begins as that of a GPU is an error, not a NIC."""
+    path = _write(tmp_path, "GPU0 X NODE 0-7 0", "GPUx NODE X", columns=["GPU0", "GPUx"])
+    with pytest.raises(FormatError, match="found a column 'GPUx'; expected GPU0, GPU1"):
+        load_nvidia_smi(path)
+
+
+def test_semicolons_of_spreadsheets_separate_cells(tmp_path):
+    """The separator of a spreadsheet is a comma or a semicolon."""
+    path = tmp_path / "square.csv"
+    for mark in ",;":
+        path.write_text(SQUARE.read_text().split("\n\n")[0].replace("\t", mark))
+        assert load_quietly(path).links == load_quietly(SQUARE).links
