@@ -4,7 +4,6 @@ import pytest
 
 import taccl
 from taccl.errors import InputError
-from taccl.explore.expectation import Expectation
 from tests.explore.degraded import CASES, node_log
 from tests.explore.test_diagnose import judged, rates
 from tests.fuzzing import thinned
@@ -50,12 +49,6 @@ def xml(tmp_path):
         return str(path)
 
     return written
-
-
-@pytest.fixture
-def notes_alone(monkeypatch):
-    """Diagnoses without limits by NCCL's schedule, for tests of notes that do not depend on them."""
-    monkeypatch.setattr(Expectation, "limits", lambda *_: ())
 
 
 @pytest.mark.parametrize("name", thinned(sorted(HEALTHY)))
@@ -117,7 +110,7 @@ def test_every_likely_cause_is_the_fault_on_files(log, xml, fault, text):
     assert fault == "none" or fault in rates(found) | rates(found, "possible")
 
 
-def test_the_assumed_network_is_stated(shared_data, xml, notes_alone):
+def test_the_assumed_network_is_stated(shared_data, xml):
     """Notes name the class of network that is assumed for a file, with the rate that it reaches."""
     logs = [
         str(shared_data / "nccl-tests/unseen" / f"{name}.txt")
@@ -153,7 +146,7 @@ def test_fewer_links_of_hopper_have_nvls(log, tmp_path, text):
         ("AMD Instinct MI300X", "are those of Hopper"),
     ],
 )
-def test_ports_of_other_gpus_are_said(log, tmp_path, name, said, notes_alone):
+def test_ports_of_other_gpus_are_said(log, tmp_path, name, said):
     """If a log names GPUs that do not have the 18 NVLinks of a matrix, a note says so, with the remedy."""
     path = tmp_path / "h100.txt"
     path.write_text(matrix(18))
@@ -194,7 +187,7 @@ def test_files_without_nvlinks_are_refused_for_gpus_that_have_them(log, tmp_path
         ("cudaDriverVersion 12040", "the log names no network"),
     ],
 )
-def test_the_network_of_debug_lines_is_compared(shared_data, tmp_path, line, note, notes_alone):
+def test_the_network_of_debug_lines_is_compared(shared_data, tmp_path, line, note):
     """Lines of NCCL_DEBUG=INFO name the network; a note states if the machine has another one."""
     path = tmp_path / "debug.log"
     text = (shared_data / "nccl-tests" / "h100_a3mega_x2_allreduce_gcp.txt").read_text()
