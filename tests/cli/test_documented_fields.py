@@ -58,7 +58,7 @@ def _words(text: str) -> set[str]:
 def _rows() -> dict[str, str]:
     """{command: cell with its fields} of both pages."""
     rows: dict[str, str] = {}
-    for page, title in (("formats.md", "## Results as JSON"), ("plan.md", "### Fields of JSON output")):
+    for page, title in (("formats.md", "## Results as JSON"), ("plan.md", "## Fields of JSON output")):
         section = (DOCS / page).read_text().split(title + "\n")[1].split("\n## ")[0]
         lines = [line.strip("| ").split(" | ", 1) for line in section.splitlines() if line.startswith("| `")]
         rows |= {command: fields for command, fields in lines if command not in rows}
