@@ -14,7 +14,7 @@ from taccl._internal.interrupts import TimeIsUp
 from taccl._internal.units import format_s
 from taccl.analysis.verification.verify import verify
 from taccl.errors import FallbackWarning, InputError, NoSolutionError, TacclError, warn
-from taccl.synthesis.proposing import Proposer, TimedProposer
+from taccl.synthesis.proposing import OwnProposer, Proposer, TimedProposer
 
 if TYPE_CHECKING:
     from taccl._internal.deadline import Deadline
@@ -52,7 +52,7 @@ class Turn:
     - `improves`: True if it starts from an earlier schedule, and so is skipped without one.
     """
 
-    proposer: Proposer
+    proposer: Proposer | OwnProposer
     is_meant: Callable[[Search], bool] = _always
     why_not: Callable[[Search], str] = _no_reason
     reserve_s: Callable[[Search], float] = nothing
@@ -127,22 +127,24 @@ def going_on(whole: Search) -> Iterator[None]:
 
 def _ask(search: Search, turn: Turn) -> None:
     """Run one proposer, and propose its schedule as incumbent; if it is skipped, its row gives the reason."""
-    proposer, since, is_limited = turn.proposer, time.monotonic(), turn.share is not None
+    proposer, since = turn.proposer, time.monotonic()
     limit_s = search.deadline.left_s * (1.0 if turn.share is None else turn.share)
     why_not = turn.why_not(search) or _too_long(search, proposer, limit_s)
     if why_not:
         row = search.prefix + proposer.name, why_not
         if row not in ((each.name, each.message) for each in search.stages):  # a later turn has the same row
-            solver = "registered" if is_limited else "taccl"
+            solver = "taccl" if isinstance(proposer, OwnProposer) else "registered"
             search.record(proposer.name, solver, "skipped", since, message=why_not)
-    elif is_limited:
+    elif not isinstance(proposer, OwnProposer):
         _ask_registered(search, proposer, limit_s)
     else:
         with search.accounting(proposer.name):
-            proposer.propose(search)
+            other = proposer.propose(search)
+        if other is not None:
+            search.others.append(other)
 
 
-def _too_long(search: Search, proposer: Proposer, limit_s: float) -> str:
+def _too_long(search: Search, proposer: Proposer | OwnProposer, limit_s: float) -> str:
     """Reason to skip a proposer that estimates more time than it has; empty if there is none."""
     if not isinstance(proposer, TimedProposer):
         return ""

@@ -65,13 +65,14 @@ def _any(_: Problem) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OwnProposer:
-    """A built-in proposer, made from functions; `propose` may record its own stages and return None.
+    """A built-in proposer, made from functions; its `Turn` reserves time for it, by the search.
 
-    Its `Turn` reserves time for it, as the reserve depends on the search.
+    - `propose`: Function that offers its schedules to the search, and records its own stages. A search of the
+      same data in other chunks that it returns is added to ``search.others``.
     """
 
     name: str
-    propose: Callable[[Search], Schedule | None]
+    propose: Callable[[Search], Search | None]
     supports: Callable[[Problem], bool] = _any
 
 

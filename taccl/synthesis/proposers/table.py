@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from taccl._internal.deadline import busy_factor
+from taccl._internal.deadline import Deadline, busy_factor
 from taccl._internal.units import format_s, format_us
 from taccl.baselines.servers import servers
 from taccl.baselines.table import BASELINES, row_of
@@ -128,27 +128,14 @@ def _first_baselines(search: Search) -> None:
     offer_first(search)
 
 
-def _estimated_first(search: Search) -> None:
-    _keep(search, offer_estimated(search))
-
-
-def _from_one_rank_first(search: Search) -> None:
+def _from_one_rank_first(search: Search) -> Search | None:
     """Propose the baselines that gain most from finer chunks: in the problem's chunks, then in finer ones.
 
     It runs if all chunks start or end at one rank. Such chunks follow one another along a tree, which is slow
     unless they are cut. So these baselines precede all others.
     """
     offer_first(search, [name for name in BASELINES if row_of(name).finer_chunks == "root"])
-    if search.has_found:
-        _finer_first(search)
-
-
-def _hubs_first(search: Search) -> None:
-    _keep(search, offer_hubs(search))
-
-
-def _groups_first(search: Search) -> None:
-    _keep(search, offer_balanced_groups(search))
+    return _finer_first(search) if search.has_found else None
 
 
 def _has_groups(problem: Problem) -> bool:
@@ -173,33 +160,24 @@ def _last_baselines(search: Search) -> None:
     offer_rest(search)
 
 
-def _finer_first(search: Search) -> None:
-    _offer_finer(search, for_baselines_s(search.deadline, _CUT_SHARE))
+def _finer_first(search: Search) -> Search | None:
+    limit_s = for_baselines_s(search.deadline, _CUT_SHARE)
+    return offer_cut(search, search.deadline.sooner(limit_s))
 
 
-def _finer_last(search: Search) -> None:
-    _offer_finer(search, _last_s(search))
+def _finer_last(search: Search) -> Search | None:
+    return offer_cut(search, _until_last(search))
 
 
-def _listed_finer(search: Search) -> None:
-    _keep(search, offer_listed(search, search.deadline.sooner(_last_s(search))))
+def _listed_finer(search: Search) -> Search | None:
+    return offer_listed(search, _until_last(search))
 
 
-def _last_s(search: Search) -> float:
-    """Seconds in which a proposer may look for a schedule in finer chunks after the search."""
+def _until_last(search: Search) -> Deadline:
+    """Deadline of a proposer that looks for a schedule in finer chunks after the search."""
     left_s = search.deadline.left_s
-    return min(left_s - reserve_s(search.problem, left_s, search.parameters.budget), search.idle_s)
-
-
-def _offer_finer(search: Search, limit_s: float) -> None:
-    """Propose baselines in finer chunks, for `limit_s` seconds."""
-    _keep(search, offer_cut(search, search.deadline.sooner(limit_s)))
-
-
-def _keep(search: Search, found: Search | None) -> None:
-    """Add a search in finer chunks, if there is one, to ``search.others``."""
-    if found is not None:
-        search.others.append(found)
+    kept_s = reserve_s(search.problem, left_s, search.parameters.budget)
+    return search.deadline.sooner(min(left_s - kept_s, search.idle_s))
 
 
 def _may_be_finer(search: Search) -> bool:
@@ -216,9 +194,8 @@ def _is_free(search: Search) -> bool:
     return search.backend == "auto" and search.options.keeps_sends
 
 
-def _along_trees(search: Search) -> None:
-    if not search.is_proven:
-        offer_trees(search)
+def _along_trees(search: Search) -> Search | None:
+    return None if search.is_proven else offer_trees(search)
 
 
 def _may_grow_trees(search: Search) -> bool:
@@ -305,13 +282,13 @@ AGGREGATING: tuple[Turn, ...] = (
 #: Proposers that run before the number of chunks is chosen, so that a schedule exists early.
 FIRST: tuple[Turn, ...] = (
     Turn(
-        OwnProposer("groups over dimensions", _groups_first, _has_groups),
+        OwnProposer("groups over dimensions", offer_balanced_groups, _has_groups),
         lambda search: _is_free(search) and _competes_before(search),
     ),
-    Turn(OwnProposer("recursive multiplying by estimate", _estimated_first), _may_be_finer),
+    Turn(OwnProposer("recursive multiplying by estimate", offer_estimated), _may_be_finer),
     Turn(OwnProposer("pipelined trees", _from_one_rank_first, is_at_one_rank), _may_be_finer),
     Turn(OwnProposer("first baselines", _first_baselines), _may_be_first),
-    Turn(OwnProposer("sums at hubs", _hubs_first, _sums_up), _may_be_finer),
+    Turn(OwnProposer("sums at hubs", offer_hubs, _sums_up), _may_be_finer),
     Turn(OwnProposer("baselines in finer chunks", _finer_first), _may_be_finer, improves=True),
     Turn(OwnProposer("bound over all chunkings", _bound_all_chunkings), _competes_before, improves=True),
     Turn(OwnProposer("trees", _along_trees, may_fill), _may_grow_trees, no_time, improves=True),

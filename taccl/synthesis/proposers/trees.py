@@ -118,10 +118,13 @@ def no_time(search: Search) -> str:
     return f"compiling its kernels would take {needed}, more than half of the {format_s(left_s)} left"
 
 
-def offer_trees(search: Search) -> None:
-    """Propose schedules along trees; if the number of chunks is open, in finer chunks while that pays."""
+def offer_trees(search: Search) -> Search | None:
+    """Propose schedules along trees; if the number of chunks is open, in finer chunks while that pays.
+
+    Returns a search that holds the best schedule, if that is in finer chunks.
+    """
     if not _compiled(search):
-        return
+        return None
     since, left_s = time.monotonic(), search.deadline.left_s
     least_s = min(_LEAST_S * busy_factor(), _MOST_SHARE * left_s)
     until = search.deadline.sooner(max(_SHARE * left_s, least_s))
@@ -150,15 +153,15 @@ def offer_trees(search: Search) -> None:
     if best is None:
         said = "no schedule in time" if until.has_passed else "none found that may finish sooner"
         search.record("trees", "compiled", "no-solution", since, message=said)
-        return
+        return None
     search.record("trees", "compiled", "done", since, finish_us=best.finish_us, message=said)
     if best.problem is search.problem:
         search.offer_whole(best, producer=best.producer, verified=True)
-        return
+        return None
     choice = f"spanning trees: {said}"
     other = search.beside(best.problem, choice=choice)
     other.offer_whole(best, producer=best.producer, verified=True)
-    search.others.append(other)
+    return other
 
 
 def _in_chunks(search: Search, shares: Shares | None) -> Iterator[tuple[Problem, str]]:
