@@ -20,13 +20,12 @@ from taccl.solvers.registry import OWN_BACKENDS, require_known
 from taccl.synthesis.options import Options
 from taccl.synthesis.proposers.balanced import BALANCED, cut_balanced
 from taccl.synthesis.proposers.competing import obeying
+from taccl.synthesis.proposers.finer import cut
 from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.chunks import cut_as, improved_schedules
-from taccl.synthesis.suggesting.cutting import cut
 from taccl.synthesis.suggesting.sketched_search import check_proposal
-from taccl.synthesis.transforms.requirements import OtherRoots, ReleaseDates
+from taccl.synthesis.transforms.requirements import OtherRoots, ReleaseDates, Transform
 from taccl.synthesis.transforms.switches import PlainLinks
-from taccl.synthesis.transforms.transform import Transform
 
 if TYPE_CHECKING:
     from taccl.topology.topology import Topology

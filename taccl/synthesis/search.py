@@ -35,7 +35,7 @@ from taccl.synthesis.stopping import BOUND_MET, INTERRUPTED, NOTHING_BETTER, TIM
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.symmetry.quotient import Quotient, take_quotient
 from taccl.synthesis.symmetry.timing_group import timing_group
-from taccl.synthesis.transforms.transform import Transform
+from taccl.synthesis.transforms.requirements import Transform
 
 if TYPE_CHECKING:
     from taccl.synthesis.budget import Turn

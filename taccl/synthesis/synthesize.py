@@ -41,9 +41,8 @@ from taccl.synthesis.stopping import BOUND_MET, GAP_MET, SearchState, stopping_r
 from taccl.synthesis.suggesting.chunks import with_chunks
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.suggest import quick_schedule
-from taccl.synthesis.transforms.requirements import ReleaseDates
+from taccl.synthesis.transforms.requirements import ReleaseDates, Transform
 from taccl.synthesis.transforms.switches import InNetworkUse
-from taccl.synthesis.transforms.transform import Transform
 
 #: `DEFAULT_LIMIT_S`: default time limit in seconds.
 #: `IDLE_SHARE`: max share of the elapsed time without progress, after which improvement ends if no limit was

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from taccl._internal.caching import cached
 from taccl._internal.deadline import OutOfTime, busy_factor
-from taccl._internal.units import format_s
+from taccl._internal.units import format_count, format_s
 from taccl.analysis.certificates.scopes import bound_over_all_chunkings
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
@@ -29,13 +29,14 @@ from taccl.baselines.spread import (
 )
 from taccl.baselines.table import num_arrivals, row_of
 from taccl.errors import InputError, NoSolutionError
+from taccl.problem.making import make_problem
+from taccl.problem.problem import Problem
 from taccl.synthesis.bounding import no_bound
 from taccl.synthesis.proposers.balanced import balanced_schedule, cut_balanced
 from taccl.synthesis.proposers.competing import BY_ESTIMATE, for_baselines_s, left_out, made_of, tried_finer
 from taccl.synthesis.proposers.compiling import are_kept
 from taccl.synthesis.proposers.large import effort, schedule_large, suits
 from taccl.synthesis.search import Search
-from taccl.synthesis.suggesting.cutting import cut, with_note_on_chunks
 from taccl.topology.recognise import grid_of
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from taccl.problem.chunks import RankSets
     from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
-
 
 #: Recursive multiplying is tried in several forms: with merged messages or one per chunk, and with chunks cut
 #: into several numbers of parts.
@@ -445,3 +445,31 @@ def is_at_one_rank(problem: Problem) -> bool:
 def _is_one_rank(ends: RankSets) -> bool:
     """True if `ends`, the origins or the destinations of all chunks, is one and the same rank."""
     return len(ends.sets) == len(ends.sets[0]) == 1
+
+
+def cut(problem: Problem, parts: int) -> Problem:
+    """The problem with each chunk cut into `parts`, under the same sketch.
+
+    Without a sketch, the default clauses are derived again for the smaller chunks.
+    """
+    if parts == 1:
+        return problem
+    default, size_bytes = by_default(problem), problem.size_bytes
+    clauses = None if problem.clauses == default.clauses else problem.clauses
+    notes = [note for note in problem.notes if note not in default.notes]  # padding notes are made again
+    finer = problem.collective.split(parts)
+    return make_problem(problem.topology, finer, size_bytes=size_bytes, clauses=clauses, notes=notes)
+
+
+def by_default(problem: Problem) -> Problem:
+    """The problem with default clauses only."""
+    return make_problem(problem.topology, problem.collective, size_bytes=problem.size_bytes)
+
+
+def with_note_on_chunks(problem: Problem) -> Problem:
+    """The problem, with a note on its number of chunks per rank if that is not one."""
+    if problem.collective.chunks_per_rank == 1:
+        return problem
+    cut_into = format_count(problem.collective.chunks_per_rank, "chunk")
+    note = f"cut into {cut_into} per rank; chunks_per_rank= (--chunks-per-rank) sets another number"
+    return replace(problem, notes=(*problem.notes, note))

@@ -38,10 +38,10 @@ from taccl.synthesis.kernels.fabric import problem_arrays
 from taccl.synthesis.kernels.flow_kernel import flow_up_to, largest_shortfall
 from taccl.synthesis.kernels.limits import Limits, Sends
 from taccl.synthesis.kernels.queue_kernel import send_along
+from taccl.synthesis.proposers.finer import cut, with_note_on_chunks
 from taccl.synthesis.proposers.large import effort
 from taccl.synthesis.proposers.queues import send_at_earliest, send_in_turn, send_once, slots_of
 from taccl.synthesis.search import Search
-from taccl.synthesis.suggesting.cutting import cut, with_note_on_chunks
 from taccl.synthesis.transforms.halves import join, split
 from taccl.synthesis.trees.network import least_time, network_of, trees_per_chunk
 from taccl.synthesis.trees.packing import tree_counts, tree_routes

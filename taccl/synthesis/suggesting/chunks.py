@@ -30,10 +30,9 @@ from taccl.synthesis.options import Observer, Options
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.competing import baseline_us
 from taccl.synthesis.proposers.compiling import compile_in_a_row
-from taccl.synthesis.proposers.finer import is_at_one_rank
+from taccl.synthesis.proposers.finer import by_default, cut, is_at_one_rank, with_note_on_chunks
 from taccl.synthesis.proposers.large import effort, suits
 from taccl.synthesis.search import Search
-from taccl.synthesis.suggesting.cutting import by_default, cut, with_note_on_chunks
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.sketched_search import is_unguided
 from taccl.synthesis.suggesting.suggest import compiled_schedule, has_kernels, quick_schedule, suggest_for

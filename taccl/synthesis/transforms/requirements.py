@@ -6,6 +6,7 @@ sum, another rank makes the sum.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -16,7 +17,35 @@ from taccl.schedule.combine import naming_contributions
 from taccl.schedule.listing import released
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.reachability import is_possible, with_moved_roots
-from taccl.synthesis.transforms.transform import Transform
+
+
+@dataclass(frozen=True)
+class Transform(ABC):
+    """A transform applied to one problem.
+
+    - `problem`: The problem that was given.
+    - `part`: The easier problem that is searched instead.
+    """
+
+    #: Name of the transform in the table of stages.
+    name: ClassVar[str]
+    #: Text that the inversion adds to `Result.choice`.
+    told: ClassVar[str] = ""
+
+    problem: Problem
+    part: Problem
+
+    @classmethod
+    @abstractmethod
+    def apply(cls, problem: Problem) -> Self | None:
+        """Apply the transform to a problem; None if it does not apply."""
+
+    @abstractmethod
+    def invert(self, found: Schedule) -> Schedule:
+        """Schedule of the original problem, from one of the easier problem.
+
+        Raises `NoSolutionError` if it breaks a requirement of the original problem.
+        """
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from taccl.problem.costs import hold_columns
 from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
-from taccl.synthesis.transforms.transform import Transform
+from taccl.synthesis.transforms.requirements import Transform
 from taccl.topology.in_network import shared_links
 
 InNetworkUse = Literal["auto", "off", "only"]

@@ -16,9 +16,8 @@ from taccl.synthesis.symmetry.quotient import take_quotient
 from taccl.synthesis.symmetry.timing_group import timing_group
 from taccl.synthesis.transforms.fused import fused, parted
 from taccl.synthesis.transforms.halves import join, split
-from taccl.synthesis.transforms.requirements import OtherRoots, ReleaseDates
+from taccl.synthesis.transforms.requirements import OtherRoots, ReleaseDates, Transform
 from taccl.synthesis.transforms.switches import PlainLinks
-from taccl.synthesis.transforms.transform import Transform
 from taccl.topology.builder import TopologyBuilder
 
 RING = taccl.topologies.ring(4, alpha_us=1, bandwidth_gb_per_s=100)
