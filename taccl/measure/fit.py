@@ -48,6 +48,8 @@ from taccl.topology.topology import Topology
 
 #: Max median relative error of a fit that describes the machine.
 WORST_MEDIAN = 0.15
+#: Min sizes for held-out sizes, and for intervals by resampling.
+_MIN_SIZES = 3
 #: Max 90th percentile of the relative errors; above it, a note says that some sizes fit badly.
 WORST_P90 = 0.2
 _FOLDS = 10
@@ -411,7 +413,7 @@ def _at_limits(parameters: Sequence[FittedParameter]) -> Iterator[str]:
 
 def _left_out(observed: Sequence[Observed], before: Sequence[Parameter]) -> list[float]:
     """Relative errors in 10-fold cross-validation: a fit to nine tenths of the sizes predicts the others."""
-    if min(len(each.size_bytes) for each in observed) < 3:
+    if min(len(each.size_bytes) for each in observed) < _MIN_SIZES:
         return []
     errors: list[float] = []
     for fold in range(_FOLDS):
@@ -430,7 +432,10 @@ def _left_out(observed: Sequence[Observed], before: Sequence[Parameter]) -> list
 def _parameters(
     observed: Sequence[Observed], before: Sequence[Parameter], found: Estimate, source: str, seed: int
 ) -> tuple[FittedParameter, ...]:
-    """Add to each parameter its interval, from bootstrap resampling, or from the prior if undetermined."""
+    """Add to each parameter its interval, from bootstrap resampling, or from the prior.
+
+    The prior has the width of the interval if the parameter is undetermined, or there are too few sizes.
+    """
     random = np.random.default_rng(seed)
     samples = []
     for _ in range(_RESAMPLES):
@@ -440,13 +445,17 @@ def _parameters(
         protocols = tuple(p[chosen] for p, chosen in zip(found.protocols, rows, strict=True))
         samples.append(refit(drawn, before, found, protocols))
     lows, highs = np.percentile(np.array(samples), _INTERVAL, axis=0)
+    is_few = sum(len(each.size_bytes) for each in observed) < _MIN_SIZES
     fitted = []
     for index, prior in enumerate(before):
         free = bool(found.free[index])
         value = float(np.exp(found.logs[index])) if free else prior.value
         off = 1.645 * prior.spread
-        low, high = (lows[index], highs[index]) if free else (np.log(value) - off, np.log(value) + off)
+        low, high = np.log(value) - off, np.log(value) + off
+        if free and not is_few:
+            low, high = lows[index], highs[index]
         said = f"fitted to {source}" if free else f"prior, not determined ({prior.source})"
+        said += "; too few sizes for its interval, that of the prior" if free and is_few else ""
         most = 1.0 if prior.name.endswith("_share") else np.inf
         ends = min(float(np.exp(low)), value), max(min(float(np.exp(high)), most), value)
         fitted.append(FittedParameter(prior.name, value, *ends, prior.unit, said, free))

@@ -327,3 +327,13 @@ def test_a_topology_with_fewer_nodes_than_a_log_is_refused(tmp_path, shared_data
         InputError, match="found 16 ranks; .* has 8 here: .*--set nodes=2` makes a file of more"
     ):
         taccl.fit([log], load_nccl_topology(path))
+
+
+@pytest.mark.parametrize(("sizes", "is_told"), [((2**30,), True), ((2**28, 2**29, 2**30), False)])
+def test_too_few_sizes_have_the_interval_of_the_prior(log, sizes, is_told):
+    """A single size agrees with itself, which proves no rate: its interval is that of the prior."""
+    found = taccl.fit([log(table(sizes=sizes))], "dgx-a100")
+    (rate,) = (each for each in found.parameters if each.name == "node_gb_per_s")
+    assert rate.determined
+    assert ("too few sizes" in rate.source) == is_told
+    assert (rate.high / rate.low > 2) == is_told

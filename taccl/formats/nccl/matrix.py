@@ -6,7 +6,7 @@ The parser ignores quote marks of mails and forums, colours, line numbers and te
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations, permutations
 
@@ -145,11 +145,8 @@ def read_matrix(text: str, where: str) -> Matrix:
             raise FormatError(f"found no row of {a}; expected one for every GPU; save it whole", where=place)
         cells |= {(a, b): cells[b, a] for b in rows}
     _check_symmetry(rows, cells, devices, place)
-    assumed = [
-        f"{int(every) - int(shown)} of {every} NICs are not in the matrix, as the driver cuts it; name those "
-        "in use (nics=)"
-        for every, shown in _NICS_SHOWN.findall(text)[:1]
-    ]
+    legend = {m[1]: m[2][:60] for m in map(_NAME.match, lines) if m}
+    assumed = _left_out(text, legend, devices)
     if len(headers) > 1:
         assumed.append(f"the first of the file's {len(headers)} matrices is used for every node")
     if is_wrapped:
@@ -158,12 +155,20 @@ def read_matrix(text: str, where: str) -> Matrix:
         assumed.append(f"joined words are separated: {first_of(repairs, 4)}")
     if lacking:
         assumed.append(f"no rows of {first_of(lacking, 4)}: which NICs are close to each other is unknown")
-    legend = {m[1]: m[2][:60] for m in map(_NAME.match, lines) if m}
-    unlisted = [name for name in legend if name not in devices]
-    if unlisted and not _NICS_SHOWN.search(text):
-        assumed.append(f"{first_of(unlisted, 4)} of the legend are left out, as they have no column")
     names = {device: name for device, name in legend.items() if device in devices}
     return Matrix(devices, cells, affinity, frozenset(coherent), names, tuple(assumed))
+
+
+def _left_out(text: str, legend: Iterable[str], devices: Collection[str]) -> list[str]:
+    """Assumption on NICs without a column, by the driver's line or the legend; empty if there are none."""
+    cut = _NICS_SHOWN.search(text)
+    if cut is not None:
+        every, num = int(cut[1]), int(cut[1]) - int(cut[2])
+        what = f"{num} of {every} NICs are not in the matrix, as the driver cuts it"
+        return [f"{what}; name those in use (nics=)"]
+    unlisted = [name for name in legend if name not in devices]
+    said = f"{first_of(unlisted, 4)} of the legend are left out, as they have no column"
+    return [said] if unlisted else []
 
 
 def _rows(
