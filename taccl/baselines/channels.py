@@ -181,13 +181,25 @@ class _Chains(_Pattern):
 @cached
 def ring_channels(topology: Topology, ticks: tuple[int, ...]) -> Channels:
     """Rings through all ranks, each in one direction, with nearly the highest total bandwidth found."""
-    return _found(_Pattern(topology, ticks))
+    return _channels(_Pattern(topology, ticks))
 
 
 @cached
 def chain_channels(topology: Topology, ticks: tuple[int, ...]) -> Channels:
     """Chains in nodes with heads joined by two trees, with nearly the highest total bandwidth up and down."""
-    return _found(_Chains(topology, ticks))
+    return _channels(_Chains(topology, ticks))
+
+
+def _channels(pattern: _Pattern) -> Channels:
+    """Channels of a pattern; those without relays are kept, as they depend on the fastest links alone."""
+    name, links = f"channels of {type(pattern).__name__}", pattern.routes.fastest_links
+    kept: dict[bytes, Channels] = pattern.topology.cache.setdefault(name, {})
+    if links in kept:
+        return kept[links]
+    channels = _found(pattern)
+    if not pattern.relayed:
+        kept[links] = channels
+    return channels
 
 
 def _found(pattern: _Pattern) -> Channels:

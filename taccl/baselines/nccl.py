@@ -375,11 +375,11 @@ def _topology(problem: Problem, protocol: str, algorithm: str) -> Topology:
     """
     topology, size = problem.topology, problem.size_bytes
     assert size is not None, "checked"
-    found, profile = topology.under(protocol) if protocol else topology, profile_of(topology)
+    profile, ramp_us = profile_of(topology), Fraction(0)
     if profile is not None and profile.channel is not None and protocol in CHANNEL_BYTES:
         further = float(further_channels(protocol, np.array([float(size)]))[0])
         ramp_us = thousandths(profile.channel.value * Fraction(further))
-        found = replace(found, launch_us=found.launch_us + ramp_us)
+    found = _launched(topology, protocol, ramp_us)
     if algorithm == "nvls" and (protocol or not topology.machine):
         wide, hop_us = shared_links(found), Fraction(NVLS_US, 2)
         slower = (e._replace(alpha_us=hop_us) if i in wide else e for i, e in enumerate(found.links))
@@ -393,6 +393,13 @@ def _topology(problem: Problem, protocol: str, algorithm: str) -> Topology:
     return _for_trees(problem, protocol, found) if algorithm == "tree" else found
 
 
+@cached
+def _launched(topology: Topology, protocol: str, ramp_us: Fraction) -> Topology:
+    """Topology under a protocol, with a launch that takes `ramp_us` longer."""
+    found = topology.under(protocol) if protocol else topology
+    return replace(found, launch_us=found.launch_us + ramp_us) if ramp_us else found
+
+
 def _for_trees(problem: Problem, protocol: str, found: Topology) -> Topology:
     """Topology `found` (the problem's, under a protocol) with the latencies and bandwidth of NCCL's trees.
 
@@ -400,15 +407,20 @@ def _for_trees(problem: Problem, protocol: str, found: Topology) -> Topology:
     """
     from taccl.measure.tree_limit import tree_limit_gb_per_s  # loads all tables of machines
 
-    topology = problem.topology
-    row = next((each for each in PROTOCOLS if each.name == protocol), None)
-    if row is None and topology.machine:
+    topology, share = problem.topology, TREE_SHARE
+    if topology.machine and protocol not in [each.name for each in PROTOCOLS]:
         return found
-    found = replace(found, assumed=(*found.assumed, _table_rates("tree")))
-    share = TREE_SHARE
     most = tree_limit_gb_per_s(topology)
     if most < float("inf"):
         share = min(share, most / open_gb_per_s(problem, "tree", found))
+    return _with_tree_costs(found, protocol, share)
+
+
+@cached
+def _with_tree_costs(topology: Topology, protocol: str, share: float) -> Topology:
+    """Topology under a protocol with the latencies of NCCL's trees, and a share of the bandwidth."""
+    row = next((each for each in PROTOCOLS if each.name == protocol), None)
+    found = replace(topology, assumed=(*topology.assumed, _table_rates("tree")))
     slower = 1 / Fraction(str(round(share, 6)))
     factors = {(False, "beta"): slower, (True, "beta"): slower}
     if row is None:

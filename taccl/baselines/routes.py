@@ -98,6 +98,11 @@ class ShortestRoutes:
         return code[first], link[first]
 
     @property
+    def fastest_links(self) -> bytes:
+        """The fastest link between each linked pair of ranks, encoded; equal for many sizes of chunks."""
+        return self._fastest[1].tobytes()
+
+    @property
     def _num_ranks(self) -> int:
         return self._topology.num_ranks
 

@@ -139,6 +139,14 @@ class Expectation:
         """The topology with network rates lowered to what large messages reach, if that is known."""
         return rescaled(topology, {(True, "beta"): 1 / Fraction(str(self._reached))}, thousandths)
 
+    @cached_property
+    def _carried(self) -> Topology:
+        return self.carried(self.topology)
+
+    @cached_property
+    def _slowed(self) -> Topology:
+        return rescaled(self._carried, {(True, "beta"): Fraction(_SLOWED)})
+
     def problem(self, size_bytes: int, topology: Topology | None = None) -> Problem:
         """Problem of the measured collective at a size."""
         return make_problem(topology or self.topology, self.series.collective, size_bytes=size_bytes)
@@ -155,13 +163,11 @@ class Expectation:
 
         - `slowed`: True to slow links between nodes.
         """
-        on = self.topology
         if self._costs is None:
-            on = rescaled(self.carried(on), {(True, "beta"): Fraction(_SLOWED if slowed else 1)})
-            found = nccl_choices(self.problem(size_bytes, on))
+            found = nccl_choices(self.problem(size_bytes, self._slowed if slowed else self._carried))
             return tuple(Choice(each.algorithm, each.protocol, each.time_us) for each in found)
         costs = replace(self._costs, network_rate=1 / _SLOWED) if slowed else self._costs
-        sizes = np.array([float(size_bytes)])
+        on, sizes = self.topology, np.array([float(size_bytes)])
         able = candidates(costs, self.series.collective, on.num_ranks, on.num_nodes, sizes)
         own = able[int(chosen(able)[0])]
         every = sorted(able, key=lambda each: (each is not own, float(each.time_us[0])))

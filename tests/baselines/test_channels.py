@@ -30,6 +30,15 @@ def test_all_directed_links_of_a_mesh_of_eight_are_on_one_of_seven_rings():
     assert set(hops_of(channels)) == set(permutations(range(8), 2))
 
 
+def test_channels_are_searched_once_for_all_sizes(monkeypatch):
+    """Sizes at which the same links are the fastest share the search for channels."""
+    topology = machines.dgx1()
+    problems = [taccl.make_problem(topology, "allgather", size_bytes=size) for size in (1 << 10, 1 << 26)]
+    first = [channels_of(problems[0], algorithm) for algorithm in ("ring", "tree")]
+    monkeypatch.setattr("taccl.baselines.channels._found", lambda _: pytest.fail("searched again"))
+    assert [channels_of(problems[1], algorithm) for algorithm in ("ring", "tree")] == first
+
+
 @pytest.mark.parametrize("nodes", [2, 3, 4])
 def test_meshes_with_a_card_a_rank_have_eight_rings(nodes):
     """Meshes with one NIC per rank have eight rings without a common directed link."""
