@@ -10,6 +10,8 @@ import pytest
 
 import taccl
 
+pytestmark = pytest.mark.slow
+
 PACKAGE = Path(taccl.__file__).parent
 
 #: Layers of imports from bottom to top, one per line, as in docs/architecture.md.
@@ -116,7 +118,6 @@ def imported_parts(path):
     return parts
 
 
-@pytest.mark.slow
 def test_imports_point_down():
     """A file imports its own part and parts on lines below its own, and nothing else of taccl."""
     wrong = []
@@ -135,7 +136,6 @@ def test_imports_point_down():
     assert not wrong
 
 
-@pytest.mark.slow
 def test_no_imports_go_round():
     """Imports of modules form no cycle, not even inside functions, except for types."""
     modules = {".".join(("taccl", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in FILES}
@@ -169,7 +169,6 @@ def is_look_at_memory(node):
     return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "require_address_space"
 
 
-@pytest.mark.slow
 def test_blas_is_loaded_after_a_look_at_the_address_space():
     """Functions that import BLAS first call `require_address_space`, as BLAS would hang without memory."""
     wrong = []
@@ -236,7 +235,6 @@ def used_from(starts: list[Place], *, witnesses: bool) -> dict[Place, Place]:
     return seen
 
 
-@pytest.mark.slow
 def test_witnesses_are_evaluated_without_what_found_them():
     """No function serves both an evaluation and a finder, except relaxations of the problem and a job's
     fields."""
@@ -253,7 +251,6 @@ def test_witnesses_are_evaluated_without_what_found_them():
     assert not [place for place in evaluated if ".finding." in place[0]]
 
 
-@pytest.mark.slow
 def test_kernels_take_few_arguments():
     """Kernels take at most eight arguments; named tuples of arrays hold the rest."""
     for path in FILES:
@@ -264,7 +261,6 @@ def test_kernels_take_few_arguments():
                     assert len(node.args.args) <= 8, f"{path}: {node.name} takes {len(node.args.args)}"
 
 
-@pytest.mark.slow
 def test_only_the_command_line_prints():
     """Only modules of the command line call `print`."""
     printing = [

@@ -415,6 +415,7 @@ def test_a_search_that_time_ended_is_not_made_again(monkeypatch):
     assert scopes.bound_over_all_chunkings(bound) is None and len(tries) == 1
 
 
+@pytest.mark.slow
 def test_large_problems_have_the_bound_of_nodes():
     """Beyond the number of moves for other bounds, the bound over all chunkings is that of node cuts.
 

@@ -100,6 +100,7 @@ def test_costs_lie_below_the_curve():
         assert costs[12] > Fraction(98, 100) / (12 - latency)
 
 
+@pytest.mark.slow
 def test_the_certificate_proves_no_more():
     """A witness with a longer horizon, other sizes or steps, fewer or higher prices is refused."""
     problem = allreduce(taccl.topologies.torus(4, 4), 256_000)

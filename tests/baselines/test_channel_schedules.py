@@ -50,7 +50,8 @@ def test_the_schedule_takes_what_the_model_says(name, nodes, collective):
     assert agrees(problem_of(parse(name, nodes=nodes), collective))
 
 
-@pytest.mark.parametrize("collective", ["allgather", pytest.param("broadcast", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("collective", ["allgather", "broadcast"])
 def test_an_odd_number_of_nodes_takes_what_the_model_says(collective):
     """On three nodes with rails, rings are as fast as on two or four, and the schedule takes the model's
     time."""
@@ -91,6 +92,7 @@ def test_a_late_arrival_leaves_its_port_to_earlier_ones():
     assert ends.tolist() == [10, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("server", "nodes", "collective", "size"),
     [("aws-p4d-24xl", 2, "allgather", "1KB"), ("azure-ndv4", 3, "allgather", "1MB")],
@@ -181,6 +183,7 @@ def test_messages_of_rings_that_share_a_link_start_in_turn():
     assert agrees(problem_of(fabrics.fully_connected(4), "allgather", size="64KB"))
 
 
+@pytest.mark.slow
 def test_pieces_of_rounded_sizes_keep_the_order_of_their_mean_size():
     """First come, first served is chaotic in the size of pieces: the schedule has the order that its predicted
     time has, though its pieces are rounded to whole bytes."""
@@ -283,6 +286,7 @@ def test_latencies_of_an_alltoall_agree_with_its_model(machine, nodes, size):
     assert agrees(problem_of(machine(nodes), "alltoall", size), within=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("nodes", "collective", "size", "most"), [(3, "broadcast", "16MB", 1.05), (2, "allreduce", "64MB", 1.02)]
 )

@@ -96,6 +96,7 @@ MI250 = {
 }
 
 
+@pytest.mark.slow
 def test_rings_of_sixteen_ranks_use_most_links():
     """Rings carry at least 85 % of what leaves a rank of a torus (4 links), or a module of MI250 (6 links)."""
     rings = channels_of(problem_of(fabrics.torus(4, 4)), "ring")

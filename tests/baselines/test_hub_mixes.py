@@ -54,6 +54,7 @@ def check_the_bucket_algorithm(sizes, num_bytes, finish_us):
     assert bucket(problem).finish_us == found.finish_us
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_bytes", "finish_us"),
     [
@@ -69,6 +70,7 @@ def test_the_bucket_algorithm_takes_a_mix_if_it_finishes_first(num_bytes, finish
     check_the_bucket_algorithm((4, 4), num_bytes, finish_us)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "num_bytes", "num_steps", "share"),
     [

@@ -312,6 +312,7 @@ def eight_ranks(*, parts):
     return spread.cut_chunks(spread.without_sketch(spread.merging(problem)), parts)
 
 
+@pytest.mark.slow
 def test_the_search_for_a_mix_ends_at_its_deadline_with_a_plan():
     """Once time is up, a mix of equal parts or better is built, though a longer search finds a faster one."""
     problem = make_problem(taccl.topologies.dgx_h100(2), "allreduce", size_bytes=10**6)
@@ -456,6 +457,7 @@ def test_a_mix_in_other_chunks_keeps_the_shares_of_its_parts():
     assert all(coarse.sizes)
 
 
+@pytest.mark.slow
 def test_two_nodes_of_two_ranks_are_mixed():
     """Two nodes of two ranks mix plans, although their links form a ring.
 

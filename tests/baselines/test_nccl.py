@@ -113,6 +113,7 @@ def test_sums_in_switches_take_what_the_model_says(machine, nodes, size):
     assert found.predicted_us == pytest.approx(way.time_us, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("machine", "algorithm", "protocol", "latency_us"),
     [
@@ -161,6 +162,7 @@ def test_a_prediction_that_differs_is_a_note():
     assert not any("NCCL itself" in note for note in notes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("machine", "nodes", "size"),
     [("dgx-h100", 2, 10**6), ("dgx-h100", 2, 16 * 10**6), ("dgx-a100", 2, 10**6), ("mi300x", 1, 2**16)],
@@ -187,6 +189,7 @@ def test_one_candidate_is_that_of_all():
     assert nccl_candidate(problem, "pat", "simple") == able[0]
 
 
+@pytest.mark.slow
 def test_the_choice_on_many_nodes_tries_no_links_between_all_ranks(monkeypatch):
     """On 2 x 8 GPUs with rails, 144 links suffice to tell the machine; without rails it would have 256."""
     problem = problem_of(taccl.topologies.dgx_h100(nodes=2), size=16 * 10**6)
@@ -195,6 +198,7 @@ def test_the_choice_on_many_nodes_tries_no_links_between_all_ranks(monkeypatch):
     assert nccl_choices(problem)[0].algorithm == expected.algorithm
 
 
+@pytest.mark.slow
 def test_notes_on_gpus_of_amd_name_rccl():
     """On MI300X the baseline stands for RCCL, as a note says, and no note claims a figure of NCCL."""
     problem = problem_of(taccl.topologies.mi300x(2), size=16 * 10**6)
@@ -216,6 +220,7 @@ def test_changed_machines_have_the_fastest_choice():
     assert choice_gap(slower, able) == ""
 
 
+@pytest.mark.slow
 def test_a_note_does_not_explain_a_faster_library_by_slower_links():
     """If `predict` expects NCCL to be faster than the schedule, the note says so, and to compare with it."""
     problem = problem_of(taccl.topologies.b200(4), size=10**9)

@@ -91,6 +91,7 @@ def test_search_that_is_lost_starts_again(topology, seeds):
         assert {*pairwise(path), (path[-1], path[0])} <= joined
 
 
+@pytest.mark.slow
 def test_many_costs_of_links_are_bisected(monkeypatch):
     """Among 306 costs of links, the lowest limit that leaves a ring is found by few searches for each ring."""
     generator, searches = random.Random(1), []

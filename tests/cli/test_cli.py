@@ -560,22 +560,20 @@ class TestErrors:
         assert json.loads(run("--version", "--json")[1]) == {"version": taccl.__version__}
 
 
+@pytest.mark.slow
 class TestProcess:
     """The command as a separate process."""
 
-    @pytest.mark.slow
     def test_version(self):
         """``python -m taccl --version`` prints the version."""
         done = in_process("--version")
         assert (done.returncode, done.stdout) == (0, f"taccl {taccl.__version__}\n")
 
-    @pytest.mark.slow
     def test_quiet_in_a_pipe(self):
         """In a pipe only the answer is written."""
         done = in_process("baseline", "best", *SMALL)
         assert (done.returncode, done.stderr) == (0, "")
 
-    @pytest.mark.slow
     @pytest.mark.skipif(sys.platform == "win32", reason="closes a POSIX pipe")
     def test_broken_pipe(self):
         """If the reader closes the pipe, the command ends without an error."""
@@ -586,7 +584,6 @@ class TestProcess:
         os.close(writer)
         assert (done.returncode, done.stderr) == (0, "")
 
-    @pytest.mark.slow
     def test_terminal_without_unicode(self, sketch_file):
         """A name that the terminal cannot show does not stop the command."""
         sketch_file.write_text(SKETCH.replace("test sketch", "Größe"), encoding="utf-8")

@@ -140,17 +140,16 @@ class TestBound:
         assert run_json("bound", *SMALL, "--check")[1]["checked"] is False
 
 
+@pytest.mark.slow
 class TestExplain:
     """``taccl explain``."""
 
-    @pytest.mark.slow
     def test_feasible(self, run_json, sketch_file):
         """Each clause of a feasible sketch is listed with its cost."""
         code, values = run_json("explain", sketch_file, "--collective", "allgather")
         assert (code, values["feasible"]) == (0, True)
         assert any("internode.connections" in cost["clause"] for cost in values["costs"])
 
-    @pytest.mark.slow
     def test_infeasible(self, run, run_json, tmp_path):
         """For an infeasible sketch the output names the clashing clauses and a remedy, with exit code 1."""
         path = tmp_path / "none.toml"

@@ -7,6 +7,8 @@ import pytest
 from taccl.cli.command import run
 from tests.explore.degraded import NVLS, RINGS, node_log
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def log(tmp_path):
@@ -16,7 +18,6 @@ def log(tmp_path):
     return str(path)
 
 
-@pytest.mark.slow
 def test_a_page_on_the_terminal_has_verdict_limits_causes_and_sizes(log, capsys):
     """The text begins with the verdict; every cause has its evidence and a remedy."""
     assert run(["diagnose", log, "--budget", "0.01"]) == 0
@@ -35,7 +36,6 @@ def test_a_page_on_the_terminal_has_verdict_limits_causes_and_sizes(log, capsys)
     assert len(out.splitlines()) < 60
 
 
-@pytest.mark.slow
 def test_plain_values_and_a_page_are_written(log, tmp_path, capsys):
     """The JSON has each series with verdict and causes; the page contains its picture in SVG."""
     page = tmp_path / "a.html"
@@ -48,7 +48,6 @@ def test_plain_values_and_a_page_are_written(log, tmp_path, capsys):
     assert len(text) < 200_000
 
 
-@pytest.mark.slow
 def test_ranks_that_take_part_are_renumbered(capsys):
     """`--ranks` and `--without-rank` select GPUs of a machine, and the note names them."""
     words = ["bound", "dgx-a100", "--collective", "allgather", "--size", "1MB", "--json"]
@@ -61,7 +60,6 @@ def test_ranks_that_take_part_are_renumbered(capsys):
     assert found == [4, 4]
 
 
-@pytest.mark.slow
 def test_a_budget_of_zero_seeks_no_schedules(tmp_path, capsys):
     """With ``--budget 0``, a healthy machine is judged without better schedules, as in Python."""
     path = tmp_path / "healthy.log"
@@ -72,7 +70,6 @@ def test_a_budget_of_zero_seeks_no_schedules(tmp_path, capsys):
     assert "a better schedule" not in out
 
 
-@pytest.mark.slow
 def test_a_profile_of_a_fit_is_said_to_predict_by_schedules(tmp_path, capsys):
     """Formulas of a fit and schedules under its profile are two predictions, which a note tells apart."""
     log, profile = tmp_path / "healthy.log", tmp_path / "mine.toml"

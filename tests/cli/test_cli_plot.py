@@ -4,8 +4,9 @@ import pytest
 
 from tests.cli.words import SMALL
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 @pytest.mark.parametrize("what", ["gantt", "topology", "bandwidth"])
 def test_pictures_are_written(run, saved, tmp_path, what):
     """Each kind of picture of a schedule file is written, and the answer names its path."""
@@ -19,7 +20,6 @@ def test_pictures_are_written(run, saved, tmp_path, what):
     assert "<svg" in path.read_text()
 
 
-@pytest.mark.slow
 def test_progress_needs_a_search(run, saved, tmp_path):
     """A progress picture requires a synthesis; a schedule of a baseline has no trace."""
     code, _, err = run("plot", saved, "--what", "progress", "-o", tmp_path / "p.svg")
@@ -30,7 +30,6 @@ def test_progress_needs_a_search(run, saved, tmp_path):
     assert run("plot", found, "--what", "progress", "-o", tmp_path / "p.svg")[0] == 0
 
 
-@pytest.mark.slow
 def test_a_topology_by_name_is_drawn(run, tmp_path):
     """A topology given by name is drawn without a schedule."""
     path = tmp_path / "ndv2.png"
@@ -38,7 +37,6 @@ def test_a_topology_by_name_is_drawn(run, tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
 def test_a_report_is_written(run_json, saved, tmp_path):
     """The page of a report contains the commands that made the schedule and the page."""
     path = tmp_path / "report.html"
@@ -50,7 +48,6 @@ def test_a_report_is_written(run_json, saved, tmp_path):
     assert f"taccl report {saved}" in page
 
 
-@pytest.mark.slow
 def test_a_report_of_a_broken_schedule_answers_no(run, tmp_path):
     """For an invalid schedule the page is written, with exit code 1."""
     import taccl

@@ -8,6 +8,8 @@ import pytest
 
 import taccl
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def known():
@@ -33,7 +35,6 @@ SMALL = ("suggest", "ndv2", "--nodes", "2", "--collective", "allgather")
 QUICK = (*SMALL, "--size", "1MB", "--chunks-per-rank", "1", "--time-limit", "20")
 
 
-@pytest.mark.slow
 def test_usual_size(run):
     """Without a size, the size is 64 MB, and stderr says so."""
     code, out, err = run("suggest", "ndv2", "--collective", "allgather", "--time-limit", 2)
@@ -42,7 +43,6 @@ def test_usual_size(run):
     assert "the size is 64MB" in err
 
 
-@pytest.mark.slow
 def test_a_table_of_sketches(run):
     """The table of suggested sketches has each one's finish, bound and reason."""
     code, out, _ = run(*QUICK)
@@ -58,7 +58,6 @@ def test_a_table_of_sketches(run):
     assert max(map(len, out.splitlines())) <= 110
 
 
-@pytest.mark.slow
 def test_a_baseline_that_is_sooner_is_reported(run):
     """If a baseline is faster than every sketch, as for 800 bytes, the output says so."""
     words = ("suggest", "dgx-a100", "--nodes", 2, "--collective", "allreduce", "--size", "800B")
@@ -66,7 +65,6 @@ def test_a_baseline_that_is_sooner_is_reported(run):
     assert re.search(r"best baseline +multiplying.*, faster than every sketch", out)
 
 
-@pytest.mark.slow
 def test_the_best_as_toml(run, tmp_path):
     """With --best only a valid sketch file is printed."""
     code, out, _ = run(*QUICK, "--best")
@@ -77,7 +75,6 @@ def test_the_best_as_toml(run, tmp_path):
     assert taccl.load_sketch(path).nodes == 2
 
 
-@pytest.mark.slow
 def test_files_of_a_folder(run, tmp_path):
     """The folder gets a file for each sketch, which `synthesize` reads, and the JSON Schema."""
     folder = tmp_path / "sketches"
@@ -92,7 +89,6 @@ def test_files_of_a_folder(run, tmp_path):
     assert "verified" in out
 
 
-@pytest.mark.slow
 def test_files_are_not_replaced(run, tmp_path):
     """A second `taccl suggest` into the same folder refuses to replace the files."""
     assert run(*QUICK, "-o", tmp_path)[0] == 0
@@ -102,7 +98,6 @@ def test_files_are_not_replaced(run, tmp_path):
     assert run(*QUICK, "-o", tmp_path, "--overwrite")[0] == 0
 
 
-@pytest.mark.slow
 def test_json_has_the_toml(run_json):
     """The JSON of a suggestion has the TOML text of each sketch."""
     code, values = run_json(*QUICK, "--most", "1")
@@ -112,7 +107,6 @@ def test_json_has_the_toml(run_json):
     assert proposal["bound_us"] <= proposal["finish_us"]
 
 
-@pytest.mark.slow
 def test_a_sketch_is_checked(run):
     """For a sketch that fits, the check reports each clause."""
     code, out, _ = run(*SMALL, "--check", "ndv2/sk1")
@@ -120,7 +114,6 @@ def test_a_sketch_is_checked(run):
     assert "internode.connections  binds   costs at least" in out
 
 
-@pytest.mark.slow
 def test_a_wrong_sketch_fails_its_check(run, tmp_path):
     """For a wrong sketch the check has exit code 1 and the reason."""
     path = tmp_path / "wrong.toml"
@@ -136,7 +129,6 @@ WITHOUT = ("synthesize", "dgx-a100", "--nodes", "2", "--collective", "allgather"
 BOTH_WAYS = ("synthesize", "ring:4", "--collective", "broadcast", "--size", "1KB", "--time-limit", "3600")
 
 
-@pytest.mark.slow
 def test_synthesize_cuts_the_data_as_suggested(run_json):
     """With a size alone the suggestion chooses the number of chunks, and the result says so."""
     code, values = run_json(*BOTH_WAYS)
@@ -144,14 +136,12 @@ def test_synthesize_cuts_the_data_as_suggested(run_json):
     assert any("--chunks-per-rank" in note for note in values["notes"])
 
 
-@pytest.mark.slow
 def test_synthesize_keeps_chunks_that_were_given(run_json):
     """With --chunks-per-rank the given number of chunks is kept."""
     code, values = run_json(*BOTH_WAYS, "--chunks-per-rank", "1")
     assert (code, values["num_chunks"]) == (0, 1)
 
 
-@pytest.mark.slow
 def test_synthesize_without_suggestions(run_json):
     """With --no-sketch the output does not mention sketches."""
     code, values = run_json(*WITHOUT, "--size", "16MB", "--no-sketch")

@@ -26,13 +26,13 @@ def shell(command):
     return subprocess.run(["bash", "-c", whole], capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", thinned(["--version", "--help", "show ring:4", "bound --help", "show ring:4 --json"], every=2)
 )
 class TestStdout:
     """Answers that cannot be written to stdout."""
 
-    @pytest.mark.slow
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
     def test_full(self, words):
         """On a full disk the error is one sentence, with the exit code of bad input."""
@@ -40,13 +40,11 @@ class TestStdout:
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert done.stderr.startswith("taccl: error: stdout: the output cannot be written (No space left")
 
-    @pytest.mark.slow
     def test_closed(self, words):
         """If stdout is closed, the error is one sentence, with the exit code of bad input."""
         done = shell(f"taccl {words} >&-")
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
-    @pytest.mark.slow
     def test_gone(self, words):
         """If the reader has closed the pipe, there is no error."""
         done = shell(f"taccl {words} | true")

@@ -99,6 +99,7 @@ def test_a_faster_baseline_is_the_first_advice():
     assert "<li>Use the baseline" in said
 
 
+@pytest.mark.slow
 def test_a_claim_about_all_schedules_names_its_chunks():
     """The verdict says for which chunks no schedule finishes earlier, unless the bound is over all chunkings."""
     problem = taccl.make_problem(taccl.topologies.ring(8), "allreduce", size_bytes=10**6, chunks_per_rank=1)

@@ -42,10 +42,10 @@ def said(capsys):
     return captured.out, captured.err
 
 
+@pytest.mark.slow
 class TestStarted:
     """Runs whose ranks taccl starts itself."""
 
-    @pytest.mark.slow
     def test_text_and_exit_code_0(self, mpiexec, allgather_file, capsys):
         """A correct run exits with 0 and names the collective that it was compared with."""
         assert main(["run", str(allgather_file), "--size", "64KB", "--repetitions", "3"]) == 0
@@ -53,7 +53,6 @@ class TestStarted:
         assert "4 ranks on 1 machine, 64KB of int32" in out
         assert "correct: in all 4 runs every output agrees bit for bit with MPI_Allgather" in out
 
-    @pytest.mark.slow
     def test_modules_of_the_current_folder_are_left_alone(self, mpiexec, tmp_path, monkeypatch):
         """Ranks do not import a file of the current folder that is named like a library's module."""
         taccl.save(schedule_for("allgather", "ring:2"), tmp_path / "allgather.json")
@@ -61,7 +60,6 @@ class TestStarted:
         monkeypatch.chdir(tmp_path)
         assert main(["run", "allgather.json", "--size", "1KB", "--repetitions", "1"]) == 0
 
-    @pytest.mark.slow
     def test_hang_is_exit_code_1_and_names_ranks(self, marked, hanging_file):
         """A hang exits with 1 and names the waiting ranks and steps on stderr; no process or shared memory
         remains."""
@@ -73,7 +71,6 @@ class TestStarted:
         assert not marked.alive()
         assert not marked.left_in_memory()
 
-    @pytest.mark.slow
     def test_python_program_of_an_xml_file(self, mpiexec, capsys):
         """MSCCL XML written by hand runs in place, as the file declares."""
         file = OURS / "msccl-xml" / "allgather-4-direct.xml"
@@ -87,10 +84,10 @@ def _left(marked, tmp_path):
     return [*marked.left_in_memory(), *(tmp_path / "temporary").glob("taccl-run-*")]
 
 
+@pytest.mark.slow
 class TestEnded:
     """Interrupted runs leave nothing behind."""
 
-    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("number", "code"),
         [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL)],
@@ -111,7 +108,6 @@ class TestEnded:
             time.sleep(0.05)
         assert not left
 
-    @pytest.mark.slow
     def test_a_rank_that_dies_is_reported(self, marked, hanging_file):
         """If one of two ranks is killed, the other ends, and the command says that there is no report."""
         process = marked.start("run", hanging_file, "--size", "64KB", "--timeout-s", 60)
@@ -187,10 +183,10 @@ if os.environ.get("PMI_RANK") == "{rank}":
 """
 
 
+@pytest.mark.slow
 class TestJoined:
     """Runs whose ranks mpiexec started."""
 
-    @pytest.mark.slow
     def test_rank_0_prints(self, marked, mpiexec, tmp_path):
         """Rank 0 alone prints the report, and the exit code is 0."""
         path = tmp_path / "allgather.json"
@@ -200,7 +196,6 @@ class TestJoined:
         assert process.returncode == 0
         assert out.count("correct: in all 11 runs") == 1
 
-    @pytest.mark.slow
     def test_wrong_number_of_ranks_is_refused(self, marked, mpiexec, allgather_file):
         """A wrong number of ranks exits with 2 before execution, with one message, and without a hang."""
         process = marked.start("run", allgather_file, command=(mpiexec, "-n", 2))
@@ -210,7 +205,6 @@ class TestJoined:
         assert not out
         assert not marked.alive()
 
-    @pytest.mark.slow
     def test_a_file_that_only_rank_0_looks_for(self, marked, mpiexec, tmp_path):
         """A missing file gives one error message and exit code 2 at all ranks."""
         process = marked.start("run", tmp_path / "none.json", command=(mpiexec, "-n", 2))
@@ -218,7 +212,6 @@ class TestJoined:
         assert process.returncode == 2
         assert complaint.count("there is no such file") == 1
 
-    @pytest.mark.slow
     def test_hang_is_exit_code_1(self, marked, mpiexec, hanging_file):
         """A hang exits with 1; the JSON report's cause names rank 1, and stderr is empty."""
         words = ("run", hanging_file, "--size", "64KB", "--timeout-s", 1, "--json")
@@ -231,7 +224,6 @@ class TestJoined:
         assert not complaint
         assert not marked.alive()
 
-    @pytest.mark.slow
     @pytest.mark.parametrize(("rank", "name"), [(1, "import_mpi"), (0, "_agree_on_job"), (1, "Engine.run")])
     def test_ctrl_c_in_any_phase(self, rank, name, marked, mpiexec, tmp_path, monkeypatch):
         """Ctrl-C in any phase ends all ranks, also those blocked in MPI, and no rank prints a traceback."""
@@ -257,7 +249,6 @@ class TestJoined:
         else:
             assert not left
 
-    @pytest.mark.slow
     def test_launcher_of_another_mpi_is_reported(self, marked, allgather_file, monkeypatch):
         """Under Open MPI's launcher, four ranks started but this environment's MPI sees one: the error says
         so."""

@@ -185,10 +185,10 @@ class TestWhatIsKept:
         assert replan(old, problem(slow, collective)).finish_us == 4.0
 
 
+@pytest.mark.slow
 class TestClauses:
     """Clauses of the sketch still hold after re-planning."""
 
-    @pytest.mark.slow
     def test_relays_are_obeyed(self):
         """Two groups on a full mesh without relays: detours use only members of the group."""
         groups = [[0, 1, 2], [3, 4, 5]]
@@ -199,7 +199,6 @@ class TestClauses:
         assert verify(new.schedule).ok
         assert not new.from_scratch
 
-    @pytest.mark.slow
     @pytest.mark.parametrize("make", [collectives.allgather, collectives.allreduce])
     def test_own_chunks_go_first(self, make):
         """After a ring loses one direction of a link pair, own chunks still go first on every link."""
@@ -209,7 +208,6 @@ class TestClauses:
         new = replan(old, problem(left, make(6), own_first=full - {11}))
         assert verify(new.schedule).ok
 
-    @pytest.mark.slow
     def test_sends_merge_where_they_may(self):
         """Re-planned sends merge where that is allowed.
 

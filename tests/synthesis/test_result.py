@@ -212,6 +212,7 @@ class TestToDict:
         assert found.to_dict()["notes"] == list(problem.notes)
 
 
+@pytest.mark.slow
 class TestCommandLine:
     """``taccl synthesize --json``."""
 
@@ -227,12 +228,10 @@ class TestCommandLine:
             assert main([*words.split(), "--parameters", str(file)]) == 0
         return json.loads(printed.getvalue())
 
-    @pytest.mark.slow
     def test_object(self, values):
         """The printed object has the fields of `to_dict`."""
         assert set(values) == FIGURES
 
-    @pytest.mark.slow
     def test_figures(self, values):
         """The gap follows from finish and bound, and bandwidth from size and finish."""
         finish, bound = values["finish_us"], values["bound_us"]
@@ -241,7 +240,6 @@ class TestCommandLine:
         assert values["busbw_gb_per_s"] == pytest.approx(values["algbw_gb_per_s"] * 2 * 15 / 16)
         assert (values["seed"], values["verified"], values["num_ranks"]) == (5, True, 16)
 
-    @pytest.mark.slow
     def test_names_of_stages_state_the_phase(self, values):
         """Names of an allreduce's stages start with "reduce: " or "broadcast: "."""
         names = [stage["name"] for stage in values["stages"]]

@@ -387,6 +387,7 @@ SHORTLY = replace(
 )
 
 
+@pytest.mark.slow
 class TestFallbacks:
     """Solvers without a licence, that crash, or that find nothing."""
 
@@ -397,7 +398,6 @@ class TestFallbacks:
         if not row.available or not row.licence.startswith("size-limited"):
             pytest.skip(f"needs Gurobi with its bundled licence; here: {row.why_not or row.licence}")
 
-    @pytest.mark.slow
     def test_gurobi_beyond_its_licence(self, size_limited):
         """A model too large for Gurobi's licence is solved by HiGHS, with a warning that gives both sizes."""
         problem = large()
@@ -411,7 +411,6 @@ class TestFallbacks:
         assert "2000 variables" in result.notes[0]
         assert result.choice == "gurobi, replaced by highs where the licence does not admit the model"
 
-    @pytest.mark.slow
     def test_said_once(self, size_limited):
         """If both phases of an allreduce fall back for one reason, there is one warning and one note."""
         with warnings.catch_warnings(record=True) as caught:
@@ -425,7 +424,6 @@ class TestFallbacks:
         assert "replaced by highs" in result.choice
         assert [each.category for each in caught] == [FallbackWarning]
 
-    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("solver", "drill", "word"),
         [
@@ -444,7 +442,6 @@ class TestFallbacks:
         assert word in stage(result, "routing").message
         assert word in result.notes[0]
 
-    @pytest.mark.slow
     def test_highs_dies_under_auto(self, drilled, loose_bound):
         """If HiGHS crashes, the portfolio continues without the routing."""
         drilled("highs", "abort")
@@ -454,7 +451,6 @@ class TestFallbacks:
         assert stage(result, "routing").status == "crashed"
         assert "improve" in stage_names(result)
 
-    @pytest.mark.slow
     def test_cpsat_dies_under_auto(self, drilled, loose_bound):
         """If CP-SAT crashes, the list scheduler's schedule is returned."""
         drilled("cpsat", "abort")
@@ -463,7 +459,6 @@ class TestFallbacks:
         assert_sound(result, problem)
         assert stage(result, "joint").status == "crashed"
 
-    @pytest.mark.slow
     @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="finds worker processes in /proc")
     def test_workers_killed_from_outside(self, loose_bound):
         """Workers killed by SIGKILL are recorded as stage statuses; later stages start new workers."""
@@ -841,10 +836,10 @@ def one_sum(num_ranks):
     return Collective("allreduce", num_ranks, (Chunk(ranks, ranks, 0),), combining=True)
 
 
+@pytest.mark.slow
 class TestContributionsApart:
     """Small sums in which ranks exchange individual contributions, without a root."""
 
-    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("topology", "steps"),
         [(ring(5), 2), (full(4), 1), (full(3, port=True), 2)],
@@ -865,7 +860,6 @@ class TestContributionsApart:
             result.schedule.finish == steps * taccl.lower_bound(problem_of(topology, one_way(topology))).bound
         )
 
-    @pytest.mark.slow
     def test_one_message_a_link_for_all_chunks(self):
         """An allreduce of 1,000 bytes between directly linked ranks takes the time of one send, proven optimal.
 
@@ -878,7 +872,6 @@ class TestContributionsApart:
         assert (result.finish_us, result.bound_us) == (0.52, 0.52)
         assert taccl.interpret(taccl.lower(result.schedule)).ok
 
-    @pytest.mark.slow
     def test_small_sums_are_no_slower_than_baselines(self):
         """On two nodes of eight ranks (two in a quick run) small sums finish no later than any baseline."""
         topology = taccl.topologies.ndv2(2)

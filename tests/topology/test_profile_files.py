@@ -7,6 +7,8 @@ from taccl.errors import TopologyError
 from taccl.explore.plan_runtimes import under_launch
 from taccl.program.runtimes import RUNTIMES
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def fitted(line_fit):
@@ -22,7 +24,6 @@ def profile(fitted, tmp_path):
     return path
 
 
-@pytest.mark.slow
 def test_a_runtime_has_its_own_launch(profile):
     """A profile file names the measured library, and may give other libraries a launch of their own.
 
@@ -38,7 +39,6 @@ def test_a_runtime_has_its_own_launch(profile):
     assert under_launch(RUNTIMES["msccl"], topology).launch_us == topology.launch_us
 
 
-@pytest.mark.slow
 def test_fitted_bandwidths_are_those_of_the_links(profile):
     """200 GB/s of algbw on 8 ranks behind NVSwitch are 350 GB/s per rank."""
     topology = taccl.topologies.parse("dgx-h100", nodes=2, profile=str(profile))
@@ -47,7 +47,6 @@ def test_fitted_bandwidths_are_those_of_the_links(profile):
     assert topology.profile == str(profile)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("old", "new", "said"), [
     ('machine = "dgx-h100"', 'machine = "dgx2"', "machine: found a profile of dgx2; expected one of dgx-h100"),
     ("nic_alpha_us =", "nic_beta =", r"nic_alpha_us: found nothing; this constant is required"),
@@ -62,7 +61,6 @@ def test_wrong_files_are_named(profile, old, new, said):
     assert "mine.toml" in str(caught.value)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("size", [1, 10**6 + 3, 2**30 + 1])
 def test_fitted_costs_fit_a_grid_of_ticks(profile, size):

@@ -224,6 +224,7 @@ def test_baselines_that_take_little_time_come_in_order_of_preference(monkeypatch
     assert competing.quickest_first(problem_of("allreduce"), left_s) == names
 
 
+@pytest.mark.slow
 def test_a_first_alltoall_is_pairwise_if_time_is_short():
     """Without time for several baselines, the first alltoall of 64 ranks meets the bound of the NICs.
 

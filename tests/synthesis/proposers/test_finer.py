@@ -119,6 +119,7 @@ def test_a_baseline_without_time_for_all_forms_offers_its_best(monkeypatch):
     assert found.problem.clauses.merging
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("topology", "size_bytes"),
     [(taccl.topologies.torus(6, 6), 72_000), (taccl.topologies.mesh(4, 4), 64_000)],
@@ -182,6 +183,7 @@ def test_recursive_multiplying_is_proposed_first_on_switches(monkeypatch):
     assert len(built) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("factor", "is_mixed"), [(1, True), (1e6, False)])
 def test_a_mixed_plan_is_proposed_if_time_allows(factor, is_mixed, monkeypatch):
     """256 KB on two A100 nodes finish 12 % sooner by a mixed plan, which is searched if there is time."""

@@ -110,10 +110,10 @@ def test_random(seed):
     assert problem.costs.us(least) <= result.finish_us or result.schedule.contributions is not None
 
 
+@pytest.mark.slow
 class TestBothHalves:
     """Reduce and broadcast phases of an allreduce together."""
 
-    @pytest.mark.slow
     def test_phases_overlap(self):
         """On a star with leaves 1, 2 and 3 us away, fast leaves' sums spread while the slow leaf's are formed.
 
@@ -125,7 +125,6 @@ class TestBothHalves:
         assert result.finish_us == 14
         assert result.schedule.producer == "ruin and recreate"
 
-    @pytest.mark.slow
     def test_the_best_trees_are_improved_where_sums_that_are_kept_apart_come_first(self, monkeypatch):
         """For 64 KB on two NDv2 recursive multiplying finishes before the two-phase schedule along trees, until ruin
         and recreate has improved the latter."""
@@ -147,14 +146,12 @@ class TestBothHalves:
         assert multiplying.finish < first.finish and multiplying.carries is not None
         assert result.schedule.finish < multiplying.finish
 
-    @pytest.mark.slow
     def test_bound_met_needs_none(self):
         """If one phase after the other meets the bound, no improvement runs."""
         result = brief_synthesis(problem_of(two_nodes(), collectives.allreduce(4)))
         assert (result.finish_us, result.stopped) == (14, "bound met")
         assert "ruin and recreate" not in [each.name for each in result.stages]
 
-    @pytest.mark.slow
     def test_merging_clauses_hold(self):
         """Merged sends between nodes stay merged, and never mix reductions with copies."""
         problem = problem_of(
@@ -170,7 +167,6 @@ class TestBothHalves:
         for group, reduces in zip(schedule.group.tolist(), schedule.reduce.tolist(), strict=True):
             assert kinds.setdefault(group, reduces) == reduces
 
-    @pytest.mark.slow
     @pytest.mark.parametrize("name", ["ndv2/sk1", "ndv2/sk1-n1", "ndv2/sk2-n1"])
     def test_on_a_sketch(self, name):
         """Reductions under a shipped sketch, with its symmetry and merging, have verified schedules."""
