@@ -152,7 +152,8 @@ def test_mscclpp_serves_ranges_in_which_packets_are_not_safe(tmp_path):
 
 def test_a_plan_for_mscclpp_takes_its_protocols_alone(tmp_path):
     """A plan for MSCCL++ has no LL128 range, and no files for other runtimes."""
-    plan = plan_of("mi300x", "allreduce", "mscclpp")
+    options = {"sizes": ["1MB"], "backend": "greedy", "baselines": False, "runtime": "mscclpp"}
+    plan = brief_plan("mi300x", "allreduce", **options)
     assert {each.protocol for each in plan.ranges} <= {"ll", "simple"}
     index = saved(plan, tmp_path / "p")
     assert index["register"] == ["register_plans.py"]
