@@ -352,10 +352,24 @@ class TestMatrices:
             ("one:\nus,a,b\na,0,1\nb,1,0\ntwo:\nus,a,b\na,0,2\nb,2,0\n", "found 2 matrices, at lines 2, 6"),
             ("rank\tus\n0\t1,5\n1\t2,5\n", "found numbers that are no square matrix"),
             ("first second\n1 2 3\n4 5 6\n7 8 9\n10 11 12\n", "found numbers that are no square matrix"),
+            # A matrix without all of its rows, as of one pair of nvbandwidth, is named by the line above it.
+            (
+                "Running it.\nmemcpy SM GPU(row) -> GPU(column) bandwidth (GB/s)\n           0         1         2\n"
+                " 0       N/A       N/A    120.5\n\nSUM 1\n",
+                "line 2: found 1 row of 3 GPUs; expected one for each",
+            ),
+            (
+                "P2P=Enabled Latency Matrix (us)\n   GPU 0 1\n 0 1.2 2.1\n",
+                "line 1: found 1 row of 2 GPUs; expected one for each",
+            ),
+            (
+                "Unidirectional P2P=Enabled Bandwidth Matrix (GB/s)\n   D\\D 0\n 0 900\n",
+                "found a matrix of 1 GPU; expected one of two GPUs or more",
+            ),
         ],
     )
     def test_a_text_without_one_matrix_is_refused(self, tmp_path, text, complaint):
-        """Several matrices, and tables that are none, are refused."""
+        """Several matrices, tables that are none, matrices without all rows, and single GPUs are refused."""
         path = tmp_path / "mail.txt"
         path.write_text(text)
         with pytest.raises(FormatError, match=complaint):
@@ -510,23 +524,6 @@ class TestMatrices:
         assert (probe.bandwidth_gb_per_s[0, 1], probe.bandwidth_gb_per_s[1, 0]) == (24, 25)
         assert probe.assumed[0].startswith("bandwidth is half of that of 'Bidirectional")
 
-    def test_matrix_cut_short_is_named(self, tmp_path):
-        """A matrix without all of its rows, as of one pair of nvbandwidth, is refused with the line above it."""
-        path = tmp_path / "nvbandwidth.txt"
-        head = "memcpy SM GPU(row) -> GPU(column) bandwidth (GB/s)\n"
-        path.write_text(
-            f"Running it.\n{head}           0         1         2\n 0       N/A       N/A    120.5\n\nSUM 1\n"
-        )
-        with pytest.raises(FormatError, match="line 2: found 1 row of 3 GPUs; expected one for each"):
-            load_probe(path)
-
-    def test_one_gpu_is_no_matrix(self, tmp_path):
-        """The matrix of a single GPU has no pair, and the error says so."""
-        path = tmp_path / "p2p.txt"
-        path.write_text("Unidirectional P2P=Enabled Bandwidth Matrix (GB/s)\n   D\\D 0\n 0 900\n")
-        with pytest.raises(FormatError, match="found a matrix of 1 GPU; expected one of two GPUs or more"):
-            load_probe(path)
-
     def test_nvbandwidth_of_several_hosts(self, tmp_path):
         """GPUs of two hosts that NVLink joins count as one server, and a note says so."""
         path = tmp_path / "nvbandwidth.txt"
@@ -618,13 +615,6 @@ class TestMatrices:
         quoted, plain = load_probe(path), load_probe(FOREIGN / "pair-matrix" / name)
         assert quoted.hosts == plain.hosts
         assert np.array_equal(quoted.distance, plain.distance, equal_nan=True)
-
-    def test_a_sample_that_is_cut_short_is_named(self, tmp_path):
-        """A sample that lacks the second of two rows is refused."""
-        path = tmp_path / "p2p.txt"
-        path.write_text("P2P=Enabled Latency Matrix (us)\n   GPU 0 1\n 0 1.2 2.1\n")
-        with pytest.raises(FormatError, match="line 1: found 1 row of 2 GPUs; expected one for each"):
-            load_probe(path)
 
     def test_logs_of_pairs(self, tmp_path):
         """An unmeasured direction gets the figure of the reverse; a missing pair is named in an error."""

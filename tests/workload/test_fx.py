@@ -160,10 +160,19 @@ def test_a_graph_of_modules_is_refused():
         from_fx(graph(x, y, returned=y), 2)
 
 
-def test_a_sum_of_what_is_not_partial_is_refused():
-    """A sum of a tensor that is not partial is refused; inputs are replicated unless a layout is given."""
-    with pytest.raises(WorkloadError, match="needs a partial tensor; x is replicated; correct the layouts"):
-        from_fx(reduced(), 2)
+@pytest.mark.parametrize(
+    ("nodes", "layouts", "said"),
+    [
+        (reduced(), None, "needs a partial tensor; x is replicated; correct the layouts"),  # as by default
+        (reduced(), {"z": "partial"}, "is not an input of the graph.*expected some of x"),
+        (reduced(shape=("s0", 8)), None, "trace the step without dynamic shapes"),
+        ({}, None, "found a dict; expected a graph"),
+    ],
+)
+def test_graphs_and_layouts_that_do_not_fit_are_refused(nodes, layouts, said):
+    """A sum of a tensor that is not partial, an unknown input, a symbolic length, and no graph are refused."""
+    with pytest.raises(WorkloadError, match=said):
+        from_fx(nodes, 2, layouts=layouts)
 
 
 def test_layouts_make_tensors_of_local_ones_global():
@@ -172,12 +181,6 @@ def test_layouts_make_tensors_of_local_ones_global():
     y = call("y", "aten.relu", (x,), (4, 8))
     step = from_fx(graph(x, y, returned=y), 2, layouts={"x": "sliced(0)"})
     assert (step.tensors["y"].shape, step.tensors["y"].layout) == ((8, 8), "sliced(0)")
-
-
-def test_an_unknown_input_is_refused():
-    """The error for an unknown input of a graph lists the graph's inputs."""
-    with pytest.raises(WorkloadError, match="is not an input of the graph.*expected some of x"):
-        from_fx(reduced(), 2, layouts={"z": "partial"})
 
 
 def test_results_of_other_local_shapes_are_refused():
@@ -211,12 +214,6 @@ def test_several_process_groups_need_names():
         from_fx(nodes, 4, groups={"0": "dp"}, **mesh)
     step = from_fx(nodes, 4, groups={"0": "dp", "1": "tp"}, **mesh)
     assert [each.group for each in step.operations] == ["dp", "tp"]
-
-
-def test_dynamic_shapes_are_refused():
-    """A graph with a symbolic length is refused."""
-    with pytest.raises(WorkloadError, match="trace the step without dynamic shapes"):
-        from_fx(reduced(shape=("s0", 8)), 2)
 
 
 def test_arithmetic_on_ids_is_refused():
@@ -502,12 +499,6 @@ def test_batch_norm_in_evaluation_is_by_channel():
     gain, shift, mean, spread = (row[:, None] for row in each.values())
     wanted = (data - mean) / np.sqrt(spread + 0.5) * gain + shift
     np.testing.assert_allclose(values["z"][1], wanted, rtol=1e-5)
-
-
-def test_no_graph_is_refused():
-    """A value that is not a graph is refused."""
-    with pytest.raises(WorkloadError, match="found a dict; expected a graph"):
-        from_fx({}, 2)
 
 
 def lost(shape, targets, **given):
