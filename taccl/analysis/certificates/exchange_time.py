@@ -1,10 +1,10 @@
 """Exchange time: a bound on sums that nodes exchange directly, by the order of the sends in each node.
 
-In a short schedule, data of a rank reaches a rank of another node by one send between nodes, with sends
-inside both nodes. It may also take two sends between nodes, and then at most one inside a node. A rank that
-sends early to another node has received contributions of few ranks of its own node, as these arrive one by
-one. Prices of port time bound the cost of a send between nodes per pair of ranks that it joins: a rank whose
-data it carries, and a rank that gets them. See docs/formulation.md, "Exchange time".
+In a short schedule, data of a rank reaches a rank of another node by one or two sends between nodes, with
+sends inside nodes. A rank that sends early to another node has received contributions of few ranks of its own
+node, as these arrive one by one. Prices of port time bound the cost of a send between nodes per pair of ranks
+that it joins: a rank whose data it carries, and a rank that gets them. See docs/formulation.md, "Exchange
+time".
 """
 
 from __future__ import annotations
@@ -137,10 +137,9 @@ class _Nodes(NamedTuple):
     def longest(self) -> int:
         """Longest horizon of the proof, in ticks.
 
-        Within it, data that passes between nodes twice has time for at most one send inside a node.
+        Within it, data passes between nodes at most twice.
         """
-        once, hop = self.nic.alpha + self.nic.idle, self.port.alpha + self.port.idle
-        return min(3 * once, 2 * once + 2 * hop)
+        return 3 * (self.nic.alpha + self.nic.idle)
 
 
 def _nodes_of(facts: Facts) -> _Nodes | None:
@@ -208,7 +207,7 @@ def _is_proven(facts: Facts, witness: ExchangeTime) -> bool:
     ports = Fraction(2 * nodes.number * nodes.size * twice_priced(witness.port_prices), nodes.port.beta)
     total = ports + Fraction(nodes.nics * twice_priced(witness.nic_prices), nodes.nic.beta)
     pair = math.ceil(_FACTOR * total * grid.cell / (2 * nodes.units * nodes.pairs))
-    most = nodes.size**2 + (nodes.number - 2) * nodes.size * nodes.reach
+    most = nodes.size**2 + int(_onwards(nodes, grid, cells).max())
     if pair * most * nodes.size * (nodes.number - 1) >= _TOO_MUCH:
         return False
     least = math.floor(nodes.port.alpha / grid.cell)
@@ -263,9 +262,9 @@ def _onwards(nodes: _Nodes, grid: _Grid, cells: int) -> NDArray[np.int64]:
     """
     once, hop = ((port.alpha + port.idle) / grid.cell for port in (nodes.nic, nodes.port))
     start, end = np.ogrid[: cells + 1, : cells + 1]
-    after_hop, before_hop = start >= math.floor(hop), end <= math.ceil(cells - once - hop)
-    most = np.where(after_hop, nodes.size * nodes.reach, np.where(before_hop, nodes.size, nodes.reach))
-    return np.where(end <= math.ceil(cells - once), (nodes.number - 2) * most, 0)
+    sources = np.where(start >= math.floor(hop), nodes.size, 1)
+    ends = np.where(end <= math.ceil(cells - once - hop), nodes.size, nodes.reach)
+    return np.where(end <= math.ceil(cells - once), (nodes.number - 2) * sources * ends, 0)
 
 
 def _gathered(
