@@ -69,19 +69,12 @@ def places(bound):
     return [(field, labels, place) for field, labels in found.items() for place in range(len(labels))]
 
 
-def test_a_label_raised_by_a_tick_is_refused(bound):
-    """A label one tick later is refused, as each label is the latest that the others allow."""
+@pytest.mark.parametrize(("later", "fewer"), [(1, 0), (0, 1)], ids=["a tick later", "a chunk fewer"])
+def test_a_tighter_label_is_refused(bound, later, fewer):
+    """A label one tick later, or with one chunk fewer, is refused, as the other labels allow no tighter one."""
     for field, labels, place in places(bound):
         ticks, most = labels[place]
-        changed = (*labels[:place], (ticks + 1, most), *labels[place + 1 :])
-        assert not relabelled(bound, **{field: changed}).check(), (field, place)
-
-
-def test_a_label_with_one_item_fewer_is_refused(bound):
-    """A label with one chunk fewer is refused, as each number is the least that the other labels allow."""
-    for field, labels, place in places(bound):
-        ticks, most = labels[place]
-        changed = (*labels[:place], (ticks, most - 1), *labels[place + 1 :])
+        changed = (*labels[:place], (ticks + later, most - fewer), *labels[place + 1 :])
         assert not relabelled(bound, **{field: changed}).check(), (field, place)
 
 

@@ -126,21 +126,20 @@ def test_whole_sums_of_unlike_dimensions_are_valid(sizes, make):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_bytes", SIZES)
-@pytest.mark.parametrize("function", [swing, bine])
-def test_swing_takes_what_its_formula_says(function, num_bytes):
-    """Merged exchanges with Swing's partners finish within 5 % of the formula on a 4 x 4 torus."""
-    found = function(allreduce((4, 4), num_bytes))
-    assert found.finish_us <= 1.05 * swing_us((4, 4), num_bytes) and taccl.verify(found).ok
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_bytes", thinned([10**6, 16 * 10**6]))
-@pytest.mark.parametrize("sizes", [(8, 8), (4, 4, 4)])
-def test_swing_of_64_ranks_takes_what_its_formula_says(sizes, num_bytes):
-    """Swing finishes within 5 % of its formula on tori of 64 ranks."""
-    found = swing(allreduce(sizes, num_bytes))
-    assert found.finish_us <= 1.05 * swing_us(sizes, num_bytes) and taccl.verify(found).ok
+@pytest.mark.parametrize(
+    ("function", "formula", "sizes", "num_bytes"),
+    [
+        *((swing, swing_us, (4, 4), num_bytes) for num_bytes in SIZES),
+        *((bine, swing_us, (4, 4), num_bytes) for num_bytes in SIZES),
+        *((recursive, recursive_us, (4, 4), num_bytes) for num_bytes in SIZES),
+        *((swing, swing_us, sizes, 10**6) for sizes in ((8, 8), (4, 4, 4))),
+        *((swing, swing_us, sizes, 16 * 10**6) for sizes in ((8, 8), (4, 4, 4)) if MANY),
+    ],
+)
+def test_exchanges_take_what_their_formula_says(function, formula, sizes, num_bytes):
+    """Merged exchanges with Swing's partners, and halving and doubling, finish within 5 % of their formula on tori."""
+    found = function(allreduce(sizes, num_bytes))
+    assert found.finish_us <= 1.05 * formula(sizes, num_bytes) and taccl.verify(found).ok
 
 
 @pytest.mark.slow
@@ -160,14 +159,6 @@ def test_remaining_baselines_merge_their_messages(function):
     found = function(problem)
     assert found.problem.clauses.merging and taccl.verify(found).ok
     assert found.finish < function(problem, cut=False).finish
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_bytes", SIZES)
-def test_halving_takes_what_its_formula_says(num_bytes):
-    """Merged halving and doubling finishes within 5 % of its formula on a torus of 4 x 4."""
-    found = recursive(allreduce((4, 4), num_bytes))
-    assert found.finish_us <= 1.05 * recursive_us((4, 4), num_bytes) and taccl.verify(found).ok
 
 
 def test_a_cut_baseline_is_compared_in_microseconds():

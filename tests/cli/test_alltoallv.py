@@ -19,24 +19,20 @@ def matrix(tmp_path):
     return path
 
 
-def test_the_bound_of_a_matrix(run_json, matrix):
-    """The bound of a size matrix counts all paths of a pair.
-
-    1 MB has two paths to rank 1, each of which carries half: 10 us, plus 0.5 us of latency.
-    """
-    code, found = run_json("bound", *WORDS, "--matrix", matrix)
-    assert code == 0
-    assert found["prices"]["divisible"]["bound_us"] == 10.5
-
-
-def test_the_bound_of_a_skew(run_json):
-    """`--size` is the mean number of bytes that a rank sends.
-
-    Here each rank sends 2 MB to each of the two others over a link of its own, with 0.5 us of latency.
-    """
-    code, found = run_json("bound", *WORDS, "--matrix", "zipf:0", "--size", "4MB")
-    assert code == 0
-    assert found["prices"]["divisible"]["bound_us"] == 40.5
+@pytest.mark.parametrize(
+    ("words", "bound_us"),
+    [
+        # 1 MB has two paths to rank 1, each of which carries half: 10 us, plus 0.5 us of latency.
+        (["FILE"], 10.5),
+        # Each rank sends 2 MB, the mean, to each of the two others over a link of its own.
+        (["zipf:0", "--size", "4MB"], 40.5),
+    ],
+)
+def test_the_bound_of_a_matrix(run_json, matrix, words, bound_us):
+    """The bound of a size matrix counts all paths of a pair; `--size` is the mean that a rank sends of a skew."""
+    words = [matrix if word == "FILE" else word for word in words]
+    code, found = run_json("bound", *WORDS, "--matrix", *words)
+    assert (code, found["prices"]["divisible"]["bound_us"]) == (0, bound_us)
 
 
 @pytest.mark.slow
