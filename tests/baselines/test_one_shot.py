@@ -14,8 +14,6 @@ from taccl.problem.making import make_problem
 from taccl.problem.problem import Clauses, Problem
 from taccl.topology.builder import TopologyBuilder
 
-US_PER_MB = 20
-
 
 def test_one_message_a_link():
     """One-shot takes one message per link, for any number of chunks.

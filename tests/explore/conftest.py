@@ -1,32 +1,10 @@
-"""A small problem with an optimum derived by hand, an empty cache for each test, and shared channels."""
+"""A small problem with an optimum derived by hand, and an empty cache for each test."""
 
 from __future__ import annotations
 
 import pytest
 
 import taccl
-from taccl.baselines import channels
-
-#: {what a search for channels reads: channels found}.
-_CHANNELS = {}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _shared_channels():
-    """Search the channels of equal topologies once: most diagnoses are of the same few machines."""
-    search = channels._found
-
-    def shared(pattern):
-        topology = pattern.topology
-        parts = topology.links, topology.holds, topology.node_of_rank, pattern.routes.ticks
-        key = type(pattern), parts
-        if key not in _CHANNELS:
-            _CHANNELS[key] = search(pattern)
-        return _CHANNELS[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(channels, "_found", shared)
-        yield
 
 
 @pytest.fixture
