@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from taccl.topology.topology import Hold
 
+#: No edge.
+_NONE = -1
+
 
 def turns_of(holds: Sequence[Sequence[Hold]], busy_us: NDArray[np.float64]) -> list[int]:
     """Turn of each send; in a turn, no two sends share a busiest resource of the sender or of the receiver.
@@ -50,33 +53,42 @@ class EdgeColouring:
     def __init__(self) -> None:
         self.colour_of: dict[int, int] = {}
         self._ends: dict[int, tuple[tuple[str, int], tuple[str, int]]] = {}
-        self._at: dict[tuple[str, int], dict[int, int]] = {}
+        #: {vertex: edge of each colour, or `_NONE`}; the last one is `_NONE`.
+        self._at: dict[tuple[str, int], list[int]] = {}
 
     def add(self, edge: int, one: tuple[str, int], other: tuple[str, int]) -> None:
-        """Add and colour an edge; edges on an alternating path of two colours may be recoloured."""
+        """Add and colour an edge (a number from 0 on); edges on an alternating path may be recoloured."""
         self._ends[edge] = one, other
-        at_one, at_other = (self._at.setdefault(end, {}) for end in (one, other))
-        free, free_there = (next(c for c in range(len(at) + 1) if c not in at) for at in (at_one, at_other))
-        if free in at_other and free_there not in at_one:
+        at_one, at_other = (self._at.setdefault(end, [_NONE]) for end in (one, other))
+        free, free_there = at_one.index(_NONE), at_other.index(_NONE)
+        if free < free_there and (free_there >= len(at_one) or at_one[free_there] == _NONE):
             free = free_there
-        elif free in at_other:
+        elif self._edge(other, free) != _NONE:
             self._swap(other, free, free_there)
         self._give(edge, free)
+
+    def _edge(self, vertex: tuple[str, int], colour: int) -> int:
+        """Edge of a colour at a vertex, or `_NONE`."""
+        at = self._at[vertex]
+        return at[colour] if colour < len(at) else _NONE
 
     def _swap(self, vertex: tuple[str, int], colour: int, other: int) -> None:
         """Swap two colours on the alternating path that begins at `vertex` with an edge of `colour`."""
         path = []
-        while (edge := self._at[vertex].get(colour)) is not None:
+        while (edge := self._edge(vertex, colour)) != _NONE:
             path.append((edge, other))
             one, end = self._ends[edge]
             vertex, colour, other = (end if vertex == one else one), other, colour
         for edge, _ in path:
             for end in self._ends[edge]:
-                del self._at[end][self.colour_of[edge]]
+                self._at[end][self.colour_of[edge]] = _NONE
         for edge, new in path:
             self._give(edge, new)
 
     def _give(self, edge: int, colour: int) -> None:
         self.colour_of[edge] = colour
         for end in self._ends[edge]:
-            self._at[end][colour] = edge
+            at = self._at[end]
+            if colour >= len(at) - 1:
+                at += [_NONE] * (colour + 2 - len(at))
+            at[colour] = edge
