@@ -18,6 +18,7 @@ from taccl.analysis.certificates.flows import FlowDual
 from taccl.analysis.certificates.gossip import Gossip
 from taccl.analysis.certificates.hub_time import HubTime
 from taccl.analysis.certificates.link_time import HopPrice, LinkTime, TimePrices
+from taccl.analysis.certificates.node_data import NodeData
 from taccl.analysis.certificates.node_sums import NodeSums
 from taccl.analysis.certificates.pair_counting import PairCounting
 from taccl.analysis.certificates.spread_tail import SpreadTail
@@ -137,10 +138,14 @@ def _single_machine(problem: Problem, rng: random.Random) -> Witness:
     return SingleMachine(resource, family, rng.random() < 0.5, rng.randrange(3), ends)
 
 
-def _cut_dual(problem: Problem, rng: random.Random) -> Witness:
+def _cut_dual(problem: Problem, rng: random.Random) -> CutDual:
     prices = tuple(rng.choice((0, 1, 1, 2, 5)) for _ in problem.topology.resources)
     parts = [_parts(rng, problem.topology.num_ranks) for _ in range(rng.randint(1, 3))]
     return CutDual(prices, tuple(SetCharge(each, _charge(rng)) for each in parts))
+
+
+def _node_data(problem: Problem, rng: random.Random) -> Witness:
+    return NodeData(rng.randrange(problem.topology.num_nodes), _cut_dual(problem, rng))
 
 
 #: {class: function that makes a random witness of it}, for classes whose fields have a form of their own.
@@ -154,6 +159,7 @@ _WELL_FORMED = {
     ExchangeTime: _exchange_time,
     SingleMachine: _single_machine,
     CutDual: _cut_dual,
+    NodeData: _node_data,
 }
 
 
@@ -256,6 +262,10 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
     if isinstance(witness, NodeSums):
         some = tuple(rng.sample(witness.resources, rng.randint(0, len(witness.resources))))
         return replace(witness, resources=some)
+    if isinstance(witness, NodeData):
+        if rng.random() < 0.3:
+            return replace(witness, node=rng.randrange(problem.topology.num_nodes))
+        return replace(witness, inner=changed(witness.inner, problem, rng))
     if isinstance(witness, DynamicCut):
         moments = list(witness.joins_at)
         moments[rng.randrange(num_ranks)] += rng.choice((-3, -1, 1, 3))

@@ -30,6 +30,7 @@ from taccl.analysis.certificates.flow_time import flow_time_bounds
 from taccl.analysis.certificates.hub_time import hub_time_bounds
 from taccl.analysis.certificates.level_sets import node_cut
 from taccl.analysis.certificates.link_time import link_time_bounds
+from taccl.analysis.certificates.node_data import node_data_bounds
 from taccl.analysis.certificates.node_sums import node_sum_bounds
 from taccl.analysis.certificates.pair_counting import pair_counting_bounds
 from taccl.analysis.certificates.readings import (
@@ -91,6 +92,7 @@ ALL_CHUNKINGS: list[Callable[..., Iterable[Claim]]] = [
     link_time_bounds,
     hub_time_bounds,
     exchange_time_bounds,
+    node_data_bounds,
 ]
 #: Functions that find bounds over all chunkings even for problems above the size `_MAX_TIMED`. They find none
 #: on networks that are too large for them.

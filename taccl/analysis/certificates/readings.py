@@ -1,8 +1,9 @@
-"""Transformed problems for bounds: time-reversed, without useless merging, or from a release date on.
+"""Transformed problems for bounds: time-reversed, without useless merging, or with a part of the data.
 
-A bound from a release date on is that date plus a bound for the data released then or later. Scheduling on a
-single machine has the same bound, with the sum of processing times in place of `lower_bound`. For a sum, only
-contributions released then or later count.
+The part is the data that enters a node, or the data of late releases. A bound from a release date on is that
+date plus a bound for the data released then or later. Scheduling on a single machine has the same bound, with
+the sum of processing times in place of `lower_bound`. For a sum, only contributions released then or later
+count.
 """
 
 from __future__ import annotations
@@ -162,6 +163,26 @@ def late_part(problem: Problem, date: Fraction) -> Problem | None:
     return replace(
         problem, collective=part, chunk_bytes=tuple(sizes), release_us=(), due_us=(), chunks_open=False
     )
+
+
+def into_node(problem: Problem, node: int) -> Problem | None:
+    """Problem of the data that ranks of a node need, and of which nothing starts in the node.
+
+    None if there is no such data, if sums are made or chunks are derived, or if a clause limits relays.
+    """
+    collective, ranks = problem.collective, frozenset(problem.topology.ranks_of_node[node])
+    if collective.combining or collective.derivations or problem.clauses.relays is not None:
+        return None
+    chunks, sizes = [], []
+    for chunk, size in zip(collective.chunks, problem.chunk_bytes, strict=True):
+        here = tuple(rank for rank in chunk.destinations if rank in ranks)
+        if here and ranks.isdisjoint(chunk.origins):
+            chunks.append(replace(chunk, destinations=here))
+            sizes.append(size)
+    if not chunks:
+        return None
+    part = Collective(collective.name, collective.num_ranks, tuple(chunks), collective.combining)
+    return replace(problem, collective=part, chunk_bytes=tuple(sizes), chunks_open=False)
 
 
 def release_dates(problem: Problem) -> list[Fraction]:

@@ -1,0 +1,78 @@
+"""Data into a node: a bound over all chunkings, by hand, against all schedules, and against baselines."""
+
+import random
+from functools import partial
+
+import pytest
+
+import taccl
+from taccl.analysis.certificates.node_data import node_data_bounds
+from taccl.analysis.certificates.readings import into_node, merging_freely
+from tests.analysis.claims import both_chunkings, certificates_of, is_unbeaten, raised, ratios
+from tests.analysis.test_exchange_time import cluster
+from tests.analysis.test_node_sums import machine
+from tests.fuzzing import cases, some
+
+MB = 10**6
+
+
+#: Certificates of the claims on data into a node, over all chunkings.
+certificates = partial(certificates_of, node_data_bounds, divisible=True, in_network=False)
+
+
+@pytest.mark.parametrize("name", ["allgather", "reduce-scatter"])
+def test_ports_wait_for_data_from_other_nodes(name):
+    """Six of eight parts of 1 MB enter a node, by its NICs after 4 us and on by ports after 5 us.
+
+    Both pass 1/4 MB per us, so that (T - 4) / 4 + (T - 5) / 4 = 6/8 at T = 6 us. All data, of which one part
+    starts in the node, need T with (T - 4) / 4 + (T - 1) / 4 = 7/8, less than 6 us.
+    """
+    topology = cluster(4, 2, near=(1, 0, 4), far=(4, 0, 4), rails=True)
+    problem = taccl.make_problem(topology, name, size_bytes=MB)
+    bound = taccl.lower_bound(problem, divisible=True)
+    assert (bound.bound, bound.kind, bound.witness.kind) == (6, "throughput", "data into a node")
+    assert bound.check() and not raised(bound).check()
+
+
+def test_the_part_is_the_data_that_starts_elsewhere():
+    """Chunks that start in the node, and destinations elsewhere, are left out."""
+    problem = taccl.make_problem(cluster(2, 2), "allgather", size_bytes=4 * MB)
+    chunks = into_node(problem, 1).collective.chunks
+    assert [(each.origins, each.destinations) for each in chunks] == [((0,), (2, 3)), ((1,), (2, 3))]
+
+
+def test_nothing_is_claimed_elsewhere():
+    """One node, nodes of one rank, and sums that all ranks want yield no claim."""
+    for topology in (taccl.topologies.ring(4), cluster(4, 1)):
+        assert certificates(taccl.make_problem(topology, "allgather", size_bytes=MB)) == []
+    assert certificates(taccl.make_problem(cluster(2, 2), "allreduce", size_bytes=MB)) == []
+
+
+@pytest.mark.fuzz
+def test_no_schedule_in_any_chunks_beats_the_bound():
+    """On two nodes of one to three ranks no schedule in 1 or 2 chunks ends earlier, by exhaustive search."""
+    decided = 0
+    for seed in cases("data into a node, over all schedules", few=4, many=200):
+        rng = random.Random(f"node data {seed}")
+        topology = machine(rng, rng.choice(((2, 2), (2, 1), (1, 3))), is_tiny=True)
+        problems = both_chunkings(
+            topology, rng.choice(("allgather", "reduce-scatter", "gather", "broadcast"))
+        )
+        found = certificates(problems[0]) if problems else []
+        assert all(each.check() for each in found), seed
+        best = max((each.bound for each in found), default=0)
+        decided += sum(best > 0 and is_unbeaten(each, best, max_states=2000) for each in problems)
+    assert decided >= some(0, 20)
+
+
+@pytest.mark.fuzz
+def test_no_baseline_beats_the_bound():
+    """On random nodes, baselines and a search finish no sooner than the claim, in every number of chunks."""
+    nearest = []
+    for seed in cases("data into a node against baselines", few=4, many=200):
+        rng = random.Random(f"into nodes {seed}")
+        topology = machine(rng, rng.choice(((2, 2), (3, 3), (2, 2, 2), (2, 3))))
+        name = rng.choice(("allgather", "reduce-scatter", "gather", "scatter", "alltoall"))
+        problem = taccl.make_problem(topology, name, size_bytes=rng.choice((10**5, MB, 4 * MB)))
+        nearest += ratios(certificates(merging_freely(problem)), problem, seed, searched=True)
+    assert not nearest or 1 <= min(nearest) < 1.25
