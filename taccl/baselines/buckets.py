@@ -11,18 +11,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl._internal.arguments import checked
-from taccl.baselines.hub_mixes import soonest_plan
+from taccl.baselines.hub_mixes import HubMix, soonest_plan
 from taccl.baselines.hubs import hub_sends
 from taccl.baselines.moves import Moves, routed
 from taccl.baselines.spread import (
+    cut_chunks,
     cut_while_it_pays,
+    fastest,
     fastest_form,
     held_at_start,
+    keep_soonest,
     may_merge,
+    merging,
     or_whole_sums,
     require_everywhere,
     run,
     sums_everywhere,
+    without_sketch,
 )
 from taccl.errors import CollectiveError
 from taccl.topology.recognise import grid_of
@@ -109,16 +114,16 @@ def bucket(problem: Problem, *, cut: bool = True) -> Schedule:
         )
     mixes = cut and may_merge(problem)
     plan = soonest_plan(problem, dims, mixes=mixes) if sums_everywhere(problem) else None
-    if plan is not None and plan.estimated_us(problem) < found.finish_us:
-        found = or_whole_sums(
-            found,
-            problem,
-            partial(hub_sends, plan=plan),
-            name=f"bucket (hubs: {plan})",
-            fewest=plan.parts_per_chunk(problem),
-            cut=cut,
-        )
-    return found
+    if plan is None or plan.estimated_us(problem) >= found.finish_us:
+        return found
+    name, parts = f"bucket (hubs: {plan})", plan.parts_per_chunk(problem)
+    if isinstance(plan, HubMix):  # its shares need exactly this number of parts
+        if parts > min(problem.chunk_bytes):
+            return found
+        finer = merging(cut_chunks(without_sketch(problem), parts))
+        mixed = hub_sends(finer, plan).schedule(finer, producer=name)
+        return fastest((found, keep_soonest(problem, mixed)))
+    return or_whole_sums(found, problem, partial(hub_sends, plan=plan), name=name, fewest=parts, cut=cut)
 
 
 def _orders(dims: Dimensions, number: int) -> list[tuple[int, ...]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from taccl._internal.caching import cached
+from taccl._internal.deadline import NEVER
 from taccl.baselines.hubs import PartPlan, soonest_hub_plan
 from taccl.baselines.line_hubs import classes_of_links, distinct_images, images, late_plans, least_steps
 from taccl.baselines.mesh_trees import MeshTrees, Solved
@@ -21,6 +22,7 @@ from taccl.solvers.highs import minimise
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from taccl._internal.deadline import Deadline
     from taccl.baselines.hubs import PlanSends
     from taccl.baselines.line_hubs import Floats, MeshPlan, MeshPlans
     from taccl.baselines.moves import Ints
@@ -32,18 +34,23 @@ if TYPE_CHECKING:
 #: `_MOST_DIMENSIONS`: max dimensions of such a mesh.
 #: `_MOST_TRANSFERS`: max transfers of a mix.
 _MOST_RANKS, _MOST_DIMENSIONS, _MOST_TRANSFERS = 256, 4, 150_000
-#: The number of steps of plans is raised by one until this many successive numbers give no earlier finish.
-_STEPS_AFTER = 3
+#: Numbers of steps grow by the share `_GROWTH`, but at least by 1, until `_STEPS_AFTER` in a row give no
+#: earlier finish. Trees are first added to the least number that finishes at most `_LATER` times as late as
+#: the best, as mixes of fewer plans lose less by equal shares.
+_GROWTH, _STEPS_AFTER, _LATER = 1 / 10, 2, 1.01
 #: Numbers of equal shares into which the chunks are divided; each share follows one plan.
-_SHARES = (3, 4, 6, 8, 12, 16, 24)
+_SHARES = (3, 4, 6, 8, 12, 16, 24, 48, 96, 192)
 #: A mix with more transfers is preferred only if its finish is below this share of the other one's finish,
 #: for each doubling of the number of transfers.
 _PAYS = 0.995
 #: Number of plans, with the least reduced costs, among which the shares are divided.
 _MOST_CANDIDATES = 150
-#: Max ranks of a mesh whose chunks may also follow trees (up to about 3 s). On larger meshes, equal shares of
-#: many plans lose what trees gain.
-_MOST_RANKS_OF_TREES = 16
+#: Max product of the numbers of steps and classes of links for which chunks may also follow trees (up to
+#: about 4 s on 16 ranks, in 24 steps).
+_MOST_ROWS_OF_TREES = 150
+#: A link that would both add and copy in a step sends twice in it if the smaller load takes longer than this
+#: multiple of the latency.
+_TWICE = 0.5
 #: Times in us, or shares, up to this are zero.
 _NONE = 1e-9
 #: Weight of uneven loads in the local search; it decides between mixes of equal finish.
@@ -99,22 +106,28 @@ class HubMix(NamedTuple):
         return self.finish_us
 
 
-def soonest_plan(problem: Problem, dims: Dimensions, *, mixes: bool = True) -> PartPlan | None:
+def soonest_plan(
+    problem: Problem, dims: Dimensions, *, mixes: bool = True, until: Deadline = NEVER
+) -> PartPlan | None:
     """Plan of hubs with the earliest estimated finish; None if there is none, or there are too many ranks.
 
     - `mixes`: False for plans on tori only. Mixes on meshes need merged sends and chunks that may be cut.
+    - `until`: Deadline after which the best mix so far is returned.
     """
-    return soonest_hub_plan(problem, dims) or (soonest_mix(problem, dims) if mixes else None)
+    return soonest_hub_plan(problem, dims) or (soonest_mix(problem, dims, until) if mixes else None)
 
 
-def soonest_mix(problem: Problem, dims: Dimensions) -> HubMix | None:
-    """Mix with the earliest estimated finish; None if some dimension is a ring, or the mesh is too large."""
+def soonest_mix(problem: Problem, dims: Dimensions, until: Deadline = NEVER) -> HubMix | None:
+    """Mix with the earliest estimated finish; None if some dimension is a ring, or the mesh is too large.
+
+    - `until`: Deadline after which the best mix so far is returned.
+    """
     if dims.num_ranks > _MOST_RANKS or len(dims) > _MOST_DIMENSIONS:
         return None
     if any(each.kind != "line" and each.size > 2 for each in dims):
         return None
     best: HubMix | None = None
-    for mixed in _soonest(problem.topology, dims, sum(problem.chunk_bytes)):
+    for mixed in _mixes_of(problem.topology, dims, sum(problem.chunk_bytes)).soonest(until):
         mix = _rounded(problem, dims, mixed.plans, mixed.shares)
         if mix is not None and (best is None or mix.finish_us < _PAYS * best.finish_us):
             best = mix
@@ -122,54 +135,90 @@ def soonest_mix(problem: Problem, dims: Dimensions) -> HubMix | None:
 
 
 @cached
-def _soonest(topology: Topology, dims: Dimensions, num_bytes: int) -> list[_Mixed]:
-    """Best mix of hub plans alone, with unequal shares; also the best one with trees, if that is faster."""
-    finish_us, late, found = math.inf, 0, dict[int, _Mixed]()
-    steps = least_steps(topology, dims)
-    while late <= _STEPS_AFTER and (plans := late_plans(topology, dims, steps)) is not None:
-        late += finish_us < math.inf
-        mixed = _shares(topology, dims, plans, num_bytes)
-        if mixed is not None:
-            found[steps] = mixed
-            if mixed.finish_us < finish_us:
-                finish_us, late = mixed.finish_us, 0
-        steps += 1
-    if not found:
-        return []
-    best = min(found.values(), key=lambda mixed: mixed.finish_us)
-    if dims.num_ranks > _MOST_RANKS_OF_TREES:
-        return [best]
-    with_trees = _with_trees(topology, dims, found, num_bytes)
-    return [best] if with_trees is best else [best, with_trees]
+def _mixes_of(topology: Topology, dims: Dimensions, num_bytes: int) -> _Mixes:
+    """Search for the best mix."""
+    return _Mixes(topology, dims, num_bytes)
 
 
-def _with_trees(topology: Topology, dims: Dimensions, found: dict[int, _Mixed], num_bytes: int) -> _Mixed:
-    """Best mix in which chunks may also follow trees.
+class _Mixes:
+    """Search for the best mix over the number of steps. A later call continues with what is complete."""
 
-    More steps than for the best mix without trees are tried as long as the finish falls, if a send may both
-    add and copy.
+    def __init__(self, topology: Topology, dims: Dimensions, num_bytes: int) -> None:
+        self.topology, self.dims = topology, dims
+        self.us = _us_of_classes(topology, dims, num_bytes)
+        self.trees = MeshTrees(dims, *classes_of_links(topology, dims)[:2])
+        #: {number of steps: plans of hubs, and their least finish if a send may both add and copy}.
+        self._hubs: dict[int, tuple[MeshPlans, float]] = {}
+        #: The same with trees.
+        self._trees: dict[int, tuple[MeshPlans, float]] = {}
+        self._mixed: dict[tuple[int, bool], _Mixed | None] = {}
 
-    - `found`: {number of steps: best mix without trees}.
-    """
-    alpha, beta = _us_of_classes(topology, dims, num_bytes)
-    trees = MeshTrees(dims, *classes_of_links(topology, dims)[:2])
-    steps = min(found, key=lambda number: found[number].finish_us)
-    best, last_us, grown = found[steps], math.inf, []
-    while steps in found:
-        plans = found[steps].plans
-        plans = trees.added(
-            plans, np.zeros(plans.loads.shape[1:], bool), lambda loads: _solved(loads, alpha, beta)
-        )
-        each = _solved(plans.loads, alpha, beta)
-        if each is None or each.finish_us > _PAYS * last_us:
-            break
-        last_us = each.finish_us
-        grown.append((last_us, plans))
-        steps += 1
-    for least_us, plans in reversed(grown):
-        if least_us < best.finish_us:
-            best = _shares(topology, dims, plans, num_bytes, trees, best.finish_us) or best
-    return best
+    def soonest(self, until: Deadline) -> list[_Mixed]:
+        """Best mixes if shares need not be equal: one of hubs alone, and one with trees if it finishes first.
+
+        - `until`: Deadline after which the best mixes so far are returned.
+        """
+        self._add_hubs(until)
+        found = [self._best(until)]
+        if not until.has_passed:
+            self._add_trees(until)
+            found.append(self._best(until, most_us=math.inf if found[0] is None else found[0].finish_us))
+        if until.has_passed:  # some trees may be missing
+            self._trees.clear()
+            self._mixed = {key: mixed for key, mixed in self._mixed.items() if not key[1]}
+        return [mixed for mixed in found if mixed is not None]
+
+    def _best(self, until: Deadline, most_us: float | None = None) -> _Mixed | None:
+        """Best mix of hubs, or with trees one that finishes before `most_us`; None if there is none."""
+        plans = self._hubs if most_us is None else self._trees
+        best, best_us = None, math.inf if most_us is None else most_us
+        for steps, (some, us) in sorted(plans.items(), key=lambda each: each[1][1]):
+            if us >= best_us or (best is not None and until.has_passed):
+                break
+            key = steps, most_us is not None
+            if key not in self._mixed:
+                self._mixed[key] = _shares(some, self.us, None if most_us is None else self.trees, until)
+            mixed = self._mixed[key]
+            if mixed is not None and mixed.finish_us < best_us:
+                best, best_us = mixed, mixed.finish_us
+        return best
+
+    def _add_hubs(self, until: Deadline) -> None:
+        """Find the least finish of hubs for more and more steps."""
+        steps, late, best_us = least_steps(self.topology, self.dims), 0, math.inf
+        while late < _STEPS_AFTER and (best_us == math.inf or not until.has_passed):
+            if steps not in self._hubs:
+                plans = late_plans(self.topology, self.dims, steps)
+                if plans is None:
+                    break
+                self._hubs[steps] = plans, self._finish_us(plans)
+            late = 0 if self._hubs[steps][1] < best_us else late + 1
+            best_us = min(best_us, self._hubs[steps][1])
+            steps += max(1, int(_GROWTH * steps))
+
+    def _add_trees(self, until: Deadline) -> None:
+        """Find the least finish with trees for more and more steps, as long as it falls."""
+        few = [steps for steps in self._hubs if steps * len(self.us[0]) <= _MOST_ROWS_OF_TREES]
+        least_us, best_us = min((self._hubs[steps][1] for steps in few), default=0.0), math.inf
+        for steps in few:
+            if self._hubs[steps][1] > _LATER * least_us and best_us == math.inf:
+                continue
+            if steps not in self._trees:
+                plans, _ = self._hubs[steps]
+                latency = np.repeat(self.us[0][:, None], steps, axis=1)
+                none = np.zeros(plans.loads.shape[1:], bool)
+                plans = self.trees.added(
+                    plans, none, lambda loads: _solved(loads, latency, self.us[1]), until
+                )
+                self._trees[steps] = plans, self._finish_us(plans)
+            if self._trees[steps][1] > _PAYS * best_us or until.has_passed:
+                break
+            best_us = self._trees[steps][1]
+
+    def _finish_us(self, plans: MeshPlans) -> float:
+        """Least finish if a send may both add and copy."""
+        found = _solved(plans.loads, np.repeat(self.us[0][:, None], plans.loads.shape[3], axis=1), self.us[1])
+        return math.inf if found is None else found.finish_us
 
 
 def _rounded(problem: Problem, dims: Dimensions, plans: MeshPlans, weights: Floats) -> HubMix | None:
@@ -245,47 +294,49 @@ def _divided(loads: Floats, weights: Floats, us: tuple[Floats, Floats], shares: 
 
 
 def _shares(
-    topology: Topology,
-    dims: Dimensions,
-    plans: MeshPlans,
-    num_bytes: int,
-    trees: MeshTrees | None = None,
-    limit_us: float = math.inf,
+    plans: MeshPlans, us: tuple[Floats, Floats], trees: MeshTrees | None = None, until: Deadline = NEVER
 ) -> _Mixed | None:
     """Mix with the least finish; None if a linear program has no solution.
 
-    A send either adds or copies. So a link that would do both in a step keeps the larger load, and plans with
-    the other are left out of the next program. Plans with a share come first, then others by reduced cost.
+    A send either adds or copies. A link that would do both in a step sends twice in it if the smaller load
+    is large (`_TWICE`). Otherwise it keeps the larger load, and plans with the other are left out of the next
+    program. Plans with a share come first, then others by reduced cost.
 
+    - `us`: As from `_us_of_classes`.
     - `trees`: Adds trees to the plans that are left.
-    - `limit_us`: None is also returned if the finish is not below this limit.
+    - `until`: Deadline after which no more trees are added.
     """
-    alpha, beta = _us_of_classes(topology, dims, num_bytes)
+    alpha, beta = (each[:, None] for each in us)
     closed = np.zeros(plans.loads.shape[1:], bool)
+    latency = np.repeat(alpha, plans.loads.shape[3], axis=1)
     while len(plans.loads):
         if trees is not None and closed.any():
-            plans = trees.added(plans, closed, lambda loads: _solved(loads, alpha, beta))
+            plans = trees.added(plans, closed, lambda loads: _solved(loads, latency, us[1]), until)
         loads = plans.loads
-        found = _solved(loads, alpha, beta)
-        if found is None or found.finish_us >= limit_us:
+        found = _solved(loads, latency, us[1])
+        if found is None:
             return None
         both = np.einsum("j,jkrs->krs", found.shares, loads)
-        clash = (both > _NONE).all(axis=0)
+        clash = (both > _NONE).all(axis=0) & (latency == alpha)
         if not clash.any():
             reduced = np.einsum("jkrs,rs->j", loads, found.prices) - found.plan_price
             likely = np.lexsort((reduced, -np.where(found.shares > _NONE, found.shares, 0)))[
                 :_MOST_CANDIDATES
             ]
             return _Mixed(found.finish_us, plans.only(likely), found.shares[likely])
-        closed |= clash & (both.argmin(axis=0) == np.arange(2)[:, None, None])
+        twice = clash & (both.min(axis=0) * beta > _TWICE * alpha)
+        latency += alpha * twice
+        closed |= clash & ~twice & (both.argmin(axis=0) == np.arange(2)[:, None, None])
         plans = plans.only(np.flatnonzero(~(loads[:, closed] > 0).any(axis=1)))
     return None
 
 
-def _solved(loads: Floats, alpha: Floats, beta: Floats) -> Solved | None:
+def _solved(loads: Floats, latency: Floats, beta: Floats) -> Solved | None:
     """Best shares of plans if a send may both add and copy; None if the linear program has no solution.
 
-    The time of a step is at least alpha plus the bytes of each link times its beta.
+    The time of a step is at least the latency plus the bytes of each link times its beta.
+
+    - `latency`: (num_classes, num_steps) us in which a link sends nothing.
     """
     count, _, num_classes, num_steps = loads.shape
     num_rows = num_classes * num_steps
@@ -297,7 +348,7 @@ def _solved(loads: Floats, alpha: Floats, beta: Floats) -> Solved | None:
         np.concatenate((loads[at] * beta[kind], np.full(num_rows, -1.0), np.ones(count))),
     )
     cost = np.concatenate((np.zeros(count), np.ones(num_steps)))
-    found = minimise(cost, entries, (np.repeat(-alpha, num_steps), [1.0]), method="simplex")
+    found = minimise(cost, entries, (-latency.ravel(), [1.0]), method="simplex")
     if found is None:
         return None
     prices = -found.duals[:num_rows].reshape(num_classes, num_steps) * beta[:, None]

@@ -32,10 +32,11 @@ if TYPE_CHECKING:
 _MOST_HUBS = 200
 #: Limits on the plans with a given number of steps (`late_plans`):
 #: `_MOST_WAITS`: max plans if each phase may begin late. If there are more, idle steps may only precede the
-#: first phase or the first exchange between hubs, or follow the last phase.
+#: first phase or the first exchange between hubs, or follow the last phase. If there are still more, none
+#: precede the exchange.
 #: `_MOST_LOADS`: max product of the numbers of plans, steps and classes of links. At this limit, a linear
-#: program of these loads takes about 0.5 s.
-_MOST_WAITS, _MOST_LOADS = 2500, 1_600_000
+#: program of these loads takes about 2.5 s.
+_MOST_WAITS, _MOST_LOADS = 2000, 4_000_000
 
 
 class Line(NamedTuple):
@@ -88,7 +89,6 @@ class MeshPlans(NamedTuple):
         return MeshPlans([self.plans[j] for j in some.tolist()], self.loads[some])
 
 
-@cached
 def late_plans(topology: Topology, dims: Dimensions, num_steps: int) -> MeshPlans | None:
     """Plans of `num_steps` steps whose loads differ; None if there are too many."""
     bases = [each for each in _plans_without_waits(topology, dims) if each[2] <= num_steps]
@@ -97,8 +97,8 @@ def late_plans(topology: Topology, dims: Dimensions, num_steps: int) -> MeshPlan
     def num_plans(*, gaps: int) -> int:
         return sum(math.comb(num_steps - length + gaps - 1, gaps - 1) for _, _, length in bases)
 
-    ends = (0, len(dims), num_gaps - 1)
-    places = range(num_gaps) if num_plans(gaps=num_gaps) <= _MOST_WAITS else ends
+    choices = (tuple(range(num_gaps)), (0, len(dims), num_gaps - 1), (0, num_gaps - 1))
+    places = next((each for each in choices if num_plans(gaps=len(each)) <= _MOST_WAITS), choices[-1])
     if num_plans(gaps=len(places)) * num_steps * len(classes_of_links(topology, dims)[1]) > _MOST_LOADS:
         return None
     found: dict[bytes, tuple[LatePlan, Floats]] = {}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from taccl._internal.deadline import NEVER
 from taccl.baselines.line_hubs import MeshPlans, images
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from taccl._internal.deadline import Deadline
     from taccl.baselines.hubs import PlanSends
     from taccl.baselines.moves import Flags, Ints
     from taccl.topology.products import Dimensions
@@ -115,16 +117,25 @@ class MeshTrees:
         digits, last = dims.digits(self.roots), np.array(dims.sizes)[:, None] - 1
         self.reach = np.maximum(digits, last - digits).sum(axis=0)
 
-    def added(self, plans: MeshPlans, closed: Flags, solve: Callable[[Floats], Solved | None]) -> MeshPlans:
+    def added(
+        self,
+        plans: MeshPlans,
+        closed: Flags,
+        solve: Callable[[Floats], Solved | None],
+        until: Deadline = NEVER,
+    ) -> MeshPlans:
         """Plans with trees added that shorten the finish, by column generation.
 
         - `closed`: (2, num_classes, num_steps) True if a class of links does not copy, or not add, in a step.
         - `solve`: The linear program for the shares of plans with some loads.
+        - `until`: Deadline after which no more trees are added.
         """
         every, loads, smooth = [*plans.plans], [*plans.loads], None
         finishes: list[float] = []
         known = {load.tobytes() for load in loads}
         for number in range(_ROUNDS):
+            if until.has_passed:
+                break
             found = solve(np.stack(loads))
             if found is None:
                 break

@@ -75,8 +75,9 @@ _PLANS_S, _PLANS_S_PER_LINK, _PLANS_SHARE = 0.01, 5e-6, 0.5
 #: `_MIXES_SHARE`: max share of the time left for mixed plans.
 _MIXES_TIMES, _SEARCH_S, _MIXES_S_PER_TRANSFER, _MIXES_SHARE = 1.5, 0.4, 1.5e-6, 0.6
 
-#: CPU seconds per transfer to build and verify an allreduce by hubs.
-_HUBS_S_PER_TRANSFER = 1e-5
+#: `_HUBS_S_PER_TRANSFER`: CPU seconds per transfer to build and verify an allreduce by hubs.
+#: `_HUBS_SHARE`: max share of the time left for the search of its plans, before one is chosen and built.
+_HUBS_S_PER_TRANSFER, _HUBS_SHARE = 1e-5, 0.4
 
 #: Max transfers of a baseline that is tried in finer chunks. Recursive doubling of 64 chunks
 #: among 64 ranks has this many, in 6 steps.
@@ -257,7 +258,7 @@ def offer_hubs(search: Search) -> Search | None:
     plan, share = None, search.parameters.portfolio.best_share
     until = search.deadline.sooner(for_baselines_s(search.deadline, share))
     with suppress(OutOfTime), until.enforced():
-        plan = soonest_plan(problem, dims)
+        plan = soonest_plan(problem, dims, until=until.sooner(_HUBS_SHARE * until.left_s))
     if plan is None or plan.estimated_us(problem) >= search.earliest_us:
         return None
     parts = plan.parts_per_chunk(problem)
