@@ -112,8 +112,7 @@ class SuggestingParameters(_Group):
     partitions: tuple[int, ...] = (1, 2, 4, 8)
     first_partition: int = 2
     # Numbers of chunks per rank that are tried for problems that leave this number open. If all data starts
-    # at one rank, or ends there, the last number is also doubled while that pays. Other collectives without
-    # sums are tried in more chunks after the search, if the chosen number is at least half of the last one.
+    # at one rank, or ends there, the last number is also doubled while that pays.
     counts: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 16)
     chunks_share: float = 0.3  # share of the time to try several numbers of chunks
     counts_only: int = 0  # 1: baselines, too, use only numbers of chunks in `counts`; 0: they use any number

@@ -1,4 +1,4 @@
-"""Baselines and list schedules in finer chunks than the search uses, if they finish sooner."""
+"""Problems in finer chunks, and baselines in finer chunks than the search uses, if they finish sooner."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from taccl._internal.caching import cached
 from taccl._internal.deadline import OutOfTime, busy_factor
 from taccl._internal.units import format_count, format_s
-from taccl.analysis.certificates.scopes import bound_over_all_chunkings
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
 from taccl.baselines.hub_mixes import soonest_plan
@@ -28,14 +27,11 @@ from taccl.baselines.spread import (
     sums_everywhere,
 )
 from taccl.baselines.table import num_arrivals, row_of
-from taccl.errors import InputError, NoSolutionError
+from taccl.errors import InputError
 from taccl.problem.making import make_problem
 from taccl.problem.problem import Problem
-from taccl.synthesis.bounding import no_bound
 from taccl.synthesis.proposers.balanced import balanced_schedule, cut_balanced
 from taccl.synthesis.proposers.competing import BY_ESTIMATE, for_baselines_s, left_out, made_of, tried_finer
-from taccl.synthesis.proposers.compiling import are_kept
-from taccl.synthesis.proposers.large import effort, schedule_large, suits
 from taccl.synthesis.search import Search
 from taccl.topology.recognise import grid_of
 
@@ -82,11 +78,6 @@ _HUBS_S_PER_TRANSFER, _HUBS_SHARE = 1e-5, 0.4
 #: Max transfers of a baseline that is tried in finer chunks. Recursive doubling of 64 chunks
 #: among 64 ranks has this many, in 6 steps.
 _CUT_TRANSFERS = 64 * 64 * 6
-
-#: `_FINER_TIMES`: multiples of the number of chunks that the compiled list scheduler tries at the end.
-#: `_LEAST_GAP`: it tries none if the gap over all chunkings is smaller.
-#: `_MOST_HOPS`: max number of pairs of a chunk and a link of a problem that it tries.
-_FINER_TIMES, _LEAST_GAP, _MOST_HOPS = (2, 3, 4, 6, 8), 0.002, 500_000
 
 #: `_CUT_VERIFY_S`: min seconds allowed to verify a baseline in finer chunks, even past the deadline.
 #: `_VERIFY_TRANSFER_S`: CPU seconds per transfer to verify such a baseline. This estimate includes the extra
@@ -328,47 +319,6 @@ def offer_cut(search: Search, until: Deadline) -> Search | None:
                 best, finish_us, producer = finer, found.finish_us, found.producer
     message = f"in finer chunks: {producer or 'none better'}{left_out(late)}"
     search.record("baselines", "taccl", "done", since, finish_us=finish_us, message=message)
-    return best
-
-
-def offer_listed(search: Search, until: Deadline) -> Search | None:
-    """Propose schedules of the compiled list scheduler in more chunks than were tried before.
-
-    Large copies fill links more evenly in more chunks. So do sums at one rank each, which are copies in
-    reversed time. Returns the search that holds the best schedule. Returns None if none is better, or if the
-    main search chose one of the smaller numbers of chunks. Returns None also if the gap over all chunkings is
-    below `_LEAST_GAP`.
-    """
-    suggesting, whole, since = search.parameters.suggesting, search.problem, time.monotonic()
-    found, every = search.earliest_search.best, bound_over_all_chunkings(no_bound(whole))
-    sums_spread = whole.collective.sums_up and max(map(len, whole.collective.destination_sets.sets)) > 1
-    if found is None or every is None or sums_spread or suggesting.counts_only:
-        return None
-    # The last search with a choice is the main one, whose number of chunks was chosen by the list scheduler.
-    chosen = next((each.problem for each in reversed(search.others) if each.choice), found.problem)
-    own, most = chosen.collective.chunks_per_rank, max(suggesting.counts)
-    if 2 * own < most or not suits(whole):
-        return None
-    best, finish_us, least_us = None, found.finish_us, (1 + _LEAST_GAP) * every.bound_us
-    numbers = [times * own for times in _FINER_TIMES if times * own > most]
-    if finish_us <= least_us or not numbers:
-        return None
-    if not are_kept(whole):
-        said = "in finer chunks: its kernels are not compiled"
-        search.record("greedy", "compiled", "skipped", since, message=said)
-        return None
-    with suppress(InputError, NoSolutionError), until.enforced():  # NoSolutionError includes OutOfTime
-        for number in numbers:
-            parts = number // whole.collective.chunks_per_rank
-            if finish_us <= least_us or parts > min(whole.chunk_bytes) or parts * effort(whole) > _MOST_HOPS:
-                break
-            made = schedule_large(
-                cut(whole, parts), merges=True, num_runs=1, seed=search.options.seed, deadline=until
-            )
-            if made.finish_us < finish_us:
-                best, finish_us = _search_for(search, made) or best, made.finish_us
-    message = "in finer chunks" if best is not None else "in finer chunks: none better"
-    search.record("greedy", "compiled", "done", since, finish_us=finish_us, message=message)
     return best
 
 

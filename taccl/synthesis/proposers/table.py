@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from taccl._internal.deadline import Deadline, busy_factor
+from taccl._internal.deadline import busy_factor
 from taccl._internal.units import format_s, format_us
 from taccl.baselines.servers import servers
 from taccl.baselines.table import BASELINES, row_of
@@ -33,7 +33,6 @@ from taccl.synthesis.proposers.finer import (
     offer_cut,
     offer_estimated,
     offer_hubs,
-    offer_listed,
 )
 from taccl.synthesis.proposers.large import effort
 from taccl.synthesis.proposers.ruin import ruin_and_recreate
@@ -166,18 +165,9 @@ def _finer_first(search: Search) -> Search | None:
 
 
 def _finer_last(search: Search) -> Search | None:
-    return offer_cut(search, _until_last(search))
-
-
-def _listed_finer(search: Search) -> Search | None:
-    return offer_listed(search, _until_last(search))
-
-
-def _until_last(search: Search) -> Deadline:
-    """Deadline of a proposer that looks for a schedule in finer chunks after the search."""
     left_s = search.deadline.left_s
     kept_s = reserve_s(search.problem, left_s, search.parameters.budget)
-    return search.deadline.sooner(min(left_s - kept_s, search.idle_s))
+    return offer_cut(search, search.deadline.sooner(min(left_s - kept_s, search.idle_s)))
 
 
 def _may_be_finer(search: Search) -> bool:
@@ -297,10 +287,6 @@ FIRST: tuple[Turn, ...] = (
 LAST: tuple[Turn, ...] = (
     Turn(OwnProposer("other baselines", _last_baselines), _competes_before, improves=True),
     Turn(OwnProposer("baselines in finer chunks", _finer_last), _may_be_finer, improves=True),
-)
-#: Proposers that run at the end even if the schedule is optimal for its number of chunks.
-IN_FINER_CHUNKS: tuple[Turn, ...] = (
-    Turn(OwnProposer("list scheduler in finer chunks", _listed_finer), _may_be_finer, improves=True),
 )
 #: The proposers for a whole problem, in order. Phases of a reduction are searched by `stages.STAGES`.
 PROPOSERS: tuple[Turn, ...] = (

@@ -1,7 +1,6 @@
 """Baselines in smaller chunks than those of the search."""
 
 from dataclasses import replace
-from fractions import Fraction
 from importlib import import_module
 
 import pytest
@@ -11,7 +10,6 @@ from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.analysis.certificates import scopes
 from taccl.baselines.hub_mixes import soonest_plan
 from taccl.synthesis.budget import run
-from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.proposers import competing, finer
 from taccl.synthesis.proposers.table import FIRST
 from taccl.synthesis.search import Options, Search
@@ -270,40 +268,3 @@ def test_a_baseline_in_finer_chunks_has_the_bound_that_was_found_before(monkeypa
     result = taccl.synthesize(problem, time_limit_s=AMPLE_S, parameters=BRIEF)
     assert result.schedule.problem.collective.chunks_per_rank > 1
     assert len(sought) == 1
-
-
-def test_copies_are_list_scheduled_in_more_chunks_than_were_tried():
-    """Pairs at opposite sides of a ring of six use both of its ways only if their data are cut."""
-    parameters = replace(DEFAULTS, suggesting=replace(DEFAULTS.suggesting, counts=(1,)))
-    ring = taccl.topologies.ring(6, alpha_us=1, bandwidth_gb_per_s=100)
-    problem = taccl.make_problem(ring, "alltoall", size_bytes=6 * 10**8)
-    search = Search(problem, Options(parameters=parameters), NEVER)
-    assert finer.offer_listed(search, NEVER) is None, "there is no schedule yet"
-    one = taccl.baselines.baseline("pairwise", problem.in_its_chunks)
-    search.offer_whole(one, producer=one.producer)
-    found = finer.offer_listed(search, NEVER)
-    assert found.problem.collective.chunks_per_rank % 2 == 0
-    assert found.best.finish < Fraction(95, 100) * one.finish
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finer, "are_kept", lambda problem: False)
-        assert finer.offer_listed(search, NEVER) is None
-    cold = search.stages[-1]
-    assert cold.status == "skipped" and cold.message == "in finer chunks: its kernels are not compiled"
-    few = replace(parameters, suggesting=replace(parameters.suggesting, counts_only=1))
-    assert finer.offer_listed(replace(search, options=Options(parameters=few)), NEVER) is None
-
-
-def test_sums_at_one_rank_are_list_scheduled_in_more_chunks_as_copies_are():
-    """A reduce is a broadcast in reversed time, and as fast in more chunks; an allreduce is left out."""
-    parameters = replace(DEFAULTS, suggesting=replace(DEFAULTS.suggesting, counts=(1,)))
-    ring, finish_us = taccl.topologies.ring(4, alpha_us=1, bandwidth_gb_per_s=100), {}
-    for name in ("broadcast", "reduce", "allreduce"):
-        problem = taccl.make_problem(ring, name, size_bytes=10**8)
-        search = Search(problem, Options(parameters=parameters), NEVER)
-        one = taccl.baselines.baseline("tree", problem.in_its_chunks)
-        search.offer_whole(one, producer=one.producer)
-        found = finer.offer_listed(search, NEVER)
-        finish_us[name] = None if found is None else found.best.finish_us
-        assert found is None or found.best.finish_us < 0.6 * one.finish_us
-    assert finish_us["reduce"] == pytest.approx(finish_us["broadcast"], rel=0.01)
-    assert finish_us["allreduce"] is None
