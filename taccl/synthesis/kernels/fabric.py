@@ -177,6 +177,13 @@ def most_merged(problem: Problem, least_share: float) -> Ints:
     return most
 
 
+def sharing_latency(fabric: Fabric, most_merged: Ints) -> Fabric:
+    """Fabric in which each chunk is charged only its share of the latency of a full merged send."""
+    slot = np.repeat(np.arange(fabric.num_slots), np.diff(fabric.hold_of))
+    own, hold = -(-fabric.own_alpha // most_merged), -(-fabric.hold_alpha // most_merged[slot])
+    return fabric._replace(own_alpha=own, hold_alpha=hold)
+
+
 def make_demand(collective: Collective, costs: Costs) -> Demand:
     """Arrays of the chunks of a collective without reductions.
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from taccl._internal.deadline import NEVER, Deadline
+from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.problem.costs import hold_columns, wide_links
 from taccl.schedule.columns import narrow
 from taccl.schedule.schedule import MANY, Schedule, make_schedule
 from taccl.synthesis.improve.improvement import improve_schedule, suits_improvement
-from taccl.synthesis.kernels.fabric import Demand, Fabric, most_merged, problem_arrays
+from taccl.synthesis.kernels.fabric import Demand, Fabric, most_merged, problem_arrays, sharing_latency
 from taccl.synthesis.kernels.limits import Limits, Sends
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.proposers.queues import routes_of, send_together
@@ -28,7 +28,7 @@ from taccl.synthesis.transforms.halves import Half, join, split
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from taccl.problem.problem import Problem
 
@@ -121,11 +121,11 @@ def _schedule_half(half: Half, behind: int, limit_s: float, limits: Limits, *, m
     with deadline.scope(_DOING[half.name], ahead=float(behind)):
         fabric, demand = problem_arrays(problem)
         is_masked = has_chunk_masks(problem)
-        spreading = partial(spread_masked, problem) if is_masked else spread
-        found = spreading(fabric, demand, limits)
+        search = partial(spread_masked, problem) if is_masked else spread
+        found = search(fabric, demand, limits)
         schedule = _schedule(problem, found, in_files=limits.spill_dir is not None)
         if merges:
-            schedule = _merged(problem, fabric, demand, found, limits)
+            schedule = _merged(problem, fabric, demand, found, search, limits)
         is_open = limits.num_runs is None and schedule.finish_ticks > limits.target_ticks
         is_over = deadline.has_passed or demand.target is not None
         if is_masked or not is_open or is_over or not suits_improvement(problem):
@@ -147,13 +147,35 @@ def _may_merge(problem: Problem, parameters: SearchParameters) -> bool:
     return arrivals <= _MOST_MERGED and bool((most_merged(problem, large.merging_share) > 1).any())
 
 
-def _merged(problem: Problem, fabric: Fabric, demand: Demand, found: Sends, limits: Limits) -> Schedule:
-    """Schedule of `found` with merged sends, if that finishes sooner; otherwise as it is."""
+def _merged(
+    problem: Problem,
+    fabric: Fabric,
+    demand: Demand,
+    found: Sends,
+    search: Callable[[Fabric, Demand, Limits], Sends],
+    limits: Limits,
+) -> Schedule:
+    """The best schedule with merged sends, if that finishes sooner; otherwise the schedule of `found`.
+
+    A second search charges each chunk only its share of the latency of a full merged send; its sends are
+    merged, too.
+    """
     most = most_merged(problem, limits.parameters.large.merging_share)[fabric.link]
-    routes, first = routes_of(fabric, demand.num_chunks, found)
-    urgent = urgent_hops(problem, fabric, demand, routes)
-    together = send_together(fabric, demand.units, replace(routes, urgent=urgent), first, most, limits)
-    if together is None or together.finish_ticks >= found.finish_ticks:
+    best, together, among = found, None, found
+    while True:
+        routes, first = routes_of(fabric, demand.num_chunks, among)
+        urgent = urgent_hops(problem, fabric, demand, routes)
+        merged = send_together(fabric, demand.units, replace(routes, urgent=urgent), first, most, limits)
+        if merged is not None and merged.finish_ticks < best.finish_ticks:
+            best = together = merged
+        is_over = (limits.until or limits.deadline).has_passed or best.finish_ticks <= limits.target_ticks
+        if among is not found or is_over:
+            break
+        try:
+            among = search(sharing_latency(fabric, most), demand, limits)
+        except OutOfTime:
+            break
+    if together is None:
         return _schedule(problem, found).in_order()
     _, group = np.unique([together.link, together.start], axis=1, return_inverse=True)
     return make_schedule(

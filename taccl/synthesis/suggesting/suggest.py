@@ -295,7 +295,7 @@ def compiled_schedule(
 
     None also if it is not compiled yet, and time does not suffice to compile it.
 
-    - `merges`: True to merge sends where the problem allows it.
+    - `merges`: True to merge sends where the problem allows it; a second run then charges less latency.
     """
     if not (suits(problem) and has_kernels(problem, options, give_up)):
         return None

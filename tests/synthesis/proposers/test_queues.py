@@ -315,6 +315,24 @@ def test_chunks_that_wait_for_a_link_are_merged():
     assert verify(together).ok
 
 
+def test_chunks_take_the_routes_that_merging_makes_short():
+    """Chunks take the routes that are shortest with merging.
+
+    Two of 4 chunks share a direct send of 8 + 2 us. The other two take a detour each, over two links of 5 us.
+    """
+    builder = TopologyBuilder("detours", [0] * 4)
+    link = builder.add_link(0, 1, alpha_us=8, beta_us_per_mb=1)
+    for src, dst in ((0, 2), (2, 1), (0, 3), (3, 1)):
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=5)
+    some = range(4)
+    four = collectives.custom(4, precondition={c: [0] for c in some}, postcondition={c: [1] for c in some})
+    clauses = Clauses(max_merge=4, merging=frozenset([link]))
+    problem = make_problem(builder.build(), four, chunk_bytes=MB, clauses=clauses)
+    alone, together = (schedule_large(problem, merges=merges) for merges in (False, True))
+    assert (alone.finish_us, together.finish_us) == (15, 10)
+    assert verify(together).ok
+
+
 def test_nothing_merges_where_latency_is_a_small_part():
     """Chunks of 1 GB with 1 us of latency are not merged, and the schedule stores no column of groups."""
     topology = through_rank_1(5)
