@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
-from taccl.measure.rows import is_complete, num_begun
+from taccl.errors import FormatError
+from taccl.measure.rows import is_broken, is_complete, num_begun
 
-#: Further part of a row that began on an earlier line.
-_REST = re.compile(r"\s*(?:[\d.eE+-]+|N/A|nan|inf)(?:\s+(?:[\d.eE+-]+|N/A|nan|inf))*\s*")
+#: Further part of a row that began on an earlier line; lines between the rows of a table have no figure.
+_REST = re.compile(r"(?=.*[\dNn])\s*(?:[\d.eE+-]+|N/A|nan|inf)(?:\s+(?:[\d.eE+-]+|N/A|nan|inf))*\s*")
 #: Min broken rows that show that the lines of a log are broken, not one row alone.
 _MIN_ROWS = 3
 
@@ -26,13 +27,30 @@ def whole_rows(lines: list[str]) -> list[str]:
         return lines
     width = max(len(lines[place]) for place in broken)
     glue = max(("", " "), key=lambda each: sum(is_complete(_joined(lines, at, width, each)) for at in broken))
+    kept = {at for at in broken if _stands_alone(lines[at], _joined(lines, at, width, glue))}
+    if len(broken) - len(kept) < max(_MIN_ROWS, len(kept)):
+        return lines
     made, place = list(lines), 0
     while place < len(lines):
-        end = _end(lines, place, width) if len(lines[place]) == width or place in broken else place + 1
+        is_part = place not in kept and (len(lines[place]) == width or place in broken)
+        end = _end(lines, place, width) if is_part else place + 1
         if end > place + 1:
             made[place:end] = [_joined(lines, place, width, glue), *[""] * (end - place - 1)]
         place = end
     return made
+
+
+def _stands_alone(line: str, joined: str) -> bool:
+    """True for a row of nccl-tests that the lines after it do not complete.
+
+    Programs may print numbers of their own below each row.
+    """
+    try:
+        if is_broken(line):
+            return False
+    except FormatError:
+        return True
+    return len(joined.split()) == len(line.split()) or not is_complete(joined)
 
 
 def _end(lines: list[str], start: int, width: int) -> int:

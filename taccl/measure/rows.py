@@ -20,9 +20,10 @@ _LABEL = re.compile(r"\[\d+(?:,\d+)?\](?:<std(?:out|err)>:)?(?=\D)")
 #: Characters that web pages, lists and quotes put between cells; spaces replace them.
 _BETWEEN = str.maketrans("\u00a0|\"',;", "      ")
 #: `_DECIMAL_COMMA`: number of a locale whose decimal mark is a comma. `_GROUPED`: number with commas between
-#: thousands. Both stand between spaces.
+#: thousands. Both stand between spaces. `_COMMA_CELLS`: line whose commas are between cells.
 _DECIMAL_COMMA = re.compile(r"(?<!\S)(\d{1,18}),(\d{1,4})(?!\S)")
 _GROUPED = re.compile(r"(?<!\S)\d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\S)")
+_COMMA_CELLS = re.compile(r",\s|\s,|^\s*[\d,.]+(?:\s+\D*)?$")
 #: Row of nccl-tests: size, count, type, optional reduction and root, times and bandwidths.
 #: Launchers' prefixes (``0:``, ``[1,0]<stdout>:``, a time, a name), remarks and time stamps are skipped.
 #: Words after the figures are skipped as well: rccl-tests prints the algorithm and the protocol there.
@@ -200,12 +201,17 @@ def _spaced(line: str) -> str:
 
 
 def with_points(line: str) -> str:
-    """The line without commas between thousands, or with points in place of decimal commas."""
-    if "," not in line:
+    """The line without commas between thousands, or with points in place of decimal commas.
+
+    Three digits after each comma may be thousands as well as decimals; such a line is returned as it is.
+    """
+    if "," not in line or _COMMA_CELLS.search(line):
         return line
     if re.search(r"\d\.\d", line):
         return _GROUPED.sub(lambda found: found[0].replace(",", ""), line)
-    return _DECIMAL_COMMA.sub(r"\1.\2", line) if len(_DECIMAL_COMMA.findall(line)) > 1 else line
+    decimals = [found[2] for found in _DECIMAL_COMMA.finditer(line)]
+    is_clear = len(decimals) > 1 and any(len(each) != 3 for each in decimals)
+    return _DECIMAL_COMMA.sub(r"\1.\2", line) if is_clear else line
 
 
 def num_begun(line: str) -> int:

@@ -97,6 +97,15 @@ def test_broken_lines_are_joined(read, width, is_cut_in_words):
     assert (found.series[0].collective, found.left_out, found.notes) == ("allreduce", (), ())
 
 
+@pytest.mark.parametrize("below", ["-" * 90, "+-----+-----+", "7", "1.5 2.5"])
+def test_lines_below_whole_rows_are_not_joined(read, below):
+    """Lines of a table and numbers that another program prints below each row are no part of it."""
+    whole = table()
+    lines = [f"{line}\n{below}" if "float" in line else line for line in whole.splitlines()]
+    found = read("\n".join([*lines, "# done"]))
+    assert (found.series, found.left_out, found.notes) == (read(whole).series, (), ())
+
+
 def test_two_rows_on_a_line_are_left_out(read):
     """Two logs side by side are not one row of more figures."""
     row = "  67108864  16777216  float  sum  -1  1234.5  54.36  95.13  0  1234.5  54.36  95.13  0"

@@ -657,3 +657,13 @@ def test_matrices_of_pages_and_other_locales_are_read(tmp_path):
         assert format_of_content(path).name == "pair-matrix"
         rates = load_probe(path).bandwidth_gb_per_s
         assert {rate for rate in rates[~np.eye(len(rates), dtype=bool)]} == {24.5}
+
+
+def test_commas_between_cells_or_thousands_are_no_decimal_commas(tmp_path):
+    """Cells of three digits between commas stay apart, and 12,500 MB/s are not read as 12.5 MB/s."""
+    path = tmp_path / "pairs.csv"
+    path.write_text("GB/s,a,b,c\na,0,100,200.5\nb,100,0,150\nc,200.5,150,0\n")
+    assert load_probe(path).bandwidth_gb_per_s[0, 1:].tolist() == [100, 200.5]
+    path.write_text("MB/s a b c\na 0 12,500 12,480\nb 12,500 0 12,470\nc 12,480 12,470 0\n")
+    with pytest.raises(FormatError, match="found 2 entries"):
+        load_probe(path)

@@ -27,12 +27,11 @@ def unwrapped(lines: list[str]) -> list[str]:
     """Lines of a matrix whose long lines a terminal or a mail broke, each made whole, above empty lines."""
     words = [line.strip() for line in lines]
     first = next((i for i, line in enumerate(words) if _FIRST_ROW.match(line)), 0)
-    start = first
-    while start and words[start - 1] and _HEAD.fullmatch(words[start - 1]):
-        start -= 1
-    while start < first and not words[start].startswith("GPU"):
-        start += 1
-    if first - start < 2:
+    # The header begins with the first GPU; a title may stand above it.
+    begins = re.compile(rf"{words[first].split()[0] if words[first] else 'GPU'}(?!\d)")
+    above = range(first - 1, -1, -1)
+    start = next((i for i in above if begins.match(words[i]) or not _HEAD.fullmatch(words[i])), first)
+    if first - start < 2 or not begins.match(words[start]):
         return lines
     end = next((i for i in range(first, len(lines)) if not words[i]), len(lines))
     width = max(map(len, lines[start:end]))

@@ -508,6 +508,13 @@ def test_broken_lines_are_joined(tmp_path, width, is_cut_in_words):
     assert any("broken into several" in each for each in topology.assumed)
 
 
+def test_a_title_is_no_part_of_the_header(tmp_path):
+    """A line of words above the matrix stays apart from its header."""
+    path = tmp_path / "square.txt"
+    path.write_text(f"GPU topology of node1\n{SQUARE.read_text()}")
+    assert load_quietly(path).links == load_quietly(SQUARE).links
+
+
 def test_a_row_without_a_column_is_refused(tmp_path):
     """A header that lacks a column would lose a NIC."""
     path = _write(tmp_path, "GPU0 X PIX 0-7 0", "NIC0 PIX X", "NIC1 SYS SYS", columns=["GPU0", "NIC0"])
