@@ -127,9 +127,11 @@ def soonest_mix(problem: Problem, dims: Dimensions, until: Deadline = NEVER) -> 
     if any(each.kind != "line" and each.size > 2 for each in dims):
         return None
     best: HubMix | None = None
-    for mixed in _mixes_of(problem.topology, dims, sum(problem.chunk_bytes)).soonest(until):
+    for mixed in reversed(_mixes_of(problem.topology, dims, sum(problem.chunk_bytes)).soonest(until)):
+        if best is not None and best.finish_us < _PAYS * mixed.finish_us:
+            break
         mix = _rounded(problem, dims, mixed.plans, mixed.shares)
-        if mix is not None and (best is None or mix.finish_us < _PAYS * best.finish_us):
+        if mix is not None and (best is None or _PAYS * mix.finish_us <= best.finish_us):
             best = mix
     return best
 
@@ -229,12 +231,14 @@ def _rounded(problem: Problem, dims: Dimensions, plans: MeshPlans, weights: Floa
     best, least_transfers = None, 0
     num_bytes, num_images = sum(problem.chunk_bytes), len(images(dims))
     us = _us_of_classes(problem.topology, dims, num_bytes)
+    num_copies: dict[int, int] = {}
     for shares in _SHARES:
         counts, finish_us = _divided(plans.loads, weights, us, shares)
         numbers = []
         for j in np.flatnonzero(counts).tolist():
-            copies = distinct_images(dims, plans.plans[j].sends(dims))
-            numbers.append((plans.plans[j], int(counts[j]) * num_images // len(copies)))
+            if j not in num_copies:
+                num_copies[j] = len(distinct_images(dims, plans.plans[j].sends(dims)))
+            numbers.append((plans.plans[j], int(counts[j]) * num_images // num_copies[j]))
         least = math.gcd(*(number for _, number in numbers))
         mix = HubMix(tuple((plan, number // least) for plan, number in numbers), dims, finish_us)
         chunks = math.lcm(problem.collective.num_chunks, mix.num_parts)

@@ -250,6 +250,7 @@ def offer_hubs(search: Search) -> Search | None:
     until = search.deadline.sooner(for_baselines_s(search.deadline, share))
     with suppress(OutOfTime), until.enforced():
         plan = soonest_plan(problem, dims, until=until.sooner(_HUBS_SHARE * until.left_s))
+    until = search.deadline.sooner(for_baselines_s(search.deadline, share))
     if plan is None or plan.estimated_us(problem) >= search.earliest_us:
         return None
     parts = plan.parts_per_chunk(problem)
